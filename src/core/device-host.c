@@ -135,28 +135,24 @@ static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const ui
 
 /* ---- boxes ---- */
 
-static void copy_or_zero(const colo_box_t *dst, const colo_box_t *src, size_t elem_size)
+static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                              size_t elem_size, colo_stream_t stream)
 {
     static const uint64_t zero = 0; /* one element, everywhere */
-    colo_box_t from = *src;
-    if (!from.data)
-        from = (colo_box_t){(void *)&zero, {src->extent[0], src->extent[1], src->extent[2]}, {0}};
-    colo_box_copy_host(dst, &from, elem_size);
+    for (int64_t i = 0; i < n; i++) {
+        colo_box_t from = src[i];
+        if (!from.data)
+            from =
+                (colo_box_t){(void *)&zero, {from.extent[0], from.extent[1], from.extent[2]}, {0}};
+        colo_box_copy_host(&dst[i], &from, elem_size);
+    }
+    return COLO_OK;
 }
 
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
                               colo_stream_t stream)
 {
-    copy_or_zero(dst, src, elem_size);
-    return COLO_OK;
-}
-
-static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
-                              size_t elem_size, colo_stream_t stream)
-{
-    for (int64_t i = 0; i < n; i++)
-        copy_or_zero(&dst[i], &src[i], elem_size);
-    return COLO_OK;
+    return box_list(dst, src, 1, elem_size, stream);
 }
 
 /* One row; ascending, so that @to may be @from. */

@@ -152,7 +152,7 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
                  "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
                  "] with contiguous columns",
                  what, (int)tensor->ndim, colo_tensor_count(tensor), seq->batch, cols);
-    return colo_loss_i_check_like(tensor, local, what, "elements are");
+    return colo_loss_i_check_in(tensor, local->mem, local->device, what, "elements are");
 }
 
 static colo_status_t check_device(const colo_sequence_t *seq, colo_mem_t mem)

@@ -149,11 +149,13 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                      (int)colo_comm_size(group));
 }
 
-colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
-                                    const char *what, const char *other)
+colo_status_t colo_loss_i_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
+                                   const char *what, const char *other)
 {
-    return colo_fail(COLO_ERR_ARG, "%s: memory kind %d on device %d, the %s kind %d on device %d",
-                     what, (int)tensor->mem, (int)tensor->device, other, (int)mem, (int)device);
+    COLO_FAIL_IF(tensor->mem != mem || (mem == COLO_CUDA && tensor->device != device), COLO_ERR_ARG,
+                 "%s: memory kind %d on device %d, the %s kind %d on device %d", what,
+                 (int)tensor->mem, (int)tensor->device, other, (int)mem, (int)device);
+    return COLO_OK;
 }
 
 colo_status_t colo_loss_i_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype,
@@ -194,18 +196,10 @@ colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *config,
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_like(const colo_tensor_t *tensor, const colo_tensor_t *like,
-                                     const char *what, const char *other)
-{
-    return tensor->mem == like->mem && tensor->device == like->device
-               ? COLO_OK
-               : colo_loss_i_elsewhere(tensor, like->mem, like->device, what, other);
-}
-
 colo_status_t colo_loss_i_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
                                        const char *what)
 {
-    return colo_loss_i_check_like(tensor, logits, what, "logits are");
+    return colo_loss_i_check_in(tensor, logits->mem, logits->device, what, "logits are");
 }
 
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits)

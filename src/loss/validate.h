@@ -23,12 +23,9 @@ colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *save
 /* In the same memory as the logits */
 colo_status_t colo_loss_i_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
                                        const char *what);
-/* As check_memory, of another tensor: "the @other kind" */
-colo_status_t colo_loss_i_check_like(const colo_tensor_t *tensor, const colo_tensor_t *like,
-                                     const char *what, const char *other);
-/* The error of that */
-colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
-                                    const char *what, const char *other);
+/* In memory @mem, of a GPU on @device: "the @other kind" */
+colo_status_t colo_loss_i_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
+                                   const char *what, const char *other);
 colo_status_t colo_loss_i_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype,
                                    const char *what);
 /* [@count] of @dtype, @as the logits' rows; @count -1: any */

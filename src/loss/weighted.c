@@ -47,7 +47,7 @@ static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *val
                  COLO_ERR_SHAPE,
                  "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous", what,
                  (int)t->ndim, colo_tensor_count(t), values->shape[0]);
-    return colo_loss_i_check_like(t, values, what, "values are");
+    return colo_loss_i_check_in(t, values->mem, values->device, what, "values are");
 }
 
 static colo_status_t check_like(const colo_tensor_t *t, const colo_tensor_t *values,

@@ -124,9 +124,7 @@ static colo_status_t check_place(const colo_linear_logprob_t *linear, const colo
                                  const char *what)
 {
     const colo_lm_head_config_t *head = colo_lm_head_config(linear->head);
-    if (tensor->mem != head->mem || (tensor->mem == COLO_CUDA && tensor->device != head->device))
-        return colo_loss_i_elsewhere(tensor, head->mem, head->device, what, "head is");
-    return COLO_OK;
+    return colo_loss_i_check_in(tensor, head->mem, head->device, what, "head is");
 }
 
 /* [@rows, H] of the head's dtype; @rows < 0: any */

@@ -69,15 +69,6 @@ static void add_fields(colo_fields_t *fields, const colo_lm_head_config_t *confi
                     config->partition == COLO_LM_HEAD_FLAT ? "flat" : "rows");
 }
 
-static colo_status_t open_ops(const colo_lm_head_config_t *given, colo_lm_head_config_t *own,
-                              const colo_ops_t **ops, const colo_loss_ops_t **loss)
-{
-    COLO_TRY(COLO_SIZED_READ(own, given, mem, "lm_head: config", "COLO_LM_HEAD_CONFIG_INIT"));
-    COLO_TRY(check_config(own));
-    COLO_TRY(colo_ops_for(own->mem, ops));
-    return colo_loss_ops_for(own->mem, loss);
-}
-
 static colo_status_t check_group(const colo_lm_head_config_t *config, const colo_comm_t *group)
 {
     colo_tensor_t like = {.mem = config->mem, .device = config->device};
@@ -90,34 +81,32 @@ static colo_status_t check_group(const colo_lm_head_config_t *config, const colo
     return group ? colo_loss_i_check_place(&like, group, "lm_head") : COLO_OK;
 }
 
+static colo_status_t open_head(const colo_lm_head_config_t *given, const colo_comm_t *group,
+                               colo_lm_head_t **made)
+{
+    colo_lm_head_t *head = *made = calloc(1, sizeof *head);
+    COLO_FAIL_IF(!head, COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *head);
+    head->config = (colo_lm_head_config_t){COLO_LM_HEAD_CONFIG_INIT};
+    COLO_TRY(
+        COLO_SIZED_READ(&head->config, given, mem, "lm_head: config", "COLO_LM_HEAD_CONFIG_INIT"));
+    COLO_TRY(check_config(&head->config));
+    COLO_TRY(colo_ops_for(head->config.mem, &head->ops));
+    COLO_TRY(colo_loss_ops_for(head->config.mem, &head->loss));
+    COLO_TRY(check_group(&head->config, group));
+    return head->ops->stream_create(EVENTS, &head->aux);
+}
+
 colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_config_t *config,
                                   colo_comm_t *group)
 {
     COLO_RANGE();
-    const colo_ops_t *ops = NULL;
-    const colo_loss_ops_t *loss = NULL;
     colo_lm_head_t *made = NULL;
-    colo_lm_head_config_t own = {COLO_LM_HEAD_CONFIG_INIT};
-    colo_status_t st = head ? open_ops(config, &own, &ops, &loss)
-                            : colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    config = &own;
-    if (st == COLO_OK)
-        st = check_group(config, group);
-    if (st == COLO_OK) {
-        made = calloc(1, sizeof *made);
-        if (!made)
-            st = colo_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *made);
-    }
-    if (st == COLO_OK) {
-        made->config = *config;
-        made->ops = ops;
-        made->loss = loss;
-        st = ops->stream_create(EVENTS, &made->aux);
-    }
+    colo_status_t st =
+        head ? open_head(config, group, &made) : colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
     if (group && colo_comm_size(group) > 1) {
         colo_fields_t fields = {COLO_FIELDS_INIT};
         if (st == COLO_OK)
-            add_fields(&fields, config);
+            add_fields(&fields, &made->config);
         if (colo_comm_check_level(group) >= 1)
             st = colo_comm_i_agree_fields(group, "lm_head create", &fields, st);
         else if (st < 0)
@@ -127,6 +116,7 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
         colo_lm_head_destroy(&made);
         return st;
     }
+    config = &made->config;
     made->group = group;
     made->count = config->rows;
     made->state = COLO_LM_HEAD_AVAILABLE;
@@ -216,11 +206,7 @@ colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tenso
                  COLO_ERR_SHAPE,
                  "%s: rows of %" PRId64 " elements are %" PRId64 " apart and overlap", what,
                  tensor->shape[1], tensor->stride[0]);
-    if (tensor->mem != head->config.mem ||
-        (tensor->mem == COLO_CUDA && tensor->device != head->config.device))
-        return colo_loss_i_elsewhere(tensor, head->config.mem, head->config.device, what,
-                                     "head is");
-    return COLO_OK;
+    return colo_loss_i_check_in(tensor, head->config.mem, head->config.device, what, "head is");
 }
 
 colo_status_t colo_head_check_has_bias(const colo_lm_head_t *head, const colo_tensor_t *bias,
