@@ -158,6 +158,14 @@ static int32_t align_of(const struct call *call, const void *pointer)
     return low == 0 || low > most ? (int32_t)most : (int32_t)low;
 }
 
+/* The first failure, to return */
+#define LT_TRY(expr)                           \
+    do {                                       \
+        const cublasStatus_t result_ = (expr); \
+        if (result_ != CUBLAS_STATUS_SUCCESS)  \
+            return result_;                    \
+    } while (0)
+
 struct descs {
     cublasLtMatmulDescOpaque_t op;
     cublasLtMatrixLayoutOpaque_t a, b, d;
@@ -172,36 +180,30 @@ static cublasStatus_t describe(const colo_product_t *product, const struct call 
                   bias_type = type_of(call->a->dtype), device = CUBLASLT_POINTER_MODE_DEVICE;
     const int64_t am = call->ta ? call->k : call->m, an = call->ta ? call->m : call->k,
                   bm = call->tb ? call->n : call->k, bn = call->tb ? call->k : call->n;
-    cublasStatus_t result =
-        lib->desc_init(&descs->op, sizeof descs->op, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                       wide ? CUDA_R_64F : CUDA_R_32F);
-    if (!result && call->ta)
-        result = lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t);
-    if (!result && call->tb)
-        result = lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSB, &t, sizeof t);
-    if (!result && call->scale)
-        result =
-            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &device, sizeof device);
-    if (!result && call->bias) {
-        result =
-            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-        if (!result)
-            result =
-                lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-        if (!result)
-            result = lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
-                                   sizeof bias_type);
+    LT_TRY(lib->desc_init(&descs->op, sizeof descs->op,
+                          wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                          wide ? CUDA_R_64F : CUDA_R_32F));
+    if (call->ta)
+        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t));
+    if (call->tb)
+        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSB, &t, sizeof t));
+    if (call->scale)
+        LT_TRY(
+            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &device, sizeof device));
+    if (call->bias) {
+        LT_TRY(
+            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
+                             sizeof bias_type));
     }
-    if (!result)
-        result = lib->layout_init(&descs->a, sizeof descs->a, type_of(call->a->dtype), (uint64_t)am,
-                                  (uint64_t)an, ld_of(call->a, am));
-    if (!result)
-        result = lib->layout_init(&descs->b, sizeof descs->b, type_of(call->b->dtype), (uint64_t)bm,
-                                  (uint64_t)bn, ld_of(call->b, bm));
-    if (!result)
-        result = lib->layout_init(&descs->d, sizeof descs->d, type_of(call->d->dtype),
-                                  (uint64_t)call->m, (uint64_t)call->n, ld_of(call->d, call->m));
-    return result;
+    LT_TRY(lib->layout_init(&descs->a, sizeof descs->a, type_of(call->a->dtype), (uint64_t)am,
+                            (uint64_t)an, ld_of(call->a, am)));
+    LT_TRY(lib->layout_init(&descs->b, sizeof descs->b, type_of(call->b->dtype), (uint64_t)bm,
+                            (uint64_t)bn, ld_of(call->b, bm)));
+    LT_TRY(lib->layout_init(&descs->d, sizeof descs->d, type_of(call->d->dtype), (uint64_t)call->m,
+                            (uint64_t)call->n, ld_of(call->d, call->m)));
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 /* The first kernel that does @call. Parts of a 16-bit result are added up before they are rounded;
@@ -222,27 +224,17 @@ static cublasStatus_t ask(const colo_product_t *product, const struct call *call
                    b = (uint32_t)align_of(call, call->b->data),
                    d = (uint32_t)align_of(call, call->d->data);
     const colo_cublas_t *lib = product->lib;
-    cublasStatus_t result = describe(product, call, bias, &descs);
-    if (!result)
-        result = lib->pref_init(&pref, sizeof pref);
-    if (!result)
-        result =
-            lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-    if (!result)
-        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
-                               sizeof scheme);
-    if (!result)
-        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a, sizeof a);
-    if (!result)
-        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b, sizeof b);
-    if (!result)
-        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d, sizeof d);
-    if (!result)
-        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d, sizeof d);
-    if (result)
-        return result;
-    result = lib->heuristic(product->handle, &descs.op, &descs.a, &descs.b, &descs.d, &descs.d,
-                            &pref, 1, found, &n);
+    LT_TRY(describe(product, call, bias, &descs));
+    LT_TRY(lib->pref_init(&pref, sizeof pref));
+    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    LT_TRY(
+        lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme, sizeof scheme));
+    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a, sizeof a));
+    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b, sizeof b));
+    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d, sizeof d));
+    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d, sizeof d));
+    const cublasStatus_t result = lib->heuristic(product->handle, &descs.op, &descs.a, &descs.b,
+                                                 &descs.d, &descs.d, &pref, 1, found, &n);
     *none = result != CUBLAS_STATUS_SUCCESS || n == 0 || found[0].state != CUBLAS_STATUS_SUCCESS;
     if (!*none)
         *algo = found[0].algo;
@@ -296,10 +288,8 @@ static cublasStatus_t choose(colo_product_t *product, const struct colo_linear_g
         usual.b = &z;
     usual.n = k.n;
     usual.k = k.k;
-    cublasStatus_t result = ask(product, &usual, bias,
-                                gemm->product == COLO_LINEAR_D_WEIGHT && !gemm->pinned, algo, none);
-    if (result)
-        return result;
+    LT_TRY(ask(product, &usual, bias, gemm->product == COLO_LINEAR_D_WEIGHT && !gemm->pinned, algo,
+               none));
     int32_t entry = product->next++ % CACHE;
     product->used = product->used < CACHE ? product->used + 1 : CACHE;
     product->cache[entry].key = k;
