@@ -49,8 +49,8 @@ static colo_status_t find_path(const char *name, char *path, size_t cap)
     int n = snprintf(path, cap, "%.*s%slibcolobridge-%s.so", end ? (int)(end - dir) : 0, dir,
                      end ? "/" : "", name);
     COLO_FAIL_IF(n < 0 || (size_t)n >= cap, COLO_ERR_UNBUILT,
-                 "backend '%s': its path has %d bytes, expected at most %zu; install the "
-                 "library in another folder",
+                 "backend '%s': its path has %d bytes, expected at most %zu; install the library "
+                 "in another folder",
                  name, n, cap - 1);
     return COLO_OK;
 }
@@ -58,22 +58,21 @@ static colo_status_t find_path(const char *name, char *path, size_t cap)
 static colo_status_t vet(const char *name, const char *path, const colo_backend_t *backend)
 {
     COLO_FAIL_IF(backend->abi != COLO_BACKEND_ABI, COLO_ERR_UNBUILT,
-                 "backend '%s': %s has interface %u, this library %s has %u; install both "
-                 "from the same build",
+                 "backend '%s': %s has interface %u, this library %s has %u; install both from the "
+                 "same build",
                  name, path, (unsigned)backend->abi, colo_version(), COLO_BACKEND_ABI);
     COLO_FAIL_IF(backend->version != colo_version_number(), COLO_ERR_UNBUILT,
-                 "backend '%s': %s was built for version %u.%u.%u, this library is %s; "
-                 "install both from the same build",
+                 "backend '%s': %s was built for version %u.%u.%u, this library is %s; install "
+                 "both from the same build",
                  name, path, (unsigned)(backend->version >> 16),
                  (unsigned)(backend->version >> 8 & 0xff), (unsigned)(backend->version & 0xff),
                  colo_version());
     COLO_FAIL_IF(!backend->name || strcmp(backend->name, name) != 0, COLO_ERR_UNBUILT,
-                 "backend '%s': %s says it is '%.16s'; the file has been renamed, install "
-                 "it again",
+                 "backend '%s': %s says it is '%.16s'; the file has been renamed, install it again",
                  name, path, backend->name ? backend->name : "");
     COLO_FAIL_IF(backend->comm && backend->comm->abi != COLO_COMM_ABI, COLO_ERR_UNBUILT,
-                 "backend '%s': %s has communicator interface %u, this library has %u; "
-                 "install both from the same build",
+                 "backend '%s': %s has communicator interface %u, this library has %u; install "
+                 "both from the same build",
                  name, path, (unsigned)backend->comm->abi, COLO_COMM_ABI);
     if (backend->fail != colo_fail) {
         Dl_info its, ours;
@@ -107,11 +106,10 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
                      "backend '%s': %s was built for another version than this library %s "
                      "(%.400s); install both from the same build",
                      name, path, colo_version(), why);
-        return colo_fail(
-            COLO_ERR_UNBUILT,
-            "backend '%s' could not be loaded (%.400s); build it with -D%s=enabled, or "
-            "set COLO_BACKEND_DIR to the folder of libcolobridge-%s.so",
-            name, why ? why : path, name, name);
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s' could not be loaded (%.400s); build it with -D%s=enabled, "
+                         "or set COLO_BACKEND_DIR to the folder of libcolobridge-%s.so",
+                         name, why ? why : path, name, name);
     }
     const colo_backend_t *found = dlsym(so, COLO_BACKEND_SYMBOL);
     colo_status_t st =

@@ -37,10 +37,9 @@ static const struct row {
                   "deadline of every wait for another rank, in milliseconds"},
      .lo = 1,
      .hi = COLO_TIMEOUT_MAX},
-    {.variable =
-         {"COLO_CHECK", "1",
-          "0 local checks only; 1 also agreement at create; 2 also a fingerprint before every "
-          "operation and the verification of declared preconditions"},
+    {.variable = {"COLO_CHECK", "1",
+                  "0 local checks only; 1 also agreement at create; 2 also a fingerprint before "
+                  "every operation and the verification of declared preconditions"},
      .lo = 0,
      .hi = 2},
     {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
@@ -49,16 +48,14 @@ static const struct row {
                   "folder of libcolobridge-*.so; empty: next to libcolobridge.so"},
      .open = "a folder",
      .part = ""},
-    {.variable =
-         {"COLO_NODE", "",
-          "node of this process, or of each rank (0,0,1,1), beyond which no GPU memory is reached; "
-          "empty: the host, by boot id and name"},
+    {.variable = {"COLO_NODE", "",
+                  "node of this process, or of each rank (0,0,1,1), beyond which no GPU memory is "
+                  "reached; empty: the host, by boot id and name"},
      .open = "any text",
      .part = ""},
-    {.variable =
-         {"COLO_FLIGHT_RECORDER", "",
-          "after a failure each rank writes its last operations as JSON into the file of this name "
-          "and its number, for `python -m colobridge flight`; empty: no file"},
+    {.variable = {"COLO_FLIGHT_RECORDER", "",
+                  "after a failure each rank writes its last operations as JSON into the file of "
+                  "this name and its number, for `python -m colobridge flight`; empty: no file"},
      .open = "the beginning of a path, in a folder to which this process can write",
      .part = "",
      .is_path = true},
@@ -67,11 +64,10 @@ static const struct row {
                   "when a communicator is made"},
      .lo = 0,
      .hi = 1},
-    {.variable =
-         {"COLO_TRANSPORT", "auto",
-          "bridges between GPUs: auto is peers' memory where it is registered and reachable, "
-          "else NCCL; nccl and peer insist; ucx: processes use UCX, also on one host unless "
-          "COLO_NODE puts them on one node"},
+    {.variable = {"COLO_TRANSPORT", "auto",
+                  "bridges between GPUs: auto is peers' memory where it is registered and "
+                  "reachable, else NCCL; nccl and peer insist; ucx: processes use UCX, also on one "
+                  "host unless COLO_NODE puts them on one node"},
      .words = {"auto", "nccl", "peer", "ucx"}},
     {.variable =
          {"COLO_PEER_BLOCKS", "0",
@@ -81,8 +77,8 @@ static const struct row {
      .hi = 1024},
     {.variable =
          {"COLO_GEMM", "auto",
-          "products of the lm_head in host memory: auto is a CBLAS where one is found, else "
-          "loops; cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
+          "products of the lm_head in host memory: auto is a CBLAS where one is found, else loops; "
+          "cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
      .words = {"auto", "cblas", "loops"},
      .open = "the name of a library (libmkl_rt.so.2)",
      .part = ".so"},

@@ -18,13 +18,12 @@ colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const c
 {
     const size_t unit = sizeof found; /* members end there: none is read in half */
     COLO_FAIL_IF(found > whole, COLO_ERR_ARG,
-                 "%s.struct_size is %zu, expected at most %zu, which is all that version "
-                 "%s of the library knows: the program was compiled with a newer header; "
-                 "load the library of that header, or compile the program again",
+                 "%s.struct_size is %zu, expected at most %zu, which is all that version %s of the "
+                 "library knows: the program was compiled with a newer header; load the library of "
+                 "that header, or compile the program again",
                  what, found, whole, colo_version());
     COLO_FAIL_IF(found < least || found % unit, COLO_ERR_ARG,
-                 "%s.struct_size is %zu, expected a multiple of %zu from %zu to %zu; start "
-                 "from %s",
+                 "%s.struct_size is %zu, expected a multiple of %zu from %zu to %zu; start from %s",
                  what, found, unit, (least + unit - 1) / unit * unit, whole, init);
     return COLO_OK;
 }

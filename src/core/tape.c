@@ -196,8 +196,7 @@ static colo_status_t check_record(const colo_tape_t *tape, const colo_tape_recor
     COLO_TRY(colo_tape_check_open(tape, "record"));
     COLO_FAIL_IF(!record->name, COLO_ERR_ARG, "record: name is NULL");
     COLO_FAIL_IF(record->nin < 0 || record->nout < 1 || record->nsaved < 0, COLO_ERR_ARG,
-                 "record '%s': %d inputs, %d outputs, %d saved tensors, expected >= 0, "
-                 ">= 1, >= 0",
+                 "record '%s': %d inputs, %d outputs, %d saved tensors, expected >= 0, >= 1, >= 0",
                  record->name, (int)record->nin, (int)record->nout, (int)record->nsaved);
     COLO_FAIL_IF((record->nin && !record->in) || !record->out || !record->out_values ||
                      (record->nsaved && !record->saved) || !record->backward,

@@ -82,8 +82,7 @@ colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, co
     if (error != cudaSuccess)
         return colo_cuda_report(error, what);
     COLO_FAIL_IF(attributes.type == cudaMemoryTypeUnregistered, COLO_ERR_ARG,
-                 "%s: %p is host memory that CUDA does not know, expected memory "
-                 "of device %d",
+                 "%s: %p is host memory that CUDA does not know, expected memory of device %d",
                  what, pointer, (int)queries->device);
     COLO_FAIL_IF(attributes.type == cudaMemoryTypeDevice && attributes.device != queries->device,
                  COLO_ERR_ARG, "%s: %p is memory of device %d, the current device is %d", what,
@@ -449,10 +448,10 @@ static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stre
         for (int32_t k = 0; fits && k < sum->n; k++)
             fits = (unsigned)sum->from_dtype[k] <= COLO_F16 &&
                    (sum->from_dtype[k] == COLO_F64) == (sum->dtype == COLO_F64);
-        COLO_FAIL_IF(!fits, COLO_ERR_ARG,
-                     "sum: %d addends into dtype %d, expected 1..%d of bf16, f16 and f32, or "
-                     "of f64 alone",
-                     (int)sum->n, (int)sum->dtype, COLO_MAX_ADDENDS);
+        COLO_FAIL_IF(
+            !fits, COLO_ERR_ARG,
+            "sum: %d addends into dtype %d, expected 1..%d of bf16, f16 and f32, or of f64 alone",
+            (int)sum->n, (int)sum->dtype, COLO_MAX_ADDENDS);
         if (i == 0 && !is_empty(&sum->to)) {
             COLO_TRY(colo_cuda_pointer(&queries, sum->to.data, "sum: destination"));
             COLO_TRY(colo_cuda_pointer(&queries, sum->from[0].data, "sum: addend"));
@@ -468,8 +467,7 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
     COLO_FAIL_IF((dtype != COLO_BF16 && dtype != COLO_F16) ||
                      (to_dtype != COLO_F32 && to_dtype != dtype),
                  COLO_ERR_ARG,
-                 "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
-                 "into it or f32",
+                 "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, into it or f32",
                  (int)dtype, (int)to_dtype);
     if (n == 0)
         return COLO_OK;

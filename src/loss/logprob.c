@@ -104,8 +104,7 @@ static colo_status_t check_upstream(const colo_logprob_config_t *config,
                                     const colo_logprob_upstream_t *up)
 {
     COLO_FAIL_IF(up->d_entropy && !config->want_entropy, COLO_ERR_ARG,
-                 "logprob: d_entropy is given, forward ran with want_entropy "
-                 "false");
+                 "logprob: d_entropy is given, forward ran with want_entropy false");
     COLO_FAIL_IF(up->d_loss && !config->want_loss, COLO_ERR_ARG,
                  "logprob: d_loss is given, forward ran with want_loss false");
     return COLO_OK;

@@ -23,9 +23,8 @@ static colo_status_t check_parts(const struct colo_weighted_pass *pass, const ch
 {
     for (int32_t r = 1; r < pass->ranks; r++)
         COLO_FAIL_IF(pass->parts[r].weighs != pass->parts[0].weighs, COLO_ERR_MISMATCH,
-                     "%s: found a weighted sum on rank %d and a mean or sum by count on rank "
-                     "%d of the group, expected one of them; give weights on all ranks or on "
-                     "none",
+                     "%s: found a weighted sum on rank %d and a mean or sum by count on rank %d of "
+                     "the group, expected one of them; give weights on all ranks or on none",
                      what, pass->parts[r].weighs ? (int)r : 0, pass->parts[r].weighs ? 0 : (int)r);
     return COLO_OK;
 }
@@ -89,8 +88,7 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
 static colo_status_t check_workspace(const void *workspace, const char *what)
 {
     COLO_FAIL_IF(!workspace, COLO_ERR_ARG,
-                 "%s: workspace is NULL; colo_loss_weighted_workspace_size() tells how "
-                 "many bytes",
+                 "%s: workspace is NULL; colo_loss_weighted_workspace_size() tells how many bytes",
                  what);
     return colo_mem_check_aligned(workspace, what, "workspace");
 }

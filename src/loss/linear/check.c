@@ -36,12 +36,12 @@ static colo_status_t check_segments(const colo_linear_logprob_config_t *config,
                  "linear: the head has %" PRId64 " rows here, expected %" PRId64
                  " with segments of %" PRId64 " on %d ranks; pad it",
                  head->rows, each, config->logprob.segment, (int)ranks);
-    COLO_FAIL_IF(config->logprob.segment > 0 && ranks > 1 && !config->frozen_hidden &&
-                     config->d_hidden == COLO_D_HIDDEN_PARTIAL,
-                 COLO_ERR_ARG,
-                 "linear: d_hidden is partial with segments, expected "
-                 "all-reduce or reduce-scatter: the caller's sum over ranks "
-                 "has another order on other numbers of ranks");
+    COLO_FAIL_IF(
+        config->logprob.segment > 0 && ranks > 1 && !config->frozen_hidden &&
+            config->d_hidden == COLO_D_HIDDEN_PARTIAL,
+        COLO_ERR_ARG,
+        "linear: d_hidden is partial with segments, expected all-reduce or reduce-scatter: the "
+        "caller's sum over ranks has another order on other numbers of ranks");
     return COLO_OK;
 }
 
@@ -81,8 +81,8 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
     COLO_FAIL_IF((unsigned)own->mode > COLO_LINEAR_EARLY, COLO_ERR_ARG,
                  "linear: mode %d is unknown", (int)own->mode);
     COLO_FAIL_IF(own->mode == COLO_LINEAR_EARLY && head_config->dtype == COLO_F64, COLO_ERR_ARG,
-                 "linear: mode early, but the head is f64, expected f32, bf16 "
-                 "or f16; colo_linear_logprob_loss() takes it");
+                 "linear: mode early, but the head is f64, expected f32, bf16 or f16; "
+                 "colo_linear_logprob_loss() takes it");
     COLO_FAIL_IF((unsigned)own->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER, COLO_ERR_ARG,
                  "linear: d_hidden %d is unknown", (int)own->d_hidden);
     COLO_FAIL_IF(own->logits_dtype != head_config->dtype && own->logits_dtype != sums, COLO_ERR_ARG,
@@ -96,18 +96,17 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
     COLO_FAIL_IF(own->d_weight_add && own->d_weight_dtype != sums, COLO_ERR_ARG,
                  "linear: d_weight_add to %s would lose digits, expected d_weight_dtype %s",
                  colo_dtype_name(own->d_weight_dtype), colo_dtype_name(sums));
-    COLO_FAIL_IF(own->keep_in_place && own->logits_dtype != head_config->dtype, COLO_ERR_ARG,
-                 "linear: keep_in_place with logits of %s and gradients of %s, expected "
-                 "the same dtype",
-                 colo_dtype_name(own->logits_dtype), colo_dtype_name(head_config->dtype));
+    COLO_FAIL_IF(
+        own->keep_in_place && own->logits_dtype != head_config->dtype, COLO_ERR_ARG,
+        "linear: keep_in_place with logits of %s and gradients of %s, expected the same dtype",
+        colo_dtype_name(own->logits_dtype), colo_dtype_name(head_config->dtype));
     COLO_FAIL_IF(
         own->share_d_weight && (own->mode != COLO_LINEAR_EARLY || own->frozen_weight ||
                                 own->d_weight_add || own->d_weight_dtype != head_config->dtype ||
                                 colo_lm_head_group(head) || own->logprob.segment > 0),
         COLO_ERR_ARG,
-        "linear: share_d_weight with mode %d, d_weight %s of %s, %s head and "
-        "segments of %" PRId64 ", expected mode %d, d_weight written of %s, a "
-        "resident head and no segments",
+        "linear: share_d_weight with mode %d, d_weight %s of %s, %s head and segments of %" PRId64
+        ", expected mode %d, d_weight written of %s, a resident head and no segments",
         (int)own->mode,
         own->frozen_weight  ? "frozen"
         : own->d_weight_add ? "added"
@@ -179,8 +178,8 @@ colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *linear,
 {
     COLO_FAIL_IF(!up, COLO_ERR_ARG, "linear: upstream is NULL");
     COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->mean), COLO_ERR_ARG,
-                 "linear: upstream has logp %g, entropy %g, mean %d, expected loss and "
-                 "d_loss[0] only in backward of mode early",
+                 "linear: upstream has logp %g, entropy %g, mean %d, expected loss and d_loss[0] "
+                 "only in backward of mode early",
                  up->logp, up->entropy, up->mean);
     COLO_FAIL_IF(up->entropy != 0 && !linear->config.logprob.want_entropy, COLO_ERR_ARG,
                  "linear: upstream.entropy is %g, config.want_entropy is false", up->entropy);
@@ -234,8 +233,8 @@ colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
     uint64_t weight = 0;
     COLO_FAIL_IF(!saved, COLO_ERR_ARG, "linear: saved is NULL");
     COLO_FAIL_IF(!saved->valid, COLO_ERR_STATE,
-                 "linear: the saved state is not valid: no forward filled "
-                 "it, or a backward in place ended it");
+                 "linear: the saved state is not valid: no forward filled it, or a backward in "
+                 "place ended it");
     COLO_FAIL_IF(saved->of != linear, COLO_ERR_ARG, "linear: the saved state is of another object");
     COLO_TRY(colo_loss_i_check_version(&saved->hidden, saved->hidden_version, "hidden states"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
