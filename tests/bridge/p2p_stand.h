@@ -49,13 +49,13 @@ static colo_status_t print_create(colo_comm_t *c, const colo_transfers_t pass[2]
 {
     const colo_status_t st = told[c->rank].create;
     return st < 0 ? colo_fail(st, "create says so to rank %d", (int)c->rank)
-                  : t_peers_create(c, pass, d);
+                  : t_path_create(c, pass, d);
 }
 
 static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
 {
-    told[t_peers_rank(d)].runs[pass]++;
-    return t_peers_run(d, pass, call, stream);
+    told[t_path_rank(d)].runs[pass]++;
+    return t_path_run(d, pass, call, stream);
 }
 
 static bool find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset)

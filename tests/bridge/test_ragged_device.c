@@ -83,19 +83,19 @@ static bool find_memory(const colo_comm_t *c, const void *p, size_t bytes, int32
 static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
 {
     rank_check(pass[0].nexposed == c->size - 1 && pass[1].nexposed == c->size - 1);
-    return t_peers_create(c, pass, d);
+    return t_path_create(c, pass, d);
 }
 
 static colo_status_t run_p2p(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
                              colo_stream_t stream)
 {
-    const colo_transfers_t *w = t_peers_steps(d, pass, c);
+    const colo_transfers_t *w = t_path_steps(d, pass, c);
     /* or tiles are too large, so that few blocks of the kernel have work */
     for (int32_t k = 0; k < c->n; k++)
         rank_check(w->elem >= (size_t)c->tensor[k].per * c->tensor[k].elem);
-    rank_try(t_peers_run(d, pass, c, stream));
-    told[t_peers_rank(d)].runs++;
-    told[t_peers_rank(d)].pulled += w->pulls;
+    rank_try(t_path_run(d, pass, c, stream));
+    told[t_path_rank(d)].runs++;
+    told[t_path_rank(d)].pulled += w->pulls;
     return COLO_OK;
 }
 

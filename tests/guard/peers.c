@@ -132,10 +132,10 @@ static void say_list(const colo_transfers_t *t, const colo_p2p_call_t *call)
 
 static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
 {
-    say_list(t_peers_steps(d, pass, call), call);
+    say_list(t_path_steps(d, pass, call), call);
     log_of_rank(-1); /* what a peer moves is recorded as transfers, not as boxes */
-    const colo_status_t st = t_peers_run(d, pass, call, stream);
-    log_of_rank(t_peers_rank(d));
+    const colo_status_t st = t_path_run(d, pass, call, stream);
+    log_of_rank(t_path_rank(d));
     return st;
 }
 
@@ -147,7 +147,7 @@ static const colo_peer_ops_t peers = {.open = open_peers,
                                       .find = find,
                                       .registrations = registrations,
                                       .run = run,
-                                      T_HOST_PEERS(t_peers_create)};
+                                      T_HOST_PEERS(t_path_create)};
 
 /* ---- subconnections ---- */
 

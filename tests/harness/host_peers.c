@@ -59,7 +59,7 @@ static void forget(colo_p2p_list_t *l)
     }
 }
 
-colo_status_t t_peers_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
+colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
 {
     *d = memory_of(sizeof **d);
     (*d)->comm = c;
@@ -67,28 +67,28 @@ colo_status_t t_peers_create(colo_comm_t *c, const colo_transfers_t pass[2], col
     return COLO_OK;
 }
 
-colo_status_t t_peers_load(colo_p2p_t *d, const colo_transfers_t pass[2])
+colo_status_t t_path_load(colo_p2p_t *d, const colo_transfers_t pass[2])
 {
     forget(&d->own);
     keep(&d->own, pass);
     return COLO_OK;
 }
 
-void t_peers_destroy(colo_p2p_t **d)
+void t_path_destroy(colo_p2p_t **d)
 {
     forget(&(*d)->own);
     free(*d);
     *d = NULL;
 }
 
-colo_status_t t_peers_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l)
+colo_status_t t_path_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l)
 {
     *l = memory_of(sizeof **l);
     keep(*l, pass);
     return COLO_OK;
 }
 
-void t_peers_drop(colo_p2p_t *d, colo_p2p_list_t **l)
+void t_path_drop(colo_p2p_t *d, colo_p2p_list_t **l)
 {
     forget(*l);
     free(*l);
@@ -97,12 +97,12 @@ void t_peers_drop(colo_p2p_t *d, colo_p2p_list_t **l)
 
 /* ---- movement ---- */
 
-int32_t t_peers_rank(const colo_p2p_t *d)
+int32_t t_path_rank(const colo_p2p_t *d)
 {
     return d->comm->rank;
 }
 
-const colo_transfers_t *t_peers_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call)
+const colo_transfers_t *t_path_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call)
 {
     return &(call->list ? call->list : &d->own)->pass[pass];
 }
@@ -186,10 +186,9 @@ static void find_peers(const colo_transfers_t *t, bool peer[T_PEERS_RANKS])
     }
 }
 
-colo_status_t t_peers_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
-                          colo_stream_t stream)
+colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
 {
-    const colo_transfers_t *t = t_peers_steps(d, pass, call);
+    const colo_transfers_t *t = t_path_steps(d, pass, call);
     const int32_t rank = d->comm->rank;
     bool peer[T_PEERS_RANKS] = {false};
     colo_status_t st = COLO_OK;

@@ -17,22 +17,22 @@
 
 enum { T_PEERS_RANKS = 16 };
 
-/* The members that hold paths and their lists; @make is t_peers_create or ends in it. */
-#define T_HOST_PEERS(make)                                                            \
-    .create = make, .load = t_peers_load, .list = t_peers_list, .drop = t_peers_drop, \
-    .destroy = t_peers_destroy
-colo_status_t t_peers_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
-colo_status_t t_peers_load(colo_p2p_t *d, const colo_transfers_t pass[2]);
-colo_status_t t_peers_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l);
-void t_peers_drop(colo_p2p_t *d, colo_p2p_list_t **l);
-colo_status_t t_peers_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
-                          colo_stream_t stream);
-void t_peers_destroy(colo_p2p_t **d);
+/* The members that hold paths and their lists; @make is t_path_create or ends in it. */
+#define T_HOST_PEERS(make)                                                         \
+    .create = make, .load = t_path_load, .list = t_path_list, .drop = t_path_drop, \
+    .destroy = t_path_destroy
+colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
+colo_status_t t_path_load(colo_p2p_t *d, const colo_transfers_t pass[2]);
+colo_status_t t_path_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l);
+void t_path_drop(colo_p2p_t *d, colo_p2p_list_t **l);
+colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
+                         colo_stream_t stream);
+void t_path_destroy(colo_p2p_t **d);
 
 /* For a table whose own run() begins or ends with something else: the comm rank of a path, and the
  * steps of a call. */
-int32_t t_peers_rank(const colo_p2p_t *d);
-const colo_transfers_t *t_peers_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call);
+int32_t t_path_rank(const colo_p2p_t *d);
+const colo_transfers_t *t_path_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call);
 
 /* A comm that calls itself one of GPUs: with a control comm, and with the table @peers. */
 typedef struct t_disguise {
