@@ -6,10 +6,7 @@
  */
 #include "gpu/gpu.h"
 
-#include "loss/linear/linear.h"
-#include "loss/loss_case.h"
-
-#include <math.h>
+#include "loss/product_case.h"
 
 static uint64_t rng;
 static const colo_dtype_t floats[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
@@ -21,19 +18,9 @@ static void *fetch(const void *device, size_t bytes)
     return host;
 }
 
-/* [rows, stride] of values that the dtype holds; the gap between rows, too */
 static double *draw(colo_dtype_t dtype, int64_t n, void **device)
 {
-    double *v = malloc((size_t)(n + 1) * sizeof *v);
-    const size_t bytes = (size_t)n * colo_dtype_size(dtype);
-    void *host = malloc(bytes + 1);
-    for (int64_t i = 0; i < n; i++) {
-        v[i] = loss_round(dtype, 2 * t_uniform(&rng) - 1);
-        loss_store(dtype, host, i, v[i]);
-    }
-    *device = gpu_put(host, bytes);
-    free(host);
-    return v;
+    return product_draw(dtype, n, &rng, device);
 }
 
 /* ---- packing ---- */
@@ -343,130 +330,15 @@ T_CASE(dtypes_are_converted_with_one_rounding)
 
 /* ---- products ---- */
 
-typedef struct product {
-    struct colo_linear_gemm g;
-    double *h, *w, *z, *bias; /* host, [., stride] */
-    void *bias_device;
-} product_t;
-
 static const float scales[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
 
-/* The element [i, j] of what product @g writes, in fp64; *size: the sum of magnitudes. */
-static double reference(const product_t *p, int64_t i, int64_t j, double *size)
+static void product_init(product_case_t *p, enum colo_linear_product what, colo_dtype_t dtype,
+                         colo_dtype_t out, const int64_t n[3], int64_t gap, bool bias, double beta)
 {
-    const struct colo_linear_gemm *g = &p->g;
-    const double scale = g->scale ? (double)scales[0] : 1;
-    double sum = 0, all = 0;
-    switch (g->product) {
-    case COLO_LINEAR_LOGITS:
-        for (int64_t k = 0; k < g->hidden; k++) {
-            double t = p->h[i * g->h.stride + k] * p->w[j * g->w.stride + k];
-            sum += t;
-            all += fabs(t);
-        }
-        sum += p->bias ? p->bias[j] : 0;
-        all += p->bias ? fabs(p->bias[j]) : 0;
-        break;
-    case COLO_LINEAR_D_HIDDEN:
-        for (int64_t k = 0; k < g->columns; k++) {
-            double t = scale * p->z[i * g->z.stride + k] * p->w[k * g->w.stride + j];
-            sum += t;
-            all += fabs(t);
-        }
-        sum += g->beta != 0 ? p->h[i * g->h.stride + j] : 0;
-        all += g->beta != 0 ? fabs(p->h[i * g->h.stride + j]) : 0;
-        break;
-    case COLO_LINEAR_D_WEIGHT:
-        for (int64_t k = 0; k < g->rows; k++) {
-            double t = scale * p->z[k * g->z.stride + i] * p->h[k * g->h.stride + j];
-            sum += t;
-            all += fabs(t);
-        }
-        sum += g->beta * p->w[i * g->w.stride + j];
-        all += g->beta * fabs(p->w[i * g->w.stride + j]);
-    }
-    *size = all;
-    return sum;
-}
-
-static void product_init(product_t *p, enum colo_linear_product what, colo_dtype_t dtype,
-                         colo_dtype_t out, int64_t rows, int64_t columns, int64_t hidden,
-                         int64_t gap, bool bias, double beta)
-{
-    const int64_t zs = (columns + 63) / 64 * 64 + (gap % 2 ? 1 : 0);
-    colo_dtype_t sum = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    *p = (product_t){.g = {.product = what,
-                           .rows = rows,
-                           .columns = columns,
-                           .hidden = hidden,
-                           .h = {NULL, hidden + gap, what == COLO_LINEAR_D_HIDDEN ? out : dtype},
-                           .w = {NULL, hidden + gap,
-                                 what != COLO_LINEAR_D_WEIGHT ? dtype
-                                 : beta != 0                  ? sum
-                                                              : out},
-                           .z = {NULL, zs, what == COLO_LINEAR_LOGITS ? out : dtype},
-                           .beta = beta}};
-    p->h = draw(p->g.h.dtype, rows * p->g.h.stride, &p->g.h.data);
-    p->w = draw(p->g.w.dtype, columns * p->g.w.stride, &p->g.w.data);
-    p->z = draw(p->g.z.dtype, rows * zs, &p->g.z.data);
-    if (bias)
-        p->bias = draw(dtype, columns, &p->bias_device);
-    p->g.bias = p->bias_device;
-}
-
-static void product_free(product_t *p)
-{
-    gpu_free(p->g.h.data);
-    gpu_free(p->g.w.data);
-    gpu_free(p->g.z.data);
-    if (p->bias_device)
-        gpu_free(p->bias_device);
-    free(p->h);
-    free(p->w);
-    free(p->z);
-    free(p->bias);
-}
-
-static const struct colo_linear_matrix *written(const struct colo_linear_gemm *g, int64_t *rows,
-                                                int64_t *columns)
-{
-    *rows = g->product == COLO_LINEAR_D_WEIGHT ? g->columns : g->rows;
-    *columns = g->product == COLO_LINEAR_LOGITS ? g->columns : g->hidden;
-    return g->product == COLO_LINEAR_LOGITS     ? &g->z
-           : g->product == COLO_LINEAR_D_HIDDEN ? &g->h
-                                                : &g->w;
-}
-
-static void product_compare(const product_t *p, const char *label)
-{
-    static const double ulp[COLO_DTYPE_COUNT] = {
-        [COLO_F32] = 0x1p-24, [COLO_F64] = 0x1p-53, [COLO_BF16] = 0x1p-8, [COLO_F16] = 0x1p-11};
-    int64_t rows, columns;
-    const struct colo_linear_matrix *m = written(&p->g, &rows, &columns);
-    void *got = fetch(m->data, (size_t)(rows * m->stride) * colo_dtype_size(m->dtype));
-    const double *was = p->g.product == COLO_LINEAR_LOGITS     ? p->z
-                        : p->g.product == COLO_LINEAR_D_HIDDEN ? p->h
-                                                               : p->w;
-    const int64_t terms = 2 + (p->g.product == COLO_LINEAR_LOGITS     ? p->g.hidden
-                               : p->g.product == COLO_LINEAR_D_HIDDEN ? p->g.columns
-                                                                      : p->g.rows);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < m->stride; j++) {
-            double g = loss_load(m->dtype, got, i * m->stride + j), size;
-            if (j >= columns) {
-                if (g != was[i * m->stride + j])
-                    fail_msg("%s: the gap at [%d, %d] was written", label, (int)i, (int)j);
-                continue;
-            }
-            double want = reference(p, i, j, &size);
-            double acc = p->g.h.dtype == COLO_F64 ? 0x1p-53 : 0x1p-24;
-            double most = (double)terms * acc * size + ulp[m->dtype] * fabs(want) +
-                          (m->dtype == COLO_F16 ? 0x1p-25 : 0); /* subnormal */
-            if (!(fabs(g - want) <= most))
-                fail_msg("%s: [%d, %d] is %.9g, expected %.9g +- %.2g", label, (int)i, (int)j, g,
-                         want, most);
-        }
-    free(got);
+    const colo_dtype_t sum = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    product_case_init(p, what, dtype, what == COLO_LINEAR_D_WEIGHT && beta != 0 ? sum : out, n, gap,
+                      (n[1] + 63) / 64 * 64 + gap % 2, bias, &rng);
+    p->g.beta = beta;
 }
 
 T_CASE(products_are_what_their_formulas_say)
@@ -484,13 +356,12 @@ T_CASE(products_are_what_their_formulas_say)
             n[k] = i < 90 ? 8 * (1 + t_below(&rng, 20)) : 1 + t_below(&rng, 100);
         if (i % 17 == 0)
             n[i / 17 % 2] = 0; /* no rows, or no columns */
-        product_t p;
+        product_case_t p;
         char label[160];
-        product_init(&p, what, dtype, out, n[0], n[1], n[2], i < 90 ? 0 : t_below(&rng, 9), bias,
-                     i / 48 % 2);
+        product_init(&p, what, dtype, out, n, i < 90 ? 0 : t_below(&rng, 9), bias, i / 48 % 2);
         p.g.workspace = workspace;
         if (what != COLO_LINEAR_LOGITS && (dtype == COLO_BF16 || dtype == COLO_F16) && i / 6 % 2)
-            p.g.scale = scale;
+            p.g.scale = scale, p.scale = (double)scales[0];
         if (what == COLO_LINEAR_D_HIDDEN && i < 90 && p.g.beta == 0) /* a gap has to stay; NaN must
                                                                       * not count */
             assert_cuda(
@@ -501,8 +372,9 @@ T_CASE(products_are_what_their_formulas_say)
         colo_status_t st = gpu_loss()->gemm->run(made, &p.g, NULL);
         if (st < 0)
             fail_msg("%s: %s", label, colo_last_error());
-        product_compare(&p, label);
-        product_free(&p);
+        product_case_compare(&p, (double)(p.terms + 2) * (dtype == COLO_F64 ? 0x1p-53 : 0x1p-24),
+                             label);
+        product_case_free(&p);
     }
     gpu_free(workspace);
     gpu_free(scale);
@@ -519,14 +391,13 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
     for (int i = 0; i < 10; i++) {
         const enum colo_linear_product what = i % 2 ? COLO_LINEAR_D_HIDDEN : COLO_LINEAR_LOGITS;
         const colo_dtype_t dtype = i / 2 % 2 ? COLO_F32 : COLO_BF16;
-        const int64_t total = 3000;
-        product_t p;
-        product_init(&p, what, dtype, dtype, total, 1000, 512, 0, false, 0);
+        product_case_t p;
+        product_init(&p, what, dtype, dtype, (int64_t[]){3000, 1000, 512}, 0, false, 0);
         p.g.workspace = workspace;
         assert_ok(gpu_loss()->gemm->run(made, &p.g, NULL));
-        int64_t rows, columns;
-        struct colo_linear_matrix *m = (struct colo_linear_matrix *)written(&p.g, &rows, &columns);
-        const int64_t elem = (int64_t)colo_dtype_size(dtype), pitch = m->stride * elem;
+        const struct colo_linear_matrix *m = p.to;
+        const int64_t elem = (int64_t)colo_dtype_size(dtype), pitch = m->stride * elem,
+                      rows = p.rows;
         unsigned char *all = fetch(m->data, (size_t)(rows * pitch));
         struct colo_linear_gemm part = p.g;
         part.rows = cut[i / 2][1];
@@ -536,12 +407,12 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
         assert_ok(gpu_loss()->gemm->run(made, &part, NULL));
         unsigned char *some = fetch(m->data, (size_t)(rows * pitch));
         for (int64_t r = cut[i / 2][0]; r < cut[i / 2][0] + part.rows; r++)
-            if (memcmp(all + r * pitch, some + r * pitch, (size_t)(columns * elem)) != 0)
+            if (memcmp(all + r * pitch, some + r * pitch, (size_t)(p.columns * elem)) != 0)
                 fail_msg("product %d of %s: row %d differs when it comes with %d rows", (int)what,
                          colo_dtype_name(dtype), (int)r, (int)part.rows);
         free(all);
         free(some);
-        product_free(&p);
+        product_case_free(&p);
     }
     gpu_free(workspace);
     gpu_loss()->gemm->destroy(made);

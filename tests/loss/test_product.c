@@ -7,13 +7,9 @@
  * an element is off by at most (min(k, 128) + 2) u sum |a b| (k terms for f64), and one rounding to
  * the dtype of what is written.
  */
-#include "harness/harness.h"
-
-#include "core/half.h"
-#include "loss/linear/linear.h"
+#include "loss/product_case.h"
 
 #include <dlfcn.h>
-#include <math.h>
 
 /* Libraries made of odd_cblas.c are in T_CBLAS_DIR. */
 static const char *cblas(const char *name)
@@ -40,78 +36,6 @@ static const char *way(int w)
 
 static uint64_t rng;
 
-static double get(colo_dtype_t dtype, const void *p, int64_t i)
-{
-    return dtype == COLO_F64    ? ((const double *)p)[i]
-           : dtype == COLO_F32  ? (double)((const float *)p)[i]
-           : dtype == COLO_BF16 ? (double)colo_bf16_to_f32(((const uint16_t *)p)[i])
-                                : (double)colo_f16_to_f32(((const uint16_t *)p)[i]);
-}
-
-static struct colo_linear_matrix draw(colo_dtype_t dtype, int64_t rows, int64_t stride)
-{
-    const int64_t n = rows * stride;
-    unsigned char *p = calloc((size_t)n + 1, colo_dtype_size(dtype));
-    for (int64_t i = 0; i < n; i++) {
-        float v = (float)t_uniform(&rng) - 0.5f;
-        if (dtype == COLO_F64)
-            ((double *)p)[i] = t_uniform(&rng) - 0.5;
-        else if (dtype == COLO_F32)
-            ((float *)p)[i] = v;
-        else
-            ((uint16_t *)p)[i] = dtype == COLO_BF16 ? colo_f32_to_bf16(v) : colo_f32_to_f16(v);
-    }
-    return (struct colo_linear_matrix){p, stride, dtype};
-}
-
-/* ---- one product ---- */
-
-static struct colo_linear_gemm make(enum colo_linear_product what, colo_dtype_t dtype,
-                                    colo_dtype_t out, int64_t rows, int64_t columns, int64_t hidden,
-                                    int64_t gap)
-{
-    const colo_dtype_t sum = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    struct colo_linear_gemm g = {
-        .product = what, .rows = rows, .columns = columns, .hidden = hidden};
-    g.h = draw(dtype, rows, hidden + gap);
-    g.w = draw(what == COLO_LINEAR_D_WEIGHT ? sum : dtype, columns, hidden + gap);
-    g.z = draw(what == COLO_LINEAR_LOGITS ? out : dtype, rows, columns + gap);
-    return g;
-}
-
-static void drop(struct colo_linear_gemm *g)
-{
-    free(g->h.data);
-    free(g->w.data);
-    free(g->z.data);
-    free((void *)(uintptr_t)g->bias);
-}
-
-static struct colo_linear_matrix *written(struct colo_linear_gemm *g, int64_t *m, int64_t *n,
-                                          int64_t *terms)
-{
-    const bool w = g->product == COLO_LINEAR_D_WEIGHT, z = g->product == COLO_LINEAR_LOGITS;
-    *m = w ? g->columns : g->rows;
-    *n = z ? g->columns : g->hidden;
-    *terms = z ? g->hidden : w ? g->rows : g->columns;
-    return z ? &g->z : w ? &g->w : &g->h;
-}
-
-static double term(const struct colo_linear_gemm *g, int64_t i, int64_t j, int64_t k)
-{
-    switch (g->product) {
-    case COLO_LINEAR_LOGITS:
-        return get(g->h.dtype, g->h.data, i * g->h.stride + k) *
-               get(g->w.dtype, g->w.data, j * g->w.stride + k);
-    case COLO_LINEAR_D_HIDDEN:
-        return get(g->z.dtype, g->z.data, i * g->z.stride + k) *
-               get(g->w.dtype, g->w.data, k * g->w.stride + j);
-    default:
-        return get(g->z.dtype, g->z.data, k * g->z.stride + i) *
-               get(g->h.dtype, g->h.data, k * g->h.stride + j);
-    }
-}
-
 static colo_status_t run(const char *gemm, struct colo_linear_gemm *g)
 {
     const colo_gemm_ops_t *ops = &colo_gemm_host;
@@ -136,66 +60,6 @@ static colo_status_t run(const char *gemm, struct colo_linear_gemm *g)
     return st;
 }
 
-/* What must come, in fp64, and the sum of magnitudes. */
-typedef struct oracle {
-    double *want, *size;
-} oracle_t;
-
-static oracle_t oracle_of(struct colo_linear_gemm *g, const void *before)
-{
-    int64_t m, n, terms;
-    struct colo_linear_matrix *to = written(g, &m, &n, &terms);
-    const size_t all = (size_t)(m * n) + 1;
-    const double scale = g->scale ? (double)g->scale[0] : 1;
-    oracle_t o = {calloc(all, sizeof(double)), calloc(all, sizeof(double))};
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < n; j++) {
-            double want = g->beta != 0 ? get(to->dtype, before, i * to->stride + j) : 0,
-                   size = fabs(want);
-            if (g->bias)
-                want += get(g->h.dtype, g->bias, j);
-            for (int64_t k = 0; k < terms; k++) {
-                const double t = scale * term(g, i, j, k);
-                want += t;
-                size += fabs(t);
-            }
-            o.want[i * n + j] = want;
-            o.size[i * n + j] = size;
-        }
-    return o;
-}
-
-static void compare(const char *gemm, struct colo_linear_gemm *g, const void *before,
-                    const oracle_t *o)
-{
-    static const double ulp[COLO_DTYPE_COUNT] = {
-        [COLO_F32] = 0x1p-24, [COLO_F64] = 0x1p-53, [COLO_BF16] = 0x1p-8, [COLO_F16] = 0x1p-11};
-    int64_t m, n, terms;
-    struct colo_linear_matrix *to = written(g, &m, &n, &terms);
-    const bool f64 = g->h.dtype == COLO_F64;
-    const double u = (f64 ? 0x1p-53 : 0x1p-24) * (double)((f64 || terms < 128 ? terms : 128) + 2);
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < to->stride; j++) {
-            const int64_t index = i * to->stride + j;
-            const double got = get(to->dtype, to->data, index);
-            if (j >= n) {
-                if (got != get(to->dtype, before, index))
-                    fail_msg("%s: the gap at [%d, %d] was written", gemm, (int)i, (int)j);
-                continue;
-            }
-            const double want = o->want[i * n + j], size = o->size[i * n + j];
-            const double most = u * size + ulp[to->dtype] * (fabs(want) + u * size) +
-                                (to->dtype == COLO_F16 ? 0x1p-25 : 0) +
-                                (f64 ? (double)terms * 0x1p-53 * size : 0); /* the oracle's own */
-            if (!(fabs(got - want) <= most))
-                fail_msg(
-                    "%s: product %d of %s, %d rows from %d, %d columns, hidden %d: [%d, %d] is "
-                    "%.9g, expected %.9g +- %.2g",
-                    gemm, (int)g->product, colo_dtype_name(g->h.dtype), (int)g->rows, (int)g->first,
-                    (int)g->columns, (int)g->hidden, (int)i, (int)j, got, want, most);
-        }
-}
-
 /* rows, columns, hidden: around the edges of blocks of 64, 128 and 512, and nothing at all */
 static const int64_t shapes[][3] = {{1, 1, 1},     {3, 7, 5},     {128, 512, 128}, {129, 513, 129},
                                     {127, 65, 63}, {300, 3, 130}, {5, 1025, 2},    {2, 9, 600},
@@ -204,30 +68,28 @@ static const int64_t shapes[][3] = {{1, 1, 1},     {3, 7, 5},     {128, 512, 128
 static void check_product(int nth, enum colo_linear_product what, colo_dtype_t dtype,
                           const int64_t n[3])
 {
-    const colo_dtype_t out = nth % 2 && dtype != COLO_F64 ? COLO_F32 : dtype;
-    struct colo_linear_gemm g = make(what, dtype, out, n[0], n[1], n[2], nth % 3);
-    int64_t m, width, terms;
-    struct colo_linear_matrix *to = written(&g, &m, &width, &terms);
-    const size_t bytes = (size_t)(m * to->stride) * colo_dtype_size(to->dtype);
-    void *before = malloc(bytes + 1);
-    memcpy(before, to->data, bytes);
-    g.first = nth % 5 * 50;
-    g.beta = what != COLO_LINEAR_LOGITS && nth % 2;
+    const bool f64 = dtype == COLO_F64, logits = what == COLO_LINEAR_LOGITS;
+    const colo_dtype_t wide = f64 ? COLO_F64 : COLO_F32;
     const float scale[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
-    if (what != COLO_LINEAR_LOGITS && nth % 4 < 2)
-        g.scale = scale;
-    if (what == COLO_LINEAR_LOGITS && nth % 2)
-        g.bias = draw(dtype, n[1], 1).data;
-    oracle_t o = oracle_of(&g, before);
-    for (int w = 0; w < ways(); w++) {
-        memcpy(to->data, before, bytes);
-        assert_ok(run(way(w), &g));
-        compare(way(w), &g, before, &o);
+    product_case_t p;
+    product_case_init(&p, what, dtype,
+                      what == COLO_LINEAR_D_WEIGHT || (logits && nth % 2) ? wide : dtype, n,
+                      nth % 3, n[1] + nth % 3, logits && nth % 2, &rng);
+    p.g.first = nth % 5 * 50;
+    p.g.beta = !logits && nth % 2;
+    if (!logits && nth % 4 < 2) {
+        p.g.scale = scale;
+        p.scale = (double)scale[0];
     }
-    free(o.want);
-    free(o.size);
-    free(before);
-    drop(&g);
+    const double terms = (double)p.terms, /* the oracle's own of f64, too */
+        u = f64 ? (2 * terms + 2) * 0x1p-53 : ((terms < 128 ? terms : 128) + 2) * 0x1p-24;
+    for (int w = 0; w < ways(); w++) {
+        for (int64_t i = 0; i < p.rows * p.to->stride; i++)
+            loss_store(p.to->dtype, p.to->data, i, p.was[i]);
+        assert_ok(run(way(w), &p.g));
+        product_case_compare(&p, u, way(w));
+    }
+    product_case_free(&p);
 }
 
 /* ---- which ---- */
@@ -246,9 +108,11 @@ static void collect(colo_log_level_t level, const char *line, void *user)
 
 static colo_status_t created(const char *gemm)
 {
-    struct colo_linear_gemm g = make(COLO_LINEAR_LOGITS, COLO_F32, COLO_F32, 1, 1, 1, 0);
-    colo_status_t st = run(gemm, &g);
-    drop(&g);
+    product_case_t p;
+    product_case_init(&p, COLO_LINEAR_LOGITS, COLO_F32, COLO_F32, (int64_t[]){1, 1, 1}, 0, 1, false,
+                      &rng);
+    colo_status_t st = run(gemm, &p.g);
+    product_case_free(&p);
     return st;
 }
 
@@ -326,24 +190,26 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
             for (int w = 0; w < ways(); w++) {
                 const colo_dtype_t dtype = d == 0 ? COLO_F32 : d == 1 ? COLO_BF16 : COLO_F64;
                 const size_t elem = colo_dtype_size(dtype);
-                int64_t m, n, terms;
+                product_case_t p;
                 /* an output wide enough to show a bit */
-                struct colo_linear_gemm g = make((enum colo_linear_product)what, dtype,
-                                                 d == 2 ? COLO_F64 : COLO_F32, 300, 40, 140, 0);
-                struct colo_linear_matrix *to = written(&g, &m, &n, &terms);
-                const size_t pitch = (size_t)to->stride * colo_dtype_size(to->dtype);
-                unsigned char *all = malloc((size_t)m * pitch);
-                assert_ok(run(way(w), &g));
-                memcpy(all, to->data, (size_t)m * pitch);
+                product_case_init(&p, (enum colo_linear_product)what, dtype,
+                                  what || d == 2 ? dtype : COLO_F32, (int64_t[]){300, 40, 140}, 0,
+                                  40, false, &rng);
+                struct colo_linear_matrix *to = p.to;
+                const size_t pitch = (size_t)to->stride * colo_dtype_size(to->dtype),
+                             bytes = (size_t)p.rows * pitch;
+                unsigned char *all = malloc(bytes);
+                assert_ok(run(way(w), &p.g));
+                memcpy(all, to->data, bytes);
                 for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
-                    struct colo_linear_gemm part = g;
+                    struct colo_linear_gemm part = p.g;
                     const size_t from = (size_t)cut[i][0];
                     part.first = cut[i][0];
                     part.rows = cut[i][1];
-                    part.h.data = (char *)g.h.data + from * (size_t)g.h.stride * elem;
-                    part.z.data =
-                        (char *)g.z.data + from * (size_t)g.z.stride * colo_dtype_size(g.z.dtype);
-                    memset(to->data, 0x5a, (size_t)m * pitch);
+                    part.h.data = (char *)p.g.h.data + from * (size_t)p.g.h.stride * elem;
+                    part.z.data = (char *)p.g.z.data +
+                                  from * (size_t)p.g.z.stride * colo_dtype_size(p.g.z.dtype);
+                    memset(to->data, 0x5a, bytes);
                     assert_ok(run(way(w), &part));
                     if (memcmp(all + from * pitch, (char *)to->data + from * pitch,
                                (size_t)part.rows * pitch) != 0)
@@ -351,7 +217,7 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
                                  what, colo_dtype_name(dtype), (int)from, (int)part.rows);
                 }
                 free(all);
-                drop(&g);
+                product_case_free(&p);
             }
 }
 
