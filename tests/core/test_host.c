@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 static _Atomic int opened;
 static bool no_descriptors;

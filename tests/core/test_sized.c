@@ -8,7 +8,6 @@
  */
 #include "harness/harness.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -26,8 +26,6 @@
  */
 #include "gpu/loss_gpu.h"
 
-#include <math.h>
-
 void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const double *z,
                      int64_t vocab, int64_t target, const double *got, const bool *asked,
                      const double *up, const double *dz, const char *label)

@@ -11,8 +11,6 @@
 #include "loss/loss_case.h"
 #include "perf/probe.h"
 
-#include <math.h>
-
 static uint64_t rng;
 
 /* ---- random boxes ---- */

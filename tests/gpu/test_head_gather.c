@@ -10,9 +10,6 @@
 
 #include "core/error.h"
 
-#include <colobridge/lm_head.h>
-#include <colobridge/memory.h>
-
 #include <unistd.h>
 
 enum { ROWS = 61, HIDDEN = 37, AT = 512, DEEP = 6 };

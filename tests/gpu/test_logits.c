@@ -9,8 +9,6 @@
 #include "perf/probe.h"
 #include "loss/where.h"
 
-#include <math.h>
-
 extern where_t where_host; /* of loss/where_host.c */
 static uint64_t rng;
 static const colo_dtype_t floats[] = {COLO_BF16, COLO_F32, COLO_F16, COLO_F64};

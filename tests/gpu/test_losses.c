@@ -9,8 +9,6 @@
 #include "perf/probe.h"
 #include "ref/ref_topk.h"
 
-#include <math.h>
-
 static uint64_t rng;
 
 enum { K = 64 };

@@ -10,10 +10,6 @@
 
 #include "core/error.h"
 
-#include <colobridge/distill.h>
-#include <colobridge/logprob.h>
-#include <colobridge/topk.h>
-
 #include <math.h>
 
 static int32_t gpus;

@@ -12,7 +12,6 @@
 #include "loss/loss_case.h"
 
 #include <dlfcn.h>
-#include <math.h>
 #include <nccl.h>
 
 static int32_t gpus;

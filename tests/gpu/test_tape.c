@@ -8,8 +8,6 @@
 
 #include "core/tape_node.h"
 
-#include <colobridge/tape.h>
-
 enum { N = 1000 };
 
 static cudaStream_t stream;

@@ -7,8 +7,6 @@
 
 #include "core/error.h"
 
-#include <math.h>
-
 enum { BEFORE = 256, CANARY_BYTE = 0x5a, FILLED = 1 << 20 };
 
 static double *draw(int64_t n, colo_dtype_t dtype, double spread, uint64_t *rng)

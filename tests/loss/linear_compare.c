@@ -25,8 +25,6 @@
  */
 #include "loss/linear_case.h"
 
-#include <math.h>
-
 struct scale {
     double u, nv, nt, e, f, cap, lambda; /* as in the essay */
     double tiny;                         /* of d_z */

@@ -2,8 +2,6 @@
 /* linear_options.c - see linear_case.h: what a case asks for, between its numbers and its run. */
 #include "loss/linear_case.h"
 
-#include <math.h>
-
 void linear_case_shard(linear_case_t *c, shard_kind_t kind)
 {
     loss_case_t like = {.ranks = c->ranks, .vocab = c->vocab};

@@ -17,8 +17,6 @@
  */
 #include "loss/loss_case.h"
 
-#include <math.h>
-
 static int mantissa_bits(colo_dtype_t dtype)
 {
     return dtype == COLO_F64 ? 53 : dtype == COLO_F32 ? 24 : dtype == COLO_F16 ? 11 : 8;

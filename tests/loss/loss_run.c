@@ -4,8 +4,6 @@
 #include "loss/gather_case.h"
 #include "ref/ref_support.h"
 
-#include <math.h>
-
 static colo_tensor_t put_ids(gather_rank_t *m, const int64_t *from, int64_t n)
 {
     return where_tensor(gather_put(m, from, (size_t)n * 8), COLO_I64, 1, &n);

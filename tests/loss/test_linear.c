@@ -6,8 +6,6 @@
  */
 #include "loss/linear_case.h"
 
-#include <math.h>
-
 static const char *const modes[] = {"logprob", "keep", "loss", "early"};
 enum { MODES = 4 };
 

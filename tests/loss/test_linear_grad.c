@@ -11,8 +11,6 @@
  */
 #include "loss/linear_case.h"
 
-#include <math.h>
-
 #define STEP 1e-5
 #define TOL 1e-6
 

@@ -11,7 +11,6 @@
 
 #include "comm/comm.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 

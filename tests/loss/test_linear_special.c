@@ -6,8 +6,6 @@
  */
 #include "loss/linear_case.h"
 
-#include <math.h>
-
 enum { T = 6, V = 10, H = 3 };
 
 static void make(linear_case_t *c, int32_t ranks, int mode, uint64_t *rng)

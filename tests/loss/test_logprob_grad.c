@@ -10,8 +10,6 @@
  */
 #include "loss/gather_case.h"
 
-#include <math.h>
-
 #define STEP 1e-4
 #define TOL 1e-6
 

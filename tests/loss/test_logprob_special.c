@@ -6,8 +6,6 @@
  */
 #include "loss/loss_case.h"
 
-#include <math.h>
-
 static const int32_t worlds[] = {1, 2, 3, 4, 8};
 static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 
