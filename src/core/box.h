@@ -12,6 +12,12 @@
 
 #include <string.h>
 
+/* Rows whose first elements are @stride apart. */
+static inline colo_box_t colo_box_rows(void *data, int64_t rows, int64_t columns, int64_t stride)
+{
+    return (colo_box_t){.data = data, .extent = {1, rows, columns}, .stride = {0, stride, 1}};
+}
+
 /* Elements; -1 when an extent is negative or the product overflows. */
 static inline int64_t colo_box_count(const colo_box_t *box)
 {

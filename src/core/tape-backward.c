@@ -24,6 +24,7 @@
 #include "core/range.h"
 #include "core/tape.h"
 
+#include "core/box.h"
 #include "core/memory.h"
 #include "core/device.h"
 #include "core/error.h"
@@ -42,7 +43,7 @@ static size_t bytes_of(const colo_tensor_t *tensor)
 /* A contiguous gradient is one long box. */
 static colo_box_t line(void *data, const colo_tensor_t *like)
 {
-    return (colo_box_t){data, {1, 1, colo_tensor_count(like)}, {0, 0, 1}};
+    return colo_box_rows(data, 1, colo_tensor_count(like), 0);
 }
 
 /* sum += more, both of @dtype. */

@@ -125,23 +125,20 @@ static int compare(const score_t *a, const score_t *b, int32_t ndims)
     return 0;
 }
 
-/* Position of each dim in the score. */
+/* Position of each dim in the score: those that say most first, unknown ones in between. */
 static void rank_dims(const colo_grid_t *grid, int32_t *index)
 {
-    static const char *const loud[] = {"tp", "ep", "cp"}, *const quiet[] = {"dp", "pp"};
+    static const char *const names[] = {"tp", "ep", "cp", "", "dp", "pp"};
+    enum { LEVELS = 6, UNKNOWN = 3 };
     int32_t n = 0;
-    for (int32_t dim = 0; dim < grid->ndims; dim++)
-        index[dim] = -1;
-    for (int i = 0; i < 3; i++)
-        if (colo_grid_dim(grid, loud[i]) >= 0)
-            index[colo_grid_dim(grid, loud[i])] = n++;
-    for (int32_t dim = 0; dim < grid->ndims; dim++)
-        if (index[dim] < 0 && strcmp(grid->name[dim], quiet[0]) &&
-            strcmp(grid->name[dim], quiet[1]))
-            index[dim] = n++;
-    for (int i = 0; i < 2; i++)
-        if (colo_grid_dim(grid, quiet[i]) >= 0)
-            index[colo_grid_dim(grid, quiet[i])] = n++;
+    for (int level = 0; level < LEVELS; level++)
+        for (int32_t dim = 0; dim < grid->ndims; dim++) {
+            int its = 0;
+            while (its < LEVELS && strcmp(grid->name[dim], names[its]) != 0)
+                its++;
+            if ((its < LEVELS ? its : UNKNOWN) == level)
+                index[dim] = n++;
+        }
 }
 
 static void put(score_t *score, int32_t index, const colo_topology_cut_t *cut)

@@ -159,8 +159,8 @@ static colo_status_t deliver(const colo_lm_head_t *head, const colo_tensor_t *to
                                   src = {from, step, colo_head_sum_dtype(head)};
         return head->loss->rows_convert(&dst, &src, rows, columns, stream);
     }
-    colo_box_t dst = colo_head_box_of(to->data, rows, columns, to_step),
-               addends[2] = {dst, colo_head_box_of(from, rows, columns, step)};
+    colo_box_t dst = colo_box_rows(to->data, rows, columns, to_step),
+               addends[2] = {dst, colo_box_rows(from, rows, columns, step)};
     return head->ops->box_sum(&dst, addends, 2, to->dtype, stream);
 }
 

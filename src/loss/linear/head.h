@@ -5,6 +5,7 @@
 #define COLO_LOSS_LINEAR_HEAD_H
 
 #include "comm/comm.h"
+#include "core/box.h"
 #include "core/memory.h"
 #include "loss/linear/linear.h"
 #include "loss/loss.h"
@@ -64,11 +65,6 @@ static inline int64_t colo_head_rows_of(const colo_lm_head_t *head)
 static inline int64_t colo_head_columns_of(const colo_lm_head_t *head)
 {
     return colo_head_is_flat(head) ? head->count : head->config.hidden;
-}
-
-static inline colo_box_t colo_head_box_of(void *data, int64_t rows, int64_t columns, int64_t stride)
-{
-    return (colo_box_t){.data = data, .extent = {1, rows, columns}, .stride = {0, stride, 1}};
 }
 
 /* Is @tensor where and as large as the head's? @axes: 2 for a matrix [rows here, H], 1 for a

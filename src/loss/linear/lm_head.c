@@ -303,16 +303,16 @@ static colo_status_t gather(colo_lm_head_t *head, colo_stream_t stream)
     void *own = place_in(head, head->gathered);
     const size_t elem = colo_dtype_size(dtype);
     if (head->count > 0 && !is_in_place(head, &head->weight, own)) {
-        colo_box_t to = colo_head_box_of(own, colo_head_rows_of(head), colo_head_columns_of(head),
-                                         step),
-                   from = colo_head_box_of(head->weight.data, colo_head_rows_of(head),
-                                           colo_head_columns_of(head), head->weight.stride[0]);
+        colo_box_t to = colo_box_rows(own, colo_head_rows_of(head), colo_head_columns_of(head),
+                                      step),
+                   from = colo_box_rows(head->weight.data, colo_head_rows_of(head),
+                                        colo_head_columns_of(head), head->weight.stride[0]);
         COLO_TRY(head->ops->box_copy(&to, &from, elem, stream));
     }
     if (head->count > 0 && head->config.has_bias) {
-        colo_box_t to = colo_head_box_of(colo_linear_element(own, dtype, hidden), head->count, 1,
-                                         step),
-                   from = colo_head_box_of(head->bias.data, head->count, 1, 1);
+        colo_box_t to =
+                       colo_box_rows(colo_linear_element(own, dtype, hidden), head->count, 1, step),
+                   from = colo_box_rows(head->bias.data, head->count, 1, 1);
         COLO_TRY(head->ops->box_copy(&to, &from, elem, stream));
     }
     return colo_comm_i_all_gather(head->group, COLO_CATEGORY_HEAD, own, head->gathered,

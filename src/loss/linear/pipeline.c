@@ -10,6 +10,7 @@
 #include "loss/linear/workspace.h"
 
 #include "comm/comm.h"
+#include "core/box.h"
 #include "core/error.h"
 
 /* ---- order between the two streams ---- */
@@ -310,12 +311,10 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
     if (call->size.segment) { /* every rank has the sum */
         const int64_t each = call->size.tokens / colo_comm_size(linear->group);
         const colo_tensor_t *out = call->d_hidden_out;
-        const colo_box_t to = {out->data, {1, each, linear->hidden}, {0, out->stride[0], 1}},
-                         from = {colo_linear_element(call->d_hidden.data, linear->dtype,
-                                                     each * colo_comm_rank(linear->group) *
-                                                         linear->hidden),
-                                 {1, each, linear->hidden},
-                                 {0, linear->hidden, 1}};
+        void *own = colo_linear_element(call->d_hidden.data, linear->dtype,
+                                        each * colo_comm_rank(linear->group) * linear->hidden);
+        const colo_box_t to = colo_box_rows(out->data, each, linear->hidden, out->stride[0]),
+                         from = colo_box_rows(own, each, linear->hidden, linear->hidden);
         return linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE || each == 0
                    ? COLO_OK
                    : linear->ops->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
@@ -340,8 +339,8 @@ static colo_status_t add(const struct colo_linear_call *call, const struct colo_
                          const struct colo_linear_matrix *b)
 {
     const int64_t rows = call->pass.hi - call->pass.lo, hidden = call->linear->hidden;
-    const colo_box_t both[] = {{a->data, {1, rows, hidden}, {0, hidden, 1}},
-                               {b->data, {1, rows, hidden}, {0, hidden, 1}}};
+    const colo_box_t both[] = {colo_box_rows(a->data, rows, hidden, hidden),
+                               colo_box_rows(b->data, rows, hidden, hidden)};
     return rows == 0 ? COLO_OK
                      : call->linear->ops->box_sum(&both[0], both, 2, a->dtype, call->main);
 }
@@ -450,10 +449,9 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
 static colo_status_t unstage(struct colo_linear_call *call)
 {
     const int64_t count = call->size.part[1].first * call->linear->hidden;
-    const colo_box_t to = {call->d_weight.data, {1, 1, count}, {0, 0, 1}},
-                     from = {colo_linear_place(call->workspace, call->memory.stage),
-                             {1, 1, count},
-                             {0, 0, 1}};
+    void *stage = colo_linear_place(call->workspace, call->memory.stage);
+    const colo_box_t to = colo_box_rows(call->d_weight.data, 1, count, 0),
+                     from = colo_box_rows(stage, 1, count, 0);
     return call->linear->ops->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
                                        call->main);
 }
