@@ -18,8 +18,8 @@ ENDINGS = '.c', '.h', '.cu', '.cuh', '.py', '.sh', '.build'
 ROWS = (
     (('src/comm',), 10200, 11130),
     (('src/bridge',), 8600, 12360),
-    (('src/loss',), 7200, 8240),
-    (('src/core', 'src/cuda', 'src/grid'), 6300, 7331),
+    (('src/loss',), 7200, 8149),
+    (('src/core', 'src/cuda', 'src/grid'), 6300, 7243),
     (('python/colobridge',), 8300, 11310),
     (('tools',), 10200, 12000),
     (('tests',), 57000, 67180),
