@@ -187,11 +187,7 @@ class Batch(Unique):
             n = sizes[0]
         else:
             a, b = None if given is None else [given], None if out is None else [out]
-        self._carry(name, n, _args(a, given_name), _args(b, out_name, True), stream)
-
-    def _carry(self, name: str, n: int, given: Any, out: Any, stream: int | None) -> None:
-        """forward() or backward() by its C name, on arrays of views."""
-        call(name, self.handle, given, out, n, stream)
+        call(name, self.handle, _args(a, given_name), _args(b, out_name, True), n, stream)
 
     def runs(self) -> list[tuple[int, int]]:
         """(first, count) of rows of y that forward writes, in the order of positions."""

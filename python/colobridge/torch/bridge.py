@@ -363,17 +363,18 @@ class Bridge(Unique):
 
         Packed: the rows that this rank holds by @src become those that it holds by @dst, both Packings of the same
         sequences; x as with ragged, without into."""
-        if tensors._asked and tensors._asked():  # before what is kept of the last call, on which no graph depends
-            return _in_graph(self, x, segments, into, samples, shape, like, add, inplace, src, dst)
-        again = self._again
-        if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
-                into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
-                (self._ranks is None or groups.alive(self.group)):
-            return again[4](x, again[5], True)
-        return self._carry(x, segments, into, samples, shape, like, add, inplace, src, dst)
-
-    def _carry(self, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool, inplace: bool,
-               src: Any, dst: Any) -> Any:
+        if tensors._asked and tensors._asked():  # not what is kept of the last call, on which no graph depends
+            # An operator of a tensor that goes from one uniform layout to another, on ranks of torch's that hold it.
+            given = {'x': x, 'bridge': self._number, 'samples': samples, 'shape': None if shape is None else tuple(shape)}
+            graphs = tensors._compiled
+            if graphs is not None and self._traceable and segments is None and x is not None and graphs.fits(given):
+                return graphs.traced('bridge', given, None)
+        else:
+            again = self._again
+            if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
+                    into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
+                    (self._ranks is None or groups.alive(self.group)):
+                return again[4](x, again[5], True)
         tables = self._tables(segments, into, src, dst)
         if self.ragged:
             return ragged_batches.carry(self, x, tables, into, like, add, inplace)
@@ -442,18 +443,6 @@ def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
             shape = self.global_shape(x, samples)
         self._last = asked, self._core(comm, shape, x.dtype, device)
     return x, here
-
-
-def _in_graph(self: Bridge, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool,
-              inplace: bool, src: Any, dst: Any) -> Any:
-    """The call as torch.compile() sees it: an operator of a tensor that goes from one uniform layout to another, on ranks
-    of torch's that hold it; else a graph break."""
-    given = {'x': x, 'bridge': self._number, 'samples': samples,
-             'shape': None if shape is None else tuple(shape)}
-    graphs = tensors._compiled
-    if graphs is not None and self._traceable and segments is None and x is not None and graphs.fits(given):
-        return graphs.traced('bridge', given, None)
-    return self._carry(x, segments, into, samples, shape, like, add, inplace, src, dst)
 
 
 def _carried(x: Any, bridge: str, samples: Any, shape: Any) -> Any:
