@@ -95,6 +95,8 @@ T_CASE(the_library_is_its_own_central_difference_on_three_ranks)
 {
     uint64_t rng = t_seed() + 1;
     for (int i = 0; i < 4 * SETTINGS; i++) {
+        if (t_left_out(i)) /* on processes each of a case's 23 runs makes a world */
+            continue;
         print_message("%s, output %d\n", settings[i / 4].name, i % 4);
         loss_case_init(&moved, 3, T, V, COLO_F64, 2, &rng);
         loss_case_shard(&moved, SHARD_UNEVEN);
