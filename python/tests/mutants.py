@@ -25,6 +25,8 @@ MUTANTS = {
         'test_load.py', 'threads_without'),
     'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
+    'each call of a packed bridge is prepared anew': (
+        'torch/bridge.py', 'last.src is src', 'last.src is None', 'test_torch_packed.py', 'prepared_once'),
     'segments are given to collectives': (
         'megatron.py', 'if given and self._exact:', 'if given:', 'test_megatron_ragged.py', 'without_exact'),
     'what one rank finds wrong in communicate() stays there': (

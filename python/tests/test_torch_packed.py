@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed sequences whose cut changes, as an autograd function, against owners of positions by hand: processes over
 gloo, ranks that are threads, checkpointing, gradients that are None, two batches outstanding, bad input."""
+import importlib
 import os
 import pickle
 import random
@@ -201,6 +202,26 @@ def dealt(rank):
     two = carry((x.detach(), torch.tensor(mine(src)).view(-1, 1)), src=src, dst=dst)  # of any dtype, in one message
     assert torch.equal(two[0], y) and two[1].flatten().tolist() == mine(dst)
     carry.destroy()
+
+
+def test_a_call_like_the_one_before_is_prepared_once(monkeypatch):
+    ragged, made = importlib.import_module('colobridge.torch.ragged'), []
+
+    class Counted(ragged._Call):
+        def __init__(self, *of):
+            made.append(of)
+            super().__init__(*of)
+    monkeypatch.setattr(ragged, '_Call', Counted)
+    comm = cb.Comm.self()
+    x, cu = torch.arange(32.0).view(16, 2).requires_grad_(), torch.tensor([0, 4, 16])
+    for tables, calls in ((cu, 1), (cu, 1), ([0, 4, 16], 1), ([0, 8, 16], 2), (cu, 3)):
+        y = ct.relayout(x, tables, 'zigzag', 'block', group=comm)
+        y.backward(x.detach())
+        assert torch.equal(y, x) and torch.equal(x.grad, x)
+        x.grad = None
+        assert len(made) == calls
+    ct.relayout(x[:, :1], cu, 'zigzag', 'block', group=comm)
+    assert len(made) == 4
 
 
 def test_each_sequence_may_have_ranks_of_its_own(world):

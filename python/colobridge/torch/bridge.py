@@ -143,7 +143,7 @@ class Bridge(Unique):
         self._parts = self._split_sizes()
         self._dst_features = parts_of(self.dst, s.FEATURES)
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
-        self._checked: Segments | None = None  # tables that fit the layouts
+        self._checked: Segments | Repacking | None = None  # tables that fit the layouts, the last ones
         self._cores: dict[Any, Core] = {}  # by dtype and device
         self._kept: collections.OrderedDict[Any, Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
@@ -336,6 +336,9 @@ class Bridge(Unique):
     def _tables(self, segments: Any, into: Any, src: Any, dst: Any) -> Any:
         """The tables of a call, which the bridge has or has not."""
         if self.packed:
+            last = self._checked
+            if isinstance(last, Repacking) and last.src is src and last.dst is dst:
+                return last  # whose call is prepared
             return segments if src is None and dst is None else Repacking(src, dst)
         self._need_ragged(segments is not None or into is not None)
         return segments
