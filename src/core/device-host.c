@@ -119,17 +119,23 @@ static colo_status_t box_nonzero(const colo_box_t *b, colo_dtype_t dtype, int64_
     return COLO_OK;
 }
 
-static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
-                                int64_t count, double *num, int64_t *den, colo_stream_t stream)
+COLO_INLINE void add_values(colo_dtype_t dtype, const void *values, const uint8_t *mask,
+                            int64_t count, double *num, int64_t *den)
 {
-    *num = 0;
-    *den = 0;
     for (int64_t i = 0; i < count; i++) {
         if (mask && !mask[i])
             continue;
         *num += colo_scalar_get(dtype, values, i);
         ++*den;
     }
+}
+
+static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                                int64_t count, double *num, int64_t *den, colo_stream_t stream)
+{
+    *num = 0;
+    *den = 0;
+    COLO_FOR_FLOAT(dtype, add_values, values, mask, count, num, den)
     return COLO_OK;
 }
 
@@ -252,10 +258,10 @@ static colo_status_t mixed_sum(const colo_mixed_sum_t *sums)
                 const int64_t left = sums->to.extent[2] - first,
                               count = left < PIECE ? left : PIECE;
                 for (int32_t k = 0; k < sums->n; k++)
-                    COLO_FOR_FLOAT(sums->from_dtype[k], add_row, sum,
-                                   at(&sums->from[k], i, j, first,
-                                      colo_dtype_size(sums->from_dtype[k])),
-                                   sums->from[k].stride[2], k == 0, count)
+                    COLO_FOR_FLOAT(
+                        sums->from_dtype[k], add_row, sum,
+                        at(&sums->from[k], i, j, first, colo_dtype_size(sums->from_dtype[k])),
+                        sums->from[k].stride[2], k == 0, count)
                 COLO_FOR_FLOAT(sums->dtype, put_row,
                                at(&sums->to, i, j, first, colo_dtype_size(sums->dtype)),
                                sums->to.stride[2], sum, count)
@@ -270,6 +276,15 @@ static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stre
     return COLO_OK;
 }
 
+COLO_INLINE void add_half(colo_dtype_t dtype, bool rounds, void *to, const float *wide,
+                          const void *half, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const float more = (float)colo_scalar_get(dtype, half, i);
+        colo_scalar_put(rounds ? dtype : COLO_F32, to, i, wide ? wide[i] + more : more);
+    }
+}
+
 static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream)
 {
@@ -277,10 +292,7 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
                      (to_dtype != COLO_F32 && to_dtype != dtype),
                  COLO_ERR_ARG, "sum of fp32 and %s into %s: expected bf16 or f16, into it or f32",
                  colo_dtype_name(dtype), colo_dtype_name(to_dtype));
-    for (int64_t i = 0; i < n; i++) {
-        const float more = (float)colo_scalar_get(dtype, half, i);
-        colo_scalar_put(to_dtype, to, i, wide ? wide[i] + more : more);
-    }
+    COLO_FOR_FLOAT(dtype, add_half, to_dtype != COLO_F32, to, wide, half, n)
     return COLO_OK;
 }
 
