@@ -6,8 +6,7 @@
  * it. Mailboxes outlive their path, as long as the comm, and those of a path that died the process:
  * a peer that comes late may write there.
  *
- * Left to others: the handshake itself (kernels/p2p.cu), what is launched (allgather.c, and
- * bridge/peer/launch.c).
+ * Left to others: the handshake itself (kernels/p2p.cu), what is launched (allgather.c, launch.c).
  */
 #include "comm/peer/registry.h"
 

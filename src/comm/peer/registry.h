@@ -55,7 +55,7 @@ typedef struct colo_share {
     bool stays;      /* another rank may still have this one's open: it is never freed */
 } colo_share_t;
 
-/* peer.h's table, whose calls are bridge/peer/launch.c's, and what it has of registry.c. */
+/* peer.h's table, whose calls are launch.c's, and what it has of registry.c. */
 extern const colo_peer_ops_t colo_peer_table;
 colo_status_t colo_peer_open(colo_comm_t *c);
 colo_status_t colo_peer_register(colo_comm_t *c, colo_memory_t *m);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launch.c - what over-peers.c has a GPU do: lists of boxes on the device, one launch for
- * all tensors of a call.
+ * launch.c - what a bridge's passes have a GPU do: lists of boxes on the device, one launch
+ * for all tensors of a call.
  *
  * What a kernel needs and does not change from call to call is made here, at create and when a
  * bridge takes another shape: the partners, which boxes go where, cut into tiles. A call
@@ -13,7 +13,7 @@
  * the device is past the last call of the one before; those that a graph has are kept to the end.
  *
  * Left to others: the handshake itself (kernels/p2p.cu), its mailboxes and what became of it
- * (comm/peer/path.c), what is registered (comm/peer/registry.c).
+ * (path.c), what is registered (registry.c).
  */
 #include "comm/peer/registry.h"
 
