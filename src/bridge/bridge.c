@@ -33,10 +33,8 @@ static colo_status_t parse_axes(colo_bridge_t *bridge, const char *axes)
                 seen |= 1 << (pos - "bsh");
             }
         }
-        if (seen != 7)
-            return colo_fail(COLO_ERR_ARG,
-                             "bridge: axes '%.16s', expected a permutation of 'bsh', 'th' or 'bh'",
-                             axes);
+        COLO_FAIL_IF(seen != 7, COLO_ERR_ARG,
+                     "bridge: axes '%.16s', expected a permutation of 'bsh', 'th' or 'bh'", axes);
     }
     memcpy(bridge->axes.name, axes, strlen(axes) + 1);
     return COLO_OK;
@@ -50,11 +48,10 @@ static colo_status_t load_plan(colo_bridge_t *bridge, const colo_plan_config_t *
     colo_loaded_t loaded = {.any_ranks = bridge->now.any_ranks};
     colo_status_t st = COLO_OK;
     int64_t rank = colo_comm_world_rank(bridge->comm, colo_comm_rank(bridge->comm));
-    if (strcmp(bridge->axes.name, "bh") == 0 && cfg->shape.rows != 1)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: %lld rows with axes 'bh', expected 1; tensors of several rows "
-                         "have axes 'th', or 'bsh' in any order",
-                         (long long)cfg->shape.rows);
+    COLO_FAIL_IF(strcmp(bridge->axes.name, "bh") == 0 && cfg->shape.rows != 1, COLO_ERR_ARG,
+                 "bridge: %lld rows with axes 'bh', expected 1; tensors of several rows "
+                 "have axes 'th', or 'bsh' in any order",
+                 (long long)cfg->shape.rows);
     COLO_TRY_GOTO(st, colo_plan_create(&loaded.program.plan, cfg, rank), fail);
     COLO_TRY_GOTO(st, colo_run_load(bridge, &loaded), fail);
     *out = loaded;
@@ -68,25 +65,21 @@ fail:
 
 static colo_status_t check_config(const colo_bridge_config_t *config)
 {
-    if (!config->src || !config->dst)
-        return colo_fail(COLO_ERR_ARG, "bridge: config.%s is NULL", config->src ? "dst" : "src");
-    if (!colo_algorithm_of(config->algo))
-        return colo_fail(COLO_ERR_ARG, "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)",
-                         (int)config->algo);
-    if ((unsigned)config->transport > COLO_TRANSPORT_PEER)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: transport %d, expected 0 (AUTO), 1 (NCCL) or 2 (PEER)",
-                         (int)config->transport);
-    if (config->peer_blocks < 0 || config->peer_blocks > COLO_PEER_BLOCKS_MAX)
-        return colo_fail(COLO_ERR_ARG, "bridge: peer_blocks %d, expected 0 to %d",
-                         (int)config->peer_blocks, COLO_PEER_BLOCKS_MAX);
-    if (!config->allocator.allocate != !config->allocator.release)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: config.allocator: %s is NULL, expected both functions or none",
-                         config->allocator.allocate ? "release" : "allocate");
-    if ((unsigned)config->mem > COLO_CUDA)
-        return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)",
-                         (int)config->mem);
+    COLO_FAIL_IF(!config->src || !config->dst, COLO_ERR_ARG, "bridge: config.%s is NULL",
+                 config->src ? "dst" : "src");
+    COLO_FAIL_IF(!colo_algorithm_of(config->algo), COLO_ERR_ARG,
+                 "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)", (int)config->algo);
+    COLO_FAIL_IF((unsigned)config->transport > COLO_TRANSPORT_PEER, COLO_ERR_ARG,
+                 "bridge: transport %d, expected 0 (AUTO), 1 (NCCL) or 2 (PEER)",
+                 (int)config->transport);
+    COLO_FAIL_IF(config->peer_blocks < 0 || config->peer_blocks > COLO_PEER_BLOCKS_MAX,
+                 COLO_ERR_ARG, "bridge: peer_blocks %d, expected 0 to %d", (int)config->peer_blocks,
+                 COLO_PEER_BLOCKS_MAX);
+    COLO_FAIL_IF(!config->allocator.allocate != !config->allocator.release, COLO_ERR_ARG,
+                 "bridge: config.allocator: %s is NULL, expected both functions or none",
+                 config->allocator.allocate ? "release" : "allocate");
+    COLO_FAIL_IF((unsigned)config->mem > COLO_CUDA, COLO_ERR_ARG,
+                 "bridge: mem %d, expected 0 (host) or 1 (cuda)", (int)config->mem);
     return COLO_OK;
 }
 
@@ -107,8 +100,7 @@ static colo_status_t find_nodes(colo_bridge_t *bridge)
         ranks = comm->world_rank[rank] >= ranks ? comm->world_rank[rank] + 1 : ranks;
     COLO_AUTOFREE int32_t *node =
         ranks <= INT64_MAX / 64 ? malloc((size_t)ranks * sizeof *node) : NULL;
-    if (!node)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: nodes of %lld ranks", (long long)ranks);
+    COLO_FAIL_IF(!node, COLO_ERR_NOMEM, "bridge: nodes of %lld ranks", (long long)ranks);
     for (int64_t rank = 0; rank < ranks; rank++)
         node[rank] = -1; /* a rank outside the comm, which no plan of this bridge may name */
     for (int32_t rank = 0; rank < comm->size; rank++)
@@ -189,8 +181,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
                                  colo_comm_t *comm)
 {
     COLO_RANGE();
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "bridge: comm is NULL");
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "bridge: comm is NULL");
     COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
     colo_status_t st = COLO_OK;
     colo_bridge_t *made = calloc(1, sizeof *made);
@@ -261,8 +252,8 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
 colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape)
 {
     COLO_RANGE();
-    if (!bridge || !shape)
-        return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "shape" : "bridge");
+    COLO_FAIL_IF(!bridge || !shape, COLO_ERR_ARG, "bridge: %s is NULL",
+                 bridge ? "shape" : "bridge");
     COLO_TRY(colo_ragged_refuse_shape(bridge));
     colo_plan_config_t cfg = bridge->now.program.plan->config;
     colo_loaded_t next;

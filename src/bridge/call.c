@@ -43,8 +43,7 @@ static colo_status_t alive(const colo_bridge_t *bridge, colo_pass_t pass)
 static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const colo_tensor_t *in,
                                  const colo_tensor_t *out, colo_stream_t stream)
 {
-    if (!bridge)
-        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    COLO_FAIL_IF(!bridge, COLO_ERR_ARG, "bridge: bridge is NULL");
     COLO_TRY(alive(bridge, pass));
     COLO_TRY(colo_ragged_refuse_call(bridge, pass));
     const colo_plan_t *plan = bridge->now.program.plan;
@@ -72,14 +71,13 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
 
 static colo_status_t call_batch(colo_batch_t *batch, colo_call_t call)
 {
-    if (!batch)
-        return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
+    COLO_FAIL_IF(!batch, COLO_ERR_ARG, "bridge: batch is NULL");
     colo_bridge_t *bridge = batch->bridge;
     const colo_pass_t pass = call.frame.pass;
     COLO_TRY(alive(bridge, pass));
-    if (pass == COLO_BACKWARD && bridge->now.program.plan->config.no_grad)
-        return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
-                         (long long)bridge->now.program.plan->rank);
+    COLO_FAIL_IF(pass == COLO_BACKWARD && bridge->now.program.plan->config.no_grad, COLO_ERR_STATE,
+                 "rank %lld: backward on a bridge created with no_grad",
+                 (long long)bridge->now.program.plan->rank);
     call.bridge = bridge;
     call.executor = bridge->algorithm->executor[0];
     call.batch = batch;

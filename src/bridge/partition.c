@@ -23,54 +23,47 @@
 static colo_status_t check_segments(const colo_partition_t *partition)
 {
     const int64_t *cu = partition->cu_padded;
-    if (!cu)
-        return colo_fail(COLO_ERR_ARG, "partition: cu_padded is NULL for %lld segments",
-                         (long long)partition->segments);
-    if (cu[0] != 0)
-        return colo_fail(COLO_ERR_LAYOUT, "partition: cu_padded[0] is %lld, expected 0",
-                         (long long)cu[0]);
+    COLO_FAIL_IF(!cu, COLO_ERR_ARG, "partition: cu_padded is NULL for %lld segments",
+                 (long long)partition->segments);
+    COLO_FAIL_IF(cu[0] != 0, COLO_ERR_LAYOUT, "partition: cu_padded[0] is %lld, expected 0",
+                 (long long)cu[0]);
     for (int64_t j = 0; j < partition->segments; j++) {
-        if (cu[j + 1] < cu[j])
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "partition: cu_padded is not ascending at segment %lld: from %lld to "
-                             "%lld",
-                             (long long)j, (long long)cu[j], (long long)cu[j + 1]);
+        COLO_FAIL_IF(cu[j + 1] < cu[j], COLO_ERR_LAYOUT,
+                     "partition: cu_padded is not ascending at segment %lld: from %lld to "
+                     "%lld",
+                     (long long)j, (long long)cu[j], (long long)cu[j + 1]);
         /* unsigned: 2 * cp always fits */
-        if (partition->cp > 1 && (uint64_t)(cu[j + 1] - cu[j]) % (2 * (uint64_t)partition->cp) != 0)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "partition: segment %lld has padded length %lld, which does not "
-                             "divide by 2 * cp = %llu",
-                             (long long)j, (long long)(cu[j + 1] - cu[j]),
-                             2 * (unsigned long long)partition->cp);
+        COLO_FAIL_IF(
+            partition->cp > 1 && (uint64_t)(cu[j + 1] - cu[j]) % (2 * (uint64_t)partition->cp) != 0,
+            COLO_ERR_LAYOUT,
+            "partition: segment %lld has padded length %lld, which does not "
+            "divide by 2 * cp = %llu",
+            (long long)j, (long long)(cu[j + 1] - cu[j]), 2 * (unsigned long long)partition->cp);
     }
-    if (cu[partition->segments] != partition->positions)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "partition: cu_padded ends at %lld, expected %lld positions",
-                         (long long)cu[partition->segments], (long long)partition->positions);
+    COLO_FAIL_IF(cu[partition->segments] != partition->positions, COLO_ERR_LAYOUT,
+                 "partition: cu_padded ends at %lld, expected %lld positions",
+                 (long long)cu[partition->segments], (long long)partition->positions);
     return COLO_OK;
 }
 
 static colo_status_t check_part(const char *what, int64_t size, int64_t rank)
 {
-    if (size < 1)
-        return colo_fail(COLO_ERR_ARG, "partition: %s is %lld, expected at least 1", what,
-                         (long long)size);
-    if (rank < 0 || rank >= size)
-        return colo_fail(COLO_ERR_ARG, "partition: %s rank %lld is outside [0, %lld)", what,
-                         (long long)rank, (long long)size);
+    COLO_FAIL_IF(size < 1, COLO_ERR_ARG, "partition: %s is %lld, expected at least 1", what,
+                 (long long)size);
+    COLO_FAIL_IF(rank < 0 || rank >= size, COLO_ERR_ARG,
+                 "partition: %s rank %lld is outside [0, %lld)", what, (long long)rank,
+                 (long long)size);
     return COLO_OK;
 }
 
 colo_status_t colo_partition_check(const colo_partition_t *part)
 {
-    if (!part)
-        return colo_fail(COLO_ERR_ARG, "partition: part is NULL");
+    COLO_FAIL_IF(!part, COLO_ERR_ARG, "partition: part is NULL");
     COLO_TRY(check_part("cp", part->cp, part->cp_rank));
     COLO_TRY(check_part("tp", part->tp, part->tp_rank));
-    if (part->positions < 0 || part->segments < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "partition: %lld positions in %lld segments, expected 0 or more",
-                         (long long)part->positions, (long long)part->segments);
+    COLO_FAIL_IF(part->positions < 0 || part->segments < 0, COLO_ERR_ARG,
+                 "partition: %lld positions in %lld segments, expected 0 or more",
+                 (long long)part->positions, (long long)part->segments);
     if (part->segments > 0)
         COLO_TRY(check_segments(part));
     else if (part->cp > 1 && (uint64_t)part->positions % (2 * (uint64_t)part->cp) != 0)
@@ -78,10 +71,9 @@ colo_status_t colo_partition_check(const colo_partition_t *part)
                          "partition: %lld positions do not divide by 2 * cp = %llu; pad them to "
                          "what colo_partition_padded() returns",
                          (long long)part->positions, 2 * (unsigned long long)part->cp);
-    if (part->positions / part->cp % part->tp != 0)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "partition: %lld positions of a cp rank do not divide by tp = %lld",
-                         (long long)(part->positions / part->cp), (long long)part->tp);
+    COLO_FAIL_IF(part->positions / part->cp % part->tp != 0, COLO_ERR_LAYOUT,
+                 "partition: %lld positions of a cp rank do not divide by tp = %lld",
+                 (long long)(part->positions / part->cp), (long long)part->tp);
     return COLO_OK;
 }
 
@@ -140,14 +132,12 @@ int64_t colo_partition_index(const colo_partition_t *part, int64_t i)
 static colo_status_t check_written(const colo_tensor_t *tensor, const char *what)
 {
     for (int32_t axis = 0; axis < tensor->ndim; axis++)
-        if (tensor->shape[axis] > 1 && tensor->stride[axis] == 0)
-            return colo_fail(COLO_ERR_SHAPE, "partition: %s is written, but axis %d has stride 0",
-                             what, (int)axis);
-    if (colo_tensor_overlaps(tensor))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "partition: %s is written, but by its strides elements share an address, "
-                         "expected a view without overlap",
-                         what);
+        COLO_FAIL_IF(tensor->shape[axis] > 1 && tensor->stride[axis] == 0, COLO_ERR_SHAPE,
+                     "partition: %s is written, but axis %d has stride 0", what, (int)axis);
+    COLO_FAIL_IF(colo_tensor_overlaps(tensor), COLO_ERR_SHAPE,
+                 "partition: %s is written, but by its strides elements share an address, "
+                 "expected a view without overlap",
+                 what);
     return COLO_OK;
 }
 
@@ -158,11 +148,10 @@ static colo_status_t check_places(const colo_tensor_t *tensor, const char *a_nam
 {
     colo_queries_t queries = {0};
     bool capturing;
-    if (tensor->mem != other->mem || (tensor->mem == COLO_CUDA && tensor->device != other->device))
-        return colo_fail(COLO_ERR_ARG,
-                         "partition: %s: memory kind %d on device %d, %s is kind %d on device %d",
-                         b_name, (int)other->mem, (int)other->device, a_name, (int)tensor->mem,
-                         (int)tensor->device);
+    COLO_FAIL_IF(
+        tensor->mem != other->mem || (tensor->mem == COLO_CUDA && tensor->device != other->device),
+        COLO_ERR_ARG, "partition: %s: memory kind %d on device %d, %s is kind %d on device %d",
+        b_name, (int)other->mem, (int)other->device, a_name, (int)tensor->mem, (int)tensor->device);
     colo_status_t st = colo_ops_for(tensor->mem, ops);
     if (st == COLO_OK)
         st = (*ops)->stream_check(&queries, stream, &capturing);
@@ -196,25 +185,22 @@ static colo_status_t check_pair(const colo_partition_t *partition, const colo_te
     COLO_TRY(colo_partition_check(partition));
     COLO_TRY(colo_tensor_check(global, "global"));
     COLO_TRY(colo_tensor_check(local, "local"));
-    if (global->dtype != local->dtype)
-        return colo_fail(COLO_ERR_SHAPE, "partition: global is %s, local is %s",
-                         colo_dtype_name(global->dtype), colo_dtype_name(local->dtype));
-    if (global->ndim != local->ndim)
-        return colo_fail(COLO_ERR_SHAPE, "partition: global has %d axes, local has %d",
-                         (int)global->ndim, (int)local->ndim);
-    if (axis < 0 || axis >= global->ndim)
-        return colo_fail(COLO_ERR_ARG, "partition: axis %d is outside [0, %d)", (int)axis,
-                         (int)global->ndim);
-    if (global->shape[axis] != partition->positions)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "partition: global axis %d has %lld positions, expected %lld", (int)axis,
-                         (long long)global->shape[axis], (long long)partition->positions);
+    COLO_FAIL_IF(global->dtype != local->dtype, COLO_ERR_SHAPE,
+                 "partition: global is %s, local is %s", colo_dtype_name(global->dtype),
+                 colo_dtype_name(local->dtype));
+    COLO_FAIL_IF(global->ndim != local->ndim, COLO_ERR_SHAPE,
+                 "partition: global has %d axes, local has %d", (int)global->ndim,
+                 (int)local->ndim);
+    COLO_FAIL_IF(axis < 0 || axis >= global->ndim, COLO_ERR_ARG,
+                 "partition: axis %d is outside [0, %d)", (int)axis, (int)global->ndim);
+    COLO_FAIL_IF(global->shape[axis] != partition->positions, COLO_ERR_SHAPE,
+                 "partition: global axis %d has %lld positions, expected %lld", (int)axis,
+                 (long long)global->shape[axis], (long long)partition->positions);
     for (int32_t i = 0; i < global->ndim; i++) {
         int64_t want = i == axis ? colo_partition_count(partition) : global->shape[i];
-        if (local->shape[i] != want)
-            return colo_fail(COLO_ERR_SHAPE,
-                             "partition: local axis %d has extent %lld, expected %lld", (int)i,
-                             (long long)local->shape[i], (long long)want);
+        COLO_FAIL_IF(local->shape[i] != want, COLO_ERR_SHAPE,
+                     "partition: local axis %d has extent %lld, expected %lld", (int)i,
+                     (long long)local->shape[i], (long long)want);
     }
     return COLO_OK;
 }
@@ -372,16 +358,14 @@ static colo_status_t check_tokens(const colo_partition_t *partition, const colo_
                                   const char *what)
 {
     COLO_TRY(colo_tensor_check(tensor, what));
-    if (tensor->dtype != COLO_I64)
-        return colo_fail(COLO_ERR_SHAPE, "partition: %s is %s, expected i64", what,
-                         colo_dtype_name(tensor->dtype));
-    if (tensor->ndim < 1)
-        return colo_fail(COLO_ERR_SHAPE, "partition: %s has no axis, expected [..., %lld]", what,
-                         (long long)partition->positions);
-    if (tensor->shape[tensor->ndim - 1] != partition->positions)
-        return colo_fail(COLO_ERR_SHAPE, "partition: %s has %lld positions, expected %lld", what,
-                         (long long)tensor->shape[tensor->ndim - 1],
-                         (long long)partition->positions);
+    COLO_FAIL_IF(tensor->dtype != COLO_I64, COLO_ERR_SHAPE, "partition: %s is %s, expected i64",
+                 what, colo_dtype_name(tensor->dtype));
+    COLO_FAIL_IF(tensor->ndim < 1, COLO_ERR_SHAPE,
+                 "partition: %s has no axis, expected [..., %lld]", what,
+                 (long long)partition->positions);
+    COLO_FAIL_IF(tensor->shape[tensor->ndim - 1] != partition->positions, COLO_ERR_SHAPE,
+                 "partition: %s has %lld positions, expected %lld", what,
+                 (long long)tensor->shape[tensor->ndim - 1], (long long)partition->positions);
     return COLO_OK;
 }
 
@@ -394,15 +378,14 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
     COLO_TRY(check_tokens(part, tokens, "tokens"));
     COLO_TRY(check_tokens(part, targets, "targets"));
     COLO_TRY(check_written(targets, "targets"));
-    if (tokens->ndim != targets->ndim)
-        return colo_fail(COLO_ERR_SHAPE, "partition: tokens has %d axes, targets has %d",
-                         (int)tokens->ndim, (int)targets->ndim);
+    COLO_FAIL_IF(tokens->ndim != targets->ndim, COLO_ERR_SHAPE,
+                 "partition: tokens has %d axes, targets has %d", (int)tokens->ndim,
+                 (int)targets->ndim);
     int32_t axis = tokens->ndim - 1;
     for (int32_t i = 0; i < axis; i++)
-        if (tokens->shape[i] != targets->shape[i])
-            return colo_fail(COLO_ERR_SHAPE,
-                             "partition: targets axis %d has extent %lld, expected %lld", (int)i,
-                             (long long)targets->shape[i], (long long)tokens->shape[i]);
+        COLO_FAIL_IF(tokens->shape[i] != targets->shape[i], COLO_ERR_SHAPE,
+                     "partition: targets axis %d has extent %lld, expected %lld", (int)i,
+                     (long long)targets->shape[i], (long long)tokens->shape[i]);
     if (!is_same_view(tokens, targets)) /* in place each position is read before it is written */
         COLO_TRY(check_apart(tokens, "tokens", targets, "targets"));
     COLO_TRY(check_places(tokens, "tokens", targets, "targets", stream, &list.ops));
@@ -426,24 +409,20 @@ colo_status_t colo_partition_padded(int64_t length, int64_t tp, int64_t cp, bool
                                     int64_t *padded)
 {
     int64_t unit, other = 1, result;
-    if (!padded)
-        return colo_fail(COLO_ERR_ARG, "padded: the output is NULL");
-    if (length < 0)
-        return colo_fail(COLO_ERR_ARG, "padded: length %lld is negative, expected >= 0",
-                         (long long)length);
-    if (tp < 1 || cp < 1)
-        return colo_fail(COLO_ERR_ARG, "padded: tp %lld and cp %lld, expected at least 1",
-                         (long long)tp, (long long)cp);
+    COLO_FAIL_IF(!padded, COLO_ERR_ARG, "padded: the output is NULL");
+    COLO_FAIL_IF(length < 0, COLO_ERR_ARG, "padded: length %lld is negative, expected >= 0",
+                 (long long)length);
+    COLO_FAIL_IF(tp < 1 || cp < 1, COLO_ERR_ARG, "padded: tp %lld and cp %lld, expected at least 1",
+                 (long long)tp, (long long)cp);
     bool fits = cp == 1 || (colo_mul_ok(2, cp, &unit) && colo_mul_ok(tp, unit, &unit));
     if (cp == 1)
         unit = tp;
     fits = fits && (!fp8 || colo_mul_ok(16, cp, &other));
     fits = fits && colo_mul_ok(unit / colo_gcd(unit, other), other, &unit);
     fits = fits && colo_mul_ok(length / unit + (length % unit != 0), unit, &result);
-    if (!fits)
-        return colo_fail(COLO_ERR_ARG,
-                         "padded: length %lld for tp %lld, cp %lld%s overflows 63 bits",
-                         (long long)length, (long long)tp, (long long)cp, fp8 ? ", fp8" : "");
+    COLO_FAIL_IF(!fits, COLO_ERR_ARG,
+                 "padded: length %lld for tp %lld, cp %lld%s overflows 63 bits", (long long)length,
+                 (long long)tp, (long long)cp, fp8 ? ", fp8" : "");
     *padded = result;
     return COLO_OK;
 }

@@ -31,42 +31,37 @@ colo_status_t colo_ragged_create(colo_bridge_t *bridge, const colo_bridge_config
 {
     if (!colo_ragged_wanted(config))
         return COLO_OK;
-    if (!bridge->algorithm->tables)
-        return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with %s, expected EXACT",
-                         bridge->algorithm->name);
+    COLO_FAIL_IF(!bridge->algorithm->tables, COLO_ERR_ARG,
+                 "bridge: ragged batches with %s, expected EXACT", bridge->algorithm->name);
     const bool gpus = colo_comm_i_mem(bridge->comm) == COLO_CUDA;
-    if (colo_comm_size(bridge->comm) > 1 && gpus != (config->mem == COLO_CUDA))
-        return colo_fail(
-            COLO_ERR_UNBUILT,
-            "bridge: ragged batches in %s memory on comm '%s' of backend %s, which moves %s "
-            "memory; %s",
-            gpus ? "host" : "CUDA", colo_comm_name(bridge->comm), colo_comm_backend(bridge->comm),
-            gpus ? "CUDA" : "host",
-            gpus ? "set mem to COLO_CUDA, or use a host communicator"
-                 : "colo_comm_create_nccl() makes a communicator of GPUs");
-    if (strcmp(bridge->axes.name, "th") != 0)
-        return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
-                         bridge->axes.name);
-    if ((unsigned)config->placement > COLO_MERGED || config->max_rows < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: placement %d, max_rows %lld; expected 0 (PACKED) or 1 (MERGED), "
-                         "and >= 0",
-                         (int)config->placement, (long long)config->max_rows);
+    COLO_FAIL_IF(colo_comm_size(bridge->comm) > 1 && gpus != (config->mem == COLO_CUDA),
+                 COLO_ERR_UNBUILT,
+                 "bridge: ragged batches in %s memory on comm '%s' of backend %s, which moves %s "
+                 "memory; %s",
+                 gpus ? "host" : "CUDA", colo_comm_name(bridge->comm),
+                 colo_comm_backend(bridge->comm), gpus ? "CUDA" : "host",
+                 gpus ? "set mem to COLO_CUDA, or use a host communicator"
+                      : "colo_comm_create_nccl() makes a communicator of GPUs");
+    COLO_FAIL_IF(strcmp(bridge->axes.name, "th") != 0, COLO_ERR_ARG,
+                 "bridge: ragged batches with axes '%s', expected 'th'", bridge->axes.name);
+    COLO_FAIL_IF((unsigned)config->placement > COLO_MERGED || config->max_rows < 0, COLO_ERR_ARG,
+                 "bridge: placement %d, max_rows %lld; expected 0 (PACKED) or 1 (MERGED), "
+                 "and >= 0",
+                 (int)config->placement, (long long)config->max_rows);
     colo_ragged_bridge_t *ragged = bridge->ragged = calloc(1, sizeof *ragged);
-    if (!ragged)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *ragged);
+    COLO_FAIL_IF(!ragged, COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *ragged);
     bridge->now.any_ranks = true;
     ragged->merged = config->placement == COLO_MERGED;
     ragged->max_rows = config->max_rows;
-    if (config->packed &&
-        (config->ragged || ragged->merged || config->output != COLO_FULL_SEQ || config->grad))
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: packed with %s, expected 0: the packings say what "
-                         "a rank has",
-                         config->ragged   ? "ragged"
-                         : ragged->merged ? "placement"
-                         : config->grad   ? "grad"
-                                          : "output");
+    COLO_FAIL_IF(config->packed && (config->ragged || ragged->merged ||
+                                    config->output != COLO_FULL_SEQ || config->grad),
+                 COLO_ERR_ARG,
+                 "bridge: packed with %s, expected 0: the packings say what "
+                 "a rank has",
+                 config->ragged   ? "ragged"
+                 : ragged->merged ? "placement"
+                 : config->grad   ? "grad"
+                                  : "output");
     const colo_status_t st =
         colo_ragged_init(&ragged->axes, config->src, config->dst, &config->shape, config->packed);
     return st < 0 ? colo_fail_prefix(st, "bridge") : COLO_OK;
@@ -142,12 +137,11 @@ static colo_status_t check_rows(const colo_ragged_bridge_t *ragged)
     const colo_ragged_t *tables = &ragged->axes;
     for (int64_t replica = 0; ragged->max_rows && replica < tables->src.axes.replicas; replica++) {
         const int64_t most = most_rows(tables, replica);
-        if (most > ragged->max_rows)
-            return colo_fail(COLO_ERR_ARG,
-                             "%s: source replica %lld has %lld rows on a rank, expected at most "
-                             "max_rows=%lld",
-                             tables->packed ? "packing" : "segments", (long long)replica,
-                             (long long)most, (long long)ragged->max_rows);
+        COLO_FAIL_IF(most > ragged->max_rows, COLO_ERR_ARG,
+                     "%s: source replica %lld has %lld rows on a rank, expected at most "
+                     "max_rows=%lld",
+                     tables->packed ? "packing" : "segments", (long long)replica, (long long)most,
+                     (long long)ragged->max_rows);
     }
     return COLO_OK;
 }
@@ -159,8 +153,7 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, c
     cfg.src = &bridge->sides.src;
     cfg.dst = &bridge->sides.dst;
     colo_batch_t *made = calloc(1, sizeof *made);
-    if (!made)
-        return colo_fail(COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *made);
+    COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *made);
     colo_status_t st = COLO_OK;
     made->bridge = bridge;
     COLO_TRY_GOTO(st, load(made, &ragged->axes, tables), done);
@@ -224,8 +217,8 @@ static colo_status_t set(colo_bridge_t *bridge, const tables_t *tables, bool pac
 {
     const char *what = packed ? "packing" : "segments";
     colo_status_t st;
-    if (!bridge) /* and no comm on which other ranks could be told */
-        return colo_fail(COLO_ERR_ARG, "%s: bridge is NULL", what);
+    /* without one there is no comm on which other ranks could be told */
+    COLO_FAIL_IF(!bridge, COLO_ERR_ARG, "%s: bridge is NULL", what);
     if (!batch)
         st = colo_fail(COLO_ERR_ARG, "%s: batch is NULL, expected an address for it", what);
     else if (!bridge->ragged || bridge->ragged->axes.packed != packed)

@@ -27,29 +27,27 @@ static colo_status_t local_sizes(const colo_segments_t *local, int64_t *head)
     if (!local)
         return COLO_OK;
     COLO_TRY(colo_segments_read(&own, local));
-    if (segments->packing)
-        return colo_fail(COLO_ERR_ARG, "segments: local tables with a packing, expected NULL; set "
-                                       "it in the global tables");
+    COLO_FAIL_IF(segments->packing, COLO_ERR_ARG,
+                 "segments: local tables with a packing, expected NULL; set "
+                 "it in the global tables");
     for (int64_t segment = 0; segment < segments->count; segment++) {
-        if (segments->rows[segment] < 0 ||
-            !colo_add_ok(head[ROWS], segments->rows[segment], &head[ROWS]))
-            return colo_fail(COLO_ERR_ARG,
-                             "segments: local segment %lld has %lld rows, expected %s",
-                             (long long)segment, (long long)segments->rows[segment],
-                             segments->rows[segment] < 0 ? ">= 0" : "a sum of at most 63 bits");
-        if (segments->seq[segment] < 0 || segments->seq[segment] >= segments->nseqs)
-            return colo_fail(COLO_ERR_ARG,
-                             "segments: local segment %lld: seq is %lld, expected 0..%lld, counted "
-                             "among the sequences of this rank",
-                             (long long)segment, (long long)segments->seq[segment],
-                             (long long)segments->nseqs - 1);
+        COLO_FAIL_IF(segments->rows[segment] < 0 ||
+                         !colo_add_ok(head[ROWS], segments->rows[segment], &head[ROWS]),
+                     COLO_ERR_ARG, "segments: local segment %lld has %lld rows, expected %s",
+                     (long long)segment, (long long)segments->rows[segment],
+                     segments->rows[segment] < 0 ? ">= 0" : "a sum of at most 63 bits");
+        COLO_FAIL_IF(
+            segments->seq[segment] < 0 || segments->seq[segment] >= segments->nseqs, COLO_ERR_ARG,
+            "segments: local segment %lld: seq is %lld, expected 0..%lld, counted "
+            "among the sequences of this rank",
+            (long long)segment, (long long)segments->seq[segment], (long long)segments->nseqs - 1);
         /* if another rank has row_pos, all ranks get the position of each row */
-        if (segments->pos && segments->pos[segment] > INT64_MAX - segments->rows[segment])
-            return colo_fail(COLO_ERR_ARG,
-                             "segments: local segment %lld: its %lld rows are at positions from "
-                             "%lld on, expected positions of at most 63 bits",
-                             (long long)segment, (long long)segments->rows[segment],
-                             (long long)segments->pos[segment]);
+        COLO_FAIL_IF(segments->pos && segments->pos[segment] > INT64_MAX - segments->rows[segment],
+                     COLO_ERR_ARG,
+                     "segments: local segment %lld: its %lld rows are at positions from "
+                     "%lld on, expected positions of at most 63 bits",
+                     (long long)segment, (long long)segments->rows[segment],
+                     (long long)segments->pos[segment]);
     }
     head[SEGMENTS] = segments->count;
     head[SCATTERED] =
@@ -100,10 +98,9 @@ static colo_status_t join(const int64_t *all, int32_t n, int64_t words, colo_seg
         count += head[SEGMENTS];
         nseqs += head[SEQUENCES];
         scattered = scattered || head[SCATTERED];
-        if (!colo_add_ok(rows, head[ROWS], &rows))
-            return colo_fail(
-                COLO_ERR_ARG,
-                "segments: the rows of rank %d make the sum of all rows exceed 63 bits", (int)rank);
+        COLO_FAIL_IF(!colo_add_ok(rows, head[ROWS], &rows), COLO_ERR_ARG,
+                     "segments: the rows of rank %d make the sum of all rows exceed 63 bits",
+                     (int)rank);
     }
     /* tables have entries, so a rank that sends positions row by row has as many of them */
     const int64_t places = scattered ? rows : count;
@@ -113,9 +110,8 @@ static colo_status_t join(const int64_t *all, int32_t n, int64_t words, colo_seg
         colo_add_ok(size, places * (int64_t)sizeof *all, &size) &&
         colo_add_ok(size, sizeof *segments, &size))
         segments = malloc((size_t)size);
-    if (!segments)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
-                         (long long)count, (long long)nseqs);
+    COLO_FAIL_IF(!segments, COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
+                 (long long)count, (long long)nseqs);
     int64_t *offset = (int64_t *)(segments + 1);
     int64_t *t_rows = offset, *t_src = offset + count, *t_seq = offset + 2 * count,
             *t_pos = offset + 3 * count, *t_len = t_pos + places, *t_dp = t_len + nseqs;
@@ -182,8 +178,7 @@ colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments
 {
     COLO_RANGE();
     int64_t head[HEADER], *all = NULL, words = WORDS, largest = 0;
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "segments: comm is NULL");
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "segments: comm is NULL");
     COLO_TRY(colo_comm_i_alive(comm, "segments gather"));
     colo_status_t mine =
         global ? local_sizes(local, head) : colo_fail(COLO_ERR_ARG, "segments: global is NULL");

@@ -39,9 +39,8 @@ static colo_status_t begin(const started_t *started, colo_stream_t stream, colo_
                            colo_tickets_t **all, colo_stream_t *on)
 {
     bool follows = false;
-    if (!ticket)
-        return colo_fail(COLO_ERR_ARG, "rank %lld: ticket is NULL, expected a place for one",
-                         (long long)started->bridge->now.program.plan->rank);
+    COLO_FAIL_IF(!ticket, COLO_ERR_ARG, "rank %lld: ticket is NULL, expected a place for one",
+                 (long long)started->bridge->now.program.plan->rank);
     *ticket = NULL;
     COLO_TRY(colo_tickets_of(started->bridge, all));
     COLO_TRY(colo_ticket_take(*all, started->pass, ticket));
@@ -86,8 +85,7 @@ colo_status_t colo_bridge_forward_start(colo_bridge_t *bridge, const colo_tensor
                                         colo_ticket_t **ticket)
 {
     COLO_RANGE();
-    if (!bridge)
-        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    COLO_FAIL_IF(!bridge, COLO_ERR_ARG, "bridge: bridge is NULL");
     return start(&(started_t){bridge, NULL, COLO_FORWARD, in, out, 1}, stream, ticket);
 }
 
@@ -96,8 +94,7 @@ colo_status_t colo_bridge_backward_start(colo_bridge_t *bridge, const colo_tenso
                                          colo_ticket_t **ticket)
 {
     COLO_RANGE();
-    if (!bridge)
-        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    COLO_FAIL_IF(!bridge, COLO_ERR_ARG, "bridge: bridge is NULL");
     return start(&(started_t){bridge, NULL, COLO_BACKWARD, d_y, d_x, 1}, stream, ticket);
 }
 
@@ -106,8 +103,7 @@ colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_tensor_t 
                                        colo_ticket_t **ticket)
 {
     COLO_RANGE();
-    if (!batch)
-        return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
+    COLO_FAIL_IF(!batch, COLO_ERR_ARG, "bridge: batch is NULL");
     return start(&(started_t){batch->bridge, batch, COLO_FORWARD, in, out, n}, stream, ticket);
 }
 
@@ -116,7 +112,6 @@ colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t
                                         colo_ticket_t **ticket)
 {
     COLO_RANGE();
-    if (!batch)
-        return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
+    COLO_FAIL_IF(!batch, COLO_ERR_ARG, "bridge: batch is NULL");
     return start(&(started_t){batch->bridge, batch, COLO_BACKWARD, d_y, d_x, n}, stream, ticket);
 }

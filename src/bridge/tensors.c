@@ -126,17 +126,16 @@ static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t 
                          what, found, expected, bridge->axes.name,
                          empty ? "; this rank owns nothing of it: pass NULL" : "");
     }
-    if (tensor->dtype != bridge->now.program.plan->config.dtype)
-        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,
-                         colo_dtype_name(tensor->dtype),
-                         colo_dtype_name(bridge->now.program.plan->config.dtype));
+    COLO_FAIL_IF(tensor->dtype != bridge->now.program.plan->config.dtype, COLO_ERR_SHAPE,
+                 "rank %lld: %s is %s, the bridge carries %s", rank, what,
+                 colo_dtype_name(tensor->dtype),
+                 colo_dtype_name(bridge->now.program.plan->config.dtype));
     COLO_TRY(check_memory(call, tensor, what));
     for (int32_t i = 0; output && i < n; i++)
-        if (tensor->shape[i] > 1 && tensor->stride[i] == 0)
-            return colo_fail(
-                COLO_ERR_SHAPE,
-                "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat elements",
-                rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
+        COLO_FAIL_IF(
+            tensor->shape[i] > 1 && tensor->stride[i] == 0, COLO_ERR_SHAPE,
+            "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat elements", rank,
+            what, (int)i, axis_words[n == 2 ? 2 * i : i]);
     if (output && colo_tensor_overlaps(tensor)) {
         shape_text(tensor->shape, n, expected, sizeof expected);
         shape_text(tensor->stride, n, found, sizeof found);
@@ -170,14 +169,13 @@ colo_status_t colo_call_check_uniform(colo_call_t *call)
     const colo_owned_t *own[2] = {forward ? &plan->own_src : &plan->own_dst,
                                   forward ? &plan->own_dst : &plan->own_src};
     const colo_tensor_t *in = call->in, *out = call->out;
-    if (!forward && plan->config.no_grad)
-        return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
-                         rank_of(call));
+    COLO_FAIL_IF(!forward && plan->config.no_grad, COLO_ERR_STATE,
+                 "rank %lld: backward on a bridge created with no_grad", rank_of(call));
     COLO_TRY(check_uniform(call, in, in_name(call), own[0], false));
     COLO_TRY(check_uniform(call, out, out_name(call), own[1], true));
-    if (in && out && !colo_tensors_apart(in, out))
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory", rank_of(call),
-                         in_name(call), out_name(call));
+    COLO_FAIL_IF(in && out && !colo_tensors_apart(in, out), COLO_ERR_ARG,
+                 "rank %lld: %s and %s overlap in memory", rank_of(call), in_name(call),
+                 out_name(call));
     COLO_TRY(check_stream(call));
     COLO_TRY(check_pointer(call, in, in_name(call)));
     COLO_TRY(check_pointer(call, out, out_name(call)));
@@ -218,31 +216,28 @@ static colo_status_t check_ragged(colo_call_t *call, int32_t i, bool output, int
     if (!colo_call_must_have(call, src_side) &&
         (none || (!tensor->data && colo_tensor_count(tensor) == 0)))
         return COLO_OK;
-    if (none)
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%lld, features]", rank,
-                         name, (long long)own->rows);
+    COLO_FAIL_IF(none, COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%lld, features]", rank, name,
+                 (long long)own->rows);
     if (colo_tensor_check(tensor, name) < 0) {
         colo_status_t st = colo_tensor_check(tensor, name);
         return colo_fail_prefix(st, "rank %lld", rank);
     }
     if (!colo_call_must_have(call, src_side) && colo_tensor_count(tensor) == 0)
         return COLO_OK;
-    if (tensor->ndim != 2)
-        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s has %d axes, expected 2: rows and features",
-                         rank, name, (int)tensor->ndim);
-    if (tensor->shape[0] != own->rows)
-        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s has %lld rows, expected %lld", rank, name,
-                         (long long)tensor->shape[0], (long long)own->rows);
-    if (units == 0 || tensor->shape[1] % units)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "rank %lld: %s has %lld features, expected a multiple of %lld", rank, name,
-                         (long long)tensor->shape[1], (long long)units);
+    COLO_FAIL_IF(tensor->ndim != 2, COLO_ERR_SHAPE,
+                 "rank %lld: %s has %d axes, expected 2: rows and features", rank, name,
+                 (int)tensor->ndim);
+    COLO_FAIL_IF(tensor->shape[0] != own->rows, COLO_ERR_SHAPE,
+                 "rank %lld: %s has %lld rows, expected %lld", rank, name,
+                 (long long)tensor->shape[0], (long long)own->rows);
+    COLO_FAIL_IF(units == 0 || tensor->shape[1] % units, COLO_ERR_SHAPE,
+                 "rank %lld: %s has %lld features, expected a multiple of %lld", rank, name,
+                 (long long)tensor->shape[1], (long long)units);
     COLO_TRY(check_memory(call, tensor, name));
-    if (output && colo_tensor_overlaps(tensor))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "rank %lld: %s has strides [%lld, %lld], by which elements share an "
-                         "address, expected an output without overlap",
-                         rank, name, (long long)tensor->stride[0], (long long)tensor->stride[1]);
+    COLO_FAIL_IF(output && colo_tensor_overlaps(tensor), COLO_ERR_SHAPE,
+                 "rank %lld: %s has strides [%lld, %lld], by which elements share an "
+                 "address, expected an output without overlap",
+                 rank, name, (long long)tensor->stride[0], (long long)tensor->stride[1]);
     *per = tensor->shape[1] / units;
     return check_pointer(call, tensor, name);
 }
@@ -261,11 +256,11 @@ static colo_status_t check_apart(const colo_call_t *call, int32_t i)
     for (int32_t k = 0; k < n + i; k++) {
         const bool input = k < n;
         const colo_tensor_t *tensor = input ? (call->in ? &call->in[k] : NULL) : &call->out[k - n];
-        if (tensor && tensor->data && colo_tensor_count(tensor) > 0 &&
-            !colo_tensors_apart(tensor, &call->out[i]))
-            return colo_fail(COLO_ERR_ARG, "rank %lld: %s[%d] and %s[%d] overlap in memory",
-                             rank_of(call), input ? in_name(call) : out_name(call),
-                             (int)(input ? k : k - n), out_name(call), (int)i);
+        COLO_FAIL_IF(tensor && tensor->data && colo_tensor_count(tensor) > 0 &&
+                         !colo_tensors_apart(tensor, &call->out[i]),
+                     COLO_ERR_ARG, "rank %lld: %s[%d] and %s[%d] overlap in memory", rank_of(call),
+                     input ? in_name(call) : out_name(call), (int)(input ? k : k - n),
+                     out_name(call), (int)i);
     }
     return COLO_OK;
 }
@@ -281,14 +276,14 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
     COLO_TRY(check_ragged(call, i, true, &out_per));
     if (in_per < 0 && out_per < 0)
         return COLO_OK; /* this rank carries nothing of it */
-    if (in_per >= 0 && out_per >= 0 && (in_per != out_per || in->dtype != out->dtype))
-        return colo_fail(
-            COLO_ERR_SHAPE,
-            "rank %lld: %s[%d] has %lld features of %s, %s[%d] %lld of %s, expected "
-            "one number and dtype",
-            rank_of(call), in_name(call), (int)i, (long long)(in_per * plan->config.shape.features),
-            colo_dtype_name(in->dtype), out_name(call), (int)i,
-            (long long)(out_per * plan->config.shape.features), colo_dtype_name(out->dtype));
+    COLO_FAIL_IF(in_per >= 0 && out_per >= 0 && (in_per != out_per || in->dtype != out->dtype),
+                 COLO_ERR_SHAPE,
+                 "rank %lld: %s[%d] has %lld features of %s, %s[%d] %lld of %s, expected "
+                 "one number and dtype",
+                 rank_of(call), in_name(call), (int)i,
+                 (long long)(in_per * plan->config.shape.features), colo_dtype_name(in->dtype),
+                 out_name(call), (int)i, (long long)(out_per * plan->config.shape.features),
+                 colo_dtype_name(out->dtype));
     tensor->per = in_per >= 0 ? in_per : out_per;
     tensor->dtype = in_per >= 0 ? in->dtype : out->dtype;
     tensor->in = in_per >= 0 ? view_of(in) : (colo_view_t){0};
@@ -297,12 +292,11 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
         COLO_TRY(check_apart(call, i));
     if (!colo_plan_adds(plan, call->frame.pass))
         return COLO_OK;
-    if (!colo_dtype_is_float(tensor->dtype))
-        return colo_fail(COLO_ERR_ARG,
-                         "rank %lld: %s[%d] is %s, which PARTIAL gradients over %lld context ranks "
-                         "are not added up in; leave it out",
-                         rank_of(call), in_name(call), (int)i, colo_dtype_name(tensor->dtype),
-                         (long long)plan->addends);
+    COLO_FAIL_IF(!colo_dtype_is_float(tensor->dtype), COLO_ERR_ARG,
+                 "rank %lld: %s[%d] is %s, which PARTIAL gradients over %lld context ranks "
+                 "are not added up in; leave it out",
+                 rank_of(call), in_name(call), (int)i, colo_dtype_name(tensor->dtype),
+                 (long long)plan->addends);
     tensor->in_partial = call->frame.partial_bytes;
     call->frame.partial_bytes +=
         colo_ragged_padded(colo_partial_bytes(plan, tensor->per, tensor->dtype));
@@ -313,15 +307,14 @@ colo_status_t colo_call_check_batch(colo_call_t *call)
 {
     colo_bridge_memory_t *memory = &call->bridge->memory;
     const int32_t n = call->frame.n;
-    if (n < 1)
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1", rank_of(call),
-                         (int)n);
+    COLO_FAIL_IF(n < 1, COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1", rank_of(call),
+                 (int)n);
     call->carried = colo_list_zeroed(&memory->carried, n, sizeof *call->carried);
     call->frame.tensor = call->carried;
     call->reached.tensor =
         colo_list_zeroed(&memory->reached, 2 * (int64_t)n, sizeof *call->reached.tensor);
-    if (!call->carried || !call->reached.tensor)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
+    COLO_FAIL_IF(!call->carried || !call->reached.tensor, COLO_ERR_NOMEM, "bridge: %d tensors",
+                 (int)n);
     COLO_TRY(check_stream(call));
     for (int32_t i = 0; i < n; i++)
         COLO_TRY(check_pair(call, i));

@@ -22,8 +22,7 @@ colo_status_t colo_tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
 {
     if (!bridge->tickets) {
         colo_tickets_t *made = calloc(1, sizeof *made);
-        if (!made)
-            return colo_fail(COLO_ERR_NOMEM, "bridge start: %zu bytes", sizeof *made);
+        COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "bridge start: %zu bytes", sizeof *made);
         made->bridge = bridge;
         const colo_status_t st = bridge->ops->stream_create(COLO_TICKETS_MAX + 1, &made->stream);
         if (st < 0) {
@@ -49,21 +48,18 @@ colo_status_t colo_ticket_take(colo_tickets_t *all, colo_pass_t pass, colo_ticke
         else if (!oldest || other->number < oldest->number)
             oldest = other;
     }
-    if (oldest && now - oldest->since > deadline)
-        return colo_fail(COLO_ERR_TIMEOUT,
-                         "rank %lld: bridge %llu: ticket %llu (%s) was started %.1f s ago and is "
-                         "not finished, the deadline is %.1f s; call colo_bridge_finish()",
-                         (long long)bridge->now.program.plan->rank,
-                         (unsigned long long)bridge->id.number, (unsigned long long)oldest->number,
-                         pass_name(oldest->pass), now - oldest->since, deadline);
-    if (!*ticket)
-        return colo_fail(COLO_ERR_STATE,
-                         "rank %lld: bridge %llu: %d tickets are not finished, the first is %llu "
-                         "(%s), expected at most %d; call colo_bridge_finish()",
-                         (long long)bridge->now.program.plan->rank,
-                         (unsigned long long)bridge->id.number, COLO_TICKETS_MAX,
-                         (unsigned long long)oldest->number, pass_name(oldest->pass),
-                         COLO_TICKETS_MAX);
+    COLO_FAIL_IF(oldest && now - oldest->since > deadline, COLO_ERR_TIMEOUT,
+                 "rank %lld: bridge %llu: ticket %llu (%s) was started %.1f s ago and is "
+                 "not finished, the deadline is %.1f s; call colo_bridge_finish()",
+                 (long long)bridge->now.program.plan->rank, (unsigned long long)bridge->id.number,
+                 (unsigned long long)oldest->number, pass_name(oldest->pass), now - oldest->since,
+                 deadline);
+    COLO_FAIL_IF(!*ticket, COLO_ERR_STATE,
+                 "rank %lld: bridge %llu: %d tickets are not finished, the first is %llu "
+                 "(%s), expected at most %d; call colo_bridge_finish()",
+                 (long long)bridge->now.program.plan->rank, (unsigned long long)bridge->id.number,
+                 COLO_TICKETS_MAX, (unsigned long long)oldest->number, pass_name(oldest->pass),
+                 COLO_TICKETS_MAX);
     **ticket = (colo_ticket_t){NULL, all->started + 1, pass, now};
     return COLO_OK;
 }
@@ -71,9 +67,9 @@ colo_status_t colo_ticket_take(colo_tickets_t *all, colo_pass_t pass, colo_ticke
 colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream)
 {
     COLO_RANGE();
-    if (!ticket || !*ticket)
-        return colo_fail(COLO_ERR_ARG, "bridge finish: ticket is NULL, expected one that a start "
-                                       "returned and that is not finished");
+    COLO_FAIL_IF(!ticket || !*ticket, COLO_ERR_ARG,
+                 "bridge finish: ticket is NULL, expected one that a start "
+                 "returned and that is not finished");
     colo_ticket_t *finished = *ticket;
     colo_tickets_t *all = finished->of;
     *ticket = NULL;

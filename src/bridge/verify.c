@@ -40,11 +40,10 @@ static colo_status_t check_zeros(const colo_call_t *call, int32_t k, int64_t row
     COLO_TRY(call->bridge->ops->box_nonzero(&box, tensor->dtype, &offset, call->stream));
     if (offset < 0)
         return COLO_OK;
-    if (call->batch)
-        return colo_fail(COLO_ERR_CONTRACT,
-                         "rank %lld: d_y[%d] was declared DISJOINT, but row %lld is not zero and "
-                         "belongs to another context rank; use PARTIAL",
-                         rank, (int)k, (long long)(row + offset / features));
+    COLO_FAIL_IF(call->batch, COLO_ERR_CONTRACT,
+                 "rank %lld: d_y[%d] was declared DISJOINT, but row %lld is not zero and "
+                 "belongs to another context rank; use PARTIAL",
+                 rank, (int)k, (long long)(row + offset / features));
     return colo_fail(COLO_ERR_CONTRACT,
                      "rank %lld: d_y was declared DISJOINT, but row %lld of sample %lld is not "
                      "zero and belongs to another context rank; use PARTIAL",
@@ -62,8 +61,8 @@ static colo_status_t verify_uniform(const colo_call_t *call)
     COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, NULL, 0, &nruns));
     COLO_AUTOFREE colo_run_t *runs = calloc((size_t)nruns + 1, sizeof *runs);
     COLO_AUTOFREE char *mine = calloc((size_t)shape->rows + 1, 1);
-    if (!runs || !mine)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld rows to verify", (long long)shape->rows);
+    COLO_FAIL_IF(!runs || !mine, COLO_ERR_NOMEM, "bridge: %lld rows to verify",
+                 (long long)shape->rows);
     COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, runs, nruns, &nruns));
     for (int64_t i = 0; i < nruns; i++)
         memset(mine + runs[i].row, 1, (size_t)runs[i].count);
@@ -140,14 +139,13 @@ static colo_status_t compare(const colo_bridge_t *bridge, colo_pass_t pass, uint
         int32_t j = colo_comm_find(bridge->comm, first);
         for (int32_t k = 0; j < 0; k++) /* the comm may lack it, and has @i */
             j = first_of(bridge, pass, k) == first ? k : -1;
-        if (all[i] != all[j])
-            return colo_fail(
-                COLO_ERR_CONTRACT,
-                "ranks %lld and %lld hold the same block of %s, but their values differ; %s",
-                (long long)colo_comm_world_rank(bridge->comm, j),
-                (long long)colo_comm_world_rank(bridge->comm, i), fwd ? "x" : "d_y",
-                fwd ? "give both the same x: is an all-reduce missing, or a common dropout seed?"
-                    : "all-reduce d_y over these ranks (tp, usually) before the bridge");
+        COLO_FAIL_IF(
+            all[i] != all[j], COLO_ERR_CONTRACT,
+            "ranks %lld and %lld hold the same block of %s, but their values differ; %s",
+            (long long)colo_comm_world_rank(bridge->comm, j),
+            (long long)colo_comm_world_rank(bridge->comm, i), fwd ? "x" : "d_y",
+            fwd ? "give both the same x: is an all-reduce missing, or a common dropout seed?"
+                : "all-reduce d_y over these ranks (tp, usually) before the bridge");
     }
     return COLO_OK;
 }

@@ -57,24 +57,21 @@ static colo_status_t check(const int64_t *assign, const int64_t *cost, int64_t c
                            const int64_t *current, double stick, int64_t *total)
 {
     *total = 0;
-    if (count < 0 || n < 1)
-        return colo_fail(COLO_ERR_ARG, "balance: %s is %lld, expected at least %d",
-                         count < 0 ? "count" : "n", (long long)(count < 0 ? count : n), count >= 0);
-    if (count > 0 && (!assign || !cost))
-        return colo_fail(COLO_ERR_ARG, "balance: %s is NULL", assign ? "cost" : "assign");
-    if (current && !(stick >= 0))
-        return colo_fail(COLO_ERR_ARG, "balance: stick is %g, expected at least 0", stick);
+    COLO_FAIL_IF(count < 0 || n < 1, COLO_ERR_ARG, "balance: %s is %lld, expected at least %d",
+                 count < 0 ? "count" : "n", (long long)(count < 0 ? count : n), count >= 0);
+    COLO_FAIL_IF(count > 0 && (!assign || !cost), COLO_ERR_ARG, "balance: %s is NULL",
+                 assign ? "cost" : "assign");
+    COLO_FAIL_IF(current && !(stick >= 0), COLO_ERR_ARG,
+                 "balance: stick is %g, expected at least 0", stick);
     for (int64_t segment = 0; segment < count; segment++) {
-        if (cost[segment] < 0)
-            return colo_fail(COLO_ERR_ARG, "balance: segment %lld costs %lld, expected at least 0",
-                             (long long)segment, (long long)cost[segment]);
-        if (!colo_add_ok(*total, cost[segment], total))
-            return colo_fail(COLO_ERR_ARG, "balance: the costs up to segment %lld exceed 63 bits",
-                             (long long)segment);
-        if (current && (current[segment] < 0 || current[segment] >= n))
-            return colo_fail(COLO_ERR_ARG,
-                             "balance: segment %lld is on replica %lld, expected 0..%lld",
-                             (long long)segment, (long long)current[segment], (long long)n - 1);
+        COLO_FAIL_IF(cost[segment] < 0, COLO_ERR_ARG,
+                     "balance: segment %lld costs %lld, expected at least 0", (long long)segment,
+                     (long long)cost[segment]);
+        COLO_FAIL_IF(!colo_add_ok(*total, cost[segment], total), COLO_ERR_ARG,
+                     "balance: the costs up to segment %lld exceed 63 bits", (long long)segment);
+        COLO_FAIL_IF(current && (current[segment] < 0 || current[segment] >= n), COLO_ERR_ARG,
+                     "balance: segment %lld is on replica %lld, expected 0..%lld",
+                     (long long)segment, (long long)current[segment], (long long)n - 1);
     }
     return COLO_OK;
 }
@@ -86,9 +83,8 @@ colo_status_t colo_balance(int64_t *assign, const int64_t *cost, int64_t count, 
     COLO_TRY(check(assign, cost, count, n, current, stick, &total));
     COLO_AUTOFREE item_t *item = calloc((size_t)count + 1, sizeof *item);
     COLO_AUTOFREE int64_t *of_bins = calloc((size_t)n, 3 * sizeof *of_bins);
-    if (!item || !of_bins)
-        return colo_fail(COLO_ERR_NOMEM, "balance: %lld segments over %lld replicas",
-                         (long long)count, (long long)n);
+    COLO_FAIL_IF(!item || !of_bins, COLO_ERR_NOMEM, "balance: %lld segments over %lld replicas",
+                 (long long)count, (long long)n);
     heap_t heap = {.n = n, .bin = of_bins, .where = of_bins + n, .load = of_bins + 2 * n};
     for (int64_t i = 0; i < n; i++)
         heap.bin[i] = heap.where[i] = i;

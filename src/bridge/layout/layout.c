@@ -19,8 +19,7 @@
 
 colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid)
 {
-    if (!layout || !grid)
-        return colo_fail(COLO_ERR_ARG, "layout: %s is NULL", layout ? "grid" : "layout");
+    COLO_FAIL_IF(!layout || !grid, COLO_ERR_ARG, "layout: %s is NULL", layout ? "grid" : "layout");
     colo_status_t st = colo_grid_i_check(grid);
     if (st < 0)
         return colo_fail_prefix(st, "layout");
@@ -56,18 +55,17 @@ static colo_status_t check_roles(const colo_grid_t *grid, const char *extra)
     static const char *const cut[] = {"cp", "pp", "dp", NULL}, *const copies[] = {"tp", "ep", NULL};
     for (int32_t i = 0; i < grid->ndims; i++) {
         const char *name = grid->name[i];
-        if (one_of(cut, name) && listed(extra, name))
-            return colo_fail(COLO_ERR_ARG,
-                             "layout: extra dim '%s': its ranks hold different data, not copies; "
-                             "leave it out, or start from colo_layout_init()",
-                             name);
-        if (grid->extent[i] > 1 && !one_of(cut, name) && !one_of(copies, name) &&
-            !listed(extra, name))
-            return colo_fail(COLO_ERR_ARG,
-                             "layout: dim '%s' of extent %lld has no role: expected tp, cp, pp, dp "
-                             "or ep; declare it as extra if its ranks hold copies, else split an "
-                             "axis over it",
-                             name, (long long)grid->extent[i]);
+        COLO_FAIL_IF(one_of(cut, name) && listed(extra, name), COLO_ERR_ARG,
+                     "layout: extra dim '%s': its ranks hold different data, not copies; "
+                     "leave it out, or start from colo_layout_init()",
+                     name);
+        COLO_FAIL_IF(grid->extent[i] > 1 && !one_of(cut, name) && !one_of(copies, name) &&
+                         !listed(extra, name),
+                     COLO_ERR_ARG,
+                     "layout: dim '%s' of extent %lld has no role: expected tp, cp, pp, dp "
+                     "or ep; declare it as extra if its ranks hold copies, else split an "
+                     "axis over it",
+                     name, (long long)grid->extent[i]);
     }
     return COLO_OK;
 }
@@ -76,8 +74,7 @@ static colo_status_t init_usual(colo_layout_t *layout, const colo_grid_t *grid, 
                                 int64_t stage)
 {
     colo_layout_t usual;
-    if (!layout)
-        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    COLO_FAIL_IF(!layout, COLO_ERR_ARG, "layout: layout is NULL");
     COLO_TRY(colo_layout_init(&usual, grid));
     COLO_TRY(check_roles(grid, extra));
     if (colo_grid_dim(grid, "dp") >= 0)
@@ -115,8 +112,7 @@ colo_status_t colo_layout_init_dst_extra(colo_layout_t *layout, const colo_grid_
 static colo_status_t find_dim(const colo_layout_t *layout, const char *dim, int32_t *index)
 {
     char text[COLO_KEY_MAX + 1];
-    if (!dim)
-        return colo_fail(COLO_ERR_ARG, "layout: dim is NULL");
+    COLO_FAIL_IF(!dim, COLO_ERR_ARG, "layout: dim is NULL");
     *index = colo_grid_dim(&layout->grid, dim);
     if (*index >= 0)
         return COLO_OK;
@@ -138,22 +134,21 @@ static colo_status_t add_split(colo_layout_t *layout, colo_axis_t axis, const ch
 {
     int32_t found;
     COLO_TRY(colo_layout_check_fields(layout));
-    if ((unsigned)axis > COLO_FEATURES)
-        return colo_fail(COLO_ERR_ARG, "layout: axis %d, expected 0..2", (int)axis);
-    if ((unsigned)kind > COLO_CEIL)
-        return colo_fail(COLO_ERR_ARG, "layout: split kind %d, expected 0..3", (int)kind);
+    COLO_FAIL_IF((unsigned)axis > COLO_FEATURES, COLO_ERR_ARG, "layout: axis %d, expected 0..2",
+                 (int)axis);
+    COLO_FAIL_IF((unsigned)kind > COLO_CEIL, COLO_ERR_ARG, "layout: split kind %d, expected 0..3",
+                 (int)kind);
     COLO_TRY(find_dim(layout, dim, &found));
-    if (kind == COLO_ZIGZAG && axis != COLO_ROWS)
-        return colo_fail(COLO_ERR_ARG, "layout: ZIGZAG splits rows only, not %s",
-                         colo_axis_names[axis]);
+    COLO_FAIL_IF(kind == COLO_ZIGZAG && axis != COLO_ROWS, COLO_ERR_ARG,
+                 "layout: ZIGZAG splits rows only, not %s", colo_axis_names[axis]);
     if (kind == COLO_REPLICATE)
         return COLO_OK;
-    if (dim_used(layout, found) || found == layout->stage_dim)
-        return colo_fail(COLO_ERR_ARG, "layout: dim '%s' already has a role (a split or the stage)",
-                         layout->grid.name[found]);
-    if (layout->nsplits[axis] == COLO_MAX_SPLITS)
-        return colo_fail(COLO_ERR_ARG, "layout: %s are split %d times already, the most there is",
-                         colo_axis_names[axis], COLO_MAX_SPLITS);
+    COLO_FAIL_IF(dim_used(layout, found) || found == layout->stage_dim, COLO_ERR_ARG,
+                 "layout: dim '%s' already has a role (a split or the stage)",
+                 layout->grid.name[found]);
+    COLO_FAIL_IF(layout->nsplits[axis] == COLO_MAX_SPLITS, COLO_ERR_ARG,
+                 "layout: %s are split %d times already, the most there is", colo_axis_names[axis],
+                 COLO_MAX_SPLITS);
     layout->split[axis][layout->nsplits[axis]++] =
         (colo_split_t){.dim = found, .kind = kind, .context = context};
     return COLO_OK;
@@ -183,10 +178,9 @@ void colo_layout_clear(colo_layout_t *layout, colo_axis_t axis)
 colo_status_t colo_layout_map_offset(colo_layout_t *layout, int64_t offset, int64_t positions)
 {
     COLO_TRY(colo_layout_check_fields(layout));
-    if (offset < 0 || positions < 1 || offset >= positions)
-        return colo_fail(COLO_ERR_ARG,
-                         "layout: offset %lld of %lld positions, expected 0 <= offset < positions",
-                         (long long)offset, (long long)positions);
+    COLO_FAIL_IF(offset < 0 || positions < 1 || offset >= positions, COLO_ERR_ARG,
+                 "layout: offset %lld of %lld positions, expected 0 <= offset < positions",
+                 (long long)offset, (long long)positions);
     layout->map = COLO_MAP_OFFSET;
     layout->offset = offset;
     layout->positions = positions;
@@ -199,13 +193,11 @@ colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table,
                                     int64_t positions)
 {
     COLO_TRY(colo_layout_check_fields(layout));
-    if (!table)
-        return colo_fail(COLO_ERR_ARG, "layout: table is NULL");
-    if (rows < 0 || positions < rows || positions < 1)
-        return colo_fail(COLO_ERR_ARG,
-                         "layout: a table of %lld rows for %lld positions, expected 0 <= rows <= "
-                         "positions and positions >= 1",
-                         (long long)rows, (long long)positions);
+    COLO_FAIL_IF(!table, COLO_ERR_ARG, "layout: table is NULL");
+    COLO_FAIL_IF(rows < 0 || positions < rows || positions < 1, COLO_ERR_ARG,
+                 "layout: a table of %lld rows for %lld positions, expected 0 <= rows <= "
+                 "positions and positions >= 1",
+                 (long long)rows, (long long)positions);
     layout->map = COLO_MAP_TABLE;
     layout->offset = 0;
     layout->positions = positions;
@@ -227,12 +219,11 @@ colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim, int64_t 
     int64_t n = layout->grid.extent[found];
     if (stage == COLO_STAGE_LAST)
         stage = n - 1;
-    if (stage < 0 || stage >= n)
-        return colo_fail(COLO_ERR_ARG, "layout: stage %lld of dim '%s', expected 0..%lld",
-                         (long long)stage, layout->grid.name[found], (long long)(n - 1));
-    if (dim_used(layout, found))
-        return colo_fail(COLO_ERR_ARG, "layout: dim '%s' already splits an axis",
-                         layout->grid.name[found]);
+    COLO_FAIL_IF(stage < 0 || stage >= n, COLO_ERR_ARG,
+                 "layout: stage %lld of dim '%s', expected 0..%lld", (long long)stage,
+                 layout->grid.name[found], (long long)(n - 1));
+    COLO_FAIL_IF(dim_used(layout, found), COLO_ERR_ARG, "layout: dim '%s' already splits an axis",
+                 layout->grid.name[found]);
     layout->stage_dim = found;
     layout->stage = stage;
     return COLO_OK;
@@ -268,23 +259,22 @@ colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, 
     map->positions = positions;
     if (layout->map != COLO_MAP_TABLE) {
         int64_t end;
-        if (!colo_add_ok(layout->offset, rows, &end) || end > positions)
-            return colo_fail(
-                COLO_ERR_LAYOUT, "rows 0..%lld at offset %lld reach past the LLM's %lld positions",
-                (long long)(rows - 1), (long long)layout->offset, (long long)positions);
+        COLO_FAIL_IF(!colo_add_ok(layout->offset, rows, &end) || end > positions, COLO_ERR_LAYOUT,
+                     "rows 0..%lld at offset %lld reach past the LLM's %lld positions",
+                     (long long)(rows - 1), (long long)layout->offset, (long long)positions);
         map->one = (colo_map_run_t){.row = 0, .count = rows, .pos = layout->offset};
         map->by_pos = map->by_row = &map->one;
         map->n = rows > 0;
         return COLO_OK;
     }
-    if (layout->table_rows != rows)
-        return colo_fail(COLO_ERR_LAYOUT, "the position table has %lld rows, the tensor has %lld",
-                         (long long)layout->table_rows, (long long)rows);
+    COLO_FAIL_IF(layout->table_rows != rows, COLO_ERR_LAYOUT,
+                 "the position table has %lld rows, the tensor has %lld",
+                 (long long)layout->table_rows, (long long)rows);
     int64_t n = 0;
     for (int64_t i = 0; i < rows; i++) {
-        if (layout->table[i] < 0 || layout->table[i] >= positions)
-            return colo_fail(COLO_ERR_LAYOUT, "row %lld sits at position %lld, expected 0..%lld",
-                             (long long)i, (long long)layout->table[i], (long long)(positions - 1));
+        COLO_FAIL_IF(layout->table[i] < 0 || layout->table[i] >= positions, COLO_ERR_LAYOUT,
+                     "row %lld sits at position %lld, expected 0..%lld", (long long)i,
+                     (long long)layout->table[i], (long long)(positions - 1));
         n += i == 0 || layout->table[i] != layout->table[i - 1] + 1;
     }
     if (n == 0)
@@ -374,8 +364,8 @@ colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count, int6
 {
     if (runs->n == runs->cap) {
         colo_list_t list = {runs->run, runs->n, runs->cap};
-        if (!colo_list_reserve(&list, runs->n + 1, sizeof *runs->run))
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
+        COLO_FAIL_IF(!colo_list_reserve(&list, runs->n + 1, sizeof *runs->run), COLO_ERR_NOMEM,
+                     "plan: %lld runs of rows", (long long)runs->n);
         runs->run = list.items;
         runs->cap = list.cap;
     }
@@ -436,14 +426,12 @@ static colo_status_t check_splits(const colo_layout_t *layout, int i, int64_t le
             left = full;
             continue;
         }
-        if ((uint64_t)left % by != 0)
-            return colo_fail(
-                COLO_ERR_LAYOUT,
-                "%lld positions do not split into %llu equal parts (%s over %s=%lld of "
-                "a sequence of %lld); pad the sequence (colo_partition_padded)",
-                (long long)left, (unsigned long long)by,
-                split->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
-                layout->grid.name[split->dim], (long long)parts, (long long)positions);
+        COLO_FAIL_IF((uint64_t)left % by != 0, COLO_ERR_LAYOUT,
+                     "%lld positions do not split into %llu equal parts (%s over %s=%lld of "
+                     "a sequence of %lld); pad the sequence (colo_partition_padded)",
+                     (long long)left, (unsigned long long)by,
+                     split->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
+                     layout->grid.name[split->dim], (long long)parts, (long long)positions);
         left /= parts;
     }
     return COLO_OK;
@@ -459,10 +447,9 @@ static colo_status_t check_sizes(const colo_layout_t *layout, int64_t samples, i
                                  int64_t features)
 {
     COLO_TRY(colo_layout_check_fields(layout));
-    if (samples < 0 || rows < 0 || features < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "layout: %lld samples, %lld rows, %lld features; expected >= 0",
-                         (long long)samples, (long long)rows, (long long)features);
+    COLO_FAIL_IF(samples < 0 || rows < 0 || features < 0, COLO_ERR_ARG,
+                 "layout: %lld samples, %lld rows, %lld features; expected >= 0",
+                 (long long)samples, (long long)rows, (long long)features);
     return COLO_OK;
 }
 
@@ -489,8 +476,7 @@ colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
                                 const colo_shape_t *shape, bool full_rows, colo_owned_t *owned,
                                 colo_run_t *out, int64_t cap, int64_t *nruns)
 {
-    if (!shape)
-        return colo_fail(COLO_ERR_ARG, "layout: shape is NULL");
+    COLO_FAIL_IF(!shape, COLO_ERR_ARG, "layout: shape is NULL");
     const int64_t samples = shape->samples, rows = shape->rows, features = shape->features;
     int64_t coords[COLO_MAX_DIMS];
     colo_span_t span[2 * COLO_MAX_SPANS];
@@ -498,8 +484,7 @@ colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
     colo_runs_t runs = {0};
     colo_owned_t own = {0};
     COLO_TRY(check_sizes(layout, samples, rows, features));
-    if (!owned)
-        return colo_fail(COLO_ERR_ARG, "layout: owned is NULL");
+    COLO_FAIL_IF(!owned, COLO_ERR_ARG, "layout: owned is NULL");
     if (!full_rows)
         COLO_TRY(colo_layout_check_rows(layout, rows));
     colo_status_t st = COLO_OK;

@@ -23,29 +23,27 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *la
 {
     *axes =
         (colo_ragged_axes_t){.replicas = colo_layout_parts(layout, COLO_SAMPLES), .cp = 1, .sp = 1};
-    if (layout->map != COLO_MAP_IDENTITY)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "%s: the %s layout has a position map, expected none; the positions "
-                         "of a ragged batch are in its tables",
-                         what, side);
+    COLO_FAIL_IF(layout->map != COLO_MAP_IDENTITY, COLO_ERR_LAYOUT,
+                 "%s: the %s layout has a position map, expected none; the positions "
+                 "of a ragged batch are in its tables",
+                 what, side);
     for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++) {
         const colo_split_t *split = &layout->split[COLO_ROWS][i];
-        if (in_order && split->kind != COLO_BLOCK && layout->grid.extent[split->dim] > 1)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "%s: the %s layout splits rows %s over '%s', expected "
-                             "BLOCK: ranks hold the rows of a batch in table order; clear the "
-                             "split of rows and make it with colo_layout_split_context()",
-                             what, side, split->kind == COLO_ZIGZAG ? "ZIGZAG" : "CEIL",
-                             layout->grid.name[split->dim]);
+        COLO_FAIL_IF(in_order && split->kind != COLO_BLOCK && layout->grid.extent[split->dim] > 1,
+                     COLO_ERR_LAYOUT,
+                     "%s: the %s layout splits rows %s over '%s', expected "
+                     "BLOCK: ranks hold the rows of a batch in table order; clear the "
+                     "split of rows and make it with colo_layout_split_context()",
+                     what, side, split->kind == COLO_ZIGZAG ? "ZIGZAG" : "CEIL",
+                     layout->grid.name[split->dim]);
         if (in_order || !split->context) {
             *(split->context ? &axes->cp : &axes->sp) *= layout->grid.extent[split->dim];
             continue;
         }
-        if (i > 0)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "%s: the %s layout splits rows in context over '%s' as "
-                             "split %d, expected as its first and only context split",
-                             what, side, layout->grid.name[split->dim], i);
+        COLO_FAIL_IF(i > 0, COLO_ERR_LAYOUT,
+                     "%s: the %s layout splits rows in context over '%s' as "
+                     "split %d, expected as its first and only context split",
+                     what, side, layout->grid.name[split->dim], i);
         axes->cp = layout->grid.extent[split->dim];
         axes->zigzag = split->kind == COLO_ZIGZAG && axes->cp > 1;
     }
@@ -85,11 +83,10 @@ static colo_status_t check_present(const colo_packed_t *packed, const colo_packi
 {
     const bool table = packing->split == COLO_PACKING_TABLE;
     const bool cuts = packing->split == COLO_PACKING_BLOCK || packing->split == COLO_PACKING_ZIGZAG;
-    if (packing->nseqs < 0 || (unsigned)packing->split > COLO_PACKING_TABLE)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: %lld sequences, split %d; expected >= 0 sequences and a split of 0 "
-                         "(BLOCK), 1 (ZIGZAG), 2 (WHOLE) or 3 (TABLE)",
-                         packed->what, (long long)packing->nseqs, (int)packing->split);
+    COLO_FAIL_IF(packing->nseqs < 0 || (unsigned)packing->split > COLO_PACKING_TABLE, COLO_ERR_ARG,
+                 "%s: %lld sequences, split %d; expected >= 0 sequences and a split of 0 "
+                 "(BLOCK), 1 (ZIGZAG), 2 (WHOLE) or 3 (TABLE)",
+                 packed->what, (long long)packing->nseqs, (int)packing->split);
     const int64_t pieces = table && packing->piece_start ? packing->piece_start[packing->nseqs] : 0;
     const struct {
         const char *name;
@@ -102,14 +99,13 @@ static colo_status_t check_present(const colo_packed_t *packed, const colo_packi
                {"piece_len", packing->piece_len, pieces > 0, table},
                {"piece_owner", packing->piece_owner, pieces > 0, table}};
     for (size_t i = 0; i < sizeof one / sizeof one[0]; i++)
-        if (one[i].given ? !one[i].allowed : one[i].needed)
-            return colo_fail(COLO_ERR_ARG, "%s: table %s is %s, expected %s with split %s",
-                             packed->what, one[i].name, one[i].given ? "given" : "NULL",
-                             one[i].given ? "NULL" : "its entries",
-                             packing->split == COLO_PACKING_BLOCK    ? "BLOCK"
-                             : packing->split == COLO_PACKING_ZIGZAG ? "ZIGZAG"
-                             : table                                 ? "TABLE"
-                                                                     : "WHOLE");
+        COLO_FAIL_IF(one[i].given ? !one[i].allowed : one[i].needed, COLO_ERR_ARG,
+                     "%s: table %s is %s, expected %s with split %s", packed->what, one[i].name,
+                     one[i].given ? "given" : "NULL", one[i].given ? "NULL" : "its entries",
+                     packing->split == COLO_PACKING_BLOCK    ? "BLOCK"
+                     : packing->split == COLO_PACKING_ZIGZAG ? "ZIGZAG"
+                     : table                                 ? "TABLE"
+                                                             : "WHOLE");
     return COLO_OK;
 }
 
@@ -135,29 +131,25 @@ static colo_status_t check_pieces(const colo_packed_t *packed, const colo_packin
 {
     const int64_t from = packing->piece_start[seq], to = packing->piece_start[seq + 1];
     int64_t sum = 0;
-    if ((seq == 0 && from != 0) || to < from)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: sequence %lld has the pieces %lld..%lld, expected a piece_start that "
-                         "begins with 0 and ascends",
-                         packed->what, (long long)seq, (long long)from, (long long)to - 1);
+    COLO_FAIL_IF((seq == 0 && from != 0) || to < from, COLO_ERR_ARG,
+                 "%s: sequence %lld has the pieces %lld..%lld, expected a piece_start that "
+                 "begins with 0 and ascends",
+                 packed->what, (long long)seq, (long long)from, (long long)to - 1);
     for (int64_t i = from; i < to; i++) {
-        if (packing->piece_len[i] < 0 || !colo_add_ok(sum, packing->piece_len[i], &sum))
-            return colo_fail(
-                COLO_ERR_ARG,
-                "%s: sequence %lld: piece %lld has %lld positions, expected >= 0 and a "
-                "sum of %lld",
-                packed->what, (long long)seq, (long long)(i - from),
-                (long long)packing->piece_len[i], (long long)packing->seq_len[seq]);
-        if ((uint64_t)packing->piece_owner[i] >= (uint64_t)packed->axes.cp)
-            return colo_fail(COLO_ERR_ARG,
-                             "%s: sequence %lld: piece %lld has owner %lld, expected 0..%lld",
-                             packed->what, (long long)seq, (long long)(i - from),
-                             (long long)packing->piece_owner[i], (long long)packed->axes.cp - 1);
+        COLO_FAIL_IF(packing->piece_len[i] < 0 || !colo_add_ok(sum, packing->piece_len[i], &sum),
+                     COLO_ERR_ARG,
+                     "%s: sequence %lld: piece %lld has %lld positions, expected >= 0 and a "
+                     "sum of %lld",
+                     packed->what, (long long)seq, (long long)(i - from),
+                     (long long)packing->piece_len[i], (long long)packing->seq_len[seq]);
+        COLO_FAIL_IF((uint64_t)packing->piece_owner[i] >= (uint64_t)packed->axes.cp, COLO_ERR_ARG,
+                     "%s: sequence %lld: piece %lld has owner %lld, expected 0..%lld", packed->what,
+                     (long long)seq, (long long)(i - from), (long long)packing->piece_owner[i],
+                     (long long)packed->axes.cp - 1);
     }
-    if (sum != packing->seq_len[seq])
-        return colo_fail(
-            COLO_ERR_ARG, "%s: sequence %lld: its pieces have %lld positions, expected %lld",
-            packed->what, (long long)seq, (long long)sum, (long long)packing->seq_len[seq]);
+    COLO_FAIL_IF(sum != packing->seq_len[seq], COLO_ERR_ARG,
+                 "%s: sequence %lld: its pieces have %lld positions, expected %lld", packed->what,
+                 (long long)seq, (long long)sum, (long long)packing->seq_len[seq]);
     *replica = (division_t){.n = to - from};
     return COLO_OK;
 }
@@ -170,20 +162,18 @@ static colo_status_t divide(const colo_packed_t *packed, const colo_packing_t *p
         return check_pieces(packed, packing, seq, division);
     const int64_t cp = packed->whole ? 1 : packing->seq_cp ? packing->seq_cp[seq] : packed->cp;
     const int64_t first = packing->seq_first ? packing->seq_first[seq] : 0;
-    if (cp < 1 || first < 0 || first >= packed->cp || cp > packed->cp - first)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: sequence %lld lies on %lld context ranks from %lld on, expected >= 1 "
-                         "of the ranks 0..%lld",
-                         packed->what, (long long)seq, (long long)cp, (long long)first,
-                         (long long)packed->cp - 1);
+    COLO_FAIL_IF(
+        cp < 1 || first < 0 || first >= packed->cp || cp > packed->cp - first, COLO_ERR_ARG,
+        "%s: sequence %lld lies on %lld context ranks from %lld on, expected >= 1 "
+        "of the ranks 0..%lld",
+        packed->what, (long long)seq, (long long)cp, (long long)first, (long long)packed->cp - 1);
     const bool zigzag = packing->split == COLO_PACKING_ZIGZAG && cp > 1;
     const uint64_t unit = (zigzag ? 2 : 1) * (uint64_t)cp; /* at most 2^64 - 2 */
-    if (rest((uint64_t)length, unit))
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "%s: sequence %lld has %lld positions, expected a multiple of "
-                         "%s%lld = %llu; pad it",
-                         packed->what, (long long)seq, (long long)length,
-                         zigzag ? "2 * cp=" : "cp=", (long long)cp, (unsigned long long)unit);
+    COLO_FAIL_IF(rest((uint64_t)length, unit), COLO_ERR_LAYOUT,
+                 "%s: sequence %lld has %lld positions, expected a multiple of "
+                 "%s%lld = %llu; pad it",
+                 packed->what, (long long)seq, (long long)length,
+                 zigzag ? "2 * cp=" : "cp=", (long long)cp, (unsigned long long)unit);
     /* each piece has a position, so there are no more than positions */
     *division = (division_t){length ? (int64_t)unit : 0, first, times(length, unit)};
     return COLO_OK;
@@ -299,16 +289,16 @@ colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *pack
     for (int64_t seq = 0; seq < packing->nseqs; seq++) {
         const int64_t length = packing->seq_len[seq],
                       replica = packing->seq_dp ? packing->seq_dp[seq] : 0;
-        if ((uint64_t)replica >= (uint64_t)packed->axes.replicas)
-            return colo_fail(COLO_ERR_ARG, "%s: sequence %lld: seq_dp is %lld, expected 0..%lld",
-                             packed->what, (long long)seq, (long long)replica,
-                             (long long)packed->axes.replicas - 1);
-        if (length < 0 || !colo_add_ok(packed->start[seq], length, &packed->start[seq + 1]))
-            return colo_fail(COLO_ERR_ARG,
-                             length < 0 ? "%s: sequence %lld has %lld positions, expected >= 0"
-                                        : "%s: sequence %lld: its %lld positions make the lengths "
-                                          "of all sequences exceed 63 bits",
-                             packed->what, (long long)seq, (long long)length);
+        COLO_FAIL_IF((uint64_t)replica >= (uint64_t)packed->axes.replicas, COLO_ERR_ARG,
+                     "%s: sequence %lld: seq_dp is %lld, expected 0..%lld", packed->what,
+                     (long long)seq, (long long)replica, (long long)packed->axes.replicas - 1);
+        COLO_FAIL_IF(length < 0 ||
+                         !colo_add_ok(packed->start[seq], length, &packed->start[seq + 1]),
+                     COLO_ERR_ARG,
+                     length < 0 ? "%s: sequence %lld has %lld positions, expected >= 0"
+                                : "%s: sequence %lld: its %lld positions make the lengths "
+                                  "of all sequences exceed 63 bits",
+                     packed->what, (long long)seq, (long long)length);
         packed->base[seq] = packed->length[replica];
         packed->length[replica] += length;
         packed->first[seq] = packed->pieces.n;
@@ -420,8 +410,7 @@ static colo_status_t add_up(colo_list_t *list)
     }
     if (list->n > 1 && most - least < 4 * list->n) {
         COLO_AUTOFREE int64_t *count = calloc((size_t)(most - least + 1), sizeof *count);
-        if (!count)
-            return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)list->n);
+        COLO_FAIL_IF(!count, COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)list->n);
         for (int64_t i = 0; i < list->n; i++)
             count[met[i].block - least] += met[i].count;
         for (int64_t block = least; block <= most; block++)
@@ -444,8 +433,7 @@ static colo_status_t add_up(colo_list_t *list)
 colo_status_t colo_packed_count(int64_t block, int64_t rows_of_it, colo_list_t *met)
 {
     met_t *last = colo_list_push(met, sizeof *last);
-    if (!last)
-        return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)met->n);
+    COLO_FAIL_IF(!last, COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)met->n);
     *last = (met_t){block, rows_of_it};
     return COLO_OK;
 }
@@ -543,8 +531,7 @@ static colo_status_t rows_of(colo_packed_t *packed, const colo_packing_t *given,
     int64_t coords[COLO_MAX_DIMS];
     colo_packing_t own = {COLO_PACKING_INIT};
     const colo_side_t side = {.layout = layout, .table = packed};
-    if (!layout)
-        return colo_fail(COLO_ERR_ARG, "packing: layout is NULL");
+    COLO_FAIL_IF(!layout, COLO_ERR_ARG, "packing: layout is NULL");
     COLO_TRY(COLO_SIZED_READ(&own, given, seq_dp, "packing", "COLO_PACKING_INIT"));
     COLO_TRY(colo_layout_check_fields(layout));
     packed->what = "packing";
@@ -561,8 +548,7 @@ colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout
 {
     colo_packed_t packed = {0};
     colo_runs_t runs = {0};
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "packing: rows is NULL");
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "packing: rows is NULL");
     const colo_status_t st = rows_of(&packed, packing, layout, rank, &runs);
     if (st == COLO_OK)
         *out = runs.rows;

@@ -27,15 +27,15 @@ colo_status_t colo_segments_read(colo_segments_t *own, const colo_segments_t *gi
 {
     const colo_segments_t *segments = own;
     *own = (colo_segments_t){COLO_SEGMENTS_INIT};
-    if (!given)
-        return colo_fail(COLO_ERR_ARG, "segments: segments is NULL");
+    COLO_FAIL_IF(!given, COLO_ERR_ARG, "segments: segments is NULL");
     COLO_TRY(COLO_SIZED_READ(own, given, packing, "segments", "COLO_SEGMENTS_INIT"));
-    if (segments->count < 0 || segments->nseqs < 0)
-        return colo_fail(COLO_ERR_ARG, "segments: %lld segments in %lld sequences, expected >= 0",
-                         (long long)segments->count, (long long)segments->nseqs);
-    if (segments->packing && (segments->nseqs || segments->seq_len || segments->seq_dp))
-        return colo_fail(COLO_ERR_ARG, "segments: nseqs, seq_len or seq_dp is given, and packing, "
-                                       "which has them; expected 0 and NULL");
+    COLO_FAIL_IF(segments->count < 0 || segments->nseqs < 0, COLO_ERR_ARG,
+                 "segments: %lld segments in %lld sequences, expected >= 0",
+                 (long long)segments->count, (long long)segments->nseqs);
+    COLO_FAIL_IF(segments->packing && (segments->nseqs || segments->seq_len || segments->seq_dp),
+                 COLO_ERR_ARG,
+                 "segments: nseqs, seq_len or seq_dp is given, and packing, "
+                 "which has them; expected 0 and NULL");
     const struct {
         const char *name;
         bool missing;
@@ -46,14 +46,12 @@ colo_status_t colo_segments_read(colo_segments_t *own, const colo_segments_t *gi
                  {"seq_len", segments->nseqs && !segments->seq_len},
                  {"seq_dp", segments->nseqs && !segments->seq_dp}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        if (table[i].missing)
-            return colo_fail(COLO_ERR_ARG,
-                             "segments: table %s is NULL, expected the entries of %lld %s",
-                             table[i].name, (long long)(i < 4 ? segments->count : segments->nseqs),
-                             i < 4 ? "segments" : "sequences");
-    if (segments->count && segments->pos && segments->row_pos)
-        return colo_fail(COLO_ERR_ARG,
-                         "segments: both pos and row_pos are set; expected one of them, and NULL");
+        COLO_FAIL_IF(table[i].missing, COLO_ERR_ARG,
+                     "segments: table %s is NULL, expected the entries of %lld %s", table[i].name,
+                     (long long)(i < 4 ? segments->count : segments->nseqs),
+                     i < 4 ? "segments" : "sequences");
+    COLO_FAIL_IF(segments->count && segments->pos && segments->row_pos, COLO_ERR_ARG,
+                 "segments: both pos and row_pos are set; expected one of them, and NULL");
     return COLO_OK;
 }
 
@@ -78,16 +76,16 @@ static colo_status_t lay_sequences(colo_ragged_t *ragged)
     }
     COLO_TRY(COLO_SIZED_READ(&packing, segments->packing, seq_dp, "segments: packing",
                              "COLO_PACKING_INIT"));
-    if (packing.split == COLO_PACKING_WHOLE)
-        return colo_fail(COLO_ERR_ARG, "segments: packing has split WHOLE, expected another one: "
-                                       "with output FULL_SEQ a rank gets all rows");
+    COLO_FAIL_IF(packing.split == COLO_PACKING_WHOLE, COLO_ERR_ARG,
+                 "segments: packing has split WHOLE, expected another one: "
+                 "with output FULL_SEQ a rank gets all rows");
     COLO_TRY(colo_packed_load(&ragged->dst, &packing, true));
     segments->nseqs = packing.nseqs;
     segments->seq_len = packing.seq_len;
     segments->seq_dp = packing.seq_dp;
-    if (segments->nseqs && !segments->seq_dp &&
-        !(segments->seq_dp = colo_list_zeroed(&ragged->zeros, segments->nseqs, 8)))
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld sequences", (long long)segments->nseqs);
+    COLO_FAIL_IF(segments->nseqs && !segments->seq_dp &&
+                     !(segments->seq_dp = colo_list_zeroed(&ragged->zeros, segments->nseqs, 8)),
+                 COLO_ERR_NOMEM, "segments: %lld sequences", (long long)segments->nseqs);
     return COLO_OK;
 }
 
@@ -115,8 +113,7 @@ static colo_status_t scattered_parts(const colo_segments_t *segments, int64_t se
             end++;
         } while (end < n && pos[end] == pos[row] + (end - row));
         colo_part_t *part = colo_list_push(parts, sizeof *part);
-        if (!part)
-            return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)parts->n);
+        COLO_FAIL_IF(!part, COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)parts->n);
         *part = (colo_part_t){.seq = segments->seq[segment], .pos = pos[row], .count = end - row};
     }
     return COLO_OK;
@@ -156,13 +153,12 @@ static colo_status_t check_sequence(const colo_segments_t *segments, const colo_
     if (!sorted)
         qsort(list, (size_t)n, sizeof *list, by_position);
     for (int64_t i = 1; i < n; i++)
-        if (!follows(list[i - 1], list[i]))
-            return colo_fail(COLO_ERR_ARG,
-                             "segments: segments %lld and %lld both have a row at position %lld of "
-                             "sequence %lld, expected at most one",
-                             (long long)segment_of(segments, all, list[i - 1]),
-                             (long long)segment_of(segments, all, list[i]), (long long)list[i]->pos,
-                             (long long)list[i]->seq);
+        COLO_FAIL_IF(!follows(list[i - 1], list[i]), COLO_ERR_ARG,
+                     "segments: segments %lld and %lld both have a row at position %lld of "
+                     "sequence %lld, expected at most one",
+                     (long long)segment_of(segments, all, list[i - 1]),
+                     (long long)segment_of(segments, all, list[i]), (long long)list[i]->pos,
+                     (long long)list[i]->seq);
     return COLO_OK;
 }
 
@@ -178,8 +174,7 @@ static colo_status_t check_apart(const colo_segments_t *segments, const colo_par
     COLO_AUTOFREE const colo_part_t **list = malloc((size_t)n * sizeof *list);
     COLO_AUTOFREE int64_t *end =
         calloc((size_t)nseqs + 1, sizeof *end); /* of each sequence, in at */
-    if (!list || !end)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    COLO_FAIL_IF(!list || !end, COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
     for (int64_t i = 0; i < n; i++)
         end[part[i].seq + 1]++;
     for (int64_t seq = 0; seq < nseqs; seq++)
@@ -256,14 +251,12 @@ static colo_status_t walk_one(walk_t *walk, const colo_segments_t *segments, int
 {
     const int64_t segment = walk->e++, n = segments->rows[segment],
                   sequence = segments->seq[segment], first = walk->sum;
-    if (n < 0)
-        return colo_fail(COLO_ERR_ARG, "segments: segment %lld has %lld rows, expected >= 0",
-                         (long long)segment, (long long)n);
-    if (!colo_add_ok(walk->sum, n, &walk->sum))
-        return colo_fail(COLO_ERR_ARG,
-                         "segments: segment %lld: its %lld rows make the sum of all rows exceed "
-                         "63 bits",
-                         (long long)segment, (long long)n);
+    COLO_FAIL_IF(n < 0, COLO_ERR_ARG, "segments: segment %lld has %lld rows, expected >= 0",
+                 (long long)segment, (long long)n);
+    COLO_FAIL_IF(!colo_add_ok(walk->sum, n, &walk->sum), COLO_ERR_ARG,
+                 "segments: segment %lld: its %lld rows make the sum of all rows exceed "
+                 "63 bits",
+                 (long long)segment, (long long)n);
     if ((uint64_t)segments->src_dp[segment] >= (uint64_t)replicas)
         return bad_index("segment", segment, "src_dp", segments->src_dp[segment], replicas);
     if ((uint64_t)sequence >= (uint64_t)segments->nseqs)
@@ -281,8 +274,8 @@ static colo_status_t walk_one(walk_t *walk, const colo_segments_t *segments, int
 /* One part for each segment with rows, which follow each other. */
 static colo_status_t list_parts(const colo_segments_t *segments, colo_list_t *parts)
 {
-    if (!colo_list_reserve(parts, segments->count, sizeof(colo_part_t)))
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)segments->count);
+    COLO_FAIL_IF(!colo_list_reserve(parts, segments->count, sizeof(colo_part_t)), COLO_ERR_NOMEM,
+                 "segments: %lld runs of rows", (long long)segments->count);
     for (int64_t segment = 0; segment < segments->count; segment++)
         if (segments->rows[segment] > 0)
             ((colo_part_t *)parts->items)[parts->n++] =

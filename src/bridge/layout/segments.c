@@ -25,12 +25,10 @@ colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
 {
     const char *what = packed ? "packing" : "segments";
     int64_t units = 1;
-    if (shape->samples || shape->rows || shape->positions)
-        return colo_fail(COLO_ERR_ARG,
-                         "ragged batches with a shape of %lld samples, %lld rows, %lld positions, "
-                         "expected 0 of each; these are in the tables",
-                         (long long)shape->samples, (long long)shape->rows,
-                         (long long)shape->positions);
+    COLO_FAIL_IF(shape->samples || shape->rows || shape->positions, COLO_ERR_ARG,
+                 "ragged batches with a shape of %lld samples, %lld rows, %lld positions, "
+                 "expected 0 of each; these are in the tables",
+                 (long long)shape->samples, (long long)shape->rows, (long long)shape->positions);
     COLO_TRY(colo_layout_check_fields(src));
     COLO_TRY(colo_layout_check_fields(dst));
     ragged->packed = packed;
@@ -42,10 +40,9 @@ colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
         const int64_t parts = colo_layout_parts(side ? dst : src, COLO_FEATURES);
         units = units / colo_gcd(units, parts) * parts;
     }
-    if (shape->features % units)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "%lld features in %lld blocks, expected a multiple for ragged batches",
-                         (long long)shape->features, (long long)units);
+    COLO_FAIL_IF(shape->features % units, COLO_ERR_LAYOUT,
+                 "%lld features in %lld blocks, expected a multiple for ragged batches",
+                 (long long)shape->features, (long long)units);
     return COLO_OK;
 }
 
@@ -68,13 +65,13 @@ static colo_status_t sort_parts(colo_ragged_t *ragged, int64_t replicas)
         ragged->src_lo[src_dp[segment] + 1] += ragged->own.rows[segment];
     add_up_before(ragged->src_lo, replicas);
     COLO_AUTOFREE int64_t *begin = calloc((size_t)replicas + 1, sizeof *begin);
-    if (!begin)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
+    COLO_FAIL_IF(!begin, COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
     for (int64_t segment = 0; part < end; segment++)
         begin[src_dp[segment] + 1] += colo_parts_of(ragged->own.rows[segment], &part);
     add_up_before(begin, replicas);
-    if (!colo_list_reserve(&ragged->parts, n + 1, sizeof *part)) /* also if there is none */
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    COLO_FAIL_IF(
+        !colo_list_reserve(&ragged->parts, n + 1 /* also if there is none */, sizeof *part),
+        COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
     ragged->parts.n = n;
     colo_part_t *to = ragged->parts.items;
     part = ragged->in_order.items;
@@ -123,17 +120,15 @@ colo_status_t colo_ragged_load_packings(colo_ragged_t *ragged, const colo_packin
                                  side ? "dst packing" : "src packing", "COLO_PACKING_INIT"));
         COLO_TRY(colo_packed_load(side ? &ragged->dst : &ragged->src, &own[side], true));
     }
-    if (own[0].nseqs != own[1].nseqs)
-        return colo_fail(COLO_ERR_ARG,
-                         "packing: src has %lld sequences, dst %lld, expected the same",
-                         (long long)own[0].nseqs, (long long)own[1].nseqs);
+    COLO_FAIL_IF(own[0].nseqs != own[1].nseqs, COLO_ERR_ARG,
+                 "packing: src has %lld sequences, dst %lld, expected the same",
+                 (long long)own[0].nseqs, (long long)own[1].nseqs);
     for (int64_t seq = 0; seq < own[0].nseqs; seq++)
-        if (own[0].seq_len[seq] != own[1].seq_len[seq])
-            return colo_fail(COLO_ERR_ARG,
-                             "packing: sequence %lld has %lld positions in src and %lld in dst, "
-                             "expected the same",
-                             (long long)seq, (long long)own[0].seq_len[seq],
-                             (long long)own[1].seq_len[seq]);
+        COLO_FAIL_IF(own[0].seq_len[seq] != own[1].seq_len[seq], COLO_ERR_ARG,
+                     "packing: sequence %lld has %lld positions in src and %lld in dst, "
+                     "expected the same",
+                     (long long)seq, (long long)own[0].seq_len[seq],
+                     (long long)own[1].seq_len[seq]);
     ragged->rows = ragged->src.start[own[0].nseqs];
     return COLO_OK;
 }
@@ -264,8 +259,7 @@ static colo_status_t push_piece(const colo_side_t *side, const colo_part_t *part
         return COLO_OK;
     if (side->on_rank) {
         int64_t *entry = colo_list_push(side->on_rank, sizeof *entry);
-        if (!entry)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
+        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
         *entry = piece->local + (lo - piece->row);
     }
     return colo_runs_push(runs, part->row + (lo - first), hi - lo,

@@ -19,8 +19,7 @@ colo_status_t colo_block_ranks(colo_builder_t *builder, colo_list_t *out, const 
         rank += block->coord[i] > 0 ? block->coord[i] * grid->stride[i] : 0;
     for (;;) {
         int64_t *entry = colo_list_push(out, sizeof *entry);
-        if (!entry)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld replicas of a block", (long long)out->n);
+        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld replicas of a block", (long long)out->n);
         *entry = rank;
         builder->plan->work++;
         int i = 0;

@@ -18,56 +18,53 @@ colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_c
 {
     *own = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT};
     COLO_TRY(COLO_SIZED_READ(own, given, output, "plan: config", "COLO_PLAN_CONFIG_INIT"));
-    if (!own->src || !own->dst)
-        return colo_fail(COLO_ERR_ARG, "plan: config.%s is NULL", own->src ? "dst" : "src");
+    COLO_FAIL_IF(!own->src || !own->dst, COLO_ERR_ARG, "plan: config.%s is NULL",
+                 own->src ? "dst" : "src");
     return COLO_OK;
 }
 
 static colo_status_t check_config(const colo_plan_config_t *config)
 {
     const colo_shape_t *shape = &config->shape;
-    if (shape->samples < 0 || shape->rows < 0 || shape->features < 0 || shape->positions < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: shape of %lld samples, %lld rows, %lld features, %lld positions; "
-                         "expected >= 0",
-                         (long long)shape->samples, (long long)shape->rows,
-                         (long long)shape->features, (long long)shape->positions);
+    COLO_FAIL_IF(shape->samples < 0 || shape->rows < 0 || shape->features < 0 ||
+                     shape->positions < 0,
+                 COLO_ERR_ARG,
+                 "plan: shape of %lld samples, %lld rows, %lld features, %lld positions; "
+                 "expected >= 0",
+                 (long long)shape->samples, (long long)shape->rows, (long long)shape->features,
+                 (long long)shape->positions);
     for (int i = 0; i < 2; i++) {
         colo_status_t st = colo_layout_check_fields(i ? config->dst : config->src);
         if (st < 0)
             return colo_fail_prefix(st, "plan: config.%s", i ? "dst" : "src");
     }
-    if (!colo_dtype_size(config->dtype))
-        return colo_fail(COLO_ERR_ARG, "plan: dtype %d is unknown", (int)config->dtype);
-    if ((unsigned)config->output > COLO_SHARDED || (unsigned)config->grad > COLO_DISJOINT)
-        return colo_fail(COLO_ERR_ARG, "plan: output %d (0..1) or grad %d (0..1) is unknown",
-                         (int)config->output, (int)config->grad);
-    if (config->ranks_per_node < 0)
-        return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld, expected >= 0 (0: one node)",
-                         (long long)config->ranks_per_node);
-    if (config->nodes && config->ranks_per_node)
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: ranks_per_node is %lld and nodes is given, expected one of them",
-                         (long long)config->ranks_per_node);
+    COLO_FAIL_IF(!colo_dtype_size(config->dtype), COLO_ERR_ARG, "plan: dtype %d is unknown",
+                 (int)config->dtype);
+    COLO_FAIL_IF((unsigned)config->output > COLO_SHARDED || (unsigned)config->grad > COLO_DISJOINT,
+                 COLO_ERR_ARG, "plan: output %d (0..1) or grad %d (0..1) is unknown",
+                 (int)config->output, (int)config->grad);
+    COLO_FAIL_IF(config->ranks_per_node < 0, COLO_ERR_ARG,
+                 "plan: ranks_per_node is %lld, expected >= 0 (0: one node)",
+                 (long long)config->ranks_per_node);
+    COLO_FAIL_IF(config->nodes && config->ranks_per_node, COLO_ERR_ARG,
+                 "plan: ranks_per_node is %lld and nodes is given, expected one of them",
+                 (long long)config->ranks_per_node);
     for (int i = 0; config->nodes && i < 2; i++) {
         const colo_grid_t *grid = i ? &config->dst->grid : &config->src->grid;
-        if (grid->offset + grid->size > config->nodes->ranks)
-            return colo_fail(COLO_ERR_ARG,
-                             "plan: nodes of %lld ranks, expected at least %lld: config.%s names "
-                             "rank %lld",
-                             (long long)config->nodes->ranks,
-                             (long long)(grid->offset + grid->size), i ? "dst" : "src",
-                             (long long)(grid->offset + grid->size - 1));
+        COLO_FAIL_IF(grid->offset + grid->size > config->nodes->ranks, COLO_ERR_ARG,
+                     "plan: nodes of %lld ranks, expected at least %lld: config.%s names "
+                     "rank %lld",
+                     (long long)config->nodes->ranks, (long long)(grid->offset + grid->size),
+                     i ? "dst" : "src", (long long)(grid->offset + grid->size - 1));
     }
     int64_t volume;
-    if (!colo_mul_ok(shape->samples, shape->rows, &volume) ||
-        !colo_mul_ok(volume, shape->features, &volume) ||
-        !colo_mul_ok(volume, (int64_t)colo_dtype_size(config->dtype), &volume) ||
-        !colo_mul_ok(volume, colo_layout_parts(config->dst, COLO_ROWS), &volume))
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
-                         (long long)shape->samples, (long long)shape->rows,
-                         (long long)shape->features, colo_dtype_name(config->dtype));
+    COLO_FAIL_IF(!colo_mul_ok(shape->samples, shape->rows, &volume) ||
+                     !colo_mul_ok(volume, shape->features, &volume) ||
+                     !colo_mul_ok(volume, (int64_t)colo_dtype_size(config->dtype), &volume) ||
+                     !colo_mul_ok(volume, colo_layout_parts(config->dst, COLO_ROWS), &volume),
+                 COLO_ERR_ARG, "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
+                 (long long)shape->samples, (long long)shape->rows, (long long)shape->features,
+                 colo_dtype_name(config->dtype));
     return COLO_OK;
 }
 
@@ -83,8 +80,8 @@ static colo_status_t has_dims(const colo_grid_t *grid, const char *side)
 {
     static const char *const dims[] = {"tp", "dp"};
     for (int i = 0; i < 2; i++)
-        if (colo_grid_dim(grid, dims[i]) < 0)
-            return colo_fail(COLO_ERR_LAYOUT, "%s grid must have '%s' dimension", side, dims[i]);
+        COLO_FAIL_IF(colo_grid_dim(grid, dims[i]) < 0, COLO_ERR_LAYOUT,
+                     "%s grid must have '%s' dimension", side, dims[i]);
     return COLO_OK;
 }
 
@@ -95,43 +92,39 @@ static colo_status_t no_extra(const colo_layout_t *layout, const char *side)
         bool hit = layout->grid.extent[dim] == 1;
         for (int i = 0; i < 4; i++)
             hit = hit || strcmp(layout->grid.name[dim], known[i]) == 0;
-        if (!hit)
-            return colo_fail(
-                COLO_ERR_LAYOUT,
-                "%s grid: dim '%s' has extent %lld; COLLECTIVE knows tp, cp, pp and dp "
-                "only, use EXACT",
-                side, layout->grid.name[dim], (long long)layout->grid.extent[dim]);
+        COLO_FAIL_IF(!hit, COLO_ERR_LAYOUT,
+                     "%s grid: dim '%s' has extent %lld; COLLECTIVE knows tp, cp, pp and dp "
+                     "only, use EXACT",
+                     side, layout->grid.name[dim], (long long)layout->grid.extent[dim]);
     }
     for (int axis = 0; axis < 3; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++) {
             const char *name = layout->grid.name[layout->split[axis][i].dim];
             bool usual = (axis == COLO_SAMPLES && strcmp(name, "dp") == 0) ||
                          (axis == COLO_ROWS && strcmp(name, "cp") == 0);
-            if (layout->split[axis][i].kind == COLO_CEIL &&
-                layout->grid.extent[layout->split[axis][i].dim] > 1)
-                return colo_fail(COLO_ERR_LAYOUT,
-                                 "%s layout: %s are split CEIL over '%s'; COLLECTIVE knows BLOCK "
-                                 "and ZIGZAG only, use EXACT",
-                                 side, colo_axis_names[axis], name);
-            if (!usual && layout->grid.extent[layout->split[axis][i].dim] > 1)
-                return colo_fail(
-                    COLO_ERR_LAYOUT,
-                    "%s layout: %s are split over '%s'; COLLECTIVE knows samples over dp "
-                    "and rows over cp only, use EXACT",
-                    side,
-                    axis == 0   ? "samples"
-                    : axis == 1 ? "rows"
-                                : "features",
-                    name);
+            COLO_FAIL_IF(layout->split[axis][i].kind == COLO_CEIL &&
+                             layout->grid.extent[layout->split[axis][i].dim] > 1,
+                         COLO_ERR_LAYOUT,
+                         "%s layout: %s are split CEIL over '%s'; COLLECTIVE knows BLOCK "
+                         "and ZIGZAG only, use EXACT",
+                         side, colo_axis_names[axis], name);
+            COLO_FAIL_IF(!usual && layout->grid.extent[layout->split[axis][i].dim] > 1,
+                         COLO_ERR_LAYOUT,
+                         "%s layout: %s are split over '%s'; COLLECTIVE knows samples over dp "
+                         "and rows over cp only, use EXACT",
+                         side,
+                         axis == 0   ? "samples"
+                         : axis == 1 ? "rows"
+                                     : "features",
+                         name);
         }
-    if (colo_layout_parts(layout, COLO_SAMPLES) != colo_grid_extent(&layout->grid, "dp"))
-        return colo_fail(COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT",
-                         side);
-    if (layout->stage_dim >= 0 && layout->grid.extent[layout->stage_dim] > 1)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "%s layout: only ranks at %lld of '%s' hold it; COLLECTIVE knows no such "
-                         "stages, use EXACT",
-                         side, (long long)layout->stage, layout->grid.name[layout->stage_dim]);
+    COLO_FAIL_IF(colo_layout_parts(layout, COLO_SAMPLES) != colo_grid_extent(&layout->grid, "dp"),
+                 COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT", side);
+    COLO_FAIL_IF(layout->stage_dim >= 0 && layout->grid.extent[layout->stage_dim] > 1,
+                 COLO_ERR_LAYOUT,
+                 "%s layout: only ranks at %lld of '%s' hold it; COLLECTIVE knows no such "
+                 "stages, use EXACT",
+                 side, (long long)layout->stage, layout->grid.name[layout->stage_dim]);
     return COLO_OK;
 }
 
@@ -139,13 +132,11 @@ static colo_status_t no_extra(const colo_layout_t *layout, const char *side)
 static colo_status_t rows_in_order(const colo_layout_t *src)
 {
     for (int64_t i = 1; i < src->table_rows; i++)
-        if (src->table[i] < src->table[i - 1])
-            return colo_fail(
-                COLO_ERR_LAYOUT,
-                "src layout: rows %lld and %lld are at positions %lld and %lld; "
-                "COLLECTIVE knows rows in the order of their positions only, use EXACT",
-                (long long)i - 1, (long long)i, (long long)src->table[i - 1],
-                (long long)src->table[i]);
+        COLO_FAIL_IF(src->table[i] < src->table[i - 1], COLO_ERR_LAYOUT,
+                     "src layout: rows %lld and %lld are at positions %lld and %lld; "
+                     "COLLECTIVE knows rows in the order of their positions only, use EXACT",
+                     (long long)i - 1, (long long)i, (long long)src->table[i - 1],
+                     (long long)src->table[i]);
     return COLO_OK;
 }
 
@@ -158,11 +149,10 @@ static colo_status_t sums_over_cp(const colo_layout_t *dst)
         const colo_split_t *split = &dst->split[COLO_ROWS][i];
         context = context || (split->context && strcmp(dst->grid.name[split->dim], "cp") == 0);
     }
-    if (!context)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "dest layout: rows are not context-parallel over cp=%lld, over which "
-                         "COLLECTIVE adds gradients; use EXACT",
-                         (long long)colo_grid_extent(&dst->grid, "cp"));
+    COLO_FAIL_IF(!context, COLO_ERR_LAYOUT,
+                 "dest layout: rows are not context-parallel over cp=%lld, over which "
+                 "COLLECTIVE adds gradients; use EXACT",
+                 (long long)colo_grid_extent(&dst->grid, "cp"));
     return COLO_OK;
 }
 
@@ -202,32 +192,28 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
     COLO_TRY(colo_layout_check_fields(given->dst));
     COLO_TRY(has_dims(src_grid, "src"));
     COLO_TRY(has_dims(dst_grid, "dest"));
-    if (src_grid->size != dst_grid->size)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "Grids must span same number of ranks: src %lld, dest %lld",
-                         (long long)src_grid->size, (long long)dst_grid->size);
-    if (src_grid->offset != dst_grid->offset)
-        return colo_fail(COLO_ERR_LAYOUT, "Grids must have same rank offset: src %lld, dest %lld",
-                         (long long)src_grid->offset, (long long)dst_grid->offset);
-    if (colo_grid_extent(src_grid, "pp") != 1)
-        return colo_fail(COLO_ERR_LAYOUT, "src PP must be 1, got %lld",
-                         (long long)colo_grid_extent(src_grid, "pp"));
-    if (colo_grid_extent(dst_grid, "pp") != 1)
-        return colo_fail(COLO_ERR_LAYOUT, "dest PP must be 1, got %lld",
-                         (long long)colo_grid_extent(dst_grid, "pp"));
-    if (colo_grid_extent(src_grid, "cp") != 1)
-        return colo_fail(COLO_ERR_LAYOUT, "Source CP must be 1, got %lld",
-                         (long long)colo_grid_extent(src_grid, "cp"));
-    if (colo_grid_extent(dst_grid, "cp") > 1 &&
-        colo_grid_dim(dst_grid, "cp") > colo_grid_dim(dst_grid, "dp"))
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "dest_grid dim_names must have 'cp' before 'dp', found them at %d and %d",
-                         (int)colo_grid_dim(dst_grid, "cp"), (int)colo_grid_dim(dst_grid, "dp"));
+    COLO_FAIL_IF(src_grid->size != dst_grid->size, COLO_ERR_LAYOUT,
+                 "Grids must span same number of ranks: src %lld, dest %lld",
+                 (long long)src_grid->size, (long long)dst_grid->size);
+    COLO_FAIL_IF(src_grid->offset != dst_grid->offset, COLO_ERR_LAYOUT,
+                 "Grids must have same rank offset: src %lld, dest %lld",
+                 (long long)src_grid->offset, (long long)dst_grid->offset);
+    COLO_FAIL_IF(colo_grid_extent(src_grid, "pp") != 1, COLO_ERR_LAYOUT,
+                 "src PP must be 1, got %lld", (long long)colo_grid_extent(src_grid, "pp"));
+    COLO_FAIL_IF(colo_grid_extent(dst_grid, "pp") != 1, COLO_ERR_LAYOUT,
+                 "dest PP must be 1, got %lld", (long long)colo_grid_extent(dst_grid, "pp"));
+    COLO_FAIL_IF(colo_grid_extent(src_grid, "cp") != 1, COLO_ERR_LAYOUT,
+                 "Source CP must be 1, got %lld", (long long)colo_grid_extent(src_grid, "cp"));
+    COLO_FAIL_IF(colo_grid_extent(dst_grid, "cp") > 1 &&
+                     colo_grid_dim(dst_grid, "cp") > colo_grid_dim(dst_grid, "dp"),
+                 COLO_ERR_LAYOUT,
+                 "dest_grid dim_names must have 'cp' before 'dp', found them at %d and %d",
+                 (int)colo_grid_dim(dst_grid, "cp"), (int)colo_grid_dim(dst_grid, "dp"));
     int64_t ds = colo_grid_extent(src_grid, "dp"), dd = colo_grid_extent(dst_grid, "dp");
     int64_t lo = ds < dd ? ds : dd, k = (ds < dd ? dd : ds) / lo;
-    if (ds % lo || dd % lo)
-        return colo_fail(COLO_ERR_LAYOUT, "DP sizes must be evenly divisible: src %lld, dest %lld",
-                         (long long)ds, (long long)dd);
+    COLO_FAIL_IF(ds % lo || dd % lo, COLO_ERR_LAYOUT,
+                 "DP sizes must be evenly divisible: src %lld, dest %lld", (long long)ds,
+                 (long long)dd);
     COLO_TRY(no_extra(given->src, "src"));
     COLO_TRY(rows_in_order(given->src));
     COLO_TRY(no_extra(given->dst, "dest"));
@@ -239,12 +225,12 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
     else
         COLO_TRY(aligned(src_grid, dst_grid, 1, "src dp must be dest dp"));
     int64_t batch = given->shape.samples / lo;
-    if (given->shape.samples % lo)
-        return colo_fail(COLO_ERR_SHAPE, "batch %lld is not divisible by dp=%lld",
-                         (long long)given->shape.samples, (long long)lo);
-    if (batch % k)
-        return colo_fail(COLO_ERR_SHAPE, "batch dim size %lld is not divisible by %s scale=%lld.",
-                         (long long)batch, ds > dd ? "fan_in" : "fan_out", (long long)k);
+    COLO_FAIL_IF(given->shape.samples % lo, COLO_ERR_SHAPE,
+                 "batch %lld is not divisible by dp=%lld", (long long)given->shape.samples,
+                 (long long)lo);
+    COLO_FAIL_IF(batch % k, COLO_ERR_SHAPE,
+                 "batch dim size %lld is not divisible by %s scale=%lld.", (long long)batch,
+                 ds > dd ? "fan_in" : "fan_out", (long long)k);
     if (given->output == COLO_SHARDED)
         COLO_TRY(colo_layout_check_rows(given->dst, given->shape.rows));
     return COLO_OK;

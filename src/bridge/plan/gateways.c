@@ -31,8 +31,8 @@ static colo_status_t add_sources(colo_builder_t *builder, const colo_side_t *hol
         colo_source_t *entry = colo_list_push(&builder->held.nodes, sizeof *entry);
         colo_addend_source_t *of_addend =
             builder->summing ? colo_list_push(&builder->held.addends, sizeof *of_addend) : NULL;
-        if (!entry || (builder->summing && !of_addend))
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)builder->ranks.n);
+        COLO_FAIL_IF(!entry || (builder->summing && !of_addend), COLO_ERR_NOMEM,
+                     "plan: %lld sources", (long long)builder->ranks.n);
         *entry = (colo_source_t){node, addend};
         if (of_addend)
             *of_addend = (colo_addend_source_t){node, addend, rank};
@@ -142,8 +142,7 @@ colo_status_t colo_gateways_share_node(colo_builder_t *builder, const colo_side_
     if (*share)
         return COLO_OK;
     COLO_AUTOFREE int64_t(*key)[3] = malloc((size_t)grid->size * sizeof *key);
-    if (!key)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld ranks", (long long)grid->size);
+    COLO_FAIL_IF(!key, COLO_ERR_NOMEM, "plan: %lld ranks", (long long)grid->size);
     for (int64_t rank = grid->offset; rank < grid->offset + grid->size; rank++) {
         int64_t coords[COLO_MAX_DIMS];
         colo_block_t block;
@@ -182,9 +181,8 @@ colo_status_t colo_gateways_need(colo_builder_t *builder)
     builder->held.needed_by.n = 0;
     for (int64_t i = 0; builder->held.several_nodes && i < builder->destinations.n; i++) {
         colo_source_t *entry = colo_list_push(&builder->held.needed_by, sizeof *entry);
-        if (!entry)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld destinations",
-                             (long long)builder->destinations.n);
+        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld destinations",
+                     (long long)builder->destinations.n);
         *entry = (colo_source_t){colo_location_of(builder->cfg, rank[i]).node, rank[i]};
     }
     if (builder->cfg->nodes && builder->held.needed_by.n > 1) /* else ascending as they came */

@@ -65,9 +65,8 @@ colo_status_t colo_node_sums_group(colo_builder_t *builder)
     builder->held.groups.n = 0;
     for (int64_t addend = 0; addend < builder->held.naddends; addend++) {
         colo_sum_group_t *group = colo_list_push(&builder->held.groups, sizeof *group);
-        if (!group)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends",
-                             (long long)builder->held.naddends);
+        COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "plan: %lld addends",
+                     (long long)builder->held.naddends);
         *group = (colo_sum_group_t){0};
     }
     colo_sum_group_t *group = builder->held.groups.items;
@@ -123,9 +122,8 @@ colo_status_t colo_node_sums_sources(colo_builder_t *builder)
             lacks(builder, source[i].node, lead) > 0)
             continue;
         int64_t *rank = colo_list_push(&builder->ranks, sizeof *rank);
-        if (!rank)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources",
-                             (long long)builder->held.addends.n);
+        COLO_FAIL_IF(!rank, COLO_ERR_NOMEM, "plan: %lld sources",
+                     (long long)builder->held.addends.n);
         *rank = source[i].rank;
     }
     qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), by_value);
@@ -167,8 +165,7 @@ colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, bool o
     const colo_sum_group_t *group = groups_of(builder), *mine = &group[builder->held.addend];
     const int64_t begin = builder->terms.n;
     COLO_AUTOFREE const colo_sum_group_t **by = malloc((size_t)builder->held.naddends * sizeof *by);
-    if (!by)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)builder->held.naddends);
+    COLO_FAIL_IF(!by, COLO_ERR_NOMEM, "plan: %lld addends", (long long)builder->held.naddends);
     for (int64_t addend = 0; addend < builder->held.naddends; addend++)
         by[addend] = &group[addend];
     qsort(by, (size_t)builder->held.naddends, sizeof *by, by_home);
@@ -181,9 +178,8 @@ colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, bool o
             (sum && group[addend].lead != addend))
             continue;
         term = colo_list_push(&builder->terms, sizeof *term);
-        if (!term || builder->terms.n > INT32_MAX)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld terms of sums",
-                             (long long)builder->terms.n);
+        COLO_FAIL_IF(!term || builder->terms.n > INT32_MAX, COLO_ERR_NOMEM,
+                     "plan: %lld terms of sums", (long long)builder->terms.n);
         *term = (colo_term_t){(int32_t)addend,
                               (sum ? COLO_TERM_SUM : 0) |
                                   (group[addend].lead == addend ? COLO_TERM_FIRST : 0)};

@@ -26,14 +26,13 @@ static int by_name(const void *first, const void *second)
 
 colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64_t ranks)
 {
-    if (!nodes || !node || ranks < 1)
-        return colo_fail(COLO_ERR_ARG, "nodes: %s, expected %s",
-                         !nodes  ? "nodes is NULL"
-                         : !node ? "the table is NULL"
-                                 : "there are no ranks",
-                         !nodes  ? "where to put them"
-                         : !node ? "a node for each rank"
-                                 : "at least one");
+    COLO_FAIL_IF(!nodes || !node || ranks < 1, COLO_ERR_ARG, "nodes: %s, expected %s",
+                 !nodes  ? "nodes is NULL"
+                 : !node ? "the table is NULL"
+                         : "there are no ranks",
+                 !nodes  ? "where to put them"
+                 : !node ? "a node for each rank"
+                         : "at least one");
     colo_nodes_t *n = ranks <= INT64_MAX / 64 ? calloc(1, sizeof *n) : NULL;
     COLO_AUTOFREE struct named *all = n ? malloc((size_t)ranks * sizeof *all) : NULL;
     if (n)

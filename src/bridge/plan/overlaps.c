@@ -92,8 +92,7 @@ int colo_entry_cmp(const void *first, const void *second)
 static colo_status_t push_entry(colo_list_t *out, int64_t peer, const colo_entry_t *overlap)
 {
     colo_entry_t *entry = colo_list_push(out, sizeof *entry);
-    if (!entry)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
+    COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
     *entry = *overlap;
     entry->peer = peer;
     return COLO_OK;

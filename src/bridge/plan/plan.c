@@ -38,8 +38,8 @@ static colo_status_t reserve(colo_pool_t *pool, colo_routes_t *out, int64_t n, i
     out->region = colo_pool_take(pool, (size_t)n * sizeof *out->region);
     out->offset = colo_pool_take(pool, (size_t)n * sizeof *out->offset);
     out->message = colo_pool_take(pool, (size_t)peers * sizeof *out->message);
-    if (!out->region || !out->offset || !out->message)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    COLO_FAIL_IF(!out->region || !out->offset || !out->message, COLO_ERR_NOMEM,
+                 "plan: %lld regions", (long long)n);
     return COLO_OK;
 }
 
@@ -104,16 +104,15 @@ static colo_status_t sort_entries(colo_builder_t *builder, colo_list_t *list)
         sorted = sorted && (follows || i == 0);
         if (!follows || entry[i - 1].peer != entry[i].peer) {
             run = colo_list_push(&builder->sorting.runs, sizeof *run);
-            if (!run)
-                return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+            COLO_FAIL_IF(!run, COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
             *run = (sorted_t){.items = &entry[i], .peer = entry[i].peer};
         }
         run->n++;
     }
     if (sorted)
         return COLO_OK;
-    if (!colo_list_reserve(&builder->sorting.sorted, n, sizeof *entry))
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    COLO_FAIL_IF(!colo_list_reserve(&builder->sorting.sorted, n, sizeof *entry), COLO_ERR_NOMEM,
+                 "plan: %lld regions", (long long)n);
     run = builder->sorting.runs.items;
     colo_entry_t *to = builder->sorting.sorted.items;
     qsort(run, (size_t)builder->sorting.runs.n, sizeof *run, by_first_entry);
@@ -295,11 +294,10 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool by_tabl
         for (int i = 0; i < COLO_EXCHANGES; i++)
             fits = fits && add_bytes(&bytes->recv, &plan->exchange[pass][i].recv) &&
                    add_bytes(&bytes->send, &plan->exchange[pass][i].send);
-        if (!fits)
-            return colo_fail(COLO_ERR_ARG,
-                             "plan: rank %lld sends or receives more than 63 bits of bytes in %s; "
-                             "give a smaller shape",
-                             (long long)plan->rank, pass == COLO_FORWARD ? "forward" : "backward");
+        COLO_FAIL_IF(!fits, COLO_ERR_ARG,
+                     "plan: rank %lld sends or receives more than 63 bits of bytes in %s; "
+                     "give a smaller shape",
+                     (long long)plan->rank, pass == COLO_FORWARD ? "forward" : "backward");
         (void)add_bytes(&bytes->local, &plan->local[pass]);
         if (pass == COLO_BACKWARD)
             need = plan->config.no_grad ? 0 : need * plan->addends;
@@ -418,8 +416,7 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
     int64_t coords[COLO_MAX_DIMS];
     int32_t dims[COLO_MAX_SPLITS];
     colo_plan_t *made = calloc(1, sizeof *made);
-    if (!made)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %zu bytes", sizeof *made);
+    COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "plan: %zu bytes", sizeof *made);
     made->src = *config->src;
     made->dst = *config->dst;
     made->config = *config;
@@ -449,10 +446,8 @@ colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *con
 {
     colo_plan_config_t own;
     colo_plan_t *made;
-    if (!plan)
-        return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
-    if (rank < 0)
-        return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
+    COLO_FAIL_IF(!plan, COLO_ERR_ARG, "plan: plan is NULL");
+    COLO_FAIL_IF(rank < 0, COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
     COLO_TRY(colo_plan_check_config(config, &own));
     COLO_TRY(colo_plan_new(&made, &own, rank));
     colo_status_t st = build(made);

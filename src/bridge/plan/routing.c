@@ -56,8 +56,7 @@ static colo_status_t share_rows(colo_list_t *out, int32_t addend, const colo_run
             entry[out->n - 1].region.s[1] = hi;
         else {
             entry = colo_list_push(out, sizeof *entry);
-            if (!entry)
-                return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
+            COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
             *entry = (colo_entry_t){.region = {.s = {lo, hi}, .addend = addend},
                                     .offset = {.src_row = src_row, .dst_row = dst_row}};
         }
@@ -153,8 +152,7 @@ static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side,
             from = intersections->overlap.n;
             for (int64_t k = first[i - 1]; k < from; k++) {
                 colo_entry_t *cut = colo_list_push(&intersections->overlap, sizeof *cut);
-                if (!cut)
-                    return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)from);
+                COLO_FAIL_IF(!cut, COLO_ERR_NOMEM, "plan: %lld regions", (long long)from);
                 *cut = ((const colo_entry_t *)intersections->overlap.items)[k];
             }
         }
@@ -165,8 +163,7 @@ static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side,
         if (!keeps_meetings(builder))
             return COLO_OK;
         int64_t *entry = colo_list_push(&intersections->first, sizeof *entry);
-        if (!entry)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld blocks", (long long)i);
+        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld blocks", (long long)i);
         *entry = from;
         intersections->complete = i + 1 == choices(intersections->met);
         return COLO_OK;
@@ -351,8 +348,7 @@ static colo_status_t push_given(colo_list_t *out, const colo_entry_t *given, int
                                 int64_t addend, int32_t order)
 {
     colo_entry_t *entry = colo_list_push(out, sizeof *entry);
-    if (!entry)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
+    COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
     *entry = *given;
     entry->peer = peer;
     entry->region.addend = (int32_t)addend;

@@ -47,8 +47,7 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *ragged, const colo_side_t 
     const int64_t n = whole->n;
     *rows = whole->rows;
     *out = colo_pool_take(pool, (size_t)(n + 1) * sizeof **out);
-    if (!*out)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
+    COLO_FAIL_IF(!*out, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
     bool sorted = true;
     for (int64_t i = 0; i < n; i++) {
         const colo_run_t *run = &whole->run[i];
@@ -74,8 +73,7 @@ static colo_status_t list_foreign(const colo_runs_t *mine, colo_pool_t *pool,
     /* each run of mine ends one piece of what is stored and begins another */
     places->foreign =
         colo_pool_take(pool, (size_t)(places->n + mine->n + 1) * sizeof *places->foreign);
-    if (!places->foreign)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)places->n);
+    COLO_FAIL_IF(!places->foreign, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)places->n);
     for (int64_t i = 0, k = 0; i < places->n; i++) {
         const colo_stored_t *stored = &places->stored[i];
         int64_t pos = stored->first;
@@ -194,8 +192,7 @@ colo_status_t colo_ragged_place_peers(colo_builder_t *builder, const colo_ragged
     COLO_AUTOFREE colo_stored_t **stored = calloc(n, sizeof *stored);
     COLO_AUTOFREE int64_t *count = calloc(n, sizeof *count);
     blocks_t blocks = {stored, count};
-    if (!stored || !count)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu blocks", n);
+    COLO_FAIL_IF(!stored || !count, COLO_ERR_NOMEM, "bridge: %zu blocks", n);
     for (int i = 0; i < (plan->config.no_grad || plan->addends == 1 ? 1 : 2); i++) {
         const colo_routes_t *routes = colo_plan_routes(plan, (colo_pass_t)i, COLO_FIRST, i == 0);
         for (int32_t k = 0; k < routes->nmessages; k++) {
@@ -243,8 +240,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
         *rows = whole->rows;
         places->n = *rows > 0;
         places->stored = colo_pool_take(plan->pool, sizeof *places->stored);
-        if (!places->stored)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
+        COLO_FAIL_IF(!places->stored, COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
         *places->stored = (colo_stored_t){.count = *rows};
         return COLO_OK;
     }
@@ -331,13 +327,12 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     const size_t unit =
         (size_t)(batch_config.shape.features / units) * colo_dtype_size(batch_config.dtype);
     int64_t bytes;
-    if (!colo_mul_ok(ragged->rows, batch_config.shape.features, &bytes) ||
-        !colo_mul_ok(bytes, (int64_t)colo_dtype_size(batch_config.dtype), &bytes) ||
-        !colo_mul_ok(bytes, ragged->dst.axes.cp, &bytes)) /* addends */
-        return colo_fail(
-            COLO_ERR_ARG, "%s: %lld rows of %lld %s features overflow 63 bits of bytes",
-            ragged->packed ? "packing" : "segments", (long long)ragged->rows,
-            (long long)batch_config.shape.features, colo_dtype_name(batch_config.dtype));
+    COLO_FAIL_IF(!colo_mul_ok(ragged->rows, batch_config.shape.features, &bytes) ||
+                     !colo_mul_ok(bytes, (int64_t)colo_dtype_size(batch_config.dtype), &bytes) ||
+                     !colo_mul_ok(bytes, ragged->dst.axes.cp /* addends */, &bytes),
+                 COLO_ERR_ARG, "%s: %lld rows of %lld %s features overflow 63 bits of bytes",
+                 ragged->packed ? "packing" : "segments", (long long)ragged->rows,
+                 (long long)batch_config.shape.features, colo_dtype_name(batch_config.dtype));
     if (ragged->packed)
         batch_config.output = ragged->dst.whole ? COLO_FULL_SEQ : COLO_SHARDED;
     batch_config.shape = (colo_shape_t){.samples = 1, .rows = ragged->rows, .features = units};
@@ -363,15 +358,12 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
     colo_builder_t builder = {0};
     colo_ragged_places_t places = {0};
     colo_table_t table[COLO_TABLES];
-    if (!plan)
-        return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
-    if (rank < 0)
-        return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
+    COLO_FAIL_IF(!plan, COLO_ERR_ARG, "plan: plan is NULL");
+    COLO_FAIL_IF(rank < 0, COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
     COLO_TRY(colo_plan_check_config(config, &own));
-    if (packed && (own.output || own.grad))
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: packed with %s, expected 0: the packings say what a rank has",
-                         own.output ? "output" : "grad");
+    COLO_FAIL_IF(packed && (own.output || own.grad), COLO_ERR_ARG,
+                 "plan: packed with %s, expected 0: the packings say what a rank has",
+                 own.output ? "output" : "grad");
     colo_status_t st = colo_ragged_init(&ragged, own.src, own.dst, &own.shape, packed);
     if (st < 0)
         return colo_fail_prefix(st, "plan");

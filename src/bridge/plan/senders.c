@@ -48,8 +48,8 @@ colo_status_t colo_sender_sources(colo_builder_t *builder, const colo_side_t *ho
         colo_source_t *node = colo_list_push(&builder->held.by_node, sizeof *node);
         colo_source_t *rail =
             node && known ? colo_list_push(&builder->held.by_rail, sizeof *rail) : NULL;
-        if (!node || (known && !rail))
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)builder->ranks.n);
+        COLO_FAIL_IF(!node || (known && !rail), COLO_ERR_NOMEM, "plan: %lld sources",
+                     (long long)builder->ranks.n);
         *node = (colo_source_t){where.node, rank[i]};
         if (rail)
             *rail = (colo_source_t){where.rail, rank[i]};

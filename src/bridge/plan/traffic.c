@@ -13,11 +13,10 @@
 colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_plan_t *plan,
                                     colo_topology_traffic_t *traffic)
 {
-    if (!topology || !plan || !traffic)
-        return colo_fail(COLO_ERR_ARG, "traffic: %s is NULL",
-                         !topology ? "the topology"
-                         : !plan   ? "the plan"
-                                   : "the output");
+    COLO_FAIL_IF(!topology || !plan || !traffic, COLO_ERR_ARG, "traffic: %s is NULL",
+                 !topology ? "the topology"
+                 : !plan   ? "the plan"
+                           : "the output");
     colo_topology_traffic_t sum[2] = {traffic[0], traffic[1]};
     int64_t rank = colo_plan_rank(plan);
     for (int k = 0; k < 2 * COLO_EXCHANGES; k++) {
@@ -28,16 +27,14 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
         const int32_t n = sent->nmessages;
         for (int32_t i = 0; i < n; i++) {
             int64_t most = rank > message[i].peer ? rank : message[i].peer;
-            if (most >= topology->world)
-                return colo_fail(
-                    COLO_ERR_ARG,
-                    "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
-                    (long long)most, (long long)topology->world);
+            COLO_FAIL_IF(most >= topology->world, COLO_ERR_ARG,
+                         "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
+                         (long long)most, (long long)topology->world);
             int crossed = colo_topology_i_cross(topology->placed.spot, topology->per_host, rank,
                                                 message[i].peer);
-            if (!colo_add_ok(counted->total, message[i].bytes, &counted->total))
-                return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
-                                 (long long)rank);
+            COLO_FAIL_IF(!colo_add_ok(counted->total, message[i].bytes, &counted->total),
+                         COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
+                         (long long)rank);
             counted->numa += crossed & CROSS_NUMA ? message[i].bytes : 0;
             counted->package += crossed & CROSS_PACKAGE ? message[i].bytes : 0;
             counted->host += crossed & CROSS_HOST ? message[i].bytes : 0;

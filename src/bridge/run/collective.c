@@ -120,8 +120,8 @@ static colo_status_t find_rows(colo_loaded_t *loaded)
     COLO_TRY(
         colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, NULL, 0, &loaded->nruns));
     loaded->run = malloc((size_t)(loaded->nruns + 1) * sizeof *loaded->run);
-    if (!loaded->run)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld runs of rows", (long long)loaded->nruns);
+    COLO_FAIL_IF(!loaded->run, COLO_ERR_NOMEM, "bridge: %lld runs of rows",
+                 (long long)loaded->nruns);
     return colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, loaded->run, loaded->nruns,
                              &loaded->nruns);
 }
@@ -332,11 +332,10 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     const colo_plan_config_t *config = &plan->config;
     const int64_t cp = colo_grid_extent(&plan->dst.grid, "cp");
     COLO_TRY(colo_plan_collective_check(config));
-    if (!config->no_grad && !colo_dtype_is_float(config->dtype) && cp > 1)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: COLLECTIVE sums gradients over cp=%lld, which %s is not made "
-                         "for; use EXACT or no_grad",
-                         (long long)cp, colo_dtype_name(config->dtype));
+    COLO_FAIL_IF(!config->no_grad && !colo_dtype_is_float(config->dtype) && cp > 1, COLO_ERR_ARG,
+                 "bridge: COLLECTIVE sums gradients over cp=%lld, which %s is not made "
+                 "for; use EXACT or no_grad",
+                 (long long)cp, colo_dtype_name(config->dtype));
     COLO_TRY(find_rows(loaded));
     COLO_TRY(colo_memory_check(bridge, colo_comm_size(bridge->comm) > 1, 0));
     if (bridge->mem == COLO_CUDA && !bridge->streams.order)

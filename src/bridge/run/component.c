@@ -23,12 +23,11 @@ static colo_status_t add_peers(const colo_comm_t *comm, const colo_plan_t *plan,
                 colo_plan_routes(plan, (colo_pass_t)pass, list / 2, list % 2 == 0);
             for (int32_t i = 0; i < routes->nmessages; i++) {
                 int32_t k = colo_comm_find(comm, routes->message[i].peer);
-                if (k < 0)
-                    return colo_fail(COLO_ERR_MISSING,
-                                     "bridge: the plan of rank %lld names rank %lld, which is not "
-                                     "in the communicator '%s' of %d ranks",
-                                     (long long)plan->rank, (long long)routes->message[i].peer,
-                                     colo_comm_name(comm), (int)colo_comm_size(comm));
+                COLO_FAIL_IF(k < 0, COLO_ERR_MISSING,
+                             "bridge: the plan of rank %lld names rank %lld, which is not "
+                             "in the communicator '%s' of %d ranks",
+                             (long long)plan->rank, (long long)routes->message[i].peer,
+                             colo_comm_name(comm), (int)colo_comm_size(comm));
                 if (!in[k]) {
                     in[k] = true;
                     queue[(*n)++] = k;
@@ -45,8 +44,7 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
     COLO_AUTOFREE bool *in = calloc((size_t)size, sizeof *in);
     COLO_AUTOFREE int32_t *queue = malloc((size_t)size * sizeof *queue);
     int32_t found = 0;
-    if (!in || !queue)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: a component among %d ranks", (int)size);
+    COLO_FAIL_IF(!in || !queue, COLO_ERR_NOMEM, "bridge: a component among %d ranks", (int)size);
     in[me] = true;
     queue[found++] = me;
     for (int32_t next = 0; next < found && found < size; next++) {
@@ -59,8 +57,7 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
         COLO_TRY(st);
     }
     int32_t *list = malloc((size_t)found * sizeof *list);
-    if (!list)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: a component of %d ranks", (int)found);
+    COLO_FAIL_IF(!list, COLO_ERR_NOMEM, "bridge: a component of %d ranks", (int)found);
     *n = 0;
     for (int32_t k = 0; k < size; k++)
         if (in[k])
@@ -76,8 +73,7 @@ colo_status_t colo_members_find(const colo_bridge_t *bridge, const colo_loaded_t
         return colo_component_find(loaded->program.plan, bridge->comm, members, n);
     *n = colo_comm_size(bridge->comm);
     *members = malloc((size_t)*n * sizeof **members);
-    if (!*members)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)*n);
+    COLO_FAIL_IF(!*members, COLO_ERR_NOMEM, "bridge: %d ranks", (int)*n);
     for (int32_t k = 0; k < *n; k++)
         (*members)[k] = k;
     return COLO_OK;

@@ -16,12 +16,10 @@ colo_status_t colo_memory_check(const colo_bridge_t *bridge, bool exchanges, int
     const bool gpu = colo_comm_i_mem(bridge->comm) == COLO_CUDA;
     if (!exchanges || gpu == (bridge->mem == COLO_CUDA))
         return COLO_OK;
-    if (gpu)
-        return colo_fail(
-            COLO_ERR_ARG,
-            "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_CUDA, or use "
-            "a host communicator",
-            colo_comm_name(bridge->comm), (int)colo_comm_size(bridge->comm));
+    COLO_FAIL_IF(gpu, COLO_ERR_ARG,
+                 "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_CUDA, or use "
+                 "a host communicator",
+                 colo_comm_name(bridge->comm), (int)colo_comm_size(bridge->comm));
     return colo_fail(COLO_ERR_UNBUILT,
                      "bridge: CUDA memory, and rank %lld has %d messages; comm '%s' of backend %s "
                      "moves host memory, colo_comm_create_nccl() makes one of GPUs",
@@ -38,10 +36,8 @@ static colo_status_t allocate(const colo_bridge_t *bridge, size_t bytes, void **
     if (!allocator->allocate)
         return colo_mem_alloc(bridge->mem, bytes, memory);
     *memory = allocator->allocate(allocator->user, bytes);
-    if (!*memory)
-        return colo_fail(COLO_ERR_NOMEM,
-                         "config.allocator returned NULL, expected %zu bytes; leave it more",
-                         bytes);
+    COLO_FAIL_IF(!*memory, COLO_ERR_NOMEM,
+                 "config.allocator returned NULL, expected %zu bytes; leave it more", bytes);
     const colo_status_t st =
         colo_mem_check_aligned(*memory, "config.allocator", "what it returned");
     if (st < 0)
@@ -66,11 +62,10 @@ colo_status_t colo_arena_grow(const colo_bridge_t *bridge, colo_arena_t *arena, 
     void *next = NULL;
     if (bytes <= arena->size)
         return COLO_OK;
-    if (capturing)
-        return colo_fail(COLO_ERR_STATE,
-                         "bridge: %s: found %zu bytes, expected %zu; a capture allocates nothing, "
-                         "so run a call of this size before it, or create the bridge with max_rows",
-                         what, arena->size, bytes);
+    COLO_FAIL_IF(capturing, COLO_ERR_STATE,
+                 "bridge: %s: found %zu bytes, expected %zu; a capture allocates nothing, "
+                 "so run a call of this size before it, or create the bridge with max_rows",
+                 what, arena->size, bytes);
     bytes = keeps && bytes < half ? half : bytes;
     colo_status_t st = arena->nold == MOST ? colo_fail(COLO_ERR_NOMEM, "grown %d times", MOST)
                                            : allocate(bridge, bytes, &next);

@@ -45,9 +45,9 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages,
                            const colo_exchange_plan_t *plan, int32_t n)
 {
     const int64_t sends = plan->send.nregions, recvs = plan->recv.nregions;
-    if (sends > INT32_MAX / n || recvs > INT32_MAX / n)
-        return colo_fail(COLO_ERR_ARG, "bridge: %lld boxes of %d tensors, at most 2^31 - 1",
-                         (long long)(sends > recvs ? sends : recvs), (int)n);
+    COLO_FAIL_IF(sends > INT32_MAX / n || recvs > INT32_MAX / n, COLO_ERR_ARG,
+                 "bridge: %lld boxes of %d tensors, at most 2^31 - 1",
+                 (long long)(sends > recvs ? sends : recvs), (int)n);
     colo_box_t *send = boxes_of(pool, sends * n), *recv = boxes_of(pool, recvs * n);
     if (!send || !recv) {
         colo_pool_drop(pool, send);
@@ -83,20 +83,19 @@ static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
 {
     *boxes = boxes_of(pool, routes->nregions);
     *out = colo_pool_take(pool, (2 * (size_t)routes->nmessages + 1) * sizeof **out);
-    if (!*boxes || !*out)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)routes->nregions);
+    COLO_FAIL_IF(!*boxes || !*out, COLO_ERR_NOMEM, "bridge: %lld boxes",
+                 (long long)routes->nregions);
     for (int32_t i = 0; i < routes->nmessages; i++) {
         const colo_plan_message_t *message = &routes->message[i];
         int32_t peer = colo_comm_find(bridge->comm, message->peer);
-        if (peer < 0)
-            return colo_fail(COLO_ERR_MISSING,
-                             "bridge: the plan names rank %lld, which is not in the communicator "
-                             "'%s' of %d ranks",
-                             (long long)message->peer, colo_comm_name(bridge->comm),
-                             (int)colo_comm_size(bridge->comm));
-        if (message->nregions > INT32_MAX)
-            return colo_fail(COLO_ERR_ARG, "bridge: %lld boxes for rank %lld, at most 2^31 - 1",
-                             (long long)message->nregions, (long long)message->peer);
+        COLO_FAIL_IF(peer < 0, COLO_ERR_MISSING,
+                     "bridge: the plan names rank %lld, which is not in the communicator "
+                     "'%s' of %d ranks",
+                     (long long)message->peer, colo_comm_name(bridge->comm),
+                     (int)colo_comm_size(bridge->comm));
+        COLO_FAIL_IF(message->nregions > INT32_MAX, COLO_ERR_ARG,
+                     "bridge: %lld boxes for rank %lld, at most 2^31 - 1",
+                     (long long)message->nregions, (long long)message->peer);
         (*out)[i] = (colo_message_t){.peer = peer,
                                      .nboxes = (int32_t)message->nregions,
                                      .boxes = *boxes + (message->regions - routes->region)};
@@ -225,8 +224,8 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     COLO_TRY(load_messages(bridge, loaded, COLO_BACKWARD));
     for (int i = 0; i < 2; i++) {
         over->own_box[i] = boxes_of(plan->pool, locals);
-        if (!over->own_box[i])
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes that stay", (long long)locals);
+        COLO_FAIL_IF(!over->own_box[i], COLO_ERR_NOMEM, "bridge: %lld boxes that stay",
+                     (long long)locals);
     }
     COLO_TRY(colo_program_create(&loaded->program, launched_bytes(bridge, loaded)));
     if (loaded->program.bytes) /* of a batch: in memory of the bridge, by call */
@@ -305,10 +304,10 @@ static colo_status_t make_ready(colo_call_t *call)
                        over->need_stage > bridge->memory.stage.size;
     if (!connects && !grows)
         return COLO_OK;
-    if (call->capturing) /* on all ranks or none: no rank waits, the comm lives */
-        return colo_fail(COLO_ERR_STATE,
-                         "bridge: the first staged call of a shape allocates and connects, which "
-                         "cannot be captured; run one before the capture, or register the memory");
+    /* it is on all ranks or on none: no rank waits, and the comm lives */
+    COLO_FAIL_IF(call->capturing, COLO_ERR_STATE,
+                 "bridge: the first staged call of a shape allocates and connects, which "
+                 "cannot be captured; run one before the capture, or register the memory");
     colo_status_t st = COLO_OK;
     if (connects) /* with the others, which would not hear in there of what fails here alone */
         st = connect_members(bridge, &bridge->now);

@@ -473,8 +473,7 @@ static colo_status_t launch(const part_t *part, colo_stream_t stream)
                            .tensor = tensor,
                            .device = call->queries.device,
                            .capturing = call->capturing};
-    if (!tensor)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)call->frame.n);
+    COLO_FAIL_IF(!tensor, COLO_ERR_NOMEM, "bridge: %d tensors", (int)call->frame.n);
     const colo_reached_tensor_t *reached = reached_by(call, (colo_mover_t)call->reached.moves);
     for (int32_t k = 0; k < call->frame.n; k++)
         if (call->frame.tensor[k].per > 0)

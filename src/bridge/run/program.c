@@ -87,8 +87,8 @@ static colo_status_t find_partials(colo_program_t *program, const colo_add_t *ad
     const bool nodes = colo_plan_sums_nodes(plan);
     const int64_t keys = colo_sum_key(plan, nodes ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
     program->partial_of = malloc((size_t)keys * sizeof *program->partial_of);
-    if (!program->partial_of)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)plan->addends);
+    COLO_FAIL_IF(!program->partial_of, COLO_ERR_NOMEM, "bridge: %lld addends",
+                 (long long)plan->addends);
     for (int64_t i = 0; i < keys; i++)
         program->partial_of[i] = -1;
     need_partials(program, COLO_FIRST);
@@ -172,8 +172,8 @@ colo_status_t colo_program_create(colo_program_t *program, int64_t launched)
 {
     const colo_plan_t *plan = program->plan;
     program->whole = launched ? colo_pool_take(plan->pool, sizeof *program->whole) : NULL;
-    if (launched && !program->whole)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *program->whole);
+    COLO_FAIL_IF(launched && !program->whole, COLO_ERR_NOMEM, "bridge: %zu bytes",
+                 sizeof *program->whole);
     for (int pass = 0; pass < (plan->config.no_grad ? 1 : 2); pass++) {
         colo_steps_t *steps = &program->pass[pass];
         if (!colo_plan_adds(plan, (colo_pass_t)pass)) {

@@ -36,8 +36,7 @@ typedef struct maker {
 static colo_status_t push(const maker_t *maker, const colo_transfer_t *transfer)
 {
     colo_transfer_t *step = colo_list_push(maker->step, sizeof *step);
-    if (!step)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
+    COLO_FAIL_IF(!step, COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
     *step = *transfer;
     return COLO_OK;
 }
@@ -252,8 +251,7 @@ static colo_status_t push_sum(const cutter_t *cutter, const cut_t *box)
     for (int64_t i = 0; i < maker->plan->addends; i++) {
         const held_t *held = cutter->chosen[i];
         colo_addend_t *addend = colo_list_push(maker->addend, sizeof *addend);
-        if (!addend)
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
+        COLO_FAIL_IF(!addend, COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
         *addend = (colo_addend_t){held->peer,
                                   {held->begin[0] + box->b[0] - held->region->b[0],
                                    held->begin[1] + box->row - held->row,
@@ -300,9 +298,9 @@ static colo_status_t list_sums(const maker_t *maker)
                       plan->local[COLO_BACKWARD].nregions;
     colo_list_t *held = maker->bridge->peers.held;
     int64_t first[COLO_MAX_ADDENDS + 1];
-    if (!colo_list_reserve(&held[0], n, sizeof(held_t)) ||
-        !colo_list_reserve(&held[1], n, sizeof(held_t)))
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
+    COLO_FAIL_IF(!colo_list_reserve(&held[0], n, sizeof(held_t)) ||
+                     !colo_list_reserve(&held[1], n, sizeof(held_t)),
+                 COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
     if (n == 0)
         return COLO_OK;
     COLO_TRY(all_held(maker, held[0].items));
@@ -356,8 +354,7 @@ static colo_status_t find_exposed(const maker_t *maker)
         if (!colo_peers_near(maker->bridge, peer))
             continue;
         exposed = colo_list_push(maker->exposed, sizeof *exposed);
-        if (!exposed)
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)routes->nmessages);
+        COLO_FAIL_IF(!exposed, COLO_ERR_NOMEM, "bridge: %d messages", (int)routes->nmessages);
         *exposed = peer;
     }
     return COLO_OK;
@@ -369,8 +366,7 @@ static colo_status_t list_any(const colo_bridge_t *bridge, colo_transfer_lists_t
     const int32_t n = bridge->comm->size;
     for (int i = 0; i < 2; i++) {
         int32_t *exposed = colo_list_zeroed(&lists->exposed[i], n, sizeof *exposed);
-        if (!exposed)
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
+        COLO_FAIL_IF(!exposed, COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
         lists->pass[i] = (colo_transfers_t){
             .name = names[i], .elem = 1, .blocks = bridge->peers.blocks, .exposed = exposed};
         for (int32_t rank = 0; rank < n; rank++)
