@@ -360,17 +360,13 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
     return n;
 }
 
-colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count, int64_t local)
+colo_status_t colo_runs_grow(colo_runs_t *runs)
 {
-    if (runs->n == runs->cap) {
-        colo_list_t list = {runs->run, runs->n, runs->cap};
-        COLO_FAIL_IF(!colo_list_reserve(&list, runs->n + 1, sizeof *runs->run), COLO_ERR_NOMEM,
-                     "plan: %lld runs of rows", (long long)runs->n);
-        runs->run = list.items;
-        runs->cap = list.cap;
-    }
-    runs->run[runs->n++] = (colo_run_t){.row = row, .count = count, .local = local};
-    runs->rows += count;
+    colo_list_t list = {runs->run, runs->n, runs->cap};
+    COLO_FAIL_IF(!colo_list_reserve(&list, runs->n + 1, sizeof *runs->run), COLO_ERR_NOMEM,
+                 "plan: %lld runs of rows", (long long)runs->n);
+    runs->run = list.items;
+    runs->cap = list.cap;
     return COLO_OK;
 }
 

@@ -6,6 +6,7 @@
 #include <colobridge/layout.h>
 
 #include "bridge/layout/index.h"
+#include "core/error.h"
 
 extern const char *const colo_axis_names[3]; /* by colo_axis_t, for error messages */
 
@@ -44,7 +45,17 @@ typedef struct colo_runs {
     int64_t rows; /* sum of counts */
 } colo_runs_t;
 
-colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count, int64_t local);
+/* Memory for one more run. */
+colo_status_t colo_runs_grow(colo_runs_t *runs);
+static inline colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count,
+                                           int64_t local)
+{
+    if (runs->n == runs->cap)
+        COLO_TRY(colo_runs_grow(runs));
+    runs->run[runs->n++] = (colo_run_t){.row = row, .count = count, .local = local};
+    runs->rows += count;
+    return COLO_OK;
+}
 /* Rows owned by @coords as runs in local order; full: all rows, one run. Reuses the array. */
 colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t *map,
                                const int64_t *coords, bool full, colo_runs_t *runs);

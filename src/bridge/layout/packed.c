@@ -109,15 +109,9 @@ static colo_status_t check_present(const colo_packed_t *packed, const colo_packi
     return COLO_OK;
 }
 
-/* length / unit, and what remains. A division per sequence costs as much as the rest of the check;
- * a unit is a power of two, usually. */
 static uint64_t rest(uint64_t length, uint64_t unit)
 {
     return unit & (unit - 1) ? length % unit : length & (unit - 1);
-}
-static int64_t times(int64_t length, uint64_t unit)
-{
-    return unit & (unit - 1) ? (int64_t)((uint64_t)length / unit) : length >> __builtin_ctzll(unit);
 }
 
 /* How sequence @q is cut: @n pieces from context rank @first on, of @unit each if there is no
@@ -175,7 +169,7 @@ static colo_status_t divide(const colo_packed_t *packed, const colo_packing_t *p
                  packed->what, (long long)seq, (long long)length,
                  zigzag ? "2 * cp=" : "cp=", (long long)cp, (unsigned long long)unit);
     /* each piece has a position, so there are no more than positions */
-    *division = (division_t){length ? (int64_t)unit : 0, first, times(length, unit)};
+    *division = (division_t){length ? (int64_t)unit : 0, first, colo_packed_times(length, unit)};
     return COLO_OK;
 }
 
@@ -250,29 +244,50 @@ static colo_status_t sort_pieces(colo_packed_t *packed)
     return COLO_OK;
 }
 
+bool colo_tables_lay(colo_list_t *memory, int64_t **const table[], const int64_t *entries, int n)
+{
+    int64_t all = 0;
+    for (int i = 0; i < n; i++)
+        if (!colo_add_ok(all, entries[i], &all) || !colo_add_ok(all, 1, &all))
+            return false;
+    if (!colo_list_reserve(memory, all, sizeof *entries))
+        return false;
+    int64_t *next = memory->items;
+    for (int i = 0; i < n; next += entries[i++] + 1)
+        *table[i] = next;
+    return true;
+}
+
 static colo_status_t lay_tables(colo_packed_t *packed, int64_t nseqs)
 {
-    int64_t **const table[] = {&packed->start,  &packed->base,  &packed->first,
-                               &packed->chunk,  &packed->local, &packed->first_owner,
-                               &packed->length, &packed->held,  &packed->lo};
-    int64_t owners, all = 0;
+    int64_t **const table[] = {&packed->start,  &packed->base, &packed->first,
+                               &packed->length, &packed->held, &packed->lo};
+    const int64_t replicas = packed->axes.replicas;
+    int64_t owners;
     packed->nseqs = nseqs;
-    if (!colo_mul_ok(packed->axes.replicas, packed->cp, &owners))
+    if (!colo_mul_ok(replicas, packed->cp, &owners) ||
+        !colo_tables_lay(&packed->entries, table,
+                         (const int64_t[]){nseqs, nseqs, nseqs, replicas, owners, owners}, 6))
         return no_memory(packed);
-    const int64_t entries[] = {nseqs,  nseqs, nseqs, nseqs, nseqs, nseqs, packed->axes.replicas,
-                               owners, owners};
-    for (int i = 0; i < 9; i++)
-        if (!colo_add_ok(all, entries[i], &all) || !colo_add_ok(all, 1, &all))
-            return no_memory(packed);
-    if (!colo_list_reserve(&packed->entries, all, sizeof **table[0]))
-        return no_memory(packed);
-    int64_t *next = packed->entries.items;
-    for (int i = 0; i < 9; next += entries[i++] + 1)
-        *table[i] = next;
-    memset(packed->length, 0, (size_t)(packed->axes.replicas + 1) * sizeof *packed->length);
+    memset(packed->length, 0, (size_t)(replicas + 1) * sizeof *packed->length);
     memset(packed->held, 0, (size_t)(owners + 1) * sizeof *packed->held);
     memset(packed->lo, 0, (size_t)(owners + 1) * sizeof *packed->lo);
+    packed->pieces.n = packed->start[0] = 0;
     return COLO_OK;
+}
+
+/* Of a sequence whose replica or length is wrong. */
+static colo_status_t bad_sequence(const colo_packed_t *packed, int64_t seq, int64_t length,
+                                  int64_t replica)
+{
+    COLO_FAIL_IF(replica < 0 || replica >= packed->axes.replicas, COLO_ERR_ARG,
+                 "%s: sequence %lld: seq_dp is %lld, expected 0..%lld", packed->what,
+                 (long long)seq, (long long)replica, (long long)packed->axes.replicas - 1);
+    return colo_fail(COLO_ERR_ARG,
+                     length < 0 ? "%s: sequence %lld has %lld positions, expected >= 0"
+                                : "%s: sequence %lld: its %lld positions make the lengths "
+                                  "of all sequences exceed 63 bits",
+                     packed->what, (long long)seq, (long long)length);
 }
 
 colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *packing, bool listed)
@@ -281,38 +296,31 @@ colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *pack
     packed->whole = packing->split == COLO_PACKING_WHOLE;
     packed->cp = packed->whole ? 1 : packed->axes.cp;
     packed->listed = listed;
+    packed->seq_dp = packing->seq_dp;
     COLO_TRY(lay_tables(packed, packing->nseqs));
-    packed->pieces.n = packed->start[0] = 0;
-    /* usually all sequences are cut alike; divide() takes as long as all the rest */
-    const bool alike = !listed && !packing->seq_cp && !packing->seq_first;
-    const uint64_t cp = (uint64_t)packed->cp, parts = packed->axes.zigzag && cp > 1 ? 2 * cp : cp;
-    for (int64_t seq = 0; seq < packing->nseqs; seq++) {
-        const int64_t length = packing->seq_len[seq],
-                      replica = packing->seq_dp ? packing->seq_dp[seq] : 0;
-        COLO_FAIL_IF((uint64_t)replica >= (uint64_t)packed->axes.replicas, COLO_ERR_ARG,
-                     "%s: sequence %lld: seq_dp is %lld, expected 0..%lld", packed->what,
-                     (long long)seq, (long long)replica, (long long)packed->axes.replicas - 1);
-        COLO_FAIL_IF(length < 0 ||
-                         !colo_add_ok(packed->start[seq], length, &packed->start[seq + 1]),
-                     COLO_ERR_ARG,
-                     length < 0 ? "%s: sequence %lld has %lld positions, expected >= 0"
-                                : "%s: sequence %lld: its %lld positions make the lengths "
-                                  "of all sequences exceed 63 bits",
-                     packed->what, (long long)seq, (long long)length);
-        packed->base[seq] = packed->length[replica];
-        packed->length[replica] += length;
-        packed->first[seq] = packed->pieces.n;
-        packed->local[seq] = times(packed->base[seq], cp);
-        packed->first_owner[seq] = replica * packed->cp;
-        if (alike && !rest((uint64_t)length, parts)) {
-            packed->chunk[seq] = times(length, parts);
+    const int64_t *const seq_len = packing->seq_len, *const seq_dp = packing->seq_dp;
+    int64_t *const start = packed->start, *const base = packed->base, *const size = packed->length,
+                   *const chunk = packed->chunk;
+    const uint64_t replicas = (uint64_t)packed->axes.replicas,
+                   parts = (uint64_t)packed->cp << packed->axes.zigzag;
+    uint64_t row = 0;
+    for (int64_t seq = 0, n = packing->nseqs; seq < n; seq++) {
+        const int64_t length = seq_len[seq], replica = seq_dp ? seq_dp[seq] : 0;
+        row += (uint64_t)length;
+        if ((uint64_t)replica >= replicas || (row | (uint64_t)length) >> 63)
+            return bad_sequence(packed, seq, length, replica);
+        start[seq + 1] = (int64_t)row;
+        base[seq] = size[replica];
+        size[replica] += length;
+        if (!listed &&
+            !rest((uint64_t)length, parts)) { /* divide() takes as long as all the rest */
+            chunk[seq] = colo_packed_times(length, parts);
             continue;
         }
         division_t cut = {0};
         COLO_TRY(divide(packed, packing, seq, &cut));
-        packed->chunk[seq] = cut.unit;
-        if (listed)
-            COLO_TRY(add_pieces(packed, packing, seq, replica, &cut));
+        packed->first[seq] = packed->pieces.n;
+        COLO_TRY(add_pieces(packed, packing, seq, replica, &cut));
     }
     packed->first[packing->nseqs] = packed->pieces.n;
     for (int64_t k = 0; !listed && k < packed->axes.replicas * packed->cp; k++)
@@ -352,7 +360,7 @@ int64_t colo_packed_find(const colo_packed_t *packed, int64_t seq, int64_t row)
     return packed->listed
                ? first_piece(packed, NULL, packed->first[seq], packed->first[seq + 1], row) -
                      packed->first[seq]
-               : times(row - packed->start[seq], (uint64_t)packed->chunk[seq]);
+               : colo_packed_times(row - packed->start[seq], (uint64_t)packed->chunk[seq]);
 }
 
 static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
@@ -438,7 +446,8 @@ colo_status_t colo_packed_count(int64_t block, int64_t rows_of_it, colo_list_t *
     return COLO_OK;
 }
 
-colo_status_t colo_packed_meet(const colo_packed_t *packed, const colo_piece_t *piece, int64_t lo,
+/* Counts rows [lo, hi) of piece @piece by the block that owns them. */
+static colo_status_t intersect(const colo_packed_t *packed, const colo_piece_t *piece, int64_t lo,
                                int64_t hi, colo_list_t *met)
 {
     const int64_t sp = packed->axes.sp, block = packed->held[piece->owner] / sp;
@@ -447,6 +456,18 @@ colo_status_t colo_packed_meet(const colo_packed_t *packed, const colo_piece_t *
         stop =
             sp > 1 && hi - lo > (part + 1) * block - local ? lo + (part + 1) * block - local : hi;
         COLO_TRY(colo_packed_count(piece->owner * sp + part, stop - lo, met));
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_packed_meet(const colo_packed_t *packed, int64_t seq, int64_t lo, int64_t hi,
+                               colo_list_t *met)
+{
+    for (int64_t j = colo_packed_find(packed, seq, lo); lo < hi; j++) {
+        const colo_piece_t piece = colo_packed_piece(packed, seq, j);
+        const int64_t end = piece.row + piece.count < hi ? piece.row + piece.count : hi;
+        COLO_TRY(intersect(packed, &piece, lo, end, met));
+        lo = end;
     }
     return COLO_OK;
 }
@@ -497,7 +518,7 @@ static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds,
              i++) {
             const colo_piece_t *piece = (const colo_piece_t *)packed->pieces.items + i;
             const int64_t behind = piece->row + piece->count, end = behind < hi ? behind : hi;
-            st = colo_packed_meet(packed, piece, lo, end, &list);
+            st = intersect(packed, piece, lo, end, &list);
             lo = end;
         }
         i--; /* the next rows may begin in the same piece */

@@ -45,24 +45,35 @@ typedef struct colo_packed {
     bool whole;      /* so the tables say */
     int64_t *start;  /* [nseqs + 1] row of each sequence's first position */
     int64_t *base;   /* [nseqs] where a sequence begins on its replica's axis */
-    int64_t *first;  /* [nseqs + 1] its first piece */
     int64_t *length; /* [replicas] of a replica's axis */
     int64_t *held;   /* [replicas * cp] rows of each owner */
     int64_t *lo;     /* [replicas * cp + 1] in by_owner */
-    /* Or, if each sequence lies on all context ranks and @listed was false, there is no list: */
+    /* If blocks will not be asked for their rows there is no list: all sequences are cut alike. */
     bool listed;
-    int64_t *chunk;       /* [nseqs] rows of a piece */
-    int64_t *local;       /* [nseqs] of the first piece of each rank */
-    int64_t *first_owner; /* [nseqs] */
-    colo_list_t pieces;   /* colo_piece_t, by row */
-    colo_list_t by_owner; /* int64_t: pieces of one owner after those of another, by row */
-    colo_list_t entries;  /* int64_t: memory of the tables above */
+    union {
+        int64_t *first; /* [nseqs + 1] listed: the first piece of each sequence */
+        int64_t *chunk; /* [nseqs] else: rows of a piece */
+    };
+    const int64_t *seq_dp; /* not listed: the caller's, until the next tables */
+    colo_list_t pieces;    /* colo_piece_t, by row */
+    colo_list_t by_owner;  /* int64_t: pieces of one owner after those of another, by row */
+    colo_list_t entries;   /* int64_t: memory of the tables above */
 } colo_packed_t;
 
-/* Checks tables and lays them out; @tables is borrowed for the call. @listed: blocks will be asked
- * for their rows. A list costs as much as many batches of segments. */
+/* Checks tables and lays them out. @listed: blocks will be asked for their rows; a list costs as
+ * much as many batches of segments. Else @tables has a seq_dp and cuts all sequences alike. */
 colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *tables, bool listed);
 void colo_packed_deinit(colo_packed_t *packed);
+/* Tables [n] of so many entries and one more each, one behind the other; false: there is no memory.
+ */
+bool colo_tables_lay(colo_list_t *memory, int64_t **const table[], const int64_t *entries, int n);
+
+/* length / unit. A division per sequence costs as much as the rest of the check; a unit is a power
+ * of two, usually. */
+static inline int64_t colo_packed_times(int64_t length, uint64_t unit)
+{
+    return unit & (unit - 1) ? (int64_t)((uint64_t)length / unit) : length >> __builtin_ctzll(unit);
+}
 
 /* Piece @j of sequence @seq. */
 static inline colo_piece_t colo_packed_piece(const colo_packed_t *packed, int64_t seq, int64_t j)
@@ -71,9 +82,10 @@ static inline colo_piece_t colo_packed_piece(const colo_packed_t *packed, int64_
         return ((const colo_piece_t *)packed->pieces.items)[packed->first[seq] + j];
     const int64_t unit = packed->chunk[seq];
     const bool mirrored = packed->axes.zigzag && j >= packed->cp;
-    return (colo_piece_t){packed->start[seq] + j * unit, unit,
-                          packed->local[seq] + (mirrored ? unit : 0),
-                          packed->first_owner[seq] + (mirrored ? 2 * packed->cp - 1 - j : j)};
+    return (colo_piece_t){
+        packed->start[seq] + j * unit, unit,
+        colo_packed_times(packed->base[seq], (uint64_t)packed->cp) + (mirrored ? unit : 0),
+        packed->seq_dp[seq] * packed->cp + (mirrored ? 2 * packed->cp - 1 - j : j)};
 }
 
 /* The piece of sequence @seq that has @row. */
@@ -97,9 +109,9 @@ static inline bool colo_packed_cut(const colo_packed_t *packed, const colo_piece
     return *lo < *hi;
 }
 
-/* Counts rows [lo, hi) of piece @piece by the block that owns them, in @met. */
-colo_status_t colo_packed_meet(const colo_packed_t *packed, const colo_piece_t *piece, int64_t lo,
-                               int64_t hi, colo_list_t *met);
+/* Counts rows [lo, hi) of sequence @seq by the block that owns them, in @met. */
+colo_status_t colo_packed_meet(const colo_packed_t *packed, int64_t seq, int64_t lo, int64_t hi,
+                               colo_list_t *met);
 /* The same of rows of one block: (replica * cp + context rank) * sp + rank of sequence parallelism.
  */
 colo_status_t colo_packed_count(int64_t block, int64_t rows, colo_list_t *met);

@@ -227,8 +227,8 @@ static void walk_plain(walk_t *walk, colo_ragged_t *ragged)
             while (dst < to)
                 dst_lo[++dst] = segment;
         }
-        if (n <= 0 || place < 0 || place > length - n || (sum + (uint64_t)n) >> 63)
-            break;
+        if ((((uint64_t)n - 1) | (uint64_t)place | (sum + (uint64_t)n)) >> 63 || place > length - n)
+            break;            /* n < 1, place < 0, or too many */
         if (replica != src) { /* seldom: segments of a replica follow each other */
             if ((uint64_t)replica >= replicas)
                 break;

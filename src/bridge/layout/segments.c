@@ -140,16 +140,9 @@ colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_segments_t *giv
     COLO_TRY(colo_segments_read(&ragged->given, given));
     ragged->own = ragged->given;
     int64_t **const table[] = {&ragged->src_lo, &ragged->dst_lo, &ragged->row};
-    const int64_t entries[] = {nsrc, ndst, segments->count};
-    int64_t all = 0;
-    for (int i = 0; i < 3; i++)
-        if (!colo_add_ok(all, entries[i], &all) || !colo_add_ok(all, 1, &all))
-            return no_memory(segments);
-    if (!colo_list_reserve(&ragged->entries, all, sizeof **table[0]))
+    if (!colo_tables_lay(&ragged->entries, table, (const int64_t[]){nsrc, ndst, segments->count},
+                         3))
         return no_memory(segments);
-    int64_t *next = ragged->entries.items;
-    for (int i = 0; i < 3; next += entries[i++] + 1)
-        *table[i] = next;
     COLO_TRY(colo_ragged_parts(ragged));
     if (ragged->sorted) /* as tables usually are */
         return COLO_OK;
@@ -249,59 +242,51 @@ static int64_t first_part(parts_t parts, int64_t low, int64_t high, int64_t row)
 }
 
 /* Rows of @part in piece @piece, cut to block @sp of sequence parallelism. */
-static colo_status_t push_piece(const colo_side_t *side, const colo_part_t *part,
-                                const colo_piece_t *piece, int64_t sp, colo_runs_t *runs)
+static inline colo_status_t push_piece(const colo_side_t *side, colo_part_t part,
+                                       colo_piece_t piece, int64_t sp, colo_runs_t *runs)
 {
-    const colo_ragged_t *ragged = side->table;
-    const int64_t start = ragged->dst.start[part->seq], first = start + part->pos;
-    int64_t lo = first, hi = first + part->count;
-    if (!colo_packed_cut(&ragged->dst, piece, sp, &lo, &hi))
+    const colo_packed_t *packed = &((const colo_ragged_t *)side->table)->dst;
+    const int64_t start = packed->start[part.seq], first = start + part.pos;
+    int64_t lo = first, hi = first + part.count;
+    if (!colo_packed_cut(packed, &piece, sp, &lo, &hi))
         return COLO_OK;
     if (side->on_rank) {
         int64_t *entry = colo_list_push(side->on_rank, sizeof *entry);
         COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
-        *entry = piece->local + (lo - piece->row);
+        *entry = piece.local + (lo - piece.row);
     }
-    return colo_runs_push(runs, part->row + (lo - first), hi - lo,
-                          ragged->dst.base[part->seq] + (lo - start));
+    return colo_runs_push(runs, part.row + (lo - first), hi - lo,
+                          packed->base[part.seq] + (lo - start));
 }
 
 /* The rows of @part that owner @k has. */
-static colo_status_t push_listed(const colo_side_t *side, const colo_part_t *part, int64_t k,
-                                 int64_t sp, colo_runs_t *runs)
+static colo_status_t push_listed(const colo_side_t *side, colo_part_t part, int64_t k, int64_t sp,
+                                 colo_runs_t *runs)
 {
     const colo_packed_t *packed = &((const colo_ragged_t *)side->table)->dst;
-    const int64_t first = packed->start[part->seq] + part->pos, behind = first + part->count;
-    for (int64_t j = colo_packed_find(packed, part->seq, first), end = first; end < behind; j++) {
-        const colo_piece_t piece = colo_packed_piece(packed, part->seq, j);
+    const int64_t first = packed->start[part.seq] + part.pos, behind = first + part.count;
+    for (int64_t j = colo_packed_find(packed, part.seq, first), end = first; end < behind; j++) {
+        const colo_piece_t piece = colo_packed_piece(packed, part.seq, j);
         end = piece.row + piece.count;
         if (piece.owner == k)
-            COLO_TRY(push_piece(side, part, &piece, sp, runs));
+            COLO_TRY(push_piece(side, part, piece, sp, runs));
     }
     return COLO_OK;
-}
-
-/* Those in piece @j of a sequence that is cut alike. */
-static colo_status_t push_nth(const colo_side_t *side, const colo_part_t *part, int64_t j,
-                              int64_t sp, colo_runs_t *runs)
-{
-    const colo_ragged_t *ragged = side->table;
-    const colo_piece_t piece = colo_packed_piece(&ragged->dst, part->seq, j);
-    return push_piece(side, part, &piece, sp, runs);
 }
 
 static colo_status_t destination_rows(const colo_side_t *side, const int64_t *coords,
                                       const colo_runs_t *within, colo_runs_t *runs)
 {
     const colo_ragged_t *ragged = side->table;
-    runs->n = runs->rows = 0;
+    const colo_packed_t *packed = &ragged->dst;
     const int64_t replica = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t context = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
-    const colo_packed_t *packed = &ragged->dst;
-    const int64_t mirror = 2 * packed->cp - 1 - context;
+    const int64_t mirror = 2 * packed->cp - 1 - context, *const chunk = packed->chunk;
+    const bool alike = !side->full && !packed->listed, zigzag = packed->axes.zigzag;
     const parts_t parts = parts_in_order(ragged, true);
     int64_t i = ragged->dst_lo[replica], end = ragged->dst_lo[replica + 1], behind = INT64_MAX;
+    runs->n = runs->rows = 0;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
         i = first_part(parts, i, end, within->run[0].row);
@@ -311,18 +296,19 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
         const colo_part_t part = part_of(&parts, i);
         if (part.row >= behind)
             break;
-        if (side->full || packed->listed) {
+        if (!alike) {
             COLO_TRY(
                 side->full
                     ? colo_runs_push(runs, part.row, part.count, packed->base[part.seq] + part.pos)
-                    : push_listed(side, &part, replica * packed->cp + context, sp, runs));
+                    : push_listed(side, part, replica * packed->cp + context, sp, runs));
             continue;
         }
-        const int64_t unit = packed->chunk[part.seq], last = part.pos + part.count;
+        const int64_t unit = chunk[part.seq], last = part.pos + part.count;
         if (part.pos < (context + 1) * unit && last > context * unit) /* seldom */
-            COLO_TRY(push_nth(side, &part, context, sp, runs));
-        if (packed->axes.zigzag && part.pos < (mirror + 1) * unit && last > mirror * unit)
-            COLO_TRY(push_nth(side, &part, mirror, sp, runs));
+            COLO_TRY(
+                push_piece(side, part, colo_packed_piece(packed, part.seq, context), sp, runs));
+        if (zigzag && part.pos < (mirror + 1) * unit && last > mirror * unit)
+            COLO_TRY(push_piece(side, part, colo_packed_piece(packed, part.seq, mirror), sp, runs));
     }
     return COLO_OK;
 }
@@ -375,19 +361,6 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
     return COLO_OK;
 }
 
-/* Counts rows [lo, hi) of sequence @seq by the block that owns them. */
-static colo_status_t intersect_pieces(const colo_packed_t *packed, int64_t seq, int64_t lo,
-                                      int64_t hi, colo_list_t *met)
-{
-    for (int64_t j = colo_packed_find(packed, seq, lo); lo < hi; j++) {
-        const colo_piece_t piece = colo_packed_piece(packed, seq, j);
-        const int64_t end = piece.row + piece.count < hi ? piece.row + piece.count : hi;
-        COLO_TRY(colo_packed_meet(packed, &piece, lo, end, met));
-        lo = end;
-    }
-    return COLO_OK;
-}
-
 static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *mine,
                                     colo_list_t *met)
 {
@@ -406,7 +379,7 @@ static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *
                          ? colo_packed_count(ragged->own.seq_dp[part.seq] * ragged->dst.cp *
                                                  ragged->dst.axes.sp,
                                              hi - lo, met)
-                         : intersect_pieces(&ragged->dst, part.seq, first, first + (hi - lo), met));
+                         : colo_packed_meet(&ragged->dst, part.seq, first, first + (hi - lo), met));
         }
     }
     return COLO_OK;

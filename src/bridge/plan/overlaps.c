@@ -22,16 +22,16 @@ int colo_source_cmp(const void *first, const void *second)
 int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, int64_t n,
                          int64_t key, int64_t rank)
 {
-    const colo_source_t want = {key, rank};
-    int64_t low = 0;
+    int64_t low = 0, work = 0;
     while (low < n) {
-        int64_t mid = low + (n - low) / 2;
-        builder->plan->work++;
-        if (colo_source_cmp(&source[mid], &want) < 0)
+        const int64_t mid = low + (n - low) / 2;
+        work++;
+        if (source[mid].key < key || (source[mid].key == key && source[mid].rank < rank))
             low = mid + 1;
         else
             n = mid;
     }
+    builder->plan->work += work;
     return low;
 }
 
@@ -100,9 +100,16 @@ static colo_status_t push_entry(colo_list_t *out, int64_t peer, const colo_entry
 
 colo_status_t colo_overlaps_push(colo_builder_t *builder, int64_t peer)
 {
-    const colo_entry_t *entry = builder->overlaps.items;
-    for (int64_t i = 0; i < builder->overlaps.n; i++)
-        COLO_TRY(push_entry(builder->out, peer, &entry[i]));
+    const int64_t n = builder->overlaps.n;
+    colo_list_t *out = builder->out;
+    COLO_FAIL_IF(!colo_list_reserve(out, out->n + n, sizeof(colo_entry_t)), COLO_ERR_NOMEM,
+                 "plan: %lld regions", (long long)(out->n + n));
+    colo_entry_t *entry = (colo_entry_t *)out->items + out->n;
+    for (int64_t i = 0; i < n; i++) {
+        entry[i] = ((const colo_entry_t *)builder->overlaps.items)[i];
+        entry[i].peer = peer;
+    }
+    out->n += n;
     return COLO_OK;
 }
 
