@@ -3,6 +3,8 @@
 #ifndef COLO_CORE_LIST_H
 #define COLO_CORE_LIST_H
 
+#include "core/error.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +26,14 @@ static inline void *colo_list_push(colo_list_t *list, size_t size)
         return NULL;
     return (char *)list->items + (size_t)list->n++ * size;
 }
+/* Appends a value, which is the last argument, or returns COLO_ERR_NOMEM with @words about how many
+ * elements there are. */
+#define COLO_PUSH(list, words, ...)                                               \
+    do {                                                                          \
+        __typeof__(__VA_ARGS__) *place_ = colo_list_push((list), sizeof *place_); \
+        COLO_FAIL_IF(!place_, COLO_ERR_NOMEM, words, (long long)(list)->n);       \
+        *place_ = (__VA_ARGS__);                                                  \
+    } while (0)
 /* Makes it @n zeroed elements; returns the first, or NULL. */
 void *colo_list_zeroed(colo_list_t *list, int64_t n, size_t size);
 

@@ -25,10 +25,9 @@ int colo_block_cmp(const void *first, const void *second)
 
 colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *block, int64_t count)
 {
-    colo_block_t *entry = colo_list_push(out, sizeof *entry);
-    COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)out->n);
-    *entry = *block;
-    entry->count = count;
+    colo_block_t entry = *block;
+    entry.count = count;
+    COLO_PUSH(out, "plan: list of %lld blocks", entry);
     return COLO_OK;
 }
 

@@ -440,9 +440,7 @@ static colo_status_t add_up(colo_list_t *list)
 
 colo_status_t colo_packed_count(int64_t block, int64_t rows_of_it, colo_list_t *met)
 {
-    met_t *last = colo_list_push(met, sizeof *last);
-    COLO_FAIL_IF(!last, COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)met->n);
-    *last = (met_t){block, rows_of_it};
+    COLO_PUSH(met, "plan: list of %lld blocks", (met_t){block, rows_of_it});
     return COLO_OK;
 }
 

@@ -112,9 +112,9 @@ static colo_status_t scattered_parts(const colo_segments_t *segments, int64_t se
                 return bad_position(segments, segment, end, pos[end]);
             end++;
         } while (end < n && pos[end] == pos[row] + (end - row));
-        colo_part_t *part = colo_list_push(parts, sizeof *part);
-        COLO_FAIL_IF(!part, COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)parts->n);
-        *part = (colo_part_t){.seq = segments->seq[segment], .pos = pos[row], .count = end - row};
+        COLO_PUSH(
+            parts, "segments: %lld runs of rows",
+            (colo_part_t){.seq = segments->seq[segment], .pos = pos[row], .count = end - row});
     }
     return COLO_OK;
 }

@@ -250,11 +250,8 @@ static inline colo_status_t push_piece(const colo_side_t *side, colo_part_t part
     int64_t lo = first, hi = first + part.count;
     if (!colo_packed_cut(packed, &piece, sp, &lo, &hi))
         return COLO_OK;
-    if (side->on_rank) {
-        int64_t *entry = colo_list_push(side->on_rank, sizeof *entry);
-        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
-        *entry = piece.local + (lo - piece.row);
-    }
+    if (side->on_rank)
+        COLO_PUSH(side->on_rank, "plan: %lld runs of rows", piece.local + (lo - piece.row));
     return colo_runs_push(runs, part.row + (lo - first), hi - lo,
                           packed->base[part.seq] + (lo - start));
 }

@@ -18,9 +18,7 @@ colo_status_t colo_block_ranks(colo_builder_t *builder, colo_list_t *out, const 
     for (int i = 0; i < grid->ndims; i++)
         rank += block->coord[i] > 0 ? block->coord[i] * grid->stride[i] : 0;
     for (;;) {
-        int64_t *entry = colo_list_push(out, sizeof *entry);
-        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld replicas of a block", (long long)out->n);
-        *entry = rank;
+        COLO_PUSH(out, "plan: %lld replicas of a block", rank);
         builder->plan->work++;
         int i = 0;
         for (; i < grid->ndims; i++) {

@@ -28,14 +28,10 @@ static colo_status_t add_sources(colo_builder_t *builder, const colo_side_t *hol
     for (int64_t i = 0; i < builder->ranks.n; i++) {
         const int64_t rank = ((int64_t *)builder->ranks.items)[i];
         const int64_t node = colo_location_of(builder->cfg, rank).node;
-        colo_source_t *entry = colo_list_push(&builder->held.nodes, sizeof *entry);
-        colo_addend_source_t *of_addend =
-            builder->summing ? colo_list_push(&builder->held.addends, sizeof *of_addend) : NULL;
-        COLO_FAIL_IF(!entry || (builder->summing && !of_addend), COLO_ERR_NOMEM,
-                     "plan: %lld sources", (long long)builder->ranks.n);
-        *entry = (colo_source_t){node, addend};
-        if (of_addend)
-            *of_addend = (colo_addend_source_t){node, addend, rank};
+        COLO_PUSH(&builder->held.nodes, "plan: %lld sources", (colo_source_t){node, addend});
+        if (builder->summing)
+            COLO_PUSH(&builder->held.addends, "plan: %lld sources",
+                      (colo_addend_source_t){node, addend, rank});
     }
     return COLO_OK;
 }
@@ -179,12 +175,9 @@ colo_status_t colo_gateways_need(colo_builder_t *builder)
 {
     const int64_t *rank = builder->destinations.items;
     builder->held.needed_by.n = 0;
-    for (int64_t i = 0; builder->held.several_nodes && i < builder->destinations.n; i++) {
-        colo_source_t *entry = colo_list_push(&builder->held.needed_by, sizeof *entry);
-        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld destinations",
-                     (long long)builder->destinations.n);
-        *entry = (colo_source_t){colo_location_of(builder->cfg, rank[i]).node, rank[i]};
-    }
+    for (int64_t i = 0; builder->held.several_nodes && i < builder->destinations.n; i++)
+        COLO_PUSH(&builder->held.needed_by, "plan: %lld destinations",
+                  (colo_source_t){colo_location_of(builder->cfg, rank[i]).node, rank[i]});
     if (builder->cfg->nodes && builder->held.needed_by.n > 1) /* else ascending as they came */
         qsort(builder->held.needed_by.items, (size_t)builder->held.needed_by.n,
               sizeof(colo_source_t), colo_source_cmp);

@@ -62,14 +62,9 @@ static int64_t next_home(const colo_builder_t *builder, int64_t *most)
 colo_status_t colo_node_sums_group(colo_builder_t *builder)
 {
     const colo_source_t *source = builder->held.nodes.items;
-    builder->held.groups.n = 0;
-    for (int64_t addend = 0; addend < builder->held.naddends; addend++) {
-        colo_sum_group_t *group = colo_list_push(&builder->held.groups, sizeof *group);
-        COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "plan: %lld addends",
-                     (long long)builder->held.naddends);
-        *group = (colo_sum_group_t){0};
-    }
-    colo_sum_group_t *group = builder->held.groups.items;
+    colo_sum_group_t *group =
+        colo_list_zeroed(&builder->held.groups, builder->held.naddends, sizeof *group);
+    COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "plan: %lld addends", (long long)builder->held.naddends);
     for (int64_t left = builder->held.naddends, most; left > 0; left -= most) {
         const int64_t home = next_home(builder, &most);
         const bool sums = sum_is_smaller(builder, most);
@@ -121,10 +116,7 @@ colo_status_t colo_node_sums_sources(colo_builder_t *builder)
         if (groups_of(builder)[source[i].addend].lead != lead ||
             lacks(builder, source[i].node, lead) > 0)
             continue;
-        int64_t *rank = colo_list_push(&builder->ranks, sizeof *rank);
-        COLO_FAIL_IF(!rank, COLO_ERR_NOMEM, "plan: %lld sources",
-                     (long long)builder->held.addends.n);
-        *rank = source[i].rank;
+        COLO_PUSH(&builder->ranks, "plan: %lld sources", (int64_t)source[i].rank);
     }
     qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), by_value);
     return COLO_OK;

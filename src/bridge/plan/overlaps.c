@@ -89,15 +89,6 @@ int colo_entry_cmp(const void *first, const void *second)
 
 /* ---- cutting ---- */
 
-static colo_status_t push_entry(colo_list_t *out, int64_t peer, const colo_entry_t *overlap)
-{
-    colo_entry_t *entry = colo_list_push(out, sizeof *entry);
-    COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
-    *entry = *overlap;
-    entry->peer = peer;
-    return COLO_OK;
-}
-
 colo_status_t colo_overlaps_push(colo_builder_t *builder, int64_t peer)
 {
     const int64_t n = builder->overlaps.n;
@@ -125,18 +116,19 @@ colo_status_t colo_overlaps_cut(colo_builder_t *builder, colo_list_t *out, int a
         begin += axis == COLO_ROWS ? len : 0;
         if (axis == COLO_ROWS && first >= last)
             continue;
-        COLO_TRY(push_entry(out, peer, &overlap[i]));
-        colo_entry_t *entry = (colo_entry_t *)out->items + out->n - 1;
-        int64_t *range = axis == COLO_SAMPLES ? entry->region.b : entry->region.h;
+        colo_entry_t entry = overlap[i];
+        entry.peer = peer;
+        int64_t *range = axis == COLO_SAMPLES ? entry.region.b : entry.region.h;
         if (axis == COLO_ROWS) {
-            entry->region.s[1] = rows[0] + last;
-            entry->region.s[0] += first;
-            entry->offset.src_row += first;
-            entry->offset.dst_row += first;
+            entry.region.s[1] = rows[0] + last;
+            entry.region.s[0] += first;
+            entry.offset.src_row += first;
+            entry.offset.dst_row += first;
         } else {
             range[1] = range[0] + hi;
             range[0] += lo;
         }
+        COLO_PUSH(out, "plan: %lld regions", entry);
     }
     return COLO_OK;
 }

@@ -55,10 +55,9 @@ static colo_status_t share_rows(colo_list_t *out, int32_t addend, const colo_run
             last_dst == dst_row)
             entry[out->n - 1].region.s[1] = hi;
         else {
-            entry = colo_list_push(out, sizeof *entry);
-            COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
-            *entry = (colo_entry_t){.region = {.s = {lo, hi}, .addend = addend},
-                                    .offset = {.src_row = src_row, .dst_row = dst_row}};
+            COLO_PUSH(out, "plan: %lld regions",
+                      (colo_entry_t){.region = {.s = {lo, hi}, .addend = addend},
+                                     .offset = {.src_row = src_row, .dst_row = dst_row}});
         }
         last_src = src_row + (hi - lo);
         last_dst = dst_row + (hi - lo);
@@ -150,11 +149,9 @@ static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side,
                                       &intersection->me.runs));
         } else if (keeps_meetings(builder)) {
             from = intersections->overlap.n;
-            for (int64_t k = first[i - 1]; k < from; k++) {
-                colo_entry_t *cut = colo_list_push(&intersections->overlap, sizeof *cut);
-                COLO_FAIL_IF(!cut, COLO_ERR_NOMEM, "plan: %lld regions", (long long)from);
-                *cut = ((const colo_entry_t *)intersections->overlap.items)[k];
-            }
+            for (int64_t k = first[i - 1]; k < from; k++)
+                COLO_PUSH(&intersections->overlap, "plan: %lld regions",
+                          ((colo_entry_t *)intersections->overlap.items)[k]);
         }
         (void)side->owns->box(side, intersection->pos, &intersection->other);
         builder->overlaps = (colo_list_t){(colo_entry_t *)intersections->overlap.items + from,
@@ -162,9 +159,7 @@ static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side,
         set_box(builder, &intersection->me, &intersection->other);
         if (!keeps_meetings(builder))
             return COLO_OK;
-        int64_t *entry = colo_list_push(&intersections->first, sizeof *entry);
-        COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld blocks", (long long)i);
-        *entry = from;
+        COLO_PUSH(&intersections->first, "plan: %lld blocks", from);
         intersections->complete = i + 1 == choices(intersections->met);
         return COLO_OK;
     }
@@ -347,12 +342,11 @@ done:
 static colo_status_t push_given(colo_list_t *out, const colo_entry_t *given, int64_t peer,
                                 int64_t addend, int32_t order)
 {
-    colo_entry_t *entry = colo_list_push(out, sizeof *entry);
-    COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
-    *entry = *given;
-    entry->peer = peer;
-    entry->region.addend = (int32_t)addend;
-    entry->offset.order = order;
+    colo_entry_t entry = *given;
+    entry.peer = peer;
+    entry.region.addend = (int32_t)addend;
+    entry.offset.order = order;
+    COLO_PUSH(out, "plan: %lld regions", entry);
     return COLO_OK;
 }
 

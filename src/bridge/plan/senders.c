@@ -45,14 +45,11 @@ colo_status_t colo_sender_sources(colo_builder_t *builder, const colo_side_t *ho
     builder->held.by_node.n = builder->held.by_rail.n = 0;
     for (int64_t i = 0; i < builder->ranks.n; i++) {
         const colo_location_t where = colo_location_of(builder->cfg, rank[i]);
-        colo_source_t *node = colo_list_push(&builder->held.by_node, sizeof *node);
-        colo_source_t *rail =
-            node && known ? colo_list_push(&builder->held.by_rail, sizeof *rail) : NULL;
-        COLO_FAIL_IF(!node || (known && !rail), COLO_ERR_NOMEM, "plan: %lld sources",
-                     (long long)builder->ranks.n);
-        *node = (colo_source_t){where.node, rank[i]};
-        if (rail)
-            *rail = (colo_source_t){where.rail, rank[i]};
+        COLO_PUSH(&builder->held.by_node, "plan: %lld sources",
+                  (colo_source_t){where.node, rank[i]});
+        if (known)
+            COLO_PUSH(&builder->held.by_rail, "plan: %lld sources",
+                      (colo_source_t){where.rail, rank[i]});
     }
     if (builder->cfg->nodes) /* else ascending as they came */
         qsort(builder->held.by_node.items, (size_t)builder->held.by_node.n, sizeof(colo_source_t),

@@ -33,14 +33,6 @@ typedef struct maker {
     colo_list_t *step, *addend, *exposed; /* of the bridge's lists */
 } maker_t;
 
-static colo_status_t push(const maker_t *maker, const colo_transfer_t *transfer)
-{
-    colo_transfer_t *step = colo_list_push(maker->step, sizeof *step);
-    COLO_FAIL_IF(!step, COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
-    *step = *transfer;
-    return COLO_OK;
-}
-
 /* ---- where a region begins in a rank's part ---- */
 
 static void begins(const colo_owned_t *own, const colo_region_t *region, int64_t row,
@@ -137,7 +129,7 @@ static colo_status_t list_moves(const maker_t *maker)
                 begins_in_partial(maker, region, where, transfer.there);
             else
                 begins(to, region, row_of(where, to_src), transfer.there);
-            COLO_TRY(push(maker, &transfer));
+            COLO_PUSH(maker->step, "bridge: %lld boxes", transfer);
         }
     }
     for (int64_t i = 0; move->local && move->to == COLO_OUT && i < move->local->nregions; i++) {
@@ -148,7 +140,7 @@ static colo_status_t list_moves(const maker_t *maker)
                transfer.here);
         begins(part_of(maker, to_src), region, row_of(&move->local->offset[i], to_src),
                transfer.there);
-        COLO_TRY(push(maker, &transfer));
+        COLO_PUSH(maker->step, "bridge: %lld boxes", transfer);
     }
     return COLO_OK;
 }
@@ -250,18 +242,18 @@ static colo_status_t push_sum(const cutter_t *cutter, const cut_t *box)
     const colo_owned_t *own = &maker->plan->own_src;
     for (int64_t i = 0; i < maker->plan->addends; i++) {
         const held_t *held = cutter->chosen[i];
-        colo_addend_t *addend = colo_list_push(maker->addend, sizeof *addend);
-        COLO_FAIL_IF(!addend, COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
-        *addend = (colo_addend_t){held->peer,
+        COLO_PUSH(maker->addend, "bridge: %lld boxes",
+                  (colo_addend_t){held->peer,
                                   {held->begin[0] + box->b[0] - held->region->b[0],
                                    held->begin[1] + box->row - held->row,
-                                   held->begin[2] + box->h[0] - held->region->h[0]}};
+                                   held->begin[2] + box->h[0] - held->region->h[0]}});
     }
-    return push(maker,
-                &(colo_transfer_t){
-                    .peer = -1,
-                    .extent = {box->b[1] - box->b[0], box->end - box->row, box->h[1] - box->h[0]},
-                    .there = {box->b[0] - own->b0, box->row, box->h[0] - own->h0}});
+    COLO_PUSH(maker->step, "bridge: %lld boxes",
+              (colo_transfer_t){
+                  .peer = -1,
+                  .extent = {box->b[1] - box->b[0], box->end - box->row, box->h[1] - box->h[0]},
+                  .there = {box->b[0] - own->b0, box->row, box->h[0] - own->h0}});
+    return COLO_OK;
 }
 
 /* Cuts @box by the regions of @addend. Boxes of one parent come with rows ascending, so that what
@@ -349,13 +341,9 @@ static colo_status_t find_exposed(const maker_t *maker)
     const colo_routes_t *routes =
         colo_plan_routes(maker->plan, maker->pass, maker->move->exchange, maker->pulls);
     for (int32_t i = 0; i < routes->nmessages; i++) {
-        const int32_t peer = colo_comm_find(maker->bridge->comm, routes->message[i].peer);
-        int32_t *exposed = NULL;
-        if (!colo_peers_near(maker->bridge, peer))
-            continue;
-        exposed = colo_list_push(maker->exposed, sizeof *exposed);
-        COLO_FAIL_IF(!exposed, COLO_ERR_NOMEM, "bridge: %d messages", (int)routes->nmessages);
-        *exposed = peer;
+        int32_t peer = colo_comm_find(maker->bridge->comm, routes->message[i].peer);
+        if (colo_peers_near(maker->bridge, peer))
+            COLO_PUSH(maker->exposed, "bridge: %lld messages", peer);
     }
     return COLO_OK;
 }
