@@ -50,30 +50,36 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *la
     return COLO_OK;
 }
 
-static bool counts(const colo_layout_t *layout, colo_axis_t axis, int i, int context)
+/* What split @i of an axis counts. */
+static int64_t *index_of(colo_ragged_place_t *place, const colo_layout_t *layout, int axis, int i)
 {
-    return context < 0 || layout->split[axis][i].context == (context == 1);
+    return axis == COLO_SAMPLES             ? &place->replica
+           : layout->split[axis][i].context ? &place->context
+                                            : &place->part;
 }
 
-int64_t colo_ragged_part(const colo_layout_t *layout, colo_axis_t axis, int context,
-                         const int64_t *coords)
+colo_ragged_place_t colo_ragged_place(const colo_layout_t *layout, const int64_t *coords)
 {
-    int64_t index = 0;
-    for (int i = 0; i < layout->nsplits[axis]; i++)
-        if (counts(layout, axis, i, context))
-            index = index * layout->grid.extent[layout->split[axis][i].dim] +
-                    coords[layout->split[axis][i].dim];
-    return index;
-}
-
-void colo_ragged_set_part(const colo_layout_t *layout, colo_axis_t axis, int context, int64_t index,
-                          int64_t *coords)
-{
-    for (int i = layout->nsplits[axis] - 1; i >= 0; i--)
-        if (counts(layout, axis, i, context)) {
+    colo_ragged_place_t place = {0};
+    for (int axis = COLO_SAMPLES; axis <= COLO_ROWS; axis++)
+        for (int i = 0; i < layout->nsplits[axis]; i++) {
             const int32_t dim = layout->split[axis][i].dim;
-            coords[dim] = index % layout->grid.extent[dim];
-            index /= layout->grid.extent[dim];
+            int64_t *const index = index_of(&place, layout, axis, i);
+            *index = *index * layout->grid.extent[dim] + coords[dim];
+        }
+    return place;
+}
+
+void colo_ragged_set_place(const colo_layout_t *layout, colo_ragged_place_t place, int64_t *coords)
+{
+    for (int axis = COLO_SAMPLES; axis <= COLO_ROWS; axis++)
+        for (int i = layout->nsplits[axis] - 1; i >= 0; i--) {
+            const int32_t dim = layout->split[axis][i].dim;
+            int64_t *const index = index_of(&place, layout, axis, i);
+            if (*index < 0)
+                continue;
+            coords[dim] = *index % layout->grid.extent[dim];
+            *index /= layout->grid.extent[dim];
         }
 }
 
@@ -367,11 +373,9 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
                           colo_runs_t *runs)
 {
     const colo_packed_t *packed = side->table;
-    const int64_t replica = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
-    const int64_t context =
-        packed->whole ? 0 : colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
-    const int64_t part = colo_ragged_part(side->layout, COLO_ROWS, 0, coords),
-                  k = replica * packed->cp + context;
+    const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
+    const int64_t part = place.part,
+                  k = place.replica * packed->cp + (packed->whole ? 0 : place.context);
     const int64_t *by_owner = packed->by_owner.items, block = packed->held[k] / packed->axes.sp;
     const colo_piece_t *piece = packed->pieces.items;
     int64_t first = 0, behind = INT64_MAX;
@@ -473,7 +477,6 @@ colo_status_t colo_packed_meet(const colo_packed_t *packed, int64_t seq, int64_t
 colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *packed,
                                  colo_list_t *list, colo_list_t *out)
 {
-    const colo_layout_t *layout = side->layout;
     const int64_t sp = packed->axes.sp;
     colo_status_t st = add_up(list);
     const met_t *met = list->items;
@@ -481,11 +484,12 @@ colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p
         colo_block_t block;
         const int64_t owner = met[i].block / sp;
         colo_block_clear(&block);
-        colo_ragged_set_part(layout, COLO_SAMPLES, -1, owner / packed->cp, block.coord);
-        if (!side->full)
-            colo_ragged_set_part(layout, COLO_ROWS, 1, owner % packed->cp, block.coord);
-        if (!side->full || side->owns->full_has_parts)
-            colo_ragged_set_part(layout, COLO_ROWS, 0, met[i].block % sp, block.coord);
+        colo_ragged_set_place(
+            side->layout,
+            (colo_ragged_place_t){owner / packed->cp, side->full ? -1 : owner % packed->cp,
+                                  side->full && !side->owns->full_has_parts ? -1
+                                                                            : met[i].block % sp},
+            block.coord);
         st = colo_block_push(out, &block, met[i].count);
     }
     free(list->items);

@@ -20,13 +20,14 @@ typedef struct colo_ragged_axes {
  * messages. */
 colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *layout, bool in_order,
                                const char *what, const char *side);
-/* The index of @coords among the parts of an axis, the first split coarsest. @context: 1 context
- * splits only, 0 the others only, -1 all. */
-int64_t colo_ragged_part(const colo_layout_t *layout, colo_axis_t axis, int context,
-                         const int64_t *coords);
-/* Sets the coordinates of part @index. */
-void colo_ragged_set_part(const colo_layout_t *layout, colo_axis_t axis, int context, int64_t index,
-                          int64_t *coords);
+/* What coordinates mean then; the first split of each is the coarsest. */
+typedef struct colo_ragged_place {
+    int64_t replica;
+    int64_t context, part; /* rank in context; of sequence parallelism; or -1, when it is set */
+} colo_ragged_place_t;
+colo_ragged_place_t colo_ragged_place(const colo_layout_t *layout, const int64_t *coords);
+/* Sets the coordinates of a place, but for what is -1 in it. */
+void colo_ragged_set_place(const colo_layout_t *layout, colo_ragged_place_t place, int64_t *coords);
 
 /* Positions of one sequence that follow each other on one context rank. Rows of packings are
  * numbered sequence by sequence in table order, the same on both sides of a bridge. */

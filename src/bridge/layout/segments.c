@@ -189,13 +189,13 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
     const colo_ragged_t *ragged = side->table;
     (void)within; /* one run */
     runs->n = runs->rows = 0;
-    const int64_t replica = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
-    const int64_t j = colo_ragged_part(side->layout, COLO_ROWS, 1, coords) * ragged->src.axes.sp +
-                      colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
-    const int64_t n = ragged->src_lo[replica + 1] - ragged->src_lo[replica],
+    const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
+    const int64_t begin = ragged->src_lo[place.replica],
+                  n = ragged->src_lo[place.replica + 1] - begin,
+                  j = place.context * ragged->src.axes.sp + place.part,
                   parts = ragged->src.axes.cp * ragged->src.axes.sp;
     const int64_t lo = colo_block_lo(n, parts, j), hi = colo_block_lo(n, parts, j + 1);
-    return lo < hi ? colo_runs_push(runs, ragged->src_lo[replica] + lo, hi - lo, 0) : COLO_OK;
+    return lo < hi ? colo_runs_push(runs, begin + lo, hi - lo, 0) : COLO_OK;
 }
 
 /* Parts in an order: the columns of the tables, or a list. */
@@ -276,9 +276,8 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
 {
     const colo_ragged_t *ragged = side->table;
     const colo_packed_t *packed = &ragged->dst;
-    const int64_t replica = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
-    const int64_t context = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
-    const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
+    const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
+    const int64_t replica = place.replica, context = place.context, sp = place.part;
     const int64_t mirror = 2 * packed->cp - 1 - context, *const chunk = packed->chunk;
     const bool alike = !side->full && !packed->listed, zigzag = packed->axes.zigzag;
     const parts_t parts = parts_in_order(ragged, true);
@@ -343,11 +342,10 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
                 const int64_t j = colo_block_part(n, parts, lo - ragged->src_lo[replica]);
                 behind = ragged->src_lo[replica] + colo_block_lo(n, parts, j + 1);
                 colo_block_clear(&block);
-                colo_ragged_set_part(side->layout, COLO_SAMPLES, -1, replica, block.coord);
-                colo_ragged_set_part(side->layout, COLO_ROWS, 1, j / ragged->src.axes.sp,
-                                     block.coord);
-                colo_ragged_set_part(side->layout, COLO_ROWS, 0, j % ragged->src.axes.sp,
-                                     block.coord);
+                colo_ragged_set_place(side->layout,
+                                      (colo_ragged_place_t){replica, j / ragged->src.axes.sp,
+                                                            j % ragged->src.axes.sp},
+                                      block.coord);
                 COLO_TRY(colo_block_push(out, &block, 0));
             }
             const int64_t end = behind < hi ? behind : hi;

@@ -25,16 +25,13 @@ static int by_first(const void *first, const void *second)
 static int64_t merged_rows(const colo_ragged_t *ragged, const colo_side_t *side,
                            const int64_t *coords, int64_t *first)
 {
-    const colo_layout_t *layout = side->layout;
-    const int64_t replica = colo_ragged_part(layout, COLO_SAMPLES, -1, coords);
+    const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
     *first = 0;
     if (side->full)
-        return ragged->dst.length[replica];
+        return ragged->dst.length[place.replica];
     const int64_t length =
-        ragged->dst
-            .held[replica * ragged->dst.cp + colo_ragged_part(layout, COLO_ROWS, 1, coords)] /
-        ragged->dst.axes.sp;
-    *first = length * colo_ragged_part(layout, COLO_ROWS, 0, coords);
+        ragged->dst.held[place.replica * ragged->dst.cp + place.context] / ragged->dst.axes.sp;
+    *first = length * place.part;
     return length;
 }
 
@@ -161,11 +158,9 @@ static colo_status_t place_message(colo_builder_t *builder, const colo_side_t *s
     const colo_ragged_t *ragged = side->table;
     int64_t coords[COLO_MAX_DIMS], hint = 0;
     (void)colo_grid_coords(&side->layout->grid, message->peer, coords);
-    int64_t i = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
-    if (!side->full)
-        i = (i * ragged->dst.cp + colo_ragged_part(side->layout, COLO_ROWS, 1, coords)) *
-                ragged->dst.axes.sp +
-            colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
+    const colo_ragged_place_t where = colo_ragged_place(side->layout, coords);
+    const int64_t owner = where.replica * ragged->dst.cp + where.context,
+                  i = side->full ? where.replica : owner * ragged->dst.axes.sp + where.part;
     if (!blocks->stored[i])
         COLO_TRY(rows_of(builder, side, coords, merged, &blocks->stored[i], &blocks->count[i]));
     /* what is for other nodes has its rows: those of this rank's tensor */
