@@ -1,24 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ticket.c - tickets of a bridge: which are taken, what each waits for, and their end.
+ * ticket.c - calls in two halves: start gives a call to a stream of the bridge's own and returns a
+ * ticket; finish makes the caller's stream wait for it.
  *
- * A stream per ticket would let calls overtake each other, which the comm forbids anyway, so one
- * stream serves them all, with an event per ticket. The calls themselves are start.c.
+ * Decides which stream a call runs on, and nothing about the call, which is forward or backward as
+ * it is. A stream per ticket would let calls overtake each other, which the comm forbids anyway, so
+ * one stream serves them all, with an event per ticket.
  */
-#include "bridge/ticket.h"
+#include "bridge/ragged.h"
 
 #include "core/env.h"
 #include "core/error.h"
 #include "core/range.h"
 
+#include <colobridge/ticket.h>
+
 #include <stdlib.h>
+
+struct colo_ticket {
+    colo_tickets_t *of; /* NULL: free */
+    uint64_t number;    /* of the bridge's tickets, from 1 */
+    colo_pass_t pass;
+    double since; /* when it was started */
+};
+
+struct colo_tickets {
+    colo_bridge_t *bridge;
+    void *stream; /* of calls, with an event per ticket, and one more for what they follow */
+    uint64_t started;
+    colo_ticket_t ticket[COLO_TICKETS_MAX];
+};
+
+enum { FOLLOW = COLO_TICKETS_MAX }; /* the event of what calls follow */
+
+static int32_t event_of(const colo_tickets_t *all, const colo_ticket_t *ticket)
+{
+    return (int32_t)(ticket - all->ticket);
+}
 
 static const char *pass_name(colo_pass_t pass)
 {
     return pass == COLO_FORWARD ? "forward" : "backward";
 }
 
-colo_status_t colo_tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
+static long long rank_of(const colo_bridge_t *bridge)
+{
+    return (long long)bridge->now.program.plan->rank;
+}
+
+/* ---- which are taken ---- */
+
+/* Those of @bridge, made at the first start. */
+static colo_status_t tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
 {
     if (!bridge->tickets) {
         colo_tickets_t *made = calloc(1, sizeof *made);
@@ -35,7 +68,9 @@ colo_status_t colo_tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
     return COLO_OK;
 }
 
-colo_status_t colo_ticket_take(colo_tickets_t *all, colo_pass_t pass, colo_ticket_t **ticket)
+/* One that is free: it is taken once its of is set. COLO_ERR_STATE: none is; COLO_ERR_TIMEOUT: one
+ * was not finished by the deadline. */
+static colo_status_t take(colo_tickets_t *all, colo_pass_t pass, colo_ticket_t **ticket)
 {
     const colo_bridge_t *bridge = all->bridge;
     const double now = colo_now(), deadline = (double)colo_comm_i_timeout(bridge->comm) * 1e-3;
@@ -51,30 +86,16 @@ colo_status_t colo_ticket_take(colo_tickets_t *all, colo_pass_t pass, colo_ticke
     COLO_FAIL_IF(oldest && now - oldest->since > deadline, COLO_ERR_TIMEOUT,
                  "rank %lld: bridge %llu: ticket %llu (%s) was started %.1f s ago and is "
                  "not finished, the deadline is %.1f s; call colo_bridge_finish()",
-                 (long long)bridge->now.program.plan->rank, (unsigned long long)bridge->id.number,
+                 rank_of(bridge), (unsigned long long)bridge->id.number,
                  (unsigned long long)oldest->number, pass_name(oldest->pass), now - oldest->since,
                  deadline);
     COLO_FAIL_IF(!*ticket, COLO_ERR_STATE,
                  "rank %lld: bridge %llu: %d tickets are not finished, the first is %llu "
                  "(%s), expected at most %d; call colo_bridge_finish()",
-                 (long long)bridge->now.program.plan->rank, (unsigned long long)bridge->id.number,
-                 COLO_TICKETS_MAX, (unsigned long long)oldest->number, pass_name(oldest->pass),
-                 COLO_TICKETS_MAX);
+                 rank_of(bridge), (unsigned long long)bridge->id.number, COLO_TICKETS_MAX,
+                 (unsigned long long)oldest->number, pass_name(oldest->pass), COLO_TICKETS_MAX);
     **ticket = (colo_ticket_t){NULL, all->started + 1, pass, now};
     return COLO_OK;
-}
-
-colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream)
-{
-    COLO_RANGE();
-    COLO_FAIL_IF(!ticket || !*ticket, COLO_ERR_ARG,
-                 "bridge finish: ticket is NULL, expected one that a start "
-                 "returned and that is not finished");
-    colo_ticket_t *finished = *ticket;
-    colo_tickets_t *all = finished->of;
-    *ticket = NULL;
-    finished->of = NULL;
-    return all->bridge->ops->event_wait(all->stream, colo_ticket_event(finished, all), stream);
 }
 
 void colo_tickets_destroy(colo_bridge_t *bridge)
@@ -87,10 +108,127 @@ void colo_tickets_destroy(colo_bridge_t *bridge)
             colo_log(COLO_LOG_ERROR,
                      "rank %lld: bridge %llu is destroyed while ticket %llu (%s) is not finished; "
                      "call colo_bridge_finish() before",
-                     (long long)bridge->now.program.plan->rank,
-                     (unsigned long long)bridge->id.number,
+                     rank_of(bridge), (unsigned long long)bridge->id.number,
                      (unsigned long long)all->ticket[i].number, pass_name(all->ticket[i].pass));
     bridge->ops->stream_destroy(all->stream); /* waits */
     free(all);
     bridge->tickets = NULL;
+}
+
+/* ---- start ---- */
+
+/* A call of a bridge, or of a batch with @n tensors. */
+typedef struct started {
+    const char *of; /* "bridge" or "batch" */
+    colo_bridge_t *bridge;
+    colo_batch_t *batch;
+    colo_pass_t pass;
+    const colo_tensor_t *in, *out;
+    int32_t n;
+} started_t;
+
+static colo_status_t call(const started_t *started, colo_stream_t stream)
+{
+    const bool forward = started->pass == COLO_FORWARD;
+    if (started->batch)
+        return (forward ? colo_batch_forward : colo_batch_backward)(
+            started->batch, started->in, started->out, started->n, stream);
+    return (forward ? colo_bridge_forward : colo_bridge_backward)(started->bridge, started->in,
+                                                                  started->out, stream);
+}
+
+/* A ticket, and the stream that its call runs on: @stream itself on the host, and if a capture has
+ * only one of the two streams. */
+static colo_status_t begin(const started_t *started, colo_stream_t stream, colo_ticket_t **ticket,
+                           colo_tickets_t **all, colo_stream_t *on)
+{
+    const colo_ops_t *ops = started->bridge->ops;
+    bool follows = false;
+    COLO_FAIL_IF(!ticket, COLO_ERR_ARG, "rank %lld: ticket is NULL, expected a place for one",
+                 rank_of(started->bridge));
+    COLO_TRY(tickets_of(started->bridge, all));
+    COLO_TRY(take(*all, started->pass, ticket));
+    COLO_TRY(ops->stream_follow((*all)->stream, FOLLOW, stream, &follows));
+    *on = follows ? ops->stream_of((*all)->stream) : stream;
+    return COLO_OK;
+}
+
+static colo_status_t start(const started_t *started, colo_stream_t stream, colo_ticket_t **ticket)
+{
+    colo_bridge_t *bridge = started->bridge;
+    colo_tickets_t *all = NULL;
+    colo_ticket_t *taken = NULL;
+    colo_stream_t on = stream;
+    COLO_FAIL_IF(!bridge, COLO_ERR_ARG, "bridge: %s is NULL", started->of);
+    colo_status_t st = begin(started, stream, ticket ? &taken : NULL, &all, &on);
+    if (ticket)
+        *ticket = NULL;
+    if (st < 0) /* tickets are as many on all ranks; else peers wait in the call */
+        return st == COLO_ERR_STATE ? st : colo_bridge_fail(bridge, st);
+    bridge->comm->ticket = taken->number;
+    st = call(started, on);
+    bridge->comm->ticket = 0;
+    const colo_error_t why = colo_error_save();
+    const int32_t event = event_of(all, taken);
+    const colo_status_t recorded = bridge->ops->event_record(all->stream, event, on);
+    if (st < 0) { /* what began ends before the caller frees the tensors; a capture is joined */
+        if (recorded == COLO_OK && on != stream)
+            (void)bridge->ops->event_wait(all->stream, event, stream);
+        return colo_error_restore(st, &why);
+    }
+    if (recorded < 0)
+        return colo_bridge_fail(bridge, recorded);
+    taken->of = all;
+    all->started++;
+    *ticket = taken;
+    return COLO_OK;
+}
+
+colo_status_t colo_bridge_forward_start(colo_bridge_t *bridge, const colo_tensor_t *in,
+                                        const colo_tensor_t *out, colo_stream_t stream,
+                                        colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    return start(&(started_t){"bridge", bridge, NULL, COLO_FORWARD, in, out, 1}, stream, ticket);
+}
+
+colo_status_t colo_bridge_backward_start(colo_bridge_t *bridge, const colo_tensor_t *d_y,
+                                         const colo_tensor_t *d_x, colo_stream_t stream,
+                                         colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    return start(&(started_t){"bridge", bridge, NULL, COLO_BACKWARD, d_y, d_x, 1}, stream, ticket);
+}
+
+colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_tensor_t *in,
+                                       const colo_tensor_t *out, int32_t n, colo_stream_t stream,
+                                       colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    colo_bridge_t *bridge = batch ? batch->bridge : NULL;
+    return start(&(started_t){"batch", bridge, batch, COLO_FORWARD, in, out, n}, stream, ticket);
+}
+
+colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t *d_y,
+                                        const colo_tensor_t *d_x, int32_t n, colo_stream_t stream,
+                                        colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    colo_bridge_t *bridge = batch ? batch->bridge : NULL;
+    return start(&(started_t){"batch", bridge, batch, COLO_BACKWARD, d_y, d_x, n}, stream, ticket);
+}
+
+/* ---- finish ---- */
+
+colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream)
+{
+    COLO_RANGE();
+    COLO_FAIL_IF(!ticket || !*ticket, COLO_ERR_ARG,
+                 "bridge finish: ticket is NULL, expected one that a start "
+                 "returned and that is not finished");
+    colo_ticket_t *finished = *ticket;
+    colo_tickets_t *all = finished->of;
+    *ticket = NULL;
+    finished->of = NULL;
+    return all->bridge->ops->event_wait(all->stream, event_of(all, finished), stream);
 }

@@ -9,7 +9,7 @@
 
 #include "harness/harness.h"
 
-#include "bridge/run/over-peers.h"
+#include "bridge/run/run.h"
 #include "core/error.h"
 #include "harness/bridge_case.h"
 #include "harness/host_peers.h"

@@ -4,7 +4,7 @@
  * if nodes add up (node-sums.c). Sums of a node are as wide as fp32 at least; the result is rounded
  * once.
  */
-#include "bridge/run/add.h"
+#include "bridge/run/run.h"
 
 /* One addition of a call, of one tensor; and sums that go to the device together, none of which
  * reads what another one writes. */

@@ -7,7 +7,6 @@
  * If a peer is missing only in a later exchange, the output is partly written. Which boxes, from
  * whom, is the plan's decision; how they travel, the comm's.
  */
-#include "bridge/run/add.h"
 #include "bridge/run/run.h"
 
 #include "core/error.h"

@@ -12,7 +12,7 @@
  * rank has some: forward always, backward with transport AUTO. The result holds until something
  * else is registered. If no rank has anything there is none, and the next call agrees again.
  */
-#include "bridge/run/over-peers.h"
+#include "bridge/run/run.h"
 
 #include "comm/comm.h"
 #include "core/env.h"

@@ -218,6 +218,29 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
 int64_t colo_bridge_bytes_of(const colo_bridge_t *bridge, const colo_plan_t *plan, int64_t bytes,
                              const colo_carried_t *tensor, int32_t n);
 
+/* ---- add.c ---- */
+
+/* An addition of a program, of all tensors of @frame that have features; without, there may be no
+ * memory. */
+colo_status_t colo_add_run(const colo_ops_t *ops, const colo_call_frame_t *frame,
+                           const colo_add_t *add, colo_stream_t stream);
+
+/* ---- transfers.c ---- */
+
+/* Does this rank reach comm rank @peer? */
+static inline bool colo_peers_near(const colo_bridge_t *bridge, int32_t peer)
+{
+    return bridge->comm->ops->peer->reaches(bridge->comm, bridge->comm->rank, peer);
+}
+/* Bytes that a feature of a plan has in the usual tensor; of a batch: or in the widest one so far.
+ */
+size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_loaded_t *loaded);
+/* What ranks in reach move in @exchange; addends go to partial sums, or are added up where they
+ * lie. Of a plan without rows: nothing, but any ranks in reach may reach this rank's tensors. */
+colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_loaded_t *loaded, int exchange,
+                                  colo_transfer_lists_t *lists);
+void colo_transfers_deinit(colo_transfer_lists_t *lists);
+
 /* ---- component.c ---- */
 
 /* Comm ranks that calls of this plan tie to this rank; as colo_component_find(). */

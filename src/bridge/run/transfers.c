@@ -13,7 +13,7 @@
  * Left to others: moving and waiting (comm/peer), registration (comm/memory.c), which calls go this
  * way (over-peers.c).
  */
-#include "bridge/run/over-peers.h"
+#include "bridge/run/run.h"
 
 #include "core/error.h"
 
