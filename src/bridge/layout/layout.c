@@ -375,19 +375,12 @@ colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t 
 {
     colo_span_t spans[2 * COLO_MAX_SPANS];
     runs->n = runs->rows = 0;
-    if (full)
+    if (full || map->n == 0)
         return map->rows > 0 ? colo_runs_push(runs, 0, map->rows, 0) : COLO_OK;
     int n = colo_axis_spans(layout, COLO_ROWS, coords, map->positions, spans);
     for (int i = 0; i < n; i++) {
-        /* first map run that ends past spans[i].lo */
-        int64_t low = 0, high = map->n;
-        while (low < high) {
-            int64_t mid = low + (high - low) / 2;
-            if (map->by_pos[mid].pos + map->by_pos[mid].count <= spans[i].lo)
-                low = mid + 1;
-            else
-                high = mid;
-        }
+        int64_t low =
+            colo_first_behind(COLO_RANGES(map->by_pos, pos, count), 0, map->n, spans[i].lo);
         for (; low < map->n && map->by_pos[low].pos < spans[i].hi; low++) {
             const colo_map_run_t *run = &map->by_pos[low];
             int64_t lo = run->pos > spans[i].lo ? run->pos : spans[i].lo;

@@ -45,6 +45,32 @@ typedef struct colo_runs {
     int64_t rows; /* sum of counts */
 } colo_runs_t;
 
+/* What begins at begin[i * step] and has count[i * step] rows, for each i of @index; NULL: for all.
+ */
+typedef struct colo_ranges {
+    const int64_t *begin, *count, *index;
+    int64_t step;
+} colo_ranges_t;
+/* Of a list whose elements have these members. */
+#define COLO_RANGES(list, begin_of, count_of)    \
+    ((colo_ranges_t){.begin = &(list)->begin_of, \
+                     .count = &(list)->count_of, \
+                     .step = (int64_t)(sizeof *(list) / sizeof(int64_t))})
+/* The first of [@low, @high) that ends behind @row. */
+static inline int64_t colo_first_behind(colo_ranges_t ranges, int64_t low, int64_t high,
+                                        int64_t row)
+{
+    while (low < high) {
+        const int64_t mid = low + (high - low) / 2,
+                      i = (ranges.index ? ranges.index[mid] : mid) * ranges.step;
+        if (ranges.begin[i] + ranges.count[i] <= row)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
 /* Memory for one more run. */
 colo_status_t colo_runs_grow(colo_runs_t *runs);
 static inline colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count,

@@ -349,16 +349,9 @@ void colo_packed_deinit(colo_packed_t *packed)
 static int64_t first_piece(const colo_packed_t *packed, const int64_t *by_owner, int64_t low,
                            int64_t high, int64_t row)
 {
-    const colo_piece_t *piece = packed->pieces.items;
-    while (low < high) {
-        const int64_t mid = low + (high - low) / 2;
-        const colo_piece_t *middle = &piece[by_owner ? by_owner[mid] : mid];
-        if (middle->row + middle->count <= row)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
+    colo_ranges_t pieces = COLO_RANGES((const colo_piece_t *)packed->pieces.items, row, count);
+    pieces.index = by_owner;
+    return colo_first_behind(pieces, low, high, row);
 }
 
 int64_t colo_packed_find(const colo_packed_t *packed, int64_t seq, int64_t row)

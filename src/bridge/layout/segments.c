@@ -200,9 +200,9 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
 
 /* Parts in an order: the columns of the tables, or a list. */
 typedef struct parts {
-    int64_t n, step; /* step: entries from one part to the next */
-    const int64_t *seq, *pos, *count, *row;
-    const int64_t *index; /* which part comes when; NULL: as they lie */
+    int64_t n;
+    const int64_t *seq, *pos;
+    colo_ranges_t rows; /* whose index says which part comes when */
 } parts_t;
 
 static parts_t parts_in_order(const colo_ragged_t *ragged, bool by_dst)
@@ -210,35 +210,19 @@ static parts_t parts_in_order(const colo_ragged_t *ragged, bool by_dst)
     const colo_segments_t *segments = &ragged->own;
     const colo_part_t *part = ragged->parts.items;
     if (ragged->sorted)
-        return (parts_t){segments->count, 1,           segments->seq, segments->pos,
-                         segments->rows,  ragged->row, NULL};
-    return (parts_t){.n = ragged->parts.n,
-                     .step = sizeof *part / sizeof part->seq,
-                     .seq = &part->seq,
-                     .pos = &part->pos,
-                     .count = &part->count,
-                     .row = &part->row,
-                     .index = by_dst ? ragged->by_dst.items : NULL};
+        return (parts_t){segments->count,
+                         segments->seq,
+                         segments->pos,
+                         {.begin = ragged->row, .count = segments->rows, .step = 1}};
+    parts_t parts = {ragged->parts.n, &part->seq, &part->pos, COLO_RANGES(part, row, count)};
+    parts.rows.index = by_dst ? ragged->by_dst.items : NULL;
+    return parts;
 }
 
 static inline colo_part_t part_of(const parts_t *parts, int64_t i)
 {
-    const int64_t k = (parts->index ? parts->index[i] : i) * parts->step;
-    return (colo_part_t){parts->seq[k], parts->pos[k], parts->count[k], parts->row[k]};
-}
-
-/* The first of parts [@low, @high) that ends behind @row. */
-static int64_t first_part(parts_t parts, int64_t low, int64_t high, int64_t row)
-{
-    while (low < high) {
-        const int64_t mid = low + (high - low) / 2;
-        const colo_part_t part = part_of(&parts, mid);
-        if (part.row + part.count <= row)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
+    const int64_t k = (parts->rows.index ? parts->rows.index[i] : i) * parts->rows.step;
+    return (colo_part_t){parts->seq[k], parts->pos[k], parts->rows.count[k], parts->rows.begin[k]};
 }
 
 /* Rows of @part in piece @piece, cut to block @sp of sequence parallelism. */
@@ -285,7 +269,7 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
     runs->n = runs->rows = 0;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
-        i = first_part(parts, i, end, within->run[0].row);
+        i = colo_first_behind(parts.rows, i, end, within->run[0].row);
         behind = last->row + last->count;
     }
     for (; i < end; i++) {
@@ -363,7 +347,7 @@ static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *
     const parts_t parts = parts_in_order(ragged, false);
     for (int64_t i = 0; i < mine->n; i++) {
         const int64_t r0 = mine->run[i].row, r1 = r0 + mine->run[i].count;
-        for (int64_t j = first_part(parts, 0, parts.n, r0); j < parts.n; j++) {
+        for (int64_t j = colo_first_behind(parts.rows, 0, parts.n, r0); j < parts.n; j++) {
             const colo_part_t part = part_of(&parts, j);
             if (part.row >= r1)
                 break;

@@ -42,20 +42,6 @@ static void unique(colo_list_t *list)
     list->n = n;
 }
 
-/* The first run of the map that ends behind @row. */
-static int64_t first_behind(const colo_posmap_t *map, int64_t row)
-{
-    int64_t lo = 0, hi = map->n;
-    while (lo < hi) {
-        const int64_t mid = lo + (hi - lo) / 2;
-        if (map->by_row[mid].row + map->by_row[mid].count <= row)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
 static colo_status_t visit_rows(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
 {
     const colo_posmap_t *map = side->table;
@@ -64,9 +50,10 @@ static colo_status_t visit_rows(const colo_side_t *side, const colo_runs_t *mine
         colo_block_clear(&all);
         return mine->rows > 0 ? colo_block_push(met, &all, mine->rows) : COLO_OK;
     }
-    for (int64_t i = 0; i < mine->n; i++) {
+    for (int64_t i = 0; map->n > 0 && i < mine->n; i++) {
         const int64_t begin = mine->run[i].row, end = begin + mine->run[i].count;
-        for (int64_t k = first_behind(map, begin); k < map->n && map->by_row[k].row < end; k++) {
+        int64_t k = colo_first_behind(COLO_RANGES(map->by_row, row, count), 0, map->n, begin);
+        for (; k < map->n && map->by_row[k].row < end; k++) {
             const colo_map_run_t *run = &map->by_row[k];
             const int64_t last = run->row + run->count;
             const int64_t lo = run->row > begin ? run->row : begin, hi = last < end ? last : end;

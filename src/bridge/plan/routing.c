@@ -17,20 +17,6 @@
 
 #include "core/error.h"
 
-/* The first run that ends behind @row. */
-static int64_t first_behind(const colo_runs_t *runs, int64_t row)
-{
-    int64_t low = 0, high = runs->n;
-    while (low < high) {
-        const int64_t mid = low + (high - low) / 2;
-        if (runs->run[mid].row + runs->run[mid].count <= row)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
 /* Appends to @out the rows that a needed and a held block share, as runs that are contiguous in
  * both; by row. Boxes are set later. */
 static colo_status_t share_rows(colo_list_t *out, int32_t addend, const colo_runs_t *src,
@@ -40,7 +26,8 @@ static colo_status_t share_rows(colo_list_t *out, int32_t addend, const colo_run
     const int64_t first = out->n;
     if (src->n == 0 || dst->n == 0)
         return COLO_OK;
-    int64_t i = first_behind(src, dst->run[0].row), j = first_behind(dst, src->run[0].row);
+    int64_t i = colo_first_behind(COLO_RANGES(src->run, row, count), 0, src->n, dst->run[0].row),
+            j = colo_first_behind(COLO_RANGES(dst->run, row, count), 0, dst->n, src->run[0].row);
     while (i < src->n && j < dst->n) {
         const colo_run_t *from = &src->run[i], *to = &dst->run[j];
         int64_t x1 = from->row + from->count, y1 = to->row + to->count;
