@@ -30,36 +30,22 @@ static colo_box_t *boxes_of(colo_pool_t *pool, int64_t n)
     return colo_pool_take(pool, (size_t)(n + 1) * sizeof(colo_box_t));
 }
 
-/* Messages whose boxes move to @next, @n for each region instead of @was. */
-static void rebase(colo_message_t *message, int32_t count, const colo_box_t *boxes,
-                   colo_box_t *next, int32_t was, int32_t n)
+/* Boxes of @n tensors a region from now on. */
+static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages, int64_t nregions,
+                           int32_t n)
 {
-    for (int32_t i = 0; i < count; i++) {
-        message[i].boxes = next + (message[i].boxes - boxes) / was * n;
-        message[i].nboxes = message[i].nboxes / was * n;
+    COLO_FAIL_IF(nregions > INT32_MAX / n, COLO_ERR_ARG,
+                 "bridge: %lld boxes of %d tensors, at most 2^31 - 1", (long long)nregions, (int)n);
+    colo_box_t *next = boxes_of(pool, nregions * n);
+    COLO_FAIL_IF(!next, COLO_ERR_NOMEM, "bridge: %lld boxes of %d tensors", (long long)nregions,
+                 (int)n);
+    for (int32_t i = 0; i < messages->n; i++) {
+        colo_message_t *message = &messages->message[i];
+        message->boxes = next + (message->boxes - messages->box) / messages->tensors * n;
+        message->nboxes = message->nboxes / messages->tensors * n;
     }
-}
-
-static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages,
-                           const colo_exchange_plan_t *plan, int32_t n)
-{
-    const int64_t sends = plan->send.nregions, recvs = plan->recv.nregions;
-    COLO_FAIL_IF(sends > INT32_MAX / n || recvs > INT32_MAX / n, COLO_ERR_ARG,
-                 "bridge: %lld boxes of %d tensors, at most 2^31 - 1",
-                 (long long)(sends > recvs ? sends : recvs), (int)n);
-    colo_box_t *send = boxes_of(pool, sends * n), *recv = boxes_of(pool, recvs * n);
-    if (!send || !recv) {
-        colo_pool_drop(pool, send);
-        colo_pool_drop(pool, recv);
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes of %d tensors",
-                         (long long)(sends + recvs), (int)n);
-    }
-    rebase(messages->send, messages->nsends, messages->send_box, send, messages->tensors, n);
-    rebase(messages->recv, messages->nrecvs, messages->recv_box, recv, messages->tensors, n);
-    colo_pool_drop(pool, messages->send_box);
-    colo_pool_drop(pool, messages->recv_box);
-    messages->send_box = send;
-    messages->recv_box = recv;
+    colo_pool_drop(pool, messages->box);
+    messages->box = next;
     messages->tensors = n;
     return COLO_OK;
 }
@@ -68,21 +54,22 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages,
 static colo_status_t widen_all(colo_loaded_t *loaded, colo_pass_t pass, int32_t n)
 {
     const colo_plan_t *plan = loaded->program.plan;
-    for (int i = 0; i < COLO_EXCHANGES; i++) {
-        colo_messages_t *messages = &loaded->over_comm.messages[pass][i];
+    for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
+        colo_messages_t *messages = &loaded->over_comm.messages[pass][i / 2][i % 2];
         if (messages->tensors != n)
-            COLO_TRY(widen(plan->pool, messages, &plan->exchange[pass][i], n));
+            COLO_TRY(widen(plan->pool, messages,
+                           colo_plan_routes(plan, pass, i / 2, i % 2)->nregions, n));
     }
     return COLO_OK;
 }
 
 static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
-                          const colo_routes_t *routes, colo_message_t **out, colo_box_t **boxes,
-                          int32_t *count)
+                          const colo_routes_t *routes, colo_messages_t *out)
 {
-    *boxes = boxes_of(pool, routes->nregions);
-    *out = colo_pool_take(pool, (2 * (size_t)routes->nmessages + 1) * sizeof **out);
-    COLO_FAIL_IF(!*boxes || !*out, COLO_ERR_NOMEM, "bridge: %lld boxes",
+    out->tensors = 1;
+    out->box = boxes_of(pool, routes->nregions);
+    out->message = colo_pool_take(pool, (2 * (size_t)routes->nmessages + 1) * sizeof *out->message);
+    COLO_FAIL_IF(!out->box || !out->message, COLO_ERR_NOMEM, "bridge: %lld boxes",
                  (long long)routes->nregions);
     for (int32_t i = 0; i < routes->nmessages; i++) {
         const colo_plan_message_t *message = &routes->message[i];
@@ -95,30 +82,35 @@ static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
         COLO_FAIL_IF(message->nregions > INT32_MAX, COLO_ERR_ARG,
                      "bridge: %lld boxes for rank %lld, at most 2^31 - 1",
                      (long long)message->nregions, (long long)message->peer);
-        (*out)[i] = (colo_message_t){.peer = peer,
-                                     .nboxes = (int32_t)message->nregions,
-                                     .boxes = *boxes + (message->regions - routes->region)};
+        out->message[i] = (colo_message_t){.peer = peer,
+                                           .nboxes = (int32_t)message->nregions,
+                                           .boxes = out->box + (message->regions - routes->region)};
     }
     /* the plan's peers ascend as world ranks, which a comm may hold in another order */
-    qsort(*out, (size_t)routes->nmessages, sizeof **out, by_peer);
-    *count = routes->nmessages;
+    qsort(out->message, (size_t)routes->nmessages, sizeof *out->message, by_peer);
+    out->n = routes->nmessages;
     return COLO_OK;
 }
 
-static colo_status_t load_messages(const colo_bridge_t *bridge, colo_loaded_t *loaded,
-                                   colo_pass_t pass)
+static colo_status_t load_messages(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     const colo_plan_t *plan = loaded->program.plan;
-    for (int i = 0; i < COLO_EXCHANGES; i++) {
-        const colo_exchange_plan_t *exchange = &plan->exchange[pass][i];
-        colo_messages_t *messages = &loaded->over_comm.messages[pass][i];
-        messages->tensors = 1;
-        COLO_TRY(make(bridge, plan->pool, &exchange->send, &messages->send, &messages->send_box,
-                      &messages->nsends));
-        COLO_TRY(make(bridge, plan->pool, &exchange->recv, &messages->recv, &messages->recv_box,
-                      &messages->nrecvs));
-    }
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
+            COLO_TRY(make(bridge, plan->pool,
+                          colo_plan_routes(plan, (colo_pass_t)pass, i / 2, i % 2),
+                          &loaded->over_comm.messages[pass][i / 2][i % 2]));
     return COLO_OK;
+}
+
+/* All messages of a move. */
+static colo_exchange_t exchange_of(const colo_loaded_t *loaded, colo_pass_t pass,
+                                   const colo_move_t *move)
+{
+    const colo_messages_t *recv = &loaded->over_comm.messages[pass][move->exchange][0],
+                          *send = &loaded->over_comm.messages[pass][move->exchange][1];
+    return (colo_exchange_t){
+        .send = send->message, .recv = recv->message, .nsends = send->n, .nrecvs = recv->n};
 }
 
 /* ---- partial sums, staging, routes ---- */
@@ -133,14 +125,14 @@ static colo_status_t reserve(colo_bridge_t *bridge, const colo_loaded_t *loaded)
                            "staging of messages");
 }
 
-/* The boxes of the messages of a move. */
-static void fill(const colo_call_frame_t *frame, const colo_messages_t *messages,
+/* Fills the boxes of the messages of a move. */
+static void fill(const colo_call_frame_t *frame, const colo_loaded_t *loaded,
                  const colo_move_t *move)
 {
     const colo_plan_t *plan = frame->program->plan;
     for (int sends = 0; sends < 2; sends++) {
         const colo_routes_t *routes = colo_plan_routes(plan, frame->pass, move->exchange, sends);
-        colo_box_t *box = sends ? messages->send_box : messages->recv_box;
+        colo_box_t *box = loaded->over_comm.messages[frame->pass][move->exchange][sends].box;
         const int buffer = sends ? move->from : move->to;
         for (int64_t i = 0; i < routes->nregions; i++) {
             const colo_end_t end = {
@@ -165,18 +157,12 @@ static void fill_all(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
         const colo_move_t *move = &steps->step[i].move;
         if (steps->step[i].kind != COLO_MOVE)
             continue;
-        const colo_messages_t *messages = &loaded->over_comm.messages[frame->pass][move->exchange];
-        const bool wide = frame->program->plan->exchange[frame->pass][move->exchange].wide;
-        fill(frame, messages, move);
+        fill(frame, loaded, move);
         if (!stage)
             continue;
-        const colo_exchange_t exchange = {.op.dtype = frame->program->bytes ? COLO_U8
-                                                      : wide                ? colo_sum_wide(dtype)
-                                                                            : dtype,
-                                          .send = messages->send,
-                                          .recv = messages->recv,
-                                          .nsends = messages->nsends,
-                                          .nrecvs = messages->nrecvs};
+        const bool wide = frame->program->plan->exchange[frame->pass][move->exchange].wide;
+        colo_exchange_t exchange = exchange_of(loaded, frame->pass, move);
+        exchange.op.dtype = frame->program->bytes ? COLO_U8 : wide ? colo_sum_wide(dtype) : dtype;
         const size_t n = bridge->comm->ops->subconnection_stage(&exchange);
         *stage = n > *stage ? n : *stage;
     }
@@ -219,8 +205,7 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
                                : plan->local[1].nregions;
     colo_over_comm_t *over = &loaded->over_comm;
     int32_t messages = 0;
-    COLO_TRY(load_messages(bridge, loaded, COLO_FORWARD));
-    COLO_TRY(load_messages(bridge, loaded, COLO_BACKWARD));
+    COLO_TRY(load_messages(bridge, loaded));
     for (int i = 0; i < 2; i++) {
         over->own_box[i] = boxes_of(plan->pool, locals);
         COLO_FAIL_IF(!over->own_box[i], COLO_ERR_NOMEM, "bridge: %lld boxes that stay",
@@ -235,9 +220,8 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     COLO_TRY(find_route(bridge, loaded));
     if (!bridge->lazy && (over->need_partials > 0 || over->nmembers > 0))
         COLO_TRY(reserve(bridge, loaded)); /* else peers add up without one */
-    for (int i = 0; i < 2 * COLO_RELAYS; i++)
-        messages += over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nsends +
-                    over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nrecvs;
+    for (int i = 0; i < 4 * COLO_RELAYS; i++)
+        messages += over->messages[i / 2 / COLO_RELAYS][i / 2 % COLO_RELAYS][i % 2].n;
     return colo_memory_check(bridge, messages > 0 || over->need_partials > 0, messages);
 }
 
@@ -247,12 +231,11 @@ static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
     const colo_pool_t *pool = loaded->program.plan ? loaded->program.plan->pool : NULL;
     if (over->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
         bridge->comm->ops->subconnection_destroy(bridge->comm, over->subconnection);
-    for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
-        colo_messages_t *messages = &over->messages[i / COLO_EXCHANGES][i % COLO_EXCHANGES];
-        void *const lists[] = {messages->send, messages->recv, messages->send_box,
-                               messages->recv_box};
-        for (int k = 0; k < 4; k++)
-            colo_pool_drop(pool, lists[k]);
+    for (int i = 0; i < 4 * COLO_EXCHANGES; i++) {
+        const colo_messages_t *messages =
+            &over->messages[i / 2 / COLO_EXCHANGES][i / 2 % COLO_EXCHANGES][i % 2];
+        colo_pool_drop(pool, messages->message);
+        colo_pool_drop(pool, messages->box);
     }
     colo_pool_drop(pool, over->own_box[0]);
     colo_pool_drop(pool, over->own_box[1]);
@@ -451,15 +434,10 @@ colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move
 
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move)
 {
-    const colo_messages_t *messages =
-        &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
-    const colo_exchange_t all = {.op = call->op,
-                                 .send = messages->send,
-                                 .recv = messages->recv,
-                                 .nsends = messages->nsends,
-                                 .nrecvs = messages->nrecvs};
+    colo_exchange_t all = exchange_of(call->loaded, call->frame.pass, move);
     const colo_stream_t stream = call->stream;
     colo_stream_t side = stream;
+    all.op = call->op;
     if (move->local && move->to == COLO_OUT)
         COLO_TRY(fork_side(call, &side));
     colo_status_t st = colo_over_comm_exchange(call, move, all, side), own = COLO_OK;

@@ -534,14 +534,14 @@ static colo_status_t run_alone(colo_call_t *call)
     return st < 0 ? colo_comm_i_fail(comm, st) : st;
 }
 
-/* Those of ranks out of reach, put behind all of them. */
-static int32_t far_of(const colo_bridge_t *bridge, colo_message_t *message, int32_t n)
+/* Those of ranks out of reach, put behind all of them. @far: out, how many. */
+static colo_message_t *far_of(const colo_bridge_t *bridge, const colo_messages_t *all, int32_t *far)
 {
-    int32_t far = 0;
-    for (int32_t i = 0; i < n; i++)
-        if (!colo_peers_near(bridge, message[i].peer))
-            message[n + far++] = message[i];
-    return far;
+    *far = 0;
+    for (int32_t i = 0; i < all->n; i++)
+        if (!colo_peers_near(bridge, all->message[i].peer))
+            all->message[all->n + (*far)++] = all->message[i];
+    return all->message + all->n;
 }
 
 /* Between ranks in reach directly, between others as messages. */
@@ -549,17 +549,15 @@ static colo_status_t move_mixed(colo_call_t *call, const colo_move_t *move)
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_messages_t *messages =
-        &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
+        call->loaded->over_comm.messages[call->frame.pass][move->exchange];
     part_t part = {call, move};
     /* what entered a node goes on this way if peers reach the output */
     if (move->exchange == COLO_NODE_SUMS ||
         (move->exchange == COLO_RELAYS && call->reached.moves != COLO_PUSH))
         return colo_over_comm_move(call, move);
     colo_exchange_t exchange = besides(&part);
-    exchange.send = messages->send + messages->nsends;
-    exchange.recv = messages->recv + messages->nrecvs;
-    exchange.nsends = far_of(bridge, messages->send, messages->nsends);
-    exchange.nrecvs = far_of(bridge, messages->recv, messages->nrecvs);
+    exchange.send = far_of(bridge, &messages[1], &exchange.nsends);
+    exchange.recv = far_of(bridge, &messages[0], &exchange.nrecvs);
     COLO_TRY(colo_over_comm_exchange(call, move, exchange, call->stream));
     const colo_status_t own =
         move->to == COLO_PARTIALS ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;

@@ -77,18 +77,19 @@ typedef struct colo_collective {
     colo_arena_t stage[2], sum; /* sum: staging of the all-reduce over cp */
 } colo_collective_t;
 
-/* The messages of an exchange; each call fills in data and strides of their boxes. */
+/* What a rank sends in an exchange, or receives; each call fills in data and strides of the boxes.
+ */
 typedef struct colo_messages {
-    int32_t nsends, nrecvs;
-    colo_message_t *send, *recv;     /* with as many behind them: those of ranks out of reach */
-    colo_box_t *send_box, *recv_box; /* [nregions][tensors] of the plan's routes */
-    int32_t tensors;                 /* of a call */
+    int32_t n;
+    colo_message_t *message; /* [n], with as many behind them: those of ranks out of reach */
+    colo_box_t *box;         /* [nregions][tensors] of the plan's routes */
+    int32_t tensors;         /* of a call */
 } colo_messages_t;
 
 /* A program as the comm carries it. */
 typedef struct colo_over_comm {
-    colo_messages_t messages[2][COLO_EXCHANGES];
-    colo_box_t *own_box[2]; /* what stays on the rank: from, to */
+    colo_messages_t messages[2][COLO_EXCHANGES][2]; /* by pass; received, sent */
+    colo_box_t *own_box[2];                         /* what stays on the rank: from, to */
     /* In CUDA memory, on a backend with routes: the ranks of the comm that the plan ties this one
      * to, [nmembers], and their route. Else 0 and NULL. */
     int32_t *members, nmembers;
