@@ -99,26 +99,6 @@ void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *d
 
 /* ---- batches ---- */
 
-/* The tables of a batch, of either kind; the caller's. */
-typedef struct tables {
-    const colo_segments_t *segments;
-    const colo_packing_t *src, *dst;
-} tables_t;
-
-/* Checks them, lays them out, and keeps what ranks compare of them. */
-static colo_status_t load(colo_batch_t *batch, colo_ragged_t *axes, const tables_t *tables)
-{
-    if (axes->packed) {
-        COLO_TRY(colo_ragged_load_packings(axes, tables->src, tables->dst));
-        batch->ntables = colo_packings_keep(batch->table, tables->src, tables->dst);
-    } else {
-        COLO_TRY(colo_ragged_load(axes, tables->segments));
-        batch->ntables = colo_segments_keep(batch->table, &axes->given);
-    }
-    batch->hash = colo_tables_hash(batch->table, batch->ntables);
-    return COLO_OK;
-}
-
 /* The most rows that a rank has of source replica @replica. */
 static int64_t most_rows(const colo_ragged_t *ragged, int64_t replica)
 {
@@ -146,7 +126,8 @@ static colo_status_t check_rows(const colo_ragged_bridge_t *ragged)
     return COLO_OK;
 }
 
-static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, colo_batch_t **batch)
+static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_tables_t *tables,
+                                colo_batch_t **batch)
 {
     colo_ragged_bridge_t *ragged = bridge->ragged;
     colo_plan_config_t cfg = bridge->now.program.plan->config;
@@ -156,7 +137,8 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, c
     COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *made);
     colo_status_t st = COLO_OK;
     made->bridge = bridge;
-    COLO_TRY_GOTO(st, load(made, &ragged->axes, tables), done);
+    COLO_TRY_GOTO(st, colo_ragged_load(&ragged->axes, tables, made->table, &made->ntables), done);
+    made->hash = colo_tables_hash(made->table, made->ntables);
     COLO_TRY_GOTO(st, check_rows(ragged), done);
     made->pool = ragged->spare;
     ragged->spare.chunk = NULL;
@@ -212,7 +194,7 @@ colo_status_t colo_ragged_refuse_shape(const colo_bridge_t *bridge)
                                      "their tables; call colo_bridge_set_segments()");
 }
 
-static colo_status_t set(colo_bridge_t *bridge, const tables_t *tables, bool packed,
+static colo_status_t set(colo_bridge_t *bridge, const colo_tables_t *tables, bool packed,
                          colo_batch_t **batch)
 {
     const char *what = packed ? "packing" : "segments";
@@ -237,14 +219,14 @@ colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segment
                                        colo_batch_t **batch)
 {
     COLO_RANGE();
-    return set(bridge, &(tables_t){.segments = segments}, false, batch);
+    return set(bridge, &(colo_tables_t){.segments = segments}, false, batch);
 }
 
 colo_status_t colo_bridge_set_packing(colo_bridge_t *bridge, const colo_packing_t *src,
                                       const colo_packing_t *dst, colo_batch_t **batch)
 {
     COLO_RANGE();
-    return set(bridge, &(tables_t){.src = src, .dst = dst}, true, batch);
+    return set(bridge, &(colo_tables_t){.src = src, .dst = dst}, true, batch);
 }
 
 const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)

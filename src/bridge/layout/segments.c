@@ -111,8 +111,8 @@ static colo_status_t no_memory(const colo_segments_t *segments)
                      (long long)segments->count, (long long)segments->nseqs);
 }
 
-colo_status_t colo_ragged_load_packings(colo_ragged_t *ragged, const colo_packing_t *src,
-                                        const colo_packing_t *dst)
+static colo_status_t load_packings(colo_ragged_t *ragged, const colo_packing_t *src,
+                                   const colo_packing_t *dst)
 {
     colo_packing_t own[2] = {{COLO_PACKING_INIT}, {COLO_PACKING_INIT}};
     for (int side = 0; side < 2; side++) {
@@ -133,7 +133,7 @@ colo_status_t colo_ragged_load_packings(colo_ragged_t *ragged, const colo_packin
     return COLO_OK;
 }
 
-colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_segments_t *given)
+static colo_status_t load_segments(colo_ragged_t *ragged, const colo_segments_t *given)
 {
     const int64_t nsrc = ragged->src.axes.replicas, ndst = ragged->dst.axes.replicas;
     const colo_segments_t *segments = &ragged->own;
@@ -150,6 +150,16 @@ colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_segments_t *giv
         return no_memory(segments);
     COLO_TRY(sort_parts(ragged, nsrc));
     sort_sequences(ragged, ndst);
+    return COLO_OK;
+}
+
+colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_tables_t *tables,
+                               colo_table_t *table, int32_t *n)
+{
+    COLO_TRY(ragged->packed ? load_packings(ragged, tables->src, tables->dst)
+                            : load_segments(ragged, tables->segments));
+    *n = ragged->packed ? colo_packings_keep(table, tables->src, tables->dst)
+                        : colo_segments_keep(table, &ragged->given);
     return COLO_OK;
 }
 
@@ -176,7 +186,7 @@ colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_la
         COLO_TRY(colo_ragged_axes(i ? &ragged.dst.axes : &ragged.src.axes, i ? dst : src, i == 0,
                                   "segments", i ? "destination" : "source"));
     }
-    colo_status_t st = colo_ragged_load(&ragged, segments);
+    colo_status_t st = load_segments(&ragged, segments);
     colo_ragged_deinit(&ragged);
     return st;
 }

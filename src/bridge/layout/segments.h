@@ -27,6 +27,12 @@ colo_status_t colo_segments_read(colo_segments_t *own, const colo_segments_t *gi
 /* What ranks compare of them; returns how many. @table: [COLO_TABLES] */
 int32_t colo_segments_keep(colo_table_t *table, const colo_segments_t *segments);
 
+/* The tables of a batch, of either kind; the caller's. */
+typedef struct colo_tables {
+    const colo_segments_t *segments;
+    const colo_packing_t *src, *dst;
+} colo_tables_t;
+
 /*
  * Tables seen along the axes of both sides, while a plan is made. Memory is kept for the next
  * tables. src and dst are set before the first load.
@@ -53,10 +59,10 @@ colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
 /* segment-tables.c: all checks of colo_segments_check() but those of colo_segments_read(). Lists
  * parts in table order, if r->sorted their row, src_lo and dst_lo. dst is laid out. */
 colo_status_t colo_ragged_parts(colo_ragged_t *ragged);
-/* Checks tables and lays them out. */
-colo_status_t colo_ragged_load_packings(colo_ragged_t *ragged, const colo_packing_t *src,
-                                        const colo_packing_t *dst);
-colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_segments_t *segments);
+/* Checks tables, lays them out and keeps what ranks compare of them: @table [COLO_TABLES], of which
+ * there are @n then. */
+colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_tables_t *tables,
+                               colo_table_t *table, int32_t *n);
 void colo_ragged_deinit(colo_ragged_t *ragged);
 
 #endif

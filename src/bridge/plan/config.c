@@ -218,12 +218,10 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
     COLO_TRY(rows_in_order(given->src));
     COLO_TRY(no_extra(given->dst, "dest"));
     COLO_TRY(sums_over_cp(given->dst));
-    if (ds > dd)
-        COLO_TRY(aligned(src_grid, dst_grid, k, "src dp / scale must be dest dp"));
-    else if (dd > ds)
-        COLO_TRY(aligned(dst_grid, src_grid, k, "dest dp / scale must be src dp"));
-    else
-        COLO_TRY(aligned(src_grid, dst_grid, 1, "src dp must be dest dp"));
+    COLO_TRY(dd > ds
+                 ? aligned(dst_grid, src_grid, k, "dest dp / scale must be src dp")
+                 : aligned(src_grid, dst_grid, k,
+                           ds > dd ? "src dp / scale must be dest dp" : "src dp must be dest dp"));
     int64_t batch = given->shape.samples / lo;
     COLO_FAIL_IF(given->shape.samples % lo, COLO_ERR_SHAPE,
                  "batch %lld is not divisible by dp=%lld", (long long)given->shape.samples,

@@ -343,16 +343,16 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     return COLO_OK;
 }
 
-/* The plan for the tables of one kind; those of the other are NULL. */
+/* The plan for the tables of one kind. */
 static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
-                            bool packed, const colo_segments_t *segments, const colo_packing_t *src,
-                            const colo_packing_t *dst)
+                            bool packed, const colo_tables_t *tables)
 {
     colo_plan_config_t own;
     colo_ragged_t ragged = {0};
     colo_builder_t builder = {0};
     colo_ragged_places_t places = {0};
     colo_table_t table[COLO_TABLES];
+    int32_t n;
     COLO_FAIL_IF(!plan, COLO_ERR_ARG, "plan: plan is NULL");
     COLO_FAIL_IF(rank < 0, COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
     COLO_TRY(colo_plan_check_config(config, &own));
@@ -362,13 +362,10 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
     colo_status_t st = colo_ragged_init(&ragged, own.src, own.dst, &own.shape, packed);
     if (st < 0)
         return colo_fail_prefix(st, "plan");
-    st =
-        packed ? colo_ragged_load_packings(&ragged, src, dst) : colo_ragged_load(&ragged, segments);
+    st = colo_ragged_load(&ragged, tables, table, &n);
     if (st == COLO_OK)
         st = colo_ragged_plan(plan, &own, rank, &ragged, &builder, false,
-                              packed ? colo_tables_hash(table, colo_packings_keep(table, src, dst))
-                                     : colo_segments_hash(segments),
-                              NULL, &places);
+                              colo_tables_hash(table, n), NULL, &places);
     colo_ragged_deinit(&ragged);
     colo_builder_deinit(&builder);
     colo_ragged_places_deinit(NULL, &places);
@@ -378,12 +375,12 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
 colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
                                       const colo_segments_t *segments, int64_t rank)
 {
-    return create(plan, config, rank, false, segments, NULL, NULL);
+    return create(plan, config, rank, false, &(colo_tables_t){.segments = segments});
 }
 
 colo_status_t colo_plan_create_packed(colo_plan_t **plan, const colo_plan_config_t *config,
                                       const colo_packing_t *src, const colo_packing_t *dst,
                                       int64_t rank)
 {
-    return create(plan, config, rank, true, NULL, src, dst);
+    return create(plan, config, rank, true, &(colo_tables_t){.src = src, .dst = dst});
 }

@@ -146,10 +146,10 @@ static colo_status_t reserve(colo_bridge_t *bridge, const colo_plan_t *plan)
 /* ---- passes ---- */
 
 /* Contiguous memory of @nb samples in the tensors' own axis order. */
-static colo_view_t contiguous(const colo_bridge_t *bridge, void *data, int64_t nb, int64_t rows,
-                              int64_t features)
+static colo_view_t contiguous(const colo_bridge_t *bridge, void *data, int64_t nb)
 {
-    int64_t extent[3] = {nb, rows, features}, stride[3], step = 1;
+    const colo_shape_t *shape = &bridge->now.program.plan->config.shape;
+    int64_t extent[3] = {nb, shape->rows, shape->features}, stride[3], step = 1;
     int order[3] = {0, 1, 2}; /* order[i]: which of samples, rows, features is tensor axis i */
     for (int i = 0; bridge->axes.of[1] >= 0 && i < 3; i++)
         order[bridge->axes.of[i]] = i;
@@ -168,27 +168,27 @@ static bool same_strides(colo_view_t view, colo_view_t other, const int64_t *ext
     return true;
 }
 
-/* Samples from @first on of a view. */
-typedef struct samples {
-    colo_view_t view;
-    int64_t first;
-} samples_t;
+/* A view without its first @n samples. */
+static colo_view_t behind(const colo_bridge_t *bridge, colo_view_t view, int64_t n)
+{
+    if (view.data)
+        view.data +=
+            n * view.stride[0] * (int64_t)colo_dtype_size(bridge->now.program.plan->config.dtype);
+    return view;
+}
 
 /* Of @n samples, rows [row, row + rows). */
-static colo_box_t box_of(const colo_bridge_t *bridge, samples_t samples, int64_t n, int64_t row,
+static colo_box_t box_of(const colo_bridge_t *bridge, colo_view_t view, int64_t n, int64_t row,
                          int64_t rows)
 {
     const colo_plan_config_t *config = &bridge->now.program.plan->config;
-    const int64_t pos = samples.first * samples.view.stride[0] + row * samples.view.stride[1];
-    return (colo_box_t){
-        .data = samples.view.data
-                    ? samples.view.data + pos * (int64_t)colo_dtype_size(config->dtype)
-                    : NULL,
-        .extent = {n, rows, config->shape.features},
-        .stride = {samples.view.stride[0], samples.view.stride[1], samples.view.stride[2]}};
+    const colo_owned_t own = {.b1 = n, .rows = rows, .h1 = config->shape.features};
+    if (view.data)
+        view.data += row * view.stride[1] * (int64_t)colo_dtype_size(config->dtype);
+    return colo_view_box(view, &own);
 }
 
-static colo_status_t copy_samples(const colo_bridge_t *bridge, samples_t to, samples_t from,
+static colo_status_t copy_samples(const colo_bridge_t *bridge, colo_view_t to, colo_view_t from,
                                   int64_t n, colo_stream_t stream)
 {
     const colo_plan_config_t *config = &bridge->now.program.plan->config;
@@ -207,8 +207,8 @@ static colo_status_t copy_rows(const colo_bridge_t *bridge, colo_view_t full, co
     const size_t elem = colo_dtype_size(loaded->program.plan->config.dtype);
     for (int64_t i = 0; i < loaded->nruns; i++) {
         const colo_run_t *run = &loaded->run[i];
-        colo_box_t full_box = box_of(bridge, (samples_t){.view = full}, nb, run->row, run->count);
-        colo_box_t part_box = box_of(bridge, (samples_t){.view = part}, nb, run->local, run->count);
+        colo_box_t full_box = box_of(bridge, full, nb, run->row, run->count);
+        colo_box_t part_box = box_of(bridge, part, nb, run->local, run->count);
         COLO_TRY(bridge->ops->box_copy(to_part ? &part_box : &full_box,
                                        to_part ? &full_box : &part_box, elem, stream));
     }
@@ -227,15 +227,14 @@ static colo_status_t gather_samples(colo_bridge_t *bridge, colo_view_t from, int
             all[3] = {nb * collective->k, shape->rows, shape->features};
     int64_t count = nb * shape->rows * shape->features;
     size_t elem = colo_dtype_size(plan->config.dtype);
-    colo_view_t packed = contiguous(bridge, stage[0], nb, shape->rows, shape->features);
+    colo_view_t packed = contiguous(bridge, stage[0], nb);
     if (!collective->gather)
         return COLO_OK;
     if (!same_strides(from, packed, extent)) {
-        COLO_TRY(copy_samples(bridge, (samples_t){.view = packed}, (samples_t){.view = from}, nb,
-                              stream));
+        COLO_TRY(copy_samples(bridge, packed, from, nb, stream));
         from = packed;
     }
-    colo_view_t joined = contiguous(bridge, NULL, nb * collective->k, shape->rows, shape->features);
+    colo_view_t joined = contiguous(bridge, NULL, nb * collective->k);
     /* samples outermost and no gaps: the gathered parts are the concatenation already */
     const bool in_place =
         (bridge->axes.of[1] < 0 || bridge->axes.of[0] == 0) && same_strides(to, joined, all);
@@ -243,10 +242,8 @@ static colo_status_t gather_samples(colo_bridge_t *bridge, colo_view_t from, int
                                     in_place ? (void *)to.data : stage[1], count,
                                     plan->config.dtype, stream));
     for (int64_t i = 0; !in_place && count && i < collective->k; i++) {
-        colo_view_t part = contiguous(bridge, (char *)stage[1] + (size_t)(i * count) * elem, nb,
-                                      shape->rows, shape->features);
-        COLO_TRY(
-            copy_samples(bridge, (samples_t){to, i * nb}, (samples_t){.view = part}, nb, stream));
+        colo_view_t part = contiguous(bridge, (char *)stage[1] + (size_t)(i * count) * elem, nb);
+        COLO_TRY(copy_samples(bridge, behind(bridge, to, i * nb), part, nb, stream));
     }
     return COLO_OK;
 }
@@ -262,8 +259,7 @@ static colo_status_t forward(colo_bridge_t *bridge, colo_view_t in, colo_view_t 
     if (nd == 0 && ns == 0 && !collective->gather)
         return COLO_OK; /* outside the grids, or no samples at all */
     /* SHARDED: the whole sequence is made first, then the caller's shard copy */
-    colo_view_t whole = contiguous(bridge, collective->stage[0].data, nd, plan->config.shape.rows,
-                                   plan->config.shape.features);
+    colo_view_t whole = contiguous(bridge, collective->stage[0].data, nd);
     colo_view_t to = sharded ? whole : out;
     if (collective->direction == COLO_FAN_IN) {
         /* sharded and samples outermost: parts land in stage 0 at once, so pack the input in stage
@@ -273,10 +269,8 @@ static colo_status_t forward(colo_bridge_t *bridge, colo_view_t in, colo_view_t 
                                 collective->stage[1].data};
         COLO_TRY(gather_samples(bridge, in, ns, to, stage, stream));
     } else {
-        COLO_TRY(copy_samples(
-            bridge, (samples_t){.view = to},
-            (samples_t){in, collective->direction == COLO_FAN_OUT ? collective->sibling * nd : 0},
-            nd, stream));
+        const int64_t first = collective->direction == COLO_FAN_OUT ? collective->sibling * nd : 0;
+        COLO_TRY(copy_samples(bridge, to, behind(bridge, in, first), nd, stream));
     }
     return sharded ? copy_rows(bridge, whole, out, true, stream) : COLO_OK;
 }
@@ -291,8 +285,7 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
     int64_t nd = full.b1 - full.b0, ns = plan->own_src.b1 - plan->own_src.b0;
     bool sharded = plan->config.output == COLO_SHARDED;
     size_t elem = colo_dtype_size(plan->config.dtype);
-    colo_view_t view =
-        contiguous(bridge, collective->stage[0].data, nd, shape->rows, shape->features);
+    colo_view_t view = contiguous(bridge, collective->stage[0].data, nd);
     if (nd == 0 && ns == 0 && !collective->gather)
         return COLO_OK;
     if (sharded &&
@@ -301,8 +294,7 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
                                (size_t)part_count(&full) * elem, stream));
         COLO_TRY(copy_rows(bridge, view, d_y, false, stream));
     } else if (collective->cp) {
-        COLO_TRY(copy_samples(bridge, (samples_t){.view = view}, (samples_t){.view = d_y}, nd,
-                              stream)); /* clone: d_y is never written */
+        COLO_TRY(copy_samples(bridge, view, d_y, nd, stream)); /* clone: d_y is never written */
     } else {
         view = d_y;
     }
@@ -318,10 +310,8 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
         void *const stage[2] = {collective->stage[0].data, collective->stage[1].data};
         return gather_samples(bridge, view, nd, d_x, stage, stream);
     }
-    return copy_samples(
-        bridge, (samples_t){.view = d_x},
-        (samples_t){view, collective->direction == COLO_FAN_IN ? collective->sibling * ns : 0}, ns,
-        stream);
+    const int64_t first = collective->direction == COLO_FAN_IN ? collective->sibling * ns : 0;
+    return copy_samples(bridge, d_x, behind(bridge, view, first), ns, stream);
 }
 
 /* ---- the executor ---- */
