@@ -147,6 +147,7 @@ static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t 
     return COLO_OK;
 }
 
+/* @rows: of a sample, if axes are flat; a batch has one sample, and 0. */
 static colo_view_t view_in(const colo_bridge_t *bridge, const colo_tensor_t *tensor, int64_t rows)
 {
     if (!tensor || !tensor->data)
@@ -242,13 +243,6 @@ static colo_status_t check_ragged(colo_call_t *call, int32_t i, bool output, int
     return check_pointer(call, tensor, name);
 }
 
-static colo_view_t view_of(const colo_tensor_t *tensor)
-{
-    return tensor && tensor->data
-               ? (colo_view_t){tensor->data, {0, tensor->stride[0], tensor->stride[1]}}
-               : (colo_view_t){0};
-}
-
 /* Output @i overlaps no input and no output before it. */
 static colo_status_t check_apart(const colo_call_t *call, int32_t i)
 {
@@ -286,8 +280,8 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
                  colo_dtype_name(out->dtype));
     tensor->per = in_per >= 0 ? in_per : out_per;
     tensor->dtype = in_per >= 0 ? in->dtype : out->dtype;
-    tensor->in = in_per >= 0 ? view_of(in) : (colo_view_t){0};
-    tensor->out = out_per >= 0 ? view_of(out) : (colo_view_t){0};
+    tensor->in = view_in(call->bridge, in_per >= 0 ? in : NULL, 0);
+    tensor->out = view_in(call->bridge, out_per >= 0 ? out : NULL, 0);
     if (out_per >= 0)
         COLO_TRY(check_apart(call, i));
     if (!colo_plan_adds(plan, call->frame.pass))
