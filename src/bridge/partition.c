@@ -153,8 +153,7 @@ static colo_status_t check_places(const colo_tensor_t *tensor, const char *a_nam
         COLO_ERR_ARG, "partition: %s: memory kind %d on device %d, %s is kind %d on device %d",
         b_name, (int)other->mem, (int)other->device, a_name, (int)tensor->mem, (int)tensor->device);
     colo_status_t st = colo_ops_for(tensor->mem, ops);
-    if (st == COLO_OK)
-        st = (*ops)->stream_check(&queries, stream, &capturing);
+    COLO_THEN(st, (*ops)->stream_check(&queries, stream, &capturing));
     if (st == COLO_OK && colo_tensor_count(tensor) > 0)
         st = (*ops)->pointer_check(&queries, tensor->data, tensor->device, a_name);
     if (st == COLO_OK && colo_tensor_count(other) > 0)

@@ -201,8 +201,7 @@ colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments
         free(all);
         st = gather(comm, head, local, words, &all);
     }
-    if (st == COLO_OK)
-        st = join(all, comm->size, words, global);
+    COLO_THEN(st, join(all, comm->size, words, global));
     free(all);
     return st;
 }

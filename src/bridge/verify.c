@@ -98,9 +98,8 @@ static int64_t first_replica(const colo_layout_t *layout, bool rows_role, bool c
                              int64_t rank)
 {
     int64_t coords[COLO_MAX_DIMS] = {0}, keep[COLO_MAX_DIMS] = {0}, first = rank;
-    if (!colo_layout_holds(layout, rank))
+    if (!colo_layout_coords(layout, rank, coords))
         return rank;
-    (void)colo_grid_coords(&layout->grid, rank, coords);
     for (int axis = 0; axis < 3; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++) {
             const colo_split_t *split = &layout->split[axis][i];

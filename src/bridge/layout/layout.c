@@ -453,12 +453,17 @@ colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t samples, in
     return st;
 }
 
+bool colo_layout_coords(const colo_layout_t *layout, int64_t rank, int64_t *coords)
+{
+    return colo_layout_check_fields(layout) == COLO_OK && colo_grid_has_rank(&layout->grid, rank) &&
+           colo_grid_coords(&layout->grid, rank, coords) == COLO_OK &&
+           (layout->stage_dim < 0 || coords[layout->stage_dim] == layout->stage);
+}
+
 bool colo_layout_holds(const colo_layout_t *layout, int64_t rank)
 {
     int64_t coords[COLO_MAX_DIMS];
-    return colo_layout_check_fields(layout) == COLO_OK && colo_grid_has_rank(&layout->grid, rank) &&
-           colo_grid_coords(&layout->grid, rank, coords) == COLO_OK &&
-           colo_layout_on_stage(layout, coords);
+    return colo_layout_coords(layout, rank, coords);
 }
 
 colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
@@ -478,8 +483,7 @@ colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
         COLO_TRY(colo_layout_check_rows(layout, rows));
     colo_status_t st = COLO_OK;
     COLO_TRY_GOTO(st, colo_posmap_init(&map, layout, rows), done);
-    if (colo_layout_holds(layout, rank)) {
-        COLO_TRY_GOTO(st, colo_grid_coords(&layout->grid, rank, coords), done);
+    if (colo_layout_coords(layout, rank, coords)) {
         if (colo_axis_spans(layout, COLO_SAMPLES, coords, samples, span))
             own.b0 = span[0].lo, own.b1 = span[0].hi;
         if (colo_axis_spans(layout, COLO_FEATURES, coords, features, span))

@@ -112,9 +112,7 @@ static inline int64_t colo_split_part(colo_split_kind_t kind, int64_t length, in
                              : colo_block_part(length, parts, i);
 }
 
-static inline bool colo_layout_on_stage(const colo_layout_t *layout, const int64_t *coords)
-{
-    return layout->stage_dim < 0 || coords[layout->stage_dim] == layout->stage;
-}
+/* Does @rank hold anything of it? Then @coords: out, its own. */
+bool colo_layout_coords(const colo_layout_t *layout, int64_t rank, int64_t *coords);
 
 #endif

@@ -553,39 +553,22 @@ static colo_status_t rows_of(colo_packed_t *packed, const colo_packing_t *given,
     packed->what = "packing";
     COLO_TRY(colo_ragged_axes(&packed->axes, layout, false, packed->what, "given"));
     COLO_TRY(colo_packed_load(packed, &own, true));
-    if (!colo_layout_holds(layout, rank))
-        return COLO_OK;
-    (void)colo_grid_coords(&layout->grid, rank, coords);
-    return rows(&side, coords, NULL, runs);
+    return colo_layout_coords(layout, rank, coords) ? rows(&side, coords, NULL, runs) : COLO_OK;
 }
 
-colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout_t *layout,
-                                int64_t rank, int64_t *out)
+/* How many rows @rank has, or, if @count is NULL, which. */
+static colo_status_t query(const colo_packing_t *packing, const colo_layout_t *layout, int64_t rank,
+                           int64_t *count, int64_t *index)
 {
     colo_packed_t packed = {0};
     colo_runs_t runs = {0};
-    COLO_FAIL_IF(!out, COLO_ERR_ARG, "packing: rows is NULL");
-    const colo_status_t st = rows_of(&packed, packing, layout, rank, &runs);
-    if (st == COLO_OK)
-        *out = runs.rows;
-    colo_runs_deinit(&runs);
-    colo_packed_deinit(&packed);
-    return st;
-}
-
-colo_status_t colo_packing_index(const colo_packing_t *packing, const colo_layout_t *layout,
-                                 int64_t rank, int64_t *index)
-{
-    colo_packed_t packed = {0};
-    colo_runs_t runs = {0};
-    const colo_status_t st = rows_of(&packed, packing, layout, rank, &runs);
-    if (st == COLO_OK && runs.rows && !index) {
-        colo_runs_deinit(&runs);
-        colo_packed_deinit(&packed);
-        return colo_fail(COLO_ERR_ARG, "packing: index is NULL");
-    }
     int64_t seq = 0, at = 0;
-    for (int64_t i = 0; st == COLO_OK && i < runs.n; i++)
+    colo_status_t st = rows_of(&packed, packing, layout, rank, &runs);
+    if (st == COLO_OK && count)
+        *count = runs.rows;
+    else if (st == COLO_OK && runs.rows && !index)
+        st = colo_fail(COLO_ERR_ARG, "packing: index is NULL");
+    for (int64_t i = 0; st == COLO_OK && !count && i < runs.n; i++)
         for (int64_t row = runs.run[i].row; row < runs.run[i].row + runs.run[i].count; row++) {
             while (row >= packed.start[seq + 1])
                 seq++;
@@ -595,4 +578,17 @@ colo_status_t colo_packing_index(const colo_packing_t *packing, const colo_layou
     colo_runs_deinit(&runs);
     colo_packed_deinit(&packed);
     return st;
+}
+
+colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout_t *layout,
+                                int64_t rank, int64_t *out)
+{
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "packing: rows is NULL");
+    return query(packing, layout, rank, out, NULL);
+}
+
+colo_status_t colo_packing_index(const colo_packing_t *packing, const colo_layout_t *layout,
+                                 int64_t rank, int64_t *index)
+{
+    return query(packing, layout, rank, NULL, index);
 }

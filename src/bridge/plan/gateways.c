@@ -142,9 +142,8 @@ colo_status_t colo_gateways_share_node(colo_builder_t *builder, const colo_side_
     for (int64_t rank = grid->offset; rank < grid->offset + grid->size; rank++) {
         int64_t coords[COLO_MAX_DIMS];
         colo_block_t block;
-        if (!colo_layout_holds(side->layout, rank))
+        if (!colo_layout_coords(side->layout, rank, coords))
             continue;
-        (void)colo_grid_coords(grid, rank, coords);
         colo_block_of(&all, coords, &block);
         key[n][0] = colo_location_of(builder->cfg, rank).node;
         key[n][1] = key[n][2] = 0;

@@ -426,13 +426,9 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
         made->dst.positions = config->shape.positions;
     made->rank = rank;
     made->addends = 1;
-    made->own_addend = -1;
     int n = context_dims(&made->dst, dims);
-    bool holds = colo_layout_holds(&made->dst, rank);
-    if (holds) {
-        made->own_addend = 0;
-        (void)colo_grid_coords(&made->dst.grid, rank, coords);
-    }
+    const bool holds = colo_layout_coords(&made->dst, rank, coords);
+    made->own_addend = holds ? 0 : -1;
     for (int i = 0; config->output == COLO_FULL_SEQ && config->grad == COLO_PARTIAL && i < n; i++) {
         if (holds)
             made->own_addend += coords[dims[i]] * made->addends;

@@ -69,9 +69,8 @@ static void set_box(colo_builder_t *builder, const colo_bounds_t *one, const col
 static bool find_block(const colo_builder_t *builder, const colo_side_t *side, int64_t rank,
                        int64_t *coords, colo_block_t *block, colo_bounds_t *bounds)
 {
-    if (!colo_layout_holds(side->layout, rank))
+    if (!colo_layout_coords(side->layout, rank, coords))
         return false;
-    (void)colo_grid_coords(&side->layout->grid, rank, coords);
     for (int i = 0; side->addend_fixed && i < COLO_MAX_DIMS; i++)
         if (side->fixed[i] >= 0 && side->fixed[i] != coords[i])
             return false;
@@ -382,9 +381,8 @@ static colo_status_t give_sums(colo_builder_t *builder, const colo_side_t *hold,
     const int64_t node = colo_location_of(builder->cfg, rank).node;
     int64_t coords[COLO_MAX_DIMS];
     colo_block_t block;
-    if (!colo_layout_holds(hold->layout, rank))
+    if (!colo_layout_coords(hold->layout, rank, coords))
         return COLO_OK;
-    (void)colo_grid_coords(&hold->layout->grid, rank, coords);
     colo_block_of(hold, coords, &block);
     COLO_TRY(colo_sender_sources(builder, hold, &block));
     const colo_sum_group_t *group = builder->held.groups.items;

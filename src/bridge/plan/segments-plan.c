@@ -206,10 +206,8 @@ static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t
 {
     int64_t coords[COLO_MAX_DIMS];
     colo_span_t spans[2 * COLO_MAX_SPANS];
-    if (!colo_layout_holds(side->layout, rank))
-        return;
-    (void)colo_grid_coords(&side->layout->grid, rank, coords);
-    if (colo_axis_spans(side->layout, COLO_FEATURES, coords, features, spans))
+    if (colo_layout_coords(side->layout, rank, coords) &&
+        colo_axis_spans(side->layout, COLO_FEATURES, coords, features, spans))
         *out = (colo_owned_t){.b1 = 1, .h0 = spans[0].lo, .h1 = spans[0].hi, .rows = rows};
 }
 
@@ -224,9 +222,8 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
     colo_runs_t *mine = &builder->other;
     const colo_runs_t *whole;
     *rows = 0;
-    if (!colo_layout_holds(&plan->dst, plan->rank))
+    if (!colo_layout_coords(&plan->dst, plan->rank, coords))
         return COLO_OK;
-    (void)colo_grid_coords(&plan->dst.grid, plan->rank, coords);
     builder->on_rank.n = 0;
     dst.on_rank = merged ? &builder->on_rank : NULL;
     COLO_TRY(colo_block_own_rows(builder, &dst, coords, &whole));
@@ -275,10 +272,8 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
         builder->answers.asked[COLO_FORWARD] = builder->answers.asked[COLO_BACKWARD] =
             false; /* sides may be whole or not */
     }
-    if (colo_layout_holds(&plan->src, plan->rank)) {
-        (void)colo_grid_coords(&plan->src.grid, plan->rank, coords);
+    if (colo_layout_coords(&plan->src, plan->rank, coords))
         COLO_TRY(colo_block_own_rows(builder, &src, coords, &mine));
-    }
     own(&src, plan->rank, config->shape.features, mine ? mine->rows : 0, &plan->own_src);
     COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows));
     own(&dst, plan->rank, config->shape.features, rows, &plan->own_dst);
@@ -291,16 +286,16 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     plan->bytes[COLO_FORWARD].minimum =
         arriving * (plan->own_dst.h1 - plan->own_dst.h0) * (int64_t)unit -
         plan->bytes[COLO_FORWARD].local;
-    place(&plan->exchange[COLO_FORWARD][COLO_FIRST].recv, places->stored, places->n);
-    place(&plan->local[COLO_FORWARD], places->stored, places->n);
-    place(&plan->exchange[COLO_FORWARD][COLO_RELAYS].recv, places->stored, places->n);
-    place(&plan->exchange[COLO_FORWARD][COLO_RELAYS].send, places->stored, places->n);
-    place(&plan->exchange[COLO_BACKWARD][COLO_FIRST].send, places->stored, places->n);
-    place(&plan->local[COLO_BACKWARD], places->stored, places->n);
-    place(&plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send, places->stored, places->n);
-    colo_routes_t collected =
-        plan->exchange[COLO_BACKWARD][COLO_FIRST].recv; /* the rest goes to its source tensor */
-    for (int64_t i = 0; i < plan->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions; i++) {
+    colo_exchange_plan_t *forward = plan->exchange[COLO_FORWARD],
+                         *backward = plan->exchange[COLO_BACKWARD];
+    colo_routes_t *const placed[] = {&forward[COLO_FIRST].recv,     &plan->local[COLO_FORWARD],
+                                     &forward[COLO_RELAYS].recv,    &forward[COLO_RELAYS].send,
+                                     &backward[COLO_FIRST].send,    &plan->local[COLO_BACKWARD],
+                                     &backward[COLO_NODE_SUMS].send};
+    for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++)
+        place(placed[i], places->stored, places->n);
+    colo_routes_t collected = backward[COLO_FIRST].recv; /* the rest goes to its source tensor */
+    for (int64_t i = 0; i < backward[COLO_FIRST].recv.nregions; i++) {
         collected.nregions = collected.region->addend >= plan->addends;
         place(&collected, places->stored, places->n);
         collected.region++;
@@ -363,9 +358,8 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
     if (st < 0)
         return colo_fail_prefix(st, "plan");
     st = colo_ragged_load(&ragged, tables, table, &n);
-    if (st == COLO_OK)
-        st = colo_ragged_plan(plan, &own, rank, &ragged, &builder, false,
-                              colo_tables_hash(table, n), NULL, &places);
+    COLO_THEN(st, colo_ragged_plan(plan, &own, rank, &ragged, &builder, false,
+                                   colo_tables_hash(table, n), NULL, &places));
     colo_ragged_deinit(&ragged);
     colo_builder_deinit(&builder);
     colo_ragged_places_deinit(NULL, &places);

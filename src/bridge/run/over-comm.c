@@ -256,8 +256,7 @@ static colo_status_t connect_members(colo_bridge_t *bridge, colo_loaded_t *loade
 static colo_status_t create(colo_bridge_t *bridge, bool *whole)
 {
     colo_status_t st = reserve(bridge, &bridge->now);
-    if (st == COLO_OK)
-        st = connect_members(bridge, &bridge->now);
+    COLO_THEN(st, connect_members(bridge, &bridge->now));
     *whole = true;
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
@@ -293,8 +292,7 @@ static colo_status_t make_ready(colo_call_t *call)
     colo_status_t st = COLO_OK;
     if (connects) /* with the others, which would not hear in there of what fails here alone */
         st = connect_members(bridge, &bridge->now);
-    if (st == COLO_OK)
-        st = reserve(bridge, &bridge->now);
+    COLO_THEN(st, reserve(bridge, &bridge->now));
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
 }
 

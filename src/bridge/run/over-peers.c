@@ -164,14 +164,11 @@ static colo_status_t create_path(colo_bridge_t *bridge)
     colo_status_t st = peer->open(bridge->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
         st = find_all(bridge, &bridge->now);
-        if (st == COLO_OK)
-            st = colo_transfers_list(bridge, &bridge->now, COLO_FIRST, lists);
+        COLO_THEN(st, colo_transfers_list(bridge, &bridge->now, COLO_FIRST, lists));
         st = colo_comm_i_agree(colo_comm_i_control(bridge->comm), "bridge create", 4, st);
-        if (st == COLO_OK)
-            st = none_far(bridge);
+        COLO_THEN(st, none_far(bridge));
     }
-    if (st == COLO_OK)
-        st = peer->create(bridge->comm, lists->pass, &bridge->peers.path);
+    COLO_THEN(st, peer->create(bridge->comm, lists->pass, &bridge->peers.path));
     if (st < 0 && bridge->transport == COLO_TRANSPORT_PEER)
         return colo_fail_prefix(st, "bridge: transport peer");
     if (st != COLO_ERR_UNBUILT || colo_comm_check(bridge->comm) < 0)
