@@ -53,6 +53,12 @@ static long long rank_of(const colo_call_t *call)
     return (long long)call->frame.program->plan->rank;
 }
 
+/* @st, whose words name the rank, too. */
+static colo_status_t of_rank(const colo_call_t *call, colo_status_t st)
+{
+    return st < 0 ? colo_fail_prefix(st, "rank %lld", rank_of(call)) : COLO_OK;
+}
+
 /* Is @tensor where the bridge is? */
 static colo_status_t check_memory(const colo_call_t *call, const colo_tensor_t *tensor,
                                   const char *what)
@@ -70,16 +76,14 @@ static colo_status_t check_pointer(colo_call_t *call, const colo_tensor_t *tenso
 {
     if (!tensor || colo_tensor_count(tensor) <= 0)
         return COLO_OK;
-    const colo_status_t st =
-        call->bridge->ops->pointer_check(&call->queries, tensor->data, tensor->device, what);
-    return st < 0 ? colo_fail_prefix(st, "rank %lld", rank_of(call)) : COLO_OK;
+    return of_rank(
+        call, call->bridge->ops->pointer_check(&call->queries, tensor->data, tensor->device, what));
 }
 
 static colo_status_t check_stream(colo_call_t *call)
 {
-    const colo_status_t st =
-        call->bridge->ops->stream_check(&call->queries, call->stream, &call->capturing);
-    return st < 0 ? colo_fail_prefix(st, "rank %lld", rank_of(call)) : COLO_OK;
+    return of_rank(call,
+                   call->bridge->ops->stream_check(&call->queries, call->stream, &call->capturing));
 }
 
 /* ---- of a uniform bridge ---- */
@@ -110,10 +114,7 @@ static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t 
         return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%s]", rank, what,
                          expected);
     }
-    if (colo_tensor_check(tensor, what) < 0) {
-        colo_status_t st = colo_tensor_check(tensor, what);
-        return colo_fail_prefix(st, "rank %lld", rank);
-    }
+    COLO_TRY(of_rank(call, colo_tensor_check(tensor, what)));
     if (empty && colo_tensor_count(tensor) == 0)
         return COLO_OK;
     bool same = tensor->ndim == n;
@@ -219,10 +220,7 @@ static colo_status_t check_ragged(colo_call_t *call, int32_t i, bool output, int
         return COLO_OK;
     COLO_FAIL_IF(none, COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%lld, features]", rank, name,
                  (long long)own->rows);
-    if (colo_tensor_check(tensor, name) < 0) {
-        colo_status_t st = colo_tensor_check(tensor, name);
-        return colo_fail_prefix(st, "rank %lld", rank);
-    }
+    COLO_TRY(of_rank(call, colo_tensor_check(tensor, name)));
     if (!colo_call_must_have(call, src_side) && colo_tensor_count(tensor) == 0)
         return COLO_OK;
     COLO_FAIL_IF(tensor->ndim != 2, COLO_ERR_SHAPE,
