@@ -17,7 +17,7 @@ ENDINGS = '.c', '.h', '.cu', '.cuh', '.py', '.sh', '.build'
 # 1 % when you made a folder shorter, and to the goal plus 3 % at the end. Raise it only for a feature, in its commit.
 ROWS = (
     (('src/comm',), 10200, 11540),
-    (('src/bridge',), 8600, 11940),
+    (('src/bridge',), 8600, 11590),
     (('src/loss',), 7200, 8149),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7243),
     (('python/colobridge',), 8300, 11310),
