@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program with a mutant and passes only if the program noticed.
 
-usage: must-fail.py [--mutant NAME] [--survives] [--may-skip] [--limit SECONDS] PROGRAM ARGS...
+usage: must-fail.py [--mutant RUN]... [--survives] [--may-skip] [--limit SECONDS] PROGRAM ARGS...
 Killed is: a CMocka program that ran all its cases and reports failed assertions (exit status 1..125,
 not 77), or a program whose last line is a JSON object with "ok": false and whose exit status is 1.
 A crash, a hang, a skip, an error message instead of a verdict are not killed: a bug that breaks the
 program in another way than the one it is planted for proves nothing. --survives: must pass instead.
---mutant: the program has several mutants, and this one runs. Without it, the case that noticed it passes.
+--mutant: the program has several mutants, and runs with each that is named; each is a case of this test. RUN is its
+name and, behind tabs, "killed" or "survived", more arguments, and the cases to run, "-" for none of these. Without
+the mutant the case that noticed it passes, which is seen once for all that it noticed.
 --may-skip: exit status 77 is handed on, so that a launcher that is missing counts as a skip.
 A CMocka program that has a failed case and still runs is ended, because its other cases can only wait.
 """
@@ -34,7 +36,7 @@ def run(args, env, limit):
                                text=True, errors='replace', start_new_session=True)
     while True:
         try:
-            out, err = program.communicate(timeout=max(0, min(0.5, end - time.monotonic())))
+            out, err = program.communicate(timeout=max(0, min(0.1, end - time.monotonic())))
             return program.returncode, out, err
         except subprocess.TimeoutExpired as so_far:
             failed = FAILED.search((so_far.stderr or b'').decode(errors='replace'))
@@ -79,36 +81,22 @@ def verdict(code, out, err):
     return 'broken', 'exit status %d with "ok": %s' % (code, ok)
 
 
-def main(args):
-    want, limit, may_skip, mutant = 'killed', 100.0, False, None
-    while args and args[0].startswith('--'):
-        option = args.pop(0)
-        if option == '--survives':
-            want = 'survived'
-        elif option == '--may-skip':
-            may_skip = True
-        elif option == '--mutant' and args:
-            mutant = args.pop(0)
-        elif option == '--limit' and args:
-            limit = float(args.pop(0))
-        else:
-            sys.exit(__doc__)
-    if not args:
-        sys.exit(__doc__)
-    # Ranks that wait for a message that the bug swallowed give up soon and say so.
-    env = dict(os.environ, COLO_TIMEOUT_MS=os.environ.get('COLO_TIMEOUT_MS', '5000'))
-    code, out, err = run(args, dict(env, T_MUTANT=mutant or ''), limit)
+def judge(args, env, want, limit, passes=None):
+    """(is it what it must be, exit status). Where the program has several mutants, @passes says of the cases that
+    noticed one whether they pass without."""
+    mutant = env['T_MUTANT']
+    code, out, err = run(args, env, limit)
     if code is None:
         color, why = 'broken', 'it ran longer than %g s' % limit
     else:
-        if may_skip and code == 77:
-            print(out, end='')
-            return 77
         color, why = verdict(code, out, err)
     noticed = FAILED.search(out + err)
     if mutant and color == want == 'killed' and noticed:
-        code, out, err = run(args, dict(env, T_CASES=noticed[1]), limit)
-        if code is None or verdict(code, out, err)[0] != 'survived':
+        key = noticed[1], *args
+        if key not in passes:
+            code, out, err = run(args, dict(env, T_CASES=noticed[1], T_MUTANT=''), 3 * limit) # which may end late, as a mutant may not
+            passes[key] = code is not None and verdict(code, out, err)[0] == 'survived'
+        if not passes[key]:
             color, why = 'broken', '%s does not pass without the mutant' % noticed[1]
     if mutant and color == want == 'survived' and not any(
             mutant.encode() + b'\0' in path.read_bytes() for path in map(Path, args) if path.is_file()):
@@ -117,7 +105,43 @@ def main(args):
         # Indented, so that no count takes its cases as ours.
         print('\n'.join('    | ' + line for line in (out + err).splitlines()[-60:]))
     print('%s: %s (%s)' % (args[0], color, why))
-    return 0 if color == want else 1
+    return color == want, code
+
+
+def main(args):
+    want, limit, may_skip, mutants, passes = 'killed', 100.0, False, [], {}
+    while args and args[0].startswith('--'):
+        option = args.pop(0)
+        if option == '--survives':
+            want = 'survived'
+        elif option == '--may-skip':
+            may_skip = True
+        elif option == '--mutant' and args:
+            mutants.append(args.pop(0))
+        elif option == '--limit' and args:
+            limit = float(args.pop(0))
+        else:
+            sys.exit(__doc__)
+    if not args:
+        sys.exit(__doc__)
+    # Ranks that wait for a message that the bug swallowed give up soon and say so.
+    env = dict(os.environ, COLO_TIMEOUT_MS=os.environ.get('COLO_TIMEOUT_MS', '5000'), T_MUTANT='')
+    if not mutants:
+        good, code = judge(args, env, want, limit)
+        return 77 if may_skip and code == 77 else not good
+    print('[==========] Running %d test(s)' % len(mutants))
+    bad = 0
+    for given in mutants:
+        mutant, color, words, cases = (given + '\t%s\t-\t-' % want).split('\t')[:4]
+        name = ' '.join([mutant, *(w for w in (words, cases) if w != '-')])
+        print('[ RUN      ] ' + name, flush=True)
+        its_env = dict(env, T_MUTANT=mutant, **({} if cases == '-' else {'T_CASES': cases}))
+        good, code = judge(args + words.split(' ') if words != '-' else args, its_env, color, limit, passes)
+        if may_skip and code == 77:
+            return 77
+        bad += not good
+        print('[%s] %s' % ('       OK ' if good else '  FAILED  ', name), flush=True)
+    return bad > 0
 
 
 if __name__ == '__main__':

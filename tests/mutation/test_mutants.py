@@ -114,6 +114,15 @@ with tempfile.TemporaryDirectory() as name:
     expect('a case that fails without the mutant', judge(folder, FAILS + 'exit 1', '--mutant', 'some'), 1)
     expect('a program that has the mutant', judge(folder, PASSES + 'exit 0\nsome\0', '--survives', '--mutant', 'some'), 0)
     expect('a program that lacks the mutant', judge(folder, PASSES + 'exit 0', '--survives', '--mutant', 'some'), 1)
+    each = chosen.replace('|| {', '|| { echo >>%s/without;' % folder) + FAILS + 'exit 1'
+    expect('two mutants that a case notices', judge(folder, each, '--mutant', 'some', '--mutant', 'some\tkilled\t-\tx'), 0)
+    expect('how often it ran without them', len((folder / 'without').read_text()), 1)
+    expect('two mutants, of which one is not noticed', judge(folder, each, '--mutant', 'some', '--mutant', 'other'), 1)
+    expect('a mutant with arguments of its own', judge(
+        folder, '[ "$1 $2" = "a b" ] || exit 2\n' + each, '--mutant', 'some\tkilled\ta b\t-'), 0)
+    expect('a mutant with cases of its own', judge(
+        folder, '[ "$T_CASES" = x ] || exit 2\n' + each, '--mutant', 'some\tkilled\t-\tx'), 0)
+    expect('two mutants that are skipped', judge(folder, 'exit 77', '--may-skip', '--mutant', 'some', '--mutant', 'other'), 77)
     expect('a usage error', judge(folder, 'echo unknown option >&2; exit 2'), 1)
     expect('a verdict', judge(folder, 'echo \'{"ok": false}\'; exit 1'), 0)
     expect('a verdict with another status', judge(folder, 'echo \'{"ok": false}\'; exit 2'), 1)
