@@ -136,8 +136,8 @@ static colo_status_t check_at(cap_rank_t *r, struct check *k, int moment, int64_
 
 static void print_table(const cap_rank_t *r, const struct check *k, FILE *out)
 {
-    fprintf(out, "%-14s %14s %17s %2d\n", "parameter", "at the start",
-            "after steps:", CAP_CHECK_STEPS);
+    fprintf(out, "%-14s %14s %17s %2lld\n", "parameter", "at the start",
+            "after steps:", (long long)r->cfg->steps);
     for (int i = 0; i < r->nparams; i++)
         fprintf(out, "%-14s %14.3e %20.3e%s\n", r->table[i].name, k->error[0][i], k->error[1][i],
                 k->error[0][i] <= LIMIT && k->error[1][i] <= LIMIT ? "" : "   FAILS");
@@ -186,8 +186,8 @@ static void verdict(cap_rank_t *r, struct check *k)
                (unsigned long long)moved / MOMENTS, (long long)plan / MOMENTS);
     printf("{\"ok\":%s,\"worst_error\":", ok ? "true" : "false");
     printf(finite ? "%.3e" : "null", worst);
-    printf(",\"worst_parameter\":\"%s\",\"limit\":%.0e,\"steps\":[0,%d]", r->table[worst_at].name,
-           LIMIT, CAP_CHECK_STEPS);
+    printf(",\"worst_parameter\":\"%s\",\"limit\":%.0e,\"steps\":[0,%lld]", r->table[worst_at].name,
+           LIMIT, (long long)cfg->steps);
     print_losses("loss_parallel", k->loss);
     print_losses("loss_oracle", k->loss_want);
     if (cfg->loss_linear)
@@ -218,9 +218,9 @@ colo_status_t cap_check_gradients(cap_rank_t *r)
         return COLO_ERR_NOMEM;
     CAP_TRY(take(r, k));
     CAP_TRY(check_at(r, k, 0, 0));
-    for (int64_t step = 0; step < CAP_CHECK_STEPS; step++)
+    for (int64_t step = 0; step < r->cfg->steps; step++)
         CAP_TRY(cap_step(r, step, r->cfg->lr, &loss));
-    CAP_TRY(check_at(r, k, 1, CAP_CHECK_STEPS));
+    CAP_TRY(check_at(r, k, 1, r->cfg->steps));
     CAP_TRY(cap_stats_sum(r, &k->stats));
     if (colo_comm_rank(r->world) == 0)
         verdict(r, k);

@@ -47,7 +47,8 @@ static const char usage[] =
     "  --loss KIND       logits | linear: head and loss in one, by chunks (logits)\n"
     "  --data PATH       the digits, 65 numbers a line\n"
     "  --report PATH     HTML report written at the end                 (./report.html)\n"
-    "  --check-gradients compare all gradients with a serial fp64 run; last line is JSON\n"
+    "  --check-gradients compare all gradients with a serial fp64 run, at first and after --steps\n"
+    "                    (%d); last line is JSON\n"
     "  --json            a JSON summary on stdout, all else on stderr\n"
     "  --help            this text\n"
     "\n"
@@ -55,7 +56,8 @@ static const char usage[] =
     "\n"
     "example: colo-captioner --src tp=1,dp=8 --dst tp=4,dp=2 --steps 100 --report /tmp/r.html\n";
 
-enum { STEPS = 700, RAGGED_STEPS = 1000, BATCH = 48, EVAL_EVERY = 50, RAGGED_EVAL_EVERY = 250 };
+enum { STEPS = 700, RAGGED_STEPS = 1000, CHECK_STEPS = 20 };
+enum { BATCH = 48, EVAL_EVERY = 50, RAGGED_EVAL_EVERY = 250 };
 #define RATE 3e-3
 
 static const char *const rank_kinds[] = {"threads", "mpi", "nccl"};
@@ -237,7 +239,7 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
         int rc;
 
         if (!strcmp(argv[i], "--help")) {
-            printf(usage, STEPS, RAGGED_STEPS, BATCH, RATE);
+            printf(usage, STEPS, RAGGED_STEPS, BATCH, RATE, CHECK_STEPS);
             return 0;
         } else if (!strcmp(argv[i], "--json")) {
             c->json = true;
@@ -436,7 +438,9 @@ static int prepare(cap_config_t *cfg, cap_data_t *data, int argc, char **argv)
         (!cfg->check_gradients && (rc = check_report(cfg->report))))
         return rc;
     if (cfg->steps < 0)
-        cfg->steps = cfg->task.ragged ? RAGGED_STEPS : STEPS;
+        cfg->steps = cfg->check_gradients  ? CHECK_STEPS
+                     : cfg->task.ragged ? RAGGED_STEPS
+                                        : STEPS;
     cfg->eval_every = cfg->task.ragged ? RAGGED_EVAL_EVERY : EVAL_EVERY;
     if (!words.data)
         words.data = access(CAP_DATA_INSTALLED, R_OK) ? CAP_DATA_SOURCE : CAP_DATA_INSTALLED;

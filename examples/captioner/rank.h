@@ -40,7 +40,7 @@ enum { L_LN1G, L_LN1B, L_WQ, L_BQ, L_WK, L_BK, L_WV, L_BV, L_WO, L_BO, L_LN2G, L
 /* clang-format on */
 enum { B_LNFG, B_LNFB, B_HEAD };
 
-enum { CAP_SAMPLES = 12, CAP_CHECK_STEPS = 20 };
+enum { CAP_SAMPLES = 12 };
 
 /** What the command line asks for; the same on all ranks, never written after start. */
 typedef struct cap_config {

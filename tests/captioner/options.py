@@ -3,6 +3,7 @@
 
 Each command line in REFUSED must end with exit status 2 and this one line on stderr, before any rank starts.
 """
+import json
 import subprocess
 import sys
 
@@ -32,9 +33,12 @@ for args in '--help', '--steps 0 --json --report /dev/null':
     if done.returncode != 1 or not done.stderr.endswith('is the disk full?\n'):
         print('%s on a full disk: exit status %d, expected 1:\n%s' % (args, done.returncode, done.stderr))
         bad += 1
-done = subprocess.run([sys.argv[1], *'--check-gradients --batch 1 --src dp=1 --dst dp=1'.split()], text=True,
-                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+done = subprocess.run([sys.argv[1], *'--check-gradients --batch 1 --steps 2 --src dp=1 --dst dp=1'.split()], text=True,
+                      stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 if done.stderr != ''.join('serial run %d of 2 in fp64: 1 samples\n' % run for run in (1, 2)):
     print('a serial run, of which a large one takes minutes, does not say that it begins:\n' + done.stderr)
+    bad += 1
+if not done.stdout.splitlines()[-1:] or json.loads(done.stdout.splitlines()[-1])['steps'] != [0, 2]:
+    print('a check of 2 steps, expected gradients before and after them:\n' + done.stdout)
     bad += 1
 sys.exit(bad > 0)

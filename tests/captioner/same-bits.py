@@ -3,7 +3,7 @@
 
 usage: same-bits.py [--may-skip] COMMAND... (the captioner with its options, maybe by way of mpirun)
 Runs it with --head resident and --head sharded, --loss logits and linear. Each run must find its
-gradients right by itself; "bits", a hash of all weights and gradients before and after 20 steps,
+gradients right by itself; "bits", a hash of all weights and gradients before and after the steps,
 must be equal for the two heads, and must not be for another seed, or it would say nothing.
 """
 import json
