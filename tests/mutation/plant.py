@@ -141,7 +141,7 @@ def cases_in(source):
     content = (ROOT / source).read_text()
     if not re.search('T_CASE|cmocka_unit_test', content):
         return None
-    return re.findall(r'^T_CASE(?:_ON\w*\((?:\w+, )?|\()(\w+)\)', content, re.M)
+    return re.findall(r'^T_CASE(?:_(?:ON|IF)\w*\((?:.*, )?|\()(\w+)\)', content, re.M)
 
 
 def split_run(mutant, args, program):
