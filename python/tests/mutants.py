@@ -92,8 +92,11 @@ MUTANTS = {
         'torch/ranks.py', ' or _failure', '', 'test_torch_ended.py', 'cause and catches'),
     'the last error of a call is no cause': (
         'torch/ranks.py', '_last_error = _words(error)', 'pass', 'test_torch_ended.py', 'cause and caught'),
+    'a thread that ends ends its rank': (
+        'torch/ranks.py', 'if threading.current_thread() is threading.main_thread():', 'if True:', 'test_torch_ended.py',
+        'cause and thread'),
     'a good end is a failure if an exception was caught': (
-        'torch/ranks.py', "'' if status in (None, 0) else ", '', 'test_torch_ended.py', 'cause and well'),
+        'torch/ranks.py', "'' if status in (None, 0) else ", '', 'test_torch_ended.py', 'behind and exception'),
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip('torch')
 
 ENDS = '''
-import sys, torch, torch.distributed as dist, colobridge.torch as ct
+import sys, threading, torch, torch.distributed as dist, colobridge.torch as ct
 dist.init_process_group('gloo')
 carry, x = ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD), torch.ones(1, 4, 2)
 carry(x)
@@ -40,6 +40,10 @@ WAYS = {
         raise ValueError('the data ran out')
     except Exception:
         sys.exit(0)''', 0, None),
+    'well, behind a thread': ('''
+    thread = threading.Thread(target=sys.exit, args=(3,))
+    thread.start(), thread.join()
+    raise SystemExit''', 0, None),
 }
 
 
@@ -53,7 +57,7 @@ def test_the_cause_of_a_ranks_end_is_told_to_the_others(way):
                               stderr=subprocess.PIPE, env=dict(
                                   os.environ, RANK=str(r), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
                                   MASTER_PORT=str(port), COLO_TIMEOUT_MS='60000')) for r in range(2)]
-    said = [process.communicate(timeout=100) for process in ranks]
+    said = [process.communicate(timeout=250) for process in ranks]
     assert ranks[1].returncode == status, said
     if words is None:
         assert said[0][0] and 'aborted' not in said[0][0] and 'data' not in said[0][0], said

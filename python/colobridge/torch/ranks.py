@@ -492,8 +492,9 @@ def _note_exit() -> None:
     @functools.wraps(leave)
     def noted(status: Any = None) -> NoReturn:
         global _failure
-        _failure = '' if status in (None, 0) else _cause(sys.exc_info()[1]) or 'sys.exit(%r)%s' % (
-            status, _last_error and ', and its last error was ' + _last_error)
+        if threading.current_thread() is threading.main_thread():  # another one ends alone
+            _failure = '' if status in (None, 0) else _cause(sys.exc_info()[1]) or 'sys.exit(%r)%s' % (
+                status, _last_error and ', and its last error was ' + _last_error)
         leave(status)
     sys.exit = noted
 
