@@ -474,7 +474,7 @@ print("done", world)
 def test_processes_meet_through_an_all_gather(tmp_path):
     ranks = [subprocess.Popen([sys.executable, '-c', PROCESS, str(r), '3', str(tmp_path)], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for r in range(3)]
-    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    said = [rank.communicate(timeout=180)[0] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks), said
 
 

@@ -72,7 +72,8 @@ class World:
             self.pipes.append(mine)
             self.processes.append(process)
 
-    def run(self, fn, *args, timeout=60):
+    def run(self, fn, *args, timeout=180):
+        """What fn(*args) returns, by rank. @timeout ends what hangs, however busy the machine is: a wait has its own deadline."""
         for pipe in self.pipes:
             pipe.send((fn, args))
         results, failed = [], []
