@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that end with an exception on one rank: the others hear it, also if a launcher catches it."""
+import json
 import os
 import socket
 import subprocess
@@ -9,13 +10,25 @@ import pytest
 
 torch = pytest.importorskip('torch')
 
+# Two ranks for each way to end, which are forks of a process that has imported torch; it says how they ended.
 ENDS = '''
-import sys, threading, torch, torch.distributed as dist, colobridge.torch as ct
+import json, os, sys, threading, torch, torch.distributed as dist, colobridge.torch as ct
+ways, started = json.loads(sys.argv[1]), []
+for number, rank in ((number, rank) for number in range(len(ways)) for rank in range(2)):
+    started.append(os.fork())
+    if not started[-1]:
+        break
+else:
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]))
+    sys.exit()
+os.dup2(os.open('%d-%d' % (number, rank), os.O_WRONLY | os.O_CREAT), 1)
+lines, port = ways[number]
+os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE='2')
 dist.init_process_group('gloo')
 carry, x = ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD), torch.ones(1, 4, 2)
 carry(x)
-if dist.get_rank() == 1:
-%s
+if rank == 1:
+    exec(lines)
 try:
     carry(x)
 except Exception as why:
@@ -23,46 +36,55 @@ except Exception as why:
 '''
 # How rank 1 ends, its status, and what rank 0 hears; None: that it has left, and no cause.
 WAYS = {
-    'by an exception': ("    raise ValueError('the data ran out')", 1, 'ValueError: the data ran out'),
+    'by an exception': ("raise ValueError('the data ran out')", 1, 'ValueError: the data ran out'),
     'in a script that catches it': ('''
-    try:
-        raise ValueError('the data ran out')
-    except Exception:
-        sys.exit(3)''', 3, 'ValueError: the data ran out'),
+try:
+    raise ValueError('the data ran out')
+except Exception:
+    sys.exit(3)''', 3, 'ValueError: the data ran out'),
     'in a script that caught it': ('''
-    try:
-        ct.nll(torch.zeros(2, 3), torch.ones(2))
-    except ValueError:
-        pass
-    sys.exit(3)''', 3, 'sys.exit(3), and its last error was ArgumentError: nll: '),
+try:
+    ct.nll(torch.zeros(2, 3), torch.ones(2))
+except ValueError:
+    pass
+sys.exit(3)''', 3, 'sys.exit(3), and its last error was ArgumentError: nll: '),
     'well, behind an exception': ('''
-    try:
-        raise ValueError('the data ran out')
-    except Exception:
-        sys.exit(0)''', 0, None),
+try:
+    raise ValueError('the data ran out')
+except Exception:
+    sys.exit(0)''', 0, None),
     'well, behind a thread': ('''
-    thread = threading.Thread(target=sys.exit, args=(3,))
-    thread.start(), thread.join()
-    raise SystemExit''', 0, None),
+thread = threading.Thread(target=sys.exit, args=(3,))
+thread.start(), thread.join()
+raise SystemExit''', 0, None),
 }
 
 
-@pytest.mark.parametrize('way', list(WAYS))
-def test_the_cause_of_a_ranks_end_is_told_to_the_others(way):
-    lines, status, words = WAYS[way]
+def free_port():
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
-        port = s.getsockname()[1]
-    ranks = [subprocess.Popen([sys.executable, '-c', ENDS % lines], text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, env=dict(
-                                  os.environ, RANK=str(r), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
-                                  MASTER_PORT=str(port), COLO_TIMEOUT_MS='60000')) for r in range(2)]
-    said = [process.communicate(timeout=250) for process in ranks]
-    assert ranks[1].returncode == status, said
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope='module')
+def ended(tmp_path_factory):
+    """By way: the status of rank 1, and what rank 0 says."""
+    folder = tmp_path_factory.mktemp('ended')
+    done = subprocess.run([sys.executable, '-c', ENDS, json.dumps([(lines, free_port()) for lines, _, _ in WAYS.values()])],
+                          text=True, stdout=subprocess.PIPE, cwd=folder, check=True, timeout=250,
+                          env=dict(os.environ, COLO_TIMEOUT_MS='60000'))
+    statuses = json.loads(done.stdout)
+    return {way: (statuses[2 * i + 1], (folder / ('%d-0' % i)).read_text()) for i, way in enumerate(WAYS)}
+
+
+@pytest.mark.parametrize('way', list(WAYS))
+def test_the_cause_of_a_ranks_end_is_told_to_the_others(way, ended):
+    (_, status, words), (found, said) = WAYS[way], ended[way]
+    assert found == status, said
     if words is None:
-        assert said[0][0] and 'aborted' not in said[0][0] and 'data' not in said[0][0], said
+        assert said and 'aborted' not in said and 'data' not in said, said
     else:
-        assert 'aborted by rank 1' in said[0][0] and words in said[0][0], said
+        assert 'aborted by rank 1' in said and words in said, said
 
 
 CAUGHT = '''
@@ -85,7 +107,8 @@ if __name__ == '__main__':
         for process in processes:
             process.start()
     else:
-        processes = mp.start_processes(main, (sys.argv[1],), 2, join=False, start_method=sys.argv[2]).processes
+        started = mp.start_processes(main, (sys.argv[1],), 2, join=False, start_method=sys.argv[2])
+        processes = started.processes
     for process in processes:
         process.join()
 '''
@@ -94,9 +117,6 @@ if __name__ == '__main__':
 @pytest.mark.parametrize('method', ['fork', 'spawn', 'plain'])
 def test_an_exception_that_a_launcher_caught_is_told_to_the_others(method, tmp_path):
     (tmp_path / 'caught.py').write_text(CAUGHT)
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        port = s.getsockname()[1]
-    done = subprocess.run([sys.executable, str(tmp_path / 'caught.py'), str(port), method], text=True, check=False,
-                          capture_output=True, env=dict(os.environ, COLO_TIMEOUT_MS='60000'), timeout=100)
+    done = subprocess.run([sys.executable, str(tmp_path / 'caught.py'), str(free_port()), method], text=True, check=False,
+                          capture_output=True, env=dict(os.environ, COLO_TIMEOUT_MS='60000'), timeout=250)
     assert 'aborted by rank 1' in done.stdout and 'ValueError: the data ran out' in done.stdout, done
