@@ -14,13 +14,11 @@
 #include "core/env.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 static const double ASK_SECONDS = 20e-3;
 static const double EXIT_SECONDS = 1.0; /* for threads that were left, at most */
 
-static _Atomic int32_t alone; /* threads that were left and have not come back */
-static pid_t process;         /* that has them: a child of fork() does not */
+static _Atomic int32_t abandoned; /* threads that were left and have not come back */
 
 double colo_now(void)
 {
@@ -48,14 +46,19 @@ static void job_free(struct job *job)
 static void at_exit(void)
 {
     const double end = colo_now() + EXIT_SECONDS;
-    while (alone > 0 && getpid() == process && colo_now() < end)
+    while (abandoned > 0 && colo_now() < end)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void in_child(void)
+{
+    abandoned = 0; /* fork() copies no other thread */
 }
 
 static void watch_exit(void)
 {
-    process = getpid();
     (void)atexit(at_exit);
+    (void)pthread_atfork(NULL, NULL, in_child);
 }
 
 /* The caller goes on without the thread. */
@@ -64,7 +67,7 @@ static void leave(struct job *job)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_exit);
     job->left = true;
-    alone++;
+    abandoned++;
 }
 
 static void *job_main(void *arg)
@@ -80,7 +83,7 @@ static void *job_main(void *arg)
         job->abandon->end(job->arg);
     if (left) {
         job_free(job);
-        alone--;
+        abandoned--;
     }
     return NULL;
 }
@@ -159,7 +162,7 @@ bool colo_run_apart(void (*fn)(void *arg), void *arg)
         return false;
     leave(job);
     const bool started = job_start(job);
-    alone -= !started;
+    abandoned -= !started;
     return started;
 }
 

@@ -75,10 +75,15 @@ static colo_status_t copy_to(const colo_tape_t *tape, void *to, const void *from
     return ops->box_copy(&dst, &src, colo_dtype_size(like->dtype), tape->stream);
 }
 
+COLO_INLINE void put_ones(colo_dtype_t dtype, void *data, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        colo_scalar_put(dtype, data, i, 1);
+}
+
 static void fill_ones(void *data, const colo_tensor_t *like)
 {
-    for (int64_t i = 0; i < colo_tensor_count(like); i++)
-        colo_scalar_put(like->dtype, data, i, 1);
+    COLO_FOR_FLOAT(like->dtype, put_ones, data, colo_tensor_count(like))
 }
 
 /* A value's gradient as a contiguous view of @data. */

@@ -129,7 +129,9 @@ colo_status_t colo_tape_check_like(const colo_tensor_t *gradient, const colo_ten
                                    const char *what, bool or_f32)
 {
     COLO_TRY(check_value_tensor(gradient, what));
-    COLO_FAIL_IF(gradient->mem != tensor->mem || gradient->device != tensor->device, COLO_ERR_ARG,
+    COLO_FAIL_IF(gradient->mem != tensor->mem ||
+                     (tensor->mem == COLO_CUDA && gradient->device != tensor->device),
+                 COLO_ERR_ARG,
                  "%s: in %s memory (device %d), its value is in %s memory (device %d)", what,
                  gradient->mem == COLO_CUDA ? "CUDA" : "host", (int)gradient->device,
                  tensor->mem == COLO_CUDA ? "CUDA" : "host", (int)tensor->device);

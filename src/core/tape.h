@@ -58,7 +58,7 @@ void colo_tape_give(colo_tape_t *tape, const void *data);
 /* COLO_ERR_STATE: backward has run. */
 colo_status_t colo_tape_check_open(const colo_tape_t *tape, const char *what);
 colo_status_t colo_tape_check_value(const colo_tape_t *tape, colo_value_t value, const char *what);
-/* A gradient: like @t in shape and dtype, and contiguous. or_f32: fp32 for bf16 and fp16, too. */
+/* A gradient: like @tensor in shape and dtype, and contiguous. or_f32: fp32 for bf16 and fp16, too. */
 colo_status_t colo_tape_check_like(const colo_tensor_t *gradient, const colo_tensor_t *tensor,
                                    const char *what, bool or_f32);
 

@@ -41,7 +41,7 @@ colo_status_t colo_grid_i_check(const colo_grid_t *grid);
 const char *colo_grid_i_quote(char out[COLO_QUOTE_MAX], const char *text, size_t len);
 /* The same up to the NUL; reads no further than it shows. */
 const char *colo_grid_i_quote_str(char out[COLO_QUOTE_MAX], const char *text);
-/* Both, in memory of the block that says so. */
+/* Both; the text lives until the end of the enclosing block. */
 #define COLO_QUOTED(text, len) colo_grid_i_quote((char[COLO_QUOTE_MAX]){""}, text, len)
 #define COLO_QUOTED_STR(text) colo_grid_i_quote_str((char[COLO_QUOTE_MAX]){""}, text)
 

@@ -148,7 +148,7 @@ static void drop(level_t *level)
     *level = (level_t){0};
 }
 
-/* "<object ...>" at r->pos, to the '>' at @to */
+/* "<object ...>" at reader->pos, to the '>' at @to */
 static colo_status_t open_object(reader_t *reader, const char *to)
 {
     static const char *const devices[] = {"Bridge", "PCIDev", "OSDev", "Misc", NULL};

@@ -5,7 +5,7 @@
 
 #include <colobridge/status.h>
 
-/* @text: [size] and a NUL after it; @q: the file's name, quoted, for the error message */
+/* @text: [size] and a NUL after it; @quoted: the file's name, for the error message */
 colo_status_t colo_topology_xml_check(const char *quoted, const char *text, size_t size);
 
 #endif

@@ -266,6 +266,8 @@ T_CASE(layouts_that_packings_cannot_have_are_refused)
     assert_int_equal(rows, 6);
     assert_ok(colo_packing_rows(&p, &layout, 4, &rows)); /* no rank of the layout */
     assert_int_equal(rows, 0);
+    assert_ok(colo_packing_rows(&(colo_packing_t){COLO_PACKING_INIT}, &layout, 0, &rows));
+    assert_int_equal(rows, 0);
     assert_fails(colo_packing_rows(NULL, &layout, 0, &rows), COLO_ERR_ARG, "packing");
     assert_fails(colo_packing_rows(&p, NULL, 0, &rows), COLO_ERR_ARG, "layout is NULL");
     assert_fails(colo_packing_rows(&p, &layout, 0, NULL), COLO_ERR_ARG, "rows is NULL");

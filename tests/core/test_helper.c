@@ -49,8 +49,9 @@ static void begin_exit(void)
     exiting = true;
 }
 
-/* What the library saw of the thread when it was ended. */
-static int exit_of(bool apart, bool forks)
+/* What the library saw of the thread when it was ended; of a child of fork(), and of its own thread
+ * if that @leaves one, too. */
+static int exit_of(bool apart, bool forks, bool leaves)
 {
     int status = 0;
     const pid_t child = fork();
@@ -64,6 +65,11 @@ static int exit_of(bool apart, bool forks)
         const pid_t grandchild = forks ? fork() : 0;
         if (grandchild > 0)
             _exit(waitpid(grandchild, &status, 0) == grandchild ? WEXITSTATUS(status) : 1);
+        if (leaves) {
+            worker = getpid();
+            if (!colo_run_apart(work, NULL))
+                _exit(1);
+        }
         exit(0);
     }
     assert_true(child > 0);
@@ -75,20 +81,21 @@ static int exit_of(bool apart, bool forks)
 T_CASE(exit_waits_for_a_thread_that_was_left)
 {
     comes_back = true;
-    assert_int_equal(exit_of(false, false), ENDED);
-    assert_int_equal(exit_of(true, false), ENDED);
+    assert_int_equal(exit_of(false, false, false), ENDED);
+    assert_int_equal(exit_of(true, false, false), ENDED);
 }
 
 T_CASE(exit_does_not_wait_for_ever)
 {
     comes_back = false;
-    assert_int_equal(exit_of(false, false), AWAITED);
+    assert_int_equal(exit_of(false, false, false), AWAITED);
 }
 
 T_CASE(a_child_of_fork_has_no_such_thread)
 {
     comes_back = true;
-    assert_int_equal(exit_of(false, true), AT_WORK);
+    assert_int_equal(exit_of(false, true, false), AT_WORK);
+    assert_int_equal(exit_of(false, true, true), ENDED);
 }
 
 T_MAIN("helper")

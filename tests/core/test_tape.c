@@ -402,6 +402,9 @@ T_CASE(a_gradient_lives_where_its_value_does)
                  "2)");
     assert_fails(colo_tape_leaf(tape, &there, &other, &v), COLO_ERR_ARG, "(device 1)");
     assert_fails(colo_tape_leaf(tape, &host, &there, &v), COLO_ERR_ARG, "in CUDA memory");
+    other = host;
+    other.device = 0; /* says nothing on the host */
+    assert_ok(colo_tape_leaf(tape, &host, &other, &v));
     assert_ok(colo_tape_leaf(tape, &there, NULL, &v));
     assert_fails(colo_tape_backward(tape, v, NULL), COLO_ERR_ARG,
                  "seed is NULL, which stands for ones on the host");

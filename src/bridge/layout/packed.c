@@ -120,7 +120,7 @@ static uint64_t rest(uint64_t length, uint64_t unit)
     return unit & (unit - 1) ? length % unit : length & (unit - 1);
 }
 
-/* How sequence @q is cut: @n pieces from context rank @first on, of @unit each if there is no
+/* How a sequence is cut: @n pieces from context rank @first on, of @unit each if there is no
  * table. */
 typedef struct division {
     int64_t n, first, unit;
@@ -349,6 +349,8 @@ void colo_packed_deinit(colo_packed_t *packed)
 static int64_t first_piece(const colo_packed_t *packed, const int64_t *by_owner, int64_t low,
                            int64_t high, int64_t row)
 {
+    if (low == high)
+        return low;
     colo_ranges_t pieces = COLO_RANGES((const colo_piece_t *)packed->pieces.items, row, count);
     pieces.index = by_owner;
     return colo_first_behind(pieces, low, high, row);

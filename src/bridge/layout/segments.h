@@ -57,7 +57,7 @@ typedef struct colo_ragged {
 colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
                                const colo_layout_t *dst, const colo_shape_t *shape, bool packed);
 /* segment-tables.c: all checks of colo_segments_check() but those of colo_segments_read(). Lists
- * parts in table order, if r->sorted their row, src_lo and dst_lo. dst is laid out. */
+ * parts in table order, if ragged->sorted their row, src_lo and dst_lo. dst is laid out. */
 colo_status_t colo_ragged_parts(colo_ragged_t *ragged);
 /* Checks tables, lays them out and keeps what ranks compare of them: @table [COLO_TABLES], of which
  * there are @n then. */

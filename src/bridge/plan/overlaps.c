@@ -93,6 +93,8 @@ colo_status_t colo_overlaps_push(colo_builder_t *builder, int64_t peer)
 {
     const int64_t n = builder->overlaps.n;
     colo_list_t *out = builder->out;
+    if (n == 0)
+        return COLO_OK;
     COLO_FAIL_IF(!colo_list_reserve(out, out->n + n, sizeof(colo_entry_t)), COLO_ERR_NOMEM,
                  "plan: %lld regions", (long long)(out->n + n));
     colo_entry_t *entry = (colo_entry_t *)out->items + out->n;

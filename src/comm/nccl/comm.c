@@ -40,8 +40,8 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t 
 {
     const struct colo_nccl_group *x = c->impl;
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
-    COLO_THEN(st, colo_nccl_check_peer((struct colo_nccl_group *)c->impl, error_message,
-                                       cap)); /* the rank that checks sets its error state */
+    /* the rank that checks sets its error state */
+    COLO_THEN(st, colo_nccl_check_peer((struct colo_nccl_group *)c->impl, error_message, cap));
     return st != COLO_OK ? st : colo_nccl_control_state(x, error_message, cap);
 }
 

@@ -305,7 +305,7 @@ static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[
     if (e == cudaSuccess)
         e = cudaStreamSynchronize(d->path.peer->stream);
     l->sent = e == cudaSuccess;
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error("bridge: lists of boxes", e);
+    return colo_cuda_error("bridge: lists of boxes", e);
 }
 
 /* Freeing waits for the device, with the replays that are on it. */
@@ -390,7 +390,7 @@ static colo_status_t p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *cal
     list->used = list->used || !call->capturing;
     if (!call->capturing) /* what a capture sends, its replays send */
         list->sent = e == cudaSuccess;
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error(name, e);
+    return colo_cuda_error(name, e);
 }
 
 const colo_peer_ops_t colo_peer_table = {

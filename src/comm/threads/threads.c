@@ -261,10 +261,10 @@ static colo_status_t copy_from(colo_comm_t *comm, int32_t peer, void *recv, size
 static colo_status_t threads_all_gather(colo_comm_t *comm, const void *send, void *recv,
                                         size_t bytes, colo_stream_t stream)
 {
-    char *own = (char *)recv + (size_t)comm->rank * bytes;
+    char *own = bytes ? (char *)recv + (size_t)comm->rank * bytes : NULL;
     colo_wait_t wait;
     colo_status_t st = meet_all(comm, send, &wait);
-    if (st == COLO_OK && bytes && own != send)
+    if (st == COLO_OK && own && own != send)
         memcpy(own, send, bytes);
     for (int32_t k = 1; bytes && k < comm->size; k++) {
         int32_t peer = (comm->rank + k) % comm->size;

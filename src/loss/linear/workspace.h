@@ -199,6 +199,6 @@ colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *linear,
                                         const colo_tensor_t *hidden);
 colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
                                         const colo_linear_logprob_saved_t *saved);
-colo_status_t colo_linear_i_check_memory(const void *p, const char *what, int64_t bytes);
+colo_status_t colo_linear_i_check_memory(const void *memory, const char *what, int64_t bytes);
 
 #endif
