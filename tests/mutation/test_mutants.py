@@ -95,7 +95,8 @@ with tempfile.TemporaryDirectory() as name:
     expect('all passed has survived', judge(folder, PASSES + 'exit 0', '--survives'), 0)
     expect('no case ran is not killed', judge(folder, NONE + 'exit 0'), 1)
     expect('a status that no case explains', judge(folder, PASSES + 'exit 3'), 1)
-    expect('a signal', judge(folder, FAILS + 'kill -SEGV $$'), 1)
+    expect('a signal', judge(folder, PASSES + 'kill -SEGV $$'), 1)
+    expect('a signal behind a failed case', judge(folder, FAILS + 'kill -SEGV $$'), 0)
     expect('a crash that CMocka caught',
            judge(folder, FAILS + 'echo "Test failed with exception: Segmentation fault" >&2; exit 1'), 1)
     expect('an end before the last case', judge(folder, FAILS.rsplit('echo', 1)[0] + 'exit 1'), 1)
@@ -112,6 +113,9 @@ with tempfile.TemporaryDirectory() as name:
     chosen = '[ "$T_MUTANT" = some ] || { ' + PASSES + ' exit 0; }\n'
     expect('a case that fails with a mutant only', judge(folder, chosen + FAILS + 'exit 1', '--mutant', 'some'), 0)
     expect('a case that fails without the mutant', judge(folder, FAILS + 'exit 1', '--mutant', 'some'), 1)
+    for without in ('exit 77', NONE + 'exit 0'):
+        expect('a case that does not run without the mutant', judge(
+            folder, chosen.replace(PASSES + ' exit 0', without) + FAILS + 'exit 1', '--may-skip', '--mutant', 'some'), 1)
     expect('a program that has the mutant', judge(folder, PASSES + 'exit 0\nsome\0', '--survives', '--mutant', 'some'), 0)
     expect('a program that lacks the mutant', judge(folder, PASSES + 'exit 0', '--survives', '--mutant', 'some'), 1)
     each = chosen.replace('|| {', '|| { echo >>%s/without;' % folder) + FAILS + 'exit 1'
@@ -123,6 +127,8 @@ with tempfile.TemporaryDirectory() as name:
     expect('a mutant with cases of its own', judge(
         folder, '[ "$T_CASES" = x ] || exit 2\n' + each, '--mutant', 'some\tkilled\t-\tx'), 0)
     expect('two mutants that are skipped', judge(folder, 'exit 77', '--may-skip', '--mutant', 'some', '--mutant', 'other'), 77)
+    expect('two mutants, of which one is skipped', judge(
+        folder, '[ "$T_MUTANT" = some ] || exit 77\n' + PASSES + 'exit 0', '--may-skip', '--mutant', 'some', '--mutant', 'other'), 1)
     expect('a usage error', judge(folder, 'echo unknown option >&2; exit 2'), 1)
     expect('a verdict', judge(folder, 'echo \'{"ok": false}\'; exit 1'), 0)
     expect('a verdict with another status', judge(folder, 'echo \'{"ok": false}\'; exit 2'), 1)
