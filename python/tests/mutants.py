@@ -89,14 +89,16 @@ MUTANTS = {
     'an uncaught exception is kept to itself': (
         'torch/ranks.py', '    if words:', '    if False:', 'test_torch_ended.py', 'cause and by'),
     'an exception that a script caught stays in its process': (
-        'torch/ranks.py', ' or _failure', '', 'test_torch_ended.py', 'cause and catches'),
+        'torch/ranks.py', 'words = _failure[0]', 'pass', 'test_torch_ended.py', 'cause and catches'),
+    'a caught SystemExit ends a rank that goes on': (
+        'torch/ranks.py', ' and _failure[1] == _counted()', '', 'test_torch_ended.py', 'cause and goes'),
     'the last error of a call is no cause': (
         'torch/ranks.py', '_last_error = _words(error)', 'pass', 'test_torch_ended.py', 'cause and caught'),
     'a thread that ends ends its rank': (
         'torch/ranks.py', 'if threading.current_thread() is threading.main_thread():', 'if True:', 'test_torch_ended.py',
         'cause and thread'),
     'a good end is a failure if an exception was caught': (
-        'torch/ranks.py', "'' if status in (None, 0) else ", '', 'test_torch_ended.py', 'behind and exception'),
+        'torch/ranks.py', "'' if good else ", '', 'test_torch_ended.py', 'behind and exception'),
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),

@@ -30,7 +30,7 @@ carry(x)
 if rank == 1:
     exec(lines)
 try:
-    carry(x)
+    carry(x), carry(x)
 except Exception as why:
     print(why)
 '''
@@ -53,6 +53,12 @@ try:
     raise ValueError('the data ran out')
 except Exception:
     sys.exit(0)''', 0, None),
+    'well, a script that catches SystemExit and goes on': ('''
+try:
+    sys.exit(2)
+except SystemExit:
+    carry(x)
+raise SystemExit''', 0, None),
     'well, behind a thread': ('''
 thread = threading.Thread(target=sys.exit, args=(3,))
 thread.start(), thread.join()

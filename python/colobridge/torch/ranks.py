@@ -44,7 +44,8 @@ _owners: collections.Counter[tuple[int, ...]] = collections.Counter()
 _alone = threading.local()
 _ended: list[Any] = []
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
-_last_error = _failure = ''  # of a call; with which sys.exit() ends the program
+_last_error = ''  # of a call
+_failure: tuple[str, Any] = '', None  # with which sys.exit() ends the program, and _counted() then
 
 
 class _Thread:
@@ -474,7 +475,9 @@ def _cause(why: BaseException | None) -> str:
 def _end() -> None:
     """At exit. After an exception that nothing caught, or that ends a process of multiprocessing, which catches it, the
     other ranks hear which one it was; so they do if a script catches it and calls sys.exit()."""
-    words = _cause(sys.exc_info()[1] or getattr(sys, 'last_value', None)) or _failure
+    words = _cause(sys.exc_info()[1] or getattr(sys, 'last_value', None))
+    if not words and _failure[1] == _counted():  # else the script caught SystemExit, and went on
+        words = _failure[0]
     if words:
         with _lock:
             made = list(_made.values())
@@ -482,6 +485,12 @@ def _end() -> None:
             if of.host is not None:
                 of.host.abort(words)
     shutdown()
+
+
+def _counted() -> list[Any]:
+    """What all communicators have done; another list after each operation."""
+    with _lock:
+        return [of.host.stats() for of in _made.values() if of.host is not None]
 
 
 @functools.lru_cache(maxsize=None)
@@ -493,8 +502,9 @@ def _note_exit() -> None:
     def noted(status: Any = None) -> NoReturn:
         global _failure
         if threading.current_thread() is threading.main_thread():  # another one ends alone
-            _failure = '' if status in (None, 0) else _cause(sys.exc_info()[1]) or 'sys.exit(%r)%s' % (
-                status, _last_error and ', and its last error was ' + _last_error)
+            good = status is None or isinstance(status, int) and status == 0
+            _failure = '' if good else _cause(sys.exc_info()[1]) or 'sys.exit(%r)%s' % (
+                status, _last_error and ', and its last error was ' + _last_error), _counted()
         leave(status)
     sys.exit = noted
 
