@@ -40,16 +40,15 @@ def _parts(ranks: int) -> int:
     return lib().colo_loss_weighted_workspace_size(ranks)
 
 
-def _weighted(comm: Comm, device: Any, *tensors: s.Tensor | None) -> Any:
-    """Num, weight, den, which is an i64, and value (colo_weighted_t) as one tensor of fp64. tensors: values, their weights,
-    mask and d_values, or None."""
+def _weighted(comm: Comm, device: Any, values: s.Tensor | None, weights: s.Tensor | None,
+              mask: s.Tensor | None = None, d_values: s.Tensor | None = None) -> Any:
+    """Num, weight, den, which is an i64, and value (colo_weighted_t) as one tensor of fp64."""
     import torch
-    parts, (values, weights, mask, d_values) = _parts(comm.size), [
-        None if t is None else c.addressof(t) for t in (*tensors, None, None)[:4]]
+    at = [None if t is None else c.addressof(t) for t in (values, weights, mask, d_values)]
+    parts = _parts(comm.size)
     memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=device)
     address = aligned(memory.data_ptr())
-    status = entry('colo_loss_weighted_sum')(values, weights, mask, comm.handle, address + parts, d_values, address,
-                                             stream_of(device))
+    status = entry('colo_loss_weighted_sum')(*at[:3], comm.handle, address + parts, at[3], address, stream_of(device))
     if status < 0:
         raise failed(status)
     return memory.narrow(0, (address + parts - memory.data_ptr()) // 8, 4)
