@@ -114,8 +114,7 @@ int64_t t_scaled(int64_t count)
 
 bool t_left_out(int64_t nth)
 {
-    const int64_t percent = percent_of_cases();
-    return (nth + 1) * percent / 100 == nth * percent / 100;
+    return nth % 100 * 61 % 100 >= percent_of_cases();
 }
 
 enum { LOOPS = 8 };

@@ -187,7 +187,8 @@ bool t_returns(void (*run)(void));
 
 /* @count random cases, or T_SCALE percent of them (at least 1): sanitizer reruns ask for fewer */
 int64_t t_scaled(int64_t count);
-/* Is case number @nth of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
+/* Is case number @nth of an exhaustive list one that T_SCALE leaves out? Never number 0. The rest
+ * is spread over odd and even numbers, by which lists take turns. */
 bool t_left_out(int64_t nth);
 /* The same of a case of nested loops: {place, places} of each, at most 8. What is left has any
  * place of a loop together with any place of each other loop, though T_SCALE asks for fewer. */
