@@ -408,18 +408,21 @@ T_CASE_ON_THREADS(3, other_threads_may_dump_at_any_time)
     pthread_t thread;
     rank_check(pthread_create(&thread, NULL, watcher, &w) == 0);
     colo_status_t st = COLO_OK;
-    int64_t x = 0; /* ranks whose thread has dumped less than this; the ring goes round meanwhile */
     enum { DUMPS = 20 };
-    for (int i = 0; (i <= COLO_RECORDS || x > 0) && st == COLO_OK; i++) {
-        x = atomic_load(&w.dumps) < DUMPS;
-        st = colo_comm_all_reduce(world, &x, &x, 1, COLO_I64, COLO_SUM, NULL);
+    int64_t x[2] = {0}; /* ranks, and those whose thread has dumped less than this */
+    int wrong = 0;
+    for (int i = 0; (i <= COLO_RECORDS || x[1] > 0) && st == COLO_OK; i++) { /* round the ring */
+        x[0] = 1;
+        x[1] = atomic_load(&w.dumps) < DUMPS;
+        st = colo_comm_all_reduce(world, x, x, 2, COLO_I64, COLO_SUM, NULL);
+        wrong += x[0] != colo_comm_size(world);
         if (i % 100 == 0)
             colo_comm_set_name(world, i % 200 ? "odd" : "even");
     }
     atomic_store(&w.stop, 1);
     pthread_join(thread, NULL);
     rank_try(st);
-    rank_check(w.bad == 0 && w.dumps >= DUMPS);
+    rank_check(wrong == 0 && w.bad == 0 && w.dumps >= DUMPS);
     return COLO_OK;
 }
 
