@@ -109,13 +109,20 @@ ROWS = {
 }
 
 
-def run(drill, transport, row, **more):
+# UCX 1.13 may end a process whose peer dies while they connect over TCP (docs/hosts.md): 5 of 480 times on a busy machine.
+UCX_ASSERTION = b"Assertion `!(ep->flags & UCT_TCP_EP_FLAG_CTX_TYPE_TX)' failed"
+
+
+def run(drill, transport, row, tries=4, **more):
     """{rank: [what it said]}, when the fault happened, and the exit status of the job"""
     with tempfile.TemporaryDirectory() as folder:
         command = [drill, transport, row, folder]
         env = dict(os.environ, T_RANKS="threads", **more)
         done = subprocess.run(command, env=env, timeout=60, check=False, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        if UCX_ASSERTION in done.stdout and tries > 1:
+            print(f"again: {row} on {transport}: an assertion of UCX's ended a rank: {UCX_ASSERTION.decode()}")
+            return run(drill, transport, row, tries - 1, **more)
         if done.returncode == SKIPPED:
             return {}, None, SKIPPED
         at = pathlib.Path(folder, "fault")
