@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -46,9 +47,12 @@ colo_status_t t_rank_fail(const char *file, int line, const char *what)
 
 colo_comm_t *t_self(void)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* ranks that are threads ask, too */
     static colo_comm_t *self;
-    if (!self)
-        assert_ok(colo_comm_create_self(&self));
+    pthread_mutex_lock(&lock);
+    const colo_status_t st = self ? COLO_OK : colo_comm_create_self(&self);
+    pthread_mutex_unlock(&lock);
+    assert_ok(st);
     return self;
 }
 
