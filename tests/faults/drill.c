@@ -29,7 +29,8 @@ enum {
     SAMPLES = 8,
     ROWS = 8,
     WIDTH = 4,
-    LARGE = 1 << 18 /* elements, in many frames */
+    LARGE = 1 << 18, /* elements, in many frames */
+    LATE_MS = 170    /* less than any row's deadline */
 };
 
 const char *folder;
@@ -158,9 +159,9 @@ static bool strike(struct rank *r, const char *now)
     if (is(r, "exits"))
         exit(0);
     if (is(r, "late"))
-        usleep((useconds_t)deadline_ms * 1000 / 3);
+        usleep(LATE_MS * 1000);
     if (is(r, "stopped-briefly") || is(r, "stopped")) {
-        resume_later(is(r, "stopped") ? 3 * deadline_ms : deadline_ms / 3);
+        resume_later(is(r, "stopped") ? 3 * deadline_ms : LATE_MS);
         raise(SIGSTOP);
     }
     if (is(r, "never") && strcmp(now, "destroy") == 0)

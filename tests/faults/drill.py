@@ -5,7 +5,8 @@ example:  tests/faults/drill.py build/tests/faults/drill.run threads sockets
 example:  tests/faults/drill.py build-gpu/tests/gpu/drill.run peer --row never@forward
 
 Each live rank must get a status that the row allows within the deadline and a second, destroy everything, and sum
-on a fresh communicator. COLO_TIMEOUT_MS is the deadline, 500 ms if it is not set.
+on a fresh communicator. COLO_TIMEOUT_MS is the deadline, 500 ms if it is not set. A row in which no deadline may be
+over has twenty times as long, so that it fails if a rank waits for its deadline, and not if the machine is busy.
 
 Calls on GPUs are asynchronous. A step's status there is that of its call, or of colo_comm_check() once the stream is
 empty. The rank whose deadline is over first gets TIMEOUT and fails the communicator, so other ranks may get PEER. The
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 
-DEADLINE = int(os.environ.get("COLO_TIMEOUT_MS", 500)) / 1e3
+SHORT_MS = int(os.environ.get("COLO_TIMEOUT_MS", 500))
 MISMATCH = "COLO_ERR_MISMATCH"
 TIMEOUT = "COLO_ERR_TIMEOUT"
 PEER = "COLO_ERR_PEER"
@@ -108,16 +109,25 @@ ROWS = {
     "deaf@forward": ("closes its connections for reading", {PEER}, {PEER}, SOCKETS),
 }
 
+# Destroys come back by the deadline, and memory that others have open is freed then.
+DESTROYED_BY_DEADLINE = ("never@destroy", "hung@destroy", "unjoined@destroy", "fails@register", "fails@create")
 
 # UCX 1.13 may end a process whose peer dies while they connect over TCP (docs/hosts.md): 5 of 480 times on a busy machine.
 UCX_ASSERTION = b"Assertion `!(ep->flags & UCT_TCP_EP_FLAG_CTX_TYPE_TX)' failed"
+
+
+def deadline_ms(row):
+    """Short where a status or what a destroy does depends on it."""
+    _, others, culprit, _ = ROWS[row]
+    is_short = TIMEOUT in others | (culprit or set()) or row in DESTROYED_BY_DEADLINE
+    return SHORT_MS if is_short else 20 * SHORT_MS
 
 
 def run(drill, transport, row, tries=4, **more):
     """{rank: [what it said]}, when the fault happened, and the exit status of the job"""
     with tempfile.TemporaryDirectory() as folder:
         command = [drill, transport, row, folder]
-        env = dict(os.environ, T_RANKS="threads", **more)
+        env = dict(os.environ, T_RANKS="threads", COLO_TIMEOUT_MS=str(deadline_ms(row)), **more)
         done = subprocess.run(command, env=env, timeout=60, check=False, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         if UCX_ASSERTION in done.stdout and tries > 1:
@@ -135,6 +145,7 @@ def judge(row, said, fault, transport):
     """(complaints, seconds from the fault to the last status)"""
     _, others, culprit, _ = ROWS[row]
     wrong, slowest, firsts = [], 0.0, set()
+    most = deadline_ms(row) / 1e3 + 1
     for rank in range(4):
         allowed = culprit if rank == 2 else others
         if transport in GPUS and allowed and TIMEOUT in allowed:
@@ -155,10 +166,10 @@ def judge(row, said, fault, transport):
             if row in ("stopped@forward", "aborted") and rank == 2:
                 continue  # it slept
             slowest = max(slowest, late)
-            if late > DEADLINE + 1:
+            if late > most:
                 wrong.append(f"rank {rank}: {first['call']} took {late:.2f} s")
         for s in lines:
-            if s["call"] == "destroy" and s["end"] - s["begin"] > DEADLINE + 1:
+            if s["call"] == "destroy" and s["end"] - s["begin"] > most:
                 wrong.append(f"rank {rank}: destroy took {s['end'] - s['begin']:.2f} s")
         fresh = [s for s in lines if s["call"] == "fresh"]
         if not fresh or fresh[-1]["status"] != OK:
@@ -180,10 +191,11 @@ def page(results):
     """docs/faults.md; with no results its rows without times."""
     lines = ["# faults: what each rank gets, and when", "",
              "<!-- made by tests/faults/drill.py --page; do not edit -->", "",
-             "Each row was run on four ranks: rank 2 is at fault, and the deadline (`COLO_TIMEOUT_MS`) is 500 ms. Each",
-             "live rank must get one of the stated statuses within the deadline and 1 s. Then it destroys all its objects",
-             "and sums with the other live ranks on a new communicator. A row that fails fails the test suite. The times",
-             "are the longest from the fault to the status, in ms. Where no status is an error, there is no time.", "",
+             "Each row was run on four ranks: rank 2 is at fault, and the deadline (`COLO_TIMEOUT_MS`) is 500 ms where a",
+             "deadline is tested, and 10 s elsewhere. Each live rank must get one of the stated statuses within the deadline",
+             "and 1 s. Then it destroys all its objects and sums with the other live ranks on a new communicator. A row that",
+             "fails fails the test suite. The times are the longest from the fault to the status, in ms. Where no status is",
+             "an error, there is no time.", "",
              "Ranks of `mpirun` are such processes ([mpi.md](mpi.md)). Most launchers end the whole job if a rank is killed; a",
              "rank that they let live gets the status of the table.", "",
              "The last two columns are of threads with memory of a GPU each: over NCCL, and over registered memory of",

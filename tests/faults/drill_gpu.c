@@ -175,6 +175,7 @@ int run_worlds(const char *transport)
     run_world();
     fault[0] = step[0] = 0;
     again = true;
+    deadline_ms *= 20; /* no fault: nothing is to be late */
     run_world();
     return freed_while_open && freed_while_open();
 }

@@ -209,6 +209,9 @@ static int process(struct page *page, int32_t me)
 
 static void run_processes(void)
 {
+    char patience[24]; /* the deadline is the job's: processes may connect slowly */
+    snprintf(patience, sizeof patience, "%d", 20 * deadline_ms);
+    setenv("COLO_TIMEOUT_MS", patience, 1);
     struct page *page =
         mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
