@@ -215,7 +215,7 @@ MUTANTS = {
         'torch/ready.py', '-1 if invariant is True else int(invariant))', '0)', 'test_torch_logprob.py',
         'test_invariant'),
     'rows whose mask is 0 are read': (
-        'torch/losses.py', 'plan.forward(logits, second, comm, keeps, mask)', 'plan.forward(logits, second, comm, keeps)',
+        'torch/logprob.py', 'self.launch(now, logits, target, mask, comm,', 'self.launch(now, logits, target, None, comm,',
         'test_torch_losses.py', 'threads'),
     'soft labels are a teacher that is not normalised': (
         'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
@@ -227,7 +227,7 @@ MUTANTS = {
     'entropy of tokens whose mask is 0': (
         'torch/losses.py', 'target.masked_fill_(mask == 0, -100)', 'pass', 'test_torch_losses.py', 'threads'),
     'a teacher is not kept for backward': (
-        'torch/losses.py', 'second if plan.KEEPS else None', 'second and None', 'test_torch_losses.py', 'hooks'),
+        'torch/logprob.py', 'second if plan.KEEPS else None', 'second and None', 'test_torch_losses.py', 'hooks'),
     'the gradient of a sum is that of its mean': (
         'torch/losses.py', 'by + num * den', 'by + num', 'test_torch_losses.py', 'divided_once'),
     'tokens that do not count are weighed': (

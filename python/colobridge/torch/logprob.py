@@ -129,7 +129,8 @@ class LogprobPlan:
                  'targets', 'mask', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
                  'empty', 'empty_like', 'f64', 'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward in addition to the library's
-    NAME, KEEPS = 'logprob', True  # of C functions and structs; does backward read targets
+    NAME = WHAT = 'logprob'  # of C functions and structs, and in errors
+    KEEPS = True  # does backward read targets
     INPUTS: int = 2  # tensors of a batch; with 3 targets are [T, n], and a mask tells which tokens count
 
     def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
@@ -212,8 +213,8 @@ class LogprobPlan:
         if status < 0:
             raise failed(status)
 
-    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any = None) -> tuple[list[Any], Any]:
-        """(outputs [T] or [shape], what backward needs: None unless @keeps)"""
+    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any) -> tuple[Any, Any]:
+        """(outputs [shape], what backward needs: None unless @keeps)"""
         now = self.call()
         try:
             out = []
@@ -228,6 +229,8 @@ class LogprobPlan:
             raise
         self.calls.append(now)
         del apart
+        if not self.plain:
+            out = [t if name[0] == 'n' else self.rows.gather(t) for (name, _), t in zip(self.out, out)]
         return out, stats
 
     def keep(self, ctx: Any, logits: Any, target: Any, stats: Any) -> None:
@@ -240,12 +243,12 @@ class LogprobPlan:
             ctx.stats = stats
             ctx.save_for_backward(*kept)
 
-    def backward(self, ctx: Any, what: str, upstream: Any) -> Any:
+    def backward(self, ctx: Any, upstream: Any) -> Any:
         """The gradient of the logits; @upstream has one of each output, or None."""
         if ctx.ended:
             raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
-                              "logits (inplace_backward=True)" % what)
-        logits, target, *rest = saved_tensors(ctx, what + ': the logits or the target')
+                              "logits (inplace_backward=True)" % self.WHAT)
+        logits, target, *rest = saved_tensors(ctx, self.WHAT + ': the logits or the target')
         if isinstance(self.targets, Listed):
             target = target, rest.pop(0)
         stats = rest[0].data_ptr() if rest else aligned(c.addressof(ctx.stats))
@@ -293,19 +296,17 @@ def function() -> Any:
     import torch
 
     class VocabParallel(torch.autograd.Function):
-        """(logits, targets, (LogprobPlan, Comm, is a backward to be prepared)) -> the outputs that were
-        asked for. Inside of a function autograd does not say whether gradients are wanted."""
+        """(logits, what comes with them, (LogprobPlan, Comm, is a backward to be prepared, what else forward() of the plan
+        takes)) -> the outputs that were asked for. Inside of a function autograd does not say whether gradients are
+        wanted."""
 
         @staticmethod
-        def forward(ctx: Any, logits: Any, target: Any, o: tuple[LogprobPlan, Comm, bool]) -> Any:
-            plan, comm, grad = o
+        def forward(ctx: Any, logits: Any, second: Any, o: tuple[LogprobPlan, Comm, bool, Any]) -> Any:
+            plan, comm, grad, more = o
             keeps = grad and ctx.needs_input_grad[0]
-            out, stats = plan.forward(logits, target, comm, keeps)
+            out, stats = plan.forward(logits, second, comm, keeps, more)
             if keeps:
-                plan.keep(ctx, logits, target, stats)
-            if not plan.plain:
-                out = [t if name[0] == 'n' else plan.rows.gather(t)
-                       for (name, _), t in zip(plan.out, out)]
+                plan.keep(ctx, logits, second if plan.KEEPS else None, stats)
             if plan.counts:
                 ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
             return tuple(out)
@@ -313,7 +314,7 @@ def function() -> Any:
         @staticmethod
         @once
         def backward(ctx: Any, *upstream: Any) -> Any:
-            return ctx.plan.backward(ctx, 'logprob', upstream), None, None
+            return ctx.plan.backward(ctx, upstream), None, None
 
     return VocabParallel
 
@@ -332,9 +333,9 @@ def segment_of(members: dict[str, Any], vocab: int) -> dict[str, Any]:
 def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any,
             columns: tuple[int | None, int | None, int | None], in_place: bool,
             values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan,
-            support: Support | None = None) -> tuple[Any, Any, tuple[Any, Comm, bool]]:
-    """(logits, targets, (a plan of this kind, ..)) as the autograd functions take them. columns:
-    vocab_start, vocab_end, vocab_size."""
+            support: Support | None = None, more: Any = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
+    """(logits, targets, (a plan of this kind, .., more)) as function() takes them. columns: vocab_start, vocab_end,
+    vocab_size."""
     import torch
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
@@ -356,7 +357,7 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
         target = targets_for(plan.rows, target, plan.config.ignore_index)
     if support is not None:
         target = support.behind(what, target, plan.rows)
-    return logits, target, (plan, comm, torch.is_grad_enabled())
+    return logits, target, (plan, comm, torch.is_grad_enabled(), more)
 
 
 def _check_target(what: str, target: Any, shape: list[int], why: str, device: Any, source: str) -> None:

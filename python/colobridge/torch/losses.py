@@ -22,8 +22,6 @@ from .ready import View, like, scalars, table
 from .rows import Rows, rows_of
 from .tensors import checked, eager, once, operator
 
-_NONE_IGNORED = -2**63  # no id has this number
-
 
 @functools.lru_cache(maxsize=None)
 def apply() -> Any:
@@ -60,30 +58,20 @@ def apply() -> Any:
 
 # ---- over logits ----
 
-class _Over:
-    """A plan as an operation"""
-    linear = False
-    __slots__ = ('plan', 'counts')
-
-    def __init__(self, plan: LogprobPlan):
-        self.plan, self.counts = plan, plan.counts
-
-    def forward(self, ctx: Any, logits: Any, keeps: bool, comm: Any, second: Any, mask: Any) -> Any:
-        plan = self.plan
-        out, stats = plan.forward(logits, second, comm, keeps, mask)
-        if keeps:
-            plan.keep(ctx, logits, second if plan.KEEPS else None, stats)
-        return out if plan.plain else [plan.rows.gather(t) for t in out]
-
-    def backward(self, ctx: Any, *upstream: Any) -> Any:
-        if all(upstream[i] is None for i, _ in self.plan.grads):
-            return None
-        return self.plan.backward(ctx, self.plan.NAME, upstream)
-
-
-class _Topk(LogprobPlan):
+class _Masked(LogprobPlan):
     __slots__ = ()
-    NAME, KEEPS, INPUTS = 'topk', False, 3
+    INPUTS = 3
+
+    def backward(self, ctx: Any, upstream: Any) -> Any:
+        if all(upstream[i] is None for i, _ in self.grads):
+            return None
+        return super().backward(ctx, upstream)
+
+
+class _Topk(_Masked):
+    __slots__ = ()
+    NAME = WHAT = 'topk'
+    KEEPS = False
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         per_token = (self.rows.shape if self.plain else (self.rows.count,)) + (self.config.k,)
@@ -91,9 +79,9 @@ class _Topk(LogprobPlan):
                 for name in names]
 
 
-class _Distill(LogprobPlan):
+class _Distill(_Masked):
     __slots__ = ()
-    NAME, INPUTS = 'distill', 3
+    NAME = WHAT = 'distill'
 
 
 def _config(kind: Any, name: str, start: int, vocab: int, temperature: Any, softcap: Any, **members: Any) -> Any:
@@ -131,14 +119,14 @@ def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...],
     if found is None:
         found = kept.add(key, _made(what, logits, second, mask, names, comm, tp_group, columns,
                                     in_place, kind, config, options))
-    op, copies, rows = found
+    plan, copies = found
     if copies:
         logits = logits.contiguous()
     if second is not None:
-        second = _as_rows(rows, second, 0)
+        second = _as_rows(plan.rows, second, 0)
     if mask is not None:
-        mask = _as_rows(rows, mask != 0, False).view(torch.uint8)
-    return apply()(logits, op, comm, second, mask)
+        mask = _as_rows(plan.rows, mask != 0, False).view(torch.uint8)
+    return function().apply(logits, second, (plan, comm, torch.is_grad_enabled(), mask))
 
 
 def _meta(t: Any) -> Any:
@@ -147,7 +135,7 @@ def _meta(t: Any) -> Any:
 
 def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Any, tp_group: Any,
           columns: tuple[int | None, int | None, int | None], in_place: bool, kind: type, config: Any,
-          options: tuple[Any, ...]) -> tuple[_Over, bool, Rows]:
+          options: tuple[Any, ...]) -> tuple[LogprobPlan, bool]:
     import torch
     shape = list(logits.shape)
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
@@ -173,8 +161,7 @@ def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...]
         _as_rows(rows, mask != 0, False).view(torch.uint8), what + ': mask', (rows.count,), (1,))
     raw = config(start, vocab, *options)
     raw.order = rows.order
-    plan = kind(read, rows, raw, names, in_place, comm.size, of, weigh)
-    return _Over(plan), read is not logits, rows
+    return kind(read, rows, raw, names, in_place, comm.size, of, weigh), read is not logits
 
 
 def _topk_config(start: int, vocab: int, k: int, topk: bool, ignore_index: int, *common: Any) -> Any:

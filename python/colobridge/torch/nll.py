@@ -128,15 +128,17 @@ class Mean:
 class NllPlan(LogprobPlan):
     """Of calls whose "loss" and "n_valid" the caller sees as one number only."""
     __slots__ = ('mean',)
-    EXTRA = 1
+    EXTRA, WHAT = 1, 'nll'
 
     def __init__(self, *of: Any):
         super().__init__(*of)
+        self.counts.clear()
         self.mean = Mean(self.rows.count, self.real, self.device)
 
-    def number(self, logits: Any, target: Any, comm: Comm, keeps: bool, mean: bool,
-               group: Comm) -> tuple[Any, Any, Any, Any]:
-        """(value, num, den, what backward needs: None unless @keeps)"""
+    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, of: Any) -> tuple[Any, Any]:
+        """((value, num), what backward needs: None unless @keeps). of: mean or sum, reduce group, a list, into which den is
+        put, which has no gradient: an output costs more."""
+        mean, group, side = of
         now = self.call()
         now.mean = now.mean or MeanCall(self.mean)
         # Workspace: parts of the mean, the loss's own, the mean's factor, n_valid, losses. What is kept: the
@@ -153,10 +155,11 @@ class NllPlan(LogprobPlan):
             groups.heard(comm, why)
             raise
         factor = address + 8 * self.saved if keeps else n_valid - 8
-        numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, workspace, mean, group)
+        value, num, den = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, workspace, mean, group)
         self.calls.append(now)
         del apart
-        return (*numbers, stats)
+        side.append(den)
+        return (value, num), stats
 
     def gradients(self, now: _Call, upstream: Any, stats: int) -> Any:
         if now.mean is None:
@@ -178,28 +181,8 @@ def _mean(count: int, real: Any, device: Any) -> Mean:
 
 
 @functools.lru_cache(maxsize=None)
-def _functions() -> tuple[Any, Any]:
+def _reduced() -> Any:
     import torch
-
-    class Nll(torch.autograd.Function):
-        """(logits, targets, (NllPlan, Comm, is a backward to be prepared), mean or sum, reduce group, a
-        list) -> value, num; den, which has no gradient, is put into the list: an output costs more."""
-
-        @staticmethod
-        def forward(ctx: Any, logits: Any, target: Any, o: tuple[NllPlan, Comm, bool], mean: bool,
-                    comm: Comm, side: list[Any]) -> Any:
-            plan, tp, grad = o
-            keeps = grad and ctx.needs_input_grad[0]
-            value, num, den, stats = plan.number(logits, target, tp, keeps, mean, comm)
-            if keeps:
-                plan.keep(ctx, logits, target, stats)
-            side.append(den)
-            return value, num
-
-        @staticmethod
-        @once
-        def backward(ctx: Any, *upstream: Any) -> Any:
-            return ctx.plan.backward(ctx, 'nll', upstream), None, None, None, None, None
 
     class Reduced(torch.autograd.Function):
         """(loss of each token, number of valid ones, weight of each or None, mean or sum, reduce group, a list) -> value,
@@ -236,14 +219,14 @@ def _functions() -> tuple[Any, Any]:
                 d = weights * (by if d_num is None else by + d_num).to(weights.dtype)
             return d, None, None, None, None, None
 
-    return Nll, Reduced
+    return Reduced
 
 
 def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss:
     """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here; weights: of
     each token, instead."""
     side: list[Any] = []
-    value, num = _functions()[1].apply(loss, valid, weights, mean, comm, side)
+    value, num = _reduced().apply(loss, valid, weights, mean, comm, side)
     return Loss(value, num, side[0])
 
 
@@ -288,16 +271,14 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
                                          inplace_backward, numbers, support=support))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
     comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll')
+    mean, side = reduction == 'mean', []
+    kind, more = (NllPlan, (mean, comm, side)) if weights is None else (LogprobPlan, None)
     o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
-                inplace_backward, numbers, kind=NllPlan if weights is None else LogprobPlan,
-                support=support)
+                inplace_backward, numbers, kind=kind, support=support, more=more)
+    out = function().apply(*o)
     if weights is not None:
-        weights = counted(weights, target, o[2][0].config, o[2][0].real)
-        loss, valid = function().apply(*o)
-        return reduced(loss, valid, weights, reduction == 'mean', comm)
-    side: list[Any] = []
-    value, num = _functions()[0].apply(*o, reduction == 'mean', comm, side)
-    return Loss(value, num, side[0])
+        return reduced(*out, counted(weights, target, o[2][0].config, o[2][0].real), mean, comm)
+    return Loss(*out, side[0])
 
 
 def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, Any]:
