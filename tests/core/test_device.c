@@ -68,7 +68,7 @@ T_CASE_WITHOUT_NCCL(tape_without_nccl_adds_gradients_in_device_memory)
     without_nccl();
     double x[N] = {0}, seed[N] = {1, -2, 3, 5, 8, -13};
     colo_tensor_t t = on_device(x, COLO_F64, 1, (int64_t[]){N}), d = t, g;
-    colo_tape_t *tape = NULL;
+    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
     colo_value_t a, b, c;
     d.data = seed;
     assert_ok(colo_tape_create(&tape));
@@ -79,7 +79,6 @@ T_CASE_WITHOUT_NCCL(tape_without_nccl_adds_gradients_in_device_memory)
     assert_ok(colo_tape_gradient(tape, a, &g));
     for (int i = 0; i < N; i++)
         assert_true(((double *)g.data)[i] == 3 * seed[i]);
-    colo_tape_destroy(&tape);
 }
 
 T_CASE_WITHOUT_NCCL(bridge_without_nccl_carries_device_memory)
@@ -115,7 +114,7 @@ T_CASE_WITHOUT_NCCL(loss_without_nccl_runs_in_device_memory)
     float z[T * V], d_z[T * V], logp[T], ones[T] = {1, 1, 1};
     int64_t target[T] = {0, 3, 2};
     size_t saved_bytes, workspace_bytes;
-    colo_comm_t *self = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL;
     colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
     colo_logprob_saved_t saved;
     for (int i = 0; i < T * V; i++)
@@ -141,7 +140,6 @@ T_CASE_WITHOUT_NCCL(loss_without_nccl_runs_in_device_memory)
     }
     colo_mem_free(COLO_CUDA, stats);
     colo_mem_free(COLO_CUDA, workspace);
-    colo_comm_destroy(&self);
 }
 
 T_MAIN("core/device")

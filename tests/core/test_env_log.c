@@ -223,11 +223,10 @@ T_CASE(program_with_more_rights_reads_no_variable)
 
 T_CASE(a_comm_takes_its_settings_from_the_variables)
 {
-    colo_comm_t *c = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     setenv("COLO_CHECK", "0", 1);
     assert_ok(colo_comm_create_self(&c));
     assert_int_equal(colo_comm_check_level(c), 0);
-    colo_comm_destroy(&c);
 }
 
 /* ---- log ---- */

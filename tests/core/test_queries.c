@@ -49,7 +49,7 @@ T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
     static int64_t target[T], n_valid, n_invalid;
     static uint8_t correct[T];
     static _Alignas(COLO_ALIGNMENT) double stats[1024], workspace[1024];
-    colo_comm_t *self = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL;
     colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V, .want_loss = true,
                                     .want_entropy = true, .want_correct = true};
     colo_logprob_saved_t saved;
@@ -75,7 +75,6 @@ T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
     expect(1, 0, 10);
     assert_ok(colo_logprob_backward(&saved, &d, &d_logits, NULL));
     expect(1, 0, 7);
-    colo_comm_destroy(&self);
 }
 
 /* As a bridge and the partition helper check a call: the stream, and a pointer a side. */

@@ -62,23 +62,21 @@ static colo_status_t use_bridge(const void *config, int64_t *result)
 
 static colo_status_t use_place(const void *config, int64_t *result)
 {
-    colo_topology_t *place = NULL;
+    T_ENDS(colo_topology_destroy) colo_topology_t *place = NULL;
     colo_spot_t spot = {0};
     colo_status_t st = colo_topology_create(&place, config);
     if (st == COLO_OK)
         assert_ok(colo_topology_spot(place, 3, &spot));
     *result = spot.host * 100 + spot.core;
-    colo_topology_destroy(&place);
     return st;
 }
 
 static colo_status_t use_lm_head(const void *config, int64_t *result)
 {
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_status_t st = colo_lm_head_create(&head, config, NULL);
     const colo_lm_head_config_t *c = colo_lm_head_config(head);
     *result = c ? (int64_t)c->struct_size + c->mem * 1000 + c->device * 10000 + c->has_bias : 0;
-    colo_lm_head_destroy(&head);
     return st;
 }
 
@@ -191,15 +189,13 @@ static colo_status_t use_linear(const void *config, int64_t *result)
 {
     const colo_lm_head_config_t shape = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 2,
                                          .dtype = COLO_F32};
-    colo_lm_head_t *head = NULL;
-    colo_linear_logprob_t *linear = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
+    T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
     assert_ok(colo_lm_head_create(&head, &shape, NULL));
     colo_status_t st = colo_linear_logprob_create(&linear, config, head, alone);
     *result = st == COLO_OK ? colo_linear_logprob_chunk(linear, 100000) * 10 +
                                   (int64_t)colo_linear_logprob_mode(linear, 100000)
                             : 0;
-    colo_linear_logprob_destroy(&linear);
-    colo_lm_head_destroy(&head);
     return st;
 }
 

@@ -76,7 +76,7 @@ T_CASE(an_error_message_about_memory_says_so_once)
 
 T_CASE(long_error_messages_are_cut_not_spilled)
 {
-    char *text = malloc(5001);
+    COLO_AUTOFREE char *text = malloc(5001);
     memset(text, 'x', 5000);
     text[5000] = '\0';
     colo_fail(COLO_ERR_ARG, "%s", text);
@@ -86,7 +86,6 @@ T_CASE(long_error_messages_are_cut_not_spilled)
     assert_memory_equal(colo_last_error(), "front: xxx", 10);
     colo_fail_prefix(COLO_ERR_ARG, "%s", text);
     assert_int_equal(strlen(colo_last_error()), 1023);
-    free(text);
 }
 
 static void *other_thread(void *arg)

@@ -37,7 +37,7 @@ static size_t bytes_of_chain(int mem, colo_dtype_t dtype, int64_t bytes, int con
     static unsigned char data[16 * MIB];
     const colo_tensor_t t = tensor(data, dtype, bytes, mem);
     const colo_tensor_t p = tensor(data, dtype, SMALL, mem);
-    colo_tape_t *tape = NULL;
+    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
     size_t first = 0;
     assert_ok(colo_tape_create(&tape));
     for (int step = 0; step < 2; step++) {
@@ -63,7 +63,6 @@ static size_t bytes_of_chain(int mem, colo_dtype_t dtype, int64_t bytes, int con
             assert_in_range(atomic_load(&allocated), 0, MIB / 4); /* the pool has all */
         colo_tape_reset(tape);
     }
-    colo_tape_destroy(&tape);
     return first;
 }
 
@@ -90,7 +89,7 @@ T_CASE(a_lack_of_memory_is_found_before_any_node_runs)
     const colo_tensor_t t = tensor(data, COLO_F32, sizeof data, 0);
     const colo_tensor_t d_t = tensor(mine, COLO_F32, sizeof mine, 0);
     const colo_tensor_t huge = tensor(data, COLO_F32, INT64_C(1) << 60, 0);
-    colo_tape_t *tape = NULL;
+    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
     colo_value_t w, x, v;
     assert_ok(colo_tape_create(&tape));
     assert_ok(colo_tape_leaf(tape, &t, &d_t, &w));
@@ -106,7 +105,6 @@ T_CASE(a_lack_of_memory_is_found_before_any_node_runs)
     }
     assert_ok(colo_tape_backward(tape, w, &t)); /* nothing ran, so the tape is not used up */
     assert_true(mine[0] == 3 + data[0]);
-    colo_tape_destroy(&tape);
 }
 
 int main(void)

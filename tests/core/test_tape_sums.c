@@ -109,7 +109,7 @@ T_CASE(several_consumers_of_a_half_value_add_in_fp32_and_are_rounded_once)
                     double sum[N] = {0};
                     uint16_t some[N] = {0};
                     colo_tensor_t t = vec(some, dtypes[d], mem), g;
-                    colo_tape_t *tape = NULL;
+                    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
                     colo_value_t leaf, x;
                     choose(&seed, dtypes[d], n, uses, sum);
                     assert_ok(colo_tape_create(&tape));
@@ -130,7 +130,6 @@ T_CASE(several_consumers_of_a_half_value_add_in_fp32_and_are_rounded_once)
                                          ref_half_value(format(dtypes[d]), want));
                         }
                     }
-                    colo_tape_destroy(&tape);
                 }
 }
 
@@ -147,7 +146,7 @@ T_CASE(a_callers_gradient_takes_the_sum_of_a_step_at_once)
                     double want[N];
                     colo_tensor_t t = vec(some, dtypes[d], mem), g;
                     colo_tensor_t d_t = wide ? vec(main, COLO_F32, mem) : vec(half, dtypes[d], mem);
-                    colo_tape_t *tape = NULL;
+                    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
                     for (int k = 0; k < N; k++) {
                         main[k] = (float)(k + 1) * 3;
                         half[k] = ref_half_round(format(dtypes[d]), (double)main[k]);
@@ -176,7 +175,6 @@ T_CASE(a_callers_gradient_takes_the_sum_of_a_step_at_once)
                         }
                         colo_tape_reset(tape);
                     }
-                    colo_tape_destroy(&tape);
                 }
 }
 
@@ -188,7 +186,7 @@ T_CASE(a_node_that_fails_leaves_an_fp32_main_gradient)
         double sum[N] = {0};
         uint64_t seed = 7;
         colo_tensor_t t = vec(some, COLO_BF16, 0), d_t = vec(main, COLO_F32, 0);
-        colo_tape_t *tape = NULL;
+        T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
         colo_value_t leaf;
         for (int k = 0; k < N; k++)
             main[k] = 5;
@@ -200,7 +198,6 @@ T_CASE(a_node_that_fails_leaves_an_fp32_main_gradient)
                      "node 0 'writer'");
         for (int k = 0; k < N; k++)
             assert_true(main[k] == 5);
-        colo_tape_destroy(&tape);
     }
 }
 
@@ -216,7 +213,7 @@ T_CASE(a_gradient_of_another_dtype_is_refused)
         {COLO_F64, COLO_F32, "d_t of a leaf: dtype f32, its value is f64"},
     };
     double data[N] = {0};
-    colo_tape_t *tape = NULL;
+    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
     colo_value_t leaf = 77;
     assert_ok(colo_tape_create(&tape));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -228,7 +225,6 @@ T_CASE(a_gradient_of_another_dtype_is_refused)
     assert_ok(colo_tape_leaf(tape, &t, NULL, &leaf));
     assert_fails(colo_tape_backward(tape, leaf, &seed), COLO_ERR_SHAPE,
                  "seed: dtype f32, its value is bf16"); /* a seed is no main gradient */
-    colo_tape_destroy(&tape);
 }
 
 T_MAIN("core/tape_sums")

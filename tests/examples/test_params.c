@@ -2,6 +2,8 @@
 /* The captioner's parameters: the list, initial values, and cutting for tensor parallelism. */
 #include "harness/harness.h"
 
+#include "core/error.h"
+
 #include <math.h>
 
 #include "captioner.h"
@@ -138,9 +140,9 @@ T_CASE(shards_put_back_make_the_whole_for_every_width)
     for (int i = 0; i < n; i++) {
         const cap_param_t *p = &table[i];
         int64_t count = p->rows * p->cols;
-        float *whole = malloc((size_t)count * sizeof(float));
-        float *back = malloc((size_t)count * sizeof(float));
-        float *shard = malloc((size_t)count * sizeof(float));
+        COLO_AUTOFREE float *whole = malloc((size_t)count * sizeof(float));
+        COLO_AUTOFREE float *back = malloc((size_t)count * sizeof(float));
+        COLO_AUTOFREE float *shard = malloc((size_t)count * sizeof(float));
 
         for (int64_t j = 0; j < count; j++)
             whole[j] = (float)j;
@@ -157,9 +159,6 @@ T_CASE(shards_put_back_make_the_whole_for_every_width)
             assert_int_equal(sum, p->cut == CAP_WHOLE ? w * count : count);
             assert_memory_equal(whole, back, (size_t)count * sizeof(float));
         }
-        free(whole);
-        free(back);
-        free(shard);
     }
 }
 

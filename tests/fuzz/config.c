@@ -23,7 +23,7 @@ static void plan(fuzz_t *f)
     const ref_side_t sides[] = {t_side("tp=2,dp=2", true), t_side("tp=2,cp=2", false)};
     colo_layout_t src, dst;
     colo_plan_config_t c;
-    colo_plan_t *plan = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     FUZZ_CHECK(t_layout(&src, &sides[0]) == COLO_OK && t_layout(&dst, &sides[1]) == COLO_OK,
                "layout");
     TAKE(f, c);
@@ -38,7 +38,6 @@ static void plan(fuzz_t *f)
     if (st < 0)
         FUZZ_REFUSED(st);
     FUZZ_CHECK((st == COLO_OK) == (plan != NULL), "status %d", (int)st);
-    colo_plan_destroy(&plan);
 }
 
 static void logprob(fuzz_t *f)

@@ -22,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                         z_losses[] = {0, 0, 1e-4, 0.5};
     fuzz_t f = {data, size};
     uint64_t rng = fuzz_u8(&f) + 1u;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     const int32_t ranks = (int32_t)fuzz_range(&f, 1, 2);
     const int64_t tokens = fuzz_range(&f, 0, 5), vocab = fuzz_range(&f, 1, 40);
     loss_case_init(&c, ranks, tokens, vocab, dtypes[fuzz_range(&f, 0, 3)], 3, &rng);
@@ -54,6 +54,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         FUZZ_REFUSED(st);
     else
         loss_case_compare(&c, c.label); /* ends the program if they differ */
-    loss_case_free(&c);
     return 0;
 }

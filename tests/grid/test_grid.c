@@ -104,14 +104,13 @@ static void check_set(const pair *p, unsigned set)
     bool in[REF_DIMS] = {false};
     int given[REF_DIMS], n = 0;
     char dims[COLO_KEY_MAX];
-    ref_groups want;
+    T_ENDS(ref_groups_free) ref_groups want;
     for (int d = 0; d < p->grid.ndims; d++)
         if ((in[d] = set >> d & 1))
             given[n++] = d;
     list_dims(dims, given, n);
     assert_true(ref_groups_make(&want, &p->ref, in));
     check_groups(p, dims, &want, false);
-    ref_groups_free(&want);
 }
 
 T_CASE(every_small_grid_in_every_dim_order_matches_counting)
@@ -154,11 +153,10 @@ T_CASE(as_given_order_matches_sorting_by_the_given_dims)
             if (code >> (2 * n) || __builtin_popcount(seen) != n)
                 continue;
             char dims[COLO_KEY_MAX];
-            ref_groups want;
+            T_ENDS(ref_groups_free) ref_groups want;
             list_dims(dims, given, n);
             assert_true(ref_groups_make_as_given(&want, &p.ref, given, n));
             check_groups(&p, dims, &want, true);
-            ref_groups_free(&want);
         }
     }
     ref_grid_free(&p.ref);

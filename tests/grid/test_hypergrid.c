@@ -133,13 +133,12 @@ static bool same_enumeration(const colo_grid_t *a, const colo_grid_t *b, const c
     ref_groups groups[2];
     for (int s = 0; s < 2; s++) {
         bool in[REF_DIMS] = {false};
-        ref_grid ref;
+        T_ENDS(ref_grid_free) ref_grid ref;
         assert_true(ref_grid_make(&ref, g[s]->ndims, g[s]->extent));
         for (int d = 0; d < g[s]->ndims; d++)
             for (int k = 0; k < n; k++)
                 in[d] = in[d] || strcmp(g[s]->name[d], names[k]) == 0;
         assert_true(ref_groups_make(&groups[s], &ref, in));
-        ref_grid_free(&ref);
     }
     bool same = groups[0].count == groups[1].count && groups[0].each == groups[1].each;
     for (int64_t i = 0; same && i < a->size; i++)
@@ -176,7 +175,7 @@ T_CASE(shared_dims_are_accepted_exactly_when_enumeration_agrees)
             bool want[3] = {a, b, a && b && same_enumeration(&base, &view, both, 2)};
             for (int k = 0; k < 3; k++) {
                 static const char *const shared[3] = {"a", "b", "b-a"};
-                colo_hypergrid_t *h = NULL;
+                T_ENDS(colo_hypergrid_destroy) colo_hypergrid_t *h = NULL;
                 assert_ok(colo_hypergrid_create(&h, &base));
                 if (want[k])
                     assert_ok(colo_hypergrid_register_view(h, "v", &view, shared[k]));
@@ -185,7 +184,6 @@ T_CASE(shared_dims_are_accepted_exactly_when_enumeration_agrees)
                                  COLO_ERR_ARG, "has different membership");
                 accepted += want[k];
                 refused += !want[k];
-                colo_hypergrid_destroy(&h);
             }
         }
     }
@@ -222,13 +220,12 @@ T_CASE(requests_over_shared_dims_only_are_filed_under_the_base)
 T_CASE(a_shared_request_uses_the_words_of_the_base)
 {
     char key[COLO_KEY_MAX + COLO_DIM_NAME_MAX];
-    colo_hypergrid_t *h = NULL;
+    T_ENDS(colo_hypergrid_destroy) colo_hypergrid_t *h = NULL;
     colo_grid_t base = grid_of("tp=2,pp=1,dp=4"), view = grid_of("pp=1,tp=2,ep=4");
     assert_ok(colo_hypergrid_create(&h, &base));
     assert_ok(colo_hypergrid_register_view(h, "v", &view, "tp-pp"));
     assert_ok(colo_hypergrid_key(h, "v", "pp-tp", key));
     assert_string_equal(key, "pp-tp");
-    colo_hypergrid_destroy(&h);
 }
 
 T_CASE(the_longest_view_key_fits)
@@ -237,7 +234,7 @@ T_CASE(the_longest_view_key_fits)
     char key[COLO_KEY_MAX + COLO_DIM_NAME_MAX];
     colo_dim_t dims[16];
     colo_grid_t base = grid_of("a=1"), view;
-    colo_hypergrid_t *h = NULL;
+    T_ENDS(colo_hypergrid_destroy) colo_hypergrid_t *h = NULL;
     for (int d = 0; d < 16; d++) {
         snprintf(name[d], sizeof name[d], "abcdefghijklmn%c", 'A' + d);
         dims[d] = (colo_dim_t){name[d], 1};
@@ -249,7 +246,6 @@ T_CASE(the_longest_view_key_fits)
     assert_ok(colo_hypergrid_key(h, "fifteen_bytes_x", list, key));
     assert_int_equal(strlen(key), sizeof key - 1);
     assert_memory_equal(key, "fifteen_bytes_x:abcdefghijklmnP-", 32);
-    colo_hypergrid_destroy(&h);
 }
 
 T_CASE(bad_requests_are_refused_by_every_call)
@@ -386,7 +382,7 @@ T_CASE_ON(6, a_rank_outside_the_grid_takes_part_and_stores_no_comm)
 {
     const int32_t me = colo_comm_rank(world);
     colo_grid_t base;
-    colo_hypergrid_t *h = NULL;
+    T_ENDS(colo_hypergrid_destroy) colo_hypergrid_t *h = NULL;
     colo_comm_t *comm = world;
     rank_try(colo_grid_parse(&base, "tp=2,dp=2@1", 6));
     rank_try(colo_hypergrid_create(&h, &base));
@@ -399,14 +395,13 @@ T_CASE_ON(6, a_rank_outside_the_grid_takes_part_and_stores_no_comm)
     rank_check((comm == NULL) == (me < 1 || me > 4));
     rank_fails(colo_hypergrid_create_comm(h, NULL, "tp", world, &comm), COLO_ERR_EXISTS,
                "has already been created");
-    colo_hypergrid_destroy(&h);
     return COLO_OK;
 }
 
 T_CASE(a_failed_split_stores_nothing)
 {
     colo_grid_t base = grid_of("tp=2,dp=2");
-    colo_hypergrid_t *h = NULL;
+    T_ENDS(colo_hypergrid_destroy) colo_hypergrid_t *h = NULL;
     colo_comm_t *self = NULL, *comm = (void *)&base;
     assert_ok(colo_hypergrid_create(&h, &base));
     assert_ok(colo_comm_create_self(&self)); /* rank 0 alone: its tp peer is missing */
@@ -415,7 +410,6 @@ T_CASE(a_failed_split_stores_nothing)
     assert_fails(colo_hypergrid_comm(h, NULL, "tp", &comm), COLO_ERR_MISSING,
                  "hasn't been created");
     colo_comm_destroy(&self);
-    colo_hypergrid_destroy(&h);
 }
 
 int main(void)

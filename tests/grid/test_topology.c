@@ -129,6 +129,7 @@ T_CASE_BUILT(devices_are_near_their_package)
 T_CASE_BUILT(a_device_is_near_its_numa_node_or_its_package_only)
 {
     static const int numa[] = {1, 3, -1}, package[] = {0, 1, 1};
+    T_ENDS(colo_topology_destroy)
     colo_topology_t *p = place_of(TOPOLOGIES "/two-packages-four-nodes.xml", 8, 8, COLO_BIND_CORE);
     for (int i = 0; i < 3; i++) {
         const colo_topology_device_t *d = colo_topology_device(p, i);
@@ -137,7 +138,6 @@ T_CASE_BUILT(a_device_is_near_its_numa_node_or_its_package_only)
         assert_int_equal(d->package, package[i]);
     }
     assert_null(colo_topology_device(p, 3));
-    colo_topology_destroy(&p);
 }
 
 T_CASE_BUILT(core_binding_is_compact)
@@ -216,11 +216,10 @@ T_CASE_BUILT(whole_nodes_and_packages_are_shared_in_even_blocks)
 
 T_CASE_BUILT(hosts_are_alike)
 {
-    colo_topology_t *p = place_of(TWO, 1 << 20, 16, COLO_BIND_CORE);
+    T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(TWO, 1 << 20, 16, COLO_BIND_CORE);
     assert_spot(p, 16, 1, 0, 0, 0, -1);
     assert_spot(p, (1 << 20) - 1, 65535, 1, 0, 15, -1);
     assert_string_equal(cpus(p, 16 * 1000 + 9), "9");
-    colo_topology_destroy(&p);
 }
 
 T_CASE(names_and_policies_are_each_other)
@@ -334,7 +333,7 @@ T_CASE_BUILT(a_damaged_file_is_a_status)
             }
         }
         write_file(bad, n);
-        colo_topology_t *p = NULL;
+        T_ENDS(colo_topology_destroy) colo_topology_t *p = NULL;
         colo_status_t st = colo_topology_create(
             &p, &(colo_topology_config_t){COLO_TOPOLOGY_CONFIG_INIT, .topology = file, .world = 2});
         if (st != COLO_OK && st != COLO_ERR_IO && st != COLO_ERR_ARG)
@@ -342,7 +341,6 @@ T_CASE_BUILT(a_damaged_file_is_a_status)
         if (i % 4 == 0 && st == COLO_OK)
             fail_msg("case %d: %zu of %zu bytes were taken", (int)i, n, size);
         refused += st != COLO_OK;
-        colo_topology_destroy(&p);
     }
     assert_true(refused >= count / 4);
 }
@@ -390,7 +388,7 @@ T_CASE_BUILT(numbers_that_do_not_fit_are_refused)
         {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 1, 0, COLO_BIND_COUNT}, "binding 5"},
         {{1, ONE, 1, 0, 0}, "struct_size is 1"},
     };
-    colo_topology_t *p = NULL;
+    T_ENDS(colo_topology_destroy) colo_topology_t *p = NULL;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_fails(colo_topology_create(&p, &bad[i].c), COLO_ERR_ARG, bad[i].error_message);
     assert_fails(colo_topology_create(&p, NULL), COLO_ERR_ARG, "config is NULL");
@@ -406,7 +404,6 @@ T_CASE_BUILT(numbers_that_do_not_fit_are_refused)
     assert_fails(colo_topology_bind(p, 0), COLO_ERR_STATE, "not this machine's");
     assert_fails(colo_topology_rebind(p, COLO_BIND_COUNT), COLO_ERR_ARG, "binding 5");
     assert_int_equal(s.host, 77);
-    colo_topology_destroy(&p);
 }
 
 /* ---- a build without hwloc ---- */

@@ -55,7 +55,7 @@ static bool differ(const int *row, int64_t a, int64_t b, int per_host)
  * Sitting on the same one is transitive, and -1 differs from everything. */
 static colo_topology_cut_t count(const drawn *m, const ref_grid *g, int64_t offset, const bool *in)
 {
-    ref_groups groups;
+    T_ENDS(ref_groups_free) ref_groups groups;
     assert_true(ref_groups_make(&groups, g, in));
     colo_topology_cut_t cut = {.size = groups.each, .groups = groups.count};
     for (int64_t k = 0; k < groups.count; k++) {
@@ -71,7 +71,6 @@ static colo_topology_cut_t count(const drawn *m, const ref_grid *g, int64_t offs
         cut.package += package;
         cut.host += host;
     }
-    ref_groups_free(&groups);
     return cut;
 }
 
@@ -137,13 +136,12 @@ T_CASE(every_dim_set_crosses_as_counted)
         int n = draw(&seed, 4, name, extent);
         const drawn *m = &machines[t_below(&seed, MACHINES)];
         colo_grid_t g = grid_of(n, name, extent, offset);
+        T_ENDS(colo_topology_destroy)
         colo_topology_t *p = place_of(m, offset + g.size + t_below(&seed, 5));
-        ref_grid ref;
+        T_ENDS(ref_grid_free) ref_grid ref;
         assert_true(ref_grid_make(&ref, n, extent));
         for (int set = 1; set < 1 << n; set++)
             assert_cut(p, m, &g, &ref, set);
-        ref_grid_free(&ref);
-        colo_topology_destroy(&p);
     }
 }
 
@@ -155,13 +153,11 @@ T_CASE(many_hosts_cross_as_counted)
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
             static const int name[] = {1, 3, 0};
             colo_grid_t g = grid_of(3, name, shapes[s], 3);
-            colo_topology_t *p = place_of(&machines[m], 3 + g.size);
-            ref_grid ref;
+            T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&machines[m], 3 + g.size);
+            T_ENDS(ref_grid_free) ref_grid ref;
             assert_true(ref_grid_make(&ref, 3, shapes[s]));
             for (int set = 1; set <= 4; set *= 2)
                 assert_cut(p, &machines[m], &g, &ref, set);
-            ref_grid_free(&ref);
-            colo_topology_destroy(&p);
         }
 }
 
@@ -170,7 +166,7 @@ T_CASE(a_million_ranks_are_a_few_hosts)
     /* 2^20 ranks, 16 a host, tp = 16: a group a host, half of it on either package; cp and dp
      * reach over hosts */
     static const drawn m = {TWO, COLO_BIND_CORE, 16, {0}, EIGHTHS};
-    colo_topology_t *p = place_of(&m, 1 << 20);
+    T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&m, 1 << 20);
     colo_grid_t g, best;
     colo_bind_t bind;
     colo_topology_cut_t c;
@@ -191,7 +187,6 @@ T_CASE(a_million_ranks_are_a_few_hosts)
     colo_grid_print(&best, spec, sizeof spec);
     /* tp 1 apart, then a, b on a package, c on a host, the others across hosts in any order */
     assert_string_equal(spec, "a=2,b=2,tp=2,c=2,d=2,e=2,f=2,g=2,h=2,i=2,j=2,k=2,l=2,m=2,n=2,pp=2");
-    colo_topology_destroy(&p);
 }
 
 /* ---- the best order ---- */
@@ -200,7 +195,7 @@ T_CASE(a_million_ranks_are_a_few_hosts)
 static void score(const drawn *m, int n, const int *name, const int64_t *extent, int64_t offset,
                   int64_t *out)
 {
-    ref_grid ref;
+    T_ENDS(ref_grid_free) ref_grid ref;
     assert_true(ref_grid_make(&ref, n, extent));
     memset(out, 0, 18 * sizeof *out);
     for (int d = 0; d < n; d++) {
@@ -212,7 +207,6 @@ static void score(const drawn *m, int n, const int *name, const int64_t *extent,
         row[1] = c.package;
         row[2] = c.numa;
     }
-    ref_grid_free(&ref);
 }
 
 static int smaller(const int64_t *a, const int64_t *b)
@@ -271,7 +265,7 @@ T_CASE(the_best_order_is_the_best_of_all)
         try_from(&t, 0);
         colo_grid_t g = grid_of(t.n, t.name, t.extent, t.offset), got;
         colo_grid_t want = grid_of(t.n, t.best_name, t.best_extent, t.offset);
-        colo_topology_t *p = place_of(t.m, t.offset + g.size);
+        T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(t.m, t.offset + g.size);
         colo_bind_t bind;
         assert_ok(colo_topology_advise(p, &g, &got, &bind));
         if (!colo_grid_equal(&got, &want) || memcmp(got.stride, want.stride, sizeof want.stride)) {
@@ -283,7 +277,6 @@ T_CASE(the_best_order_is_the_best_of_all)
                      colo_bind_name(t.m->bind), t.m->per_host, b, c);
         }
         moved += !colo_grid_equal(&got, &g);
-        colo_topology_destroy(&p);
     }
     assert_true(moved > count_of / 10); /* the advice is not always "as it is" */
 }
@@ -293,6 +286,7 @@ T_CASE(another_order_keeps_tp_inside_a_package)
     colo_grid_t g, best;
     colo_topology_cut_t c;
     colo_bind_t bind;
+    T_ENDS(colo_topology_destroy)
     colo_topology_t *p = place_of(&machines[6], 16); /* two packages of 8, compact */
     assert_ok(colo_grid_parse(&g, "dp=4,tp=4", 16));
     assert_ok(colo_topology_cut(p, &g, "tp", &c)); /* 0 4 8 12 and its like */
@@ -309,7 +303,6 @@ T_CASE(another_order_keeps_tp_inside_a_package)
     assert_ok(colo_topology_rebind(p, COLO_BIND_SCATTER));
     assert_ok(colo_topology_cut(p, &g, "tp", &c));
     assert_int_equal(c.package, 0);
-    colo_topology_destroy(&p);
 }
 
 T_CASE(a_wide_binding_is_advised_against_where_nodes_matter)
@@ -317,7 +310,7 @@ T_CASE(a_wide_binding_is_advised_against_where_nodes_matter)
     colo_grid_t g, best;
     colo_bind_t bind;
     static const drawn wide = {FOUR, COLO_BIND_PACKAGE, 16, {0}, {0}};
-    colo_topology_t *p = place_of(&wide, 16);
+    T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&wide, 16);
     assert_ok(colo_grid_parse(&g, "tp=4,dp=4", 16));
     assert_ok(colo_topology_advise(p, &g, &best, &bind));
     assert_true(colo_grid_equal(&best, &g));
@@ -325,7 +318,6 @@ T_CASE(a_wide_binding_is_advised_against_where_nodes_matter)
     assert_ok(colo_topology_rebind(p, COLO_BIND_NUMA));
     assert_ok(colo_topology_advise(p, &g, &best, &bind));
     assert_int_equal(bind, COLO_BIND_NUMA); /* nothing is better than it */
-    colo_topology_destroy(&p);
 }
 
 /* ---- a bridge's bytes ---- */
@@ -365,13 +357,12 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
                                 .output = COLO_SHARDED,
                                 .ranks_per_node = want[i].per_node};
         drawn m = {want[i].topology, want[i].bind, (int)want[i].per_host, {0}, {0}};
-        colo_topology_t *p = place_of(&m, 8);
+        T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&m, 8);
         colo_topology_traffic_t sum[2] = {{0}, {0}};
         for (int64_t r = 0; r < 8; r++) {
-            colo_plan_t *plan = NULL;
+            T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
             assert_ok(colo_plan_create(&plan, &c, r));
             assert_ok(colo_topology_traffic(p, plan, sum));
-            colo_plan_destroy(&plan);
         }
         for (int w = 0; w < 2; w++)
             if (sum[w].total != 1024 || sum[w].numa != want[i].numa ||
@@ -379,7 +370,6 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
                 fail_msg("case %zu way %d: %lld bytes, %lld %lld %lld across", i, w,
                          (long long)sum[w].total, (long long)sum[w].numa, (long long)sum[w].package,
                          (long long)sum[w].host);
-        colo_topology_destroy(&p);
     }
 }
 
@@ -390,7 +380,7 @@ T_CASE(what_does_not_fit_the_place_is_refused)
     colo_grid_t g, best = {0};
     colo_bind_t bind = COLO_BIND_COUNT;
     colo_topology_cut_t cut = {.size = 77};
-    colo_topology_t *p = place_of(&machines[0], 8);
+    T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&machines[0], 8);
     assert_ok(colo_grid_parse(&g, "tp=4,dp=2@1", 0));
     assert_fails(colo_topology_cut(p, &g, "tp", &cut), COLO_ERR_ARG,
                  "the grid has ranks up to 8, expected at most 7");
@@ -405,7 +395,7 @@ T_CASE(what_does_not_fit_the_place_is_refused)
     assert_int_equal(bind, COLO_BIND_COUNT);
 
     colo_layout_t src, dst;
-    colo_plan_t *plan = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     colo_grid_t wide;
     assert_ok(colo_grid_parse(&wide, "tp=2,dp=8", 0)); /* ranks 8..15 are on no host */
     assert_ok(colo_layout_init_src(&src, &wide));
@@ -420,12 +410,9 @@ T_CASE(what_does_not_fit_the_place_is_refused)
     assert_fails(colo_topology_traffic(p, NULL, sum), COLO_ERR_ARG, "the plan is NULL");
     assert_memory_equal(sum, was, sizeof sum);
     sum[0].total = sum[1].total = was[0].total = was[1].total = INT64_MAX;
-    colo_topology_t *all = place_of(&machines[0], 16);
+    T_ENDS(colo_topology_destroy) colo_topology_t *all = place_of(&machines[0], 16);
     assert_fails(colo_topology_traffic(all, plan, sum), COLO_ERR_ARG, "more than 2^63 bytes");
     assert_memory_equal(sum, was, sizeof sum);
-    colo_plan_destroy(&plan);
-    colo_topology_destroy(&all);
-    colo_topology_destroy(&p);
 }
 
 int main(void)

@@ -5,8 +5,6 @@
  */
 #include "loss/linear_case.h"
 
-#include "core/error.h"
-
 enum { BEFORE = 256, CANARY_BYTE = 0x5a, FILLED = 1 << 20 };
 
 static double *draw(int64_t n, colo_dtype_t dtype, double spread, uint64_t *rng)
@@ -533,14 +531,13 @@ static int32_t ncases; /* of the run */
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     linear_case_t *c = arg;
-    colo_comm_t *gpus = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *gpus = NULL;
     colo_status_t st = place ? place->comm(world, &gpus) : COLO_OK;
     for (int32_t i = 0; i < ncases && st == COLO_OK; i++) {
         st = run_case(&c[i], world, gpus ? gpus : world);
         if (st < 0 && ncases > 1)
             st = colo_fail_prefix(st, "case %d", (int)i);
     }
-    colo_comm_destroy(&gpus);
     return st;
 }
 

@@ -260,8 +260,8 @@ static void compare_weights(const linear_case_t *c, const char *label, const dou
 void linear_case_compare(const linear_case_t *c, const char *label)
 {
     const size_t V = (size_t)c->vocab, VH = V * (size_t)c->hidden;
-    double *tw = calloc(VH + 1, sizeof *tw), *tb = calloc(V + 1, sizeof *tb);
-    double *want_w = calloc(VH + 1, sizeof *tw), *want_b = calloc(V + 1, sizeof *tb);
+    COLO_AUTOFREE double *tw = calloc(VH + 1, sizeof *tw), *tb = calloc(V + 1, sizeof *tb);
+    COLO_AUTOFREE double *want_w = calloc(VH + 1, sizeof *tw), *want_b = calloc(V + 1, sizeof *tb);
     for (int d = 0; d < c->replicas; d++) {
         int64_t valid, invalid = 0, closes = 0;
         double *g[3];
@@ -302,10 +302,6 @@ void linear_case_compare(const linear_case_t *c, const char *label)
     }
     if (!c->config.frozen_weight && !c->no_saved)
         compare_weights(c, label, want_w, want_b, tw, tb);
-    free(tw);
-    free(tb);
-    free(want_w);
-    free(want_b);
 }
 
 bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weights)

@@ -8,6 +8,8 @@
 
 #include <math.h>
 
+#include "core/error.h"
+
 #include "harness/harness.h"
 #include "ref/ref_logprob.h"
 

@@ -127,12 +127,11 @@ struct later {
 
 static void after(void *arg, colo_status_t st)
 {
-    struct later *l = arg;
+    COLO_AUTOFREE struct later *l = arg;
     unshare(&l->c);
     assert_ok(st);
     l->check(&l->c);
     loss_case_free(&l->c);
-    free(l);
 }
 
 void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
@@ -179,7 +178,7 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
     if (c->forward_only)
         return;
 
-    double *dz = malloc((size_t)c->vocab * sizeof *dz);
+    COLO_AUTOFREE double *dz = malloc((size_t)c->vocab * sizeof *dz);
     double g[3];
     for (int k = 0; k < 3; k++)
         g[k] = asked[k] && !c->no_up[k] ? c->up[k][t] : 0;
@@ -200,7 +199,6 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
             fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,
                      (int)t, (int)j, c->dz[t * c->vocab + j], dz[j], tol);
     }
-    free(dz);
 }
 
 void loss_case_compare(const loss_case_t *c, const char *label)

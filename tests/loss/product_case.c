@@ -6,13 +6,12 @@ double *product_draw(colo_dtype_t dtype, int64_t n, uint64_t *rng, void **data)
 {
     double *v = malloc((size_t)(n + 1) * sizeof *v);
     const size_t bytes = (size_t)n * colo_dtype_size(dtype);
-    void *host = malloc(bytes + 1);
+    COLO_AUTOFREE void *host = malloc(bytes + 1);
     for (int64_t i = 0; i < n; i++) {
         v[i] = loss_round(dtype, 2 * t_uniform(rng) - 1);
         loss_store(dtype, host, i, v[i]);
     }
     *data = where.put(host, bytes);
-    free(host);
     return v;
 }
 
@@ -89,7 +88,7 @@ void product_case_compare(const product_case_t *p, double u, const char *label)
         [COLO_F32] = 0x1p-24, [COLO_F64] = 0x1p-53, [COLO_BF16] = 0x1p-8, [COLO_F16] = 0x1p-11};
     const colo_dtype_t dtype = p->to->dtype;
     const size_t bytes = (size_t)(p->rows * p->to->stride) * colo_dtype_size(dtype);
-    void *all = malloc(bytes + 1);
+    COLO_AUTOFREE void *all = malloc(bytes + 1);
     where.get(all, p->to->data, bytes);
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < p->to->stride; j++) {
@@ -110,5 +109,4 @@ void product_case_compare(const product_case_t *p, double u, const char *label)
                          (int)p->g.first, (int)p->g.columns, (int)p->g.hidden, (int)i, (int)j, got,
                          want, most);
         }
-    free(all);
 }

@@ -79,7 +79,7 @@ static void refused(int32_t ranks, int64_t vocab, int64_t columns, int64_t segme
                     colo_status_t status, const char *text)
 {
     uint64_t rng = 3;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, ranks, 2, vocab, COLO_F32, 1, &rng);
     c.config.segment = segment;
     for (int r = 0; r < ranks; r++) {
@@ -87,7 +87,6 @@ static void refused(int32_t ranks, int64_t vocab, int64_t columns, int64_t segme
         c.columns[r] = columns;
     }
     assert_fails(loss_case_run(&c), status, text);
-    loss_case_free(&c);
 }
 
 T_CASE(shards_that_cut_a_segment_are_refused_with_the_size_to_pad_to)

@@ -33,7 +33,7 @@ static void run_and_compare(linear_case_t *c, const char *what)
 static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_dtype_t dtype,
                 shard_kind_t kind, int64_t chunk, uint64_t *rng)
 {
-    linear_case_t c;
+    T_ENDS(linear_case_free) linear_case_t c;
     char what[80];
     linear_case_init(&c, ranks, replicas, 7, 19, 5, dtype, rng);
     linear_case_shard(&c, kind);
@@ -43,7 +43,6 @@ static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_d
     c.prefill = 0.5;
     snprintf(what, sizeof what, "options %03x, %s, shards %d", bits, modes[mode], (int)kind);
     run_and_compare(&c, what);
-    linear_case_free(&c);
 }
 
 T_CASE(every_option_and_pair_agrees_with_the_oracle)
@@ -86,10 +85,10 @@ T_CASE(every_dtype_agrees_in_every_mode)
     for (int d = 0; d < 4; d++)
         for (int bits = 0; bits < 8; bits++)
             for (int mode = 0; mode < MODES; mode++) {
-                linear_case_t c;
                 if (T_LEFT_OUT({d, 4}, {bits & 1, 2}, {bits >> 1 & 1, 2}, {bits >> 2, 2},
                                {mode, MODES}))
                     continue;
+                T_ENDS(linear_case_free) linear_case_t c;
                 linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, dtypes[d], &rng);
                 linear_case_shard(&c, bits % SHARD_KINDS);
                 linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS |
@@ -104,7 +103,6 @@ T_CASE(every_dtype_agrees_in_every_mode)
                     c.prefill = 7; /* replaced */
                 }
                 run_and_compare(&c, bits & 4 ? "stored gradients" : "added gradients");
-                linear_case_free(&c);
             }
 }
 
@@ -115,9 +113,9 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
     static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
     uint64_t rng = t_seed() + 13;
     for (int i = 0; i < 36; i++) {
-        linear_case_t c;
         if (T_LEFT_OUT({i % 2, 2}, {i / 2 % MODES, MODES}, {i / 6 % 3, 3}, {i / 18, 2}))
             continue;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 2, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
                                     (i % 4 < 2 ? LINEAR_TAU : LINEAR_MEAN));
@@ -127,7 +125,6 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
             c.factor[k] *= factors[i / 6 % 3];
         c.config.frozen_hidden = true;
         run_and_compare(&c, "upstream far from 1");
-        linear_case_free(&c);
     }
 }
 
@@ -166,9 +163,9 @@ T_CASE(a_support_takes_the_vocabularys_place)
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     uint64_t rng = t_seed() + 14;
     for (int i = 0; i < 36; i++) {
-        linear_case_t c;
         if (T_LEFT_OUT({i % 4, 4}, {i / 4 % MODES, MODES}, {i / 12, 3}))
             continue;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1 + i % 3, 2, 9, 21, 6, dtypes[i % 4], &rng);
         linear_case_shard(&c, i % SHARD_KINDS);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
@@ -177,7 +174,6 @@ T_CASE(a_support_takes_the_vocabularys_place)
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
         run_and_compare(&c, "lists");
-        linear_case_free(&c);
     }
 }
 
@@ -187,7 +183,7 @@ T_CASE(what_is_frozen_gets_no_gradient)
     for (int bits = 1; bits < 4; bits++)
         for (int mode = 0; mode < MODES; mode++)
             for (int sharded = 0; sharded < 2; sharded++) {
-                linear_case_t c;
+                T_ENDS(linear_case_free) linear_case_t c;
                 linear_case_init(&c, 2, 2, 8, 19, 5, COLO_F32, &rng);
                 linear_case_options(&c, LINEAR_BIAS | (sharded ? LINEAR_SHARDED : 0));
                 linear_case_mode(&c, mode);
@@ -199,7 +195,6 @@ T_CASE(what_is_frozen_gets_no_gradient)
                 for (int r = 0; r < 4; r++)
                     assert_int_equal(c.head_all[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD],
                                      sharded && !(bits & 2));
-                linear_case_free(&c);
             }
 }
 
@@ -340,7 +335,7 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     size_t bytes = 0;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = 1000, .hidden = 8};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .budget = 100 * 4096};
-    linear_case_t c;
+    T_ENDS(linear_case_free) linear_case_t c;
     lc.logprob.logits.vocab = 1000; /* 4096 bytes a row */
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
@@ -367,7 +362,6 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     linear_case_init(&c, 2, 1, 7, 19, 5, COLO_F32, &rng);
     c.config.mode = COLO_LINEAR_AUTO;
     run_and_compare(&c, "auto");
-    linear_case_free(&c);
 }
 
 /* Replicas of one sharded head are in the same pass, whatever each has to multiply. */
@@ -375,7 +369,7 @@ T_CASE(replicas_that_keep_and_that_do_not_gather_alike)
 {
     uint64_t rng = t_seed() + 11;
     for (int frozen = 0; frozen < 2; frozen++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 2, 9, 19, 5, COLO_F32, &rng);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_BIAS | LINEAR_SHARDED);
         c.config.mode = COLO_LINEAR_AUTO;
@@ -387,7 +381,6 @@ T_CASE(replicas_that_keep_and_that_do_not_gather_alike)
         run_and_compare(&c, frozen ? "frozen hidden" : "both gradients");
         assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD],
                          c.head_all[1].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD]);
-        linear_case_free(&c);
     }
 }
 
@@ -398,9 +391,9 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
     uint64_t rng = t_seed() + 14;
     for (int i = 0; i < 8 * MODES; i++) {
         const int mode = i % MODES, nth = i / MODES;
-        linear_case_t c;
         if (T_LEFT_OUT({nth / 4, 2}, {nth % 4, 4}, {mode, MODES}))
             continue;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1 + nth / 4 % 2, 1, 5, 20011, 3, dtypes[nth % 4], &rng);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS |
                                     LINEAR_IGNORED);
@@ -410,7 +403,6 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
         c.config.keep_in_place = mode == 1 && nth / 4 % 2 && c.config.logits_dtype == c.dtype;
         c.config.logprob.chunk_size = nth / 4 % 2; /* two rows of blocks, or all */
         run_and_compare(&c, modes[mode]);
-        linear_case_free(&c);
     }
 }
 
@@ -422,12 +414,12 @@ T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
     static const colo_linear_mode_t kinds[] = {COLO_LINEAR_LOGPROB, COLO_LINEAR_KEEP,
                                                COLO_LINEAR_EARLY};
     colo_comm_t *self = t_self();
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16};
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     for (int i = 0; i < 3; i++) {
-        colo_linear_logprob_t *linear = NULL;
+        T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
         colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = kinds[i]};
         size_t bytes = 0;
         lc.logprob.logits.vocab = V;
@@ -436,9 +428,7 @@ T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
         assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
         assert_ok(colo_linear_logprob_workspace_size(linear, COLO_LINEAR_BACKWARD, T, -1, &bytes));
         assert_true(bytes < (size_t)V * H * sizeof(float) / 2);
-        colo_linear_logprob_destroy(&linear);
     }
-    colo_lm_head_destroy(&head);
 }
 
 T_CASE(no_tokens_and_no_valid_token_are_legal)
@@ -447,7 +437,7 @@ T_CASE(no_tokens_and_no_valid_token_are_legal)
     for (int mode = 0; mode < MODES; mode++)
         for (int64_t tokens = 0; tokens <= 5; tokens += 5)
             for (int bits = 0; bits < 2; bits++) {
-                linear_case_t c;
+                T_ENDS(linear_case_free) linear_case_t c;
                 linear_case_init(&c, 2, 2, tokens, 19, 5, COLO_F32, &rng);
                 linear_case_options(&c,
                                     LINEAR_ENTROPY | LINEAR_BIAS | LINEAR_MEAN | LINEAR_SHARDED);
@@ -459,7 +449,6 @@ T_CASE(no_tokens_and_no_valid_token_are_legal)
                 run_and_compare(&c, "nothing counts");
                 for (int64_t i = 0; i < 19 * 5; i++)
                     assert_true(c.d_w[i] == 0);
-                linear_case_free(&c);
             }
 }
 
@@ -467,7 +456,7 @@ T_CASE(uniform_upstream_needs_no_arrays)
 {
     uint64_t rng = t_seed() + 10;
     for (int mode = 0; mode < MODES; mode++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 2, 1, 9, 19, 5, COLO_F64, &rng);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_ZLOSS |
                                     LINEAR_IGNORED | LINEAR_MEAN);
@@ -477,7 +466,6 @@ T_CASE(uniform_upstream_needs_no_arrays)
         c.factor[1] = -0.25;
         c.factor[2] = 3;
         run_and_compare(&c, "uniform upstream");
-        linear_case_free(&c);
     }
 }
 

@@ -9,13 +9,12 @@ T_CASE(shared_d_weight_agrees_with_the_oracle)
 {
     uint64_t rng = t_seed() + 15;
     for (int i = 0; i < 36; i++) {
-        linear_case_t c;
         if (t_left_out(i))
             continue;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_shared(&c, 1 + i % 2, i, &rng);
         assert_ok(linear_case_run(&c));
         linear_case_compare(&c, "shared");
-        linear_case_free(&c);
     }
 }
 
@@ -25,8 +24,8 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     static float h[ROWS * H], w[(WORDS + 1) * H], d_h[ROWS * H], loss[ROWS];
     static int64_t targets[ROWS];
     colo_comm_t *self = t_self();
-    colo_lm_head_t *head = NULL;
-    colo_linear_logprob_t *linear = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
+    T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = WORDS, .hidden = H};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = COLO_LINEAR_EARLY};
     colo_linear_logprob_saved_t saved = {.d_weight = NULL};
@@ -42,9 +41,9 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
     assert_ok(colo_linear_logprob_saved_size(linear, ROWS, -1, &bytes));
     assert_true(bytes < whole);
-    void *memory = aligned_alloc(256, (whole + 255) / 256 * 256),
-         *work = aligned_alloc(256, 1 << 23);
-    float *d_w = aligned_alloc(256, 1 << 16);
+    COLO_AUTOFREE void *memory = aligned_alloc(256, (whole + 255) / 256 * 256),
+                       *work = aligned_alloc(256, 1 << 23);
+    COLO_AUTOFREE float *d_w = aligned_alloc(256, 1 << 16);
     const colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){ROWS, H}),
                         target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){ROWS}),
                         weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){WORDS, H}),
@@ -65,23 +64,17 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     assert_ok(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL));
     assert_fails(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL),
                  COLO_ERR_STATE, "a backward in place ended it");
-    free(memory);
-    free(work);
-    free(d_w);
-    colo_linear_logprob_destroy(&linear);
-    colo_lm_head_destroy(&head);
 }
 
 enum { V = 152064, H = 4096, T = 8192 };
 
-/* A whole head of bf16. The caller destroys both. */
-static colo_linear_logprob_config_t make_large(colo_comm_t **self, colo_lm_head_t **head)
+/* A whole head of bf16, which the caller destroys. */
+static colo_linear_logprob_config_t make_large(colo_lm_head_t **head)
 {
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
     lc.logprob.logits.vocab = V;
-    assert_ok(colo_comm_create_self(self));
     assert_ok(colo_lm_head_create(head, &hc, NULL));
     return lc;
 }
@@ -91,10 +84,8 @@ static colo_linear_logprob_config_t make_large(colo_comm_t **self, colo_lm_head_
  * then logits are bf16, too. Two chunks of logits are 512 rows of f32 or 1,024 of bf16 each. */
 T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
 {
-    colo_comm_t *self = NULL;
-    colo_lm_head_t *head = NULL;
-    colo_linear_logprob_t *linear = NULL;
-    colo_linear_logprob_config_t lc = make_large(&self, &head);
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
+    colo_linear_logprob_config_t lc = make_large(&head);
     lc.mode = COLO_LINEAR_EARLY;
     for (int i = 0; i < 3; i++) {
         const bool shared = i > 0;
@@ -102,7 +93,8 @@ T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
         lc.share_d_weight = shared;
         lc.d_weight_add = !shared;
         lc.d_weight_dtype = shared ? COLO_BF16 : COLO_F32;
-        assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+        T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
+        assert_ok(colo_linear_logprob_create(&linear, &lc, head, t_self()));
         for (int pass = COLO_LINEAR_FORWARD; pass <= COLO_LINEAR_BACKWARD; pass++) {
             const size_t products = 32 << 20, d_weight = shared ? (size_t)V * H * 2 : 0,
                          d_hidden = pass == COLO_LINEAR_BACKWARD ? (size_t)T * H * 2 : 0,
@@ -114,33 +106,26 @@ T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
             assert_true(saved + work + products + d_weight + d_hidden <= (size_t)3 << 30);
             assert_true(work >= logits);
         }
-        colo_linear_logprob_destroy(&linear);
     }
-    colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
 }
 
 /* The loss pass adds to main_grad, which does not count. f32 logits of two chunks, and gradients of
  * 2,048 rows, or bf16 logits in place of 4,096 rows, are 1.16 GiB each. */
 T_CASE(loss_of_a_large_vocabulary_takes_at_most_1_3_GiB)
 {
-    colo_comm_t *self = NULL;
-    colo_lm_head_t *head = NULL;
-    colo_linear_logprob_t *linear = NULL;
-    colo_linear_logprob_config_t lc = make_large(&self, &head);
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
+    colo_linear_logprob_config_t lc = make_large(&head);
     for (int i = 0; i < 2; i++) {
         const size_t products = 32 << 20, d_hidden = (size_t)T * H * 2, row = (size_t)V * 2;
         size_t work;
         lc.logits_dtype = i ? COLO_BF16 : COLO_F32;
-        assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+        T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
+        assert_ok(colo_linear_logprob_create(&linear, &lc, head, t_self()));
         assert_int_equal(colo_linear_logprob_chunk(linear, T), i ? 1024 : 512);
         assert_ok(colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOSS, T, -1, &work));
         assert_true(work + products + d_hidden <= (size_t)13 * (1 << 30) / 10);
         assert_true(work >= 4096 * row);
-        colo_linear_logprob_destroy(&linear);
     }
-    colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
 }
 
 T_MAIN("loss/linear_early")

@@ -50,7 +50,7 @@ T_CASE(gradients_are_central_differences_of_forward)
 {
     uint64_t rng = t_seed();
     for (int mode = 0; mode < 3; mode++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 2, 1, T, V, H, COLO_F64, &rng);
         linear_case_shard(&c, SHARD_UNEVEN);
         c.has_bias = true;
@@ -79,7 +79,6 @@ T_CASE(gradients_are_central_differences_of_forward)
             check("d_weight", mode, i, d_w[i], slope(&c, &c.w[i]));
         for (int64_t i = 0; i < V; i++)
             check("d_bias", mode, i, d_b[i], slope(&c, &c.b[i]));
-        linear_case_free(&c);
     }
 }
 

@@ -55,7 +55,7 @@ T_CASE(statistics_are_gathered_once_or_once_a_chunk)
     for (int32_t w = 1; w <= 4; w *= 2)
         for (linear_mode_t mode = 0; mode < MODES; mode++)
             for (int k = 0; k < 3; k++) {
-                linear_case_t c;
+                T_ENDS(linear_case_free) linear_case_t c;
                 guard_case(&c, w, 1, mode, chunk_counts[k], NULL, &rng);
                 assert_ok(linear_case_run(&c));
                 for (int r = 0; r < w; r++) {
@@ -70,7 +70,6 @@ T_CASE(statistics_are_gathered_once_or_once_a_chunk)
                                  (int)total(all), (int)want);
                     most = c.chunks[r] > most ? c.chunks[r] : most;
                 }
-                linear_case_free(&c);
             }
     vacuous(most, "gather of statistics");
 }
@@ -105,16 +104,15 @@ T_CASE(the_head_is_gathered_once_a_pass_whatever_the_chunks)
         for (int k = 0; k < 3; k++)
             for (int n = 0; n < 4; n++)
                 for (int bits = 0; bits < 2; bits++) {
-                    linear_case_t c;
                     if (T_LEFT_OUT({mode, MODES}, {k, 3}, {n, 4}, {bits, 2}))
                         continue;
+                    T_ENDS(linear_case_free) linear_case_t c;
                     guard_case(&c, 1 + bits, 4, mode, chunk_counts[k], valid[n], &rng);
                     c.head = HEAD_SHARDED;
                     c.has_bias = c.start_early = c.checkpoint = bits;
                     assert_ok(linear_case_run(&c));
                     check_head(&c, mode, names[n]);
                     most = c.chunks[0] > most ? c.chunks[0] : most;
-                    linear_case_free(&c);
                 }
     vacuous(most, "gather of the head");
 }
@@ -123,14 +121,13 @@ T_CASE(a_pass_that_does_not_multiply_by_the_weight_gathers_nothing)
 {
     uint64_t rng = t_seed() + 2;
     for (linear_mode_t mode = 0; mode < LOSS; mode++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         guard_case(&c, 1, 2, mode, 2, NULL, &rng);
         c.head = HEAD_SHARDED;
         c.config.frozen_hidden = true;
         assert_ok(linear_case_run(&c));
         assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD],
                          mode == KEEP ? 1 : 2);
-        linear_case_free(&c);
     }
 }
 
@@ -140,7 +137,7 @@ T_CASE(d_hidden_is_summed_once_and_to_the_right_value)
     int64_t most = 0;
     for (linear_mode_t mode = 0; mode < MODES; mode++)
         for (int how = COLO_D_HIDDEN_ALL_REDUCE; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++) {
-            linear_case_t c;
+            T_ENDS(linear_case_free) linear_case_t c;
             guard_case(&c, 2, 1, mode, 4, NULL, &rng);
             c.config.d_hidden = (colo_d_hidden_t)how;
             assert_ok(linear_case_run(&c));
@@ -152,7 +149,6 @@ T_CASE(d_hidden_is_summed_once_and_to_the_right_value)
                 most = c.chunks[r] > most ? c.chunks[r] : most;
             }
             linear_case_compare(&c, modes[mode]);
-            linear_case_free(&c);
         }
     vacuous(most, "sum of d_hidden");
 }
@@ -211,7 +207,7 @@ T_CASE(reductions_have_staging_in_the_workspace)
     if (!t_ranks_are_threads())
         skip();
     for (int how = COLO_D_HIDDEN_ALL_REDUCE; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         guard_case(&c, 2, 2, LOGPROB, 2, NULL, &rng);
         c.head = HEAD_SHARDED;
         c.config.d_hidden = (colo_d_hidden_t)how;
@@ -220,15 +216,14 @@ T_CASE(reductions_have_staging_in_the_workspace)
         assert_ok(linear_case_run(&c));
         linear_case_compare(&c, "staging");
         assert_int_equal(atomic_load(&lent), 2 * 4); /* of d_hidden and of d_weight, on each rank */
-        linear_case_free(&c);
     }
 }
 
 static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pass_t pass)
 {
     colo_comm_t *self = t_self();
-    colo_lm_head_t *head = NULL;
-    colo_linear_logprob_t *linear = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
+    T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = vocab, .hidden = H};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
     size_t bytes;
@@ -239,8 +234,6 @@ static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pa
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
     assert_ok(colo_linear_logprob_workspace_size(linear, pass, tokens, -1, &bytes));
-    colo_linear_logprob_destroy(&linear);
-    colo_lm_head_destroy(&head);
     return bytes;
 }
 
@@ -267,7 +260,7 @@ T_CASE(nothing_is_written_apart_from_what_the_queries_said)
     uint64_t rng = t_seed() + 4;
     for (linear_mode_t mode = 0; mode < MODES; mode++)
         for (int bits = 0; bits < 8; bits++) {
-            linear_case_t c;
+            T_ENDS(linear_case_free) linear_case_t c;
             guard_case(&c, 2, 2, mode, bits & 1 ? 1 : 3, NULL, &rng);
             c.head = bits & 2 ? HEAD_SHARDED : HEAD_RESIDENT;
             c.has_bias = bits & 4;
@@ -276,7 +269,6 @@ T_CASE(nothing_is_written_apart_from_what_the_queries_said)
             for (int r = 0; r < 4; r++)
                 if (c.spilled[r])
                     fail_msg("%s, %d: rank %d wrote outside its memory", modes[mode], bits, r);
-            linear_case_free(&c);
         }
 }
 
@@ -287,7 +279,7 @@ T_CASE(kept_logits_survive_backward_and_a_second_one_gives_the_same)
     uint64_t rng = t_seed() + 5;
     for (linear_mode_t mode = 0; mode < LOSS; mode++)
         for (int d = 0; d < 2; d++) {
-            linear_case_t c;
+            T_ENDS(linear_case_free) linear_case_t c;
             guard_case(&c, 2, 1, mode, 2, NULL, &rng);
             c.dtype = d ? COLO_F64 : COLO_F32;
             c.config.logits_dtype = c.config.d_weight_dtype = c.dtype;
@@ -298,14 +290,13 @@ T_CASE(kept_logits_survive_backward_and_a_second_one_gives_the_same)
                 assert_false(c.second_differs[r]);
             }
             linear_case_compare(&c, modes[mode]);
-            linear_case_free(&c);
         }
 }
 
 T_CASE(in_place_is_done_where_asked_and_ends_the_saved_state)
 {
     uint64_t rng = t_seed() + 6;
-    linear_case_t c;
+    T_ENDS(linear_case_free) linear_case_t c;
     guard_case(&c, 2, 1, KEEP, 2, NULL, &rng);
     c.config.keep_in_place = true;
     assert_ok(linear_case_run(&c));
@@ -313,7 +304,6 @@ T_CASE(in_place_is_done_where_asked_and_ends_the_saved_state)
     linear_case_compare(&c, "in place");
     c.twice = true;
     assert_fails(linear_case_run(&c), COLO_ERR_STATE, "the saved state is not valid");
-    linear_case_free(&c);
 }
 
 T_MAIN("loss/linear_guards")

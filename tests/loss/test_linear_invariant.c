@@ -60,7 +60,7 @@ static void same_bits(const linear_case_t *c, const linear_case_t *whole, int64_
 /* 0 logprob, 1 keep, 2 loss, 3 early */
 static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode, uint64_t *rng)
 {
-    linear_case_t drawn;
+    T_ENDS(linear_case_free) linear_case_t drawn;
     linear_case_init(&drawn, 1, 1, tokens, VOCAB, HIDDEN, dtype, rng);
     linear_case_options(&drawn, LINEAR_TAU | LINEAR_SMOOTH | LINEAR_ENTROPY | LINEAR_LOSS |
                                     LINEAR_BIAS | LINEAR_IGNORED);
@@ -72,7 +72,6 @@ static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode
     drawn.config.logprob.segment = SEGMENT;
     drawn.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
     take(c, &drawn, 1, 0, tokens);
-    linear_case_free(&drawn);
 }
 
 T_CASE(a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
@@ -128,15 +127,13 @@ T_CASE(sums_over_tokens_in_segments_do_not_depend_on_ranks_or_chunk_size)
 {
     uint64_t rng = t_seed() + 2;
     for (int mode = 0; mode < 3; mode += 2) {
-        linear_case_t one, c;
+        T_ENDS(linear_case_free) linear_case_t one, c;
         begin(&one, mode == 2 ? 2100 : 8300, COLO_BF16, mode, &rng);
         assert_ok(linear_case_run(&one));
         take(&c, &one, 4, 0, one.tokens);
         c.config.logprob.chunk_size = 700;
         assert_ok(linear_case_run(&c));
         same_bits(&c, &one, 0, mode);
-        linear_case_free(&c);
-        linear_case_free(&one);
     }
 }
 
@@ -150,11 +147,10 @@ T_CASE(heads_that_segments_do_not_fill_and_partial_sums_are_refused)
                  "the head has 120 rows here, expected 128 with segments of 16 on 1 ranks; pad it");
     linear_case_free(&c);
     begin(&c, 2, COLO_F32, 0, &rng);
-    linear_case_t two;
+    T_ENDS(linear_case_free) linear_case_t two;
     take(&two, &c, 2, 0, 2);
     two.config.d_hidden = COLO_D_HIDDEN_PARTIAL;
     assert_fails(linear_case_run(&two), COLO_ERR_ARG, "d_hidden is partial with segments");
-    linear_case_free(&two);
     linear_case_free(&c);
 }
 

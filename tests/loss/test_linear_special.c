@@ -25,7 +25,7 @@ T_CASE(minus_infinity_next_to_the_target_adds_nothing)
 {
     uint64_t rng = t_seed();
     for (int mode = 0; mode < 3; mode++) {
-        linear_case_t c, without;
+        T_ENDS(linear_case_free) linear_case_t c, without;
         uint64_t again = rng;
         make(&c, 2, mode, &rng);
         make(&without, 2, mode, &again);
@@ -37,8 +37,6 @@ T_CASE(minus_infinity_next_to_the_target_adds_nothing)
         assert_true(c.d_b[V - 1] == 0);
         for (int k = 0; k < H; k++)
             assert_true(c.d_w[(V - 1) * H + k] == 0);
-        linear_case_free(&c);
-        linear_case_free(&without);
     }
 }
 
@@ -46,7 +44,7 @@ T_CASE(minus_infinity_at_the_target_is_its_logp)
 {
     uint64_t rng = t_seed() + 1;
     for (int mode = 0; mode < 3; mode++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         make(&c, 2, mode, &rng);
         c.b[2] = -INFINITY;
         assert_ok(linear_case_run(&c));
@@ -54,7 +52,6 @@ T_CASE(minus_infinity_at_the_target_is_its_logp)
         assert_true(isfinite(c.out[0][1][2]));
         for (int k = 0; k < H; k++)
             assert_true(isfinite(c.d_h[0][2 * H + k]));
-        linear_case_free(&c);
     }
 }
 
@@ -64,7 +61,7 @@ T_CASE(a_nan_row_is_nan_on_all_ranks_and_stays_a_row)
     uint64_t rng = t_seed() + 2;
     for (int mode = 0; mode < 3; mode++)
         for (int i = 0; i < 2; i++) {
-            linear_case_t c;
+            T_ENDS(linear_case_free) linear_case_t c;
             make(&c, 2, mode, &rng);
             c.h[0][3 * H] = bad[i]; /* column 0 of W has both signs: +inf somewhere */
             assert_ok(linear_case_run(&c));
@@ -75,28 +72,26 @@ T_CASE(a_nan_row_is_nan_on_all_ranks_and_stays_a_row)
                     for (int k = 0; k < H; k++)
                         assert_true(isnan(c.d_h[r][t * H + k]) == (t == 3));
                 }
-            linear_case_free(&c);
         }
 }
 
 T_CASE(a_vocabulary_of_minus_infinity_is_nan)
 {
     uint64_t rng = t_seed() + 3;
-    linear_case_t c;
+    T_ENDS(linear_case_free) linear_case_t c;
     make(&c, 2, 0, &rng);
     for (int v = 0; v < V; v++)
         c.b[v] = -INFINITY;
     assert_ok(linear_case_run(&c));
     for (int64_t t = 0; t < T; t++)
         assert_true(isnan(c.out[0][0][t]) && isnan(c.out[1][1][t]) && isnan(c.d_h[0][t * H]));
-    linear_case_free(&c);
 }
 
 T_CASE(targets_outside_the_vocabulary_are_counted_and_nan)
 {
     uint64_t rng = t_seed() + 4;
     for (int mode = 0; mode < 3; mode++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         make(&c, 2, mode, &rng);
         c.targets[0][1] = V;
         c.targets[0][4] = -7;
@@ -113,7 +108,6 @@ T_CASE(targets_outside_the_vocabulary_are_counted_and_nan)
             }
             assert_true(c.out[r][0][5] == 0 && c.out[r][1][5] == 0 && c.d_h[r][5 * H] == 0);
         }
-        linear_case_free(&c);
     }
 }
 
@@ -198,7 +192,7 @@ static void alone_again(alone_t *a)
 
 T_CASE(a_pass_without_what_comes_before_it_is_refused)
 {
-    alone_t a;
+    T_ENDS(alone_free) alone_t a;
     alone_init(&a);
     assert_fails(forward(&a), COLO_ERR_STATE, "no weight is bound");
     assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL));
@@ -208,7 +202,6 @@ T_CASE(a_pass_without_what_comes_before_it_is_refused)
     assert_fails(backward(&a), COLO_ERR_MODIFIED, "hidden states were written");
     a.hidden_version--;
     assert_ok(backward(&a)); /* the refusal did not end the saved state */
-    alone_free(&a);
 }
 
 #define REFUSE(change, call, status, text)                           \
@@ -228,7 +221,7 @@ T_CASE(a_pass_without_what_comes_before_it_is_refused)
 T_CASE(every_wrong_config_is_named)
 {
     colo_linear_logprob_t *none = NULL;
-    colo_lm_head_t *wide = NULL, *half = NULL, *sharded = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *wide = NULL, *half = NULL, *sharded = NULL;
     colo_comm_t *self = t_self();
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H};
     assert_ok(colo_lm_head_create(&sharded, &hc, self));
@@ -274,9 +267,6 @@ T_CASE(every_wrong_config_is_named)
 #undef SHARE
 #undef CONFIG
     assert_null(none);
-    colo_lm_head_destroy(&wide);
-    colo_lm_head_destroy(&half);
-    colo_lm_head_destroy(&sharded);
 }
 
 T_CASE(every_wrong_batch_is_named)
@@ -399,7 +389,7 @@ T_CASE(every_wrong_backward_is_named)
 T_CASE(forwards_may_wait_for_their_backward)
 {
     uint64_t rng = t_seed() + 5;
-    alone_t a;
+    T_ENDS(alone_free) alone_t a;
     float other[T * H], want[T * H];
     alone_init(&a);
     for (int i = 0; i < T * H; i++) {
@@ -415,7 +405,7 @@ T_CASE(forwards_may_wait_for_their_backward)
 
     assert_ok(forward(&a));
     colo_linear_logprob_saved_t first = a.saved, second;
-    unsigned char *buffer = aligned_alloc(256, 1 << 16);
+    COLO_AUTOFREE unsigned char *buffer = aligned_alloc(256, 1 << 16);
     colo_tensor_t hidden = colo_tensor_host(other, COLO_F32, 2, (int64_t[]){T, H});
     colo_linear_batch_t batch = {&hidden, &a.target, -1, NULL};
     assert_ok(colo_linear_logprob_forward(a.linear, &batch, &a.out, &second, buffer, a.work, NULL));
@@ -425,8 +415,6 @@ T_CASE(forwards_may_wait_for_their_backward)
     a.saved = first;
     assert_ok(backward(&a));
     assert_memory_equal(a.d_h, want, sizeof want);
-    free(buffer);
-    alone_free(&a);
 }
 
 /* ---- refusals, with others waiting ---- */
@@ -442,9 +430,9 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     peers_t *p = arg;
     const int me = colo_comm_rank(world), r = me % 2;
     colo_grid_t grid;
-    colo_comm_t *tp = NULL, *dp = NULL;
-    colo_lm_head_t *head = NULL;
-    colo_linear_logprob_t *linear = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *tp = NULL, *dp = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
+    T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
     float h[T * H] = {0}, w[V * H] = {0}, logp[T];
     int64_t targets[T] = {0};
     rank_try(colo_comm_set_timeout(world, 20000));
@@ -462,7 +450,8 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     rank_try(colo_linear_logprob_create(&linear, &lc, head, tp));
     int64_t first, rows;
     colo_lm_head_rows(head, &first, &rows);
-    unsigned char *gathered = aligned_alloc(256, 1024), *work = aligned_alloc(256, 1 << 20);
+    COLO_AUTOFREE unsigned char *gathered = aligned_alloc(256, 1024),
+                                *work = aligned_alloc(256, 1 << 20);
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){rows, H});
     colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});
@@ -478,12 +467,6 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     hidden.shape[1] = H;
     if (p->what == 2)
         p->again[me] = colo_linear_logprob_forward(linear, &batch, &out, NULL, NULL, work, NULL);
-    colo_linear_logprob_destroy(&linear);
-    colo_lm_head_destroy(&head);
-    colo_comm_destroy(&tp);
-    colo_comm_destroy(&dp);
-    free(gathered);
-    free(work);
     return COLO_OK;
 }
 

@@ -6,13 +6,15 @@
  */
 #include "harness/harness.h"
 
+#include "core/error.h"
+
 #include <math.h>
 
 enum { MOST = 8 };
 
 typedef struct world {
     int64_t rows, hidden;
-    bool bias, add;
+    bool flat, bias, add;
     colo_dtype_t grad_dtype;
     int64_t first[MOST], count[MOST];
     bool gathered[MOST], reduced[MOST], states[MOST];
@@ -52,19 +54,31 @@ static bool whole(const world_t *w, const colo_tensor_t *weight, const colo_tens
     return ok;
 }
 
+/* Lines of a part of the flattened weight have one element each. */
+static int64_t width_of(const world_t *w)
+{
+    return w->flat ? 1 : w->hidden;
+}
+
+/* Lines of a part, as long on all ranks if it is flat: with padding that no rank may read. */
+static int64_t lines_of(const world_t *w, int me, int ranks)
+{
+    return w->flat ? (w->rows * w->hidden + ranks - 1) / ranks : w->count[me];
+}
+
 static colo_status_t gradients(world_t *w, colo_lm_head_t *head, int me, int ranks)
 {
-    const int64_t H = w->hidden, n = w->count[me];
-    float *dw = calloc((size_t)(n * H) + 1, sizeof *dw), *db = calloc((size_t)n + 1, sizeof *db);
-    for (int64_t i = 0; i < n * H; i++)
+    const int64_t H = w->hidden, n = w->count[me], wide = width_of(w), all = lines_of(w, me, ranks);
+    COLO_AUTOFREE float *dw = calloc((size_t)(all * wide) + 1, sizeof *dw),
+                        *db = calloc((size_t)n + 1, sizeof *db);
+    for (int64_t i = 0; i < all * wide; i++)
         dw[i] = w->add ? 0.5f : NAN;
     for (int64_t i = 0; i < n; i++)
         db[i] = w->add ? 0.5f : NAN;
-    colo_tensor_t d_w = colo_tensor_host(dw, COLO_F32, 2, (int64_t[]){n, H});
+    colo_tensor_t d_w = colo_tensor_host(dw, COLO_F32, w->flat ? 1 : 2, (int64_t[]){all, H});
     colo_tensor_t d_b = colo_tensor_host(db, COLO_F32, 1, &n);
     colo_lm_head_grads_t grads = {&d_w, w->bias ? &d_b : NULL, w->add};
-    size_t bytes = colo_lm_head_reduce_size(head, &grads);
-    unsigned char *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    COLO_AUTOFREE void *workspace = t_aligned(colo_lm_head_reduce_size(head, &grads) + 1);
     colo_tensor_t fw, fb;
     rank_try(colo_lm_head_gradient(head, &grads, workspace, NULL, &fw, &fb));
     for (int64_t i = 0; i < w->rows; i++) {
@@ -76,124 +90,74 @@ static colo_status_t gradients(world_t *w, colo_lm_head_t *head, int me, int ran
     rank_try(colo_lm_head_reduce(head, &grads, workspace, NULL));
     bool ok = true;
     const float before = w->add ? 0.5f : 0;
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < H; j++)
-            ok = ok && dw[i * H + j] == before + in_rank_order(ranks, w->first[me] + i, j);
-        ok = ok && (!w->bias || db[i] == before + in_rank_order(ranks, w->first[me] + i, 900));
+    for (int64_t i = 0; i < all * wide; i++) {
+        const int64_t at = w->first[me] * wide + i;
+        ok = ok && (i < n * wide ? dw[i] == before + in_rank_order(ranks, at / H, at % H)
+                    : w->add     ? dw[i] == 0.5f
+                                 : isnan(dw[i]));
     }
+    for (int64_t i = 0; i < n && w->bias; i++)
+        ok = ok && db[i] == before + in_rank_order(ranks, w->first[me] + i, 900);
     w->reduced[me] = ok;
-    free(dw);
-    free(db);
-    free(workspace);
     return COLO_OK;
 }
 
+/* Rows of the weight, or elements [me P, (me + 1) P) of the flattened one, as DeepSpeed holds them:
+ * the second time they are bound without padding. */
 static colo_status_t sharded(colo_comm_t *world, void *arg)
 {
     world_t *w = arg;
     const int me = colo_comm_rank(world), ranks = colo_comm_size(world);
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = w->hidden,
                                     .has_bias = w->bias};
+    if (w->flat)
+        config.partition = COLO_LM_HEAD_FLAT;
     rank_try(colo_lm_head_create(&head, &config, world));
     colo_lm_head_rows(head, &w->first[me], &w->count[me]);
-    const int64_t n = w->count[me], H = w->hidden, step = H + 3; /* rows at a stride */
-    float *weight = calloc((size_t)(n * step) + 1, sizeof *weight);
-    float *bias = calloc((size_t)n + 1, sizeof *bias);
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < H; j++)
-            weight[i * step + j] = value(w->first[me] + i, j);
-        bias[i] = value(w->first[me] + i, 500);
+    const int64_t n = w->count[me], H = w->hidden, wide = width_of(w), all = lines_of(w, me, ranks),
+                  step = w->flat ? 1 : H + 3; /* rows at a stride */
+    COLO_AUTOFREE float *weight = calloc((size_t)(all * step) + 1, sizeof *weight),
+                        *bias = calloc((size_t)n + 1, sizeof *bias);
+    for (int64_t i = 0; i < all * wide; i++) {
+        const int64_t at = w->first[me] * wide + i;
+        weight[i / wide * step + i % wide] = i < n * wide ? value(at / H, at % H) : NAN;
     }
-    colo_tensor_t tw = colo_tensor_host(weight, COLO_F32, 2, (int64_t[]){n, H});
+    for (int64_t i = 0; i < n; i++)
+        bias[i] = value(w->first[me] + i, 500);
+    colo_tensor_t tw = colo_tensor_host(weight, COLO_F32, w->flat ? 1 : 2, (int64_t[]){all, H});
     colo_tensor_t tb = colo_tensor_host(bias, COLO_F32, 1, &n), fw, fb;
     tw.stride[0] = step;
     size_t bytes = colo_lm_head_gathered_size(head);
-    unsigned char *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
+    COLO_AUTOFREE void *gathered = t_aligned(bytes + 1);
     colo_comm_stats_reset(world);
 
-    bool ok = colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE, right = true;
-    for (int rep = 0; rep < 3; rep++) { /* start and finish; acquire; acquire what is there */
-        if (rep == 0)
-            rank_try(colo_lm_head_start(head, NULL));
-        ok = ok && (rep || colo_lm_head_state(head) == COLO_LM_HEAD_IN_FLIGHT);
-        if (rep == 0)
-            rank_try(colo_lm_head_finish(head, NULL, &fw, &fb));
-        else
-            rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
-        ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_AVAILABLE;
-        right = right && whole(w, &fw, &fb, 0);
-        if (rep == 1)
-            continue;
-        rank_try(colo_lm_head_release(head, NULL));
+    bool ok = true, right = true;
+    for (int bind = 0; bind <= w->flat; bind++) {
+        tw.shape[0] = bind ? n : all;
+        rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
         ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE;
-        memset(gathered, 0xff, bytes); /* no rank has what is released */
+        for (int rep = 0; rep < 3; rep++) { /* start and finish; acquire; acquire what is there */
+            if (rep == 0)
+                rank_try(colo_lm_head_start(head, NULL));
+            ok = ok && (rep || colo_lm_head_state(head) == COLO_LM_HEAD_IN_FLIGHT);
+            if (rep == 0)
+                rank_try(colo_lm_head_finish(head, NULL, &fw, &fb));
+            else
+                rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
+            ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_AVAILABLE;
+            right = right && fw.ndim == 2 && whole(w, &fw, &fb, 0);
+            if (rep == 1)
+                continue;
+            rank_try(colo_lm_head_release(head, NULL));
+            ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE;
+            memset(gathered, 0xff, bytes); /* no rank has what is released */
+        }
     }
     w->gathered[me] = right;
     w->states[me] = ok;
     rank_try(gradients(w, head, me, ranks));
     colo_comm_stats(world, &w->stats[me]);
-    free(weight);
-    free(bias);
-    free(gathered);
-    colo_lm_head_destroy(&head);
-    return COLO_OK;
-}
-
-/* Elements [me P, (me + 1) P) of the flattened weight, as DeepSpeed holds them: all of one size,
- * with padding at the end that no rank may read. The last repetition brings no padding. */
-static colo_status_t flat(colo_comm_t *world, void *arg)
-{
-    world_t *w = arg;
-    const int me = colo_comm_rank(world), ranks = colo_comm_size(world);
-    const int64_t H = w->hidden, all = w->rows * H, each = (all + ranks - 1) / ranks;
-    const int64_t first = me * each < all ? me * each : all,
-                  count = all - first < each ? all - first : each;
-    colo_lm_head_t *head = NULL;
-    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = H,
-                                    .partition = COLO_LM_HEAD_FLAT};
-    rank_try(colo_lm_head_create(&head, &config, world));
-    colo_lm_head_rows(head, &w->first[me], &w->count[me]);
-    bool ok = w->first[me] == first && w->count[me] == count;
-    float *part_of = calloc((size_t)each + 1, sizeof *part_of),
-          *d = calloc((size_t)each + 1, sizeof *d);
-    for (int64_t i = 0; i < each; i++) {
-        part_of[i] = i < count ? value((first + i) / H, (first + i) % H) : NAN;
-        d[i] = w->add ? 0.5f : NAN;
-    }
-    size_t bytes = colo_lm_head_gathered_size(head);
-    unsigned char *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    colo_tensor_t view, bias, dv, db;
-    for (int rep = 0; rep < 2; rep++) {
-        colo_tensor_t tw = colo_tensor_host(part_of, COLO_F32, 1, rep ? &count : &each);
-        memset(gathered, 0xff, bytes);
-        rank_try(colo_lm_head_bind(head, &tw, NULL, gathered));
-        rank_try(colo_lm_head_acquire(head, NULL, &view, &bias));
-        ok = ok && view.ndim == 2 && whole(w, &view, &bias, 0);
-        rank_try(colo_lm_head_release(head, NULL));
-    }
-    w->gathered[me] = ok;
-    colo_tensor_t d_w = colo_tensor_host(d, COLO_F32, 1, &each);
-    colo_lm_head_grads_t grads = {&d_w, NULL, w->add};
-    unsigned char *workspace = aligned_alloc(256, colo_lm_head_reduce_size(head, &grads) + 256);
-    rank_try(colo_lm_head_gradient(head, &grads, workspace, NULL, &dv, &db));
-    for (int64_t i = 0; i < all; i++)
-        ((float *)dv.data)[i / H * dv.stride[0] + i % H] += part(me, i / H, i % H);
-    rank_try(colo_lm_head_reduce(head, &grads, workspace, NULL));
-    ok = true;
-    for (int64_t i = 0; i < each; i++)
-        ok = ok && (i < count ? d[i] == (w->add ? 0.5f : 0) +
-                                            in_rank_order(ranks, (first + i) / H, (first + i) % H)
-                    : w->add ? d[i] == 0.5f
-                             : isnan(d[i]));
-    w->reduced[me] = ok;
-    colo_comm_stats(world, &w->stats[me]);
-    free(part_of);
-    free(d);
-    free(gathered);
-    free(workspace);
-    colo_lm_head_destroy(&head);
     return COLO_OK;
 }
 
@@ -204,16 +168,16 @@ static colo_status_t in_place(colo_comm_t *world, void *arg)
     world_t *w = arg;
     const int me = colo_comm_rank(world);
     const int64_t H = w->hidden, step = w->bias ? (H + 4) / 4 * 4 : H;
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = H,
                                     .has_bias = w->bias};
     rank_try(colo_lm_head_create(&head, &config, world));
     colo_lm_head_rows(head, &w->first[me], &w->count[me]);
     const int64_t first = w->first[me], n = w->count[me];
     const size_t bytes = colo_lm_head_gathered_size(head);
-    float *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    float *elsewhere = calloc((size_t)(n * H) + 1, sizeof *elsewhere);
-    float *bias = calloc((size_t)n + 1, sizeof *bias);
+    COLO_AUTOFREE float *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    COLO_AUTOFREE float *elsewhere = calloc((size_t)(n * H) + 1, sizeof *elsewhere);
+    COLO_AUTOFREE float *bias = calloc((size_t)n + 1, sizeof *bias);
     colo_tensor_t tw = colo_tensor_host(gathered, COLO_F32, 2, (int64_t[]){n, H}), fw, fb;
     colo_tensor_t tb = colo_tensor_host(bias, COLO_F32, 1, &n);
     w->gathered[me] = true;
@@ -230,10 +194,6 @@ static colo_status_t in_place(colo_comm_t *world, void *arg)
         w->gathered[me] = w->gathered[me] && whole(w, &fw, &fb, rep);
         rank_try(colo_lm_head_release(head, NULL));
     }
-    free(gathered);
-    free(elsewhere);
-    free(bias);
-    colo_lm_head_destroy(&head);
     return COLO_OK;
 }
 
@@ -250,17 +210,20 @@ T_CASE(a_shard_may_lie_where_it_is_gathered)
             }
 }
 
-T_CASE(shards_of_any_size_gather_and_reduce)
+static void of_any_size(bool flat)
 {
     for (int ranks = 1; ranks <= MOST; ranks++)
         for (int64_t rows = 0; rows <= 13; rows += rows < 3 ? 1 : 5)
-            for (int bits = 0; bits < 4; bits++) {
-                world_t w = {.rows = rows, .hidden = 5, .bias = bits & 1, .add = bits & 2};
+            for (int bits = 0; bits < 4; bits += 1 + flat) {
+                world_t w = {
+                    .rows = rows, .hidden = 5, .flat = flat, .bias = bits & 1, .add = bits & 2};
                 assert_ok(t_run_ranks(ranks, sharded, &w, sizeof w));
-                int64_t begin = 0, each = (rows + ranks - 1) / ranks;
+                const int64_t all = flat ? rows * w.hidden : rows, each = (all + ranks - 1) / ranks;
+                int64_t begin = 0;
                 for (int r = 0; r < ranks; r++) {
+                    const colo_comm_stats_t *s = &w.stats[r];
                     assert_int_equal(w.first[r], begin);
-                    assert_true(w.count[r] == each || begin + w.count[r] == rows);
+                    assert_true(w.count[r] == each || begin + w.count[r] == all);
                     begin += w.count[r];
                     if (!w.gathered[r] || !w.reduced[r] || !w.states[r])
                         fail_msg("%d ranks, %d rows, %d: rank %d gathered %d, reduced %d, states "
@@ -268,34 +231,27 @@ T_CASE(shards_of_any_size_gather_and_reduce)
                                  ranks, (int)rows, bits, r, w.gathered[r], w.reduced[r],
                                  w.states[r]);
                     /* weight and bias together; the third acquire found it there */
-                    assert_int_equal(w.stats[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], 2);
-                    assert_int_equal(w.stats[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD], 1);
+                    assert_int_equal(s->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], 2 + 2 * flat);
+                    assert_int_equal(s->ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD], 1);
                 }
-                assert_int_equal(begin, rows);
+                assert_int_equal(begin, all);
             }
+}
+
+T_CASE(shards_of_any_size_gather_and_reduce)
+{
+    of_any_size(false);
 }
 
 T_CASE(flat_parts_of_any_size_gather_and_reduce)
 {
-    for (int ranks = 1; ranks <= MOST; ranks++)
-        for (int64_t rows = 0; rows <= 13; rows += rows < 3 ? 1 : 5)
-            for (int add = 0; add < 2; add++) {
-                world_t w = {.rows = rows, .hidden = 5, .add = add};
-                assert_ok(t_run_ranks(ranks, flat, &w, sizeof w));
-                for (int r = 0; r < ranks; r++) {
-                    if (!w.gathered[r] || !w.reduced[r])
-                        fail_msg("%d ranks, %d rows, add %d: rank %d gathered %d, reduced %d",
-                                 ranks, (int)rows, add, r, w.gathered[r], w.reduced[r]);
-                    assert_int_equal(w.stats[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], 2);
-                    assert_int_equal(w.stats[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD], 1);
-                }
-            }
+    of_any_size(true);
 }
 
 T_CASE(a_flat_part_of_another_size_is_refused)
 {
     colo_comm_t *self = t_self();
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3,
                                     .partition = COLO_LM_HEAD_FLAT};
     static _Alignas(256) unsigned char memory[256];
@@ -318,7 +274,6 @@ T_CASE(a_flat_part_of_another_size_is_refused)
     assert_fails(colo_lm_head_bind(head, &weight, NULL, memory), COLO_ERR_ARG, "lies in gathered");
     weight.data = memory;
     assert_ok(colo_lm_head_bind(head, &weight, NULL, memory));
-    colo_lm_head_destroy(&head);
 }
 
 T_CASE(a_resident_head_is_always_there_and_moves_nothing)
@@ -357,7 +312,7 @@ T_CASE(a_resident_head_is_always_there_and_moves_nothing)
 /* A bf16 head's gradient, stored: summed in fp32, rounded once. */
 T_CASE(half_gradients_are_summed_in_f32)
 {
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 1, .hidden = 2,
                                     .dtype = COLO_BF16};
     uint16_t w[2] = {0}, d[2] = {0x7fc0, 0x7fc0};
@@ -378,13 +333,12 @@ T_CASE(half_gradients_are_summed_in_f32)
     assert_ok(colo_lm_head_reduce(head, &grads, workspace, NULL));
     assert_int_equal(d[0], 0);
     assert_int_equal(d[1], 0x3fc0); /* 1.498 rounds to 1.5 */
-    colo_lm_head_destroy(&head);
 }
 
 T_CASE(misuse_is_told_with_its_numbers)
 {
     colo_comm_t *self = t_self();
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 0};
     float w[12] = {0};
     static _Alignas(256) unsigned char memory[256];
@@ -425,7 +379,6 @@ T_CASE(misuse_is_told_with_its_numbers)
                  "bind while a gather is in flight");
     assert_ok(colo_lm_head_finish(head, NULL, NULL, NULL));
     assert_ok(colo_lm_head_release(head, NULL));
-    colo_lm_head_destroy(&head);
 }
 
 /* 4 rows of 3 and a bias on two ranks: rows of 4 elements there, two of each rank. */
@@ -435,7 +388,7 @@ T_CASE_ON(2, a_shard_lies_in_its_place_or_apart)
     const int me = colo_comm_rank(world);
     float *memory = shared[me], b[2];
     const int64_t two = 2, dense[] = {2, 3};
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3,
                                     .has_bias = true};
     colo_tensor_t w = colo_tensor_host(memory, COLO_F32, 2, dense);
@@ -462,7 +415,6 @@ T_CASE_ON(2, a_shard_lies_in_its_place_or_apart)
     rank_check(colo_lm_head_bind(head, &w, &bias, memory) == COLO_ERR_ARG);
     bias.data = memory + 80;
     rank_check(colo_lm_head_bind(head, &w, &bias, memory + 128) == COLO_OK);
-    colo_lm_head_destroy(&head);
     return COLO_OK;
 }
 
@@ -491,13 +443,12 @@ static colo_status_t no_width(colo_comm_t *world, void *arg)
 {
     colo_status_t *st = arg;
     const int me = colo_comm_rank(world);
-    colo_lm_head_t *head = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = me == 2 ? 0 : 3};
     rank_try(colo_comm_set_check(world, 0));
     const colo_status_t own = colo_lm_head_create(&head, &config, world);
     rank_check(own == (me == 2 ? COLO_ERR_ARG : COLO_OK));
     st[me] = colo_comm_barrier(world, NULL);
-    colo_lm_head_destroy(&head);
     return COLO_OK;
 }
 

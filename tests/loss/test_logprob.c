@@ -97,12 +97,11 @@ T_CASE(a_vocabulary_smaller_than_the_group_leaves_ranks_empty)
     uint64_t rng = t_seed() + 2;
     for (int64_t vocab = 1; vocab <= 3; vocab++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, 8, 4, vocab, COLO_F64, 2, &rng);
             loss_case_shard(&c, kind);
             set_options(&c, 255 & ~(vocab == 1 ? MEGATRON : 0));
             run_and_compare(&c, "tiny vocabulary");
-            loss_case_free(&c);
         }
 }
 
@@ -110,7 +109,7 @@ T_CASE(rows_longer_than_a_tile_rescale_as_the_maximum_grows)
 {
     uint64_t rng = t_seed() + 3;
     for (size_t d = 0; d < 4; d++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 2, 3, 2311, dtypes[d], 1, &rng);
         for (int64_t j = 0; j < c.vocab;
              j++) /* row 0 climbs, row 1 falls, row 2 jumps at the end */
@@ -123,7 +122,6 @@ T_CASE(rows_longer_than_a_tile_rescale_as_the_maximum_grows)
         run_and_compare(&c, "long rows");
         set_options(&c, 255 & ~CORRECT); /* the cap makes ties in fp32 that fp64 does not have */
         run_and_compare(&c, "long rows, capped");
-        loss_case_free(&c);
     }
 }
 
@@ -133,7 +131,7 @@ T_CASE(ignored_and_invalid_targets_are_counted_and_contained)
     static const int64_t odd[] = {-100, 19, -1, 1000, -100, INT64_MAX, INT64_MIN, 18, 0};
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, worlds[w], 9, 19, COLO_F32, 3, &rng);
             loss_case_shard(&c, kind);
             memcpy(c.targets, odd, sizeof odd);
@@ -141,20 +139,18 @@ T_CASE(ignored_and_invalid_targets_are_counted_and_contained)
             run_and_compare(&c, "odd targets");
             assert_int_equal(c.n_valid[0], 2);
             assert_int_equal(c.n_invalid[0], 5);
-            loss_case_free(&c);
         }
 }
 
 T_CASE(an_invalid_target_leaves_the_entropy_gradient_alone)
 {
     uint64_t rng = t_seed() + 5;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 2, 3, 12, COLO_F64, 3, &rng);
     c.targets[1] = 12;
     set_options(&c, ENTROPY | LOSS);
     c.no_up[0] = c.no_up[2] = true;
     run_and_compare(&c, "entropy only");
-    loss_case_free(&c);
 }
 
 T_CASE(lenient_targets_have_no_target_term)
@@ -181,7 +177,7 @@ T_CASE(lenient_targets_have_no_target_term)
 T_CASE(leniency_forgives_targets_only)
 {
     uint64_t rng = t_seed() + 8;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 2, 3, 12, COLO_F32, 3, &rng);
     c.targets[1] = -1;
     c.z[1 * 12 + 7] = NAN;
@@ -191,14 +187,13 @@ T_CASE(leniency_forgives_targets_only)
     for (int k = 0; k < 3; k++)
         assert_true(isnan(c.out[0][k][1]) && !isnan(c.out[0][k][0]));
     assert_true(isnan(c.dz[12]) && !isnan(c.dz[0]));
-    loss_case_free(&c);
 }
 
 T_CASE(an_ignore_index_inside_the_vocabulary_is_ignored)
 {
     uint64_t rng = t_seed() + 6;
     for (int64_t index = 0; index < 4; index++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 3, 8, 10, COLO_F32, 3, &rng);
         for (int t = 0; t < 8; t++)
             c.targets[t] = t % 4;
@@ -206,7 +201,6 @@ T_CASE(an_ignore_index_inside_the_vocabulary_is_ignored)
         set_options(&c, 255);
         run_and_compare(&c, "pad token");
         assert_int_equal(c.n_valid[2], 6);
-        loss_case_free(&c);
     }
 }
 
@@ -214,7 +208,7 @@ T_CASE(nothing_valid_and_nothing_at_all_still_join_the_gather)
 {
     uint64_t rng = t_seed() + 7;
     for (int64_t tokens = 0; tokens <= 4; tokens += 4) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 4, tokens, 16, COLO_F32, 3, &rng);
         for (int t = 0; t < tokens; t++)
             c.targets[t] = -100;
@@ -222,7 +216,6 @@ T_CASE(nothing_valid_and_nothing_at_all_still_join_the_gather)
         run_and_compare(&c, "n_valid = 0");
         for (int r = 0; r < 4; r++)
             assert_int_equal(c.after_forward[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS], 1);
-        loss_case_free(&c);
     }
 }
 
@@ -230,13 +223,12 @@ T_CASE(gradients_that_are_left_out_count_as_zero)
 {
     uint64_t rng = t_seed() + 8;
     for (unsigned left = 0; left < 8; left++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 2, 4, 15, COLO_F64, 3, &rng);
         set_options(&c, 255);
         for (int k = 0; k < 3; k++)
             c.no_up[k] = left >> k & 1;
         run_and_compare(&c, "left out");
-        loss_case_free(&c);
     }
 }
 
@@ -244,19 +236,17 @@ T_CASE(the_gradient_in_place_has_the_bits_of_the_one_apart)
 {
     uint64_t rng = t_seed() + 9;
     for (size_t d = 0; d < 4; d++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 3, 5, 20, dtypes[d], 3, &rng);
         loss_case_shard(&c, SHARD_PADDED);
         c.row_gap = 2;
         set_options(&c, 255);
         run_and_compare(&c, "apart");
-        loss_case_t in_place;
+        T_ENDS(loss_case_free) loss_case_t in_place;
         loss_case_take(&in_place, &c, 0, 5);
         in_place.in_place = true;
         run_and_compare(&in_place, "in place");
         loss_case_same(&in_place, &c, 0, "in place");
-        loss_case_free(&in_place);
-        loss_case_free(&c);
     }
 }
 
@@ -265,7 +255,7 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
     uint64_t rng = t_seed() + 10;
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, worlds[w], 4, 16, COLO_F32, 1, &rng);
             loss_case_shard(&c, kind);
             for (int t = 0; t < 4; t++)
@@ -280,25 +270,23 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
                 assert_int_equal(c.correct[r][0], 1);
                 assert_int_equal(c.correct[r][1] + c.correct[r][2] + c.correct[r][3], 0);
             }
-            loss_case_free(&c);
         }
 }
 
 T_CASE(a_negative_scale_turns_the_argmax_round)
 {
     uint64_t rng = t_seed() + 11;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 2, 30, 6, COLO_F64, 2, &rng);
     set_options(&c, 255);
     c.config.logits.scale = -0.8;
     run_and_compare(&c, "negative scale");
-    loss_case_free(&c);
 }
 
 T_CASE(megatron_smoothing_is_not_pytorch_smoothing)
 {
     uint64_t rng = t_seed() + 12;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 2, 1, 8, COLO_F64, 2, &rng);
     set_options(&c, LOSS | SMOOTH);
     assert_ok(loss_case_run(&c));
@@ -309,7 +297,6 @@ T_CASE(megatron_smoothing_is_not_pytorch_smoothing)
     /* loss is affine in e, and loss(0) = -logp: e' / e = V / (V - 1) = 8 / 7 */
     double ratio = (megatron + logp) / (pytorch + logp);
     assert_true(ratio > 8.0 / 7 - 1e-9 && ratio < 8.0 / 7 + 1e-9);
-    loss_case_free(&c);
 }
 
 T_CASE(outputs_at_probability_one_keep_their_sign)
@@ -328,7 +315,7 @@ T_CASE(local_smoothing_is_over_a_ranks_own_columns)
 {
     uint64_t rng = t_seed() + 10;
     for (int i = 0; i < 24; i++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, worlds[i % 3], 7, 60, i / 3 % 2 ? COLO_F64 : COLO_F32, 3, &rng);
         loss_case_shard(&c, i / 6 % 2 ? SHARD_PADDED : SHARD_UNEVEN);
         c.config.want_loss = c.config.local_smoothing = true;
@@ -338,7 +325,6 @@ T_CASE(local_smoothing_is_over_a_ranks_own_columns)
         assert_ok(loss_case_run(&c));
         for (int r = 0; r < c.ranks; r++)
             loss_case_check_local(&c, r);
-        loss_case_free(&c);
     }
 }
 

@@ -54,7 +54,7 @@ T_CASE(the_oracle_is_its_own_central_difference)
     uint64_t rng = t_seed();
     for (int s = 0; s < SETTINGS; s++)
         for (int w = 0; w < 4; w++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             double dz[V];
             loss_case_init(&c, 1, 1, V, COLO_F64, 2, &rng);
             configure(&c, s);
@@ -73,7 +73,6 @@ T_CASE(the_oracle_is_its_own_central_difference)
                     fail_msg("%s, output %d, column %d: %g, difference %g", settings[s].name, w, j,
                              dz[j], slope);
             }
-            loss_case_free(&c);
         }
 }
 
@@ -113,7 +112,7 @@ T_CASE(the_library_is_its_own_central_difference_on_three_ranks)
 T_CASE(a_constant_added_to_a_row_changes_nothing)
 {
     uint64_t rng = t_seed() + 2;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 4, 6, 40, COLO_F64, 3, &rng);
     c.config.want_entropy = true;
     assert_ok(loss_case_run(&c));
@@ -123,14 +122,13 @@ T_CASE(a_constant_added_to_a_row_changes_nothing)
             sum += c.dz[t * 40 + j];
         assert_true(fabs(sum) < 1e-13);
     }
-    loss_case_free(&c);
 }
 
 /* p near 1: the target's gradient 1 - p is small, and must not come out as 0 in fp64 */
 T_CASE(the_targets_gradient_survives_a_probability_near_one)
 {
     uint64_t rng = t_seed() + 3;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 2, 1, 4, COLO_F64, 0, &rng);
     c.targets[0] = 2;
     c.z[2] = 30;
@@ -139,7 +137,6 @@ T_CASE(the_targets_gradient_survives_a_probability_near_one)
     double expected = 3 * exp(-30.0) / (1 + 3 * exp(-30.0)); /* 2.8e-13 */
     assert_true(fabs(c.dz[2] - expected) < 5e-16);
     assert_true(c.dz[2] > 0);
-    loss_case_free(&c);
 }
 
 T_MAIN("loss/logprob_grad")

@@ -17,7 +17,7 @@ T_CASE(forward_gathers_once_and_backward_never)
     uint64_t rng = t_seed();
     for (int32_t w = 1; w <= 8; w++)
         for (int k = 0; k < 4; k++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, w, 10, 20, COLO_F32, 2, &rng);
             c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
             c.config.chunk_size = chunks[k];
@@ -28,7 +28,6 @@ T_CASE(forward_gathers_once_and_backward_never)
                 assert_int_equal(total_ops(f), w > 1);
                 assert_memory_equal(f, b, sizeof *f);
             }
-            loss_case_free(&c);
         }
 }
 
@@ -36,7 +35,7 @@ T_CASE(forward_gathers_once_and_backward_never)
 T_CASE(the_gather_carries_a_few_numbers_a_token)
 {
     uint64_t rng = t_seed() + 1;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 4, 10, 4000, COLO_F32, 2, &rng);
     assert_ok(loss_case_run(&c));
     assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS],
@@ -45,7 +44,6 @@ T_CASE(the_gather_carries_a_few_numbers_a_token)
     assert_ok(loss_case_run(&c));
     assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS],
                      64 + 160 + 80);
-    loss_case_free(&c);
 }
 
 /* ---- chunks ---- */
@@ -59,7 +57,7 @@ T_CASE(chunking_changes_no_bit)
     uint64_t rng = t_seed() + 2;
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, worlds[w], TOKENS, VOCAB, dtypes[d], 3, &rng);
             loss_case_shard(&c, SHARD_UNEVEN);
             c.targets[3] = -100;
@@ -70,14 +68,12 @@ T_CASE(chunking_changes_no_bit)
             assert_int_equal(c.n_valid[0], TOKENS - 2);
             assert_int_equal(c.n_invalid[0], 1);
             for (int k = 0; k < 4; k++) {
-                loss_case_t again;
+                T_ENDS(loss_case_free) loss_case_t again;
                 loss_case_take(&again, &c, 0, TOKENS);
                 again.config.chunk_size = chunks[k];
                 assert_ok(loss_case_run(&again));
                 loss_case_same(&again, &c, 0, "chunks");
-                loss_case_free(&again);
             }
-            loss_case_free(&c);
         }
 }
 
@@ -185,8 +181,8 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 assert_ok(colo_logprob_saved_size(&a.cfg.logprob, dtypes[d], T, &stat_bytes));
                 assert_ok(
                     colo_logprob_workspace_size(&a.cfg.logprob, dtypes[d], T, 1, &workspace_bytes));
-                unsigned char *stats = t_aligned(stat_bytes + 2 * MARGIN);
-                unsigned char *workspace = t_aligned(workspace_bytes + 2 * MARGIN);
+                COLO_AUTOFREE unsigned char *stats = t_aligned(stat_bytes + 2 * MARGIN);
+                COLO_AUTOFREE unsigned char *workspace = t_aligned(workspace_bytes + 2 * MARGIN);
                 memset(stats, CANARY, stat_bytes + 2 * MARGIN);
                 memset(workspace, CANARY, workspace_bytes + 2 * MARGIN);
                 a.arg.stats = stats + MARGIN;
@@ -198,8 +194,6 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 /* exact: numbers of both are less than one alignment from the end */
                 assert_false(painted(stats + stat_bytes, MARGIN));
                 assert_false(painted(workspace + workspace_bytes, MARGIN));
-                free(stats);
-                free(workspace);
             }
 }
 
@@ -234,16 +228,17 @@ T_CASE(ignored_rows_are_not_read)
     char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(memory != MAP_FAILED);
     assert_int_equal(mprotect(memory, page, PROT_NONE), 0);
-    int64_t *targets = calloc((size_t)tokens, sizeof *targets);
-    float *logp = malloc((size_t)tokens * sizeof *logp), *up = calloc((size_t)tokens, sizeof *up);
-    float *dz = malloc((size_t)tokens * row);
-    double *stats = t_aligned((size_t)tokens * 3 * sizeof *stats + 255);
+    COLO_AUTOFREE int64_t *targets = calloc((size_t)tokens, sizeof *targets);
+    COLO_AUTOFREE float *logp = malloc((size_t)tokens * sizeof *logp),
+                        *up = calloc((size_t)tokens, sizeof *up);
+    COLO_AUTOFREE float *dz = malloc((size_t)tokens * row);
+    COLO_AUTOFREE double *stats = t_aligned((size_t)tokens * 3 * sizeof *stats + 255);
     size_t bytes;
     for (int64_t t = 0; t <= dark; t++)
         targets[t] = -100;
     a.cfg.logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
     assert_ok(colo_logprob_workspace_size(&a.cfg.logprob, COLO_F32, tokens, 1, &bytes));
-    void *workspace = t_aligned(bytes);
+    COLO_AUTOFREE void *workspace = t_aligned(bytes);
     a.logits = colo_tensor_host(memory, COLO_F32, 2, (int64_t[]){tokens, V});
     a.target = colo_tensor_host(targets, COLO_I64, 1, &tokens);
     a.d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){tokens, V});
@@ -255,12 +250,6 @@ T_CASE(ignored_rows_are_not_read)
     assert_ok(alone_backward(&a));
     assert_true(logp[0] == 0 && logp[dark] == 0 && logp[dark + 1] < -1);
     munmap(memory, 2 * page);
-    free(targets);
-    free(logp);
-    free(up);
-    free(dz);
-    free(stats);
-    free(workspace);
 }
 
 T_CASE(forward_without_saved_needs_no_stats)

@@ -3,7 +3,6 @@
  * test_logprob_reject.c - ranks that disagree, or of which one errs: on every level of COLO_CHECK
  * they get the same error message, or the other wakes. What one rank refuses: test_refusals.c.
  */
-#include "core/error.h"
 #include "loss/validate.h"
 #include "loss/loss_alone.h"
 
@@ -100,14 +99,13 @@ T_CASE(blocks_of_other_sizes_are_a_mismatch_of_the_gather)
 T_CASE(a_column_on_two_ranks_is_a_mismatch)
 {
     uint64_t rng = t_seed() + 5;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 3, 2, 9, COLO_F32, 1, &rng);
     c.start[1] = 2;
     c.columns[1] = 4;
     c.forward_only = true;
     assert_fails(loss_case_run(&c), COLO_ERR_MISMATCH,
                  "3 ranks hold 10 columns, the vocabulary has 9: some are on two ranks");
-    loss_case_free(&c);
 }
 
 T_CASE(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting)

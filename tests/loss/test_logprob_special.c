@@ -242,14 +242,13 @@ T_CASE(all_logits_far_below_zero_are_ordinary)
     uint64_t rng = t_seed() + 1;
     for (size_t d = 0; d < 2; d++)
         for (size_t w = 0; w < 5; w++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, worlds[w], 4, V, dtypes[d], 1, &rng);
             for (int i = 0; i < 4 * V; i++)
                 c.z[i] = loss_round(dtypes[d], c.z[i] - 2000);
             c.config.want_entropy = c.config.want_loss = true;
             assert_ok(loss_case_run(&c));
             loss_case_compare(&c, "far below zero");
-            loss_case_free(&c);
         }
 }
 
@@ -261,7 +260,7 @@ T_CASE(an_offset_of_5000_costs_no_digit)
     uint64_t rng = t_seed() + 2;
     for (size_t w = 0; w < 5; w++)
         for (int smooth = 0; smooth < 2; smooth++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, worlds[w], 6, V, COLO_F32, 3, &rng);
             c.config.want_entropy = c.config.want_loss = true;
             c.config.label_smoothing = smooth ? 0.1 : 0;
@@ -269,14 +268,12 @@ T_CASE(an_offset_of_5000_costs_no_digit)
                 c.z[i] = floor(c.z[i] * 2048) / 2048;
             assert_ok(loss_case_run(&c));
             loss_case_compare(&c, "offset 0");
-            loss_case_t shifted;
+            T_ENDS(loss_case_free) loss_case_t shifted;
             loss_case_take(&shifted, &c, 0, 6);
             for (int i = 0; i < 6 * V; i++)
                 shifted.z[i] += 5000;
             assert_ok(loss_case_run(&shifted));
             loss_case_same(&shifted, &c, 0, "offset 5000");
-            loss_case_free(&shifted);
-            loss_case_free(&c);
         }
 }
 
@@ -286,7 +283,7 @@ T_CASE(the_largest_doubles_make_a_one_hot_row)
     uint64_t rng = t_seed() + 3;
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            loss_case_t c;
+            T_ENDS(loss_case_free) loss_case_t c;
             loss_case_init(&c, worlds[w], 1, V, COLO_F64, 0, &rng);
             loss_case_shard(&c, kind);
             c.config.want_entropy = true;
@@ -300,7 +297,6 @@ T_CASE(the_largest_doubles_make_a_one_hot_row)
             }
             for (int j = 0; j < V; j++)
                 assert_true(c.dz[j] == 0);
-            loss_case_free(&c);
         }
 }
 
@@ -308,7 +304,7 @@ T_CASE(the_largest_doubles_make_a_one_hot_row)
 T_CASE(an_x_that_overflows_fp32_is_infinite)
 {
     uint64_t rng = t_seed() + 4;
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 2, 4, 4, COLO_F32, 0, &rng);
     c.config.want_entropy = c.config.want_loss = true;
     c.config.label_smoothing = 0.1; /* over a column at -inf: +inf */
@@ -334,7 +330,6 @@ T_CASE(an_x_that_overflows_fp32_is_infinite)
     assert_true(isnan(c.dz[1]) && isnan(c.dz[12]));
     for (int i = 4; i < 12; i++)
         assert_true(isfinite(c.dz[i]));
-    loss_case_free(&c);
 }
 
 /* ---- rows that must not be read ---- */

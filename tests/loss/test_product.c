@@ -47,13 +47,12 @@ static colo_status_t run(const char *gemm, struct colo_linear_gemm *g)
     if (st == COLO_OK) {
         const size_t bytes = (size_t)ops->workspace(made);
         assert_int_equal(bytes % 256, 0);
-        unsigned char *work = aligned_alloc(256, bytes + 256);
+        COLO_AUTOFREE unsigned char *work = aligned_alloc(256, bytes + 256);
         memset(work, 0xff, bytes + 256); /* NaN: nothing in it may count */
         g->workspace = work;
         st = ops->run(made, g, NULL);
         for (int i = 0; i < 256; i++)
             assert_int_equal(work[bytes + (size_t)i], 0xff);
-        free(work);
     }
     ops->destroy(made);
     unsetenv("COLO_GEMM");
@@ -71,7 +70,7 @@ static void check_product(int nth, enum colo_linear_product what, colo_dtype_t d
     const bool f64 = dtype == COLO_F64, logits = what == COLO_LINEAR_LOGITS;
     const colo_dtype_t wide = f64 ? COLO_F64 : COLO_F32;
     const float scale[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
-    product_case_t p;
+    T_ENDS(product_case_free) product_case_t p;
     product_case_init(&p, what, dtype,
                       what == COLO_LINEAR_D_WEIGHT || (logits && nth % 2) ? wide : dtype, n,
                       nth % 3, n[1] + nth % 3, logits && nth % 2, &rng);
@@ -89,7 +88,6 @@ static void check_product(int nth, enum colo_linear_product what, colo_dtype_t d
         assert_ok(run(way(w), &p.g));
         product_case_compare(&p, u, way(w));
     }
-    product_case_free(&p);
 }
 
 /* ---- which ---- */
@@ -108,11 +106,10 @@ static void collect(colo_log_level_t level, const char *line, void *user)
 
 static colo_status_t created(const char *gemm)
 {
-    product_case_t p;
+    T_ENDS(product_case_free) product_case_t p;
     product_case_init(&p, COLO_LINEAR_LOGITS, COLO_F32, COLO_F32, (int64_t[]){1, 1, 1}, 0, 1, false,
                       &rng);
     colo_status_t st = run(gemm, &p.g);
-    product_case_free(&p);
     return st;
 }
 
@@ -190,7 +187,7 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
             for (int w = 0; w < ways(); w++) {
                 const colo_dtype_t dtype = d == 0 ? COLO_F32 : d == 1 ? COLO_BF16 : COLO_F64;
                 const size_t elem = colo_dtype_size(dtype);
-                product_case_t p;
+                T_ENDS(product_case_free) product_case_t p;
                 /* an output wide enough to show a bit */
                 product_case_init(&p, (enum colo_linear_product)what, dtype,
                                   what || d == 2 ? dtype : COLO_F32, (int64_t[]){300, 40, 140}, 0,
@@ -198,7 +195,7 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
                 struct colo_linear_matrix *to = p.to;
                 const size_t pitch = (size_t)to->stride * colo_dtype_size(to->dtype),
                              bytes = (size_t)p.rows * pitch;
-                unsigned char *all = malloc(bytes);
+                COLO_AUTOFREE unsigned char *all = malloc(bytes);
                 assert_ok(run(way(w), &p.g));
                 memcpy(all, to->data, bytes);
                 for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
@@ -216,8 +213,6 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
                         fail_msg("%s: product %d of %s: rows from %d differ when %d come", way(w),
                                  what, colo_dtype_name(dtype), (int)from, (int)part.rows);
                 }
-                free(all);
-                product_case_free(&p);
             }
 }
 

@@ -84,6 +84,7 @@ T_CASE(a_list_without_the_target_has_it_all_the_same)
 {
     uint64_t rng = t_seed() + 1;
     for (int32_t ranks = 1; ranks <= 3; ranks++) {
+        T_ENDS(loss_case_free)
         loss_case_t c = make_case(ranks, T, V, COLO_F64, SHARD_EVEN, 0, &rng);
         assert_ok(loss_case_run(&c));
         for (int64_t t = 0; t < T; t++)
@@ -91,7 +92,6 @@ T_CASE(a_list_without_the_target_has_it_all_the_same)
                 if (c.out[r][0][t] != 0 || c.out[r][1][t] != 0)
                     fail_msg("the only id of a list has logp %g, entropy %g", c.out[r][0][t],
                              c.out[r][1][t]);
-        loss_case_free(&c);
     }
 }
 
@@ -142,7 +142,7 @@ T_CASE(ignored_tokens_and_their_lists_are_not_read)
 T_CASE(special_values_of_a_list_and_no_others_count)
 {
     uint64_t rng = t_seed() + 3;
-    loss_case_t c = make_case(2, 4, V, COLO_F32, SHARD_EVEN, 30, &rng);
+    T_ENDS(loss_case_free) loss_case_t c = make_case(2, 4, V, COLO_F32, SHARD_EVEN, 30, &rng);
     for (int64_t t = 0; t < 4; t++)
         for (int64_t j = 0; j < V; j++) /* -inf, +inf, NaN in the list; nothing but -inf */
             if (t == 3 && (c.in[t * V + j] || j == c.targets[t]))
@@ -162,7 +162,6 @@ T_CASE(special_values_of_a_list_and_no_others_count)
         if (!isfinite(dz[j]) || !isnan(dz[V + j]) || !isnan(dz[2 * V + j]) || !isnan(dz[3 * V + j]))
             fail_msg("column %d: gradients %g %g %g %g", (int)j, dz[j], dz[V + j], dz[2 * V + j],
                      dz[3 * V + j]);
-    loss_case_free(&c);
 }
 
 /* On a GPU lists are not looked at by the host: token @nan is NaN then. */

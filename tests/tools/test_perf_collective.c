@@ -68,7 +68,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     const t_case_t *c = *(const t_case_t **)arg;
     const int64_t me = colo_comm_rank(world);
     const colo_grid_t src = t_grid(&c->src), dst = t_grid(&c->dst);
-    t_buffer_t x, y, d_y, d_x;
+    T_ENDS(t_buffer_free) t_buffer_t x = {0}, y = {0}, d_y = {0}, d_x = {0};
     host_t h = {.engine = {copy, zero, all_gather, all_reduce}, .dtype = c->dtype};
     perf_coll_t p = {.src = &src,
                      .dst = &dst,
@@ -112,10 +112,6 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
         free(p.stage[i]);
     for (int g = 0; g < PERF_GROUPS; g++)
         colo_comm_destroy(&h.group[g]);
-    t_buffer_free(&x);
-    t_buffer_free(&y);
-    t_buffer_free(&d_y);
-    t_buffer_free(&d_x);
     return COLO_OK;
 }
 
@@ -158,8 +154,8 @@ T_CASE(the_lists_of_samples_and_rows_are_the_oracles)
                 t_side(i < 14 ? (dst ? pairs[i].dst : pairs[i].src) : more[i - 14], !dst);
             colo_grid_t grid = t_grid(&side);
             for (int64_t rank = 0; rank < grid.offset + grid.size + 1; rank++) {
-                ref_part_t want;
-                perf_part_t got;
+                T_ENDS(ref_part_free) ref_part_t want;
+                T_ENDS(perf_part_free) perf_part_t got;
                 ref_part_make(&want, &side, (ref_shape_t){7, 48, 2}, rank, full);
                 assert_int_equal(perf_part_make(&got, &grid, rank, dst, 7, 48, full), 0);
                 assert_int_equal(got.nb, want.nb);
@@ -169,8 +165,6 @@ T_CASE(the_lists_of_samples_and_rows_are_the_oracles)
                     assert_memory_equal(got.s, want.s, (size_t)want.ns * 8);
                     assert_int_equal(got.addend, want.addend);
                 }
-                ref_part_free(&want);
-                perf_part_free(&got);
             }
         }
 }
