@@ -35,6 +35,11 @@ void gpu_free(void *p)
     assert_cuda(cudaFree(p));
 }
 
+void gpu_freed(void *p)
+{
+    gpu_free(*(void **)p);
+}
+
 const colo_ops_t *gpu_ops(void)
 {
     const colo_ops_t *ops = NULL;

@@ -29,6 +29,9 @@ void *gpu_put(const void *from, size_t bytes);
 /* Waits for the device first. */
 void gpu_get(void *to, const void *from, size_t bytes);
 void gpu_free(void *p);
+/* A variable of it that is freed with its scope: GPU_AUTOFREE void *p = gpu_put(…); */
+#define GPU_AUTOFREE T_ENDS(gpu_freed)
+void gpu_freed(void *p);
 
 /* The tables under test. */
 const colo_ops_t *gpu_ops(void);

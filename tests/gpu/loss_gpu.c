@@ -48,7 +48,8 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
     if (!dz)
         return;
     double g[3], *ref = malloc((size_t)vocab * sizeof *ref);
-    double *fp = malloc((size_t)vocab * sizeof *fp); /* f p, as the gradient of -logp elsewhere */
+    COLO_AUTOFREE double *fp =
+        malloc((size_t)vocab * sizeof *fp); /* f p, as the gradient of -logp elsewhere */
     for (int k = 0; k < 3; k++)
         g[k] = asked[k] ? up[k] : 0;
     ref_logprob_grad(o, z, vocab, target, g[0], g[1], g[2], ref);
@@ -68,7 +69,6 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
                      (long long)j, dz[j], e, t);
     }
     free(ref);
-    free(fp);
 }
 
 void gpu_case_compare(const loss_case_t *c, const char *label)

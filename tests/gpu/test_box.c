@@ -86,7 +86,8 @@ static unsigned char *random_bytes(int64_t n)
 /* @n boxes one after the other in arenas as large as they need, copied in one call. */
 static void run_list(int n, int64_t elem)
 {
-    colo_box_t *to = calloc((size_t)n, sizeof *to), *from = calloc((size_t)n, sizeof *from);
+    COLO_AUTOFREE colo_box_t *to = calloc((size_t)n, sizeof *to),
+                             *from = calloc((size_t)n, sizeof *from);
     int64_t *offset = calloc((size_t)n * 2, sizeof *offset), size[2] = {64, 64};
     for (int i = 0; i < n; i++) {
         int64_t extent[3], ds[3], ss[3];
@@ -103,9 +104,10 @@ static void run_list(int n, int64_t elem)
             size[s] = (offset[2 * i + s] + span[s] * elem + 63) & ~INT64_C(63);
         }
     }
-    unsigned char *dst = random_bytes(size[0]), *src = random_bytes(size[1]);
-    unsigned char *got = malloc((size_t)size[0]);
-    unsigned char *d_dst = gpu_put(dst, (size_t)size[0]), *d_src = gpu_put(src, (size_t)size[1]);
+    COLO_AUTOFREE unsigned char *dst = random_bytes(size[0]), *src = random_bytes(size[1]);
+    COLO_AUTOFREE unsigned char *got = malloc((size_t)size[0]);
+    GPU_AUTOFREE unsigned char *d_dst = gpu_put(dst, (size_t)size[0]),
+                               *d_src = gpu_put(src, (size_t)size[1]);
     for (int i = 0; i < n; i++) {
         to[i].data = d_dst + offset[2 * i];
         const bool zeros = t_below(&rng, 5) == 0; /* a source without data */
@@ -123,13 +125,6 @@ static void run_list(int n, int64_t elem)
         if (got[i] != dst[i])
             fail_msg("%d boxes of %d-byte elements: byte %lld is %02x, expected %02x", n, (int)elem,
                      (long long)i, got[i], dst[i]);
-    gpu_free(d_dst);
-    gpu_free(d_src);
-    free(dst);
-    free(src);
-    free(got);
-    free(to);
-    free(from);
     free(offset);
 }
 
@@ -151,7 +146,7 @@ T_CASE(two_hundred_boxes_are_one_launch_and_can_be_replayed)
     enum { N = 200, EACH = 24 };
     colo_box_t to[N], from[N];
     unsigned char *src = random_bytes(N * EACH), got[N * EACH];
-    unsigned char *d_src = gpu_put(src, N * EACH), *d_dst = gpu_put(NULL, N * EACH);
+    GPU_AUTOFREE unsigned char *d_src = gpu_put(src, N * EACH), *d_dst = gpu_put(NULL, N * EACH);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -179,8 +174,6 @@ T_CASE(two_hundred_boxes_are_one_launch_and_can_be_replayed)
     assert_cuda(cudaGraphExecDestroy(exec));
     assert_cuda(cudaGraphDestroy(graph));
     assert_cuda(cudaStreamDestroy(stream));
-    gpu_free(d_src);
-    gpu_free(d_dst);
     free(src);
 }
 
@@ -190,7 +183,7 @@ static void big_box(const int64_t *extent, const int64_t *stride, int64_t elem)
     const int64_t plain[3] = {extent[1] * extent[2], extent[2], 1};
     const int64_t n = extent[0] * plain[0];
     const size_t bytes = ((size_t)(n * elem) + 15) & ~(size_t)15;
-    unsigned char *a = NULL, *b = NULL, *c = NULL;
+    GPU_AUTOFREE unsigned char *a = NULL, *b = NULL, *c = NULL;
     unsigned long long *wrong = gpu_put(NULL, 8), found = 0;
     assert_true(n > INT64_C(1) << 31);
     assert_cuda(cudaMalloc((void **)&a, bytes));
@@ -218,9 +211,6 @@ static void big_box(const int64_t *extent, const int64_t *stride, int64_t elem)
         assert_cuda(cudaMemcpy(y, b + it * elem, (size_t)elem, cudaMemcpyDeviceToHost));
         assert_memory_equal(x, y, (size_t)elem);
     }
-    gpu_free(a);
-    gpu_free(b);
-    gpu_free(c);
     gpu_free(wrong);
 }
 
@@ -303,8 +293,8 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
 {
     const int64_t elem = (int64_t)colo_dtype_size(dtype), off = t_below(&rng, 6) == 0; /* a byte */
     const bool wild = t_below(&rng, 2);
-    colo_box_t *b = calloc((size_t)n + 1, sizeof *b);
-    int64_t *offset = calloc((size_t)n + 1, sizeof *offset);
+    COLO_AUTOFREE colo_box_t *b = calloc((size_t)n + 1, sizeof *b);
+    COLO_AUTOFREE int64_t *offset = calloc((size_t)n + 1, sizeof *offset);
     int64_t extent[3], stride[3], capacity = 0;
     draw_extent(extent);
     int64_t span = draw_strides(extent, stride);
@@ -320,14 +310,14 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
         b[0] = b[q];
         offset[0] = offset[q];
     }
-    unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
+    COLO_AUTOFREE unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
     for (int64_t i = 0; i < capacity / elem; i++)
         if (!raw)
             loss_store(dtype, host, i,
                        loss_round(dtype, loss_round(COLO_F32, 8 * t_uniform(&rng) - 4)));
         else if (!isfinite(loss_load(dtype, host, i)))
             memset(host + i * elem, 0x11, (size_t)elem);
-    unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
+    GPU_AUTOFREE unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
     assert_cuda(t_to_device(device + off, host, (size_t)capacity));
     for (int i = 0; i <= n; i++)
         b[i].data = device + off + offset[i];
@@ -347,11 +337,6 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
                      raw ? "raw bits" : "moderate", (long long)offset[0], (int)extent[0],
                      (int)extent[1], (int)extent[2], (int)b[0].stride[0], (int)b[0].stride[1],
                      (int)b[0].stride[2], (int)off);
-    gpu_free(device);
-    free(b);
-    free(offset);
-    free(host);
-    free(got);
 }
 
 T_CASE(sums_follow_the_rule_to_the_bit)
@@ -434,16 +419,16 @@ static void fill_mixed(const mixed_t *m, unsigned char *arena, bool adds)
 /* @n sums of at most @most addends in one call. */
 static void run_mixed(int n, int most)
 {
-    mixed_t *m = calloc((size_t)n, sizeof *m);
-    colo_mixed_sum_t *sums = calloc((size_t)n, sizeof *sums);
+    COLO_AUTOFREE mixed_t *m = calloc((size_t)n, sizeof *m);
+    COLO_AUTOFREE colo_mixed_sum_t *sums = calloc((size_t)n, sizeof *sums);
     const int64_t off = t_below(&rng, 6) == 0; /* a byte */
     int64_t capacity = 0;
     for (int i = 0; i < n; i++)
         capacity = draw_mixed(&m[i], 1 + (int)t_below(&rng, most), capacity);
-    unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
+    COLO_AUTOFREE unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
     for (int i = 0; i < n; i++)
         fill_mixed(&m[i], host, false);
-    unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
+    GPU_AUTOFREE unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
     assert_cuda(t_to_device(device + off, host, (size_t)capacity));
     for (int i = 0; i < n; i++) {
         for (int a = 0; a <= m[i].sum.n; a++)
@@ -460,11 +445,6 @@ static void run_mixed(int n, int most)
         if (got[i] != host[i])
             fail_msg("%d sums of up to %d addends: byte %lld is %02x, expected %02x", n, most,
                      (long long)i, got[i], host[i]);
-    gpu_free(device);
-    free(m);
-    free(sums);
-    free(host);
-    free(got);
 }
 
 T_CASE(lists_of_sums_of_several_dtypes_follow_the_rule_to_the_bit)
@@ -477,7 +457,7 @@ T_CASE(lists_of_sums_of_several_dtypes_follow_the_rule_to_the_bit)
 T_CASE(sums_of_nothing_or_of_integers_are_refused)
 {
     const int64_t extent[3] = {1, 1, 4}, none[3] = {0, 1, 4}, stride[3] = {4, 4, 1};
-    void *device = gpu_put(NULL, 16);
+    GPU_AUTOFREE void *device = gpu_put(NULL, 16);
     colo_box_t b = box(device, extent, stride), e = box(NULL, none, stride);
     assert_fails(gpu_ops()->box_sum(&b, &b, 0, COLO_F32, NULL), COLO_ERR_ARG, "0 addends");
     assert_fails(gpu_ops()->box_sum(&b, &b, 257, COLO_F32, NULL), COLO_ERR_ARG, "257 addends");
@@ -485,7 +465,6 @@ T_CASE(sums_of_nothing_or_of_integers_are_refused)
     assert_ok(gpu_ops()->box_sum(&e, &e, 1, COLO_F32, NULL));
     assert_ok(gpu_ops()->box_copy(&e, &e, 4, NULL));
     assert_ok(gpu_ops()->box_list(NULL, NULL, 0, 4, NULL));
-    gpu_free(device);
 }
 
 T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/box")

@@ -28,7 +28,7 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
 {
     static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
     for (int i = 0; i < 48; i++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
         linear_gpu_options(&c,
                            LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
@@ -39,7 +39,6 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
             c.factor[k] *= factors[i / 8 % 3];
         c.config.frozen_hidden = true; /* which fp16 could not hold either; d_weight is f32 */
         linear_gpu_run(&c, 1, "upstream far from 1");
-        linear_case_free(&c);
     }
 }
 
@@ -47,7 +46,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     for (int i = 0; i < 24; i++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 9, 21, 6, dtypes[i % 4], &rng);
         linear_gpu_options(&c,
                            LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
@@ -56,7 +55,6 @@ T_CASE(a_support_takes_the_vocabularys_place)
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
         linear_gpu_run(&c, 1, "lists");
-        linear_case_free(&c);
     }
 }
 
@@ -65,13 +63,12 @@ T_CASE(a_support_takes_the_vocabularys_place)
 T_CASE(long_chunks_agree_with_the_oracle)
 {
     for (int i = 0; i < 8; i++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
         linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_IGNORED, i % 4);
         c.config.logits_dtype = i < 4 ? COLO_F32 : COLO_BF16;
         c.config.budget = 1;
         linear_gpu_run(&c, 1, "long chunks");
-        linear_case_free(&c);
     }
 }
 
@@ -102,10 +99,9 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
 T_CASE(shared_d_weight_agrees_with_the_oracle)
 {
     for (int i = 0; i < 36; i++) {
-        linear_case_t c;
+        T_ENDS(linear_case_free) linear_case_t c;
         linear_case_shared(&c, 1, i, &rng);
         linear_gpu_run(&c, 1, "shared");
-        linear_case_free(&c);
     }
 }
 

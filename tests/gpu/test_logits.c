@@ -60,7 +60,7 @@ T_CASE(every_option_agrees_with_the_oracle)
     static const int64_t widths[] = {1, 2, 7, 8, 63, 64, 65, 1000, 4099, 20011};
     char label[120];
     for (int i = 0; i < (int)t_scaled(320); i++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         int64_t vocab = widths[i % 10], tokens = vocab > 1000 ? 3 : 1 + t_below(&rng, 9);
         loss_case_init(&c, 1, tokens, vocab, floats[i / 10 % 4], t_below(&rng, 2) ? 1 : 5, &rng);
         c.shift[0] = t_below(&rng, 2) ? 0 : t_below(&rng, 9);
@@ -74,7 +74,6 @@ T_CASE(every_option_agrees_with_the_oracle)
                  c.config.logits.scale, (int)c.shift[0], (int)c.shift[1]);
         assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, label);
-        loss_case_free(&c);
     }
 }
 
@@ -82,7 +81,7 @@ T_CASE(shards_merge_to_what_the_whole_row_gives)
 {
     char label[80];
     for (int i = 0; i < (int)t_scaled(96); i++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 2 + (int)t_below(&rng, 7), 5, 30 + t_below(&rng, 3000), floats[i % 4], 3,
                        &rng);
         draw_options(&c, i % 8);
@@ -92,7 +91,6 @@ T_CASE(shards_merge_to_what_the_whole_row_gives)
                  colo_dtype_name(c.dtype), (int)c.ranks, i / 4 % SHARD_KINDS);
         assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, label);
-        loss_case_free(&c);
     }
 }
 
@@ -100,21 +98,20 @@ T_CASE(a_large_offset_of_the_logits_costs_no_digits)
 {
     static const double offsets[] = {5000, -5000, -200};
     for (int i = 0; i < 3; i++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 1, 4, 1024, COLO_F32, 1, &rng);
         for (int64_t k = 0; k < 4 * 1024; k++)
             c.z[k] = loss_round(COLO_F32, c.z[k] + offsets[i]);
         c.config.want_entropy = true;
         assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, "offset");
-        loss_case_free(&c);
     }
 }
 
 /* p of the target rounds to 1 in bf16, its gradient must not round to 0 */
 T_CASE(a_sure_target_keeps_its_gradient)
 {
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 1, 2, 512, COLO_BF16, 0, &rng);
     for (int t = 0; t < 2; t++) {
         c.z[t * 512 + 9] = 16;
@@ -124,7 +121,6 @@ T_CASE(a_sure_target_keeps_its_gradient)
     assert_ok(loss_case_run(&c));
     gpu_case_compare(&c, "sure");
     assert_true(c.dz[9] > 5e-5 && c.dz[9] < 6e-5); /* 511 e^-16 / (1 + 511 e^-16) */
-    loss_case_free(&c);
 }
 
 /* The largest logit twice or thrice; the target is the first of them, or a later one. */
@@ -132,7 +128,7 @@ T_CASE(of_equal_maxima_the_first_is_the_argmax)
 {
     static const int64_t widths[] = {5, 9, 40, 300, 5000};
     for (int i = 0; i < (int)t_scaled(80); i++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         int64_t vocab = widths[i % 5];
         uint8_t want[16];
         loss_case_init(&c, 1, 16, vocab, floats[i / 5 % 4], 1, &rng);
@@ -154,7 +150,6 @@ T_CASE(of_equal_maxima_the_first_is_the_argmax)
             if (c.correct[0][t] != want[t])
                 fail_msg("%s, V %d, shift %d, token %d: correct is %d", colo_dtype_name(c.dtype),
                          (int)vocab, (int)c.shift[0], t, c.correct[0][t]);
-        loss_case_free(&c);
     }
 }
 
@@ -163,7 +158,7 @@ T_CASE(a_nan_is_not_forgotten_when_larger_logits_follow)
 {
     static const int64_t widths[] = {5, 30, 5000, 20000};
     for (int i = 0; i < 64; i++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         int64_t vocab = widths[i % 4];
         loss_case_init(&c, 1, 2, vocab, floats[i / 4 % 4], 1, &rng);
         c.shift[0] = i / 16 * 3;
@@ -182,7 +177,6 @@ T_CASE(a_nan_is_not_forgotten_when_larger_logits_follow)
         }
         for (int64_t j = 0; j < 2 * vocab; j++)
             assert_true(isnan(c.dz[j]));
-        loss_case_free(&c);
     }
 }
 
@@ -233,7 +227,7 @@ T_CASE(special_values_come_out_as_on_the_host)
     static const int64_t widths[] = {5, 64, 300, 5000};
     char label[120];
     for (int i = 0; i < (int)t_scaled(240); i++) {
-        loss_case_t c, h;
+        T_ENDS(loss_case_free) loss_case_t c, h;
         uint64_t index = rng;
         int64_t vocab = widths[i % 4];
         for (int k = 0; k < 2; k++) { /* the same case twice */
@@ -273,8 +267,6 @@ T_CASE(special_values_come_out_as_on_the_host)
                      j);
             }
         }
-        loss_case_free(&c);
-        loss_case_free(&h);
     }
 }
 
@@ -317,7 +309,7 @@ T_CASE(reading_ahead_changes_no_bit)
     const size_t bytes = (size_t)tokens * sizeof(double);
     double *first[2] = {malloc(bytes), malloc(bytes)};
     for (int d = 0; d < 6; d++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 1, tokens, VOCAB, floats[d / 2], 3, &rng);
         c.forward_only = true;
         c.config.want_entropy = d % 2;
@@ -332,7 +324,6 @@ T_CASE(reading_ahead_changes_no_bit)
                              (int)c.config.chunk_size);
             }
         }
-        loss_case_free(&c);
     }
     free(first[0]);
     free(first[1]);
@@ -347,7 +338,7 @@ static void check_big_row(const unsigned char *z, const unsigned char *dz, const
     const ref_logprob_opts_t o = {.temperature = 1, .scale = 1, .ignore_index = -100};
     const bool asked[3] = {true, false, false};
     const double up[4] = {1, 0, 0, 1};
-    uint16_t *raw = malloc((size_t)vocab * 2);
+    COLO_AUTOFREE uint16_t *raw = malloc((size_t)vocab * 2);
     double *row = malloc((size_t)vocab * 8), *grad = malloc((size_t)vocab * 8), got[3] = {0};
     float one;
     gpu_get(raw, z, (size_t)vocab * 2);
@@ -359,7 +350,6 @@ static void check_big_row(const unsigned char *z, const unsigned char *dz, const
     gpu_get(&one, logp + t, sizeof one);
     got[0] = one;
     gpu_row_compare(&o, COLO_BF16, row, vocab, target, got, asked, up, grad, "big");
-    free(raw);
     free(row);
     free(grad);
 }
@@ -367,8 +357,8 @@ static void check_big_row(const unsigned char *z, const unsigned char *dz, const
 static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
 {
     const size_t bytes = (size_t)(tokens * vocab) * 2;
-    int64_t *targets = malloc((size_t)tokens * 8);
-    float *ones = malloc((size_t)tokens * 4);
+    COLO_AUTOFREE int64_t *targets = malloc((size_t)tokens * 8);
+    COLO_AUTOFREE float *ones = malloc((size_t)tokens * 4);
     colo_comm_t *self = NULL;
     size_t stat_bytes, workspace_bytes;
     void *z = NULL, *dz = NULL;
@@ -403,8 +393,6 @@ static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
     void *all[] = {z, dz, stats, workspace, tg, up, logp};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(all[i]);
-    free(targets);
-    free(ones);
 }
 
 T_CASE(more_than_two_to_the_31_logits_are_right)
@@ -423,13 +411,12 @@ T_CASE(more_rows_than_a_grid_has_in_y_are_right)
 
 T_CASE(no_tokens_still_count_to_zero)
 {
-    loss_case_t c;
+    T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 1, 0, 50, COLO_BF16, 1, &rng);
     c.n_valid[0] = c.n_invalid[0] = 7;
     assert_ok(loss_case_run(&c));
     assert_int_equal(c.n_valid[0], 0);
     assert_int_equal(c.n_invalid[0], 0);
-    loss_case_free(&c);
 }
 
 /* ---- graphs ---- */
@@ -448,7 +435,7 @@ T_CASE(a_captured_step_follows_its_inputs)
     cudaGraphExec_t exec;
     int64_t targets[TOKENS];
     float ones[TOKENS];
-    unsigned char *got = malloc(bytes), *want = malloc(bytes);
+    COLO_AUTOFREE unsigned char *got = malloc(bytes), *want = malloc(bytes);
     for (int t = 0; t < TOKENS; t++) {
         targets[t] = t_below(&rng, VOCAB);
         ones[t] = 1;
@@ -494,8 +481,6 @@ T_CASE(a_captured_step_follows_its_inputs)
     void *all[] = {z, dz, other, stats, workspace, tg, up, counts};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(all[i]);
-    free(got);
-    free(want);
 }
 
 /* ---- refusals ---- */
@@ -504,10 +489,11 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
 {
     float host[8] = {0};
     int64_t two = 2, targets[2] = {0, 1};
-    unsigned char *z = gpu_put(host, 64);
-    void *tg = gpu_put(targets, 16), *workspace = gpu_put(NULL, 4096), *stats = gpu_put(NULL, 64);
+    GPU_AUTOFREE unsigned char *z = gpu_put(host, 64);
+    GPU_AUTOFREE void *tg = gpu_put(targets, 16), *workspace = gpu_put(NULL, 4096),
+                      *stats = gpu_put(NULL, 64);
     float *logp = gpu_put(NULL, 8), before[2], after[2];
-    colo_comm_t *self = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL;
     colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 4};
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4});
     colo_tensor_t tt = colo_tensor_cuda(tg, COLO_I64, 0, 1, &two), dt = zt;
@@ -536,11 +522,6 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     assert_ok(FORWARD());
 #undef FORWARD
     assert_fails(colo_logprob_backward(&saved, &up, &dt, NULL), COLO_ERR_ARG, "d_logp: ");
-    colo_comm_destroy(&self);
-    gpu_free(z);
-    gpu_free(tg);
-    gpu_free(workspace);
-    gpu_free(stats);
     gpu_free(logp);
 }
 

@@ -27,7 +27,7 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     size_t stat_bytes, workspace_bytes;
     colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = vocab, .k = k, .topk = true};
     const size_t wide = m->dtype == COLO_F64 ? 8 : 4;
-    float *ones = malloc((size_t)(tokens * k) * sizeof *ones);
+    COLO_AUTOFREE float *ones = malloc((size_t)(tokens * k) * sizeof *ones);
     for (int64_t i = 0; i < tokens * k; i++)
         ones[i] = (float)(i % k + 1) / 64;
     cfg.logits.scale = m->scale;
@@ -47,7 +47,6 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     if (m->dz)
         assert_ok(
             colo_topk_backward(&m->saved, &(colo_topk_upstream_t){.d_logp = m->up}, &dt, NULL));
-    free(ones);
 }
 
 static void topk_done(topks_t *m)
@@ -60,12 +59,11 @@ static void topk_done(topks_t *m)
 
 static double *fetch_row(const void *base, int64_t t, int64_t vocab)
 {
-    uint16_t *raw = malloc((size_t)vocab * 2);
+    COLO_AUTOFREE uint16_t *raw = malloc((size_t)vocab * 2);
     double *row = malloc((size_t)vocab * sizeof *row);
     gpu_get(raw, (const char *)base + t * vocab * 2, (size_t)vocab * 2);
     for (int64_t j = 0; j < vocab; j++)
         row[j] = loss_load(COLO_BF16, raw, j);
-    free(raw);
     return row;
 }
 
@@ -73,7 +71,7 @@ static double *fetch_row(const void *base, int64_t t, int64_t vocab)
 static void topk_check(const topks_t *m, int64_t t, int64_t vocab, int64_t k)
 {
     const ref_logprob_opts_t o = {.temperature = 1, .scale = 1, .ignore_index = INT64_MIN};
-    double *z = fetch_row(m->z, t, vocab), *dz = fetch_row(m->dz, t, vocab);
+    COLO_AUTOFREE double *z = fetch_row(m->z, t, vocab), *dz = fetch_row(m->dz, t, vocab);
     double *one = malloc((size_t)vocab * sizeof *one), g[COLO_TOPK_MAX], sum = 0;
     int64_t got[COLO_TOPK_MAX], want[COLO_TOPK_MAX];
     float logp[COLO_TOPK_MAX];
@@ -104,8 +102,6 @@ static void topk_check(const topks_t *m, int64_t t, int64_t vocab, int64_t k)
         if (!(fabs(dz[j] - one[j]) <= 2 * sum * tol + 0x1p-8 * fabs(one[j])))
             fail_msg("row %lld, column %lld: gradient %g, expected %g", (long long)t, (long long)j,
                      dz[j], one[j]);
-    free(z);
-    free(dz);
     free(one);
 }
 
@@ -134,7 +130,7 @@ T_CASE(the_largest_of_a_long_vocabulary_are_exact)
 T_CASE(ascending_and_equal_rows_are_exact)
 {
     enum { VOCAB = 30000 };
-    uint16_t *raw = malloc(3 * VOCAB * 2);
+    COLO_AUTOFREE uint16_t *raw = malloc(3 * VOCAB * 2);
     for (int j = 0; j < VOCAB; j++) {
         loss_store(COLO_BF16, raw, j, loss_round(COLO_BF16, j * 1e-3));
         loss_store(COLO_BF16, raw, VOCAB + j, loss_round(COLO_BF16, -j * 1e-3));
@@ -148,7 +144,6 @@ T_CASE(ascending_and_equal_rows_are_exact)
     topk_done(&m);
     gpu_free(m.z);
     gpu_free(m.dz);
-    free(raw);
 }
 
 /* ---- orders that a search with a bar likes least ---- */
@@ -211,8 +206,8 @@ T_CASE(rows_in_any_order_have_exact_picks)
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const double scales[] = {1, -0.5};
     static const int64_t ks[] = {1, K, COLO_TOPK_MAX};
-    double *z = malloc(ORDERS * LONG * sizeof *z);
-    void *raw = malloc(ORDERS * LONG * 8);
+    COLO_AUTOFREE double *z = malloc(ORDERS * LONG * sizeof *z);
+    COLO_AUTOFREE void *raw = malloc(ORDERS * LONG * 8);
     for (int d = 0; d < 4; d++)
         for (int s = 0; s < 2; s++)
             for (int i = 0; i < 3; i++) {
@@ -233,8 +228,6 @@ T_CASE(rows_in_any_order_have_exact_picks)
                 topk_done(&m);
                 gpu_free(m.z);
             }
-    free(z);
-    free(raw);
 }
 
 T_CASE(the_same_logits_give_the_same_bits)
@@ -312,7 +305,7 @@ T_CASE(more_than_two_to_the_31_logits_are_right)
     colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocab};
     colo_distill_saved_t saved;
     size_t stat_bytes, workspace_bytes;
-    float *ones = malloc((size_t)tokens * sizeof *ones);
+    COLO_AUTOFREE float *ones = malloc((size_t)tokens * sizeof *ones);
     for (int64_t t = 0; t < tokens; t++)
         ones[t] = 1;
     cfg.logits.temperature = 2;
@@ -335,7 +328,6 @@ T_CASE(more_than_two_to_the_31_logits_are_right)
     topk_done(&m);
     cudaFree(m.z);
     cudaFree(m.dz);
-    free(ones);
 }
 
 /* ---- refusals ---- */
@@ -347,8 +339,9 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     const colo_distill_config_t dcfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = 4};
     const int64_t lengths[1] = {3};
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4, .lengths = lengths};
-    void *z = gpu_put(host, 32), *workspace = gpu_put(NULL, 4096), *logp = gpu_put(NULL, 8);
-    colo_comm_t *self = NULL;
+    GPU_AUTOFREE void *z = gpu_put(host, 32), *workspace = gpu_put(NULL, 4096),
+                      *logp = gpu_put(NULL, 8);
+    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL;
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4}), bad = zt;
     colo_tensor_t mask = colo_tensor_cuda(workspace, COLO_U8, 0, 1, (int64_t[]){4});
     bad.data = host;
@@ -368,10 +361,6 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     seq.device_lengths = lengths;
     assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &mask, NULL), COLO_ERR_ARG,
                  "device_lengths: ");
-    colo_comm_destroy(&self);
-    gpu_free(z);
-    gpu_free(workspace);
-    gpu_free(logp);
 }
 
 T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/losses")

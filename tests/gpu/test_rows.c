@@ -92,12 +92,11 @@ static void packing_free(packing_t *p)
 
 static void compare_words(const int64_t *device, const int64_t *want, int64_t n, const char *what)
 {
-    int64_t *got = fetch(device, (size_t)n * 8);
+    COLO_AUTOFREE int64_t *got = fetch(device, (size_t)n * 8);
     for (int64_t i = 0; i < n; i++)
         if (got[i] != want[i])
             fail_msg("%s[%lld] of %lld is %lld, expected %lld", what, (long long)i, (long long)n,
                      (long long)got[i], (long long)want[i]);
-    free(got);
 }
 
 T_CASE(tokens_that_count_are_packed_in_order)
@@ -107,14 +106,13 @@ T_CASE(tokens_that_count_are_packed_in_order)
         int64_t tokens = sizes[i % 7], kind = i / 7 % 6;
         double ignored = kind == 0 ? 0 : kind == 1 ? 1 : 0.4;
         int64_t rows = kind < 3 ? tokens : kind == 3 ? tokens / 3 : kind == 4 ? 0 : tokens - 1;
-        packing_t p;
+        T_ENDS(packing_free) packing_t p;
         packing_init(&p, tokens, rows < 0 ? 0 : rows, 1 + i % 3, ignored, kind == 2 ? 0.3 : 0.05);
         assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
         compare_words(p.r.row_of, p.row_of, tokens, "row_of");
         compare_words(p.r.token_of, p.token_of, p.r.rows, "token_of");
         compare_words(p.r.row_targets, p.row_targets, p.r.rows, "row_targets");
         compare_words(p.r.counts, p.counts, 3, "counts");
-        packing_free(&p);
     }
 }
 
@@ -125,7 +123,7 @@ T_CASE(values_go_to_rows_and_back)
     for (int i = 0; i < 24; i++) {
         const colo_dtype_t dtype = i % 2 ? COLO_F64 : COLO_F32;
         const int64_t tokens = 700;
-        packing_t p;
+        T_ENDS(packing_free) packing_t p;
         packing_init(&p, tokens, i % 3 ? tokens : 200, 1, i == 5 ? 1 : 0.3, 0.1);
         assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
         void *from[2], *rows[3], *back[3], *correct = gpu_put(NULL, (size_t)p.r.rows),
@@ -147,7 +145,7 @@ T_CASE(values_go_to_rows_and_back)
                                               .mean = mean};
         assert_ok(gpu_loss()->rows_upstream(&u, NULL));
         for (int k = 0; k < (i % 4 ? 3 : 2); k++) {
-            void *got = fetch(rows[k], (size_t)p.r.rows * elem);
+            COLO_AUTOFREE void *got = fetch(rows[k], (size_t)p.r.rows * elem);
             for (int64_t r = 0; r < p.r.rows; r++) {
                 double want = 0, valid = (double)p.counts[COLO_LINEAR_VALID];
                 if (p.token_of[r] >= 0)
@@ -158,7 +156,6 @@ T_CASE(values_go_to_rows_and_back)
                     fail_msg("case %d: upstream %d of row %d is %.9g, expected %.9g", i, k, (int)r,
                              loss_load(dtype, got, r), want);
             }
-            free(got);
         }
         assert_cuda(cudaMemset(correct, 1, (size_t)p.r.rows + 1));
         struct colo_linear_scatter s = {
@@ -173,8 +170,8 @@ T_CASE(values_go_to_rows_and_back)
         assert_ok(gpu_loss()->rows_scatter(&s, NULL));
         uint8_t *ones = fetch(spread, (size_t)tokens);
         for (int k = 0; k < 2; k++) {
-            void *got = fetch(back[k], (size_t)tokens * elem),
-                 *row = fetch(rows[k], (size_t)p.r.rows * elem);
+            COLO_AUTOFREE void *got = fetch(back[k], (size_t)tokens * elem),
+                               *row = fetch(rows[k], (size_t)p.r.rows * elem);
             for (int64_t t = 0; t < tokens; t++) {
                 double g = loss_load(dtype, got, t);
                 bool ok = p.row_of[t] >= 0    ? g == loss_load(dtype, row, p.row_of[t])
@@ -184,8 +181,6 @@ T_CASE(values_go_to_rows_and_back)
                     fail_msg("case %d: value %d of token %d in row %d is %g, correct %d", i, k,
                              (int)t, (int)p.row_of[t], g, ones[t]);
             }
-            free(got);
-            free(row);
         }
         compare_words(n[0], &p.counts[COLO_LINEAR_VALID], 1, "n_valid");
         compare_words(n[1], &p.counts[COLO_LINEAR_INVALID], 1, "n_invalid");
@@ -201,7 +196,6 @@ T_CASE(values_go_to_rows_and_back)
         }
         gpu_free(correct);
         gpu_free(spread);
-        packing_free(&p);
     }
 }
 
@@ -213,11 +207,11 @@ T_CASE(hidden_rows_are_taken_put_and_cleared)
         const colo_dtype_t dtype = floats[i % 4];
         const int64_t elem = (int64_t)colo_dtype_size(dtype), tokens = 90, hidden = 1 + i * 5 % 67,
                       stride = hidden + i % 3 * 3, shift = i / 4 % 3;
-        packing_t p;
+        T_ENDS(packing_free) packing_t p;
         packing_init(&p, tokens, i % 2 ? tokens : 30, 1, 0.3, 0.1);
         assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
         void *far, *taken = gpu_put(NULL, (size_t)(p.r.rows * hidden * elem)), *to;
-        double *v = draw(dtype, tokens * stride + shift, &far);
+        COLO_AUTOFREE double *v = draw(dtype, tokens * stride + shift, &far);
         const size_t bytes = (size_t)((tokens * stride + shift) * elem);
         to = gpu_put(NULL, bytes);
         struct colo_linear_matrix from = {(char *)far + shift * elem, stride, dtype},
@@ -238,7 +232,7 @@ T_CASE(hidden_rows_are_taken_put_and_cleared)
         assert_ok(gpu_loss()->rows_restore(&p.r, half, p.r.rows, hidden, &dest,
                                            (char *)taken + half * hidden * elem, NULL));
         assert_ok(gpu_loss()->rows_clear(&p.r, hidden, &dest, NULL));
-        unsigned char *all = fetch(to, bytes);
+        COLO_AUTOFREE unsigned char *all = fetch(to, bytes);
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t k = 0; k < stride; k++) {
                 const int64_t index = shift + t * stride + k;
@@ -251,12 +245,9 @@ T_CASE(hidden_rows_are_taken_put_and_cleared)
                     fail_msg("case %d: token %d (row %d), element %d is %g", i, (int)t,
                              (int)p.row_of[t], (int)k, g);
             }
-        free(all);
-        free(v);
         gpu_free(far);
         gpu_free(taken);
         gpu_free(to);
-        packing_free(&p);
     }
 }
 
@@ -270,12 +261,13 @@ T_CASE(rows_are_summed)
                       stride = (columns + 15) / 16 * 16 + (i / 4 % 2 ? 1 : 0);
         const double beta = i / 8 % 2;
         void *z, *to;
-        double *v = draw(dtype, rows * stride, &z), *was = draw(sum, columns * step, &to);
+        COLO_AUTOFREE double *v = draw(dtype, rows * stride, &z),
+                             *was = draw(sum, columns * step, &to);
         struct colo_linear_matrix m = {z, stride, dtype};
         static const float factor = 0.3F;
-        float *scale = i / 16 % 2 ? gpu_put(&factor, sizeof factor) : NULL;
+        GPU_AUTOFREE float *scale = i / 16 % 2 ? gpu_put(&factor, sizeof factor) : NULL;
         assert_ok(gpu_loss()->rows_sum(&m, rows, columns, scale, to, step, beta, NULL));
-        void *got = fetch(to, (size_t)(columns * step) * colo_dtype_size(sum));
+        COLO_AUTOFREE void *got = fetch(to, (size_t)(columns * step) * colo_dtype_size(sum));
         for (int64_t j = 0; j < columns * step; j++) {
             double want = was[j], size = fabs(want);
             if (j % step == 0) {
@@ -291,12 +283,8 @@ T_CASE(rows_are_summed)
             if (!(fabs(g - want) <= most) || (j % step && g != want))
                 fail_msg("case %d: column %d is %.9g, expected %.9g", i, (int)j, g, want);
         }
-        free(got);
-        free(v);
-        free(was);
         gpu_free(z);
         gpu_free(to);
-        gpu_free(scale);
     }
 }
 
@@ -307,10 +295,11 @@ T_CASE(dtypes_are_converted_with_one_rounding)
         const int64_t rows = 1 + i % 5, columns = i % 3 ? 12 + 4 * (i % 7) : 7 + i,
                       from_stride = i % 11 == 0 ? 0 : columns + 4, to_stride = columns + 8;
         void *from, *to = gpu_put(NULL, (size_t)(rows * to_stride) * colo_dtype_size(b));
-        double *v = draw(a, rows * (columns + 4), &from);
+        COLO_AUTOFREE double *v = draw(a, rows * (columns + 4), &from);
         struct colo_linear_matrix f = {from, from_stride, a}, t = {to, to_stride, b};
         assert_ok(gpu_loss()->rows_convert(&t, &f, rows, columns, NULL));
-        unsigned char *got = fetch(to, (size_t)(rows * to_stride) * colo_dtype_size(b));
+        COLO_AUTOFREE unsigned char *got =
+            fetch(to, (size_t)(rows * to_stride) * colo_dtype_size(b));
         for (int64_t r = 0; r < rows; r++)
             for (int64_t j = 0; j < to_stride; j++) {
                 const int64_t index = r * to_stride + j;
@@ -321,8 +310,6 @@ T_CASE(dtypes_are_converted_with_one_rounding)
                     fail_msg("%s to %s: row %d, column %d", colo_dtype_name(a), colo_dtype_name(b),
                              (int)r, (int)j);
             }
-        free(got);
-        free(v);
         gpu_free(from);
         gpu_free(to);
     }
@@ -356,7 +343,7 @@ T_CASE(products_are_what_their_formulas_say)
             n[k] = i < 90 ? 8 * (1 + t_below(&rng, 20)) : 1 + t_below(&rng, 100);
         if (i % 17 == 0)
             n[i / 17 % 2] = 0; /* no rows, or no columns */
-        product_case_t p;
+        T_ENDS(product_case_free) product_case_t p;
         char label[160];
         product_init(&p, what, dtype, out, n, i < 90 ? 0 : t_below(&rng, 9), bias, i / 48 % 2);
         p.g.workspace = workspace;
@@ -374,7 +361,6 @@ T_CASE(products_are_what_their_formulas_say)
             fail_msg("%s: %s", label, colo_last_error());
         product_case_compare(&p, (double)(p.terms + 2) * (dtype == COLO_F64 ? 0x1p-53 : 0x1p-24),
                              label);
-        product_case_free(&p);
     }
     gpu_free(workspace);
     gpu_free(scale);
@@ -391,28 +377,25 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
     for (int i = 0; i < 10; i++) {
         const enum colo_linear_product what = i % 2 ? COLO_LINEAR_D_HIDDEN : COLO_LINEAR_LOGITS;
         const colo_dtype_t dtype = i / 2 % 2 ? COLO_F32 : COLO_BF16;
-        product_case_t p;
+        T_ENDS(product_case_free) product_case_t p;
         product_init(&p, what, dtype, dtype, (int64_t[]){3000, 1000, 512}, 0, false, 0);
         p.g.workspace = workspace;
         assert_ok(gpu_loss()->gemm->run(made, &p.g, NULL));
         const struct colo_linear_matrix *m = p.to;
         const int64_t elem = (int64_t)colo_dtype_size(dtype), pitch = m->stride * elem,
                       rows = p.rows;
-        unsigned char *all = fetch(m->data, (size_t)(rows * pitch));
+        COLO_AUTOFREE unsigned char *all = fetch(m->data, (size_t)(rows * pitch));
         struct colo_linear_gemm part = p.g;
         part.rows = cut[i / 2][1];
         part.h.data = (char *)p.g.h.data + cut[i / 2][0] * p.g.h.stride * elem;
         part.z.data = (char *)p.g.z.data + cut[i / 2][0] * p.g.z.stride * elem;
         assert_cuda(cudaMemset(m->data, 0xa5, (size_t)(rows * pitch)));
         assert_ok(gpu_loss()->gemm->run(made, &part, NULL));
-        unsigned char *some = fetch(m->data, (size_t)(rows * pitch));
+        COLO_AUTOFREE unsigned char *some = fetch(m->data, (size_t)(rows * pitch));
         for (int64_t r = cut[i / 2][0]; r < cut[i / 2][0] + part.rows; r++)
             if (memcmp(all + r * pitch, some + r * pitch, (size_t)(p.columns * elem)) != 0)
                 fail_msg("product %d of %s: row %d differs when it comes with %d rows", (int)what,
                          colo_dtype_name(dtype), (int)r, (int)part.rows);
-        free(all);
-        free(some);
-        product_case_free(&p);
     }
     gpu_free(workspace);
     gpu_loss()->gemm->destroy(made);
@@ -420,7 +403,7 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
 
 T_CASE(host_memory_is_refused)
 {
-    packing_t p;
+    T_ENDS(packing_free) packing_t p;
     int64_t host[4] = {0};
     packing_init(&p, 4, 4, 1, 0.5, 0);
     struct colo_linear_rows r = p.r;
@@ -430,7 +413,6 @@ T_CASE(host_memory_is_refused)
     assert_fails(gpu_loss()->rows_gather(&p.r, 0, 4, 1, p.device[1], &m, NULL), COLO_ERR_ARG,
                  "hidden");
     assert_fails(gpu_loss()->rows_clear(&p.r, 1, &m, NULL), COLO_ERR_ARG, "d_hidden");
-    packing_free(&p);
 }
 
 T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/rows")

@@ -79,7 +79,7 @@ static void drop(batch_t *b)
 
 T_CASE(calls_take_few_launches)
 {
-    batch_t *b = calloc(1, sizeof *b);
+    COLO_AUTOFREE batch_t *b = calloc(1, sizeof *b);
     cudaStream_t stream;
     assert_non_null(b);
     assert_cuda(cudaStreamCreate(&stream));
@@ -93,12 +93,11 @@ T_CASE(calls_take_few_launches)
     assert_int_equal(launches(b, 4, stream), (SEGMENTS + 255) / 256);
     drop(b);
     assert_cuda(cudaStreamDestroy(stream));
-    free(b);
 }
 
 T_CASE(a_graph_replays_with_other_values)
 {
-    batch_t *b = calloc(1, sizeof *b);
+    COLO_AUTOFREE batch_t *b = calloc(1, sizeof *b);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -107,9 +106,11 @@ T_CASE(a_graph_replays_with_other_values)
     assert_cuda(cudaStreamCreate(&stream));
     make(b, true);
     int64_t s = b->part.positions;
-    float *x = malloc((size_t)(s * H) * sizeof *x), *got = malloc((size_t)(s * H) * sizeof *got);
-    int64_t *tokens = malloc((size_t)s * sizeof *tokens), *is = malloc((size_t)s * sizeof *is);
-    int *mine = calloc((size_t)s, sizeof *mine);
+    COLO_AUTOFREE float *x = malloc((size_t)(s * H) * sizeof *x),
+                        *got = malloc((size_t)(s * H) * sizeof *got);
+    COLO_AUTOFREE int64_t *tokens = malloc((size_t)s * sizeof *tokens),
+                          *is = malloc((size_t)s * sizeof *is);
+    COLO_AUTOFREE int *mine = calloc((size_t)s, sizeof *mine);
     assert_true(x && got && tokens && is && mine);
     for (int64_t i = 0; i < s / 2; i++)
         mine[colo_partition_index(&b->part, i)] = 1;
@@ -137,12 +138,6 @@ T_CASE(a_graph_replays_with_other_values)
     assert_cuda(cudaGraphDestroy(graph));
     assert_cuda(cudaStreamDestroy(stream));
     drop(b);
-    free(b);
-    free(x);
-    free(got);
-    free(tokens);
-    free(is);
-    free(mine);
 }
 
 /* ---- sizes and addresses ---- */
@@ -153,7 +148,7 @@ T_CASE(offsets_past_two_to_the_31_arrive)
 {
     const int64_t s = INT64_C(3) << 28, n = 2 * s * H;
     colo_partition_t p = {.cp = 2, .cp_rank = 0, .tp = 1, .positions = s};
-    unsigned char *x = NULL, *local = NULL, *back = NULL, *again = NULL;
+    GPU_AUTOFREE unsigned char *x = NULL, *local = NULL, *back = NULL, *again = NULL;
     unsigned long long *wrong, found;
     uint64_t rng = t_seed();
     if (t_scaled(100) < 100)
@@ -186,10 +181,6 @@ T_CASE(offsets_past_two_to_the_31_arrive)
         assert_cuda(cudaMemcpy(&is, back + i, 1, cudaMemcpyDeviceToHost));
         assert_int_equal(is, mine ? want : 0);
     }
-    gpu_free(x);
-    gpu_free(back);
-    gpu_free(local);
-    gpu_free(again);
     gpu_free(wrong);
 }
 

@@ -45,10 +45,10 @@ static void expect(const colo_tensor_t *g, float factor, float plus)
 T_CASE(paths_are_counted_in_device_memory)
 {
     float count[N], five[N];
-    colo_tape_t *tape = NULL;
+    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
     for (int i = 0; i < N; i++)
         count[i] = (float)i, five[i] = 5;
-    void *x = gpu_put(count, sizeof count), *d_x = gpu_put(five, sizeof five);
+    GPU_AUTOFREE void *x = gpu_put(count, sizeof count), *d_x = gpu_put(five, sizeof five);
     colo_tensor_t t = tensor(x), d_t = tensor(d_x), g;
     assert_ok(colo_tape_create(&tape));
     colo_tape_set_stream(tape, stream);
@@ -67,9 +67,6 @@ T_CASE(paths_are_counted_in_device_memory)
         expect(&g, 8.0f * (float)step, 5);
         colo_tape_reset(tape);
     }
-    colo_tape_destroy(&tape);
-    gpu_free(x);
-    gpu_free(d_x);
 }
 
 /* The second output, which no node consumed, brings zeros, also into a buffer that held numbers; a
@@ -77,10 +74,10 @@ T_CASE(paths_are_counted_in_device_memory)
 T_CASE(what_no_node_consumed_is_zeros)
 {
     float count[N], one = 1;
-    colo_tape_t *tape = NULL;
+    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
     for (int i = 0; i < N; i++)
         count[i] = (float)i;
-    void *x = gpu_put(count, sizeof count);
+    GPU_AUTOFREE void *x = gpu_put(count, sizeof count);
     colo_tensor_t t = tensor(x), outs[] = {t, t}, g;
     colo_tensor_t host = colo_tensor_host(&one, COLO_F32, 1, (int64_t[]){1});
     assert_ok(colo_tape_create(&tape));
@@ -96,8 +93,6 @@ T_CASE(what_no_node_consumed_is_zeros)
         expect(&g, step ? 0 : 1, 0);
         colo_tape_reset(tape);
     }
-    colo_tape_destroy(&tape);
-    gpu_free(x);
 }
 
 /* w and b have seven consumers each: 7 x 129 is 903, or 904 in bf16; rounded each time it would be
@@ -112,12 +107,12 @@ T_CASE(halves_add_in_fp32_in_device_memory)
     for (int d = 0; d < 2; d++) {
         uint16_t seed[N], got[N];
         float five[N], main[N];
-        colo_tape_t *tape = NULL;
+        T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
         colo_value_t a, w, b, in[14], out;
         for (int i = 0; i < N; i++)
             seed[i] = of[d].seed, five[i] = 5;
-        void *x = gpu_put(seed, sizeof seed), *d_a = gpu_put(five, sizeof five),
-             *d_w = gpu_put(five, sizeof five);
+        GPU_AUTOFREE void *x = gpu_put(seed, sizeof seed), *d_a = gpu_put(five, sizeof five),
+                          *d_w = gpu_put(five, sizeof five);
         colo_tensor_t t = tensor(x), t_a = tensor(d_a), t_w = tensor(d_w), g;
         t.dtype = of[d].dtype;
         assert_ok(colo_tape_create(&tape));
@@ -140,10 +135,6 @@ T_CASE(halves_add_in_fp32_in_device_memory)
         gpu_get(main, d_w, sizeof main);
         for (int i = 0; i < N; i++)
             assert_true(main[i] == 5 + of[d].exact);
-        colo_tape_destroy(&tape);
-        gpu_free(x);
-        gpu_free(d_a);
-        gpu_free(d_w);
     }
 }
 

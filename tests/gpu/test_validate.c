@@ -31,7 +31,7 @@ T_CASE(a_hash_sees_every_element_and_no_gap)
     for (int e = 0; e < 4; e++)
         for (size_t shift = 0; shift < elems[e]; shift += elems[e] / 2 + 1) {
             const size_t elem = elems[e];
-            void *p = gpu_put(h, sizeof h);
+            GPU_AUTOFREE void *p = gpu_put(h, sizeof h);
             colo_box_t b = box_on(p, 3, shift);
             assert_ok(device_ops()->box_hash(&b, elem, &first, NULL));
             for (int64_t offset = 0; offset < 3 * (5 * 21 + 3);
@@ -46,7 +46,6 @@ T_CASE(a_hash_sees_every_element_and_no_gap)
                     fail_msg("%zu bytes, element %lld: %d", elem, (long long)offset, now != first);
                 assert_cuda(t_to_device((char *)p + byte, &h[byte], 1));
             }
-            gpu_free(p);
         }
 }
 
@@ -56,8 +55,8 @@ T_CASE(a_hash_sees_places_and_not_strides)
     uint64_t h[3];
     for (int i = 0; i < 12; i++)
         apart[i] = i % 2 ? 77u : a[i / 2];
-    void *p = gpu_put(a, sizeof a), *q = gpu_put(apart, sizeof apart);
-    void *r = gpu_put(turned, sizeof turned);
+    GPU_AUTOFREE void *p = gpu_put(a, sizeof a), *q = gpu_put(apart, sizeof apart);
+    GPU_AUTOFREE void *r = gpu_put(turned, sizeof turned);
     colo_box_t dense = {p, {1, 2, 3}, {6, 3, 1}}, gaps = {q, {1, 2, 3}, {12, 6, 2}};
     colo_box_t other = {r, {1, 2, 3}, {6, 3, 1}};
     assert_ok(device_ops()->box_hash(&dense, 4, &h[0], NULL));
@@ -65,9 +64,6 @@ T_CASE(a_hash_sees_places_and_not_strides)
     assert_ok(device_ops()->box_hash(&other, 4, &h[2], NULL));
     assert_true(h[0] == h[1]);
     assert_true(h[0] != h[2]);
-    gpu_free(p);
-    gpu_free(q);
-    gpu_free(r);
 }
 
 T_CASE(the_first_element_that_is_not_zero_is_found)
@@ -80,7 +76,7 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
         if (colo_dtype_is_float(dtype)) /* -0.0 everywhere */
             for (size_t i = elem - 1; i < sizeof h; i += elem)
                 h[i] = 0x80;
-        void *p = gpu_put(h, sizeof h);
+        GPU_AUTOFREE void *p = gpu_put(h, sizeof h);
         colo_box_t b = box_on(p, 3, 0);
         assert_cuda(cudaMemset((char *)p + elem, 1, 1)); /* in a gap: not in the box */
         assert_ok(device_ops()->box_nonzero(&b, dtype, &offset, NULL));
@@ -95,7 +91,6 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
             assert_ok(device_ops()->box_nonzero(&b, dtype, &offset, NULL));
             assert_int_equal(offset, (i[0] * 5 + i[1]) * 7 + i[2]);
         }
-        gpu_free(p);
     }
 }
 
@@ -106,9 +101,9 @@ T_CASE(masked_sums_are_those_of_the_host)
         for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
             const int64_t n = counts[c];
             const colo_dtype_t dtype = d ? COLO_F64 : COLO_F32;
-            float *f = malloc(sizeof *f * (size_t)(n + 1));
+            COLO_AUTOFREE float *f = malloc(sizeof *f * (size_t)(n + 1));
             double *g = malloc(sizeof *g * (size_t)(n + 1)), num, want;
-            uint8_t *m = malloc((size_t)n + 1);
+            COLO_AUTOFREE uint8_t *m = malloc((size_t)n + 1);
             int64_t den, tokens;
             uint64_t s = 9;
             for (int64_t i = 0; i < n; i++) { /* multiples of 1/8: every order gives the same */
@@ -116,8 +111,8 @@ T_CASE(masked_sums_are_those_of_the_host)
                 g[i] = m[i] ? (double)t_below(&s, 1000) / 8 : NAN; /* must not be read */
                 f[i] = (float)g[i];
             }
-            void *v = gpu_put(d ? (void *)g : (void *)f, (size_t)n * (d ? 8 : 4));
-            void *mask = gpu_put(m, (size_t)n);
+            GPU_AUTOFREE void *v = gpu_put(d ? (void *)g : (void *)f, (size_t)n * (d ? 8 : 4));
+            GPU_AUTOFREE void *mask = gpu_put(m, (size_t)n);
             assert_ok(colo_ops_host.masked_sum(d ? (void *)g : (void *)f, dtype, m, n, &want,
                                                &tokens, NULL));
             assert_ok(device_ops()->masked_sum(v, dtype, mask, n, &num, &den, NULL));
@@ -125,11 +120,7 @@ T_CASE(masked_sums_are_those_of_the_host)
             assert_int_equal(den, tokens);
             assert_ok(device_ops()->masked_sum(v, dtype, NULL, n < 2 ? 0 : 2, &num, &den, NULL));
             assert_int_equal(den, n < 2 ? 0 : 2);
-            gpu_free(v);
-            gpu_free(mask);
-            free(f);
             free(g);
-            free(m);
         }
 }
 
@@ -140,7 +131,7 @@ T_CASE(what_no_kernel_can_use_is_refused)
     int64_t den;
     bool capturing;
     cudaStream_t stream;
-    void *p = gpu_put(NULL, 64);
+    GPU_AUTOFREE void *p = gpu_put(NULL, 64);
     assert_ok(device_ops()->pointer_check(&(colo_queries_t){0}, p, 0, "x"));
     assert_ok(device_ops()->pointer_check(&(colo_queries_t){0}, NULL, 0, "x"));
     assert_fails(device_ops()->pointer_check(&(colo_queries_t){0}, &here, 0, "x"), COLO_ERR_ARG,
@@ -172,7 +163,6 @@ T_CASE(what_no_kernel_can_use_is_refused)
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphDestroy(graph));
     assert_cuda(cudaStreamDestroy(stream));
-    gpu_free(p);
 }
 
 T_MAIN_IF(gpu_need(1), "gpu/validate")
