@@ -37,8 +37,8 @@ static colo_status_t creates(colo_comm_t *comm, void *arg)
                         .world = RANKS};
     const int32_t r = comm->rank;
     STAND(s);
-    told[r].open = theirs(k->open, r);
-    told[r].create = theirs(k->create, r);
+    t_told[r].open = theirs(k->open, r);
+    t_told[r].create = theirs(k->create, r);
     k->status[r] = stand_up(&s, comm, &c, k->transport);
     snprintf(k->error_message[r], sizeof k->error_message[r], "%.299s", colo_last_error());
     k->p2p[r] = s.on.bridge && s.on.bridge->peers.path;
@@ -94,15 +94,15 @@ static colo_status_t one_pair(colo_comm_t *comm, void *arg)
 
 T_CASE(ranks_out_of_reach_stage_and_others_do_not)
 {
-    apart = 2;
+    t_apart = 2;
     for (int k = 0; k < 2; k++) {
         const colo_transport_t transport = k ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
         const colo_status_t st = on_all(one_pair, &transport);
         if (st < 0)
-            apart = -1;
+            t_apart = -1;
         assert_ok(st);
     }
-    apart = -1;
+    t_apart = -1;
 }
 
 static colo_status_t blocks(colo_comm_t *comm, void *arg)

@@ -11,23 +11,16 @@
 
 static int connected[RANKS], disconnected[RANKS];
 
-struct colo_subconnection {
-    int32_t n, members[RANKS];
-};
-
 static colo_status_t connect(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
                              colo_subconnection_t **route)
 {
-    *route = calloc(1, sizeof **route);
-    (*route)->n = n;
-    memcpy((*route)->members, members, (size_t)n * sizeof *members);
     connected[c->rank]++;
-    return COLO_OK;
+    return t_sub_create(c, members, n, tag, route);
 }
 
 static void disconnect(colo_comm_t *c, colo_subconnection_t *route)
 {
-    free(route);
+    t_sub_destroy(c, route);
     disconnected[c->rank]++;
 }
 

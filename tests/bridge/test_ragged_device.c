@@ -30,10 +30,7 @@ enum mode {
     MODES
 };
 
-static struct told {
-    enum mode mode;
-    int64_t runs, pulled; /* p2p calls so far; those of forward that pulled */
-} told[RANKS];
+static enum mode mode_of[RANKS];
 
 /* What this rank put: inputs and outputs by turns, as ragged_run.c makes them. */
 enum { PLACED = 2 * T_RAGGED_TENSORS };
@@ -50,34 +47,31 @@ static bool is_input(const void *p)
     return false;
 }
 
-static colo_status_t print_open(colo_comm_t *c)
+static bool is_registered(int32_t rank, const void *p)
 {
-    return told[c->rank].mode == NO_PEERS
-               ? colo_fail(COLO_ERR_UNBUILT, "comm '%s' reaches no memory of peers", c->name)
-               : COLO_OK;
-}
-
-static uint64_t count_registrations(const colo_comm_t *c)
-{
-    return told[c->rank].mode != NO_PEERS;
-}
-
-static bool find_memory(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id,
-                        uint64_t *offset)
-{
-    const enum mode mode = told[c->rank].mode;
-    *id = 0;
-    *offset = 0;
-    switch (mode) {
+    switch (mode_of[rank]) {
     case INPUTS:
         return is_input(p);
     case OUTPUTS:
         return !is_input(p);
     case OUTPUTS_BUT_INPUTS_ON_RANK_1:
-        return is_input(p) == (c->rank == 1);
+        return is_input(p) == (rank == 1);
     default:
-        return mode == REGISTERED || (mode == NOT_ON_RANK_1 && c->rank != 1);
+        return mode_of[rank] == REGISTERED || (mode_of[rank] == NOT_ON_RANK_1 && rank != 1);
     }
+}
+
+static void set_mode(int32_t rank, enum mode mode)
+{
+    mode_of[rank] = mode;
+    t_told[rank].is_registered = is_registered;
+    t_told[rank].open = mode == NO_PEERS ? COLO_ERR_UNBUILT : COLO_OK;
+    t_told[rank].registrations = mode != NO_PEERS;
+}
+
+static int64_t runs_of(const t_told_t *told)
+{
+    return told->runs[COLO_FORWARD] + told->runs[COLO_BACKWARD];
 }
 
 static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
@@ -93,29 +87,12 @@ static colo_status_t run_p2p(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
     /* or tiles are too large, so that few blocks of the kernel have work */
     for (int32_t k = 0; k < c->n; k++)
         rank_check(w->elem >= (size_t)c->tensor[k].per * c->tensor[k].elem);
-    rank_try(t_path_run(d, pass, c, stream));
-    told[t_path_rank(d)].runs++;
-    told[t_path_rank(d)].pulled += w->pulls;
-    return COLO_OK;
+    return t_path_run(d, pass, c, stream);
 }
 
-static bool all_reach(const colo_comm_t *c, int32_t a, int32_t b)
-{
-    return true;
-}
-
-static const colo_peer_ops_t peers = {.open = print_open,
-                                      .reaches = all_reach,
-                                      .registrations = count_registrations,
-                                      .find = find_memory,
-                                      .run = run_p2p,
-                                      T_HOST_PEERS(make_path)};
+static colo_peer_ops_t peers; /* the harness's, with these two */
 
 /* ---- a communicator that moves "CUDA memory" ---- */
-
-struct colo_subconnection {
-    int32_t n;
-};
 
 static colo_status_t subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
                                           uint64_t tag, colo_subconnection_t **route)
@@ -123,15 +100,7 @@ static colo_status_t subconnection_create(colo_comm_t *c, const int32_t *members
     rank_check(n == c->size); /* tables may tie any ranks */
     for (int32_t k = 0; k < n; k++)
         rank_check(members[k] == k);
-    *route = malloc(sizeof **route);
-    rank_check(*route);
-    (*route)->n = n;
-    return COLO_OK;
-}
-
-static void subconnection_destroy(colo_comm_t *c, colo_subconnection_t *route)
-{
-    free(route);
+    return t_sub_create(c, members, n, tag, route);
 }
 
 static int64_t bytes_of(const colo_message_t *m, int32_t n, size_t elem)
@@ -167,7 +136,7 @@ static colo_status_t disguised(colo_comm_t *comm, void *arg)
     T_ENDS(t_undisguise) t_disguise_t d = {0};
     rank_try(t_disguise(&d, comm, &peers));
     d.ops.subconnection_create = subconnection_create;
-    d.ops.subconnection_destroy = subconnection_destroy;
+    d.ops.subconnection_destroy = t_sub_destroy;
     d.ops.subconnection_stage = subconnection_stage;
     d.ops.exchange = exchange;
     const colo_status_t st = body(comm, arg);
@@ -176,7 +145,7 @@ static colo_status_t disguised(colo_comm_t *comm, void *arg)
 
 static colo_status_t run_disguised(int32_t n, colo_rank_fn fn, void *arg)
 {
-    memset(told, 0, sizeof told);
+    memset(t_told, 0, sizeof t_told);
     body = fn;
     return colo_comm_threads_run(n, disguised, arg);
 }
@@ -216,7 +185,7 @@ static const t_ragged_where_t where = {
 static colo_status_t run_random(colo_comm_t *comm, void *arg)
 {
     const uint64_t seed = *(uint64_t *)arg;
-    struct told *me = &told[comm->rank];
+    const t_told_t *me = &t_told[comm->rank];
     for (int64_t i = 0, n = t_scaled(CASES); i < n; i++) {
         T_ENDS(t_ragged_free) t_ragged_t t = {0};
         uint64_t s = seed + (uint64_t)i;
@@ -226,13 +195,13 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
                                       .gap = t_below(&s, 3),
                                       .where = &where};
         rank_try(colo_comm_set_check(comm, (int32_t)t_below(&s, 3)));
-        const enum mode mode = me->mode =
-            t_below(&s, 2) ? REGISTERED : (enum mode)t_below(&s, MODES);
-        const int64_t before = me->runs, pulled = me->pulled;
+        const enum mode mode = t_below(&s, 2) ? REGISTERED : (enum mode)t_below(&s, MODES);
+        const int64_t before = runs_of(me), pulled = me->pulls;
+        set_mode(comm->rank, mode);
         const colo_status_t st = t_ragged_on(&t, &o, comm);
-        rank_check(st < 0 || (mode != NO_PEERS && mode != NOT_REGISTERED) || me->runs == before);
-        rank_check(st < 0 || (mode != REGISTERED && mode != OUTPUTS) || me->pulled == pulled);
-        rank_check(st < 0 || me->runs - before <= 2); /* all tensors of a pass at once */
+        rank_check(st < 0 || (mode != NO_PEERS && mode != NOT_REGISTERED) || runs_of(me) == before);
+        rank_check(st < 0 || (mode != REGISTERED && mode != OUTPUTS) || me->pulls == pulled);
+        rank_check(st < 0 || runs_of(me) - before <= 2); /* all tensors of a pass at once */
         if (st < 0)
             return colo_fail_prefix(st, "%s", t_ragged_text(&t));
     }
@@ -245,7 +214,7 @@ T_CASE(random_batches_on_a_device_arrive_as_the_oracle_says)
     int64_t p2p = 0;
     assert_ok(run_disguised(RANKS, run_random, &seed));
     for (int32_t r = 0; r < RANKS; r++)
-        p2p += told[r].runs;
+        p2p += runs_of(&t_told[r]);
     assert_true(p2p > t_scaled(CASES));
 }
 
@@ -256,9 +225,9 @@ static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
 {
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
-    struct told *me = &told[comm->rank];
+    const t_told_t *me = &t_told[comm->rank];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    me->mode = REGISTERED;
+    set_mode(comm->rank, REGISTERED);
     for (int64_t samples = 0; samples <= 2; samples += 2) {
         T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
         T_ENDS(t_ragged_free) t_ragged_t t = {0};
@@ -270,7 +239,7 @@ static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
         rank_try(colo_bridge_set_segments(bridge, &s, &batch));
         rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD));
         rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
-        rank_check(me->runs == samples);
+        rank_check(runs_of(me) == samples);
     }
     rank_check(colo_bridge_workspace_size(bridge) == 0); /* nothing was staged */
     return COLO_OK;
@@ -297,19 +266,19 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     const colo_transport_t transport = *(const colo_transport_t *)arg;
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
-    struct told *me = &told[comm->rank];
+    const t_told_t *me = &t_told[comm->rank];
     T_ENDS(t_ragged_free) t_ragged_t t = {0};
     t_ragged_uniform(&t, &src, &dst, (ref_shape_t){2, 8, 3});
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
         const struct path *path = &paths[i];
         T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-        me->mode = path->mode;
+        set_mode(comm->rank, path->mode);
         rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
         bridge->transport = transport;
         for (int64_t call = 1; call <= 2; call++) {
             T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
             const colo_segments_t s = t_ragged_segments(&t);
-            const int64_t runs = me->runs, pulled = me->pulled;
+            const int64_t runs = runs_of(me), pulled = me->pulls;
             rank_try(colo_bridge_set_segments(bridge, &s, &batch));
             const colo_status_t st = t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD);
             if (transport == COLO_TRANSPORT_PEER && !path->p2p) {
@@ -318,7 +287,7 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
             } else {
                 rank_try(st);
             }
-            rank_check(me->runs - runs == path->p2p && me->pulled - pulled == path->pulls);
+            rank_check(runs_of(me) - runs == path->p2p && me->pulls - pulled == path->pulls);
         }
     }
     return COLO_OK;
@@ -391,6 +360,9 @@ T_CASE(memory_on_a_device_grows_or_is_there_from_create)
 
 int main(void)
 {
+    peers = t_peers;
+    peers.create = make_path;
+    peers.run = run_p2p;
     assert_int_equal(setenv("COLO_BACKEND_DIR", getenv("T_BACKENDS"), 1), 0);
     return t_main("bridge/ragged_device");
 }

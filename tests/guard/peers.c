@@ -12,20 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct colo_subconnection {
-    int32_t n, member[GUARD_RANKS];
-};
-
 /* ---- which ranks reach each other ---- */
 
 static reach_t reach;
 static uint64_t reach_seed;
-
-void peers_init(reach_t r, uint64_t seed)
-{
-    reach = r;
-    reach_seed = seed;
-}
 
 static bool pair_reaches(int32_t a, int32_t b)
 {
@@ -62,11 +52,6 @@ static colo_status_t open_peers(colo_comm_t *c)
     return colo_fail(COLO_ERR_UNBUILT, "no two ranks reach each other");
 }
 
-static const char *why(const colo_comm_t *c)
-{
-    return "says the recorder";
-}
-
 /* ---- memory: each registered tensor has offset 0 ---- */
 
 static bool find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset)
@@ -75,11 +60,6 @@ static bool find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id,
     *id = at < 0 ? -1 : 0;
     *offset = at < 0 ? 0 : (uint64_t)at;
     return at >= 0;
-}
-
-static uint64_t registrations(const colo_comm_t *c)
-{
-    return 1;
 }
 
 static colo_status_t no_share(colo_comm_t *c, colo_memory_t *m)
@@ -139,34 +119,29 @@ static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, c
     return st;
 }
 
-static const colo_peer_ops_t peers = {.open = open_peers,
-                                      .reaches = reaches,
-                                      .why = why,
-                                      .share = no_share,
-                                      .unshare = no_longer_share,
-                                      .find = find,
-                                      .registrations = registrations,
-                                      .run = run,
-                                      T_HOST_PEERS(t_path_create)};
+static colo_peer_ops_t peers; /* the harness's, but for what is said here */
+
+void peers_init(reach_t r, uint64_t seed)
+{
+    reach = r;
+    reach_seed = seed;
+    peers = t_peers;
+    peers.open = open_peers;
+    peers.reaches = reaches;
+    peers.share = no_share;
+    peers.unshare = no_longer_share;
+    peers.find = find;
+    peers.run = run;
+}
 
 /* ---- subconnections ---- */
 
 static colo_status_t sub_create(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
                                 colo_subconnection_t **s)
 {
-    *s = malloc(sizeof **s);
-    if (!*s)
-        abort();
-    (*s)->n = n;
-    memcpy((*s)->member, members, (size_t)n * sizeof *members);
     for (int32_t i = 0; i < n; i++)
         say(EXCHANGES, "member %d", (int64_t)members[i]);
-    return COLO_OK;
-}
-
-static void sub_destroy(colo_comm_t *c, colo_subconnection_t *s)
-{
-    free(s);
+    return t_sub_create(c, members, n, tag, s);
 }
 
 /* ---- a comm of GPUs ---- */
@@ -177,8 +152,9 @@ colo_status_t peers_join(colo_comm_t *comm)
 {
     t_disguise_t *d = &disguise[comm->rank];
     COLO_TRY(t_disguise(d, comm, &peers));
+    t_told[comm->rank].registrations = 1;
     d->ops.subconnection_create = sub_create;
-    d->ops.subconnection_destroy = sub_destroy;
+    d->ops.subconnection_destroy = t_sub_destroy;
     guard_subconnections(&d->ops);
     return COLO_OK;
 }

@@ -12,6 +12,9 @@
 #include <string.h>
 #include <time.h>
 
+t_told_t t_told[T_PEERS_RANKS];
+int32_t t_apart = -1;
+
 struct colo_p2p_list {
     colo_transfers_t pass[2]; /* with copies of the lists */
 };
@@ -61,34 +64,37 @@ static void forget(colo_p2p_list_t *l)
 
 colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
 {
+    const colo_status_t st = t_told[c->rank].create;
+    if (st < 0)
+        return colo_fail(st, "create says so to rank %d", (int)c->rank);
     *d = memory_of(sizeof **d);
     (*d)->comm = c;
     keep(&(*d)->own, pass);
     return COLO_OK;
 }
 
-colo_status_t t_path_load(colo_p2p_t *d, const colo_transfers_t pass[2])
+static colo_status_t path_load(colo_p2p_t *d, const colo_transfers_t pass[2])
 {
     forget(&d->own);
     keep(&d->own, pass);
     return COLO_OK;
 }
 
-void t_path_destroy(colo_p2p_t **d)
+static void path_destroy(colo_p2p_t **d)
 {
     forget(&(*d)->own);
     free(*d);
     *d = NULL;
 }
 
-colo_status_t t_path_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l)
+static colo_status_t path_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l)
 {
     *l = memory_of(sizeof **l);
     keep(*l, pass);
     return COLO_OK;
 }
 
-void t_path_drop(colo_p2p_t *d, colo_p2p_list_t **l)
+static void path_drop(colo_p2p_t *d, colo_p2p_list_t **l)
 {
     forget(*l);
     free(*l);
@@ -205,6 +211,8 @@ colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, c
     for (int32_t k = 0; k < call->n && st == COLO_OK; k++)
         for (int64_t i = 0; i < t->nsteps && st == COLO_OK; i++)
             st = move(t, i, call, rank, k, ops);
+    t_told[rank].runs[pass]++;
+    t_told[rank].pulls += t->pulls;
     for (int32_t r = 0; r < T_PEERS_RANKS; r++)
         if (peer[r])
             show(r, rank, NULL);
@@ -213,6 +221,65 @@ colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, c
         st = wait_for(d->comm, rank, t->exposed[i], false);
     pthread_mutex_unlock(&lock);
     return st;
+}
+
+/* ---- what the table says ---- */
+
+static colo_status_t open_as_told(colo_comm_t *c)
+{
+    const colo_status_t st = t_told[c->rank].open;
+    return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
+}
+
+static bool reaches(const colo_comm_t *c, int32_t a, int32_t b)
+{
+    return a < 0 ? t_apart < 0 : t_apart < 0 || a == b || a + b != 2 * t_apart + 1;
+}
+
+static const char *why(const colo_comm_t *c)
+{
+    return "says the test";
+}
+
+static bool find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset)
+{
+    const t_told_t *t = &t_told[c->rank];
+    *id = 0;
+    *offset = 0;
+    return t->is_registered ? t->is_registered(c->rank, p) : p == t->registered;
+}
+
+static uint64_t registrations(const colo_comm_t *c)
+{
+    return t_told[c->rank].registrations;
+}
+
+const colo_peer_ops_t t_peers = {.open = open_as_told,
+                                 .reaches = reaches,
+                                 .why = why,
+                                 .find = find,
+                                 .registrations = registrations,
+                                 .create = t_path_create,
+                                 .load = path_load,
+                                 .run = t_path_run,
+                                 .list = path_list,
+                                 .drop = path_drop,
+                                 .destroy = path_destroy};
+
+/* ---- subconnections ---- */
+
+colo_status_t t_sub_create(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
+                           colo_subconnection_t **s)
+{
+    *s = memory_of(sizeof **s);
+    (*s)->n = n;
+    memcpy((*s)->members, members, (size_t)n * sizeof *members);
+    return COLO_OK;
+}
+
+void t_sub_destroy(colo_comm_t *c, colo_subconnection_t *s)
+{
+    free(s);
 }
 
 /* ---- a comm of GPUs ---- */

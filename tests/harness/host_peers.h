@@ -4,8 +4,7 @@
  * makes the steps that a bridge gives it, on the host.
  *
  * A rank that peers reach shows them its tensors and waits until they are done; a rank that reaches
- * waits until they are shown. Each has a deadline. What is registered, and which ranks reach each
- * other, the table of a user says.
+ * waits until they are shown. Each has a deadline.
  */
 #ifndef TESTS_HARNESS_HOST_PEERS_H
 #define TESTS_HARNESS_HOST_PEERS_H
@@ -17,22 +16,36 @@
 
 enum { T_PEERS_RANKS = 16 };
 
-/* The members that hold paths and their lists; @make is t_path_create or ends in it. */
-#define T_HOST_PEERS(make)                                                         \
-    .create = make, .load = t_path_load, .list = t_path_list, .drop = t_path_drop, \
-    .destroy = t_path_destroy
+/* What the table says to a rank, and what came of it. Zeros: all ranks reach each other, and
+ * nothing is registered. */
+typedef struct t_told {
+    colo_status_t open, create; /* an error: says so, to rank so and so */
+    const void *registered;     /* this tensor is, or those of which this is true: */
+    bool (*is_registered)(int32_t rank, const void *data);
+    uint64_t registrations;
+    int64_t runs[2], pulls; /* calls by pass; forwards that pulled */
+} t_told_t;
+extern t_told_t t_told[T_PEERS_RANKS];
+extern int32_t t_apart; /* it and the next rank do not reach each other; -1: all do */
+
+/* The whole table; a program may change its copy. */
+extern const colo_peer_ops_t t_peers;
 colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
-colo_status_t t_path_load(colo_p2p_t *d, const colo_transfers_t pass[2]);
-colo_status_t t_path_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l);
-void t_path_drop(colo_p2p_t *d, colo_p2p_list_t **l);
 colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
                          colo_stream_t stream);
-void t_path_destroy(colo_p2p_t **d);
 
 /* For a table whose own run() begins or ends with something else: the comm rank of a path, and the
  * steps of a call. */
 int32_t t_path_rank(const colo_p2p_t *d);
 const colo_transfers_t *t_path_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call);
+
+/* The members of a subconnection that carries nothing by itself. */
+struct colo_subconnection {
+    int32_t n, members[T_PEERS_RANKS];
+};
+colo_status_t t_sub_create(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
+                           colo_subconnection_t **s);
+void t_sub_destroy(colo_comm_t *c, colo_subconnection_t *s);
 
 /* A comm that calls itself one of GPUs: with a control comm, and with the table @peers. */
 typedef struct t_disguise {
