@@ -15,10 +15,7 @@
 /* One node, also if the ranks run on two hosts: a direction is one exchange. */
 static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
 {
-    return (t_case_t){.src = t_side(src, true),
-                      .dst = t_side(dst, false),
-                      .shape = {b, n, h},
-                      .ranks_per_node = 8};
+    return T_BETWEEN(src, dst, b, n, h, .ranks_per_node = 8);
 }
 
 static t_case_t usual(void)

@@ -9,9 +9,7 @@
 
 static t_case_t usual(void)
 {
-    return (t_case_t){.src = t_side("tp=2,dp=4", true),
-                      .dst = t_side("tp=2,cp=2,dp=2", false),
-                      .shape = {8, 8, 3}};
+    return t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
 }
 
 /* ---- agreement at create ---- */

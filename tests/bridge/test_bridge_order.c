@@ -26,10 +26,7 @@ static colo_status_t not_told(colo_status_t st, int line)
 
 T_CASE_FOR(4, two_bridges_of_one_shape_in_another_order_are_a_mismatch, int32_t, check, 0, 1, 2)
 {
-    const t_case_t c = {.src = t_side("dp=4", true), /* all exchange with all */
-                        .dst = t_side("tp=4", false),
-                        .shape = {4, 8, 2},
-                        .check = check};
+    const t_case_t c = T_BETWEEN("dp=4", "tp=4", 4, 8, 2, .check = check); /* all with all */
     T_STAND(one);
     T_STAND(two);
     rank_try(after_a_step(&one, &c, world));
@@ -51,7 +48,7 @@ T_CASE_FOR(4, two_bridges_of_one_shape_in_another_order_are_a_mismatch, int32_t,
 T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
 {
     const t_case_t c[2] = {
-        {.src = t_side("dp=4", true), .dst = t_side("tp=4", false), .shape = {4, 8, 2}},
+        t_between("dp=4", "tp=4", 4, 8, 2),
         {.src = t_side("tp=2,dp=2", true), .dst = t_side("cp=2,dp=2", false), .shape = {6, 8, 3}}};
     const bool odd = colo_comm_rank(world) == 2;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
@@ -66,10 +63,8 @@ T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
 
 T_CASE_FOR(4, one_way_against_the_other_is_a_mismatch, int32_t, check, 0, 1, 2)
 {
-    const t_case_t c = {.src = t_side("dp=4", true), /* both ways move the same boxes in pairs */
-                        .dst = t_side("cp=2,dp=2", false),
-                        .shape = {4, 8, 2},
-                        .check = check};
+    /* both ways move the same boxes in pairs */
+    const t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 4, 8, 2, .check = check);
     T_STAND(s);
     rank_try(after_a_step(&s, &c, world));
     const colo_pass_t pass = s.rank == 1 ? COLO_BACKWARD : COLO_FORWARD;

@@ -154,9 +154,8 @@ T_CASE(tensors_without_rows_have_two_axes)
 {
     for (int64_t n = 1; n <= 7; n += 2)
         for (int stride = 0; stride < T_STRIDE_COUNT; stride++) {
-            t_case_t c = t_between("ep=4,tp=2", "tp=4,dp=2", n, 1, 5);
-            c.axes = "bh";
-            c.stride = (t_stride_t)stride;
+            t_case_t c = T_BETWEEN("ep=4,tp=2", "tp=4,dp=2", n, 1, 5, .axes = "bh",
+                                   .stride = (t_stride_t)stride);
             t_side_split(&c.src, 0, "ep", REF_CEIL, false);
             t_side_split(&c.src, 2, "tp", REF_CEIL, false);
             t_side_split(&c.dst, 2, "tp", REF_CEIL, false);
@@ -188,8 +187,7 @@ T_CASE(float_dtypes_move_and_sum)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     for (size_t i = 0; i < 4; i++) {
-        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
-        c.dtype = dtypes[i];
+        t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5, .dtype = dtypes[i]);
         run_kinds(c);
         c.dst = t_side("cp=8", false);
         c.shape = (ref_shape_t){4, 16, 5};
@@ -201,9 +199,8 @@ T_CASE(integer_dtypes_move)
 {
     static const colo_dtype_t dtypes[] = {COLO_I8, COLO_U8, COLO_I16, COLO_I32, COLO_I64};
     for (size_t i = 0; i < 5; i++) {
-        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
-        c.dtype = dtypes[i];
-        c.output = COLO_SHARDED;
+        t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5, .dtype = dtypes[i],
+                               .output = COLO_SHARDED);
         t_case_later(&c);
         c.output = COLO_FULL_SEQ;
         c.grad = COLO_DISJOINT;
@@ -218,16 +215,14 @@ T_CASE(integer_dtypes_move)
 
 T_CASE(a_rank_outside_both_grids_constructs_and_does_nothing)
 {
-    t_case_t c = t_between("tp=2,dp=2@1", "cp=2,dp=2@1", 4, 4, 2);
-    c.world = 7;
+    t_case_t c = T_BETWEEN("tp=2,dp=2@1", "cp=2,dp=2@1", 4, 4, 2, .world = 7);
     c.steps = 2; /* odd steps pass NULL where nothing is held */
     run_kinds(c);
 }
 
 T_CASE(nothing_and_null_are_the_same_tensor)
 {
-    t_case_t c = t_between("tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2", 4, 4, 2);
-    c.steps = 4;
+    t_case_t c = T_BETWEEN("tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2", 4, 4, 2, .steps = 4);
     run_kinds(c);
 }
 
@@ -357,8 +352,7 @@ T_CASE_FOR(8, a_shape_that_fits_takes_the_memory_that_is_there, int, kind, 0, 1,
 
 T_CASE_ON(8, a_frozen_source_has_no_backward)
 {
-    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-    c.no_grad = true;
+    t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3, .no_grad = true);
     T_STAND(s);
     rank_try(t_stand_make(&s, &c, world));
     rank_try(t_stand_step(&s, 0));

@@ -36,8 +36,7 @@ T_CASE(source_on_an_uneven_scattered_node_is_taken_before_others)
 T_CASE(table_of_equal_nodes_gives_the_plan_of_ranks_per_node)
 {
     static const int32_t halves[] = {7, 7, 7, 7, 5, 5, 5, 5};
-    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 16, 4);
-    c.dtype = COLO_F32;
+    t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 16, 4, .dtype = COLO_F32);
     t_plans_t of[2];
     c.ranks_per_node = 4;
     assert_true(t_plans_make(&of[0], &c));
@@ -102,8 +101,7 @@ static colo_status_t asking_rank(colo_comm_t *world, void *arg)
 
 T_CASE(bridge_without_ranks_per_node_asks_the_communicator)
 {
-    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 16, 4);
-    c.dtype = COLO_F32;
+    t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 16, 4, .dtype = COLO_F32);
     setenv("COLO_NODE", "x,y,y,x,z,y,x,y", 1);
     assert_ok(t_run_ranks(8, asking_rank, &c, 0));
     c.ranks_per_node = 4; /* the caller's own word */
@@ -183,12 +181,9 @@ T_CASE(pass_has_no_exchange_that_can_carry_nothing)
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         for (int sharded = 0; sharded < 2; sharded++) {
             counted_t k = {
-                .c = {.src = t_side(row[i].src, true),
-                      .dst = t_side(row[i].dst, false),
-                      .shape = {8, 16, 4},
-                      .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
-                      .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL,
-                      .ranks_per_node = 4},
+                .c = T_BETWEEN(row[i].src, row[i].dst, 8, 16, 4,
+                               .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
+                               .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL, .ranks_per_node = 4),
                 .exchanges = {row[i].exchanges[sharded][0], row[i].exchanges[sharded][1]},
                 .adds_up = row[i].adds_up && !sharded};
             assert_ok(t_run_ranks(8, counting_rank, &k, sizeof k));

@@ -31,10 +31,7 @@ static colo_status_t theirs(colo_status_t st, int32_t rank)
 static colo_status_t creates(colo_comm_t *comm, void *arg)
 {
     struct creating *k = arg;
-    const t_case_t c = {.src = t_side("dp=4", true),
-                        .dst = t_side("tp=2,dp=2", false),
-                        .shape = {8, 3, 2},
-                        .world = RANKS};
+    const t_case_t c = t_between("dp=4", "tp=2,dp=2", 8, 3, 2);
     const int32_t r = comm->rank;
     STAND(s);
     t_told[r].open = theirs(k->open, r);
@@ -70,10 +67,7 @@ T_CASE(ranks_out_of_reach_get_a_bridge_that_stages)
 static colo_status_t one_pair(colo_comm_t *comm, void *arg)
 {
     const colo_transport_t transport = *(const colo_transport_t *)arg;
-    const t_case_t c = {.src = t_side("dp=4", true),
-                        .dst = t_side("tp=2,dp=2", false),
-                        .shape = {8, 3, 2},
-                        .world = RANKS};
+    const t_case_t c = t_between("dp=4", "tp=2,dp=2", 8, 3, 2);
     STAND(s);
     const colo_status_t st = stand_up(&s, comm, &c, transport);
     const bool far = comm->rank >= 2;
@@ -107,10 +101,7 @@ T_CASE(ranks_out_of_reach_stage_and_others_do_not)
 
 static colo_status_t blocks(colo_comm_t *comm, void *arg)
 {
-    const t_case_t c = {.src = t_side("dp=4", true),
-                        .dst = t_side("tp=2,dp=2", false),
-                        .shape = {8, 3, 2},
-                        .world = RANKS};
+    const t_case_t c = t_between("dp=4", "tp=2,dp=2", 8, 3, 2);
     const int32_t expected = *(const int32_t *)arg;
     static const int32_t given[] = {0, 5, -1, COLO_PEER_BLOCKS_MAX + 1};
     for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
@@ -171,11 +162,7 @@ T_CASE(out_of_reach_is_an_error_where_peer_is_asked_for)
 /* Rank 3 owns nothing of the source, and sends gradients; every rank has a rank to talk to. */
 static t_case_t asymmetric(int32_t check)
 {
-    return (t_case_t){.src = t_side("dp=3", true),
-                      .dst = t_side("dp=4", false),
-                      .shape = {9, 3, 2},
-                      .check = check,
-                      .world = RANKS};
+    return T_BETWEEN("dp=3", "dp=4", 9, 3, 2, .check = check);
 }
 
 static colo_status_t y_alone(colo_comm_t *comm, void *arg)
@@ -208,11 +195,7 @@ T_CASE(registering_y_alone_stages_backward_on_all_ranks)
 static colo_status_t sums(colo_comm_t *comm, void *arg)
 {
     const t_role_t role = *(const t_role_t *)arg;
-    const t_case_t c = {.src = t_side("dp=2", true),
-                        .dst = t_side("cp=2@2", false),
-                        .shape = {4, 8, 3},
-                        .grad = COLO_PARTIAL,
-                        .world = RANKS};
+    const t_case_t c = T_BETWEEN("dp=2", "cp=2@2", 4, 8, 3, .grad = COLO_PARTIAL);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     registered(&s, role);
@@ -278,9 +261,7 @@ T_CASE_ON_ALL(a_tensor_that_is_registered_no_more_is_refused)
  * half of its gradient. */
 T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
 {
-    t_case_t c = t_between("dp=4", "cp=2,dp=2", 8, 8, 2);
-    c.grad = COLO_DISJOINT;
-    c.world = RANKS;
+    t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 8, 8, 2, .grad = COLO_DISJOINT);
     const colo_shape_t one = {1, 8, 2, 0};
     colo_comm_stats_t before, after;
     STAND(s);
@@ -317,11 +298,7 @@ T_CASE_ON_ALL(another_shape_is_agreed_on_anew)
 /* Of tp=4 -> dp=4 every rank has its samples already; in backward it sends them to three others. */
 T_CASE_ON_ALL(what_others_do_not_reach_may_lie_anywhere)
 {
-    const t_case_t c = {.src = t_side("tp=4", true),
-                        .dst = t_side("dp=4", false),
-                        .shape = {8, 3, 2},
-                        .check = 2,
-                        .world = RANKS};
+    const t_case_t c = T_BETWEEN("tp=4", "dp=4", 8, 3, 2, .check = 2);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_PEER));
     rank_try(expect(&s, COLO_FORWARD, false)); /* a plain copy: no rank is met */

@@ -78,11 +78,7 @@ static colo_status_t call_in_turn(struct stand *s)
 
 T_CASE_ON_ALL(first_calls_of_a_shape_are_compared_way_by_way)
 {
-    const t_case_t c = {.src = t_side("dp=4", true),
-                        .dst = t_side("cp=2,dp=2", false),
-                        .shape = {4, 8, 2},
-                        .grad = COLO_DISJOINT,
-                        .world = RANKS};
+    const t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 4, 8, 2, .grad = COLO_DISJOINT);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
     return call_in_turn(&s);
@@ -109,9 +105,7 @@ static colo_status_t reshape_in_turn(struct stand *s, t_case_t *c)
 
 static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
 {
-    t_case_t c = t_between("dp=4", "dp=3", 12, 8, 2);
-    c.grad = COLO_DISJOINT;
-    c.world = RANKS;
+    t_case_t c = T_BETWEEN("dp=4", "dp=3", 12, 8, 2, .grad = COLO_DISJOINT);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
     s.as.ops.subconnection_create = connect;

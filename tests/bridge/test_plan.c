@@ -288,8 +288,7 @@ T_CASE(worked_example_fan_in)
     static const int pair[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
     for (int i = 0; i < 4; i++)
         want[pair[i][0] * 8 + pair[i][1]] = want[pair[i][1] * 8 + pair[i][0]] = 1;
-    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 4);
-    c.output = COLO_SHARDED;
+    t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 4, .output = COLO_SHARDED);
     expect_matrix(&c, COLO_FORWARD, 8, want);
     expect_matrix(&c, COLO_BACKWARD, 8, want);
     c.output = COLO_FULL_SEQ;
@@ -303,16 +302,14 @@ T_CASE(worked_example_fan_out)
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++)
             want[i * 8 + j] = i != j && i / 4 == j / 4;
-    t_case_t c = t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 4);
-    c.output = COLO_SHARDED;
+    t_case_t c = T_BETWEEN("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 4, .output = COLO_SHARDED);
     expect_matrix(&c, COLO_FORWARD, 8, none);
     expect_matrix(&c, COLO_BACKWARD, 8, want);
 }
 
 T_CASE(worked_example_without_a_divisor)
 {
-    t_case_t c = t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 4);
-    c.output = COLO_SHARDED;
+    t_case_t c = T_BETWEEN("tp=2,dp=3", "tp=3,dp=2", 6, 4, 4, .output = COLO_SHARDED);
     T_ENDS(t_plans_free) t_plans_t w = {0};
     int64_t v = 6 * 4 * 4 * 4;
     assert_true(t_plans_make(&w, &c));
@@ -338,9 +335,8 @@ T_CASE(worked_example_without_a_divisor)
 
 T_CASE(partial_gradients_move_every_addend_but_the_own_one)
 {
-    t_case_t c = t_between("tp=2,dp=2", "cp=2,tp=1,dp=2", 4, 4, 2);
-    c.grad = COLO_PARTIAL;
-    t_plans_t w;
+    t_case_t c = T_BETWEEN("tp=2,dp=2", "cp=2,tp=1,dp=2", 4, 4, 2, .grad = COLO_PARTIAL);
+    T_ENDS(t_plans_free) t_plans_t w = {0};
     assert_true(t_plans_make(&w, &c));
     int64_t v = 4 * 4 * 2 * 4;
     for (int32_t r = 0; r < 4; r++) {

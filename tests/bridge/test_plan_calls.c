@@ -228,8 +228,7 @@ T_CASE(messages_whose_sum_overflows_are_refused)
 T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
 {
     static const int64_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7}, other[8] = {0, 1, 2, 3, 4, 5, 7, 6};
-    t_case_t base = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 4);
-    base.world = 8;
+    t_case_t base = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 4, .world = 8);
     t_case_t v[16];
     int n = 0;
     v[n++] = base;
@@ -270,8 +269,7 @@ T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
 
 T_CASE(a_rank_outside_both_grids_gets_an_empty_plan)
 {
-    t_case_t c = t_between("tp=2,dp=2", "tp=2,dp=2", 4, 4, 2);
-    c.world = 6;
+    t_case_t c = T_BETWEEN("tp=2,dp=2", "tp=2,dp=2", 4, 4, 2, .world = 6);
     T_ENDS(t_plans_free) t_plans_t w = {0};
     assert_true(t_plans_make(&w, &c));
     for (int32_t r = 4; r < 6; r++)

@@ -52,12 +52,8 @@ T_CASE(bytes_into_uneven_scattered_nodes_are_the_minimum)
 /* tp8,dp4 to tp4,cp4,dp2: each of 8 ranks of a node lacks the other half of the batch. */
 T_CASE(eight_ranks_that_lack_the_same_half_bring_it_in_once)
 {
-    t_case_t c = {.src = t_side("tp=8,dp=4", true),
-                  .dst = t_side("tp=4,cp=4,dp=2", false),
-                  .shape = {4, 64, 1 << 14},
-                  .output = COLO_FULL_SEQ,
-                  .dtype = COLO_BF16,
-                  .ranks_per_node = 8};
+    t_case_t c = T_BETWEEN("tp=8,dp=4", "tp=4,cp=4,dp=2", 4, 64, 1 << 14, .dtype = COLO_BF16,
+                           .ranks_per_node = 8);
     int64_t in[2] = {0};
     for (int two = 0; two < 2; two++) {
         T_ENDS(t_plans_free) t_plans_t w = {0};
@@ -72,12 +68,8 @@ T_CASE(eight_ranks_that_lack_the_same_half_bring_it_in_once)
 
 T_CASE(small_runs_enter_at_different_ranks_of_a_node)
 {
-    t_case_t c = {.src = t_side("tp=4,dp=8", true),
-                  .dst = t_side("tp=4,dp=8", false),
-                  .shape = {8, 16, 4},
-                  .dtype = COLO_F32,
-                  .ranks_per_node = 4,
-                  .two_levels = true};
+    t_case_t c =
+        T_BETWEEN("tp=4,dp=8", "tp=4,dp=8", 8, 16, 4, .ranks_per_node = 4, .two_levels = true);
     T_ENDS(t_plans_free) t_plans_t w = {0};
     /* each node of 4 ranks needs 8 samples and holds one; a run is a sample of 256 bytes */
     c.dst = t_side("tp=32", false);
@@ -90,11 +82,7 @@ T_CASE(small_runs_enter_at_different_ranks_of_a_node)
 
 T_CASE(one_level_and_one_node_have_no_second_exchange)
 {
-    t_case_t c = {.src = t_side("tp=8,dp=4", true),
-                  .dst = t_side("tp=4,cp=4,dp=2", false),
-                  .shape = {4, 64, 16},
-                  .output = COLO_FULL_SEQ,
-                  .dtype = COLO_BF16};
+    t_case_t c = T_BETWEEN("tp=8,dp=4", "tp=4,cp=4,dp=2", 4, 64, 16, .dtype = COLO_BF16);
     static const int64_t per[] = {8, 0, 32, 8};
     for (int i = 0; i < 4; i++) {
         T_ENDS(t_plans_free) t_plans_t w = {0};
@@ -147,11 +135,7 @@ enum { AWAY = 5 };
 /* Each other rank waits for it, in the first exchange or, for its gateway, in the second. */
 T_CASE_FOR(8, rank_that_stays_away_is_a_timeout_on_all_ranks_of_both_nodes, int, check, 0, 1, 2)
 {
-    const t_case_t c = {.src = t_side("tp=4,dp=2", true),
-                        .dst = t_side("tp=4,cp=2,dp=1", false),
-                        .shape = {2, 8, 1 << 13},
-                        .output = COLO_FULL_SEQ,
-                        .ranks_per_node = 4};
+    const t_case_t c = T_BETWEEN("tp=4,dp=2", "tp=4,cp=2,dp=1", 2, 8, 1 << 13, .ranks_per_node = 4);
     T_STAND(s);
     rank_try(colo_comm_set_check(world, check));
     rank_try(t_stand_make(&s, &c, world));

@@ -12,12 +12,8 @@ enum { RANKS = 4 };
 
 static t_case_t the_case(void)
 {
-    t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4);
-    c.output = COLO_FULL_SEQ;
-    c.grad = COLO_PARTIAL;
-    c.dtype = COLO_F32;
-    c.world = RANKS;
-    return c;
+    return T_BETWEEN("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4, .output = COLO_FULL_SEQ,
+                     .grad = COLO_PARTIAL, .dtype = COLO_F32);
 }
 
 /* ---- a caller's allocator ---- */

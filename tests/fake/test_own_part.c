@@ -16,12 +16,8 @@ enum { RANKS = 2 };
 
 static t_case_t the_case(void)
 {
-    t_case_t c = t_between("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 16, 32);
-    c.output = COLO_SHARDED;
-    c.grad = COLO_DISJOINT;
-    c.dtype = COLO_F32;
-    c.world = RANKS;
-    return c;
+    return T_BETWEEN("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 16, 32, .output = COLO_SHARDED,
+                     .grad = COLO_DISJOINT, .dtype = COLO_F32);
 }
 
 struct tensors {

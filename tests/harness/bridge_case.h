@@ -91,6 +91,12 @@ int64_t t_lcm(int64_t a, int64_t b);
 
 /* A case of [b, n, h] between two grids; and one for whole collectives. */
 t_case_t t_between(const char *src, const char *dst, int64_t b, int64_t n, int64_t h);
+/* The same with more of its members: .check = 2 */
+#define T_BETWEEN(from, to, b, n, h, ...)  \
+    ((t_case_t){.src = t_side(from, true), \
+                .dst = t_side(to, false),  \
+                .shape = {(b), (n), (h)},  \
+                __VA_ARGS__})
 t_case_t t_collective(const char *src, const char *dst, int64_t b, int64_t n, int64_t h);
 /* The same boxes in the same order, and as many bytes. */
 bool t_same_message(const colo_plan_message_t *one, const colo_plan_message_t *other);
