@@ -133,8 +133,7 @@ T_CASE(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves)
     for (int fault = 0; fault < FAULT_COUNT; fault++)
         for (int backward = 0; backward < 2; backward++) {
             faulty_t f = {usual(), (fault_t)fault, backward, 2};
-            colo_status_t st = t_run_ranks(8, faulty_rank, &f, sizeof f);
-            if (st < 0)
+            if (t_run_ranks(8, faulty_rank, &f, sizeof f) < 0)
                 fail_msg("fault %d backward %d: %s", fault, backward, colo_last_error());
         }
 }
@@ -147,8 +146,7 @@ T_CASE(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang)
             bool backward = fault >= FAULT_COUNT;
             faulty_t f = {usual(), (fault_t)(fault % FAULT_COUNT), backward, check};
             f.c.grad = backward ? COLO_DISJOINT : COLO_PARTIAL;
-            colo_status_t st = t_run_ranks(8, faulty_rank, &f, sizeof f);
-            if (st < 0)
+            if (t_run_ranks(8, faulty_rank, &f, sizeof f) < 0)
                 fail_msg("fault %d: %s", fault, colo_last_error());
         }
 }
@@ -314,8 +312,7 @@ T_CASE(each_direction_is_one_exchange_of_the_plans_bytes)
                 counted_t a = {make(specs[i][0], specs[i][1], 6, 8, 3), check};
                 a.c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
                 a.c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
-                colo_status_t st = t_run_ranks(t_case_world(&a.c), counted_rank, &a, sizeof a);
-                if (st < 0)
+                if (t_run_ranks(t_case_world(&a.c), counted_rank, &a, sizeof a) < 0)
                     fail_msg("%s check %d: %s", t_case_text(&a.c), check, colo_last_error());
             }
 }

@@ -48,12 +48,10 @@ static colo_status_t disagree_rank(colo_comm_t *world, void *arg)
         d->change(&config, &src, &dst);
     else if (odd)
         memcpy((char *)&config + d->offset, &d->value, d->size); /* the low bytes */
-    colo_status_t st = colo_bridge_create(&bridge, config.struct_size == 1 ? NULL : &config, world);
-    if (st != (odd || d->error_message ? d->status : COLO_ERR_PEER))
-        return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
+    rank_fails(colo_bridge_create(&bridge, config.struct_size == 1 ? NULL : &config, world),
+               odd || d->error_message ? d->status : COLO_ERR_PEER,
+               d->error_message ? d->error_message : "");
     rank_check(bridge == sentinel);
-    if (d->error_message && !says(d->error_message))
-        return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     rank_check(colo_comm_check(world) == COLO_OK);
     return t_case_on(world, &usually); /* an agreement that failed leaves the comm alive */
 }

@@ -52,10 +52,10 @@ T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
         {.src = t_side("tp=2,dp=2", true), .dst = t_side("cp=2,dp=2", false), .shape = {6, 8, 3}}};
     const bool odd = colo_comm_rank(world) == 2;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    rank_check(t_case_bridge(&bridge, &c[odd], world, COLO_HOST) == COLO_ERR_MISMATCH);
-    rank_check(says("bridge create: rank 2 of 'world' brings another one than rank 0, as if the "
-                    "calls of ranks came in different orders: src: rank 2 of 'world' has "
-                    "tp=2,dp=2, rank 0 dp=4"));
+    rank_fails(t_case_bridge(&bridge, &c[odd], world, COLO_HOST), COLO_ERR_MISMATCH,
+               "bridge create: rank 2 of 'world' brings another one than rank 0, as if the "
+               "calls of ranks came in different orders: src: rank 2 of 'world' has "
+               "tp=2,dp=2, rank 0 dp=4");
     return t_case_bridge(&bridge, &c[0], world, COLO_HOST);
 }
 
@@ -138,12 +138,8 @@ T_CASE(a_reshape_that_differs_is_a_mismatch_on_all_ranks)
             for (int r = 0; r < 8; r++)
                 a.shape[r] = i ? (colo_shape_t){8, 8, 2, r < 4 ? 8 : 16}
                                : (colo_shape_t){r < 4 ? 16 : 24, 8, 2, 0};
-            a.c = (t_case_t){.src = t_side("tp=2,dp=4", true),
-                             .dst = t_side("tp=2,cp=2,dp=2", false),
-                             .shape = {8, 8, 2},
-                             .check = check};
-            colo_status_t st = t_run_ranks(8, reshape_rank, &a, sizeof a);
-            if (st < 0)
+            a.c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2, .check = check);
+            if (t_run_ranks(8, reshape_rank, &a, sizeof a) < 0)
                 fail_msg("case %zu at COLO_CHECK=%d: %s", i, (int)check, colo_last_error());
         }
 }
@@ -180,8 +176,7 @@ T_CASE(a_reshape_on_some_ranks_only_is_a_mismatch)
                 continue; /* each component is right by itself, and nothing is compared */
             for (int r = 0; r < n; r++)
                 a.shape[r] = (colo_shape_t){16, 8, 2, 0};
-            colo_status_t st = t_run_ranks(8, lone_reshape_rank, &a, sizeof a);
-            if (st < 0)
+            if (t_run_ranks(8, lone_reshape_rank, &a, sizeof a) < 0)
                 fail_msg("%d ranks at COLO_CHECK=%d: %s", n, (int)check, colo_last_error());
         }
 }

@@ -87,8 +87,7 @@ T_CASE(layouts_that_it_would_carry_wrongly_are_refused)
             c.output = COLO_SHARDED;
             c.dst.nsplits[1] = 0;
         }
-        colo_status_t st = colo_comm_threads_run(8, refused_rank, &c);
-        if (st < 0)
+        if (colo_comm_threads_run(8, refused_rank, &c) < 0)
             fail_msg("layout %d: %s", odd, colo_last_error());
     }
 }
@@ -231,7 +230,7 @@ T_CASE_ON_THREADS(8, integers_are_not_summed_over_cp)
     c.dtype = COLO_I32;
     colo_bridge_t *b = NULL;
     rank_check(t_case_bridge(&b, &c, world, COLO_HOST) == COLO_ERR_ARG && !b);
-    rank_check(strstr(colo_last_error(), "cp=2, which i32 is not made for"));
+    rank_check(says("cp=2, which i32 is not made for"));
     c.no_grad = true;
     return t_case_on(world, &c);
 }

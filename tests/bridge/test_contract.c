@@ -38,11 +38,10 @@ static colo_status_t contract_rank(colo_comm_t *world, void *arg)
                sizeof bad);
     }
     const bool here = p->on_all || s.rank == p->rank;
-    if (t_stand_call(&s, pass) != (here ? COLO_ERR_CONTRACT : COLO_ERR_PEER))
-        return t_rank_fail(__FILE__, __LINE__, colo_last_error());
-    for (int i = 0; here && i < 3; i++)
-        if (p->words[i] && !says(p->words[i]))
-            return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+    const colo_status_t st = t_stand_call(&s, pass);
+    for (int i = 0; i < 3; i++)
+        rank_fails(st, here ? COLO_ERR_CONTRACT : COLO_ERR_PEER,
+                   here && p->words[i] ? p->words[i] : "");
     rank_check(untouched(t_stand_out(&s, pass)));
     rank_check(colo_comm_check(world) == COLO_OK);
     rank_try(t_stand_fill(&s, 0)); /* kept */
@@ -53,8 +52,7 @@ static colo_status_t contract_rank(colo_comm_t *world, void *arg)
 static void run_contract(const contract_t *p)
 {
     contract_t copy = *p;
-    colo_status_t st = colo_comm_threads_run(8, contract_rank, &copy);
-    if (st < 0)
+    if (colo_comm_threads_run(8, contract_rank, &copy) < 0)
         fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
 }
 

@@ -347,12 +347,12 @@ T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
     const colo_shape_t shape = {1, 1, 1, 0};
     const colo_tensor_t tx = tensor(x, 5);
     rank_try(make(&b, &o, world));
-    rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
-    rank_check(says("source replica 1 has 5 rows on a rank, expected at "
-                    "most max_rows=4"));
+    rank_fails(colo_bridge_set_segments(b, &s, &batch), COLO_ERR_ARG,
+               "source replica 1 has 5 rows on a rank, expected at "
+               "most max_rows=4");
     t.pos[0] = 11;
-    rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
-    rank_check(says("segment 0: row 1 of 3 is at position 12"));
+    rank_fails(colo_bridge_set_segments(b, &s, &batch), COLO_ERR_ARG,
+               "segment 0: row 1 of 3 is at position 12");
     rank_check(!batch);
     t.pos[0] = 2;
     t.rows[2] = 4;

@@ -282,8 +282,7 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
             rank_try(colo_bridge_set_segments(bridge, &s, &batch));
             const colo_status_t st = t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD);
             if (transport == COLO_TRANSPORT_PEER && !path->p2p) {
-                rank_check(st == COLO_ERR_ARG);
-                rank_check(strstr(colo_last_error(), "neither y nor x is registered over comm '"));
+                rank_fails(st, COLO_ERR_ARG, "neither y nor x is registered over comm '");
             } else {
                 rank_try(st);
             }

@@ -228,8 +228,8 @@ T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
     rank_check(colo_bridge_backward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);
     rank_try(colo_comm_barrier(world, NULL));
     if (colo_comm_rank(world) == 0) { /* others would wait for it: they are told */
-        rank_check(colo_bridge_forward_start(bridge, NULL, NULL, NULL, NULL) == COLO_ERR_ARG);
-        rank_check(says("rank 0: ticket is NULL"));
+        rank_fails(colo_bridge_forward_start(bridge, NULL, NULL, NULL, NULL), COLO_ERR_ARG,
+                   "rank 0: ticket is NULL");
     } else {
         T_ENDS(t_buffer_free) t_buffer_t x = {0}, y = {0};
         rank_try(t_case_tensor(&c, T_X, colo_comm_rank(world), 0, true, &x));

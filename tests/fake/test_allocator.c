@@ -105,8 +105,8 @@ T_CASE_ON_GPUS(RANKS, an_allocator_without_memory_in_a_call_is_an_error_on_all_r
         usleep(1000);
         st = colo_comm_check(r->gpus);
     }
-    rank_check(st == (r->rank == 1 ? COLO_ERR_NOMEM : COLO_ERR_PEER));
-    rank_check(strstr(colo_last_error(), "config.allocator returned NULL, expected "));
+    rank_fails(st, r->rank == 1 ? COLO_ERR_NOMEM : COLO_ERR_PEER,
+               "config.allocator returned NULL, expected ");
     rank_cuda(cudaStreamSynchronize(r->stream));
     colo_bridge_destroy(&bridge);
     rank_check(o.live == 0);

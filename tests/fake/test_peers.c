@@ -108,7 +108,7 @@ static colo_status_t fails_to_register(t_gpu_rank_t *r, void *arg)
         fake_fail_name(r->device, "cudaMemcpy2DAsync");
     const colo_status_t st = colo_memory_alloc(r->gpus, 4096, &memory);
     rank_check(st == (r->rank == 1 ? COLO_ERR_CUDA : COLO_ERR_PEER) && !memory);
-    rank_check(strstr(colo_last_error(), "register: CUDA says"));
+    rank_check(says("register: CUDA says"));
     return colo_comm_check(r->gpus);
 }
 
@@ -149,7 +149,7 @@ T_CASE_ON_GPUS(RANKS, memory_on_a_device_that_is_not_the_comm_s_is_refused)
         rank_cuda(cudaSetDevice(device));
         const colo_status_t st = colo_memory_alloc(r->gpus, 1 << 16, &none);
         rank_check(st == (r->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER) && !none);
-        rank_check(strstr(colo_last_error(), "the current device is 3, comm"));
+        rank_check(says("the current device is 3, comm"));
         rank_cuda(cudaSetDevice(r->device));
         rank_try(colo_comm_check(r->gpus));
         if (i == 0)
@@ -169,7 +169,7 @@ T_CASE_ON_GPUS(RANKS, a_comm_registers_256_memories_and_refuses_one_more)
     for (int i = 0; i < MOST; i++)
         rank_try(colo_memory_register(r->gpus, block + ((size_t)i << 12), 1 << 12, &m[i]));
     rank_check(colo_memory_register(r->gpus, block, 64, &more) == COLO_ERR_STATE && !more);
-    rank_check(strstr(colo_last_error(), "256 memories are registered"));
+    rank_check(says("256 memories are registered"));
     rank_try(colo_comm_check(r->gpus));
     colo_memory_destroy(&m[7]);
     rank_try(colo_memory_register(r->gpus, block + (7 << 12), 1 << 12, &m[7]));

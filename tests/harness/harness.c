@@ -45,6 +45,13 @@ colo_status_t t_rank_fail(const char *file, int line, const char *what)
     return colo_fail(COLO_ERR_STATE, "%s:%d: %s is false", file, line, what);
 }
 
+colo_status_t t_rank_fail_otherwise(const char *file, int line, colo_status_t got,
+                                    colo_status_t want, const char *text)
+{
+    return colo_fail(COLO_ERR_STATE, "%s:%d: %s (%s), expected %s with \"%s\"", file, line,
+                     colo_status_name(got), colo_last_error(), colo_status_name(want), text);
+}
+
 colo_comm_t *t_self(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* ranks that are threads ask, too */

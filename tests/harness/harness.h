@@ -114,6 +114,13 @@ static inline bool says(const char *word)
         if (!(cond))                                       \
             return t_rank_fail(__FILE__, __LINE__, #cond); \
     } while (0)
+/* assert_fails() there */
+#define rank_fails(expr, want, text)                                             \
+    do {                                                                         \
+        const colo_status_t t_st_ = (expr);                                      \
+        if (t_st_ != (want) || !says(text))                                      \
+            return t_rank_fail_otherwise(__FILE__, __LINE__, t_st_, want, text); \
+    } while (0)
 #define rank_try(expr)                \
     do {                              \
         colo_status_t t_st_ = (expr); \
@@ -122,6 +129,8 @@ static inline bool says(const char *word)
     } while (0)
 colo_status_t t_rank_fail(const char *file, int line,
                           const char *what); /* COLO_ERR_STATE with the place */
+colo_status_t t_rank_fail_otherwise(const char *file, int line, colo_status_t got,
+                                    colo_status_t want, const char *text);
 /* A variable of a rank function that @end ends with its scope, however that is left:
  * T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL; */
 #define T_ENDS(end) __attribute__((cleanup(end)))

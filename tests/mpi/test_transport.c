@@ -207,18 +207,14 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     rank_check(world == (colo_comm_t *)&w);
     if (w.which == 0) {
-        rank_check(st == COLO_ERR_MISMATCH);
-        rank_check(strstr(colo_last_error(), "entry 0 of the all-gather comes from rank 1 of 3"));
+        rank_fails(st, COLO_ERR_MISMATCH, "entry 0 of the all-gather comes from rank 1 of 3");
     } else if (w.which == 1) {
-        rank_check(st == COLO_ERR_MISMATCH);
-        rank_check(strstr(colo_last_error(), "does not hold what rank 0 brought"));
+        rank_fails(st, COLO_ERR_MISMATCH, "does not hold what rank 0 brought");
     } else if (me == 1) {
-        rank_check(st == COLO_ERR_IO);
-        rank_check(strstr(colo_last_error(), "the store of rank 1 is full"));
+        rank_fails(st, COLO_ERR_IO, "the store of rank 1 is full");
     } else {
-        rank_check(st == COLO_ERR_PEER); /* of rank 1, or of the other one that left for it */
-        if (!says(" left before all ranks were connected"))
-            return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+        /* of rank 1, or of the other one that left for it */
+        rank_fails(st, COLO_ERR_PEER, " left before all ranks were connected");
     }
     return COLO_OK;
 }
