@@ -209,7 +209,7 @@ T_CASE_ON(8, a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers)
 static colo_status_t sub_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_comm_t *sub = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *sub = NULL;
     int64_t rank = colo_comm_rank(world);
     /* ranks 4..7 in descending order: comm rank 0 is world rank 7 */
     rank_try(colo_comm_split_color(world, rank >= 4 ? 1 : -1, -rank, &sub));
@@ -217,7 +217,6 @@ static colo_status_t sub_rank(colo_comm_t *world, void *arg)
         return COLO_OK;
     rank_check(colo_comm_world_rank(sub, 0) == 7);
     colo_status_t st = t_case_on(sub, c);
-    colo_comm_destroy(&sub);
     return st;
 }
 

@@ -325,11 +325,10 @@ static colo_status_t wrong_on(colo_comm_t *sub, const wrong_t *w)
 
 static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
 {
-    colo_comm_t *sub = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *sub = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_split_color(world, rank < 4 ? 0 : -1, rank, &sub));
     const colo_status_t st = rank < 4 ? wrong_on(sub, arg) : COLO_OK;
-    colo_comm_destroy(&sub);
     return st;
 }
 

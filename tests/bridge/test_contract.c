@@ -137,7 +137,7 @@ T_CASE_ON(3, replicas_whose_first_is_not_in_the_comm_are_compared)
 {
     const int32_t rank = colo_comm_rank(world);
     colo_layout_t layout;
-    colo_comm_t *comm = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *comm = NULL;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     float x = (float)rank, y = -1;
     const colo_tensor_t in = colo_tensor_host(&x, COLO_F32, 3, (int64_t[]){1, 1, 1}),
@@ -152,7 +152,6 @@ T_CASE_ON(3, replicas_whose_first_is_not_in_the_comm_are_compared)
     rank_try(colo_bridge_create(&bridge, &config, comm));
     rank_check(colo_bridge_forward(bridge, &in, &out, NULL) == COLO_ERR_CONTRACT);
     rank_check(says("ranks 1 and 2 hold the same block of x") && y == -1);
-    colo_comm_destroy(&comm);
     return COLO_OK;
 }
 

@@ -55,7 +55,7 @@ T_CASE_ON(RANKS, a_staged_call_fills_each_box_of_its_messages_once)
     t_case_t c = T_BETWEEN("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4, .grad = COLO_PARTIAL);
     const int32_t me = colo_comm_rank(world);
     const t_role_t in_of[2] = {T_X, T_DY}, out_of[2] = {T_Y, T_DX};
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     for (int pass = 0; pass < 2; pass++) {
         t_buffer_t in, out;
@@ -69,7 +69,6 @@ T_CASE_ON(RANKS, a_staged_call_fills_each_box_of_its_messages_once)
         t_buffer_free(&in);
         t_buffer_free(&out);
     }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

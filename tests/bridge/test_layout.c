@@ -13,7 +13,7 @@
 static void compare_rank(const char *what, const colo_layout_t *layout, const ref_side_t *side,
                          ref_shape_t shape, int64_t rank, bool full)
 {
-    ref_part_t want;
+    T_ENDS(ref_part_free) ref_part_t want = {0};
     ref_part_make(&want, side, shape, rank, full);
     colo_owned_t got;
     colo_run_t runs[MAX_RUNS];
@@ -32,7 +32,6 @@ static void compare_rank(const char *what, const colo_layout_t *layout, const re
         assert_int_equal(got.h1, 0);
         assert_int_equal(got.rows, 0);
         assert_int_equal(nruns, 0);
-        ref_part_free(&want);
         return;
     }
     if (got.b1 - got.b0 != want.nb || (want.nb && got.b0 != want.b[0]))
@@ -60,7 +59,6 @@ static void compare_rank(const char *what, const colo_layout_t *layout, const re
                          (long long)(local < want.ns ? want.s[local] : -1));
     }
     assert_int_equal(local, want.ns);
-    ref_part_free(&want);
 }
 
 static void compare_all(const char *what, const ref_side_t *side, ref_shape_t shape)

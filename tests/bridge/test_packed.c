@@ -225,8 +225,8 @@ T_CASE_ON(2, tables_that_do_not_fit_are_refused_with_their_numbers_on_all_ranks)
          good},
     };
     int failed = 0;
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     rank_try(bridge_of(&b, "cp=2", "cp=2", world));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const colo_status_t st = colo_bridge_set_packing(b, &bad[i].src, &bad[i].dst, &batch);
@@ -248,8 +248,6 @@ T_CASE_ON(2, tables_that_do_not_fit_are_refused_with_their_numbers_on_all_ranks)
     const colo_tensor_t tx = rows_of(x, 6), ty = rows_of(y, 6);
     rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
     rank_check(memcmp(x, y, sizeof x) == 0);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
@@ -321,7 +319,7 @@ T_CASE(a_plan_without_a_bridge_refuses_what_the_bridge_refuses)
 T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
 {
     colo_layout_t layout;
-    colo_bridge_t *b = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     rank_try(t_layout_of("cp=2", false, &layout));
     const colo_bridge_config_t good = {COLO_BRIDGE_CONFIG_INIT, .src = &layout, .dst = &layout,
                                        .shape = {.features = 2}, .packed = true};
@@ -347,7 +345,7 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
     colo_bridge_config_t c = good;
     c.max_rows = 4;
     rank_try(colo_bridge_create(&b, &c, world));
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     const colo_packing_t p = P(.nseqs = 1, .seq_len = L(10)), fits = P(.nseqs = 1, .seq_len = L(8));
     rank_fails(colo_bridge_set_packing(b, &p, &p, &batch), COLO_ERR_ARG,
                "packing: source replica 0 has 5 rows on a rank, expected "
@@ -362,8 +360,6 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
     rank_try(colo_bridge_create(&b, &c, world));
     rank_check(colo_bridge_set_packing(b, &fits, &whole, &batch) == COLO_ERR_ARG);
     rank_try(colo_bridge_set_packing(b, &whole, &fits, &batch));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 

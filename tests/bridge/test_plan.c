@@ -360,7 +360,6 @@ T_CASE(partial_gradients_move_every_addend_but_the_own_one)
         assert_int_equal(n, 0);
         assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).minimum, 0);
     }
-    t_plans_free(&w);
 }
 
 T_MAIN("bridge/plan")

@@ -169,7 +169,7 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     float x[5 * H], y[10 * H];
     const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL, *uniform = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     const int what = rank == 1 || f->on_both ? f->what : REFUSED;
     rank_try(make(&b, &o, comm));
     rank_try(make_uniform(&uniform, comm));
@@ -190,7 +190,6 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     t = worked;
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
-    colo_batch_destroy(&batch);
     return COLO_OK;
 }
 
@@ -209,8 +208,8 @@ T_CASE_FOR(2, a_disjoint_gradient_is_verified_in_rows_of_other_ranks, bool, fore
 {
     const int32_t rank = colo_comm_rank(world);
     float dy[20 * H], dx[5 * H];
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_DISJOINT, .placement = COLO_MERGED};
     const colo_segments_t s = segments_of(&worked);
     /* rows of the batch on the axis of 20, by owner: e0 at 2, 3, 4 and e2 at 13 .. 17 */
@@ -233,8 +232,6 @@ T_CASE_FOR(2, a_disjoint_gradient_is_verified_in_rows_of_other_ranks, bool, fore
     for (int64_t i = 0; !foreign && i < (rank ? 5 : 3); i++)
         rank_check(dx[i * H] == (float)(rank ? i + 3 : i));
     rank_check(!foreign || has_only(dx, 5, NULL, 0));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return colo_comm_check(world);
 }
 
@@ -244,8 +241,8 @@ T_CASE_FOR(2, replicas_that_differ_in_rows_of_the_batch_are_refused, bool, x_dif
     const int32_t rank = colo_comm_rank(world);
     float x[8 * H] = {0}, y[20 * H] = {0};
     colo_layout_t src, dst;
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     tables_t t = worked;
     memset(t.src_dp, 0, sizeof t.src_dp);
     const colo_segments_t s = segments_of(&t);
@@ -264,8 +261,6 @@ T_CASE_FOR(2, replicas_that_differ_in_rows_of_the_batch_are_refused, bool, x_dif
     rank_check((x_differs ? colo_batch_forward(batch, &tx, &ty, 1, NULL)
                           : colo_batch_backward(batch, &ty, &tx, 1, NULL)) == COLO_ERR_CONTRACT);
     rank_check(says(x_differs ? "the same block of x" : "the same block of d_y"));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return colo_comm_check(world);
 }
 
@@ -339,7 +334,7 @@ T_CASE_ON(2, placements_that_differ_are_a_mismatch_at_create)
 T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
 {
     float x[5 * H];
-    colo_bridge_t *b = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     options_t o = {.output = COLO_FULL_SEQ, .max_rows = 4, .no_grad = true};
     tables_t t = worked;
@@ -368,7 +363,6 @@ T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
     colo_batch_destroy(NULL);
     rank_check(colo_batch_plan(NULL) == NULL);
     colo_bridge_rows(NULL, NULL, NULL);
-    colo_bridge_destroy(&b);
     return colo_comm_check(world);
 }
 

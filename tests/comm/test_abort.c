@@ -31,7 +31,7 @@ static colo_status_t abort_rank(colo_comm_t *c, void *arg)
 {
     struct abortion *a = arg;
     int32_t me = colo_comm_rank(c);
-    colo_comm_t *half = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *half = NULL;
     rank_try(colo_comm_set_timeout(c, 20000));
     rank_try(colo_comm_split_color(c, me % 2, 0, &half));
     pthread_t other;
@@ -47,7 +47,6 @@ static colo_status_t abort_rank(colo_comm_t *c, void *arg)
     rank_check(colo_comm_check(c) == COLO_ERR_ABORTED);
     if (me == 0)
         pthread_join(other, NULL);
-    colo_comm_destroy(&half);
     return COLO_OK;
 }
 

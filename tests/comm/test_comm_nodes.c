@@ -30,7 +30,7 @@ static colo_status_t listed_rank(colo_comm_t *c, void *arg)
 {
     static const int32_t node[] = {0, 1, 0, 2, 1, 0}; /* of b,a,b,c,a,b */
     const int32_t me = colo_comm_rank(c);
-    colo_comm_t *part = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *part = NULL;
     rank_check(colo_comm_nodes(c) == 3);
     for (int32_t r = 0; r < 6; r++)
         rank_check(colo_comm_node(c, r) == node[r]);
@@ -40,7 +40,6 @@ static colo_status_t listed_rank(colo_comm_t *c, void *arg)
     rank_check(me == 5 || colo_comm_nodes(part) == 3);
     for (int32_t r = 0; part && r < 5; r++)
         rank_check(colo_comm_node(part, r) == again[r]);
-    colo_comm_destroy(&part);
     return COLO_OK;
 }
 

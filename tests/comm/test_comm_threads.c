@@ -457,7 +457,7 @@ static colo_status_t named_rank(colo_comm_t *c, void *arg)
 {
     const int64_t row[] = {4, 5, 6, 7}, odd[] = {9, 2, 5, 3}, twice[] = {1, 2, 1, 3},
                   negative[] = {0, 1, -2, 3};
-    colo_comm_t *sub = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *sub = NULL;
     colo_grid_t grid;
     rank_check(colo_comm_set_world_ranks(c, twice) == COLO_ERR_ARG);
     rank_check(colo_comm_set_world_ranks(c, negative) == COLO_ERR_ARG);
@@ -476,7 +476,6 @@ static colo_status_t named_rank(colo_comm_t *c, void *arg)
     rank_try(colo_comm_split_color(c, 0, colo_comm_world_rank(c, colo_comm_rank(c)), &sub));
     rank_check(colo_comm_world_rank(sub, 0) == 2 && colo_comm_world_rank(sub, 3) == 9);
     rank_try(colo_comm_barrier(sub, NULL));
-    colo_comm_destroy(&sub);
     return COLO_OK;
 }
 

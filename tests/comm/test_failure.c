@@ -281,7 +281,7 @@ static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
 {
     struct seen *s = arg;
     int32_t me = colo_comm_rank(c);
-    colo_comm_t *pair = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *pair = NULL;
     rank_try(colo_comm_split_color(c, me / 2, 0, &pair));
     rank_try(colo_comm_set_timeout(pair, 20000));
     float x = 1;
@@ -293,7 +293,6 @@ static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
         NOTE(s, me, colo_comm_barrier(c, NULL));
     rank_check(x == 1);
     rank_check(me < 2 || colo_comm_check(pair) == s->status[me]);
-    colo_comm_destroy(&pair);
     return s->status[me];
 }
 

@@ -106,12 +106,11 @@ T_CASE(a_flight_record_of_many_operations_is_whole)
 
 T_CASE(a_flight_record_that_cannot_be_written_says_why)
 {
-    colo_comm_t *c = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     assert_ok(colo_comm_create_self(&c));
     assert_fails(colo_comm_flight_record(c, "/nowhere/at/all/rank"), COLO_ERR_IO,
                  "/nowhere/at/all/rank0");
     assert_fails(colo_comm_flight_record(c, ""), COLO_ERR_ARG, "no prefix");
-    colo_comm_destroy(&c);
 }
 
 /* Another user can leave a link in a folder of all, and know the name beforehand. */
@@ -142,7 +141,7 @@ T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
     const int before = dup(2); /* the lowest number that is free */
     char prefix[] = "/tmp/colo-flight-XXXXXX";
     struct rlimit was;
-    colo_comm_t *c;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     close(before);
     assert_non_null(mkdtemp(prefix));
     assert_ok(colo_comm_create_self(&c));
@@ -158,7 +157,6 @@ T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
     close(after);
     assert_int_equal(after, before);
     assert_int_equal(rmdir(prefix), 0);
-    colo_comm_destroy(&c);
 }
 
 /* A file system that hangs, for ten seconds at most: then what waits for it shows. */

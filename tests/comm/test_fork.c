@@ -88,7 +88,7 @@ T_CASE_ON(RANKS, child_is_refused_and_its_parent_goes_on)
 
 T_CASE(child_of_a_rank_alone_is_refused)
 {
-    colo_comm_t *c = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     int status = 1;
     assert_ok(colo_comm_create_self(&c));
     fflush(NULL);
@@ -99,12 +99,11 @@ T_CASE(child_of_a_rank_alone_is_refused)
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     assert_ok(colo_comm_barrier(c, NULL));
-    colo_comm_destroy(&c);
 }
 
 T_CASE(child_makes_communicators_of_its_own)
 {
-    colo_comm_t *c = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     int status = 1;
     assert_ok(colo_comm_create_self(&c));
     fflush(NULL);
@@ -120,7 +119,6 @@ T_CASE(child_makes_communicators_of_its_own)
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
-    colo_comm_destroy(&c);
 }
 
 T_MAIN("comm/fork")

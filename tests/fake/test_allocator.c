@@ -66,7 +66,7 @@ T_CASE_ON_GPUS(RANKS, a_failed_call_uses_no_memory_of_an_allocator_that_has_it_b
     const t_case_t c = the_case();
     struct owner o = {.early = false};
     colo_bridge_t *bridge = NULL;
-    t_placed_t dy, dx;
+    T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
     rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 0, true));
     rank_try(t_place(r, &c, T_DY, 0, true, &dy));
@@ -80,8 +80,6 @@ T_CASE_ON_GPUS(RANKS, a_failed_call_uses_no_memory_of_an_allocator_that_has_it_b
     colo_bridge_destroy(&bridge);
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_check(r->rank != 1 || !o.early); /* others may have heard of it before their call */
-    t_placed_free(&dy);
-    t_placed_free(&dx);
     return COLO_OK;
 }
 
@@ -91,7 +89,7 @@ T_CASE_ON_GPUS(RANKS, an_allocator_without_memory_in_a_call_is_an_error_on_all_r
     const t_case_t c = the_case();
     struct owner o = {.past = true};
     colo_bridge_t *bridge = NULL;
-    t_placed_t dy, dx;
+    T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
     rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
     rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_AUTO, &bridge));
     rank_check(o.live == 0);
@@ -110,8 +108,6 @@ T_CASE_ON_GPUS(RANKS, an_allocator_without_memory_in_a_call_is_an_error_on_all_r
     rank_cuda(cudaStreamSynchronize(r->stream));
     colo_bridge_destroy(&bridge);
     rank_check(o.live == 0);
-    t_placed_free(&dy);
-    t_placed_free(&dx);
     return COLO_OK;
 }
 

@@ -22,7 +22,7 @@ static void hold(void *arg)
 T_CASE(create_gives_the_default_stream_nothing)
 {
     static atomic_bool go;
-    colo_comm_t *self = NULL, *comm = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL, *comm = NULL;
     const int64_t misuse = fake_misuse();
     assert_ok(colo_comm_create_self(&self));
     assert_int_equal(cudaLaunchHostFunc(NULL, hold, &go), cudaSuccess);
@@ -32,8 +32,6 @@ T_CASE(create_gives_the_default_stream_nothing)
     assert_ok(st);
     assert_int_equal(pending, 1);
     assert_int_equal(fake_misuse(), misuse);
-    colo_comm_destroy(&comm);
-    colo_comm_destroy(&self);
 }
 
 #ifndef SANITIZED

@@ -110,7 +110,7 @@ static colo_status_t pass(t_gpu_rank_t *r, colo_bridge_t *bridge, struct fault *
 {
     const enum stage stage = backward ? BACKWARD : FORWARD;
     t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
-    t_placed_t in = {0}, out = {0};
+    T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
     rank_try(t_place(r, &f->c, in_role, 1, true, &in));
     rank_try(t_place(r, &f->c, out_role, 1, false, &out));
     rank_try(t_gpu_quiet(r));
@@ -129,8 +129,6 @@ static colo_status_t pass(t_gpu_rank_t *r, colo_bridge_t *bridge, struct fault *
     if (st == COLO_OK && !*any)
         st = t_case_compare(&f->c, out_role, r->rank, 1, &out.host);
     cudaStreamSynchronize(r->stream);
-    t_placed_free(&in);
-    t_placed_free(&out);
     return st;
 }
 

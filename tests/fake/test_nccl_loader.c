@@ -6,12 +6,10 @@
 
 static colo_status_t create_with(const char *version)
 {
-    colo_comm_t *self = NULL, *comm = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL, *comm = NULL;
     setenv("FAKE_NCCL_VERSION", version, 1);
     assert_ok(colo_comm_create_self(&self));
     const colo_status_t st = colo_comm_create_nccl(self, 0, &comm);
-    colo_comm_destroy(&comm);
-    colo_comm_destroy(&self);
     return st;
 }
 

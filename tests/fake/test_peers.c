@@ -339,7 +339,7 @@ static colo_status_t backward_on(struct backward *t)
 {
     t_gpu_rank_t *r = t->r;
     const t_case_t c = the_case();
-    t_placed_t dy, dx;
+    T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
     rank_cuda(cudaSetDevice(r->device));
     rank_try(t_place(r, &c, T_DY, t->salt, true, &dy));
     rank_try(t_place(r, &c, T_DX, t->salt, false, &dx));
@@ -350,8 +350,6 @@ static colo_status_t backward_on(struct backward *t)
     rank_cuda(cudaStreamSynchronize(t->stream));
     rank_try(t_download(r, &dx));
     rank_try(t_case_compare(&c, T_DX, r->rank, t->salt, &dx.host));
-    t_placed_free(&dy);
-    t_placed_free(&dx);
     return COLO_OK;
 }
 

@@ -27,7 +27,7 @@ static colo_status_t step(colo_comm_t *world, const colo_layout_t *src, const co
                           const colo_grid_t *grid)
 {
     float x[4] = {1, 2, 3, 4}, y[4];
-    colo_comm_t *all = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *all = NULL;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = src, .dst = dst,
                                          .shape = {2, 2, 1, 0}, .dtype = COLO_F32};
@@ -44,7 +44,6 @@ static colo_status_t step(colo_comm_t *world, const colo_layout_t *src, const co
         if (st == COLO_OK)
             st = colo_bridge_backward(bridge, &ty, &tx, NULL);
     }
-    colo_comm_destroy(&all);
     return st;
 }
 
@@ -113,14 +112,13 @@ static colo_status_t split_rank(colo_comm_t *world, void *arg)
     job_t *j = arg;
     const int32_t me = colo_comm_rank(world);
     colo_grid_t grid;
-    colo_comm_t *all = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *all = NULL;
     rank_try(colo_grid_parse(&grid, "dp=2", RANKS));
     fail_at = me == CULPRIT ? j->k : 0;
     j->got[me] = j->by_color ? colo_comm_split_color(world, 0, me, &all)
                              : colo_comm_split(world, &grid, "dp", &all);
     j->hit[me] = me == CULPRIT && fail_at == 0;
     fail_at = 0;
-    colo_comm_destroy(&all);
     return COLO_OK;
 }
 

@@ -287,13 +287,12 @@ static colo_status_t uniform_tensor(const job_t *j, t_role_t role, int64_t rank,
 {
     const bool in = role == T_X || role == T_DY;
     t_case_t codes = j->c;
-    t_buffer_t code = {0};
+    T_ENDS(t_buffer_free) t_buffer_t code = {0};
     codes.dtype = COLO_F64;
     codes.stride = T_TIGHT;
     rank_try(t_case_tensor(&j->c, role, rank, salt, false, b));
     rank_try(t_case_tensor(&codes, role, rank, salt, true, &code));
     fill(&b->t, in ? code.t.data : NULL);
-    t_buffer_free(&code);
     return COLO_OK;
 }
 
@@ -416,7 +415,7 @@ static bool both_ways(const job_t *j, colo_bridge_t *bridge, colo_batch_t *batch
 
 static void uniform(const job_t *j, colo_comm_t *comm, int64_t rank)
 {
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     bool go = said("config", t_case_config(&j->c, &src, &dst, &config));
@@ -440,13 +439,12 @@ static void uniform(const job_t *j, colo_comm_t *comm, int64_t rank)
             both_ways(&other, bridge, NULL, rank, 3);
     }
     say(STATUS, "workspace of %d", (int64_t)colo_bridge_workspace_size(bridge));
-    colo_bridge_destroy(&bridge);
 }
 
 static void ragged(const job_t *j, colo_comm_t *comm, int64_t rank)
 {
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     const t_ragged_t *t = &j->r;
     colo_layout_t src, dst;
     bool go =
@@ -483,8 +481,6 @@ static void ragged(const job_t *j, colo_comm_t *comm, int64_t rank)
         both_ways(j, bridge, batch, rank, 0);
     }
     say(STATUS, "workspace of %d", (int64_t)colo_bridge_workspace_size(bridge));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&bridge);
 }
 
 static colo_status_t on_rank(colo_comm_t *comm, void *arg)

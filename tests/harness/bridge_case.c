@@ -574,7 +574,7 @@ const char *t_case_text(const t_case_t *c)
 
 colo_status_t t_case_lacking_rank(colo_comm_t *world, void *arg)
 {
-    colo_comm_t *sub = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *sub = NULL;
     colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
@@ -583,6 +583,5 @@ colo_status_t t_case_lacking_rank(colo_comm_t *world, void *arg)
     rank_check(t_case_bridge(&bridge, arg, sub, COLO_HOST) == COLO_ERR_MISSING && !bridge);
     rank_check(says(rank == 0 ? "rank 2" : "rank 3"));
     rank_check(colo_comm_check(sub) == COLO_OK);
-    colo_comm_destroy(&sub);
     return COLO_OK;
 }

@@ -77,7 +77,7 @@ static inline void t_note(t_forked_t *me, colo_status_t st)
 static inline void t_live(t_forked_t *me)
 {
     colo_bootstrap_t b = t_bootstrap(me);
-    colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     float x = 1;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
@@ -85,7 +85,6 @@ static inline void t_live(t_forked_t *me)
     if (st == COLO_OK && x != (float)b.size)
         st = colo_fail(COLO_ERR_STATE, "the sum is %g", (double)x);
     t_note(me, st);
-    colo_comm_destroy(&world);
 }
 
 /* A page for @n ranks; it is there until the next one. */

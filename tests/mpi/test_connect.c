@@ -59,7 +59,7 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
 static void without_streams(t_forked_t *me)
 {
     colo_bootstrap_t b = t_bootstrap(me);
-    colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     for (int fd = 0; fd < 3; fd++)
         close(fd);
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
@@ -69,7 +69,6 @@ static void without_streams(t_forked_t *me)
     if (st == COLO_OK)
         st = colo_comm_barrier(world, NULL);
     t_note(me, st);
-    colo_comm_destroy(&world);
 }
 
 T_CASE(connections_of_a_rank_without_standard_streams_do_not_take_their_numbers)
@@ -166,7 +165,7 @@ static void check_doors(t_forked_t *me, void *endpoints, size_t bytes)
 static void check_again(t_forked_t *me)
 {
     colo_bootstrap_t b = t_bootstrap(me);
-    colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     me->after = me->rank == 1 ? check_doors : NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     for (int32_t r = 0; r < 3 && st == COLO_OK; r++)
@@ -175,7 +174,6 @@ static void check_again(t_forked_t *me)
     if (st == COLO_OK)
         st = colo_comm_barrier(world, NULL);
     t_note(me, st);
-    colo_comm_destroy(&world);
 }
 
 T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)

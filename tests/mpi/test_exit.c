@@ -26,7 +26,7 @@ static void one_ends(t_forked_t *forked)
 {
     const int32_t me = forked->rank;
     colo_bootstrap_t b = t_bootstrap(forked);
-    colo_comm_t *world = NULL, *pair = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL, *pair = NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = colo_comm_set_timeout(world, 60000);
@@ -39,8 +39,6 @@ static void one_ends(t_forked_t *forked)
     if (st == COLO_OK && me >= 2)
         st = colo_comm_barrier(world, NULL);
     t_note(forked, st);
-    colo_comm_destroy(&pair);
-    colo_comm_destroy(&world);
 }
 
 static void expect_on_others(enum way by, colo_status_t status, const char *text)

@@ -51,7 +51,7 @@ T_CASE(what_is_no_communicator_of_ours_is_refused)
 
 T_CASE(messages_of_the_program_stay_its_own)
 {
-    colo_comm_t *c = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     int got = -1, token = 1000 + me, right = (me + 1) % n, left = (me + n - 1) % n;
     MPI_Request any, mine;
     assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &c));
@@ -68,7 +68,6 @@ T_CASE(messages_of_the_program_stay_its_own)
     MPI_Wait(&any, MPI_STATUS_IGNORE);
     MPI_Wait(&mine, MPI_STATUS_IGNORE);
     assert_int_equal(got, 1000 + left);
-    colo_comm_destroy(&c);
 }
 
 T_CASE(worlds_come_and_go_concurrently)
@@ -124,10 +123,9 @@ static colo_status_t come_late(const char *deadline_ms, int late_ms, MPI_Comm co
 
 T_CASE(rank_may_be_late_by_its_deadline_less_a_second)
 {
-    colo_comm_t *c = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     assert_ok(come_late("4000", 3000, MPI_COMM_WORLD, &c));
     assert_ok(colo_comm_barrier(c, NULL));
-    colo_comm_destroy(&c);
 }
 
 T_CASE(rank_that_is_too_late_fails_like_those_that_waited)

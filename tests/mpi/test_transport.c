@@ -42,7 +42,7 @@ static colo_status_t with_sockets(colo_comm_t *threads, void *arg)
 {
     const struct job *job = arg;
     colo_bootstrap_t b;
-    colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     rank_try(colo_bootstrap_from_comm(threads, &b));
     rank_check(b.rank == colo_comm_rank(threads) && b.size == colo_comm_size(threads));
     rank_try(colo_comm_create_bootstrap(&b, &world));
@@ -51,7 +51,6 @@ static colo_status_t with_sockets(colo_comm_t *threads, void *arg)
     colo_status_t st = job->fn(world, job->arg);
     if (st < 0 && colo_comm_check(world) == COLO_OK)
         colo_comm_i_fail(world, st);
-    colo_comm_destroy(&world);
     return st;
 }
 
@@ -310,7 +309,7 @@ static void mortal(t_forked_t *forked)
 {
     const int32_t me = forked->rank;
     colo_bootstrap_t b = t_bootstrap(forked);
-    colo_comm_t *world = NULL, *pair = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL, *pair = NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = colo_comm_set_timeout(world, 15000);
@@ -324,8 +323,6 @@ static void mortal(t_forked_t *forked)
     if (st == COLO_OK)
         st = colo_comm_barrier(me == 3 ? pair : world, NULL);
     t_note(forked, st);
-    colo_comm_destroy(&pair);
-    colo_comm_destroy(&world);
 }
 
 static void kill_one_of_four(enum heir with)
@@ -363,7 +360,7 @@ static void inherited(t_forked_t *forked)
 {
     const int32_t me = forked->rank;
     colo_bootstrap_t b = t_bootstrap(forked);
-    colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK && me == 2 && fork() == 0) {
         int mine[4][2];
@@ -382,7 +379,6 @@ static void inherited(t_forked_t *forked)
     if (st == COLO_OK)
         st = colo_comm_barrier(world, NULL);
     t_note(forked, st);
-    colo_comm_destroy(&world);
 }
 
 T_CASE(destroy_in_a_child_leaves_sockets_alone)
@@ -433,14 +429,13 @@ static colo_status_t at_home(colo_comm_t *threads, void *arg)
     const struct home *h = arg;
     t_forked_t me = {.page = h->page, .rank = h->first + colo_comm_rank(threads)};
     colo_bootstrap_t b = t_bootstrap(&me);
-    colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     bool shared = !h->shared;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = colo_comm_i_find_shared_process(world, &shared);
     if (st == COLO_OK && shared != h->shared)
         st = colo_fail(COLO_ERR_STATE, "rank %d: shared %d", (int)me.rank, shared);
-    colo_comm_destroy(&world);
     return st;
 }
 

@@ -303,7 +303,7 @@ static void on_two_nodes(t_forked_t *me)
     const int64_t pid = getpid();
     int64_t pids[4];
     const colo_bootstrap_t b = {me->rank, 4, t_over_page, me};
-    colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     setenv("COLO_TRANSPORT", "ucx", 1);
     setenv("COLO_NODE", second ? "1" : "0", 1);
     memset(mine, 'a' + me->rank, MANY);
@@ -321,7 +321,6 @@ static void on_two_nodes(t_forked_t *me)
         if (all[i] != 'a' + i / MANY)
             st = colo_fail(COLO_ERR_STATE, "byte %d is %d", i, all[i]);
     t_note(me, st);
-    colo_comm_destroy(&world);
 }
 
 T_CASE(pairs_of_one_node_have_a_socket_and_the_others_ucx)

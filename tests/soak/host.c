@@ -54,13 +54,12 @@ colo_status_t soak_ragged(soak_rank_t *rank, uint64_t seed)
                                   .ranks_per_node = t_below(&r, 4),
                                   .max_rows = t_below(&r, 4) ? 0 : 10000,
                                   .gap = t_below(&r, 3)};
-    colo_comm_t *members = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *members = NULL;
     colo_status_t st = colo_comm_split_color(
         rank->world, colo_comm_rank(rank->world) < t.world ? 0 : -1, 0, &members);
     if (st == COLO_OK && members)
         st = t_ragged_on(&t, &o, members);
     if (st < 0)
         st = colo_fail_prefix(st, "%s", t_ragged_text(&t));
-    colo_comm_destroy(&members);
     return st;
 }
