@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test.sh - the tests of the release build, but for what takes minutes alone; with --all also that, and the same
 # cases under ASan+UBSan as clang compiles them, and, if they have threads, under TSan; fuzzed inputs; some cases as
-# clang compiles them without hwloc, without MPI, without CUDA and CBLAS; and the Python wheel without CUDA
+# clang compiles them without hwloc, MPI, UCX, CUDA and CBLAS; and the Python wheel without CUDA
 # (wheel.sh). The last line is "N passed, N failed, N skipped" in test cases. A rerun of a case is not a second case,
 # but a failure there makes the case a failed one.
 #
@@ -130,7 +130,7 @@ elif [ ${#suites[@]} = 0 ]; then # of suites, `meson test` builds what it runs
         here=(--no-suite mutants --no-suite slow)
         programs=$(grep -v '^tests/mutation/\|/mutants\|/libmutant-\|^bench/' <<<"$programs")
         notes=(--note "tools/test.sh --all adds the suites slow and mutants (planted bugs, which a test must notice), ASan+UBSan,"
-            --note "TSan, fuzzed inputs, builds without hwloc, MPI, CUDA and CBLAS, GPU code without a GPU, and the Python wheel.")
+            --note "TSan, fuzzed inputs, a build without hwloc, MPI, UCX, CUDA and CBLAS, GPU code without a GPU, and the Python wheel.")
     fi
 fi
 # shellcheck disable=SC2086 # a list of names
@@ -157,20 +157,20 @@ rerun() {
 
 # GPU code is built once, above: nvcc has nothing more to say to another C compiler or sanitizer.
 everything=(-Dtests=enabled -Dtools=enabled -Dexamples=enabled -Dcuda=disabled -Dnccl=disabled)
+lacks="hwloc, MPI, UCX, CUDA and CBLAS"
 
-# without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning
-without() {
-    local feature=$1 dir=build-without-${1// /-}
-    shift
+# The library, the tools and some tests without all that a build can lack, without a warning. One build for all:
+# each lack is another file in the place of the one that needs the library.
+bare() {
     local some=(core/backend grid/hypergrid comm/comm_threads bridge/bridge_check tools/colo_plan
         tools/colo_info loss/product loss/linear_special examples/02_bridge
         'api/every header compiles alone as C11' 'api/every header compiles alone as C++17')
-    configure "$dir" --buildtype=debug --werror -Dtests=enabled -Dtools=enabled \
-        -Dexamples=enabled "$@"
+    configure build-bare --buildtype=debug --werror -Dhwloc=disabled -Dmpi=disabled \
+        -Ducx=disabled -Dcblas=disabled "${everything[@]}"
     # shellcheck disable=SC2046 # a list of names
-    judge "it builds without $feature" build "$dir" $(linked "$dir" src tools) || return 0
-    say "running some tests without $feature"
-    run_tests "$dir" "${some[@]}"
+    judge "it builds without $lacks" build build-bare $(linked build-bare src tools) || return 0
+    say "running some tests without $lacks"
+    run_tests build-bare "${some[@]}"
 }
 
 # Can a program of this sanitizer start at all? (Some kernels place memory where TSan cannot live.)
@@ -255,12 +255,7 @@ reruns() {
         sanitized asan address,undefined api slow ucx-all
     fi
     options=(--optimization=1)
-    if [ ${#suites[@]} = 0 ]; then
-        # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
-        by_clang without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
-        by_clang without "MPI and UCX" -Dmpi=disabled -Ducx=disabled -Dcuda=disabled -Dnccl=disabled
-        by_clang without "CUDA and CBLAS" -Dcuda=disabled -Dnccl=disabled -Dcblas=disabled
-    fi
+    [ ${#suites[@]} != 0 ] || by_clang bare
     # api looks at the shipped files, slow is what is too long here, TSan is for what has threads.
     sanitized tsan thread api slow serial core tools
 }
