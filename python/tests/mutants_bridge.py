@@ -3,7 +3,7 @@
 
 BRIDGES = {
     'what records operations sees a bridge\'s second call': (
-        'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_bridge.py', 'not_recorded'),
+        'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_recorded.py', 'like_the_one_before'),
     'signs of what a bridge carries are those of its memory': (
         'torch/uniform.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
     'rows that are added replace what is there': (

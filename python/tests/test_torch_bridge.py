@@ -16,7 +16,6 @@ import pytest
 torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
@@ -156,13 +155,6 @@ def negative(world):
 def test_memory_of_other_signs_is_never_carried():
     with pytest.raises(ValueError, match='x: its memory holds other signs'):
         cb.run_threads(2, negative)
-
-
-def test_a_call_like_the_one_before_is_not_recorded():
-    carry, x = ct.Bridge('dp=1', 'dp=1', group=cb.Comm.self()), torch.ones(1, 2, 3)
-    assert torch.equal(carry(x), carry(x))
-    with pytest.raises(RuntimeError, match=r'make_fx\(\) sees'):
-        make_fx(carry)(x)
 
 
 def strided(rank):

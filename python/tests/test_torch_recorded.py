@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses under what records, transforms or compiles PyTorch's operations: refused in words, or the same as without."""
+"""Calls under what records, transforms or compiles PyTorch's operations: refused in words, or the same as without."""
 import inspect
 import subprocess
 import sys
@@ -129,3 +129,10 @@ def test_calls_in_functions_compiled_one_by_one_give_the_same(name):
     assert grads[0].any()
     for plain, compiled in zip(grads[:2], grads[2:]):
         torch.testing.assert_close(compiled, plain)
+
+
+def test_a_call_like_the_one_before_is_not_recorded():
+    carry, x = ct.Bridge('dp=1', 'dp=1', group=cb.Comm.self()), torch.ones(1, 2, 3)
+    assert torch.equal(carry(x), carry(x))
+    with pytest.raises(RuntimeError, match=r'make_fx\(\) sees'):
+        make_fx(carry)(x)
