@@ -133,6 +133,7 @@ struct torn {
     colo_comm_t *comm;
     int delay_us;
     _Atomic int started;
+    int failed[MOST];
 };
 
 static void *abort_midway(void *arg)
@@ -180,26 +181,9 @@ T_CASE(an_abort_amid_a_copy_waits_for_the_readers)
 
 enum { PIECE = 1 << 20, GUARD = 64, GIVEN = 0x5a5a5a5a, OLD = -1 };
 
-struct strewn {
-    colo_comm_t *comm;
-    int delay_us;
-    _Atomic int started;
-    int failed[MOST];
-};
-
-static void *abort_soon(void *arg)
-{
-    struct strewn *s = arg;
-    while (!atomic_load(&s->started))
-        ;
-    usleep((useconds_t)s->delay_us);
-    colo_comm_abort(s->comm, "in flight");
-    return NULL;
-}
-
 static colo_status_t strewn_rank(colo_comm_t *c, void *arg)
 {
-    struct strewn *s = arg;
+    struct torn *s = arg;
     const int32_t me = colo_comm_rank(c), n = colo_comm_size(c);
     const int64_t all = 2 * GUARD + (int64_t)n * PIECE;
     int32_t *x = malloc((PIECE + 2 * GUARD) * sizeof *x), *y = malloc((size_t)all * sizeof *y);
@@ -213,7 +197,7 @@ static colo_status_t strewn_rank(colo_comm_t *c, void *arg)
     st = colo_comm_barrier(c, NULL); /* the others may be in it still when rank 0 aborts */
     rank_check(st == COLO_OK || me != 0);
     if (me == 0)
-        rank_check(pthread_create(&other, NULL, abort_soon, s) == 0);
+        rank_check(pthread_create(&other, NULL, abort_midway, s) == 0);
     atomic_store(&s->started, 1);
     while (st == COLO_OK) {
         for (int64_t i = 0; i < all; i++)
@@ -240,7 +224,7 @@ static colo_status_t strewn_rank(colo_comm_t *c, void *arg)
 T_CASE(failure_in_flight_writes_outputs_and_nothing_else)
 {
     for (int i = 0; i < 8; i++) {
-        struct strewn s = {.delay_us = 3000 + 3000 * i};
+        struct torn s = {.delay_us = 3000 + 3000 * i};
         assert_ok(t_run_ranks(3, strewn_rank, &s, sizeof s));
         for (int r = 0; r < 3; r++)
             assert_int_equal(s.failed[r], 1);
