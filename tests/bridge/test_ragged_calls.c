@@ -267,35 +267,27 @@ T_CASE_FOR(2, replicas_that_differ_in_rows_of_the_batch_are_refused, bool, x_dif
 /* ---- uses ---- */
 
 typedef struct refused_config {
-    const char *src, *dst;
-    bool split_features;
-    colo_bridge_config_t c;
-    colo_status_t status;
     const char *text;
+    colo_status_t status;
+    colo_bridge_config_t c;
+    const char *src, *dst; /* NULL: dp=2 to cp=2,dp=1 */
+    bool split_features;
 } refused_config_t;
 
 static const refused_config_t refused_configs[] = {
-    {"dp=2", "cp=2,dp=1", false, {.algo = COLO_COLLECTIVE}, COLO_ERR_ARG, "with COLLECTIVE"},
-    {"dp=2", "cp=2,dp=1", false, {.axes = "bh"}, COLO_ERR_ARG, "with axes 'bh', expected 'th'"},
-    {"dp=2", "cp=2,dp=1", false, {.axes = "sbh"}, COLO_ERR_ARG, "with axes 'sbh', expected 'th'"},
-    {"dp=2",
-     "cp=2,dp=1",
-     false,
-     {.shape = {.samples = 4}},
-     COLO_ERR_ARG,
-     "a shape of 4 samples, 0 rows"},
-    {"dp=2", "cp=2,dp=1", false, {.shape = {.rows = 4}}, COLO_ERR_ARG, "0 samples, 4 rows"},
-    {"dp=2", "cp=2,dp=1", false, {.placement = (colo_placement_t)2}, COLO_ERR_ARG, "placement 2"},
-    {"dp=2", "cp=2,dp=1", false, {.max_rows = -1}, COLO_ERR_ARG, "max_rows -1"},
-    {"dp=2", "cp=2,dp=1", false, {.max_rows = INT64_MAX / 4}, COLO_ERR_ARG, "exceed 63 bits"},
-    {"dp=2", "cp=2,dp=1", false, {.mem = COLO_CUDA}, COLO_ERR_UNBUILT, "batches in CUDA memory"},
-    {"dp=2",
-     "tp=2,dp=1",
-     true,
-     {.shape = {.features = 7}},
-     COLO_ERR_LAYOUT,
-     "7 features in 2 blocks"},
-    {"cp=2", "cp=2", false, {.mem = COLO_HOST}, COLO_ERR_LAYOUT, "splits rows ZIGZAG over 'cp'"}};
+    {"with COLLECTIVE", COLO_ERR_ARG, .c = {.algo = COLO_COLLECTIVE}},
+    {"with axes 'bh', expected 'th'", COLO_ERR_ARG, .c = {.axes = "bh"}},
+    {"with axes 'sbh', expected 'th'", COLO_ERR_ARG, .c = {.axes = "sbh"}},
+    {"a shape of 4 samples, 0 rows", COLO_ERR_ARG, .c = {.shape = {.samples = 4}}},
+    {"0 samples, 4 rows", COLO_ERR_ARG, .c = {.shape = {.rows = 4}}},
+    {"placement 2", COLO_ERR_ARG, .c = {.placement = (colo_placement_t)2}},
+    {"max_rows -1", COLO_ERR_ARG, .c = {.max_rows = -1}},
+    {"exceed 63 bits", COLO_ERR_ARG, .c = {.max_rows = INT64_MAX / 4}},
+    {"batches in CUDA memory", COLO_ERR_UNBUILT, .c = {.mem = COLO_CUDA}},
+    {"7 features in 2 blocks", COLO_ERR_LAYOUT, .c = {.shape = {.features = 7}}, .dst = "tp=2,dp=1",
+     .split_features = true},
+    {"splits rows ZIGZAG over 'cp'", COLO_ERR_LAYOUT, .c = {.mem = COLO_HOST}, .src = "cp=2",
+     .dst = "cp=2"}};
 
 T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
 {
@@ -304,7 +296,7 @@ T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
         const refused_config_t *r = &refused_configs[i];
         colo_bridge_config_t c = r->c;
         colo_bridge_t *b = NULL;
-        rank_try(t_layouts(r->src, r->dst, &src, &dst));
+        rank_try(t_layouts(r->src ? r->src : "dp=2", r->dst ? r->dst : "cp=2,dp=1", &src, &dst));
         if (r->split_features)
             rank_try(colo_layout_split(&dst, COLO_FEATURES, "tp", COLO_BLOCK));
         c.struct_size = sizeof c;

@@ -312,10 +312,10 @@ T_CASE(a_receiver_that_waits_for_others_is_a_mismatch_at_once)
 /* ---- arguments ---- */
 
 struct refusal {
-    colo_message_t send[2], recv[2];
+    const char *text; /* NULL: the end */
     int32_t nsends, nrecvs;
+    colo_message_t send[2], recv[2];
     colo_dtype_t dtype;
-    const char *text;
 };
 
 static colo_status_t refusal_rank(colo_comm_t *c, void *arg)
@@ -346,45 +346,27 @@ T_CASE(senseless_messages_are_refused_with_their_place)
     static const colo_box_t backwards = {x, {1, 1, 4}, {0, 0, -1}};
     static const colo_box_t huge = {x, {INT64_MAX / 2, 3, 1}, {1, 1, 1}};
     static const colo_box_t far = {x, {2, 2, 1}, {INT64_MAX / 3, INT64_MAX / 3, 1}};
-    const colo_message_t none = {0, 0, NULL};
     const struct refusal table[] = {
-        {{{2, 1, &ok}, {2, 1, &ok}},
-         {none, none},
-         2,
-         0,
-         COLO_F32,
-         "message to rank 2 follows that of rank 2"},
-        {{{2, 1, &ok}, {0, 1, &ok}},
-         {none, none},
-         2,
-         0,
-         COLO_F32,
-         "message to rank 0 follows that of rank 2"},
-        {{none, none},
-         {{2, 1, &ok}, {0, 1, &ok}},
-         0,
-         2,
-         COLO_F32,
-         "message from rank 0 follows that of rank 2"},
-        {{{1, 1, &ok}, none}, {none, none}, 1, 0, COLO_F32, "without self (1)"},
-        {{none, none}, {{1, 1, &ok}, none}, 0, 1, COLO_F32, "without self (1)"},
-        {{{3, 1, &ok}, none}, {none, none}, 1, 0, COLO_F32, "rank 3, expected 0..2"},
-        {{{-1, 1, &ok}, none}, {none, none}, 1, 0, COLO_F32, "rank -1, expected 0..2"},
-        {{{0, 1, NULL}, none}, {none, none}, 1, 0, COLO_F32, "1 boxes at NULL"},
-        {{{0, -2, &ok}, none}, {none, none}, 1, 0, COLO_F32, "-2 boxes"},
-        {{{0, 1, &negative}, none}, {none, none}, 1, 0, COLO_F32, "box 0 has extents 1x-1x4"},
-        {{{0, 1, &null}, none}, {none, none}, 1, 0, COLO_F32, "data is NULL for 4 elements"},
-        {{{0, 1, &backwards}, none}, {none, none}, 1, 0, COLO_F32, "axis 2 has stride -1"},
-        {{{0, 1, &huge}, none},
-         {none, none},
-         1,
-         0,
-         COLO_F32,
-         "box 0 has extents 4611686018427387903x3x1"},
-        {{{0, 1, &far}, none}, {none, none}, 1, 0, COLO_F32, "more than 2^63 bytes"},
-        {{none, none}, {none, none}, -1, 0, COLO_F32, "-1 entries"},
-        {{none, none}, {none, none}, 0, 0, (colo_dtype_t)42, "dtype 42"},
-        {{none, none}, {none, none}, 0, 0, COLO_F32, NULL},
+        {"message to rank 2 follows that of rank 2", .nsends = 2,
+         .send = {{2, 1, &ok}, {2, 1, &ok}}},
+        {"message to rank 0 follows that of rank 2", .nsends = 2,
+         .send = {{2, 1, &ok}, {0, 1, &ok}}},
+        {"message from rank 0 follows that of rank 2", .nrecvs = 2,
+         .recv = {{2, 1, &ok}, {0, 1, &ok}}},
+        {"without self (1)", .nsends = 1, .send = {{1, 1, &ok}}},
+        {"without self (1)", .nrecvs = 1, .recv = {{1, 1, &ok}}},
+        {"rank 3, expected 0..2", .nsends = 1, .send = {{3, 1, &ok}}},
+        {"rank -1, expected 0..2", .nsends = 1, .send = {{-1, 1, &ok}}},
+        {"1 boxes at NULL", .nsends = 1, .send = {{0, 1, NULL}}},
+        {"-2 boxes", .nsends = 1, .send = {{0, -2, &ok}}},
+        {"box 0 has extents 1x-1x4", .nsends = 1, .send = {{0, 1, &negative}}},
+        {"data is NULL for 4 elements", .nsends = 1, .send = {{0, 1, &null}}},
+        {"axis 2 has stride -1", .nsends = 1, .send = {{0, 1, &backwards}}},
+        {"box 0 has extents 4611686018427387903x3x1", .nsends = 1, .send = {{0, 1, &huge}}},
+        {"more than 2^63 bytes", .nsends = 1, .send = {{0, 1, &far}}},
+        {"-1 entries", .nsends = -1},
+        {"dtype 42", .dtype = (colo_dtype_t)42},
+        {.text = NULL},
     };
     assert_ok(t_run_ranks(3, refusal_rank, (void *)(uintptr_t)table, 0));
 }
