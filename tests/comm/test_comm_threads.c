@@ -8,18 +8,10 @@
 #include "harness/harness.h"
 #include "ref/ref_half.h"
 
-
-static const int32_t sizes[] = {1, 2, 3, 8};
 static const int64_t counts[] = {0, 1, 7, 100, 2049, 9001}; /* around the small-message path */
 
 static const colo_dtype_t reducible[] = {COLO_F32, COLO_F64, COLO_BF16,
                                          COLO_F16, COLO_I32, COLO_I64};
-
-static void on_all_sizes(colo_rank_fn fn, void *arg)
-{
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        assert_ok(t_run_ranks(sizes[i], fn, arg, 0));
-}
 
 /* 64 random bits for (rank, position): no two alike in practice */
 static uint64_t code(int64_t rank, int64_t i)
@@ -31,9 +23,9 @@ static uint64_t code(int64_t rank, int64_t i)
 
 /* ---- movement ---- */
 
-static colo_status_t gather_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_SIZES(all_gather_puts_every_rank_at_its_place)
 {
-    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
     for (int d = 0; d < COLO_DTYPE_COUNT; d++)
         for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++)
             for (int in_place = 0; in_place < 2; in_place++) {
@@ -43,7 +35,7 @@ static colo_status_t gather_rank(colo_comm_t *c, void *arg)
                 memset(recv, 0xee, bytes * (size_t)n + 1);
                 for (size_t i = 0; i < bytes; i++)
                     from[i] = (unsigned char)code(me, (int64_t)i);
-                rank_try(colo_comm_all_gather(c, from, recv, counts[k], (colo_dtype_t)d, NULL));
+                rank_try(colo_comm_all_gather(world, from, recv, counts[k], (colo_dtype_t)d, NULL));
                 for (int32_t r = 0; r < n; r++)
                     for (size_t i = 0; i < bytes; i++)
                         rank_check(recv[(size_t)r * bytes + i] ==
@@ -55,31 +47,21 @@ static colo_status_t gather_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-T_CASE(all_gather_puts_every_rank_at_its_place)
+T_CASE_ON_SIZES(broadcast_gives_everyone_the_roots_buffer)
 {
-    on_all_sizes(gather_rank, NULL);
-}
-
-static colo_status_t broadcast_rank(colo_comm_t *c, void *arg)
-{
-    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
     for (int32_t root = 0; root < n; root++)
         for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
             int64_t *x = malloc(sizeof *x * (size_t)(counts[k] + 1));
             for (int64_t i = 0; i <= counts[k]; i++)
                 x[i] = (int64_t)code(me, i);
-            rank_try(colo_comm_broadcast(c, x, counts[k], COLO_I64, root, NULL));
+            rank_try(colo_comm_broadcast(world, x, counts[k], COLO_I64, root, NULL));
             for (int64_t i = 0; i < counts[k]; i++)
                 rank_check(x[i] == (int64_t)code(root, i));
             rank_check(x[counts[k]] == (int64_t)code(me, counts[k]));
             free(x);
         }
     return COLO_OK;
-}
-
-T_CASE(broadcast_gives_everyone_the_roots_buffer)
-{
-    on_all_sizes(broadcast_rank, NULL);
 }
 
 /* ---- reductions ---- */
@@ -201,13 +183,13 @@ static colo_status_t all_reduce_rank(colo_comm_t *c, void *arg)
 T_CASE(all_reduce_sums_in_rank_order_bitwise)
 {
     for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++)
-        on_all_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_SUM});
+        assert_ok(t_run_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_SUM}));
 }
 
 T_CASE(all_reduce_finds_the_largest)
 {
     for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++)
-        on_all_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_MAX});
+        assert_ok(t_run_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_MAX}));
 }
 
 static colo_status_t reduce_scatter_rank(colo_comm_t *c, void *arg)
@@ -236,15 +218,15 @@ static colo_status_t reduce_scatter_rank(colo_comm_t *c, void *arg)
 T_CASE(reduce_scatter_leaves_each_rank_its_slice)
 {
     for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++) {
-        on_all_sizes(reduce_scatter_rank, &(struct reduction){reducible[d], COLO_SUM});
-        on_all_sizes(reduce_scatter_rank, &(struct reduction){reducible[d], COLO_MAX});
+        assert_ok(t_run_sizes(reduce_scatter_rank, &(struct reduction){reducible[d], COLO_SUM}));
+        assert_ok(t_run_sizes(reduce_scatter_rank, &(struct reduction){reducible[d], COLO_MAX}));
     }
 }
 
 /* element i is NaN on rank i % n only, and something larger than any other elsewhere */
-static colo_status_t nan_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_SIZES(max_keeps_a_nan_of_any_rank)
 {
-    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
     enum { COUNT = 3000 };
     float *f = malloc(COUNT * sizeof *f);
     double *d = malloc(COUNT * sizeof *d);
@@ -256,10 +238,10 @@ static colo_status_t nan_rank(colo_comm_t *c, void *arg)
         b[i] = nan ? 0x7fc1 : ref_half_round(ref_bf16, me);
         h[i] = nan ? 0xfe01 : ref_half_round(ref_f16, me);
     }
-    rank_try(colo_comm_all_reduce(c, f, f, COUNT, COLO_F32, COLO_MAX, NULL));
-    rank_try(colo_comm_all_reduce(c, d, d, COUNT, COLO_F64, COLO_MAX, NULL));
-    rank_try(colo_comm_all_reduce(c, b, b, COUNT, COLO_BF16, COLO_MAX, NULL));
-    rank_try(colo_comm_all_reduce(c, h, h, COUNT, COLO_F16, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(world, f, f, COUNT, COLO_F32, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(world, d, d, COUNT, COLO_F64, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(world, b, b, COUNT, COLO_BF16, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(world, h, h, COUNT, COLO_F16, COLO_MAX, NULL));
     for (int i = 0; i < COUNT; i++) {
         bool nan = i % 2 == 0;
         rank_check(nan ? isnan(f[i]) : isinf(f[i]));
@@ -276,27 +258,17 @@ static colo_status_t nan_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-T_CASE(max_keeps_a_nan_of_any_rank)
-{
-    on_all_sizes(nan_rank, NULL);
-}
-
-static colo_status_t empty_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_SIZES(nothing_may_be_moved_through_null_buffers)
 {
     for (int step = 0; step < 50; step++) {
-        rank_try(colo_comm_all_gather(c, NULL, NULL, 0, COLO_F32, NULL));
-        rank_try(colo_comm_all_reduce(c, NULL, NULL, 0, COLO_BF16, COLO_SUM, NULL));
-        rank_try(colo_comm_reduce_scatter(c, NULL, NULL, 0, COLO_I64, COLO_MAX, NULL));
-        rank_try(colo_comm_broadcast(c, NULL, 0, COLO_U8, 0, NULL));
-        rank_try(colo_comm_exchange(c, NULL, 0, NULL, 0, COLO_F32, NULL));
-        rank_try(colo_comm_barrier(c, NULL));
+        rank_try(colo_comm_all_gather(world, NULL, NULL, 0, COLO_F32, NULL));
+        rank_try(colo_comm_all_reduce(world, NULL, NULL, 0, COLO_BF16, COLO_SUM, NULL));
+        rank_try(colo_comm_reduce_scatter(world, NULL, NULL, 0, COLO_I64, COLO_MAX, NULL));
+        rank_try(colo_comm_broadcast(world, NULL, 0, COLO_U8, 0, NULL));
+        rank_try(colo_comm_exchange(world, NULL, 0, NULL, 0, COLO_F32, NULL));
+        rank_try(colo_comm_barrier(world, NULL));
     }
     return COLO_OK;
-}
-
-T_CASE(nothing_may_be_moved_through_null_buffers)
-{
-    on_all_sizes(empty_rank, NULL);
 }
 
 /* ---- barriers ---- */
@@ -318,7 +290,7 @@ T_CASE(a_barrier_orders_plain_memory)
 {
     T_THREADS_ONLY();
     int32_t last = -1;
-    on_all_sizes(barrier_rank, &last);
+    assert_ok(t_run_sizes(barrier_rank, &last));
 }
 
 /* ---- a long mixed sequence with late ranks ---- */
@@ -366,7 +338,7 @@ static colo_status_t mixed_rank(colo_comm_t *c, void *arg)
 T_CASE(a_long_mixed_sequence_stays_in_step)
 {
     uint64_t seed = t_seed();
-    on_all_sizes(mixed_rank, &seed);
+    assert_ok(t_run_sizes(mixed_rank, &seed));
 }
 
 /* ---- the comm of one rank, getters, the run's own arguments ---- */
@@ -453,36 +425,32 @@ T_CASE_ON_THREADS(200, two_hundred_ranks_meet)
 }
 
 /* A comm of world ranks 4..7 and one of 9, 2, 5, 3: groups of a grid follow the names. */
-static colo_status_t named_rank(colo_comm_t *c, void *arg)
+T_CASE_ON(4, world_ranks_may_be_named)
 {
     const int64_t row[] = {4, 5, 6, 7}, odd[] = {9, 2, 5, 3}, twice[] = {1, 2, 1, 3},
                   negative[] = {0, 1, -2, 3};
     T_ENDS(colo_comm_destroy) colo_comm_t *sub = NULL;
     colo_grid_t grid;
-    rank_check(colo_comm_set_world_ranks(c, twice) == COLO_ERR_ARG);
-    rank_check(colo_comm_set_world_ranks(c, negative) == COLO_ERR_ARG);
-    rank_check(colo_comm_world_rank(c, 2) == 2);
-    rank_try(colo_comm_set_world_ranks(c, row));
+    rank_check(colo_comm_set_world_ranks(NULL, NULL) == COLO_ERR_ARG);
+    rank_check(colo_comm_set_world_ranks(world, twice) == COLO_ERR_ARG);
+    rank_check(colo_comm_set_world_ranks(world, negative) == COLO_ERR_ARG);
+    rank_check(colo_comm_world_rank(world, 2) == 2);
+    rank_try(colo_comm_set_world_ranks(world, row));
     rank_try(colo_grid_parse(&grid, "tp=2,dp=2@4", 0));
-    rank_try(colo_comm_split(c, &grid, "dp", &sub));
-    rank_check(colo_comm_world_rank(sub, 1) == 6 + colo_comm_rank(c) % 2);
-    rank_check(colo_comm_find(c, 7) == 3 && colo_comm_find(c, 3) == -1);
+    rank_try(colo_comm_split(world, &grid, "dp", &sub));
+    rank_check(colo_comm_world_rank(sub, 1) == 6 + colo_comm_rank(world) % 2);
+    rank_check(colo_comm_find(world, 7) == 3 && colo_comm_find(world, 3) == -1);
     rank_try(colo_comm_barrier(sub, NULL));
-    rank_try(colo_comm_set_world_ranks(c, odd));
-    rank_check(colo_comm_world_rank(sub, 0) == 4 + colo_comm_rank(c) % 2);
+    rank_try(colo_comm_set_world_ranks(world, odd));
+    rank_check(colo_comm_world_rank(sub, 0) == 4 + colo_comm_rank(world) % 2);
     colo_comm_destroy(&sub);
     for (int32_t r = 0; r < 4; r++)
-        rank_check(colo_comm_world_rank(c, r) == odd[r] && colo_comm_find(c, odd[r]) == r);
-    rank_try(colo_comm_split_color(c, 0, colo_comm_world_rank(c, colo_comm_rank(c)), &sub));
+        rank_check(colo_comm_world_rank(world, r) == odd[r] && colo_comm_find(world, odd[r]) == r);
+    rank_try(
+        colo_comm_split_color(world, 0, colo_comm_world_rank(world, colo_comm_rank(world)), &sub));
     rank_check(colo_comm_world_rank(sub, 0) == 2 && colo_comm_world_rank(sub, 3) == 9);
     rank_try(colo_comm_barrier(sub, NULL));
     return COLO_OK;
-}
-
-T_CASE(world_ranks_may_be_named)
-{
-    assert_ok(t_run_ranks(4, named_rank, NULL, 0));
-    assert_int_equal(colo_comm_set_world_ranks(NULL, NULL), COLO_ERR_ARG);
 }
 
 T_MAIN("comm/threads")

@@ -3,22 +3,14 @@
  * they live. */
 #include "harness/harness.h"
 
-static const int32_t sizes[] = {1, 2, 3, 8};
-
-static void on_all_sizes(colo_rank_fn fn, void *arg)
-{
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        assert_ok(t_run_ranks(sizes[i], fn, arg, 0));
-}
-
 /* ---- splits ---- */
 
-static colo_status_t color_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_SIZES(split_by_color_orders_by_key_then_rank)
 {
-    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
     colo_comm_t *part = NULL, *none = (colo_comm_t *)&n;
     /* parity classes, members in descending order */
-    rank_try(colo_comm_split_color(c, me % 2, -me, &part));
+    rank_try(colo_comm_split_color(world, me % 2, -me, &part));
     int32_t members = (n + 1 - me % 2) / 2, place = 0;
     rank_check(colo_comm_size(part) == members);
     for (int32_t r = n - 1; r >= 0; r--)
@@ -46,19 +38,14 @@ static colo_status_t color_rank(colo_comm_t *c, void *arg)
     rank_try(colo_comm_barrier(again, NULL));
     colo_comm_destroy(&again);
     /* a negative color takes part and gets nothing */
-    rank_try(colo_comm_split_color(c, me == 0 ? 3 : -1, 0, &none));
+    rank_try(colo_comm_split_color(world, me == 0 ? 3 : -1, 0, &none));
     rank_check((none != NULL) == (me == 0));
     rank_check(me != 0 || colo_comm_size(none) == 1);
     colo_comm_destroy(&none);
     return COLO_OK;
 }
 
-T_CASE(split_by_color_orders_by_key_then_rank)
-{
-    on_all_sizes(color_rank, NULL);
-}
-
-static colo_status_t grid_rank(colo_comm_t *c, void *arg)
+T_CASE_ON(8, split_by_dims_follows_the_grid)
 {
     /* tp=2,cp=2,dp=2: members per dims, written out */
     static const struct {
@@ -79,20 +66,20 @@ static colo_status_t grid_rank(colo_comm_t *c, void *arg)
           {2, 3, 6, 7},
           {2, 3, 6, 7}}},
     };
-    int32_t me = colo_comm_rank(c);
+    int32_t me = colo_comm_rank(world);
     for (int32_t check = 0; check <= 2; check++) {
-        rank_try(colo_comm_set_check(c, check));
-        rank_try(colo_comm_barrier(c, NULL));
+        rank_try(colo_comm_set_check(world, check));
+        rank_try(colo_comm_barrier(world, NULL));
         colo_grid_t grid;
         rank_try(colo_grid_parse(&grid, "tp=2,cp=2,dp=2", 8));
         for (size_t t = 0; t < 3; t++) {
             colo_comm_t *g = NULL;
-            rank_try(colo_comm_split(c, &grid, table[t].dims, &g));
+            rank_try(colo_comm_split(world, &grid, table[t].dims, &g));
             rank_check(colo_comm_size(g) == table[t].n);
             rank_check(strcmp(colo_comm_name(g), table[t].dims) == 0);
             rank_check(colo_comm_check_level(g) == check);
-            int64_t all[8], world = me;
-            rank_try(colo_comm_all_gather(g, &world, all, 1, COLO_I64, NULL));
+            int64_t all[8], mine = me;
+            rank_try(colo_comm_all_gather(g, &mine, all, 1, COLO_I64, NULL));
             for (int32_t r = 0; r < table[t].n; r++) {
                 rank_check(all[r] == table[t].members[me][r]);
                 rank_check(colo_comm_world_rank(g, r) == table[t].members[me][r]);
@@ -102,18 +89,13 @@ static colo_status_t grid_rank(colo_comm_t *c, void *arg)
         /* the grid covers ranks 4..7 only */
         colo_comm_t *g = (colo_comm_t *)&grid;
         rank_try(colo_grid_parse(&grid, "tp=2,dp=2@4", 8));
-        rank_try(colo_comm_split(c, &grid, "dp", &g));
+        rank_try(colo_comm_split(world, &grid, "dp", &g));
         rank_check((g != NULL) == (me >= 4));
         rank_check(me < 4 || colo_comm_world_rank(g, 0) == 4 + me % 2);
         rank_check(me < 4 || colo_comm_world_rank(g, 1) == 6 + me % 2);
         colo_comm_destroy(&g);
     }
     return COLO_OK;
-}
-
-T_CASE(split_by_dims_follows_the_grid)
-{
-    assert_ok(t_run_ranks(8, grid_rank, NULL, 0));
 }
 
 /* Ranks 1 and 3 make no comm, so that of their partners is never met in full. */

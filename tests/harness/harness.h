@@ -42,6 +42,9 @@
     T_CASE_BY(t_run_ranks(n, t_ranks_of_##name, NULL, 0), name, colo_comm_t *world)
 #define T_CASE_ON_THREADS(n, name) \
     T_CASE_BY(colo_comm_threads_run(n, t_ranks_of_##name, NULL), name, colo_comm_t *world)
+/* ... on 1, 2, 3 and 8 ranks, one after the other. */
+#define T_CASE_ON_SIZES(name) \
+    T_CASE_BY(t_run_sizes(t_ranks_of_##name, NULL), name, colo_comm_t *world)
 /* ... once for each of the values, as @var of @type. */
 #define T_CASE_FOR(n, name, type, var, ...)                                           \
     static colo_status_t t_body_of_##name(colo_comm_t *world, type var);              \

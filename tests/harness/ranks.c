@@ -295,6 +295,15 @@ colo_status_t t_run_ranks(int32_t n, colo_rank_fn fn, void *arg, size_t bytes)
     return st;
 }
 
+colo_status_t t_run_sizes(colo_rank_fn fn, void *arg)
+{
+    static const int32_t sizes[] = {1, 2, 3, 8};
+    colo_status_t st = COLO_OK;
+    for (int i = 0; i < 4 && st >= 0; i++)
+        st = t_run_ranks(sizes[i], fn, arg, 0);
+    return st;
+}
+
 /* ---- many ---- */
 
 struct later {

@@ -20,6 +20,8 @@ void __gcov_dump(void);
 
 /* As colo_comm_threads_run(); @arg has @bytes. */
 colo_status_t t_run_ranks(int32_t nranks, colo_rank_fn fn, void *arg, size_t bytes);
+/* The same on 1, 2, 3 and 8 ranks, one after the other; they only read @arg. */
+colo_status_t t_run_sizes(colo_rank_fn fn, void *arg);
 
 /*
  * The same for cases that come in large numbers, on T_LATER_RANKS ranks at most: many of them run
