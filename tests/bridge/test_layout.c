@@ -84,8 +84,7 @@ T_CASE(every_rank_owns_what_slicing_lists_says)
             for (int c = 1; c <= 4; c++)
                 for (size_t o = 0; o < 3; o++)
                     for (int sp = 0; sp < 2; sp++) {
-                        char spec[64];
-                        snprintf(spec, sizeof spec, orders[o], a, b, c);
+                        const char *spec = t_text(orders[o], a, b, c);
                         ref_side_t side = t_side(spec, true);
                         int64_t cp = ref_side_extent(&side, "cp"),
                                 tp = ref_side_extent(&side, "tp");
@@ -102,8 +101,7 @@ T_CASE(samples_need_not_divide_and_ranks_may_be_empty)
 {
     for (int dp = 1; dp <= 9; dp++)
         for (int64_t b = 0; b <= 10; b++) {
-            char spec[32];
-            snprintf(spec, sizeof spec, "tp=2,dp=%d", dp);
+            const char *spec = t_text("tp=2,dp=%d", dp);
             ref_side_t side = t_side(spec, true);
             compare_all(spec, &side, (ref_shape_t){b, 3, 2});
         }
@@ -133,8 +131,7 @@ T_CASE(rows_follow_the_positions_of_the_llm_sequence)
     }
     for (int64_t offset = 0; offset <= 12; offset++)
         for (int cp = 1; cp <= 4; cp++) {
-            char spec[32];
-            snprintf(spec, sizeof spec, "cp=%d,dp=2,tp=2", cp);
+            const char *spec = t_text("cp=%d,dp=2,tp=2", cp);
             side = t_side(spec, false);
             side.positions = 48;
             side.map = REF_OFFSET;
@@ -153,8 +150,7 @@ T_CASE(rows_follow_a_table_of_positions)
     for (int t = 0; t < 2; t++)
         for (int cp = 1; cp <= 4; cp++)
             for (int sp = 0; sp < 2; sp++) {
-                char spec[32];
-                snprintf(spec, sizeof spec, "tp=2,cp=%d,dp=2", cp);
+                const char *spec = t_text("tp=2,cp=%d,dp=2", cp);
                 ref_side_t side = t_side(spec, false);
                 if (cp == 1) { /* something must cut the rows, or the table says nothing */
                     side.nsplits[1] = 0;
@@ -200,8 +196,7 @@ T_CASE(parts_by_ceil_are_full_until_nothing_is_left)
     for (int axis = 0; axis < 3; axis++)
         for (int parts = 1; parts <= 5; parts++)
             for (int64_t length = 0; length <= 13; length++) {
-                char spec[32];
-                snprintf(spec, sizeof spec, "ep=%d,xp=2", parts);
+                const char *spec = t_text("ep=%d,xp=2", parts);
                 ref_side_t side = t_side(spec, true);
                 ref_shape_t shape = {axis == 0 ? length : 2, axis == 1 ? length : 4,
                                      axis == 2 ? length : 3};

@@ -146,9 +146,7 @@ static colo_status_t run_images(colo_comm_t *comm, void *arg)
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     colo_layout_t src, dst;
-    char spec[32];
-    snprintf(spec, sizeof spec, "dp=%d", (int)m->t.world);
-    rank_try(t_layout_of(spec, true, &src));
+    rank_try(t_layout_of(t_text("dp=%d", (int)m->t.world), true, &src));
     rank_try(t_packed_layout(&dst, &m->t.side[1], false));
     const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,
                                     .src = &src,

@@ -80,11 +80,10 @@ T_CASE(a_pass_that_is_none_has_no_messages)
  */
 static int64_t work_of(int64_t sources, int64_t destinations, int64_t per_node, int64_t features)
 {
-    char text[2][64];
-    snprintf(text[0], sizeof text[0], "tp=%lld", (long long)sources);
-    snprintf(text[1], sizeof text[1], "tp=%lld@%lld", (long long)destinations, (long long)sources);
     colo_layout_t ls, ld;
-    assert_ok(t_layouts(text[0], text[1], &ls, &ld));
+    assert_ok(t_layouts(t_text("tp=%lld", (long long)sources),
+                        t_text("tp=%lld@%lld", (long long)destinations, (long long)sources), &ls,
+                        &ld));
     colo_plan_config_t pc = {
         COLO_PLAN_CONFIG_INIT,         .src = &ls,         .dst = &ld,
         .shape = {4, 64, features, 0}, .dtype = COLO_BF16, .ranks_per_node = per_node};
@@ -121,11 +120,9 @@ T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
 {
     int64_t before = 0;
     for (int64_t n = 64; n <= 4096; n *= 4) {
-        char text[2][64];
-        snprintf(text[0], sizeof text[0], "tp=1,dp=%lld", (long long)n);
-        snprintf(text[1], sizeof text[1], "cp=2,tp=%lld,dp=1", (long long)n / 2);
         colo_layout_t ls, ld;
-        assert_ok(t_layouts(text[0], text[1], &ls, &ld));
+        assert_ok(t_layouts(t_text("tp=1,dp=%lld", (long long)n),
+                            t_text("cp=2,tp=%lld,dp=1", (long long)n / 2), &ls, &ld));
         colo_plan_config_t pc = {
             COLO_PLAN_CONFIG_INIT,   .src = &ls,         .dst = &ld,
             .shape = {n, 20, 64, 0}, .dtype = COLO_BF16, .output = COLO_SHARDED};
@@ -142,15 +139,13 @@ T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
  * of 16. */
 static void cost_on_nodes(int64_t nodes, int64_t *work, int64_t *kept)
 {
-    static const char *const specs[][2] = {{"tp=8,dp=%lld", "tp=4,cp=4,dp=%lld"},
-                                           {"dp=%lld", "tp=8,cp=2,dp=%lld"}};
     *work = *kept = 0;
     for (int pair = 0; pair < 2; pair++) {
-        char text[2][64];
-        snprintf(text[0], sizeof text[0], specs[pair][0], (long long)(16 * nodes / (pair ? 1 : 8)));
-        snprintf(text[1], sizeof text[1], specs[pair][1], (long long)nodes);
         colo_layout_t ls, ld;
-        assert_ok(t_layouts(text[0], text[1], &ls, &ld));
+        assert_ok(pair ? t_layouts(t_text("dp=%lld", (long long)(16 * nodes)),
+                                   t_text("tp=8,cp=2,dp=%lld", (long long)nodes), &ls, &ld)
+                       : t_layouts(t_text("tp=8,dp=%lld", (long long)(2 * nodes)),
+                                   t_text("tp=4,cp=4,dp=%lld", (long long)nodes), &ls, &ld));
         const colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT,
                                        .src = &ls,
                                        .dst = &ld,

@@ -188,13 +188,12 @@ T_CASE(a_file_system_that_hangs_keeps_no_communicator_from_being_made)
     struct recorder r = {.status = COLO_ERR_STATE};
     pthread_t thread;
     colo_comm_t *other;
-    char path[80];
     snprintf(r.prefix, sizeof r.prefix, "/tmp/colo-flight-%d-", (int)getpid());
     assert_ok(colo_comm_create_self(&r.comm));
     hangs = true;
     goes_on = false;
     assert_int_equal(pthread_create(&thread, NULL, record, &r), 0);
-    snprintf(path, sizeof path, "%s0.%d.part", r.prefix, (int)getpid());
+    const char *path = t_text("%s0.%d.part", r.prefix, (int)getpid());
     while (access(path, F_OK) != 0)
         usleep(100);
     assert_ok(colo_comm_create_self(&other));
@@ -205,8 +204,7 @@ T_CASE(a_file_system_that_hangs_keeps_no_communicator_from_being_made)
     assert_true(still);
     assert_ok(r.status);
     colo_comm_destroy(&r.comm);
-    snprintf(path, sizeof path, "%s0", r.prefix);
-    assert_int_equal(unlink(path), 0);
+    assert_int_equal(unlink(t_text("%s0", r.prefix)), 0);
 }
 
 T_MAIN("comm/flight")

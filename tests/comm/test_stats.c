@@ -304,34 +304,30 @@ static bool set_comma(const char *folder)
     static const unsigned char lc_numeric[] =
         "\x14\x11\x03\x20\6\0\0\0\x20\0\0\0\x22\0\0\0\x23\0\0\0"
         "\x24\0\0\0\x28\0\0\0\x2c\0\0\0,\0\0\0,\0\0\0.\0\0\0UTF-8";
-    char path[96];
-    snprintf(path, sizeof path, "%s/comma", folder);
-    assert_int_equal(mkdir(path, 0700), 0);
-    snprintf(path, sizeof path, "%s/comma/LC_NUMERIC", folder);
+    const char *dir = t_text("%s/comma", folder), *path = t_text("%s/LC_NUMERIC", dir);
+    assert_int_equal(mkdir(dir, 0700), 0);
     FILE *f = fopen(path, "w");
     assert_true(f && fwrite(lc_numeric, sizeof lc_numeric, 1, f) == 1 && fclose(f) == 0);
     setenv("LOCPATH", folder, 1);
     const bool set = setlocale(LC_NUMERIC, "comma") != NULL;
     unsetenv("LOCPATH");
     assert_int_equal(unlink(path), 0);
-    snprintf(path, sizeof path, "%s/comma", folder);
-    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(rmdir(dir), 0);
     return set;
 }
 
 T_CASE(numbers_have_a_point_in_each_locale)
 {
-    char folder[] = "/tmp/colo-comma-XXXXXX", path[96], text[4096], number[8];
+    char folder[] = "/tmp/colo-comma-XXXXXX", text[4096];
     colo_comm_t *c = NULL;
     assert_non_null(mkdtemp(folder));
     assert_true(set_comma(folder));
-    snprintf(number, sizeof number, "%.1f", 0.5);
+    const char *number = t_text("%.1f", 0.5);
     assert_ok(colo_comm_create_self(&c));
     assert_ok(colo_comm_set_timeout(c, 1234));
     assert_ok(colo_comm_barrier(c, NULL));
     const size_t need = colo_comm_dump(c, text, sizeof text);
-    snprintf(path, sizeof path, "%s/rank", folder);
-    const colo_status_t recorded = colo_comm_flight_record(c, path);
+    const colo_status_t recorded = colo_comm_flight_record(c, t_text("%s/rank", folder));
     colo_comm_destroy(&c);
     setlocale(LC_NUMERIC, "C");
     assert_string_equal(number, "0,5");
@@ -340,7 +336,7 @@ T_CASE(numbers_have_a_point_in_each_locale)
     assert_true(json_number_value(json_object_get(doc, "now")) > 0);
     json_decref(doc);
     assert_int_equal(recorded, COLO_OK);
-    strcat(path, "0");
+    const char *path = t_text("%s/rank0", folder);
     doc = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
     json_t *comm = json_array_get(json_object_get(doc, "comms"), 0);
     assert_true(json_number_value(json_object_get(comm, "now")) > 0);

@@ -84,8 +84,7 @@ static colo_status_t meet(const t_gpu_rank_t *r, colo_status_t mine, colo_status
 static colo_status_t all_know(t_gpu_rank_t *r, colo_status_t mine, double since, bool *any)
 {
     colo_status_t all[RANKS];
-    char why[600];
-    snprintf(why, sizeof why, "%s", mine < 0 ? colo_last_error() : "");
+    const char *why = t_text("%s", mine < 0 ? colo_last_error() : "");
     const double took = colo_now() - since;
     rank_try(meet(r, mine, all));
     *any = false;
@@ -190,7 +189,6 @@ static colo_status_t on_a_new_world(t_gpu_rank_t *r, void *arg)
 static void run(struct fault *f)
 {
     int64_t before[FAKE_KINDS];
-    char what[160];
     const int64_t misuse = fake_misuse();
     for (int kind = 0; kind < FAKE_KINDS; kind++)
         before[kind] = fake_live((enum fake_kind)kind);
@@ -201,11 +199,11 @@ static void run(struct fault *f)
     colo_status_t st = t_gpus_run(RANKS, true, with_fault, f);
     if (st == COLO_OK && f->what != CALL)
         st = t_gpus_run(RANKS, true, on_a_new_world, NULL);
-    snprintf(what, sizeof what, "%s %lld of %s, %s", what_names[f->what], (long long)f->k,
-             stage_names[f->stage],
-             f->name  ? f->name
-             : f->hit ? "refused"
-                      : "which did not fail");
+    const char *what =
+        t_text("%s %lld of %s, %s", what_names[f->what], (long long)f->k, stage_names[f->stage],
+               f->name  ? f->name
+               : f->hit ? "refused"
+                        : "which did not fail");
     if (getenv("T_VERBOSE"))
         print_message("%s: %.2f s\n", what, colo_now() - since);
     if (st < 0)
@@ -380,13 +378,11 @@ static colo_status_t judge(const struct row *w, const t_gpu_rank_t *r, colo_stat
 {
     const bool mine = r->rank == VICTIM;
     const char *why = got < 0 ? colo_last_error() : "";
-    char text[700];
-    snprintf(text, sizeof text, "rank %d: %s after %.2f s: %s", (int)r->rank, colo_status_name(got),
-             took, why);
     const bool right = mine ? got == w->own && strstr(why, w->words)
                             : got == w->others[0] || (w->others[1] && got == w->others[1]);
     if (!right || took > DEADLINE_MS * 1e-3 + 1)
-        return colo_fail(COLO_ERR_STATE, "%s", text);
+        return colo_fail(COLO_ERR_STATE, "rank %d: %s after %.2f s: %s", (int)r->rank,
+                         colo_status_name(got), took, why);
     return COLO_OK;
 }
 
@@ -450,8 +446,7 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
         took = colo_now() - since;
     }
     colo_status_t verdict = judge(w, r, st, took);
-    char why[700];
-    snprintf(why, sizeof why, "%s", verdict < 0 ? colo_last_error() : "");
+    const char *why = t_text("%s", verdict < 0 ? colo_last_error() : "");
     rank_try(colo_comm_barrier(r->host, NULL));
     if (borrows)
         rank_check(ncclCommAbort(alone) == ncclSuccess);

@@ -61,10 +61,8 @@ ref_side_t t_side_ordered(int order, int64_t tp, int64_t cp, int64_t dp, bool is
     static const int pick[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
                                    {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     int e[3] = {(int)tp, (int)cp, (int)dp};
-    char spec[64];
-    snprintf(spec, sizeof spec, format[order], e[pick[order][0]], e[pick[order][1]],
-             e[pick[order][2]]);
-    return t_side(spec, is_src);
+    return t_side(t_text(format[order], e[pick[order][0]], e[pick[order][1]], e[pick[order][2]]),
+                  is_src);
 }
 
 int64_t t_each_pair(int64_t lo, int64_t hi, t_pair_fn fn, void *arg)

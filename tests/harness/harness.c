@@ -52,6 +52,18 @@ colo_status_t t_rank_fail_otherwise(const char *file, int line, colo_status_t go
                      colo_status_name(got), colo_last_error(), colo_status_name(want), text);
 }
 
+const char *t_text(const char *format, ...)
+{
+    static _Thread_local char text[8][1024];
+    static _Thread_local unsigned made;
+    char *to = text[made++ % 8];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(to, sizeof text[0], format, arguments);
+    va_end(arguments);
+    return to;
+}
+
 colo_comm_t *t_self(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* ranks that are threads ask, too */

@@ -138,6 +138,10 @@ colo_status_t t_rank_fail_otherwise(const char *file, int line, colo_status_t go
  * T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL; */
 #define T_ENDS(end) __attribute__((cleanup(end)))
 
+/* What printf() would print, of at most 1023 characters; the calling thread's, until it has made
+ * seven more. */
+const char *t_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* A comm of one rank, which the program keeps: for calls that leave it as it is */
 colo_comm_t *t_self(void);
 

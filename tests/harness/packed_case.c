@@ -128,12 +128,12 @@ colo_packing_t t_packing(const ref_packing_t *p)
 colo_status_t t_packed_layout(colo_layout_t *layout, const ref_packed_t *side, bool is_src)
 {
     static const char *const names[] = {"tp", "cp", "dp"};
-    char spec[64];
-    snprintf(spec, sizeof spec, "%s=%lld,%s=%lld,%s=%lld", names[side->order[0]],
-             (long long)side->extent[side->order[0]], names[side->order[1]],
-             (long long)side->extent[side->order[1]], names[side->order[2]],
-             (long long)side->extent[side->order[2]]);
-    rank_try(t_layout_of(spec, is_src, layout));
+    const int *order = side->order;
+    const int64_t *extent = side->extent;
+    rank_try(t_layout_of(t_text("%s=%d,%s=%d,%s=%d", names[order[0]], (int)extent[order[0]],
+                                names[order[1]], (int)extent[order[1]], names[order[2]],
+                                (int)extent[order[2]]),
+                         is_src, layout));
     if (side->features == REF_CP)
         colo_layout_clear(layout, COLO_ROWS);
     if (side->sp)

@@ -132,9 +132,7 @@ static inline t_page_t *t_fork_ranks(int32_t n, void (*fn)(t_forked_t *me))
 /* The same with COLO_TIMEOUT_MS. */
 static inline t_page_t *t_fork_within(int64_t ms, int32_t n, void (*fn)(t_forked_t *me))
 {
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)ms);
-    setenv("COLO_TIMEOUT_MS", text, 1);
+    setenv("COLO_TIMEOUT_MS", t_text("%lld", (long long)ms), 1);
     t_page_t *page = t_fork_ranks(n, fn);
     unsetenv("COLO_TIMEOUT_MS");
     return page;

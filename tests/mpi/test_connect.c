@@ -395,8 +395,7 @@ static void one_ends(t_forked_t *me)
 T_CASE(rank_that_ends_before_it_has_met_any_is_an_error_at_once)
 {
     for (ending = 0; ending < 3; ending++) {
-        char why[100];
-        snprintf(why, sizeof why, "rank %d left before all ranks were connected", (int)ending);
+        const char *why = t_text("rank %d left before all ranks were connected", (int)ending);
         t_page_t *page = t_fork_within(t_long_wait(), 3, one_ends);
         for (int32_t r = 0; r < 3; r++)
             if (r != ending)

@@ -406,8 +406,7 @@ T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
 {
     for (typed = 0; typed < 2; typed++) {
         const t_page_t *page = t_fork_ranks(4, mistyped);
-        char own[80];
-        snprintf(own, sizeof own, "%s is '%s', expected ", typo[typed][0], typo[typed][1]);
+        const char *own = t_text("%s is '%s', expected ", typo[typed][0], typo[typed][1]);
         for (int r = 0; r < 4; r++) {
             t_expect(page, r, r == 1 ? COLO_ERR_ARG : COLO_ERR_PEER, own);
             if (r != 1)
