@@ -31,7 +31,7 @@ struct run {
 };
 
 static struct run r; /* of the case that runs, and its page */
-static char *text;
+static const char *text;
 
 /* 48 samples x 16 rows x 96 floats = 294,912 bytes: V/8 is 36,864 */
 static void invent(const char *src, const char *dst)
@@ -112,17 +112,6 @@ static int files_in(const char *dir)
     return n;
 }
 
-static char *slurp(void)
-{
-    FILE *f = fopen(r.path, "rb");
-    assert_non_null(f);
-    char *all = calloc(1, 1 << 22);
-    size_t n = fread(all, 1, (1 << 22) - 1, f);
-    assert_int_equal(n, strlen(all));
-    fclose(f);
-    return all;
-}
-
 /* The page is well-formed, whatever is in it. */
 static void draw(void)
 {
@@ -130,8 +119,7 @@ static void draw(void)
     const char *why = cap_report_write(&r.report, r.path);
     if (why)
         fail_msg("%s", why);
-    free(text);
-    text = slurp();
+    assert_non_null(text = markup_read(r.path));
     assert_int_equal(strncmp(text, begin, strlen(begin)), 0);
     assert_string_equal(text + strlen(text) - strlen(end), end);
     why = markup_check(text + strlen(begin));
@@ -147,8 +135,6 @@ static int start(void **state)
 
 static int finish(void **state)
 {
-    free(text);
-    text = NULL;
     unlink(r.path);
     return rmdir(r.dir); /* nothing else is in it */
 }
@@ -447,9 +433,7 @@ T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
     assert_non_null(why);
     assert_non_null(strstr(why, "18"));
     assert_int_equal(files_in(r.dir), 1);
-    char *after = slurp();
-    assert_string_equal(text, after);
-    free(after);
+    assert_string_equal(text, markup_read(r.path));
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), -1);
 
     r.report.world = 0;

@@ -13,24 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char folder[64], path[96], input[96];
-
-static int make_folder(void **state)
-{
-    strcpy(folder, "/tmp/colo-perf-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/plot.svg", folder);
-    snprintf(input, sizeof input, "%s/in.json", folder);
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    unlink(path);
-    unlink(input);
-    return rmdir(folder);
-}
+static const char path[] = "plot.svg", input[] = "in.json";
 
 static void expect(const char *const *args, int code, const char *text)
 {
@@ -106,31 +89,25 @@ T_CASE(what_is_no_record_is_refused_and_leaves_no_picture)
                  {"{\"tool\": \"colo-perf\", \"bridge\": [{\"op\": \"tuned\", \"time_us\": -1}]}",
                   "nothing to draw", 1},
                  {"{\"tool\": \"colo-perf\", \"link\": 7}", "nothing to draw", 1}};
-    EXPECT(2, "/in.json\": line -1: unable to open", "plot", input, "--svg", path);
+    EXPECT(2, "in.json\": line -1: unable to open", "plot", input, "--svg", path);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        FILE *f = fopen(input, "w");
-        assert_non_null(f);
-        fputs(cases[i].text, f);
-        fclose(f);
+        tool_write(input, cases[i].text);
         EXPECT(cases[i].code, cases[i].error_message, "plot", input, "--svg", path);
         assert_int_not_equal(access(path, F_OK), 0);
     }
-    EXPECT(1, "Is a directory", "plot", GOLDEN "/perf-sizes.json", "--svg", folder);
+    EXPECT(1, "Is a directory", "plot", GOLDEN "/perf-sizes.json", "--svg", tool_folder);
 }
 
 /* ---- pictures ---- */
 
-static char *drawn(const char *record)
+static const char *drawn(const char *record)
 {
     tool_output_t s = tool_run((const char *[]){"plot", record, "--svg", path, NULL});
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
     assert_string_equal(s.out, "");
-    FILE *f = fopen(path, "r");
-    char *text = calloc(1, 1 << 20);
-    assert_true(f && text);
-    assert_true(fread(text, 1, (1 << 20) - 1, f) > 0);
-    fclose(f);
+    const char *text = markup_read(path);
+    assert_non_null(text);
     const char *why = markup_check(text);
     if (why)
         fail_msg("%s", why);
@@ -181,7 +158,7 @@ T_CASE(every_series_has_its_best_figure)
 {
     static const char *const ways[] = {"forward", "backward"};
     static const char *const ops[] = {"exact-nccl", "collective", "reference", "tuned"};
-    char *text = drawn(GOLDEN "/perf-sizes.json");
+    const char *text = drawn(GOLDEN "/perf-sizes.json");
     json_auto_t *doc = json_load_file(GOLDEN "/perf-sizes.json", 0, NULL);
     const json_t *rows = json_object_get(doc, "bridge");
     for (int w = 0; w < 2; w++) {
@@ -208,12 +185,11 @@ T_CASE(every_series_has_its_best_figure)
         free(p);
     }
     assert_int_equal(markup_count(text, "<g id=\"p"), 3); /* the page and two panels */
-    free(text);
 }
 
 T_CASE(one_size_is_bars_without_what_moved_nothing)
 {
-    char *text = drawn(GOLDEN "/perf-one-size.json");
+    const char *text = drawn(GOLDEN "/perf-one-size.json");
     json_auto_t *doc = json_load_file(GOLDEN "/perf-one-size.json", 0, NULL);
     const json_t *rows = json_object_get(doc, "bridge");
     char *p = panel(text, "bsh, backward</text>"), what[64];
@@ -229,7 +205,6 @@ T_CASE(one_size_is_bars_without_what_moved_nothing)
     assert_int_equal(markup_count(p, ">reference</text>"), 1);
     assert_int_equal(markup_count(p, "class=\"bar best\""), 1); /* the limit */
     free(p);
-    free(text);
 }
 
 T_CASE(what_does_not_fit_is_said)
@@ -246,11 +221,10 @@ T_CASE(what_does_not_fit_is_said)
                     i ? "," : "", i / 2, 1024 << (i % 2));
         fputs("]}", f);
         fclose(f);
-        char *text = drawn(input);
+        const char *text = drawn(input);
         assert_int_equal(markup_count(text, "<g id=\"p"), 1 + 32); /* the page, too */
         assert_int_equal(markup_count(text, ">The first 32 panels; the rest is not drawn.</text>"),
                          panels > 32);
-        free(text);
     }
 }
 
@@ -269,14 +243,13 @@ T_CASE(links_and_losses_are_drawn_and_names_are_escaped)
           "\"forward\", \"gbs\": 4321}]}}",
           f);
     fclose(f);
-    char *text = drawn(input);
+    const char *text = drawn(input);
     assert_int_equal(markup_count(text, ">4 GPUs</text>"), 1);
     assert_int_equal(markup_count(text, ">push, the limit: 102</text>"), 1);
     assert_int_equal(markup_count(text, ">Memory of one GPU</text>"), 1);
     assert_int_equal(markup_count(text, "&lt;x&gt;: 4000</text>"), 1);
     assert_int_equal(markup_count(text, ">T 64, V 9, bf16</text>"), 1);
     assert_int_equal(markup_count(text, ">4321</text>"), 1);
-    free(text);
 }
 
 int main(int argc, char **argv)
@@ -284,5 +257,5 @@ int main(int argc, char **argv)
     if (!tool_path(argc, argv, "COLO_PERF"))
         return 2;
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* also where there are some */
-    return t_main_each("tools/colo_perf", make_folder, remove_folder);
+    return t_main_each("tools/colo_perf", tool_folder_enter, tool_folder_leave);
 }

@@ -19,7 +19,6 @@
 #include "tool.h"
 
 #include <jansson.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define HOSTS                                                                                \
@@ -185,34 +184,20 @@ static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
 }
 
 /* A folder with the good file, a broken one and a huge one, to be in while the tool runs. */
-static char folder[] = "/tmp/colo-test-info-XXXXXX";
-
 static int enter(void **state)
 {
-    FILE *f;
-    if (!mkdtemp(folder) || chdir(folder) != 0 || !(f = fopen("broken.xml", "w")))
+    if (tool_folder_enter(state) != 0)
         return 1;
-    fputs("<?xml version=\"1.0\"?>\n<topology>", f);
-    fclose(f);
-    f = fopen("huge.xml", "w");
-    if (!f || ftruncate(fileno(f), 17 << 20) != 0)
-        return 1;
-    fclose(f);
-    return symlink(TOPOLOGIES "/two-packages-four-gpus.xml", "two-packages-four-gpus.xml");
-}
-
-static int leave(void **state)
-{
-    unlink("broken.xml");
-    unlink("huge.xml");
-    unlink("two-packages-four-gpus.xml");
-    return chdir("/") == 0 ? rmdir(folder) : 1;
+    tool_write("broken.xml", "<?xml version=\"1.0\"?>\n<topology>");
+    tool_write("huge.xml", "");
+    return truncate("huge.xml", 17 << 20) == 0
+               ? symlink(TOPOLOGIES "/two-packages-four-gpus.xml", "two-packages-four-gpus.xml")
+               : 1;
 }
 
 int main(int argc, char **argv)
 {
-    char *absolute[] = {argv[0], argc > 1 ? realpath(argv[1], NULL) : NULL};
-    if (!tool_path(absolute[1] ? 2 : 1, absolute, "COLO_INFO"))
+    if (!tool_path(argc, argv, "COLO_INFO"))
         return T_EXIT_SKIP;
     const struct CMUnitTest without[] = {
         cmocka_unit_test(without_hwloc_grids_are_a_problem_with_a_remedy),
@@ -224,9 +209,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_cannot_be_is_one_line_and_exit_2),
         cmocka_unit_test(a_stdout_that_is_full_is_a_problem),
     };
-    int rc = colo_topology_version()
-                 ? cmocka_run_group_tests_name("tools/info_grid", tests, enter, leave)
-                 : cmocka_run_group_tests_name("tools/info_grid", without, NULL, NULL);
-    free(absolute[1]);
-    return rc;
+    return colo_topology_version()
+               ? cmocka_run_group_tests_name("tools/info_grid", tests, enter, tool_folder_leave)
+               : cmocka_run_group_tests_name("tools/info_grid", without, NULL, NULL);
 }

@@ -18,32 +18,7 @@
     "\"pos\": [2, 9, 1], \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}"
 #define GRIDS "--src dp=2 --dst cp=2,dp=1 --hidden 4 --dtype f32"
 
-static char folder[64], file[96], picture[96];
-
-static int make_folder(void **state)
-{
-    strcpy(folder, "/tmp/colo-segments-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(file, sizeof file, "%s/batch.json", folder);
-    snprintf(picture, sizeof picture, "%s/batch.svg", folder);
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    unlink(file);
-    unlink(picture);
-    return rmdir(folder);
-}
-
-static void write_file(const char *text)
-{
-    FILE *f = fopen(file, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    assert_int_equal(fclose(f), 0);
-}
+static const char file[] = "batch.json", picture[] = "batch.svg";
 
 /* Only packings say how they are split. */
 static const char *kind_of(const char *text)
@@ -51,17 +26,23 @@ static const char *kind_of(const char *text)
     return strstr(text, "split") ? "--packing" : "--segments";
 }
 
-static json_t *planned(const char *text, const char *const *args)
+/* What colo-plan gives with @args, the batch @text and --json, or a picture. */
+static tool_output_t run_on(const char *text, const char *const *args, const char *svg)
 {
-    const char *all[40] = {kind_of(text), file, "--json"};
-    int n = 3;
-    write_file(text);
+    const char *all[40] = {kind_of(text), file, svg ? "--svg" : "--json", svg};
+    int n = svg ? 4 : 3;
+    tool_write(file, text);
     while ((all[n++] = *args++))
         ;
     tool_output_t s = tool_run(all);
     assert_string_equal(s.err, "");
     assert_int_equal(s.exit, 0);
-    json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+    return s;
+}
+
+static json_t *planned(const char *text, const char *const *args)
+{
+    json_t *doc = json_loads(run_on(text, args, NULL).out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
     return doc;
 }
@@ -177,7 +158,7 @@ static const char worked_text[] =
 
 T_CASE(the_worked_example_reads_as_written_down)
 {
-    write_file(WORKED);
+    tool_write(file, WORKED);
     tool_output_t a = tool_run(words(GRIDS " --output sharded --segments %s", file)),
                   o = tool_run(words(GRIDS " --output sharded --segments %s --rank 0", file));
     assert_string_equal(a.err, "");
@@ -204,21 +185,11 @@ T_CASE(balance_lowers_the_load_of_the_busiest_replica)
 
 /* ---- pictures ---- */
 
-static char *drawn(const char *text, const char *const *args)
+static const char *drawn(const char *text, const char *const *args)
 {
-    const char *all[40] = {kind_of(text), file, "--svg", picture};
-    int n = 4;
-    write_file(text);
-    while ((all[n++] = *args++))
-        ;
-    tool_output_t s = tool_run(all);
-    assert_string_equal(s.err, "");
-    assert_int_equal(s.exit, 0);
-    FILE *f = fopen(picture, "r");
-    assert_non_null(f);
-    char *svg = calloc(1, 1 << 22);
-    assert_true(fread(svg, 1, (1 << 22) - 1, f) < (1 << 22) - 1);
-    fclose(f);
+    run_on(text, args, picture);
+    const char *svg = markup_read(picture);
+    assert_non_null(svg);
     const char *wrong = markup_check(svg);
     if (wrong)
         fail_msg("%s", wrong);
@@ -252,9 +223,8 @@ T_CASE(a_picture_shows_the_way_of_one_segment)
                                         "Forward: activations",
                                         "Backward: gradients",
                                         NULL};
-    char *svg = drawn(WORKED, words(GRIDS " --output sharded --segment 2"));
+    const char *svg = drawn(WORKED, words(GRIDS " --output sharded --segment 2"));
     assert_in_order(svg, texts);
-    free(svg);
 }
 
 /* The chunks of one sequence over cp=4: 0, 1, 2, 3, 3, 2, 1, 0. Its 344 units are 16 positions; e0
@@ -264,24 +234,22 @@ T_CASE(a_picture_names_the_owner_of_each_chunk)
     static const char *const texts[] = {">0</text>", ">1</text>", ">2</text>",
                                         ">3</text>", ">3</text>", ">2</text>",
                                         ">1</text>", ">0</text>", NULL};
-    char *svg = drawn("{\"rows\": [4], \"src_dp\": [1], \"seq\": [0], \"pos\": [6], "
-                      "\"seq_len\": [16], \"seq_dp\": [0]}",
-                      words("--src dp=4 --dst cp=4"));
+    const char *svg = drawn("{\"rows\": [4], \"src_dp\": [1], \"seq\": [0], \"pos\": [6], "
+                            "\"seq_len\": [16], \"seq_dp\": [0]}",
+                            words("--src dp=4 --dst cp=4"));
     char *sequences = strstr(svg, "LLM: packed sequences");
     assert_non_null(sequences);
     const char *first = strstr(sequences, "class=\"owner\"");
     assert_in_order(first, texts);
     assert_non_null(strstr(sequences, "<rect class=\"seg h1\" x=\"129.0\""));
-    free(svg);
 }
 
 T_CASE(a_picture_of_a_full_output_ends_on_the_replicas_axis)
 {
     static const char *const texts[] = {"each rank of LLM replica 0: its axis of 20 positions",
                                         "row 0: from position 1, index 13", NULL};
-    char *svg = drawn(WORKED, words(GRIDS " --segment 2"));
+    const char *svg = drawn(WORKED, words(GRIDS " --segment 2"));
     assert_in_order(svg, texts);
-    free(svg);
 }
 
 /* Counting them one by one would take hours. */
@@ -289,11 +257,11 @@ T_CASE(a_picture_of_a_million_million_rows_is_drawn_at_once)
 {
     static const char *const texts[] = {"Its 4000000000000 rows in 4 parts",
                                         "rows 0..999999999999: position 0, chunk 0, rank 0", NULL};
-    char *svg = drawn("{\"rows\": [4000000000000], \"src_dp\": [1], \"seq\": [0], \"pos\": [0], "
-                      "\"seq_len\": [4000000000000], \"seq_dp\": [0]}",
-                      words(GRIDS " --output sharded --segment 0"));
+    const char *svg =
+        drawn("{\"rows\": [4000000000000], \"src_dp\": [1], \"seq\": [0], \"pos\": [0], "
+              "\"seq_len\": [4000000000000], \"seq_dp\": [0]}",
+              words(GRIDS " --output sharded --segment 0"));
     assert_in_order(svg, texts);
-    free(svg);
 }
 
 /* ---- packings ---- */
@@ -336,7 +304,7 @@ T_CASE(a_packed_batch_is_planned_as_written_down)
 
 T_CASE(a_packed_batch_reads_as_written_down)
 {
-    write_file(PACKED);
+    tool_write(file, PACKED);
     tool_output_t a = tool_run(words(CP2 " --packing %s", file)),
                   o = tool_run(words(CP2 " --packing %s --rank 0", file));
     assert_string_equal(a.err, "");
@@ -361,13 +329,13 @@ T_CASE(a_side_may_have_all_rows_of_its_features_or_of_all)
     assert_json(json_object_get(json_object_get(rank, "forward"), "recv"),
                 "[{'peer': 0, 'bytes': 16, 'sequences': [{'sequence': 0, 'positions': [0, 2], 'h': "
                 "[2, 4]}]}]");
-    write_file("{\"seq_len\": [4], \"src\": {\"split\": \"heads\"}, \"dst\": {\"split\": "
-               "\"block\"}}");
+    tool_write(file, "{\"seq_len\": [4], \"src\": {\"split\": \"heads\"}, \"dst\": {\"split\": "
+                     "\"block\"}}");
     tool_output_t a = tool_run(words(CP2 " --packing %s --rank 1", file));
     assert_non_null(strstr(a.out, "receives 16 B from rank 0: sequence 0 positions 2..3 features "
                                   "0..1\n"));
-    write_file("{\"seq_len\": [4], \"src\": {\"split\": \"block\"}, \"dst\": {\"split\": "
-               "\"whole\"}}");
+    tool_write(file, "{\"seq_len\": [4], \"src\": {\"split\": \"block\"}, \"dst\": {\"split\": "
+                     "\"whole\"}}");
     a = tool_run(words(CP2 " --packing %s --rank 1", file));
     assert_non_null(strstr(a.out, "gradients partial: each context rank returns all rows"));
     assert_non_null(strstr(a.out, "backward: the rank keeps 32 B of its own\n  receives 32 B"));
@@ -401,12 +369,11 @@ T_CASE(a_picture_shows_both_cuts_and_the_path_of_one_sequence)
                                         "positions 6..7: rank 0, row 4 \xe2\x86\x92 rank 0, row 5",
                                         "Forward: activations",
                                         NULL};
-    char *svg = drawn("{\"seq_len\": [4, 8], \"src\": {\"split\": \"zigzag\"}, \"dst\": "
-                      "{\"split\": \"table\", \"piece_start\": [0, 1, 4], \"piece_len\": "
-                      "[4, 5, 0, 3], \"piece_owner\": [0, 1, 0, 0]}}",
-                      words(CP2 " --sequence 1"));
+    const char *svg = drawn("{\"seq_len\": [4, 8], \"src\": {\"split\": \"zigzag\"}, \"dst\": "
+                            "{\"split\": \"table\", \"piece_start\": [0, 1, 4], \"piece_len\": "
+                            "[4, 5, 0, 3], \"piece_owner\": [0, 1, 0, 0]}}",
+                            words(CP2 " --sequence 1"));
     assert_in_order(svg, texts);
-    free(svg);
 }
 
 T_CASE(a_picture_of_a_whole_side_and_other_replicas_names_their_ranks)
@@ -424,11 +391,10 @@ T_CASE(a_picture_of_a_whole_side_and_other_replicas_names_their_ranks)
              "{\"seq_len\": [4000000000000%s], \"src\": {\"split\": \"block\"}, \"dst\": "
              "{\"split\": \"whole\", \"seq_dp\": [1%s]}}",
              zeros, zeros);
-    char *svg =
+    const char *svg =
         drawn(text, words("--src cp=2,dp=2 --dst cp=2,dp=2 --hidden 1 --dtype u8 --sequence 0"));
     assert_in_order(svg, texts);
     assert_non_null(strstr(svg, "2 more sequences are not drawn."));
-    free(svg);
 }
 
 /* ---- refusals ---- */
@@ -473,7 +439,7 @@ T_CASE(a_file_that_is_no_batch_is_refused_with_key_and_index)
     };
     const char *const *args = words(GRIDS " --segments %s", file);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        write_file(cases[i].file);
+        tool_write(file, cases[i].file);
         tool_refuses("colo-plan", args, cases[i].exit, cases[i].text);
     }
 }
@@ -516,10 +482,10 @@ T_CASE(a_file_that_is_no_packing_is_refused_with_side_and_key)
     };
     const char *const *args = words(CP2 " --packing %s", file);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        write_file(cases[i].file);
+        tool_write(file, cases[i].file);
         tool_refuses("colo-plan", args, cases[i].exit, cases[i].text);
     }
-    write_file(SIDES("[8]", BLOCK, "{\"split\":\"heads\"}"));
+    tool_write(file, SIDES("[8]", BLOCK, "{\"split\":\"heads\"}"));
     tool_refuses("colo-plan", words("--src dp=2 --dst dp=2 --packing %s", file), 2,
                  "--packing: dst.split: heads:");
     tool_refuses("colo-plan", words("--src tp=2,cp=2 --dst tp=2,cp=2 --sp dst --packing %s", file),
@@ -549,7 +515,7 @@ T_CASE(options_that_do_not_go_with_segments_are_refused)
         {GRIDS " --packing %s --svg %s --segment 0", "--segment: only with --segments and --svg"},
         {GRIDS " --segments %s --svg %s --sequence 0", "--sequence: only with --packing and --svg"},
     };
-    write_file(WORKED);
+    tool_write(file, WORKED);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         tool_refuses("colo-plan", words(cases[i].line, file, picture), 2, cases[i].text);
 }
@@ -558,5 +524,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    return t_main_around("tools/plan_segments", make_folder, remove_folder);
+    return t_main_around("tools/plan_segments", tool_folder_enter, tool_folder_leave);
 }

@@ -9,50 +9,12 @@
 #include "markup.h"
 #include "tool.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-static char folder[64], path[96];
-static char *text; /* the picture */
-
-static int make_folder(void **state)
-{
-    strcpy(folder, "/tmp/colo-svg-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/plan.svg", folder);
-    return 0;
-}
-
-static int files(void)
-{
-    int n = 0;
-    DIR *d = opendir(folder);
-    for (struct dirent *e; d && (e = readdir(d));)
-        n += e->d_name[0] != '.';
-    closedir(d);
-    return n;
-}
-
-static int remove_folder(void **state)
-{
-    free(text);
-    unlink(path);
-    return rmdir(folder);
-}
-
-static void slurp(void)
-{
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    free(text);
-    text = calloc(1, 1 << 22);
-    size_t n = fread(text, 1, (1 << 22) - 1, f);
-    assert_true(n < (1 << 22) - 1);
-    fclose(f);
-}
+static const char path[] = "plan.svg";
+static const char *text; /* the picture */
 
 static void has(const char *what, int times)
 {
@@ -62,29 +24,33 @@ static void has(const char *what, int times)
 }
 
 /* Runs colo-plan with @args and --svg, and checks what holds for every picture. */
-static void draw(const char *const *args)
+static tool_output_t draw_alone(const char *const *args)
 {
     const char *all[40];
     int n = 0;
     for (; args[n]; n++)
         all[n] = args[n];
-    all[n] = NULL;
-    tool_output_t without = tool_run(all);
     all[n++] = "--svg";
     all[n++] = path;
     all[n] = NULL;
     tool_output_t s = tool_run(all);
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
-    assert_string_equal(s.out, without.out); /* the picture comes on top */
-    slurp();
+    assert_non_null(text = markup_read(path));
     const char *why = markup_check(text);
     if (why)
         fail_msg("%s", why);
     has("http", 1); /* the name space */
     has("prefers-color-scheme:dark", 1);
     has("<script", 0);
-    assert_int_equal(files(), 1);
+    assert_int_equal(tool_folder_files(), 1);
+    return s;
+}
+
+static void draw(const char *const *args)
+{
+    tool_output_t without = tool_run(args), s = draw_alone(args);
+    assert_string_equal(s.out, without.out); /* the picture comes on top */
 }
 
 static void has_message(int from, int to, int bytes, int times)
@@ -203,13 +169,9 @@ T_CASE(what_is_not_drawn_is_said)
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 256 MiB: r and r ^ 8 exchange V/2^18. */
 T_CASE(of_a_million_ranks_one_part_is_drawn)
 {
-    tool_output_t s =
-        tool_run(words("--src tp=8,dp=131072 --dst tp=8,cp=2,dp=65536 --batch 131072 --seq "
-                       "64 --hidden 16 --output sharded --rank 1048575 --svg %s",
-                       path)); /* one rank: no sweep of all */
-    assert_int_equal(s.exit, 0);
-    slurp();
-    assert_null(markup_check(text));
+    draw_alone(
+        words("--src tp=8,dp=131072 --dst tp=8,cp=2,dp=65536 --batch 131072 --seq "
+              "64 --hidden 16 --output sharded --rank 1048575")); /* one rank: no sweep of all */
     has_message(1048567, 1048575, 1024, 2);
     has_message(1048575, 1048567, 1024, 2);
 }
@@ -217,13 +179,8 @@ T_CASE(of_a_million_ranks_one_part_is_drawn)
 /* A few more ranks than the 65,536 of which the tool walks all. */
 T_CASE(of_a_world_too_large_to_walk_parts_are_drawn_by_lot)
 {
-    tool_output_t s =
-        tool_run(words("--src tp=8,dp=8448 --dst tp=8,cp=2,dp=4224 --batch 8448 --seq 64 "
-                       "--hidden 16 --output sharded --svg %s",
-                       path));
-    assert_int_equal(s.exit, 0);
-    slurp();
-    assert_null(markup_check(text));
+    draw_alone(words("--src tp=8,dp=8448 --dst tp=8,cp=2,dp=4224 --batch 8448 --seq 64 "
+                     "--hidden 16 --output sharded"));
     has("Shown: one of 33,792 parts", 1);
     has("256 of them, drawn by lot, were looked at; they", 1);
     has(" to rank ", 4);
@@ -277,9 +234,7 @@ T_CASE(sixty_four_ranks_of_one_role_are_one_row)
 
 T_CASE(a_path_that_cannot_be_written_is_one_line)
 {
-    char nowhere[128];
-    snprintf(nowhere, sizeof nowhere, "%s/none/plan.svg", folder);
-    const char *paths[] = {nowhere, folder, "/dev/full", ""};
+    const char *paths[] = {"none/plan.svg", tool_folder, "/dev/full", ""};
     unlink(path);
     for (int compare = 0; compare < 2; compare++)
         for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
@@ -290,7 +245,7 @@ T_CASE(a_path_that_cannot_be_written_is_one_line)
             assert_int_equal(s.out_size, 0);
             assert_non_null(strstr(s.err, "colo-plan: --svg: \""));
             assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
-            assert_int_equal(files(), 0);
+            assert_int_equal(tool_folder_files(), 0);
         }
 }
 
@@ -301,9 +256,7 @@ T_CASE(half_a_picture_is_no_picture)
                                     "--hidden 4 --dtype f32 --output sharded --svg %s",
                                     path);
     struct rlimit was, now;
-    FILE *f = fopen(path, "w");
-    fputs("old", f);
-    fclose(f);
+    tool_write(path, "old");
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
     now = was;
     now.rlim_cur = 2048;
@@ -315,9 +268,8 @@ T_CASE(half_a_picture_is_no_picture)
     assert_int_equal(s.exit, 2);
     assert_int_equal(s.out_size, 0);
     assert_non_null(strstr(s.err, "File too large"));
-    slurp();
-    assert_string_equal(text, "old");
-    assert_int_equal(files(), 1);
+    assert_string_equal(markup_read(path), "old");
+    assert_int_equal(tool_folder_files(), 1);
 }
 
 T_CASE(layouts_without_a_plan_keep_the_old_picture)
@@ -325,14 +277,11 @@ T_CASE(layouts_without_a_plan_keep_the_old_picture)
     const char *const *args = words("--src dp=8 --dst cp=4,dp=2 --batch 8 --seq 12 --hidden 4 "
                                     "--dtype f32 --grad disjoint --svg %s",
                                     path);
-    FILE *f = fopen(path, "w");
-    fputs("old", f);
-    fclose(f);
+    tool_write(path, "old");
     tool_output_t s = tool_run(args);
     assert_int_equal(s.exit, 1);
-    slurp();
-    assert_string_equal(text, "old");
-    assert_int_equal(files(), 1);
+    assert_string_equal(markup_read(path), "old");
+    assert_int_equal(tool_folder_files(), 1);
 }
 
 /* The check that the others rest on. */
@@ -362,5 +311,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    return t_main_around("tools/plan_svg", make_folder, remove_folder);
+    return t_main_around("tools/plan_svg", tool_folder_enter, tool_folder_leave);
 }

@@ -9,6 +9,7 @@
 
 #include "tool.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 
 #define ARGS_MAX 64
 
-static const char *program;
+static char *program;
 
 /* What the last runs wrote; the oldest goes. */
 static char *keep(char *text)
@@ -32,8 +33,10 @@ static char *keep(char *text)
 
 bool tool_path(int argc, char **argv, const char *env)
 {
-    program = argc > 1 ? argv[1] : getenv(env);
-    return program != NULL;
+    const char *given = argc > 1 ? argv[1] : getenv(env);
+    free(program);
+    program = given ? realpath(given, NULL) : NULL;
+    return given != NULL;
 }
 
 const char *const *words(const char *line, ...)
@@ -92,7 +95,7 @@ static tool_output_t run(const char *const *args, int out, bool no_color)
 {
     tool_output_t s = {.exit = -1};
     FILE *err = tmpfile();
-    char *argv[ARGS_MAX + 2] = {(char *)program};
+    char *argv[ARGS_MAX + 2] = {program};
     for (int i = 0; i < ARGS_MAX && args[i]; i++)
         argv[i + 1] = (char *)args[i];
     if (!err)
@@ -161,6 +164,49 @@ tool_output_t tool_run_closed(const char *const *args)
     close(fd);
     s.out = "";
     return s;
+}
+
+char tool_folder[64];
+
+int tool_folder_enter(void **state)
+{
+    strcpy(tool_folder, "/tmp/colo-tool-XXXXXX");
+    return mkdtemp(tool_folder) ? chdir(tool_folder) : -1;
+}
+
+/* Of each file @visit, if it is given; how many there are. */
+static int each_file(int (*visit)(const char *name))
+{
+    int n = 0;
+    DIR *d = opendir(tool_folder);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+            n++;
+            if (visit)
+                (void)visit(e->d_name);
+        }
+    if (d)
+        closedir(d);
+    return n;
+}
+
+int tool_folder_leave(void **state)
+{
+    each_file(unlink);
+    return chdir("/") == 0 ? rmdir(tool_folder) : 1;
+}
+
+int tool_folder_files(void)
+{
+    return each_file(NULL);
+}
+
+void tool_write(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
 }
 
 void tool_refuses(const char *name, const char *const *args, int exit, const char *text)

@@ -13,7 +13,8 @@ typedef struct tool_output {
     size_t out_size, err_size;
 } tool_output_t;
 
-/* The program to run: argv[1] of the test, or the variable @env. False: neither is given. */
+/* The program to run, wherever the test is then: argv[1], or the variable @env. False: neither is
+ * given. */
 bool tool_path(int argc, char **argv, const char *env);
 #define T_TOOL_MAIN(env, name)                                          \
     int main(int argc, char **argv)                                     \
@@ -32,6 +33,14 @@ tool_output_t tool_run(const char *const *args);
 tool_output_t tool_run_tty(const char *const *args, bool no_color);
 /* The same with a stdout that no program can write to. */
 tool_output_t tool_run_closed(const char *const *args);
+
+/* What CMocka calls before and after: a new folder, in which the test then is; the end of it and of
+ * its files. */
+extern char tool_folder[];
+int tool_folder_enter(void **state);
+int tool_folder_leave(void **state);
+int tool_folder_files(void); /* how many */
+void tool_write(const char *path, const char *text);
 
 /* Fails the test case unless the tool ends with @exit, writes nothing to stdout, and to stderr one
  * line that begins with its name and contains @text. */
