@@ -12,44 +12,6 @@
  */
 #include "loss/distill_case.h"
 
-void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, bool probs,
-                       colo_dtype_t dtype, colo_dtype_t target_dtype, double spread, uint64_t *rng)
-{
-    memset(c, 0, sizeof *c);
-    c->target_dtype = target_dtype;
-    gather_shape(&c->shape, ranks, tokens, vocab, dtype);
-    c->config =
-        (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocab,
-                                .targets = probs ? COLO_DISTILL_PROBS : COLO_DISTILL_LOGITS};
-    for (int64_t t = 0; t < tokens; t++) {
-        double *z = c->z + t * vocab, *w = c->w + t * vocab, sum = 0;
-        for (int64_t j = 0; j < vocab; j++) {
-            z[j] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
-            w[j] = z[j] + loss_normal(rng);
-            sum += exp(w[j]);
-        }
-        for (int64_t j = 0; j < vocab; j++) /* a seventh of soft labels is 0 */
-            w[j] = loss_round(target_dtype, loss_round(COLO_F32, !probs            ? w[j]
-                                                                 : t_below(rng, 7) ? exp(w[j]) / sum
-                                                                                   : 0));
-        for (int k = 0; k < 2; k++)
-            c->up[k][t] = loss_round(COLO_F32, loss_normal(rng));
-    }
-    memset(c->mask, 1, sizeof c->mask);
-}
-
-ref_distill_opts_t distill_case_opts(const distill_case_t *c)
-{
-    return (ref_distill_opts_t){
-        .temperature = c->config.logits.temperature,
-        .scale = c->config.logits.scale,
-        .softcap = c->config.logits.softcap,
-        .probs = c->config.targets == COLO_DISTILL_PROBS,
-        .target_temperature = c->config.target_temperature,
-        .target_scale = c->config.target_scale,
-    };
-}
-
 static colo_status_t run_with(void *arg, gather_rank_t *m)
 {
     distill_case_t *c = arg;
@@ -95,19 +57,52 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     return COLO_OK;
 }
 
-static colo_status_t on_rank(colo_comm_t *world, void *c)
+void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, bool probs,
+                       colo_dtype_t dtype, colo_dtype_t target_dtype, double spread, uint64_t *rng)
 {
-    return gather_on_rank(world, c, run_with);
+    memset(c, 0, sizeof *c);
+    c->target_dtype = target_dtype;
+    gather_shape(&c->shape, ranks, tokens, vocab, dtype, run_with);
+    c->config =
+        (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocab,
+                                .targets = probs ? COLO_DISTILL_PROBS : COLO_DISTILL_LOGITS};
+    for (int64_t t = 0; t < tokens; t++) {
+        double *z = c->z + t * vocab, *w = c->w + t * vocab, sum = 0;
+        for (int64_t j = 0; j < vocab; j++) {
+            z[j] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
+            w[j] = z[j] + loss_normal(rng);
+            sum += exp(w[j]);
+        }
+        for (int64_t j = 0; j < vocab; j++) /* a seventh of soft labels is 0 */
+            w[j] = loss_round(target_dtype, loss_round(COLO_F32, !probs            ? w[j]
+                                                                 : t_below(rng, 7) ? exp(w[j]) / sum
+                                                                                   : 0));
+        for (int k = 0; k < 2; k++)
+            c->up[k][t] = loss_round(COLO_F32, loss_normal(rng));
+    }
+    memset(c->mask, 1, sizeof c->mask);
+}
+
+ref_distill_opts_t distill_case_opts(const distill_case_t *c)
+{
+    return (ref_distill_opts_t){
+        .temperature = c->config.logits.temperature,
+        .scale = c->config.logits.scale,
+        .softcap = c->config.logits.softcap,
+        .probs = c->config.targets == COLO_DISTILL_PROBS,
+        .target_temperature = c->config.target_temperature,
+        .target_scale = c->config.target_scale,
+    };
 }
 
 colo_status_t distill_case_run(distill_case_t *c)
 {
-    return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
+    return gather_run(c, sizeof *c);
 }
 
 void distill_case_later(const distill_case_t *c, void (*check)(const void *))
 {
-    gather_later(c, sizeof *c, on_rank, check);
+    gather_later(c, sizeof *c, check);
 }
 
 static void compare_row(const distill_case_t *c, const char *label, int64_t t)

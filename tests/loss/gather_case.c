@@ -2,15 +2,15 @@
 /* gather_case.c - see gather_case.h */
 #include "loss/gather_case.h"
 
-void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype)
+void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype,
+                  colo_status_t (*run)(void *c, gather_rank_t *m))
 {
     *s = (loss_case_t){
-        .ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype, .pad = 1000};
+        .ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype, .pad = 1000, .run = run};
     loss_case_shard(s, SHARD_EVEN);
 }
 
-colo_status_t gather_on_rank(colo_comm_t *world, void *c,
-                             colo_status_t (*run)(void *c, gather_rank_t *m))
+colo_status_t gather_on_rank(colo_comm_t *world, void *c)
 {
     loss_case_t *s = c;
     gather_rank_t m = {.shape = s,
@@ -20,12 +20,17 @@ colo_status_t gather_on_rank(colo_comm_t *world, void *c,
     m.host = malloc((size_t)((s->tokens + 1) * (stride + GATHER_VOCAB)) * sizeof(double));
     colo_status_t st = where.group(world, &m.group);
     if (st == COLO_OK)
-        st = run(c, &m);
+        st = s->run(c, &m);
     for (int i = 0; i < m.count; i++)
         where.drop(m.all[i]);
     free(m.host);
     where.leave(&m.group);
     return st;
+}
+
+colo_status_t gather_run(void *c, size_t bytes)
+{
+    return t_run_ranks(((loss_case_t *)c)->ranks, gather_on_rank, c, bytes);
 }
 
 static void after(void *arg, colo_status_t st)
@@ -36,12 +41,12 @@ static void after(void *arg, colo_status_t st)
     free(arg);
 }
 
-void gather_later(const void *c, size_t bytes, colo_rank_fn on_rank, void (*check)(const void *c))
+void gather_later(const void *c, size_t bytes, void (*check)(const void *c))
 {
     loss_case_t *copy = malloc(bytes);
     memcpy(copy, c, bytes);
     copy->check = check;
-    t_run_later(copy->ranks, on_rank, copy, bytes, after);
+    t_run_later(copy->ranks, gather_on_rank, copy, bytes, after);
 }
 
 void *gather_put(gather_rank_t *m, const void *from, size_t bytes)

@@ -13,8 +13,6 @@
 
 enum { GATHER_TOKENS = 9, GATHER_VOCAB = 70 };
 
-void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype);
-
 /* Draws a scale, a softcap, what is in place and the gaps; returns whether @mask [T] counts. */
 bool gather_draw(loss_case_t *s, colo_logits_options_t *logits, uint8_t *mask, uint64_t *rng);
 
@@ -28,11 +26,15 @@ typedef struct gather_rank {
     int count;
 } gather_rank_t;
 
-/* @run on this rank of @world; then all memory is dropped. @c begins with its shape. */
-colo_status_t gather_on_rank(colo_comm_t *world, void *c,
-                             colo_status_t (*run)(void *c, gather_rank_t *m));
-/* A copy of @c in t_run_later(), then @check, which finds a label in the shape. */
-void gather_later(const void *c, size_t bytes, colo_rank_fn on_rank, void (*check)(const void *c));
+/* Of a case that @run runs on each rank. */
+void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype,
+                  colo_status_t (*run)(void *c, gather_rank_t *m));
+/* The shape's run() of @c on this rank of @world; then all memory is dropped. @c begins with its
+ * shape. */
+colo_status_t gather_on_rank(colo_comm_t *world, void *c);
+/* On all ranks; or a copy of @c in t_run_later(), then @check, which finds a label in the shape. */
+colo_status_t gather_run(void *c, size_t bytes);
+void gather_later(const void *c, size_t bytes, void (*check)(const void *c));
 
 /* Memory of `where`: @bytes of @from; or of @n numbers in the dtype of outputs; or this rank's
  * columns of @from [T, V] in @dtype, in which padding, gaps and, if @from is NULL, all hold s->pad.

@@ -17,6 +17,7 @@ enum { LOSS_RANKS = 8 };
 
 typedef enum { SHARD_EVEN, SHARD_UNEVEN, SHARD_EMPTY, SHARD_PADDED, SHARD_KINDS } shard_kind_t;
 
+struct gather_rank;
 typedef struct loss_case {
     int32_t ranks;
     int64_t tokens, vocab;
@@ -29,7 +30,8 @@ typedef struct loss_case {
     bool no_up[3]; /* leave d_logp, d_entropy, d_loss NULL */
     double pad;    /* what padding columns and gaps hold */
     char label[96];
-    void (*check)(const void *); /* see gather_case.h */
+    colo_status_t (*run)(void *, struct gather_rank *); /* this and what follows: gather_case.h */
+    void (*check)(const void *);
 
     double *z;        /* [T, V], values that the dtype holds exactly */
     int64_t *targets; /* [T] */

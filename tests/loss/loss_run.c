@@ -84,16 +84,12 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     return COLO_OK;
 }
 
-static colo_status_t on_rank(colo_comm_t *world, void *c)
-{
-    return gather_on_rank(world, c, run_with);
-}
-
 /* What ranks write besides *c. */
 static void share(loss_case_t *c)
 {
     const size_t t = (size_t)c->tokens;
     c->pad_worst = 0;
+    c->run = run_with;
     t_share(c->dz, t * (size_t)c->vocab * sizeof *c->dz);
     for (int r = 0; r < c->ranks; r++) {
         for (int k = 0; k < 3; k++)
@@ -115,7 +111,7 @@ static void unshare(loss_case_t *c)
 colo_status_t loss_case_run(loss_case_t *c)
 {
     share(c);
-    colo_status_t st = t_run_ranks(c->ranks, on_rank, c, sizeof *c);
+    colo_status_t st = gather_run(c, sizeof *c);
     unshare(c);
     return st;
 }
@@ -139,7 +135,7 @@ void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
     struct later *l = malloc(sizeof *l);
     *l = (struct later){*c, check};
     share(&l->c);
-    t_run_later(c->ranks, on_rank, l, sizeof l->c, after);
+    t_run_later(c->ranks, gather_on_rank, l, sizeof l->c, after);
 }
 
 /* ---- comparing ---- */

@@ -39,15 +39,6 @@ static void guard_case(linear_case_t *c, int32_t ranks, int32_t replicas, linear
             c->targets[d][(t * 7) % T] = -100; /* 7 and 256 share no factor: all different */
 }
 
-static uint64_t total(const colo_comm_stats_t *l)
-{
-    uint64_t n = 0;
-    for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
-            n += l->ops[k][o];
-    return n;
-}
-
 T_CASE(statistics_are_gathered_once_or_once_a_chunk)
 {
     uint64_t rng = t_seed();
@@ -63,11 +54,11 @@ T_CASE(statistics_are_gathered_once_or_once_a_chunk)
                     const colo_comm_stats_t *f = &c.tp_forward[r], *all = &c.tp_all[r];
                     uint64_t got = f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
                     assert_int_equal(c.chunks[r], chunk_counts[k]);
-                    if (got != want || total(f) != want || total(all) != want)
+                    if (got != want || total_ops(f) != want || total_ops(all) != want)
                         fail_msg("%s, %d ranks, %d chunks: rank %d gathers statistics %d times "
                                  "(%d, %d operations), expected %d",
-                                 modes[mode], (int)w, (int)c.chunks[r], r, (int)got, (int)total(f),
-                                 (int)total(all), (int)want);
+                                 modes[mode], (int)w, (int)c.chunks[r], r, (int)got,
+                                 (int)total_ops(f), (int)total_ops(all), (int)want);
                     most = c.chunks[r] > most ? c.chunks[r] : most;
                 }
             }
@@ -84,11 +75,11 @@ static void check_head(const linear_case_t *c, linear_mode_t mode, const char *h
         uint64_t got_f = f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD];
         uint64_t got_a = a->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD];
         uint64_t scattered = a->ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD];
-        if (got_f != forward || got_a != all || scattered != 1 || total(a) != all + 1)
+        if (got_f != forward || got_a != all || scattered != 1 || total_ops(a) != all + 1)
             fail_msg("%s, %s, %d chunks: rank %d gathers the head %d times, %d with backward, and "
                      "scatters %d times of %d operations, expected %d, %d, 1 of %d",
                      modes[mode], how, (int)c->chunks[r], r, (int)got_f, (int)got_a, (int)scattered,
-                     (int)total(a), (int)forward, (int)all, (int)all + 1);
+                     (int)total_ops(a), (int)forward, (int)all, (int)all + 1);
     }
 }
 

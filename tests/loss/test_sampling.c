@@ -18,15 +18,6 @@ static const int32_t worlds[] = {1, 2, 4, 8};
 static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 static sampling_case_t c; /* large */
 
-static void init(int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype, int64_t top_k,
-                 double top_p)
-{
-    memset(&c, 0, sizeof c);
-    gather_shape(&c.shape, ranks, tokens, vocab, dtype);
-    c.config = (colo_sampling_config_t){COLO_SAMPLING_CONFIG_INIT, .logits.vocab = vocab,
-                                        .top_k = top_k, .top_p = top_p};
-}
-
 static double factor(void)
 {
     return c.config.logits.scale / c.config.logits.temperature;
@@ -77,9 +68,13 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     return COLO_OK;
 }
 
-static colo_status_t on_rank(colo_comm_t *world, void *arg)
+static void init(int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype, int64_t top_k,
+                 double top_p)
 {
-    return gather_on_rank(world, arg, run_with);
+    memset(&c, 0, sizeof c);
+    gather_shape(&c.shape, ranks, tokens, vocab, dtype, run_with);
+    c.config = (colo_sampling_config_t){COLO_SAMPLING_CONFIG_INIT, .logits.vocab = vocab,
+                                        .top_k = top_k, .top_p = top_p};
 }
 
 static bool same(double a, double b)
@@ -96,7 +91,7 @@ static void run_and_compare(uint64_t whole)
     const int steps = (k > 0 && k < v) + (top_p < 1);
     const int want =
         c.shape.ranks == 1 ? 0 : 1 + (steps ? steps : 1) * (int)colo_dtype_size(c.shape.dtype);
-    assert_ok(t_run_ranks(c.shape.ranks, on_rank, &c, sizeof c));
+    assert_ok(gather_run(&c, sizeof c));
     for (int r = 0; r < c.shape.ranks; r++)
         assert_int_equal(total_ops(&c.shape.after_forward[r]), want);
     for (int64_t t = 0; t < c.shape.tokens; t++) {

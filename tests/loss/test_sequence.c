@@ -4,11 +4,9 @@
  * ranks, against lists of tokens cut by hand. Values say which token they belong to, and are
  * compared with ==; sums in the adjoint are of small integers, so exact.
  */
-#include "harness/harness.h"
+#include "loss/loss_case.h"
 #include "loss/where.h"
 #include "ref/ref_sequence.h"
-
-#include <math.h>
 
 enum { ROWS = 5, COLUMNS = 40, CAPACITY = 64, RANKS = 8, MOST = ROWS * CAPACITY, IGNORE = -77 };
 
@@ -91,17 +89,6 @@ static double d_out_of(int64_t r, int64_t row, int64_t column)
     return (double)((row * 31 + column * 7 + r * 13) % 101 - 50);
 }
 
-static uint64_t total_ops(colo_comm_t *world)
-{
-    colo_comm_stats_t l;
-    uint64_t n = 0;
-    colo_comm_stats(world, &l);
-    for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
-            n += l.ops[k][o];
-    return n;
-}
-
 /* Everything a rank needs, where its memory is. */
 typedef struct memory {
     void *tokens, *targets, *mask, *local, *d_local, *out, *d_out, *workspace, *lengths, *cu;
@@ -166,7 +153,7 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, memory_t *m)
     rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, m->workspace, NULL));
     colo_comm_stats(m->group, &stats);
     g->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
-    g->total[r][0] = total_ops(m->group);
+    g->total[r][0] = total_ops(&stats);
     for (int adjoint = 0; adjoint < 2; adjoint++) {
         colo_comm_stats_reset(m->group);
         rank_try(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
@@ -174,7 +161,7 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, memory_t *m)
                                                adjoint ? m->workspace : NULL, NULL));
         colo_comm_stats(m->group, &stats);
         g->scatters[r] = stats.ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS];
-        g->total[r][1 + adjoint] = total_ops(m->group);
+        g->total[r][1 + adjoint] = total_ops(&stats);
         where.get(g->d_local[r][adjoint], m->d_local, (size_t)n * 8);
     }
     where.get(m->host, m->out, (size_t)table * 8);

@@ -7,30 +7,6 @@
  */
 #include "loss/topk_case.h"
 
-void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
-                    bool topk, colo_dtype_t dtype, double spread, uint64_t *rng)
-{
-    memset(c, 0, sizeof *c);
-    gather_shape(&c->shape, ranks, tokens, vocab, dtype);
-    c->config =
-        (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .logits.vocab = vocab, .k = k, .topk = topk};
-    for (int64_t i = 0; i < tokens * vocab; i++)
-        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
-    for (int64_t i = 0; i < tokens * k; i++) {
-        c->ids[i] = t_below(rng, vocab);
-        c->up[i] = loss_round(COLO_F32, 4 * t_uniform(rng) - 2);
-    }
-    memset(c->mask, 1, sizeof c->mask);
-}
-
-ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
-{
-    return (ref_logprob_opts_t){.temperature = c->config.logits.temperature,
-                                .scale = c->config.logits.scale,
-                                .softcap = c->config.logits.softcap,
-                                .ignore_index = INT64_MIN};
-}
-
 static colo_status_t run_with(void *arg, gather_rank_t *m)
 {
     topk_case_t *c = arg;
@@ -76,19 +52,38 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     return COLO_OK;
 }
 
-static colo_status_t on_rank(colo_comm_t *world, void *c)
+void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
+                    bool topk, colo_dtype_t dtype, double spread, uint64_t *rng)
 {
-    return gather_on_rank(world, c, run_with);
+    memset(c, 0, sizeof *c);
+    gather_shape(&c->shape, ranks, tokens, vocab, dtype, run_with);
+    c->config =
+        (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .logits.vocab = vocab, .k = k, .topk = topk};
+    for (int64_t i = 0; i < tokens * vocab; i++)
+        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
+    for (int64_t i = 0; i < tokens * k; i++) {
+        c->ids[i] = t_below(rng, vocab);
+        c->up[i] = loss_round(COLO_F32, 4 * t_uniform(rng) - 2);
+    }
+    memset(c->mask, 1, sizeof c->mask);
+}
+
+ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
+{
+    return (ref_logprob_opts_t){.temperature = c->config.logits.temperature,
+                                .scale = c->config.logits.scale,
+                                .softcap = c->config.logits.softcap,
+                                .ignore_index = INT64_MIN};
 }
 
 colo_status_t topk_case_run(topk_case_t *c)
 {
-    return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
+    return gather_run(c, sizeof *c);
 }
 
 void topk_case_later(const topk_case_t *c, void (*check)(const void *))
 {
-    gather_later(c, sizeof *c, on_rank, check);
+    gather_later(c, sizeof *c, check);
 }
 
 static void compare_row(const topk_case_t *c, const char *label, int64_t t)
