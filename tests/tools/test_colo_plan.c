@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_colo_plan.c - colo-plan from outside: the worked examples of the bridge's rules as whole
- * JSON documents and whole tables, written down by hand from the rules (docs/plan.md).
+ * JSON documents and whole tables, written down by hand from the rules (docs/plan.md); the tables
+ * are golden/plan-*.txt.
  */
 #include "harness/harness.h"
 
+#include "markup.h"
 #include "tool.h"
 
 #include <jansson.h>
@@ -201,73 +203,6 @@ T_CASE(the_worked_examples_are_planned_as_written_down)
 
 /* ---- text ---- */
 
-static const char a_text[] =
-    "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
-    "16 samples x 8192 rows x 4096 features, bf16, sbh: 1.0 GiB\n"
-    "output sharded: each rank gets the rows that it owns and returns their gradient\n"
-    "fan_in, scale 2, 8 ranks\n"
-    "\n"
-    "        src       dst           forward                           backward\n"
-    "rank    tp  dp    tp  cp  dp     receives  from      sends  to     receives  from      sends  to\n"
-    "   0     0   0     0   0   0    128.0 MiB  2     128.0 MiB  2     128.0 MiB  2     128.0 MiB  2\n"
-    "   1     1   0     1   0   0    128.0 MiB  3     128.0 MiB  3     128.0 MiB  3     128.0 MiB  3\n"
-    "   2     0   1     0   1   0    128.0 MiB  0     128.0 MiB  0     128.0 MiB  0     128.0 MiB  0\n"
-    "   3     1   1     1   1   0    128.0 MiB  1     128.0 MiB  1     128.0 MiB  1     128.0 MiB  1\n"
-    "   4     0   2     0   0   1    128.0 MiB  6     128.0 MiB  6     128.0 MiB  6     128.0 MiB  6\n"
-    "   5     1   2     1   0   1    128.0 MiB  7     128.0 MiB  7     128.0 MiB  7     128.0 MiB  7\n"
-    "   6     0   3     0   1   1    128.0 MiB  4     128.0 MiB  4     128.0 MiB  4     128.0 MiB  4\n"
-    "   7     1   3     1   1   1    128.0 MiB  5     128.0 MiB  5     128.0 MiB  5     128.0 MiB  5\n"
-    "\n"
-    "What this means\n"
-    "  forward   The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB.\n"
-    "            An all-gather would bring 256.0 MiB to the busiest rank, 2.0 times as much.\n"
-    "  backward  The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB.\n"
-    "            An all-reduce would bring 512.0 MiB to the busiest rank, 4.0 times as much.\n";
-
-static const char b_text[] =
-    "tp=4,dp=2 -> tp=1,cp=2,dp=4\n"
-    "8 samples x 8 rows x 4 features, f32, bsh: 1.0 KiB\n"
-    "output full: each rank gets all rows of its samples\n"
-    "gradients disjoint: each rank's gradient is zero outside the rows it owns\n"
-    "fan_out, scale 2, 8 ranks\n"
-    "\n"
-    "        src       dst           forward                      backward\n"
-    "rank    tp  dp    tp  cp  dp    receives  from  sends  to    receives  from   sends  to\n"
-    "   0     0   0     0   0   0           -  -         -  -        384 B  1-3    384 B  1-3\n"
-    "   1     1   0     0   1   0           -  -         -  -        384 B  0,2,3  384 B  0,2,3\n"
-    "   2     2   0     0   0   1           -  -         -  -        384 B  0,1,3  384 B  0,1,3\n"
-    "   3     3   0     0   1   1           -  -         -  -        384 B  0-2    384 B  0-2\n"
-    "   4     0   1     0   0   2           -  -         -  -        384 B  5-7    384 B  5-7\n"
-    "   5     1   1     0   1   2           -  -         -  -        384 B  4,6,7  384 B  4,6,7\n"
-    "   6     2   1     0   0   3           -  -         -  -        384 B  4,5,7  384 B  4,5,7\n"
-    "   7     3   1     0   1   3           -  -         -  -        384 B  4-6    384 B  4-6\n"
-    "\n"
-    "What this means\n"
-    "  forward   No rank receives anything.\n"
-    "            An all-gather would move nothing, too.\n"
-    "  backward  The busiest rank receives 384 B, all ranks together 3.0 KiB.\n"
-    "            An all-reduce would bring 512 B to the busiest rank, 1.3 times as much.\n";
-
-/* Single columns are as wide as their titles; a rank outside a grid has no coordinate. Ranks 0 and 1
- * hold what 2 lacks: candidate (2 mod 2); 1 and 2 hold what 0 lacks: candidate (0 mod 2). */
-static const char narrow_text[] =
-    "d=2 -> e=2@1\n"
-    "1 samples x 1 rows x 1 features, bf16, bsh: 2 B\n"
-    "output full: each rank gets all rows of its samples\n"
-    "gradients partial: each rank returns all rows, the bridge sums them over cp\n"
-    "equal, scale 1, 3 ranks\n"
-    "\n"
-    "        src    dst    forward                      backward\n"
-    "rank      d      e    receives  from  sends  to    receives  from  sends  to\n"
-    "   0      0      -           -  -       2 B  2          2 B  1         -  -\n"
-    "   1      1      0           -  -         -  -            -  -       2 B  0\n"
-    "   2      -      1         2 B  0         -  -            -  -         -  -\n"
-    "\n"
-    "What this means\n"
-    "  forward   The busiest rank receives 2 B, all ranks together 2 B.\n"
-    "  backward  The busiest rank receives 2 B, all ranks together 2 B.\n"
-    "  Collectives cannot carry this pair: src grid must have 'tp' dimension\n";
-
 static void assert_prints(const char *const *args, const char *text)
 {
     tool_output_t s = tool_run(args);
@@ -276,16 +211,29 @@ static void assert_prints(const char *const *args, const char *text)
     assert_int_equal(s.exit, 0);
 }
 
+/* As a page of golden/. */
+static void assert_reads(const char *const *args, const char *name)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", GOLDEN, name);
+    const char *page = markup_read(path);
+    assert_non_null(page);
+    assert_prints(args, page);
+}
+
+/* In the last, single columns are as wide as their titles; a rank outside a grid has no coordinate.
+ * Ranks 0 and 1 hold what 2 lacks: candidate (2 mod 2); 1 and 2 hold what 0 lacks: candidate (0 mod
+ * 2). */
 T_CASE(the_table_reads_as_written_down)
 {
     const char *const *a = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 "
                                  "--hidden 4096 --dtype bf16 --axes sbh --output sharded");
     const char *const *b = words("--src tp=4,dp=2 --dst tp=1,cp=2,dp=4 --batch 8 --seq 8 --hidden "
                                  "4 --dtype f32 --grad disjoint");
-    assert_prints(a, a_text);
-    assert_prints(b, b_text);
-    assert_prints(words("--src d=2 --dst e=2@1 --batch 1 --seq 1 --hidden 1 --extra e-d"),
-                  narrow_text);
+    assert_reads(a, "plan-fan-in.txt");
+    assert_reads(b, "plan-fan-out.txt");
+    assert_reads(words("--src d=2 --dst e=2@1 --batch 1 --seq 1 --hidden 1 --extra e-d"),
+                 "plan-narrow.txt");
 }
 
 /* In the first line, whatever else is printed. */
@@ -306,24 +254,10 @@ T_CASE(grids_of_different_size_are_warned_of)
 
 T_CASE(one_rank_is_shown_with_its_boxes)
 {
-    assert_prints(
+    assert_reads(
         words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 --dtype f32 "
               "--output sharded --axes sbh --rank 0"),
-        "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
-        "8 samples x 8 rows x 4 features, f32, sbh: 1.0 KiB\n"
-        "output sharded: each rank gets the rows that it owns and returns their gradient\n"
-        "\n"
-        "rank 0\n"
-        "src: tp 0 dp 0, samples 0..1, tensor sbh [8, 2, 4]\n"
-        "dst: tp 0 cp 0 dp 0, samples 0..3, tensor sbh [4, 4, 4]\n"
-        "\n"
-        "forward: the rank keeps 128 B of its own\n"
-        "  receives 128 B from rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n"
-        "  sends 128 B to rank 2: samples 0..1 rows 2..5\n"
-        "\n"
-        "backward: the rank keeps 128 B of its own\n"
-        "  receives 128 B from rank 2: samples 0..1 rows 2..5\n"
-        "  sends 128 B to rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n");
+        "plan-one-rank.txt");
 }
 
 T_CASE(one_rank_as_json_keeps_the_totals_of_all)

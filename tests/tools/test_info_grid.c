@@ -16,6 +16,7 @@
  */
 #include "harness/harness.h"
 
+#include "markup.h"
 #include "tool.h"
 
 #include <jansson.h>
@@ -25,17 +26,12 @@
     "--ranks-per-node 3 --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8 --hidden 4 " \
     "--dtype bf16 --output sharded"
 
-static char *page(const char *name)
+static const char *page(const char *name)
 {
-    static char text[8192];
     char path[512];
     snprintf(path, sizeof path, "%s/%s", GOLDEN, name);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    size_t n = fread(text, 1, sizeof text - 1, f);
-    fclose(f);
-    text[n] = '\0';
-    assert_true(n < sizeof text - 1);
+    const char *text = markup_read(path);
+    assert_non_null(text);
     return text;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_plan_compare.c - colo-plan --compare from outside: numbers from the closed forms of the
- * bridge's rules and from the stated model, the text as written down, and every way to use it
- * wrongly.
+ * bridge's rules and from the stated model, the text as written down (golden/plan-compare.txt), and
+ * every way to use it wrongly.
  *
  * V is the whole tensor, k = larger dp over smaller dp, C = cp of the destination, Ds and Dd the dp
  * sizes. Fan-in receives forward (k-1)/(kC) V/Dd sharded, backward (C-1)/(kC) V/Dd; fan-out forward
@@ -10,6 +10,7 @@
  */
 #include "harness/harness.h"
 
+#include "markup.h"
 #include "tool.h"
 
 #include <math.h>
@@ -217,50 +218,13 @@ T_CASE(unlike_parts_are_estimated_and_said_to_be)
     assert_true(total > 0.5 * 0.75 * 134217728 && total < 134217728 * 1.25);
 }
 
-static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ranks per node\n"
-                            "*  1  tp=2,dp=4 -> tp=2,cp=2,dp=2, sharded: 8 ranks\n"
-                            "   2  tp=4,dp=2 -> tp=1,cp=2,dp=4, sharded: 8 ranks\n"
-                            "\n"
-                            "             forward                 backward             messages        "
-                            "    between       memory       time\n"
-                            "        max per rank   in all    max per rank   in all    per rank  in "
-                            "all      nodes     per rank\n"
-                            "*  1       128.0 MiB  1.0 GiB       128.0 MiB  1.0 GiB           1      "
-                            "16    2.0 GiB    512.0 MiB    5.41 ms\n"
-                            "   2             0 B      0 B       384.0 MiB  3.0 GiB           3      "
-                            "24    2.0 GiB    640.0 MiB    6.76 ms\n"
-                            "\n"
-                            "Estimated time, forward + backward\n"
-                            "   1  ################################ 5.41 ms  least bridge time\n"
-                            "   2  ######################################## 6.76 ms\n"
-                            "\n"
-                            "Bytes into the busiest rank, forward + backward\n"
-                            "   1  ########################### 256.0 MiB\n"
-                            "   2  ######################################## 384.0 MiB\n"
-                            "\n"
-                            "Bytes between nodes, forward + backward\n"
-                            "   1  ######################################## 2.0 GiB\n"
-                            "   2  ######################################## 2.0 GiB\n"
-                            "\n"
-                            "Memory per rank: input, output, staging\n"
-                            "   1  ################################ 512.0 MiB\n"
-                            "   2  ######################################## 640.0 MiB\n"
-                            "\n"
-                            "* least bridge time; on a tie the fewest bytes, then the least memory\n"
-                            "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
-                            "node, 20 us and 50 GB/s between nodes.\n"
-                            "Both come from the command line (--alpha, --beta).\n"
-                            "Each rank sends its messages one after another and receives "
-                            "meanwhile. The slowest rank sets the time. Copies inside a rank cost "
-                            "nothing.\n";
-
 T_CASE(the_table_and_bars_read_as_written_down)
 {
     tool_output_t s = tool_run(words(
         "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
         "--seq 8192 --hidden 4096 --ranks-per-node 2 --one-level --alpha 10,20 --beta 100,50"));
     assert_string_equal(s.err, "");
-    assert_string_equal(s.out, table);
+    assert_string_equal(s.out, markup_read(GOLDEN "/plan-compare.txt"));
     assert_int_equal(s.exit, 0);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_plan_segments.c - colo-plan --segments and --packing: the worked examples of docs/ragged.md
- * and docs/packed.md as whole JSON documents, whole tables and pictures, written down by hand from
- * these pages; and every file that is no such table.
+ * and docs/packed.md as whole JSON documents, whole tables (both in golden/) and pictures, written
+ * down by hand from these pages; and every file that is no such table.
  */
 #include "harness/harness.h"
 
@@ -47,57 +47,38 @@ static json_t *planned(const char *text, const char *const *args)
     return doc;
 }
 
-/* 16 bytes a row. To rank 0: e2 row 0 from rank 1. To rank 1: e0 rows 1 and 2 from rank 0. */
-static const char worked_json[] =
-    "{'world': 2, 'direction': 'fan_in', 'scale': 2, 'output': 'sharded',"
-    " 'batch': {'segments': 3, 'sequences': 2, 'rows': 8, 'positions': 20,"
-    "  'load': {'src_dp': [0, 1, 1], 'rows': [3, 5], 'rows_max': 5, 'max_over_mean': 1.25},"
-    "  'balanced': {'src_dp': [1, 1, 0], 'rows': [5, 3], 'rows_max': 5, 'max_over_mean': 1.25}},"
-    " 'ranks': ["
-    "  {'rank': 0, 'src': {'dp': 0}, 'dst': {'cp': 0, 'dp': 0}, 'src_rows': 3, 'dst_rows': 2,"
-    "   'forward': {'recv': [{'peer': 1, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
-    "1]}]}],"
-    "               'send': [{'peer': 1, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
-    "3]}]}]},"
-    "   'backward': {'send': [{'peer': 1, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
-    "1]}]}],"
-    "                'recv': [{'peer': 1, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
-    "3]}]}]}},"
-    "  {'rank': 1, 'src': {'dp': 1}, 'dst': {'cp': 1, 'dp': 0}, 'src_rows': 5, 'dst_rows': 6,"
-    "   'forward': {'send': [{'peer': 0, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
-    "1]}]}],"
-    "               'recv': [{'peer': 0, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
-    "3]}]}]},"
-    "   'backward': {'recv': [{'peer': 0, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
-    "1]}]}],"
-    "                'send': [{'peer': 0, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
-    "3]}]}]}}],"
-    " 'forward': {'recv_bytes_max': 32, 'recv_bytes_total': 48, 'minimum_bytes_total': 48,"
-    "  'messages_total': 2, 'send_bytes_max': 32, 'local_bytes_max': 64,"
-    "  'collective_recv_bytes_max': null},"
-    " 'backward': {'recv_bytes_max': 32, 'recv_bytes_total': 48, 'minimum_bytes_total': 48,"
-    "  'messages_total': 2, 'send_bytes_max': 32, 'local_bytes_max': 64,"
-    "  'collective_recv_bytes_max': null}}";
-
-static void assert_json(json_t *found, const char *expected)
+static void assert_equal(const json_t *found, json_t *want)
 {
-    char *text = strdup(expected);
-    for (char *c = text; *c; c++)
-        *c = *c == '\'' ? '"' : *c;
-    json_auto_t *want = json_loads(text, 0, NULL);
     assert_non_null(want);
     char *a = json_dumps(want, JSON_COMPACT | JSON_SORT_KEYS);
     char *b = json_dumps(found, JSON_COMPACT | JSON_SORT_KEYS);
     assert_string_equal(b, a);
     free(a);
     free(b);
+    json_decref(want);
+}
+
+static void assert_json(const json_t *found, const char *expected)
+{
+    char *text = strdup(expected);
+    for (char *c = text; *c; c++)
+        *c = *c == '\'' ? '"' : *c;
+    assert_equal(found, json_loads(text, 0, NULL));
     free(text);
 }
 
+static void assert_page(const json_t *found, const char *name)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", GOLDEN, name);
+    assert_equal(found, json_load_file(path, 0, NULL));
+}
+
+/* 16 bytes a row. To rank 0: e2 row 0 from rank 1. To rank 1: e0 rows 1 and 2 from rank 0. */
 T_CASE(the_worked_example_is_planned_as_written_down)
 {
     json_auto_t *doc = planned(WORKED, words(GRIDS " --output sharded"));
-    assert_json(doc, worked_json);
+    assert_page(doc, "plan-segments.json");
 }
 
 T_CASE(positions_of_each_row_give_the_same_plan)
@@ -106,7 +87,7 @@ T_CASE(positions_of_each_row_give_the_same_plan)
         planned("{\"rows\": [3, 0, 5], \"src_dp\": [0, 1, 1], \"seq\": [0, 0, 1], \"row_pos\": "
                 "[2, 3, 4, 1, 2, 3, 4, 5], \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}",
                 words(GRIDS " --output sharded"));
-    assert_json(doc, worked_json);
+    assert_page(doc, "plan-segments.json");
 }
 
 /* A message with rows of two segments and a hole: replica 0 has e1, then e2; rank 1 owns, of its
@@ -132,37 +113,13 @@ T_CASE(no_segments_at_all_are_a_plan_without_messages)
     assert_int_equal(json_integer_value(json_object_get(forward, "messages_total")), 0);
 }
 
-static const char worked_text[] =
-    "dp=2 -> cp=2,dp=1\n"
-    "3 segments of 8 rows in 2 sequences of 20 positions, 4 features, f32: 128 B\n"
-    "output sharded: each rank gets the rows that it owns and returns their gradient\n"
-    "fan_in, scale 2, 2 ranks\n"
-    "\n"
-    "        src    dst       rows        forward                      backward\n"
-    "rank     dp    cp  dp    src  dst    receives  from  sends  to    receives  from  sends  to\n"
-    "   0      0     0   0      3    2        16 B  1      32 B  1         32 B  1      16 B  1\n"
-    "   1      1     1   0      5    6        32 B  0      16 B  0         16 B  0      32 B  0\n"
-    "\n"
-    "What this means\n"
-    "  forward   The busiest rank receives 32 B, all ranks together 48 B.\n"
-    "            2 messages; 48 B must move.\n"
-    "  backward  The busiest rank receives 32 B, all ranks together 48 B.\n"
-    "            2 messages; 48 B must move.\n"
-    "\n"
-    "Rows of each source replica\n"
-    "  replica  as it is  after colo_balance()\n"
-    "        0         3                     5\n"
-    "        1         5                     3\n"
-    "  The busiest replica has 1.25 times the mean, 1.25 after colo_balance(), which moves 2 of 3 "
-    "segments.\n";
-
 T_CASE(the_worked_example_reads_as_written_down)
 {
     tool_write(file, WORKED);
     tool_output_t a = tool_run(words(GRIDS " --output sharded --segments %s", file)),
                   o = tool_run(words(GRIDS " --output sharded --segments %s --rank 0", file));
     assert_string_equal(a.err, "");
-    assert_string_equal(a.out, worked_text);
+    assert_string_equal(a.out, markup_read(GOLDEN "/plan-segments.txt"));
     assert_non_null(strstr(o.out, "src: dp 0, 3 rows\ndst: cp 0 dp 0, 2 rows\n"));
     assert_non_null(strstr(o.out, "forward: the rank keeps 16 B of its own\n"
                                   "  receives 16 B from rank 1: segment 2 rows 0..0\n"
@@ -270,36 +227,11 @@ T_CASE(a_picture_of_a_million_million_rows_is_drawn_at_once)
 #define PACKED \
     "{\"seq_len\": [8, 4], \"src\": {\"split\": \"zigzag\"}, \"dst\": {\"split\": \"block\"}}"
 #define CP2 "--src cp=2 --dst cp=2 --hidden 4 --dtype f32"
-#define TO_1                                                                                     \
-    "[{'peer': 1, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [6, 8]}, {'sequence':" \
-    " 1, 'positions': [3, 4]}]}]"
-#define TO_0                                                                                     \
-    "[{'peer': 0, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [2, 4]}, {'sequence':" \
-    " 1, 'positions': [1, 2]}]}]"
-#define FROM_0                                                                                   \
-    "[{'peer': 0, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [6, 8]}, {'sequence':" \
-    " 1, 'positions': [3, 4]}]}]"
-#define FROM_1                                                                                   \
-    "[{'peer': 1, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [2, 4]}, {'sequence':" \
-    " 1, 'positions': [1, 2]}]}]"
-#define TOTALS                                                                  \
-    "{'recv_bytes_max': 48, 'recv_bytes_total': 96, 'minimum_bytes_total': 96," \
-    " 'messages_total': 2, 'send_bytes_max': 48, 'local_bytes_max': 48,"        \
-    " 'collective_recv_bytes_max': null}"
 
 T_CASE(a_packed_batch_is_planned_as_written_down)
 {
     json_auto_t *doc = planned(PACKED, words(CP2));
-    assert_json(doc,
-                "{'world': 2, 'direction': 'equal', 'scale': 1, 'output': 'sharded',"
-                " 'batch': {'sequences': 2, 'positions': 12, 'src': 'zigzag', 'dst': 'block'},"
-                " 'ranks': [{'rank': 0, 'src': {'cp': 0}, 'dst': {'cp': 0}, 'src_rows': 6,"
-                "  'dst_rows': 6, 'forward': {'recv': " FROM_1 ", 'send': " TO_1 "},"
-                "  'backward': {'recv': " TO_1 ", 'send': " FROM_1 "}},"
-                " {'rank': 1, 'src': {'cp': 1}, 'dst': {'cp': 1}, 'src_rows': 6, 'dst_rows': 6,"
-                "  'forward': {'recv': " FROM_0 ", 'send': " TO_0 "},"
-                "  'backward': {'recv': " TO_0 ", 'send': " FROM_0 "}}],"
-                " 'forward': " TOTALS ", 'backward': " TOTALS "}");
+    assert_page(doc, "plan-packing.json");
 }
 
 T_CASE(a_packed_batch_reads_as_written_down)
