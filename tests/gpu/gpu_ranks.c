@@ -218,26 +218,20 @@ colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t 
                          bool backward)
 {
     t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
-    t_placed_t in = {0}, out = {0};
-    colo_status_t st;
-    COLO_TRY_GOTO(st, t_place(r, c, in_role, salt, true, &in), done);
-    COLO_TRY_GOTO(st, t_place(r, c, out_role, salt, false, &out), done);
+    T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
+    rank_try(t_place(r, c, in_role, salt, true, &in));
+    rank_try(t_place(r, c, out_role, salt, false, &out));
     if (!r->arena) /* all have allocated */
-        COLO_TRY_GOTO(st, t_gpu_quiet(r), done);
-    st = backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
-                  : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
-    COLO_TRY_GOTO(st, st, done);
+        rank_try(t_gpu_quiet(r));
+    rank_try(backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
+                      : colo_bridge_forward(bridge, &in.t, &out.t, r->stream));
     if (!r->arena)
-        COLO_TRY_GOTO(st, t_gpu_quiet(r), done);
-    COLO_TRY_GOTO(st, t_download(r, &out), done);
-    COLO_TRY_GOTO(st, t_download(r, &in), done);
-    COLO_TRY_GOTO(st, colo_comm_check(r->gpus), done);
-    COLO_TRY_GOTO(st, t_case_compare(c, out_role, r->rank, salt, &out.host), done);
-    COLO_TRY_GOTO(st, t_case_compare(c, in_role, r->rank, salt, &in.host), done);
-done:
-    t_placed_free(&in);
-    t_placed_free(&out);
-    return st;
+        rank_try(t_gpu_quiet(r));
+    rank_try(t_download(r, &out));
+    rank_try(t_download(r, &in));
+    rank_try(colo_comm_check(r->gpus));
+    rank_try(t_case_compare(c, out_role, r->rank, salt, &out.host));
+    return t_case_compare(c, in_role, r->rank, salt, &in.host);
 }
 
 colo_status_t t_gpu_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge_t **bridge)

@@ -164,10 +164,9 @@ void linear_gpu_case(linear_case_t *c, unsigned bits, int mode, int32_t ranks, i
 
 void linear_gpu_one(unsigned bits, int mode, int dtypes, int64_t chunk, uint64_t *rng)
 {
-    linear_case_t c;
+    T_ENDS(linear_case_free) linear_case_t c;
     char what[80];
     linear_gpu_case(&c, bits, mode, 1, 1, dtypes, chunk, rng);
     snprintf(what, sizeof what, "options %03x, mode %d, dtypes %d", bits, mode, dtypes);
     linear_gpu_run(&c, 1, what);
-    linear_case_free(&c);
 }

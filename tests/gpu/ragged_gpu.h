@@ -56,8 +56,8 @@ static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_wher
 {
     const t_ragged_options_t o = {.tensors = 1, .where = w};
     const int64_t rank = colo_comm_rank(comm);
-    colo_bridge_t *uniform = NULL, *ragged = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *uniform = NULL, *ragged = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     colo_tensor_t u[T_FOUR], r[T_FOUR];
     int64_t rows[2], shape[2][3] = {{0}};
     rank_try(t_case_bridge(&uniform, c, comm, COLO_CUDA));
@@ -96,9 +96,6 @@ static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_wher
             w->drop(w->arg, r[i].data);
     }
     rank_try(w->quiet(w->arg));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&ragged);
-    colo_bridge_destroy(&uniform);
     return COLO_OK;
 }
 
@@ -148,7 +145,7 @@ static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_wher
     const t_ragged_options_t o = {
         .tensors = reserves ? 1 : T_RAGGED_TENSORS, .max_rows = reserves ? 64 : 0, .where = w};
     t_ragged_t t[BATCHES];
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_batch_t *batch[BATCHES] = {NULL};
     ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     for (int i = 0; i < BATCHES; i++) {
@@ -174,7 +171,6 @@ static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_wher
         colo_batch_destroy(&batch[i]);
         t_ragged_free(&t[i]);
     }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -184,7 +180,7 @@ static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     for (int how = 0; how < 4; how++) {
         const t_ragged_options_t o = {.tensors = 2, .where = w};
-        t_ragged_t t;
+        T_ENDS(t_ragged_free) t_ragged_t t;
         t_ragged_uniform(&t, &src, &dst, (ref_shape_t){4, 2048, 5});
         t.dtype = "bf16";
         t.c.full = how > 0;
@@ -193,7 +189,6 @@ static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where
         const colo_status_t st = t_ragged_on(&t, &o, comm);
         if (st < 0)
             return colo_fail_prefix(st, "%s", t_ragged_text(&t));
-        t_ragged_free(&t);
     }
     return COLO_OK;
 }
@@ -255,14 +250,13 @@ static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t
     const t_ragged_options_t o = {.tensors = 1, .where = w};
     colo_bridge_t *bridge = NULL;
     colo_batch_t *batch = NULL;
-    t_ragged_t c;
+    T_ENDS(t_ragged_free) t_ragged_t c;
     t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
     c.c.full = c.c.partial = true;
     rank_try(t_ragged_bridge(&bridge, &c, &o, comm));
     const colo_segments_t s = t_ragged_segments(&c);
     rank_try(colo_bridge_set_segments(bridge, &s, &batch));
     rank_try(t_replayed(bridge, batch, (const int64_t[]){c.c.h, c.c.h}, w));
-    t_ragged_free(&c);
     return COLO_OK;
 }
 
@@ -315,7 +309,7 @@ static inline t_ragged_where_t t_where(t_gpu_rank_t *r)
 static inline colo_status_t t_ragged_batch(t_gpu_rank_t *r, uint64_t seed)
 {
     const t_ragged_where_t w = t_where(r);
-    t_ragged_t t;
+    T_ENDS(t_ragged_free) t_ragged_t t;
     t_ragged_random(&t, seed, r->size);
     const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&seed, T_RAGGED_FEW),
                                   .ranks_per_node = t_below(&seed, 4),
@@ -331,7 +325,6 @@ static inline colo_status_t t_ragged_batch(t_gpu_rank_t *r, uint64_t seed)
         st = t_ragged_on(&t, &o, r->gpus);
     if (st < 0)
         st = colo_fail_prefix(st, "%s", t_ragged_text(&t));
-    t_ragged_free(&t);
     return st;
 }
 

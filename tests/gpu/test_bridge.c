@@ -18,8 +18,8 @@ T_CASE(one_rank_copies_into_any_strides)
 {
     enum { B = 3, S = 5, H = 24, GAP = 8, N = B * S * H, WIDE = B * S * (H + GAP) };
     colo_layout_t src, dst;
-    colo_comm_t *self = NULL;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     uint16_t x[N], y[WIDE], back[N];
     for (int i = 0; i < N; i++)
         x[i] = (uint16_t)(3 * i + 1);
@@ -28,7 +28,8 @@ T_CASE(one_rank_copies_into_any_strides)
                                 .shape = {B, S, H, 0},   .dtype = COLO_BF16, .mem = COLO_CUDA};
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_bridge_create(&bridge, &cfg, self));
-    void *dx = gpu_put(x, sizeof x), *dy = gpu_put(NULL, sizeof y), *db = gpu_put(NULL, sizeof x);
+    GPU_AUTOFREE void *dx = gpu_put(x, sizeof x), *dy = gpu_put(NULL, sizeof y),
+                      *db = gpu_put(NULL, sizeof x);
     colo_tensor_t in = colo_tensor_cuda(dx, COLO_BF16, 0, 3, (int64_t[]){B, S, H});
     colo_tensor_t out = colo_tensor_cuda(dy, COLO_BF16, 0, 3, (int64_t[]){B, S, H}), ret = in;
     out.stride[0] = S * (H + GAP);
@@ -41,11 +42,6 @@ T_CASE(one_rank_copies_into_any_strides)
     for (int i = 0; i < WIDE; i++)
         assert_int_equal(y[i], i % (H + GAP) < H ? x[i / (H + GAP) * H + i % (H + GAP)] : 0xa5a5);
     assert_memory_equal(back, x, sizeof x);
-    colo_bridge_destroy(&bridge);
-    colo_comm_destroy(&self);
-    gpu_free(dx);
-    gpu_free(dy);
-    gpu_free(db);
 }
 
 T_MAIN_IF(gpu_need(1), "gpu/bridge")

@@ -194,7 +194,7 @@ static colo_status_t count_copies(cudaGraph_t graph, int64_t part, int32_t *copi
 {
     size_t n = 0;
     rank_cuda(cudaGraphGetNodes(graph, NULL, &n));
-    cudaGraphNode_t *node = calloc(n + 1, sizeof *node);
+    COLO_AUTOFREE cudaGraphNode_t *node = calloc(n + 1, sizeof *node);
     rank_check(node);
     rank_cuda(cudaGraphGetNodes(graph, node, &n));
     *copies = 0;
@@ -207,7 +207,6 @@ static colo_status_t count_copies(cudaGraph_t graph, int64_t part, int32_t *copi
         rank_cuda(cudaGraphMemcpyNodeGetParams(node[i], &p));
         *copies += (int64_t)(p.extent.width * p.extent.height * p.extent.depth) == part;
     }
-    free(node);
     return COLO_OK;
 }
 

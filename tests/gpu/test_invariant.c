@@ -45,7 +45,7 @@ static colo_status_t run_logits(const job_t *j, colo_comm_t *group, int64_t firs
     colo_logprob_config_t c = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = VOCAB,
                                .want_entropy = true, .segment = j->segment, .chunk_size = j->chunk};
     c.logits.vocab_start = first;
-    uint16_t *own = malloc(n * wide);
+    COLO_AUTOFREE uint16_t *own = malloc(n * wide);
     for (size_t t = 0; t < n; t++)
         memcpy(own + t * (size_t)columns, logits + ((size_t)j->lo + t) * ROWS + first, wide);
     size_t saved_bytes, work_bytes;
@@ -73,7 +73,6 @@ static colo_status_t run_logits(const job_t *j, colo_comm_t *group, int64_t firs
     void *all[] = {z, dz, kept, work, ids, logp, entropy, up};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         where.drop(all[i]);
-    free(own);
     return COLO_OK;
 }
 

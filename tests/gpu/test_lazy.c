@@ -33,7 +33,7 @@ T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
                   .grad = COLO_PARTIAL,
                   .dtype = COLO_BF16,
                   .world = RANKS};
-    t_placed_t x, y, dy, dx;
+    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0}, dy = {0}, dx = {0};
     colo_bridge_t *bridge = NULL;
     cudaStream_t second;
     char *data = NULL;
@@ -69,10 +69,6 @@ T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
     rank_try(t_gpu_end(r, &bridge));
     rank_cuda(cudaFree(data));
     rank_cuda(cudaStreamDestroy(second));
-    t_placed_free(&x);
-    t_placed_free(&y);
-    t_placed_free(&dy);
-    t_placed_free(&dx);
     return COLO_OK;
 }
 

@@ -133,7 +133,7 @@ T_CASE_ON_GPUS(gpus, a_bridge_takes_other_batches)
     t_case_t c =
         t_between(gpus >= 4 ? "dp=4" : "dp=2", gpus >= 4 ? "tp=1,cp=2,dp=2" : "tp=2,dp=1", 4, 8, 3);
     c.dtype = COLO_F32;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     rank_try(t_gpu_bridge(r, &c, &bridge));
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) {
         c.shape.b = samples[i];
@@ -142,7 +142,6 @@ T_CASE_ON_GPUS(gpus, a_bridge_takes_other_batches)
         rank_try(t_gpu_pass(r, bridge, &c, (int64_t)i, false));
         rank_try(t_gpu_pass(r, bridge, &c, (int64_t)i, true));
     }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -224,7 +223,7 @@ T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_
         colo_layout_t src, dst;
         colo_bridge_config_t config;
         colo_bridge_t *bridge = NULL;
-        t_placed_t dy, dx;
+        T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
         size_t before, after;
         rank_try(t_case_config(&c, &src, &dst, &config));
         config.mem = COLO_CUDA;
@@ -249,8 +248,6 @@ T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_
         colo_bridge_destroy(&bridge);
         rank_check(o.live == 0 && !o.early);
         rank_try(t_gpu_quiet(r));
-        t_placed_free(&dy);
-        t_placed_free(&dx);
     }
     return COLO_OK;
 }

@@ -29,14 +29,14 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
 {
     const contract_t *p = arg;
     const t_case_t *c = &p->c;
-    colo_bridge_t *bridge = NULL;
-    ref_part_t part;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(ref_part_free) ref_part_t part = {0};
     rank_try(colo_comm_set_check(r->gpus, 2));
     rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, r->rank,
                   p->backward && c->output == COLO_FULL_SEQ);
     for (int step = 0; step < 2; step++) { /* broken, then kept */
-        t_placed_t in, out;
+        T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
         rank_try(t_place(r, c, p->backward ? T_DY : T_X, 0, true, &in));
         rank_try(t_place(r, c, p->backward ? T_DX : T_Y, 0, false, &out));
         rank_try(t_gpu_quiet(r));
@@ -65,11 +65,7 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
             rank_check(untouched(&out.host));
             rank_check(colo_comm_check(r->gpus) == COLO_OK);
         }
-        t_placed_free(&in);
-        t_placed_free(&out);
     }
-    ref_part_free(&part);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -125,8 +121,8 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
                                         "captured: rank 1 of"};
     const struct place *p = arg;
     t_case_t c = t_between("dp=2", "tp=2,dp=1", 4, 8, 3);
-    colo_bridge_t *bridge = NULL;
-    t_placed_t x, y;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
     const bool culprit = r->rank == 1, captures = p->kind == IN_A_CAPTURE;
     cudaStream_t stream = r->stream;
     cudaGraph_t graph;
@@ -181,9 +177,6 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
         cudaStreamDestroy(stream);
     cudaFree(far);
     free(near);
-    t_placed_free(&x);
-    t_placed_free(&y);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -210,12 +203,12 @@ T_CASE(below_level_2_the_comm_is_dead_and_no_rank_waits)
 T_CASE_ON_GPUS(gpus, a_misaligned_view_is_carried_exactly)
 {
     t_case_t c = t_between("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     c.dtype = COLO_BF16;
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
     for (size_t shift = 0; shift <= 14; shift += 2)
         for (int pass = 0; pass < 2; pass++) {
-            t_placed_t in, out;
+            T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
             void *moved[2];
             rank_try(t_place(r, &c, pass ? T_DY : T_X, 0, true, &in));
             rank_try(t_place(r, &c, pass ? T_DX : T_Y, 0, false, &out));
@@ -235,10 +228,7 @@ T_CASE_ON_GPUS(gpus, a_misaligned_view_is_carried_exactly)
             rank_try(t_case_compare(&c, pass ? T_DX : T_Y, r->rank, 0, &out.host));
             cudaFree(moved[0]);
             cudaFree(moved[1]);
-            t_placed_free(&in);
-            t_placed_free(&out);
         }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

@@ -258,8 +258,8 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
     cfg.logits.vocab_start = c->start[k];
     rank_try(colo_logprob_saved_size(&cfg, c->dtype, T, &stat_bytes));
     rank_try(colo_logprob_workspace_size(&cfg, c->dtype, T, r->size, &workspace_bytes));
-    char *h = malloc(n * elem);
-    float *vec = malloc((size_t)T * sizeof *vec);
+    COLO_AUTOFREE char *h = malloc(n * elem);
+    COLO_AUTOFREE float *vec = malloc((size_t)T * sizeof *vec);
     for (int64_t i = 0; i < T * cols; i++) {
         int64_t col = c->start[k] + i % cols;
         loss_store(c->dtype, h, i, col < c->vocab ? c->z[i / cols * c->vocab + col] : c->pad);
@@ -321,8 +321,6 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
                    out[0], out[1], out[2],    up[0], up[1],   up[2]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         cudaFree(all[i]);
-    free(h);
-    free(vec);
     return COLO_OK;
 }
 
@@ -331,7 +329,7 @@ T_CASE(the_loss_over_ranks_is_the_oracle_s)
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16};
     uint64_t s = t_seed();
     for (int i = 0; i < 6; i++) {
-        loss_case_t c;
+        T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, gpus, 33, 1000 + 17 * i, dtypes[i % 3], 3, &s);
         c.config.want_entropy = true;
         c.config.want_loss = i % 2;
@@ -340,7 +338,6 @@ T_CASE(the_loss_over_ranks_is_the_oracle_s)
         loss_case_shard(&c, (shard_kind_t)(i % SHARD_KINDS));
         assert_ok(t_gpus_run(gpus, false, loss_rank, &c));
         loss_case_compare(&c, "gpus");
-        loss_case_free(&c);
     }
 }
 

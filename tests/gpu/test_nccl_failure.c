@@ -59,7 +59,7 @@ static colo_status_t same_device(t_gpu_rank_t *r, void *arg)
 T_CASE(two_ranks_on_one_device_are_refused_on_all)
 {
     const char *word = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-    char *kept = word ? strdup(word) : NULL;
+    COLO_AUTOFREE char *kept = word ? strdup(word) : NULL;
     static const char *const words[] = {NULL, "0", "no"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         struct verdicts v = {.done = 0};
@@ -80,7 +80,6 @@ T_CASE(two_ranks_on_one_device_are_refused_on_all)
             assert_non_null(strstr(v.error_message[k], "NCCL_MULTI_RANK_GPU_ENABLE=1"));
         }
     }
-    free(kept);
 }
 
 static colo_status_t no_such_device(t_gpu_rank_t *r, void *arg)

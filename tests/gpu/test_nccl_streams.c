@@ -98,7 +98,7 @@ static colo_status_t one_replay(t_gpu_rank_t *r, const struct graph *g, cudaGrap
 static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
     const struct graph *g = arg;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     struct dev d[4];
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -126,7 +126,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaGraphDestroy(graph));
     for (int role = T_X; role <= T_DX; role++)
         dev_free(&d[role]);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -160,7 +159,7 @@ T_CASE(captured_calls_replay_while_ranks_are_late_at_random)
 static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
 {
     const t_case_t *c = arg;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     struct dev d_y[2], d_x[2];
     t_gpu_rank_t on[2] = {*r, *r};
     rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
@@ -189,7 +188,6 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
         dev_free(&d_x[i]);
         rank_cuda(cudaStreamDestroy(on[i].stream));
     }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -228,7 +226,7 @@ T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
                   .axes = "sbh"};
     colo_layout_t src, dst;
     colo_bridge_config_t config;
-    colo_bridge_t *bridge = NULL, *first = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL, *first = NULL;
     struct dev d[4];
     int devices = 1;
     rank_cuda(cudaGetDeviceCount(&devices));
@@ -279,8 +277,6 @@ T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
     rank_try(t_gpu_quiet(r));
     for (int role = T_X; role <= T_DX; role++)
         dev_free(&d[role]);
-    colo_bridge_destroy(&bridge);
-    colo_bridge_destroy(&first);
     return COLO_OK;
 }
 
@@ -402,8 +398,8 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = t_between("dp=4", "tp=1,cp=2,dp=2", 1, 8, 3);
     c.dtype = COLO_F32;
-    colo_bridge_t *bridge = NULL;
-    struct dev x, y;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(dev_free) struct dev x = {0}, y = {0};
     cudaGraph_t graph;
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
     c.shape.b = 4;
@@ -420,9 +416,6 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
         rank_try(st);
     rank_try(t_gpu_pass(r, bridge, &c, 0, false));
     rank_try(t_gpu_quiet(r));
-    dev_free(&x);
-    dev_free(&y);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

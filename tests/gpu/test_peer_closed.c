@@ -21,8 +21,8 @@ static t_case_t a_case(void)
 T_CASE_ON_PEERS(RANKS, ranks_tied_to_one_that_opens_nothing_stage_and_others_do_not)
 {
     const t_case_t c = a_case();
-    colo_bridge_t *bridge = NULL;
-    t_placed_t x, y;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
     rank_check(colo_memory_is_p2p(r->memory));
     rank_try(t_gpu_bridge(r, &c, &bridge)); /* ties ranks 0 and 1, and 2 and 3 */
     rank_try(t_place(r, &c, T_X, 0, true, &x));
@@ -39,9 +39,6 @@ T_CASE_ON_PEERS(RANKS, ranks_tied_to_one_that_opens_nothing_stage_and_others_do_
         rank_check(strstr(colo_last_error(), "has no NCCL"));
     }
     (void)colo_comm_barrier(r->host, NULL);
-    colo_bridge_destroy(&bridge);
-    t_placed_free(&x);
-    t_placed_free(&y);
     return COLO_OK;
 }
 

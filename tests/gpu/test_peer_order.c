@@ -68,7 +68,7 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     uint64_t s = t_seed() + (uint64_t)r->rank;
     for (int k = 0; k < CASES; k++) {
         t_case_t c = the_case(k);
-        t_placed_t x, y, dy, dx;
+        T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0}, dy = {0}, dx = {0};
         colo_bridge_t *bridge = NULL;
         cudaGraph_t graph;
         cudaGraphExec_t exec;
@@ -106,10 +106,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
         rank_try(t_gpu_end(r, &bridge));
         rank_cuda(cudaGraphExecDestroy(exec));
         rank_cuda(cudaGraphDestroy(graph));
-        t_placed_free(&x);
-        t_placed_free(&y);
-        t_placed_free(&dy);
-        t_placed_free(&dx);
     }
     return COLO_OK;
 }
@@ -187,8 +183,8 @@ static colo_status_t one_is_missing(t_gpu_rank_t *r, void *arg)
 {
     verdict_t *v = (verdict_t *)arg + r->rank;
     t_case_t c = the_case(0);
-    colo_bridge_t *bridge = NULL;
-    t_placed_t x, y;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
     rank_try(colo_comm_set_timeout(r->gpus, 400));
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_place(r, &c, T_X, 0, true, &x));
@@ -209,9 +205,6 @@ static colo_status_t one_is_missing(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaMemsetAsync(y.data, 1, y.host.bytes, r->stream)); /* the GPU is well */
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
-    colo_bridge_destroy(&bridge);
-    t_placed_free(&x);
-    t_placed_free(&y);
     return COLO_OK;
 }
 
@@ -264,8 +257,8 @@ static colo_status_t come_in_turn(t_gpu_rank_t *r, void *arg)
     c.output = v->backward ? COLO_FULL_SEQ : COLO_SHARDED;
     c.dtype = COLO_F32;
     c.world = RANKS;
-    colo_bridge_t *bridge = NULL;
-    t_placed_t in, out;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_place(r, &c, v->backward ? T_DY : T_X, 0, true, &in));
     rank_try(t_place(r, &c, v->backward ? T_DX : T_Y, 0, false, &out));
@@ -286,9 +279,6 @@ static colo_status_t come_in_turn(t_gpu_rank_t *r, void *arg)
     if (r->rank == 0 && colo_comm_check(r->gpus) < 0)
         snprintf(v->error_message, sizeof v->error_message, "%s", colo_last_error());
     rank_try(colo_comm_barrier(r->host, NULL));
-    colo_bridge_destroy(&bridge);
-    t_placed_free(&in);
-    t_placed_free(&out);
     return COLO_OK;
 }
 
@@ -318,8 +308,8 @@ static colo_status_t aborted(t_gpu_rank_t *r, void *arg)
 {
     verdict_t *v = (verdict_t *)arg + r->rank;
     t_case_t c = the_case(0);
-    colo_bridge_t *bridge = NULL;
-    t_placed_t x, y;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_place(r, &c, T_X, 0, true, &x));
     rank_try(t_place(r, &c, T_Y, 0, false, &y));
@@ -336,9 +326,6 @@ static colo_status_t aborted(t_gpu_rank_t *r, void *arg)
         rank_cuda(cudaStreamSynchronize(r->stream)); /* 20 s is the deadline of the wait */
     }
     usleep(200000); /* an abort is of every comm of the world: no barrier any more */
-    colo_bridge_destroy(&bridge);
-    t_placed_free(&x);
-    t_placed_free(&y);
     return COLO_OK;
 }
 
@@ -443,8 +430,8 @@ T_CASE_ON_BARE_PEERS(RANKS, parts_of_one_block_may_be_registered)
 static colo_status_t unregistered(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(0);
-    colo_bridge_t *bridge = NULL;
-    t_placed_t x, y;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
     void *other = NULL;
     rank_cuda(cudaMalloc(&other, 1 << 16));
     rank_try(t_gpu_bridge(r, &c, &bridge));
@@ -470,9 +457,6 @@ static colo_status_t unregistered(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaGraphDestroy(graph));
     rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER);
     (void)colo_comm_barrier(r->host, NULL);
-    colo_bridge_destroy(&bridge);
-    t_placed_free(&x);
-    t_placed_free(&y);
     return COLO_OK;
 }
 
@@ -487,8 +471,8 @@ T_CASE(a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for)
 T_CASE_ON_PEERS(RANKS, registered_on_some_ranks_only_is_a_mismatch_at_check_2)
 {
     t_case_t c = the_case(0);
-    colo_bridge_t *bridge = NULL;
-    t_placed_t x, y;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
     void *other = NULL;
     rank_cuda(cudaMalloc(&other, 1 << 16));
     c.check = 2;
@@ -503,9 +487,6 @@ T_CASE_ON_PEERS(RANKS, registered_on_some_ranks_only_is_a_mismatch_at_check_2)
     rank_try(t_download(r, &y));
     rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
     rank_try(colo_comm_barrier(r->host, NULL));
-    colo_bridge_destroy(&bridge);
-    t_placed_free(&x);
-    t_placed_free(&y);
     return COLO_OK;
 }
 

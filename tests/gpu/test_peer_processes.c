@@ -128,7 +128,7 @@ static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
     const t_case_t c = the_case(512);
     const int64_t steps = t_scaled(1000);
     uint64_t seed = t_seed() + (uint64_t)r->rank;
-    colo_comm_t *other = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *other = NULL;
     cudaStream_t stream[2];
     struct carried s[2];
     (void)arg;
@@ -161,7 +161,6 @@ static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
         lie_down(&s[k]);
         cudaStreamDestroy(stream[k]);
     }
-    colo_comm_destroy(&other);
     return COLO_OK;
 }
 
