@@ -21,12 +21,17 @@ static void shard(loss_case_t *c)
     }
 }
 
-/* Tokens [lo, hi) of @from on @ranks. */
-static void take(loss_case_t *c, loss_case_t from, int32_t ranks, int64_t lo, int64_t hi)
+/* Tokens [lo, hi) of @one on @ranks give its bits. */
+static void again(const loss_case_t *one, int32_t ranks, int64_t lo, int64_t hi, int64_t chunk)
 {
+    T_ENDS(loss_case_free) loss_case_t c;
+    loss_case_t from = *one;
     from.ranks = ranks;
-    loss_case_take(c, &from, lo, hi);
-    shard(c);
+    loss_case_take(&c, &from, lo, hi);
+    shard(&c);
+    c.config.chunk_size = chunk;
+    assert_ok(loss_case_run(&c));
+    loss_case_same(&c, one, lo, "segments");
 }
 
 static void check(loss_case_t *one)
@@ -36,18 +41,9 @@ static void check(loss_case_t *one)
     assert_ok(loss_case_run(one));
     loss_case_compare(one, "segments");
     for (int w = 0; w < 4; w++) {
-        loss_case_t c;
-        take(&c, *one, worlds[w], 0, TOKENS);
-        c.config.chunk_size = w;
-        assert_ok(loss_case_run(&c));
-        loss_case_same(&c, one, 0, "segments");
-        loss_case_free(&c);
-        for (int g = 0; g < GROUPS; g++) {
-            take(&c, *one, worlds[w], cuts[g], cuts[g + 1]);
-            assert_ok(loss_case_run(&c));
-            loss_case_same(&c, one, cuts[g], "segments");
-            loss_case_free(&c);
-        }
+        again(one, worlds[w], 0, TOKENS, w);
+        for (int g = 0; g < GROUPS; g++)
+            again(one, worlds[w], cuts[g], cuts[g + 1], 0);
     }
     loss_case_free(one);
 }

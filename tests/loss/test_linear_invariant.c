@@ -74,6 +74,18 @@ static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode
     take(c, &drawn, 1, 0, tokens);
 }
 
+/* Tokens [lo, hi) of @one give its bits on @ranks. */
+static void again(const linear_case_t *one, int32_t ranks, int64_t lo, int64_t hi, int64_t chunk,
+                  colo_d_hidden_t how, int mode)
+{
+    T_ENDS(linear_case_free) linear_case_t c;
+    take(&c, one, ranks, lo, hi);
+    c.config.logprob.chunk_size = chunk;
+    c.config.d_hidden = how;
+    assert_ok(linear_case_run(&c));
+    same_bits(&c, one, lo, mode);
+}
+
 T_CASE(a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
@@ -81,26 +93,17 @@ T_CASE(a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
     uint64_t rng = t_seed();
     for (int d = 0; d < 4; d++)
         for (int mode = 0; mode < MODES; mode++) {
-            linear_case_t one, c;
             if (mode == 3 && dtypes[d] == COLO_F64)
                 continue;
+            T_ENDS(linear_case_free) linear_case_t one;
             begin(&one, TOKENS, dtypes[d], mode, &rng);
             assert_ok(linear_case_run(&one));
             linear_case_compare(&one, "segments");
             for (int w = 0; w < 4; w++) {
-                take(&c, &one, worlds[w], 0, TOKENS);
-                c.config.logprob.chunk_size = 3 * w;
-                assert_ok(linear_case_run(&c));
-                same_bits(&c, &one, 0, mode);
-                linear_case_free(&c);
-                for (int g = 0; g < 3 && dtypes[d] != COLO_F16; g++) {
-                    take(&c, &one, worlds[w], cuts[g], cuts[g + 1]);
-                    assert_ok(linear_case_run(&c));
-                    same_bits(&c, &one, cuts[g], mode);
-                    linear_case_free(&c);
-                }
+                again(&one, worlds[w], 0, TOKENS, 3 * w, COLO_D_HIDDEN_ALL_REDUCE, mode);
+                for (int g = 0; g < 3 && dtypes[d] != COLO_F16; g++)
+                    again(&one, worlds[w], cuts[g], cuts[g + 1], 0, COLO_D_HIDDEN_ALL_REDUCE, mode);
             }
-            linear_case_free(&one);
         }
 }
 
@@ -108,17 +111,11 @@ T_CASE(slices_of_d_hidden_in_segments_are_those_of_one_rank)
 {
     uint64_t rng = t_seed() + 1;
     for (int mode = 0; mode < MODES; mode++) {
-        linear_case_t one, c;
+        T_ENDS(linear_case_free) linear_case_t one;
         begin(&one, 8, COLO_BF16, mode, &rng);
         assert_ok(linear_case_run(&one));
-        for (int w = 1; w < 4; w++) {
-            take(&c, &one, worlds[w], 0, 8);
-            c.config.d_hidden = COLO_D_HIDDEN_REDUCE_SCATTER;
-            assert_ok(linear_case_run(&c));
-            same_bits(&c, &one, 0, mode);
-            linear_case_free(&c);
-        }
-        linear_case_free(&one);
+        for (int w = 1; w < 4; w++)
+            again(&one, worlds[w], 0, 8, 0, COLO_D_HIDDEN_REDUCE_SCATTER, mode);
     }
 }
 
@@ -127,13 +124,10 @@ T_CASE(sums_over_tokens_in_segments_do_not_depend_on_ranks_or_chunk_size)
 {
     uint64_t rng = t_seed() + 2;
     for (int mode = 0; mode < 3; mode += 2) {
-        T_ENDS(linear_case_free) linear_case_t one, c;
+        T_ENDS(linear_case_free) linear_case_t one;
         begin(&one, mode == 2 ? 2100 : 8300, COLO_BF16, mode, &rng);
         assert_ok(linear_case_run(&one));
-        take(&c, &one, 4, 0, one.tokens);
-        c.config.logprob.chunk_size = 700;
-        assert_ok(linear_case_run(&c));
-        same_bits(&c, &one, 0, mode);
+        again(&one, 4, 0, one.tokens, 700, COLO_D_HIDDEN_ALL_REDUCE, mode);
     }
 }
 

@@ -35,6 +35,16 @@ static void set_options(loss_case_t *c, unsigned bits)
     k->want_correct = bits & CORRECT;
 }
 
+static loss_case_t made(int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype,
+                        double spread, shard_kind_t kind, unsigned bits, uint64_t *rng)
+{
+    loss_case_t c;
+    loss_case_init(&c, ranks, tokens, vocab, dtype, spread, rng);
+    loss_case_shard(&c, kind);
+    set_options(&c, bits);
+    return c;
+}
+
 static void describe(loss_case_t *c, const char *what)
 {
     snprintf(c->label, sizeof c->label, "%s (W=%d T=%d V=%d %s)", what, c->ranks, (int)c->tokens,
@@ -64,12 +74,9 @@ T_CASE(every_combination_of_options_agrees_with_the_oracle)
     uint64_t rng = t_seed();
     for (unsigned bits = 0; bits < 256; bits++)
         for (size_t w = 0; w < 5; w++) {
-            loss_case_t c;
             char what[64];
             shard_kind_t kind = (bits + w) % SHARD_KINDS;
-            loss_case_init(&c, worlds[w], 5, 23, dtypes[(bits / 4 + w) % 2], 3, &rng);
-            loss_case_shard(&c, kind);
-            set_options(&c, bits);
+            loss_case_t c = made(worlds[w], 5, 23, dtypes[(bits / 4 + w) % 2], 3, kind, bits, &rng);
             snprintf(what, sizeof what, "options %02x, %s shards", bits, kinds[kind]);
             compare_later(&c, what);
         }
@@ -82,10 +89,7 @@ T_CASE(every_way_to_cut_the_vocabulary_works_for_every_dtype)
     for (size_t w = 0; w < 5; w++)
         for (size_t d = 0; d < 4; d++)
             for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-                loss_case_t c;
-                loss_case_init(&c, worlds[w], 6, 41, dtypes[d], 4, &rng);
-                loss_case_shard(&c, kind);
-                set_options(&c, 255 & ~TAU);
+                loss_case_t c = made(worlds[w], 6, 41, dtypes[d], 4, kind, 255 & ~TAU, &rng);
                 c.row_gap = 3;
                 compare_later(&c, kinds[kind]);
             }
@@ -97,10 +101,9 @@ T_CASE(a_vocabulary_smaller_than_the_group_leaves_ranks_empty)
     uint64_t rng = t_seed() + 2;
     for (int64_t vocab = 1; vocab <= 3; vocab++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            T_ENDS(loss_case_free) loss_case_t c;
-            loss_case_init(&c, 8, 4, vocab, COLO_F64, 2, &rng);
-            loss_case_shard(&c, kind);
-            set_options(&c, 255 & ~(vocab == 1 ? MEGATRON : 0));
+            T_ENDS(loss_case_free)
+            loss_case_t c =
+                made(8, 4, vocab, COLO_F64, 2, kind, 255 & ~(vocab == 1 ? MEGATRON : 0), &rng);
             run_and_compare(&c, "tiny vocabulary");
         }
 }
@@ -131,11 +134,9 @@ T_CASE(ignored_and_invalid_targets_are_counted_and_contained)
     static const int64_t odd[] = {-100, 19, -1, 1000, -100, INT64_MAX, INT64_MIN, 18, 0};
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            T_ENDS(loss_case_free) loss_case_t c;
-            loss_case_init(&c, worlds[w], 9, 19, COLO_F32, 3, &rng);
-            loss_case_shard(&c, kind);
+            T_ENDS(loss_case_free)
+            loss_case_t c = made(worlds[w], 9, 19, COLO_F32, 3, kind, 255, &rng);
             memcpy(c.targets, odd, sizeof odd);
-            set_options(&c, 255);
             run_and_compare(&c, "odd targets");
             assert_int_equal(c.n_valid[0], 2);
             assert_int_equal(c.n_invalid[0], 5);
@@ -145,10 +146,9 @@ T_CASE(ignored_and_invalid_targets_are_counted_and_contained)
 T_CASE(an_invalid_target_leaves_the_entropy_gradient_alone)
 {
     uint64_t rng = t_seed() + 5;
-    T_ENDS(loss_case_free) loss_case_t c;
-    loss_case_init(&c, 2, 3, 12, COLO_F64, 3, &rng);
+    T_ENDS(loss_case_free)
+    loss_case_t c = made(2, 3, 12, COLO_F64, 3, SHARD_EVEN, ENTROPY | LOSS, &rng);
     c.targets[1] = 12;
-    set_options(&c, ENTROPY | LOSS);
     c.no_up[0] = c.no_up[2] = true;
     run_and_compare(&c, "entropy only");
 }
@@ -161,11 +161,9 @@ T_CASE(lenient_targets_have_no_target_term)
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
             for (int dtype = COLO_F32; dtype <= COLO_F16; dtype++) {
-                loss_case_t c;
-                loss_case_init(&c, worlds[w], 9, 19, (colo_dtype_t)dtype, 3, &rng);
-                loss_case_shard(&c, kind);
+                loss_case_t c = made(worlds[w], 9, 19, (colo_dtype_t)dtype, 3, kind,
+                                     255 & ~(kind & 1 ? 0 : CAP), &rng);
                 memcpy(c.targets, odd, sizeof odd);
-                set_options(&c, 255 & ~(kind & 1 ? 0 : CAP));
                 c.config.lenient_targets = true;
                 c.config.ignore_index = ignored[kind % 3];
                 compare_later(&c, "lenient targets");
@@ -177,11 +175,10 @@ T_CASE(lenient_targets_have_no_target_term)
 T_CASE(leniency_forgives_targets_only)
 {
     uint64_t rng = t_seed() + 8;
-    T_ENDS(loss_case_free) loss_case_t c;
-    loss_case_init(&c, 2, 3, 12, COLO_F32, 3, &rng);
+    T_ENDS(loss_case_free)
+    loss_case_t c = made(2, 3, 12, COLO_F32, 3, SHARD_EVEN, ENTROPY | LOSS, &rng);
     c.targets[1] = -1;
     c.z[1 * 12 + 7] = NAN;
-    set_options(&c, ENTROPY | LOSS);
     c.config.lenient_targets = true;
     assert_int_equal(loss_case_run(&c), COLO_OK);
     for (int k = 0; k < 3; k++)
@@ -193,12 +190,10 @@ T_CASE(an_ignore_index_inside_the_vocabulary_is_ignored)
 {
     uint64_t rng = t_seed() + 6;
     for (int64_t index = 0; index < 4; index++) {
-        T_ENDS(loss_case_free) loss_case_t c;
-        loss_case_init(&c, 3, 8, 10, COLO_F32, 3, &rng);
+        T_ENDS(loss_case_free) loss_case_t c = made(3, 8, 10, COLO_F32, 3, SHARD_EVEN, 255, &rng);
         for (int t = 0; t < 8; t++)
             c.targets[t] = t % 4;
         c.config.ignore_index = index;
-        set_options(&c, 255);
         run_and_compare(&c, "pad token");
         assert_int_equal(c.n_valid[2], 6);
     }
@@ -208,11 +203,10 @@ T_CASE(nothing_valid_and_nothing_at_all_still_join_the_gather)
 {
     uint64_t rng = t_seed() + 7;
     for (int64_t tokens = 0; tokens <= 4; tokens += 4) {
-        T_ENDS(loss_case_free) loss_case_t c;
-        loss_case_init(&c, 4, tokens, 16, COLO_F32, 3, &rng);
+        T_ENDS(loss_case_free)
+        loss_case_t c = made(4, tokens, 16, COLO_F32, 3, SHARD_EVEN, 255, &rng);
         for (int t = 0; t < tokens; t++)
             c.targets[t] = -100;
-        set_options(&c, 255);
         run_and_compare(&c, "n_valid = 0");
         for (int r = 0; r < 4; r++)
             assert_int_equal(c.after_forward[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS], 1);
@@ -223,9 +217,7 @@ T_CASE(gradients_that_are_left_out_count_as_zero)
 {
     uint64_t rng = t_seed() + 8;
     for (unsigned left = 0; left < 8; left++) {
-        T_ENDS(loss_case_free) loss_case_t c;
-        loss_case_init(&c, 2, 4, 15, COLO_F64, 3, &rng);
-        set_options(&c, 255);
+        T_ENDS(loss_case_free) loss_case_t c = made(2, 4, 15, COLO_F64, 3, SHARD_EVEN, 255, &rng);
         for (int k = 0; k < 3; k++)
             c.no_up[k] = left >> k & 1;
         run_and_compare(&c, "left out");
@@ -236,11 +228,9 @@ T_CASE(the_gradient_in_place_has_the_bits_of_the_one_apart)
 {
     uint64_t rng = t_seed() + 9;
     for (size_t d = 0; d < 4; d++) {
-        T_ENDS(loss_case_free) loss_case_t c;
-        loss_case_init(&c, 3, 5, 20, dtypes[d], 3, &rng);
-        loss_case_shard(&c, SHARD_PADDED);
+        T_ENDS(loss_case_free)
+        loss_case_t c = made(3, 5, 20, dtypes[d], 3, SHARD_PADDED, 255, &rng);
         c.row_gap = 2;
-        set_options(&c, 255);
         run_and_compare(&c, "apart");
         T_ENDS(loss_case_free) loss_case_t in_place;
         loss_case_take(&in_place, &c, 0, 5);
@@ -255,16 +245,14 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
     uint64_t rng = t_seed() + 10;
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            T_ENDS(loss_case_free) loss_case_t c;
-            loss_case_init(&c, worlds[w], 4, 16, COLO_F32, 1, &rng);
-            loss_case_shard(&c, kind);
+            T_ENDS(loss_case_free)
+            loss_case_t c = made(worlds[w], 4, 16, COLO_F32, 1, kind, CORRECT, &rng);
             for (int t = 0; t < 4; t++)
                 c.z[t * 16 + 5] = c.z[t * 16 + 6] = c.z[t * 16 + 13] = 9;
             c.targets[0] = 5;
             c.targets[1] = 6;
             c.targets[2] = 13;
             c.targets[3] = 0;
-            set_options(&c, CORRECT);
             assert_ok(loss_case_run(&c));
             for (int r = 0; r < worlds[w]; r++) {
                 assert_int_equal(c.correct[r][0], 1);
@@ -276,9 +264,7 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
 T_CASE(a_negative_scale_turns_the_argmax_round)
 {
     uint64_t rng = t_seed() + 11;
-    T_ENDS(loss_case_free) loss_case_t c;
-    loss_case_init(&c, 2, 30, 6, COLO_F64, 2, &rng);
-    set_options(&c, 255);
+    T_ENDS(loss_case_free) loss_case_t c = made(2, 30, 6, COLO_F64, 2, SHARD_EVEN, 255, &rng);
     c.config.logits.scale = -0.8;
     run_and_compare(&c, "negative scale");
 }
