@@ -204,26 +204,14 @@ static int arrange(const pic_t *pic, colo_pass_t pass, place_t *place)
     return y + 2;
 }
 
-int pic_height(const pic_t *pic, colo_pass_t pass)
-{
-    place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
-    int height = place ? arrange(pic, pass, place) : HEAD;
-    free(place);
-    return height;
-}
-
-void pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass)
+static void draw(FILE *f, const pic_t *pic, colo_pass_t pass, place_t *place)
 {
     const pic_flows_t *s = &pic->pass[pass];
-    place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
 
     svg_put(f,
             "<g class='side'><text x='%d' y='13'>source</text>"
             "<text x='%d' y='13'>destination</text></g>\n",
             CELL / 2, SVG_PANEL - CELL / 2);
-    if (!place)
-        return;
-    arrange(pic, pass, place);
     for (int32_t r = 0; r < pic->nrows; r++) {
         const place_t *p = &place[r];
         if (r > 0 && p->y - p[-1].y - p[-1].height == PART_GAP)
@@ -235,5 +223,16 @@ void pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass)
         put_flow(f, pic, &s->flow[i], place, pass);
     for (int32_t r = 0; r < pic->nrows; r++)
         put_sum(f, &place[r], pass);
+}
+
+int pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass)
+{
+    place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
+    if (!place)
+        return HEAD;
+    const int height = arrange(pic, pass, place);
+    if (f)
+        draw(f, pic, pass, place);
     free(place);
+    return height;
 }

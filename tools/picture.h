@@ -68,8 +68,8 @@ bool pic_fold(pic_t *pic);
 void pic_cut(pic_t *pic, int32_t rows);
 void pic_free(pic_t *pic);
 
-/* The picture of one way, SVG_PANEL wide, its corner at 0, 0; pic_height() is its height. */
-int pic_height(const pic_t *pic, colo_pass_t pass);
-void pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass);
+/* The picture of one way, SVG_PANEL wide, its corner at 0, 0; NULL: only measures. Returns its
+ * height. */
+int pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass);
 
 #endif

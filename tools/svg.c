@@ -4,15 +4,20 @@
  *
  * A page has no viewBox: its units are the reader's pixels, so that text of 12 px is 12 px on a
  * phone. Panels are 344 wide, which fits the narrowest phones in use. A media query moves every
- * second panel to the right and enlarges all of it if there is space; heights are known when the
- * page is written, so both arrangements are plain numbers and no script is needed. Inside an <img>
+ * second panel to the right and enlarges all of it if there is space; panels are drawn before the
+ * page is written, so their heights are known, both arrangements are plain numbers and no script is
+ * needed. Inside an <img>
  * the query sees the image's own width, and the narrow arrangement is the natural one.
  */
 #include "svg.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "out-file.h"
 
 /* ---- text ---- */
 
@@ -243,33 +248,63 @@ int svg_lines(FILE *f, const char *text, const char *class, size_t columns, int 
         char line[512];
         snprintf(line, sizeof line, "%.*s", (int)n, text);
         y += SVG_LINE;
-        if (f)
-            svg_put(f, "<text class='%s' x='0' y='%d'>%s</text>\n", class, y, line);
+        svg_put(f, "<text class='%s' x='0' y='%d'>%s</text>\n", class, y, line);
         for (text += n; *text == ' '; text++)
             ;
     }
     return y;
 }
 
-/* Writes (@f) or measures (NULL) the lines above the panels; returns their height. */
-static int put_top(FILE *f, const svg_page_t *p)
+void svg_add_line(svg_page_t *page, const char *fmt, ...)
 {
-    int y = svg_lines(f, p->title, "title", 35, 0);
-    for (int i = 0; p->text[i]; i++)
-        y = svg_lines(f, p->text[i], "text", SVG_COLUMNS, y + (i ? 2 : 4));
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(page->line[page->nlines++], sizeof page->line[0], fmt, args);
+    va_end(args);
+}
+
+void svg_add_panel(svg_page_t *page, svg_draw_fn draw, const void *what)
+{
+    page->panel[page->npanels++] = (svg_panel_t){draw, what};
+}
+
+/* The lines above the panels. */
+static int draw_top(FILE *f, const void *what)
+{
+    const svg_page_t *page = what;
+    int y = svg_lines(f, page->title, "title", 35, 0);
+    for (int i = 0; i < page->nlines; i++)
+        y = svg_lines(f, page->line[i], "text", SVG_COLUMNS, y + (i ? 2 : 4));
     return y + 14;
 }
 
-void svg_page(FILE *f, const svg_page_t *p)
+/* What draw() writes, owned by the caller; NULL: no memory. */
+static char *drawn(const svg_panel_t *panel, int *height)
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f)
+        return NULL;
+    *height = panel->draw(f, panel->what);
+    const bool bad = ferror(f);
+    if (fclose(f) == 0 && !bad)
+        return text;
+    free(text);
+    return NULL;
+}
+
+/* @text: of the top, then of the panels; @height: theirs */
+static void put_page(FILE *f, const svg_page_t *p, char *const *text, const int *height)
 {
     enum { GAP = 26, ACROSS = 40 };
-    int top = put_top(NULL, p) + SVG_MARGIN, narrow = top, wide = top, row = 0;
+    int narrow = height[0] + SVG_MARGIN, wide = narrow, row = 0;
     int index[SVG_PANELS_MAX], wide_at[SVG_PANELS_MAX];
     for (int i = 0; i < p->npanels; i++) {
         index[i] = narrow;
-        narrow += p->panel[i].height + GAP;
+        narrow += height[i + 1] + GAP;
         wide_at[i] = wide;
-        row = p->panel[i].height > row ? p->panel[i].height : row;
+        row = height[i + 1] > row ? height[i + 1] : row;
         if (i % 2 || i + 1 == p->npanels) {
             wide += row + GAP;
             row = 0;
@@ -291,11 +326,30 @@ void svg_page(FILE *f, const svg_page_t *p)
             both * 3 / 2, both * 3 / 2, wide * 3 / 2, SVG_MARGIN * 3 / 2, SVG_MARGIN * 3 / 2);
     svg_put(f, "<rect width='100%%' height='100%%' style='fill:var(--bg)'/>\n");
     svg_put(f, "<g id='page' transform='translate(%d %d)'>\n", SVG_MARGIN, SVG_MARGIN);
-    put_top(f, p);
+    fputs(text[0], f);
     for (int i = 0; i < p->npanels; i++) {
         svg_put(f, "<g id='p%d' transform='translate(0 %d)'>\n", i, index[i]);
-        p->panel[i].draw(f, p->panel[i].what);
-        fputs("</g>\n", f);
+        fprintf(f, "%s</g>\n", text[i + 1]);
     }
     fputs("</g>\n</svg>\n", f);
+}
+
+int svg_page(const svg_page_t *page, const char *path)
+{
+    const svg_panel_t top = {draw_top, page};
+    char *text[1 + SVG_PANELS_MAX];
+    int height[1 + SVG_PANELS_MAX], n = 0, error = 0;
+    out_file_t out;
+    for (; n <= page->npanels && !error; n++) {
+        text[n] = drawn(n ? &page->panel[n - 1] : &top, &height[n]);
+        error = text[n] ? 0 : ENOMEM;
+    }
+    error = error ? error : out_file_open(&out, path);
+    if (!error) {
+        put_page(out.f, page, text, height);
+        error = out_file_commit(&out);
+    }
+    while (n > 0)
+        free(text[--n]);
+    return error;
 }

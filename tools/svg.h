@@ -24,21 +24,27 @@ const char *svg_count(int64_t n, char text[32]);
 
 enum { SVG_PANEL = 344, SVG_MARGIN = 8, SVG_PANELS_MAX = 32, SVG_LINE = 17, SVG_COLUMNS = 54 };
 
-/* One panel: draw() writes it with its corner at 0, 0, SVG_PANEL wide. */
+/* One panel: draw() writes it with its corner at 0, 0, SVG_PANEL wide, and returns its height. */
+typedef int (*svg_draw_fn)(FILE *f, const void *what);
 typedef struct svg_panel {
-    int height;
-    void (*draw)(FILE *f, const void *what);
+    svg_draw_fn draw;
     const void *what;
 } svg_panel_t;
 
 typedef struct svg_page {
-    const char *title;    /* one line, bold */
-    const char *label;    /* for readers that cannot see it */
-    const char *style;    /* rules of this page only, or NULL */
-    const char *text[12]; /* lines below the title; broken after SVG_COLUMNS; NULL ends */
+    const char *title;  /* one line, bold */
+    const char *label;  /* for readers that cannot see it */
+    const char *style;  /* rules of this page only, or NULL */
+    char line[12][400]; /* below the title; broken after SVG_COLUMNS */
+    int nlines;
     svg_panel_t panel[SVG_PANELS_MAX];
     int npanels;
 } svg_page_t;
+
+void svg_add_line(svg_page_t *page, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void svg_add_panel(svg_page_t *page, svg_draw_fn draw, const void *what);
+/* Writes the page to the file @path, which appears whole or not at all. 0, or an errno. */
+int svg_page(const svg_page_t *page, const char *path);
 
 /* Markup: printf(), in whose @fmt ' stands for ", and what %s brings is text, as svg_text() writes
  * it. Takes %s without a width, %d, %lld, %g, %f, %%. */
@@ -54,12 +60,8 @@ void svg_fit(FILE *f, const char *class, size_t most, int width, const char *tex
 /* A bar of a chart, @width of @widest; @best: in another colour */
 void svg_bar(FILE *f, int x, int y, int widest, double width, bool best);
 
-/* @text in lines of at most @columns characters from @y on; @f NULL: only measures. Returns the y
- * of the last line. */
+/* @text in lines of at most @columns characters from @y on. Returns the y of the last line. */
 int svg_lines(FILE *f, const char *text, const char *class, size_t columns, int y);
-
-/* A whole SVG document. */
-void svg_page(FILE *f, const svg_page_t *page);
 
 /* The style of picture.h's cells and arrows, for a page that defines --fg --dim --line --card --bg
  * --l and the font. */

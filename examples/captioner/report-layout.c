@@ -40,7 +40,7 @@ static void put_pass(FILE *f, const cap_report_t *r, const pic_t *pic, colo_pass
                 svg_bytes((double)s->collective, b));
     fputs(".</figcaption>\n", f);
     if (r->world <= PIC_ROWS_MAX) {
-        svg_put(f, "<svg viewBox='0 0 %d %d' role='img' ", SVG_PANEL, pic_height(pic, pass));
+        svg_put(f, "<svg viewBox='0 0 %d %d' role='img' ", SVG_PANEL, pic_draw(NULL, pic, pass));
         svg_put(f, "aria-label='%s messages between ranks'>\n",
                 pass == COLO_FORWARD ? "forward" : "backward");
         pic_draw(f, pic, pass);

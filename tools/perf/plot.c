@@ -10,7 +10,6 @@
  */
 #include "perf.h"
 
-#include "out-file.h"
 #include "svg.h"
 
 #include <math.h>
@@ -294,7 +293,7 @@ static void put_bars(FILE *f, const chart_t *c)
     }
 }
 
-static void draw(FILE *f, const void *what)
+static int draw(FILE *f, const void *what)
 {
     const chart_t *c = what;
     double x[2], y[2];
@@ -303,13 +302,14 @@ static void draw(FILE *f, const void *what)
             c->bars ? "" : "; the most of each below");
     if (c->bars) {
         put_bars(f, c);
-        return;
+        return TOP + c->n * (LINE + 4);
     }
     range(c, x, y);
     put_axes(f, x, y);
     for (int i = 0; i < c->n; i++)
         put_line(f, &c->series[i], x, y);
     put_legend(f, c);
+    return TOP + HEIGHT + 34 + (c->n + 1) / 2 * LINE;
 }
 
 static bool by_size(const chart_t *c)
@@ -321,70 +321,55 @@ static bool by_size(const chart_t *c)
     return false;
 }
 
-/* Strings of the page; they live as long as it is written. */
-typedef struct words {
-    char title[64], line[4][400];
-} words_t;
-
-static void describe(svg_page_t *page, words_t *w, const json_t *doc, const charts_t *all)
+static const char *kind_of(const json_t *doc)
 {
-    static const char *const kinds[] = {"bridge", "link", "logprob"};
-    int n = 0;
-    const char *kind = "";
-    for (int i = 2; i >= 0; i--)
-        kind = json_object_get(doc, kinds[i]) ? kinds[i] : kind;
-    snprintf(w->title, sizeof w->title, "colo-perf %s", kind);
-    snprintf(w->line[n++], sizeof w->line[0],
-             "%.0f \xc3\x97 %.80s, %.20s, colobridge %.20s, CUDA %.20s.",
-             fmax(1, number_of(doc, "gpus")), text_of(doc, "device"), text_of(doc, "date"),
-             text_of(doc, "version"), text_of(doc, "cuda"));
-    snprintf(w->line[n++], sizeof w->line[0], "%.399s", text_of(doc, "command"));
+    return json_object_get(doc, "bridge")    ? "bridge"
+           : json_object_get(doc, "link")    ? "link"
+           : json_object_get(doc, "logprob") ? "logprob"
+                                             : "";
+}
+
+static void describe(svg_page_t *page, const json_t *doc, const charts_t *all)
+{
+    svg_add_line(page, "%.0f \xc3\x97 %.80s, %.20s, colobridge %.20s, CUDA %.20s.",
+                 fmax(1, number_of(doc, "gpus")), text_of(doc, "device"), text_of(doc, "date"),
+                 text_of(doc, "version"), text_of(doc, "cuda"));
+    svg_add_line(page, "%.399s", text_of(doc, "command"));
     const json_t *row = json_array_get(json_object_get(doc, "bridge"), 0);
     if (row)
-        snprintf(
-            w->line[n++], sizeof w->line[0],
+        svg_add_line(
+            page,
             "%.0f samples \xc3\x97 %.0f features, %.10s, %.10s output. Sizes: the larger tensor "
             "of a rank. Limit: stores into peers, or the copy of what stays, the longer.",
             number_of(row, "batch"), number_of(row, "hidden"), text_of(row, "dtype"),
             text_of(row, "output"));
     if (all->more)
-        snprintf(w->line[n++], sizeof w->line[0], "The first %d panels; the rest is not drawn.",
-                 SVG_PANELS_MAX);
-    *page =
-        (svg_page_t){.title = w->title, .label = "measured bandwidth against its limit, by size"};
-    for (int i = 0; i < n; i++)
-        page->text[i] = w->line[i];
+        svg_add_line(page, "The first %d panels; the rest is not drawn.", SVG_PANELS_MAX);
 }
 
 int perf_plot(const json_t *doc, const char *path)
 {
     charts_t *all = calloc(1, sizeof *all);
-    words_t words;
-    svg_page_t page;
-    out_file_t out;
+    char title[64];
+    svg_page_t page = {.title = title, .label = "measured bandwidth against its limit, by size"};
     if (!all)
         return tool_problem("no memory");
     collect_bridge(all, json_object_get(doc, "bridge"));
     collect_link(all, json_object_get(doc, "link"));
     collect_logprob(all, json_object_get(doc, "logprob"));
-    describe(&page, &words, doc, all);
+    snprintf(title, sizeof title, "colo-perf %s", kind_of(doc));
+    describe(&page, doc, all);
     for (int i = 0; i < all->n; i++) {
         chart_t *c = &all->chart[i];
-        if (c->n == 0)
-            continue;
         c->bars = !by_size(c);
-        page.panel[page.npanels++] = (svg_panel_t){
-            c->bars ? TOP + c->n * (LINE + 4) : TOP + HEIGHT + 34 + (c->n + 1) / 2 * LINE, draw, c};
+        if (c->n > 0)
+            svg_add_panel(&page, draw, c);
     }
     int rc = TOOL_OK;
     if (page.npanels == 0) {
         rc = tool_problem("nothing to draw: no rows of bridge, link or logprob");
     } else {
-        int error = out_file_open(&out, path);
-        if (!error) {
-            svg_page(out.f, &page);
-            error = out_file_commit(&out);
-        }
+        const int error = svg_page(&page, path);
         if (error)
             rc = tool_problem("--svg: %s: %s", path, strerror(error));
     }

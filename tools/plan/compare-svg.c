@@ -2,10 +2,8 @@
 /* compare-svg.c - a comparison as bar charts, one panel a quantity, a bar an entry. */
 #include "plan-tool.h"
 
-#include <errno.h>
 #include <string.h>
 
-#include "out-file.h"
 #include "svg.h"
 
 enum { ROW = 42, TOP = 26, BAR_MAX = 236, TIME_BAR_MAX = 150 /* words follow */ };
@@ -67,7 +65,7 @@ static double largest(const chart_t *c)
     return most;
 }
 
-static void draw(FILE *f, const void *what)
+static int draw(FILE *f, const void *what)
 {
     const chart_t *c = what;
     double most = largest(c);
@@ -91,55 +89,46 @@ static void draw(FILE *f, const void *what)
         svg_put(f, "<text class='%s' x='%d' y='31'>%s%s</text></g>\n", best ? "good" : "strong",
                 widest + 8, text, best ? " least bridge time" : "");
     }
+    return TOP + (most > 0 ? c->n * ROW : ROW / 2);
 }
 
 int plan_compare_draw(const plan_entry_t *entries, int n, int best)
 {
-    static char line[8][400];
     const plan_ask_t *ask = &entries[0].ask;
     const colo_plan_config_t *c = &ask->config;
     chart_t chart[QUANTITIES];
-    char src[160], text[3][200], nodes[48], warning[200], rows[200];
+    char src[160], text[3][200], nodes[48], words[200], from[180] = "";
     svg_page_t page = {.title = "Layouts compared",
                        .label = "bar charts of several pairs of layouts"};
-    out_file_t out;
-    int error = out_file_open(&out, ask->svg), lines = 0;
     bool same = true, sampled = false;
-    if (error)
-        return plan_svg_failed(ask->svg, error);
     for (int i = 0; i < n; i++) {
         same &= colo_grid_equal(&entries[i].ask.src.grid, &ask->src.grid);
         sampled |= entries[i].parts > 0;
     }
     colo_grid_print(&ask->src.grid, src, sizeof src);
-    if (*plan_compare_warning(warning, entries, n))
-        snprintf(line[lines++], sizeof line[0], "%s.", warning);
-    int used = same ? snprintf(line[lines], sizeof line[0], "From %s. ", src) : 0;
-    snprintf(line[lines++] + used, sizeof line[0] - (size_t)used,
-             "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s.",
-             (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
-             colo_dtype_name(c->dtype), plan_nodes_text(nodes, ask));
-    if (*plan_assumed(rows, ask))
-        snprintf(line[lines++], sizeof line[0], "%s.", rows);
-    if (*plan_positions(rows, ask))
-        snprintf(line[lines++], sizeof line[0], "%s.", rows);
+    if (*plan_compare_warning(words, entries, n))
+        svg_add_line(&page, "%s.", words);
+    if (same)
+        snprintf(from, sizeof from, "From %s. ", src);
+    svg_add_line(&page, "%s%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s.", from,
+                 (long long)c->shape.samples, (long long)c->shape.rows,
+                 (long long)c->shape.features, colo_dtype_name(c->dtype),
+                 plan_nodes_text(nodes, ask));
+    if (*plan_assumed(words, ask))
+        svg_add_line(&page, "%s.", words);
+    if (*plan_positions(words, ask))
+        svg_add_line(&page, "%s.", words);
     if (sampled)
-        snprintf(line[lines++], sizeof line[0],
-                 "Worlds of more than %d ranks are estimated from parts drawn by lot.",
-                 PLAN_EXACT_MAX);
+        svg_add_line(&page, "Worlds of more than %d ranks are estimated from parts drawn by lot.",
+                     PLAN_EXACT_MAX);
     plan_model_print(ask, text);
     for (int i = 0; i < 3; i++)
-        snprintf(line[lines++], sizeof line[0], "%.199s", text[i]);
-    for (int i = 0; i < lines; i++)
-        page.text[i] = line[i];
+        svg_add_line(&page, "%s", text[i]);
     for (int q = 0; q < QUANTITIES; q++) {
         if (q == SLOW && c->ranks_per_node == 0 && !c->nodes)
             continue;
         chart[q] = (chart_t){entries, n, best, same, (quantity_t)q};
-        page.panel[page.npanels++] =
-            (svg_panel_t){TOP + (largest(&chart[q]) > 0 ? n * ROW : ROW / 2), draw, &chart[q]};
+        svg_add_panel(&page, draw, &chart[q]);
     }
-    svg_page(out.f, &page);
-    error = out_file_commit(&out);
-    return error ? plan_svg_failed(ask->svg, error) : TOOL_OK;
+    return plan_page(ask, &page);
 }

@@ -99,13 +99,7 @@ static void draw_pair(FILE *f, const plan_ask_t *ask, int64_t q, int64_t axis, d
 
 /* ---- both cuts ---- */
 
-static int cuts_height(const plan_batch_t *b)
-{
-    const int64_t n = bars_at_most(b->count, BARS_MAX);
-    return (int)(TOP + n * (PAIR + 28) + (b->count > n ? SVG_LINE : 0));
-}
-
-static void draw_cuts(FILE *f, const void *what)
+static int draw_cuts(FILE *f, const void *what)
 {
     const plan_ask_t *ask = what;
     const plan_batch_t *b = ask->batch;
@@ -127,7 +121,7 @@ static void draw_cuts(FILE *f, const void *what)
                 (long long)b->length[q], from);
         draw_pair(f, ask, q, axis, y + 17);
     }
-    bars_left_out(f, y, b->count - n, "sequences");
+    return (int)bars_left_out(f, y, b->count - n, "sequences");
 }
 
 /* ---- the path of one sequence ---- */
@@ -182,13 +176,6 @@ static void find_end(end_t *e, const plan_ask_t *ask, int k, int64_t q)
         }
 }
 
-static void find_path(path_t *w, const plan_ask_t *ask)
-{
-    w->q = ask->item;
-    for (int k = 0; k < 2; k++)
-        find_end(&w->end[k], ask, k, w->q);
-}
-
 /* The part that begins at @pos, of one piece on either side: how long it is, 0 behind the last. */
 static int64_t part_at(const path_t *w, int64_t pos, const piece_t *piece[2])
 {
@@ -205,7 +192,7 @@ static int64_t part_at(const path_t *w, int64_t pos, const piece_t *piece[2])
     return end - pos;
 }
 
-/* The lines that list the parts; NULL: only measures. Returns the y below. */
+/* The lines that list the parts; returns the y below. */
 static double list_parts(FILE *f, const path_t *w, double y)
 {
     const piece_t *x[2];
@@ -218,24 +205,14 @@ static double list_parts(FILE *f, const path_t *w, double y)
             const side_t *s = &w->end[k].side;
             bars_ranks(ranks[k], NULL, s->ask, s->layout, replica_of(s, w->q), x[k]->owner);
         }
-        if (f)
-            svg_say(f, "text strong", 0, y + 12,
-                    "positions %lld..%lld: rank %s, row %lld \xe2\x86\x92 rank %s, row %lld",
-                    (long long)pos, (long long)(pos + count - 1), ranks[0],
-                    (long long)(x[0]->local + pos - x[0]->pos), ranks[1],
-                    (long long)(x[1]->local + pos - x[1]->pos));
+        svg_say(f, "text strong", 0, y + 12,
+                "positions %lld..%lld: rank %s, row %lld \xe2\x86\x92 rank %s, row %lld",
+                (long long)pos, (long long)(pos + count - 1), ranks[0],
+                (long long)(x[0]->local + pos - x[0]->pos), ranks[1],
+                (long long)(x[1]->local + pos - x[1]->pos));
         y += SVG_LINE;
     }
-    n -= LINES_MAX;
-    if (f)
-        return bars_left_out(f, y, n, "parts");
-    return n > 0 ? y + SVG_LINE : y;
-}
-
-static int path_height(const path_t *w)
-{
-    return (int)list_parts(NULL, w,
-                           36 + (double)(w->end[0].nranks + w->end[1].nranks) * ROW + PAIR + 40);
+    return bars_left_out(f, y, n - LINES_MAX, "parts");
 }
 
 /* The axis of context rank @i of one end, at @y, and ribbons to the sequence, whose edge is at
@@ -271,34 +248,31 @@ static void draw_rank(FILE *f, const path_t *w, int k, int64_t i, bool ribbons, 
         bars_cut(f, e->length[i], j * (e->length[i] / s->sp), y + 17);
 }
 
-static void draw_path(FILE *f, const void *what)
+static int draw_path(FILE *f, const void *what)
 {
-    const path_t *w = what;
-    const plan_ask_t *ask = w->end[0].side.ask;
-    const int64_t length = ask->batch->length[w->q];
-    const double y = 36 + (double)w->end[0].nranks * ROW + 17;
-    svg_say(f, "head2", 0, 14, "Path of sequence %lld", (long long)w->q);
+    const plan_ask_t *ask = what;
+    path_t w = {.q = ask->item};
+    for (int k = 0; k < 2; k++)
+        find_end(&w.end[k], ask, k, w.q);
+    const int64_t length = ask->batch->length[w.q];
+    const double y = 36 + (double)w.end[0].nranks * ROW + 17;
+    svg_say(f, "head2", 0, 14, "Path of sequence %lld", (long long)w.q);
     svg_say(f, "text", 0, 31,
             length ? "Source ranks, its positions, destination ranks."
                    : "It has no positions: nothing moves.");
     for (int i = 0; i < 4; i++) /* ribbons of both ends, then their bars */
-        for (int64_t k = 0; k < w->end[i % 2].nranks; k++)
-            draw_rank(f, w, i % 2, k, i < 2, i % 2 ? y + PAIR : y,
+        for (int64_t k = 0; k < w.end[i % 2].nranks; k++)
+            draw_rank(f, &w, i % 2, k, i < 2, i % 2 ? y + PAIR : y,
                       (i % 2 ? y + PAIR + 6 : 36) + (double)k * ROW);
-    svg_say(f, "text", 0, y - 5, "sequence %lld: %lld positions", (long long)w->q,
+    svg_say(f, "text", 0, y - 5, "sequence %lld: %lld positions", (long long)w.q,
             (long long)length);
-    draw_pair(f, ask, w->q, length, y);
-    list_parts(f, w, y + PAIR + 6 + (double)w->end[1].nranks * ROW);
+    draw_pair(f, ask, w.q, length, y);
+    return (int)list_parts(f, &w, y + PAIR + 6 + (double)w.end[1].nranks * ROW) + 17;
 }
 
-int plan_packing_panels(svg_panel_t *panel, const plan_ask_t *ask)
+void plan_packing_panels(svg_page_t *page, const plan_ask_t *ask)
 {
-    static path_t w;
-    int n = 0;
-    panel[n++] = (svg_panel_t){cuts_height(ask->batch), draw_cuts, ask};
-    if (ask->item >= 0) {
-        find_path(&w, ask);
-        panel[n++] = (svg_panel_t){path_height(&w), draw_path, &w};
-    }
-    return n;
+    svg_add_panel(page, draw_cuts, ask);
+    if (ask->item >= 0)
+        svg_add_panel(page, draw_path, ask);
 }

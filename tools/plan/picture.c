@@ -13,15 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "out-file.h"
 #include "picture.h"
 
 typedef struct drawing {
     const plan_ask_t *ask;
     pic_t pic;
-    int64_t ranks;     /* behind the rows */
-    char line[9][400]; /* text above the panels */
-    int nlines;
+    int64_t ranks; /* behind the rows */
+    svg_page_t page;
 } drawing_t;
 
 /* ---- which ranks ---- */
@@ -103,11 +101,6 @@ static int choose(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
 
 /* ---- words ---- */
 
-static char *next_line(drawing_t *d)
-{
-    return d->line[d->nlines++];
-}
-
 static void print_ask(drawing_t *d)
 {
     const colo_plan_config_t *c = &d->ask->config;
@@ -117,7 +110,7 @@ static void print_ask(drawing_t *d)
     const char *output = full ? "full" : "sharded";
     const char *grad = !full ? "" : c->grad ? ", gradients disjoint" : ", gradients partial";
     if (*plan_size_warning(more, d->ask))
-        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
+        svg_add_line(&d->page, "%s.", more);
     if (!__builtin_mul_overflow(c->shape.samples, c->shape.rows, &bytes) &&
         !__builtin_mul_overflow(bytes, c->shape.features, &bytes) &&
         !__builtin_mul_overflow(bytes, (int64_t)colo_dtype_size(c->dtype), &bytes))
@@ -126,47 +119,46 @@ static void print_ask(drawing_t *d)
         char kept[100] = "";
         if (!d->ask->batch->packed)
             snprintf(kept, sizeof kept, " Output %s%s.", output, grad);
-        snprintf(next_line(d), sizeof d->line[0], "%s; %lld features, %s.%s %s ranks.",
-                 plan_batch_size(more, d->ask), (long long)c->shape.features,
-                 colo_dtype_name(c->dtype), kept, svg_count(d->ask->world - d->ask->first, n));
+        svg_add_line(&d->page, "%s; %lld features, %s.%s %s ranks.", plan_batch_size(more, d->ask),
+                     (long long)c->shape.features, colo_dtype_name(c->dtype), kept,
+                     svg_count(d->ask->world - d->ask->first, n));
     } else {
-        snprintf(next_line(d), sizeof d->line[0],
-                 "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s "
-                 "ranks.",
-                 (long long)c->shape.samples, (long long)c->shape.rows,
-                 (long long)c->shape.features, colo_dtype_name(c->dtype), b, output, grad,
-                 svg_count(d->ask->world - d->ask->first, n));
+        svg_add_line(
+            &d->page,
+            "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s "
+            "ranks.",
+            (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
+            colo_dtype_name(c->dtype), b, output, grad,
+            svg_count(d->ask->world - d->ask->first, n));
     }
     if (*plan_assumed(more, d->ask))
-        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
+        svg_add_line(&d->page, "%s.", more);
     if (*plan_positions(more, d->ask))
-        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
+        svg_add_line(&d->page, "%s.", more);
 }
 
 static void print_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
 {
-    char n[32], m[32], *line;
+    char n[32], m[32];
     const plan_ask_t *ask = d->ask;
     const char *cut = part->cut ? "at least " : "";
     if (ask->rank >= 0)
-        snprintf(next_line(d), sizeof d->line[0],
-                 "Shown: the %s%s ranks that rank %lld exchanges with, directly or not.", cut,
-                 svg_count(part->n, n), (long long)ask->rank);
+        svg_add_line(&d->page,
+                     "Shown: the %s%s ranks that rank %lld exchanges with, directly or not.", cut,
+                     svg_count(part->n, n), (long long)ask->rank);
     else if (k->parts > 1.5 || !k->exact)
-        snprintf(
-            next_line(d), sizeof d->line[0],
+        svg_add_line(
+            &d->page,
             "Shown: one of %s%s parts that exchange nothing with each other; it has %s%s ranks.",
             k->exact || k->all_alike ? "" : "about ", svg_count((int64_t)(k->parts + 0.5), n), cut,
             svg_count(part->n, m));
     if (ask->rank < 0 && k->seeds > 1) {
-        line = next_line(d);
         if (k->all_alike)
-            snprintf(line, sizeof d->line[0], "%s %s looked at; they are alike.",
-                     svg_count(k->seeds, n), k->exact ? "were" : "of them, drawn by lot, were");
+            svg_add_line(&d->page, "%s %s looked at; they are alike.", svg_count(k->seeds, n),
+                         k->exact ? "were" : "of them, drawn by lot, were");
         else
-            snprintf(line, sizeof d->line[0],
-                     "%s parts looked at, %s like this one; it moves the most.",
-                     svg_count(k->seeds, n), svg_count(k->alike, m));
+            svg_add_line(&d->page, "%s parts looked at, %s like this one; it moves the most.",
+                         svg_count(k->seeds, n), svg_count(k->alike, m));
     }
 }
 
@@ -177,19 +169,19 @@ static void print_rows(drawing_t *d)
     char n[32], m[32];
     bool folded = d->ranks > d->pic.nrows && d->pic.outside == 0;
     if (d->pic.outside)
-        snprintf(next_line(d), sizeof d->line[0],
-                 "%d of %s ranks are drawn; %s messages from or to others are not.", d->pic.nrows,
-                 svg_count(d->ranks, m), svg_count(d->pic.outside, n));
-    snprintf(next_line(d), sizeof d->line[0],
-             "A row is %s: its place in the source grid and in the destination grid. Arrows are "
-             "messages%s, dashed lines stay on the rank.",
-             folded ? "a rank that stands for all that do the same" : "a rank",
-             nodes ? ", thick ones cross nodes" : "");
+        svg_add_line(&d->page, "%d of %s ranks are drawn; %s messages from or to others are not.",
+                     d->pic.nrows, svg_count(d->ranks, m), svg_count(d->pic.outside, n));
+    svg_add_line(
+        &d->page,
+        "A row is %s: its place in the source grid and in the destination grid. Arrows are "
+        "messages%s, dashed lines stay on the rank.",
+        folded ? "a rank that stands for all that do the same" : "a rank",
+        nodes ? ", thick ones cross nodes" : "");
     if (nodes)
-        snprintf(next_line(d), sizeof d->line[0], "%s.%s", plan_nodes_text(text, d->ask),
-                 d->pic.passes_on
-                     ? " What several ranks of a node lack enters it once; they pass it on."
-                     : "");
+        svg_add_line(&d->page, "%s.%s", plan_nodes_text(text, d->ask),
+                     d->pic.passes_on
+                         ? " What several ranks of a node lack enters it once; they pass it on."
+                         : "");
 }
 
 /* ---- panels ---- */
@@ -201,7 +193,7 @@ typedef struct panel {
 
 enum { CAPTION = 62 };
 
-static void draw_panel(FILE *f, const void *what)
+static int draw_panel(FILE *f, const void *what)
 {
     const panel_t *p = what;
     const pic_flows_t *s = &p->d->pic.pass[p->pass];
@@ -220,8 +212,9 @@ static void draw_panel(FILE *f, const void *what)
                  svg_bytes((double)s->collective, a));
     svg_lines(f, text, "text", SVG_COLUMNS, 15);
     svg_put(f, "<g transform='translate(0 %d)'>\n", CAPTION);
-    pic_draw(f, &p->d->pic, p->pass);
+    const int height = pic_draw(f, &p->d->pic, p->pass);
     fputs("</g>\n", f);
+    return CAPTION + height;
 }
 
 static int prepare(drawing_t *d)
@@ -262,51 +255,40 @@ static int prepare(drawing_t *d)
     return TOOL_OK;
 }
 
-int plan_svg_failed(const char *path, int error)
+int plan_page(const plan_ask_t *ask, const svg_page_t *page)
 {
     char q[TOOL_QUOTE_MAX];
-    return tool_refuse("--svg: %s: %s", tool_quote(q, path), strerror(error));
+    const int error = svg_page(page, ask->svg);
+    return error ? tool_refuse("--svg: %s: %s", tool_quote(q, ask->svg), strerror(error)) : TOOL_OK;
 }
 
 int plan_draw(const plan_ask_t *ask)
 {
     static drawing_t d;
     char src[600], dst[600], title[1300];
-    out_file_t out;
-    int error = out_file_open(&out, ask->svg), rc;
-    if (error)
-        return plan_svg_failed(ask->svg, error);
     d = (drawing_t){.ask = ask};
-    rc = prepare(&d);
-    if (rc != TOOL_OK) {
-        pic_free(&d.pic);
-        out_file_drop(&out);
-        return rc;
+    int rc = prepare(&d);
+    if (rc == TOOL_OK) {
+        const panel_t panel[2] = {{&d, COLO_FORWARD}, {&d, COLO_BACKWARD}};
+        const plan_batch_t *batch = ask->batch;
+        colo_grid_print(&ask->src.grid, src, sizeof src);
+        colo_grid_print(&ask->dst.grid, dst, sizeof dst);
+        snprintf(title, sizeof title, "%s \xe2\x86\x92 %s", src, dst);
+        d.page.title = title;
+        d.page.style = batch ? bars_style : NULL;
+        d.page.label = batch && batch->packed ? "how packed sequences are cut in the source and in "
+                                                "the destination, and the messages forward and "
+                                                "backward"
+                       : batch ? "the rows of a ragged batch, its packed sequences, and the "
+                                 "messages forward and backward"
+                               : "which rank sends what to which between two layouts, forward and "
+                                 "backward";
+        if (batch)
+            (batch->packed ? plan_packing_panels : plan_segments_panels)(&d.page, ask);
+        for (int w = 0; w < 2; w++)
+            svg_add_panel(&d.page, draw_panel, &panel[w]);
+        rc = plan_page(ask, &d.page);
     }
-    colo_grid_print(&ask->src.grid, src, sizeof src);
-    colo_grid_print(&ask->dst.grid, dst, sizeof dst);
-    snprintf(title, sizeof title, "%s \xe2\x86\x92 %s", src, dst);
-    panel_t panel[2] = {{&d, COLO_FORWARD}, {&d, COLO_BACKWARD}};
-    svg_page_t page = {.title = title,
-                       .style = ask->batch ? bars_style : NULL,
-                       .label = ask->batch && ask->batch->packed
-                                    ? "how packed sequences are cut in the source and in the "
-                                      "destination, and the messages forward and backward"
-                                : ask->batch
-                                    ? "the rows of a ragged batch, its packed sequences, "
-                                      "and the messages forward and backward"
-                                    : "which rank sends what to which between two layouts, "
-                                      "forward and backward"};
-    for (int i = 0; i < d.nlines; i++)
-        page.text[i] = d.line[i];
-    if (ask->batch)
-        page.npanels = ask->batch->packed ? plan_packing_panels(page.panel, ask)
-                                          : plan_segments_panels(page.panel, ask);
-    for (int w = 0; w < 2; w++)
-        page.panel[page.npanels++] =
-            (svg_panel_t){CAPTION + pic_height(&d.pic, (colo_pass_t)w), draw_panel, &panel[w]};
-    svg_page(out.f, &page);
     pic_free(&d.pic);
-    error = out_file_commit(&out);
-    return error ? plan_svg_failed(ask->svg, error) : TOOL_OK;
+    return rc;
 }

@@ -166,13 +166,13 @@ void plan_batch_print_minimum(const plan_totals_t *t);
 void plan_batch_print_balance(const plan_ask_t *ask, const char *bold, const char *plain);
 /* "3 segments of 8 rows in 2 sequences of 20 positions"; returns @out */
 const char *plan_batch_size(char out[200], const plan_ask_t *ask);
-/* segments-svg.c, packing-svg.c: the panels of a batch, [4] at most; returns how many */
-int plan_segments_panels(svg_panel_t *panel, const plan_ask_t *ask);
-int plan_packing_panels(svg_panel_t *panel, const plan_ask_t *ask);
+/* segments-svg.c, packing-svg.c: the panels of a batch */
+void plan_segments_panels(svg_page_t *page, const plan_ask_t *ask);
+void plan_packing_panels(svg_page_t *page, const plan_ask_t *ask);
 /* ask->svg: all ranks, or the part of ask->rank */
 int plan_draw(const plan_ask_t *ask);
-/* complains about a path that cannot be written */
-int plan_svg_failed(const char *path, int error);
+/* Writes the page to ask->svg. On failure: complains, returns the exit code. */
+int plan_page(const plan_ask_t *ask, const svg_page_t *page);
 /* one rank with its boxes, no totals */
 int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan);
 

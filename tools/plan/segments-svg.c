@@ -86,12 +86,6 @@ static void draw_rows(FILE *f, const plan_batch_t *b, int64_t e, bool faded, bar
     bars_box(f, b->tables.src_dp[e], faded, at, y, height, "e%lld", (long long)e);
 }
 
-static int source_height(const plan_batch_t *b)
-{
-    const int64_t n = bars_at_most(b->replicas, BARS_MAX);
-    return (int)(TOP + n * 52 + (b->replicas > n ? SVG_LINE : 0));
-}
-
 static void draw_replica(FILE *f, const plan_ask_t *ask, int64_t d, int64_t axis, double y)
 {
     const plan_batch_t *b = ask->batch;
@@ -114,7 +108,7 @@ static void draw_replica(FILE *f, const plan_ask_t *ask, int64_t d, int64_t axis
         bars_cut(f, axis, j * (load[0][d] / parts) + j * (load[0][d] % parts) / parts, y + 17);
 }
 
-static void draw_source(FILE *f, const void *what)
+static int draw_source(FILE *f, const void *what)
 {
     const plan_ask_t *ask = what;
     const plan_batch_t *b = ask->batch;
@@ -131,16 +125,10 @@ static void draw_source(FILE *f, const void *what)
     double y = TOP;
     for (int64_t d = 0; d < n; d++, y += 52)
         draw_replica(f, ask, d, l->most[l->most[1] > l->most[0]], y);
-    bars_left_out(f, y, b->replicas - n, "replicas");
+    return (int)bars_left_out(f, y, b->replicas - n, "replicas");
 }
 
 /* ---- packed sequences ---- */
-
-static int sequences_height(const plan_batch_t *b)
-{
-    const int64_t n = bars_at_most(b->tables.nseqs, BARS_MAX);
-    return (int)(TOP + n * 58 + (b->tables.nseqs > n ? SVG_LINE : 0));
-}
 
 /* The bar of sequence @q and its owners; all segments but @only are faded, unless it is -1. */
 static void draw_sequence(FILE *f, const cuts_t *c, int64_t q, int64_t only, int64_t axis, double y)
@@ -165,7 +153,7 @@ static void draw_sequence(FILE *f, const cuts_t *c, int64_t q, int64_t only, int
     }
 }
 
-static void draw_sequences(FILE *f, const void *what)
+static int draw_sequences(FILE *f, const void *what)
 {
     const plan_ask_t *ask = what;
     const cuts_t c = cuts_of(ask);
@@ -184,7 +172,7 @@ static void draw_sequences(FILE *f, const void *what)
                 (long long)q, (long long)t->seq_len[q], (long long)t->seq_dp[q]);
         draw_sequence(f, &c, q, -1, axis, y + 17);
     }
-    bars_left_out(f, y, t->nseqs - n, "sequences");
+    return (int)bars_left_out(f, y, t->nseqs - n, "sequences");
 }
 
 /* ---- the path of one segment ---- */
@@ -234,16 +222,6 @@ static int64_t local_of(const path_t *w, const part_t *p)
     return base / w->c.cp + (p->chunk >= w->c.cp ? chunk : 0) + p->pos % chunk;
 }
 
-static int64_t listed(const path_t *w)
-{
-    return bars_at_most(w->n, LINES_MAX);
-}
-
-static int path_height(const path_t *w)
-{
-    return (int)(168 + w->nranks * 60 + (listed(w) + (w->more + w->n > listed(w))) * SVG_LINE);
-}
-
 static double draw_rank(FILE *f, const path_t *w, int64_t cp, double sequence_y, double y)
 {
     const plan_ask_t *ask = w->c.ask;
@@ -271,10 +249,12 @@ static double draw_rank(FILE *f, const path_t *w, int64_t cp, double sequence_y,
     return y + 60;
 }
 
-static void list_parts(FILE *f, const path_t *w, double y)
+/* Returns the y below. */
+static double list_parts(FILE *f, const path_t *w, double y)
 {
+    const int64_t listed = bars_at_most(w->n, LINES_MAX);
     char ranks[48], one[40];
-    for (int64_t i = 0; i < listed(w); i++, y += SVG_LINE) {
+    for (int64_t i = 0; i < listed; i++, y += SVG_LINE) {
         const part_t *p = &w->part[i];
         snprintf(one, sizeof one, p->count > 1 ? "rows %lld..%lld" : "row %lld", (long long)p->row,
                  (long long)(p->row + p->count - 1));
@@ -288,10 +268,10 @@ static void list_parts(FILE *f, const path_t *w, double y)
                     bars_ranks(ranks, NULL, w->c.ask, &w->c.ask->dst, w->d, owner(&w->c, p->chunk)),
                     (long long)local_of(w, p));
     }
-    bars_left_out(f, y, w->n - listed(w) + w->more, "parts");
+    return bars_left_out(f, y, w->n - listed + w->more, "parts");
 }
 
-static void draw_path(FILE *f, const void *what)
+static int draw_path(FILE *f, const void *what)
 {
     path_t w;
     find_path(&w, what);
@@ -324,20 +304,15 @@ static void draw_path(FILE *f, const void *what)
     double y = sequence_y + BAR + STRIP + 16;
     for (int64_t k = 0; k < w.nranks; k++)
         y = draw_rank(f, &w, w.cp[k], sequence_y + BAR + STRIP + 2, y);
-    list_parts(f, &w, y - 12);
+    return (int)list_parts(f, &w, y - 12) + 6;
 }
 
 /* ---- all of them ---- */
 
-int plan_segments_panels(svg_panel_t *panel, const plan_ask_t *ask)
+void plan_segments_panels(svg_page_t *page, const plan_ask_t *ask)
 {
-    static path_t w;
-    int n = 0;
-    panel[n++] = (svg_panel_t){source_height(ask->batch), draw_source, ask};
-    panel[n++] = (svg_panel_t){sequences_height(ask->batch), draw_sequences, ask};
-    if (ask->item >= 0) {
-        find_path(&w, ask);
-        panel[n++] = (svg_panel_t){path_height(&w), draw_path, ask};
-    }
-    return n;
+    svg_add_panel(page, draw_source, ask);
+    svg_add_panel(page, draw_sequences, ask);
+    if (ask->item >= 0)
+        svg_add_panel(page, draw_path, ask);
 }
