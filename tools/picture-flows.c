@@ -114,38 +114,53 @@ static bool order(pic_t *pic)
 
 /* ---- collect ---- */
 
+void pic_lists(const colo_plan_t *plan, colo_pass_t pass, pic_list_t list[PIC_EXCHANGES][2])
+{
+    for (int sends = 0; sends < 2; sends++) {
+        pic_list_t *first = &list[PIC_FIRST][sends], *sums = &list[PIC_SUMS][sends],
+                   *relays = &list[PIC_RELAYS][sends];
+        first->message = (sends ? colo_plan_sends : colo_plan_recvs)(plan, pass, &first->n);
+        sums->message = colo_plan_sums(plan, pass, sends, &sums->n);
+        relays->message = colo_plan_relays(plan, pass, sends, &relays->n);
+    }
+}
+
+int64_t pic_node(const colo_plan_config_t *c, int64_t rank)
+{
+    return c->nodes            ? colo_nodes_find(c->nodes, rank)
+           : c->ranks_per_node ? rank / c->ranks_per_node
+                               : 0;
+}
+
 static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, const int64_t *ranks,
                      int32_t n, int32_t me)
 {
     pic_flows_t *s = &pic->pass[pass];
-    int32_t count = 0, passed = 0, nsums = 0;
-    const colo_plan_message_t *m = colo_plan_recvs(plan, pass, &count);
-    const colo_plan_message_t *relay = colo_plan_relays(plan, pass, false, &passed);
-    const colo_plan_message_t *sums = colo_plan_sums(plan, pass, false, &nsums), *first = m;
-    colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
+    const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
     const colo_plan_config_t *c = colo_plan_config(plan);
-    int64_t node = c->ranks_per_node, rank = colo_plan_rank(plan);
+    pic_list_t list[PIC_EXCHANGES][2];
 
+    pic_lists(plan, pass, list);
     if (b.local > 0 &&
         !push(s, (pic_flow_t){.from = me, .to = me, .bytes = b.local, .times = 1, .own = true}))
         return false;
-    for (int32_t k = 0; k < count + nsums + passed; k++) {
-        const int32_t i = k < count ? k : k < count + nsums ? k - count : k - count - nsums;
-        m = k < count ? first : k < count + nsums ? sums : relay;
-        int64_t *index = bsearch(&m[i].peer, ranks, (size_t)n, sizeof *ranks, by_value);
-        if (!index)
-            pic->outside++;
-        else if (!push(s, (pic_flow_t){.from = (int32_t)(index - ranks),
-                                       .to = me,
-                                       .bytes = m[i].bytes,
-                                       .times = 1,
-                                       .far = c->nodes ? colo_nodes_find(c->nodes, m[i].peer) !=
-                                                             colo_nodes_find(c->nodes, rank)
-                                                       : node && m[i].peer / node != rank / node}))
-            return false;
+    for (int k = 0; k < PIC_EXCHANGES; k++) {
+        const pic_list_t *in = &list[k][0];
+        for (int32_t i = 0; i < in->n; i++) {
+            const int64_t peer = in->message[i].peer;
+            const int64_t *index = bsearch(&peer, ranks, (size_t)n, sizeof *ranks, by_value);
+            if (!index)
+                pic->outside++;
+            else if (!push(s, (pic_flow_t){.from = (int32_t)(index - ranks),
+                                           .to = me,
+                                           .bytes = in->message[i].bytes,
+                                           .times = 1,
+                                           .far = pic_node(c, peer) != pic_node(c, ranks[me])}))
+                return false;
+        }
+        s->messages += in->n;
     }
-    pic->passes_on |= passed > 0;
-    s->messages += count + nsums + passed;
+    pic->passes_on |= list[PIC_RELAYS][0].n > 0;
     s->total += b.recv;
     s->minimum += b.minimum;
     if (b.recv > s->most)

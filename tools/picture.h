@@ -54,6 +54,16 @@ typedef struct pic_batch {
     const colo_packing_t *packing;
 } pic_batch_t;
 
+/* The messages of a pass: [exchange][0: what the rank receives, 1: what it sends]. */
+enum { PIC_FIRST, PIC_SUMS, PIC_RELAYS, PIC_EXCHANGES };
+typedef struct pic_list {
+    const colo_plan_message_t *message;
+    int32_t n;
+} pic_list_t;
+void pic_lists(const colo_plan_t *plan, colo_pass_t pass, pic_list_t list[PIC_EXCHANGES][2]);
+/* 0 if there is one node */
+int64_t pic_node(const colo_plan_config_t *config, int64_t rank);
+
 /* The plan of world rank @rank. */
 colo_status_t pic_plan(colo_plan_t **plan, const colo_plan_config_t *config,
                        const pic_batch_t *batch, int64_t rank);

@@ -6,8 +6,8 @@
  * phone. Panels are 344 wide, which fits the narrowest phones in use. A media query moves every
  * second panel to the right and enlarges all of it if there is space; panels are drawn before the
  * page is written, so their heights are known, both arrangements are plain numbers and no script is
- * needed. Inside an <img>
- * the query sees the image's own width, and the narrow arrangement is the natural one.
+ * needed. Inside an <img> the query sees the image's own width, and the narrow arrangement is the
+ * natural one.
  */
 #include "svg.h"
 

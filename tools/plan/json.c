@@ -51,36 +51,36 @@ static json_t *checked(json_t *list, int bad)
     return NULL;
 }
 
-static json_t *messages(const colo_plan_message_t *m, int32_t count, const plan_ask_t *ask)
+static json_t *messages(const pic_list_t *of, const plan_ask_t *ask)
 {
     const char *what = !ask->batch ? "boxes" : ask->batch->packed ? "sequences" : "segments";
     json_t *list = json_array();
     int bad = !list;
-    for (int32_t i = 0; i < count && !bad; i++) {
+    for (int32_t i = 0; i < of->n && !bad; i++) {
+        const colo_plan_message_t *m = &of->message[i];
         json_t *boxes = json_array();
-        for (int64_t k = 0; k < m[i].nregions; k++)
-            bad |= ask->batch ? add_items(boxes, ask, &m[i].regions[k])
-                              : json_array_append_new(
-                                    boxes, box(&m[i].regions[k], ask->config.shape.features));
-        bad |= json_array_append_new(list, json_pack("{s:I,s:I,s:o}", "peer", (json_int_t)m[i].peer,
-                                                     "bytes", (json_int_t)m[i].bytes, what, boxes));
+        for (int64_t k = 0; k < m->nregions; k++)
+            bad |=
+                ask->batch
+                    ? add_items(boxes, ask, &m->regions[k])
+                    : json_array_append_new(boxes, box(&m->regions[k], ask->config.shape.features));
+        bad |= json_array_append_new(list, json_pack("{s:I,s:I,s:o}", "peer", (json_int_t)m->peer,
+                                                     "bytes", (json_int_t)m->bytes, what, boxes));
     }
     return checked(list, bad);
 }
 
 static json_t *pass(const colo_plan_t *plan, colo_pass_t w, const plan_ask_t *ask)
 {
-    int32_t n[6];
-    const colo_plan_message_t *const m[6] = {
-        colo_plan_relays(plan, w, false, &n[0]), colo_plan_relays(plan, w, true, &n[1]),
-        colo_plan_sums(plan, w, false, &n[2]),   colo_plan_sums(plan, w, true, &n[3]),
-        colo_plan_recvs(plan, w, &n[4]),         colo_plan_sends(plan, w, &n[5])};
-    static const char *const names[6] = {"relay_recv", "relay_send", "sum_recv",
-                                         "sum_send",   "recv",       "send"};
+    static const char *const names[PIC_EXCHANGES][2] = {
+        {"recv", "send"}, {"sum_recv", "sum_send"}, {"relay_recv", "relay_send"}};
+    pic_list_t list[PIC_EXCHANGES][2];
     json_t *o = json_object();
     int bad = 0;
-    for (int i = plan_several_nodes(ask) ? 0 : 4; i < 6; i++)
-        bad |= json_object_set_new(o, names[i], messages(m[i], n[i], ask));
+    pic_lists(plan, w, list);
+    for (int k = plan_several_nodes(ask) ? PIC_RELAYS : PIC_FIRST; k >= 0; k--)
+        for (int sends = 0; sends < 2; sends++)
+            bad |= json_object_set_new(o, names[k][sends], messages(&list[k][sends], ask));
     return checked(o, bad);
 }
 

@@ -45,13 +45,13 @@ static int by_rank(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void follow(const colo_plan_message_t *m, int32_t count, set_t *seen, plan_part_t *part)
+static void follow(const pic_list_t *list, set_t *seen, plan_part_t *part)
 {
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < list->n; i++) {
         if (part->n == PLAN_PART_MAX)
             part->cut = true;
-        else if (set_add(seen, m[i].peer))
-            part->rank[part->n++] = m[i].peer;
+        else if (set_add(seen, list->message[i].peer))
+            part->rank[part->n++] = list->message[i].peer;
     }
 }
 
@@ -78,21 +78,14 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
     set_add(&seen, seed);
     for (int64_t i = 0; i < part->n && st >= 0; i++) {
         colo_plan_t *plan = NULL;
-        int32_t count;
         st = plan_make(&plan, ask, part->rank[i]);
         if (st < 0)
             break;
         for (int w = 0; w < 2; w++) {
-            const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_pass_t)w, &count);
-            follow(m, count, &seen, part);
-            m = colo_plan_sends(plan, (colo_pass_t)w, &count);
-            follow(m, count, &seen, part);
-            for (int sends = 0; sends < 2; sends++) {
-                m = colo_plan_relays(plan, (colo_pass_t)w, sends, &count);
-                follow(m, count, &seen, part);
-                m = colo_plan_sums(plan, (colo_pass_t)w, sends, &count);
-                follow(m, count, &seen, part);
-            }
+            pic_list_t list[PIC_EXCHANGES][2];
+            pic_lists(plan, (colo_pass_t)w, list);
+            for (int k = 0; k < 2 * PIC_EXCHANGES; k++)
+                follow(&list[k / 2][k % 2], &seen, part);
         }
         plan_sums_add(&part->sums, ask, plan);
         colo_plan_destroy(&plan);

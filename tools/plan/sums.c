@@ -65,14 +65,6 @@ void plan_sums_merge(plan_sums_t *s, const plan_sums_t *more)
     s->no_memory |= more->no_memory;
 }
 
-static int64_t node_of(const plan_ask_t *ask, int64_t rank)
-{
-    const colo_plan_config_t *c = &ask->config;
-    return c->nodes            ? colo_nodes_find(c->nodes, rank)
-           : c->ranks_per_node ? rank / c->ranks_per_node
-                               : 0;
-}
-
 bool plan_several_nodes(const plan_ask_t *ask)
 {
     const int64_t n = ask->config.ranks_per_node;
@@ -93,15 +85,15 @@ const char *plan_nodes_text(char out[48], const plan_ask_t *ask)
 }
 
 /* Time of one list of messages, one after another. */
-static double list_time(const plan_ask_t *ask, int64_t rank, const colo_plan_message_t *m,
-                        int32_t count)
+static double list_time(const plan_ask_t *ask, int64_t rank, const pic_list_t *list)
 {
     double t = 0;
-    for (int32_t i = 0; i < count; i++) {
-        int far = node_of(ask, m[i].peer) != node_of(ask, rank);
+    for (int32_t i = 0; i < list->n; i++) {
+        const colo_plan_message_t *m = &list->message[i];
+        const int far = pic_node(&ask->config, m->peer) != pic_node(&ask->config, rank);
         t += ask->model.alpha[far];
         if (ask->model.beta[far] > 0)
-            t += (double)m[i].bytes / ask->model.beta[far];
+            t += (double)m->bytes / ask->model.beta[far];
     }
     return t;
 }
@@ -109,15 +101,11 @@ static double list_time(const plan_ask_t *ask, int64_t rank, const colo_plan_mes
 /* Of all exchanges; each rank sends and receives at the same time. */
 static double pass_time(const plan_ask_t *ask, const colo_plan_t *plan, colo_pass_t w)
 {
-    const int64_t rank = colo_plan_rank(plan);
-    int32_t n[6];
-    const colo_plan_message_t *m[6] = {
-        colo_plan_recvs(plan, w, &n[0]),         colo_plan_sends(plan, w, &n[1]),
-        colo_plan_sums(plan, w, false, &n[2]),   colo_plan_sums(plan, w, true, &n[3]),
-        colo_plan_relays(plan, w, false, &n[4]), colo_plan_relays(plan, w, true, &n[5])};
-    double t[6];
-    for (int i = 0; i < 6; i++)
-        t[i] = list_time(ask, rank, m[i], n[i]);
+    pic_list_t list[PIC_EXCHANGES][2];
+    double t[2 * PIC_EXCHANGES];
+    pic_lists(plan, w, list);
+    for (int i = 0; i < 2 * PIC_EXCHANGES; i++)
+        t[i] = list_time(ask, colo_plan_rank(plan), &list[i / 2][i % 2]);
     return maxd(t[0], t[1]) + maxd(t[2], t[3]) + maxd(t[4], t[5]);
 }
 
@@ -129,14 +117,14 @@ static int64_t bytes_of(const plan_ask_t *ask, int64_t rows)
 
 /* How many addends below @end these messages have; one pass over their regions, because a rank of
  * thousands has as many addends as messages. */
-static int64_t addends_in(const colo_plan_message_t *m, int32_t count, int64_t end, bool *no_memory)
+static int64_t addends_in(const pic_list_t *list, int64_t end, bool *no_memory)
 {
     int64_t n = 0;
     bool *seen = calloc((size_t)end + 1, sizeof *seen);
     *no_memory |= !seen;
-    for (int32_t i = 0; i < count && seen; i++)
-        for (int64_t k = 0; k < m[i].nregions; k++) {
-            const int64_t addend = m[i].regions[k].addend;
+    for (int32_t i = 0; i < list->n && seen; i++)
+        for (int64_t k = 0; k < list->message[i].nregions; k++) {
+            const int64_t addend = list->message[i].regions[k].addend;
             if (addend < 0 || addend >= end || seen[addend])
                 continue;
             seen[addend] = true;
@@ -152,15 +140,13 @@ static int64_t partial_sums(const plan_ask_t *ask, const colo_plan_t *plan, int6
                             plan_sums_t *one)
 {
     const int64_t addends = colo_plan_addends(plan);
-    int32_t count[3];
-    const colo_plan_message_t *m = colo_plan_recvs(plan, COLO_BACKWARD, &count[0]);
-    const colo_plan_message_t *sums = colo_plan_sums(plan, COLO_BACKWARD, false, &count[1]);
-    (void)colo_plan_sums(plan, COLO_BACKWARD, true, &count[2]);
-    int64_t n = addends > 1 ? addends_in(m, count[0], 2 * addends, &one->no_memory) : 0,
+    pic_list_t list[PIC_EXCHANGES][2];
+    pic_lists(plan, COLO_BACKWARD, list);
+    int64_t n = addends > 1 ? addends_in(&list[PIC_FIRST][0], 2 * addends, &one->no_memory) : 0,
             size = rows[0];
-    if (count[1] + count[2] > 0) {
+    if (list[PIC_SUMS][0].n + list[PIC_SUMS][1].n > 0) {
         const int64_t elem = (int64_t)colo_dtype_size(ask->config.dtype);
-        n += addends_in(sums, count[1], addends, &one->no_memory) + (count[2] > 0);
+        n += addends_in(&list[PIC_SUMS][0], addends, &one->no_memory) + (list[PIC_SUMS][1].n > 0);
         size = max64(rows[0], rows[1]) * (elem < 4 ? 4 / elem : 1);
     }
     if (__builtin_mul_overflow(n, bytes_of(ask, size), &n))
@@ -180,10 +166,12 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     }
     plan_sums_t one = {.direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
     for (int w = 0; w < 2; w++) {
-        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
-        int32_t nrecvs, nsends;
-        (void)colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
-        (void)colo_plan_sends(plan, (colo_pass_t)w, &nsends);
+        const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
+        pic_list_t list[PIC_EXCHANGES][2];
+        int32_t n[2] = {0, 0}; /* received, sent */
+        pic_lists(plan, (colo_pass_t)w, list);
+        for (int k = 0; k < 2 * PIC_EXCHANGES; k++)
+            n[k % 2] += list[k / 2][k % 2].n;
         plan_totals_t *t = &one.pass[w];
         *t = (plan_totals_t){.recv_max = b.recv,
                              .recv_total = b.recv,
@@ -191,15 +179,8 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
                              .local_max = b.local,
                              .minimum_total = b.minimum,
                              .collective_max = b.collective_recv,
-                             .messages_total = nrecvs,
-                             .messages_max = max64(nrecvs, nsends)};
-        int32_t nin[2], nout[2];
-        (void)colo_plan_relays(plan, (colo_pass_t)w, false, &nin[0]);
-        (void)colo_plan_relays(plan, (colo_pass_t)w, true, &nout[0]);
-        (void)colo_plan_sums(plan, (colo_pass_t)w, false, &nin[1]);
-        (void)colo_plan_sums(plan, (colo_pass_t)w, true, &nout[1]);
-        t->messages_total += nin[0] + nin[1];
-        t->messages_max = max64(nrecvs + nin[0] + nin[1], nsends + nout[0] + nout[1]);
+                             .messages_total = n[0],
+                             .messages_max = max64(n[0], n[1])};
         t->slow_total = t->slow_one_level = colo_plan_node_bytes(plan, (colo_pass_t)w).in;
         t->slow_minimum = colo_plan_node_bytes(plan, (colo_pass_t)w).minimum;
         t->seconds = t->seconds_one_level = pass_time(ask, plan, (colo_pass_t)w);
@@ -230,7 +211,7 @@ plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_
     bool ok = node != NULL;
     for (int64_t i = 0; i < nplans && ok; i++) {
         colo_plan_t *one_level = NULL;
-        plan_node_t *to = &node[node_of(ask, colo_plan_rank(plans[i]))];
+        plan_node_t *to = &node[pic_node(&ask->config, colo_plan_rank(plans[i]))];
         ok = plan_make(&one_level, &asked, colo_plan_rank(plans[i])) == COLO_OK;
         to->ranks++;
         for (int w = 0; w < 2 && ok; w++) {

@@ -60,8 +60,10 @@ static void add_pass(table_t *t, const char *group)
 }
 
 /* "1-3,5", or as many as fit and the count: "0,2,4,... (64)" */
-static void peers(char *out, const colo_plan_message_t *m, int32_t count)
+static void peers(char *out, const pic_list_t *list)
 {
+    const colo_plan_message_t *m = list->message;
+    const int32_t count = list->n;
     char part[44];
     size_t n = 0, columns = 24;
     snprintf(out, CELL, "%s", count ? "" : "-");
@@ -116,20 +118,17 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
             snprintf(cell[k++], CELL, "%" PRId64, rows[i]);
     }
     for (int w = 0; w < 2; w++) {
-        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
-        int32_t n;
+        const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
+        pic_list_t list[PIC_EXCHANGES][2];
+        pic_lists(plan, (colo_pass_t)w, list);
         for (int sends = 0; sends < 2; sends++) {
-            const colo_plan_message_t *m = sends ? colo_plan_sends(plan, (colo_pass_t)w, &n)
-                                                 : colo_plan_recvs(plan, (colo_pass_t)w, &n);
             bytes_cell(cell[k++], sends ? b.send : b.recv);
-            peers(cell[k], m, n);
-            for (int last = 0; last < 2; last++) { /* the exchanges after the first */
+            peers(cell[k], &list[PIC_FIRST][sends]);
+            for (int i = PIC_SUMS; i < PIC_EXCHANGES; i++) {
                 char more[CELL];
-                m = last ? colo_plan_relays(plan, (colo_pass_t)w, sends, &n)
-                         : colo_plan_sums(plan, (colo_pass_t)w, sends, &n);
-                if (n == 0)
+                if (list[i][sends].n == 0)
                     continue;
-                peers(more, m, n);
+                peers(more, &list[i][sends]);
                 const size_t pos = strcmp(cell[k], "-") ? strlen(cell[k]) : 0;
                 snprintf(cell[k] + pos, CELL - pos, "%s+%s", pos ? " " : "", more);
             }
@@ -410,19 +409,19 @@ static void print_box(const colo_region_t *g, int64_t features)
         printf(" features %lld..%lld", (long long)g->h[0], (long long)g->h[1] - 1);
 }
 
-static void print_messages(const char *verb, const char *to, const colo_plan_message_t *m,
-                           int32_t count, const plan_ask_t *ask)
+static void print_messages(const char *verb, const char *to, const pic_list_t *list,
+                           const plan_ask_t *ask)
 {
     char b[24];
-    for (int32_t i = 0; i < count; i++) {
-        printf("  %s %s %s rank %lld:", verb, tool_bytes(b, m[i].bytes), to, (long long)m[i].peer);
-        for (int64_t k = 0; k < m[i].nregions; k++) {
-            const colo_region_t *g = &m[i].regions[k];
+    for (int32_t i = 0; i < list->n; i++) {
+        const colo_plan_message_t *m = &list->message[i];
+        printf("  %s %s %s rank %lld:", verb, tool_bytes(b, m->bytes), to, (long long)m->peer);
+        for (int64_t k = 0; k < m->nregions; k++) {
             printf("%s", k ? "," : "");
             if (ask->batch)
-                plan_batch_print_rows(ask, g);
+                plan_batch_print_rows(ask, &m->regions[k]);
             else
-                print_box(g, ask->config.shape.features);
+                print_box(&m->regions[k], ask->config.shape.features);
         }
         printf("\n");
     }
@@ -468,6 +467,8 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
 int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
 {
     static const char *const name[] = {"forward", "backward"};
+    static const char *const verbs[] = {"receives",        "sends",         "then receives sums",
+                                        "then sends sums", "then receives", "then sends"};
     int64_t rows[2];
     want_colour();
     print_ask(ask);
@@ -477,22 +478,16 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
     for (int w = 0; w < 2; w++) {
         char local[24];
-        int32_t nrecvs, nsends, nrelays[2], nsums[2];
-        const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
-        const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_pass_t)w, &nsends);
+        pic_list_t list[PIC_EXCHANGES][2];
+        int32_t n = 0;
+        pic_lists(plan, (colo_pass_t)w, list);
         printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
                tool_bytes(local, colo_plan_bytes(plan, (colo_pass_t)w).local));
-        print_messages("receives", "from", recvs, nrecvs, ask);
-        print_messages("sends", "to", sends, nsends, ask);
-        const colo_plan_message_t *in = colo_plan_relays(plan, (colo_pass_t)w, false, &nrelays[0]);
-        const colo_plan_message_t *out = colo_plan_relays(plan, (colo_pass_t)w, true, &nrelays[1]);
-        const colo_plan_message_t *sums_in = colo_plan_sums(plan, (colo_pass_t)w, false, &nsums[0]);
-        const colo_plan_message_t *sums_out = colo_plan_sums(plan, (colo_pass_t)w, true, &nsums[1]);
-        print_messages("then receives sums", "from", sums_in, nsums[0], ask);
-        print_messages("then sends sums", "to", sums_out, nsums[1], ask);
-        print_messages("then receives", "from", in, nrelays[0], ask);
-        print_messages("then sends", "to", out, nrelays[1], ask);
-        if (nrecvs + nsends + nrelays[0] + nrelays[1] + nsums[0] + nsums[1] == 0)
+        for (int k = 0; k < 2 * PIC_EXCHANGES; k++) {
+            print_messages(verbs[k], k % 2 ? "to" : "from", &list[k / 2][k % 2], ask);
+            n += list[k / 2][k % 2].n;
+        }
+        if (n == 0)
             printf("  it exchanges nothing\n");
     }
     return TOOL_OK;
