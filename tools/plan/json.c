@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json.c - the plan for programs. The keys are documented in docs/plan.md and stay.
+ * json.c - the plan, and a comparison, for programs. The keys are documented in docs/plan.md and
+ * stay.
  *
  * Everything is built before the first byte is written, so a failure leaves stdout empty. One rank
  * a line: a diff of two plans then shows which ranks differ.
@@ -107,11 +108,25 @@ static json_t *rank_entry(const plan_ask_t *ask, const colo_plan_t *plan)
                      pass(plan, COLO_FORWARD, ask), "backward", pass(plan, COLO_BACKWARD, ask));
 }
 
+static json_t *collective_of(const plan_totals_t *t)
+{
+    return t->collective_max < 0 ? json_null() : json_integer(t->collective_max);
+}
+
+static json_t *scale_of(const plan_sums_t *sums)
+{
+    return sums->scale > 0 ? json_integer(sums->scale) : json_null();
+}
+
+static int no_memory(int64_t n, const char *what)
+{
+    return tool_problem("no memory for the JSON of %lld %s", (long long)n, what);
+}
+
 static json_t *totals(const plan_ask_t *ask, const plan_totals_t *t)
 {
     json_t *o = json_object();
     int bad = 0;
-    json_t *collective = t->collective_max < 0 ? json_null() : json_integer(t->collective_max);
     if (ask->batch)
         bad = json_object_update_new(o, json_pack("{s:I,s:I}", "minimum_bytes_total",
                                                   (json_int_t)t->minimum_total, "messages_total",
@@ -126,7 +141,7 @@ static json_t *totals(const plan_ask_t *ask, const plan_totals_t *t)
         o, json_pack("{s:I,s:I,s:I,s:I,s:o}", "recv_bytes_max", (json_int_t)t->recv_max,
                      "recv_bytes_total", (json_int_t)t->recv_total, "send_bytes_max",
                      (json_int_t)t->send_max, "local_bytes_max", (json_int_t)t->local_max,
-                     "collective_recv_bytes_max", collective));
+                     "collective_recv_bytes_max", collective_of(t)));
     return checked(o, bad);
 }
 
@@ -183,73 +198,123 @@ static json_t *nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t n
     return checked(a, bad);
 }
 
-/* Prints and releases. */
-static void put(char *text, const char *after)
+/* ---- the document ---- */
+
+/* All of it is written to memory before the first byte is printed. */
+typedef struct doc {
+    FILE *f; /* NULL: no memory */
+    char *text;
+    size_t bytes, flags;
+    bool bad;
+} doc_t;
+
+/* Takes @value, NULL is no memory. */
+static void put(doc_t *doc, const char *before, json_t *value, const char *after)
 {
-    printf("%s%s", text, after);
-    free(text);
+    const size_t flags = doc->flags | JSON_PRESERVE_ORDER | JSON_ENCODE_ANY;
+    fputs(before, doc->f);
+    doc->bad |= !value || json_dumpf(value, doc->f, flags) != 0;
+    json_decref(value);
+    fputs(after, doc->f);
 }
 
-static char *line(json_t *value)
+/* Prints and releases it. */
+static int finish(doc_t *doc, int64_t n, const char *what)
 {
-    char *text = value ? json_dumps(value, JSON_PRESERVE_ORDER | JSON_ENCODE_ANY) : NULL;
-    json_decref(value);
-    return text;
+    doc->bad |= ferror(doc->f) != 0;
+    doc->bad |= fclose(doc->f) != 0;
+    if (!doc->bad)
+        fputs(doc->text, stdout);
+    free(doc->text);
+    return doc->bad ? no_memory(n, what) : TOOL_OK;
 }
 
 int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                     const plan_sums_t *sums)
 {
-    int64_t used = 0;
-    char assumed[200]; /* printable ASCII without quotes */
-    char **ranks = calloc((size_t)nplans + 1, sizeof *ranks);
-    char *pass_line[2] = {line(totals(ask, &sums->pass[0])), line(totals(ask, &sums->pass[1]))};
-    char *batch_line = ask->batch ? line(batch(ask->batch)) : NULL;
-    const bool several = plan_several_nodes(ask) && nplans > 0;
-    char *node_line = several ? line(nodes(ask, plans, nplans)) : NULL;
-    bool ok = ranks != NULL && pass_line[0] && pass_line[1] && (batch_line || !ask->batch) &&
-              (node_line || !several);
-    while (used < nplans && ok) {
-        ranks[used] = line(rank_entry(ask, plans[used]));
-        ok = ranks[used++] != NULL;
-    }
-    if (!ok) {
-        for (int64_t i = 0; i < used; i++)
-            free(ranks[i]);
-        free(ranks);
-        free(pass_line[0]);
-        free(pass_line[1]);
-        free(batch_line);
-        free(node_line);
-        return tool_problem("no memory for the JSON of %lld ranks", (long long)nplans);
-    }
-    printf("{\n");
+    char assumed[200];
+    doc_t doc = {.bad = false};
+    if (!(doc.f = open_memstream(&doc.text, &doc.bytes)))
+        return no_memory(nplans, "ranks");
+    fputs("{\n", doc.f);
     if (*plan_assumed(assumed, ask))
-        printf("\"assumed\": \"%s\",\n", assumed);
-    printf("\"world\": %lld,\n\"direction\": \"%s\",\n", (long long)ask->world,
-           colo_direction_name(sums->direction));
-    if (ask->batch) {
-        printf("\"batch\": ");
-        put(batch_line, ",\n");
-    }
-    if (sums->scale > 0)
-        printf("\"scale\": %lld,\n", (long long)sums->scale);
-    else
-        printf("\"scale\": null,\n");
-    printf("\"output\": \"%s\",\n\"ranks\": [", plan_sharded(ask) ? "sharded" : "full");
-    for (int64_t i = 0; i < used; i++) {
-        printf("\n");
-        put(ranks[i], i + 1 < used ? "," : "\n");
-    }
-    printf("],\n");
-    if (several) {
-        printf("\"nodes\": ");
-        put(node_line, ",\n");
-    }
-    printf("\"forward\": ");
-    put(pass_line[0], ",\n");
-    printf("\"backward\": ");
-    put(pass_line[1], "\n}\n");
-    free(ranks);
-    return TOOL_OK;
+        put(&doc, "\"assumed\": ", json_string(assumed), ",\n");
+    put(&doc, "\"world\": ", json_integer(ask->world), ",\n");
+    put(&doc, "\"direction\": ", json_string(colo_direction_name(sums->direction)), ",\n");
+    if (ask->batch)
+        put(&doc, "\"batch\": ", batch(ask->batch), ",\n");
+    put(&doc, "\"scale\": ", scale_of(sums), ",\n");
+    put(&doc, "\"output\": ", json_string(plan_sharded(ask) ? "sharded" : "full"), ",\n");
+    fputs("\"ranks\": [", doc.f);
+    for (int64_t i = 0; i < nplans; i++)
+        put(&doc, "\n", rank_entry(ask, plans[i]), i + 1 < nplans ? "," : "\n");
+    fputs("],\n", doc.f);
+    if (plan_several_nodes(ask) && nplans > 0)
+        put(&doc, "\"nodes\": ", nodes(ask, plans, nplans), ",\n");
+    put(&doc, "\"forward\": ", totals(ask, &sums->pass[0]), ",\n");
+    put(&doc, "\"backward\": ", totals(ask, &sums->pass[1]), "\n}\n");
+    return finish(&doc, nplans, "ranks");
+}
+
+/* ---- comparisons ---- */
+
+static json_t *entry_pass(const plan_totals_t *t)
+{
+    return json_pack("{s:I,s:I,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:f}", "slow_bytes_minimum",
+                     (json_int_t)t->slow_minimum, "slow_bytes_one_level",
+                     (json_int_t)t->slow_one_level, "seconds_one_level", t->seconds_one_level,
+                     "recv_bytes_max", (json_int_t)t->recv_max, "recv_bytes_total",
+                     (json_int_t)t->recv_total, "send_bytes_max", (json_int_t)t->send_max,
+                     "local_bytes_max", (json_int_t)t->local_max, "messages_max",
+                     (json_int_t)t->messages_max, "messages_total", (json_int_t)t->messages_total,
+                     "slow_bytes_total", (json_int_t)t->slow_total, "collective_recv_bytes_max",
+                     collective_of(t), "seconds", t->seconds);
+}
+
+static json_t *entry(const plan_entry_t *e, bool best)
+{
+    static const char *const sp[] = {"none", "src", "dst", "both"};
+    const colo_plan_config_t *c = &e->ask.config;
+    const plan_sums_t *s = &e->sums;
+    char src[600], dst[600];
+    colo_grid_print(&e->ask.src.grid, src, sizeof src);
+    colo_grid_print(&e->ask.dst.grid, dst, sizeof dst);
+    json_t *sampled = e->parts ? json_pack("{s:I,s:I,s:b}", "ranks", (json_int_t)e->ranks, "parts",
+                                           (json_int_t)e->parts, "alike", e->alike)
+                               : json_null();
+    return json_pack(
+        "{s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:s,s:o,s:o,s:o,s:{s:I,s:I,s:I,s:I},s:f,s:b}", "src", src,
+        "dst", dst, "output", c->output == COLO_SHARDED ? "sharded" : "full", "grad",
+        c->output == COLO_SHARDED || c->grad == COLO_DISJOINT ? "disjoint" : "partial", "sp",
+        sp[e->sp], "world", (json_int_t)e->ask.world, "sampled", sampled, "direction",
+        colo_direction_name(s->direction), "scale", scale_of(s), "forward", entry_pass(&s->pass[0]),
+        "backward", entry_pass(&s->pass[1]), "memory", "input_bytes_max", (json_int_t)s->input_max,
+        "output_bytes_max", (json_int_t)s->output_max, "staging_bytes_max",
+        (json_int_t)s->staging_max, "bytes_max", (json_int_t)s->memory_max, "seconds",
+        plan_entry_seconds(e), "best", best);
+}
+
+int plan_compare_json(const plan_entry_t *entries, int n, int best)
+{
+    const plan_ask_t *ask = &entries[0].ask;
+    const plan_model_t *m = &ask->model;
+    char words[200];
+    doc_t doc = {.flags = JSON_REAL_PRECISION(12)};
+    json_t *model =
+        json_pack("{s:[f,f],s:[f,f],s:b}", "alpha_us", 1e6 * m->alpha[0], 1e6 * m->alpha[1],
+                  "beta_gb_s", 1e-9 * m->beta[0], 1e-9 * m->beta[1], "default", !ask->own_model);
+    if (!(doc.f = open_memstream(&doc.text, &doc.bytes)))
+        return no_memory(n, "entries");
+    fputs("{\n", doc.f);
+    if (*plan_compare_warning(words, entries, n))
+        put(&doc, "\"warning\": ", json_string(words), ",\n");
+    if (*plan_assumed(words, ask))
+        put(&doc, "\"assumed\": ", json_string(words), ",\n");
+    put(&doc, "\"model\": ", model, ",\n");
+    put(&doc, "\"ranks_per_node\": ", json_integer(ask->config.ranks_per_node), ",\n");
+    put(&doc, "\"best\": ", best < 0 ? json_null() : json_integer(best), ",\n");
+    fputs("\"entries\": [", doc.f);
+    for (int i = 0; i < n; i++)
+        put(&doc, "\n", entry(&entries[i], i == best), i + 1 < n ? "," : "\n]\n}\n");
+    return finish(&doc, n, "entries");
 }
