@@ -23,10 +23,7 @@ while [ $# -gt 0 ]; do
         ;;
     --keep) keep=yes ;;
     --build) seconds=0 ;;
-    --help)
-        sed -n '3,11s/^# \{0,1\}//p' "$root/tools/fuzz.sh"
-        exit 0
-        ;;
+    --help) usage && exit 0 ;;
     -*) die "unknown option \"$1\"; --help lists them" ;;
     *) targets+=("$1") ;;
     esac

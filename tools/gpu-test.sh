@@ -28,10 +28,7 @@ while [ $# -gt 0 ]; do
         asked+=("$2")
         shift
         ;;
-    --help)
-        sed -n '3,16s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
-        exit 0
-        ;;
+    --help) usage && exit 0 ;;
     *) die "unknown option \"$1\"; --help lists them" ;;
     esac
     shift

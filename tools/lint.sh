@@ -17,10 +17,7 @@ what=analyzers files=()
 while [ $# -gt 0 ]; do
     case $1 in
     --ubsan | --valgrind) what=${1#--} ;;
-    --help)
-        sed -n '3,11s/^# \{0,1\}//p' "$root/tools/lint.sh"
-        exit 0
-        ;;
+    --help) usage && exit 0 ;;
     -*) die "unknown option \"$1\"; --help lists them" ;;
     *) files+=("$1") ;;
     esac

@@ -10,7 +10,7 @@ set -euo pipefail
 captioner=build/examples/captioner/colo-captioner
 case " $* " in
 *" --help "*)
-    sed -n '3,5s/^# \{0,1\}//p' tools/quickstart.sh
+    usage
     [ -x "$captioner" ] && exec "$captioner" --help
     printf '\ncolo-captioner is not built yet. Run tools/quickstart.sh; then --help lists its options here.\n'
     exit 0

@@ -24,10 +24,7 @@ set -euo pipefail
 rev='' cases=20000 seed=20261124 one=''
 while [ $# -gt 0 ]; do
     case $1 in
-    --help)
-        sed -n '3,20s/^# \{0,1\}//p' "$root/tools/same-program.sh"
-        exit 0
-        ;;
+    --help) usage && exit 0 ;;
     --cases | --seed | --case)
         [[ ${2:-} =~ ^[0-9]+$ ]] || die "$1 wants a number"
         case $1 in

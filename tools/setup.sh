@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh - what quickstart.sh and test.sh share (sourced, not run): say what happens, install what
+# setup.sh - what the scripts of this folder share (sourced, not run): say what happens, install what
 # is missing, configure and build. Leaves the machine alone when nothing is missing.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,6 +21,11 @@ say() {
 die() {
     printf '%s\n' "$*" >&2
     exit 2
+}
+
+# Prints what stands at the head of the script that runs.
+usage() {
+    sed -n '3,/^set /s/^# \{0,1\}//p' "$root/tools/$(basename "$0")"
 }
 
 has() {

@@ -20,10 +20,7 @@ set -euo pipefail
 seconds='' kinds=() default=(threads sockets) seed=$(date +%s) worlds=0
 while [ $# -gt 0 ]; do
     case $1 in
-    --help)
-        sed -n '3,16s/^# \{0,1\}//p' "$root/tools/soak.sh"
-        exit 0
-        ;;
+    --help) usage && exit 0 ;;
     --gpu)
         default=(gpu gpu-sockets gpu-peers) seconds=${seconds:-100}
         shift

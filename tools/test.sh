@@ -16,10 +16,6 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-usage() {
-    sed -n '3,14s/^# \{0,1\}//p' "$root/tools/test.sh"
-}
-
 all=no torch=no list=no coverage=no suites=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -33,10 +29,7 @@ while [ $# -gt 0 ]; do
         suites+=(--suite "$2")
         shift
         ;;
-    --help)
-        usage
-        exit 0
-        ;;
+    --help) usage && exit 0 ;;
     *) die "unknown option \"$1\"; --help lists them" ;;
     esac
     shift

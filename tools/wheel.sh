@@ -35,7 +35,7 @@ elif [ "$machine" = x86_64 ]; then
 fi
 case ${1:-} in
 -*)
-    sed -n '3,12s/^# \{0,1\}//p' "$root/tools/wheel.sh"
+    usage
     [ "$1" = --help ] && exit 0 || exit 2
     ;;
 esac
