@@ -173,7 +173,7 @@ and for what is used where it is there: $wanted"
 
 # configure DIR MESON-OPTIONS... - sets up the folder or brings it in line with the options.
 configure() {
-    local dir=$1
+    local dir=$1 log=$1.configure.log again=()
     shift
     say "configuring $dir"
     mkdir -p "$dir"
@@ -181,18 +181,13 @@ configure() {
         [ "${CC:-cc}" = "$(cat "$dir/compiler" 2>/dev/null || echo cc)" ] &&
             meson setup --reconfigure "$dir" "$@" >"$dir/configure.log" 2>&1 && return 0
         # Made by another Meson, by another compiler or with one that is gone: a build folder holds nothing else.
-        meson setup --wipe "$dir" "$@" >"$dir.configure.log" 2>&1 || {
-            cat "$dir.configure.log"
-            die "could not configure $dir"
-        }
-        mv "$dir.configure.log" "$dir/configure.log"
-        echo "${CC:-cc}" >"$dir/compiler"
-        return 0
+        again=(--wipe)
     fi
-    meson setup "$dir" "$@" >"$dir/configure.log" 2>&1 || {
-        cat "$dir/configure.log"
+    meson setup "${again[@]}" "$dir" "$@" >"$log" 2>&1 || {
+        cat "$log"
         die "could not configure $dir"
     }
+    mv "$log" "$dir/configure.log"
     echo "${CC:-cc}" >"$dir/compiler"
 }
 
