@@ -18,17 +18,6 @@ const char *plan_batch_size(char out[200], const plan_ask_t *ask)
     return out;
 }
 
-void plan_batch_print_sizes(const plan_ask_t *ask)
-{
-    const colo_plan_config_t *c = &ask->config;
-    int64_t bytes = (int64_t)colo_dtype_size(c->dtype);
-    char text[24], size[200];
-    const bool fits = !__builtin_mul_overflow(bytes, ask->batch->rows, &bytes) &&
-                      !__builtin_mul_overflow(bytes, c->shape.features, &bytes);
-    printf("%s, %lld features, %s: %s\n", plan_batch_size(size, ask), (long long)c->shape.features,
-           colo_dtype_name(c->dtype), fits ? tool_bytes(text, bytes) : "more than 2^63 bytes");
-}
-
 void plan_batch_print_rows(const plan_ask_t *ask, const colo_region_t *g)
 {
     const plan_batch_t *b = ask->batch;

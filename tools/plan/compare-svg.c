@@ -8,41 +8,16 @@
 
 enum { ROW = 42, TOP = 26, BAR_MAX = 236, TIME_BAR_MAX = 150 /* words follow */ };
 
-typedef enum quantity { TIME, FORWARD, BACKWARD, SLOW, MEMORY, MESSAGES, QUANTITIES } quantity_t;
+static const plan_quantity_t drawn[] = {PLAN_TIME, PLAN_FORWARD, PLAN_BACKWARD,
+                                        PLAN_SLOW, PLAN_MEMORY,  PLAN_MESSAGES};
+enum { CHARTS = sizeof drawn / sizeof drawn[0] };
 
 typedef struct chart {
     const plan_entry_t *entries;
     int n, best;
     bool dst_only;
-    quantity_t what;
+    plan_quantity_t what;
 } chart_t;
-
-static const char *const title[QUANTITIES] = {[TIME] = "Estimated time, forward + backward",
-                                              [FORWARD] = "Forward: most bytes into a rank",
-                                              [BACKWARD] = "Backward: most bytes into a rank",
-                                              [SLOW] = "Bytes between nodes, forward + backward",
-                                              [MEMORY] = "Memory per rank: input, output, staging",
-                                              [MESSAGES] =
-                                                  "Messages of all ranks, forward + backward"};
-
-static double value(const plan_entry_t *e, quantity_t what)
-{
-    const plan_sums_t *s = &e->sums;
-    switch (what) {
-    case TIME:
-        return plan_entry_seconds(e);
-    case FORWARD:
-        return (double)s->pass[0].recv_max;
-    case BACKWARD:
-        return (double)s->pass[1].recv_max;
-    case SLOW:
-        return (double)s->pass[0].slow_total + (double)s->pass[1].slow_total;
-    case MEMORY:
-        return (double)s->memory_max;
-    default:
-        return (double)s->pass[0].messages_total + (double)s->pass[1].messages_total;
-    }
-}
 
 static void put_name(FILE *f, const chart_t *c, int i)
 {
@@ -57,29 +32,21 @@ static void put_name(FILE *f, const chart_t *c, int i)
     svg_fit(f, "strong", 52, 340, text);
 }
 
-static double largest(const chart_t *c)
-{
-    double most = 0;
-    for (int i = 0; i < c->n; i++)
-        most = value(&c->entries[i], c->what) > most ? value(&c->entries[i], c->what) : most;
-    return most;
-}
-
 static int draw(FILE *f, const void *what)
 {
     const chart_t *c = what;
-    double most = largest(c);
-    svg_put(f, "<text class='head2' x='0' y='14'>%s</text>\n", title[c->what]);
+    const double most = plan_entry_most(c->entries, c->n, c->what);
+    svg_put(f, "<text class='head2' x='0' y='14'>%s</text>\n", plan_quantity_title[c->what]);
     if (most == 0)
         svg_put(f, "<text x='0' y='34'>None in any of them.</text>\n");
     for (int i = 0; i < c->n && most > 0; i++) {
-        int widest = c->what == TIME ? TIME_BAR_MAX : BAR_MAX;
-        double v = value(&c->entries[i], c->what), width = widest * v / most;
-        bool best = c->what == TIME && i == c->best;
+        int widest = c->what == PLAN_TIME ? TIME_BAR_MAX : BAR_MAX;
+        double v = plan_entry_value(&c->entries[i], c->what), width = widest * v / most;
+        bool best = c->what == PLAN_TIME && i == c->best;
         char text[32];
-        if (c->what == TIME)
+        if (c->what == PLAN_TIME)
             plan_time(text, v);
-        else if (c->what == MESSAGES)
+        else if (c->what == PLAN_MESSAGES)
             svg_count((int64_t)v, text);
         else
             svg_bytes(v, text);
@@ -95,8 +62,7 @@ static int draw(FILE *f, const void *what)
 int plan_compare_draw(const plan_entry_t *entries, int n, int best)
 {
     const plan_ask_t *ask = &entries[0].ask;
-    const colo_plan_config_t *c = &ask->config;
-    chart_t chart[QUANTITIES];
+    chart_t chart[CHARTS];
     char src[160], text[3][200], nodes[48], words[200], from[180] = "";
     svg_page_t page = {.title = "Layouts compared",
                        .label = "bar charts of several pairs of layouts"};
@@ -110,9 +76,7 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
         svg_add_line(&page, "%s.", words);
     if (same)
         snprintf(from, sizeof from, "From %s. ", src);
-    svg_add_line(&page, "%s%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s.", from,
-                 (long long)c->shape.samples, (long long)c->shape.rows,
-                 (long long)c->shape.features, colo_dtype_name(c->dtype),
+    svg_add_line(&page, "%s%s; %s.", from, plan_shape(words, ask, "\xc3\x97"),
                  plan_nodes_text(nodes, ask));
     if (*plan_assumed(words, ask))
         svg_add_line(&page, "%s.", words);
@@ -124,11 +88,11 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
     plan_model_print(ask, text);
     for (int i = 0; i < 3; i++)
         svg_add_line(&page, "%s", text[i]);
-    for (int q = 0; q < QUANTITIES; q++) {
-        if (q == SLOW && c->ranks_per_node == 0 && !c->nodes)
+    for (int i = 0; i < CHARTS; i++) {
+        if (drawn[i] == PLAN_SLOW && ask->config.ranks_per_node == 0 && !ask->config.nodes)
             continue;
-        chart[q] = (chart_t){entries, n, best, same, (quantity_t)q};
-        svg_add_panel(&page, draw, &chart[q]);
+        chart[i] = (chart_t){entries, n, best, same, drawn[i]};
+        svg_add_panel(&page, draw, &chart[i]);
     }
     return plan_page(ask, &page);
 }

@@ -104,23 +104,52 @@ const char *plan_compare_warning(char out[200], const plan_entry_t *entries, int
     return out;
 }
 
-double plan_entry_seconds(const plan_entry_t *e)
+const char *const plan_quantity_title[PLAN_QUANTITIES] = {
+    [PLAN_TIME] = "Estimated time, forward + backward",
+    [PLAN_FORWARD] = "Forward: most bytes into a rank",
+    [PLAN_BACKWARD] = "Backward: most bytes into a rank",
+    [PLAN_BUSIEST] = "Bytes into the busiest rank, forward + backward",
+    [PLAN_RECEIVED] = "Bytes into all ranks, forward + backward",
+    [PLAN_SLOW] = "Bytes between nodes, forward + backward",
+    [PLAN_SLOW_ONE_LEVEL] = "Bytes between nodes on one level",
+    [PLAN_TIME_ONE_LEVEL] = "Estimated time on one level",
+    [PLAN_MEMORY] = "Memory per rank: input, output, staging",
+    [PLAN_MESSAGES] = "Messages of all ranks, forward + backward"};
+
+double plan_entry_value(const plan_entry_t *e, plan_quantity_t what)
 {
-    return e->sums.pass[0].seconds + e->sums.pass[1].seconds;
+    const plan_totals_t *forward = &e->sums.pass[0], *backward = &e->sums.pass[1];
+    const double value[PLAN_QUANTITIES] = {
+        [PLAN_TIME] = forward->seconds + backward->seconds,
+        [PLAN_FORWARD] = (double)forward->recv_max,
+        [PLAN_BACKWARD] = (double)backward->recv_max,
+        [PLAN_BUSIEST] = (double)forward->recv_max + (double)backward->recv_max,
+        [PLAN_RECEIVED] = (double)forward->recv_total + (double)backward->recv_total,
+        [PLAN_SLOW] = (double)forward->slow_total + (double)backward->slow_total,
+        [PLAN_SLOW_ONE_LEVEL] = (double)forward->slow_one_level + (double)backward->slow_one_level,
+        [PLAN_TIME_ONE_LEVEL] = forward->seconds_one_level + backward->seconds_one_level,
+        [PLAN_MEMORY] = (double)e->sums.memory_max,
+        [PLAN_MESSAGES] = (double)forward->messages_total + (double)backward->messages_total};
+    return value[what];
 }
 
-static double in_all(const plan_entry_t *e)
+double plan_entry_most(const plan_entry_t *entries, int n, plan_quantity_t what)
 {
-    return (double)e->sums.pass[0].recv_total + (double)e->sums.pass[1].recv_total;
+    double most = 0;
+    for (int i = 0; i < n; i++)
+        most = fmax(most, plan_entry_value(&entries[i], what));
+    return most;
 }
 
 static bool better(const plan_entry_t *a, const plan_entry_t *b)
 {
-    if (plan_entry_seconds(a) != plan_entry_seconds(b))
-        return plan_entry_seconds(a) < plan_entry_seconds(b);
-    if (in_all(a) != in_all(b))
-        return in_all(a) < in_all(b);
-    return a->sums.memory_max < b->sums.memory_max;
+    static const plan_quantity_t order[] = {PLAN_TIME, PLAN_RECEIVED, PLAN_MEMORY};
+    for (int i = 0; i < 3; i++) {
+        const double x = plan_entry_value(a, order[i]), y = plan_entry_value(b, order[i]);
+        if (x != y)
+            return x < y;
+    }
+    return false;
 }
 
 /* ---- words ---- */
@@ -194,7 +223,7 @@ static void fill(char (*cell)[CELL], const plan_entry_t *e)
              (long long)(s->pass[0].messages_total + s->pass[1].messages_total));
     snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->pass[0].slow_total + s->pass[1].slow_total));
     snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->memory_max));
-    snprintf(cell[k++], CELL, "%s", plan_time(b, plan_entry_seconds(e)));
+    snprintf(cell[k++], CELL, "%s", plan_time(b, plan_entry_value(e, PLAN_TIME)));
 }
 
 static void print_table(const plan_entry_t *entries, int n, int best)
@@ -230,55 +259,32 @@ static void print_table(const plan_entry_t *entries, int n, int best)
 
 /* ---- bars ---- */
 
-static double bar_value(const plan_entry_t *e, int what)
+static void print_bars(const plan_entry_t *entries, int n, int best, plan_quantity_t what)
 {
-    const plan_sums_t *s = &e->sums;
-    switch (what) {
-    case 0:
-        return plan_entry_seconds(e);
-    case 1:
-        return (double)s->pass[0].recv_max + (double)s->pass[1].recv_max;
-    case 2:
-        return (double)s->pass[0].slow_total + (double)s->pass[1].slow_total;
-    case 3:
-        return (double)s->pass[0].slow_one_level + (double)s->pass[1].slow_one_level;
-    case 4:
-        return s->pass[0].seconds_one_level + s->pass[1].seconds_one_level;
-    default:
-        return (double)s->memory_max;
-    }
-}
-
-static void print_bars(const plan_entry_t *entries, int n, int best, int what, const char *title)
-{
-    double most = 0;
-    for (int i = 0; i < n; i++)
-        most = fmax(most, bar_value(&entries[i], what));
+    const double most = plan_entry_most(entries, n, what);
+    const bool time = what == PLAN_TIME || what == PLAN_TIME_ONE_LEVEL;
     if (most == 0)
         return;
-    printf("\n%s\n", title);
+    printf("\n%s\n", plan_quantity_title[what]);
     for (int i = 0; i < n; i++) {
-        double v = bar_value(&entries[i], what);
-        int len = (int)ceil(BAR * v / most - 1e-9);
+        const double v = plan_entry_value(&entries[i], what);
+        const int len = (int)ceil(BAR * v / most - 1e-9);
         char text[24];
         printf(" %3d  ", i + 1);
         for (int k = 0; k < len; k++)
             putchar('#');
-        printf("%s%s%s\n", len ? " " : "",
-               what % 4 ? tool_bytes(text, (int64_t)v) : plan_time(text, v),
-               what == 0 && i == best ? "  least bridge time" : "");
+        printf("%s%s%s\n", len ? " " : "", time ? plan_time(text, v) : tool_bytes(text, (int64_t)v),
+               what == PLAN_TIME && i == best ? "  least bridge time" : "");
     }
 }
 
 static int print_text(const plan_entry_t *entries, int n, int best)
 {
-    const colo_plan_config_t *c = &entries[0].ask.config;
     char line[3][200], name[1300];
     if (*plan_compare_warning(line[0], entries, n))
         printf("%s\n", line[0]);
-    printf("%lld samples x %lld rows x %lld features, %s; ", (long long)c->shape.samples,
-           (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype));
-    printf("%s\n", plan_nodes_text(name, &entries[0].ask));
+    printf("%s; %s\n", plan_shape(line[0], &entries[0].ask, "x"),
+           plan_nodes_text(name, &entries[0].ask));
     if (*plan_assumed(line[0], &entries[0].ask))
         printf("%s\n", line[0]);
     if (*plan_positions(line[0], &entries[0].ask))
@@ -295,17 +301,18 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     }
     printf("\n");
     print_table(entries, n, best);
-    print_bars(entries, n, best, 0, "Estimated time, forward + backward");
-    print_bars(entries, n, best, 1, "Bytes into the busiest rank, forward + backward");
-    print_bars(entries, n, best, 2, "Bytes between nodes, forward + backward");
+    print_bars(entries, n, best, PLAN_TIME);
+    print_bars(entries, n, best, PLAN_BUSIEST);
+    print_bars(entries, n, best, PLAN_SLOW);
     bool saves = false;
     for (int i = 0; i < n; i++)
-        saves |= bar_value(&entries[i], 3) > bar_value(&entries[i], 2);
+        saves |= plan_entry_value(&entries[i], PLAN_SLOW_ONE_LEVEL) >
+                 plan_entry_value(&entries[i], PLAN_SLOW);
     if (saves) {
-        print_bars(entries, n, best, 3, "Bytes between nodes on one level");
-        print_bars(entries, n, best, 4, "Estimated time on one level");
+        print_bars(entries, n, best, PLAN_SLOW_ONE_LEVEL);
+        print_bars(entries, n, best, PLAN_TIME_ONE_LEVEL);
     }
-    print_bars(entries, n, best, 5, "Memory per rank: input, output, staging");
+    print_bars(entries, n, best, PLAN_MEMORY);
     plan_model_print(&entries[0].ask, line);
     printf("\n%s", best < 0
                        ? ""

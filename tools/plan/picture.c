@@ -104,33 +104,23 @@ static int choose(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
 static void print_ask(drawing_t *d)
 {
     const colo_plan_config_t *c = &d->ask->config;
-    char b[24] = "more than 2^63 bytes", n[32], more[200];
-    int64_t bytes = 0;
+    const plan_batch_t *batch = d->ask->batch;
+    char bytes[24], n[32], more[200], output[48];
     const bool full = c->output == COLO_FULL_SEQ;
-    const char *output = full ? "full" : "sharded";
-    const char *grad = !full ? "" : c->grad ? ", gradients disjoint" : ", gradients partial";
+    snprintf(output, sizeof output, " Output %s%s.", full ? "full" : "sharded",
+             !full     ? ""
+             : c->grad ? ", gradients disjoint"
+                       : ", gradients partial");
+    svg_count(d->ask->world - d->ask->first, n);
     if (*plan_size_warning(more, d->ask))
         svg_add_line(&d->page, "%s.", more);
-    if (!__builtin_mul_overflow(c->shape.samples, c->shape.rows, &bytes) &&
-        !__builtin_mul_overflow(bytes, c->shape.features, &bytes) &&
-        !__builtin_mul_overflow(bytes, (int64_t)colo_dtype_size(c->dtype), &bytes))
-        tool_bytes(b, bytes);
-    if (d->ask->batch) {
-        char kept[100] = "";
-        if (!d->ask->batch->packed)
-            snprintf(kept, sizeof kept, " Output %s%s.", output, grad);
+    if (batch)
         svg_add_line(&d->page, "%s; %lld features, %s.%s %s ranks.", plan_batch_size(more, d->ask),
-                     (long long)c->shape.features, colo_dtype_name(c->dtype), kept,
-                     svg_count(d->ask->world - d->ask->first, n));
-    } else {
-        svg_add_line(
-            &d->page,
-            "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s "
-            "ranks.",
-            (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
-            colo_dtype_name(c->dtype), b, output, grad,
-            svg_count(d->ask->world - d->ask->first, n));
-    }
+                     (long long)c->shape.features, colo_dtype_name(c->dtype),
+                     batch->packed ? "" : output, n);
+    else
+        svg_add_line(&d->page, "%s: %s.%s %s ranks.", plan_shape(more, d->ask, "\xc3\x97"),
+                     plan_batch_bytes(bytes, d->ask), output, n);
     if (*plan_assumed(more, d->ask))
         svg_add_line(&d->page, "%s.", more);
     if (*plan_positions(more, d->ask))

@@ -109,6 +109,10 @@ int64_t plan_sample_rank(const plan_ask_t *ask, int64_t k);
 
 /* "" if both grids have as many ranks, else what the first line warns of; returns @out */
 const char *plan_size_warning(char out[200], const plan_ask_t *ask);
+/* "16 samples x 8192 rows x 4096 features, bf16"; @times: the sign between them; returns @out */
+const char *plan_shape(char out[200], const plan_ask_t *ask, const char *times);
+/* "64.0 MiB", the whole batch; returns @out */
+const char *plan_batch_bytes(char out[24], const plan_ask_t *ask);
 /* "row 0 of a sample is position 4 of the LLM's 64", "" if the sequence is the rows; returns @out
  */
 const char *plan_positions(char out[200], const plan_ask_t *ask);
@@ -129,8 +133,25 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best);
 const char *plan_entry_name(char *out, size_t cap, const plan_entry_t *entry, bool dst_only);
 /* "1.24 ms"; returns @out */
 const char *plan_time(char out[24], double seconds);
-/* forward + backward */
-double plan_entry_seconds(const plan_entry_t *entry);
+
+/* What entries are compared by. Both: forward + backward. */
+typedef enum plan_quantity {
+    PLAN_TIME,    /* both */
+    PLAN_FORWARD, /* most bytes into a rank */
+    PLAN_BACKWARD,
+    PLAN_BUSIEST,  /* both */
+    PLAN_RECEIVED, /* by all ranks, both */
+    PLAN_SLOW,     /* bytes between nodes, both */
+    PLAN_SLOW_ONE_LEVEL,
+    PLAN_TIME_ONE_LEVEL,
+    PLAN_MEMORY,
+    PLAN_MESSAGES, /* of all ranks, both */
+    PLAN_QUANTITIES
+} plan_quantity_t;
+extern const char *const plan_quantity_title[PLAN_QUANTITIES];
+double plan_entry_value(const plan_entry_t *entry, plan_quantity_t what);
+/* of @n entries */
+double plan_entry_most(const plan_entry_t *entries, int n, plan_quantity_t what);
 /* how the time was estimated, in error messages: [3] lines */
 void plan_model_print(const plan_ask_t *ask, char line[3][200]);
 /* see plan_model_print() */
@@ -160,7 +181,6 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
 int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                     const plan_sums_t *sums);
 /* batch-text.c: the lines about a batch in tables */
-void plan_batch_print_sizes(const plan_ask_t *ask);
 void plan_batch_print_rows(const plan_ask_t *ask, const colo_region_t *g);
 void plan_batch_print_minimum(const plan_totals_t *t);
 void plan_batch_print_balance(const plan_ask_t *ask, const char *bold, const char *plain);

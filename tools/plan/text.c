@@ -229,6 +229,27 @@ const char *plan_size_warning(char out[200], const plan_ask_t *ask)
     return out;
 }
 
+const char *plan_shape(char out[200], const plan_ask_t *ask, const char *times)
+{
+    const colo_shape_t *shape = &ask->config.shape;
+    snprintf(out, 200, "%lld samples %s %lld rows %s %lld features, %s", (long long)shape->samples,
+             times, (long long)shape->rows, times, (long long)shape->features,
+             colo_dtype_name(ask->config.dtype));
+    return out;
+}
+
+const char *plan_batch_bytes(char out[24], const plan_ask_t *ask)
+{
+    const colo_shape_t *shape = &ask->config.shape;
+    const int64_t samples = ask->batch ? 1 : shape->samples,
+                  rows = ask->batch ? ask->batch->rows : shape->rows;
+    int64_t bytes = (int64_t)colo_dtype_size(ask->config.dtype);
+    const bool fits = !__builtin_mul_overflow(bytes, samples, &bytes) &&
+                      !__builtin_mul_overflow(bytes, rows, &bytes) &&
+                      !__builtin_mul_overflow(bytes, shape->features, &bytes);
+    return fits ? tool_bytes(out, bytes) : strcpy(out, "more than 2^63 bytes");
+}
+
 const char *plan_positions(char out[200], const plan_ask_t *ask)
 {
     out[0] = '\0';
@@ -258,23 +279,18 @@ static void print_ask(const plan_ask_t *ask)
 {
     char line[200];
     const colo_plan_config_t *c = &ask->config;
-    char src[COLO_KEY_MAX * 2], dst[COLO_KEY_MAX * 2], b[24];
-    int64_t bytes = (int64_t)colo_dtype_size(c->dtype);
-    bool fits = !__builtin_mul_overflow(bytes, c->shape.samples, &bytes) &&
-                !__builtin_mul_overflow(bytes, c->shape.rows, &bytes) &&
-                !__builtin_mul_overflow(bytes, c->shape.features, &bytes);
+    char src[COLO_KEY_MAX * 2], dst[COLO_KEY_MAX * 2], bytes[24];
     colo_grid_print(&ask->src.grid, src, sizeof src);
     colo_grid_print(&ask->dst.grid, dst, sizeof dst);
     if (*plan_size_warning(line, ask))
         printf("%s\n", line);
     printf("%s%s -> %s%s\n", bold, src, dst, plain);
+    plan_batch_bytes(bytes, ask);
     if (ask->batch)
-        plan_batch_print_sizes(ask);
+        printf("%s, %lld features, %s: %s\n", plan_batch_size(line, ask),
+               (long long)c->shape.features, colo_dtype_name(c->dtype), bytes);
     else
-        printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n",
-               (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
-               colo_dtype_name(c->dtype), ask->axes,
-               fits ? tool_bytes(b, bytes) : "more than 2^63 bytes");
+        printf("%s, %s: %s\n", plan_shape(line, ask, "x"), ask->axes, bytes);
     if (*plan_assumed(line, ask))
         printf("%s\n", line);
     if (*plan_positions(line, ask))
