@@ -67,15 +67,26 @@ static int32_t root(int32_t *up, int32_t i)
     return i;
 }
 
+/* Flows between rows that have got the numbers @now. */
+static void renumber(pic_flows_t *s, const int32_t *now)
+{
+    for (int64_t i = 0; i < s->n; i++) {
+        s->flow[i].from = now[s->flow[i].from];
+        s->flow[i].to = now[s->flow[i].to];
+    }
+    if (s->n > 0)
+        qsort(s->flow, (size_t)s->n, sizeof *s->flow, flow_cmp);
+}
+
 /* Parts by union-find, numbered by their first rank; then rows by (part, rank), flows to match. */
 static bool order(pic_t *pic)
 {
     int32_t n = pic->nrows, *up = calloc((size_t)n + 1, sizeof *up);
-    int64_t *old = calloc((size_t)n + 1, sizeof *old);
-    bool ok = up && old;
-    for (int32_t i = 0; i < n && ok; i++)
-        up[i] = i;
-    for (int w = 0; w < 2 && ok; w++)
+    if (!up)
+        return false;
+    for (int32_t i = 0; i < n; i++)
+        up[i] = pic->row[i].was = i;
+    for (int w = 0; w < 2; w++)
         for (int64_t i = 0; i < pic->pass[w].n; i++) {
             int32_t a = root(up, pic->pass[w].flow[i].from), b = root(up, pic->pass[w].flow[i].to);
             if (a < b)
@@ -84,32 +95,18 @@ static bool order(pic_t *pic)
                 up[a] = b;
         }
     pic->nparts = 0;
-    for (int32_t i = 0; i < n && ok; i++) { /* roots come first, and rows ascend by rank here */
+    for (int32_t i = 0; i < n; i++) { /* roots come first, and rows ascend by rank here */
         int32_t r = root(up, i);
         pic->row[i].part = r == i ? pic->nparts++ : pic->row[r].part;
     }
-    /* rank -> old index is the sorted order that we have; new index by looking the rank up */
-    for (int32_t i = 0; i < n && ok; i++)
-        old[i] = pic->row[i].rank;
-    if (ok && n > 0) {
+    if (n > 0)
         qsort(pic->row, (size_t)n, sizeof *pic->row, row_cmp);
-        for (int32_t i = 0; i < n; i++) {
-            int64_t *index = bsearch(&pic->row[i].rank, old, (size_t)n, sizeof *old, by_value);
-            up[index - old] = i;
-        }
-        for (int w = 0; w < 2; w++) {
-            pic_flows_t *s = &pic->pass[w];
-            for (int64_t i = 0; i < s->n; i++) {
-                s->flow[i].from = up[s->flow[i].from];
-                s->flow[i].to = up[s->flow[i].to];
-            }
-            if (s->n > 0)
-                qsort(s->flow, (size_t)s->n, sizeof *s->flow, flow_cmp);
-        }
-    }
+    for (int32_t i = 0; i < n; i++)
+        up[pic->row[i].was] = i;
+    for (int w = 0; w < 2; w++)
+        renumber(&pic->pass[w], up);
     free(up);
-    free(old);
-    return ok;
+    return true;
 }
 
 /* ---- collect ---- */
@@ -247,20 +244,15 @@ static int64_t distinct(const uint64_t *colour, int32_t n, int64_t *sorted)
     memcpy(sorted, colour, (size_t)n * sizeof *colour);
     qsort(sorted, (size_t)n, sizeof *sorted, by_value);
     for (int32_t i = 0; i < n; i++)
-        if (i == 0 || sorted[i] != sorted[i - 1])
-            sorted[k++] = sorted[i];
+        k += i == 0 || sorted[i] != sorted[i - 1];
     return k;
 }
 
+/* Flows between classes; those that have become equal are one. */
 static void merge(pic_flows_t *s, const int32_t *class_of)
 {
     int64_t n = 0;
-    for (int64_t i = 0; i < s->n; i++) {
-        s->flow[i].from = class_of[s->flow[i].from];
-        s->flow[i].to = class_of[s->flow[i].to];
-    }
-    if (s->n > 0)
-        qsort(s->flow, (size_t)s->n, sizeof *s->flow, flow_cmp);
+    renumber(s, class_of);
     for (int64_t i = 0; i < s->n; i++)
         if (n && flow_cmp(&s->flow[n - 1], &s->flow[i]) == 0)
             s->flow[n - 1].times += s->flow[i].times;
@@ -271,61 +263,44 @@ static void merge(pic_flows_t *s, const int32_t *class_of)
 
 bool pic_fold(pic_t *pic)
 {
-    int32_t n = pic->nrows, k = 0;
-    uint64_t *colour = calloc((size_t)n + 1, sizeof *colour);
-    uint64_t *next = calloc((size_t)n + 1, sizeof *next);
-    int64_t *sorted = calloc((size_t)n + 1, sizeof *sorted);
-    int32_t *class_of = calloc((size_t)n + 1, sizeof *class_of);
-    int64_t *rank_of = calloc((size_t)n + 1, sizeof *rank_of); /* rows by rank */
-    bool ok = colour && next && sorted && class_of && rank_of;
+    const size_t n = (size_t)pic->nrows;
+    uint64_t *colours = calloc(3 * n + 1, sizeof *colours), *colour = colours;
+    int32_t *class_of = calloc(n + 1, sizeof *class_of), k = 0;
+    const bool ok = colours && class_of;
 
     for (int64_t classes = -1, now = 0; ok && now != classes;) {
+        uint64_t *next = colour == colours ? colours + n : colours;
         classes = now;
         refine(pic, colour, next);
-        uint64_t *swap = colour;
         colour = next;
-        next = swap;
-        now = distinct(colour, n, sorted);
+        now = distinct(colour, pic->nrows, (int64_t *)(colours + 2 * n));
     }
     /* a class is named by its smallest rank: visit rows by rank, open a class at a new colour */
-    for (int32_t i = 0; ok && i < n; i++)
-        rank_of[i] = pic->row[i].rank * n + i; /* sorts by rank, carries the row */
+    for (int32_t i = 0; ok && i < pic->nrows; i++) {
+        pic->row[i].was = i;
+        pic->row[i].part = 0;
+    }
     if (ok && n > 0)
-        qsort(rank_of, (size_t)n, sizeof *rank_of, by_value);
-    pic_row_t *rows = ok ? calloc((size_t)n + 1, sizeof *rows) : NULL;
-    int32_t *class_at = ok ? calloc((size_t)n + 1, sizeof *class_at) : NULL; /* colour -> class */
-    ok = rows && class_at;
-    int64_t colours = ok ? distinct(colour, n, sorted) : 0;
-    for (int32_t i = 0; ok && i < n; i++) {
-        int32_t r = (int32_t)(rank_of[i] % n);
-        int64_t *index = bsearch(&colour[r], sorted, (size_t)colours, sizeof *sorted, by_value);
-        int32_t *class = &class_at[index - sorted];
-        if (*class == 0) {
-            rows[k] = pic->row[r];
-            *class = ++k;
-        }
-        class_of[r] = *class - 1;
-        rows[*class - 1].alike++;
+        qsort(pic->row, n, sizeof *pic->row, row_cmp);
+    for (int32_t i = 0; ok && i < pic->nrows; i++) {
+        const pic_row_t row = pic->row[i];
+        int32_t class = 0;
+        while (class < k && colour[pic->row[class].was] != colour[row.was])
+            class ++;
+        if (class == k)
+            pic->row[k++] = row;
+        else
+            pic->row[class].alike++;
+        class_of[row.was] = class;
     }
     if (ok) {
-        for (int32_t i = 0; i < k; i++)
-            rows[i].alike--;
-        free(pic->row);
-        pic->row = rows;
         pic->nrows = k;
         merge(&pic->pass[0], class_of);
         merge(&pic->pass[1], class_of);
-        ok = order(pic);
-    } else {
-        free(rows);
     }
-    free(class_at);
-    free(colour);
-    free(next);
-    free(sorted);
     free(class_of);
-    free(rank_of);
-    return ok;
+    free(colours);
+    return ok && order(pic);
 }
 
 void pic_cut(pic_t *pic, int32_t rows)

@@ -35,6 +35,7 @@ typedef struct pic_row {
     int64_t rank;
     int64_t alike; /* other ranks drawn as this one */
     int32_t part;  /* ranks that exchange with each other, directly or not, share a part */
+    int32_t was;   /* its index before rows were sorted */
 } pic_row_t;
 
 typedef struct pic {

@@ -102,7 +102,7 @@ static double list_time(const plan_ask_t *ask, int64_t rank, const pic_list_t *l
 static double pass_time(const plan_ask_t *ask, const colo_plan_t *plan, colo_pass_t w)
 {
     pic_list_t list[PIC_EXCHANGES][2];
-    double t[2 * PIC_EXCHANGES];
+    double t[2 * PIC_EXCHANGES] = {0};
     pic_lists(plan, w, list);
     for (int i = 0; i < 2 * PIC_EXCHANGES; i++)
         t[i] = list_time(ask, colo_plan_rank(plan), &list[i / 2][i % 2]);

@@ -247,7 +247,10 @@ const char *plan_batch_bytes(char out[24], const plan_ask_t *ask)
     const bool fits = !__builtin_mul_overflow(bytes, samples, &bytes) &&
                       !__builtin_mul_overflow(bytes, rows, &bytes) &&
                       !__builtin_mul_overflow(bytes, shape->features, &bytes);
-    return fits ? tool_bytes(out, bytes) : strcpy(out, "more than 2^63 bytes");
+    if (fits)
+        return tool_bytes(out, bytes);
+    snprintf(out, 24, "more than 2^63 bytes");
+    return out;
 }
 
 const char *plan_positions(char out[200], const plan_ask_t *ask)
