@@ -16,7 +16,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'packing'
                                  'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/tower', 'torch/ranks']),
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
-INSIDE = {'alive', 'loss_of', 'per_token', 'real_of', 'apply', 'end', 'Listed', 'Own', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
+INSIDE = {'alive', 'loss_of', 'per_token', 'real_of', 'apply', 'end', 'Listed', 'Own', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'size_and_rank', 'tell', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
           'bytes_of', 'part_lengths', 'parts_of', 'context_of', 'counted_of', 'Repacking', 'segment_of', 'require_alive', 'joined', 'Comm.serves', 'Comm.ends', 'Flight'}
@@ -42,8 +42,8 @@ def head(node, name):
     return '%s(%s)' % (name, ', '.join(words))
 
 
-def is_property(node):
-    return any(ast.unparse(d) == 'property' for d in node.decorator_list)
+def has(node, decorator):
+    return any(ast.unparse(d) == decorator for d in node.decorator_list)
 
 
 def entry(title, doc, level):
@@ -61,7 +61,7 @@ def class_entries(node, title):
         if '%s.%s' % (node.name, name) in INSIDE:
             continue
         if name == '__call__' or not name.startswith('_'):
-            title = name if is_property(child) else head(child, name)
+            title = name if has(child, 'property') else head(child, name)
             out += entry(title.replace('__call__', node.name.lower()), child, 4)
     return out
 
@@ -85,7 +85,7 @@ def page():
             tree = ast.parse((HERE / 'colobridge' / (name + '.py')).read_text())
             for node in tree.body:
                 own = getattr(node, 'name', '_')
-                if own.startswith('_') or {own, '%s.%s' % (Path(name).name, own)} & INSIDE:
+                if own.startswith('_') or {own, '%s.%s' % (Path(name).name, own)} & INSIDE or has(node, 'Function'):
                     continue
                 title = own if names is None or own in names else '%s.%s' % (Path(name).name, own)
                 if isinstance(node, ast.ClassDef):

@@ -16,6 +16,14 @@ from typing import Any, cast
 
 from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
+from .torch.lazy import torch
+from .torch.linear import Linear, LinearLoss, prepare
+from .torch.logprob import outputs
+from .torch.losses import logprob_at, topk_logprob
+from .torch.ranks import alone, size_and_rank, telling
+from .torch.sampling import enough, kept, masses, vocabulary
+from .torch.support import Support
+from .torch.tensors import eager, stream_of
 
 _NONE_IGNORED = -2**63  # no token has this number
 _tensor_parallel: list[Any] = []
@@ -36,21 +44,12 @@ def _tp(group: Any, what: str) -> Any:
 
 
 def _f32(t: Any) -> Any:
-    import torch
     return t.to(torch.float32)
 
 
-def _eager(fn: Any) -> Any:
-    from .torch.tensors import eager
-    return eager(fn)
-
-
-@_eager
+@eager
 def _logp(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
           inference_only: bool, what: str, support: Any = None) -> Any:
-    import torch
-
-    from .torch.logprob import outputs
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         return _f32(outputs(what, logits, target, ('logp',), tp_group=group, vocab_start=int(start),
                             vocab_end=int(end), lenient_targets=True,
@@ -87,14 +86,10 @@ class ChunkedDistributedGatherLogprob:
     rank holds has logp 0 and no gradient."""
 
     @staticmethod
-    @_eager
+    @eager
     def apply(vocab_parallel_logits: Any, global_indices: Any, vocab_start_index: int, vocab_end_index: int,
               chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
         """inference_only: nothing is kept for a backward."""
-        import torch
-
-        from .torch.losses import logprob_at
-        from .torch.sampling import vocabulary
         what, start, end = 'ChunkedDistributedGatherLogprob', int(vocab_start_index), int(vocab_end_index)
         vocab = vocabulary(what, vocab_parallel_logits, start, end, tp_group)
         ids = global_indices.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)
@@ -107,10 +102,9 @@ class ChunkedDistributedEntropy:
     """Sum of p log p [...] of logits [..., Vl] in f32: the entropy with the opposite sign, as the original has it."""
 
     @staticmethod
-    @_eager
+    @eager
     def apply(vocab_parallel_logits: Any, chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
         """inference_only: nothing is kept for a backward."""
-        import torch
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             return -_f32(_entropy(vocab_parallel_logits, tp_group, chunk_size, 'ChunkedDistributedEntropy'))
 
@@ -144,7 +138,6 @@ def _shifted(what: str, source: Any, target: Any, tp_group: Any, cp_group: Any,
              logp_of: Callable[[Any], Any], pre_rolled: bool = False) -> Any:
     """logp [B, S - 1] of a dense batch. source: logits or hidden [B, S' / cp, ..]; logp_of(targets of its
     elements) are theirs."""
-    import torch
     cp, rank, comm = context_of(cp_group, source.device)
     batch, seq = target.shape if target.dim() == 2 else (-1, -1)
     count = source.shape[1] * cp if source.dim() == 3 else -1
@@ -168,7 +161,6 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any
             attention_mask: Any, sub_seq_lengths: Any, logp_of: Callable[[Any], Any], add: bool = False,
             pre_rolled: bool = False) -> Any:
     """logp [rows, width - 1] of packed sequences; add: gradients over cp. Otherwise as _shifted()."""
-    import torch
     cp, rank, comm = context_of(cp_group, source.device)
     target = target.reshape(-1)
     given, device = len(target), source.device
@@ -185,7 +177,7 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any
     return places.scatter(with_context(logp, cu, count, comm, add) if cp > 1 else logp)
 
 
-@_eager
+@eager
 def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vocab_start_index: int,
                                      vocab_end_index: int, tp_group: Any,
                                      inference_only: bool = False, cp_group: Any = None,
@@ -206,7 +198,7 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
         sampling_params), target_is_pre_rolled)
 
 
-@_eager
+@eager
 def from_parallel_logits_to_logprobs_packed_sequences(
         vocab_parallel_logits: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
         vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
@@ -228,7 +220,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
                        inference_only, what))
 
 
-@_eager
+@eager
 def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
         vocab_parallel_logits: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
         vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
@@ -248,7 +240,6 @@ def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
 def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
              inference_only: bool, what: str, params: Any) -> Any:
     """_logp() over the ids that sampling parameters keep"""
-    import torch
     top_k, top_p = getattr(params, 'top_k', None), getattr(params, 'top_p', None)
     top_k, top_p = 0 if top_k in (None, -1) else int(top_k), 1.0 if top_p is None else float(top_p)
     if top_k < 0 or not 0 < top_p <= 1:
@@ -259,9 +250,6 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
     if target.shape != logits.shape[:-1]:
         raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last axis"
                             % (what, list(target.shape), list(logits.shape[:-1])))
-    from .torch.losses import topk_logprob
-    from .torch.sampling import enough, kept, masses, vocabulary
-    from .torch.support import Support
     first, end = int(start), int(end)
     vocab = vocabulary(what, logits, first, end, group)
     if not 0 < top_k <= min(256, vocab):
@@ -278,10 +266,9 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
     return logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))
 
 
-@_eager
+@eager
 def _sampled_evenly(logits: Any, target: Any, group: Any, top_k: int | None, top_p: float, chunk: int | None,
                     inference_only: bool, what: str) -> Any:
-    from .torch.ranks import size_and_rank
     start = size_and_rank(group, what)[1] * logits.shape[-1]
     return _sampled(logits, target, start, start + logits.shape[-1], group, chunk, inference_only, what,
                     types.SimpleNamespace(top_k=top_k, top_p=top_p))
@@ -292,12 +279,9 @@ def _sampled_evenly(logits: Any, target: Any, group: Any, top_k: int | None, top
 def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int, end: int, group: Any,
                  chunk: int | None, inference_only: bool, temperature: float, entropy: bool = False) -> Any:
     """logp (and entropy) of hidden [.., H]; gradients of hidden are this rank's part"""
-    import torch
-
-    from .torch.linear import functions, prepare
     names = ('logp',) + ('entropy',) * entropy
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-        out = functions()[0].apply(*prepare(
+        out = Linear.apply(*prepare(
             what, hidden.to(weight.dtype), weight, None, target, names, group, None, None, False,
             (int(start), int(end), None), ('logprob', 'partial', 0, None, None, False),
             (float(temperature), _NONE_IGNORED, int(chunk or 0), True),
@@ -305,7 +289,7 @@ def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int, e
     return tuple(_f32(t) for t in out) if entropy else _f32(out[0])
 
 
-@_eager
+@eager
 def from_parallel_hidden_to_logprobs(hidden: Any, lm_head_weight: Any, target: Any, vocab_start_index: int,
                                      vocab_end_index: int, tp_group: Any, inference_only: bool = False,
                                      cp_group: Any = None, chunk_size: int | None = None,
@@ -319,7 +303,7 @@ def from_parallel_hidden_to_logprobs(hidden: Any, lm_head_weight: Any, target: A
         temperature))
 
 
-@_eager
+@eager
 def from_parallel_hidden_to_logprobs_packed_sequences(
         hidden: Any, lm_head_weight: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
         vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
@@ -335,7 +319,7 @@ def from_parallel_hidden_to_logprobs_packed_sequences(
                        inference_only, temperature))
 
 
-@_eager
+@eager
 def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: float = 1.0, reduction: str = 'none',
                          dist_process_group: Any = None) -> tuple[Any, Any]:
     """verl's (logprobs, entropy), both [T] and f32, of hidden [..., H], weight [Vl, H] and labels [...]; shards are
@@ -344,7 +328,6 @@ def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: flo
     what = 'linear_cross_entropy'
     if reduction not in ('none', 'sum', 'mean'):
         raise ArgumentError("%s: reduction is %r, expected 'none', 'sum' or 'mean'" % (what, reduction))
-    from .torch.ranks import size_and_rank
     start = size_and_rank(dist_process_group, what)[1] * weight.shape[0]
     logp, entropy = _from_hidden(what, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), start,
                                  start + weight.shape[0], dist_process_group, None, False, temperature, True)
@@ -353,7 +336,7 @@ def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: flo
 
 # ---- entropy, cross entropy ----
 
-@_eager
+@eager
 def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = None,
                            chunk_memory_mb: int = 512, tp_group: Any = None) -> Any:
     """Entropy [...] of logits [..., Vl], differentiable, in the logits' dtype as in the original;
@@ -364,11 +347,8 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
         vocab_parallel_logits.dtype)
 
 
-@_eager
+@eager
 def _entropy(logits: Any, group: Any, chunk: int | None, what: str, chunk_memory_mb: int = 1) -> Any:
-    import torch
-
-    from .torch.logprob import outputs
     if chunk_memory_mb <= 0:
         raise ArgumentError("%s: chunk_memory_mb is %s, expected a number above 0" % (what, chunk_memory_mb))
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
@@ -376,14 +356,14 @@ def _entropy(logits: Any, group: Any, chunk: int | None, what: str, chunk_memory
                    chunk_size=int(chunk or 0))[0]
 
 
-@_eager
+@eager
 def vocab_parallel_entropy_weighted_sum(vocab_parallel_logits: Any, weights: Any, chunk_size: int | None = None,
                                         chunk_memory_mb: int = 512, tp_group: Any = None) -> Any:
     """Sum of vocab_parallel_entropy() [...] times weights [...]; tokens whose weight is 0 count as 0."""
     return (vocab_parallel_entropy(vocab_parallel_logits, chunk_size, chunk_memory_mb, tp_group) * weights).sum()
 
 
-@_eager
+@eager
 def vocab_parallel_entropy_packed_sequences(
         vocab_parallel_logits: Any, cu_seqlens_padded: Any, unpacked_seqlen: int, num_actions: int,
         attention_mask: Any, loss_mask: Any, cp_group: Any,
@@ -399,7 +379,7 @@ def vocab_parallel_entropy_packed_sequences(
         tp_group)
 
 
-@_eager
+@eager
 def from_parallel_hidden_to_entropy_packed_sequences(
         hidden: Any, lm_head_weight: Any, cu_seqlens_padded: Any, unpacked_seqlen: int, num_actions: int,
         attention_mask: Any, loss_mask: Any, cp_group: Any, tp_group: Any,
@@ -407,9 +387,6 @@ def from_parallel_hidden_to_entropy_packed_sequences(
         temperature: float = 1.0) -> tuple[Any, Any]:
     """vocab_parallel_entropy_packed_sequences() of hidden [1, T / cp, H] x lm_head_weight [Vl, H]^T / temperature;
     shards are equal, in rank order. Unlike the original the second number has a gradient."""
-    import torch
-
-    from .torch.ranks import size_and_rank
     what = 'from_parallel_hidden_to_entropy_packed_sequences'
     start = size_and_rank(tp_group, what)[1] * lm_head_weight.shape[0]
     target = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
@@ -419,15 +396,11 @@ def from_parallel_hidden_to_entropy_packed_sequences(
                              chunk_size, False, temperature, True)[1], tp_group)
 
 
-@_eager
+@eager
 def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, attention_mask: Any, loss_mask: Any,
                         cp_group: Any, sub_seq_lengths: Any, entropy: Callable[[], Any], tp_group: Any
                         ) -> tuple[Any, Any]:
     """tp_group: of entropy(), which hears of an error here"""
-    import torch
-
-    from .torch.ranks import telling
-    from .torch.tensors import stream_of
     cp, rank, comm = context_of(cp_group, source.device)
     count, device = source.shape[-2] * cp, source.device
     cu = cu.to(device=device, dtype=torch.int64)
@@ -447,14 +420,14 @@ def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, atte
     return (sums[0] / total).to(h.dtype), (mine / total).to(h.dtype)
 
 
-@_eager
+@eager
 def vocab_parallel_log_probs_from_logits(logits: Any, labels: Any, tp_group: Any = None) -> Any:
     """verl's: log-probabilities of labels [...] under logits [..., Vl], f32. tp_group: as in
     vocab_parallel_entropy()."""
     return -vocab_parallel_cross_entropy(logits, labels, tp_group=tp_group)
 
 
-@_eager
+@eager
 def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
                                  label_smoothing: float = 0.0, tp_group: Any = None, *,
                                  local_smoothing: bool = False) -> Any:
@@ -469,9 +442,8 @@ def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
                           label_smoothing, local_smoothing)
 
 
-@_eager
+@eager
 def _cross_entropy(logits: Any, target: Any, group: Any, smoothing: float, local_smoothing: bool) -> Any:
-    from .torch.logprob import outputs
     return _f32(outputs('vocab_parallel_cross_entropy', logits, target, ('loss',), tp_group=group,
                         label_smoothing=float(smoothing), megatron_smoothing=True, local_smoothing=bool(local_smoothing),
                         lenient_targets=True, ignore_index=_NONE_IGNORED)[0])
@@ -479,7 +451,7 @@ def _cross_entropy(logits: Any, target: Any, group: Any, smoothing: float, local
 
 # ---- the head and its loss, chunk by chunk ----
 
-@_eager
+@eager
 def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_size: int,
                                labels: Any = None, shift_labels: Any = None,
                                num_items_in_batch: Any = None, logit_scale: float = 1.0,
@@ -497,10 +469,6 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     backward through loss alone does not. ValueError: another label outside of [0, V) (one wait for the
     GPU), chunk_size < 1, neither labels nor shift_labels.
     """
-    import torch
-
-    from .torch.linear import functions, prepare
-    from .torch.ranks import alone
     what, hidden = 'chunked_cross_entropy_loss', hidden_states
     if labels is None and shift_labels is None:
         raise ArgumentError("chunked_cross_entropy_loss: At least one of labels and shift_labels is needed: found "
@@ -531,6 +499,6 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
         den = num_items_in_batch.to(device, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
             else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=device)
     side: list[Any] = []
-    loss, entropy_sum = functions()[1].apply(*tensors, (den, alone(), True, side, None, True, None, None), o)
+    loss, entropy_sum = LinearLoss.apply(*tensors, (den, alone(), True, side, None, True, None, None), o)
     _, _, n_valid, _, right = side
     return _f32(loss), _f32(right.sum()), _f32(entropy_sum), n_valid

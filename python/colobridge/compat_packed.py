@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import ArgumentError
+from .torch.lazy import torch
+from .torch.ranks import comm_of, telling
+from .torch.tensors import Function, once, stream_of
 
 
 def own_index(cu: Any, cp: int, rank: int, count: int) -> Any:
     """Global positions [count / cp] of a cp rank: zigzag in each padded segment cu[j] .. cu[j + 1]."""
-    import torch
     local = cu // cp
     i = torch.arange(count // cp, device=cu.device)
     j = torch.searchsorted(local[1:].contiguous(), i, right=True).clamp(max=len(cu) - 2)
@@ -21,55 +23,45 @@ def own_index(cu: Any, cp: int, rank: int, count: int) -> Any:
     return x + local[j] * cp + half * off
 
 
-@functools.lru_cache(maxsize=None)
-def _gather_function() -> Any:
-    import torch
+@Function
+class _GatherContext:
+    """[n / cp] of every cp rank -> [n] in global order. Backward takes this rank's part of the
+    gradient, added over cp first where @add."""
 
-    from .torch.ranks import telling
-    from .torch.tensors import once, stream_of
+    @staticmethod
+    def forward(ctx: Any, part: Any, order: Any, comm: Any, add: bool) -> Any:
+        ctx.order, ctx.comm, ctx.add, ctx.count = order, comm, add, len(part)
+        parts = torch.empty(len(part) * comm.size, dtype=part.dtype, device=part.device)
+        with telling(comm):
+            comm.all_gather(part.contiguous(), parts, stream=stream_of(part.device))
+        whole = torch.empty_like(parts)
+        whole[order] = parts
+        return whole
 
-    class GatherContext(torch.autograd.Function):
-        """[n / cp] of every cp rank -> [n] in global order. Backward takes this rank's part of the
-        gradient, added over cp first where @add."""
-
-        @staticmethod
-        def forward(ctx: Any, part: Any, order: Any, comm: Any, add: bool) -> Any:
-            ctx.order, ctx.comm, ctx.add, ctx.count = order, comm, add, len(part)
-            parts = torch.empty(len(part) * comm.size, dtype=part.dtype, device=part.device)
-            with telling(comm):
-                comm.all_gather(part.contiguous(), parts, stream=stream_of(part.device))
-            whole = torch.empty_like(parts)
-            whole[order] = parts
-            return whole
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_whole: Any) -> Any:
-            d_whole = d_whole.contiguous()
-            if ctx.add:
-                d_whole = d_whole.clone()
-                with telling(ctx.comm):
-                    ctx.comm.all_reduce(d_whole, stream=stream_of(d_whole.device))
-            mine = ctx.order[ctx.comm.rank * ctx.count:(ctx.comm.rank + 1) * ctx.count]
-            return d_whole[mine], None, None, None
-
-    return GatherContext
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, d_whole: Any) -> Any:
+        d_whole = d_whole.contiguous()
+        if ctx.add:
+            d_whole = d_whole.clone()
+            with telling(ctx.comm):
+                ctx.comm.all_reduce(d_whole, stream=stream_of(d_whole.device))
+        mine = ctx.order[ctx.comm.rank * ctx.count:(ctx.comm.rank + 1) * ctx.count]
+        return d_whole[mine], None, None, None
 
 
 def context_of(group: Any, device: Any) -> tuple[int, int, Any]:
     """(size, rank, communicator) of a context-parallel group; None: no such parallelism."""
     if group is None:
         return 1, 0, None
-    from .torch.ranks import comm_of
     comm = comm_of(group, device, 'cp_group')
     return comm.size, comm.rank, comm
 
 
 def with_context(logp: Any, cu: Any, count: int, comm: Any, add: bool) -> Any:
     """[count] in global order from this rank's [count / cp]."""
-    import torch
     order = torch.cat([own_index(cu, comm.size, rank, count) for rank in range(comm.size)])
-    return _gather_function().apply(logp, order, comm, add)
+    return _GatherContext.apply(logp, order, comm, add)
 
 
 class Places:
@@ -77,7 +69,6 @@ class Places:
 
     def __init__(self, cu: Any, count: int, width: int, attention_mask: Any,
                  sub_seq_lengths: Sequence[Sequence[int]] | None):
-        import torch
         device = cu.device
         t = torch.arange(count, device=device)
         found = torch.searchsorted(cu[1:].contiguous(), t, right=True)
@@ -114,11 +105,9 @@ class Places:
 
     def scatter(self, logp: Any) -> Any:
         """[rows, width - 1] of [count]; 0 where there is nothing"""
-        import torch
         out = torch.zeros(self.rows * (self.width + 1), dtype=logp.dtype, device=logp.device)
         return out.index_add(0, self.index, logp).reshape(self.rows, -1)[:, :self.width - 1]
 
     def gather(self, values: Any) -> Any:
         """[count] of [rows, width - 1]; 0 where there is nothing"""
-        import torch
         return torch.nn.functional.pad(values, (0, 2)).reshape(-1)[self.index]

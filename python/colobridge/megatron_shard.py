@@ -9,6 +9,9 @@ from typing import Any
 
 from .errors import ArgumentError
 from .partition import Partition
+from .torch.partition import shard
+from .torch.ranks import comm_of, size_and_rank
+from .torch.tensors import Function, once, stream_of
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,8 @@ class PartitionConfig:
                 raise ArgumentError("PartitionConfig: %s is None, but context_parallel_size is %d and "
                                     "sequence_parallel is %s; pass the language model's group"
                                     % (name, mp.context_parallel_size, mp.sequence_parallel))
-        return cls(mp.sequence_parallel, _size(cp_group)[0] > 1, mp.tp_comm_overlap, max_seq_len, kv_format,
+        return cls(mp.sequence_parallel, size_and_rank(cp_group)[0] > 1, mp.tp_comm_overlap, max_seq_len, kv_format,
                    cp_group, tp_group)
-
-
-def _size(group: Any) -> tuple[int, int]:
-    from .torch.ranks import size_and_rank
-    return size_and_rank(group)
 
 
 class PartitionAdapter:
@@ -55,8 +53,8 @@ class PartitionAdapter:
         [S, B, H] and batch-first labels and loss_mask; None stays None. Gradients of embeddings: 0 at other
         context ranks' positions, gathered over tp. AssertionError: a length that does not divide."""
         cfg = self.cfg
-        cp, cp_rank = _size(cfg.cp_group) if cfg.use_cp else (1, 0)
-        tp, tp_rank = _size(cfg.tp_group) if cfg.seq_parallel else (1, 0)
+        cp, cp_rank = size_and_rank(cfg.cp_group) if cfg.use_cp else (1, 0)
+        tp, tp_rank = size_and_rank(cfg.tp_group) if cfg.seq_parallel else (1, 0)
         packed: Any = None if getattr(packed_seq_params, 'qkv_format', 'sbhd') == 'sbhd' else packed_seq_params
         if embeddings is not None and packed is None:
             factor = tp * (2 * cp if cp > 1 else 1)
@@ -72,7 +70,6 @@ class PartitionAdapter:
             if packed is not None:
                 cu = packed.cu_seqlens_q_padded
                 cu = (packed.cu_seqlens_q if cu is None else cu).tolist()
-            from .torch import shard
             embeddings, labels, loss_mask = (
                 None if t is None else shard(t, Partition(t.shape[axis], cp=cp, cp_rank=cp_rank, cu_padded=cu), axis)
                 for t, axis in ((embeddings, 0), (labels, 1), (loss_mask, 1)))
@@ -80,31 +77,23 @@ class PartitionAdapter:
             if embeddings.shape[0] % tp:
                 raise AssertionError("Sequence length should be divisible by %d for Sequence parallelism: found %d"
                                      % (tp, embeddings.shape[0]))
-            embeddings = _scatter().apply(embeddings, cfg.tp_group, tp, tp_rank)
+            embeddings = _Scatter.apply(embeddings, cfg.tp_group, tp, tp_rank)
         return embeddings, labels, loss_mask, packed_seq_params
 
 
-@functools.lru_cache(maxsize=None)
-def _scatter() -> Any:
-    import torch
+@Function
+class _Scatter:
+    """This tp rank's block of rows that all of them hold; gradients are gathered."""
 
-    from .torch.ranks import comm_of
-    from .torch.tensors import once, stream_of
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any, size: int, rank: int) -> Any:
+        ctx.group = group
+        return x.chunk(size)[rank].contiguous()
 
-    class Scatter(torch.autograd.Function):
-        """This tp rank's block of rows that all of them hold; gradients are gathered."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Any, group: Any, size: int, rank: int) -> Any:
-            ctx.group = group
-            return x.chunk(size)[rank].contiguous()
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, g: Any) -> Any:
-            comm = comm_of(ctx.group, g.device, 'PartitionAdapter: tp_group')
-            whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))
-            comm.all_gather(g.contiguous(), whole, stream=stream_of(g.device) if g.is_cuda else None)
-            return whole, None, None, None
-
-    return Scatter
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, g: Any) -> Any:
+        comm = comm_of(ctx.group, g.device, 'PartitionAdapter: tp_group')
+        whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))
+        comm.all_gather(g.contiguous(), whole, stream=stream_of(g.device) if g.is_cuda else None)
+        return whole, None, None, None

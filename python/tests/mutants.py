@@ -63,8 +63,9 @@ MUTANTS = {
         'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        return fn',
         '        return fn', 'test_torch_recorded.py', 'test_what_records'),
     'what records operations sees the library\'s in backward': (
-        'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        if not asked',
-        '        if not asked', 'test_torch_recorded.py', 'test_what_records'),
+        'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n'
+        '        if not torch.is_grad_enabled',
+        '        if not torch.is_grad_enabled', 'test_torch_recorded.py', 'test_what_records'),
     'whatever sees operations records them': (
         'torch/tensors.py', 'for mode in modes) if name in _RECORDERS), None)', 'for mode in modes) if name in _RECORDERS), '
         "'a mode' if modes else None)", 'test_torch_recorded.py', 'test_what_records'),
@@ -321,8 +322,8 @@ MUTANTS = {
         'torch/tensors.py', 'except _ERRORS as why:',
         'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
     'main_grad is written over': (
-        'torch/linear.py', 'd_head,\n                                   main is not None)',
-        'd_head,\n                                   False)',
+        'torch/linear.py', 'd_head,\n                               main is not None)',
+        'd_head,\n                               False)',
         'test_torch_linear.py', 'test_gradients_are_added_to_main_grad'),
     'a sequence-parallel rank reads its own tokens as all': (
         'torch/linear.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
@@ -435,7 +436,7 @@ MUTANTS = {
     'a rank that gave up a meeting says nothing': (
         'torch/ranks.py', '            self.refuse(why)\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
     'the group that is set for entropies hears of no refusal': (
-        'compat.py', '@_eager\ndef _entropy(', 'def _entropy(', 'test_refusals.py', 'that_is_set'),
+        'compat.py', '@eager\ndef _entropy(', 'def _entropy(', 'test_refusals.py', 'that_is_set'),
     'what is left at exit ends when modules are gone': (
         'comm.py', 'atexit.register(_end)', 'pass', 'test_core.py', 'left_at_exit'),
     'bridges of all position maps are kept': (

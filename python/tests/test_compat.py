@@ -386,13 +386,12 @@ def test_head_and_loss_let_go_of_gradients_after_backward():
 
 
 def test_head_and_loss_of_few_tokens_multiply_few(monkeypatch):
-    import colobridge.torch.linear as linear
-    prepare, most = linear.prepare, []
+    prepare, most = compat.prepare, []
 
     def spied(*args):
         most.append(args[11][3])
         return prepare(*args)
-    monkeypatch.setattr(linear, 'prepare', spied)
+    monkeypatch.setattr(compat, 'prepare', spied)
     hidden, weight, bias, _ = head_case()
     tokens = torch.full((1, 320), -100)
     tokens[0, 5::40] = 1

@@ -31,6 +31,7 @@ from ..dlpack import Array, Loan
 from ..errors import STATUS, Error, FailedError
 from ..memory import Memory
 from ..tensor import torch_dtype
+from .lazy import torch
 from .ready import storage_of
 from .tensors import stream_of
 
@@ -46,13 +47,11 @@ def _padded(count: int, elem: int) -> int:
 
 def capturing(device: Any) -> Callable[[], bool]:
     """Is the current stream being captured, for tensors on @device?"""
-    import torch
     return torch._C._cuda_isCurrentStreamCapturing if device.type == 'cuda' else bool
 
 
 def _behind(device: Any, last: int) -> None:
     """The current stream of @device waits for stream @last."""
-    import torch
     other = torch.cuda.ExternalStream(last, device=device) if last else torch.cuda.default_stream(device)
     torch.cuda.current_stream(device).wait_stream(other)
 
@@ -61,7 +60,6 @@ def _behind(device: Any, last: int) -> None:
 def _into_pool() -> tuple[Any, ...] | None:
     """What torch.cuda.use_mem_pool() calls before and after, which takes a third of its time. None: this version of
     PyTorch has other functions."""
-    import torch
     names = '_cuda_beginAllocateCurrentThreadToPool', '_cuda_endAllocateToPool', '_cuda_releasePool'
     found = tuple(getattr(torch._C, name, None) for name in names)
     return None if None in found else found
@@ -72,7 +70,6 @@ def allocator(device: Any) -> s.Allocator | None:
     """PyTorch's, for what bridges own on a GPU. None for the host, where PyTorch aligns to less than the library."""
     if device.type != 'cuda':
         return None
-    import torch
     give_back = torch.cuda.caching_allocator_delete
 
     def allocate(_: Any, nbytes: int) -> int | None:
@@ -108,7 +105,6 @@ def _shared(comm: Comm, why: Error) -> bool:
 def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:
     """Memory that all ranks of @comm reach, @nbytes of this rank's; collective. None on all of them: they
     do not reach each other, or there is none, which is an exception where it is @needed."""
-    import torch
     for last in (False, True):
         try:
             memory = Memory.alloc(comm, nbytes)
@@ -141,10 +137,9 @@ class Pool:
     @comm. A rank may be without: PyTorch before 2.5, no memory left, memory that no other process can open."""
 
     def __init__(self, comm: Comm, device: Any, nbytes: int):
-        from torch import UntypedStorage
         self._device, self.nbytes, self._pool, self._begin = device, nbytes, None, 0
         # What torch.multiprocessing's StorageWeakRef calls, whose frames of Python take longer.
-        self._expired, self._free = UntypedStorage._expired, UntypedStorage._free_weak_ref
+        self._expired, self._free = torch.UntypedStorage._expired, torch.UntypedStorage._free_weak_ref
         self._live: list[tuple[int, int]] = []  # weak references to storages in the block, and their bytes
         self._used = 0  # bytes of these
         block = self._block() if nbytes > _SMALL else None
@@ -162,7 +157,6 @@ class Pool:
             self._pool = None
 
     def _block(self) -> Any:
-        import torch
         if self._device.type != 'cuda' or not hasattr(torch.cuda, 'use_mem_pool'):
             return None
         try:
@@ -176,7 +170,6 @@ class Pool:
     def _new(self, like: Any, shape: Any) -> Any:
         calls, where = _into_pool(), self._where
         if calls is None:
-            import torch
             with torch.cuda.use_mem_pool(self._pool, self._device.index):
                 return like.new_empty(shape)
         begin, end, release = calls
@@ -269,8 +262,7 @@ class Arena:
     """What a shape has of a region. shapes: of x's side (0) and y's (1). reached: as Region's, in this shape."""
 
     def __init__(self, region: Region, shapes: tuple[Any, Any], reached: tuple[bool, bool]):
-        from torch.utils.dlpack import from_dlpack
-        self._take = from_dlpack
+        self._take = torch.utils.dlpack.from_dlpack
         self.region: Any = region
         self.reached, self.sums, self.side = reached, region.sums, region.side
         self.memory: Any = region.memory
@@ -279,7 +271,7 @@ class Arena:
         self.copied = 0
         self._blocks: dict[tuple[int, int], _Block] = {}  # by side and offset
         self.workspace: list[Any] = [
-            from_dlpack(self._array(0, self.side[direction]).__dlpack__()) if reached[direction] else None
+            self._take(self._array(0, self.side[direction]).__dlpack__()) if reached[direction] else None
             for direction in (0, 1)]
 
     def release(self) -> None:
@@ -340,9 +332,7 @@ class Workspace(_Ordered):
     the bytes that a call needs follow from the tables and are the same everywhere."""
 
     def __init__(self, comm: Comm, device: Any, needed: bool, pools: bool):
-        import torch
-        from torch.utils.dlpack import from_dlpack
-        self._take, self._comm, self._device, self._needed = from_dlpack, comm, device, needed
+        self._take, self._comm, self._device, self._needed = torch.utils.dlpack.from_dlpack, comm, device, needed
         self._memory: Memory | None = None
         self._pool: Pool | None = None
         self._pools, self._outputs = pools, 0  # bytes of the pool, on ranks that have none, too

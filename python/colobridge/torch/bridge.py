@@ -26,9 +26,10 @@ from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
 from . import tensors
+from .lazy import dist, torch
 from .tensors import eager, watched
 from .ticket import Flight, Ticket
-from .uniform import Core, Ready, about, function, halves
+from .uniform import Carry, Core, Finish, Ready, Start, about
 
 _BRIDGES: Any = weakref.WeakValueDictionary()  # by number
 _numbers = itertools.count()
@@ -38,7 +39,6 @@ _LAYOUTS = 32  # pairs of layouts and options for which bridge() keeps a Bridge
 
 
 def _me() -> int:
-    import torch.distributed as dist
     return dist.get_rank()
 
 
@@ -134,7 +134,6 @@ class Bridge(Unique):
             Segments([], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]).check(self.src, self.dst)
         self._owned = bool(_COMMS[comm])
         if self._owned and isinstance(group, Comm):
-            import torch
             self.group = group = groups.comm_of(group, torch.device('cpu')).split_color(0, group.rank)
         self.axes = axes
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
@@ -156,7 +155,6 @@ class Bridge(Unique):
             self._ranks = self._members()
         self._traceable = self._ranks is not None and not self.ragged and self.src.holds(_me()) and self.dst.holds(_me())
         if self._owned and self._ranks is not None:
-            import torch
             self._own = groups.Own.of(self._ranks, packed)
             self.comm(torch.device('cpu'))  # now: ranks whose threads meet at the store in other orders would wait in vain
 
@@ -176,7 +174,6 @@ class Bridge(Unique):
         groups.tell(why, (self,))
 
     def _members(self) -> tuple[int, ...]:
-        import torch.distributed as dist
         inside = groups.group_ranks(self.group, 'bridge: group')
         for name, layout in (('src', self.src), ('dst', self.dst)):
             have = range(len(inside)) if self.packed else inside
@@ -317,7 +314,6 @@ class Bridge(Unique):
     def rows(self, segments: Segments, device: Any = 'cpu') -> tuple[int, int]:
         """Ragged: rows of this rank's x, and of its y without into=. Collective the first time, unless x was
         carried on @device before."""
-        import torch
         self._need_ragged(True)
         ragged = self._ragged_of(torch.empty(0, device=device).device)  # with the number of its GPU
         with groups.telling(ragged.comm):
@@ -326,7 +322,6 @@ class Bridge(Unique):
     def index(self, segments: Segments, device: Any = 'cpu') -> Any:
         """Ragged: where this rank's rows are, int64 [rows of y without into=] on @device: row i of y belongs at
         position index[i] of into.view(-1, features). Collective the first time, as rows() is."""
-        import torch
         self._need_ragged(True)
         device = torch.empty(0, device=device).device
         ragged = self._ragged_of(device)
@@ -420,7 +415,6 @@ class Bridge(Unique):
 
 def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> tuple[Any, bool]:
     """x, and does this rank have one. Then self._last[1] is what carries it."""
-    import torch
     told = like if x is None else x
     if not isinstance(told, torch.Tensor):
         raise ArgumentError("bridge: x is a %s, expected a torch.Tensor%s"
@@ -459,20 +453,18 @@ tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge'
 @eager
 def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Any:
     x, here = _ready(self, x, samples, shape, like)
-    apply = function().apply
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
     lasts = here and (self._ranks is None or len(self._ranks) > 1)
-    self._again = (type(x), self._last[0], self._comm.told, watched, apply, self._last[1]) if lasts else None
-    return apply(x, self._last[1], here)
+    self._again = (type(x), self._last[0], self._comm.told, watched, Carry.apply, self._last[1]) if lasts else None
+    return Carry.apply(x, self._last[1], here)
 
 
 @eager
 def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Ticket:
     x, here = _ready(self, x, samples, shape, like)
-    begun, ended = halves()
     flight = Flight(x.device)
-    y = begun.apply(x, self._last[1], here, flight)
-    return Ticket(self, flight, lambda: ended.apply(y, flight))
+    y = Start.apply(x, self._last[1], here, flight)
+    return Ticket(self, flight, lambda: Finish.apply(y, flight))
 
 
 def _bridge_of(src: Layout | str, dst: Layout | str, group: Any, options: tuple[Any, ...]) -> Bridge:

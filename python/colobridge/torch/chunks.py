@@ -2,79 +2,74 @@
 """Any loss of logits straight from hidden states, a chunk of tokens at a time."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import ArgumentError
 from . import ranks as groups
 from .head import autocast
+from .lazy import torch
 from .ranks import alone
-from .tensors import eager, once, saved_tensors, stream_of
+from .tensors import Function, eager, once, saved_tensors, stream_of
 
 
-@functools.lru_cache(maxsize=None)
-def _function() -> Any:
-    import torch
-    from torch.nn.functional import linear
+def _rows_of(hidden: Any, step: int) -> list[slice]:
+    return [slice(i, i + step) for i in range(0, max(len(hidden), 1), step)]  # also of no tokens
 
-    def rows_of(hidden: Any, step: int) -> list[slice]:
-        return [slice(i, i + step) for i in range(0, max(len(hidden), 1), step)]  # also of no tokens
 
-    class OverChunks(torch.autograd.Function):
-        """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator, does it sum d_hidden?) -> fn's outputs
-        [T, ..]. Logits are made again in backward, under the autocast of forward."""
+@Function
+class OverChunks:
+    """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator, does it sum d_hidden?) -> fn's outputs
+    [T, ..]. Logits are made again in backward, under the autocast of forward."""
 
-        @staticmethod
-        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any, add: bool) -> Any:
-            parts = []
-            for rows in rows_of(hidden, step):
-                out = fn(linear(hidden[rows], weight, bias), rows)
-                parts.append(out if isinstance(out, tuple) else (out,))
-            ctx.save_for_backward(hidden, weight, bias)
-            ctx.fn, ctx.step, ctx.comm, ctx.add = fn, step, comm, add
-            ctx.product = autocast(hidden.device.type)
-            ctx.set_materialize_grads(False)
-            out = tuple(torch.cat(each) for each in zip(*parts))
-            ctx.mark_non_differentiable(*(t for t in out if not t.is_floating_point()))
-            return out
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any, add: bool) -> Any:
+        parts = []
+        for rows in _rows_of(hidden, step):
+            out = fn(torch.nn.functional.linear(hidden[rows], weight, bias), rows)
+            parts.append(out if isinstance(out, tuple) else (out,))
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.fn, ctx.step, ctx.comm, ctx.add = fn, step, comm, add
+        ctx.product = autocast(hidden.device.type)
+        ctx.set_materialize_grads(False)
+        out = tuple(torch.cat(each) for each in zip(*parts))
+        ctx.mark_non_differentiable(*(t for t in out if not t.is_floating_point()))
+        return out
 
-        @staticmethod
-        @once
-        def backward(ctx: Any, *upstream: Any) -> Any:
-            hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
-            with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
-                                                          enabled=ctx.product is not None):
-                return *OverChunks.gradients(ctx, hidden, weight, bias, upstream), None, None, None, None
+    @staticmethod
+    @once
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
+        with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
+                                                      enabled=ctx.product is not None):
+            return *_gradients(ctx, hidden, weight, bias, upstream), None, None, None, None
 
-        @staticmethod
-        def gradients(ctx: Any, hidden: Any, weight: Any, bias: Any, upstream: Any) -> Any:
-            need = ctx.needs_input_grad
-            real = torch.float64 if weight.dtype == torch.float64 else torch.float32
-            d_hidden = torch.zeros_like(hidden) if need[0] else None
-            d_weight = torch.zeros_like(weight, dtype=real) if need[1] else None
-            d_bias = torch.zeros_like(bias, dtype=real) if need[2] else None
-            for rows in rows_of(hidden, ctx.step):
-                h = hidden[rows]
-                with torch.enable_grad():
-                    z = linear(h, weight, bias).detach().requires_grad_()
-                    out = ctx.fn(z, rows)
-                    out = out if isinstance(out, tuple) else (out,)
-                    used = [(o, g[rows]) for o, g in zip(out, upstream) if g is not None and o.requires_grad]
-                d = torch.autograd.grad([o for o, _ in used], z, [g for _, g in used])[0] if used \
-                    else torch.zeros_like(z)
-                if d_hidden is not None:
-                    d_hidden[rows] = d @ weight
-                if d_weight is not None:
-                    d_weight += d.t() @ h
-                if d_bias is not None:
-                    d_bias += d.sum(0, dtype=real)
-            if d_hidden is not None and ctx.add:
-                ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
-            return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-                    None if d_bias is None else d_bias.to(bias.dtype))
 
-    return OverChunks
+def _gradients(ctx: Any, hidden: Any, weight: Any, bias: Any, upstream: Any) -> Any:
+    need = ctx.needs_input_grad
+    real = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    d_hidden = torch.zeros_like(hidden) if need[0] else None
+    d_weight = torch.zeros_like(weight, dtype=real) if need[1] else None
+    d_bias = torch.zeros_like(bias, dtype=real) if need[2] else None
+    for rows in _rows_of(hidden, ctx.step):
+        h = hidden[rows]
+        with torch.enable_grad():
+            z = torch.nn.functional.linear(h, weight, bias).detach().requires_grad_()
+            out = ctx.fn(z, rows)
+            out = out if isinstance(out, tuple) else (out,)
+            used = [(o, g[rows]) for o, g in zip(out, upstream) if g is not None and o.requires_grad]
+        d = torch.autograd.grad([o for o, _ in used], z, [g for _, g in used])[0] if used \
+            else torch.zeros_like(z)
+        if d_hidden is not None:
+            d_hidden[rows] = d @ weight
+        if d_weight is not None:
+            d_weight += d.t() @ h
+        if d_bias is not None:
+            d_bias += d.sum(0, dtype=real)
+    if d_hidden is not None and ctx.add:
+        ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
+    return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype))
 
 
 @eager
@@ -100,7 +95,7 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
                             % (list(hidden.shape), list(weight.shape)))
     comm = alone() if tp_group is None else groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
-    out = _function().apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size),
-                            comm, d_hidden == 'all_reduce' and comm.size > 1)
+    out = OverChunks.apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size), comm,
+                            d_hidden == 'all_reduce' and comm.size > 1)
     first, *others = (t.reshape(shape + t.shape[1:]) for t in out)
     return (first, *others) if others else first

@@ -12,6 +12,7 @@ from .. import _structs as s
 from .._lib import call, lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
+from .lazy import torch
 from .ready import HostWorkspace
 
 
@@ -67,7 +68,6 @@ def autocast(device: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _autocast(device: str) -> tuple[Any, Any]:
-    import torch
     try:
         torch.is_autocast_enabled(device)
         return functools.partial(torch.is_autocast_enabled, device), \
@@ -81,7 +81,6 @@ def _autocast(device: str) -> tuple[Any, Any]:
 @functools.lru_cache(maxsize=None)
 def ordinary() -> tuple[Any, ...]:
     """Types of tensors that are no more than they seem, so that no caller has to look further."""
-    import torch
     return torch.Tensor, torch.nn.Parameter, type(None)
 
 
@@ -105,7 +104,6 @@ def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, str]:
     """(this rank's part, the group that shares them, all rows, how they are cut) of a parameter of DeepSpeed's
     ZeRO-3, which has no elements itself while no module of DeepSpeed's gathers it. Its gradient is added to
     ds_tensor.grad, because autograd would want one without elements."""
-    import torch
     held = weight.ds_tensor
     part = held.detach()
 
@@ -127,13 +125,8 @@ def main_grads(what: str, weight: Any, bias: Any) -> tuple[Any, Any]:
             if grad is None:
                 raise ArgumentError("%s: main_grad=True, but %s has no attribute main_grad" % (what, name))
             grad = local(grad, name + '.main_grad')[0].detach()
-            if grad.dtype not in _wide():
+            if grad.dtype not in (torch.float32, torch.float64):
                 raise ArgumentError("%s: %s.main_grad is of %s, expected torch.float32 (or float64 of a "
                                     "float64 head)" % (what, name, grad.dtype))
         found.append(grad)
     return found[0], found[1]
-
-
-def _wide() -> Any:
-    import torch
-    return torch.float32, torch.float64

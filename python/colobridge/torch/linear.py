@@ -8,7 +8,6 @@ group's communicator; memory comes from torch at each call, so caching allocator
 """
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import Any
@@ -20,6 +19,7 @@ from ..plan import choice
 from ..tensor import torch_dtype
 from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary, partitioned
+from .lazy import torch
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, NAMES, _check_target, _config, _control, per_token, segment_of, shard, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
@@ -27,7 +27,7 @@ from .ranks import alone
 from .ready import scalars, table
 from .rows import rows_of, whole
 from .support import Support
-from .tensors import anchor, once, operator, saved_tensors
+from .tensors import Function, anchor, once, operator, saved_tensors
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
 _runs = itertools.count()  # of forwards that added to main_grad
@@ -56,179 +56,176 @@ def _pair(target: Any) -> Any:
     return target if isinstance(target, tuple) else (target, None)
 
 
-@functools.lru_cache(maxsize=None)
-def functions() -> tuple[Any, Any]:
-    """The autograd functions; made at the first call, for torch is imported then."""
-    import torch
+@Function
+class Linear:
+    """(hidden, weight, bias, targets, Call) -> the outputs that were asked for."""
 
-    class Linear(torch.autograd.Function):
-        """(hidden, weight, bias, targets, Call) -> the outputs that were asked for."""
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) -> Any:
+        plan, comm, head_comm, main, grad = o
+        d_hidden, d_weight, d_bias = ctx.needs_input_grad[:3]
+        d_head = d_weight or d_bias
+        backward = grad and (d_hidden or d_head)
+        try:
+            ready = plan.ready(comm, head_comm, backward and not d_hidden, backward and not d_head,
+                               main is not None)
+            out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
+        except BaseException as why:
+            groups.heard_over(why, comm, head_comm)
+            raise
+        if backward:
+            ctx.ready, ctx.o = ready, o
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept)
+        if not plan.plain:
+            out = [t if name[0] == 'n' else plan.rows.gather(t) for name, t in zip(plan.names, out)]
+        if plan.counts:
+            ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
+        return tuple(out)
 
-        @staticmethod
-        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) -> Any:
-            plan, comm, head_comm, main, grad = o
-            d_hidden, d_weight, d_bias = ctx.needs_input_grad[:3]
-            d_head = d_weight or d_bias
-            backward = grad and (d_hidden or d_head)
-            try:
-                ready = plan.ready(comm, head_comm, backward and not d_hidden, backward and not d_head,
-                                   main is not None)
-                out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
-            except BaseException as why:
-                groups.heard_over(why, comm, head_comm)
-                raise
-            if backward:
-                ctx.ready, ctx.o = ready, o
-                ctx.set_materialize_grads(False)
-                ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept)
-            if not plan.plain:
-                out = [t if name[0] == 'n' else plan.rows.gather(t) for name, t in zip(plan.names, out)]
-            if plan.counts:
-                ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
-            return tuple(out)
+    @staticmethod
+    @once
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        ready, (_, comm, head_comm, main, _) = ctx.ready, ctx.o
+        ready.core.alive()
+        saved = saved_tensors(ctx, 'linear_logprob: hidden, weight, bias or target')
+        need = ctx.needs_input_grad
+        try:
+            d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
+        except BaseException as why:
+            groups.heard_over(why, comm, head_comm)
+            raise
+        return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
-        @staticmethod
-        @once
-        def backward(ctx: Any, *upstream: Any) -> Any:
-            ready, (_, comm, head_comm, main, _) = ctx.ready, ctx.o
-            ready.core.alive()
-            saved = saved_tensors(ctx, 'linear_logprob: hidden, weight, bias or target')
-            need = ctx.needs_input_grad
-            try:
-                d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
-            except BaseException as why:
-                groups.heard_over(why, comm, head_comm)
-                raise
-            return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
-    class LinearLoss(torch.autograd.Function):
-        """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into side of Of,
-        because outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
-        Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
-        those of hidden, weight and bias, multiplied by the upstream gradient and by 1 / den where products
-        are summed, in fp32: in 16 bits the first overflows, the second underflows. Else gradients of the sum
-        are made here, those of weight and bias in fp32, and backward multiplies them. If the upstream gradient is
-        known, they are made with it, and backward compares. Gradients of entropies are made in backward, if it asks
-        for them."""
+@Function
+class LinearLoss:
+    """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into side of Of,
+    because outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
+    Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
+    those of hidden, weight and bias, multiplied by the upstream gradient and by 1 / den where products
+    are summed, in fp32: in 16 bits the first overflows, the second underflows. Else gradients of the sum
+    are made here, those of weight and bias in fp32, and backward multiplies them. If the upstream gradient is
+    known, they are made with it, and backward compares. Gradients of entropies are made in backward, if it asks
+    for them."""
 
-        @staticmethod
-        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
-                    o: Call) -> Any:
-            plan, comm, head_comm, main, grad = o
-            den, group, mean, side, weights, ctx.entropy, known, anchor = of
-            need = ctx.needs_input_grad if grad else (False,) * 3
-            d_head = need[1] or need[2]
-            early, made = plan.early and d_head, ()
-            try:
-                ready = plan.ready(comm, head_comm, not need[0], not d_head,
-                                   (early or known is not None) and main is not None, early)
-                if weights is not None:
-                    weights = plan.rows.spread(weights, 0)
-                if early:
-                    out, losses, kept, ctx.kept, shared = ready.early(comm, hidden, weight, bias, target, weights,
-                                                                      group)
-                    ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
-                else:
-                    out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main)
-            except BaseException as why:
-                groups.heard_over(why, comm, head_comm)
-                raise
-            ctx.of = main, need, early, ready, comm
-            ctx.made, ctx.known = made, known
-            if known is not None:
-                ctx.run = torch.tensor(next(_runs), device='cpu')
-                ctx.groups = comm, head_comm, group
-                ctx.save_for_backward(anchor, ctx.run)
-            elif anchor is not None:
-                ctx.save_for_backward(anchor)
-            if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
-                ctx.save_for_backward(*made, hidden, weight, bias, target)
-                ctx.set_materialize_grads(False)
-                ctx.made = ()
-            value, num, tokens, factor = ready.total(mean and den is None, weights, group)
-            del losses
-            if den is not None:
-                factor = 1 / den
-                value = (num * factor).to(plan.real)
-            ctx.factor = factor if weights is None and den is None else factor.reshape(1)
-            side += num, tokens, *out[1:]
-            if not ctx.entropy:
-                return value
-            return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
-
-        @staticmethod
-        @once
-        def backward(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
-            if ctx.made is None:
-                raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
-                                  "mode=\"logprob\" keeps what a second one needs")
-            made, (main, needs, early, ready, comm) = ctx.made, ctx.of
-            plan = ready.plan
-            if ctx.known is not None:
-                ctx.made = None
-                try:
-                    compared(ctx, g, [d for d in made if d is not None] or [main[0][:1]])
-                except BaseException as why:
-                    for of in ctx.groups:
-                        groups.refuse(of, why)
-                    raise
-                return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
-            # The factor is not 0-dim: then the dtype of what multiplies would not count.
-            by = None if g is None else (ctx.factor * g).to(plan.real)
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
+                o: Call) -> Any:
+        plan, comm, head_comm, main, grad = o
+        den, group, mean, side, weights, ctx.entropy, known, anchor = of
+        need = ctx.needs_input_grad if grad else (False,) * 3
+        d_head = need[1] or need[2]
+        early, made = plan.early and d_head, ()
+        try:
+            ready = plan.ready(comm, head_comm, not need[0], not d_head,
+                               (early or known is not None) and main is not None, early)
+            if weights is not None:
+                weights = plan.rows.spread(weights, 0)
             if early:
-                ready.core.alive()
-                saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
-                try:
-                    made = ready.backward(comm, saved, ctx.kept, None, main, by)
-                except BaseException as why:
-                    groups.heard(comm, why)
-                    raise
-                if saved[6] is not None:
-                    ctx.made = None
-                return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
-            if ctx.entropy:
-                *made, hidden, weight, bias, target = saved_tensors(
-                    ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
+                out, losses, kept, ctx.kept, shared = ready.early(comm, hidden, weight, bias, target, weights,
+                                                                  group)
+                ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
             else:
+                out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main)
+        except BaseException as why:
+            groups.heard_over(why, comm, head_comm)
+            raise
+        ctx.of = main, need, early, ready, comm
+        ctx.made, ctx.known = made, known
+        if known is not None:
+            ctx.run = torch.tensor(next(_runs), device='cpu')
+            ctx.groups = comm, head_comm, group
+            ctx.save_for_backward(anchor, ctx.run)
+        elif anchor is not None:
+            ctx.save_for_backward(anchor)
+        if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
+            ctx.save_for_backward(*made, hidden, weight, bias, target)
+            ctx.set_materialize_grads(False)
+            ctx.made = ()
+        value, num, tokens, factor = ready.total(mean and den is None, weights, group)
+        del losses
+        if den is not None:
+            factor = 1 / den
+            value = (num * factor).to(plan.real)
+        ctx.factor = factor if weights is None and den is None else factor.reshape(1)
+        side += num, tokens, *out[1:]
+        if not ctx.entropy:
+            return value
+        return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
+        if ctx.made is None:
+            raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
+                              "mode=\"logprob\" keeps what a second one needs")
+        made, (main, needs, early, ready, comm) = ctx.made, ctx.of
+        plan = ready.plan
+        if ctx.known is not None:
+            ctx.made = None
+            try:
+                _compared(ctx, g, [d for d in made if d is not None] or [main[0][:1]])
+            except BaseException as why:
+                for of in ctx.groups:
+                    groups.refuse(of, why)
+                raise
+            return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
+        # The factor is not 0-dim: then the dtype of what multiplies would not count.
+        by = None if g is None else (ctx.factor * g).to(plan.real)
+        if early:
+            ready.core.alive()
+            saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
+            try:
+                made = ready.backward(comm, saved, ctx.kept, None, main, by)
+            except BaseException as why:
+                groups.heard(comm, why)
+                raise
+            if saved[6] is not None:
                 ctx.made = None
-                saved_tensors(ctx, 'linear_nll')
-            if g_entropy is not None:
-                ready.core.alive()
-                more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
-                                 g_entropy.to(plan.real).reshape(1))
-                if by is not None:
-                    more = [None if e is None else d * by + e * by_more for d, e in zip(made, more)]
-                    by_more = torch.ones_like(by)
-                made, by = more, by_more
-            if by is None:
-                return (None,) * 6
-            d_hidden, d_weight, d_bias = made
-            if main is not None and d_weight is not None:
-                for sums, grad in zip(main, (d_weight, d_bias)):
-                    if grad is not None:
-                        sums.addcmul_(grad, by.to(sums.dtype))
-                d_weight = d_bias = None
-            return (*(None if d is None or not need else torch.mul(d, by, out=(
-                d if d.dtype is plan.dtype and not ctx.entropy else torch.empty_like(d, dtype=plan.dtype)))
-                      for d, need in zip((d_hidden, d_weight, d_bias), needs)), None, None, None)
+            return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
+        if ctx.entropy:
+            *made, hidden, weight, bias, target = saved_tensors(
+                ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
+        else:
+            ctx.made = None
+            saved_tensors(ctx, 'linear_nll')
+        if g_entropy is not None:
+            ready.core.alive()
+            more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
+                             g_entropy.to(plan.real).reshape(1))
+            if by is not None:
+                more = [None if e is None else d * by + e * by_more for d, e in zip(made, more)]
+                by_more = torch.ones_like(by)
+            made, by = more, by_more
+        if by is None:
+            return (None,) * 6
+        d_hidden, d_weight, d_bias = made
+        if main is not None and d_weight is not None:
+            for sums, grad in zip(main, (d_weight, d_bias)):
+                if grad is not None:
+                    sums.addcmul_(grad, by.to(sums.dtype))
+            d_weight = d_bias = None
+        return (*(None if d is None or not need else torch.mul(d, by, out=(
+            d if d.dtype is plan.dtype and not ctx.entropy else torch.empty_like(d, dtype=plan.dtype)))
+                  for d, need in zip((d_hidden, d_weight, d_bias), needs)), None, None, None)
 
-    def compared(ctx: Any, g: Any, made: list[Any]) -> None:
-        """Are gradients that were made with the upstream gradient those of @g, which came? What multiplies the loss
-        in fp32 in another order may differ by 8 roundings. On a GPU, which nothing waits for, @made become NaN."""
-        if saved_tensors(ctx, 'linear_nll')[1] != ctx.run:
-            raise FailedError("linear_nll: upstream: a checkpoint ran forward twice, and main_grad has the gradient "
-                              "twice; leave linear_nll() out of the checkpoint, or pass it use_reentrant=True",
-                              STATUS['ERR_STATE'])
-        same = (g - ctx.known).abs() <= ctx.known.abs() * 2.0 ** -20
-        if g.is_cuda:
-            for d in made:
-                d.mul_(torch.where(same, 1.0, math.nan))
-        elif not same:
-            raise ArgumentError("linear_nll: upstream: backward found %.9g as the gradient of the loss, expected "
-                                "%.9g, with which forward has made gradients; pass the number that multiplies the "
-                                "loss" % (float(g), float(ctx.known)))
 
-    return Linear, LinearLoss
+def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
+    """Are gradients that were made with the upstream gradient those of @g, which came? What multiplies the loss
+    in fp32 in another order may differ by 8 roundings. On a GPU, which nothing waits for, @made become NaN."""
+    if saved_tensors(ctx, 'linear_nll')[1] != ctx.run:
+        raise FailedError("linear_nll: upstream: a checkpoint ran forward twice, and main_grad has the gradient "
+                          "twice; leave linear_nll() out of the checkpoint, or pass it use_reentrant=True",
+                          STATUS['ERR_STATE'])
+    same = (g - ctx.known).abs() <= ctx.known.abs() * 2.0 ** -20
+    if g.is_cuda:
+        for d in made:
+            d.mul_(torch.where(same, 1.0, math.nan))
+    elif not same:
+        raise ArgumentError("linear_nll: upstream: backward found %.9g as the gradient of the loss, expected "
+                            "%.9g, with which forward has made gradients; pass the number that multiplies the "
+                            "loss" % (float(g), float(ctx.known)))
 
 
 def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
@@ -240,7 +237,6 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
     linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients begin in forward: 'loss' in
     either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all."""
-    import torch
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
             isinstance(target, torch.Tensor)):
         for name, t in (('hidden', hidden), ('weight', weight), ('target', target)):
@@ -314,7 +310,6 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
           members: dict[str, Any], support: Support | None) -> tuple[LinearPlan, bool, bool]:
     """(the plan of calls with such arguments, whether hidden and weight have to be copied); checks
     them."""
-    import torch
     mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
     if mode not in MODES or d_hidden not in D_HIDDEN:
         raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
@@ -428,7 +423,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         raise ArgumentError("linear_logprob: label_smoothing and z_loss act on the loss, and logp is "
                             "never smoothed; ask for loss=True, or use linear_nll()")
     names = NAMES[bool(entropy), bool(loss)]
-    out = functions()[0].apply(*prepare(
+    out = Linear.apply(*prepare(
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
         (mode, d_hidden, budget, max_valid, logits_dtype, None),
@@ -473,7 +468,6 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     In mode "loss" Loss.num has no gradient. The other modes and arguments are linear_logprob()'s, reductions,
     mask [...] and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
     """
-    import torch
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("linear_nll: reduction is %r, expected 'mean', 'sum' or 'none'"
                             % (reduction,))
@@ -500,20 +494,19 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         known = known.to(o[0].real)
     mean = reduction == 'mean'
     if not (mode == 'loss' and trains):
-        out = functions()[0].apply(*tensors, o)
+        out = Linear.apply(*tensors, o)
         if reduction == 'none':
             return out[0] if weights is None else out[0] * weights
         return reduced(out[0], out[1], weights, mean, group)
     side: list[Any] = []
     reads = o[0].early and any(t is not None and t.requires_grad for t in tensors[1:3])
-    value = functions()[1].apply(*tensors, (None, group, mean, side, weights, False, known,
-                                            None if reads else anchor(*tensors[:3])), o)
+    value = LinearLoss.apply(*tensors, (None, group, mean, side, weights, False, known,
+                                        None if reads else anchor(*tensors[:3])), o)
     return Loss(value, *side)
 
 
 def _known(upstream: Any, reduction: str, mode: str, hidden: Any) -> Any:
     """An upstream gradient as an fp64 tensor of one element on hidden's device. ValueError: what is none."""
-    import torch
     device = getattr(hidden, 'device', None)
     if mode != 'loss' or reduction != 'sum':
         raise ArgumentError(

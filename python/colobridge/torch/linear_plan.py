@@ -13,6 +13,7 @@ from .. import _structs as s
 from ..comm import Comm
 from ..tensor import make, torch_dtype
 from .head import Core
+from .lazy import torch
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, table
@@ -28,7 +29,6 @@ _clock = itertools.count()
 
 def _workspace(size: int, device: Any) -> tuple[Any, int]:
     """(the tensor that holds it, address of @size bytes at a multiple of 256)"""
-    import torch
     memory = torch.empty(size + 255, dtype=torch.uint8, device=device)
     return memory, aligned(memory.data_ptr())
 
@@ -50,7 +50,6 @@ class LinearPlan:
     def __init__(self, hidden: Any, weight: Any, bias: Any, main: Any, rows: Rows, scatter: bool,
                  config: s.LogprobConfig, head_rows: int, owned: int | None, linear: dict[str, int],
                  names: tuple[str, ...], max_valid: int, sums: bool, early: bool, listed: bool = False):
-        import torch
         self.rows, self.scatter, self.config, self.head_rows, self.owned = rows, scatter, config, head_rows, owned
         self.linear, self.max_valid, self.names, self.early = linear, max_valid, names, early
         self.plain, self.i64 = rows.plain, torch.int64

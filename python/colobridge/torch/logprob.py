@@ -16,11 +16,12 @@ from ..comm import Comm
 from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
+from .lazy import torch
 from .ranks import alone
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
-from .tensors import once, operator, saved_tensors, stream_of, written
+from .tensors import Function, once, operator, saved_tensors, stream_of, written
 
 _SIZE = c.c_size_t
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
@@ -66,7 +67,6 @@ def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end
 
 def outputs_of(rows: Rows, names: tuple[str, ...], real: Any, device: Any) -> list[tuple[str, Any]]:
     """(name, what they are like) of tensors that outputs are written to"""
-    import torch
     kinds = {'correct': torch.uint8, 'n_valid': torch.int64, 'n_invalid': torch.int64}
     per_token = rows.shape if rows.plain else (rows.count,)
     return [(name, like(() if name[0] == 'n' else per_token, kinds.get(name, real), device))
@@ -74,25 +74,18 @@ def outputs_of(rows: Rows, names: tuple[str, ...], real: Any, device: Any) -> li
 
 
 def targets_of(rows: Rows, device: Any, kind: type[View] = View) -> View:
-    import torch
     like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=device)
     return kind(like, 'target', (rows.count,), (1,))
 
 
 def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
     """As targets_of() has them; mostly the target itself."""
-    if target.dtype is not _i64():
-        target = target.to(_i64())
+    if target.dtype is not torch.int64:
+        target = target.to(torch.int64)
     if rows.plain and target.is_contiguous():
         return target
     target = rows.spread(target, ignore_index)
     return target.view(rows.shape) if rows.plain else target
-
-
-@functools.lru_cache(maxsize=None)
-def _i64() -> Any:
-    import torch
-    return torch.int64
 
 
 class _Call:
@@ -135,7 +128,6 @@ class LogprobPlan:
 
     def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
                  in_place: bool, ranks: int, targets: View | None = None, mask: View | None = None):
-        import torch
         self.rows, self.plain, self.i64 = rows, rows.plain, torch.int64
         self.config, self.in_place, self.device = config, in_place, logits.device
         self.cuda = logits.device.type == 'cuda'
@@ -290,33 +282,27 @@ class LogprobPlan:
         return held
 
 
-@functools.lru_cache(maxsize=None)
-def function() -> Any:
-    """The autograd function; made at the first call, for torch is imported then."""
-    import torch
+@Function
+class VocabParallel:
+    """(logits, what comes with them, (LogprobPlan, Comm, is a backward to be prepared, what else forward() of the plan
+    takes)) -> the outputs that were asked for. Inside of a function autograd does not say whether gradients are
+    wanted."""
 
-    class VocabParallel(torch.autograd.Function):
-        """(logits, what comes with them, (LogprobPlan, Comm, is a backward to be prepared, what else forward() of the plan
-        takes)) -> the outputs that were asked for. Inside of a function autograd does not say whether gradients are
-        wanted."""
+    @staticmethod
+    def forward(ctx: Any, logits: Any, second: Any, o: tuple[LogprobPlan, Comm, bool, Any]) -> Any:
+        plan, comm, grad, more = o
+        keeps = grad and ctx.needs_input_grad[0]
+        out, stats = plan.forward(logits, second, comm, keeps, more)
+        if keeps:
+            plan.keep(ctx, logits, second if plan.KEEPS else None, stats)
+        if plan.counts:
+            ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
+        return tuple(out)
 
-        @staticmethod
-        def forward(ctx: Any, logits: Any, second: Any, o: tuple[LogprobPlan, Comm, bool, Any]) -> Any:
-            plan, comm, grad, more = o
-            keeps = grad and ctx.needs_input_grad[0]
-            out, stats = plan.forward(logits, second, comm, keeps, more)
-            if keeps:
-                plan.keep(ctx, logits, second if plan.KEEPS else None, stats)
-            if plan.counts:
-                ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
-            return tuple(out)
-
-        @staticmethod
-        @once
-        def backward(ctx: Any, *upstream: Any) -> Any:
-            return ctx.plan.backward(ctx, upstream), None, None
-
-    return VocabParallel
+    @staticmethod
+    @once
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        return ctx.plan.backward(ctx, upstream), None, None
 
 
 # Names of the C config's members that calls of ours give, in this order.
@@ -334,9 +320,8 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
             columns: tuple[int | None, int | None, int | None], in_place: bool,
             values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan,
             support: Support | None = None, more: Any = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
-    """(logits, targets, (a plan of this kind, .., more)) as function() takes them. columns: vocab_start, vocab_end,
+    """(logits, targets, (a plan of this kind, .., more)) as VocabParallel takes them. columns: vocab_start, vocab_end,
     vocab_size."""
-    import torch
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
                             % (what, type(logits).__name__, type(target).__name__))
@@ -362,7 +347,6 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
 
 def _check_target(what: str, target: Any, shape: list[int], why: str, device: Any, source: str) -> None:
     """ValueError, if it does not fit what the loss is of."""
-    import torch
     if list(target.shape) != shape:
         raise ArgumentError("%s: target is %s, expected %s, %s" % (what, list(target.shape), shape, why))
     if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
@@ -399,7 +383,7 @@ def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_g
             vocab_start: int | None = None, vocab_end: int | None = None, in_place: bool = False,
             support: Support | None = None, **members: Any) -> tuple[Any, ...]:
     """The outputs @names of logits [..., Vl] and target [...]; @members are the C config's."""
-    return function().apply(*planned(what, logits, target, names, tp_group,
+    return VocabParallel.apply(*planned(what, logits, target, names, tp_group,
                                      (vocab_start, vocab_end, None), in_place,
                                      tuple(members.values()), tuple(members), support=support))
 
@@ -408,13 +392,11 @@ def _control(group: Any, comm: Comm) -> Comm | None:
     """A host communicator of the same ranks, where @comm is one of GPUs."""
     if comm.size == 1 or comm.backend != 'nccl':
         return comm
-    import torch
     return groups.comm_of(group, torch.device('cpu'))
 
 
 def real_of(dtype: Any) -> Any:
     """Of outputs per token, of logits or hidden states of a dtype."""
-    import torch
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -453,7 +435,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
         raise ArgumentError("logprob: label_smoothing and z_loss act on the loss, and logp is never "
                             "smoothed; ask for loss=True, or use nll()")
     names = NAMES[bool(entropy), bool(loss)]
-    out = function().apply(*planned(
+    out = VocabParallel.apply(*planned(
         'logprob', vocab_parallel_logits, target, names, tp_group,
         (vocab_start, vocab_end, vocab_size), inplace_backward,
         scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),

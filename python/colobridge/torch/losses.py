@@ -2,58 +2,58 @@
 """Other losses over vocabulary-parallel logits: log-probabilities of the k largest or of given ids,
 distillation, entropy alone; and weighted sums of per-token values. docs/topk.md, distill.md, logprob.md.
 
-All are one autograd function, apply(), of an operation. Operations over logits are LogprobPlan's: made once
-for shapes, strides, dtypes, device and options, and kept with the communicator.
+Those of logits are calls of logprob.py's autograd function with plans of their own, which are made once for
+shapes, strides, dtypes, device and options, and kept with the communicator. The others are one autograd
+function, apply(), of an operation.
 """
 from __future__ import annotations
 
 import ctypes as c
-import functools
 from typing import Any, NamedTuple
 
 from .. import _structs as s
 from .._lib import call
 from ..errors import ArgumentError
 from . import ranks as groups
-from .logprob import LogprobPlan, NAMES, _control, function, planned, real_of, shard
+from .lazy import torch
+from .logprob import LogprobPlan, NAMES, VocabParallel, _control, planned, real_of, shard
 from .nll import _weighted, across
 from .ranks import alone
 from .ready import View, like, scalars, table
 from .rows import Rows, rows_of
-from .tensors import checked, eager, once, operator
+from .tensors import Function, checked, eager, once, operator
 
 
-@functools.lru_cache(maxsize=None)
-def apply() -> Any:
-    """apply() of the autograd function; made at the first call, for torch is imported then."""
-    import torch
+def _gradient(ctx: Any, *upstream: Any) -> Any:
+    return ctx.op.backward(ctx, *upstream), None, None, None
 
-    def gradient(ctx: Any, *upstream: Any) -> Any:
-        return ctx.op.backward(ctx, *upstream), None, None, None
-    of_linear, of_others = once(gradient, linear=True), once(gradient)
 
-    class Operation(torch.autograd.Function):
-        """(a tensor, an operation, its arguments) -> what operation.forward(ctx, tensor, keeps, *arguments)
-        returns. It saves on ctx what operation.backward(ctx, *upstream) makes the tensor's gradient of."""
+_of_linear, _of_others = once(_gradient, linear=True), once(_gradient)
 
-        @staticmethod
-        def forward(ctx: Any, x: Any, op: Any, arguments: tuple[Any, ...], grad: bool) -> Any:
-            keeps = grad and ctx.needs_input_grad[0]
-            out = op.forward(ctx, x, keeps, *arguments)
-            if keeps:
-                ctx.op = op
-                ctx.set_materialize_grads(False)
-            if op.counts:  # outputs that have no gradient
-                ctx.mark_non_differentiable(*(out[i] for i in op.counts))
-            return tuple(out)
 
-        @staticmethod
-        def backward(ctx: Any, *upstream: Any) -> Any:
-            return (of_linear if ctx.op.linear else of_others)(ctx, *upstream)
+@Function
+class Operation:
+    """(a tensor, an operation, its arguments) -> what operation.forward(ctx, tensor, keeps, *arguments)
+    returns. It saves on ctx what operation.backward(ctx, *upstream) makes the tensor's gradient of."""
 
-    def call(x: Any, op: Any, *arguments: Any) -> Any:
-        return Operation.apply(x, op, arguments, torch.is_grad_enabled())
-    return call
+    @staticmethod
+    def forward(ctx: Any, x: Any, op: Any, arguments: tuple[Any, ...], grad: bool) -> Any:
+        keeps = grad and ctx.needs_input_grad[0]
+        out = op.forward(ctx, x, keeps, *arguments)
+        if keeps:
+            ctx.op = op
+            ctx.set_materialize_grads(False)
+        if op.counts:  # outputs that have no gradient
+            ctx.mark_non_differentiable(*(out[i] for i in op.counts))
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        return (_of_linear if ctx.op.linear else _of_others)(ctx, *upstream)
+
+
+def apply(x: Any, op: Any, *arguments: Any) -> Any:
+    return Operation.apply(x, op, arguments, torch.is_grad_enabled())
 
 
 # ---- over logits ----
@@ -106,7 +106,6 @@ def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...],
          options: tuple[Any, ...]) -> Any:
     """The outputs of an operation over logits. second: [..., n] or None; config(start, vocab, *options) makes
     the C config."""
-    import torch
     if not isinstance(logits, torch.Tensor) or mask is not None and not isinstance(mask, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and mask is a %s, expected torch.Tensors, or None as mask"
                             % (what, type(logits).__name__, type(mask).__name__))
@@ -126,7 +125,7 @@ def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...],
         second = _as_rows(plan.rows, second, 0)
     if mask is not None:
         mask = _as_rows(plan.rows, mask != 0, False).view(torch.uint8)
-    return function().apply(logits, second, (plan, comm, torch.is_grad_enabled(), mask))
+    return VocabParallel.apply(logits, second, (plan, comm, torch.is_grad_enabled(), mask))
 
 
 def _meta(t: Any) -> Any:
@@ -136,7 +135,6 @@ def _meta(t: Any) -> Any:
 def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Any, tp_group: Any,
           columns: tuple[int | None, int | None, int | None], in_place: bool, kind: type, config: Any,
           options: tuple[Any, ...]) -> tuple[LogprobPlan, bool]:
-    import torch
     shape = list(logits.shape)
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
         raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
@@ -207,7 +205,6 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
     An id of ignore_index gives 0, one outside of [0, V) NaN; one that occurs twice in a row counts twice. The
     same ids on every rank of tp_group. Other arguments and errors: topk_logprob().
     """
-    import torch
     if not isinstance(ids, torch.Tensor) or ids.dim() < 1 or ids.dtype.is_floating_point or \
             ids.dtype.is_complex or ids.dtype == torch.bool:
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % (
@@ -238,7 +235,6 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     factor temperature^2 is the caller's. One gather forward, none backward. Other arguments and errors:
     logprob(). Formulas and special values: docs/distill.md.
     """
-    import torch
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
             targets.shape[-1:] != vocab_parallel_logits.shape[-1:]:
         raise ArgumentError("distill: targets are %s, expected floats of the logits' shape %s" % (
@@ -258,7 +254,6 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
     """Entropy [...] of logits [..., Vl], differentiable: logprob(entropy=True)'s, without targets. mask [...]:
     where it is 0, the entropy is 0 and the row is not read. Of packed sequences: Sequence.mask() is a mask, and
     Sequence.gather() takes the result. Other arguments and errors: logprob()."""
-    import torch
     logits = vocab_parallel_logits
     if not isinstance(logits, torch.Tensor) or logits.dim() < 1 or \
             mask is not None and (not isinstance(mask, torch.Tensor) or mask.device != logits.device
@@ -269,9 +264,9 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     if mask is not None:
         target.masked_fill_(mask == 0, -100)
-    return function().apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,
-                                     (vocab_start, vocab_end, vocab_size), inplace_backward,
-                                     scalars(temperature, softcap, 0.0, 0.0, -100, chunk_size)))[1]
+    return VocabParallel.apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,
+                                        (vocab_start, vocab_end, vocab_size), inplace_backward,
+                                        scalars(temperature, softcap, 0.0, 0.0, -100, chunk_size)))[1]
 
 
 # ---- of per-token values ----
@@ -290,7 +285,6 @@ class _Sum:
 
     @staticmethod
     def forward(ctx: Any, values: Any, keeps: bool, comm: Any, weights: Any, mask: Any) -> Any:
-        import torch
         with groups.telling(comm):
             d = torch.empty_like(values) if keeps else None
             tensors = [None if t is None else checked(t.reshape(-1), what) for t, what in (
@@ -321,7 +315,6 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     are f64, in a fixed order: the same bits on every rank. One gather forward, none backward; every rank calls, one
     without tokens, too. Nothing waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/logprob.md.
     """
-    import torch
     device = getattr(values, 'device', None)
     for name, t in (('values', values), ('weights', weights), ('mask', mask)):
         if not isinstance(t, torch.Tensor) and (t is not None or name == 'values') or t is not None and (
@@ -338,4 +331,4 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     values = values.contiguous()
     weights = None if weights is None else weights.detach().to(values.dtype).contiguous()
     mask = None if mask is None else (mask != 0).contiguous().view(torch.uint8)
-    return Weighted(*apply()(values, _Sum, comm, weights, mask))
+    return Weighted(*apply(values, _Sum, comm, weights, mask))

@@ -12,11 +12,12 @@ from ..comm import Comm
 from ..errors import ArgumentError
 from ..tensor import make, torch_dtype
 from . import ranks as groups
-from .logprob import LogprobPlan, _Call, function, planned, real_of
+from .lazy import torch
+from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
 from .ranks import alone
 from .ready import SLACK, SMALL, aligned, entry, failed, like, scalars
 from .support import Support
-from .tensors import once, operator, stream_of
+from .tensors import Function, once, operator, stream_of
 
 
 class Loss(NamedTuple):
@@ -43,7 +44,6 @@ def _parts(ranks: int) -> int:
 def _weighted(comm: Comm, device: Any, values: s.Tensor | None, weights: s.Tensor | None,
               mask: s.Tensor | None = None, d_values: s.Tensor | None = None) -> Any:
     """Num, weight, den, which is an i64, and value (colo_weighted_t) as one tensor of fp64."""
-    import torch
     at = [None if t is None else c.addressof(t) for t in (values, weights, mask, d_values)]
     parts = _parts(comm.size)
     memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=device)
@@ -71,7 +71,6 @@ class Mean:
                  'run_backward')
 
     def __init__(self, count: int, real: Any, device: Any):
-        import torch
         number, self.cuda = torch_dtype(real), device.type == 'cuda'
         self.losses = make(0, number, (count,), (1,), *(
             (s.CUDA, device.index) if self.cuda else (s.HOST, -1)))
@@ -105,7 +104,6 @@ class Mean:
     def weighted(self, losses: int, weights: Any, mean: bool, comm: Comm) -> tuple[Any, Any, Any, Any]:
         """(value, num, den, d value / d num, fp64) of losses that count as much as @weights [T], which are
         of their dtype"""
-        import torch
         with groups.telling(comm):
             values, weigh = (s.Tensor.from_buffer_copy(self.losses) for _ in range(2))
             values.data, weigh.data = losses, weights.data_ptr()
@@ -180,59 +178,53 @@ def _mean(count: int, real: Any, device: Any) -> Mean:
     return Mean(count, real, device)
 
 
-@functools.lru_cache(maxsize=None)
-def _reduced() -> Any:
-    import torch
+@Function
+class Reduced:
+    """(loss of each token, number of valid ones, weight of each or None, mean or sum, reduce group, a list) -> value,
+    num"""
 
-    class Reduced(torch.autograd.Function):
-        """(loss of each token, number of valid ones, weight of each or None, mean or sum, reduce group, a list) -> value,
-        num"""
+    @staticmethod
+    def forward(ctx: Any, loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm, side: list[Any]) -> Any:
+        made = _mean(loss.numel(), loss.dtype, loss.device)
+        ctx.made, ctx.shape = made, loss.shape
+        ctx.set_materialize_grads(False)
+        rows = loss.contiguous()
+        if weights is None:
+            memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
+            address = memory.data_ptr()
+            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
+                                           aligned(address + 8), mean, comm)
+            ctx.save_for_backward(memory, None)
+        else:
+            weights = weights.contiguous()
+            value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
+            ctx.save_for_backward(factor, weights)
+        side.append(den)
+        return value, num
 
-        @staticmethod
-        def forward(ctx: Any, loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm, side: list[Any]) -> Any:
-            made = _mean(loss.numel(), loss.dtype, loss.device)
-            ctx.made, ctx.shape = made, loss.shape
-            ctx.set_materialize_grads(False)
-            rows = loss.contiguous()
-            if weights is None:
-                memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
-                address = memory.data_ptr()
-                value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
-                                               aligned(address + 8), mean, comm)
-                ctx.save_for_backward(memory, None)
-            else:
-                weights = weights.contiguous()
-                value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
-                ctx.save_for_backward(factor, weights)
-            side.append(den)
-            return value, num
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
-            made, (factor, weights) = ctx.made, ctx.saved_tensors  # held: a hook may have made them for this call alone
-            if weights is None:
-                d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
-                made.backward(MeanCall(made), factor.data_ptr(), d_value, d_num, d.data_ptr())
-            else:
-                by = 0 if d_value is None else d_value * factor
-                d = weights * (by if d_num is None else by + d_num).to(weights.dtype)
-            return d, None, None, None, None, None
-
-    return Reduced
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
+        made, (factor, weights) = ctx.made, ctx.saved_tensors  # held: a hook may have made them for this call alone
+        if weights is None:
+            d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
+            made.backward(MeanCall(made), factor.data_ptr(), d_value, d_num, d.data_ptr())
+        else:
+            by = 0 if d_value is None else d_value * factor
+            d = weights * (by if d_num is None else by + d_num).to(weights.dtype)
+        return d, None, None, None, None, None
 
 
 def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss:
     """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here; weights: of
     each token, instead."""
     side: list[Any] = []
-    value, num = _reduced().apply(loss, valid, weights, mean, comm, side)
+    value, num = Reduced.apply(loss, valid, weights, mean, comm, side)
     return Loss(value, num, side[0])
 
 
 def loss_of(given: dict[str, Any]) -> list[tuple[Any, Any]]:
     """Shapes and dtypes of nll() and linear_nll()."""
-    import torch
     real = real_of(given['vocab_parallel_logits' if 'hidden' not in given else 'hidden'].dtype)
     if given.get('reduction') == 'none':
         return [(given['target'].shape, real)]
@@ -267,7 +259,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
-        loss = function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
+        loss = VocabParallel.apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
                                          inplace_backward, numbers, support=support))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
     comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll')
@@ -275,7 +267,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     kind, more = (NllPlan, (mean, comm, side)) if weights is None else (LogprobPlan, None)
     o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
                 inplace_backward, numbers, kind=kind, support=support, more=more)
-    out = function().apply(*o)
+    out = VocabParallel.apply(*o)
     if weights is not None:
         return reduced(*out, counted(weights, target, o[2][0].config, o[2][0].real), mean, comm)
     return Loss(*out, side[0])
@@ -285,7 +277,6 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, A
     """The target where the mask is not 0, and ignored elsewhere; and the mask, if it weighs tokens, else
     None. ValueError: a mask that is no tensor, not of the target's shape, on another device, or has a weight that
     is none."""
-    import torch
     if not isinstance(target, torch.Tensor) or target.dtype.is_floating_point or \
             target.dtype.is_complex or target.dtype == torch.bool:
         return target, None  # refused by the function that reads it

@@ -2,12 +2,11 @@
 """Shards along the sequence as autograd functions, and next-token targets; docs/partition.md."""
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from ..errors import ArgumentError
 from ..partition import Partition
-from .tensors import checked, eager
+from .tensors import Function, checked, eager
 
 
 def _axis(t: Any, axis: int, what: str) -> int:
@@ -17,35 +16,34 @@ def _axis(t: Any, axis: int, what: str) -> int:
     return axis % t.dim()
 
 
-@functools.lru_cache(maxsize=None)
-def _functions() -> tuple[Any, Any]:
+@Function
+class Shard:
     """Each is the other's adjoint, so that gradients of gradients need nothing more."""
-    import torch
 
-    class Shard(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any, partition: Partition, axis: int) -> Any:
-            ctx.of = partition, axis
-            y = x.new_empty([len(partition) if a == axis else n for a, n in enumerate(x.shape)])
-            partition.shard(x, axis, y)
-            return y
+    @staticmethod
+    def forward(ctx: Any, x: Any, partition: Partition, axis: int) -> Any:
+        ctx.of = partition, axis
+        y = x.new_empty([len(partition) if a == axis else n for a, n in enumerate(x.shape)])
+        partition.shard(x, axis, y)
+        return y
 
-        @staticmethod
-        def backward(ctx: Any, d_y: Any) -> Any:
-            return Unshard.apply(d_y, *ctx.of), None, None
+    @staticmethod
+    def backward(ctx: Any, d_y: Any) -> Any:
+        return Unshard.apply(d_y, *ctx.of), None, None
 
-    class Unshard(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, y: Any, partition: Partition, axis: int) -> Any:
-            ctx.of = partition, axis
-            x = y.new_empty([partition.positions if a == axis else n for a, n in enumerate(y.shape)])
-            partition.unshard(y, axis, x)
-            return x
 
-        @staticmethod
-        def backward(ctx: Any, d_x: Any) -> Any:
-            return Shard.apply(d_x, *ctx.of), None, None
-    return Shard, Unshard
+@Function
+class Unshard:
+    @staticmethod
+    def forward(ctx: Any, y: Any, partition: Partition, axis: int) -> Any:
+        ctx.of = partition, axis
+        x = y.new_empty([partition.positions if a == axis else n for a, n in enumerate(y.shape)])
+        partition.unshard(y, axis, x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, d_x: Any) -> Any:
+        return Shard.apply(d_x, *ctx.of), None, None
 
 
 @eager
@@ -53,14 +51,14 @@ def shard(x: Any, partition: Partition, axis: int = 1) -> Any:
     """This rank's positions of @x along @axis, a new tensor; @x is the whole, with any strides, and is not
     saved. Backward is unshard(): zero where other ranks' positions are, so gradients of @x add up over
     ranks. Runs on the current stream. ValueError: a shape, dtype or device that does not fit."""
-    return _functions()[0].apply(x, partition, _axis(x, axis, 'x'))
+    return Shard.apply(x, partition, _axis(x, axis, 'x'))
 
 
 @eager
 def unshard(y: Any, partition: Partition, axis: int = 1) -> Any:
     """A tensor of all positions along @axis with this rank's, @y, at their places and zeros elsewhere;
     the sum over ranks is the whole. Backward is shard()."""
-    return _functions()[1].apply(y, partition, _axis(y, axis, 'y'))
+    return Unshard.apply(y, partition, _axis(y, axis, 'y'))
 
 
 @eager

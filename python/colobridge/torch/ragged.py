@@ -20,7 +20,8 @@ from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
-from .tensors import checked, eager, once, stream_of
+from .lazy import torch
+from .tensors import Function, checked, eager, once, stream_of
 from .ticket import Flight, Ticket
 
 _KEPT = 8  # batches of other tables
@@ -38,7 +39,6 @@ class _Batch:
 
     def written(self, device: Any) -> Any:
         """Indices of rows of y, on @device."""
-        import torch
         if self._written is None:
             runs = torch.tensor(self.batch.runs(), dtype=torch.int64, device='cpu').reshape(-1, 2)
             first, count = runs[:, 0], runs[:, 1]
@@ -49,7 +49,6 @@ class _Batch:
 
 def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool, full: bool) -> tuple[int, int]:
     """Rows of the fullest x, and of the fullest d_y that is summed (merged), or at most of the fullest y (packed)."""
-    import torch
     host: dict[str, Any] = {'dtype': torch.int64, 'device': 'cpu'}  # whatever the default device is
     tables, packing = segments._tables, segments.packing
     if packing is not None:
@@ -255,78 +254,67 @@ class _Call:
         return (given, here) if writes else (here, out)
 
 
-@functools.lru_cache(maxsize=None)
-def _function() -> Any:
-    import torch
+@Function
+class CarryRagged:
+    """ys from xs, or xs into the buffers that are given. Rows of a buffer that are written lose the
+    gradient of what was there."""
 
-    class CarryRagged(torch.autograd.Function):
-        """ys from xs, or xs into the buffers that are given. Rows of a buffer that are written lose the
-        gradient of what was there."""
+    @staticmethod
+    def forward(ctx: Any, call: _Call, flight: Flight | None, _anchor: Any, *tensors: Any) -> Any:
+        xs, ys = tensors[:call.n], tensors[call.n:]
+        ctx.call, ctx.flight, stream = call, flight, stream_of(call.ragged.device)
+        if ys:
+            ctx.mark_dirty(*ys)
+            flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
+        else:
+            rows = call.held.batch.rows[1]
+            flat = ys = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
+        call.run(False, xs, flat, stream, flight)
+        if call.constant:
+            ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
+        if call.merged and any(ctx.needs_input_grad[3 + call.n:]):
+            call.held.written(ys[0].device)  # before a CUDA graph is captured, not in it
+        return ys
 
-        @staticmethod
-        def forward(ctx: Any, call: _Call, flight: Flight | None, _anchor: Any, *tensors: Any) -> Any:
-            xs, ys = tensors[:call.n], tensors[call.n:]
-            ctx.call, ctx.flight, stream = call, flight, stream_of(call.ragged.device)
-            if ys:
-                ctx.mark_dirty(*ys)
-                flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
-            else:
-                rows = call.held.batch.rows[1]
-                flat = ys = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
-            call.run(False, xs, flat, stream, flight)
-            if call.constant:
-                ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
-            if call.merged and any(ctx.needs_input_grad[3 + call.n:]):
-                call.held.written(ys[0].device)  # before a CUDA graph is captured, not in it
-            return ys
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, *d_ys: Any) -> Any:
-            call, flight = ctx.call, ctx.flight
-            if flight is not None and flight.back:  # finish's backward has begun it
-                back, d_xs = flight.back.pop(0)
-                back.end()
-            else:
-                d_xs = call.gradients(d_ys)
-            d_intos: list[Any] = [None] * call.n if call.merged else []
-            for i in range(len(d_intos)):
-                if ctx.needs_input_grad[3 + call.n + i]:
-                    flat = call.flat(i, d_ys)
-                    d_intos[i] = flat.index_fill(0, call.ragged.written(call.held, flat.device), 0).view(d_ys[i].shape)
-            return (None, None, None, *d_xs, *d_intos)
-
-    return CarryRagged
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, *d_ys: Any) -> Any:
+        call, flight = ctx.call, ctx.flight
+        if flight is not None and flight.back:  # finish's backward has begun it
+            back, d_xs = flight.back.pop(0)
+            back.end()
+        else:
+            d_xs = call.gradients(d_ys)
+        d_intos: list[Any] = [None] * call.n if call.merged else []
+        for i in range(len(d_intos)):
+            if ctx.needs_input_grad[3 + call.n + i]:
+                flat = call.flat(i, d_ys)
+                d_intos[i] = flat.index_fill(0, call.ragged.written(call.held, flat.device), 0).view(d_ys[i].shape)
+        return (None, None, None, *d_xs, *d_intos)
 
 
-@functools.lru_cache(maxsize=None)
-def _finish_function() -> Any:
-    import torch
+@Function
+class Finish:
+    """The ys with a gradient, as they are. Backward begins the way of their gradients, which it hands on, because
+    those of into are made of them."""
 
-    class Finish(torch.autograd.Function):
-        """The ys with a gradient, as they are. Backward begins the way of their gradients, which it hands on, because
-        those of into are made of them."""
+    @staticmethod
+    def forward(ctx: Any, call: _Call, flight: Flight, *ys: Any) -> Any:
+        ctx.call, ctx.flight = call, flight
+        ctx.mark_dirty(*ys)  # so that a buffer is returned itself, and the caller may go on with it
+        return ys
 
-        @staticmethod
-        def forward(ctx: Any, call: _Call, flight: Flight, *ys: Any) -> Any:
-            ctx.call, ctx.flight = call, flight
-            ctx.mark_dirty(*ys)  # so that a buffer is returned itself, and the caller may go on with it
-            return ys
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, *d_ys: Any) -> Any:
-            call, back = ctx.call, Flight(ctx.call.ragged.device)
-            of = dict(zip((i for i in range(call.n) if i not in call.constant), d_ys))
-            ctx.flight.back.append((back, call.gradients([of.get(i) for i in range(call.n)], back)))
-            return (None, None, *d_ys)
-
-    return Finish
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, *d_ys: Any) -> Any:
+        call, back = ctx.call, Flight(ctx.call.ragged.device)
+        of = dict(zip((i for i in range(call.n) if i not in call.constant), d_ys))
+        ctx.flight.back.append((back, call.gradients([of.get(i) for i in range(call.n)], back)))
+        return (None, None, *d_ys)
 
 
 def _rows_of(x: Any) -> Any:
     """A nested tensor's rows, one after the other."""
-    import torch
     if not getattr(x, 'is_nested', False):
         return x
     if x.layout is getattr(torch, 'jagged', ()):
@@ -342,21 +330,18 @@ def _list(t: Any) -> list[Any]:
 
 def _kind(t: Any) -> Any:
     """What its checks depend on; None: no tensor, or a nested one, whose checks read more."""
-    import torch
     return (t.shape, t.dtype, t.device, t.stride()) if isinstance(t, torch.Tensor) and not getattr(
         t, 'is_nested', False) and t.layout is torch.strided else None
 
 
 def _told(x: Any, into: Any, like: Any) -> Any:
     """The first tensor of the arguments."""
-    import torch
     return x if isinstance(x, torch.Tensor) else next(
         (t for t in _list(x) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
 
 
 def _check_x(x: Any, what: str, like: Any, device: Any) -> Any:
     """x as [rows, features]; without rows if the rank holds none of the source."""
-    import torch
     if x is None and isinstance(like, torch.Tensor):
         return like.detach().new_empty((0, like.shape[-1] if like.dim() else 0))
     if not isinstance(x, torch.Tensor):
@@ -375,7 +360,6 @@ def _check_x(x: Any, what: str, like: Any, device: Any) -> Any:
 
 def _check_into(into: Any, what: str, x: Any, width: int) -> None:
     """Can the rows of x be written into it."""
-    import torch
     if not isinstance(into, torch.Tensor) or into.layout is not torch.strided or into.dim() < 2:
         raise ArgumentError("bridge: %s is %s, expected a torch.Tensor of [.., positions, features]" % (
             what, list(into.shape) if isinstance(into, torch.Tensor) else 'a ' + type(into).__name__))
@@ -446,7 +430,7 @@ def _placed(ragged: Ragged, batch: _Batch, segments: Segments, into: Any, name: 
 def carry(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Any:
     """Bridge.__call__() of a ragged bridge."""
     call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
-    return arrived(_function().apply(call, None, *tensors))
+    return arrived(CarryRagged.apply(call, None, *tensors))
 
 
 @eager
@@ -454,12 +438,12 @@ def start(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
     """Bridge.start() of a ragged bridge."""
     call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
     flight = Flight(call.ragged.device)
-    ys = list(_function().apply(call, flight, *tensors))
+    ys = list(CarryRagged.apply(call, flight, *tensors))
 
     def finished() -> Any:
         passed = [i for i in range(call.n) if i not in call.constant]
         if passed:
-            for i, y in zip(passed, _finish_function().apply(call, flight, *(ys[i] for i in passed))):
+            for i, y in zip(passed, Finish.apply(call, flight, *(ys[i] for i in passed))):
                 ys[i] = y
         return arrived(tuple(ys))
     return Ticket(self, flight, finished)
@@ -469,7 +453,6 @@ def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool
         _Call, tuple[Any, ...], Callable[[Any], Any]]:
     """A call, its tensors, and what becomes of its ys. Rows are merged by the library if all go into buffers that are
     written in place; else they come packed, and those that have a buffer are placed there."""
-    import torch
     told = _told(given, into, like)
     device = torch.device('cpu') if told is None else told.device
     ragged = self._ragged.get(device)

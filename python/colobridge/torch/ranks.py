@@ -37,6 +37,7 @@ from .. import comm as comms
 from .._lib import lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
+from .lazy import dist
 
 _lock = threading.Lock()
 _made: dict[Any, '_Ranks'] = {}  # by ranks, or Own
@@ -223,7 +224,6 @@ def _default_group(dist: Any) -> Any:
 def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
     """World ranks of a torch process group, in group order. ValueError: not a group, or one without
     this rank; RuntimeError: torch.distributed is not initialised, or the group was destroyed."""
-    import torch.distributed as dist
     if not (dist.is_available() and dist.is_initialized()):
         raise FailedError("%s: torch.distributed is not initialised (or was destroyed); call "
                           "init_process_group() first" % what, STATUS['ERR_STATE'])
@@ -251,7 +251,6 @@ def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
 
 def require_alive(group: Any, what: str) -> None:
     """RuntimeError when a group that was alive is not any more; cheap."""
-    import torch.distributed as dist
     if dist.is_initialized():
         state = getattr(dist.distributed_c10d, '_world', None)
         if state is not None and (group is dist.group.WORLD or group in state.pg_group_ranks):
@@ -352,7 +351,6 @@ def comm_of_ranks(ranks: Sequence[int] | Own, device: Any) -> Comm:
 
 
 def _ranks(key: Any) -> _Ranks:
-    import torch.distributed as dist
     store = dist.distributed_c10d._get_default_store()
     with _lock:
         made = old = _made.get(key)
@@ -365,7 +363,7 @@ def _ranks(key: Any) -> _Ranks:
 
 def alive(group: Any) -> bool:
     """Does torch.distributed know this group? Costs little; False: ask require_alive()."""
-    c10d: Any = sys.modules['torch.distributed'].distributed_c10d
+    c10d = dist.distributed_c10d
     state = getattr(c10d, '_world', None)
     return group in (c10d._pg_group_ranks if state is None else state.pg_group_ranks)
 
@@ -374,7 +372,6 @@ def _ranks_of(group: Comm) -> _Ranks:
     """Of a communicator of the caller's. Ranks of run_threads() can make another one after an error."""
     made = group.__dict__.get('_torch_made')
     if made is None:
-        import torch.distributed as dist
         run = group._run
         if run is not None and dist.is_available():
             with _lock:
@@ -402,7 +399,6 @@ def size_and_rank(group: Any, what: str = 'group') -> tuple[int, int]:
         return 1, 0
     if isinstance(group, Comm):
         return group.size, group.rank
-    import torch.distributed as dist
     ranks = group_ranks(group, what)
     return len(ranks), ranks.index(dist.get_rank())
 

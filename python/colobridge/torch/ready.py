@@ -18,6 +18,7 @@ from typing import Any
 from .. import _structs as s
 from .._lib import lib, error_message
 from ..errors import ArgumentError, exception
+from .lazy import torch
 from .tensors import checked
 
 KEPT = 64  # sets of shapes and options, for a communicator
@@ -46,13 +47,11 @@ def failed(status: int) -> Exception:
 
 @functools.lru_cache(maxsize=None)
 def storage_of() -> Any:
-    import torch
     return getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0
 
 
 def like(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
     """What empty_like() makes contiguous tensors of, in half the time of empty(); of one element itself."""
-    import torch
     return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
@@ -108,7 +107,6 @@ class View:
                    self.device))
         if self.stride is None or t.stride() == self.stride:
             return t if self.stride else t.contiguous()
-        import torch
         return torch.empty_strided(self.shape, self.stride, dtype=t.dtype, device=t.device).copy_(t)
 
 

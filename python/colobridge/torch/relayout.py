@@ -13,6 +13,7 @@ from ..layout import Layout
 from ..packing import Packing
 from . import ranks as groups
 from .bridge import Bridge
+from .lazy import torch
 from .tensors import called, eager, operator
 
 _KEPT = 8
@@ -113,7 +114,6 @@ class _At:
 
 @eager
 def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) -> Any:
-    import torch
     group = at.group
     size, _ = groups.size_and_rank(group, 'relayout: group')
     for name, cut in (('src', src), ('dst', dst)):

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _structs as s
 from .._lib import call
 from ..comm import Comm
+from .lazy import torch
 from .logprob import _control, shard
 from .losses import _config, apply
 from .ranks import comm_of, telling
@@ -25,7 +26,6 @@ def masses(x: Any, largest: Any, count: int) -> Any:
 
 def enough(top_p: float, total: Any) -> Any:
     """The least mass of the ids that are kept"""
-    import torch
     return torch.minimum((total.double() * top_p).ceil().long(), total).clamp(min=1)
 
 
@@ -43,7 +43,7 @@ def kept(what: str, logits: Any, target: Any, start: int, vocab: int, group: Any
     are not kept: other ids that are not kept have none. chunk (0: any): tokens that are searched together; it
     changes no bit, as the number of ranks does not."""
     comm = comm_of(group, logits.device, what + ': tp_group')
-    return apply()(logits, _Kept, comm, target, start, vocab, top_k, top_p, chunk)[0]
+    return apply(logits, _Kept, comm, target, start, vocab, top_k, top_p, chunk)[0]
 
 
 class _Kept:
@@ -52,7 +52,6 @@ class _Kept:
     @staticmethod
     def forward(ctx: Any, logits: Any, keeps: bool, comm: Comm, target: Any, start: int, vocab: int, top_k: int,
                 top_p: float, chunk: int) -> Any:
-        import torch
         size = c.c_size_t()
         with telling(comm):
             rows = logits.flatten(0, -2)

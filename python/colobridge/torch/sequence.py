@@ -12,6 +12,7 @@ from .. import _structs as s
 from .._lib import call, lib
 from ..errors import ArgumentError
 from . import ranks as groups
+from .lazy import torch
 from .losses import apply
 from .ranks import alone
 from .ready import SLACK, aligned
@@ -81,7 +82,6 @@ class Sequence:
             return self._raw
         found = self._on.get(device)
         if found is None:
-            import torch
             found = s.Sequence.from_buffer_copy(self._raw)
             for name, array in self._host.items():
                 copy = torch.tensor(list(array), dtype=torch.int64, device=device)
@@ -94,7 +94,6 @@ class Sequence:
     def targets(self, tokens: Any, ignore: int = -100) -> Any:
         """The next token of every local element, i64, @ignore if there is none. tokens: i64 [B, S], or
         [cu_padded[B]] of a packed batch; every rank has all of them."""
-        import torch
         if not isinstance(tokens, torch.Tensor):
             raise ArgumentError("Sequence.targets: tokens are a %s, expected a torch.Tensor" % type(tokens).__name__)
         tokens = tokens.contiguous()  # held until the library has read it
@@ -106,7 +105,6 @@ class Sequence:
     @eager
     def mask(self, what: str = 'tokens', device: Any = 'cpu') -> Any:
         """Of every local element, bool: does it hold a token ("tokens"), or one that has a target ("targets")?"""
-        import torch
         if what not in _MASKS:
             raise ArgumentError("Sequence.mask: what is %r, expected 'tokens' or 'targets'" % (what,))
         made = torch.empty(self.shape, dtype=torch.bool, device=device)
@@ -127,7 +125,6 @@ class Sequence:
 
 @eager
 def _gather(seq: Sequence, local: Any, adjoint: str, cp_group: Any) -> Any:
-    import torch
     found = list(local.shape) if isinstance(local, torch.Tensor) else 'a ' + type(local).__name__
     dtype = getattr(local, 'dtype', None)
     if dtype not in (torch.float32, torch.float64) or _long(found) != _long(seq.shape) or adjoint not in _ADJOINT:
@@ -135,7 +132,7 @@ def _gather(seq: Sequence, local: Any, adjoint: str, cp_group: Any) -> Any:
             "Sequence.gather: values are %s of %s and adjoint is %r, expected a tensor %s of float32 or float64 and "
             "'slice' or 'sum'" % (found, dtype, adjoint, list(seq.shape)))
     comm = alone() if cp_group is None else groups.comm_of(cp_group, local.device, 'cp_group')
-    return apply()(local, _Gather, seq, comm, adjoint)[0]
+    return apply(local, _Gather, seq, comm, adjoint)[0]
 
 
 class _Gather:
@@ -143,7 +140,6 @@ class _Gather:
 
     @staticmethod
     def workspace(raw: Any, like: Any) -> tuple[Any, int]:
-        import torch
         size = c.c_size_t()
         call('colo_sequence_workspace_size', raw, checked(like, 'values').dtype, c.byref(size))
         memory = torch.empty((size.value + 7) // 8 + SLACK, dtype=torch.float64, device=like.device)
@@ -151,7 +147,6 @@ class _Gather:
 
     @classmethod
     def forward(cls, ctx: Any, local: Any, keeps: bool, seq: Sequence, comm: Any, adjoint: str) -> Any:
-        import torch
         with groups.telling(comm):
             raw, flat = seq.on(local.device), local.contiguous().view(-1)
             memory, address = cls.workspace(raw, flat)
@@ -165,7 +160,6 @@ class _Gather:
 
     @classmethod
     def backward(cls, ctx: Any, d_out: Any) -> Any:
-        import torch
         if d_out is None and ctx.adjoint == 'slice':
             return None
         with groups.telling(ctx.comm):

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _structs as s
 from ..errors import ArgumentError
 from ..tensor import make
+from .lazy import torch
 from .ready import View
 from .rows import Rows
 from .tensors import checked
@@ -27,7 +28,6 @@ class Support:
     __slots__ = ('ids', 'begin', 'end')
 
     def __init__(self, ids: Any, offsets: Any = None, *, ascending: bool = False):
-        import torch
         for name, t in (('ids', ids), ('offsets', offsets)):
             if (t is not None or name == 'ids') and (
                     not isinstance(t, torch.Tensor) or t.dtype not in (torch.int32, torch.int64)):
@@ -59,7 +59,6 @@ class Support:
 
     def behind(self, what: str, target: Any, rows: Rows) -> tuple[Any, Any]:
         """(targets [T] as the library has them, begin and end in one tensor; ids)"""
-        import torch
         tokens = math.prod(rows.shape)
         if len(self.begin) != tokens or self.ids.device != target.device:
             raise ArgumentError("%s: support has lists of %d tokens on %s, target has %d on %s"

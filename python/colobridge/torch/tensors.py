@@ -11,6 +11,7 @@ from typing import Any
 from .. import _structs as s
 from ..errors import STATUS, ArgumentError, Error, FailedError
 from ..tensor import from_torch
+from .lazy import torch
 
 # What ends a call, but not what checkpoint() ends a recomputation by, which is an Exception itself.
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,
@@ -22,7 +23,6 @@ _NO_MEMORY = ("%s: this %s has no memory of its own; pass to_local() of a DTenso
 def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
     """The library's view of a torch tensor. ValueError: no tensor, device, dtype, memory; RuntimeError: its
     storage is smaller than its shape says, because somebody freed or resized it."""
-    import torch
     if not isinstance(t, torch.Tensor):
         raise ArgumentError("%s is a %s, expected a torch.Tensor" % (what, type(t).__name__))
     if t.layout is not torch.strided:
@@ -53,7 +53,6 @@ def stream_of(device: Any) -> int | None:
     """The current CUDA stream, None on the host."""
     if device.type != 'cuda':
         return None
-    import torch
     raw = getattr(torch._C, '_cuda_getCurrentRawStream', None)  # without a Python object of it
     if raw is not None and device.index is not None:
         return raw(device.index)
@@ -62,7 +61,6 @@ def stream_of(device: Any) -> int | None:
 
 def stream_on(device: Any) -> Callable[[], int | None]:
     """stream_of(@device) as a function that asks for nothing else, in a third of the time."""
-    import torch
     raw = getattr(torch._C, '_cuda_getCurrentRawStream', None)
     if device.type == 'cuda' and raw is not None and device.index is not None:
         return functools.partial(raw, device.index)
@@ -90,36 +88,42 @@ def written(t: Any) -> None:
     t.detach()[..., :0].zero_()
 
 
-@functools.lru_cache(maxsize=None)
-def _first_only() -> Any:
-    import torch
+class Function:
+    """An autograd function with forward() and backward() of a class. It is made when it is applied first, for torch is
+    imported then."""
 
-    class FirstOnly(torch.autograd.Function):
-        """(a tuple of tensors, what they depend on) -> the tensors; an error where a derivative of them is asked for"""
+    def __init__(self, of: type):
+        self._of = of
 
-        @staticmethod
-        def forward(ctx: Any, made: Any, *of: Any) -> Any:
-            return tuple(t.detach() for t in made)
+    @functools.cached_property
+    def apply(self) -> Any:
+        _prepare()
+        return type(self._of.__name__, (self._of, torch.autograd.Function), {}).apply
 
-        @staticmethod
-        def backward(ctx: Any, *_: Any) -> Any:
-            raise FailedError("this gradient was made by a function of colobridge.torch, which one cannot differentiate "
-                              "twice; make the loss of a gradient penalty with torch's functions")
-    return FirstOnly.apply
+
+@Function
+class FirstOnly:
+    """(a tuple of tensors, what they depend on) -> the tensors; an error where a derivative of them is asked for"""
+
+    @staticmethod
+    def forward(ctx: Any, made: Any, *of: Any) -> Any:
+        return tuple(t.detach() for t in made)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise FailedError("this gradient was made by a function of colobridge.torch, which one cannot differentiate "
+                          "twice; make the loss of a gradient penalty with torch's functions")
 
 
 def anchor(*of: Any) -> Any:
     """An empty tensor that depends on tensors. A backward that reads none of them saves it: see once()."""
-    return _first_only()((of[0].detach().new_empty(0),), *of)[0]
+    return FirstOnly.apply((of[0].detach().new_empty(0),), *of)[0]
 
 
 def once(backward: Any, linear: bool = False) -> Any:
     """@backward, of whose gradients a derivative is an error. They depend on the upstream gradients and, unless the
     function is @linear, on what backward asks saved_tensors() for: from each of these autograd must find the error,
     because it runs only what leads to the tensors that it makes gradients of. once_differentiable() leads to none."""
-    import torch
-    asked = torch.is_grad_enabled
-    _prepare()
 
     @functools.wraps(backward)
     def call(ctx: Any, *grads: Any) -> Any:
@@ -129,14 +133,14 @@ def once(backward: Any, linear: bool = False) -> Any:
                 break
         if _tracing() or _dispatching() or _functions():
             _unrecorded()
-        if not asked():
+        if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         ctx.read = read = list(grads)
         with torch.no_grad():
             made = backward(ctx, *grads)
         del ctx.read
         made = made if isinstance(made, tuple) else (made,)
-        out = iter(_first_only()(tuple(t for t in made if t is not None), *(grads if linear else read)))
+        out = iter(FirstOnly.apply(tuple(t for t in made if t is not None), *(grads if linear else read)))
         return tuple(None if t is None else next(out) for t in made)
     return call
 
@@ -144,7 +148,6 @@ def once(backward: Any, linear: bool = False) -> Any:
 @functools.lru_cache(maxsize=None)
 def compiling() -> Callable[[], bool]:
     """How torch is asked if it compiles."""
-    import torch
     return getattr(getattr(torch, 'compiler', None), 'is_compiling', bool)
 
 
@@ -163,7 +166,6 @@ _RECORDERS = {'ProxyTorchDispatchMode': 'make_fx()', 'PreDispatchTorchFunctionMo
 
 def _prepare() -> None:
     global _asked, _outside, _compiled, _tracing, _dispatching, _functions
-    import torch
     if _compiled is None and tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 14):
         from . import compiled
         compiled.functions = _OPERATORS
@@ -178,7 +180,6 @@ def _prepare() -> None:
 
 def recorder() -> str | None:
     """What records torch's operations to run them again, or runs them on shapes alone; None: nothing does."""
-    import torch
     if _tracing():
         return 'torch.jit.trace()'
     modes = [*map(torch._C._get_dispatch_stack_at, range(_dispatching())),

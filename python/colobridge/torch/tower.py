@@ -22,6 +22,7 @@ from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
 from . import ranks as groups
 from .bridge import Bridge
+from .lazy import torch
 from .tensors import eager
 
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
@@ -207,7 +208,6 @@ class EncoderParallel:
         self._moved: dict[str, int] = {}
 
     def _of_config(self) -> tuple[Any, Any]:
-        import torch
         of, m, dtype = self._config, self._merge, next(self.tower.parameters()).dtype
         if of is not None and hasattr(of, 'patch_size'):
             channels = getattr(of, 'in_channels', None) or getattr(of, 'in_chans', None) or getattr(of, 'num_channels', 3)
@@ -242,7 +242,6 @@ class EncoderParallel:
 
     def _comm(self) -> tuple[Comm, int]:
         """The host's communicator, and this rank in the grid."""
-        import torch
         comm, grid = groups.comm_of(self.group, torch.device('cpu'), 'tower: group'), self.llm.grid
         if [comm.world_rank(r) for r in range(comm.size)] != list(grid.ranks()):
             raise ArgumentError("tower: the group has ranks %s, expected those of the grid %s, %s" % (
@@ -266,7 +265,6 @@ class EncoderParallel:
         return TowerPlan(self, [_Table.read(part) for part in said])
 
     def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, packing: Any) -> _Table:
-        import torch
         grids = [] if grid_thw is None else _integers(grid_thw, 'grid_thw')
         if pixels is None:
             if grids:
@@ -357,7 +355,6 @@ class EncoderParallel:
 
     def _encode(self, plan: TowerPlan, me: int, pixels: Any) -> list[Any]:
         """The tower's tensors of this rank's images."""
-        import torch
         device, mine, (small, least) = next(self.tower.parameters()).device, plan.of(me), self._smallest
         given = small if plan._kind is None else self._bring(plan, plan._kind, me, pixels)
         if mine:
@@ -380,7 +377,6 @@ class EncoderParallel:
 
     def _bring(self, plan: TowerPlan, kind: tuple[Any, ...], me: int, pixels: Any) -> Any:
         """Pixels of the images that this rank encodes; each comes from one rank that has them."""
-        import torch
         dtype, cuda, *shape = kind
         if pixels is None:
             name = next(name for name, kind in _TORCH.items() if kind == s.DTYPES[dtype])
@@ -408,7 +404,6 @@ class EncoderParallel:
     def fit(self, small: Any, large: Any) -> float:
         """Sets and returns alpha of the cost p (p + alpha), from the times of forward on two images of zeros, grids
         (1, h, w), on the first rank. Every rank calls."""
-        import torch
         (pixels, _), (comm, _), times = self._smallest, self._comm(), []
         device = next(self.tower.parameters()).device
         for grid in (small, large):
@@ -460,7 +455,6 @@ class _Clock:
     def _now(self) -> Any:
         if self.device.type != 'cuda':
             return time.perf_counter()
-        import torch
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -503,7 +497,6 @@ def _shown(text: _Text) -> str:
 
 def _run(tower: Any, pixels: Any, grid: Any) -> Any:
     """Hugging Face's towers: those of Qwen return merged rows, and DeepStack's; SigLIP's all rows of all images."""
-    import torch
     if grid is None:
         out = tower(pixels)
         out = out if isinstance(out, torch.Tensor) else out[0]  # last_hidden_state

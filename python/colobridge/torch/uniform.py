@@ -15,8 +15,9 @@ from ..errors import STATUS, Error, FailedError
 from ..tensor import contiguous, make
 from . import arena as arenas
 from . import ranks as groups
+from .lazy import torch
 from .ready import entry, failed
-from .tensors import checked, once, stream_on
+from .tensors import Function, checked, once, stream_on
 from .ticket import Flight
 
 _FITTING = 1024  # shapes that are known to fit the memory
@@ -114,7 +115,6 @@ class Ready:
     """A shape of a bridge, with views that only lack an address: most tensors are contiguous."""
 
     def __init__(self, core: Core, shape: tuple[int, ...]):
-        import torch
         core.take(shape)
         self.core, self.shape, self.bridge, device = core, shape, core.bridge, core.device
         self.shapes = core.bridge.src_shape, core.bridge.dst_shape
@@ -197,62 +197,54 @@ class Ready:
             raise
 
 
-@functools.lru_cache(maxsize=None)
-def function() -> Any:
-    import torch
+@Function
+class Carry:
+    """y = R x forward, d_x = R^T d_y backward."""
 
-    class Carry(torch.autograd.Function):
-        """y = R x forward, d_x = R^T d_y backward."""
+    @staticmethod
+    def forward(ctx: Any, x: Any, ready: Ready, here: bool) -> Any:
+        ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
+        return ready.carry(0, x if here else None, None, x, ready.shapes[1])
 
-        @staticmethod
-        def forward(ctx: Any, x: Any, ready: Ready, here: bool) -> Any:
-            ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
-            return ready.carry(0, x if here else None, None, x, ready.shapes[1])
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_y: Any) -> Any:
-            if ctx.here:
-                return ctx.ready.carry(1, None, d_y, d_y, ctx.shape), None, None
-            ctx.ready.carry(1, None, d_y)
-            return d_y.new_empty(ctx.shape), None, None
-
-    return Carry
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, d_y: Any) -> Any:
+        if ctx.here:
+            return ctx.ready.carry(1, None, d_y, d_y, ctx.shape), None, None
+        ctx.ready.carry(1, None, d_y)
+        return d_y.new_empty(ctx.shape), None, None
 
 
-@functools.lru_cache(maxsize=None)
-def halves() -> Any:
-    import torch
+@Function
+class Start:
+    """Carry's forward is begun, its backward ended."""
 
-    class Start(torch.autograd.Function):
-        """Carry's forward is begun, its backward ended."""
+    @staticmethod
+    def forward(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight) -> Any:
+        ctx.flight, flight.ready, flight.here, flight.shape = flight, ready, here, x.shape
+        return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
 
-        @staticmethod
-        def forward(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight) -> Any:
-            ctx.flight, flight.ready, flight.here, flight.shape = flight, ready, here, x.shape
-            return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, d_y: Any) -> Any:
+        back, d_x = ctx.flight.back.pop(0)
+        back.end()
+        return d_x if ctx.flight.here else d_y.new_empty(ctx.flight.shape), None, None, None
 
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_y: Any) -> Any:
-            back, d_x = ctx.flight.back.pop(0)
-            back.end()
-            return d_x if ctx.flight.here else d_y.new_empty(ctx.flight.shape), None, None, None
 
-    class Finish(torch.autograd.Function):
-        """Carry's backward is begun. Of the gradient that it returns, Start knows."""
+@Function
+class Finish:
+    """Carry's backward is begun. Of the gradient that it returns, Start knows."""
 
-        @staticmethod
-        def forward(ctx: Any, y: Any, flight: Flight) -> Any:
-            ctx.flight = flight
-            return y
+    @staticmethod
+    def forward(ctx: Any, y: Any, flight: Flight) -> Any:
+        ctx.flight = flight
+        return y
 
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_y: Any) -> Any:
-            flight, back = ctx.flight, Flight(d_y.device)
-            shape = flight.shape if flight.here else None
-            flight.back.append((back, flight.ready.carry(1, None, d_y, d_y, shape, back)))
-            return d_y, None
-
-    return Start, Finish
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, d_y: Any) -> Any:
+        flight, back = ctx.flight, Flight(d_y.device)
+        shape = flight.shape if flight.here else None
+        flight.back.append((back, flight.ready.carry(1, None, d_y, d_y, shape, back)))
+        return d_y, None
