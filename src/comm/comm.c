@@ -109,10 +109,9 @@ colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_
     }
     if (!colo_comm_i_own(comm, "set_world_ranks"))
         return COLO_ERR_STATE;
-    pthread_mutex_lock(comm->lock); /* another thread may be dumping it */
+    COLO_HOLD(comm->lock); /* another thread may be dumping it */
     for (int32_t r = 0; r < comm->size; r++)
         comm->world_rank[r] = world_ranks[r];
-    pthread_mutex_unlock(comm->lock);
     return COLO_OK;
 }
 
@@ -137,9 +136,8 @@ void colo_comm_set_name(colo_comm_t *comm, const char *name)
 {
     if (!comm || !name || !colo_comm_i_own(comm, "set_name"))
         return;
-    pthread_mutex_lock(comm->lock);
+    COLO_HOLD(comm->lock);
     snprintf(comm->name, sizeof comm->name, "%s", name);
-    pthread_mutex_unlock(comm->lock);
 }
 
 const char *colo_comm_name(const colo_comm_t *comm)

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/helper.h"
 #include "core/hash.h"
+#include "core/lock.h"
 
 #include <colobridge/comm.h>
 

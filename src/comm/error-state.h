@@ -10,9 +10,10 @@
 #ifndef COLO_COMM_ERROR_STATE_H
 #define COLO_COMM_ERROR_STATE_H
 
+#include "core/lock.h"
+
 #include <colobridge/status.h>
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -46,7 +47,7 @@ static inline void colo_error_state_write(colo_error_state_t *state, bool replac
                                           colo_status_t status, int32_t culprit, int64_t world_rank,
                                           const char *error_message)
 {
-    pthread_mutex_lock(&state->lock);
+    COLO_HOLD(&state->lock);
     if (replace || !colo_error_state_is_set(state)) {
         state->culprit = culprit;
         if (world_rank == culprit)
@@ -57,7 +58,6 @@ static inline void colo_error_state_write(colo_error_state_t *state, bool replac
         snprintf(state->error_message, sizeof state->error_message, "%s", error_message);
         atomic_store_explicit(&state->status, status, memory_order_release);
     }
-    pthread_mutex_unlock(&state->lock);
 }
 
 static inline void colo_error_state_set(colo_error_state_t *state, colo_status_t status,
@@ -73,8 +73,7 @@ static inline colo_status_t colo_error_state_notify(const colo_error_state_t *st
 {
     if (!colo_error_state_is_set(state))
         return COLO_OK;
-    pthread_mutex_t *lock = (pthread_mutex_t *)&state->lock;
-    pthread_mutex_lock(lock);
+    COLO_HOLD((pthread_mutex_t *)&state->lock);
     colo_status_t status = (colo_status_t)atomic_load(&state->status);
     if (state->culprit < 0 || state->culprit == rank) {
         snprintf(error_message, cap, "%s", state->error_message);
@@ -82,7 +81,6 @@ static inline colo_status_t colo_error_state_notify(const colo_error_state_t *st
         snprintf(error_message, cap, "%s failed: %s", state->culprit_name, state->error_message);
         status = COLO_ERR_PEER;
     }
-    pthread_mutex_unlock(lock);
     return status;
 }
 

@@ -9,7 +9,7 @@
  */
 #include "comm/comm.h"
 #include "core/env.h"
-#include "core/fork.h"
+#include "core/lock.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -40,11 +40,10 @@ void colo_comm_i_register(colo_comm_t *comm)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_fork);
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     comm->world = ++worlds;
     comm->older = newest;
     newest = comm;
-    pthread_mutex_unlock(&lock);
 }
 
 void colo_comm_i_relate(colo_comm_t *comm, const colo_comm_t *parent, uint64_t tag)
@@ -52,16 +51,15 @@ void colo_comm_i_relate(colo_comm_t *comm, const colo_comm_t *parent, uint64_t t
     uint64_t id = colo_hash_i64(colo_hash_i64(COLO_HASH_INIT, (int64_t)parent->id), (int64_t)tag);
     for (int32_t r = 0; r < comm->size; r++)
         id = colo_hash_i64(id, comm->world_rank[r]);
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     comm->world = parent->world;
     comm->id = id;
-    pthread_mutex_unlock(&lock);
 }
 
 void colo_comm_i_unregister(colo_comm_t *comm)
 {
     colo_comm_t *relative = NULL;
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     for (colo_comm_t **link = &newest; *link;)
         if (*link == comm) {
             *link = comm->older;
@@ -71,7 +69,6 @@ void colo_comm_i_unregister(colo_comm_t *comm)
         }
     if (relative)
         relative->ended += comm->ended + comm->seq;
-    pthread_mutex_unlock(&lock);
 }
 
 /* ---- the file ---- */
@@ -147,7 +144,7 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     const colo_status_t st = make_text(comm, &text);
     COLO_AUTOFREE char *all = text.bytes;
     COLO_TRY(st);
-    pthread_mutex_lock(&writing);
+    COLO_HOLD(&writing);
     /* Left by a process that ended; in a folder of all users, perhaps a link. */
     (void)unlink(part);
     errno = 0;
@@ -158,7 +155,6 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     const int error = errno;
     if (!whole)
         (void)unlink(part);
-    pthread_mutex_unlock(&writing);
     return whole ? COLO_OK : colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(error));
 }
 

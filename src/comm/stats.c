@@ -116,7 +116,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *comm, colo_op_desc_t op, int64_t sent_by
 {
     if (comm->size == 1)
         sent_bytes = recv_bytes = 0;
-    pthread_mutex_lock(comm->lock);
+    COLO_HOLD(comm->lock);
     uint64_t seq = ++comm->seq;
     comm->op = op;
     comm->thread = colo_comm_i_thread();
@@ -133,13 +133,12 @@ uint64_t colo_comm_i_begin(colo_comm_t *comm, colo_op_desc_t op, int64_t sent_by
         .status = COLO_PENDING,
         .begin = colo_now(),
     };
-    pthread_mutex_unlock(comm->lock);
     return seq;
 }
 
 void colo_comm_i_end(colo_comm_t *comm, uint64_t seq, colo_status_t status)
 {
-    pthread_mutex_lock(comm->lock);
+    COLO_HOLD(comm->lock);
     colo_record_t *record = &comm->record[seq % COLO_RECORDS];
     record->status = status;
     record->end = colo_now();
@@ -149,25 +148,22 @@ void colo_comm_i_end(colo_comm_t *comm, uint64_t seq, colo_status_t status)
         comm->stats.sent_bytes[record->kind][record->category] += (uint64_t)record->sent_bytes;
         comm->stats.recv_bytes[record->kind][record->category] += (uint64_t)record->recv_bytes;
     }
-    pthread_mutex_unlock(comm->lock);
 }
 
 void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
 {
     if (!comm || !stats || !colo_comm_i_own(comm, "comm_stats"))
         return;
-    pthread_mutex_lock(comm->lock);
+    COLO_HOLD(comm->lock);
     *stats = comm->stats;
-    pthread_mutex_unlock(comm->lock);
 }
 
 void colo_comm_stats_reset(colo_comm_t *comm)
 {
     if (!comm || !colo_comm_i_own(comm, "comm_stats_reset"))
         return;
-    pthread_mutex_lock(comm->lock);
+    COLO_HOLD(comm->lock);
     memset(&comm->stats, 0, sizeof comm->stats);
-    pthread_mutex_unlock(comm->lock);
 }
 
 /* ---- JSON ---- */

@@ -12,7 +12,7 @@
 
 #include "core/env.h"
 #include "core/error.h"
-#include "core/fork.h"
+#include "core/lock.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -141,28 +141,22 @@ colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend
     COLO_FAIL_IF(!name || !name_ok(name), COLO_ERR_ARG,
                  "backend '%.40s': expected 1..%d of [a-z0-9]", name ? name : "(NULL)", NAME_MAX_);
     const colo_backend_t *found = NULL;
-    colo_status_t st = COLO_OK;
     int i = find(name);
     if (i < MOST && (found = atomic_load(&loaded[i].backend))) { /* what hot calls come to */
         *backend = found;
         return COLO_OK;
     }
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     i = find(name);
-    if (i == MOST) {
-        st = colo_fail(COLO_ERR_UNBUILT, "backend '%s': %d backends are loaded, no more fit", name,
-                       MOST);
-    } else if (!(found = atomic_load(&loaded[i].backend))) {
-        st = open_backend(name, &found);
-        if (st == COLO_OK) {
-            snprintf(loaded[i].name, sizeof loaded[i].name, "%s", name);
-            atomic_store(&loaded[i].backend, found);
-        }
+    COLO_FAIL_IF(i == MOST, COLO_ERR_UNBUILT, "backend '%s': %d backends are loaded, no more fit",
+                 name, MOST);
+    if (!(found = atomic_load(&loaded[i].backend))) {
+        COLO_TRY(open_backend(name, &found));
+        snprintf(loaded[i].name, sizeof loaded[i].name, "%s", name);
+        atomic_store(&loaded[i].backend, found);
     }
-    pthread_mutex_unlock(&lock);
-    if (st == COLO_OK)
-        *backend = found;
-    return st;
+    *backend = found;
+    return COLO_OK;
 }
 
 colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)

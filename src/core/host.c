@@ -5,7 +5,7 @@
  */
 #include "core/host.h"
 
-#include "core/fork.h"
+#include "core/lock.h"
 #include "core/hash.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ int colo_host_shortage(int error)
 static int read_boot(void)
 {
     int error = 0;
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     if (!is_read) {
         FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
         error = f ? 0 : colo_host_shortage(errno);
@@ -36,7 +36,6 @@ static int read_boot(void)
             fclose(f);
         is_read = error == 0;
     }
-    pthread_mutex_unlock(&lock);
     return error;
 }
 

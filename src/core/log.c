@@ -11,7 +11,7 @@
 #include "core/env.h"
 
 #include "core/error.h"
-#include "core/fork.h"
+#include "core/lock.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -50,10 +50,8 @@ void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level)
 
 bool colo_log_on(colo_log_level_t level)
 {
-    pthread_mutex_lock(&lock);
-    colo_log_level_t limit = sink ? sink_level : env_level();
-    pthread_mutex_unlock(&lock);
-    return level <= limit && !inside;
+    COLO_HOLD(&lock);
+    return level <= (sink ? sink_level : env_level()) && !inside;
 }
 
 void colo_log(colo_log_level_t level, const char *fmt, ...)
@@ -65,7 +63,7 @@ void colo_log(colo_log_level_t level, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-    pthread_mutex_lock(&line_lock);
+    COLO_HOLD(&line_lock);
     pthread_mutex_lock(&lock);
     colo_log_fn fn = sink;
     void *user = sink_user;
@@ -79,5 +77,4 @@ void colo_log(colo_log_level_t level, const char *fmt, ...)
     } else {
         fprintf(stderr, "colobridge: %s: %s\n", names[level], line);
     }
-    pthread_mutex_unlock(&line_lock);
 }

@@ -9,8 +9,7 @@
 #include "cuda/cublas.h"
 
 #include "core/library.h"
-
-#include <pthread.h>
+#include "core/lock.h"
 
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
@@ -45,10 +44,9 @@ static colo_status_t find(void)
 
 colo_status_t colo_cublas_find(const colo_cublas_t **lib)
 {
-    pthread_mutex_lock(&lock);
-    colo_status_t st = found ? COLO_OK : find();
-    pthread_mutex_unlock(&lock);
-    if (st == COLO_OK)
-        *lib = &the_lib;
-    return st;
+    COLO_HOLD(&lock);
+    if (!found)
+        COLO_TRY(find());
+    *lib = &the_lib;
+    return COLO_OK;
 }

@@ -91,13 +91,12 @@ static void attach(struct colo_nccl_group *x, colo_comm_t *c, struct colo_nccl_c
     x->control = control;
     c->impl = x;
     c->control = control;
-    pthread_mutex_lock(&f->lock);
+    COLO_HOLD(&f->lock);
     f->timeout_ms = colo_comm_i_timeout(c);
     x->id = ++f->ids;
     x->next = f->group;
     f->group = x;
     f->live++;
-    pthread_mutex_unlock(&f->lock);
 }
 
 colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
@@ -122,9 +121,8 @@ colo_status_t colo_nccl_connect(colo_comm_t *c)
     struct colo_nccl_group *x = c->impl;
     struct colo_connection *l = NULL;
     COLO_TRY(colo_nccl_connection_get(x->context, colo_comm_i_control(c), NULL, &l));
-    pthread_mutex_lock(&x->context->lock);
+    COLO_HOLD(&x->context->lock);
     x->connection = l;
-    pthread_mutex_unlock(&x->context->lock);
     return COLO_OK;
 }
 
@@ -176,9 +174,8 @@ void colo_nccl_destroy(colo_comm_t *c)
  * the watchdogs end the wait over @control. */
 static void be_connecting(struct colo_nccl_group *x, colo_comm_t *control)
 {
-    pthread_mutex_lock(&x->context->lock);
+    COLO_HOLD(&x->context->lock);
     x->connecting = control;
-    pthread_mutex_unlock(&x->context->lock);
 }
 
 colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,

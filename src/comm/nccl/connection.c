@@ -196,10 +196,9 @@ static void leave_main(void *memory)
     (void)context->lib->destroy(task->l->nccl);
     colo_nccl_connection_free(task->l);
     free(task);
-    pthread_mutex_lock(&context->lock);
+    COLO_HOLD(&context->lock);
     context->leaving--;
     pthread_cond_broadcast(&context->wake);
-    pthread_mutex_unlock(&context->lock);
 }
 
 static void unlist(struct colo_nccl_context *context, struct colo_connection *connection)
@@ -254,9 +253,8 @@ void colo_nccl_connection_put(struct colo_nccl_context *context, struct colo_con
         *task = (struct leave){context, end};
     if (!task || !colo_run_apart(leave_main, task)) {
         free(task); /* the ncclComm_t stays until the process ends */
-        pthread_mutex_lock(&context->lock);
+        COLO_HOLD(&context->lock);
         context->leaving--;
-        pthread_mutex_unlock(&context->lock);
     }
 }
 
@@ -264,7 +262,7 @@ void colo_nccl_connection_put(struct colo_nccl_context *context, struct colo_con
 static struct colo_connection *find_connection(struct colo_nccl_context *context,
                                                const colo_comm_t *control)
 {
-    pthread_mutex_lock(&context->lock);
+    COLO_HOLD(&context->lock);
     struct colo_connection *connection = context->connection;
     while (connection && (connection->n != control->size ||
                           atomic_load(&connection->phase) != COLO_CONNECTION_OK ||
@@ -273,7 +271,6 @@ static struct colo_connection *find_connection(struct colo_nccl_context *context
         connection = connection->next;
     if (connection)
         connection->users++;
-    pthread_mutex_unlock(&context->lock);
     return connection;
 }
 

@@ -53,10 +53,9 @@ static colo_status_t find(void)
 
 colo_status_t colo_nccl_find(const colo_nccl_lib_t **lib)
 {
-    pthread_mutex_lock(&lock);
-    colo_status_t st = found ? COLO_OK : find();
-    pthread_mutex_unlock(&lock);
-    if (st == COLO_OK)
-        *lib = &the_lib;
-    return st;
+    COLO_HOLD(&lock);
+    if (!found)
+        COLO_TRY(find());
+    *lib = &the_lib;
+    return COLO_OK;
 }

@@ -266,7 +266,7 @@ void *colo_nccl_watchdog(void *memory)
 {
     struct colo_nccl_context *context = memory;
     (void)colo_capture_relax();
-    pthread_mutex_lock(&context->lock);
+    COLO_HOLD(&context->lock);
     while (!context->stop) {
         struct colo_nccl_group *group = context->group;
         while (group && !(is_dead(context, group) && colo_nccl_abort_next(context, group)))
@@ -277,6 +277,5 @@ void *colo_nccl_watchdog(void *memory)
         struct timespec until = colo_in(WATCHDOG_MS * 1e-3);
         pthread_cond_timedwait(&context->wake, &context->lock, &until);
     }
-    pthread_mutex_unlock(&context->lock);
     return NULL;
 }

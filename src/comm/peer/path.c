@@ -151,10 +151,9 @@ colo_status_t colo_path_enter(colo_path_t *path, colo_status_t st)
         path_free(path);
         return st;
     }
-    pthread_mutex_lock(&p->lock);
+    COLO_HOLD(&p->lock);
     path->next = p->paths;
     p->paths = path;
-    pthread_mutex_unlock(&p->lock);
     if (atomic_load(&p->stopped))
         colo_path_stop(path);
     return COLO_OK;

@@ -128,13 +128,12 @@ static void peer_free(int device, void *arg)
 
 void colo_peer_retire(struct colo_peer *p, void *memory)
 {
-    pthread_mutex_lock(&p->lock);
+    COLO_HOLD(&p->lock);
     void **more = realloc(p->retired, ((size_t)p->nretired + 1) * sizeof *more);
     if (more) { /* else it stays for good */
         p->retired = more;
         p->retired[p->nretired++] = memory;
     }
-    pthread_mutex_unlock(&p->lock);
 }
 
 void colo_peer_drop(struct colo_peer *p)
@@ -242,10 +241,9 @@ void colo_peer_stop(struct colo_peer *p)
 {
     if (!p || atomic_exchange(&p->stopped, true))
         return;
-    pthread_mutex_lock(&p->lock);
+    COLO_HOLD(&p->lock);
     for (colo_path_t *path = p->paths; path; path = path->next)
         colo_path_stop(path);
-    pthread_mutex_unlock(&p->lock);
 }
 
 colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t cap)
@@ -253,10 +251,9 @@ colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t c
     colo_status_t st = COLO_OK;
     if (!p)
         return COLO_OK;
-    pthread_mutex_lock(&p->lock);
+    COLO_HOLD(&p->lock);
     for (colo_path_t *path = p->paths; path && st == COLO_OK; path = path->next)
         st = colo_path_poll(path, error_message, cap);
-    pthread_mutex_unlock(&p->lock);
     return st;
 }
 
@@ -316,12 +313,11 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
     }
     x->peer = p;
     atomic_fetch_add(&p->refs, 1);
-    pthread_mutex_lock(&p->lock);
+    m->impl = x;
+    COLO_HOLD(&p->lock);
     p->memory[m->id] = m;
     p->memories++;
     p->registrations++;
-    pthread_mutex_unlock(&p->lock);
-    m->impl = x;
     return COLO_OK;
 }
 
@@ -379,7 +375,7 @@ bool colo_peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t
     bool found = false;
     if (!p)
         return false;
-    pthread_mutex_lock(&p->lock);
+    COLO_HOLD(&p->lock);
     for (int32_t i = 0, left = p->memories; left > 0 && !found; i++) {
         const colo_memory_t *m = p->memory[i];
         if (!m)
@@ -390,15 +386,13 @@ bool colo_peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t
         *id = i;
         *offset = lo - base;
     }
-    pthread_mutex_unlock(&p->lock);
     return found;
 }
 
 const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id)
 {
-    pthread_mutex_lock(&p->lock);
+    COLO_HOLD(&p->lock);
     const struct shared *x = p->memory[id] ? p->memory[id]->impl : NULL;
-    pthread_mutex_unlock(&p->lock);
     return x ? &x->share : NULL;
 }
 
@@ -407,8 +401,6 @@ uint64_t colo_peer_registrations(const colo_comm_t *c)
     struct colo_peer *p = colo_peer_of(c);
     if (!p)
         return 0;
-    pthread_mutex_lock(&p->lock);
-    const uint64_t n = p->registrations;
-    pthread_mutex_unlock(&p->lock);
-    return n;
+    COLO_HOLD(&p->lock);
+    return p->registrations;
 }

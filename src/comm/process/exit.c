@@ -10,7 +10,7 @@
  */
 #include "comm/process/group.h"
 
-#include "core/fork.h"
+#include "core/lock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,21 +65,19 @@ static void at_exit(void)
 void colo_process_exit_add(struct colo_process_context *context)
 {
     context->process = (int32_t)getpid();
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     if (!registered)
         registered = atexit(at_exit) == 0;
     context->next = first;
     first = context;
-    pthread_mutex_unlock(&lock);
 }
 
 void colo_process_exit_remove(struct colo_process_context *context)
 {
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     struct colo_process_context **link = &first;
     while (*link && *link != context)
         link = &(*link)->next;
     if (*link)
         *link = context->next;
-    pthread_mutex_unlock(&lock);
 }

@@ -12,9 +12,10 @@
  */
 #include "comm/process/transport-unix.h"
 
+#include "core/lock.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -80,30 +81,25 @@ static int keep(int fd)
 
 int colo_socket_open(void)
 {
-    pthread_mutex_lock(&lock);
-    int fd = keep(socket(AF_UNIX, SOCK_STREAM | FLAGS, 0));
-    pthread_mutex_unlock(&lock);
-    return fd;
+    COLO_HOLD(&lock);
+    return keep(socket(AF_UNIX, SOCK_STREAM | FLAGS, 0));
 }
 
 int colo_socket_accept(int listener)
 {
-    pthread_mutex_lock(&lock);
-    int fd = keep(accept4(listener, NULL, NULL, FLAGS));
-    pthread_mutex_unlock(&lock);
-    return fd;
+    COLO_HOLD(&lock);
+    return keep(accept4(listener, NULL, NULL, FLAGS));
 }
 
 void colo_socket_close(int fd)
 {
     if (fd < 0)
         return;
-    pthread_mutex_lock(&lock);
+    COLO_HOLD(&lock);
     for (size_t i = nfds; i-- > 0;)
         if (fds[i] == fd) {
             fds[i] = fds[--nfds];
             break;
         }
     close(fd);
-    pthread_mutex_unlock(&lock);
 }

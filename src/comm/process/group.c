@@ -179,28 +179,25 @@ void colo_process_fail(colo_comm_t *comm, colo_status_t status, const char *erro
         if (is_new)
             atomic_store(&context->to_notify, true);
     } else { /* only the thread that uses the group fails so, and a watchdog of GPUs for it */
-        pthread_mutex_lock(&context->lock);
+        COLO_HOLD(&context->lock);
         is_new = colo_process_take_fault(
             group, group->begun || group->running ? group->seq : group->seq + 1, status,
             group->rank, error_message);
         if (is_new)
             atomic_store(&group->to_notify, true);
-        pthread_mutex_unlock(&context->lock);
     }
-    if (is_new) {
-        pthread_mutex_lock(&context->lock);
-        colo_process_notify(context);
-        pthread_mutex_unlock(&context->lock);
-    }
+    if (!is_new)
+        return;
+    COLO_HOLD(&context->lock);
+    colo_process_notify(context);
 }
 
 colo_status_t colo_process_state(const colo_comm_t *comm, char *error_message, size_t cap)
 {
     struct colo_process_group *group = comm->impl;
     struct colo_process_context *context = group->context;
-    pthread_mutex_lock(&context->lock);
+    COLO_HOLD(&context->lock);
     colo_process_progress(context);
-    pthread_mutex_unlock(&context->lock);
     colo_status_t st = colo_error_state_notify(&group->error, group->rank, error_message, cap);
     if (st != COLO_OK)
         return st;

@@ -60,7 +60,7 @@ static struct colo_shape_ shape_of(const colo_message_t *message, size_t elem)
 void colo_step_begin(colo_comm_t *comm, uint8_t step)
 {
     struct colo_process_group *group = comm->impl;
-    pthread_mutex_lock(&group->context->lock);
+    COLO_HOLD(&group->context->lock);
     if (step == 0) {
         group->begin = colo_now();
         snprintf(group->name, sizeof group->name, "%s", comm->name);
@@ -71,7 +71,6 @@ void colo_step_begin(colo_comm_t *comm, uint8_t step)
     group->nactive = group->nmet = 0;
     group->moving = false;
     group->begun = true;
-    pthread_mutex_unlock(&group->context->lock);
 }
 
 /* Until colo_step_run() no other thread reads the peer steps. */

@@ -14,10 +14,10 @@
 #include "comm/process/transport-unix.h"
 
 #include "core/error.h"
+#include "core/lock.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,9 +74,8 @@ static void set_polled(struct transport *self, int32_t r, int fd, short events)
         return;
     polled->fd = fd;
     polled->events = events;
-    pthread_mutex_lock(&self->lock);
+    COLO_HOLD(&self->lock);
     self->seen[r] = *polled;
-    pthread_mutex_unlock(&self->lock);
 }
 
 /* Writes what the socket takes. Output that could not go is kept, because the peer waits for every

@@ -26,10 +26,10 @@
 #include "comm/process/transport.h"
 #include "core/backend.h"
 #include "core/hash.h"
+#include "core/lock.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,7 +177,7 @@ static void ucx_commit(void *transport)
                                        .user_data = out,
                                        .memory_type = UCS_MEMORY_TYPE_HOST};
     void *request = NULL;
-    pthread_mutex_lock(&self->lock);
+    COLO_HOLD(&self->lock);
     if (to->ep && to->failed == UCS_OK) {
         to->pending++;
         to->queued += out->bytes;
@@ -193,14 +193,13 @@ static void ucx_commit(void *transport)
     }
     if (!UCS_PTR_IS_PTR(request))
         recycle(out);
-    pthread_mutex_unlock(&self->lock);
 }
 
 static bool ucx_flushed(void *transport, int32_t peer)
 {
     struct transport *self = transport;
     struct peer *to = &self->peer[peer];
-    pthread_mutex_lock(&self->lock);
+    COLO_HOLD(&self->lock);
     const bool alive = to->ep && to->failed == UCS_OK;
     if (alive && to->dirty && !to->pending && !to->flushing) {
         const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
@@ -213,9 +212,7 @@ static bool ucx_flushed(void *transport, int32_t peer)
         if (UCS_PTR_IS_ERR(request))
             fail(to, UCS_PTR_STATUS(request));
     }
-    const bool flushed = !alive || (!to->pending && !to->dirty && !to->flushing);
-    pthread_mutex_unlock(&self->lock);
-    return flushed;
+    return !alive || (!to->pending && !to->dirty && !to->flushing);
 }
 
 /* ---- receiving ---- */
@@ -297,10 +294,8 @@ static int receive(struct transport *self, int32_t *peer, const void **frame, si
 static int ucx_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
 {
     struct transport *self = transport;
-    pthread_mutex_lock(&self->lock);
-    int got = self->broken ? -2 : receive(self, peer, frame, bytes);
-    pthread_mutex_unlock(&self->lock);
-    return got;
+    COLO_HOLD(&self->lock);
+    return self->broken ? -2 : receive(self, peer, frame, bytes);
 }
 
 static const char *ucx_why(void *transport)
@@ -311,9 +306,8 @@ static const char *ucx_why(void *transport)
 static int ucx_arm(void *transport)
 {
     struct transport *self = transport;
-    pthread_mutex_lock(&self->lock);
+    COLO_HOLD(&self->lock);
     const ucs_status_t armed = ucp_worker_arm(self->worker);
-    pthread_mutex_unlock(&self->lock);
     return armed == UCS_ERR_BUSY ? -1 : self->event;
 }
 

@@ -1,10 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fork.h (private) - locks that are free in a child of fork(), where the thread that held them is
- * not. */
-#ifndef COLO_CORE_FORK_H
-#define COLO_CORE_FORK_H
+/* lock.h (private) - locks that are held to the end of a block, and locks that are free in a child
+ * of fork(), where the thread that held them is not. */
+#ifndef COLO_CORE_LOCK_H
+#define COLO_CORE_LOCK_H
 
 #include <pthread.h>
+
+static inline pthread_mutex_t *colo_lock_take(pthread_mutex_t *lock)
+{
+    pthread_mutex_lock(lock);
+    return lock;
+}
+static inline void colo_lock_give(pthread_mutex_t *const *lock)
+{
+    pthread_mutex_unlock(*lock);
+}
+/* A declaration: from here to the end of the block this thread holds @lock. No goto passes it. */
+#define COLO_HOLD(lock)                                                             \
+    __attribute__((cleanup(colo_lock_give), unused)) pthread_mutex_t *const held_ = \
+        colo_lock_take(lock)
 
 /* A static mutex @name. What it guards may be half written in the child. */
 #define COLO_LOCK(name)                                         \
