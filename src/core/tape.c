@@ -260,8 +260,7 @@ colo_status_t colo_tape_record(colo_tape_t *tape, const colo_tape_record_t *reco
 {
     COLO_FAIL_IF(!record, COLO_ERR_ARG, "record: record is NULL");
     colo_status_t st = check_record(tape, record);
-    if (st == COLO_OK)
-        st = append_node(tape, record);
+    COLO_THEN(st, append_node(tape, record));
     if (st < 0) {
         if (record->free_state)
             record->free_state(record->state);

@@ -77,8 +77,7 @@ colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, co
         if (queries->seen[i] == pointer)
             return COLO_OK;
     cudaError_t error = current_device(queries);
-    if (error == cudaSuccess)
-        error = cudaPointerGetAttributes(&attributes, pointer);
+    COLO_THEN(error, cudaPointerGetAttributes(&attributes, pointer));
     if (error != cudaSuccess)
         return colo_cuda_report(error, what);
     COLO_FAIL_IF(attributes.type == cudaMemoryTypeUnregistered, COLO_ERR_ARG,
@@ -186,8 +185,7 @@ static colo_status_t stream_create(int32_t events, void **made)
     COLO_FAIL_IF(!aux, COLO_ERR_NOMEM, "stream: %d events", (int)events);
     aux->events = events;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (error == cudaSuccess)
-        error = cudaStreamCreateWithPriority(&aux->stream, cudaStreamNonBlocking, greatest);
+    COLO_THEN(error, cudaStreamCreateWithPriority(&aux->stream, cudaStreamNonBlocking, greatest));
     for (int32_t i = 0; i < events && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&aux->event[i], cudaEventDisableTiming);
     if (error != cudaSuccess) {
@@ -232,8 +230,7 @@ static colo_status_t stream_follow(void *made, int32_t event, colo_stream_t from
     cudaStream_t own = ((struct aux_stream *)made)->stream;
     unsigned long long from_id = 0, own_id = 0;
     cudaError_t error = capture_of(from, &from_id);
-    if (error == cudaSuccess)
-        error = capture_of(own, &own_id);
+    COLO_THEN(error, capture_of(own, &own_id));
     *follows = error == cudaSuccess && (own_id == 0 || own_id == from_id);
     if (!*follows)
         return colo_cuda_report(error, "stream");
@@ -262,8 +259,7 @@ static colo_status_t stream_check(colo_queries_t *queries, colo_stream_t stream,
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     int device = -1;
     cudaError_t error = current_device(queries);
-    if (error == cudaSuccess)
-        error = cudaStreamIsCapturing(stream, &capture);
+    COLO_THEN(error, cudaStreamIsCapturing(stream, &capture));
     *capturing = capture != cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 12080
     if (error == cudaSuccess && stream &&
@@ -296,10 +292,8 @@ static cudaError_t answer_new(void **pointer, const void *from, cudaStream_t str
 
 static cudaError_t answer_take(void *pointer, void *to, cudaError_t error, cudaStream_t stream)
 {
-    if (error == cudaSuccess)
-        error = cudaMemcpyAsync(to, pointer, 16, cudaMemcpyDeviceToHost, stream);
-    if (error == cudaSuccess)
-        error = cudaStreamSynchronize(stream);
+    COLO_THEN(error, cudaMemcpyAsync(to, pointer, 16, cudaMemcpyDeviceToHost, stream));
+    COLO_THEN(error, cudaStreamSynchronize(stream));
     if (pointer)
         cudaFreeAsync(pointer, stream);
     return error;
@@ -316,8 +310,7 @@ static colo_status_t box_hash(const colo_box_t *box, size_t elem_size, uint64_t 
         return COLO_OK;
     COLO_TRY(colo_cuda_pointer(&queries, box->data, "hash"));
     cudaError_t error = answer_new(&pointer, got, stream);
-    if (error == cudaSuccess)
-        error = colo_k_box_hash(box, elem_size, pointer, stream);
+    COLO_THEN(error, colo_k_box_hash(box, elem_size, pointer, stream));
     error = answer_take(pointer, got, error, stream);
     *hash = got[0];
     return colo_cuda_report(error, "hash");
@@ -334,9 +327,8 @@ static colo_status_t box_nonzero(const colo_box_t *box, colo_dtype_t dtype, int6
         return COLO_OK;
     COLO_TRY(colo_cuda_pointer(&queries, box->data, "search for zeros"));
     cudaError_t error = answer_new(&pointer, got, stream);
-    if (error == cudaSuccess)
-        error = colo_k_box_nonzero(box, (int)colo_dtype_size(dtype), dtype <= COLO_F16, pointer,
-                                   stream);
+    COLO_THEN(error, colo_k_box_nonzero(box, (int)colo_dtype_size(dtype), dtype <= COLO_F16,
+                                        pointer, stream));
     error = answer_take(pointer, got, error, stream);
     *first = (int64_t)got[0]; /* all ones: none */
     return colo_cuda_report(error, "search for zeros");
@@ -359,9 +351,8 @@ static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const ui
         COLO_TRY(colo_cuda_pointer(&queries, mask, "mask"));
     }
     cudaError_t error = answer_new(&pointer, &got, stream);
-    if (error == cudaSuccess)
-        error =
-            colo_k_masked_sum(values, dtype, mask, count, pointer, (int64_t *)pointer + 1, stream);
+    COLO_THEN(error, colo_k_masked_sum(values, dtype, mask, count, pointer, (int64_t *)pointer + 1,
+                                       stream));
     error = answer_take(pointer, &got, error, stream);
     *num = got.num;
     *den = got.den;

@@ -291,8 +291,7 @@ colo_status_t colo_topology_advise(const colo_topology_t *topology, const colo_g
             search.dim[search.n++] = dim;
     rank_dims(grid, search.index);
     colo_status_t st = best_order(&search, &best);
-    if (st == COLO_OK)
-        st = best_bind(&search, topology, &policy);
+    COLO_THEN(st, best_bind(&search, topology, &policy));
     free(search.best);
     free(search.first);
     free(search.memo.items);

@@ -301,8 +301,7 @@ colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machi
     COLO_FAIL_IF(hwloc_topology_init(&hwloc) != 0, COLO_ERR_NOMEM,
                  "topology: hwloc cannot start: %s", strerror(errno));
     colo_status_t st = load(hwloc, topology, devices);
-    if (st == COLO_OK)
-        st = fill(hwloc, &made);
+    COLO_THEN(st, fill(hwloc, &made));
     if (st == COLO_OK && !topology && hwloc_topology_is_thissystem(hwloc))
         made.here = hwloc;
     else

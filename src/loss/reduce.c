@@ -64,8 +64,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
     }
     struct part mine = {0, 0}, sum = {0, 0};
     const bool on_gpu = colo_comm_i_mem(group) == COLO_CUDA;
-    if (st == COLO_OK)
-        st = sum_local(values, dtype, mask, count, on_gpu, &mine, stream);
+    COLO_THEN(st, sum_local(values, dtype, mask, count, on_gpu, &mine, stream));
     COLO_TRY(colo_loss_i_ready(group, "loss reduce", st));
     if (on_gpu) { /* over the host comm of the same ranks */
         uint64_t words[2];

@@ -297,8 +297,7 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     colo_sequence_t own;
     colo_status_t st = open_sequence(seq, &own);
     seq = &own;
-    if (st == COLO_OK)
-        st = check_gather(seq, local, out, group, workspace, "", &loss);
+    COLO_THEN(st, check_gather(seq, local, out, group, workspace, "", &loss));
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
     struct colo_sequence_pass pass = pass_of(seq, local->mem);
     pass.dtype = local->dtype;
@@ -328,8 +327,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     colo_sequence_t own;
     colo_status_t st = open_sequence(seq, &own);
     seq = &own;
-    if (st == COLO_OK)
-        st = check_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss);
+    COLO_THEN(st, check_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss));
     if (sum)
         st = colo_loss_i_ready(group, "sequence gather backward", st);
     COLO_TRY(st);

@@ -99,12 +99,9 @@ colo_status_t colo_weighted_i_run(struct colo_weighted_pass *pass, const colo_te
 {
     const colo_loss_ops_t *loss;
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
-    if (st == COLO_OK)
-        st = check_workspace(pass->parts, what);
-    if (st == COLO_OK)
-        st = colo_loss_i_check_place(values, group, what);
-    if (st == COLO_OK)
-        st = colo_loss_ops_for(values->mem, &loss);
+    COLO_THEN(st, check_workspace(pass->parts, what));
+    COLO_THEN(st, colo_loss_i_check_place(values, group, what));
+    COLO_THEN(st, colo_loss_ops_for(values->mem, &loss));
     COLO_TRY(colo_loss_i_ready(group, what, st));
     pass->dtype = values->dtype;
     pass->count = values->shape[0];

@@ -219,10 +219,8 @@ static colo_status_t list_new(struct colo_p2p *d, size_t bytes, struct colo_p2p_
     for (l->capacity = LIST_BYTES; l->capacity < bytes;)
         l->capacity *= 2;
     cudaError_t e = cudaMalloc((void **)&l->device, l->capacity);
-    if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&l->host, l->capacity, cudaHostAllocPortable);
-    if (e == cudaSuccess)
-        e = cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming);
+    COLO_THEN(e, cudaHostAlloc((void **)&l->host, l->capacity, cudaHostAllocPortable));
+    COLO_THEN(e, cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming));
     if (e != cudaSuccess) {
         list_free(l);
         (void)cudaGetLastError();
@@ -302,8 +300,7 @@ static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[
     l = d->own;
     cudaError_t e =
         cudaMemcpyAsync(l->device, l->host, l->bytes, cudaMemcpyHostToDevice, d->path.peer->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(d->path.peer->stream);
+    COLO_THEN(e, cudaStreamSynchronize(d->path.peer->stream));
     l->sent = e == cudaSuccess;
     return colo_cuda_error("bridge: lists of boxes", e);
 }
@@ -384,8 +381,7 @@ static colo_status_t p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *cal
         i += tensors_of(k, &call->tensor[i], call->n - i);
         e = colo_k_p2p(k, stream);
     }
-    if (e == cudaSuccess)
-        e = colo_order_lead(p->order, call->capturing, stream);
+    COLO_THEN(e, colo_order_lead(p->order, call->capturing, stream));
     list->captured = list->captured || call->capturing;
     list->used = list->used || !call->capturing;
     if (!call->capturing) /* what a capture sends, its replays send */

@@ -191,8 +191,7 @@ static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hid
     if (st == COLO_OK && up)
         st = call->size.early && call->size.pass == COLO_LINEAR_BACKWARD ? make_factor(call, up)
                                                                          : make_upstream(call, up);
-    if (st == COLO_OK)
-        st = colo_linear_i_pipeline(call);
+    COLO_THEN(st, colo_linear_i_pipeline(call));
     return end_call(call, st);
 }
 
@@ -276,8 +275,7 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(linear, pass, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, batch, pass);
-    if (st == COLO_OK)
-        st = check_saving(linear, early, upstream, saved, saved_memory, &call.size, &offsets);
+    COLO_THEN(st, check_saving(linear, early, upstream, saved, saved_memory, &call.size, &offsets));
     COLO_TRY(ready(linear, &call.size, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = linear,
@@ -385,12 +383,9 @@ colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(linear, COLO_LINEAR_LOSS, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, batch, COLO_LINEAR_LOSS);
-    if (st == COLO_OK)
-        st = colo_linear_i_check_upstream(linear, upstream, false);
-    if (st == COLO_OK)
-        st = colo_linear_i_check_grads(linear, grads, batch->hidden);
-    if (st == COLO_OK)
-        st = place_grads(&call, grads);
+    COLO_THEN(st, colo_linear_i_check_upstream(linear, upstream, false));
+    COLO_THEN(st, colo_linear_i_check_grads(linear, grads, batch->hidden));
+    COLO_THEN(st, place_grads(&call, grads));
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
     place_saved(&call, NULL, &nowhere);

@@ -333,12 +333,9 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream)
     COLO_TRY(colo_loss_i_ready(head->group, "lm_head start", st));
     colo_stream_t aux = head->ops->stream_of(head->aux);
     st = head->ops->event_record(head->aux, READY, stream);
-    if (st == COLO_OK)
-        st = head->ops->event_wait(head->aux, READY, aux);
-    if (st == COLO_OK)
-        st = gather(head, aux);
-    if (st == COLO_OK)
-        st = head->ops->event_record(head->aux, GATHERED, aux);
+    COLO_THEN(st, head->ops->event_wait(head->aux, READY, aux));
+    COLO_THEN(st, gather(head, aux));
+    COLO_THEN(st, head->ops->event_record(head->aux, GATHERED, aux));
     if (st < 0) {
         st = colo_comm_i_fail(head->group, st);
         const colo_error_t why = colo_error_save();
