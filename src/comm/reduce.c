@@ -16,36 +16,31 @@
 
 enum { TILE = 512 };
 
-bool colo_reduce_takes(colo_dtype_t dtype)
-{
-    return colo_dtype_is_float(dtype) || dtype == COLO_I32 || dtype == COLO_I64;
-}
-
 #define SAME(x) (x)
 #define PLUS(a, b) ((a) + (b))
 /* NaN > a is false, a > NaN too: an incoming NaN is taken, one that is there stays */
 #define MOST(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
 
 /* T: stored, A: accumulated in (unsigned for integer sums, which wrap) */
-#define REDUCE(name, T, A, LOAD, STORE, OP)                                                \
-    static void name(T *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi) \
-    {                                                                                      \
-        A acc[TILE];                                                                       \
-        for (int64_t offset = lo; offset < hi; offset += TILE) {                           \
-            int64_t n = hi - offset < TILE ? hi - offset : TILE;                           \
-            const T *s = (const T *)src[0] + offset;                                       \
-            for (int64_t i = 0; i < n; i++)                                                \
-                acc[i] = (A)LOAD(s[i]);                                                    \
-            for (int32_t r = 1; r < nsrc; r++) {                                           \
-                s = (const T *)src[r] + offset;                                            \
-                for (int64_t i = 0; i < n; i++) {                                          \
-                    A v = (A)LOAD(s[i]);                                                   \
-                    acc[i] = OP(acc[i], v);                                                \
-                }                                                                          \
-            }                                                                              \
-            for (int64_t i = 0; i < n; i++)                                                \
-                dst[offset - lo + i] = (T)STORE(acc[i]);                                   \
-        }                                                                                  \
+#define REDUCE(name, T, A, LOAD, STORE, OP)                                                   \
+    static void name(void *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi) \
+    {                                                                                         \
+        A acc[TILE];                                                                          \
+        for (int64_t offset = lo; offset < hi; offset += TILE) {                              \
+            int64_t n = hi - offset < TILE ? hi - offset : TILE;                              \
+            const T *s = (const T *)src[0] + offset;                                          \
+            for (int64_t i = 0; i < n; i++)                                                   \
+                acc[i] = (A)LOAD(s[i]);                                                       \
+            for (int32_t r = 1; r < nsrc; r++) {                                              \
+                s = (const T *)src[r] + offset;                                               \
+                for (int64_t i = 0; i < n; i++) {                                             \
+                    A v = (A)LOAD(s[i]);                                                      \
+                    acc[i] = OP(acc[i], v);                                                   \
+                }                                                                             \
+            }                                                                                 \
+            for (int64_t i = 0; i < n; i++)                                                   \
+                ((T *)dst)[offset - lo + i] = (T)STORE(acc[i]);                               \
+        }                                                                                     \
     }
 
 REDUCE(sum_f32, float, float, SAME, SAME, PLUS)
@@ -61,41 +56,25 @@ REDUCE(max_i32, int32_t, int32_t, SAME, SAME, MOST)
 REDUCE(sum_i64, uint64_t, uint64_t, SAME, SAME, PLUS)
 REDUCE(max_i64, int64_t, int64_t, SAME, SAME, MOST)
 
+static void (*const reduce[COLO_DTYPE_COUNT][2])(void *, const void *const *, int32_t, int64_t,
+                                                 int64_t) = {
+    [COLO_F32] = {[COLO_SUM] = sum_f32, [COLO_MAX] = max_f32},
+    [COLO_F64] = {[COLO_SUM] = sum_f64, [COLO_MAX] = max_f64},
+    [COLO_BF16] = {[COLO_SUM] = sum_bf16, [COLO_MAX] = max_bf16},
+    [COLO_F16] = {[COLO_SUM] = sum_f16, [COLO_MAX] = max_f16},
+    [COLO_I32] = {[COLO_SUM] = sum_i32, [COLO_MAX] = max_i32},
+    [COLO_I64] = {[COLO_SUM] = sum_i64, [COLO_MAX] = max_i64},
+};
+
+bool colo_reduce_takes(colo_dtype_t dtype)
+{
+    return (unsigned)dtype < COLO_DTYPE_COUNT && reduce[dtype][COLO_SUM];
+}
+
 void colo_reduce_host(void *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi,
                       colo_dtype_t dtype, colo_redop_t op)
 {
-    const bool sum = op == COLO_SUM;
-    switch (dtype) {
-    case COLO_F32:
-        (sum ? sum_f32 : max_f32)(dst, src, nsrc, lo, hi);
-        break;
-    case COLO_F64:
-        (sum ? sum_f64 : max_f64)(dst, src, nsrc, lo, hi);
-        break;
-    case COLO_BF16:
-        (sum ? sum_bf16 : max_bf16)(dst, src, nsrc, lo, hi);
-        break;
-    case COLO_F16:
-        (sum ? sum_f16 : max_f16)(dst, src, nsrc, lo, hi);
-        break;
-    case COLO_I32:
-        if (sum)
-            sum_i32(dst, src, nsrc, lo, hi);
-        else
-            max_i32(dst, src, nsrc, lo, hi);
-        break;
-    case COLO_I64:
-        if (sum)
-            sum_i64(dst, src, nsrc, lo, hi);
-        else
-            max_i64(dst, src, nsrc, lo, hi);
-        break;
-    case COLO_I8:
-    case COLO_U8:
-    case COLO_I16:
-    case COLO_DTYPE_COUNT:
-        break; /* refused by the front */
-    }
+    reduce[dtype][op](dst, src, nsrc, lo, hi); /* the front refuses other dtypes */
 }
 
 colo_status_t colo_reduce_grow(void **workspace, size_t *has, const char *what, size_t bytes)
