@@ -66,29 +66,42 @@ static inline void colo_box_run_(char *dst, int64_t dst_step, const char *src, i
     }
 }
 
+/* The extents of both boxes with contiguous axes coalesced, innermost first, and the steps of each
+ * in bytes. False: they are empty. */
+static inline bool colo_box_coalesce(const colo_box_t *dst, const colo_box_t *src, int64_t elem,
+                                     int64_t extent[3], int64_t to[3], int64_t from[3])
+{
+    int n = 0;
+    for (int i = 0; i < 3; i++) {
+        extent[i] = 1;
+        to[i] = from[i] = i ? 0 : elem;
+    }
+    for (int i = 2; i >= 0; i--) {
+        if (src->extent[i] == 0)
+            return false;
+        if (src->extent[i] == 1)
+            continue;
+        int64_t t = dst->stride[i] * elem, f = src->stride[i] * elem;
+        if (n > 0 && t == to[n - 1] * extent[n - 1] && f == from[n - 1] * extent[n - 1]) {
+            extent[n - 1] *= src->extent[i];
+            continue;
+        }
+        extent[n] = src->extent[i];
+        to[n] = t;
+        from[n++] = f;
+    }
+    return true;
+}
+
 /* dst = src; equal extents, any strides, no overlap; @elem_size bytes an element */
 static inline void colo_box_copy_host(const colo_box_t *dst, const colo_box_t *src,
                                       size_t elem_size)
 {
     const int64_t elem = (int64_t)elem_size;
-    int64_t extent[3] = {1, 1, 1}, to[3] = {0}, from[3] = {0}; /* innermost first, steps in bytes */
-    int nd = 0;
-    for (int i = 2; i >= 0; i--) {
-        if (src->extent[i] == 0)
-            return;
-        if (src->extent[i] == 1)
-            continue;
-        int64_t t = dst->stride[i] * elem, f = src->stride[i] * elem;
-        if (nd > 0 && t == to[nd - 1] * extent[nd - 1] && f == from[nd - 1] * extent[nd - 1]) {
-            extent[nd - 1] *= src->extent[i];
-            continue;
-        }
-        extent[nd] = src->extent[i];
-        to[nd] = t;
-        from[nd] = f;
-        nd++;
-    }
-    if (nd == 0 || (to[0] == elem && from[0] == elem)) {
+    int64_t extent[3], to[3], from[3];
+    if (!colo_box_coalesce(dst, src, elem, extent, to, from))
+        return;
+    if (to[0] == elem && from[0] == elem) {
         size_t run = (size_t)(extent[0] * elem);
         for (int64_t i = 0; i < extent[2]; i++)
             for (int64_t j = 0; j < extent[1]; j++)

@@ -9,14 +9,15 @@
 #ifndef COLO_COMM_PACK_H
 #define COLO_COMM_PACK_H
 
-#include <colobridge/comm.h>
+#include "core/box.h"
 
-#include <string.h>
+#include <colobridge/comm.h>
 
 typedef struct colo_cursor {
     const colo_box_t *box, *end;
     int64_t elem;
-    /* the current box with steps in bytes, contiguous axes coalesced: at[] counts in it */
+    /* of the current box, innermost first, contiguous axes coalesced, steps in bytes; index[]
+     * counts in it */
     char *data;
     int64_t extent[3], step[3], index[3];
 } colo_cursor_t;
@@ -24,30 +25,14 @@ typedef struct colo_cursor {
 /* Loads the next box that has elements; false at the end. */
 static inline bool colo_cursor_load_(colo_cursor_t *cursor)
 {
-    for (; cursor->box < cursor->end; cursor->box++) {
-        const colo_box_t *b = cursor->box;
-        if (b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0)
-            continue;
-        int64_t extent[3] = {1, 1, 1}, step[3] = {0, 0, cursor->elem}; /* outermost first */
-        int index = 3;
-        for (int i = 2; i >= 0; i--) {
-            int64_t s = b->stride[i] * cursor->elem;
-            if (b->extent[i] == 1)
-                continue;
-            if (index < 3 && s == step[index] * extent[index]) {
-                extent[index] *= b->extent[i];
-                continue;
-            }
-            index--;
-            extent[index] = b->extent[i];
-            step[index] = s;
+    int64_t same[3];
+    for (; cursor->box < cursor->end; cursor->box++)
+        if (colo_box_coalesce(cursor->box, cursor->box, cursor->elem, cursor->extent, cursor->step,
+                              same)) {
+            cursor->data = cursor->box->data;
+            memset(cursor->index, 0, sizeof cursor->index);
+            return true;
         }
-        cursor->data = b->data;
-        memcpy(cursor->extent, extent, sizeof extent);
-        memcpy(cursor->step, step, sizeof step);
-        memset(cursor->index, 0, sizeof cursor->index);
-        return true;
-    }
     return false;
 }
 
@@ -70,34 +55,28 @@ static inline void colo_cursor_move(colo_cursor_t *cursor, char *to, const char 
     while (bytes >= elem && cursor->box < cursor->end) {
         char *element = cursor->data + cursor->index[0] * cursor->step[0] +
                         cursor->index[1] * cursor->step[1] + cursor->index[2] * cursor->step[2];
-        int64_t n = cursor->extent[2] - cursor->index[2];
+        int64_t n = cursor->extent[0] - cursor->index[0];
         if (n > bytes / elem)
             n = bytes / elem;
-        if (cursor->step[2] == elem) {
-            if (to)
-                memcpy(to, element, (size_t)(n * elem));
-            else
-                memcpy(element, from, (size_t)(n * elem));
-        } else {
-            for (int64_t i = 0; i < n; i++)
-                if (to)
-                    memcpy(to + i * elem, element + i * cursor->step[2], (size_t)elem);
-                else
-                    memcpy(element + i * cursor->step[2], from + i * elem, (size_t)elem);
-        }
+        if (cursor->step[0] == elem)
+            memcpy(to ? to : element, to ? element : from, (size_t)(n * elem));
+        else if (to)
+            colo_box_run_(to, elem, element, cursor->step[0], n, (size_t)elem);
+        else
+            colo_box_run_(element, cursor->step[0], from, elem, n, (size_t)elem);
         bytes -= n * elem;
         if (to)
             to += n * elem;
         else
             from += n * elem;
-        cursor->index[2] += n;
-        if (cursor->index[2] < cursor->extent[2])
+        cursor->index[0] += n;
+        if (cursor->index[0] < cursor->extent[0])
             continue;
-        cursor->index[2] = 0;
+        cursor->index[0] = 0;
         if (++cursor->index[1] < cursor->extent[1])
             continue;
         cursor->index[1] = 0;
-        if (++cursor->index[0] < cursor->extent[0])
+        if (++cursor->index[2] < cursor->extent[2])
             continue;
         cursor->box++;
         if (!colo_cursor_load_(cursor))
