@@ -77,7 +77,8 @@ static colo_status_t agree_on_child(colo_comm_t *parent, const char *what, colo_
 
 /* ---- by grid ---- */
 
-/* Parent ranks of this rank's group; *n = 0 when the grid does not have this rank. */
+/* Parent ranks of this rank's group, the caller's to free, also on error; *n = 0 when the grid does
+ * not have this rank. */
 static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *grid,
                                   const char *dims, int32_t **members, int32_t *n)
 {
@@ -91,21 +92,16 @@ static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *
                  "split '%s': the group of world rank %lld has %lld members, comm '%s' has "
                  "%d ranks",
                  dims, (long long)me, (long long)group.size, parent->name, (int)parent->size);
-    int32_t *list = malloc(sizeof *list * (size_t)group.size);
+    int32_t *list = *members = malloc(sizeof *list * (size_t)group.size);
     COLO_FAIL_IF(!list, COLO_ERR_NOMEM, "split '%s': %lld members", dims, (long long)group.size);
     for (int64_t i = 0; i < group.size; i++) {
         int64_t world = colo_group_member(&group, i);
         list[i] = colo_comm_find(parent, world);
-        if (list[i] < 0) {
-            free(list);
-            return colo_fail(
-                COLO_ERR_MISSING,
-                "split '%s': world rank %lld of the group of world rank %lld is not in "
-                "comm '%s' of %d ranks",
-                dims, (long long)world, (long long)me, parent->name, (int)parent->size);
-        }
+        COLO_FAIL_IF(list[i] < 0, COLO_ERR_MISSING,
+                     "split '%s': world rank %lld of the group of world rank %lld is not in "
+                     "comm '%s' of %d ranks",
+                     dims, (long long)world, (long long)me, parent->name, (int)parent->size);
     }
-    *members = list;
     *n = (int32_t)group.size;
     return COLO_OK;
 }
@@ -159,10 +155,18 @@ static int by_key(const void *a, const void *b)
     return x->rank < y->rank ? -1 : 1;
 }
 
-static colo_status_t split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
-                                 int64_t key, uint64_t *all, struct place *place, int32_t *members,
-                                 colo_comm_t **comm)
+colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
+                                      int64_t key, colo_comm_t **comm)
 {
+    COLO_TRY(colo_comm_i_alive(parent, "split_color"));
+    if (!comm)
+        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_ARG, "split_color: comm is NULL"));
+    const size_t ranks = (size_t)parent->size;
+    COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * ranks);
+    COLO_AUTOFREE struct place *place = malloc(sizeof *place * ranks);
+    COLO_AUTOFREE int32_t *members = malloc(sizeof *members * ranks);
+    if (!all || !place || !members)
+        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", ranks));
     uint64_t pair[2] = {(uint64_t)color, (uint64_t)key};
     COLO_TRY(colo_comm_i_gather(parent, COLO_OP_SPLIT, category, pair, all, 2));
     uint64_t tag = ++parent->split_tag;
@@ -176,25 +180,10 @@ static colo_status_t split_color(colo_comm_t *parent, colo_category_t category, 
     char name[32];
     snprintf(name, sizeof name, "color %lld", (long long)color);
     colo_fields_t fields = {COLO_FIELDS_INIT};
-    const colo_status_t st =
-        n > 0 ? colo_comm_i_child(parent, members, n, tag, name, comm) : COLO_OK;
-    return agree_on_child(parent, "split_color", &fields, st, comm);
-}
-
-colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
-                                      int64_t key, colo_comm_t **comm)
-{
-    COLO_TRY(colo_comm_i_alive(parent, "split_color"));
-    if (!comm)
-        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_ARG, "split_color: comm is NULL"));
-    size_t n = (size_t)parent->size;
-    COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * n);
-    COLO_AUTOFREE struct place *place = malloc(sizeof *place * n);
-    COLO_AUTOFREE int32_t *members = malloc(sizeof *members * n);
-    if (!all || !place || !members)
-        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", n));
     colo_comm_t *child = NULL;
-    COLO_TRY(split_color(parent, category, color, key, all, place, members, &child));
+    const colo_status_t st =
+        n > 0 ? colo_comm_i_child(parent, members, n, tag, name, &child) : COLO_OK;
+    COLO_TRY(agree_on_child(parent, "split_color", &fields, st, &child));
     *comm = child;
     return COLO_OK;
 }
