@@ -9,6 +9,7 @@
  */
 #include "comm/comm.h"
 #include "core/env.h"
+#include "core/list.h"
 #include "core/lock.h"
 
 #include <errno.h>
@@ -73,58 +74,44 @@ void colo_comm_i_unregister(colo_comm_t *comm)
 
 /* ---- the file ---- */
 
-struct text {
-    char *bytes;
-    size_t length, cap;
-};
-
 /* What colo_comm_dump() says of @comm, at the end of @text. */
-static bool add_comm(struct text *text, const colo_comm_t *comm, const colo_status_t *state,
+static bool add_comm(colo_list_t *text, const colo_comm_t *comm, const colo_status_t *state,
                      const char *error_message)
 {
-    for (;;) {
-        const size_t left = text->cap - text->length;
-        const size_t n =
-            colo_comm_i_dump(comm, state, error_message, text->bytes + text->length, left);
-        if (n + 3 <= left) { /* "]}" or ",", and NUL */
-            text->length += n;
-            return true;
-        }
-        const size_t cap = 2 * (text->length + n) + 64;
-        char *more = realloc(text->bytes, cap);
-        if (!more)
+    enum { BEHIND = 3 }; /* "]}" or ",", and NUL */
+    size_t n = 0, left;
+    do {
+        if (!colo_list_reserve(text, text->n + (int64_t)n + BEHIND, 1))
             return false;
-        text->bytes = more;
-        text->cap = cap;
-    }
+        left = (size_t)(text->cap - text->n);
+        n = colo_comm_i_dump(comm, state, error_message, (char *)text->items + text->n, left);
+    } while (n + BEHIND > left);
+    text->n += (int64_t)n;
+    return true;
 }
 
 /* Made in memory: a file system may hang, and a thread that makes or destroys a comm wants the lock
  * meanwhile. */
-static colo_status_t make_text(const colo_comm_t *comm, struct text *text)
+static colo_status_t make_text(const colo_comm_t *comm, colo_list_t *text)
 {
     char error_message[1000] = "";
-    text->cap = 1 << 16;
-    text->bytes = malloc(text->cap);
-    bool ok = text->bytes != NULL;
-    pthread_mutex_lock(&lock);
-    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
     uint64_t ended = 0;
+    COLO_FAIL_IF(!colo_list_reserve(text, 1 << 16, 1), COLO_ERR_NOMEM, "flight_record");
+    COLO_HOLD(&lock);
+    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
     for (const colo_comm_t *other = newest; other; other = other->older)
         ended += other->world == comm->world ? other->ended : 0;
-    if (ok)
-        text->length = (size_t)snprintf(text->bytes, text->cap, "{\"ended\":%llu,\"comms\":[",
-                                        (unsigned long long)ended);
-    ok = ok && add_comm(text, comm, &state, error_message);
+    text->n = snprintf(text->items, (size_t)text->cap, "{\"ended\":%llu,\"comms\":[",
+                       (unsigned long long)ended);
+    bool ok = add_comm(text, comm, &state, error_message);
     for (const colo_comm_t *other = newest; ok && other; other = other->older)
         if (other != comm && other->world == comm->world) {
-            text->bytes[text->length++] = ',';
+            ((char *)text->items)[text->n++] = ',';
             ok = add_comm(text, other, NULL, NULL);
         }
-    pthread_mutex_unlock(&lock);
     COLO_FAIL_IF(!ok, COLO_ERR_NOMEM, "flight_record");
-    memcpy(text->bytes + text->length, "]}\n", 3);
-    text->length += 3;
+    memcpy((char *)text->items + text->n, "]}\n", 3);
+    text->n += 3;
     return COLO_OK;
 }
 
@@ -140,16 +127,16 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     COLO_FAIL_IF(length >= (int)sizeof path, COLO_ERR_ARG,
                  "flight_record: the prefix has %zu bytes, expected < 4000", strlen(prefix));
     snprintf(part, sizeof part, "%s.%d.part", path, (int)getpid());
-    struct text text = {0};
+    colo_list_t text = {0};
     const colo_status_t st = make_text(comm, &text);
-    COLO_AUTOFREE char *all = text.bytes;
+    COLO_AUTOFREE void *all = text.items;
     COLO_TRY(st);
     COLO_HOLD(&writing);
     /* Left by a process that ended; in a folder of all users, perhaps a link. */
     (void)unlink(part);
     errno = 0;
     FILE *f = fopen(part, "wxe");
-    const bool written = f && fwrite(all, 1, text.length, f) == text.length,
+    const bool written = f && fwrite(all, 1, (size_t)text.n, f) == (size_t)text.n,
                closed = f && fclose(f) == 0;
     const bool whole = written && closed && rename(part, path) == 0;
     const int error = errno;
