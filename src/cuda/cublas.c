@@ -15,11 +15,11 @@
 #define TEXT(x) TEXT_(x)
 
 static colo_cublas_t the_lib;
-static bool found;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static colo_status_t find(void)
+colo_status_t colo_cublas_find(const colo_cublas_t **lib)
 {
+    static bool found;
     static const colo_library_t cublas = {
         "lm_head", "cuBLASLt", "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR),
         "; it comes with CUDA, put its folder into LD_LIBRARY_PATH",
@@ -37,16 +37,10 @@ static colo_status_t find(void)
         {"cublasLtMatmulAlgoCheck", &the_lib.check},
         {"cublasLtGetStatusName", &the_lib.name},
     };
-    COLO_TRY(colo_library_find(&cublas, want, sizeof want / sizeof want[0]));
-    found = true;
-    return COLO_OK;
-}
-
-colo_status_t colo_cublas_find(const colo_cublas_t **lib)
-{
     COLO_HOLD(&lock);
     if (!found)
-        COLO_TRY(find());
+        COLO_TRY(colo_library_find(&cublas, want, sizeof want / sizeof want[0]));
+    found = true;
     *lib = &the_lib;
     return COLO_OK;
 }
