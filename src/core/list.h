@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* list.h (private) - a growing array of anything, and memory that is freed as a whole. */
+/* list.h (private) - a growing array of anything, leaving a linked list, and memory that is freed
+ * as a whole. */
 #ifndef COLO_CORE_LIST_H
 #define COLO_CORE_LIST_H
 
@@ -36,6 +37,16 @@ static inline void *colo_list_push(colo_list_t *list, size_t size)
     } while (0)
 /* Makes it @n zeroed elements; returns the first, or NULL. */
 void *colo_list_zeroed(colo_list_t *list, int64_t n, size_t size);
+
+/* Takes @x out of the list of elements that begins at @first, where it is, and each of which has a
+ * next. */
+#define COLO_UNLINK(first, x)            \
+    do {                                 \
+        __typeof__(x) *link_ = &(first); \
+        while (*link_ != (x))            \
+            link_ = &(*link_)->next;     \
+        *link_ = (x)->next;              \
+    } while (0)
 
 /* Memory in chunks, the largest first. */
 typedef struct colo_pool {

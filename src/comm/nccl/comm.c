@@ -15,6 +15,7 @@
 #include "capture.h"
 #include "core/backend.h"
 #include "core/error.h"
+#include "core/list.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,10 +148,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
     pthread_mutex_lock(&f->lock);
-    struct colo_nccl_group **link = &f->group;
-    while (*link != x)
-        link = &(*link)->next;
-    *link = x->next;
+    COLO_UNLINK(f->group, x);
     if (x->connection)
         leave(x, x->connection);
     while (dead && colo_nccl_abort_next(f, x))
@@ -220,10 +218,7 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
     if (!subconnection)
         return;
     pthread_mutex_lock(&x->context->lock);
-    colo_subconnection_t **link = &x->subconnection;
-    while (*link != subconnection)
-        link = &(*link)->next;
-    *link = subconnection->next;
+    COLO_UNLINK(x->subconnection, subconnection);
     leave(x, subconnection->connection);
     pthread_mutex_unlock(&x->context->lock);
     colo_nccl_connection_put(x->context, subconnection->connection);

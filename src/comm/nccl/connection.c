@@ -17,6 +17,7 @@
 #include "core/hash.h"
 #include "core/error.h"
 #include "core/host.h"
+#include "core/list.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -201,14 +202,6 @@ static void leave_main(void *memory)
     pthread_cond_broadcast(&context->wake);
 }
 
-static void unlist(struct colo_nccl_context *context, struct colo_connection *connection)
-{
-    struct colo_connection **link = &context->connection;
-    while (*link != connection)
-        link = &(*link)->next;
-    *link = connection->next;
-}
-
 /* The unused connection to end now, if there are too many of them; out of the list. */
 static struct colo_connection *oldest_beyond(struct colo_nccl_context *context, int32_t most)
 {
@@ -222,7 +215,7 @@ static struct colo_connection *oldest_beyond(struct colo_nccl_context *context, 
         }
     if (idle <= most)
         return NULL;
-    unlist(context, oldest);
+    COLO_UNLINK(context->connection, oldest);
     return oldest;
 }
 
@@ -236,7 +229,7 @@ void colo_nccl_connection_put(struct colo_nccl_context *context, struct colo_con
         connection->idle_at = ++context->idle_count;
         if (!connection->nccl || connection->borrowed ||
             atomic_load(&connection->phase) != COLO_CONNECTION_OK) {
-            unlist(context, connection);
+            COLO_UNLINK(context->connection, connection);
             colo_nccl_connection_free(connection);
         } else {
             /* ending one frees memory, which waits for a device that others may use meanwhile */

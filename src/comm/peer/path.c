@@ -13,6 +13,7 @@
 #include "capture.h"
 #include "core/error.h"
 #include "core/helper.h"
+#include "core/list.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,11 +164,8 @@ void colo_path_destroy(colo_path_t *path)
 {
     if (!path)
         return;
-    colo_path_t **link = &path->peer->paths;
     pthread_mutex_lock(&path->peer->lock);
-    while (*link != path)
-        link = &(*link)->next;
-    *link = path->next;
+    COLO_UNLINK(path->peer->paths, path);
     pthread_mutex_unlock(&path->peer->lock);
     path_free(path);
 }

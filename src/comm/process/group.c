@@ -14,6 +14,7 @@
 
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/list.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -231,15 +232,13 @@ static void context_leave(struct colo_process_context *context)
 
 void colo_process_destroy(colo_comm_t *comm)
 {
-    struct colo_process_group *group = comm->impl, **link;
+    struct colo_process_group *group = comm->impl;
     struct colo_process_context *context = group->context;
     comm->impl = NULL;
     pthread_mutex_lock(&context->lock);
     colo_process_notify(context);
     colo_process_bye(group);
-    for (link = &context->group; *link != group; link = &(*link)->next)
-        ;
-    *link = group->next;
+    COLO_UNLINK(context->group, group);
     free(group->eager); /* a draining group only counts the ranks that left */
     free(group->peer_step);
     free(group->workspace);
