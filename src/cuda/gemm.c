@@ -40,6 +40,7 @@ struct key {
 typedef struct colo_product {
     const colo_cublas_t *lib;
     cublasLtHandle_t handle;
+    bool pinned;
     int32_t used, next;
     struct {
         struct key key;
@@ -68,6 +69,7 @@ static colo_status_t create(const struct colo_linear_shape *shape, void **made)
         free(product);
         return st;
     }
+    product->pinned = shape->pinned;
     *made = product;
     return COLO_OK;
 }
@@ -282,13 +284,13 @@ static cublasStatus_t choose(colo_product_t *product, const struct colo_linear_g
     struct colo_linear_matrix z = gemm->z; /* as if its rows had one segment */
     const int64_t step = 128;
     z.stride = (gemm->columns + step - 1) / step * step;
-    if (gemm->pinned && gemm->product == COLO_LINEAR_LOGITS)
+    if (product->pinned && gemm->product == COLO_LINEAR_LOGITS)
         usual.d = &z;
-    else if (gemm->pinned)
+    else if (product->pinned)
         usual.b = &z;
     usual.n = k.n;
     usual.k = k.k;
-    LT_TRY(ask(product, &usual, bias, gemm->product == COLO_LINEAR_D_WEIGHT && !gemm->pinned, algo,
+    LT_TRY(ask(product, &usual, bias, gemm->product == COLO_LINEAR_D_WEIGHT && !product->pinned, algo,
                none));
     int32_t entry = product->next++ % CACHE;
     product->used = product->used < CACHE ? product->used + 1 : CACHE;
@@ -317,7 +319,7 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     colo_product_t *product = made;
     const char *name = product_names[gemm->product];
     struct call call = call_of(gemm);
-    call.pinned = gemm->pinned;
+    call.pinned = product->pinned;
     cublasLtMatmulAlgo_t algo;
     bool none = false;
     if (call.m == 0 || call.n == 0 || call.k == 0)
@@ -343,7 +345,7 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
                                    &descs.d, &algo, &fits) ||
                fits.workspaceSize > WORKSPACE;
     if (!result && none) {
-        if (!gemm->pinned)
+        if (!product->pinned)
             result = ask(product, &call, bias, gemm->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
         COLO_FAIL_IF(!result && none, COLO_ERR_CUDA,
                      "lm_head: cuBLASLt has no kernel for %s of %lld rows, %lld "

@@ -67,7 +67,7 @@ static colo_status_t create(const struct colo_linear_shape *shape, void **made)
     bool found;
     *made = NULL;
     COLO_TRY(colo_cblas_find(&blas.lib, &found));
-    if (!found)
+    if (!found || shape->pinned) /* the bits that a CBLAS gives a row depend on its place */
         return COLO_OK;
     blas.columns =
         colo_host_cblas_columns(shape->columns > shape->hidden ? shape->columns : shape->hidden);

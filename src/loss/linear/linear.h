@@ -71,7 +71,6 @@ struct colo_linear_gemm {
     enum colo_linear_product product;
     int64_t rows, columns, hidden;
     int64_t first; /* row 0 is this row of the pass */
-    bool pinned;   /* the kernel depends on extents and on dtypes only, rows left out */
     struct colo_linear_matrix h, w, z;
     const void *bias;   /* LOGITS: [columns], contiguous, h's dtype; NULL: none */
     double beta;        /* D_HIDDEN, D_WEIGHT: 0 or 1 */
@@ -87,6 +86,7 @@ struct colo_linear_shape {
     int32_t device;
     colo_dtype_t dtype, logits_dtype, sum_dtype;
     int64_t columns, hidden;
+    bool pinned; /* a row has the same bits in any place of any pass; a kernel is chosen without rows */
 };
 
 /* ---- the table of products ---- */

@@ -211,7 +211,6 @@ static colo_status_t multiply(const struct colo_linear_call *call, struct colo_l
     gemm->rows = call->pass.hi - call->pass.lo;
     gemm->first = call->pass.lo;
     gemm->columns = width_of(call);
-    gemm->pinned = call->size.segment > 0;
     gemm->hidden = call->linear->hidden;
     gemm->workspace = colo_linear_place(call->workspace, call->memory.gemm);
     return call->linear->loss->gemm->run(call->linear->gemm, gemm, call->main);
