@@ -206,10 +206,43 @@ colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p)
     return COLO_OK;
 }
 
+colo_status_t t_refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
+                       t_placed_t *p)
+{
+    t_buffer_free(&p->host);
+    rank_try(t_case_tensor(c, role, r->rank, salt, true, &p->host));
+    return t_upload(r, p);
+}
+
 void t_placed_free(t_placed_t *p)
 {
     cudaFree(p->own);
     t_buffer_free(&p->host);
+}
+
+/* ---- streams ---- */
+
+colo_status_t t_gpu_captured(t_gpu_rank_t *r, colo_status_t st, cudaGraphExec_t *exec)
+{
+    cudaGraph_t graph;
+    const cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
+    rank_try(st);
+    rank_cuda(e);
+    rank_cuda(cudaGraphInstantiate(exec, graph, 0));
+    rank_cuda(cudaGraphUpload(*exec, r->stream));
+    rank_cuda(cudaGraphDestroy(graph));
+    return t_gpu_quiet(r);
+}
+
+static void nap(void *us)
+{
+    usleep((useconds_t)(uintptr_t)us);
+}
+
+colo_status_t t_gpu_late(cudaStream_t stream, int64_t us)
+{
+    rank_cuda(cudaLaunchHostFunc(stream, nap, (void *)(uintptr_t)us));
+    return COLO_OK;
 }
 
 /* ---- cases ---- */

@@ -90,7 +90,16 @@ colo_status_t t_place(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t
 /* Copies the host's bytes there, or back, on the rank's stream; waits for it when back. */
 colo_status_t t_upload(t_gpu_rank_t *r, t_placed_t *p);
 colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p);
+/* The same tensor with the values of @salt. */
+colo_status_t t_refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
+                       t_placed_t *p);
 void t_placed_free(t_placed_t *p);
+
+/* Ends the capture of the rank's stream, whose calls gave @st: what can be launched, when all ranks
+ * are quiet, because what may wait for the device has done it. */
+colo_status_t t_gpu_captured(t_gpu_rank_t *r, colo_status_t st, cudaGraphExec_t *exec);
+/* Keeps @stream waiting for so long. */
+colo_status_t t_gpu_late(cudaStream_t stream, int64_t us);
 
 /* One case on r->gpus: create, forward, backward, compare, destroy. */
 colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c);

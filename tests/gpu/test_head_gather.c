@@ -129,16 +129,9 @@ static colo_status_t compare(t_gpu_rank_t *r, struct stand *s, const uint32_t *k
     return COLO_OK;
 }
 
-static void late(void *us)
-{
-    usleep((useconds_t)(uintptr_t)us);
-}
-
 static colo_status_t be_late(t_gpu_rank_t *r, uint64_t *s)
 {
-    const int64_t us = t_below(s, 3) ? t_below(s, 60) : t_below(s, 2000);
-    rank_cuda(cudaLaunchHostFunc(r->stream, late, (void *)(uintptr_t)us));
-    return COLO_OK;
+    return t_gpu_late(r->stream, t_below(s, 3) ? t_below(s, 60) : t_below(s, 2000));
 }
 
 /* ---- what is gathered ---- */

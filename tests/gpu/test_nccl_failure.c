@@ -228,7 +228,6 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
 {
     struct alone *a = arg;
     float *d;
-    cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     colo_bridge_t *bridge = NULL;
     colo_layout_t src, dst;
@@ -253,12 +252,8 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     }
     if (a->how == REPLAYED) {
         rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-        colo_status_t st = colo_comm_all_gather(r->gpus, d, d + 1000, 100, COLO_F32, r->stream);
-        rank_cuda(cudaStreamEndCapture(r->stream, &graph));
-        rank_try(st);
-        rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
-        rank_cuda(cudaGraphUpload(exec, r->stream));
-        rank_try(t_gpu_quiet(r));
+        rank_try(t_gpu_captured(
+            r, colo_comm_all_gather(r->gpus, d, d + 1000, 100, COLO_F32, r->stream), &exec));
         for (int i = 0; i < 3; i++)
             rank_cuda(cudaGraphLaunch(exec, r->stream));
         rank_cuda(cudaStreamSynchronize(r->stream));
@@ -276,8 +271,6 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     note(&a->v, r->rank, colo_comm_check(r->gpus));
     if (exec)
         cudaGraphExecDestroy(exec);
-    if (graph)
-        cudaGraphDestroy(graph);
     colo_bridge_destroy(&bridge);
     cudaFree(d);
     return COLO_OK;

@@ -210,7 +210,6 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
 {
     struct captured *g = arg;
     const t_ragged_where_t w = t_where(r);
-    cudaGraph_t graph;
     cudaGraphExec_t exec;
     struct both b;
     rank_try(both_make(r, &g->c, &w, &b));
@@ -223,13 +222,7 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
     }
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    const colo_status_t st = both_ways(&b, 1, r->stream);
-    const cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
-    rank_try(st);
-    rank_cuda(e);
-    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    rank_cuda(cudaGraphUpload(exec, r->stream)); /* what may wait for the device does it now */
-    rank_try(t_gpu_quiet(r));
+    rank_try(t_gpu_captured(r, both_ways(&b, 1, r->stream), &exec));
     for (int i = 0; i < 3; i++)
         rank_cuda(cudaGraphLaunch(exec, r->stream));
     rank_try(t_gpu_quiet(r));
@@ -237,7 +230,6 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
     rank_try(t_same_bits(&w, &b.t[0][T_DX2], &b.t[1][T_DX2]));
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaGraphExecDestroy(exec));
-    rank_cuda(cudaGraphDestroy(graph));
     for (int two = 0; two < 2; two++) {
         for (int i = 0; i < T_FOUR; i++)
             w.drop(w.arg, b.t[two][i].data);

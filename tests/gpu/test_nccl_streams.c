@@ -70,11 +70,6 @@ static void dev_free(struct dev *d)
     t_buffer_free(&d->b);
 }
 
-static void nap(void *us)
-{
-    usleep((useconds_t)(uintptr_t)us);
-}
-
 static colo_status_t one_replay(t_gpu_rank_t *r, const struct graph *g, cudaGraphExec_t exec,
                                 struct dev *d, int64_t salt, uint64_t *s)
 {
@@ -82,7 +77,7 @@ static colo_status_t one_replay(t_gpu_rank_t *r, const struct graph *g, cudaGrap
     rank_try(dev_fill(&d[T_X], c, T_X, r, salt));
     rank_try(dev_fill(&d[T_DY], c, T_DY, r, salt));
     if (g->delays && t_below(s, 4) == 0) /* ranks draw different numbers */
-        rank_cuda(cudaLaunchHostFunc(r->stream, nap, (void *)(uintptr_t)t_below(s, 3000)));
+        rank_try(t_gpu_late(r->stream, t_below(s, 3000)));
     rank_cuda(cudaGraphLaunch(exec, r->stream));
     static const t_role_t outs[] = {T_Y, T_DX};
     for (int i = 0; i < 2; i++)
@@ -100,7 +95,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     const struct graph *g = arg;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     struct dev d[4];
-    cudaGraph_t graph;
     cudaGraphExec_t exec;
     uint64_t s = 1 + (uint64_t)r->rank;
     rank_try(t_case_bridge(&bridge, &g->c, r->gpus, COLO_CUDA));
@@ -110,12 +104,7 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     colo_status_t st = colo_bridge_forward(bridge, &d[T_X].t, &d[T_Y].t, r->stream);
     if (st == COLO_OK)
         st = colo_bridge_backward(bridge, &d[T_DY].t, &d[T_DX].t, r->stream);
-    cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
-    rank_try(st);
-    rank_cuda(e);
-    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    rank_cuda(cudaGraphUpload(exec, r->stream)); /* what may wait for the device does it now */
-    rank_try(t_gpu_quiet(r));
+    rank_try(t_gpu_captured(r, st, &exec));
     for (int64_t salt = 1; salt <= g->steps; salt++) {
         st = one_replay(r, g, exec, d, salt, &s);
         if (st < 0)
@@ -123,7 +112,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     }
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaGraphExecDestroy(exec));
-    rank_cuda(cudaGraphDestroy(graph));
     for (int role = T_X; role <= T_DX; role++)
         dev_free(&d[role]);
     return COLO_OK;

@@ -29,27 +29,12 @@ static t_case_t the_case(int k)
 
 /* ---- late ranks ---- */
 
-static void late(void *us)
-{
-    usleep((useconds_t)(uintptr_t)us);
-}
-
 static colo_status_t be_late(t_gpu_rank_t *r, uint64_t *s)
 {
-    int64_t us = t_below(s, 4) ? t_below(s, 60) : t_below(s, 3000);
-    rank_cuda(cudaLaunchHostFunc(r->stream, late, (void *)(uintptr_t)us));
-    return COLO_OK;
+    return t_gpu_late(r->stream, t_below(s, 4) ? t_below(s, 60) : t_below(s, 3000));
 }
 
 /* ---- graphs ---- */
-
-static colo_status_t refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
-                            t_placed_t *p)
-{
-    t_buffer_free(&p->host);
-    rank_try(t_case_tensor(c, role, r->rank, salt, true, &p->host));
-    return t_upload(r, p);
-}
 
 /* A graph keeps its shape, whatever shapes its bridge has in between. */
 static colo_status_t other_shapes(t_gpu_rank_t *r, colo_bridge_t *bridge, t_case_t c)
@@ -70,7 +55,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
         t_case_t c = the_case(k);
         T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0}, dy = {0}, dx = {0};
         colo_bridge_t *bridge = NULL;
-        cudaGraph_t graph;
         cudaGraphExec_t exec;
         r->used = 0;
         rank_try(t_gpu_bridge(r, &c, &bridge));
@@ -84,16 +68,11 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
         colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
         if (st == COLO_OK)
             st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
-        rank_cuda(cudaStreamEndCapture(r->stream, &graph));
-        rank_try(st);
-        rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
-        rank_cuda(cudaGraphUpload(exec, r->stream));
-        rank_cuda(cudaStreamSynchronize(r->stream));
-        rank_try(colo_comm_barrier(r->host, NULL)); /* all that may wait for the device is over */
+        rank_try(t_gpu_captured(r, st, &exec));
         rank_try(other_shapes(r, bridge, c));
         for (int64_t salt = 1; salt <= steps; salt++) {
-            rank_try(refill(r, &c, T_X, salt, &x));
-            rank_try(refill(r, &c, T_DY, salt, &dy));
+            rank_try(t_refill(r, &c, T_X, salt, &x));
+            rank_try(t_refill(r, &c, T_DY, salt, &dy));
             if (salt % 8 == 0)
                 rank_try(be_late(r, &s));
             rank_cuda(cudaGraphLaunch(exec, r->stream));
@@ -105,7 +84,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
         rank_try(colo_comm_check(r->gpus));
         rank_try(t_gpu_end(r, &bridge));
         rank_cuda(cudaGraphExecDestroy(exec));
-        rank_cuda(cudaGraphDestroy(graph));
     }
     return COLO_OK;
 }

@@ -117,11 +117,6 @@ T_CASE_ON_GPUS(gpus, a_bridge_takes_no_context_on_the_gpu_of_a_peer)
 
 /* ---- order ---- */
 
-static void nap(void *us)
-{
-    usleep((useconds_t)(uintptr_t)us);
-}
-
 /* Kernels may have every multiprocessor, and ranks have the calls on streams in another order. */
 static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
 {
@@ -144,7 +139,7 @@ static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
         for (int k = 0; k < 2; k++) {
             const cudaStream_t on = stream[(k + r->rank) % 2];
             if (t_below(&seed, 8) == 0)
-                rank_cuda(cudaLaunchHostFunc(on, nap, (void *)(uintptr_t)t_below(&seed, 2000)));
+                rank_try(t_gpu_late(on, t_below(&seed, 2000)));
             rank_try(forward(&s[k], on));
         }
         if (i % 16 == 0 || i == steps)

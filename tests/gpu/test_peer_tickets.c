@@ -134,10 +134,8 @@ T_CASE(several_calls_are_finished_in_another_order)
 
 static colo_status_t refill(t_gpu_rank_t *r, const t_case_t *c, int64_t salt, part_t *p)
 {
-    t_buffer_free(&p->in.host);
     p->salt = salt;
-    rank_try(t_case_tensor(c, p->backward ? T_DY : T_X, r->rank, salt, true, &p->in.host));
-    return t_upload(r, &p->in);
+    return t_refill(r, c, p->backward ? T_DY : T_X, salt, &p->in);
 }
 
 T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
@@ -145,7 +143,6 @@ T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
     part_t part[2] = {{.backward = false}, {.backward = true}};
-    cudaGraph_t graph;
     cudaGraphExec_t exec;
     colo_status_t st = COLO_OK;
     rank_try(warm_bridge(r, &c, &bridge));
@@ -158,11 +155,7 @@ T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
         st = start(r, bridge, &part[i]);
     for (int i = 2; i-- > 0 && st == COLO_OK;)
         st = colo_bridge_finish(&part[i].ticket, r->stream);
-    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
-    rank_try(st);
-    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    rank_cuda(cudaGraphUpload(exec, r->stream));
-    rank_try(t_gpu_quiet(r));
+    rank_try(t_gpu_captured(r, st, &exec));
     for (int64_t salt = 40; salt < 50; salt++) {
         for (int i = 0; i < 2; i++)
             rank_try(refill(r, &c, salt, &part[i]));
@@ -174,7 +167,6 @@ T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
         free_part(&part[i]);
     rank_try(t_gpu_end(r, &bridge));
     rank_cuda(cudaGraphExecDestroy(exec));
-    rank_cuda(cudaGraphDestroy(graph));
     return COLO_OK;
 }
 
