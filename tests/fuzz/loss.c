@@ -16,7 +16,6 @@ static double take_double(fuzz_t *f, const double *some, int n)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const double taus[] = {1, 1, 0.5, 2, 0}, scales[] = {1, 1, -1, 0.25, 0},
                         caps[] = {0, 0, 5, 30}, smooth[] = {0, 0, 0.1, 0.9, 1},
                         z_losses[] = {0, 0, 1e-4, 0.5};
@@ -25,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     T_ENDS(loss_case_free) loss_case_t c;
     const int32_t ranks = (int32_t)fuzz_range(&f, 1, 2);
     const int64_t tokens = fuzz_range(&f, 0, 5), vocab = fuzz_range(&f, 1, 40);
-    loss_case_init(&c, ranks, tokens, vocab, dtypes[fuzz_range(&f, 0, 3)], 3, &rng);
+    loss_case_init(&c, ranks, tokens, vocab, loss_dtypes[fuzz_range(&f, 0, 3)], 3, &rng);
     loss_case_shard(&c, (shard_kind_t)fuzz_range(&f, 0, SHARD_KINDS - 1));
     colo_logprob_config_t *o = &c.config;
     o->logits.temperature = take_double(&f, taus, 5);

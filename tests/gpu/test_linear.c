@@ -44,10 +44,9 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
 
 T_CASE(a_support_takes_the_vocabularys_place)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     for (int i = 0; i < 24; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
-        linear_case_init(&c, 1, 1, 9, 21, 6, dtypes[i % 4], &rng);
+        linear_case_init(&c, 1, 1, 9, 21, 6, loss_dtypes[i % 4], &rng);
         linear_gpu_options(&c,
                            LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
                                (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS),

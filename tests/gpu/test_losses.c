@@ -203,7 +203,6 @@ static void order_check(const topks_t *m, const double *z, int64_t t, int64_t k,
 
 T_CASE(rows_in_any_order_have_exact_picks)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const double scales[] = {1, -0.5};
     static const int64_t ks[] = {1, K, COLO_TOPK_MAX};
     COLO_AUTOFREE double *z = malloc(ORDERS * LONG * sizeof *z);
@@ -215,13 +214,13 @@ T_CASE(rows_in_any_order_have_exact_picks)
                 /* under a negative scale -inf would be +inf, which leaves nothing to look at */
                 const int64_t rows = scales[s] > 0 ? ORDERS : FEW_FINITE;
                 for (int64_t n = 0; n < rows * LONG; n++) {
-                    z[n] = loss_round(dtypes[d], value_of((int)(n / LONG), n % LONG));
-                    loss_store(dtypes[d], raw, n, z[n]);
+                    z[n] = loss_round(loss_dtypes[d], value_of((int)(n / LONG), n % LONG));
+                    loss_store(loss_dtypes[d], raw, n, z[n]);
                 }
-                topks_t m = {.dtype = dtypes[d], .scale = scales[s]};
-                m.z = gpu_put(raw, (size_t)(rows * LONG) * colo_dtype_size(dtypes[d]));
+                topks_t m = {.dtype = loss_dtypes[d], .scale = scales[s]};
+                m.z = gpu_put(raw, (size_t)(rows * LONG) * colo_dtype_size(loss_dtypes[d]));
                 topk_run(&m, rows, LONG, ks[i]);
-                snprintf(label, sizeof label, "%s, scale %g, k %d", colo_dtype_name(dtypes[d]),
+                snprintf(label, sizeof label, "%s, scale %g, k %d", colo_dtype_name(loss_dtypes[d]),
                          scales[s], (int)ks[i]);
                 for (int64_t t = 0; t < rows; t++)
                     order_check(&m, z + t * LONG, t, ks[i], label);

@@ -167,13 +167,12 @@ void loss_case_same(const loss_case_t *c, const loss_case_t *whole, int64_t lo, 
 
 void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const int64_t vocabs[] = {1, 2, 16};
     static const struct {
         double offset, temperature, softcap, smoothing, z_loss;
     } options[] = {{0, 1, 0, 0, 0},        {0, 0.7, 0, 0.1, 0},      {5000, 1.3, 0, 0, 0.01},
                    {-5000, 0.7, 30, 0, 0}, {0, 1e-3, 50, 0.3, 0.01}, {30000, 1.3, 0, 0.1, 0}};
-    const colo_dtype_t dtype = dtypes[i % 4];
+    const colo_dtype_t dtype = loss_dtypes[i % 4];
     const int64_t vocab = vocabs[i / 20 % 3];
     const int option = i / 60 % 6;
     loss_case_init(c, ranks, 64, vocab, dtype, 40, rng);

@@ -14,6 +14,7 @@
 #include "ref/ref_logprob.h"
 
 enum { LOSS_RANKS = 8 };
+static const colo_dtype_t loss_dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 
 typedef enum { SHARD_EVEN, SHARD_UNEVEN, SHARD_EMPTY, SHARD_PADDED, SHARD_KINDS } shard_kind_t;
 
@@ -85,6 +86,16 @@ void loss_case_check_local(const loss_case_t *c, int rank);
 static inline bool near(double got, double want, double tol)
 {
     return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
+}
+
+/* Are all of @n numbers that? */
+typedef enum { IS_NAN, IS_FINITE, IS_ZERO } numbers_t;
+static inline bool all_of(numbers_t what, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!(what == IS_NAN ? isnan(x[i]) : what == IS_FINITE ? isfinite(x[i]) : x[i] == 0))
+            return false;
+    return true;
 }
 
 enum { CANARY = 0x5a };

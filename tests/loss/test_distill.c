@@ -6,7 +6,6 @@
 #include "loss/distill_case.h"
 
 static const int32_t worlds[] = {1, 2, 4, 8};
-static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 
 static distill_case_t c; /* large */
 
@@ -38,14 +37,14 @@ T_CASE(every_option_agrees_with_the_oracle)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
                     for (int i = 0; i < 4; i++) {
                         const bool probs = i % 2;
-                        const colo_dtype_t other = i / 2 ? COLO_F32 : dtypes[d];
-                        distill_case_init(&c, worlds[w], 6, 23 + 8 * step, probs, dtypes[d], other,
-                                          3, &rng);
+                        const colo_dtype_t other = i / 2 ? COLO_F32 : loss_dtypes[d];
+                        distill_case_init(&c, worlds[w], 6, 23 + 8 * step, probs, loss_dtypes[d],
+                                          other, 3, &rng);
                         loss_case_shard(&c.shape, kind);
                         draw_options(&rng);
                         snprintf(c.shape.label, sizeof c.shape.label,
                                  "W %d, %s from %s %s, shard %d", worlds[w],
-                                 colo_dtype_name(dtypes[d]), colo_dtype_name(other),
+                                 colo_dtype_name(loss_dtypes[d]), colo_dtype_name(other),
                                  probs ? "probabilities" : "logits", (int)kind);
                         distill_case_later(&c, compare);
                     }
@@ -88,7 +87,7 @@ T_CASE(divergence_and_cross_entropy_are_never_below_0)
     for (int i = 0; i < 192; i++) {
         const int64_t vocab = 1 + i % 3 % 2 * 15;
         const bool probs = i / 96;
-        const colo_dtype_t dtype = dtypes[i / 24 % 4];
+        const colo_dtype_t dtype = loss_dtypes[i / 24 % 4];
         distill_case_init(&c, worlds[i / 6 % 4], DISTILL_TOKENS, vocab, probs, dtype,
                           dtype == COLO_F64 ? COLO_F64 : COLO_F32, 40, &rng);
         for (int64_t j = 0; j < DISTILL_TOKENS * vocab; j++) {
@@ -141,8 +140,7 @@ T_CASE(probabilities_are_not_normalised)
     for (int i = 30; i < 4 * 30; i++)
         assert_true(fabs(c.dz[i] - 2 * first[i]) < 1e-12);
     assert_true(c.out[0][0][0] == 0 && c.out[0][1][0] == 0);
-    for (int i = 0; i < 30; i++)
-        assert_true(c.dz[i] == 0);
+    assert_true(all_of(IS_ZERO, c.dz, 30));
 }
 
 /* 5000 + z and 5000 + w on the grid of fp32: the same bits */
@@ -182,7 +180,8 @@ T_CASE(special_rows_are_as_documented)
         for (int d = 0; d < 4; d++)
             for (int probs = 0; probs < 2; probs++)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-                    distill_case_init(&c, worlds[w], ROWS, V, probs, dtypes[d], dtypes[d], 2, &rng);
+                    distill_case_init(&c, worlds[w], ROWS, V, probs, loss_dtypes[d], loss_dtypes[d],
+                                      2, &rng);
                     loss_case_shard(&c.shape, kind);
                     for (int j = 0; j < V; j++) {
                         c.z[Z_MINUS * V + j] = -INFINITY;
@@ -202,19 +201,15 @@ T_CASE(special_rows_are_as_documented)
                     assert_ok(distill_case_run(&c));
                     for (int r = 0; r < worlds[w]; r++)
                         for (int k = 0; k < 2; k++) {
-                            for (int t = Z_NAN; t <= W_MINUS; t++)
-                                assert_true(isnan(c.out[r][k][t]));
+                            assert_true(all_of(IS_NAN, c.out[r][k] + Z_NAN, W_MINUS - Z_NAN + 1));
                             assert_true(c.out[r][k][MASKED] == 0);
                             assert_true(isfinite(c.out[r][k][GAPS]));
                             assert_true(isfinite(c.out[r][k][PLAIN]));
                         }
-                    for (int j = 0; j < V; j++) {
-                        for (int t = Z_NAN; t <= W_MINUS; t++)
-                            assert_true(isnan(c.dz[t * V + j]));
-                        assert_true(c.dz[MASKED * V + j] == 0);
-                        assert_true(isfinite(c.dz[GAPS * V + j]));
-                        assert_true(isfinite(c.dz[PLAIN * V + j]));
-                    }
+                    assert_true(all_of(IS_NAN, c.dz + Z_NAN * V, (W_MINUS - Z_NAN + 1) * V));
+                    assert_true(all_of(IS_ZERO, c.dz + MASKED * V, V));
+                    assert_true(all_of(IS_FINITE, c.dz + GAPS * V, V));
+                    assert_true(all_of(IS_FINITE, c.dz + PLAIN * V, V));
                     /* the row without its columns 4..7, serially */
                     double z[V], q[V], ce[2] = {c.out[0][0][GAPS], c.out[0][1][GAPS]};
                     ref_distill_row_t row;
@@ -242,8 +237,7 @@ T_CASE(a_target_where_the_student_has_none_is_infinite)
             c.w[4] = 0.25; /* as a logit or a probability: some mass is there */
             assert_ok(distill_case_run(&c));
             assert_true(c.out[0][0][0] == INFINITY && c.out[0][1][0] == INFINITY);
-            for (int j = 0; j < V; j++)
-                assert_true(isfinite(c.dz[j]));
+            assert_true(all_of(IS_FINITE, c.dz, V));
             assert_true(c.dz[4] != 0);
         }
 }

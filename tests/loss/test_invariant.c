@@ -50,14 +50,13 @@ static void check(loss_case_t *one)
 
 T_CASE(logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const int64_t vocabs[] = {256, 300};
     uint64_t rng = t_seed();
     for (int d = 0; d < 4; d++)
         for (int v = 0; v < 2; v++)
             for (int plain = 0; plain < 2; plain++) {
                 loss_case_t c;
-                loss_case_init(&c, 1, TOKENS, vocabs[v], dtypes[d], 3, &rng);
+                loss_case_init(&c, 1, TOKENS, vocabs[v], loss_dtypes[d], 3, &rng);
                 c.targets[3] = -100;
                 c.config.segment = v ? 48 : 32; /* 300 columns: 7 segments, the last with 12 */
                 c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;

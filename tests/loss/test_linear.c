@@ -80,7 +80,6 @@ T_CASE(all_options_at_once_agree_on_every_world)
 /* Half-precision heads, with logits in either dtype and gradients stored or added. */
 T_CASE(every_dtype_agrees_in_every_mode)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     uint64_t rng = t_seed() + 2;
     for (int d = 0; d < 4; d++)
         for (int bits = 0; bits < 8; bits++)
@@ -89,16 +88,16 @@ T_CASE(every_dtype_agrees_in_every_mode)
                                {mode, MODES}))
                     continue;
                 T_ENDS(linear_case_free) linear_case_t c;
-                linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, dtypes[d], &rng);
+                linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, loss_dtypes[d], &rng);
                 linear_case_shard(&c, bits % SHARD_KINDS);
                 linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS |
                                             LINEAR_IGNORED | (bits & 1 ? LINEAR_SHARDED : 0));
                 linear_case_mode(&c, mode);
                 c.config.logprob.chunk_size = 4;
                 if (bits & 2)
-                    c.config.logits_dtype = dtypes[d];
+                    c.config.logits_dtype = loss_dtypes[d];
                 if (bits & 4) {
-                    c.config.d_weight_dtype = dtypes[d];
+                    c.config.d_weight_dtype = loss_dtypes[d];
                     c.config.d_weight_add = false;
                     c.prefill = 7; /* replaced */
                 }
@@ -160,13 +159,12 @@ T_CASE(d_hidden_is_summed_as_asked)
 
 T_CASE(a_support_takes_the_vocabularys_place)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     uint64_t rng = t_seed() + 14;
     for (int i = 0; i < 36; i++) {
         if (T_LEFT_OUT({i % 4, 4}, {i / 4 % MODES, MODES}, {i / 12, 3}))
             continue;
         T_ENDS(linear_case_free) linear_case_t c;
-        linear_case_init(&c, 1 + i % 3, 2, 9, 21, 6, dtypes[i % 4], &rng);
+        linear_case_init(&c, 1 + i % 3, 2, 9, 21, 6, loss_dtypes[i % 4], &rng);
         linear_case_shard(&c, i % SHARD_KINDS);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
                                     (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS));
@@ -447,8 +445,7 @@ T_CASE(no_tokens_and_no_valid_token_are_legal)
                 c.max_valid = bits ? 0 : -1;
                 c.config.d_weight_add = bits;
                 run_and_compare(&c, "nothing counts");
-                for (int64_t i = 0; i < 19 * 5; i++)
-                    assert_true(c.d_w[i] == 0);
+                assert_true(all_of(IS_ZERO, c.d_w, 19 * 5));
             }
 }
 

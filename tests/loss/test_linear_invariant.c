@@ -88,20 +88,19 @@ static void again(const linear_case_t *one, int32_t ranks, int64_t lo, int64_t h
 
 T_CASE(a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const int64_t cuts[] = {0, 1, 5, TOKENS};
     uint64_t rng = t_seed();
     for (int d = 0; d < 4; d++)
         for (int mode = 0; mode < MODES; mode++) {
-            if (mode == 3 && dtypes[d] == COLO_F64)
+            if (mode == 3 && loss_dtypes[d] == COLO_F64)
                 continue;
             T_ENDS(linear_case_free) linear_case_t one;
-            begin(&one, TOKENS, dtypes[d], mode, &rng);
+            begin(&one, TOKENS, loss_dtypes[d], mode, &rng);
             assert_ok(linear_case_run(&one));
             linear_case_compare(&one, "segments");
             for (int w = 0; w < 4; w++) {
                 again(&one, worlds[w], 0, TOKENS, 3 * w, COLO_D_HIDDEN_ALL_REDUCE, mode);
-                for (int g = 0; g < 3 && dtypes[d] != COLO_F16; g++)
+                for (int g = 0; g < 3 && loss_dtypes[d] != COLO_F16; g++)
                     again(&one, worlds[w], cuts[g], cuts[g + 1], 0, COLO_D_HIDDEN_ALL_REDUCE, mode);
             }
         }

@@ -35,8 +35,7 @@ T_CASE(minus_infinity_next_to_the_target_adds_nothing)
         assert_ok(linear_case_run(&without));
         assert_true(linear_case_same(&c, &without, true));
         assert_true(c.d_b[V - 1] == 0);
-        for (int k = 0; k < H; k++)
-            assert_true(c.d_w[(V - 1) * H + k] == 0);
+        assert_true(all_of(IS_ZERO, c.d_w + (V - 1) * H, H));
     }
 }
 
@@ -50,8 +49,7 @@ T_CASE(minus_infinity_at_the_target_is_its_logp)
         assert_ok(linear_case_run(&c));
         assert_true(c.out[0][0][2] == -INFINITY && c.out[1][0][2] == -INFINITY);
         assert_true(isfinite(c.out[0][1][2]));
-        for (int k = 0; k < H; k++)
-            assert_true(isfinite(c.d_h[0][2 * H + k]));
+        assert_true(all_of(IS_FINITE, c.d_h[0] + 2 * H, H));
     }
 }
 

@@ -7,7 +7,6 @@
 #include "loss/where.h"
 
 static const int32_t worlds[] = {1, 2, 3, 4, 8};
-static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 static const char *const kinds[] = {"even", "uneven", "empty", "padded"};
 
 enum {
@@ -76,7 +75,8 @@ T_CASE(every_combination_of_options_agrees_with_the_oracle)
         for (size_t w = 0; w < 5; w++) {
             char what[64];
             shard_kind_t kind = (bits + w) % SHARD_KINDS;
-            loss_case_t c = made(worlds[w], 5, 23, dtypes[(bits / 4 + w) % 2], 3, kind, bits, &rng);
+            loss_case_t c =
+                made(worlds[w], 5, 23, loss_dtypes[(bits / 4 + w) % 2], 3, kind, bits, &rng);
             snprintf(what, sizeof what, "options %02x, %s shards", bits, kinds[kind]);
             compare_later(&c, what);
         }
@@ -89,7 +89,7 @@ T_CASE(every_way_to_cut_the_vocabulary_works_for_every_dtype)
     for (size_t w = 0; w < 5; w++)
         for (size_t d = 0; d < 4; d++)
             for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-                loss_case_t c = made(worlds[w], 6, 41, dtypes[d], 4, kind, 255 & ~TAU, &rng);
+                loss_case_t c = made(worlds[w], 6, 41, loss_dtypes[d], 4, kind, 255 & ~TAU, &rng);
                 c.row_gap = 3;
                 compare_later(&c, kinds[kind]);
             }
@@ -113,7 +113,7 @@ T_CASE(rows_longer_than_a_tile_rescale_as_the_maximum_grows)
     uint64_t rng = t_seed() + 3;
     for (size_t d = 0; d < 4; d++) {
         T_ENDS(loss_case_free) loss_case_t c;
-        loss_case_init(&c, 2, 3, 2311, dtypes[d], 1, &rng);
+        loss_case_init(&c, 2, 3, 2311, loss_dtypes[d], 1, &rng);
         for (int64_t j = 0; j < c.vocab;
              j++) /* row 0 climbs, row 1 falls, row 2 jumps at the end */
             for (int64_t t = 0; t < 3; t++) {
@@ -229,7 +229,7 @@ T_CASE(the_gradient_in_place_has_the_bits_of_the_one_apart)
     uint64_t rng = t_seed() + 9;
     for (size_t d = 0; d < 4; d++) {
         T_ENDS(loss_case_free)
-        loss_case_t c = made(3, 5, 20, dtypes[d], 3, SHARD_PADDED, 255, &rng);
+        loss_case_t c = made(3, 5, 20, loss_dtypes[d], 3, SHARD_PADDED, 255, &rng);
         c.row_gap = 2;
         run_and_compare(&c, "apart");
         T_ENDS(loss_case_free) loss_case_t in_place;

@@ -51,14 +51,13 @@ T_CASE(the_gather_carries_a_few_numbers_a_token)
 T_CASE(chunking_changes_no_bit)
 {
     static const int32_t worlds[] = {1, 2, 3, 8};
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     enum { TOKENS = 33, VOCAB = 300 };
     static const int64_t chunks[] = {1, 7, TOKENS, TOKENS + 5};
     uint64_t rng = t_seed() + 2;
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++) {
             T_ENDS(loss_case_free) loss_case_t c;
-            loss_case_init(&c, worlds[w], TOKENS, VOCAB, dtypes[d], 3, &rng);
+            loss_case_init(&c, worlds[w], TOKENS, VOCAB, loss_dtypes[d], 3, &rng);
             loss_case_shard(&c, SHARD_UNEVEN);
             c.targets[3] = -100;
             c.targets[8] = 5000;
@@ -159,7 +158,6 @@ T_CASE(any_other_overlap_with_the_logits_is_refused)
 /* stats and workspace of exactly the queried size between canaries, all chunk sizes and dtypes */
 T_CASE(nothing_is_written_past_the_queried_sizes)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     for (int d = 0; d < 4; d++)
         for (int64_t chunk = 0; chunk <= T + 1; chunk++)
             for (unsigned wants = 0; wants < 8; wants++) {
@@ -172,15 +170,15 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 a.cfg.logprob.want_loss = wants & 2;
                 a.cfg.logprob.want_correct = wants & 4;
                 a.cfg.logprob.label_smoothing = 0.1;
-                a.logits = colo_tensor_host(z, dtypes[d], 2, (int64_t[]){T, V});
-                a.d_logits = colo_tensor_host(dz, dtypes[d], 2, (int64_t[]){T, V});
+                a.logits = colo_tensor_host(z, loss_dtypes[d], 2, (int64_t[]){T, V});
+                a.d_logits = colo_tensor_host(dz, loss_dtypes[d], 2, (int64_t[]){T, V});
                 a.out.logp_f64 = out[0];
                 a.out.entropy_f64 = wants & 1 ? out[1] : NULL;
                 a.out.loss_f64 = wants & 2 ? out[2] : NULL;
                 a.out.correct = wants & 4 ? a.correct : NULL;
-                assert_ok(colo_logprob_saved_size(&a.cfg.logprob, dtypes[d], T, &stat_bytes));
-                assert_ok(
-                    colo_logprob_workspace_size(&a.cfg.logprob, dtypes[d], T, 1, &workspace_bytes));
+                assert_ok(colo_logprob_saved_size(&a.cfg.logprob, loss_dtypes[d], T, &stat_bytes));
+                assert_ok(colo_logprob_workspace_size(&a.cfg.logprob, loss_dtypes[d], T, 1,
+                                                      &workspace_bytes));
                 COLO_AUTOFREE unsigned char *stats = t_aligned(stat_bytes + 2 * MARGIN);
                 COLO_AUTOFREE unsigned char *workspace = t_aligned(workspace_bytes + 2 * MARGIN);
                 memset(stats, CANARY, stat_bytes + 2 * MARGIN);

@@ -7,7 +7,6 @@
 #include "loss/loss_case.h"
 
 static const int32_t worlds[] = {1, 2, 3, 4, 8};
-static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 
 enum { V = 16 };
 
@@ -19,7 +18,7 @@ static void everywhere(int64_t tokens, void (*prepare)(loss_case_t *), void (*ch
         for (size_t w = 0; w < 5; w++)
             for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
                 loss_case_t c;
-                loss_case_init(&c, worlds[w], tokens, V, dtypes[d], 2, &rng);
+                loss_case_init(&c, worlds[w], tokens, V, loss_dtypes[d], 2, &rng);
                 loss_case_shard(&c, kind);
                 c.pad = NAN;
                 c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
@@ -29,24 +28,14 @@ static void everywhere(int64_t tokens, void (*prepare)(loss_case_t *), void (*ch
     t_run_rest();
 }
 
-static void row_is_nan(const loss_case_t *c, int64_t t)
+static void row_is(numbers_t what, const loss_case_t *c, int64_t t)
 {
     for (int r = 0; r < c->ranks; r++) {
         for (int k = 0; k < 3; k++)
-            assert_true(isnan(c->out[r][k][t]));
-        assert_int_equal(c->correct[r][t], 0);
+            assert_true(all_of(what, &c->out[r][k][t], 1));
+        assert_true(what == IS_FINITE || c->correct[r][t] == 0);
     }
-    for (int j = 0; j < V; j++)
-        assert_true(isnan(c->dz[t * V + j]));
-}
-
-static void row_is_finite(const loss_case_t *c, int64_t t)
-{
-    for (int r = 0; r < c->ranks; r++)
-        for (int k = 0; k < 3; k++)
-            assert_true(isfinite(c->out[r][k][t]));
-    for (int j = 0; j < V; j++)
-        assert_true(isfinite(c->dz[t * V + j]));
+    assert_true(all_of(what, c->dz + t * V, V));
 }
 
 /* ---- NaN and +inf: on one column, the row is NaN on all ranks, its neighbours are not ---- */
@@ -63,8 +52,8 @@ static void poison_each_column(loss_case_t *c)
 static void poisoned_rows_are_nan(loss_case_t *c)
 {
     for (int64_t t = 0; t < c->tokens - 1; t++)
-        row_is_nan(c, t);
-    row_is_finite(c, c->tokens - 1);
+        row_is(IS_NAN, c, t);
+    row_is(IS_FINITE, c, c->tokens - 1);
 }
 
 T_CASE(nan_on_any_shard_is_nan_on_all_ranks)
@@ -88,8 +77,8 @@ static void nan_beats_plus_infinity_and_minus_infinity(loss_case_t *c)
 
 static void first_row_is_nan(loss_case_t *c)
 {
-    row_is_nan(c, 0);
-    row_is_finite(c, 1);
+    row_is(IS_NAN, c, 0);
+    row_is(IS_FINITE, c, 1);
 }
 
 T_CASE(a_row_of_all_kinds_of_infinity_is_nan)
@@ -204,8 +193,7 @@ static void the_smoothed_loss_is_infinite(loss_case_t *c)
         assert_true(isfinite(c->out[r][0][0]));
         assert_true(c->out[r][2][0] == INFINITY);
     }
-    for (int j = 0; j < V; j++)
-        assert_true(isfinite(c->dz[j]));
+    assert_true(all_of(IS_FINITE, c->dz, V));
 }
 
 T_CASE(smoothing_over_a_masked_column_is_infinite)
@@ -223,7 +211,7 @@ static void softcap_of_infinities(loss_case_t *c)
 
 static void softcap_makes_infinities_finite(loss_case_t *c)
 {
-    row_is_finite(c, 0);
+    row_is(IS_FINITE, c, 0);
     assert_true(c->dz[1] == 0); /* tanh is flat there */
     assert_true(c->dz[2] == 0);
 }
@@ -243,9 +231,9 @@ T_CASE(all_logits_far_below_zero_are_ordinary)
     for (size_t d = 0; d < 2; d++)
         for (size_t w = 0; w < 5; w++) {
             T_ENDS(loss_case_free) loss_case_t c;
-            loss_case_init(&c, worlds[w], 4, V, dtypes[d], 1, &rng);
+            loss_case_init(&c, worlds[w], 4, V, loss_dtypes[d], 1, &rng);
             for (int i = 0; i < 4 * V; i++)
-                c.z[i] = loss_round(dtypes[d], c.z[i] - 2000);
+                c.z[i] = loss_round(loss_dtypes[d], c.z[i] - 2000);
             c.config.want_entropy = c.config.want_loss = true;
             assert_ok(loss_case_run(&c));
             loss_case_compare(&c, "far below zero");
@@ -295,8 +283,7 @@ T_CASE(the_largest_doubles_make_a_one_hot_row)
                 assert_true(c.out[r][0][0] == 0);
                 assert_true(c.out[r][1][0] == 0);
             }
-            for (int j = 0; j < V; j++)
-                assert_true(c.dz[j] == 0);
+            assert_true(all_of(IS_ZERO, c.dz, V));
         }
 }
 
@@ -328,8 +315,7 @@ T_CASE(an_x_that_overflows_fp32_is_infinite)
     }
 
     assert_true(isnan(c.dz[1]) && isnan(c.dz[12]));
-    for (int i = 4; i < 12; i++)
-        assert_true(isfinite(c.dz[i]));
+    assert_true(all_of(IS_FINITE, c.dz + 4, 8));
 }
 
 /* ---- rows that must not be read ---- */
@@ -345,19 +331,8 @@ static void ignored_garbage(loss_case_t *c)
 
 static void ignored_rows_are_zero(loss_case_t *c)
 {
-    for (int64_t t = 0; t < c->tokens; t++) {
-        if (t % 2) {
-            row_is_finite(c, t);
-            continue;
-        }
-        for (int r = 0; r < c->ranks; r++) {
-            for (int k = 0; k < 3; k++)
-                assert_true(c->out[r][k][t] == 0);
-            assert_int_equal(c->correct[r][t], 0);
-        }
-        for (int j = 0; j < V; j++)
-            assert_true(c->dz[t * V + j] == 0);
-    }
+    for (int64_t t = 0; t < c->tokens; t++)
+        row_is(t % 2 ? IS_FINITE : IS_ZERO, c, t);
 }
 
 T_CASE(nan_in_an_ignored_row_stays_there)

@@ -15,7 +15,6 @@ typedef struct sampling_case {
 } sampling_case_t;
 
 static const int32_t worlds[] = {1, 2, 4, 8};
-static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 static sampling_case_t c; /* large */
 
 static double factor(void)
@@ -118,7 +117,7 @@ T_CASE(every_cut_keeps_the_ids_of_the_sorted_row)
             for (int d = 0; d < 4; d++)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
                     const int i = (int)t_below(&rng, 9);
-                    init(worlds[w], TOKENS, 53, dtypes[d], of[i].top_k, of[i].top_p);
+                    init(worlds[w], TOKENS, 53, loss_dtypes[d], of[i].top_k, of[i].top_p);
                     loss_case_shard(&c.shape, kind);
                     c.shape.in_place = t_below(&rng, 2);
                     c.shape.row_gap = t_below(&rng, 4);
@@ -136,7 +135,7 @@ T_CASE(long_rows_end_among_equal_logits)
     for (int w = 0; w < 2; w++)
         for (int d = 0; d < 4; d++)
             for (int i = 0; i < 3; i++) {
-                init(worlds[w], 2, VOCAB, dtypes[d], i > 0 ? 2600 : 0, i < 2 ? 0.8 : 1);
+                init(worlds[w], 2, VOCAB, loss_dtypes[d], i > 0 ? 2600 : 0, i < 2 ? 0.8 : 1);
                 c.shape.row_gap = i;
                 draw(0.5, 1, &rng);
                 run_and_compare(0);
@@ -149,7 +148,7 @@ T_CASE(long_rows_lose_no_unit_of_mass)
     uint64_t rng = t_seed() + 3;
     for (int d = 0; d < 4; d++)
         for (int w = 0; w < 2; w++) {
-            init(worlds[w], 1, ALL, dtypes[d], 0, 0.9);
+            init(worlds[w], 1, ALL, loss_dtypes[d], 0, 0.9);
             draw(1, 0, &rng);
             run_and_compare(0);
         }
@@ -175,7 +174,7 @@ T_CASE(of_equal_logits_the_first_that_reach_the_mass_are_kept)
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++)
             for (size_t i = 0; i < 10; i++) {
-                init(worlds[w], 1, 64, dtypes[d], of[i / 2].top_k, of[i / 2].top_p);
+                init(worlds[w], 1, 64, loss_dtypes[d], of[i / 2].top_k, of[i / 2].top_p);
                 for (int j = 0; j < 64; j++)
                     c.z[j] = j % 3 ? 0.0 : -0.0;
                 for (int32_t r = 0; r < worlds[w] && i % 2; r++)
@@ -190,7 +189,7 @@ T_CASE(rows_without_a_largest_logit_are_copied)
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++)
             for (int i = 0; i < 4; i++) {
-                init(worlds[w], TOKENS, 60, dtypes[d], i % 2 ? 3 : 0, i / 2 ? 1 : 0.5);
+                init(worlds[w], TOKENS, 60, loss_dtypes[d], i % 2 ? 3 : 0, i / 2 ? 1 : 0.5);
                 draw(2, 0, &rng);
                 c.z[7] = i % 2 ? NAN : copysign(NAN, -1);
                 c.z[60 + 50] = INFINITY;

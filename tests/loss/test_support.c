@@ -55,8 +55,6 @@ static void run_and_compare(loss_case_t *c, const char *label)
     loss_case_free(c);
 }
 
-static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
-
 T_CASE(lists_of_any_length_agree_with_the_oracle)
 {
     static const int32_t worlds[] = {1, 2, 3, 8};
@@ -67,7 +65,7 @@ T_CASE(lists_of_any_length_agree_with_the_oracle)
         const int64_t vocab = (const int64_t[]){V, 5, i % 4 ? LONG : MOST, 6}[i / 64];
         if (T_LEFT_OUT({i / 64, 4}, {i / 16 % 4, 4}, {i / 4 % 4, 4}, {i % 4, 4}))
             continue;
-        loss_case_t c = make_case(worlds[i % 4], 5, vocab, dtypes[i / 4 % 4], i / 16 % 4,
+        loss_case_t c = make_case(worlds[i % 4], 5, vocab, loss_dtypes[i / 4 % 4], i / 16 % 4,
                                   percents[(i + i / 4 + i / 16) % 4], &rng);
         c.config.logits.softcap = i % 3 == 0 ? 5 : 0;
         c.config.logits.temperature = i % 2 ? 0.7 : 1;
@@ -100,7 +98,7 @@ T_CASE(a_target_outside_its_list_is_correct_if_it_precedes_its_equal)
 {
     uint64_t rng = t_seed() + 6;
     for (int i = 0; i < 4; i++) {
-        loss_case_t c = make_case(1 + i % 2, T, V, dtypes[i], SHARD_EVEN, 0, &rng);
+        loss_case_t c = make_case(1 + i % 2, T, V, loss_dtypes[i], SHARD_EVEN, 0, &rng);
         for (int64_t t = 0; t < T; t++) {
             const int64_t target = 3 * t + 1, other = target + (t % 2 ? -1 : 1);
             c.targets[t] = target;
@@ -117,7 +115,7 @@ T_CASE(lists_that_are_all_empty_need_no_memory)
 {
     uint64_t rng = t_seed() + 5;
     for (int i = 0; i < 4; i++) {
-        loss_case_t c = make_case(1 + i, T, V, dtypes[i], SHARD_EVEN, 0, &rng);
+        loss_case_t c = make_case(1 + i, T, V, loss_dtypes[i], SHARD_EVEN, 0, &rng);
         c.count = 0;
         memset(c.begin, 0, T * sizeof *c.begin);
         memset(c.end, 0, T * sizeof *c.end);
@@ -129,7 +127,7 @@ T_CASE(ignored_tokens_and_their_lists_are_not_read)
 {
     uint64_t rng = t_seed() + 2;
     for (int i = 0; i < 4; i++) {
-        loss_case_t c = make_case(1 + i, T, V, dtypes[i], SHARD_UNEVEN, 20, &rng);
+        loss_case_t c = make_case(1 + i, T, V, loss_dtypes[i], SHARD_UNEVEN, 20, &rng);
         for (int64_t t = i % 2; t < T; t += 2) {
             c.targets[t] = -100;
             c.begin[t] = -7; /* no range of ids */

@@ -6,7 +6,6 @@
 #include "loss/topk_case.h"
 
 static const int32_t worlds[] = {1, 2, 4, 8};
-static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 static const int64_t ks[] = {1, 2, 5, 20};
 
 static topk_case_t c; /* large */
@@ -33,15 +32,15 @@ T_CASE(every_option_agrees_with_the_oracle)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
                     for (int i = 0; i < 8; i++) {
                         bool topk = i % 2;
-                        topk_case_init(&c, worlds[w], 6, 23 + 8 * step, ks[i / 2], topk, dtypes[d],
-                                       3, &rng);
+                        topk_case_init(&c, worlds[w], 6, 23 + 8 * step, ks[i / 2], topk,
+                                       loss_dtypes[d], 3, &rng);
                         loss_case_shard(&c.shape, kind);
                         draw_options(&rng);
                         if (!topk && t_below(&rng, 2))
                             c.ids[t_below(&rng, 6 * c.config.k)] = -100;
                         snprintf(c.shape.label, sizeof c.shape.label,
                                  "W %d, %s, shard %d, k %d, %s", worlds[w],
-                                 colo_dtype_name(dtypes[d]), (int)kind, (int)c.config.k,
+                                 colo_dtype_name(loss_dtypes[d]), (int)kind, (int)c.config.k,
                                  topk ? "largest" : "given");
                         topk_case_later(&c, compare);
                     }
@@ -57,7 +56,7 @@ T_CASE(of_equal_logits_the_lowest_id_is_first_on_any_cut)
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++)
             for (int backwards = 0; backwards < 2; backwards++) {
-                topk_case_init(&c, worlds[w], 8, 40, 13, true, dtypes[d], 1, &rng);
+                topk_case_init(&c, worlds[w], 8, 40, 13, true, loss_dtypes[d], 1, &rng);
                 for (int i = 0; i < 8 * 40; i++)
                     c.z[i] = (double)t_below(&rng, 3) - 1;
                 for (int32_t r = 0; r < worlds[w] && backwards; r++)
@@ -147,7 +146,7 @@ T_CASE(special_rows_are_as_documented)
             for (int topk = 0; topk < 2; topk++)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
                     enum { V = 16, K = 6 };
-                    topk_case_init(&c, worlds[w], ROWS, V, K, topk, dtypes[d], 2, &rng);
+                    topk_case_init(&c, worlds[w], ROWS, V, K, topk, loss_dtypes[d], 2, &rng);
                     loss_case_shard(&c.shape, kind);
                     c.shape.pad = NAN;
                     c.z[NAN_ROW * V + 11] = NAN;
@@ -173,13 +172,10 @@ T_CASE(special_rows_are_as_documented)
                             assert_true(c.logp[r][MASKED * K + i] == 0);
                             assert_true(!topk || c.got[r][MASKED * K + i] == -1);
                         }
-                    for (int j = 0; j < V; j++) {
-                        for (int t = NAN_ROW; t <= MINUS_ROW; t++)
-                            assert_true(isnan(c.dz[t * V + j]));
-                        assert_true(c.dz[MASKED * V + j] == 0);
-                        assert_true(isfinite(c.dz[SOME_MINUS * V + j]));
-                        assert_true(isfinite(c.dz[PLAIN * V + j]));
-                    }
+                    assert_true(all_of(IS_NAN, c.dz + NAN_ROW * V, (MINUS_ROW - NAN_ROW + 1) * V));
+                    assert_true(all_of(IS_ZERO, c.dz + MASKED * V, V));
+                    assert_true(all_of(IS_FINITE, c.dz + SOME_MINUS * V, V));
+                    assert_true(all_of(IS_FINITE, c.dz + PLAIN * V, V));
                     const double *z = c.z + SOME_MINUS * V;
                     const int64_t hi = z[2] >= z[9] ? 2 : 9, order[K] = {hi, 11 - hi, 0, 1, 3, 4};
                     for (int r = 0; r < worlds[w]; r++)
@@ -215,8 +211,7 @@ T_CASE(an_invalid_id_is_counted_and_spoils_its_row_only)
             c.z[4 * 20 + j] = NAN;
         assert_ok(topk_case_run(&c));
         assert_int_equal(c.n_invalid[0], 3);
-        for (int j = 0; j < 20; j++)
-            assert_true(c.dz[4 * 20 + j] == 0);
+        assert_true(all_of(IS_ZERO, c.dz + 4 * 20, 20));
         c.shape.tokens = 4; /* the last row is not for the oracle */
         topk_case_compare(&c, "invalid");
     }
