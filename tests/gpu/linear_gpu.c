@@ -119,8 +119,8 @@ const linear_place_t *linear_gpu_place(void)
 
 void linear_gpu_options(linear_case_t *c, unsigned bits, int mode)
 {
-    if (bits & (LINEAR_SMOOTH | LINEAR_MEGATRON | LINEAR_ZLOSS))
-        bits |= LINEAR_LOSS;
+    if (bits & (WITH_SMOOTH | WITH_MEGATRON | WITH_ZLOSS))
+        bits |= WITH_LOSS;
     linear_case_options(c, bits);
     linear_case_mode(c, mode);
 }

@@ -31,8 +31,8 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
         linear_gpu_options(&c,
-                           LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                               (i / 4 % 2 ? LINEAR_TAU : LINEAR_MEAN),
+                           WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                               (i / 4 % 2 ? WITH_TAU : LINEAR_MEAN),
                            i / 2 % 4);
         c.config.logprob.chunk_size = 4;
         for (int k = 0; k < 3; k++)
@@ -48,8 +48,8 @@ T_CASE(a_support_takes_the_vocabularys_place)
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 9, 21, 6, loss_dtypes[i % 4], &rng);
         linear_gpu_options(&c,
-                           LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                               (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS),
+                           WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                               (i % 2 ? WITH_CAP : WITH_ZLOSS),
                            i / 4 % 4);
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
@@ -64,7 +64,7 @@ T_CASE(long_chunks_agree_with_the_oracle)
     for (int i = 0; i < 8; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
-        linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_IGNORED, i % 4);
+        linear_gpu_options(&c, WITH_ENTROPY | LINEAR_IGNORED, i % 4);
         c.config.logits_dtype = i < 4 ? COLO_F32 : COLO_BF16;
         c.config.budget = 1;
         linear_gpu_run(&c, 1, "long chunks");
@@ -76,15 +76,14 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
 {
     for (int i = 0; i < 64; i++) {
         linear_case_t c;
-        linear_gpu_case(&c,
-                        LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED,
+        linear_gpu_case(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED,
                         i % 4, 1, 1, i / 4, 0, &rng);
         const colo_linear_logprob_config_t config = c.config;
         const colo_dtype_t dtype = c.dtype;
         linear_case_free(&c);
         linear_case_init(&c, 1, 1, 24, 20011, 16, dtype, &rng);
         linear_gpu_options(
-            &c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED, i % 4);
+            &c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED, i % 4);
         c.config.logits_dtype = config.logits_dtype;
         c.config.d_weight_dtype = config.d_weight_dtype;
         c.config.d_weight_add = config.d_weight_add;
@@ -112,7 +111,7 @@ T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
         for (int k = 0; k < 5; k++) {
             uint64_t same = 77 + (uint64_t)i;
             linear_case_init(&c, 1, 1, 2200, 300, 40, i % 2 ? COLO_BF16 : COLO_F32, &same);
-            linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH, i / 2);
+            linear_gpu_options(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH, i / 2);
             c.config.logprob.chunk_size = chunks[k];
             c.config.budget = 1;
             c.place = linear_gpu_place();

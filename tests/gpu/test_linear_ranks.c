@@ -44,7 +44,7 @@ T_CASE(d_hidden_is_summed_where_asked)
     static linear_case_t c[6];
     for (int i = 0; i < 6; i++) {
         linear_case_init(&c[i], 2, 1, 48, 61, 24, COLO_F32, &rng);
-        linear_gpu_options(&c[i], LINEAR_ENTROPY, i % 3);
+        linear_gpu_options(&c[i], WITH_ENTROPY, i % 3);
         c[i].config.d_hidden = i / 3 ? COLO_D_HIDDEN_REDUCE_SCATTER : COLO_D_HIDDEN_ALL_REDUCE;
         c[i].config.logprob.chunk_size = 20;
     }

@@ -11,20 +11,12 @@
 #include "loss/loss_case.h"
 #include "ref/ref_linear.h"
 
-enum {
-    LINEAR_TAU = 1,
-    LINEAR_CAP = 2,
-    LINEAR_SMOOTH = 4,
-    LINEAR_MEGATRON = 8,
-    LINEAR_ZLOSS = 16,
-    LINEAR_ENTROPY = 32,
-    LINEAR_LOSS = 64,
-    LINEAR_CORRECT = 128,
-    LINEAR_BIAS = 256,
-    LINEAR_IGNORED = 512,
-    LINEAR_SHARDED = 1024,
-    LINEAR_MEAN = 2048,
-    LINEAR_OPTIONS = 12
+enum { /* besides WITH_* */
+       LINEAR_BIAS = 256,
+       LINEAR_IGNORED = 512,
+       LINEAR_SHARDED = 1024,
+       LINEAR_MEAN = 2048,
+       LINEAR_OPTIONS = 12
 };
 
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
@@ -81,7 +73,8 @@ typedef struct linear_case {
 void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t tokens,
                       int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng);
 void linear_case_free(linear_case_t *c);
-/* What @bits of LINEAR_* ask for. Ignored tokens get hidden states that must not be read. */
+/* What @bits of WITH_* and LINEAR_* ask for. Ignored tokens get hidden states that must not be
+ * read. */
 void linear_case_options(linear_case_t *c, unsigned bits);
 /* Lists of about a third of the ids. */
 void linear_case_lists(linear_case_t *c, uint64_t *rng);

@@ -12,16 +12,7 @@ void linear_case_shard(linear_case_t *c, shard_kind_t kind)
 
 void linear_case_options(linear_case_t *c, unsigned bits)
 {
-    colo_logprob_config_t *k = &c->config.logprob;
-    k->logits.temperature = bits & LINEAR_TAU ? 0.7 : 1;
-    k->logits.scale = bits & LINEAR_TAU ? 1.3 : 1;
-    k->logits.softcap = bits & LINEAR_CAP ? 5 : 0;
-    k->label_smoothing = bits & LINEAR_SMOOTH ? 0.1 : 0;
-    k->megatron_smoothing = bits & LINEAR_MEGATRON;
-    k->z_loss = bits & LINEAR_ZLOSS ? 1e-2 : 0;
-    k->want_entropy = bits & LINEAR_ENTROPY;
-    k->want_loss = bits & LINEAR_LOSS;
-    k->want_correct = bits & LINEAR_CORRECT;
+    loss_options(&c->config.logprob, bits);
     c->has_bias = bits & LINEAR_BIAS;
     c->head = bits & LINEAR_SHARDED ? HEAD_SHARDED : HEAD_RESIDENT;
     c->mean = bits & LINEAR_MEAN;
@@ -55,8 +46,8 @@ void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
     static const int64_t tokens[] = {9, 13, 21, 7}, vocab[] = {3001, 9001, 700};
     linear_case_init(c, ranks, 1, tokens[i % 4], vocab[i % 3], 5, dtypes[i / 12], rng);
     linear_case_shard(c, i % SHARD_KINDS);
-    linear_case_options(c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH |
-                               (i & 4 ? LINEAR_BIAS : 0) | (i & 8 ? LINEAR_IGNORED : 0));
+    linear_case_options(c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | (i & 4 ? LINEAR_BIAS : 0) |
+                               (i & 8 ? LINEAR_IGNORED : 0));
     c->config.mode = COLO_LINEAR_EARLY;
     c->config.logits_dtype = i & 2 ? COLO_F32 : c->dtype;
     c->config.logprob.chunk_size = i & 1 ? 4 : 0;

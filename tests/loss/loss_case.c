@@ -273,6 +273,19 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
     };
 }
 
+void loss_options(colo_logprob_config_t *config, unsigned bits)
+{
+    config->logits.temperature = bits & WITH_TAU ? 0.7 : 1;
+    config->logits.scale = bits & WITH_TAU ? 1.3 : 1;
+    config->logits.softcap = bits & WITH_CAP ? 5 : 0;
+    config->label_smoothing = bits & WITH_SMOOTH ? 0.1 : 0;
+    config->megatron_smoothing = bits & WITH_MEGATRON;
+    config->z_loss = bits & WITH_ZLOSS ? 1e-2 : 0;
+    config->want_entropy = bits & WITH_ENTROPY;
+    config->want_loss = bits & WITH_LOSS;
+    config->want_correct = bits & WITH_CORRECT;
+}
+
 double loss_grad_rounding(colo_dtype_t dtype, double g, double u)
 {
     return dtype == COLO_F32    ? u * fabs(g)

@@ -130,6 +130,19 @@ static inline uint64_t total_ops(const colo_comm_stats_t *l)
     return n;
 }
 
+/* What @bits ask for. */
+enum {
+    WITH_TAU = 1,
+    WITH_CAP = 2,
+    WITH_SMOOTH = 4,
+    WITH_MEGATRON = 8,
+    WITH_ZLOSS = 16,
+    WITH_ENTROPY = 32,
+    WITH_LOSS = 64,
+    WITH_CORRECT = 128
+};
+void loss_options(colo_logprob_config_t *config, unsigned bits);
+
 /* Of variance 1. */
 double loss_normal(uint64_t *rng);
 /* What storing gradient @g in @dtype may add to its error, @u being the roundoff of f32 there. */

@@ -56,8 +56,8 @@ T_CASE(every_option_and_pair_agrees_with_the_oracle)
                 /* of fewer, each option alone: the next case has all pairs in all modes */
                 if ((i != j || mode != i % MODES) && t_left_out(nth))
                     continue;
-                if (bits & (LINEAR_SMOOTH | LINEAR_MEGATRON | LINEAR_ZLOSS))
-                    bits |= LINEAR_LOSS;
+                if (bits & (WITH_SMOOTH | WITH_MEGATRON | WITH_ZLOSS))
+                    bits |= WITH_LOSS;
                 one(bits, mode, 1 << nth % 3, 2, nth / 3 % 2 ? COLO_F64 : COLO_F32,
                     nth % SHARD_KINDS, 1 + nth % 4, &rng);
             }
@@ -90,8 +90,8 @@ T_CASE(every_dtype_agrees_in_every_mode)
                 T_ENDS(linear_case_free) linear_case_t c;
                 linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, loss_dtypes[d], &rng);
                 linear_case_shard(&c, bits % SHARD_KINDS);
-                linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS |
-                                            LINEAR_IGNORED | (bits & 1 ? LINEAR_SHARDED : 0));
+                linear_case_options(&c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                                            (bits & 1 ? LINEAR_SHARDED : 0));
                 linear_case_mode(&c, mode);
                 c.config.logprob.chunk_size = 4;
                 if (bits & 2)
@@ -116,8 +116,8 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
             continue;
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 2, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
-        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                                    (i % 4 < 2 ? LINEAR_TAU : LINEAR_MEAN));
+        linear_case_options(&c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                                    (i % 4 < 2 ? WITH_TAU : LINEAR_MEAN));
         linear_case_mode(&c, i / 2 % MODES);
         c.config.logprob.chunk_size = 4;
         for (int k = 0; k < 3; k++)
@@ -138,7 +138,7 @@ T_CASE(d_hidden_is_summed_as_asked)
                 for (int d = 0; d < 2; d++, n++) {
                     linear_case_init(&c[n], w, 2, 8, 19, 5, d ? COLO_BF16 : COLO_F32, &rng);
                     linear_case_shard(&c[n], SHARD_UNEVEN);
-                    linear_case_options(&c[n], LINEAR_IGNORED | LINEAR_ENTROPY | LINEAR_SHARDED);
+                    linear_case_options(&c[n], LINEAR_IGNORED | WITH_ENTROPY | LINEAR_SHARDED);
                     linear_case_mode(&c[n], mode);
                     c[n].config.logprob.chunk_size = 3;
                     c[n].config.d_hidden = (colo_d_hidden_t)how;
@@ -166,8 +166,8 @@ T_CASE(a_support_takes_the_vocabularys_place)
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1 + i % 3, 2, 9, 21, 6, loss_dtypes[i % 4], &rng);
         linear_case_shard(&c, i % SHARD_KINDS);
-        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                                    (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS));
+        linear_case_options(&c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                                    (i % 2 ? WITH_CAP : WITH_ZLOSS));
         linear_case_mode(&c, i / 4 % MODES);
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
@@ -206,8 +206,7 @@ T_CASE(a_bound_on_valid_tokens_changes_no_bit)
         for (int i = 0; i < 4; i++) {
             uint64_t rng = seed;
             linear_case_init(&all[i], 2, 1, 9, 19, 5, COLO_F32, &rng);
-            linear_case_options(&all[i],
-                                LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_CORRECT);
+            linear_case_options(&all[i], WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | WITH_CORRECT);
             linear_case_mode(&all[i], mode);
             for (int64_t t = 0; t < 9; t++)
                 if (t != 1 && t != 3 && t != 4 && t != 8)
@@ -258,7 +257,7 @@ T_CASE(blocks_of_rows_change_no_bit_but_those_of_d_weight)
         for (int k = 0; k < 5; k++) {
             uint64_t rng = seed;
             linear_case_init(&all[k], 1, 1, 150, 19, 12, COLO_F32, &rng);
-            linear_case_options(&all[k], LINEAR_ENTROPY | LINEAR_BIAS);
+            linear_case_options(&all[k], WITH_ENTROPY | LINEAR_BIAS);
             linear_case_mode(&all[k], mode);
             all[k].config.logprob.chunk_size = chunks[k];
             run_and_compare(&all[k], modes[mode]);
@@ -280,7 +279,7 @@ T_CASE(joined_chunks_change_no_bit_but_those_of_d_weight)
         for (int k = 0; k < 2; k++) {
             uint64_t rng = seed;
             linear_case_init(&c[k], 1 + i % 2, 1, 2300, 7, 3, dtypes[i / 2], &rng);
-            linear_case_options(&c[k], LINEAR_BIAS | LINEAR_IGNORED | LINEAR_ENTROPY |
+            linear_case_options(&c[k], LINEAR_BIAS | LINEAR_IGNORED | WITH_ENTROPY |
                                            (i == 1 ? LINEAR_SHARDED : 0));
             linear_case_mode(&c[k], 2);
             c[k].config.logits_dtype = i / 2 == 3 ? COLO_BF16 : c[k].config.logits_dtype;
@@ -307,7 +306,7 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
             const int bits = i / 2 % 8, mode = i / 16;
             uint64_t rng = seed;
             linear_case_init(&c[i], 1, dp, 6, 13, 5, bits & 4 ? COLO_BF16 : COLO_F32, &rng);
-            linear_case_options(&c[i], LINEAR_ENTROPY | LINEAR_IGNORED |
+            linear_case_options(&c[i], WITH_ENTROPY | LINEAR_IGNORED |
                                            (bits & 1 ? LINEAR_BIAS : 0) |
                                            (i % 2 ? LINEAR_SHARDED : 0));
             linear_case_mode(&c[i], mode);
@@ -369,7 +368,7 @@ T_CASE(replicas_that_keep_and_that_do_not_gather_alike)
     for (int frozen = 0; frozen < 2; frozen++) {
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 2, 9, 19, 5, COLO_F32, &rng);
-        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_BIAS | LINEAR_SHARDED);
+        linear_case_options(&c, WITH_ENTROPY | LINEAR_BIAS | LINEAR_SHARDED);
         c.config.mode = COLO_LINEAR_AUTO;
         c.config.budget = 4 * 128; /* logits of four tokens, a row of 19 columns is 128 bytes */
         c.config.frozen_hidden = frozen;
@@ -393,8 +392,8 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
             continue;
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1 + nth / 4 % 2, 1, 5, 20011, 3, dtypes[nth % 4], &rng);
-        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS |
-                                    LINEAR_IGNORED);
+        linear_case_options(&c,
+                            WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED);
         linear_case_mode(&c, mode);
         c.config.d_weight_add = (nth / 4 + nth) % 2;
         c.config.d_weight_dtype = c.config.d_weight_add ? c.config.d_weight_dtype : c.dtype;
@@ -437,8 +436,7 @@ T_CASE(no_tokens_and_no_valid_token_are_legal)
             for (int bits = 0; bits < 2; bits++) {
                 T_ENDS(linear_case_free) linear_case_t c;
                 linear_case_init(&c, 2, 2, tokens, 19, 5, COLO_F32, &rng);
-                linear_case_options(&c,
-                                    LINEAR_ENTROPY | LINEAR_BIAS | LINEAR_MEAN | LINEAR_SHARDED);
+                linear_case_options(&c, WITH_ENTROPY | LINEAR_BIAS | LINEAR_MEAN | LINEAR_SHARDED);
                 linear_case_mode(&c, mode);
                 for (int64_t t = 0; t < tokens; t++)
                     c.targets[0][t] = c.targets[1][t] = -100;
@@ -455,7 +453,7 @@ T_CASE(uniform_upstream_needs_no_arrays)
     for (int mode = 0; mode < MODES; mode++) {
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 2, 1, 9, 19, 5, COLO_F64, &rng);
-        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_ZLOSS |
+        linear_case_options(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | WITH_ZLOSS |
                                     LINEAR_IGNORED | LINEAR_MEAN);
         linear_case_mode(&c, mode);
         c.arrays = false;

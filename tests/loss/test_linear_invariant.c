@@ -62,8 +62,8 @@ static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode
 {
     T_ENDS(linear_case_free) linear_case_t drawn;
     linear_case_init(&drawn, 1, 1, tokens, VOCAB, HIDDEN, dtype, rng);
-    linear_case_options(&drawn, LINEAR_TAU | LINEAR_SMOOTH | LINEAR_ENTROPY | LINEAR_LOSS |
-                                    LINEAR_BIAS | LINEAR_IGNORED);
+    linear_case_options(&drawn, WITH_TAU | WITH_SMOOTH | WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS |
+                                    LINEAR_IGNORED);
     linear_case_mode(&drawn, mode % 3);
     if (mode == 3) {
         drawn.config.mode = COLO_LINEAR_EARLY;

@@ -9,38 +9,13 @@
 static const int32_t worlds[] = {1, 2, 3, 4, 8};
 static const char *const kinds[] = {"even", "uneven", "empty", "padded"};
 
-enum {
-    TAU = 1,
-    CAP = 2,
-    SMOOTH = 4,
-    MEGATRON = 8,
-    ZLOSS = 16,
-    ENTROPY = 32,
-    LOSS = 64,
-    CORRECT = 128
-};
-
-static void set_options(loss_case_t *c, unsigned bits)
-{
-    colo_logprob_config_t *k = &c->config;
-    k->logits.temperature = bits & TAU ? 0.7 : 1;
-    k->logits.scale = bits & TAU ? 1.3 : 1;
-    k->logits.softcap = bits & CAP ? 5 : 0;
-    k->label_smoothing = bits & SMOOTH ? 0.1 : 0;
-    k->megatron_smoothing = bits & MEGATRON;
-    k->z_loss = bits & ZLOSS ? 1e-2 : 0;
-    k->want_entropy = bits & ENTROPY;
-    k->want_loss = bits & LOSS;
-    k->want_correct = bits & CORRECT;
-}
-
 static loss_case_t made(int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype,
                         double spread, shard_kind_t kind, unsigned bits, uint64_t *rng)
 {
     loss_case_t c;
     loss_case_init(&c, ranks, tokens, vocab, dtype, spread, rng);
     loss_case_shard(&c, kind);
-    set_options(&c, bits);
+    loss_options(&c.config, bits);
     return c;
 }
 
@@ -89,7 +64,8 @@ T_CASE(every_way_to_cut_the_vocabulary_works_for_every_dtype)
     for (size_t w = 0; w < 5; w++)
         for (size_t d = 0; d < 4; d++)
             for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-                loss_case_t c = made(worlds[w], 6, 41, loss_dtypes[d], 4, kind, 255 & ~TAU, &rng);
+                loss_case_t c =
+                    made(worlds[w], 6, 41, loss_dtypes[d], 4, kind, 255 & ~WITH_TAU, &rng);
                 c.row_gap = 3;
                 compare_later(&c, kinds[kind]);
             }
@@ -103,7 +79,7 @@ T_CASE(a_vocabulary_smaller_than_the_group_leaves_ranks_empty)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             T_ENDS(loss_case_free)
             loss_case_t c =
-                made(8, 4, vocab, COLO_F64, 2, kind, 255 & ~(vocab == 1 ? MEGATRON : 0), &rng);
+                made(8, 4, vocab, COLO_F64, 2, kind, 255 & ~(vocab == 1 ? WITH_MEGATRON : 0), &rng);
             run_and_compare(&c, "tiny vocabulary");
         }
 }
@@ -121,9 +97,10 @@ T_CASE(rows_longer_than_a_tile_rescale_as_the_maximum_grows)
                 double *z = &c.z[t * c.vocab + j];
                 *z = loss_round(c.dtype, *z + (t == 0 ? drift : t == 1 ? -drift : jump));
             }
-        set_options(&c, 255 & ~CAP);
+        loss_options(&c.config, 255 & ~WITH_CAP);
         run_and_compare(&c, "long rows");
-        set_options(&c, 255 & ~CORRECT); /* the cap makes ties in fp32 that fp64 does not have */
+        /* the cap makes ties in fp32 that fp64 does not have */
+        loss_options(&c.config, 255 & ~WITH_CORRECT);
         run_and_compare(&c, "long rows, capped");
     }
 }
@@ -147,7 +124,7 @@ T_CASE(an_invalid_target_leaves_the_entropy_gradient_alone)
 {
     uint64_t rng = t_seed() + 5;
     T_ENDS(loss_case_free)
-    loss_case_t c = made(2, 3, 12, COLO_F64, 3, SHARD_EVEN, ENTROPY | LOSS, &rng);
+    loss_case_t c = made(2, 3, 12, COLO_F64, 3, SHARD_EVEN, WITH_ENTROPY | WITH_LOSS, &rng);
     c.targets[1] = 12;
     c.no_up[0] = c.no_up[2] = true;
     run_and_compare(&c, "entropy only");
@@ -162,7 +139,7 @@ T_CASE(lenient_targets_have_no_target_term)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
             for (int dtype = COLO_F32; dtype <= COLO_F16; dtype++) {
                 loss_case_t c = made(worlds[w], 9, 19, (colo_dtype_t)dtype, 3, kind,
-                                     255 & ~(kind & 1 ? 0 : CAP), &rng);
+                                     255 & ~(kind & 1 ? 0 : WITH_CAP), &rng);
                 memcpy(c.targets, odd, sizeof odd);
                 c.config.lenient_targets = true;
                 c.config.ignore_index = ignored[kind % 3];
@@ -176,7 +153,7 @@ T_CASE(leniency_forgives_targets_only)
 {
     uint64_t rng = t_seed() + 8;
     T_ENDS(loss_case_free)
-    loss_case_t c = made(2, 3, 12, COLO_F32, 3, SHARD_EVEN, ENTROPY | LOSS, &rng);
+    loss_case_t c = made(2, 3, 12, COLO_F32, 3, SHARD_EVEN, WITH_ENTROPY | WITH_LOSS, &rng);
     c.targets[1] = -1;
     c.z[1 * 12 + 7] = NAN;
     c.config.lenient_targets = true;
@@ -246,7 +223,7 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             T_ENDS(loss_case_free)
-            loss_case_t c = made(worlds[w], 4, 16, COLO_F32, 1, kind, CORRECT, &rng);
+            loss_case_t c = made(worlds[w], 4, 16, COLO_F32, 1, kind, WITH_CORRECT, &rng);
             for (int t = 0; t < 4; t++)
                 c.z[t * 16 + 5] = c.z[t * 16 + 6] = c.z[t * 16 + 13] = 9;
             c.targets[0] = 5;
@@ -274,10 +251,10 @@ T_CASE(megatron_smoothing_is_not_pytorch_smoothing)
     uint64_t rng = t_seed() + 12;
     T_ENDS(loss_case_free) loss_case_t c;
     loss_case_init(&c, 2, 1, 8, COLO_F64, 2, &rng);
-    set_options(&c, LOSS | SMOOTH);
+    loss_options(&c.config, WITH_LOSS | WITH_SMOOTH);
     assert_ok(loss_case_run(&c));
     double pytorch = c.out[0][2][0];
-    set_options(&c, LOSS | SMOOTH | MEGATRON);
+    loss_options(&c.config, WITH_LOSS | WITH_SMOOTH | WITH_MEGATRON);
     assert_ok(loss_case_run(&c));
     double megatron = c.out[0][2][0], logp = c.out[0][0][0];
     /* loss is affine in e, and loss(0) = -logp: e' / e = V / (V - 1) = 8 / 7 */
