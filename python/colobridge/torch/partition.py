@@ -17,33 +17,21 @@ def _axis(t: Any, axis: int, what: str) -> int:
 
 
 @Function
-class Shard:
-    """Each is the other's adjoint, so that gradients of gradients need nothing more."""
+class Along:
+    """(x, partition, axis, back) -> its shard, or back, a tensor whose shard is x. Each is the other's adjoint, so that
+    gradients of gradients need nothing more."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, partition: Partition, axis: int) -> Any:
-        ctx.of = partition, axis
-        y = x.new_empty([len(partition) if a == axis else n for a, n in enumerate(x.shape)])
-        partition.shard(x, axis, y)
+    def forward(ctx: Any, x: Any, partition: Partition, axis: int, back: bool) -> Any:
+        ctx.of = partition, axis, not back
+        count = partition.positions if back else len(partition)
+        y = x.new_empty([count if a == axis else n for a, n in enumerate(x.shape)])
+        (partition.unshard if back else partition.shard)(x, axis, y)
         return y
 
     @staticmethod
     def backward(ctx: Any, d_y: Any) -> Any:
-        return Unshard.apply(d_y, *ctx.of), None, None
-
-
-@Function
-class Unshard:
-    @staticmethod
-    def forward(ctx: Any, y: Any, partition: Partition, axis: int) -> Any:
-        ctx.of = partition, axis
-        x = y.new_empty([partition.positions if a == axis else n for a, n in enumerate(y.shape)])
-        partition.unshard(y, axis, x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, d_x: Any) -> Any:
-        return Shard.apply(d_x, *ctx.of), None, None
+        return Along.apply(d_y, *ctx.of), None, None, None
 
 
 @eager
@@ -51,14 +39,14 @@ def shard(x: Any, partition: Partition, axis: int = 1) -> Any:
     """This rank's positions of @x along @axis, a new tensor; @x is the whole, with any strides, and is not
     saved. Backward is unshard(): zero where other ranks' positions are, so gradients of @x add up over
     ranks. Runs on the current stream. ValueError: a shape, dtype or device that does not fit."""
-    return Shard.apply(x, partition, _axis(x, axis, 'x'))
+    return Along.apply(x, partition, _axis(x, axis, 'x'), False)
 
 
 @eager
 def unshard(y: Any, partition: Partition, axis: int = 1) -> Any:
     """A tensor of all positions along @axis with this rank's, @y, at their places and zeros elsewhere;
     the sum over ranks is the whole. Backward is shard()."""
-    return Unshard.apply(y, partition, _axis(y, axis, 'y'))
+    return Along.apply(y, partition, _axis(y, axis, 'y'), True)
 
 
 @eager
