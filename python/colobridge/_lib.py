@@ -126,6 +126,13 @@ def call(name: str, *arguments: Any) -> int:
     return check(getattr(lib(), name)(*arguments))
 
 
+def size_of(name: str, *arguments: Any) -> int:
+    """The bytes that a function says, in its last argument."""
+    size = c.c_size_t()
+    call(name, *arguments, c.byref(size))
+    return size.value
+
+
 def text(value: str) -> bytes:
     """A name or spec as C takes it."""
     if '\0' in value:
@@ -152,4 +159,4 @@ def version() -> str:
     return lib().colo_version().decode()
 
 
-__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'error_message', 'text', 'version']
+__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'error_message', 'size_of', 'text', 'version']

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from .. import _structs as s
-from .._lib import call, lib
+from .._lib import call, lib, size_of
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
 from .lazy import torch
@@ -49,15 +49,10 @@ class Core:
         return self
 
     def workspace(self, which: int, tokens: int, max_valid: int) -> int:
-        return self._size('colo_linear_logprob_workspace_size', which, tokens, max_valid)
+        return size_of('colo_linear_logprob_workspace_size', self.linear, which, tokens, max_valid)
 
     def saved(self, tokens: int, max_valid: int) -> int:
-        return self._size('colo_linear_logprob_saved_size', tokens, max_valid)
-
-    def _size(self, name: str, *asked: Any) -> int:
-        size = c.c_size_t()
-        call(name, self.linear, *asked, c.byref(size))
-        return size.value
+        return size_of('colo_linear_logprob_saved_size', self.linear, tokens, max_valid)
 
 
 def autocast(device: str) -> Any:

@@ -16,7 +16,7 @@ from .head import Core
 from .lazy import torch
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
-from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, reserved, table
 from .rows import Rows
 from .support import Listed
 from .tensors import checked, stream_of
@@ -27,17 +27,11 @@ _SHARED = 1 << 20  # bytes of a weight whose gradient, before it is made, holds 
 _clock = itertools.count()
 
 
-def _workspace(size: int, device: Any) -> tuple[Any, int]:
-    """(the tensor that holds it, address of @size bytes at a multiple of 256)"""
-    memory = torch.empty(size + 255, dtype=torch.uint8, device=device)
-    return memory, aligned(memory.data_ptr())
-
-
 def _moved(t: Any, size: int) -> Any:
     """@t, of @size bytes; a copy, if a hook of saved tensors brought it back to a place not aligned"""
     if t.data_ptr() % 256 == 0:
         return t
-    memory, address = _workspace(size, t.device)
+    memory, address = reserved(size, t.device)
     return memory.narrow(0, address - memory.data_ptr(), size).view(t.dtype).view(t.shape).copy_(t)
 
 
@@ -191,7 +185,7 @@ class _Ready:
         if bias is not None:
             bias = place(plan.bias, self.bias, bias)
         if core.gathered:
-            memory, workspace = _workspace(core.gathered, plan.device)
+            memory, workspace = reserved(core.gathered, plan.device)
         elif core.bound == (self.number, self.weight.data, self.bias and self.bias.data):
             return whole, hidden, target, weight, bias  # the head has just this already
         core.bound = None
@@ -216,7 +210,7 @@ class _Ready:
             size = self.sizes[which] = self.core.workspace(which, self.plan.rows.count,
                                                            self.plan.max_valid)
         work, workspace = (None, self.core.on_host.of(size)) if size <= _HOST_WORKSPACE and not self.plan.cuda else \
-            _workspace(size, self.plan.device)
+            reserved(size, self.plan.device)
         status = function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None)
         del work
         if status < 0:
@@ -270,7 +264,7 @@ class _Ready:
         if self.kept_type is not None:
             small = self.kept_type()
             return None, small, (c.addressof(small) + 255) & ~255
-        kept, buffer = _workspace(self.kept_size, plan.device)
+        kept, buffer = reserved(self.kept_size, plan.device)
         return kept.narrow(0, buffer - kept.data_ptr(), self.kept_size), None, buffer
 
     def early(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
@@ -287,7 +281,7 @@ class _Ready:
             kept, small, buffer = self.keep()
             shared = None
             if self.share:
-                memory, self.made.d_weight = _workspace(plan.shared, plan.device)
+                memory, self.made.d_weight = reserved(plan.shared, plan.device)
                 shared = memory.narrow(0, self.made.d_weight - memory.data_ptr(), plan.shared).view(
                     plan.d_dtype).view(plan.new_weight.shape)
             self.run(self.run_early, s.LINEAR_FORWARD, self.at_batch, self.at_whole, at_out, self.at_made, buffer)

@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from .. import _structs as s
-from .._lib import call
+from .._lib import call, size_of
 from ..comm import Comm
 from ..errors import ArgumentError, FailedError
 from ..tensor import make
@@ -23,7 +23,6 @@ from .rows import Rows, rows_of
 from .support import Listed, Support
 from .tensors import Function, once, operator, saved_tensors, stream_of, written
 
-_SIZE = c.c_size_t
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
 NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
          for h in (False, True) for loss in (False, True)}
@@ -142,11 +141,9 @@ class LogprobPlan:
         self.out = self.outputs(names)
         self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
         self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
-        workspace, saved = _SIZE(), _SIZE()
-        call('colo_%s_workspace_size' % self.NAME, config, dtype, rows.count, ranks, c.byref(workspace))
+        self.workspace = size_of('colo_%s_workspace_size' % self.NAME, config, dtype, rows.count, ranks)
         given_dtype = (dtype,) if self.INPUTS == 2 else ()
-        call('colo_%s_saved_size' % self.NAME, config, *given_dtype, rows.count, c.byref(saved))
-        self.workspace, self.saved = workspace.value, saved.value // 8
+        self.saved = size_of('colo_%s_saved_size' % self.NAME, config, *given_dtype, rows.count) // 8
         kept = self.saved + self.EXTRA
         self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * (kept + SLACK)
         self.calls: list[_Call] = []

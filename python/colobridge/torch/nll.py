@@ -173,9 +173,7 @@ class NllPlan(LogprobPlan):
         return held
 
 
-@functools.lru_cache(maxsize=256)
-def _mean(count: int, real: Any, device: Any) -> Mean:
-    return Mean(count, real, device)
+_mean = functools.lru_cache(maxsize=256)(Mean)
 
 
 @Function

@@ -118,6 +118,12 @@ def aligned(address: int) -> int:
     return (address + 255) & ~255
 
 
+def reserved(size: int, device: Any) -> tuple[Any, int]:
+    """(the tensor that holds it, address of @size bytes at a multiple of 256)"""
+    memory = torch.empty(size + 255, dtype=torch.uint8, device=device)
+    return memory, aligned(memory.data_ptr())
+
+
 class HostWorkspace:
     """Workspace of calls on the host, at a multiple of 256; grows."""
     __slots__ = ('memory', 'size', 'address')

@@ -2,18 +2,17 @@
 """Which ids of sharded logits a sampler with top-k and top-p draws from: docs/sampling.md."""
 from __future__ import annotations
 
-import ctypes as c
 import math
 from typing import Any
 
 from .. import _structs as s
-from .._lib import call
+from .._lib import call, size_of
 from ..comm import Comm
 from .lazy import torch
 from .logprob import _control, shard
 from .losses import _config, apply
 from .ranks import comm_of, telling
-from .ready import SLACK, aligned
+from .ready import reserved
 from .tensors import checked, stream_of
 
 _WORKSPACE = 1 << 26  # bytes, about: 32,768 tokens of one rank
@@ -52,20 +51,18 @@ class _Kept:
     @staticmethod
     def forward(ctx: Any, logits: Any, keeps: bool, comm: Comm, target: Any, start: int, vocab: int, top_k: int,
                 top_p: float, chunk: int) -> Any:
-        size = c.c_size_t()
         with telling(comm):
             rows = logits.flatten(0, -2)
             rows = rows if rows.stride(1) == 1 else rows.contiguous()
             out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
             config = _config(s.SamplingConfig, 'sampling', start, vocab, 1.0, 0.0, top_k=top_k, top_p=top_p)
             dtype, count = checked(rows, 'logits').dtype, len(rows)
-            call('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size, c.byref(size))
-            step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // size.value))
-            call('colo_sampling_workspace_size', config, dtype, step, comm.size, c.byref(size))
-            memory = torch.empty((size.value + 7) // 8 + SLACK, dtype=torch.float64, device=rows.device)
+            each = size_of('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size)
+            step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // each))
+            memory, workspace = reserved(size_of('colo_sampling_workspace_size', config, dtype, step, comm.size), rows.device)
             for i in range(0, max(count, 1), step):
                 call('colo_sampling_keep', config, checked(rows[i:i + step], 'logits'), checked(out[i:i + step], 'out'),
-                     comm.handle, aligned(memory.data_ptr()), stream_of(rows.device))
+                     comm.handle, workspace, stream_of(rows.device))
         out = out.view(logits.shape)
         if keeps and out.shape[-1]:
             column = (target.long() - start).unsqueeze(-1)

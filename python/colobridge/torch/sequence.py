@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import _structs as s
-from .._lib import call, lib
+from .._lib import call, lib, size_of
 from ..errors import ArgumentError
 from . import ranks as groups
 from .lazy import torch
 from .losses import apply
 from .ranks import alone
-from .ready import SLACK, aligned
+from .ready import reserved
 from .tensors import checked, eager, stream_of
 
 _ADJOINT = {'slice': 0, 'sum': 1}
@@ -140,10 +140,7 @@ class _Gather:
 
     @staticmethod
     def workspace(raw: Any, like: Any) -> tuple[Any, int]:
-        size = c.c_size_t()
-        call('colo_sequence_workspace_size', raw, checked(like, 'values').dtype, c.byref(size))
-        memory = torch.empty((size.value + 7) // 8 + SLACK, dtype=torch.float64, device=like.device)
-        return memory, aligned(memory.data_ptr())
+        return reserved(size_of('colo_sequence_workspace_size', raw, checked(like, 'values').dtype), like.device)
 
     @classmethod
     def forward(cls, ctx: Any, local: Any, keeps: bool, seq: Sequence, comm: Any, adjoint: str) -> Any:
