@@ -12,13 +12,13 @@ from ._lib import call
 from .errors import ArgumentError
 from .layout import Layout, context_of
 from .plan import choice
-from .tables import lengths, table
+from .tables import Comparable, lengths, table
 
 SPLITS = {'block': 0, 'zigzag': 1, 'whole': 2, 'table': 3}
 _MEMBERS = ('seq_len', 'seq_dp', 'seq_cp', 'seq_first', 'piece_start', 'piece_len', 'piece_owner')
 
 
-class Packing:
+class Packing(Comparable):
     """Q packed sequences, and how each of them is cut over context ranks; the same on every rank; immutable.
 
     cu_seqlens: [0, L0, L0 + L1, ..], or seq_len: positions of each sequence, padding included. split: "block",
@@ -66,7 +66,6 @@ class Packing:
         del self._given
         self._key = self.split.encode() + b'|'.join(
             b'-' if t is None else t.tobytes() for t in (self._tables.get(name) for name in _MEMBERS))
-        self._hash = hash(self._key)
         self._raw = s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split])
         for name, t in self._tables.items():
             if t:
@@ -136,12 +135,6 @@ class Packing:
         """Sequences."""
         return self._raw.nseqs
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Packing) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return self._hash
-
     def __reduce__(self) -> Any:
         return _again, (dict(self._tables), self.split)
 
@@ -175,14 +168,14 @@ def joined(parts: dict[int, Packing], cp: int) -> Packing:
                    first=of('seq_first', 0) if cut else None)
 
 
-class Repacking:
+class Repacking(Comparable):
     """The tables of a batch from one packing to another; what Segments are to a ragged batch."""
 
     def __init__(self, src: Packing, dst: Packing):
         for name, packing in (('src', src), ('dst', dst)):
             if not isinstance(packing, Packing):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ArgumentError("bridge: %s is a %s, expected colobridge.Packing" % (name, type(packing).__name__))
-        self.src, self.dst = src, dst
+        self.src, self.dst = self._key = src, dst
 
     def check(self, src: Layout, dst: Layout) -> None:
         """ValueError when they do not fit a bridge from @src to @dst."""
@@ -200,12 +193,6 @@ class Repacking:
 
     def _batch(self, bridge: Any) -> Any:
         return bridge.set_packing(self.src, self.dst)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Repacking) and (self.src, self.dst) == (other.src, other.dst)
-
-    def __hash__(self) -> int:
-        return hash((self.src, self.dst))
 
     def __repr__(self) -> str:
         return 'src=%r, dst=%r' % (self.src, self.dst)

@@ -12,13 +12,13 @@ from .comm import Comm
 from .errors import ArgumentError
 from .layout import Layout, context_of
 from .packing import Packing
-from .tables import lengths, table
+from .tables import Comparable, lengths, table
 
 _TABLES = ('rows', 'src', 'seq', 'pos', 'row_pos', 'seq_len', 'seq_dp')  # as arguments
 _MEMBERS = ('rows', 'src_dp', 'seq', 'pos', 'row_pos', 'seq_len', 'seq_dp')  # of colo_segments_t
 
 
-class Segments:
+class Segments(Comparable):
     """The tables of a ragged batch, the same on every rank; immutable.
 
     A segment is an image or a clip: rows that stay together. rows: how many each has. src: the encoder
@@ -118,12 +118,6 @@ class Segments:
     def __len__(self) -> int:
         """Segments."""
         return self._raw.count
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Segments) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
 
     def __reduce__(self) -> Any:
         return _again, (*self._tables.values(), self.packing)
