@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ownership.h (private) - what a side of a plan holds, asked in one way of every kind of batch.
+ * ownership.h (private) - which rows a side of a plan holds, asked in one way of every kind of
+ * batch.
  *
  * A block is one choice of the coordinates of the dims that split a side; ranks that share them are
  * its replicas. Rows have numbers that both sides know, the common row space. The plan asks nothing
  * but these functions; uniform.c answers for layouts, segments.c for images among text, packed.c
- * for packed sequences.
+ * for packed sequences. Samples and features are the layout's in all of them (plan/blocks.c).
  */
 #ifndef COLO_BRIDGE_OWNERSHIP_H
 #define COLO_BRIDGE_OWNERSHIP_H
@@ -18,12 +19,6 @@ typedef struct colo_block {
     int64_t count;                /* elements of one axis that it shares with what it met */
 } colo_block_t;
 
-/* What a block owns. */
-typedef struct colo_bounds {
-    colo_span_t b, h;
-    colo_runs_t runs; /* ascending rows */
-} colo_bounds_t;
-
 typedef struct colo_side colo_side_t;
 
 typedef struct colo_ownership {
@@ -32,11 +27,9 @@ typedef struct colo_ownership {
      * these is needed; NULL: all. */
     colo_status_t (*rows)(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
                           colo_runs_t *runs);
-    /* The blocks that meet @bounds, by axis, in an order that every rank knows. @met: [3], empty.
-     */
-    colo_status_t (*visit)(const colo_side_t *side, const colo_bounds_t *bounds, colo_list_t *met);
-    /* Samples and features of a block; false: none. */
-    bool (*box)(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds);
+    /* Appends the blocks that own any of the rows @mine, in an order that every rank knows. */
+    colo_status_t (*visit)(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met);
+    bool tables;         /* rows are in tables: all of them are one sample */
     bool ascends;        /* blocks ascend with their rows */
     bool full_has_parts; /* full: rows are still split over dims that are not context */
 } colo_ownership_t;

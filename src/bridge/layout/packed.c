@@ -473,9 +473,9 @@ colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p
                                  colo_list_t *list, colo_list_t *out)
 {
     const int64_t sp = packed->axes.sp;
-    colo_status_t st = add_up(list);
+    COLO_TRY(add_up(list));
     const met_t *met = list->items;
-    for (int64_t i = 0; st == COLO_OK && i < list->n; i++) {
+    for (int64_t i = 0; i < list->n; i++) {
         colo_block_t block;
         const int64_t owner = met[i].block / sp;
         colo_block_clear(&block);
@@ -485,29 +485,16 @@ colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p
                                   side->full && !side->owns->full_has_parts ? -1
                                                                             : met[i].block % sp},
             block.coord);
-        st = colo_block_push(out, &block, met[i].count);
+        COLO_TRY(colo_block_push(out, &block, met[i].count));
     }
-    free(list->items);
-    *list = (colo_list_t){0};
-    return st;
+    return COLO_OK;
 }
 
-colo_status_t colo_packed_visit_rest(const colo_side_t *side, const colo_bounds_t *bounds,
-                                     colo_list_t *met)
-{
-    colo_block_t all;
-    colo_block_clear(&all);
-    COLO_TRY(colo_block_push(&met[COLO_SAMPLES], &all, 1));
-    return colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
-                             side->shape->features, bounds->h.lo, bounds->h.hi);
-}
-
-static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds, colo_list_t *met)
+static colo_status_t visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
 {
     const colo_packed_t *packed = side->table;
-    const colo_runs_t *mine = &bounds->runs;
     colo_list_t list = {0};
-    colo_status_t st = colo_packed_visit_rest(side, bounds, met);
+    colo_status_t st = COLO_OK;
     for (int64_t k = 0, i = 0; st == COLO_OK && k < mine->n; k++) {
         int64_t lo = mine->run[k].row;
         const int64_t hi = lo + mine->run[k].count;
@@ -520,25 +507,13 @@ static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds,
         }
         i--; /* the next rows may begin in the same piece */
     }
-    if (st < 0) {
-        free(list.items);
-        return st;
-    }
-    return colo_packed_blocks(side, packed, &list, &met[COLO_ROWS]);
-}
-
-bool colo_packed_box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
-{
-    colo_span_t features[2 * COLO_MAX_SPANS];
-    if (!colo_axis_spans(side->layout, COLO_FEATURES, coords, side->shape->features, features))
-        return false;
-    bounds->b = (colo_span_t){0, 1};
-    bounds->h = features[0];
-    return true;
+    COLO_THEN(st, colo_packed_blocks(side, packed, &list, met));
+    free(list.items);
+    return st;
 }
 
 const colo_ownership_t colo_owns_packed = {
-    .rows = rows, .visit = visit, .box = colo_packed_box, .full_has_parts = true};
+    .rows = rows, .visit = visit, .tables = true, .full_has_parts = true};
 
 /* ---- what a rank holds ---- */
 

@@ -116,13 +116,9 @@ colo_status_t colo_packed_meet(const colo_packed_t *packed, int64_t seq, int64_t
 /* The same of rows of one block: (replica * cp + context rank) * sp + rank of sequence parallelism.
  */
 colo_status_t colo_packed_count(int64_t block, int64_t rows, colo_list_t *met);
-/* Appends to @out what @met counted, ascending; frees @met. */
+/* Appends to @out what @met counted, ascending; sorts @met. */
 colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *packed,
                                  colo_list_t *met, colo_list_t *out);
-/* The other axes of a batch in tables: all its rows are one sample. */
-colo_status_t colo_packed_visit_rest(const colo_side_t *side, const colo_bounds_t *bounds,
-                                     colo_list_t *met);
-bool colo_packed_box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds);
 
 /* What all ranks must have alike of one table, and of it what an error message shows. */
 enum { COLO_SHOWN = 8, COLO_TABLES = 16 };

@@ -379,29 +379,13 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
 {
     const colo_ragged_t *ragged = side->table;
     colo_list_t met = {0};
-    const colo_status_t st = intersect_rows(side, mine, &met);
-    if (st < 0) {
-        free(met.items);
-        return st;
-    }
-    return colo_packed_blocks(side, &ragged->dst, &met, out);
-}
-
-static colo_status_t meet_sources(const colo_side_t *side, const colo_bounds_t *bounds,
-                                  colo_list_t *met)
-{
-    COLO_TRY(colo_packed_visit_rest(side, bounds, met));
-    return visit_source(side, &bounds->runs, &met[COLO_ROWS]);
-}
-
-static colo_status_t meet_destinations(const colo_side_t *side, const colo_bounds_t *bounds,
-                                       colo_list_t *met)
-{
-    COLO_TRY(colo_packed_visit_rest(side, bounds, met));
-    return visit_destination(side, &bounds->runs, &met[COLO_ROWS]);
+    colo_status_t st = intersect_rows(side, mine, &met);
+    COLO_THEN(st, colo_packed_blocks(side, &ragged->dst, &met, out));
+    free(met.items);
+    return st;
 }
 
 const colo_ownership_t colo_owns_segments_src = {
-    .rows = source_rows, .visit = meet_sources, .box = colo_packed_box, .ascends = true};
+    .rows = source_rows, .visit = visit_source, .tables = true, .ascends = true};
 const colo_ownership_t colo_owns_segments_dst = {
-    .rows = destination_rows, .visit = meet_destinations, .box = colo_packed_box};
+    .rows = destination_rows, .visit = visit_destination, .tables = true};

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uniform.c - ownership by layouts: samples, rows and features are split over dims of a grid, rows
- * by their positions.
+ * uniform.c - ownership by layouts: rows are split over dims of a grid by their positions.
  */
 #include "bridge/layout/ownership.h"
 
@@ -42,7 +41,7 @@ static void unique(colo_list_t *list)
     list->n = n;
 }
 
-static colo_status_t visit_rows(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
+static colo_status_t visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
 {
     const colo_posmap_t *map = side->table;
     if (side->full) {
@@ -65,24 +64,4 @@ static colo_status_t visit_rows(const colo_side_t *side, const colo_runs_t *mine
     return COLO_OK;
 }
 
-static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds, colo_list_t *met)
-{
-    COLO_TRY(colo_blocks_along(&met[COLO_SAMPLES], side->layout, COLO_SAMPLES, side->shape->samples,
-                               bounds->b.lo, bounds->b.hi));
-    COLO_TRY(colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
-                               side->shape->features, bounds->h.lo, bounds->h.hi));
-    return visit_rows(side, &bounds->runs, &met[COLO_ROWS]);
-}
-
-static bool box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
-{
-    colo_span_t samples[2 * COLO_MAX_SPANS], features[2 * COLO_MAX_SPANS];
-    if (!colo_axis_spans(side->layout, COLO_SAMPLES, coords, side->shape->samples, samples) ||
-        !colo_axis_spans(side->layout, COLO_FEATURES, coords, side->shape->features, features))
-        return false;
-    bounds->b = samples[0];
-    bounds->h = features[0];
-    return true;
-}
-
-const colo_ownership_t colo_owns_uniform = {.rows = rows, .visit = visit, .box = box};
+const colo_ownership_t colo_owns_uniform = {.rows = rows, .visit = visit};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * blocks.c - the blocks of a side (layout/ownership.h): their coordinates, replicas and rows, and
+ * blocks.c - the blocks of a side (layout/ownership.h): their coordinates, replicas and bounds, and
  * the choices among those that meet a block of the other side.
  */
 #include "bridge/plan/routing.h"
@@ -65,12 +65,33 @@ colo_status_t colo_block_own_rows(colo_builder_t *builder, const colo_side_t *si
     return COLO_OK;
 }
 
+bool colo_block_bounds(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
+{
+    colo_span_t samples[2 * COLO_MAX_SPANS] = {{0, 1}}, features[2 * COLO_MAX_SPANS];
+    const colo_layout_t *layout = side->layout;
+    if ((!side->owns->tables &&
+         !colo_axis_spans(layout, COLO_SAMPLES, coords, side->shape->samples, samples)) ||
+        !colo_axis_spans(layout, COLO_FEATURES, coords, side->shape->features, features))
+        return false;
+    bounds->b = samples[0];
+    bounds->h = features[0];
+    return true;
+}
+
 colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bounds,
                                colo_list_t met[3])
 {
+    const colo_span_t *b = &bounds->b, *h = &bounds->h;
+    colo_block_t all;
     for (int axis = 0; axis < 3; axis++)
         met[axis].n = 0;
-    return side->owns->visit(side, bounds, met);
+    colo_block_clear(&all);
+    COLO_TRY(side->owns->tables ? colo_block_push(&met[COLO_SAMPLES], &all, 1)
+                                : colo_blocks_along(&met[COLO_SAMPLES], side->layout, COLO_SAMPLES,
+                                                    side->shape->samples, b->lo, b->hi));
+    COLO_TRY(colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
+                               side->shape->features, h->lo, h->hi));
+    return side->owns->visit(side, &bounds->runs, &met[COLO_ROWS]);
 }
 
 /* The block and the extents of choice @i of what colo_blocks_meet() found; row blocks are the

@@ -108,7 +108,7 @@ static colo_status_t is_lacking(colo_builder_t *builder, const colo_side_t *need
     colo_status_t st = COLO_OK;
     *lacks = builder->by_table || shape->samples == 0 || shape->rows == 0 || shape->features == 0;
     (void)colo_grid_coords(&need->layout->grid, rank, coords);
-    if (*lacks || !need->owns->box(need, coords, &bounds))
+    if (*lacks || !colo_block_bounds(need, coords, &bounds))
         return COLO_OK;
     COLO_TRY_GOTO(st, need->owns->rows(need, coords, NULL, &bounds.runs), done);
     COLO_TRY_GOTO(st, colo_blocks_meet(hold, &bounds, builder->fed), done);

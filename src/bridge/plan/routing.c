@@ -75,7 +75,7 @@ static bool find_block(const colo_builder_t *builder, const colo_side_t *side, i
         if (side->fixed[i] >= 0 && side->fixed[i] != coords[i])
             return false;
     colo_block_of(side, coords, block);
-    return side->owns->box(side, coords, bounds);
+    return colo_block_bounds(side, coords, bounds);
 }
 
 static int64_t choices(const colo_list_t met[3])
@@ -139,7 +139,7 @@ static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side,
                 COLO_PUSH(&intersections->overlap, "plan: %lld regions",
                           ((colo_entry_t *)intersections->overlap.items)[k]);
         }
-        (void)side->owns->box(side, intersection->pos, &intersection->other);
+        (void)colo_block_bounds(side, intersection->pos, &intersection->other);
         builder->overlaps = (colo_list_t){(colo_entry_t *)intersections->overlap.items + from,
                                           intersections->overlap.n - from, 0};
         set_box(builder, &intersection->me, &intersection->other);
@@ -166,7 +166,7 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, colo_schedule_t *
                             own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0};
     const colo_runs_t within = {.run = &first, .n = 1};
     /* an intersection may have been kept, or has only the rows that this rank shares */
-    (void)hold->owns->box(hold, intersection->pos, held);
+    (void)colo_block_bounds(hold, intersection->pos, held);
     COLO_TRY(hold->owns->rows(hold, intersection->pos, need->owns->ascends ? &within : NULL,
                               &held->runs));
     builder->plan->work += builder->by_table ? held->runs.n : 0;

@@ -89,6 +89,12 @@ typedef struct colo_extent {
     int64_t of[3];
 } colo_extent_t;
 
+/* What a block owns. */
+typedef struct colo_bounds {
+    colo_span_t b, h;
+    colo_runs_t runs; /* ascending rows */
+} colo_bounds_t;
+
 /* The coordinates that make @coords' block on a side; the stage counts as chosen. */
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *block);
 /* The replicas of a block, ascending. */
@@ -97,6 +103,8 @@ colo_status_t colo_block_ranks(colo_builder_t *builder, colo_list_t *out, const 
 /* All rows of this rank on @side; kept until the plan is made. */
 colo_status_t colo_block_own_rows(colo_builder_t *builder, const colo_side_t *side,
                                   const int64_t *coords, const colo_runs_t **runs);
+/* Samples and features of a block, in @bounds; false: it has none. */
+bool colo_block_bounds(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds);
 /* The blocks of @side that meet @bounds, as one list of choices for each axis. */
 colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bounds,
                                colo_list_t met[3]);
