@@ -91,7 +91,7 @@ colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bou
                                                     side->shape->samples, b->lo, b->hi));
     COLO_TRY(colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
                                side->shape->features, h->lo, h->hi));
-    return side->owns->visit(side, &bounds->runs, &met[COLO_ROWS]);
+    return side->owns->visit(side, bounds->runs, &met[COLO_ROWS]);
 }
 
 /* The block and the extents of choice @i of what colo_blocks_meet() found; row blocks are the

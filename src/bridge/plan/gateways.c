@@ -102,27 +102,25 @@ static colo_status_t is_lacking(colo_builder_t *builder, const colo_side_t *need
 {
     const colo_shape_t *shape = &builder->cfg->shape;
     int64_t coords[COLO_MAX_DIMS];
-    colo_bounds_t bounds = {.runs = {0}};
+    colo_runs_t *rows = &builder->other;
+    colo_bounds_t bounds = {.runs = rows};
     colo_block_t block;
     colo_extent_t extent;
-    colo_status_t st = COLO_OK;
     *lacks = builder->by_table || shape->samples == 0 || shape->rows == 0 || shape->features == 0;
     (void)colo_grid_coords(&need->layout->grid, rank, coords);
     if (*lacks || !colo_block_bounds(need, coords, &bounds))
         return COLO_OK;
-    COLO_TRY_GOTO(st, need->owns->rows(need, coords, NULL, &bounds.runs), done);
-    COLO_TRY_GOTO(st, colo_blocks_meet(hold, &bounds, builder->fed), done);
+    COLO_TRY(need->owns->rows(need, coords, NULL, rows));
+    COLO_TRY(colo_blocks_meet(hold, &bounds, builder->fed));
     for (int64_t i = 0; i < builder->fed[0].n * builder->fed[1].n * builder->fed[2].n && !*lacks;
          i++) {
         colo_blocks_nth(builder->fed, i, coords, &extent);
         colo_block_of(hold, coords, &block);
-        COLO_TRY_GOTO(st, colo_gateways_hold(builder, hold, &block), done);
+        COLO_TRY(colo_gateways_hold(builder, hold, &block));
         *lacks = builder->sums ? gets_sums(builder, rank)
                                : held_on(builder, node) < builder->held.naddends;
     }
-done:
-    colo_runs_deinit(&bounds.runs);
-    return st;
+    return COLO_OK;
 }
 
 colo_status_t colo_gateways_share_node(colo_builder_t *builder, const colo_side_t *side,

@@ -126,13 +126,11 @@ static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side,
             intersections->overlap.n = 0;
         from = others ? intersections->overlap.n : 0;
         if (others) {
-            COLO_TRY(side->owns->rows(side, intersection->pos, &intersection->me.runs,
-                                      &intersection->other.runs));
-            COLO_TRY(intersection->me_is_src
-                         ? share_rows(&intersections->overlap, addend, &intersection->me.runs,
-                                      &intersection->other.runs)
-                         : share_rows(&intersections->overlap, addend, &intersection->other.runs,
-                                      &intersection->me.runs));
+            const colo_runs_t *mine = intersection->me.runs, *theirs = &builder->other;
+            COLO_TRY(side->owns->rows(side, intersection->pos, mine, &builder->other));
+            COLO_TRY(share_rows(&intersections->overlap, addend,
+                                intersection->me_is_src ? mine : theirs,
+                                intersection->me_is_src ? theirs : mine));
         } else if (keeps_meetings(builder)) {
             from = intersections->overlap.n;
             for (int64_t k = first[i - 1]; k < from; k++)
@@ -160,7 +158,7 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, colo_schedule_t *
                                       const colo_side_t *need, const colo_side_t *hold,
                                       intersection_t *intersection, const colo_block_t *mine)
 {
-    const colo_runs_t *own = &intersection->me.runs;
+    const colo_runs_t *own = intersection->me.runs;
     colo_bounds_t *held = &intersection->other;
     colo_run_t first = {.count =
                             own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0};
@@ -168,8 +166,8 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, colo_schedule_t *
     /* an intersection may have been kept, or has only the rows that this rank shares */
     (void)colo_block_bounds(hold, intersection->pos, held);
     COLO_TRY(hold->owns->rows(hold, intersection->pos, need->owns->ascends ? &within : NULL,
-                              &held->runs));
-    builder->plan->work += builder->by_table ? held->runs.n : 0;
+                              &builder->other));
+    builder->plan->work += builder->by_table ? builder->other.n : 0;
     COLO_TRY(colo_blocks_meet(need, held, builder->fed));
     for (int64_t i = 0; i < choices(builder->fed); i++) {
         int64_t pos[COLO_MAX_DIMS];
@@ -204,39 +202,35 @@ static void stamp(colo_builder_t *builder, int64_t addend, int32_t order)
 static colo_status_t take(colo_builder_t *builder, const colo_side_t *need, const colo_side_t *hold,
                           int32_t addend, bool need_is_src)
 {
-    intersection_t intersection = {.other.runs = builder->other, .me_is_src = need_is_src};
+    intersection_t intersection = {.other.runs = &builder->other, .me_is_src = need_is_src};
     int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, block;
-    colo_status_t st = COLO_OK;
     if (!find_block(builder, need, builder->plan->rank, pos, &mine, &intersection.me))
         return COLO_OK;
     builder->out =
         builder->sums ? &builder->found[COLO_NODE_SUMS].recvs : &builder->found[COLO_FIRST].recvs;
-    const colo_runs_t *own;
-    COLO_TRY(colo_block_own_rows(builder, need, pos, &own));
-    intersection.me.runs = *own;
+    COLO_TRY(colo_block_own_rows(builder, need, pos, &intersection.me.runs));
     COLO_TRY(intersect_blocks(builder, hold, &intersection));
     for (int64_t i = 0, n = choices(builder->intersections[need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, intersect(builder, hold, i, addend, &intersection), done);
+        COLO_TRY(intersect(builder, hold, i, addend, &intersection));
         colo_block_of(hold, intersection.pos, &block);
-        COLO_TRY_GOTO(st, colo_sender_sources(builder, hold, &block), done);
+        COLO_TRY(colo_sender_sources(builder, hold, &block));
         if (!colo_node_sums_reach(builder, builder->plan->rank) ||
             (builder->sums && !colo_node_sums_lead(builder)))
             continue;
         if (builder->summing && addend == 0) {
             int32_t order;
             const int64_t node = colo_location_of(builder->cfg, builder->plan->rank).node;
-            COLO_TRY_GOTO(st, colo_node_sums_order(builder, node, false, &order), done);
+            COLO_TRY(colo_node_sums_order(builder, node, false, &order));
             stamp(builder, addend, order);
         }
         colo_sharers_t sharers = colo_sender_group(builder, builder->plan->rank);
         colo_schedule_t schedule[4] = {0};
         schedule[sharers.tier] = (colo_schedule_t){.group = sharers, .m = 1};
         if (sharers.tier > 0 && sharers.n > 1) /* else one candidate serves all */
-            COLO_TRY_GOTO(
-                st, colo_sender_count(builder, schedule, need, &mine, &intersection.extent), done);
+            COLO_TRY(colo_sender_count(builder, schedule, need, &mine, &intersection.extent));
         else if (builder->held.several_nodes)
-            COLO_TRY_GOTO(st, colo_sender_list(builder, need, &mine), done);
+            COLO_TRY(colo_sender_list(builder, need, &mine));
         const colo_destinations_t node = colo_gateways_of(builder, builder->plan->rank);
         colo_gateway_share_t share;
         const int64_t count =
@@ -249,7 +243,7 @@ static colo_status_t take(colo_builder_t *builder, const colo_side_t *need, cons
                  colo_part_lo(count, node.n, node.mine, 0)) *
                 (int64_t)(builder->sums ? builder->sum_elem : builder->elem);
         if (addend == 0)
-            COLO_TRY_GOTO(st, colo_gateways_pass_on(builder, &node, &intersection.extent), done);
+            COLO_TRY(colo_gateways_pass_on(builder, &node, &intersection.extent));
         if (builder->sums)
             builder->counted.left_out += count * colo_node_sums_saving(builder);
         if (sharers.tier == 0)
@@ -260,49 +254,38 @@ static colo_status_t take(colo_builder_t *builder, const colo_side_t *need, cons
         if (!gets)
             continue;
         if (sharers.tier == 0) {
-            COLO_TRY_GOTO(st, colo_gateway_cut(builder, &share, builder->out, builder->plan->rank),
-                          done);
+            COLO_TRY(colo_gateway_cut(builder, &share, builder->out, builder->plan->rank));
             continue;
         }
         if (sharers.n > 1 && schedule[sharers.tier].m % sharers.n)
-            COLO_TRY_GOTO(st, schedule_overlap(builder, schedule, need, hold, &intersection, &mine),
-                          done);
-        COLO_TRY_GOTO(st,
-                      colo_sender_assign(builder, &schedule[sharers.tier], &intersection.extent,
-                                         &share,
-                                         &(colo_served_t){schedule[sharers.tier].mine,
-                                                          builder->plan->rank, false}),
-                      done);
+            COLO_TRY(schedule_overlap(builder, schedule, need, hold, &intersection, &mine));
+        COLO_TRY(colo_sender_assign(
+            builder, &schedule[sharers.tier], &intersection.extent, &share,
+            &(colo_served_t){schedule[sharers.tier].mine, builder->plan->rank, false}));
     }
-done:
-    builder->other = intersection.other.runs;
-    return st;
+    return COLO_OK;
 }
 
 /* What builder->self sends of its held block. */
 static colo_status_t give(colo_builder_t *builder, const colo_side_t *hold, const colo_side_t *need,
                           int32_t addend, bool need_is_src)
 {
-    intersection_t intersection = {.other.runs = builder->other, .me_is_src = !need_is_src};
+    intersection_t intersection = {.other.runs = &builder->other, .me_is_src = !need_is_src};
     int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, block;
     colo_schedule_t schedule[4] = {0};
-    colo_status_t st = COLO_OK;
     if (!find_block(builder, hold, builder->self, pos, &mine, &intersection.me))
         return COLO_OK;
     builder->out = builder->sums ? &builder->given : &builder->found[COLO_FIRST].sends;
-    const colo_runs_t *own;
-    COLO_TRY(colo_block_own_rows(builder, hold, pos, &own));
-    intersection.me.runs = *own;
+    COLO_TRY(colo_block_own_rows(builder, hold, pos, &intersection.me.runs));
     COLO_TRY(intersect_blocks(builder, need, &intersection));
     COLO_TRY(colo_sender_sources(builder, hold, &mine));
     for (int tier = 1; tier <= 3; tier++)
         schedule[tier].group = colo_sender_candidates(builder, tier, builder->self);
     for (int64_t i = 0, n = choices(builder->intersections[!need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, intersect(builder, need, i, addend, &intersection), done);
+        COLO_TRY(intersect(builder, need, i, addend, &intersection));
         colo_block_of(need, intersection.pos, &block);
-        COLO_TRY_GOTO(st, colo_sender_count(builder, schedule, need, &block, &intersection.extent),
-                      done);
+        COLO_TRY(colo_sender_count(builder, schedule, need, &block, &intersection.extent));
         const int64_t *destination = builder->destinations.items;
         int64_t served[4] = {0};
         for (int64_t j = 0; j < builder->destinations.n; j++) {
@@ -312,17 +295,13 @@ static colo_status_t give(colo_builder_t *builder, const colo_side_t *hold, cons
                 continue;
             const colo_destinations_t node = colo_gateways_of(builder, destination[j]);
             if (colo_gateways_share(builder, &node, node.mine, &intersection.extent, &share))
-                COLO_TRY_GOTO(st,
-                              colo_sender_assign(
-                                  builder, &schedule[sharers.tier], &intersection.extent, &share,
-                                  &(colo_served_t){served[sharers.tier]++, destination[j], true}),
-                              done);
+                COLO_TRY(colo_sender_assign(
+                    builder, &schedule[sharers.tier], &intersection.extent, &share,
+                    &(colo_served_t){served[sharers.tier]++, destination[j], true}));
         }
         colo_sender_pass(builder, schedule, &intersection.extent);
     }
-done:
-    builder->other = intersection.other.runs;
-    return st;
+    return COLO_OK;
 }
 
 static colo_status_t push_given(colo_list_t *out, const colo_entry_t *given, int64_t peer,

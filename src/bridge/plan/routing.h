@@ -92,7 +92,7 @@ typedef struct colo_extent {
 /* What a block owns. */
 typedef struct colo_bounds {
     colo_span_t b, h;
-    colo_runs_t runs; /* ascending rows */
+    const colo_runs_t *runs; /* ascending rows */
 } colo_bounds_t;
 
 /* The coordinates that make @coords' block on a side; the stage counts as chosen. */
