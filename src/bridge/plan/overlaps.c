@@ -39,7 +39,7 @@ int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, i
 
 bool colo_is_small(const colo_builder_t *builder, const colo_extent_t *extent)
 {
-    return extent->of[0] * extent->of[1] * extent->of[2] * (int64_t)builder->elem < SMALL_OVERLAP;
+    return colo_extent_count(extent) * (int64_t)builder->elem < SMALL_OVERLAP;
 }
 
 /* Along which axis an overlap is cut in @n: one that divides, else the longest, whose slices are

@@ -183,11 +183,6 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, colo_schedule_t *
     return COLO_OK;
 }
 
-static int64_t share_count(const colo_gateway_share_t *share)
-{
-    return share->extent.of[0] * share->extent.of[1] * share->extent.of[2];
-}
-
 /* Says of builder->overlaps which addend they are of, and how they are added up. */
 static void stamp(colo_builder_t *builder, int64_t addend, int32_t order)
 {
@@ -233,8 +228,7 @@ static colo_status_t take(colo_builder_t *builder, const colo_side_t *need, cons
             COLO_TRY(colo_sender_list(builder, need, &mine));
         const colo_destinations_t node = colo_gateways_of(builder, builder->plan->rank);
         colo_gateway_share_t share;
-        const int64_t count =
-            intersection.extent.of[0] * intersection.extent.of[1] * intersection.extent.of[2];
+        const int64_t count = colo_extent_count(&intersection.extent);
         const bool gets =
             colo_gateways_share(builder, &node, node.mine, &intersection.extent, &share);
         if (builder->held.several_nodes && sharers.tier > 1) /* evenly over those that need it */
@@ -247,10 +241,11 @@ static colo_status_t take(colo_builder_t *builder, const colo_side_t *need, cons
         if (builder->sums)
             builder->counted.left_out += count * colo_node_sums_saving(builder);
         if (sharers.tier == 0)
-            builder->counted.left_out += (!gets         ? count
-                                          : share.whole ? 0
-                                                        : count - share_count(&share)) *
-                                         (int64_t)builder->elem;
+            builder->counted.left_out +=
+                (!gets         ? count
+                 : share.whole ? 0
+                               : count - colo_extent_count(&share.extent)) *
+                (int64_t)builder->elem;
         if (!gets)
             continue;
         if (sharers.tier == 0) {

@@ -88,6 +88,10 @@ typedef struct colo_builder {
 typedef struct colo_extent {
     int64_t of[3];
 } colo_extent_t;
+static inline int64_t colo_extent_count(const colo_extent_t *extent)
+{
+    return extent->of[0] * extent->of[1] * extent->of[2];
+}
 
 /* What a block owns. */
 typedef struct colo_bounds {

@@ -145,7 +145,7 @@ static int64_t deal(colo_schedule_t *schedule, const colo_extent_t *extent)
         const int64_t k = (schedule->whole + i) % n;
         least = schedule->dealt[k] < schedule->dealt[least] ? k : least;
     }
-    schedule->dealt[least] += extent->of[0] * extent->of[1] * extent->of[2];
+    schedule->dealt[least] += colo_extent_count(extent);
     schedule->whole = (least + 1) % n;
     schedule->done++;
     return schedule->last = least;
