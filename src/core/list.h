@@ -48,6 +48,21 @@ void *colo_list_zeroed(colo_list_t *list, int64_t n, size_t size);
         *link_ = (x)->next;              \
     } while (0)
 
+/* Orders elements that begin with @n numbers by the first of these that differs. */
+static inline int colo_compare(const void *first, const void *second, int n)
+{
+    const int64_t *one = first, *other = second;
+    for (int i = 0; i < n; i++)
+        if (one[i] != other[i])
+            return one[i] < other[i] ? -1 : 1;
+    return 0;
+}
+/* By the number that each begins with, for qsort(). */
+static inline int colo_by_number(const void *first, const void *second)
+{
+    return colo_compare(first, second, 1);
+}
+
 /* Memory in chunks, the largest first. */
 typedef struct colo_pool {
     struct colo_chunk *chunk;

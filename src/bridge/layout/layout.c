@@ -244,13 +244,6 @@ static int64_t positions_of(const colo_layout_t *layout, int64_t rows)
     return layout->positions ? layout->positions : rows;
 }
 
-static int by_pos(const void *first, const void *second)
-{
-    int64_t pos = ((const colo_map_run_t *)first)->pos,
-            other = ((const colo_map_run_t *)second)->pos;
-    return (pos > other) - (pos < other);
-}
-
 colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, int64_t rows)
 {
     int64_t positions = positions_of(layout, rows);
@@ -291,7 +284,7 @@ colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, 
         map->by_row[map->n - 1].count++;
     }
     memcpy(map->by_pos, map->by_row, (size_t)n * sizeof *map->by_pos);
-    qsort(map->by_pos, (size_t)n, sizeof *map->by_pos, by_pos);
+    qsort(map->by_pos, (size_t)n, sizeof *map->by_pos, colo_by_number);
     for (int64_t i = 1; i < n; i++) {
         const colo_map_run_t *run = &map->by_pos[i - 1], *next = &map->by_pos[i];
         if (run->pos + run->count > next->pos) {

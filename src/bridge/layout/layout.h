@@ -20,7 +20,8 @@ typedef struct colo_span {
 
 /* Rows row .. row + count - 1 sit at positions pos .. pos + count - 1. */
 typedef struct colo_map_run {
-    int64_t row, count, pos;
+    int64_t pos; /* which by_pos is sorted by */
+    int64_t row, count;
 } colo_map_run_t;
 
 /* A position map as runs sorted by position; by_row holds the same runs sorted by row. */

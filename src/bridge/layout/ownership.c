@@ -16,11 +16,7 @@ void colo_block_clear(colo_block_t *block)
 
 int colo_block_cmp(const void *first, const void *second)
 {
-    const colo_block_t *one = first, *other = second;
-    for (int i = 0; i < COLO_MAX_DIMS; i++)
-        if (one->coord[i] != other->coord[i])
-            return one->coord[i] < other->coord[i] ? -1 : 1;
-    return 0;
+    return colo_compare(first, second, COLO_MAX_DIMS);
 }
 
 colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *block, int64_t count)

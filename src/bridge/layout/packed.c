@@ -396,14 +396,8 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
 /* ---- blocks that own rows ---- */
 
 typedef struct met {
-    int64_t block, count;
+    int64_t block, count; /* block: what they are sorted by */
 } met_t;
-
-static int by_block(const void *first, const void *second)
-{
-    const int64_t block = ((const met_t *)first)->block, other = ((const met_t *)second)->block;
-    return (block > other) - (block < other);
-}
 
 /* Adds up @list by block, ascending. Blocks that lie close together, as they usually do, are
  * counted in a table; others are sorted. */
@@ -427,7 +421,7 @@ static colo_status_t add_up(colo_list_t *list)
         return COLO_OK;
     }
     if (list->n > 1)
-        qsort(met, (size_t)list->n, sizeof *met, by_block);
+        qsort(met, (size_t)list->n, sizeof *met, colo_by_number);
     for (int64_t i = 0; i < list->n; i++)
         if (n > 0 && met[n - 1].block == met[i].block)
             met[n - 1].count += met[i].count;

@@ -8,20 +8,13 @@
 
 #include <stdlib.h>
 
-static int by_row(const void *first, const void *second)
-{
-    const int64_t left = ((const colo_run_t *)first)->row,
-                  right = ((const colo_run_t *)second)->row;
-    return (left > right) - (left < right);
-}
-
 static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
                           colo_runs_t *runs)
 {
     (void)within; /* all of them cost no more */
     COLO_TRY(colo_layout_runs(side->layout, side->table, coords, side->full, runs));
     if (runs->n > 1)
-        qsort(runs->run, (size_t)runs->n, sizeof *runs->run, by_row);
+        qsort(runs->run, (size_t)runs->n, sizeof *runs->run, colo_by_number); /* rows */
     for (int64_t i = 0; side->whole && i < runs->n; i++)
         runs->run[i].local = runs->run[i].row;
     return COLO_OK;

@@ -78,11 +78,7 @@ static int64_t held_on(colo_builder_t *builder, int64_t node)
 
 static int by_node_and_block(const void *first, const void *second)
 {
-    const int64_t *key = first, *other = second;
-    for (int i = 0; i < 3; i++)
-        if (key[i] != other[i])
-            return key[i] < other[i] ? -1 : 1;
-    return 0;
+    return colo_compare(first, second, 3);
 }
 
 /* Does @rank need a sum of the held block from another node? */

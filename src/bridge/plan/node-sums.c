@@ -101,12 +101,6 @@ int64_t colo_node_sums_saving(const colo_builder_t *builder)
            (int64_t)builder->sum_elem;
 }
 
-static int by_value(const void *first, const void *second)
-{
-    const int64_t value = *(const int64_t *)first, other = *(const int64_t *)second;
-    return (value > other) - (value < other);
-}
-
 colo_status_t colo_node_sums_sources(colo_builder_t *builder)
 {
     const colo_addend_source_t *source = builder->held.addends.items;
@@ -118,7 +112,7 @@ colo_status_t colo_node_sums_sources(colo_builder_t *builder)
             continue;
         COLO_PUSH(&builder->ranks, "plan: %lld sources", (int64_t)source[i].rank);
     }
-    qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), by_value);
+    qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), colo_by_number);
     return COLO_OK;
 }
 

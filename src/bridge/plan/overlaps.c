@@ -13,10 +13,7 @@
 
 int colo_source_cmp(const void *first, const void *second)
 {
-    const colo_source_t *one = first, *other = second;
-    if (one->key != other->key)
-        return one->key < other->key ? -1 : 1;
-    return (one->rank > other->rank) - (one->rank < other->rank);
+    return colo_compare(first, second, 2);
 }
 
 int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, int64_t n,

@@ -14,13 +14,6 @@
 
 /* ---- where rows are in the destination tensor ---- */
 
-static int by_first(const void *first, const void *second)
-{
-    const int64_t row = ((const colo_stored_t *)first)->first,
-                  other = ((const colo_stored_t *)second)->first;
-    return (row > other) - (row < other);
-}
-
 /* Rows of a merged tensor of this rank, and the index of its first on the context rank's axis. */
 static int64_t merged_rows(const colo_ragged_t *ragged, const colo_side_t *side,
                            const int64_t *coords, int64_t *first)
@@ -55,7 +48,7 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *ragged, const colo_side_t 
         sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
     }
     if (!sorted)
-        qsort(*out, (size_t)n, sizeof **out, by_first);
+        qsort(*out, (size_t)n, sizeof **out, colo_by_number);
     if (merged)
         *rows = merged_rows(ragged, side, coords, &first);
     for (int64_t i = 0, pos = 0; i < n; pos += (*out)[i++].count)

@@ -150,24 +150,18 @@ static colo_status_t list_moves(const maker_t *maker)
 /* A region of some addend, whose rows are [row, end) of this rank's source part, and where that
  * rank has it. */
 typedef struct held {
+    int64_t row, end; /* row: what they are sorted by */
     const colo_region_t *region;
-    int64_t row, end;
     int32_t peer, addend;
     int64_t begin[3];
 } held_t;
-
-static int by_row(const void *first, const void *second)
-{
-    const held_t *one = first, *other = second;
-    return (one->row > other->row) - (one->row < other->row);
-}
 
 static held_t held_of(const colo_owned_t *own, const colo_routes_t *routes, int64_t i, int32_t peer)
 {
     const colo_region_t *region = &routes->region[i];
     const int64_t row = routes->offset[i].src_row;
-    held_t held = {.region = region,
-                   .row = row,
+    held_t held = {.row = row,
+                   .region = region,
                    .end = row + region->s[1] - region->s[0],
                    .peer = peer,
                    .addend = region->addend};
@@ -212,7 +206,7 @@ static void sort_held(const held_t *from, int64_t n, int64_t addends, held_t *to
             i++;
         if (i < first[addend + 1])
             qsort(&to[first[addend]], (size_t)(first[addend + 1] - first[addend]), sizeof *to,
-                  by_row);
+                  colo_by_number);
     }
 }
 
