@@ -84,21 +84,6 @@ int64_t colo_partition_count(const colo_partition_t *part)
     return part && part->cp > 0 && part->tp > 0 ? part->positions / part->cp / part->tp : 0;
 }
 
-/* The segment that holds index @i of a cp rank's shard: the last that begins at or before it, which
- * passes over empty ones. Segment j begins at cu[j] / cp there. */
-static int64_t segment_of(const colo_partition_t *partition, int64_t i)
-{
-    int64_t lo = 0, hi = partition->segments - 1;
-    while (lo < hi) {
-        int64_t mid = lo + (hi - lo + 1) / 2;
-        if (partition->cu_padded[mid] / partition->cp <= i)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    return lo;
-}
-
 /* Global position of index @i of the cp rank's shard; *run: how many follow it as neighbours. */
 static int64_t locate(const colo_partition_t *partition, int64_t i, int64_t *run)
 {
@@ -108,7 +93,10 @@ static int64_t locate(const colo_partition_t *partition, int64_t i, int64_t *run
         return i;
     }
     if (partition->segments > 0) {
-        int64_t j = segment_of(partition, i);
+        /* the last that begins at or before it, at cu[j] / cp, which passes over empty ones */
+        const int64_t cp = partition->cp;
+        const int64_t j =
+            colo_last_begun(partition->cu_padded, 1, partition->segments, i * cp + cp - 1);
         begin = partition->cu_padded[j];
         length = partition->cu_padded[j + 1] - begin;
         i -= begin / partition->cp;

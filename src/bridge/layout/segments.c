@@ -305,20 +305,6 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
 
 /* ---- blocks that own rows ---- */
 
-/* The source replica that holds @row; replicas may be empty. */
-static int64_t find_source(const colo_ragged_t *ragged, int64_t row)
-{
-    int64_t low = 0, high = ragged->src.axes.replicas; /* src_lo[low] <= row < src_lo[high] */
-    while (high - low > 1) {
-        const int64_t mid = low + (high - low) / 2;
-        if (ragged->src_lo[mid] <= row)
-            low = mid;
-        else
-            high = mid;
-    }
-    return low;
-}
-
 static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mine,
                                   colo_list_t *out)
 {
@@ -331,7 +317,9 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
         while (lo < hi) {
             if (lo >= behind) {
                 colo_block_t block;
-                const int64_t replica = find_source(ragged, lo),
+                /* others that begin there, too, are before it and empty */
+                const int64_t replica =
+                                  colo_last_begun(ragged->src_lo, 1, ragged->src.axes.replicas, lo),
                               n = ragged->src_lo[replica + 1] - ragged->src_lo[replica];
                 const int64_t j = colo_block_part(n, parts, lo - ragged->src_lo[replica]);
                 behind = ragged->src_lo[replica] + colo_block_lo(n, parts, j + 1);

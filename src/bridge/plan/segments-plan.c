@@ -102,15 +102,10 @@ static bool has_index(const colo_stored_t *stored, int64_t pos)
 
 int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t pos, int64_t *hint)
 {
-    int64_t low = *hint, high = n; /* stored[low].first <= pos < stored[high].first */
+    enum { STEP = sizeof *stored / sizeof stored->first };
+    int64_t low = *hint;
     if (!has_index(&stored[low], pos) && (++low == n || !has_index(&stored[low], pos)))
-        for (low = 0; high - low > 1;) {
-            const int64_t mid = low + (high - low) / 2;
-            if (stored[mid].first <= pos)
-                low = mid;
-            else
-                high = mid;
-        }
+        low = colo_last_begun(&stored->first, STEP, n, pos);
     *hint = low;
     return stored[low].row + (pos - stored[low].first);
 }
