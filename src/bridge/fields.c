@@ -15,7 +15,6 @@
 
 static void add_splits(colo_fields_t *fields, const char *name, const colo_layout_t *layout)
 {
-    static const char *const axes[] = {"samples", "rows", "features"};
     static const char *const kinds[] = {"", "", " zigzag", " ceil"};
     char text[240] = "none";
     size_t pos = 0;
@@ -24,7 +23,7 @@ static void add_splits(colo_fields_t *fields, const char *name, const colo_layou
             const colo_split_t *split = &layout->split[axis][i];
             const int n =
                 snprintf(text + pos, sizeof text - pos, "%s%s over %s%s%s", pos ? ", " : "",
-                         axes[axis], layout->grid.name[split->dim], kinds[split->kind],
+                         colo_axis_names[axis], layout->grid.name[split->dim], kinds[split->kind],
                          split->context && split->kind != COLO_ZIGZAG ? " in context" : "");
             pos += n > 0 ? (size_t)n : 0;
         }

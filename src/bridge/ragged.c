@@ -162,8 +162,9 @@ done:
 }
 
 /* Ranks whose arguments are right wait in the first call on their batch. This one brings its error
- * to that call, so that they return, too. Ranks that all refuse meet here. */
-colo_status_t colo_ragged_share_refusal(const colo_bridge_t *bridge, colo_status_t mine)
+ * to that call, so that they return, too. Ranks that all refuse meet here. Collective, if
+ * COLO_CHECK is at least 1; returns @mine. */
+static colo_status_t share_refusal(const colo_bridge_t *bridge, colo_status_t mine)
 {
     colo_fields_t fields = {COLO_FIELDS_INIT};
     if (colo_comm_check_level(bridge->comm) < 1)
@@ -183,7 +184,7 @@ colo_status_t colo_ragged_refuse_call(const colo_bridge_t *bridge, colo_pass_t p
                   "bridge: created for ragged batches; call colo_bridge_set_segments() and "
                   "colo_batch_%s()",
                   pass == COLO_FORWARD ? "forward" : "backward");
-    return colo_ragged_share_refusal(bridge, refused);
+    return share_refusal(bridge, refused);
 }
 
 colo_status_t colo_ragged_refuse_shape(const colo_bridge_t *bridge)
@@ -212,7 +213,7 @@ static colo_status_t set(colo_bridge_t *bridge, const colo_tables_t *tables, boo
                       packed ? "packed" : "ragged");
     else
         st = plan_batch(bridge, tables, batch);
-    return st < 0 ? colo_ragged_share_refusal(bridge, st) : st;
+    return st < 0 ? share_refusal(bridge, st) : st;
 }
 
 colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,

@@ -27,21 +27,13 @@ void colo_ragged_destroy(colo_bridge_t *bridge);
 /* What all ranks must have alike. */
 void colo_ragged_fields(const colo_bridge_t *bridge, colo_fields_t *fields);
 /* COLO_OK of a uniform bridge; else refuse another shape, and a call without a batch. The latter is
- * collective, as colo_ragged_share_refusal(). */
+ * collective, if COLO_CHECK is at least 1. */
 colo_status_t colo_ragged_refuse_shape(const colo_bridge_t *bridge);
 colo_status_t colo_ragged_refuse_call(const colo_bridge_t *bridge, colo_pass_t pass);
 /* ragged-memory.c: all that one tensor of max_rows takes; the bridge has its plan. */
 colo_status_t colo_ragged_reserve(colo_bridge_t *bridge);
-static inline size_t colo_ragged_padded(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
 
 /* ---- batches ---- */
-
-/* An error of this rank before its first call on a batch, brought to the comparison of that call.
- * Collective, if COLO_CHECK is at least 1; returns @mine. */
-colo_status_t colo_ragged_share_refusal(const colo_bridge_t *bridge, colo_status_t mine);
 
 struct colo_batch {
     colo_bridge_t *bridge;

@@ -11,8 +11,6 @@
 
 #include <stdio.h>
 
-static const char *const axis_words[] = {"samples", "rows", "features"};
-
 static int32_t shape_of(const colo_bridge_t *bridge, const colo_owned_t *own, int64_t *shape)
 {
     if (bridge->axes.of[1] < 0) {
@@ -136,7 +134,7 @@ static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t 
         COLO_FAIL_IF(
             tensor->shape[i] > 1 && tensor->stride[i] == 0, COLO_ERR_SHAPE,
             "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat elements", rank,
-            what, (int)i, axis_words[n == 2 ? 2 * i : i]);
+            what, (int)i, colo_axis_names[n == 2 ? 2 * i : i]);
     if (output && colo_tensor_overlaps(tensor)) {
         shape_text(tensor->shape, n, expected, sizeof expected);
         shape_text(tensor->stride, n, found, sizeof found);
@@ -290,8 +288,8 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
                  rank_of(call), in_name(call), (int)i, colo_dtype_name(tensor->dtype),
                  (long long)plan->addends);
     tensor->in_partial = call->frame.partial_bytes;
-    call->frame.partial_bytes +=
-        colo_ragged_padded(colo_partial_bytes(plan, tensor->per, tensor->dtype));
+    call->frame.partial_bytes += /* aligned to 256 */
+        (colo_partial_bytes(plan, tensor->per, tensor->dtype) + 255) / 256 * 256;
     return COLO_OK;
 }
 

@@ -14,7 +14,8 @@
 
 #include <string.h>
 
-colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_config_t *own)
+/* The caller's config, its missing members filled in; src and dst are there. */
+static colo_status_t read_config(const colo_plan_config_t *given, colo_plan_config_t *own)
 {
     *own = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT};
     COLO_TRY(COLO_SIZED_READ(own, given, output, "plan: config", "COLO_PLAN_CONFIG_INIT"));
@@ -70,7 +71,7 @@ static colo_status_t check_config(const colo_plan_config_t *config)
 
 colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own)
 {
-    COLO_TRY(colo_plan_read_config(given, own));
+    COLO_TRY(read_config(given, own));
     return check_config(own);
 }
 
@@ -112,11 +113,7 @@ static colo_status_t no_extra(const colo_layout_t *layout, const char *side)
                          COLO_ERR_LAYOUT,
                          "%s layout: %s are split over '%s'; COLLECTIVE knows samples over dp "
                          "and rows over cp only, use EXACT",
-                         side,
-                         axis == 0   ? "samples"
-                         : axis == 1 ? "rows"
-                                     : "features",
-                         name);
+                         side, colo_axis_names[axis], name);
         }
     COLO_FAIL_IF(colo_layout_parts(layout, COLO_SAMPLES) != colo_grid_extent(&layout->grid, "dp"),
                  COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT", side);
@@ -185,7 +182,7 @@ static colo_status_t aligned(const colo_grid_t *fine, const colo_grid_t *coarse,
 colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
 {
     colo_plan_config_t own;
-    COLO_TRY(colo_plan_read_config(config, &own));
+    COLO_TRY(read_config(config, &own));
     const colo_plan_config_t *given = &own;
     const colo_grid_t *src_grid = &given->src->grid, *dst_grid = &given->dst->grid;
     COLO_TRY(colo_layout_check_fields(given->src));

@@ -263,9 +263,7 @@ colo_status_t colo_sender_assign(colo_builder_t *builder, colo_schedule_t *sched
 
 /* ---- plan.c ---- */
 
-/* The caller's config, its missing members filled in; src and dst are there. */
-colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_config_t *own);
-/* The same, all its values checked. */
+/* The caller's config, its missing members filled in, all its values checked. */
 colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own);
 /* A plan without lists; @config is checked. Its addends, and which of them is this rank's. */
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);

@@ -15,9 +15,9 @@
 /* ---- where rows are in the destination tensor ---- */
 
 /* Rows of a merged tensor of this rank, and the index of its first on the context rank's axis. */
-static int64_t merged_rows(const colo_ragged_t *ragged, const colo_side_t *side,
-                           const int64_t *coords, int64_t *first)
+static int64_t merged_rows(const colo_side_t *side, const int64_t *coords, int64_t *first)
 {
+    const colo_ragged_t *ragged = side->table;
     const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
     *first = 0;
     if (side->full)
@@ -28,15 +28,17 @@ static int64_t merged_rows(const colo_ragged_t *ragged, const colo_side_t *side,
     return length;
 }
 
-colo_status_t colo_ragged_stored(const colo_ragged_t *ragged, const colo_side_t *side,
-                                 const int64_t *coords, const colo_runs_t *whole, bool merged,
-                                 const int64_t *on_rank, colo_pool_t *pool, colo_stored_t **out,
-                                 int64_t *rows)
+/* Of @whole, the rows that @coords have on the replica's axis: where their tensor has them, by
+ * index. @merged: where each run begins on the axis of the context rank is in builder->on_rank,
+ * unless rows are full. @out: [whole->n] of the plan's pool; @rows: of that tensor. */
+static colo_status_t store(colo_builder_t *builder, const colo_side_t *side, const int64_t *coords,
+                           const colo_runs_t *whole, bool merged, colo_stored_t **out,
+                           int64_t *rows)
 {
+    const int64_t n = whole->n, *on_rank = builder->on_rank.items;
     int64_t first = 0;
-    const int64_t n = whole->n;
     *rows = whole->rows;
-    *out = colo_pool_take(pool, (size_t)(n + 1) * sizeof **out);
+    *out = colo_pool_take(builder->plan->pool, (size_t)(n + 1) * sizeof **out);
     COLO_FAIL_IF(!*out, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
     bool sorted = true;
     for (int64_t i = 0; i < n; i++) {
@@ -50,7 +52,7 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *ragged, const colo_side_t 
     if (!sorted)
         qsort(*out, (size_t)n, sizeof **out, colo_by_number);
     if (merged)
-        *rows = merged_rows(ragged, side, coords, &first);
+        *rows = merged_rows(side, coords, &first);
     for (int64_t i = 0, pos = 0; i < n; pos += (*out)[i++].count)
         (*out)[i].row = merged ? (*out)[i].row - first : pos;
     return COLO_OK;
@@ -88,19 +90,14 @@ static int by_local(const void *first, const void *second)
     return (row > other) - (row < other);
 }
 
-void colo_ragged_places_deinit(const colo_pool_t *pool, colo_ragged_places_t *places)
-{
-    colo_pool_drop(pool, places->stored);
-    colo_pool_drop(pool, places->foreign);
-    *places = (colo_ragged_places_t){0};
-}
-
 static bool has_index(const colo_stored_t *stored, int64_t pos)
 {
     return (uint64_t)(pos - stored->first) < (uint64_t)stored->count;
 }
 
-int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t pos, int64_t *hint)
+/* The tensor's row of index @pos, which is one of them. @hint: in and out, in [0, n): which run was
+ * found last; the next one is usually it or follows it. */
+static int64_t find(const colo_stored_t *stored, int64_t n, int64_t pos, int64_t *hint)
 {
     enum { STEP = sizeof *stored / sizeof stored->first };
     int64_t low = *hint;
@@ -114,7 +111,7 @@ static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
 {
     int64_t hint = 0;
     for (int64_t i = 0; i < routes->nregions; i++)
-        routes->offset[i].dst_row = colo_ragged_find(stored, n, routes->offset[i].dst_row, &hint);
+        routes->offset[i].dst_row = find(stored, n, routes->offset[i].dst_row, &hint);
 }
 
 /* ---- where peers have rows ---- */
@@ -134,8 +131,7 @@ static colo_status_t rows_of(colo_builder_t *builder, const colo_side_t *side,
     own.on_rank = merged ? &builder->on_rank : NULL;
     COLO_TRY(own.owns->rows(&own, coords, NULL, &builder->other));
     *n = builder->other.n;
-    return colo_ragged_stored(side->table, side, coords, &builder->other, merged,
-                              builder->on_rank.items, builder->plan->pool, stored, &rows);
+    return store(builder, side, coords, &builder->other, merged, stored, &rows);
 }
 
 /* Rows of the destination ranks' tensors, for indices on their replicas' axes. */
@@ -154,8 +150,7 @@ static colo_status_t place_message(colo_builder_t *builder, const colo_side_t *s
     /* what is for other nodes has its rows: those of this rank's tensor */
     for (int64_t k = 0; k < message->nregions; k++)
         if (message->regions[k].addend < builder->plan->addends)
-            pos[k].dst_row =
-                colo_ragged_find(blocks->stored[i], blocks->count[i], pos[k].dst_row, &hint);
+            pos[k].dst_row = find(blocks->stored[i], blocks->count[i], pos[k].dst_row, &hint);
     return COLO_OK;
 }
 
@@ -225,8 +220,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
         return COLO_OK;
     }
     places->n = whole->n;
-    COLO_TRY(colo_ragged_stored(ragged, &dst, coords, whole, merged, builder->on_rank.items,
-                                plan->pool, &places->stored, rows));
+    COLO_TRY(store(builder, &dst, coords, whole, merged, &places->stored, rows));
     if (!dst.full || config->grad != COLO_DISJOINT || config->no_grad)
         return COLO_OK;
     dst.full = false;
@@ -350,7 +344,8 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
                                    colo_tables_hash(table, n), NULL, &places));
     colo_ragged_deinit(&ragged);
     colo_builder_deinit(&builder);
-    colo_ragged_places_deinit(NULL, &places);
+    free(places.stored);
+    free(places.foreign);
     return st;
 }
 

@@ -20,18 +20,6 @@ typedef struct colo_ragged_places {
     colo_stored_t *foreign; /* [nforeign] owned: DISJOINT: those that other context ranks own */
     int64_t nforeign;
 } colo_ragged_places_t;
-void colo_ragged_places_deinit(const colo_pool_t *pool, colo_ragged_places_t *places);
-/* Of @whole, the rows that @coords have on the replica's axis: where their tensor has them, by
- * index.
- * @on_rank: [whole->n] where each run begins on the axis of the context rank; used if @merged, and
- * not if rows are full. @out: [whole->n] of @pool; @rows: of that tensor. */
-colo_status_t colo_ragged_stored(const colo_ragged_t *ragged, const colo_side_t *side,
-                                 const int64_t *coords, const colo_runs_t *whole, bool merged,
-                                 const int64_t *on_rank, colo_pool_t *pool, colo_stored_t **out,
-                                 int64_t *rows);
-/* The tensor's row of index @index, which is one of them. @hint: in and out, in [0, n): which run
- * was found last; the next one is usually it or follows it. */
-int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t index, int64_t *hint);
 
 /* This rank's plan for the tables of @ragged. @config: of the bridge; of the shape, features count.
  * @builder: any plan's before, or zeros. @merged: the destination tensor is the whole sequence
