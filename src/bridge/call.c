@@ -69,21 +69,24 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
     return colo_run_call(&call);
 }
 
-static colo_status_t call_batch(colo_batch_t *batch, colo_call_t call)
+static colo_status_t call_batch(colo_batch_t *batch, colo_pass_t pass, const colo_tensor_t *in,
+                                const colo_tensor_t *out, int32_t n, colo_stream_t stream)
 {
     COLO_FAIL_IF(!batch, COLO_ERR_ARG, "bridge: batch is NULL");
     colo_bridge_t *bridge = batch->bridge;
-    const colo_pass_t pass = call.frame.pass;
     COLO_TRY(alive(bridge, pass));
     COLO_FAIL_IF(pass == COLO_BACKWARD && bridge->now.program.plan->config.no_grad, COLO_ERR_STATE,
                  "rank %lld: backward on a bridge created with no_grad",
                  (long long)bridge->now.program.plan->rank);
-    call.bridge = bridge;
-    call.executor = bridge->algorithm->executor[0];
-    call.batch = batch;
-    call.loaded = &batch->loaded;
-    call.frame.program = &batch->loaded.program;
-    call.op = colo_batch_op(batch, pass, call.frame.n);
+    colo_call_t call = {.bridge = bridge,
+                        .executor = bridge->algorithm->executor[0],
+                        .batch = batch,
+                        .loaded = &batch->loaded,
+                        .frame = {.program = &batch->loaded.program, .pass = pass, .n = n},
+                        .in = in,
+                        .out = out,
+                        .op = colo_batch_op(batch, pass, n),
+                        .stream = stream};
     const colo_status_t st = colo_call_check_batch(&call);
     COLO_TRY(call_with(&call, st, &batch->compared));
     return colo_run_call(&call);
@@ -107,18 +110,12 @@ colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *in,
                                  const colo_tensor_t *out, int32_t n, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_batch(batch, (colo_call_t){.frame = {.pass = COLO_FORWARD, .n = n},
-                                           .in = in,
-                                           .out = out,
-                                           .stream = stream});
+    return call_batch(batch, COLO_FORWARD, in, out, n, stream);
 }
 
 colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,
                                   const colo_tensor_t *d_x, int32_t n, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_batch(batch, (colo_call_t){.frame = {.pass = COLO_BACKWARD, .n = n},
-                                           .in = d_y,
-                                           .out = d_x,
-                                           .stream = stream});
+    return call_batch(batch, COLO_BACKWARD, d_y, d_x, n, stream);
 }
