@@ -107,11 +107,14 @@ static int64_t find(const colo_stored_t *stored, int64_t n, int64_t pos, int64_t
     return stored[low].row + (pos - stored[low].first);
 }
 
-static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
+/* Regions of @routes, from addend @least on. */
+static void place(const colo_routes_t *routes, int64_t least, const colo_stored_t *stored,
+                  int64_t n)
 {
     int64_t hint = 0;
     for (int64_t i = 0; i < routes->nregions; i++)
-        routes->offset[i].dst_row = find(stored, n, routes->offset[i].dst_row, &hint);
+        if (routes->region[i].addend >= least)
+            routes->offset[i].dst_row = find(stored, n, routes->offset[i].dst_row, &hint);
 }
 
 /* ---- where peers have rows ---- */
@@ -275,14 +278,9 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
                                      &backward[COLO_FIRST].send,    &plan->local[COLO_BACKWARD],
                                      &backward[COLO_NODE_SUMS].send};
     for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++)
-        place(placed[i], places->stored, places->n);
-    colo_routes_t collected = backward[COLO_FIRST].recv; /* the rest goes to its source tensor */
-    for (int64_t i = 0; i < backward[COLO_FIRST].recv.nregions; i++) {
-        collected.nregions = collected.region->addend >= plan->addends;
-        place(&collected, places->stored, places->n);
-        collected.region++;
-        collected.offset++;
-    }
+        place(placed[i], 0, places->stored, places->n);
+    /* what is collected for other nodes; the rest goes to its source tensor */
+    place(&backward[COLO_FIRST].recv, plan->addends, places->stored, places->n);
     return COLO_OK;
 }
 
