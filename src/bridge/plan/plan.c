@@ -282,8 +282,9 @@ static bool can_be_collective(const colo_plan_t *plan)
     return has;
 }
 
-colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool by_table)
+colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
 {
+    const size_t elem = plan->elem;
     const bool collective = !by_table && can_be_collective(plan);
     bool in_grid = colo_grid_has_rank(&plan->src.grid, plan->rank);
     for (int pass = 0; pass < 2; pass++) {
@@ -312,11 +313,11 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool by_tabl
 
 /* ---- create ---- */
 
-void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, size_t elem, bool by_table)
+void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, bool by_table)
 {
     builder->cfg = &plan->config;
     builder->plan = plan;
-    builder->elem = elem;
+    builder->elem = plan->elem;
     builder->by_table = by_table;
     for (int i = 0; i < COLO_EXCHANGES; i++) /* a plan before may have failed */
         builder->found[i].recvs.n = builder->found[i].sends.n = 0;
@@ -387,7 +388,7 @@ static colo_status_t build(colo_plan_t *plan)
                              .table = &dst_map,
                              .whole = full};
     colo_status_t st = COLO_OK;
-    colo_builder_begin(&builder, plan, colo_dtype_size(config->dtype), false);
+    colo_builder_begin(&builder, plan, false);
     COLO_TRY_GOTO(st, colo_layout_check_rows(&plan->src, shape->rows), done);
     if (!full ||
         (config->grad == COLO_DISJOINT && !config->no_grad)) /* else nothing splits by position */
@@ -403,7 +404,7 @@ static colo_status_t build(colo_plan_t *plan)
     COLO_TRY_GOTO(st, colo_plan_route(&builder, COLO_FORWARD, src, dst), done);
     if (!config->no_grad)
         COLO_TRY_GOTO(st, colo_plan_route(&builder, COLO_BACKWARD, src, dst), done);
-    st = colo_plan_count_bytes(plan, builder.elem, false);
+    st = colo_plan_count_bytes(plan, false);
 done:
     colo_posmap_deinit(&src_map);
     colo_posmap_deinit(&dst_map);
@@ -425,6 +426,7 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
     if (config->shape.positions)
         made->dst.positions = config->shape.positions;
     made->rank = rank;
+    made->elem = colo_dtype_size(config->dtype);
     made->addends = 1;
     int n = context_dims(&made->dst, dims);
     const bool holds = colo_layout_coords(&made->dst, rank, coords);

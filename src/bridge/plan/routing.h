@@ -271,9 +271,9 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
 colo_status_t colo_plan_route(colo_builder_t *builder, colo_pass_t pass, colo_side_t src,
                               colo_side_t dst);
 /* COLO_ERR_ARG: more than 63 bits. */
-colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool by_table);
+colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table);
 /* Begins a plan; lists keep their memory. */
-void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, size_t elem, bool by_table);
+void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, bool by_table);
 void colo_builder_deinit(colo_builder_t *builder);
 
 /* ---- routing.c ---- */

@@ -234,7 +234,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
 }
 
 static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const colo_ragged_t *ragged,
-                           size_t unit, bool merged, colo_ragged_places_t *places)
+                           bool merged, colo_ragged_places_t *places)
 {
     const colo_plan_config_t *config = &plan->config;
     colo_side_t src = {.owns = &colo_owns_segments_src,
@@ -248,7 +248,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
                        .full = config->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
     const colo_runs_t *mine = NULL;
-    colo_builder_begin(builder, plan, unit, true);
+    colo_builder_begin(builder, plan, true);
     if (ragged->packed) {
         src.owns = dst.owns = &colo_owns_packed;
         src.table = &ragged->src;
@@ -265,11 +265,11 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     COLO_TRY(colo_plan_route(builder, COLO_FORWARD, src, dst));
     if (!config->no_grad)
         COLO_TRY(colo_plan_route(builder, COLO_BACKWARD, src, dst));
-    COLO_TRY(colo_plan_count_bytes(plan, unit, true));
+    COLO_TRY(colo_plan_count_bytes(plan, true));
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
     plan->bytes[COLO_FORWARD].minimum =
-        arriving * (plan->own_dst.h1 - plan->own_dst.h0) * (int64_t)unit -
+        arriving * (plan->own_dst.h1 - plan->own_dst.h0) * (int64_t)plan->elem -
         plan->bytes[COLO_FORWARD].local;
     colo_exchange_plan_t *forward = plan->exchange[COLO_FORWARD],
                          *backward = plan->exchange[COLO_BACKWARD];
@@ -294,8 +294,6 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     const int64_t src_parts = colo_layout_parts(batch_config.src, COLO_FEATURES);
     const int64_t dst_parts = colo_layout_parts(batch_config.dst, COLO_FEATURES),
                   units = src_parts / colo_gcd(src_parts, dst_parts) * dst_parts;
-    const size_t unit =
-        (size_t)(batch_config.shape.features / units) * colo_dtype_size(batch_config.dtype);
     int64_t bytes;
     COLO_FAIL_IF(!colo_mul_ok(ragged->rows, batch_config.shape.features, &bytes) ||
                      !colo_mul_ok(bytes, (int64_t)colo_dtype_size(batch_config.dtype), &bytes) ||
@@ -307,8 +305,9 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
         batch_config.output = ragged->dst.whole ? COLO_FULL_SEQ : COLO_SHARDED;
     batch_config.shape = (colo_shape_t){.samples = 1, .rows = ragged->rows, .features = units};
     COLO_TRY(colo_plan_new(&made, &batch_config, rank));
+    made->elem *= (size_t)(config->shape.features / units);
     made->pool = pool;
-    colo_status_t st = build(builder, made, ragged, unit, merged, places);
+    colo_status_t st = build(builder, made, ragged, merged, places);
     if (st < 0) {
         colo_plan_destroy(&made);
         return st;

@@ -186,17 +186,6 @@ static colo_status_t find_route(colo_bridge_t *bridge, colo_loaded_t *loaded)
     return COLO_OK;
 }
 
-/* If a program of batches has many small regions, sums are made at once: bytes of a unit of its
- * features in the usual tensor. */
-static int64_t launched_bytes(const colo_bridge_t *bridge, const colo_loaded_t *loaded)
-{
-    const colo_plan_config_t *config = &loaded->program.plan->config, *usual;
-    if (!loaded->program.bytes || bridge->mem != COLO_CUDA)
-        return 0;
-    usual = &bridge->now.program.plan->config;
-    return usual->shape.features / config->shape.features * (int64_t)colo_dtype_size(config->dtype);
-}
-
 static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     const colo_plan_t *plan = loaded->program.plan;
@@ -211,7 +200,9 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
         COLO_FAIL_IF(!over->own_box[i], COLO_ERR_NOMEM, "bridge: %lld boxes that stay",
                      (long long)locals);
     }
-    COLO_TRY(colo_program_create(&loaded->program, launched_bytes(bridge, loaded)));
+    /* if a program of batches has many small regions, sums are made at once */
+    COLO_TRY(colo_program_create(&loaded->program, loaded->program.bytes && plan->elem > 0 &&
+                                                       bridge->mem == COLO_CUDA));
     if (loaded->program.bytes) /* of a batch: in memory of the bridge, by call */
         return COLO_OK;
     if (loaded->program.npartials > 0)
@@ -326,17 +317,14 @@ static colo_status_t begin(colo_call_t *call)
 
 /* ---- what stays on the rank ---- */
 
-int64_t colo_bridge_bytes_of(const colo_bridge_t *bridge, const colo_plan_t *plan, int64_t bytes,
-                             const colo_carried_t *tensor, int32_t n)
+int64_t colo_call_bytes(const colo_call_frame_t *frame, int64_t bytes)
 {
-    const colo_plan_config_t *usual = &bridge->now.program.plan->config;
-    if (bytes == 0) /* there may be no features */
-        return 0;
-    const int64_t unit = usual->shape.features / plan->config.shape.features *
-                         (int64_t)colo_dtype_size(usual->dtype);
+    const int64_t unit = (int64_t)frame->program->plan->elem;
     int64_t all = 0;
-    for (int32_t k = 0; k < n; k++)
-        all += bytes / unit * tensor[k].per * (int64_t)colo_dtype_size(tensor[k].dtype);
+    for (int32_t k = 0; bytes > 0 && k < frame->n; k++) { /* else there may be no features */
+        const colo_carried_t *tensor = &frame->tensor[k];
+        all += bytes / unit * tensor->per * (int64_t)colo_dtype_size(tensor->dtype);
+    }
     return all;
 }
 
@@ -373,8 +361,7 @@ static bool overlaps(const colo_call_t *call)
     const colo_plan_bytes_t *bytes = &frame->program->plan->bytes[frame->pass];
     const int64_t moved = bytes->send > bytes->recv ? bytes->send : bytes->recv;
     return bridge->streams.side && bytes->local <= moved &&
-           colo_bridge_bytes_of(bridge, frame->program->plan, bytes->local, frame->tensor,
-                                frame->n) >= bridge->ops->overlap_bytes;
+           colo_call_bytes(frame, bytes->local) >= bridge->ops->overlap_bytes;
 }
 
 enum { FORK, JOIN };

@@ -505,15 +505,12 @@ static colo_exchange_t besides(part_t *part)
     const colo_call_frame_t *frame = &part->call->frame;
     int64_t sent, received;
     const int32_t sends = count_part(part, true, &sent), recvs = count_part(part, false, &received);
-    const colo_bridge_t *bridge = part->call->bridge;
     return (colo_exchange_t){.op = part->call->op,
                              .more = move_part,
                              .arg = part,
                              .more_peers = sends > recvs ? sends : recvs,
-                             .more_sent = colo_bridge_bytes_of(bridge, frame->program->plan, sent,
-                                                               frame->tensor, frame->n),
-                             .more_received = colo_bridge_bytes_of(
-                                 bridge, frame->program->plan, received, frame->tensor, frame->n)};
+                             .more_sent = colo_call_bytes(frame, sent),
+                             .more_received = colo_call_bytes(frame, received)};
 }
 
 /* A call that peers carry alone. */

@@ -108,13 +108,13 @@ static colo_status_t find_partials(colo_program_t *program, const colo_add_t *ad
 
 /* If a batch has many small regions, what stays on the rank is copied to the others' addends, in
  * few launches, and one sum is over all rows. A launch takes as long as that copy of some MiB. */
-static bool sums_at_once(const colo_plan_t *plan, int64_t launched)
+static bool sums_at_once(const colo_plan_t *plan, bool launched)
 {
     enum { LARGE = 4 << 20 }; /* bytes of a region of the usual tensor, on average */
     const int64_t n = plan->local[COLO_BACKWARD].nregions +
                       plan->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions;
     const int64_t units = plan->own_src.rows * (plan->own_src.h1 - plan->own_src.h0);
-    return launched && units * launched < n * LARGE;
+    return launched && units * (int64_t)plan->elem < n * LARGE;
 }
 
 static void push_move(colo_steps_t *steps, int exchange, const colo_routes_t *local, int from,
@@ -129,7 +129,7 @@ static void push_add(colo_steps_t *steps, const colo_add_t *add)
 }
 
 /* Addends into partial sums, and how they become the output. */
-static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t launched)
+static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, bool launched)
 {
     const colo_plan_t *plan = program->plan;
     const colo_exchange_plan_t *exchange = plan->exchange[COLO_BACKWARD];
@@ -168,7 +168,7 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t l
     return add;
 }
 
-colo_status_t colo_program_create(colo_program_t *program, int64_t launched)
+colo_status_t colo_program_create(colo_program_t *program, bool launched)
 {
     const colo_plan_t *plan = program->plan;
     program->whole = launched ? colo_pool_take(plan->pool, sizeof *program->whole) : NULL;

@@ -96,9 +96,9 @@ typedef struct colo_call_frame {
     size_t partial_bytes; /* of all tensors, of one partial sum */
 } colo_call_frame_t;
 
-/* Takes @plan. @launched: bytes of a unit of the plan's features in the usual tensor, where each
- * sum is a launch; else 0. Local; on an error, colo_program_deinit() frees what there is. */
-colo_status_t colo_program_create(colo_program_t *program, int64_t launched);
+/* Takes @plan. @launched: each sum is a launch, of a batch. Local; on an error,
+ * colo_program_deinit() frees what there is. */
+colo_status_t colo_program_create(colo_program_t *program, bool launched);
 void colo_program_deinit(colo_program_t *program);
 
 /* Does backward add up addends that ranks bring? */

@@ -215,9 +215,8 @@ colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move
 /* What stays on the rank, of all tensors. @narrow: messages move at the same time. */
 colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bool narrow,
                                   colo_stream_t stream);
-/* Of @n tensors, if the usual one has @bytes. */
-int64_t colo_bridge_bytes_of(const colo_bridge_t *bridge, const colo_plan_t *plan, int64_t bytes,
-                             const colo_carried_t *tensor, int32_t n);
+/* Of all tensors of a call, of whose plan's elements there are @bytes. */
+int64_t colo_call_bytes(const colo_call_frame_t *frame, int64_t bytes);
 
 /* ---- add.c ---- */
 

@@ -311,13 +311,10 @@ void colo_transfers_deinit(colo_transfer_lists_t *lists)
 size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_loaded_t *loaded)
 {
     const colo_plan_t *plan = loaded->program.plan;
-    const colo_plan_config_t *usual = &bridge->now.program.plan->config;
-    const size_t elem = colo_dtype_size(usual->dtype);
-    if (!loaded->program.bytes)
-        return elem;
-    const size_t unit = (size_t)(usual->shape.features / plan->config.shape.features) * elem,
-                 widest = (size_t)bridge->peers.unit;
-    return unit == 0 && widest == 0 ? elem : unit > widest ? unit : widest;
+    const size_t widest = loaded->program.bytes ? (size_t)bridge->peers.unit : 0;
+    if (plan->elem == 0 && widest == 0) /* there are no features */
+        return colo_dtype_size(plan->config.dtype);
+    return plan->elem > widest ? plan->elem : widest;
 }
 
 /* The move of @exchange in a pass, or NULL. */
