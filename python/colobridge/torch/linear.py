@@ -116,22 +116,21 @@ class LinearLoss:
         den, group, mean, side, weights, ctx.entropy, known, anchor = of
         need = ctx.needs_input_grad if grad else (False,) * 3
         d_head = need[1] or need[2]
-        early, made = plan.early and d_head, ()
+        early = plan.early and d_head
         try:
             ready = plan.ready(comm, head_comm, not need[0], not d_head,
                                (early or known is not None) and main is not None, early)
             if weights is not None:
                 weights = plan.rows.spread(weights, 0)
-            if early:
-                out, losses, kept, ctx.kept, shared = ready.early(comm, hidden, weight, bias, target, weights,
-                                                                  group)
-                ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
-            else:
-                out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main)
+            out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main, early)
         except BaseException as why:
             groups.heard_over(why, comm, head_comm)
             raise
         ctx.of = main, need, early, ready, comm
+        if early:
+            kept, ctx.kept, shared = made
+            ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
+            made = ()
         ctx.made, ctx.known = made, known
         if known is not None:
             ctx.run = torch.tensor(next(_runs), device='cpu')

@@ -267,30 +267,9 @@ class _Ready:
         kept, buffer = reserved(self.kept_size, plan.device)
         return kept.narrow(0, buffer - kept.data_ptr(), self.kept_size), None, buffer
 
-    def early(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
-              group: Comm) -> tuple[list[Any], Any, Any, Any, Any]:
-        """(outputs and losses as of loss(); what backward needs as of forward(), and memory of weight's gradient
-        that has more of it, or None), of which backward makes the gradients of the sum of losses, each times its
-        weight, times one number"""
-        plan = self.plan
-        with self.core.lock:
-            self.whole.d_loss = None if weights is None else weights.data_ptr()
-            held = self.bind(comm, hidden, weight, bias, target, View.point)
-            out, at_out = ([], self.at_sums) if plan.unseen else (self.outputs(), self.at_out)
-            losses = self.place(out, group)
-            kept, small, buffer = self.keep()
-            shared = None
-            if self.share:
-                memory, self.made.d_weight = reserved(plan.shared, plan.device)
-                shared = memory.narrow(0, self.made.d_weight - memory.data_ptr(), plan.shared).view(
-                    plan.d_dtype).view(plan.new_weight.shape)
-            self.run(self.run_early, s.LINEAR_FORWARD, self.at_batch, self.at_whole, at_out, self.at_made, buffer)
-        del held
-        return out, losses, kept, small, shared
-
     def backward(self, comm: Comm, saved: Any, small: Any, upstream: Any, main: Any,
                  by: Any = None) -> tuple[Any, Any, Any]:
-        """Gradients of hidden, weight and bias. by: the number, after early()."""
+        """Gradients of hidden, weight and bias. by: the number, after an early loss()."""
         plan = self.plan
         hidden, weight, bias, target, ids, kept, *shared = saved
         target = target if ids is None else (target, ids)
@@ -322,11 +301,12 @@ class _Ready:
         del held
         return grads
 
-    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
-             group: Comm, by: Any, main: Any) -> tuple[list[Any], Any, tuple[Any, Any, Any]]:
-        """(outputs, None where they are unseen; what total() adds up over the group; gradients of the sum),
-        each loss times its weight [T], or 1 where @weights is None. by: the upstream gradient, or None: 1; then
-        those of weight and bias are added to @main, if it is not None."""
+    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any, group: Comm, by: Any,
+             main: Any, early: bool) -> tuple[list[Any], Any, Any]:
+        """(outputs, None where they are unseen; what total() adds up over the group; gradients of the sum of losses, each
+        times its weight [T], or 1 where @weights is None). by: the upstream gradient, or None: 1; then those of weight
+        and bias are added to @main, if it is not None. early: in the gradients' place, that of which backward() makes
+        them, times one number: as of forward(), and memory of weight's gradient that has more of it, or None."""
         plan = self.plan
         if by is not None:
             weights = by.expand(plan.rows.count).contiguous() if weights is None else weights * by
@@ -335,9 +315,19 @@ class _Ready:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out, at_out = ([], self.at_sums) if plan.unseen else (self.outputs(), self.at_out)
             losses = self.place(out, group)
-            grads = self._in_one_pass(weight, bias, self.at_whole, at_out, None if by is None else main)
+            if not early:
+                made = self._in_one_pass(weight, bias, self.at_whole, at_out, None if by is None else main)
+            else:
+                kept, small, buffer = self.keep()
+                shared = None
+                if self.share:
+                    memory, self.made.d_weight = reserved(plan.shared, plan.device)
+                    shared = memory.narrow(0, self.made.d_weight - memory.data_ptr(), plan.shared).view(
+                        plan.d_dtype).view(plan.new_weight.shape)
+                self.run(self.run_early, s.LINEAR_FORWARD, self.at_batch, self.at_whole, at_out, self.at_made, buffer)
+                made = kept, small, shared
         del held
-        return out, losses, grads
+        return out, losses, made
 
     def entropy(self, comm: Comm, hidden: Any, weight: Any, bias: Any,
                 target: Any) -> tuple[Any, Any, Any]:
