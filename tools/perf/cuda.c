@@ -2,7 +2,30 @@
 /* cuda.c - see perf/cuda.h. */
 #include "cuda.h"
 
+#include "probe.h"
+
 #include <stdlib.h>
+
+int perf_run_memcpy(void *span, cudaStream_t stream)
+{
+    const perf_span_t *s = span;
+    PERF_CUDA(cudaMemcpyAsync(s->dst, s->src, (size_t)s->bytes, cudaMemcpyDeviceToDevice, stream));
+    return TOOL_OK;
+}
+
+int perf_run_copy(void *span, cudaStream_t stream)
+{
+    const perf_span_t *s = span;
+    PERF_CUDA(colo_k_probe_copy(s->dst, s->src, s->bytes, stream));
+    return TOOL_OK;
+}
+
+int perf_run_read(void *span, cudaStream_t stream)
+{
+    const perf_span_t *s = span;
+    PERF_CUDA(colo_k_probe_read(s->src, s->bytes, s->sum, stream));
+    return TOOL_OK;
+}
 
 static int ascending(const void *a, const void *b)
 {

@@ -28,6 +28,16 @@
 
 typedef int (*perf_fn)(void *arg, cudaStream_t stream); /* enqueues one launch; TOOL_OK or not */
 
+/* Memory of one GPU, and three ways to go through it: what their @arg begins with. */
+typedef struct perf_span {
+    void *dst, *src;
+    int64_t bytes;
+    unsigned long long *sum; /* device memory: of what was read */
+} perf_span_t;
+int perf_run_memcpy(void *span, cudaStream_t stream); /* cudaMemcpyAsync() */
+int perf_run_copy(void *span, cudaStream_t stream);   /* a copy kernel */
+int perf_run_read(void *span, cudaStream_t stream);   /* a kernel that only reads */
+
 /* Median, and the fastest where @best is given, in microseconds. */
 int perf_time(const perf_t *p, perf_fn fn, void *arg, double *median, double *best);
 /* of @n times, sorted in place */

@@ -18,6 +18,7 @@
 enum { ROWS = 12 }; /* checked */
 
 typedef struct loss_args {
+    perf_span_t span; /* from the logits to their gradients */
     colo_logprob_config_t config;
     colo_comm_t *self;
     colo_tensor_t logits, targets, d_logits;
@@ -25,32 +26,9 @@ typedef struct loss_args {
     colo_logprob_saved_t saved;
     colo_logprob_upstream_t upstream;
     void *stats, *workspace;
-    int64_t bytes, *host_targets;
+    int64_t *host_targets;
     float *host_up;
-    unsigned long long *sum;
 } loss_args_t;
-
-static int run_read(void *arg, cudaStream_t stream)
-{
-    loss_args_t *a = arg;
-    PERF_CUDA(colo_k_probe_read(a->logits.data, a->bytes, a->sum, stream));
-    return TOOL_OK;
-}
-
-static int run_copy(void *arg, cudaStream_t stream)
-{
-    loss_args_t *a = arg;
-    PERF_CUDA(colo_k_probe_copy(a->d_logits.data, a->logits.data, a->bytes, stream));
-    return TOOL_OK;
-}
-
-static int run_memcpy(void *arg, cudaStream_t stream)
-{
-    loss_args_t *a = arg;
-    PERF_CUDA(cudaMemcpyAsync(a->d_logits.data, a->logits.data, (size_t)a->bytes,
-                              cudaMemcpyDeviceToDevice, stream));
-    return TOOL_OK;
-}
 
 static int run_forward(void *arg, cudaStream_t stream)
 {
@@ -84,11 +62,10 @@ static int make(const perf_t *p, loss_args_t *a)
 {
     const size_t t = (size_t)p->tokens;
     size_t stat_bytes, workspace_bytes;
-    void *z = NULL, *dz = NULL, *targets, *up, *out[2];
-    int rc = TOOL_OK;
+    void *targets, *up, *out[2];
     a->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = p->vocab,
                                         .want_entropy = p->entropy};
-    a->bytes = p->tokens * p->vocab * 2 / 16 * 16;
+    a->span.bytes = p->tokens * p->vocab * 2 / 16 * 16;
     a->host_targets = malloc(t * sizeof *a->host_targets);
     a->host_up = malloc(t * sizeof *a->host_up);
     if (!a->host_targets || !a->host_up)
@@ -100,21 +77,19 @@ static int make(const perf_t *p, loss_args_t *a)
     PERF_TRY(colo_comm_create_self(&a->self));
     PERF_TRY(colo_logprob_saved_size(&a->config, COLO_BF16, p->tokens, &stat_bytes));
     PERF_TRY(colo_logprob_workspace_size(&a->config, COLO_BF16, p->tokens, 1, &workspace_bytes));
-    rc = device_copy(&z, NULL, (size_t)a->bytes + 16);
-    rc = rc ? rc : device_copy(&dz, NULL, (size_t)a->bytes + 16);
-    rc = rc ? rc : device_copy(&a->stats, NULL, stat_bytes);
-    rc = rc ? rc : device_copy(&a->workspace, NULL, workspace_bytes);
-    rc = rc ? rc : device_copy(&targets, a->host_targets, t * 8);
-    rc = rc ? rc : device_copy(&up, a->host_up, t * 4);
-    rc = rc ? rc : device_copy(&out[0], NULL, t * 4);
-    rc = rc ? rc : device_copy(&out[1], NULL, t * 4);
-    rc = rc ? rc : device_copy((void **)&a->sum, NULL, 8);
-    if (rc != TOOL_OK)
-        return rc;
-    PERF_CUDA(colo_k_probe_fill(z, a->bytes + 16, 3, 1, NULL));
-    a->logits = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){p->tokens, p->vocab});
+    TOOL_TRY(device_copy(&a->span.src, NULL, (size_t)a->span.bytes + 16));
+    TOOL_TRY(device_copy(&a->span.dst, NULL, (size_t)a->span.bytes + 16));
+    TOOL_TRY(device_copy((void **)&a->span.sum, NULL, 8));
+    TOOL_TRY(device_copy(&a->stats, NULL, stat_bytes));
+    TOOL_TRY(device_copy(&a->workspace, NULL, workspace_bytes));
+    TOOL_TRY(device_copy(&targets, a->host_targets, t * 8));
+    TOOL_TRY(device_copy(&up, a->host_up, t * 4));
+    TOOL_TRY(device_copy(&out[0], NULL, t * 4));
+    TOOL_TRY(device_copy(&out[1], NULL, t * 4));
+    PERF_CUDA(colo_k_probe_fill(a->span.src, a->span.bytes + 16, 3, 1, NULL));
+    a->logits = colo_tensor_cuda(a->span.src, COLO_BF16, 0, 2, (int64_t[]){p->tokens, p->vocab});
     a->d_logits = a->logits;
-    a->d_logits.data = dz;
+    a->d_logits.data = a->span.dst;
     a->targets = colo_tensor_cuda(targets, COLO_I64, 0, 1, &p->tokens);
     a->out = (colo_logprob_out_t){.logp = out[0], .entropy = p->entropy ? out[1] : NULL};
     a->upstream = (colo_logprob_upstream_t){.d_logp = up, .d_entropy = p->entropy ? up : NULL};
@@ -197,10 +172,10 @@ static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
         printf("# logprob: T %lld, V %lld, bf16%s, %lld bytes of logits\n"
                "#%9s  %14s  %10s  %10s  %8s  %8s  %-6s  %7s\n#%9s  %14s  %10s  %10s  %8s\n",
                (long long)p->tokens, (long long)p->vocab, p->entropy ? ", entropy" : "",
-               (long long)a->bytes, "op", "moved", "time", "best", "bw", "% of", "", "#wrong", "",
-               "(B)", "(us)", "(us)", "(GB/s)");
+               (long long)a->span.bytes, "op", "moved", "time", "best", "bw", "% of", "", "#wrong",
+               "", "(B)", "(us)", "(us)", "(GB/s)");
     for (size_t i = 0; i < n; i++) {
-        const double moved = (double)a->bytes * t[i].passes, bw = moved / t[i].us * 1e-3,
+        const double moved = (double)a->span.bytes * t[i].passes, bw = moved / t[i].us * 1e-3,
                      percent = t[i].limit > 0 ? 100 * t[i].limit / t[i].us : 100;
         if (!p->json)
             printf("%10s  %14.0f  %10.1f  %10.1f  %8.1f  %8.1f  %-6s  %7lld\n", t[i].op, moved,
@@ -222,23 +197,17 @@ static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
 static int measure(perf_t *p, loss_args_t *a, const uint16_t *rows)
 {
     enum { READ, COPY, MEMCPY, FORWARD, BACKWARD, N };
-    timing_t t[N] = {[READ] = {"read", run_read, 1, "itself", 0, 0, 0, 0},
-                     [COPY] = {"copy", run_copy, 2, "itself", 0, 0, 0, 0},
-                     [MEMCPY] = {"memcpy", run_memcpy, 2, "itself", 0, 0, 0, 0},
+    timing_t t[N] = {[READ] = {"read", perf_run_read, 1, "itself", 0, 0, 0, 0},
+                     [COPY] = {"copy", perf_run_copy, 2, "itself", 0, 0, 0, 0},
+                     [MEMCPY] = {"memcpy", perf_run_memcpy, 2, "itself", 0, 0, 0, 0},
                      [FORWARD] = {"forward", run_forward, 1, "read", 0, 0, 0, 0},
                      [BACKWARD] = {"backward", run_backward, 2, "copy", 0, 0, 0, 0}};
-    int rc = TOOL_OK;
-    for (int i = 0; rc == TOOL_OK && i < BACKWARD; i++)
-        rc = perf_time(p, t[i].fn, a, &t[i].us, &t[i].best);
-    rc = rc ? rc : check(p, a, false, rows, &t[FORWARD].wrong);
-    if (rc == TOOL_OK)
-        PERF_CUDA(cudaMemset(a->d_logits.data, 0xff, (size_t)a->bytes));
-    if (rc == TOOL_OK) {
-        rc = perf_time(p, run_backward, a, &t[BACKWARD].us, &t[BACKWARD].best);
-        rc = rc ? rc : check(p, a, true, rows, &t[BACKWARD].wrong);
-    }
-    if (rc != TOOL_OK)
-        return rc;
+    for (int i = 0; i < BACKWARD; i++)
+        TOOL_TRY(perf_time(p, t[i].fn, a, &t[i].us, &t[i].best));
+    TOOL_TRY(check(p, a, false, rows, &t[FORWARD].wrong));
+    PERF_CUDA(cudaMemset(a->d_logits.data, 0xff, (size_t)a->span.bytes));
+    TOOL_TRY(perf_time(p, run_backward, a, &t[BACKWARD].us, &t[BACKWARD].best));
+    TOOL_TRY(check(p, a, true, rows, &t[BACKWARD].wrong));
     t[FORWARD].limit = t[READ].us;
     t[BACKWARD].limit = t[COPY].us < t[MEMCPY].us ? t[COPY].us : t[MEMCPY].us;
     p->wrong += t[FORWARD].wrong + t[BACKWARD].wrong;

@@ -73,24 +73,20 @@ int perf_bridge_row(perf_t *p, const perf_row_t *r)
                percent, r->wrong);
         fflush(stdout);
     }
-    json_t *o = json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I}", "src", r->pair->src_name, "dst",
-                          r->pair->dst_name, "axes", r->axes, "dtype", colo_dtype_name(p->dtype),
-                          "output", p->output == COLO_SHARDED ? "sharded" : "full", "grad",
-                          p->grad == COLO_PARTIAL ? "partial" : "disjoint", "batch",
-                          (json_int_t)r->shape.samples, "seq", (json_int_t)r->shape.rows, "hidden",
-                          (json_int_t)r->shape.features);
-    json_t *more =
-        json_pack("{s:s,s:s,s:b,s:b,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "way", r->pass, "op",
-                  r->op, "replayed", r->replayed, "view", r->view, "bytes", (json_int_t)r->bytes,
-                  "arrive_bytes", (json_int_t)r->arrive, "local_bytes", (json_int_t)r->local,
-                  "time_us", r->us, "best_us", r->best, "limit_us", r->limit, "algbw_gbs", alg,
-                  "busbw_gbs", bus, "percent", percent, "wrong", (json_int_t)r->wrong);
-    if (!o || !more || json_object_update(o, more) != 0) {
-        json_decref(o);
-        o = NULL;
-    }
-    json_decref(more);
-    return perf_doc_add(p, "bridge", o);
+    return perf_doc_add(
+        p, "bridge",
+        json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:s,s:s,s:b,s:b,s:I,s:I,s:I,s:f,s:f,s:f,"
+                  "s:f,s:f,s:f,s:I}",
+                  "src", r->pair->src_name, "dst", r->pair->dst_name, "axes", r->axes, "dtype",
+                  colo_dtype_name(p->dtype), "output",
+                  p->output == COLO_SHARDED ? "sharded" : "full", "grad",
+                  p->grad == COLO_PARTIAL ? "partial" : "disjoint", "batch",
+                  (json_int_t)r->shape.samples, "seq", (json_int_t)r->shape.rows, "hidden",
+                  (json_int_t)r->shape.features, "way", r->pass, "op", r->op, "replayed",
+                  r->replayed, "view", r->view, "bytes", (json_int_t)r->bytes, "arrive_bytes",
+                  (json_int_t)r->arrive, "local_bytes", (json_int_t)r->local, "time_us", r->us,
+                  "best_us", r->best, "limit_us", r->limit, "algbw_gbs", alg, "busbw_gbs", bus,
+                  "percent", percent, "wrong", (json_int_t)r->wrong));
 }
 
 int perf_doc_finish(perf_t *p)
