@@ -39,6 +39,8 @@ static int utf8_length(const unsigned char *s)
 
 void svg_text(FILE *f, const char *text)
 {
+    static const char special[] = "&<>\"'";
+    static const char *const entity[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
     const unsigned char *s = (const unsigned char *)text;
 
     while (*s) {
@@ -48,25 +50,11 @@ void svg_text(FILE *f, const char *text)
             fprintf(f, "\\x%02x", *s++);
             continue;
         }
-        switch (*s) {
-        case '&':
-            fputs("&amp;", f);
-            break;
-        case '<':
-            fputs("&lt;", f);
-            break;
-        case '>':
-            fputs("&gt;", f);
-            break;
-        case '"':
-            fputs("&quot;", f);
-            break;
-        case '\'':
-            fputs("&#39;", f);
-            break;
-        default:
+        const char *sign = strchr(special, *s);
+        if (sign)
+            fputs(entity[sign - special], f);
+        else
             fwrite(s, 1, (size_t)n, f);
-        }
         s += n;
     }
 }

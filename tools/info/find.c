@@ -72,17 +72,11 @@ static int fill_table(const colo_topology_t *topology, const colo_grid_t *named,
     t->row = calloc((size_t)(n + n * n / 2 + 1), sizeof *t->row);
     if (!t->row)
         return tool_problem("no memory for %d dims", (int)n);
-    for (int32_t i = 0; i < n; i++) {
-        int rc = add_row(topology, t, dim[i], -1);
-        if (rc != TOOL_OK)
-            return rc;
-    }
+    for (int32_t i = 0; i < n; i++)
+        TOOL_TRY(add_row(topology, t, dim[i], -1));
     for (int32_t i = 0; i < n && n > 2; i++)
-        for (int32_t k = i + 1; k < n; k++) {
-            int rc = add_row(topology, t, dim[i], dim[k]);
-            if (rc != TOOL_OK)
-                return rc;
-        }
+        for (int32_t k = i + 1; k < n; k++)
+            TOOL_TRY(add_row(topology, t, dim[i], dim[k]));
     return TOOL_OK;
 }
 
@@ -95,17 +89,16 @@ static int audit(const info_ask_t *ask, info_found_t *f)
         return fail(st);
     f->better_order = !colo_grid_equal(&order, &ask->grid);
     f->better_binding = bind != ask->policy;
-    int rc = fill_table(f->topology, &ask->grid, &ask->grid, ask->policy, &f->given);
-    if (rc == TOOL_OK && f->better_order)
-        rc = fill_table(f->topology, &ask->grid, &order, ask->policy, &f->order);
-    if (rc == TOOL_OK && f->better_binding) {
-        if ((st = colo_topology_rebind(f->topology, bind)) < 0)
-            return fail(st);
-        rc = fill_table(f->topology, &ask->grid, &ask->grid, bind, &f->binding);
-        if ((st = colo_topology_rebind(f->topology, ask->policy)) < 0)
-            return fail(st);
-    }
-    return rc;
+    TOOL_TRY(fill_table(f->topology, &ask->grid, &ask->grid, ask->policy, &f->given));
+    if (f->better_order)
+        TOOL_TRY(fill_table(f->topology, &ask->grid, &order, ask->policy, &f->order));
+    if (!f->better_binding)
+        return TOOL_OK;
+    if ((st = colo_topology_rebind(f->topology, bind)) < 0)
+        return fail(st);
+    TOOL_TRY(fill_table(f->topology, &ask->grid, &ask->grid, bind, &f->binding));
+    st = colo_topology_rebind(f->topology, ask->policy);
+    return st < 0 ? fail(st) : TOOL_OK;
 }
 
 static int count_bridge(const info_ask_t *ask, info_found_t *f)
@@ -138,10 +131,9 @@ int info_find(const info_ask_t *ask, info_found_t *f)
     }
     if (st < 0)
         return fail(st);
-    int rc = ask->audit ? audit(ask, f) : TOOL_OK;
-    if (rc == TOOL_OK && ask->bridge)
-        rc = count_bridge(ask, f);
-    return rc;
+    if (ask->audit)
+        TOOL_TRY(audit(ask, f));
+    return ask->bridge ? count_bridge(ask, f) : TOOL_OK;
 }
 
 void info_forget(info_found_t *f)

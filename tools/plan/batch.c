@@ -46,22 +46,15 @@ typedef struct reader {
 
 static const char *kind_of(const json_t *v)
 {
-    switch (json_typeof(v)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "a list";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "an integer";
-    case JSON_REAL:
-        return "a number with a fraction or an exponent";
-    case JSON_NULL:
-        return "null";
-    default:
-        return "a truth value";
-    }
+    static const char *const kinds[] = {[JSON_OBJECT] = "an object",
+                                        [JSON_ARRAY] = "a list",
+                                        [JSON_STRING] = "a string",
+                                        [JSON_INTEGER] = "an integer",
+                                        [JSON_REAL] = "a number with a fraction or an exponent",
+                                        [JSON_TRUE] = "a truth value",
+                                        [JSON_FALSE] = "a truth value",
+                                        [JSON_NULL] = "null"};
+    return kinds[json_typeof(v)];
 }
 
 static int read_doc(reader_t *r, const char *path, json_t **doc)

@@ -327,18 +327,13 @@ int plan_compare(plan_entry_t *entries, int n)
     char warning[200];
     int best = 0;
     for (int i = 0; i < n; i++) {
-        int rc = count(&entries[i]);
-        if (rc != TOOL_OK)
-            return rc;
+        TOOL_TRY(count(&entries[i]));
         if (better(&entries[i], &entries[best]))
             best = i;
     }
     if (*plan_compare_warning(warning, entries, n))
         best = -1;
-    if (entries[0].ask.svg) {
-        int rc = plan_compare_draw(entries, n, best);
-        if (rc != TOOL_OK)
-            return rc;
-    }
+    if (entries[0].ask.svg)
+        TOOL_TRY(plan_compare_draw(entries, n, best));
     return entries[0].ask.json ? plan_compare_json(entries, n, best) : print_text(entries, n, best);
 }

@@ -395,11 +395,9 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     printf("%s, %s, %lld ranks\n", colo_direction_name(sums->direction), scale,
            (long long)ask->world);
     if (nplans > 0) {
-        int rc = print_table(ask, plans, nplans);
-        if (rc == TOOL_OK && plan_several_nodes(ask))
-            rc = print_nodes(ask, plans, nplans);
-        if (rc != TOOL_OK)
-            return rc;
+        TOOL_TRY(print_table(ask, plans, nplans));
+        if (plan_several_nodes(ask))
+            TOOL_TRY(print_nodes(ask, plans, nplans));
     } else {
         printf("The table is left out, because %lld ranks are more than --max-ranks %lld.\n",
                (long long)ask->world, (long long)ask->max_ranks);
