@@ -220,6 +220,17 @@ int tool_grid(const tool_option_t *option, int64_t most, colo_grid_t *grid)
     return TOOL_OK;
 }
 
+int tool_layouts(const tool_option_t *src, const tool_option_t *dst, const char *extra,
+                 int64_t most, colo_layout_t *from, colo_layout_t *to)
+{
+    colo_grid_t src_grid, dst_grid;
+    TOOL_TRY(tool_grid(src, most, &src_grid));
+    TOOL_TRY(tool_grid(dst, most, &dst_grid));
+    if (colo_layout_init_src_extra(from, &src_grid, extra) < 0)
+        return tool_wrong(src);
+    return colo_layout_init_dst_extra(to, &dst_grid, extra) < 0 ? tool_wrong(dst) : TOOL_OK;
+}
+
 int tool_dtype(const tool_option_t *option, colo_dtype_t *dtype)
 {
     char q[TOOL_QUOTE_MAX];

@@ -83,6 +83,10 @@ int tool_wrong(const tool_option_t *option);
 /* The grid of a spec string, all of whose ranks are below @most. */
 int tool_grid(const tool_option_t *option, int64_t most, colo_grid_t *grid);
 
+/* The layouts of two such grids, as colo_layout_init_src_extra() and ..._dst_extra() make them. */
+int tool_layouts(const tool_option_t *src, const tool_option_t *dst, const char *extra,
+                 int64_t most, colo_layout_t *from, colo_layout_t *to);
+
 /* A dtype that the library knows. */
 int tool_dtype(const tool_option_t *option, colo_dtype_t *dtype);
 

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_value(const void *a, const void *b)
+int pic_by_number(const void *a, const void *b)
 {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? -1 : x > y;
@@ -145,7 +145,7 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
         const pic_list_t *in = &list[k][0];
         for (int32_t i = 0; i < in->n; i++) {
             const int64_t peer = in->message[i].peer;
-            const int64_t *index = bsearch(&peer, ranks, (size_t)n, sizeof *ranks, by_value);
+            const int64_t *index = bsearch(&peer, ranks, (size_t)n, sizeof *ranks, pic_by_number);
             if (!index)
                 pic->outside++;
             else if (!push(s, (pic_flow_t){.from = (int32_t)(index - ranks),
@@ -242,7 +242,7 @@ static int64_t distinct(const uint64_t *colour, int32_t n, int64_t *sorted)
 {
     int64_t k = 0;
     memcpy(sorted, colour, (size_t)n * sizeof *colour);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    qsort(sorted, (size_t)n, sizeof *sorted, pic_by_number);
     for (int32_t i = 0; i < n; i++)
         k += i == 0 || sorted[i] != sorted[i - 1];
     return k;

@@ -78,6 +78,8 @@ bool pic_fold(pic_t *pic);
 /* Keeps the first @rows rows and what moves between them. */
 void pic_cut(pic_t *pic, int32_t rows);
 void pic_free(pic_t *pic);
+/* qsort()'s order of int64_t */
+int pic_by_number(const void *a, const void *b);
 
 /* The picture of one way, SVG_PANEL wide, its corner at 0, 0; NULL: only measures. Returns its
  * height. */

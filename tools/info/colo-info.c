@@ -72,12 +72,10 @@ static const char help[] =
 enum { OPTIONS(TOOL_OPTION_ID) OPT_COUNT };
 static tool_option_t options[OPT_COUNT] = {OPTIONS(TOOL_OPTION_ROW)};
 
-static int read_grid(const tool_option_t *o, int64_t most, colo_grid_t *grid, int64_t *world)
+static void add_ranks(info_ask_t *ask, const colo_grid_t *grid)
 {
-    TOOL_TRY(tool_grid(o, most, grid));
-    if (*world < grid->offset + grid->size)
-        *world = grid->offset + grid->size;
-    return TOOL_OK;
+    if (ask->world < grid->offset + grid->size)
+        ask->world = grid->offset + grid->size;
 }
 
 static int read_bridge(info_ask_t *ask)
@@ -98,16 +96,13 @@ static int read_bridge(info_ask_t *ask)
             return tool_refuse("%s is missing; %s needs it; see --help", options[required[i]].name,
                                given->name);
 
-    colo_grid_t src, dst;
     colo_plan_config_t *c = &ask->config;
     *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src,        .dst = &ask->dst,
                               .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
-    TOOL_TRY(read_grid(&options[OPT_SRC], INFO_PLANS_MAX, &src, &ask->world));
-    TOOL_TRY(read_grid(&options[OPT_DST], INFO_PLANS_MAX, &dst, &ask->world));
-    if (colo_layout_init_src(&ask->src, &src) < 0)
-        return tool_wrong(&options[OPT_SRC]);
-    if (colo_layout_init_dst(&ask->dst, &dst) < 0)
-        return tool_wrong(&options[OPT_DST]);
+    TOOL_TRY(tool_layouts(&options[OPT_SRC], &options[OPT_DST], NULL, INFO_PLANS_MAX, &ask->src,
+                          &ask->dst));
+    add_ranks(ask, &ask->src.grid);
+    add_ranks(ask, &ask->dst.grid);
     TOOL_TRY(tool_i64(&options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
     TOOL_TRY(tool_i64(&options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
     TOOL_TRY(tool_i64(&options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
@@ -128,7 +123,8 @@ static int read_ask(info_ask_t *ask)
     if (options[OPT_POLICY].given && colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
         return tool_wrong(&options[OPT_POLICY]);
     if (options[OPT_GRID].given) {
-        TOOL_TRY(read_grid(&options[OPT_GRID], COLO_TOPOLOGY_WORLD_MAX, &ask->grid, &ask->world));
+        TOOL_TRY(tool_grid(&options[OPT_GRID], COLO_TOPOLOGY_WORLD_MAX, &ask->grid));
+        add_ranks(ask, &ask->grid);
         ask->audit = true;
     }
     TOOL_TRY(read_bridge(ask));

@@ -122,13 +122,10 @@ static int read_pair(perf_t *p, const tool_option_t *src, const tool_option_t *d
     if (p->npairs == PERF_PAIRS_MAX)
         return tool_refuse("%s: more than %d pairs", src->name, PERF_PAIRS_MAX);
     perf_pair_t *pair = &p->pair[p->npairs++];
-    colo_layout_t layout;
-    TOOL_TRY(tool_grid(src, 1024, &pair->src));
-    TOOL_TRY(tool_grid(dst, 1024, &pair->dst));
-    if (colo_layout_init_src(&layout, &pair->src) < 0)
-        return tool_wrong(src);
-    if (colo_layout_init_dst(&layout, &pair->dst) < 0)
-        return tool_wrong(dst);
+    colo_layout_t from, to;
+    TOOL_TRY(tool_layouts(src, dst, NULL, 1024, &from, &to));
+    pair->src = from.grid;
+    pair->dst = to.grid;
     colo_grid_print(&pair->src, pair->src_name, sizeof pair->src_name);
     colo_grid_print(&pair->dst, pair->dst_name, sizeof pair->dst_name);
     return TOOL_OK;

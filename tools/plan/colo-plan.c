@@ -174,13 +174,9 @@ static const char *const sp_sides[] = {"none", "src", "dst", "both", NULL};
 static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
                         const tool_option_t *dst_spec, int sp)
 {
-    colo_grid_t src, dst;
-    TOOL_TRY(tool_grid(src_spec, PLAN_WORLD_MAX, &src));
-    TOOL_TRY(tool_grid(dst_spec, PLAN_WORLD_MAX, &dst));
-    if (colo_layout_init_src_extra(&ask->src, &src, options[OPT_EXTRA].value) < 0)
-        return tool_wrong(src_spec);
-    if (colo_layout_init_dst_extra(&ask->dst, &dst, options[OPT_EXTRA].value) < 0)
-        return tool_wrong(dst_spec);
+    const colo_grid_t *src = &ask->src.grid, *dst = &ask->dst.grid;
+    TOOL_TRY(tool_layouts(src_spec, dst_spec, options[OPT_EXTRA].value, PLAN_WORLD_MAX, &ask->src,
+                          &ask->dst));
     TOOL_TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
     TOOL_TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
 
@@ -189,9 +185,9 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
     if (sp & 2)
         TOOL_TRY(split_tp(&options[OPT_SP], &ask->dst));
 
-    int64_t src_end = src.offset + src.size, dst_end = dst.offset + dst.size;
+    int64_t src_end = src->offset + src->size, dst_end = dst->offset + dst->size;
     ask->world = src_end > dst_end ? src_end : dst_end;
-    ask->first = src.offset < dst.offset ? src.offset : dst.offset;
+    ask->first = src->offset < dst->offset ? src->offset : dst->offset;
     if (ask->config.nodes && colo_nodes_find(ask->config.nodes, ask->world - 1) < 0)
         return tool_refuse("--nodes: rank %lld has no node; give %lld numbers, one per rank",
                            (long long)ask->world - 1, (long long)ask->world);

@@ -39,12 +39,6 @@ static bool set_add(set_t *s, int64_t rank) /* false: it is there */
     return true;
 }
 
-static int by_rank(const void *a, const void *b)
-{
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 static void follow(const pic_list_t *list, set_t *seen, plan_part_t *part)
 {
     for (int32_t i = 0; i < list->n; i++) {
@@ -95,7 +89,7 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
         plan_part_free(part);
         return plan_complain(ask, st, colo_last_error());
     }
-    qsort(part->rank, (size_t)part->n, sizeof *part->rank, by_rank);
+    qsort(part->rank, (size_t)part->n, sizeof *part->rank, pic_by_number);
     return TOOL_OK;
 }
 
