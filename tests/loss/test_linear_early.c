@@ -3,7 +3,7 @@
  * test_linear_early.c - memory of mode early: how much, and a d_weight whose memory holds gradients
  * of logits. What else the mode does is in test_linear.c.
  */
-#include "loss/linear_case.h"
+#include "loss/linear_alone.h"
 
 T_CASE(shared_d_weight_agrees_with_the_oracle)
 {
@@ -21,49 +21,29 @@ T_CASE(shared_d_weight_agrees_with_the_oracle)
 T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
 {
     enum { WORDS = 3000, ROWS = 16, H = 3 };
-    static float h[ROWS * H], w[(WORDS + 1) * H], d_h[ROWS * H], loss[ROWS];
-    static int64_t targets[ROWS];
-    colo_comm_t *self = t_self();
-    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
-    T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
-    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = WORDS, .hidden = H};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = COLO_LINEAR_EARLY};
-    colo_linear_logprob_saved_t saved = {.d_weight = NULL};
     size_t bytes, whole;
-    lc.logprob.logits.vocab = WORDS;
-    lc.logprob.want_loss = true;
-    lc.d_weight_add = false;
-    assert_ok(colo_lm_head_create(&head, &hc, NULL));
-    assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
-    assert_ok(colo_linear_logprob_saved_size(linear, ROWS, -1, &whole));
-    colo_linear_logprob_destroy(&linear);
-    lc.share_d_weight = true;
-    assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
-    assert_ok(colo_linear_logprob_saved_size(linear, ROWS, -1, &bytes));
+    T_ENDS(alone_free) alone_t a;
+    alone_init(&a, ROWS, WORDS, H, NULL);
+    a.config.mode = COLO_LINEAR_EARLY;
+    a.config.logprob.want_loss = true;
+    a.config.d_weight_add = false;
+    alone_make(&a);
+    assert_ok(colo_linear_logprob_saved_size(a.linear, ROWS, -1, &whole));
+    a.config.share_d_weight = true;
+    alone_make(&a);
+    assert_ok(colo_linear_logprob_saved_size(a.linear, ROWS, -1, &bytes));
     assert_true(bytes < whole);
-    COLO_AUTOFREE void *memory = aligned_alloc(256, (whole + 255) / 256 * 256),
-                       *work = aligned_alloc(256, 1 << 23);
-    COLO_AUTOFREE float *d_w = aligned_alloc(256, 1 << 16);
-    const colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){ROWS, H}),
-                        target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){ROWS}),
-                        weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){WORDS, H}),
-                        dh = colo_tensor_host(d_h, COLO_F32, 2, (int64_t[]){ROWS, H});
-    colo_tensor_t dw = colo_tensor_host(d_w + H, COLO_F32, 2, (int64_t[]){WORDS, H});
-    const colo_linear_batch_t batch = {&hidden, &target, -1, NULL};
-    const colo_logprob_out_t out = {.loss = loss};
-    const colo_linear_upstream_t up = {.loss = 1};
-    const colo_linear_grads_t grads = {&dh, &dw, NULL};
-    assert_ok(colo_lm_head_bind(head, &weight, NULL, NULL));
-    assert_fails(colo_linear_logprob_early(linear, &batch, &up, &out, &saved, memory, work, NULL),
-                 COLO_ERR_ARG, "saved.d_weight is NULL");
-    saved.d_weight = d_w;
-    assert_ok(colo_linear_logprob_early(linear, &batch, &up, &out, &saved, memory, work, NULL));
-    assert_fails(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL),
-                 COLO_ERR_ARG, "without gaps: it holds gradients of logits");
-    dw.data = d_w;
-    assert_ok(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL));
-    assert_fails(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL),
-                 COLO_ERR_STATE, "a backward in place ended it");
+    a.dw.data = a.d_w + H;
+    a.out = (colo_logprob_out_t){.loss = a.logp};
+    a.up = (colo_linear_upstream_t){.loss = 1};
+    assert_ok(alone_bind(&a));
+    assert_fails(alone_early(&a), COLO_ERR_ARG, "saved.d_weight is NULL");
+    a.saved.d_weight = a.d_w;
+    assert_ok(alone_early(&a));
+    assert_fails(alone_backward(&a), COLO_ERR_ARG, "without gaps: it holds gradients of logits");
+    a.dw.data = a.d_w;
+    assert_ok(alone_backward(&a));
+    assert_fails(alone_backward(&a), COLO_ERR_STATE, "a backward in place ended it");
 }
 
 enum { V = 152064, H = 4096, T = 8192 };

@@ -4,7 +4,7 @@
  * message, with nothing written, and with the other ranks awake. A bias puts an infinity into a
  * column of every row; hidden states of one token put it into a row.
  */
-#include "loss/linear_case.h"
+#include "loss/linear_alone.h"
 
 enum { T = 6, V = 10, H = 3 };
 
@@ -111,109 +111,45 @@ T_CASE(targets_outside_the_vocabulary_are_counted_and_nan)
 
 /* ---- refusals, alone ---- */
 
-typedef struct alone {
-    colo_comm_t *self;
-    colo_lm_head_t *head;
-    colo_linear_logprob_t *linear;
-    colo_linear_logprob_config_t config;
-    float h[T * H], w[V * H], d_h[T * H], d_w[V * H], logp[T];
-    int64_t targets[T];
-    uint64_t hidden_version, weight_version;
-    colo_tensor_t hidden, target, weight, dh, dw;
-    colo_linear_batch_t batch;
-    colo_logprob_out_t out;
-    colo_linear_grads_t grads;
-    colo_linear_upstream_t up;
-    colo_linear_logprob_saved_t saved;
-    unsigned char *buffer, *work;
-} alone_t;
-
-static void alone_init(alone_t *a)
+/* An object of a->config; its forward has run. */
+static void again(alone_t *a)
 {
-    memset(a, 0, sizeof *a);
-    a->config = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    a->config.logprob.logits.vocab = V;
-    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H};
-    assert_ok(colo_comm_create_self(&a->self));
-    assert_ok(colo_lm_head_create(&a->head, &hc, NULL));
-    assert_ok(colo_linear_logprob_create(&a->linear, &a->config, a->head, a->self));
-    a->hidden = colo_tensor_host(a->h, COLO_F32, 2, (int64_t[]){T, H});
-    a->hidden.version = &a->hidden_version;
-    a->weight = colo_tensor_host(a->w, COLO_F32, 2, (int64_t[]){V, H});
-    a->weight.version = &a->weight_version;
-    a->target = colo_tensor_host(a->targets, COLO_I64, 1, (int64_t[]){T});
-    a->dh = colo_tensor_host(a->d_h, COLO_F32, 2, (int64_t[]){T, H});
-    a->dw = colo_tensor_host(a->d_w, COLO_F32, 2, (int64_t[]){V, H});
-    a->batch = (colo_linear_batch_t){&a->hidden, &a->target, -1, NULL};
-    a->out = (colo_logprob_out_t){.logp = a->logp};
-    a->grads = (colo_linear_grads_t){&a->dh, &a->dw, NULL};
-    a->up = (colo_linear_upstream_t){.logp = 1};
-    a->buffer = aligned_alloc(256, 1 << 16);
-    a->work = aligned_alloc(256, 1 << 20);
-    memset(a->d_h, CANARY, sizeof a->d_h);
-}
-
-static void alone_free(alone_t *a)
-{
-    colo_linear_logprob_destroy(&a->linear);
-    colo_lm_head_destroy(&a->head);
-    colo_comm_destroy(&a->self);
-    free(a->buffer);
-    free(a->work);
-}
-
-static colo_status_t forward(alone_t *a)
-{
-    return colo_linear_logprob_forward(a->linear, &a->batch, &a->out, &a->saved, a->buffer, a->work,
-                                       NULL);
-}
-
-static colo_status_t backward(alone_t *a)
-{
-    return colo_linear_logprob_backward(a->linear, &a->saved, &a->up, &a->grads, a->work, NULL);
-}
-
-/* An object of @config; its forward has run. */
-static void alone_again(alone_t *a)
-{
-    colo_linear_logprob_destroy(&a->linear);
-    assert_ok(colo_linear_logprob_create(&a->linear, &a->config, a->head, a->self));
+    alone_make(a);
     if (a->config.mode == COLO_LINEAR_EARLY) {
         a->up = (colo_linear_upstream_t){.loss = 1};
-        assert_ok(colo_linear_logprob_early(a->linear, &a->batch, &a->up, &a->out, &a->saved,
-                                            a->buffer, a->work, NULL));
+        assert_ok(alone_early(a));
     } else {
-        assert_ok(forward(a));
+        assert_ok(alone_forward(a));
     }
-    memset(a->logp, CANARY, sizeof a->logp);
+    memset(a->logp, CANARY, T * sizeof *a->logp);
 }
 
 T_CASE(a_pass_without_what_comes_before_it_is_refused)
 {
     T_ENDS(alone_free) alone_t a;
-    alone_init(&a);
-    assert_fails(forward(&a), COLO_ERR_STATE, "no weight is bound");
-    assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL));
-    assert_fails(backward(&a), COLO_ERR_STATE, "no forward filled it");
-    assert_ok(forward(&a));
+    alone_init(&a, T, V, H, NULL);
+    assert_fails(alone_forward(&a), COLO_ERR_STATE, "no weight is bound");
+    assert_ok(alone_bind(&a));
+    assert_fails(alone_backward(&a), COLO_ERR_STATE, "no forward filled it");
+    assert_ok(alone_forward(&a));
     a.hidden_version++;
-    assert_fails(backward(&a), COLO_ERR_MODIFIED, "hidden states were written");
+    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "hidden states were written");
     a.hidden_version--;
-    assert_ok(backward(&a)); /* the refusal did not end the saved state */
+    assert_ok(alone_backward(&a)); /* the refusal did not end the saved state */
 }
 
-#define REFUSE(change, call, status, text)                           \
-    do {                                                             \
-        alone_t a;                                                   \
-        alone_init(&a);                                              \
-        assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL)); \
-        assert_ok(forward(&a));                                      \
-        memset(a.logp, CANARY, sizeof a.logp);                       \
-        change;                                                      \
-        assert_fails(call, status, text);                            \
-        assert_true(painted(a.logp, sizeof a.logp));                 \
-        assert_true(painted(a.d_h, sizeof a.d_h));                   \
-        alone_free(&a);                                              \
+#define REFUSE(change, call, status, text)                 \
+    do {                                                   \
+        alone_t a;                                         \
+        alone_init(&a, T, V, H, NULL);                     \
+        assert_ok(alone_bind(&a));                         \
+        assert_ok(alone_forward(&a));                      \
+        memset(a.logp, CANARY, T * sizeof *a.logp);        \
+        change;                                            \
+        assert_fails(call, status, text);                  \
+        assert_true(painted(a.logp, T * sizeof *a.logp));  \
+        assert_true(painted(a.d_h, sizeof(float[T * H]))); \
+        alone_free(&a);                                    \
     } while (0)
 
 T_CASE(every_wrong_config_is_named)
@@ -228,8 +164,8 @@ T_CASE(every_wrong_config_is_named)
     hc.dtype = COLO_BF16;
     assert_ok(colo_lm_head_create(&half, &hc, NULL));
 #define CONFIG(change, head, text) \
-    REFUSE(change, colo_linear_logprob_create(&none, &a.config, head, a.self), COLO_ERR_ARG, text)
-    REFUSE((void)0, colo_linear_logprob_create(&none, NULL, a.head, a.self), COLO_ERR_ARG,
+    REFUSE(change, colo_linear_logprob_create(&none, &a.config, head, t_self()), COLO_ERR_ARG, text)
+    REFUSE((void)0, colo_linear_logprob_create(&none, NULL, a.head, t_self()), COLO_ERR_ARG,
            "linear: config is NULL");
     CONFIG(a.config.logprob.struct_size = 4096, a.head, "struct_size is 4096");
     CONFIG(a.config.logprob.logits.temperature = 0, a.head, "temperature is 0");
@@ -246,7 +182,7 @@ T_CASE(every_wrong_config_is_named)
     CONFIG(a.config.share_d_weight = true, half,
            "share_d_weight with mode 0, d_weight added of f32, a resident head");
     REFUSE(a.config.logprob.logits.vocab = V + 1,
-           colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_SHAPE,
+           colo_linear_logprob_create(&none, &a.config, half, t_self()), COLO_ERR_SHAPE,
            "expected the whole vocabulary");
     REFUSE((void)0, colo_linear_logprob_create(&none, &a.config, half, NULL), COLO_ERR_ARG,
            "group is NULL");
@@ -273,7 +209,7 @@ T_CASE(every_wrong_batch_is_named)
     colo_tensor_t id = colo_tensor_host(ids, COLO_I64, 1, (int64_t[]){2});
     colo_tensor_t begin = colo_tensor_host(none, COLO_I64, 1, (int64_t[]){T}), odd;
     colo_support_t lists = {&id, &begin, &begin};
-#define BATCH(change, status, text) REFUSE(change, forward(&a), status, text)
+#define BATCH(change, status, text) REFUSE(change, alone_forward(&a), status, text)
     REFUSE((void)0,
            colo_linear_logprob_forward(a.linear, NULL, &a.out, &a.saved, a.buffer, a.work, NULL),
            COLO_ERR_ARG, "linear: batch is NULL");
@@ -287,8 +223,8 @@ T_CASE(every_wrong_batch_is_named)
           "max_valid is 4, but 6 of 6 targets are not ignore_index");
     BATCH(a.out.entropy = a.logp, COLO_ERR_ARG, "config.want_entropy is false");
     REFUSE((void)0,
-           colo_linear_logprob_forward(a.linear, &a.batch, &a.out, &a.saved, a.buffer, a.work + 8,
-                                       NULL),
+           colo_linear_logprob_forward(a.linear, &a.batch, &a.out, &a.saved, a.buffer,
+                                       (char *)a.work + 8, NULL),
            COLO_ERR_ARG, "workspace is 8 past a multiple of 256");
     REFUSE((void)0,
            colo_linear_logprob_forward(a.linear, &a.batch, &a.out, &a.saved, NULL, a.work, NULL),
@@ -340,9 +276,8 @@ T_CASE(every_wrong_backward_is_named)
     uint64_t version = 0;
     float bias[V];
     colo_tensor_t db = colo_tensor_host(bias, COLO_F32, 1, (int64_t[]){V});
-#define BACKWARD(change, status, text) REFUSE(change, backward(&a), status, text)
-#define EARLY \
-    (a.config.mode = COLO_LINEAR_EARLY, a.config.logprob.want_loss = true, alone_again(&a))
+#define BACKWARD(change, status, text) REFUSE(change, alone_backward(&a), status, text)
+#define EARLY (a.config.mode = COLO_LINEAR_EARLY, a.config.logprob.want_loss = true, again(&a))
     REFUSE((void)0, colo_linear_logprob_backward(a.linear, &a.saved, NULL, &a.grads, a.work, NULL),
            COLO_ERR_ARG, "linear: upstream is NULL");
     BACKWARD(a.up.loss = 2, COLO_ERR_ARG, "upstream.loss is 2, config.want_loss is false");
@@ -358,26 +293,25 @@ T_CASE(every_wrong_backward_is_named)
     BACKWARD(a.dw.dtype = COLO_F64, COLO_ERR_ARG,
              "d_weight: dtype f64, config.d_weight_dtype is f32");
     /* a runtime brought it back from elsewhere */
-    BACKWARD(a.saved.memory = a.buffer + 8, COLO_ERR_ARG,
+    BACKWARD(a.saved.memory = (char *)a.buffer + 8, COLO_ERR_ARG,
              "saved memory is 8 past a multiple of 256");
     BACKWARD(a.weight_version = 5, COLO_ERR_MODIFIED, "the head was written between forward and");
     BACKWARD(a.dh.dtype = COLO_F64, COLO_ERR_ARG, "d_hidden: dtype f64, the head is f32");
-    BACKWARD(
-        (a.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE, alone_again(&a), a.dh.stride[0] = H + 1),
-        COLO_ERR_SHAPE, "d_hidden: rows are 4 elements apart");
-    BACKWARD((a.config.frozen_hidden = true, alone_again(&a)), COLO_ERR_ARG,
+    BACKWARD((a.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE, again(&a), a.dh.stride[0] = H + 1),
+             COLO_ERR_SHAPE, "d_hidden: rows are 4 elements apart");
+    BACKWARD((a.config.frozen_hidden = true, again(&a)), COLO_ERR_ARG,
              "d_hidden is given, config.frozen_hidden is true");
     BACKWARD(a.grads.d_weight = NULL, COLO_ERR_ARG,
              "d_weight is NULL, config.frozen_weight is false");
-    BACKWARD((a.config.frozen_weight = true, alone_again(&a)), COLO_ERR_ARG,
+    BACKWARD((a.config.frozen_weight = true, again(&a)), COLO_ERR_ARG,
              "d_weight is given, config.frozen_weight is true");
-    BACKWARD((a.config.frozen_weight = true, alone_again(&a), a.grads.d_weight = NULL,
-              a.grads.d_bias = &db),
-             COLO_ERR_ARG, "d_bias is given, config.frozen_weight is true");
+    BACKWARD(
+        (a.config.frozen_weight = true, again(&a), a.grads.d_weight = NULL, a.grads.d_bias = &db),
+        COLO_ERR_ARG, "d_bias is given, config.frozen_weight is true");
     REFUSE((void)0, colo_linear_logprob_backward(a.linear, NULL, &a.up, &a.grads, a.work, NULL),
            COLO_ERR_ARG, "linear: saved is NULL");
     BACKWARD(a.saved.of = (const colo_linear_logprob_t *)&a, COLO_ERR_ARG, "of another object");
-    BACKWARD((a.target.version = &version, alone_again(&a), version = 1), COLO_ERR_MODIFIED,
+    BACKWARD((a.target.version = &version, again(&a), version = 1), COLO_ERR_MODIFIED,
              "targets were written");
 #undef EARLY
 #undef BACKWARD
@@ -389,29 +323,29 @@ T_CASE(forwards_may_wait_for_their_backward)
     uint64_t rng = t_seed() + 5;
     T_ENDS(alone_free) alone_t a;
     float other[T * H], want[T * H];
-    alone_init(&a);
+    alone_init(&a, T, V, H, NULL);
     for (int i = 0; i < T * H; i++) {
         a.h[i] = (float)t_uniform(&rng);
         other[i] = (float)t_uniform(&rng);
     }
     for (int i = 0; i < V * H; i++)
         a.w[i] = (float)t_uniform(&rng) - 0.5f;
-    assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL));
-    assert_ok(forward(&a));
-    assert_ok(backward(&a));
+    assert_ok(alone_bind(&a));
+    assert_ok(alone_forward(&a));
+    assert_ok(alone_backward(&a));
     memcpy(want, a.d_h, sizeof want);
 
-    assert_ok(forward(&a));
+    assert_ok(alone_forward(&a));
     colo_linear_logprob_saved_t first = a.saved, second;
     COLO_AUTOFREE unsigned char *buffer = aligned_alloc(256, 1 << 16);
     colo_tensor_t hidden = colo_tensor_host(other, COLO_F32, 2, (int64_t[]){T, H});
     colo_linear_batch_t batch = {&hidden, &a.target, -1, NULL};
     assert_ok(colo_linear_logprob_forward(a.linear, &batch, &a.out, &second, buffer, a.work, NULL));
     a.saved = second;
-    assert_ok(backward(&a));
+    assert_ok(alone_backward(&a));
     assert_memory_not_equal(a.d_h, want, sizeof want);
     a.saved = first;
-    assert_ok(backward(&a));
+    assert_ok(alone_backward(&a));
     assert_memory_equal(a.d_h, want, sizeof want);
 }
 
