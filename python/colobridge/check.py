@@ -26,7 +26,7 @@ from . import _lib
 from . import _structs as s
 from . import flight
 from ._version import VERSION
-from .bridge import Bridge
+from .bridge import Batch, Bridge
 from .comm import Comm, run_threads
 from .errors import Error
 from .layout import Layout
@@ -198,26 +198,24 @@ def with_threads(world: Comm) -> dict[str, str]:
     def carry(pair: Pair) -> Carry:
         bridge = Bridge(world, Layout.src(spec(pair.src)), Layout.dst(spec(pair.dst)),
                         (2 * ranks, 2 * ranks, FEATURES), output='full' if pair.full else 'sharded')
-
-        def run(x: Values, d_y: Values) -> tuple[Values, Values]:
-            y, d_x = array.array('f', bytes(4 * len(d_y))), array.array('f', bytes(4 * len(x)))
-            bridge.forward(shaped(x, bridge.src_shape), shaped(y, bridge.dst_shape))
-            bridge.backward(shaped(d_y, bridge.dst_shape), shaped(d_x, bridge.src_shape))
-            bridge.destroy()
-            return list(y), list(d_x)
-        return run
+        return lambda x, d_y: carried(bridge, bridge, (bridge.src_shape, bridge.dst_shape), x, d_y)
 
     def ragged(tables: Segments, x: Values, d_y: Values) -> tuple[Values, Values]:
         bridge = Bridge(world, Layout.src('dp=%d' % ranks), Layout.dst('cp=%d' % ranks), (FEATURES,), ragged=True,
                         output='sharded')
-        batch = bridge.set_segments(tables)
-        y, d_x = array.array('f', bytes(4 * len(d_y))), array.array('f', bytes(4 * len(x)))
-        batch.forward(shaped(x, (-1, FEATURES)), shaped(y, (-1, FEATURES)))
-        batch.backward(shaped(d_y, (-1, FEATURES)), shaped(d_x, (-1, FEATURES)))
-        bridge.destroy()
-        return list(y), list(d_x)
+        return carried(bridge, bridge.set_segments(tables), ((-1, FEATURES), (-1, FEATURES)), x, d_y)
 
     return checks(world.rank, ranks, carry, ragged, lambda logits, targets: core_loss(world, logits, targets))
+
+
+def carried(bridge: Bridge, by: Bridge | Batch, shapes: tuple[tuple[int, ...], ...], x: Values, d_y: Values
+            ) -> tuple[Values, Values]:
+    """(y, gradient of x) by a bridge, or a batch of it; shapes of x and y"""
+    y, d_x = array.array('f', bytes(4 * len(d_y))), array.array('f', bytes(4 * len(x)))
+    by.forward(shaped(x, shapes[0]), shaped(y, shapes[1]))
+    by.backward(shaped(d_y, shapes[1]), shaped(d_x, shapes[0]))
+    bridge.destroy()
+    return list(y), list(d_x)
 
 
 def shaped(values: Values | array.array[float], shape: tuple[int, ...]) -> Any:
@@ -233,12 +231,10 @@ def core_loss(world: Comm, logits: Values, targets: list[int]) -> tuple[Values, 
                              want_loss=True, logits=s.LogitsOptions(COLUMNS * world.size, COLUMNS * world.rank, 1.0, 1.0))
     x, d_x = shaped(logits, (TOKENS, COLUMNS)), array.array('f', bytes(4 * len(logits)))
     t = view(array.array('q', targets))
-    outs = [(c.c_float * TOKENS)() for _ in range(3)]
-    logp, entropy, loss = outs
-    size, spare = c.c_size_t(), c.c_size_t()
-    _lib.call('colo_logprob_saved_size', config, s.DTYPE['f32'], TOKENS, c.byref(size))
-    _lib.call('colo_logprob_workspace_size', config, s.DTYPE['f32'], TOKENS, world.size, c.byref(spare))
-    saved, held = s.LogprobSaved(), [c.create_string_buffer(n.value + 256) for n in (size, spare)]
+    logp, entropy, loss = ((c.c_float * TOKENS)() for _ in range(3))
+    size = _lib.size_of('colo_logprob_saved_size', config, s.DTYPE['f32'], TOKENS)
+    spare = _lib.size_of('colo_logprob_workspace_size', config, s.DTYPE['f32'], TOKENS, world.size)
+    saved, held = s.LogprobSaved(), [c.create_string_buffer(n + 256) for n in (size, spare)]
     places = [-(-c.addressof(memory) // 256) * 256 for memory in held]
     batch = s.LogprobBatch(c.pointer(x), c.pointer(t))
     out = s.LogprobOut(*map(c.addressof, (logp, entropy, loss)))
