@@ -21,7 +21,7 @@ from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary, partitioned
 from .lazy import torch
 from .linear_plan import LinearPlan
-from .logprob import MEMBERS, NAMES, _check_target, _config, _control, per_token, segment_of, shard, targets_for
+from .logprob import Columns, MEMBERS, NAMES, _check_target, _config, per_token, segment_of, shard, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ranks import alone
 from .ready import scalars, table
@@ -228,14 +228,12 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
 
 
 def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
-            tp_group: Any, head_group: Any, head_rows: int | None, main_grad: bool,
-            columns: tuple[int | None, int | None, int | None], linear: tuple[Any, ...],
-            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, support: Support | None = None,
-            head_partition: str = 'rows'
-            ) -> tuple[Any, Any, Any, Any, Call]:
-    """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
-    linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients begin in forward: 'loss' in
-    either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all."""
+            tp_group: Any, head_group: Any, head_rows: int | None, main_grad: bool, columns: Columns,
+            linear: tuple[Any, ...], values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
+            support: Support | None = None, head_partition: str = 'rows') -> tuple[Any, Any, Any, Any, Call]:
+    """Checked arguments as the autograd functions take them. linear: mode, d_hidden, budget, max_valid, logits_dtype,
+    and whether gradients begin in forward: 'loss' in either way, 'sums' as sums for later, in fp32, 'known' as they
+    will be, None if not at all."""
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
             isinstance(target, torch.Tensor)):
         for name, t in (('hidden', hidden), ('weight', weight), ('target', target)):
@@ -304,9 +302,9 @@ def _sharded(what: str, weight: Any, bias: Any) -> tuple[Any, Any, Any, int | No
 
 
 def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
-          comm: Comm, tp_group: Any, columns: tuple[int | None, int | None, int | None],
-          head_comm: Comm | None, head_rows: int | None, head_partition: str, linear: tuple[Any, ...], main: Any,
-          members: dict[str, Any], support: Support | None) -> tuple[LinearPlan, bool, bool]:
+          comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, head_rows: int | None,
+          head_partition: str, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None
+          ) -> tuple[LinearPlan, bool, bool]:
     """(the plan of calls with such arguments, whether hidden and weight have to be copied); checks
     them."""
     mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
@@ -356,7 +354,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
             raise ArgumentError("%s: weight has %d elements, expected %d, or %d with padding: rank %d of %d's part of "
                                 "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
                                              rows_here, hidden.shape[-1]))
-    start, vocab = shard(comm, _control(tp_group, comm), rows_here, *columns)
+    start, vocab = shard(comm, tp_group, rows_here, *columns)
     config = _config(start, vocab, **segment_of(members, vocab), **{'want_' + name: name in names
                                                  for name in ('entropy', 'loss', 'correct')})
     copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1

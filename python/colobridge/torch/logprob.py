@@ -23,6 +23,7 @@ from .rows import Rows, rows_of
 from .support import Listed, Support
 from .tensors import Function, once, operator, saved_tensors, stream_of, written
 
+Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
 NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
          for h in (False, True) for loss in (False, True)}
@@ -38,11 +39,11 @@ def _config(start: int, vocab: int, **members: Any) -> s.LogprobConfig:
     return raw
 
 
-def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end: int | None,
+def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | None,
           vocab: int | None) -> tuple[int, int]:
-    """(first column, V) of this rank's shard. Without vocab_size it is the largest end of all shards,
-    gathered once for a group and a shard; where a group serves vocabularies whose shards are equal on
-    some ranks and differ on others, it has to be said."""
+    """(first column, V) of this rank's shard of @group, whose communicator is @comm. Without vocab_size it is the
+    largest end of all shards, gathered on the host once for a group and a shard; where a group serves vocabularies
+    whose shards are equal on some ranks and differ on others, it has to be said."""
     size = comm.size
     if start is None:
         start = comm.rank * columns if vocab is None or size > 1 else 0
@@ -57,7 +58,7 @@ def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end
         return start, end
     known = comm.__dict__.setdefault('_shards', {})
     if (start, end) not in known:
-        host = control or comm
+        host = comm if comm.backend != 'nccl' else groups.comm_of(group, torch.device('cpu'))
         with groups.telling(comm):
             ends = host.gather_bytes(b'%020d' % end)
         known[start, end] = max(map(int, ends))
@@ -313,12 +314,10 @@ def segment_of(members: dict[str, Any], vocab: int) -> dict[str, Any]:
     return members
 
 
-def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any,
-            columns: tuple[int | None, int | None, int | None], in_place: bool,
-            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan,
+def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
+            in_place: bool, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan,
             support: Support | None = None, more: Any = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
-    """(logits, targets, (a plan of this kind, .., more)) as VocabParallel takes them. columns: vocab_start, vocab_end,
-    vocab_size."""
+    """(logits, targets, (a plan of this kind, .., more)) as VocabParallel takes them."""
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
                             % (what, type(logits).__name__, type(target).__name__))
@@ -352,15 +351,14 @@ def _check_target(what: str, target: Any, shape: list[int], why: str, device: An
         raise ArgumentError("%s: target is on %s, %s on %s" % (what, target.device, source, device))
 
 
-def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
-          columns: tuple[int | None, int | None, int | None], in_place: bool,
-          members: dict[str, Any], kind: type, support: Support | None) -> tuple[LogprobPlan, bool]:
+def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Comm, tp_group: Any, columns: Columns,
+          in_place: bool, members: dict[str, Any], kind: type, support: Support | None) -> tuple[LogprobPlan, bool]:
     """(the plan of calls with such arguments, whether their logits have to be copied); checks them."""
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
         raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
                             % (what, list(logits.shape), logits.dtype))
     _check_target(what, target, list(logits.shape[:-1]), "the logits' shape without the last axis", logits.device, 'logits are')
-    start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)
+    start, vocab = shard(comm, tp_group, logits.shape[-1], *columns)
     read, rows = rows_of(logits)
     config = _config(start, vocab, order=rows.order, **segment_of(members, vocab),
                      **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
@@ -383,13 +381,6 @@ def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_g
     return VocabParallel.apply(*planned(what, logits, target, names, tp_group,
                                      (vocab_start, vocab_end, None), in_place,
                                      tuple(members.values()), tuple(members), support=support))
-
-
-def _control(group: Any, comm: Comm) -> Comm | None:
-    """A host communicator of the same ranks, where @comm is one of GPUs."""
-    if comm.size == 1 or comm.backend != 'nccl':
-        return comm
-    return groups.comm_of(group, torch.device('cpu'))
 
 
 def real_of(dtype: Any) -> Any:

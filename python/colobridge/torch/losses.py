@@ -16,7 +16,7 @@ from .._lib import call
 from ..errors import ArgumentError
 from . import ranks as groups
 from .lazy import torch
-from .logprob import LogprobPlan, NAMES, VocabParallel, _control, planned, real_of, shard
+from .logprob import Columns, LogprobPlan, NAMES, VocabParallel, planned, real_of, shard
 from .nll import _weighted, across
 from .ranks import alone
 from .ready import View, like, scalars, table
@@ -102,8 +102,7 @@ def _matrix(rows: Rows, t: Any, what: str) -> View:
 
 
 def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], tp_group: Any,
-         columns: tuple[int | None, int | None, int | None], in_place: bool, kind: type, config: Any,
-         options: tuple[Any, ...]) -> Any:
+         columns: Columns, in_place: bool, kind: type, config: Any, options: tuple[Any, ...]) -> Any:
     """The outputs of an operation over logits. second: [..., n] or None; config(start, vocab, *options) makes
     the C config."""
     if not isinstance(logits, torch.Tensor) or mask is not None and not isinstance(mask, torch.Tensor):
@@ -133,8 +132,8 @@ def _meta(t: Any) -> Any:
 
 
 def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Any, tp_group: Any,
-          columns: tuple[int | None, int | None, int | None], in_place: bool, kind: type, config: Any,
-          options: tuple[Any, ...]) -> tuple[LogprobPlan, bool]:
+          columns: Columns, in_place: bool, kind: type, config: Any, options: tuple[Any, ...]
+          ) -> tuple[LogprobPlan, bool]:
     shape = list(logits.shape)
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
         raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
@@ -147,7 +146,7 @@ def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...]
         raise ArgumentError("%s: logits are %s on %s and %s on %s, expected the same shape but for the "
                             "last axis, on one device" % (what, shape, logits.device, list(second.shape),
                                                           second.device))
-    start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)
+    start, vocab = shard(comm, tp_group, logits.shape[-1], *columns)
     read, rows = rows_of(logits)
     if in_place and (read is not logits or rows.gap):
         raise ArgumentError("%s: inplace_backward needs logits with contiguous columns, whose rows do not overlap "

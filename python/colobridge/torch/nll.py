@@ -134,8 +134,8 @@ class NllPlan(LogprobPlan):
         self.mean = Mean(self.rows.count, self.real, self.device)
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, of: Any) -> tuple[Any, Any]:
-        """((value, num), what backward needs: None unless @keeps). of: mean or sum, reduce group, a list, into which den is
-        put, which has no gradient: an output costs more."""
+        """((value, num), what backward needs: None unless @keeps). of: mean or sum, reduce group, a list, into which
+        den is put, which has no gradient: an output costs more."""
         mean, group, side = of
         now = self.call()
         now.mean = now.mean or MeanCall(self.mean)

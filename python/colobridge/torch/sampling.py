@@ -9,7 +9,7 @@ from .. import _structs as s
 from .._lib import call, size_of
 from ..comm import Comm
 from .lazy import torch
-from .logprob import _control, shard
+from .logprob import shard
 from .losses import _config, apply
 from .ranks import comm_of, telling
 from .ready import reserved
@@ -32,7 +32,7 @@ def vocabulary(what: str, logits: Any, start: int, end: int, group: Any) -> int:
     """V of logits [..., n] with the ids start .. end - 1"""
     comm = comm_of(group, logits.device, what + ': tp_group')
     with telling(comm):
-        return shard(comm, _control(group, comm), logits.shape[-1], start, end, None)[1]
+        return shard(comm, group, logits.shape[-1], start, end, None)[1]
 
 
 def kept(what: str, logits: Any, target: Any, start: int, vocab: int, group: Any, top_k: int, top_p: float,
@@ -59,7 +59,8 @@ class _Kept:
             dtype, count = checked(rows, 'logits').dtype, len(rows)
             each = size_of('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size)
             step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // each))
-            memory, workspace = reserved(size_of('colo_sampling_workspace_size', config, dtype, step, comm.size), rows.device)
+            most = size_of('colo_sampling_workspace_size', config, dtype, step, comm.size)
+            memory, workspace = reserved(most, rows.device)
             for i in range(0, max(count, 1), step):
                 call('colo_sampling_keep', config, checked(rows[i:i + step], 'logits'), checked(out[i:i + step], 'out'),
                      comm.handle, workspace, stream_of(rows.device))
