@@ -37,19 +37,16 @@ T_CASE(table_of_equal_nodes_gives_the_plan_of_ranks_per_node)
 {
     static const int32_t halves[] = {7, 7, 7, 7, 5, 5, 5, 5};
     t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 16, 4, .dtype = COLO_F32);
-    t_plans_t of[2];
     c.ranks_per_node = 4;
-    assert_true(t_plans_make(&of[0], &c));
+    T_PLANS(by_number, &c);
     c.ranks_per_node = 0;
     c.node = halves;
-    assert_true(t_plans_make(&of[1], &c));
+    T_PLANS(by_table, &c);
     for (int pass = 0; pass < 2; pass++)
         for (int32_t to = 0; to < 8; to++)
             for (int32_t from = 0; from < 8; from++)
-                assert_int_equal(t_plans_bytes(&of[0], (colo_pass_t)pass, from, to),
-                                 t_plans_bytes(&of[1], (colo_pass_t)pass, from, to));
-    t_plans_free(&of[0]);
-    t_plans_free(&of[1]);
+                assert_int_equal(t_plans_bytes(&by_number, (colo_pass_t)pass, from, to),
+                                 t_plans_bytes(&by_table, (colo_pass_t)pass, from, to));
 }
 
 static void config_of(colo_plan_config_t *p, colo_layout_t l[2])

@@ -108,9 +108,8 @@ T_CASE(empty_batches_rows_and_widths_plan_to_nothing)
                                    e == 2 ? 0 : 4);
             t_case_kind(&c, kind);
             t_plans_check(&c, false);
-            T_ENDS(t_plans_free) t_plans_t w = {0};
             int64_t src, dst;
-            assert_true(t_plans_make(&w, &c));
+            T_PLANS(w, &c);
             colo_plan_rows(w.plan[0], &src, &dst);
             assert_int_equal(src, 0);
             assert_int_equal(dst, 0);
@@ -209,10 +208,8 @@ static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg
     for (int order = 0; order < 4; order += 2) /* dp slowest: tp,cp,dp and cp,tp,dp */
         for (int kind = 0; kind < 3; kind++) {
             t_case_t tc = pair_case(s, d, order, order, kind);
-            T_ENDS(t_plans_free) t_plans_t w = {0};
             tc.shape = (ref_shape_t){big, 2 * c * k, 2};
-            if (!t_plans_make(&w, &tc))
-                fail_msg("%s: %s", t_case_text(&tc), w.why);
+            T_PLANS(w, &tc);
             int64_t vd = tc.shape.b * tc.shape.n * tc.shape.h * 2 / dd;
             bool sharded = tc.output == COLO_SHARDED;
             colo_direction_t want = ds > dd ? COLO_FAN_IN : ds < dd ? COLO_FAN_OUT : COLO_EQUAL;
@@ -250,14 +247,12 @@ T_CASE(byte_totals_are_the_closed_forms)
 T_CASE(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide)
 {
     t_case_t c = t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2);
-    t_plans_t w;
-    assert_true(t_plans_make(&w, &c));
+    T_PLANS(w, &c);
     assert_int_equal(colo_plan_scale(w.plan[0]), 0);
     assert_int_equal(colo_plan_direction(w.plan[0]), COLO_FAN_IN);
     for (int32_t r = 0; r < 6; r++)
         for (int pass = 0; pass < 2; pass++)
             assert_int_equal(colo_plan_bytes(w.plan[r], (colo_pass_t)pass).collective_recv, -1);
-    t_plans_free(&w);
     assert_string_equal(colo_direction_name(COLO_FAN_IN), "fan_in");
     assert_string_equal(colo_direction_name(COLO_FAN_OUT), "fan_out");
     assert_string_equal(colo_direction_name(COLO_EQUAL), "equal");
@@ -267,9 +262,7 @@ T_CASE(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide)
 
 static void expect_matrix(const t_case_t *c, colo_pass_t pass, int64_t unit, const int64_t *want)
 {
-    T_ENDS(t_plans_free) t_plans_t w = {0};
-    if (!t_plans_make(&w, c))
-        fail_msg("%s: %s", t_case_text(c), w.why);
+    T_PLANS(w, c);
     int64_t v = c->shape.b * c->shape.n * c->shape.h * (int64_t)colo_dtype_size(c->dtype);
     for (int32_t from = 0; from < w.n; from++)
         for (int32_t to = 0; to < w.n; to++) {
@@ -310,9 +303,8 @@ T_CASE(worked_example_fan_out)
 T_CASE(worked_example_without_a_divisor)
 {
     t_case_t c = T_BETWEEN("tp=2,dp=3", "tp=3,dp=2", 6, 4, 4, .output = COLO_SHARDED);
-    T_ENDS(t_plans_free) t_plans_t w = {0};
+    T_PLANS(w, &c);
     int64_t v = 6 * 4 * 4 * 4;
-    assert_true(t_plans_make(&w, &c));
     static const struct {
         colo_pass_t pass;
         int from, to;
@@ -336,29 +328,26 @@ T_CASE(worked_example_without_a_divisor)
 T_CASE(partial_gradients_move_every_addend_but_the_own_one)
 {
     t_case_t c = T_BETWEEN("tp=2,dp=2", "cp=2,tp=1,dp=2", 4, 4, 2, .grad = COLO_PARTIAL);
-    T_ENDS(t_plans_free) t_plans_t w = {0};
-    assert_true(t_plans_make(&w, &c));
+    T_PLANS(w, &c);
     int64_t v = 4 * 4 * 2 * 4;
     for (int32_t r = 0; r < 4; r++) {
         assert_int_equal(colo_plan_addends(w.plan[r]), 2);
         assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).recv, v / 2);
         assert_int_equal(t_plans_bytes(&w, COLO_BACKWARD, r ^ 1, r), v / 2);
     }
-    t_plans_free(&w);
     c.grad = COLO_DISJOINT;
-    assert_true(t_plans_make(&w, &c));
-    assert_int_equal(colo_plan_addends(w.plan[0]), 1);
-    t_plans_free(&w);
+    T_PLANS(disjoint, &c);
+    assert_int_equal(colo_plan_addends(disjoint.plan[0]), 1);
     c.grad = COLO_PARTIAL;
     c.no_grad = true;
-    assert_true(t_plans_make(&w, &c));
+    T_PLANS(none, &c);
     for (int32_t r = 0; r < 4; r++) {
         int32_t n;
-        colo_plan_recvs(w.plan[r], COLO_BACKWARD, &n);
+        colo_plan_recvs(none.plan[r], COLO_BACKWARD, &n);
         assert_int_equal(n, 0);
-        colo_plan_sends(w.plan[r], COLO_BACKWARD, &n);
+        colo_plan_sends(none.plan[r], COLO_BACKWARD, &n);
         assert_int_equal(n, 0);
-        assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).minimum, 0);
+        assert_int_equal(colo_plan_bytes(none.plan[r], COLO_BACKWARD).minimum, 0);
     }
 }
 

@@ -415,8 +415,7 @@ T_CASE(a_piece_is_cut_along_the_first_axis_that_divides_else_the_longest)
                       .shape = cuts[i].shape,
                       .dtype = COLO_F32,
                       .output = COLO_SHARDED};
-        T_ENDS(t_plans_free) t_plans_t w = {0};
-        assert_true(t_plans_make(&w, &c));
+        T_PLANS(w, &c);
         const int64_t whole[3] = {c.shape.b / 3, c.shape.n, c.shape.h};
         int32_t n;
         const colo_plan_message_t *m = colo_plan_recvs(w.plan[2], COLO_FORWARD, &n);

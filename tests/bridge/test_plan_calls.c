@@ -249,13 +249,10 @@ T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
     v[n++].dst.table = other;
     uint64_t hash[16];
     for (int i = 0; i < n; i++) {
-        t_plans_t w;
-        if (!t_plans_make(&w, &v[i]))
-            fail_msg("%s: %s", t_case_text(&v[i]), w.why);
+        T_PLANS(w, &v[i]);
         hash[i] = colo_plan_hash(w.plan[0]);
         for (int32_t r = 1; r < w.n; r++)
             assert_true(colo_plan_hash(w.plan[r]) == hash[i]);
-        t_plans_free(&w);
         for (int j = 0; j < i; j++)
             if (hash[i] == hash[j])
                 fail_msg("configs %d and %d have the same hash", i, j);
@@ -265,8 +262,7 @@ T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
 T_CASE(a_rank_outside_both_grids_gets_an_empty_plan)
 {
     t_case_t c = T_BETWEEN("tp=2,dp=2", "tp=2,dp=2", 4, 4, 2, .world = 6);
-    T_ENDS(t_plans_free) t_plans_t w = {0};
-    assert_true(t_plans_make(&w, &c));
+    T_PLANS(w, &c);
     for (int32_t r = 4; r < 6; r++)
         for (int pass = 0; pass < 2; pass++) {
             int32_t n = -1;

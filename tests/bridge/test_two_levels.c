@@ -56,9 +56,8 @@ T_CASE(eight_ranks_that_lack_the_same_half_bring_it_in_once)
                            .ranks_per_node = 8);
     int64_t in[2] = {0};
     for (int two = 0; two < 2; two++) {
-        T_ENDS(t_plans_free) t_plans_t w = {0};
         c.two_levels = two;
-        assert_true(t_plans_make(&w, &c));
+        T_PLANS(w, &c);
         for (int32_t r = 0; r < 8; r++)
             in[two] += colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
     }
@@ -70,10 +69,9 @@ T_CASE(small_runs_enter_at_different_ranks_of_a_node)
 {
     t_case_t c =
         T_BETWEEN("tp=4,dp=8", "tp=4,dp=8", 8, 16, 4, .ranks_per_node = 4, .two_levels = true);
-    T_ENDS(t_plans_free) t_plans_t w = {0};
     /* each node of 4 ranks needs 8 samples and holds one; a run is a sample of 256 bytes */
     c.dst = t_side("tp=32", false);
-    assert_true(t_plans_make(&w, &c));
+    T_PLANS(w, &c);
     for (int32_t r = 0; r < w.n; r++) {
         const int64_t in = colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
         assert_true(in == 256 || in == 512);
@@ -85,11 +83,10 @@ T_CASE(one_level_and_one_node_have_no_second_exchange)
     t_case_t c = T_BETWEEN("tp=8,dp=4", "tp=4,cp=4,dp=2", 4, 64, 16, .dtype = COLO_BF16);
     static const int64_t per[] = {8, 0, 32, 8};
     for (int i = 0; i < 4; i++) {
-        T_ENDS(t_plans_free) t_plans_t w = {0};
         int32_t n = 0, all = 0;
         c.ranks_per_node = per[i];
         c.two_levels = i > 0;
-        assert_true(t_plans_make(&w, &c));
+        T_PLANS(w, &c);
         for (int32_t r = 0; r < w.n; r++)
             for (int pass = 0; pass < 2; pass++) {
                 (void)colo_plan_relays(w.plan[r], (colo_pass_t)pass, true, &n);

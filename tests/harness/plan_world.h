@@ -24,6 +24,9 @@ typedef struct t_plans {
 
 bool t_plans_make(t_plans_t *w, const t_case_t *c);
 void t_plans_free(t_plans_t *w);
+/* Plans of a case that must have some; they end with their scope. */
+#define T_PLANS(name, c) T_ENDS(t_plans_free) t_plans_t name = t_plans_of(c)
+t_plans_t t_plans_of(const t_case_t *c);
 
 /*
  * Everything that semantics 3 guarantees of one way: each needed element reaches each destination

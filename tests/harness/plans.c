@@ -32,6 +32,14 @@ bool t_plans_make(t_plans_t *w, const t_case_t *c)
     return true;
 }
 
+t_plans_t t_plans_of(const t_case_t *c)
+{
+    t_plans_t w;
+    if (!t_plans_make(&w, c))
+        fail_msg("%s: %s", t_case_text(c), w.why);
+    return w;
+}
+
 void t_plans_free(t_plans_t *w)
 {
     for (int32_t r = 0; w->plan && r < w->n; r++)
