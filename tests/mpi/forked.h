@@ -35,6 +35,7 @@ typedef struct t_forked {
     t_page_t *page;
     int32_t rank, calls;
     void (*after)(struct t_forked *me, void *endpoints, size_t bytes); /* the all-gather; or NULL */
+    colo_comm_t *pair; /* that t_live_by()'s body may make; it ends after the verdict */
 } t_forked_t;
 
 static inline colo_status_t t_over_page(void *user, const void *send, void *recv, size_t bytes)
@@ -73,18 +74,39 @@ static inline void t_note(t_forked_t *me, colo_status_t st)
     atomic_store(&page->noted[me->rank], true);
 }
 
-/* A whole life: create, a sum of all ranks, destroy. */
+/* A whole life: create, what @body does, its verdict, destroy. */
+typedef colo_status_t (*t_life_fn)(t_forked_t *me, colo_comm_t *world);
+static inline void t_live_by(t_forked_t *me, t_life_fn body)
+{
+    const colo_bootstrap_t b = t_bootstrap(me);
+    colo_comm_t *world = NULL;
+    const colo_status_t st = colo_comm_create_bootstrap(&b, &world);
+    t_note(me, st == COLO_OK ? body(me, world) : st);
+    colo_comm_destroy(&me->pair);
+    colo_comm_destroy(&world);
+}
+
+/* The life of a rank of which this is the body. */
+#define T_LIFE(name)                                                           \
+    static colo_status_t t_life_of_##name(t_forked_t *me, colo_comm_t *world); \
+    static void name(t_forked_t *me)                                           \
+    {                                                                          \
+        t_live_by(me, t_life_of_##name);                                       \
+    }                                                                          \
+    static colo_status_t t_life_of_##name(t_forked_t *me, colo_comm_t *world)
+
+/* A sum of all ranks. */
+static inline colo_status_t t_sum(t_forked_t *me, colo_comm_t *world)
+{
+    float x = 1;
+    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_check(x == (float)me->page->size);
+    return COLO_OK;
+}
+
 static inline void t_live(t_forked_t *me)
 {
-    colo_bootstrap_t b = t_bootstrap(me);
-    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
-    float x = 1;
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    if (st == COLO_OK)
-        st = colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL);
-    if (st == COLO_OK && x != (float)b.size)
-        st = colo_fail(COLO_ERR_STATE, "the sum is %g", (double)x);
-    t_note(me, st);
+    t_live_by(me, t_sum);
 }
 
 /* A page for @n ranks; it is there until the next one. */

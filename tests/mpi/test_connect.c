@@ -56,19 +56,18 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
 }
 
 /* It closes its standard streams, and prints all the same. */
+static colo_status_t print(t_forked_t *me, colo_comm_t *world)
+{
+    for (int fd = 0; fd < 3; fd++)
+        rank_check(write(fd, "printed", 7) < 0);
+    return colo_comm_barrier(world, NULL);
+}
+
 static void without_streams(t_forked_t *me)
 {
-    colo_bootstrap_t b = t_bootstrap(me);
-    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     for (int fd = 0; fd < 3; fd++)
         close(fd);
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    for (int fd = 0; fd < 3 && st == COLO_OK; fd++)
-        if (write(fd, "printed", 7) >= 0)
-            st = colo_fail(COLO_ERR_STATE, "descriptor %d is open", fd);
-    if (st == COLO_OK)
-        st = colo_comm_barrier(world, NULL);
-    t_note(me, st);
+    t_live_by(me, print);
 }
 
 T_CASE(connections_of_a_rank_without_standard_streams_do_not_take_their_numbers)
@@ -162,18 +161,18 @@ static void check_doors(t_forked_t *me, void *endpoints, size_t bytes)
 }
 
 /* Once all have met, no rank takes a call any more. */
+static colo_status_t find_doors_shut(t_forked_t *me, colo_comm_t *world)
+{
+    for (int32_t r = 0; r < 3; r++)
+        if (is_open((colo_endpoint_t *)(void *)me->page->endpoint[0][r]))
+            return colo_fail(COLO_ERR_STATE, "rank %d still listens", (int)r);
+    return colo_comm_barrier(world, NULL);
+}
+
 static void check_again(t_forked_t *me)
 {
-    colo_bootstrap_t b = t_bootstrap(me);
-    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     me->after = me->rank == 1 ? check_doors : NULL;
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    for (int32_t r = 0; r < 3 && st == COLO_OK; r++)
-        if (is_open((colo_endpoint_t *)(void *)me->page->endpoint[0][r]))
-            st = colo_fail(COLO_ERR_STATE, "rank %d still listens", (int)r);
-    if (st == COLO_OK)
-        st = colo_comm_barrier(world, NULL);
-    t_note(me, st);
+    t_live_by(me, find_doors_shut);
 }
 
 T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)

@@ -22,23 +22,14 @@ static void end(void)
 }
 
 /* Rank 2 ends while rank 3 waits for it in a group of two, and the others in the world. */
-static void one_ends(t_forked_t *forked)
+T_LIFE(one_ends)
 {
-    const int32_t me = forked->rank;
-    colo_bootstrap_t b = t_bootstrap(forked);
-    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL, *pair = NULL;
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    if (st == COLO_OK)
-        st = colo_comm_set_timeout(world, 60000);
-    if (st == COLO_OK)
-        st = colo_comm_split_color(world, me / 2, me, &pair);
-    if (st == COLO_OK && me == 2)
+    rank_try(colo_comm_set_timeout(world, 60000));
+    rank_try(colo_comm_split_color(world, me->rank / 2, me->rank, &me->pair));
+    if (me->rank == 2)
         end();
-    if (st == COLO_OK)
-        st = colo_comm_barrier(me >= 2 ? pair : world, NULL);
-    if (st == COLO_OK && me >= 2)
-        st = colo_comm_barrier(world, NULL);
-    t_note(forked, st);
+    rank_try(colo_comm_barrier(me->rank >= 2 ? me->pair : world, NULL));
+    return me->rank >= 2 ? colo_comm_barrier(world, NULL) : COLO_OK;
 }
 
 static void expect_on_others(enum way by, colo_status_t status, const char *text)

@@ -305,24 +305,17 @@ static void leave_child(t_page_t *page)
 }
 
 /* Rank 2 is killed while the others wait for it in a group of all, and 3 in a group with 0. */
-static void mortal(t_forked_t *forked)
+T_LIFE(mortal)
 {
-    const int32_t me = forked->rank;
-    colo_bootstrap_t b = t_bootstrap(forked);
-    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL, *pair = NULL;
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    if (st == COLO_OK)
-        st = colo_comm_set_timeout(world, 15000);
-    if (st == COLO_OK)
-        st = colo_comm_split_color(world, me == 0 || me == 3, me, &pair);
-    if (st == COLO_OK && me == 2) {
-        leave_child(forked->page);
+    const bool in_pair = me->rank == 0 || me->rank == 3;
+    rank_try(colo_comm_set_timeout(world, 15000));
+    rank_try(colo_comm_split_color(world, in_pair, me->rank, &me->pair));
+    if (me->rank == 2) {
+        leave_child(me->page);
         usleep(50000);
         raise(SIGKILL);
     }
-    if (st == COLO_OK)
-        st = colo_comm_barrier(me == 3 ? pair : world, NULL);
-    t_note(forked, st);
+    return colo_comm_barrier(me->rank == 3 ? me->pair : world, NULL);
 }
 
 static void kill_one_of_four(enum heir with)
@@ -356,13 +349,10 @@ T_CASE(process_that_dies_before_its_child_is_an_error_on_all_others_at_once)
 }
 
 /* A child of rank 2 destroys what it inherited, when its descriptors are other ones. */
-static void inherited(t_forked_t *forked)
+T_LIFE(inherited)
 {
-    const int32_t me = forked->rank;
-    colo_bootstrap_t b = t_bootstrap(forked);
-    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    if (st == COLO_OK && me == 2 && fork() == 0) {
+    int status = 0;
+    if (me->rank == 2 && fork() == 0) {
         int mine[4][2];
         char byte;
         bool good = true;
@@ -373,12 +363,9 @@ static void inherited(t_forked_t *forked)
             good = good && recv(mine[i / 2][i % 2], &byte, 1, 0) < 0 && errno == EAGAIN;
         _exit(world || !good);
     }
-    int status = 0;
-    if (st == COLO_OK && me == 2 && (wait(&status) < 0 || status != 0))
-        st = colo_fail(COLO_ERR_STATE, "the child's end was 0x%x", (unsigned)status);
-    if (st == COLO_OK)
-        st = colo_comm_barrier(world, NULL);
-    t_note(forked, st);
+    if (me->rank == 2 && (wait(&status) < 0 || status != 0))
+        return colo_fail(COLO_ERR_STATE, "the child's end was 0x%x", (unsigned)status);
+    return colo_comm_barrier(world, NULL);
 }
 
 T_CASE(destroy_in_a_child_leaves_sockets_alone)
@@ -393,13 +380,9 @@ static int typed;
 
 static void mistyped(t_forked_t *me)
 {
-    colo_bootstrap_t b = t_bootstrap(me);
-    colo_comm_t *world = NULL;
     if (me->rank == 1)
         setenv(typo[typed][0], typo[typed][1], 1);
-    t_note(me, colo_comm_create_bootstrap(&b, &world));
-    if (world)
-        _exit(1);
+    t_live(me);
 }
 
 T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
@@ -427,15 +410,13 @@ static colo_status_t at_home(colo_comm_t *threads, void *arg)
 {
     const struct home *h = arg;
     t_forked_t me = {.page = h->page, .rank = h->first + colo_comm_rank(threads)};
-    colo_bootstrap_t b = t_bootstrap(&me);
+    const colo_bootstrap_t b = t_bootstrap(&me);
     T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     bool shared = !h->shared;
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    if (st == COLO_OK)
-        st = colo_comm_i_find_shared_process(world, &shared);
-    if (st == COLO_OK && shared != h->shared)
-        st = colo_fail(COLO_ERR_STATE, "rank %d: shared %d", (int)me.rank, shared);
-    return st;
+    rank_try(colo_comm_create_bootstrap(&b, &world));
+    rank_try(colo_comm_i_find_shared_process(world, &shared));
+    rank_check(shared == h->shared);
+    return COLO_OK;
 }
 
 /* Process p has ranks first[p] to first[p + 1] - 1 of four. */
