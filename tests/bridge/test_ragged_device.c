@@ -150,6 +150,9 @@ static colo_status_t run_disguised(int32_t n, colo_rank_fn fn, void *arg)
     return colo_comm_threads_run(n, disguised, arg);
 }
 
+#define T_CASE_DISGUISED(n, name) \
+    T_CASE_BY(run_disguised(n, t_ranks_of_##name, NULL), name, colo_comm_t *comm)
+
 /* ---- its memory: blocks of the host's ---- */
 
 static colo_status_t put(void *arg, const void *from, size_t bytes, void **data)
@@ -221,7 +224,7 @@ T_CASE(random_batches_on_a_device_arrive_as_the_oracle_says)
 /* ---- which path ---- */
 
 /* Batches of one bridge in registered memory: without any row, then with rows. */
-static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
+T_CASE_DISGUISED(2, path_after_a_batch_without_rows_is_still_peer_to_peer)
 {
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
@@ -243,11 +246,6 @@ static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
     }
     rank_check(colo_bridge_workspace_size(bridge) == 0); /* nothing was staged */
     return COLO_OK;
-}
-
-T_CASE(path_after_a_batch_without_rows_is_still_peer_to_peer)
-{
-    assert_ok(run_disguised(2, run_empty_first, NULL));
 }
 
 /* What is registered, and what a forward is then with each transport. */
@@ -307,14 +305,9 @@ static size_t partials_of(const colo_bridge_t *bridge)
     return bridge->memory.partials.size;
 }
 
-static colo_status_t run_large(colo_comm_t *comm, void *arg)
+T_CASE_DISGUISED(2, sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
 {
     return t_ragged_large(comm, &where, partials_of);
-}
-
-T_CASE(sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
-{
-    assert_ok(run_disguised(2, run_large, NULL));
 }
 
 /* Dense batches of more and more rows, up to max_rows of each source rank. */

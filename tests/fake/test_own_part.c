@@ -80,7 +80,7 @@ T_CASE_ON_GPUS(RANKS, a_rank_copies_its_own_part_while_a_peer_does_not_come)
 
 /* ---- captures ---- */
 
-static colo_status_t captured(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, captured_calls_join_the_stream_of_the_capture)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
@@ -104,11 +104,6 @@ static colo_status_t captured(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaGraphExecDestroy(exec));
     rank_cuda(cudaGraphDestroy(graph));
     return t_gpu_end(r, &bridge);
-}
-
-T_CASE(captured_calls_join_the_stream_of_the_capture)
-{
-    assert_ok(t_gpus_run(RANKS, false, captured, NULL));
 }
 
 /* The capture is still open when another stream runs the bridge, and the other way round. */

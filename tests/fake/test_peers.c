@@ -241,7 +241,7 @@ T_CASE_ON_GPUS(RANKS, memory_of_a_shape_s_lists_serves_the_next_shapes)
 
 enum { CALLS = 7 }; /* of the device, the stream (2), a pointer (2), a launch, an event */
 
-static colo_status_t counted(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, a_warm_call_of_a_bridge_asks_the_runtime_nothing_twice)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
@@ -265,11 +265,6 @@ static colo_status_t counted(t_gpu_rank_t *r, void *arg)
         t_placed_free(&out);
     }
     return t_gpu_end(r, &bridge);
-}
-
-T_CASE(a_warm_call_of_a_bridge_asks_the_runtime_nothing_twice)
-{
-    assert_ok(t_gpus_run(RANKS, false, counted, NULL));
 }
 
 #ifndef SANITIZED
