@@ -117,8 +117,8 @@ static struct colo_child *child_new(struct colo_shared *parent, const int32_t *m
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child)
 {
-    struct colo_shared *above = ((struct colo_threads *)parent->impl)->shared, *shared = NULL;
-    pthread_mutex_lock(&above->lock);
+    struct colo_shared *above = ((struct colo_threads *)parent->impl)->shared;
+    COLO_HOLD(&above->lock);
     struct colo_child **link = &above->children;
     for (; *link; link = &(*link)->next)
         if ((*link)->tag == tag && (*link)->n == n &&
@@ -129,16 +129,13 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
         link = &above->children;
         entry = child_new(above, members, n, tag); /* becomes the first */
     }
-    if (entry) {
-        shared = entry->shared;
-        if (--entry->left == 0) { /* the entry's reference becomes this rank's */
-            *link = entry->next;
-            free(entry);
-        } else {
-            atomic_fetch_add(&shared->refs, 1);
-        }
+    COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
+    struct colo_shared *shared = entry->shared;
+    if (--entry->left == 0) { /* the entry's reference becomes this rank's */
+        *link = entry->next;
+        free(entry);
+    } else {
+        atomic_fetch_add(&shared->refs, 1);
     }
-    pthread_mutex_unlock(&above->lock);
-    COLO_FAIL_IF(!shared, COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
     return colo_shared_attach(child, shared);
 }
