@@ -66,10 +66,13 @@ static colo_status_t read_sequence(const colo_sequence_t *given, colo_sequence_t
     return COLO_SIZED_READ(own, given, padded, "sequence: seq", "COLO_SEQUENCE_INIT");
 }
 
-/* The caller's struct, its missing members filled in, with values that fit together. */
-static colo_status_t open_sequence(const colo_sequence_t *given, colo_sequence_t *own)
+/* *@seq becomes @own: the caller's, its missing members filled in, with values that fit together.
+ */
+static colo_status_t open_sequence(const colo_sequence_t **seq, colo_sequence_t *own)
 {
     int64_t n;
+    const colo_sequence_t *given = *seq;
+    *seq = own;
     COLO_TRY(read_sequence(given, own));
     COLO_FAIL_IF(own->batch < 0 || own->positions < 1, COLO_ERR_ARG,
                  "sequence: %" PRId64 " rows of %" PRId64
@@ -104,7 +107,7 @@ static colo_status_t open_sequence(const colo_sequence_t *given, colo_sequence_t
 colo_status_t colo_sequence_check(const colo_sequence_t *seq)
 {
     colo_sequence_t own;
-    return open_sequence(seq, &own);
+    return open_sequence(&seq, &own);
 }
 
 static int64_t count_of(const colo_sequence_t *seq)
@@ -155,20 +158,17 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
     return colo_loss_i_check_in(tensor, local->mem, local->device, what, "elements are");
 }
 
-static colo_status_t check_device(const colo_sequence_t *seq, colo_mem_t mem)
-{
-    COLO_FAIL_IF(mem == COLO_CUDA && (!seq->device_lengths != !seq->lengths ||
-                                      !seq->device_cu_padded != !seq->cu_padded),
-                 COLO_ERR_ARG,
-                 "sequence: tensors on a GPU need device_lengths and "
-                 "device_cu_padded, copies of lengths and cu_padded");
-    return COLO_OK;
-}
-
-static struct colo_sequence_pass pass_of(const colo_sequence_t *seq, colo_mem_t mem)
+/* Tensors are in @mem: what serves them, and what all passes over them have. */
+static colo_status_t open_pass(const colo_sequence_t *seq, colo_mem_t mem,
+                               const colo_loss_ops_t **loss, struct colo_sequence_pass *pass)
 {
     const bool gpu = mem == COLO_CUDA;
-    return (struct colo_sequence_pass){
+    COLO_FAIL_IF(
+        gpu && (!seq->device_lengths != !seq->lengths || !seq->device_cu_padded != !seq->cu_padded),
+        COLO_ERR_ARG,
+        "sequence: tensors on a GPU need device_lengths and "
+        "device_cu_padded, copies of lengths and cu_padded");
+    *pass = (struct colo_sequence_pass){
         .batch = seq->batch,
         .positions = seq->positions,
         .cp = seq->cp,
@@ -179,6 +179,7 @@ static struct colo_sequence_pass pass_of(const colo_sequence_t *seq, colo_mem_t 
         .cu_padded = gpu ? seq->device_cu_padded : seq->cu_padded,
         .left_padded = seq->left_padded,
     };
+    return colo_loss_ops_for(mem, loss);
 }
 
 /* ---- targets and masks ---- */
@@ -188,9 +189,9 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
                                     colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
+    struct colo_sequence_pass pass;
     colo_sequence_t own;
-    COLO_TRY(open_sequence(seq, &own));
-    seq = &own;
+    COLO_TRY(open_sequence(&seq, &own));
     COLO_TRY(colo_tensor_check(tokens, "tokens"));
     COLO_TRY(colo_loss_i_check_is(tokens, COLO_I64, "tokens"));
     const bool stream_of = tokens->ndim == 1 && seq->cu_padded;
@@ -208,9 +209,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     COLO_TRY(check_elements(seq, targets, "targets"));
     COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
     COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
-    COLO_TRY(check_device(seq, tokens->mem));
-    COLO_TRY(colo_loss_ops_for(tokens->mem, &loss));
-    struct colo_sequence_pass pass = pass_of(seq, tokens->mem);
+    COLO_TRY(open_pass(seq, tokens->mem, &loss, &pass));
     pass.tokens = tokens->data;
     pass.token_stride = stream_of ? -1 : tokens->stride[0];
     pass.ignore = ignore;
@@ -222,16 +221,14 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
                                  const colo_tensor_t *mask, colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
+    struct colo_sequence_pass pass;
     colo_sequence_t own;
-    COLO_TRY(open_sequence(seq, &own));
-    seq = &own;
+    COLO_TRY(open_sequence(&seq, &own));
     COLO_FAIL_IF(what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS, COLO_ERR_ARG,
                  "sequence: mask %d, expected tokens (0) or targets (1)", (int)what);
     COLO_TRY(check_elements(seq, mask, "mask"));
     COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
-    COLO_TRY(check_device(seq, mask->mem));
-    COLO_TRY(colo_loss_ops_for(mask->mem, &loss));
-    struct colo_sequence_pass pass = pass_of(seq, mask->mem);
+    COLO_TRY(open_pass(seq, mask->mem, &loss, &pass));
     pass.mask = mask->data;
     pass.what = what;
     return pass.count > 0 ? loss->sequence_mask(&pass, stream) : COLO_OK;
@@ -244,8 +241,7 @@ colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, colo_dtyp
 {
     colo_sequence_t own;
     int64_t n;
-    COLO_TRY(open_sequence(seq, &own));
-    seq = &own;
+    COLO_TRY(open_sequence(&seq, &own));
     COLO_FAIL_IF(dtype != COLO_F32 && dtype != COLO_F64, COLO_ERR_ARG,
                  "sequence: values of dtype %s, expected f32 or f64", colo_dtype_name(dtype));
     COLO_FAIL_IF(!bytes, COLO_ERR_ARG, "sequence: bytes is NULL");
@@ -272,17 +268,16 @@ static colo_status_t check_group(const colo_sequence_t *seq, const colo_tensor_t
 }
 
 /* @group: NULL if the call has no collective; @d: "d_" of gradients, or "" */
-static colo_status_t check_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
-                                  const colo_tensor_t *out, const colo_comm_t *group,
-                                  const void *workspace, const char *d,
-                                  const colo_loss_ops_t **loss)
+static colo_status_t open_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
+                                 const colo_tensor_t *out, const colo_comm_t *group,
+                                 const void *workspace, const char *d, const colo_loss_ops_t **loss,
+                                 struct colo_sequence_pass *pass)
 {
     COLO_TRY(check_values(seq, local, *d ? "d_local" : "local"));
     COLO_TRY(check_table(seq, out, local, *d ? "d_out" : "out"));
     if (group)
         COLO_TRY(check_group(seq, local, group, workspace));
-    COLO_TRY(check_device(seq, local->mem));
-    return colo_loss_ops_for(local->mem, loss);
+    return open_pass(seq, local->mem, loss, pass);
 }
 
 colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
@@ -291,15 +286,14 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
 {
     COLO_RANGE();
     const colo_loss_ops_t *loss;
+    struct colo_sequence_pass pass;
     COLO_FAIL_IF(!group, COLO_ERR_ARG,
                  "sequence: group is NULL, expected the cp group; "
                  "colo_comm_create_self() makes one of one rank");
     colo_sequence_t own;
-    colo_status_t st = open_sequence(seq, &own);
-    seq = &own;
-    COLO_THEN(st, check_gather(seq, local, out, group, workspace, "", &loss));
+    colo_status_t st = open_sequence(&seq, &own);
+    COLO_THEN(st, open_gather(seq, local, out, group, workspace, "", &loss, &pass));
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
-    struct colo_sequence_pass pass = pass_of(seq, local->mem);
     pass.dtype = local->dtype;
     pass.elements = local->data;
     pass.table = out->data;
@@ -320,18 +314,18 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
 {
     COLO_RANGE();
     const colo_loss_ops_t *loss;
+    struct colo_sequence_pass pass;
     const bool sum = adjoint == COLO_SEQUENCE_SUM;
     COLO_FAIL_IF(!sum && adjoint != COLO_SEQUENCE_SLICE, COLO_ERR_ARG,
                  "sequence: adjoint %d, expected slice (0) or sum (1)", (int)adjoint);
     COLO_FAIL_IF(sum && !group, COLO_ERR_ARG, "sequence: group is NULL, expected the cp group");
     colo_sequence_t own;
-    colo_status_t st = open_sequence(seq, &own);
-    seq = &own;
-    COLO_THEN(st, check_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss));
+    colo_status_t st = open_sequence(&seq, &own);
+    COLO_THEN(st,
+              open_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss, &pass));
     if (sum)
         st = colo_loss_i_ready(group, "sequence gather backward", st);
     COLO_TRY(st);
-    struct colo_sequence_pass pass = pass_of(seq, d_local->mem);
     pass.dtype = d_local->dtype;
     pass.table = d_out->data;
     pass.table_stride = d_out->stride[0];
