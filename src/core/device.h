@@ -16,33 +16,7 @@
 #include <colobridge/comm.h>
 #include <colobridge/tensor.h>
 
-/* ---- boxes ---- */
-
-/* dst = src element by element; same extents, any strides, must not overlap. A src without data is
- * zeros: all bits of dst become zero, which is the zero of every dtype. */
-typedef colo_status_t (*colo_box_copy_fn)(const colo_box_t *dst, const colo_box_t *src,
-                                          size_t elem_size, colo_stream_t stream);
-/* box_copy for @n pairs at once; no dst overlaps another pair's boxes. All dst lie in one tensor
- * that the caller has checked (pointer_check), and so do all src with data: of each side one box is
- * checked. As few launches as it takes. */
-typedef colo_status_t (*colo_box_list_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
-                                          size_t elem_size, colo_stream_t stream);
-/* dst[.., i] = src[.., i + 1] along the last axis, dst[.., its end] = @last, for @n pairs of i64
- * boxes of equal extents; each dst is its src exactly or overlaps no src. One tensor a side, as
- * above. As few launches as it takes. */
-typedef colo_status_t (*colo_box_shift_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
-                                           int64_t last, colo_stream_t stream);
 #define COLO_MAX_ADDENDS 256
-
-/* dst = src[0] + src[1] + ... in that order, 1..COLO_MAX_ADDENDS of a float dtype; fp32
- * accumulation for bf16 and fp16, the dtype's own for fp32 and fp64; one rounding. dst may be one
- * of the src boxes exactly. */
-typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
-                                         colo_dtype_t dtype, colo_stream_t stream);
-
-/* @n sums, none of which reads what another one writes. As few launches as it takes. */
-typedef colo_status_t (*colo_box_sums_fn)(const colo_mixed_sum_t *sums, int32_t n,
-                                          colo_stream_t stream);
 
 /* What one call has asked the driver: once for the current device, once for each pointer. Zeroed
  * when the call begins. */
@@ -52,6 +26,9 @@ typedef struct colo_queries {
     int32_t n;
     const void *seen[16]; /* [n] pointers that may be used; more are asked about each time */
 } colo_queries_t;
+
+typedef colo_status_t (*colo_box_list_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                                          size_t elem_size, colo_stream_t stream);
 
 typedef struct colo_ops {
     const char *name;
@@ -102,15 +79,30 @@ typedef struct colo_ops {
 
     /* ---- boxes ---- */
 
-    colo_box_copy_fn box_copy;
+    /* dst = src element by element; same extents, any strides, must not overlap. A src without data
+     * is zeros: all bits of dst become zero, which is the zero of every dtype. */
+    colo_status_t (*box_copy)(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
+                              colo_stream_t stream);
+    /* box_copy for @n pairs at once; no dst overlaps another pair's boxes. All dst lie in one
+     * tensor that the caller has checked (pointer_check), and so do all src with data: of each side
+     * one box is checked. As few launches as it takes. */
     colo_box_list_fn box_list;
     /* box_list next to kernels of another stream: slower, and it leaves room for them. Both
      * together are faster than one after the other from @overlap_bytes on. */
     colo_box_list_fn box_list_narrow;
     int64_t overlap_bytes;
-    colo_box_shift_fn box_shift;
-    colo_box_sum_fn box_sum;
-    colo_box_sums_fn box_sums;
+    /* dst[.., i] = src[.., i + 1] along the last axis, dst[.., its end] = @last, for @n pairs of
+     * i64 boxes of equal extents; each dst is its src exactly or overlaps no src. One tensor a
+     * side, as above. As few launches as it takes. */
+    colo_status_t (*box_shift)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                               int64_t last, colo_stream_t stream);
+    /* dst = src[0] + src[1] + ... in that order, 1..COLO_MAX_ADDENDS of a float dtype; fp32
+     * accumulation for bf16 and fp16, the dtype's own for fp32 and fp64; one rounding. dst may be
+     * one of the src boxes exactly. */
+    colo_status_t (*box_sum)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                             colo_dtype_t dtype, colo_stream_t stream);
+    /* @n sums, none of which reads what another one writes. As few launches as it takes. */
+    colo_status_t (*box_sums)(const colo_mixed_sum_t *sums, int32_t n, colo_stream_t stream);
     /* to = wide + half for @n contiguous elements: wide is fp32 (NULL: zeros), half is bf16 or
      * fp16,
      * @dtype. @to is of @to_dtype, fp32 or @dtype, and is rounded once; it may be wide or half
