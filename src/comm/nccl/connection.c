@@ -154,7 +154,7 @@ colo_status_t colo_nccl_apart(struct colo_nccl_context *context, colo_comm_t *co
 {
     char bus[32] = "";
     struct seat mine = {.host = colo_host_machine(), .shares = may_share(context)};
-    struct seat *all = calloc((size_t)control->size, sizeof mine);
+    COLO_AUTOFREE struct seat *all = calloc((size_t)control->size, sizeof mine);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     COLO_THEN(st, colo_cuda_error("nccl create",
@@ -170,7 +170,6 @@ colo_status_t colo_nccl_apart(struct colo_nccl_context *context, colo_comm_t *co
                 if (!(all[x].shares && all[y].shares))
                     st = same_device(context, control, x, y);
             }
-    free(all);
     return st;
 }
 
@@ -307,7 +306,7 @@ static colo_status_t share_id(struct colo_nccl_context *context, colo_comm_t *co
 static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them)
 {
     uint64_t word = mine;
-    uint64_t *all = calloc((size_t)control->size, sizeof *all);
+    COLO_AUTOFREE uint64_t *all = calloc((size_t)control->size, sizeof *all);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     if (st < 0) /* the others wait for this rank */
@@ -317,7 +316,6 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
     *all_of_them = true;
     for (int32_t r = 0; st == COLO_OK && r < control->size; r++)
         *all_of_them = *all_of_them && all[r];
-    free(all);
     return st;
 }
 

@@ -210,7 +210,8 @@ colo_status_t colo_peer_open(colo_comm_t *c)
     COLO_CAPTURE_RELAXED;
     colo_peer_base_t *base = c->impl;
     struct colo_peer *p = NULL;
-    struct where mine, *all = NULL;
+    struct where mine;
+    COLO_AUTOFREE struct where *all = NULL;
     int device = -1;
     if (atomic_load(&base->peer))
         return COLO_OK;
@@ -228,11 +229,9 @@ colo_status_t colo_peer_open(colo_comm_t *c)
     COLO_TRY_GOTO(st, colo_peer_try(c, p), fail);
     if (p->sharers > 1) /* all of them must fit at once */
         p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
-    free(all);
     atomic_store(&base->peer, p);
     return COLO_OK;
 fail:
-    free(all);
     colo_peer_drop(p);
     return st;
 }

@@ -167,7 +167,8 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
                               int32_t *id, colo_share_t *s)
 {
     const size_t n = (size_t)c->size;
-    struct offer offer, *all = calloc(n, sizeof *all);
+    struct offer offer;
+    COLO_AUTOFREE struct offer *all = calloc(n, sizeof *all);
     *s = (colo_share_t){.base = calloc(n, sizeof *s->base),
                         .bytes = calloc(n, sizeof *s->bytes),
                         .imported = calloc(n, sizeof *s->imported)};
@@ -178,11 +179,9 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
     COLO_TRY_GOTO(st, colo_peer_gather(c, &offer, all, sizeof offer), fail);
     st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
     COLO_THEN(st, import_all(p, all, s));
-    free(all);
     st = colo_peer_agree(c, st);
     return st < 0 ? colo_peer_close(c, p, s, st) : COLO_OK;
 fail: /* nothing is open */
-    free(all);
     colo_peer_unshare(p, s);
     return st;
 }

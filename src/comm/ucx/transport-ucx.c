@@ -457,7 +457,8 @@ static colo_status_t connect_all(struct transport *self, const colo_worker_t *al
 static colo_status_t ucx_open(const colo_bootstrap_t *boot, void **transport)
 {
     struct transport *self = calloc(1, sizeof *self);
-    colo_worker_t *mine = calloc(1, sizeof *mine), *all = calloc((size_t)boot->size, sizeof *all);
+    COLO_AUTOFREE colo_worker_t *mine = calloc(1, sizeof *mine);
+    COLO_AUTOFREE colo_worker_t *all = calloc((size_t)boot->size, sizeof *all);
     bool enough =
         self && mine && all && (self->peer = calloc((size_t)boot->size, sizeof *self->peer));
     for (int i = 0; i < RING && enough; i++)
@@ -475,8 +476,6 @@ static colo_status_t ucx_open(const colo_bootstrap_t *boot, void **transport)
         COLO_THEN(st, boot->all_gather(boot->user, mine, all, sizeof *mine));
         COLO_THEN(st, connect_all(self, all));
     }
-    free(mine);
-    free(all);
     if (st == COLO_OK)
         *transport = self;
     else if (self)
