@@ -214,6 +214,7 @@ struct colo_operation {
     cudaStream_t stream;
     bool capturing;
     char *stage; /* after colo_operation_stage() */
+    char text[96];
 };
 /* Checks device and stream, connects @subconnection (NULL: the comm's own ranks, now if it must
  * be), takes the connection and counts the begin on the stream. After OK comes exactly one end.
@@ -221,18 +222,17 @@ struct colo_operation {
 colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
                                    const colo_subconnection_t *subconnection, colo_stream_t stream);
 colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st);
-colo_status_t colo_operation_nccl(const struct colo_operation *r,
-                                  ncclResult_t e); /* named status */
-colo_status_t colo_operation_cuda(const struct colo_operation *r, cudaError_t e);
+colo_status_t colo_operation_nccl(struct colo_operation *r, ncclResult_t e); /* named status */
+colo_status_t colo_operation_cuda(struct colo_operation *r, cudaError_t e);
 #define COLO_NCCL(expr) COLO_TRY(colo_operation_nccl(call, (expr)))
 #define COLO_OPERATION_CUDA(expr) COLO_TRY(colo_operation_cuda(call, (expr)))
 /* Memory of the comm's device? Host memory in a kernel is a fault that ends the process. */
-colo_status_t colo_operation_on_device(const struct colo_operation *r, const char *name,
-                                       const void *p);
+colo_status_t colo_operation_on_device(struct colo_operation *r, const char *name, const void *p);
 /* At least so much, the caller's or f->stage, in r->stage; COLO_ERR_STATE in a capture that has
  * less. */
 colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes);
-const char *colo_operation_text(const struct colo_operation *r, char *text, size_t cap);
+/* "all_reduce #5 (sum of 1024 f32)" */
+const char *colo_operation_text(struct colo_operation *r);
 enum { COLO_STAGE_ALIGN = 256 };
 static inline size_t colo_stage_padded(size_t bytes)
 {

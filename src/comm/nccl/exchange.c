@@ -159,7 +159,6 @@ static void *in_place(const colo_box_t *boxes, int32_t n, size_t elem)
 static colo_status_t need_lists(struct colo_operation *call, const struct exchange *exchange)
 {
     struct colo_nccl_context *context = call->f;
-    char what[96];
     int64_t boxes = 0;
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < exchange->n[side]; i++)
@@ -167,8 +166,8 @@ static colo_status_t need_lists(struct colo_operation *call, const struct exchan
     if (boxes <= context->boxes)
         return COLO_OK;
     colo_box_t *from = malloc((size_t)boxes * (2 * sizeof *from + sizeof *context->part));
-    COLO_FAIL_IF(!from, COLO_ERR_NOMEM, "%s: lists of %lld boxes",
-                 colo_operation_text(call, what, sizeof what), (long long)boxes);
+    COLO_FAIL_IF(!from, COLO_ERR_NOMEM, "%s: lists of %lld boxes", colo_operation_text(call),
+                 (long long)boxes);
     free(context->from);
     context->from = from;
     context->to = from + boxes;
@@ -178,8 +177,7 @@ static colo_status_t need_lists(struct colo_operation *call, const struct exchan
 }
 
 /* One box of each message; on a subconnection of each side, which is one tensor's. */
-static colo_status_t check_memory(const struct colo_operation *call,
-                                  const struct exchange *exchange)
+static colo_status_t check_memory(struct colo_operation *call, const struct exchange *exchange)
 {
     for (int side = 0; side < 2; side++) {
         bool known = false;
@@ -304,7 +302,6 @@ static int steps_needed(const struct exchange *exchange)
 static colo_status_t run(struct colo_operation *call, const struct exchange *exchange, char *stage,
                          size_t stage_bytes)
 {
-    char what[96];
     int64_t packs[2];
     size_t need = 0;
     const int steps = steps_needed(exchange);
@@ -312,8 +309,7 @@ static colo_status_t run(struct colo_operation *call, const struct exchange *exc
         for (int32_t i = 0; i < exchange->n[side]; i++)
             COLO_FAIL_IF(rank_on(exchange->subconnection, exchange->m[side][i].peer) < 0,
                          COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
-                         colo_operation_text(call, what, sizeof what),
-                         (int)exchange->m[side][i].peer);
+                         colo_operation_text(call), (int)exchange->m[side][i].peer);
     COLO_TRY(check_memory(call, exchange));
     COLO_TRY(need_lists(call, exchange));
     for (int k = 0; k < steps; k++) {
@@ -325,7 +321,7 @@ static colo_status_t run(struct colo_operation *call, const struct exchange *exc
         stage = call->stage;
     } else if (need > stage_bytes) {
         return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
-                         colo_operation_text(call, what, sizeof what), need, stage_bytes);
+                         colo_operation_text(call), need, stage_bytes);
     }
     /* two ranks need not take equal steps: what one sends to the other has one order */
     const bool at_once = exchange->subconnection && exchange->subconnection->n == 2 && need == 0;

@@ -29,38 +29,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-const char *colo_operation_text(const struct colo_operation *call, char *text, size_t cap)
+const char *colo_operation_text(struct colo_operation *call)
 {
-    return colo_op_describe(text, cap, call->c->op, call->c->seq);
+    return colo_op_describe(call->text, sizeof call->text, call->c->op, call->c->seq);
 }
 
-colo_status_t colo_operation_nccl(const struct colo_operation *call, ncclResult_t error)
+colo_status_t colo_operation_nccl(struct colo_operation *call, ncclResult_t error)
 {
-    char what[96];
-    return error == ncclSuccess
-               ? COLO_OK
-               : colo_nccl_error(call->lib, colo_operation_text(call, what, sizeof what), error);
+    return error == ncclSuccess ? COLO_OK
+                                : colo_nccl_error(call->lib, colo_operation_text(call), error);
 }
 
-colo_status_t colo_operation_cuda(const struct colo_operation *call, cudaError_t error)
+colo_status_t colo_operation_cuda(struct colo_operation *call, cudaError_t error)
 {
-    char what[96];
-    return error == cudaSuccess
-               ? COLO_OK
-               : colo_cuda_error(colo_operation_text(call, what, sizeof what), error);
+    return error == cudaSuccess ? COLO_OK : colo_cuda_error(colo_operation_text(call), error);
 }
 
 /* ---- begin and end ---- */
 
 static colo_status_t check_place(struct colo_operation *call)
 {
-    char what[96];
     int now = -1;
     COLO_OPERATION_CUDA(cudaGetDevice(&now));
     COLO_FAIL_IF(now != call->f->device, COLO_ERR_ARG,
                  "%s: the current device is %d, comm '%s' was made on device %d",
-                 colo_operation_text(call, what, sizeof what), now, call->c->name,
-                 (int)call->f->device);
+                 colo_operation_text(call), now, call->c->name, (int)call->f->device);
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     COLO_OPERATION_CUDA(cudaStreamIsCapturing(call->stream, &capture));
     call->capturing = capture != cudaStreamCaptureStatusNone;
@@ -69,8 +62,7 @@ static colo_status_t check_place(struct colo_operation *call)
         COLO_OPERATION_CUDA(cudaStreamGetDevice(call->stream, &now));
         COLO_FAIL_IF(now != call->f->device, COLO_ERR_ARG,
                      "%s: the stream is of device %d, comm '%s' was made on device %d",
-                     colo_operation_text(call, what, sizeof what), now, call->c->name,
-                     (int)call->f->device);
+                     colo_operation_text(call), now, call->c->name, (int)call->f->device);
     }
 #endif
     return COLO_OK;
@@ -79,11 +71,10 @@ static colo_status_t check_place(struct colo_operation *call)
 /* The comm's own connection, made now if no operation has needed it yet. */
 static colo_status_t own_link(struct colo_operation *call)
 {
-    char what[96];
     COLO_FAIL_IF(!call->x->connection && call->capturing, COLO_ERR_STATE,
                  "%s: comm '%s' connects at its first operation, which cannot be captured; "
                  "run one before the capture, a barrier will do",
-                 colo_operation_text(call, what, sizeof what), call->c->name);
+                 colo_operation_text(call), call->c->name);
     if (!call->x->connection)
         COLO_TRY(colo_nccl_connect(call->c));
     call->connection = call->x->connection;
@@ -122,7 +113,7 @@ colo_status_t colo_operation_begin(struct colo_operation *call, colo_comm_t *com
 {
     struct colo_nccl_group *group = comm->impl;
     struct colo_nccl_context *context = group->context;
-    char what[96], why[900];
+    char why[900];
     *call = (struct colo_operation){
         .c = comm, .x = group, .f = context, .lib = context->lib, .stream = stream};
     COLO_TRY(check_place(call));
@@ -141,7 +132,7 @@ colo_status_t colo_operation_begin(struct colo_operation *call, colo_comm_t *com
                           COLO_ERR_PEER,
                           "%s: the connection of comm '%s' was torn down when another comm of the "
                           "same ranks failed",
-                          colo_operation_text(call, what, sizeof what), comm->name);
+                          colo_operation_text(call), comm->name);
     }
     COLO_THEN(st, colo_operation_cuda(call, count_progress(call, true)));
     if (st < 0)
@@ -161,20 +152,19 @@ colo_status_t colo_operation_end(struct colo_operation *call, colo_status_t st)
 
 /* ---- memory ---- */
 
-colo_status_t colo_operation_on_device(const struct colo_operation *call, const char *name,
+colo_status_t colo_operation_on_device(struct colo_operation *call, const char *name,
                                        const void *memory)
 {
     struct cudaPointerAttributes attributes;
-    char what[96];
     COLO_OPERATION_CUDA(cudaPointerGetAttributes(&attributes, memory));
-    COLO_FAIL_IF(
-        attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged,
-        COLO_ERR_ARG, "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
-        colo_operation_text(call, what, sizeof what), name, call->c->name, (int)call->f->device);
+    COLO_FAIL_IF(attributes.type != cudaMemoryTypeDevice &&
+                     attributes.type != cudaMemoryTypeManaged,
+                 COLO_ERR_ARG, "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
+                 colo_operation_text(call), name, call->c->name, (int)call->f->device);
     COLO_FAIL_IF(attributes.type == cudaMemoryTypeDevice && attributes.device != call->f->device,
                  COLO_ERR_ARG, "%s: %s is memory of device %d, comm '%s' is on device %d",
-                 colo_operation_text(call, what, sizeof what), name, attributes.device,
-                 call->c->name, (int)call->f->device);
+                 colo_operation_text(call), name, attributes.device, call->c->name,
+                 (int)call->f->device);
     return COLO_OK;
 }
 
@@ -182,7 +172,6 @@ colo_status_t colo_operation_stage(struct colo_operation *call, size_t bytes)
 {
     COLO_CAPTURE_RELAXED;
     struct colo_nccl_context *context = call->f;
-    char what[96];
     const bool lent = call->c->stage_bytes > 0 && bytes <= call->c->stage_bytes;
     call->stage = lent ? call->c->stage : context->stage;
     if (lent || bytes <= context->stage_bytes)
@@ -190,7 +179,7 @@ colo_status_t colo_operation_stage(struct colo_operation *call, size_t bytes)
     COLO_FAIL_IF(call->capturing, COLO_ERR_STATE,
                  "%s: needs %zu bytes of staging, %zu are there; run it once before the "
                  "capture",
-                 colo_operation_text(call, what, sizeof what), bytes, context->stage_bytes);
+                 colo_operation_text(call), bytes, context->stage_bytes);
     size_t grown = COLO_STAGE_ALIGN; /* powers of two: with those before, at most twice as much */
     while (grown < bytes)
         grown *= 2;
@@ -201,7 +190,7 @@ colo_status_t colo_operation_stage(struct colo_operation *call, size_t bytes)
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of staging on device %d: %s",
-                         colo_operation_text(call, what, sizeof what), grown, (int)context->device,
+                         colo_operation_text(call), grown, (int)context->device,
                          cudaGetErrorString(error));
     }
     if (context->stage)
