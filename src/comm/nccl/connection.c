@@ -118,11 +118,6 @@ static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t
     return st;
 }
 
-static uint64_t hash_text(const char *text)
-{
-    return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
-}
-
 /* ---- one rank per device ---- */
 
 struct seat {
@@ -159,7 +154,7 @@ colo_status_t colo_nccl_apart(struct colo_nccl_context *context, colo_comm_t *co
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     COLO_THEN(st, colo_cuda_error("nccl create",
                                   cudaDeviceGetPCIBusId(bus, sizeof bus, context->device)));
-    mine.device = hash_text(bus);
+    mine.device = colo_hash_str(COLO_HASH_INIT, bus);
     st = colo_comm_i_agree(control, "nccl create", (uint64_t)context->lib->version, st);
     COLO_THEN(st, colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS,
                                          COLO_I64, NULL));
