@@ -116,11 +116,10 @@ static const char *same_field(const char *text, const char *line)
     return NULL;
 }
 
-/* "dst: rank 3 of 'world' has A, rank 0 B; ..." from the texts of rank @odd and of rank @than;
- * false if they are alike. */
 enum { NAMED = 3 };
 
-/* How many fields differ; @out has the first of them. */
+/* How many fields differ in the texts of rank @odd and of rank @than; @out has the first NAMED of
+ * them: "dst: rank 3 of 'world' has A, rank 0 B; ...". */
 static int describe_difference(const colo_comm_t *comm, int32_t odd, const char *theirs,
                                int32_t than, const char *first, char *out, size_t cap)
 {

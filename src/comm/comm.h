@@ -302,13 +302,12 @@ COLO_FOR_MODULES colo_status_t colo_comm_i_child(colo_comm_t *parent, const int3
 /* The table of self.c; children of a comm of one rank use it, too. */
 extern const colo_comm_ops_t colo_comm_self_ops;
 
-/* The comm's deadline of now; any thread. */
 /* Which memory it moves. */
 static inline colo_mem_t colo_comm_i_mem(const colo_comm_t *c)
 {
     return c->ops->peer ? COLO_CUDA : COLO_HOST;
 }
-
+/* The comm's deadline of now; any thread. */
 static inline int64_t colo_comm_i_timeout(const colo_comm_t *c)
 {
     return __atomic_load_n(&c->timeout_ms, __ATOMIC_RELAXED);
