@@ -299,6 +299,9 @@ COLO_FOR_MODULES colo_status_t colo_comm_i_child(colo_comm_t *parent, const int3
                                                  int32_t n, uint64_t tag, const char *name,
                                                  colo_comm_t **comm);
 
+/* ---- gpu-open.c: loads the backend library of that name, whose table has a create. ---- */
+colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops);
+
 /* The table of self.c; children of a comm of one rank use it, too. */
 extern const colo_comm_ops_t colo_comm_self_ops;
 

@@ -8,8 +8,7 @@
  */
 #include <colobridge/nccl.h>
 
-#include "comm/gpu.h"
-
+#include "comm/comm.h"
 #include "core/backend.h"
 #include "core/env.h"
 #include "core/error.h"

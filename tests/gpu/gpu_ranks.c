@@ -3,7 +3,6 @@
 #include "gpu/gpu_ranks.h"
 
 #include "comm/comm.h"
-#include "comm/gpu.h"
 #include "core/error.h"
 
 #include <sys/wait.h>

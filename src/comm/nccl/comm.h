@@ -15,7 +15,6 @@
 
 #include "comm/peer/registry.h"
 #include "comm/error-state.h"
-#include "comm/gpu.h"
 #include "core/helper.h"
 
 #include <cuda_runtime_api.h>
