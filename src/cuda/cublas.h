@@ -7,30 +7,18 @@
 
 #include <cublasLt.h>
 
-typedef struct colo_cublas {
-    cublasStatus_t (*create)(cublasLtHandle_t *);
-    cublasStatus_t (*destroy)(cublasLtHandle_t);
-    cublasStatus_t (*desc_init)(cublasLtMatmulDesc_t, size_t, cublasComputeType_t, cudaDataType_t);
-    cublasStatus_t (*desc_set)(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *,
-                               size_t);
-    cublasStatus_t (*layout_init)(cublasLtMatrixLayout_t, size_t, cudaDataType, uint64_t, uint64_t,
-                                  int64_t);
-    cublasStatus_t (*pref_init)(cublasLtMatmulPreference_t, size_t);
-    cublasStatus_t (*pref_set)(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-                               const void *, size_t);
-    cublasStatus_t (*heuristic)(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
-                                cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
-                                cublasLtMatmulHeuristicResult_t[], int *);
-    cublasStatus_t (*check)(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
-                            cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                            const cublasLtMatmulAlgo_t *, cublasLtMatmulHeuristicResult_t *);
-    cublasStatus_t (*matmul)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
-                             cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t,
-                             const void *, const void *, cublasLtMatrixLayout_t, void *,
-                             cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t,
-                             cudaStream_t);
-    const char *(*name)(cublasStatus_t);
+typedef struct colo_cublas { /* functions as the header declares them */
+    __typeof__(cublasLtCreate) *create;
+    __typeof__(cublasLtDestroy) *destroy;
+    __typeof__(cublasLtMatmulDescInit_internal) *desc_init;
+    __typeof__(cublasLtMatmulDescSetAttribute) *desc_set;
+    __typeof__(cublasLtMatrixLayoutInit_internal) *layout_init;
+    __typeof__(cublasLtMatmulPreferenceInit_internal) *pref_init;
+    __typeof__(cublasLtMatmulPreferenceSetAttribute) *pref_set;
+    __typeof__(cublasLtMatmulAlgoGetHeuristic) *heuristic;
+    __typeof__(cublasLtMatmulAlgoCheck) *check;
+    __typeof__(cublasLtMatmul) *matmul;
+    __typeof__(cublasLtGetStatusName) *name;
 } colo_cublas_t;
 
 /* COLO_ERR_UNBUILT: there is none. */

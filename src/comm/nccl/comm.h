@@ -20,30 +20,27 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-/* The entry points of the NCCL in this process. */
+/* The entry points of the NCCL in this process, as the header declares them. */
 typedef struct colo_nccl_lib {
     int version;
-    ncclResult_t (*get_version)(int *);
-    ncclResult_t (*get_unique_id)(ncclUniqueId *);
-    ncclResult_t (*init_rank)(ncclComm_t *, int, ncclUniqueId, int);
-    ncclResult_t (*destroy)(ncclComm_t);
-    ncclResult_t (*abort)(ncclComm_t);
-    ncclResult_t (*async_error)(ncclComm_t, ncclResult_t *);
-    ncclResult_t (*count)(const ncclComm_t, int *);
-    ncclResult_t (*user_rank)(const ncclComm_t, int *);
-    ncclResult_t (*device)(const ncclComm_t, int *);
-    const char *(*error_string)(ncclResult_t);
-    const char *(*last_error)(ncclComm_t);
-    ncclResult_t (*group_start)(void);
-    ncclResult_t (*group_end)(void);
-    ncclResult_t (*all_gather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
-                               cudaStream_t);
-    ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
-                               ncclComm_t, cudaStream_t);
-    ncclResult_t (*broadcast)(const void *, void *, size_t, ncclDataType_t, int, ncclComm_t,
-                              cudaStream_t);
-    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
-    ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    __typeof__(ncclGetVersion) *get_version;
+    __typeof__(ncclGetUniqueId) *get_unique_id;
+    __typeof__(ncclCommInitRank) *init_rank;
+    __typeof__(ncclCommDestroy) *destroy;
+    __typeof__(ncclCommAbort) *abort;
+    __typeof__(ncclCommGetAsyncError) *async_error;
+    __typeof__(ncclCommCount) *count;
+    __typeof__(ncclCommUserRank) *user_rank;
+    __typeof__(ncclCommCuDevice) *device;
+    __typeof__(ncclGetErrorString) *error_string;
+    __typeof__(ncclGetLastError) *last_error;
+    __typeof__(ncclGroupStart) *group_start;
+    __typeof__(ncclGroupEnd) *group_end;
+    __typeof__(ncclAllGather) *all_gather;
+    __typeof__(ncclAllReduce) *all_reduce;
+    __typeof__(ncclBroadcast) *broadcast;
+    __typeof__(ncclSend) *send;
+    __typeof__(ncclRecv) *recv;
 } colo_nccl_lib_t;
 
 /* Found once a process. COLO_ERR_UNBUILT: none, or one before 2.18. (loader.c) */
