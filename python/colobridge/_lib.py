@@ -126,11 +126,16 @@ def call(name: str, *arguments: Any) -> int:
     return check(getattr(lib(), name)(*arguments))
 
 
+def result(kind: Any, name: str, *arguments: Any) -> Any:
+    """What a function writes to its last argument, which is of a C type."""
+    out = kind()
+    call(name, *arguments, c.byref(out))
+    return out
+
+
 def size_of(name: str, *arguments: Any) -> int:
-    """The bytes that a function says, in its last argument."""
-    size = c.c_size_t()
-    call(name, *arguments, c.byref(size))
-    return size.value
+    """The bytes that a function says."""
+    return result(c.c_size_t, name, *arguments).value
 
 
 def text(value: str) -> bytes:
@@ -159,4 +164,4 @@ def version() -> str:
     return lib().colo_version().decode()
 
 
-__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'error_message', 'size_of', 'text', 'version']
+__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'error_message', 'result', 'size_of', 'text', 'version']

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from . import _structs as s
-from ._lib import Unique, call, lib, text
+from ._lib import Unique, call, lib, result, text
 from .comm import Comm
 from .errors import STATUS, ArgumentError, FailedError
 from .layout import Layout
@@ -140,8 +140,7 @@ class Batch(Unique):
 
     def __init__(self, bridge: Bridge, setter: str, *tables: Segments | Packing):
         self._bridge, self._comm = bridge, bridge.comm
-        self._handle = c.c_void_p()
-        call(setter, bridge.handle, *(t._raw for t in tables), c.byref(self._handle))
+        self._handle = result(c.c_void_p, setter, bridge.handle, *(t._raw for t in tables))
         self._comm.serves(self._handle, 'colo_batch_destroy')
         bridge._batches[id(self._handle)] = self._handle
         src, dst = s.i64(), s.i64()

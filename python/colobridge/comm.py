@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
-from ._lib import Unique, call, check, error_message, lib, text
+from ._lib import Unique, call, check, error_message, lib, result, text
 from .errors import STATUS, Error, FailedError, exception
 from .grid import Grid, _joined
 from .tensor import view
@@ -87,9 +87,7 @@ class Comm(Unique):
     @classmethod
     def self(cls) -> 'Comm':
         """A group of one."""
-        handle = c.c_void_p()
-        call('colo_comm_create_self', c.byref(handle))
-        return cls(handle)
+        return cls(result(c.c_void_p, 'colo_comm_create_self'))
 
     @classmethod
     def from_all_gather(cls, rank: int, size: int,
@@ -121,22 +119,18 @@ class Comm(Unique):
 
     def nccl(self, device: int = -1) -> 'Comm':
         """GPUs, one per rank of this communicator, which is kept for control; collective."""
-        handle = c.c_void_p()
-        call('colo_comm_create_nccl', self.handle, device, c.byref(handle))
-        return Comm(handle, parent=self)
+        return Comm(result(c.c_void_p, 'colo_comm_create_nccl', self.handle, device), parent=self)
 
     def split(self, grid: Grid | str, dims: Any) -> 'Comm | None':
         """This rank's group of @dims; collective. None on ranks outside the grid. grid: a Grid, or its
         spec ("tp=2,dp=4")."""
         grid = Grid(grid) if isinstance(grid, str) else grid
-        handle = c.c_void_p()
-        call('colo_comm_split', self.handle, grid._raw, text(_joined(dims)), c.byref(handle))
+        handle = result(c.c_void_p, 'colo_comm_split', self.handle, grid._raw, text(_joined(dims)))
         return Comm(handle, parent=self) if handle else None
 
     def split_color(self, color: int, key: int = 0) -> 'Comm | None':
         """Ranks of one color, ordered by (key, rank); collective. None if color < 0."""
-        handle = c.c_void_p()
-        call('colo_comm_split_color', self.handle, color, key, c.byref(handle))
+        handle = result(c.c_void_p, 'colo_comm_split_color', self.handle, color, key)
         return Comm(handle, parent=self) if handle else None
 
     def destroy(self) -> None:

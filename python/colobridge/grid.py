@@ -6,7 +6,7 @@ import ctypes as c
 from collections.abc import Iterator, Sequence
 
 from . import _structs as s
-from ._lib import call, lib, text
+from ._lib import call, lib, result, text
 
 
 class Group:
@@ -97,9 +97,7 @@ class Grid:
             if name not in names:
                 raise ValueError("'%s' is no dim of %s" % (name, self))
         values = (s.i64 * s.MAX_DIMS)(*(coords.get(name, 0) for name in names))
-        rank = s.i64()
-        call('colo_grid_rank', self._raw, values, c.byref(rank))
-        return rank.value
+        return result(s.i64, 'colo_grid_rank', self._raw, values).value
 
     def group(self, dims: str | Sequence[str], rank: int, *, as_given: bool = False) -> Group:
         """The group of a dim set that contains @rank; dims joined by "-" or a list. Members ascend;

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from . import _structs as s
 from . import comm as comms
-from ._lib import Unique, call, lib
+from ._lib import Unique, lib, result
 from .dlpack import Array
 from .errors import STATUS, ArgumentError, FailedError
 from .tensor import contiguous, make
@@ -35,9 +35,7 @@ class Memory(Unique):
     def alloc(cls, comm: comms.Comm, nbytes: int) -> 'Memory':
         """The library allocates it where the communicator moves memory: on its GPU, or on the host. Sizes
         may differ between ranks, and be 0."""
-        handle = c.c_void_p()
-        call('colo_memory_alloc', comm.handle, nbytes, c.byref(handle))
-        return cls(handle, comm)
+        return cls(result(c.c_void_p, 'colo_memory_alloc', comm.handle, nbytes), comm)
 
     @classmethod
     def register(cls, comm: comms.Comm, tensor: Any) -> 'Memory':
@@ -47,9 +45,8 @@ class Memory(Unique):
         if tensor is not None:
             t, count = comms._flat(tensor, 'tensor', writes=True)
             nbytes = count * s.DTYPE_SIZE[cast(int, t.dtype)]
-        handle = c.c_void_p()
-        call('colo_memory_register', comm.handle, t.data if t and nbytes else None, nbytes, c.byref(handle))
-        memory = cls(handle, comm, tensor)
+        memory = cls(result(c.c_void_p, 'colo_memory_register', comm.handle, t.data if t and nbytes else None, nbytes),
+                     comm, tensor)
         memory._view = t
         return memory
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from . import _structs as s
-from ._lib import call
+from ._lib import call, result
 from .errors import ArgumentError
 from .layout import Layout, context_of
 from .plan import choice
@@ -92,9 +92,7 @@ class Packing(Comparable):
     def rows(self, rank: int, layout: Layout | str | None = None) -> int:
         """How many rows @rank of @layout holds. None: the context ranks that cp, or pieces, tell. ValueError: the tables
         do not fit the layout."""
-        out = s.i64()
-        call('colo_packing_rows', self._raw, self._layout(layout)._raw, rank, c.byref(out))
-        return out.value
+        return result(s.i64, 'colo_packing_rows', self._raw, self._layout(layout)._raw, rank).value
 
     def _index(self, rank: int, layout: Layout | str | None) -> tuple[array.array[int], array.array[int]]:
         layout = self._layout(layout)

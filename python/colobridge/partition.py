@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _structs as s
-from ._lib import call, lib
+from ._lib import call, lib, result
 from .plan import choice
 from .tensor import view
 
@@ -80,8 +80,7 @@ def padded(length: int, *, tp: int = 1, cp: int = 1, fp8: bool = False, recipe: 
     """Smallest length >= @length that every split accepts, and of which each cp rank's part is a multiple of what
     the recipe of quantised products wants: 16 for "delayed", "tensorwise" and "blockwise" (FP8), 32 for "mxfp8",
     128 for "nvfp4", 256 for "grouped" kernels. fp8: 16. ValueError: a size, or an unknown recipe."""
-    out = s.i64()
-    call('colo_partition_padded', length, tp, cp, fp8, c.byref(out))
+    out = result(s.i64, 'colo_partition_padded', length, tp, cp, fp8)
     if recipe is None:
         return out.value
     unit = math.lcm(2 * tp * cp if cp > 1 else tp, choice('recipe', recipe, RECIPES) * cp, 16 * cp if fp8 else 1)

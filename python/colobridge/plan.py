@@ -123,26 +123,24 @@ class Plan(Unique):
         return self._messages('colo_plan_recvs', direction)
 
     def _messages(self, name: str, direction: str) -> list[Message]:
-        count = c.c_int32()
+        return [Message(raw.peer, raw.bytes, [_region(raw.regions[k]) for k in range(raw.nregions)])
+                for raw in self._listed(c.c_int32, name, direction)]
+
+    def _listed(self, kind: Any, name: str, direction: str) -> Any:
+        """What a function returns that counts it in a number of this C type."""
+        count = kind()
         raw = getattr(lib(), name)(self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
-        return [Message(raw[i].peer, raw[i].bytes,
-                        [_region(raw[i].regions[k]) for k in range(raw[i].nregions)])
-                for i in range(count.value)]
+        return raw[:count.value]
 
     def reached(self, direction: str) -> bool:
         """Do other ranks write into this rank's output in a direction? If gradients add up, they read its input
         instead. That tensor is what a caller places in registered memory (colobridge.Memory)."""
         sums = direction == 'backward' and self.addends > 1
-        count = c.c_int32()
-        getattr(lib(), 'colo_plan_sends' if sums else 'colo_plan_recvs')(
-            self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
-        return count.value > 0
+        return bool(self._listed(c.c_int32, 'colo_plan_sends' if sums else 'colo_plan_recvs', direction))
 
     def locals(self, direction: str) -> list[Region]:
         """What stays on the rank."""
-        count = s.i64()
-        raw = lib().colo_plan_locals(self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
-        return [_region(raw[i]) for i in range(count.value)]
+        return [_region(raw) for raw in self._listed(s.i64, 'colo_plan_locals', direction)]
 
 
 def bytes_of(handle: Any, direction: str) -> Bytes:
