@@ -209,18 +209,21 @@ void tool_write(const char *path, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-void tool_refuses(const char *name, const char *const *args, int exit, const char *text)
+void tool_refused(tool_output_t s, const char *name, int exit, const char *text)
 {
-    tool_output_t s = tool_run(args);
-    char *newline = strchr(s.err, '\n');
+    const char *newline = strchr(s.err, '\n');
     if (s.exit != exit || s.out_size != 0 || !newline || newline[1] || s.err_size > 201)
-        fail_msg("%s %s ...: exit %d (expected %d), %zu bytes on stdout, stderr (%zu bytes): %s",
-                 args[0] ? args[0] : "", args[0] && args[1] ? args[1] : "", s.exit, exit,
-                 s.out_size, s.err_size, s.err);
+        fail_msg("exit %d, %zu bytes on stdout, stderr (%zu bytes): %s; expected exit %d, \"%s\"",
+                 s.exit, s.out_size, s.err_size, s.err, exit, text);
     for (const char *c = s.err; c < newline; c++)
         if (*c < 0x20 || *c > 0x7e)
             fail_msg("byte 0x%02x on stderr: %s", (unsigned char)*c, s.err);
     if (strncmp(s.err, name, strlen(name)) != 0 || strncmp(s.err + strlen(name), ": ", 2) != 0 ||
         !strstr(s.err, text))
         fail_msg("\"%s\" lacks \"%s\"", s.err, text);
+}
+
+void tool_refuses(const char *name, const char *const *args, int exit, const char *text)
+{
+    tool_refused(tool_run(args), name, exit, text);
 }

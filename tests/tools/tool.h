@@ -42,8 +42,10 @@ int tool_folder_leave(void **state);
 int tool_folder_files(void); /* how many */
 void tool_write(const char *path, const char *text);
 
-/* Fails the test case unless the tool ends with @exit, writes nothing to stdout, and to stderr one
+/* Fails the test case unless the tool ended with @exit, wrote nothing to stdout, and to stderr one
  * line that begins with its name and contains @text. */
+void tool_refused(tool_output_t s, const char *name, int exit, const char *text);
+/* The same, of a run with @args. */
 void tool_refuses(const char *name, const char *const *args, int exit, const char *text);
 
 #endif
