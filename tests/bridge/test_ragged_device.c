@@ -150,7 +150,7 @@ static colo_status_t run_disguised(int32_t n, colo_rank_fn fn, void *arg)
     return colo_comm_threads_run(n, disguised, arg);
 }
 
-#define T_CASE_DISGUISED(n, name) \
+#define T_CASE_ON_DISGUISED(n, name) \
     T_CASE_BY(run_disguised(n, t_ranks_of_##name, NULL), name, colo_comm_t *comm)
 
 /* ---- its memory: blocks of the host's ---- */
@@ -224,7 +224,7 @@ T_CASE(random_batches_on_a_device_arrive_as_the_oracle_says)
 /* ---- which path ---- */
 
 /* Batches of one bridge in registered memory: without any row, then with rows. */
-T_CASE_DISGUISED(2, path_after_a_batch_without_rows_is_still_peer_to_peer)
+T_CASE_ON_DISGUISED(2, path_after_a_batch_without_rows_is_still_peer_to_peer)
 {
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
@@ -305,7 +305,7 @@ static size_t partials_of(const colo_bridge_t *bridge)
     return bridge->memory.partials.size;
 }
 
-T_CASE_DISGUISED(2, sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
+T_CASE_ON_DISGUISED(2, sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
 {
     return t_ragged_large(comm, &where, partials_of);
 }
