@@ -318,13 +318,6 @@ T_CASE(a_comm_that_was_not_created_is_missing)
     assert_ptr_equal(comm, f);
 }
 
-/* status and words, on a rank's thread */
-#define rank_fails(expr, want, words)                           \
-    do {                                                        \
-        rank_check((expr) == (want));                           \
-        rank_check(strstr(colo_last_error(), (words)) != NULL); \
-    } while (0)
-
 static colo_status_t members_are(const colo_comm_t *comm, int32_t n, const int64_t *want)
 {
     rank_check(comm != NULL);
