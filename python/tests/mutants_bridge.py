@@ -261,11 +261,11 @@ BRIDGES = {
     'a ticket that is dropped keeps its place': (
         'torch/ticket.py', 'the call uses it\n        self.end()', 'the call uses it\n        pass', 'test_torch_ticket.py', 'are_named'),
     'finish starts no gradient': (
-        'torch/uniform.py', 'shape, back)))', 'shape)))', 'test_torch_ticket.py', 'lies_between'),
+        'torch/bridge.py', 'd_ys[0], shape, back)', 'd_ys[0], shape)', 'test_torch_ticket.py', 'lies_between'),
     'finish starts no gradient of a ragged batch': (
-        'torch/ragged.py', 'for i in range(call.n)], back)))', 'for i in range(call.n)])))', 'test_torch_ticket.py', 'lies_between'),
+        'torch/ragged.py', 'for i in range(call.n)], back)', 'for i in range(call.n)])', 'test_torch_ticket.py', 'lies_between'),
     'finish returns another tensor than the buffer': (
-        'torch/ragged.py', 'ctx.mark_dirty(*ys)  # so', '# so', 'test_torch_ticket.py', 'oracle'),
+        'torch/ticket.py', 'ctx.mark_dirty(*ys)  # so', '# so', 'test_torch_ticket.py', 'oracle'),
     'a ticket is finished twice': (
         'torch/ticket.py', 'if finished is None:', 'if False:', 'test_torch_ticket.py', 'are_named'),
     'the gradient of a tower is not multiplied for what averages it': (

@@ -28,8 +28,8 @@ from . import ranks as groups
 from . import tensors
 from .lazy import dist, torch
 from .tensors import eager, watched
-from .ticket import Flight, Ticket
-from .uniform import Carry, Core, Finish, Ready, Start, about
+from .ticket import Finish, Flight, Ticket
+from .uniform import Carry, Core, Ready, Start, about
 
 _BRIDGES: Any = weakref.WeakValueDictionary()  # by number
 _numbers = itertools.count()
@@ -463,8 +463,12 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
 def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Ticket:
     x, here = _ready(self, x, samples, shape, like)
     flight = Flight(x.device)
-    y = Start.apply(x, self._last[1], here, flight)
-    return Ticket(self, flight, lambda: Finish.apply(y, flight))
+    ready, shape = self._last[1], x.shape if here else None
+    y = Start.apply(x, ready, here, flight)
+
+    def begun(d_ys: Any, back: Flight) -> Any:
+        return ready.carry(1, None, d_ys[0], d_ys[0], shape, back)
+    return Ticket(self, flight, lambda: Finish.apply(flight, begun, y)[0])
 
 
 def _bridge_of(src: Layout | str, dst: Layout | str, group: Any, options: tuple[Any, ...]) -> Bridge:

@@ -22,7 +22,7 @@ from . import arena as arenas
 from . import ranks as groups
 from .lazy import torch
 from .tensors import Function, checked, eager, once, stream_of
-from .ticket import Flight, Ticket
+from .ticket import Finish, Flight, Ticket
 
 _KEPT = 8  # batches of other tables
 Tables = Union[Segments, Repacking]
@@ -281,8 +281,7 @@ class CarryRagged:
     def backward(ctx: Any, *d_ys: Any) -> Any:
         call, flight = ctx.call, ctx.flight
         if flight is not None and flight.back:  # finish's backward has begun it
-            back, d_xs = flight.back.pop(0)
-            back.end()
+            d_xs = flight.landed()
         else:
             d_xs = call.gradients(d_ys)
         d_intos: list[Any] = [None] * call.n if call.merged else []
@@ -291,26 +290,6 @@ class CarryRagged:
                 flat = call.flat(i, d_ys)
                 d_intos[i] = flat.index_fill(0, call.ragged.written(call.held, flat.device), 0).view(d_ys[i].shape)
         return (None, None, None, *d_xs, *d_intos)
-
-
-@Function
-class Finish:
-    """The ys with a gradient, as they are. Backward begins the way of their gradients, which it hands on, because
-    those of into are made of them."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, flight: Flight, *ys: Any) -> Any:
-        ctx.call, ctx.flight = call, flight
-        ctx.mark_dirty(*ys)  # so that a buffer is returned itself, and the caller may go on with it
-        return ys
-
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, *d_ys: Any) -> Any:
-        call, back = ctx.call, Flight(ctx.call.ragged.device)
-        of = dict(zip((i for i in range(call.n) if i not in call.constant), d_ys))
-        ctx.flight.back.append((back, call.gradients([of.get(i) for i in range(call.n)], back)))
-        return (None, None, *d_ys)
 
 
 def _rows_of(x: Any) -> Any:
@@ -440,10 +419,14 @@ def start(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
     flight = Flight(call.ragged.device)
     ys = list(CarryRagged.apply(call, flight, *tensors))
 
+    def begun(d_ys: Any, back: Flight) -> Any:
+        of = dict(zip((i for i in range(call.n) if i not in call.constant), d_ys))
+        return call.gradients([of.get(i) for i in range(call.n)], back)
+
     def finished() -> Any:
         passed = [i for i in range(call.n) if i not in call.constant]
         if passed:
-            for i, y in zip(passed, Finish.apply(call, flight, *(ys[i] for i in passed))):
+            for i, y in zip(passed, Finish.apply(flight, begun, *(ys[i] for i in passed))):
                 ys[i] = y
         return arrived(tuple(ys))
     return Ticket(self, flight, finished)

@@ -7,6 +7,7 @@ finishes it, so what lies between the two in forward runs at the same time in bo
 from __future__ import annotations
 
 import ctypes as c
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from .._lib import Unique
 from ..errors import FailedError
 from .ready import entry, failed
-from .tensors import eager, stream_of
+from .tensors import Function, eager, once, stream_of
 
 
 class Flight:
@@ -39,8 +40,33 @@ class Flight:
             if status < 0:
                 raise failed(status)
 
+    def landed(self) -> Any:
+        """The gradients of which Finish began the way."""
+        back, gradients = self.back.pop(0)
+        back.end()
+        return gradients
+
     def __del__(self) -> None:  # else the memory of its tensors is given away while the call uses it
         self.end()
+
+
+@Function
+class Finish:
+    """(a flight, begun, its ys that have a gradient) -> the ys, as they are. Backward begins the way of their gradients
+    by begun(gradients, another flight), and hands them on, because those of what is written into are made of them."""
+
+    @staticmethod
+    def forward(ctx: Any, flight: Flight, begun: Callable[[Any, Flight], Any], *ys: Any) -> Any:
+        ctx.flight, ctx.begun = flight, begun
+        ctx.mark_dirty(*ys)  # so that a buffer is returned itself, and the caller may go on with it
+        return ys
+
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, *d_ys: Any) -> Any:
+        back = Flight(ctx.flight.device)
+        ctx.flight.back.append((back, ctx.begun(d_ys, back)))
+        return (None, None, *d_ys)
 
 
 class Ticket(Unique):

@@ -221,30 +221,11 @@ class Start:
 
     @staticmethod
     def forward(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight) -> Any:
-        ctx.flight, flight.ready, flight.here, flight.shape = flight, ready, here, x.shape
+        ctx.flight, ctx.here, ctx.shape = flight, here, x.shape
         return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
 
     @staticmethod
     @functools.partial(once, linear=True)
     def backward(ctx: Any, d_y: Any) -> Any:
-        back, d_x = ctx.flight.back.pop(0)
-        back.end()
-        return d_x if ctx.flight.here else d_y.new_empty(ctx.flight.shape), None, None, None
-
-
-@Function
-class Finish:
-    """Carry's backward is begun. Of the gradient that it returns, Start knows."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Any, flight: Flight) -> Any:
-        ctx.flight = flight
-        return y
-
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, d_y: Any) -> Any:
-        flight, back = ctx.flight, Flight(d_y.device)
-        shape = flight.shape if flight.here else None
-        flight.back.append((back, flight.ready.carry(1, None, d_y, d_y, shape, back)))
-        return d_y, None
+        d_x = ctx.flight.landed()
+        return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None
