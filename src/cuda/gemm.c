@@ -290,8 +290,8 @@ static cublasStatus_t choose(colo_product_t *product, const struct colo_linear_g
         usual.b = &z;
     usual.n = k.n;
     usual.k = k.k;
-    LT_TRY(ask(product, &usual, bias, gemm->product == COLO_LINEAR_D_WEIGHT && !product->pinned, algo,
-               none));
+    LT_TRY(ask(product, &usual, bias, gemm->product == COLO_LINEAR_D_WEIGHT && !product->pinned,
+               algo, none));
     int32_t entry = product->next++ % CACHE;
     product->used = product->used < CACHE ? product->used + 1 : CACHE;
     product->cache[entry].key = k;
