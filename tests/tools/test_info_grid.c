@@ -12,7 +12,7 @@
  *   hosts:         012 345 67. tp pairs 01 23 45 67: one is split. cp pairs 02 13 46 57: three. dp
  *                  pairs 04 15 26 37: all. The bridge (docs/plan.md): 0 and 1 get theirs from 2, 2
  *                  from 0 or 1, on their host; 3 to 7 have no source there. 4 and 5 need the same,
- * and so do 6 and 7: 3 of 8 eighths of 1024 cross hosts, and two are passed on.
+ *                  and so do 6 and 7: 3 of 8 eighths of 1024 cross hosts, and two are passed on.
  */
 #include "harness/harness.h"
 
