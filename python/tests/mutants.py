@@ -216,7 +216,7 @@ MUTANTS = {
         'torch/ready.py', '-1 if invariant is True else int(invariant))', '0)', 'test_torch_logprob.py',
         'test_invariant'),
     'rows whose mask is 0 are read': (
-        'torch/logprob.py', 'self.launch(now, logits, target, mask, comm,', 'self.launch(now, logits, target, None, comm,',
+        'torch/logprob.py', 'self.launch(now, logits, target, more, comm,', 'self.launch(now, logits, target, None, comm,',
         'test_torch_losses.py', 'threads'),
     'soft labels are a teacher that is not normalised': (
         'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),

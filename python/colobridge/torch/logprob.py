@@ -203,8 +203,8 @@ class LogprobPlan:
         if status < 0:
             raise failed(status)
 
-    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any) -> tuple[Any, Any]:
-        """(outputs [shape], what backward needs: None unless @keeps)"""
+    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, more: Any) -> tuple[Any, Any]:
+        """(outputs [shape], what backward needs: None unless @keeps). more: the mask"""
         now = self.call()
         try:
             out = []
@@ -213,7 +213,7 @@ class LogprobPlan:
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
             stats, address, apart, workspace = self.memory(now, keeps, self.workspace)
-            self.launch(now, logits, target, mask, comm, address if keeps else None, workspace)
+            self.launch(now, logits, target, more, comm, address if keeps else None, workspace)
         except BaseException as why:
             groups.heard(comm, why)
             raise

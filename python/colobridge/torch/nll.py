@@ -133,10 +133,10 @@ class NllPlan(LogprobPlan):
         self.counts.clear()
         self.mean = Mean(self.rows.count, self.real, self.device)
 
-    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, of: Any) -> tuple[Any, Any]:
-        """((value, num), what backward needs: None unless @keeps). of: mean or sum, reduce group, a list, into which
+    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, more: Any) -> tuple[Any, Any]:
+        """((value, num), what backward needs: None unless @keeps). more: mean or sum, reduce group, a list, into which
         den is put, which has no gradient: an output costs more."""
-        mean, group, side = of
+        mean, group, side = more
         now = self.call()
         now.mean = now.mean or MeanCall(self.mean)
         # Workspace: parts of the mean, the loss's own, the mean's factor, n_valid, losses. What is kept: the

@@ -60,10 +60,10 @@ class _Kept:
             each = size_of('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size)
             step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // each))
             most = size_of('colo_sampling_workspace_size', config, dtype, step, comm.size)
-            memory, workspace = reserved(most, rows.device)
+            workspace = reserved(most, rows.device)
             for i in range(0, max(count, 1), step):
                 call('colo_sampling_keep', config, checked(rows[i:i + step], 'logits'), checked(out[i:i + step], 'out'),
-                     comm.handle, workspace, stream_of(rows.device))
+                     comm.handle, workspace[1], stream_of(rows.device))
         out = out.view(logits.shape)
         if keeps and out.shape[-1]:
             column = (target.long() - start).unsqueeze(-1)
