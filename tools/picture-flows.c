@@ -190,9 +190,9 @@ colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const pi
         st = pic_plan(&plan, config, batch, ranks[i]);
         if (st < 0)
             break;
-        for (int w = 0; w < 2; w++)
-            if (!(w == COLO_BACKWARD && config->no_grad) &&
-                !add_plan(pic, plan, (colo_pass_t)w, ranks, n, i))
+        for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++)
+            if (!(pass == COLO_BACKWARD && config->no_grad) &&
+                !add_plan(pic, plan, pass, ranks, n, i))
                 st = COLO_ERR_NOMEM;
         colo_plan_destroy(&plan);
     }

@@ -75,9 +75,9 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
         st = plan_make(&plan, ask, part->rank[i]);
         if (st < 0)
             break;
-        for (int w = 0; w < 2; w++) {
+        for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
             pic_list_t list[PIC_EXCHANGES][2];
-            pic_lists(plan, (colo_pass_t)w, list);
+            pic_lists(plan, pass, list);
             for (int k = 0; k < 2 * PIC_EXCHANGES; k++)
                 follow(&list[k / 2][k % 2], &seen, part);
         }

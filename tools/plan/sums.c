@@ -165,14 +165,15 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
             one_level = NULL; /* no memory: both are shown alike */
     }
     plan_sums_t one = {.direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
-    for (int w = 0; w < 2; w++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
+    for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
+        const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
+        const colo_plan_node_bytes_t node = colo_plan_node_bytes(plan, pass);
         pic_list_t list[PIC_EXCHANGES][2];
         int32_t n[2] = {0, 0}; /* received, sent */
-        pic_lists(plan, (colo_pass_t)w, list);
+        pic_lists(plan, pass, list);
         for (int k = 0; k < 2 * PIC_EXCHANGES; k++)
             n[k % 2] += list[k / 2][k % 2].n;
-        plan_totals_t *t = &one.pass[w];
+        plan_totals_t *t = &one.pass[pass];
         *t = (plan_totals_t){.recv_max = b.recv,
                              .recv_total = b.recv,
                              .send_max = b.send,
@@ -181,12 +182,12 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
                              .collective_max = b.collective_recv,
                              .messages_total = n[0],
                              .messages_max = max64(n[0], n[1])};
-        t->slow_total = t->slow_one_level = colo_plan_node_bytes(plan, (colo_pass_t)w).in;
-        t->slow_minimum = colo_plan_node_bytes(plan, (colo_pass_t)w).minimum;
-        t->seconds = t->seconds_one_level = pass_time(ask, plan, (colo_pass_t)w);
+        t->slow_total = t->slow_one_level = node.in;
+        t->slow_minimum = node.minimum;
+        t->seconds = t->seconds_one_level = pass_time(ask, plan, pass);
         if (one_level) {
-            t->slow_one_level = colo_plan_node_bytes(one_level, (colo_pass_t)w).in;
-            t->seconds_one_level = pass_time(ask, one_level, (colo_pass_t)w);
+            t->slow_one_level = colo_plan_node_bytes(one_level, pass).in;
+            t->seconds_one_level = pass_time(ask, one_level, pass);
         }
     }
     colo_plan_rows(plan, &rows[0], &rows[1]);
@@ -214,11 +215,11 @@ plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_
         plan_node_t *to = &node[pic_node(&ask->config, colo_plan_rank(plans[i]))];
         ok = plan_make(&one_level, &asked, colo_plan_rank(plans[i])) == COLO_OK;
         to->ranks++;
-        for (int w = 0; w < 2 && ok; w++) {
-            const colo_plan_node_bytes_t b = colo_plan_node_bytes(plans[i], (colo_pass_t)w);
-            to->in[w] += b.in;
-            to->minimum[w] += b.minimum;
-            to->one_level[w] += colo_plan_node_bytes(one_level, (colo_pass_t)w).in;
+        for (colo_pass_t pass = COLO_FORWARD; ok && pass <= COLO_BACKWARD; pass++) {
+            const colo_plan_node_bytes_t b = colo_plan_node_bytes(plans[i], pass);
+            to->in[pass] += b.in;
+            to->minimum[pass] += b.minimum;
+            to->one_level[pass] += colo_plan_node_bytes(one_level, pass).in;
         }
         colo_plan_destroy(&one_level);
     }

@@ -117,10 +117,10 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
         for (int i = 0; i < 2; i++)
             snprintf(cell[k++], CELL, "%" PRId64, rows[i]);
     }
-    for (int w = 0; w < 2; w++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
+    for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
+        const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
         pic_list_t list[PIC_EXCHANGES][2];
-        pic_lists(plan, (colo_pass_t)w, list);
+        pic_lists(plan, pass, list);
         for (int sends = 0; sends < 2; sends++) {
             bytes_cell(cell[k++], sends ? b.send : b.recv);
             peers(cell[k], &list[PIC_FIRST][sends]);
@@ -493,13 +493,13 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     colo_plan_rows(plan, &rows[0], &rows[1]);
     print_owned("src", &ask->src, ask, false, rows[0]);
     print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
-    for (int w = 0; w < 2; w++) {
+    for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
         char local[24];
         pic_list_t list[PIC_EXCHANGES][2];
         int32_t n = 0;
-        pic_lists(plan, (colo_pass_t)w, list);
-        printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
-               tool_bytes(local, colo_plan_bytes(plan, (colo_pass_t)w).local));
+        pic_lists(plan, pass, list);
+        printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[pass], plain,
+               tool_bytes(local, colo_plan_bytes(plan, pass).local));
         for (int k = 0; k < 2 * PIC_EXCHANGES; k++) {
             print_messages(verbs[k], k % 2 ? "to" : "from", &list[k / 2][k % 2], ask);
             n += list[k / 2][k % 2].n;
