@@ -63,12 +63,14 @@ static double number_of(const json_t *o, const char *key)
 
 /* ---- collecting ---- */
 
+/* The chart of that title; NULL: there is no room for it. */
 static chart_t *chart_for(charts_t *all, const char *title, const char *unit)
 {
     for (int i = 0; i < all->n; i++)
         if (strcmp(all->chart[i].title, title) == 0)
             return &all->chart[i];
-    if (all->n == SVG_PANELS_MAX)
+    all->more |= all->n == SVG_PANELS_MAX;
+    if (all->more)
         return NULL;
     chart_t *c = &all->chart[all->n++];
     snprintf(c->title, sizeof c->title, "%s", title);
@@ -81,7 +83,7 @@ static void add(chart_t *c, const char *name, bool dashed, double x, double y)
     static const char *const order[] = {"exact-peer", "exact-nccl", "reference",
                                         "torch",      "tuned",      "collective"};
     series_t *s = NULL;
-    if (!(x > 0) || !(y > 0) || !isfinite(x) || !isfinite(y))
+    if (!c || !(x > 0) || !(y > 0) || !isfinite(x) || !isfinite(y))
         return;
     for (int i = 0; i < c->n && !s; i++)
         if (strcmp(c->series[i].name, name) == 0 && c->series[i].dashed == dashed)
@@ -112,26 +114,20 @@ static void collect_bridge(charts_t *all, const json_t *rows)
     json_t *row;
     json_array_foreach(rows, i, row)
     {
-        char title[512], name[32];
+        char title[512];
         const char *op = text_of(row, "op");
         const double arrive = number_of(row, "arrive_bytes"), local = number_of(row, "local_bytes"),
                      moved = arrive > 0 ? arrive : local, bytes = number_of(row, "bytes");
         const bool limit = strcmp(op, "push") == 0 || strcmp(op, "copy") == 0;
         snprintf(title, sizeof title, "%s \xe2\x86\x92 %s, %s, %s", text_of(row, "src"),
                  text_of(row, "dst"), text_of(row, "axes"), text_of(row, "way"));
-
-        snprintf(name, sizeof name, "%s", op);
         chart_t *c = chart_for(
             all, title, arrive > 0 ? "GB/s of what must arrive" : "GB/s copied; none arrives");
-        if (!c) {
-            all->more = true;
-            continue;
-        }
         if (limit || json_is_true(json_object_get(row, "view")))
             continue;
         if (!json_is_true(json_object_get(row, "replayed")) && number_of(row, "limit_us") > 0)
             add(c, "limit", false, bytes, moved / number_of(row, "limit_us") * 1e-3);
-        add(c, name, json_is_true(json_object_get(row, "replayed")), bytes,
+        add(c, op, json_is_true(json_object_get(row, "replayed")), bytes,
             moved / number_of(row, "time_us") * 1e-3);
     }
 }
@@ -147,11 +143,8 @@ static void collect_link(charts_t *all, const json_t *rows)
         snprintf(title, sizeof title, gpus > 1 ? "%d GPUs" : "Memory of one GPU", gpus);
         chart_t *c = chart_for(all, title, gpus > 1 ? "GB/s, busbw" : "GB/s read and written");
         const char *op = text_of(row, "op");
-        if (c)
-            add(c, gpus > 1 && strcmp(op, "push") == 0 ? "push, the limit" : op, false,
-                number_of(row, "bytes"), number_of(row, gpus > 1 ? "busbw_gbs" : "membw_gbs"));
-        else
-            all->more = true;
+        add(c, gpus > 1 && strcmp(op, "push") == 0 ? "push, the limit" : op, false,
+            number_of(row, "bytes"), number_of(row, gpus > 1 ? "busbw_gbs" : "membw_gbs"));
     }
 }
 
@@ -164,9 +157,8 @@ static void collect_logprob(charts_t *all, const json_t *loss)
              number_of(loss, "vocab"), text_of(loss, "dtype"));
     json_array_foreach(json_object_get(loss, "rows"), i, row)
     {
-        chart_t *c = chart_for(all, title, "GB/s read and written");
-        if (c)
-            add(c, text_of(row, "op"), false, 1, number_of(row, "gbs"));
+        add(chart_for(all, title, "GB/s read and written"), text_of(row, "op"), false, 1,
+            number_of(row, "gbs"));
     }
 }
 
@@ -175,11 +167,9 @@ static void collect_logprob(charts_t *all, const json_t *loss)
 static const char *short_bytes(double bytes, char text[32])
 {
     svg_bytes(bytes, text);
-    for (char *blank = strchr(text, ' '); blank && blank[1];) { /* "64 MiB" is "64M" on an axis */
-        blank[0] = blank[1] == 'B' ? '\0' : blank[1];
-        blank[1] = '\0';
-        break;
-    }
+    char *blank = strchr(text, ' '); /* "64 MiB" is "64M" on an axis */
+    blank[0] = blank[1] == 'B' ? '\0' : blank[1];
+    blank[1] = '\0';
     return text;
 }
 
