@@ -80,20 +80,18 @@ static void add_ranks(info_ask_t *ask, const colo_grid_t *grid)
 
 static int read_bridge(info_ask_t *ask)
 {
-    static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
-    static const int optional[] = {OPT_DTYPE, OPT_OUTPUT, OPT_GRAD};
+    enum { REQUIRED = 5 };
+    static const int of_bridge[] = {OPT_SRC,    OPT_DST,   OPT_BATCH,  OPT_SEQ,
+                                    OPT_HIDDEN, OPT_DTYPE, OPT_OUTPUT, OPT_GRAD};
     const tool_option_t *given = NULL;
-    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
-        if (options[required[i]].given)
-            given = &options[required[i]];
-    for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++)
-        if (options[optional[i]].given)
-            given = &options[optional[i]];
+    for (size_t i = 0; i < sizeof of_bridge / sizeof of_bridge[0]; i++)
+        if (options[of_bridge[i]].given)
+            given = &options[of_bridge[i]];
     if (!given)
         return TOOL_OK;
-    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
-        if (!options[required[i]].given)
-            return tool_refuse("%s is missing; %s needs it; see --help", options[required[i]].name,
+    for (int i = 0; i < REQUIRED; i++)
+        if (!options[of_bridge[i]].given)
+            return tool_refuse("%s is missing; %s needs it; see --help", options[of_bridge[i]].name,
                                given->name);
 
     colo_plan_config_t *c = &ask->config;

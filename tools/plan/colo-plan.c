@@ -404,16 +404,10 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
         return tool_refuse("%s: %zu bytes, at most %zu", where, n, sizeof copy - 1);
     memcpy(copy, text, n + 1);
     e->sp = sp;
-    for (char *next = strchr(copy, ':'); next;) {
-        char *word = next + 1;
-        *next = '\0';
-        next = strchr(word, ':');
-        if (next)
-            *next = '\0';
+    char *rest = copy, *word;
+    (void)strsep(&rest, ":"); /* the pair itself */
+    while ((word = strsep(&rest, ":")))
         TOOL_TRY(read_entry_word(where, word, e));
-        if (next)
-            *next = ':';
-    }
     char *arrow = strstr(copy, "->");
     tool_option_t src = {.name = where, .value = copy}, dst = src;
     if (arrow) {
