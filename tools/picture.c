@@ -98,19 +98,19 @@ static void label(char text[64], int64_t times, int64_t least, int64_t most, int
         snprintf(text, 64, "%s: %s", svg_count(times, n), svg_bytes((double)sum, b));
 }
 
-static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *place,
+static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *flow, place_t *place,
                      colo_pass_t pass)
 {
-    place_t *a = &place[w->from], *b = &place[w->to];
-    bool own = w->own, thin = b->ins > MANY && !own;
-    int64_t each = w->times / (pic->row[w->to].alike + 1); /* into one rank of the row */
+    place_t *a = &place[flow->from], *b = &place[flow->to];
+    bool own = flow->own, thin = b->ins > MANY && !own;
+    int64_t each = flow->times / (pic->row[flow->to].alike + 1); /* into one rank of the row */
     int step_a = a->height / (a->outs + 1), y1 = a->y + step_a * ++a->out;
     int y2 =
         b->y + (b->ins > MANY ? 2 * PORT + THIN * b->in : b->height / (b->ins + 1) * (b->in + 1));
     int x1 = pass == COLO_FORWARD ? CELL : SVG_PANEL - CELL, x2 = SVG_PANEL - x1,
         mid = SVG_PANEL / 2;
     int dir = pass == COLO_FORWARD ? 1 : -1;
-    long long from = (long long)pic->row[w->from].rank, to = (long long)pic->row[w->to].rank;
+    long long from = (long long)pic->row[flow->from].rank, to = (long long)pic->row[flow->to].rank;
     char text[64];
 
     b->in++;
@@ -119,17 +119,17 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *pl
             own    ? "own"
             : thin ? "flow thin"
                    : "flow",
-            w->far ? " far" : "", w->from % 6, x1, y1, mid, y1, mid - dir * 40, y2, x2 - dir * 52,
-            y2, x2 - dir * 6);
+            flow->far ? " far" : "", flow->from % 6, x1, y1, mid, y1, mid - dir * 40, y2,
+            x2 - dir * 52, y2, x2 - dir * 6);
     if (!own)
         svg_put(f, "<path class='head' d='M%d %d l%d -4 v8 z'/>", x2, y2, -dir * 7);
-    label(text, each, w->bytes, w->bytes, w->bytes * each);
+    label(text, each, flow->bytes, flow->bytes, flow->bytes * each);
     put_label(f, x2, y2, dir, b->ins > MANY ? "" : text);
     if (own)
-        fprintf(f, "<title>rank %lld keeps %lld bytes</title>", to, (long long)w->bytes);
+        fprintf(f, "<title>rank %lld keeps %lld bytes</title>", to, (long long)flow->bytes);
     else
         fprintf(f, "<title>rank %lld to rank %lld: %lld bytes</title>", from, to,
-                (long long)w->bytes);
+                (long long)flow->bytes);
     fputs("</text></g>\n", f);
 }
 
@@ -176,16 +176,16 @@ static int arrange(const pic_t *pic, colo_pass_t pass, place_t *place)
     memset(place, 0, (size_t)pic->nrows * sizeof *place);
     leave_place(pic, pass == COLO_FORWARD ? COLO_BACKWARD : COLO_FORWARD, place);
     for (int64_t i = 0; i < s->n; i++) {
-        const pic_flow_t *w = &s->flow[i];
-        place_t *p = &place[w->to];
-        place[w->from].outs++;
+        const pic_flow_t *flow = &s->flow[i];
+        place_t *p = &place[flow->to];
+        place[flow->from].outs++;
         p->ins++;
-        if (w->own)
+        if (flow->own)
             continue;
-        int64_t each = w->times / (pic->row[w->to].alike + 1);
-        p->least = p->times && p->least < w->bytes ? p->least : w->bytes;
-        p->most = p->most > w->bytes ? p->most : w->bytes;
-        p->sum += w->bytes * each;
+        int64_t each = flow->times / (pic->row[flow->to].alike + 1);
+        p->least = p->times && p->least < flow->bytes ? p->least : flow->bytes;
+        p->most = p->most > flow->bytes ? p->most : flow->bytes;
+        p->sum += flow->bytes * each;
         p->times += each;
     }
     for (int32_t r = 0; r < pic->nrows; r++) {

@@ -31,39 +31,41 @@ static int run(void *arg, cudaStream_t stream)
     static int (*const coll[2][2])(perf_coll_t *) = {
         {perf_coll_forward, perf_coll_backward},
         {perf_coll_tuned_forward, perf_coll_tuned_backward}};
-    work_t *w = arg;
-    perf_rank_t *r = w->r;
-    const colo_tensor_t *in = w->pass ? &w->d_y : &w->x, *out = w->pass ? &w->d_x : &w->y;
-    switch (w->op) {
+    work_t *work = arg;
+    perf_rank_t *r = work->r;
+    const colo_tensor_t *in = work->pass ? &work->d_y : &work->x,
+                        *out = work->pass ? &work->d_x : &work->y;
+    switch (work->op) {
     case PUSH:
-        RANK_CUDA(colo_k_probe_push(w->push[w->pass], w->pushes[w->pass], stream));
+        RANK_CUDA(colo_k_probe_push(work->push[work->pass], work->pushes[work->pass], stream));
         return TOOL_OK;
     case COPY:
-        if (w->memcpy)
-            RANK_CUDA(cudaMemcpyAsync(out->data, in->data, (size_t)w->mine[w->pass],
+        if (work->memcpy)
+            RANK_CUDA(cudaMemcpyAsync(out->data, in->data, (size_t)work->mine[work->pass],
                                       cudaMemcpyDeviceToDevice, stream));
         else
-            RANK_CUDA(colo_k_probe_copy(out->data, in->data, w->mine[w->pass] / 16 * 16, stream));
+            RANK_CUDA(
+                colo_k_probe_copy(out->data, in->data, work->mine[work->pass] / 16 * 16, stream));
         return TOOL_OK;
     case REFERENCE:
     case TUNED:
-        return coll[w->op == TUNED][w->pass](&w->coll);
+        return coll[work->op == TUNED][work->pass](&work->coll);
     default:
-        if (w->pass)
-            RANK_COLO(colo_bridge_backward(w->bridge[w->op], in, out, stream));
+        if (work->pass)
+            RANK_COLO(colo_bridge_backward(work->bridge[work->op], in, out, stream));
         else
-            RANK_COLO(colo_bridge_forward(w->bridge[w->op], in, out, stream));
+            RANK_COLO(colo_bridge_forward(work->bridge[work->op], in, out, stream));
         return TOOL_OK;
     }
 }
 
-static int check(work_t *w, int64_t *wrong)
+static int check(work_t *work, int64_t *wrong)
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     unsigned long long found = 0;
-    const bool coll = w->op == REFERENCE || w->op == TUNED;
-    const void *out = coll ? w->coll.out : w->pass ? w->d_x.data : w->y.data;
-    const colo_k_code_t c = perf_work_code(w, out, !w->pass, w->pass, false);
+    const bool coll = work->op == REFERENCE || work->op == TUNED;
+    const void *out = coll ? work->coll.out : work->pass ? work->d_x.data : work->y.data;
+    const colo_k_code_t c = perf_work_code(work, out, !work->pass, work->pass, false);
     RANK_CUDA(cudaMemsetAsync(r->count, 0, sizeof found, r->stream));
     RANK_CUDA(colo_k_probe_decode(&c, r->count, r->stream));
     TOOL_TRY(perf_rank_wait(r));
@@ -72,66 +74,66 @@ static int check(work_t *w, int64_t *wrong)
     return perf_rank_sum(r, wrong);
 }
 
-static int poison(work_t *w)
+static int poison(work_t *work)
 {
-    perf_rank_t *r = w->r;
-    const colo_tensor_t *out = w->pass ? &w->d_x : &w->y;
+    perf_rank_t *r = work->r;
+    const colo_tensor_t *out = work->pass ? &work->d_x : &work->y;
     RANK_CUDA(cudaMemsetAsync(out->data, 0xff, perf_tensor_bytes(out), r->stream));
-    for (int i = 0; i < 3 && (w->op == REFERENCE || w->op == TUNED); i++)
-        RANK_CUDA(
-            cudaMemsetAsync(w->coll.stage[i], 0xff, (size_t)perf_coll_stage(&w->coll), r->stream));
+    for (int i = 0; i < 3 && (work->op == REFERENCE || work->op == TUNED); i++)
+        RANK_CUDA(cudaMemsetAsync(work->coll.stage[i], 0xff, (size_t)perf_coll_stage(&work->coll),
+                                  r->stream));
     TOOL_TRY(perf_rank_wait(r));
     return perf_rank_barrier(r);
 }
 
-static int time_it(work_t *w, bool replayed, double *us, double *best)
+static int time_it(work_t *work, bool replayed, double *us, double *best)
 {
-    const int64_t batch = perf_batch(w->bytes);
-    return replayed ? perf_rank_replay(w->r, run, w, batch, us, best)
-                    : perf_rank_time(w->r, run, w, batch, us, best);
+    const int64_t batch = perf_batch(work->bytes);
+    return replayed ? perf_rank_replay(work->r, run, work, batch, us, best)
+                    : perf_rank_time(work->r, run, work, batch, us, best);
 }
 
 /* Does the result lie in the input */
-static bool is_view(const work_t *w)
+static bool is_view(const work_t *work)
 {
-    const colo_tensor_t *in = w->pass ? &w->d_y : &w->x;
-    const char *out = w->coll.out, *from = in->data;
-    return (w->op == REFERENCE || w->op == TUNED) && out >= from &&
+    const colo_tensor_t *in = work->pass ? &work->d_y : &work->x;
+    const char *out = work->coll.out, *from = in->data;
+    return (work->op == REFERENCE || work->op == TUNED) && out >= from &&
            out < from + perf_tensor_bytes(in);
 }
 
 /* Measures w->op in pass w->pass and prints it; @limit: launched, replayed. */
-static int measure(work_t *w, double limit[2])
+static int measure(work_t *work, double limit[2])
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     perf_t *p = r->all->p;
-    for (int replayed = 0; replayed < (w->bytes <= REPLAY_BELOW ? 2 : 1); replayed++) {
-        perf_row_t row = {.pair = w->pair,
-                          .axes = w->axes,
-                          .pass = w->pass ? "backward" : "forward",
-                          .op = names[w->op],
-                          .shape = w->shape,
+    for (int replayed = 0; replayed < (work->bytes <= REPLAY_BELOW ? 2 : 1); replayed++) {
+        perf_row_t row = {.pair = work->pair,
+                          .axes = work->axes,
+                          .pass = work->pass ? "backward" : "forward",
+                          .op = names[work->op],
+                          .shape = work->shape,
                           .replayed = replayed,
-                          .bytes = w->bytes,
-                          .arrive = w->arrive[w->pass],
-                          .local = w->local[w->pass]};
-        TOOL_TRY(poison(w));
-        TOOL_TRY(time_it(w, replayed, &row.us, &row.best));
-        if (w->op == COPY) { /* the faster of two */
+                          .bytes = work->bytes,
+                          .arrive = work->arrive[work->pass],
+                          .local = work->local[work->pass]};
+        TOOL_TRY(poison(work));
+        TOOL_TRY(time_it(work, replayed, &row.us, &row.best));
+        if (work->op == COPY) { /* the faster of two */
             double us, best;
-            w->memcpy = true;
-            TOOL_TRY(time_it(w, replayed, &us, &best));
-            w->memcpy = false;
+            work->memcpy = true;
+            TOOL_TRY(time_it(work, replayed, &us, &best));
+            work->memcpy = false;
             row.us = us < row.us ? us : row.us;
             row.best = best < row.best ? best : row.best;
         }
         int64_t wrong = 0;
-        if (w->op >= EXACT_NCCL)
-            TOOL_TRY(check(w, &wrong));
-        if (w->op < EXACT_NCCL && row.us > limit[replayed])
+        if (work->op >= EXACT_NCCL)
+            TOOL_TRY(check(work, &wrong));
+        if (work->op < EXACT_NCCL && row.us > limit[replayed])
             limit[replayed] = row.us;
-        row.limit = w->op < EXACT_NCCL ? row.us : limit[replayed];
-        row.view = is_view(w);
+        row.limit = work->op < EXACT_NCCL ? row.us : limit[replayed];
+        row.view = is_view(work);
         row.wrong = wrong;
         if (r->me == 0)
             TOOL_TRY(perf_bridge_row(p, &row));
@@ -140,17 +142,18 @@ static int measure(work_t *w, double limit[2])
 }
 
 /* The same on registered memory: what peers write, and what they read to add gradients up. */
-static int measure_peer(work_t *w, double limit[2])
+static int measure_peer(work_t *work, double limit[2])
 {
-    perf_rank_t *r = w->r;
-    const colo_tensor_t *const tensor[2] = {w->pass ? &w->d_x : &w->y, w->pass ? &w->d_y : NULL};
+    perf_rank_t *r = work->r;
+    const colo_tensor_t *const tensor[2] = {work->pass ? &work->d_x : &work->y,
+                                            work->pass ? &work->d_y : NULL};
     colo_memory_t *memory[2] = {NULL, NULL};
     for (int i = 0; i < 2 && tensor[i]; i++) {
         const size_t bytes = perf_tensor_bytes(tensor[i]);
         RANK_COLO(colo_memory_register(r->gpus, bytes ? tensor[i]->data : NULL, bytes, &memory[i]));
     }
     if (colo_memory_is_p2p(memory[0]))
-        TOOL_TRY(measure(w, limit));
+        TOOL_TRY(measure(work, limit));
     TOOL_TRY(perf_rank_barrier(r));
     for (int i = 0; i < 2; i++)
         colo_memory_destroy(&memory[i]);
@@ -161,27 +164,28 @@ static int measure_peer(work_t *w, double limit[2])
 
 static int one_size(perf_rank_t *r, const perf_pair_t *pair, const char *axes, colo_shape_t shape)
 {
-    work_t *w = calloc(1, sizeof *w);
-    if (!w)
+    work_t *work = calloc(1, sizeof *work);
+    if (!work)
         return perf_rank_complain(r, "no memory");
-    w->r = r;
-    w->pair = pair;
-    w->axes = axes;
-    w->shape = shape;
-    TOOL_TRY(perf_work_make(w));
-    for (w->pass = 0; w->pass < 2; w->pass++) {
+    work->r = r;
+    work->pair = pair;
+    work->axes = axes;
+    work->shape = shape;
+    TOOL_TRY(perf_work_make(work));
+    for (work->pass = 0; work->pass < 2; work->pass++) {
         double limit[2] = {0, 0};
         for (int op = PUSH; op < OPS; op++) {
-            w->op = (op_t)op;
-            const bool there = op == PUSH   ? r->all->reach && w->arrive[w->pass] > 0
-                               : op == COPY ? w->local[w->pass] > 0
-                                            : w->bridge[op >= REFERENCE ? COLLECTIVE : op] != NULL;
+            work->op = (op_t)op;
+            const bool there = op == PUSH ? r->all->reach && work->arrive[work->pass] > 0
+                               : op == COPY
+                                   ? work->local[work->pass] > 0
+                                   : work->bridge[op >= REFERENCE ? COLLECTIVE : op] != NULL;
             if (there)
-                TOOL_TRY((op == EXACT_PEER ? measure_peer : measure)(w, limit));
+                TOOL_TRY((op == EXACT_PEER ? measure_peer : measure)(work, limit));
         }
     }
-    TOOL_TRY(perf_work_destroy(w));
-    free(w);
+    TOOL_TRY(perf_work_destroy(work));
+    free(work);
     return TOOL_OK;
 }
 

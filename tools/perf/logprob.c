@@ -32,17 +32,17 @@ typedef struct loss_args {
 
 static int run_forward(void *arg, cudaStream_t stream)
 {
-    loss_args_t *a = arg;
+    loss_args_t *args = arg;
     PERF_TRY(colo_logprob_forward(
-        &a->config, &(colo_logprob_batch_t){.logits = &a->logits, .targets = &a->targets}, a->self,
-        &a->out, &a->saved, a->stats, a->workspace, stream));
+        &args->config, &(colo_logprob_batch_t){.logits = &args->logits, .targets = &args->targets},
+        args->self, &args->out, &args->saved, args->stats, args->workspace, stream));
     return TOOL_OK;
 }
 
 static int run_backward(void *arg, cudaStream_t stream)
 {
-    loss_args_t *a = arg;
-    PERF_TRY(colo_logprob_backward(&a->saved, &a->upstream, &a->d_logits, stream));
+    loss_args_t *args = arg;
+    PERF_TRY(colo_logprob_backward(&args->saved, &args->upstream, &args->d_logits, stream));
     return TOOL_OK;
 }
 
@@ -58,41 +58,42 @@ static int device_copy(void **to, const void *from, size_t bytes)
     return TOOL_OK;
 }
 
-static int make(const perf_t *p, loss_args_t *a)
+static int make(const perf_t *p, loss_args_t *args)
 {
     const size_t t = (size_t)p->tokens;
     size_t stat_bytes, workspace_bytes;
     void *targets, *up, *out[2];
-    a->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = p->vocab,
-                                        .want_entropy = p->entropy};
-    a->span.bytes = p->tokens * p->vocab * 2 / 16 * 16;
-    a->host_targets = malloc(t * sizeof *a->host_targets);
-    a->host_up = malloc(t * sizeof *a->host_up);
-    if (!a->host_targets || !a->host_up)
+    args->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = p->vocab,
+                                           .want_entropy = p->entropy};
+    args->span.bytes = p->tokens * p->vocab * 2 / 16 * 16;
+    args->host_targets = malloc(t * sizeof *args->host_targets);
+    args->host_up = malloc(t * sizeof *args->host_up);
+    if (!args->host_targets || !args->host_up)
         return tool_problem("no memory");
     for (size_t i = 0; i < t; i++) {
-        a->host_targets[i] = (int64_t)((i * 7919 + 13) % (size_t)p->vocab);
-        a->host_up[i] = 0.25f * (float)(i % 7 + 1);
+        args->host_targets[i] = (int64_t)((i * 7919 + 13) % (size_t)p->vocab);
+        args->host_up[i] = 0.25f * (float)(i % 7 + 1);
     }
-    PERF_TRY(colo_comm_create_self(&a->self));
-    PERF_TRY(colo_logprob_saved_size(&a->config, COLO_BF16, p->tokens, &stat_bytes));
-    PERF_TRY(colo_logprob_workspace_size(&a->config, COLO_BF16, p->tokens, 1, &workspace_bytes));
-    TOOL_TRY(device_copy(&a->span.src, NULL, (size_t)a->span.bytes + 16));
-    TOOL_TRY(device_copy(&a->span.dst, NULL, (size_t)a->span.bytes + 16));
-    TOOL_TRY(device_copy((void **)&a->span.sum, NULL, 8));
-    TOOL_TRY(device_copy(&a->stats, NULL, stat_bytes));
-    TOOL_TRY(device_copy(&a->workspace, NULL, workspace_bytes));
-    TOOL_TRY(device_copy(&targets, a->host_targets, t * 8));
-    TOOL_TRY(device_copy(&up, a->host_up, t * 4));
+    PERF_TRY(colo_comm_create_self(&args->self));
+    PERF_TRY(colo_logprob_saved_size(&args->config, COLO_BF16, p->tokens, &stat_bytes));
+    PERF_TRY(colo_logprob_workspace_size(&args->config, COLO_BF16, p->tokens, 1, &workspace_bytes));
+    TOOL_TRY(device_copy(&args->span.src, NULL, (size_t)args->span.bytes + 16));
+    TOOL_TRY(device_copy(&args->span.dst, NULL, (size_t)args->span.bytes + 16));
+    TOOL_TRY(device_copy((void **)&args->span.sum, NULL, 8));
+    TOOL_TRY(device_copy(&args->stats, NULL, stat_bytes));
+    TOOL_TRY(device_copy(&args->workspace, NULL, workspace_bytes));
+    TOOL_TRY(device_copy(&targets, args->host_targets, t * 8));
+    TOOL_TRY(device_copy(&up, args->host_up, t * 4));
     TOOL_TRY(device_copy(&out[0], NULL, t * 4));
     TOOL_TRY(device_copy(&out[1], NULL, t * 4));
-    PERF_CUDA(colo_k_probe_fill(a->span.src, a->span.bytes + 16, 3, 1, NULL));
-    a->logits = colo_tensor_cuda(a->span.src, COLO_BF16, 0, 2, (int64_t[]){p->tokens, p->vocab});
-    a->d_logits = a->logits;
-    a->d_logits.data = a->span.dst;
-    a->targets = colo_tensor_cuda(targets, COLO_I64, 0, 1, &p->tokens);
-    a->out = (colo_logprob_out_t){.logp = out[0], .entropy = p->entropy ? out[1] : NULL};
-    a->upstream = (colo_logprob_upstream_t){.d_logp = up, .d_entropy = p->entropy ? up : NULL};
+    PERF_CUDA(colo_k_probe_fill(args->span.src, args->span.bytes + 16, 3, 1, NULL));
+    args->logits =
+        colo_tensor_cuda(args->span.src, COLO_BF16, 0, 2, (int64_t[]){p->tokens, p->vocab});
+    args->d_logits = args->logits;
+    args->d_logits.data = args->span.dst;
+    args->targets = colo_tensor_cuda(targets, COLO_I64, 0, 1, &p->tokens);
+    args->out = (colo_logprob_out_t){.logp = out[0], .entropy = p->entropy ? out[1] : NULL};
+    args->upstream = (colo_logprob_upstream_t){.d_logp = up, .d_entropy = p->entropy ? up : NULL};
     return TOOL_OK;
 }
 
@@ -107,10 +108,10 @@ static double value(uint16_t bf16)
 }
 
 /* How many of the row's results are not what fp64 says; the gradient, too, when @dz is given. */
-static long long check_row(const loss_args_t *a, int64_t v, int64_t t, const uint16_t *z,
+static long long check_row(const loss_args_t *args, int64_t v, int64_t t, const uint16_t *z,
                            const uint16_t *dz, double logp, double entropy)
 {
-    const double g = a->host_up[t], g_h = a->upstream.d_entropy ? g : 0;
+    const double g = args->host_up[t], g_h = args->upstream.d_entropy ? g : 0;
     double top = -INFINITY, sum = 0, mean = 0;
     long long wrong = 0;
     for (int64_t j = 0; j < v; j++)
@@ -120,19 +121,19 @@ static long long check_row(const loss_args_t *a, int64_t v, int64_t t, const uin
     for (int64_t j = 0; j < v; j++)
         mean += exp(value(z[j]) - top) / sum * (value(z[j]) - top);
     const double lse = top + log(sum), h = log(sum) - mean,
-                 want = value(z[a->host_targets[t]]) - lse;
+                 want = value(z[args->host_targets[t]]) - lse;
     wrong += !(fabs(logp - want) <= 1e-5 * (1 + fabs(want)));
-    wrong += a->out.entropy && !(fabs(entropy - h) <= 1e-5 * (1 + fabs(h)));
+    wrong += args->out.entropy && !(fabs(entropy - h) <= 1e-5 * (1 + fabs(h)));
     for (int64_t j = 0; dz && j < v; j++) {
         const double lp = value(z[j]) - lse, prob = exp(lp),
-                     e = g * ((j == a->host_targets[t]) - prob) - g_h * prob * (lp + h);
+                     e = g * ((j == args->host_targets[t]) - prob) - g_h * prob * (lp + h);
         wrong += !(fabs(value(dz[j]) - e) <= 0x1p-8 * fabs(e) + 1e-6 * g);
     }
     return wrong;
 }
 
 /* @rows: the checked rows of the logits */
-static int check(const perf_t *p, const loss_args_t *a, bool gradient, const uint16_t *rows,
+static int check(const perf_t *p, const loss_args_t *args, bool gradient, const uint16_t *rows,
                  long long *wrong)
 {
     const size_t v = (size_t)p->vocab;
@@ -141,14 +142,15 @@ static int check(const perf_t *p, const loss_args_t *a, bool gradient, const uin
     for (int i = 0; dz && i < ROWS; i++) {
         const int64_t t = (p->tokens - 1) * i / (ROWS - 1);
         float logp = 0, entropy = 0;
-        PERF_CUDA(cudaMemcpy(&logp, (float *)a->out.logp + t, 4, cudaMemcpyDeviceToHost));
-        if (a->out.entropy)
-            PERF_CUDA(cudaMemcpy(&entropy, (float *)a->out.entropy + t, 4, cudaMemcpyDeviceToHost));
+        PERF_CUDA(cudaMemcpy(&logp, (float *)args->out.logp + t, 4, cudaMemcpyDeviceToHost));
+        if (args->out.entropy)
+            PERF_CUDA(
+                cudaMemcpy(&entropy, (float *)args->out.entropy + t, 4, cudaMemcpyDeviceToHost));
         if (gradient)
-            PERF_CUDA(cudaMemcpy(dz, (uint16_t *)a->d_logits.data + t * p->vocab, v * 2,
+            PERF_CUDA(cudaMemcpy(dz, (uint16_t *)args->d_logits.data + t * p->vocab, v * 2,
                                  cudaMemcpyDeviceToHost));
         *wrong +=
-            check_row(a, p->vocab, t, rows + (size_t)i * v, gradient ? dz : NULL, logp, entropy);
+            check_row(args, p->vocab, t, rows + (size_t)i * v, gradient ? dz : NULL, logp, entropy);
     }
     free(dz);
     return TOOL_OK;
@@ -165,17 +167,17 @@ typedef struct timing {
     long long wrong;
 } timing_t;
 
-static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
+static int print(perf_t *p, const loss_args_t *args, const timing_t *t, size_t n)
 {
     json_t *rows = json_array();
     if (!p->json)
         printf("# logprob: T %lld, V %lld, bf16%s, %lld bytes of logits\n"
                "#%9s  %14s  %10s  %10s  %8s  %8s  %-6s  %7s\n#%9s  %14s  %10s  %10s  %8s\n",
                (long long)p->tokens, (long long)p->vocab, p->entropy ? ", entropy" : "",
-               (long long)a->span.bytes, "op", "moved", "time", "best", "bw", "% of", "", "#wrong",
-               "", "(B)", "(us)", "(us)", "(GB/s)");
+               (long long)args->span.bytes, "op", "moved", "time", "best", "bw", "% of", "",
+               "#wrong", "", "(B)", "(us)", "(us)", "(GB/s)");
     for (size_t i = 0; i < n; i++) {
-        const double moved = (double)a->span.bytes * t[i].passes, bw = moved / t[i].us * 1e-3,
+        const double moved = (double)args->span.bytes * t[i].passes, bw = moved / t[i].us * 1e-3,
                      percent = t[i].limit > 0 ? 100 * t[i].limit / t[i].us : 100;
         if (!p->json)
             printf("%10s  %14.0f  %10.1f  %10.1f  %8.1f  %8.1f  %-6s  %7lld\n", t[i].op, moved,
@@ -194,7 +196,7 @@ static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
     return TOOL_OK;
 }
 
-static int measure(perf_t *p, loss_args_t *a, const uint16_t *rows)
+static int measure(perf_t *p, loss_args_t *args, const uint16_t *rows)
 {
     enum { READ, COPY, MEMCPY, FORWARD, BACKWARD, N };
     timing_t t[N] = {[READ] = {"read", perf_run_read, 1, "itself", 0, 0, 0, 0},
@@ -203,32 +205,32 @@ static int measure(perf_t *p, loss_args_t *a, const uint16_t *rows)
                      [FORWARD] = {"forward", run_forward, 1, "read", 0, 0, 0, 0},
                      [BACKWARD] = {"backward", run_backward, 2, "copy", 0, 0, 0, 0}};
     for (int i = 0; i < BACKWARD; i++)
-        TOOL_TRY(perf_time(p, t[i].fn, a, &t[i].us, &t[i].best));
-    TOOL_TRY(check(p, a, false, rows, &t[FORWARD].wrong));
-    PERF_CUDA(cudaMemset(a->d_logits.data, 0xff, (size_t)a->span.bytes));
-    TOOL_TRY(perf_time(p, run_backward, a, &t[BACKWARD].us, &t[BACKWARD].best));
-    TOOL_TRY(check(p, a, true, rows, &t[BACKWARD].wrong));
+        TOOL_TRY(perf_time(p, t[i].fn, args, &t[i].us, &t[i].best));
+    TOOL_TRY(check(p, args, false, rows, &t[FORWARD].wrong));
+    PERF_CUDA(cudaMemset(args->d_logits.data, 0xff, (size_t)args->span.bytes));
+    TOOL_TRY(perf_time(p, run_backward, args, &t[BACKWARD].us, &t[BACKWARD].best));
+    TOOL_TRY(check(p, args, true, rows, &t[BACKWARD].wrong));
     t[FORWARD].limit = t[READ].us;
     t[BACKWARD].limit = t[COPY].us < t[MEMCPY].us ? t[COPY].us : t[MEMCPY].us;
     p->wrong += t[FORWARD].wrong + t[BACKWARD].wrong;
-    return print(p, a, t, N);
+    return print(p, args, t, N);
 }
 
 int perf_logprob(perf_t *p)
 {
-    loss_args_t a = {.self = NULL};
+    loss_args_t args = {.self = NULL};
     const size_t v = (size_t)p->vocab;
     uint16_t *rows = malloc(ROWS * v * 2);
-    int rc = rows ? make(p, &a) : tool_problem("no memory");
+    int rc = rows ? make(p, &args) : tool_problem("no memory");
     for (int i = 0; rc == TOOL_OK && i < ROWS; i++) {
         const int64_t t = (p->tokens - 1) * i / (ROWS - 1);
-        PERF_CUDA(cudaMemcpy(rows + (size_t)i * v, (uint16_t *)a.logits.data + t * p->vocab, v * 2,
-                             cudaMemcpyDeviceToHost));
+        PERF_CUDA(cudaMemcpy(rows + (size_t)i * v, (uint16_t *)args.logits.data + t * p->vocab,
+                             v * 2, cudaMemcpyDeviceToHost));
     }
-    rc = rc ? rc : measure(p, &a, rows);
-    colo_comm_destroy(&a.self);
-    free(a.host_targets);
-    free(a.host_up);
+    rc = rc ? rc : measure(p, &args, rows);
+    colo_comm_destroy(&args.self);
+    free(args.host_targets);
+    free(args.host_up);
     free(rows);
     return rc; /* device memory goes with the process */
 }

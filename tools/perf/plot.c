@@ -52,8 +52,8 @@ typedef struct charts {
 
 static const char *text_of(const json_t *o, const char *key)
 {
-    const char *s = json_string_value(json_object_get(o, key));
-    return s ? s : "?";
+    const char *text = json_string_value(json_object_get(o, key));
+    return text ? text : "?";
 }
 
 static double number_of(const json_t *o, const char *key)
@@ -72,39 +72,39 @@ static chart_t *chart_for(charts_t *all, const char *title, const char *unit)
     all->more |= all->n == SVG_PANELS_MAX;
     if (all->more)
         return NULL;
-    chart_t *c = &all->chart[all->n++];
-    snprintf(c->title, sizeof c->title, "%s", title);
-    snprintf(c->unit, sizeof c->unit, "%s", unit);
-    return c;
+    chart_t *chart = &all->chart[all->n++];
+    snprintf(chart->title, sizeof chart->title, "%s", title);
+    snprintf(chart->unit, sizeof chart->unit, "%s", unit);
+    return chart;
 }
 
-static void add(chart_t *c, const char *name, bool dashed, double x, double y)
+static void add(chart_t *chart, const char *name, bool dashed, double x, double y)
 {
     static const char *const order[] = {"exact-peer", "exact-nccl", "reference",
                                         "torch",      "tuned",      "collective"};
-    series_t *s = NULL;
-    if (!c || !(x > 0) || !(y > 0) || !isfinite(x) || !isfinite(y))
+    series_t *series = NULL;
+    if (!chart || !(x > 0) || !(y > 0) || !isfinite(x) || !isfinite(y))
         return;
-    for (int i = 0; i < c->n && !s; i++)
-        if (strcmp(c->series[i].name, name) == 0 && c->series[i].dashed == dashed)
-            s = &c->series[i];
-    if (!s && c->n == SERIES)
+    for (int i = 0; i < chart->n && !series; i++)
+        if (strcmp(chart->series[i].name, name) == 0 && chart->series[i].dashed == dashed)
+            series = &chart->series[i];
+    if (!series && chart->n == SERIES)
         return;
-    if (!s) {
-        s = &c->series[c->n++];
-        snprintf(s->name, sizeof s->name, "%s", name);
-        s->dashed = dashed;
-        s->hue = strstr(name, "limit") ? -1 : (c->n - 1) % 6;
+    if (!series) {
+        series = &chart->series[chart->n++];
+        snprintf(series->name, sizeof series->name, "%s", name);
+        series->dashed = dashed;
+        series->hue = strstr(name, "limit") ? -1 : (chart->n - 1) % 6;
         for (int i = 0; i < 6; i++) /* the same colour in every panel */
             if (strcmp(order[i], name) == 0)
-                s->hue = i;
+                series->hue = i;
     }
-    for (int i = 0; i < s->n; i++)
-        if (s->x[i] == x)
+    for (int i = 0; i < series->n; i++)
+        if (series->x[i] == x)
             return;
-    if (s->n < POINTS) {
-        s->x[s->n] = x;
-        s->y[s->n++] = y;
+    if (series->n < POINTS) {
+        series->x[series->n] = x;
+        series->y[series->n++] = y;
     }
 }
 
@@ -121,13 +121,13 @@ static void collect_bridge(charts_t *all, const json_t *rows)
         const bool limit = strcmp(op, "push") == 0 || strcmp(op, "copy") == 0;
         snprintf(title, sizeof title, "%s \xe2\x86\x92 %s, %s, %s", text_of(row, "src"),
                  text_of(row, "dst"), text_of(row, "axes"), text_of(row, "way"));
-        chart_t *c = chart_for(
+        chart_t *chart = chart_for(
             all, title, arrive > 0 ? "GB/s of what must arrive" : "GB/s copied; none arrives");
         if (limit || json_is_true(json_object_get(row, "view")))
             continue;
         if (!json_is_true(json_object_get(row, "replayed")) && number_of(row, "limit_us") > 0)
-            add(c, "limit", false, bytes, moved / number_of(row, "limit_us") * 1e-3);
-        add(c, op, json_is_true(json_object_get(row, "replayed")), bytes,
+            add(chart, "limit", false, bytes, moved / number_of(row, "limit_us") * 1e-3);
+        add(chart, op, json_is_true(json_object_get(row, "replayed")), bytes,
             moved / number_of(row, "time_us") * 1e-3);
     }
 }
@@ -141,9 +141,9 @@ static void collect_link(charts_t *all, const json_t *rows)
         char title[64];
         const int gpus = (int)number_of(row, "gpus");
         snprintf(title, sizeof title, gpus > 1 ? "%d GPUs" : "Memory of one GPU", gpus);
-        chart_t *c = chart_for(all, title, gpus > 1 ? "GB/s, busbw" : "GB/s read and written");
+        chart_t *chart = chart_for(all, title, gpus > 1 ? "GB/s, busbw" : "GB/s read and written");
         const char *op = text_of(row, "op");
-        add(c, gpus > 1 && strcmp(op, "push") == 0 ? "push, the limit" : op, false,
+        add(chart, gpus > 1 && strcmp(op, "push") == 0 ? "push, the limit" : op, false,
             number_of(row, "bytes"), number_of(row, gpus > 1 ? "busbw_gbs" : "membw_gbs"));
     }
 }
@@ -178,16 +178,16 @@ static double along(double v, double lo, double hi)
     return hi > lo ? (log(v) - log(lo)) / (log(hi) - log(lo)) : 0.5;
 }
 
-static void range(const chart_t *c, double x[2], double y[2])
+static void range(const chart_t *chart, double x[2], double y[2])
 {
     x[0] = y[0] = INFINITY;
     x[1] = y[1] = 0;
-    for (int i = 0; i < c->n; i++)
-        for (int k = 0; k < c->series[i].n; k++) {
-            x[0] = fmin(x[0], c->series[i].x[k]);
-            x[1] = fmax(x[1], c->series[i].x[k]);
-            y[0] = fmin(y[0], c->series[i].y[k]);
-            y[1] = fmax(y[1], c->series[i].y[k]);
+    for (int i = 0; i < chart->n; i++)
+        for (int k = 0; k < chart->series[i].n; k++) {
+            x[0] = fmin(x[0], chart->series[i].x[k]);
+            x[1] = fmax(x[1], chart->series[i].x[k]);
+            y[0] = fmin(y[0], chart->series[i].y[k]);
+            y[1] = fmax(y[1], chart->series[i].y[k]);
         }
     y[0] /= 1.15;
     y[1] *= 1.15;
@@ -209,10 +209,10 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
                 offset > LEFT + WIDTH - 16 ? "end" : "middle", short_bytes(x[0] * exp2(e), text));
     }
     for (int d = -3; d < 6; d++)
-        for (int s = 0; s < 3; s++) {
-            const double v = steps[s] * pow(10, d),
+        for (int step = 0; step < 3; step++) {
+            const double v = steps[step] * pow(10, d),
                          offset = TOP + HEIGHT * (1 - along(v, y[0], y[1]));
-            if (v < y[0] || v > y[1] || (s > 0 && !few))
+            if (v < y[0] || v > y[1] || (step > 0 && !few))
                 continue;
             svg_put(f,
                     "<path d='M%d %.1fh%d' style='stroke:var(--line);stroke-width:.5'/>"
@@ -222,91 +222,91 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
 }
 
 /* A curve in its colour, up to where its path begins. */
-static void begin_curve(FILE *f, const series_t *s)
+static void begin_curve(FILE *f, const series_t *series)
 {
-    svg_put(f, "<g class='flow h%d'><path", s->hue < 0 ? 0 : s->hue);
-    if (s->hue < 0)
+    svg_put(f, "<g class='flow h%d'><path", series->hue < 0 ? 0 : series->hue);
+    if (series->hue < 0)
         svg_put(f, " style='stroke:var(--fg);stroke-width:2.6'");
-    if (s->dashed)
+    if (series->dashed)
         svg_put(f, " stroke-dasharray='4 3'");
     svg_put(f, " d='");
 }
 
-static void put_line(FILE *f, const series_t *s, const double x[2], const double y[2])
+static void put_line(FILE *f, const series_t *series, const double x[2], const double y[2])
 {
     double px[POINTS], py[POINTS];
-    begin_curve(f, s);
-    for (int i = 0; i < s->n; i++) {
-        px[i] = LEFT + WIDTH * along(s->x[i], x[0], x[1]);
-        py[i] = TOP + HEIGHT * (1 - along(s->y[i], y[0], y[1]));
+    begin_curve(f, series);
+    for (int i = 0; i < series->n; i++) {
+        px[i] = LEFT + WIDTH * along(series->x[i], x[0], x[1]);
+        py[i] = TOP + HEIGHT * (1 - along(series->y[i], y[0], y[1]));
         svg_put(f, "%s%.1f %.1f", i ? "L" : "M", px[i], py[i]);
     }
     svg_put(f, "'/>");
-    for (int i = 0; i < s->n && s->hue >= 0; i++)
+    for (int i = 0; i < series->n && series->hue >= 0; i++)
         svg_put(f, "<circle class='head' cx='%.1f' cy='%.1f' r='2.4'/>", px[i], py[i]);
     fputs("</g>\n", f);
 }
 
-static void put_legend(FILE *f, const chart_t *c)
+static void put_legend(FILE *f, const chart_t *chart)
 {
-    for (int i = 0; i < c->n; i++) {
-        const series_t *s = &c->series[i];
+    for (int i = 0; i < chart->n; i++) {
+        const series_t *series = &chart->series[i];
         const int offset = i % 2 * 172, y = TOP + HEIGHT + 34 + i / 2 * LINE;
         double best = 0;
-        for (int k = 0; k < s->n; k++)
-            best = fmax(best, s->y[k]);
-        begin_curve(f, s);
+        for (int k = 0; k < series->n; k++)
+            best = fmax(best, series->y[k]);
+        begin_curve(f, series);
         svg_put(f, "M%d %dh16'/></g><text class='strong' x='%d' y='%d'>%s%s: %.*f</text>\n", offset,
-                y - 4, offset + 22, y, s->name, s->dashed ? ", graph" : "", best < 10 ? 1 : 0,
-                best);
+                y - 4, offset + 22, y, series->name, series->dashed ? ", graph" : "",
+                best < 10 ? 1 : 0, best);
     }
 }
 
-static void put_bars(FILE *f, const chart_t *c)
+static void put_bars(FILE *f, const chart_t *chart)
 {
     double most = 0, limit = 0;
-    for (int i = 0; i < c->n; i++) {
-        most = fmax(most, c->series[i].y[0]);
-        limit = c->series[i].hue < 0 ? c->series[i].y[0] : limit;
+    for (int i = 0; i < chart->n; i++) {
+        most = fmax(most, chart->series[i].y[0]);
+        limit = chart->series[i].hue < 0 ? chart->series[i].y[0] : limit;
     }
-    for (int i = 0; i < c->n; i++) {
-        const series_t *s = &c->series[i];
+    for (int i = 0; i < chart->n; i++) {
+        const series_t *series = &chart->series[i];
         const int y = TOP + i * (LINE + 4);
         char percent[32] = "";
-        if (limit > 0 && s->hue >= 0)
-            snprintf(percent, sizeof percent, ", %.0f %%", 100 * s->y[0] / limit);
-        svg_put(f, "<text class='strong' x='0' y='%d'>%s%s</text>", y + 11, s->name,
-                s->dashed ? " (g)" : "");
-        svg_bar(f, BAR_LEFT, y, BAR, BAR * s->y[0] / most, s->hue < 0);
+        if (limit > 0 && series->hue >= 0)
+            snprintf(percent, sizeof percent, ", %.0f %%", 100 * series->y[0] / limit);
+        svg_put(f, "<text class='strong' x='0' y='%d'>%s%s</text>", y + 11, series->name,
+                series->dashed ? " (g)" : "");
+        svg_bar(f, BAR_LEFT, y, BAR, BAR * series->y[0] / most, series->hue < 0);
         svg_put(f, "<text class='strong' x='%d' y='%d'>%.*f%s</text>\n", BAR_LEFT + BAR + 6, y + 11,
-                s->y[0] < 10 ? 1 : 0, s->y[0], percent);
+                series->y[0] < 10 ? 1 : 0, series->y[0], percent);
     }
 }
 
 static int draw(FILE *f, const void *what)
 {
-    const chart_t *c = what;
+    const chart_t *chart = what;
     double x[2], y[2];
-    svg_fit(f, "head2", 50, 342, c->title);
-    svg_put(f, "<text x='0' y='32'>%s%s</text>\n", c->unit,
-            c->bars ? "" : "; the most of each below");
-    if (c->bars) {
-        put_bars(f, c);
-        return TOP + c->n * (LINE + 4);
+    svg_fit(f, "head2", 50, 342, chart->title);
+    svg_put(f, "<text x='0' y='32'>%s%s</text>\n", chart->unit,
+            chart->bars ? "" : "; the most of each below");
+    if (chart->bars) {
+        put_bars(f, chart);
+        return TOP + chart->n * (LINE + 4);
     }
-    range(c, x, y);
+    range(chart, x, y);
     put_axes(f, x, y);
-    for (int i = 0; i < c->n; i++)
-        put_line(f, &c->series[i], x, y);
-    put_legend(f, c);
-    return TOP + HEIGHT + 34 + (c->n + 1) / 2 * LINE;
+    for (int i = 0; i < chart->n; i++)
+        put_line(f, &chart->series[i], x, y);
+    put_legend(f, chart);
+    return TOP + HEIGHT + 34 + (chart->n + 1) / 2 * LINE;
 }
 
-static bool by_size(const chart_t *c)
+static bool by_size(const chart_t *chart)
 {
-    for (int i = 0; i < c->n; i++)
-        for (int k = 0; k < c->series[i].n; k++)
-            if (c->series[i].x[k] != c->series[0].x[0])
+    for (int i = 0; i < chart->n; i++)
+        for (int k = 0; k < chart->series[i].n; k++)
+            if (chart->series[i].x[k] != chart->series[0].x[0])
                 return true;
     return false;
 }
@@ -350,10 +350,10 @@ int perf_plot(const json_t *doc, const char *path)
     snprintf(title, sizeof title, "colo-perf %s", kind_of(doc));
     describe(&page, doc, all);
     for (int i = 0; i < all->n; i++) {
-        chart_t *c = &all->chart[i];
-        c->bars = !by_size(c);
-        if (c->n > 0)
-            svg_add_panel(&page, draw, c);
+        chart_t *chart = &all->chart[i];
+        chart->bars = !by_size(chart);
+        if (chart->n > 0)
+            svg_add_panel(&page, draw, chart);
     }
     int rc = TOOL_OK;
     if (page.npanels == 0) {

@@ -18,9 +18,9 @@ enum { SALT_X = 1, SALT_DY = 2 };
 
 static int engine_copy(perf_engine_t *e, const colo_box_t *dst, const colo_box_t *src, int64_t n)
 {
-    work_t *w = (work_t *)e;
-    perf_rank_t *r = w->r;
-    RANK_CUDA(colo_k_boxes_copy(dst, src, n, w->coll.elem, 0, r->stream));
+    work_t *work = (work_t *)e;
+    perf_rank_t *r = work->r;
+    RANK_CUDA(colo_k_boxes_copy(dst, src, n, work->coll.elem, 0, r->stream));
     return TOOL_OK;
 }
 
@@ -34,41 +34,42 @@ static int engine_zero(perf_engine_t *e, void *p, size_t bytes)
 static int engine_all_gather(perf_engine_t *e, perf_group_t group, const void *send, void *recv,
                              int64_t count)
 {
-    work_t *w = (work_t *)e;
-    perf_rank_t *r = w->r;
-    RANK_NCCL(
-        r->all->nccl.all_gather(send, recv, (size_t)count, w->type, w->group[group], r->stream));
+    work_t *work = (work_t *)e;
+    perf_rank_t *r = work->r;
+    RANK_NCCL(r->all->nccl.all_gather(send, recv, (size_t)count, work->type, work->group[group],
+                                      r->stream));
     return TOOL_OK;
 }
 
 static int engine_all_reduce(perf_engine_t *e, perf_group_t group, const void *send, void *recv,
                              int64_t count)
 {
-    work_t *w = (work_t *)e;
-    perf_rank_t *r = w->r;
-    RANK_NCCL(r->all->nccl.all_reduce(send, recv, (size_t)count, w->type, ncclSum, w->group[group],
-                                      r->stream));
+    work_t *work = (work_t *)e;
+    perf_rank_t *r = work->r;
+    RANK_NCCL(r->all->nccl.all_reduce(send, recv, (size_t)count, work->type, ncclSum,
+                                      work->group[group], r->stream));
     return TOOL_OK;
 }
 
-colo_k_code_t perf_work_code(const work_t *w, const void *data, bool dst, bool gradient, bool input)
+colo_k_code_t perf_work_code(const work_t *work, const void *data, bool dst, bool gradient,
+                             bool input)
 {
-    const perf_part_t *part = dst ? &w->to : &w->from;
-    const int64_t h = w->shape.features;
-    const bool sbh = strcmp(w->axes, "sbh") == 0;
+    const perf_part_t *part = dst ? &work->to : &work->from;
+    const int64_t h = work->shape.features;
+    const bool sbh = strcmp(work->axes, "sbh") == 0;
     return (colo_k_code_t){.data = (void *)data,
-                           .dtype = w->r->all->p->dtype,
-                           .b = w->list[dst ? 2 : 0],
-                           .s = dst && gradient && w->own ? w->own : w->list[dst ? 3 : 1],
+                           .dtype = work->r->all->p->dtype,
+                           .b = work->list[dst ? 2 : 0],
+                           .s = dst && gradient && work->own ? work->own : work->list[dst ? 3 : 1],
                            .nb = part->nb,
                            .ns = part->ns,
                            .h = h,
                            .stride_b = sbh ? h : part->ns * h,
                            .stride_s = sbh ? part->nb * h : h,
-                           .rows = w->shape.rows,
+                           .rows = work->shape.rows,
                            .salt = gradient ? SALT_DY : SALT_X,
-                           .addends = gradient ? (int32_t)w->addends : 0,
-                           .addend = input ? (int32_t)w->to.addend : -1};
+                           .addends = gradient ? (int32_t)work->addends : 0,
+                           .addend = input ? (int32_t)work->to.addend : -1};
 }
 
 size_t perf_tensor_bytes(const colo_tensor_t *t)
@@ -85,43 +86,43 @@ static int list_on_device(perf_rank_t *r, int64_t **to, const int64_t *from, int
 }
 
 /* Which rows of a full-length gradient are not this rank's own: those of DISJOINT are zero. */
-static int make_own(work_t *w)
+static int make_own(work_t *work)
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     perf_t *p = r->all->p;
     perf_part_t own;
-    if (p->output == COLO_SHARDED || p->grad == COLO_PARTIAL || w->to.ns == 0)
+    if (p->output == COLO_SHARDED || p->grad == COLO_PARTIAL || work->to.ns == 0)
         return TOOL_OK;
-    int64_t *rows = malloc((size_t)w->to.ns * sizeof *rows);
-    if (!rows || perf_part_make(&own, &w->pair->dst, r->me, true, w->shape.samples, w->shape.rows,
-                                false) < 0)
+    int64_t *rows = malloc((size_t)work->to.ns * sizeof *rows);
+    if (!rows || perf_part_make(&own, &work->pair->dst, r->me, true, work->shape.samples,
+                                work->shape.rows, false) < 0)
         return perf_rank_complain(r, "no memory");
-    for (int64_t i = 0; i < w->to.ns; i++)
+    for (int64_t i = 0; i < work->to.ns; i++)
         rows[i] = -1;
     for (int64_t i = 0; i < own.ns; i++)
         rows[own.s[i]] = own.s[i];
-    const int rc = list_on_device(r, &w->own, rows, w->to.ns);
+    const int rc = list_on_device(r, &work->own, rows, work->to.ns);
     perf_part_free(&own);
     free(rows);
     return rc;
 }
 
-static int make_parts(work_t *w)
+static int make_parts(work_t *work)
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     const perf_t *p = r->all->p;
     const bool full = p->output == COLO_FULL_SEQ;
-    if (perf_part_make(&w->from, &w->pair->src, r->me, false, w->shape.samples, w->shape.rows,
-                       false) < 0 ||
-        perf_part_make(&w->to, &w->pair->dst, r->me, true, w->shape.samples, w->shape.rows, full) <
-            0)
+    if (perf_part_make(&work->from, &work->pair->src, r->me, false, work->shape.samples,
+                       work->shape.rows, false) < 0 ||
+        perf_part_make(&work->to, &work->pair->dst, r->me, true, work->shape.samples,
+                       work->shape.rows, full) < 0)
         return perf_rank_complain(r, "no memory");
-    w->addends = full && p->grad == COLO_PARTIAL ? colo_grid_extent(&w->pair->dst, "cp") : 0;
-    TOOL_TRY(list_on_device(r, &w->list[0], w->from.b, w->from.nb));
-    TOOL_TRY(list_on_device(r, &w->list[1], w->from.s, w->from.ns));
-    TOOL_TRY(list_on_device(r, &w->list[2], w->to.b, w->to.nb));
-    TOOL_TRY(list_on_device(r, &w->list[3], w->to.s, w->to.ns));
-    return make_own(w);
+    work->addends = full && p->grad == COLO_PARTIAL ? colo_grid_extent(&work->pair->dst, "cp") : 0;
+    TOOL_TRY(list_on_device(r, &work->list[0], work->from.b, work->from.nb));
+    TOOL_TRY(list_on_device(r, &work->list[1], work->from.s, work->from.ns));
+    TOOL_TRY(list_on_device(r, &work->list[2], work->to.b, work->to.nb));
+    TOOL_TRY(list_on_device(r, &work->list[3], work->to.s, work->to.ns));
+    return make_own(work);
 }
 
 static int64_t bytes_of(const colo_tensor_t *t, int64_t arrive)
@@ -145,59 +146,59 @@ static int make_tensor(perf_rank_t *r, colo_tensor_t *t, colo_dtype_t dtype, int
     return TOOL_OK;
 }
 
-static int make_bridges(work_t *w)
+static int make_bridges(work_t *work)
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     perf_t *p = r->all->p;
-    colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &w->src,    .dst = &w->dst,
-                                .shape = w->shape,       .dtype = p->dtype, .axes = w->axes,
+    colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &work->src, .dst = &work->dst,
+                                .shape = work->shape,    .dtype = p->dtype, .axes = work->axes,
                                 .output = p->output,     .grad = p->grad,   .mem = COLO_CUDA};
-    const colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT, .src = &w->src,    .dst = &w->dst,
-                                     .shape = w->shape,     .dtype = p->dtype, .output = p->output,
+    const colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT, .src = &work->src, .dst = &work->dst,
+                                     .shape = work->shape,  .dtype = p->dtype, .output = p->output,
                                      .grad = p->grad};
     int64_t shape[3];
-    RANK_COLO(colo_bridge_create(&w->bridge[EXACT_NCCL], &cfg, r->gpus));
+    RANK_COLO(colo_bridge_create(&work->bridge[EXACT_NCCL], &cfg, r->gpus));
     if (r->all->reach)
-        RANK_COLO(colo_bridge_create(&w->bridge[EXACT_PEER], &cfg, r->gpus));
+        RANK_COLO(colo_bridge_create(&work->bridge[EXACT_PEER], &cfg, r->gpus));
     if (colo_plan_collective_check(&plan) == COLO_OK) {
         cfg.algo = COLO_COLLECTIVE;
-        RANK_COLO(colo_bridge_create(&w->bridge[COLLECTIVE], &cfg, r->gpus));
+        RANK_COLO(colo_bridge_create(&work->bridge[COLLECTIVE], &cfg, r->gpus));
     }
-    const colo_k_code_t x = perf_work_code(w, NULL, false, false, true),
-                        d_y = perf_work_code(w, NULL, true, true, true);
-    const colo_plan_t *found = colo_bridge_plan(w->bridge[EXACT_NCCL]);
+    const colo_k_code_t x = perf_work_code(work, NULL, false, false, true),
+                        d_y = perf_work_code(work, NULL, true, true, true);
+    const colo_plan_t *found = colo_bridge_plan(work->bridge[EXACT_NCCL]);
     const int64_t arrive[2] = {colo_plan_bytes(found, COLO_FORWARD).recv,
                                colo_plan_bytes(found, COLO_BACKWARD).recv};
-    int32_t nd = colo_bridge_src_shape(w->bridge[EXACT_NCCL], shape);
-    TOOL_TRY(make_tensor(r, &w->x, p->dtype, nd, shape, 0, &x));
-    TOOL_TRY(make_tensor(r, &w->d_x, p->dtype, nd, shape, arrive[1], NULL));
-    nd = colo_bridge_dst_shape(w->bridge[EXACT_NCCL], shape);
-    TOOL_TRY(make_tensor(r, &w->y, p->dtype, nd, shape, arrive[0], NULL));
-    TOOL_TRY(make_tensor(r, &w->d_y, p->dtype, nd, shape, 0, &d_y));
-    w->bytes =
-        (int64_t)(perf_tensor_bytes(&w->x) > perf_tensor_bytes(&w->y) ? perf_tensor_bytes(&w->x)
-                                                                      : perf_tensor_bytes(&w->y));
-    return perf_rank_most(r, &w->bytes);
+    int32_t nd = colo_bridge_src_shape(work->bridge[EXACT_NCCL], shape);
+    TOOL_TRY(make_tensor(r, &work->x, p->dtype, nd, shape, 0, &x));
+    TOOL_TRY(make_tensor(r, &work->d_x, p->dtype, nd, shape, arrive[1], NULL));
+    nd = colo_bridge_dst_shape(work->bridge[EXACT_NCCL], shape);
+    TOOL_TRY(make_tensor(r, &work->y, p->dtype, nd, shape, arrive[0], NULL));
+    TOOL_TRY(make_tensor(r, &work->d_y, p->dtype, nd, shape, 0, &d_y));
+    work->bytes = (int64_t)(perf_tensor_bytes(&work->x) > perf_tensor_bytes(&work->y)
+                                ? perf_tensor_bytes(&work->x)
+                                : perf_tensor_bytes(&work->y));
+    return perf_rank_most(r, &work->bytes);
 }
 
 /* The plan's messages as pushes, to the next rank first, so that no two begin at one receiver. */
-static int make_pushes(work_t *w, int pass)
+static int make_pushes(work_t *work, int pass)
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     perf_gpus_t *all = r->all;
-    const colo_plan_t *plan = colo_bridge_plan(w->bridge[EXACT_NCCL]);
+    const colo_plan_t *plan = colo_bridge_plan(work->bridge[EXACT_NCCL]);
     const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)pass);
-    const colo_tensor_t *in = pass ? &w->d_y : &w->x, *out = pass ? &w->d_x : &w->y;
+    const colo_tensor_t *in = pass ? &work->d_y : &work->x, *out = pass ? &work->d_x : &work->y;
     const int64_t in_bytes = (int64_t)perf_tensor_bytes(in),
                   out_bytes = (int64_t)perf_tensor_bytes(out);
     int32_t n;
     const colo_plan_message_t *send = colo_plan_sends(plan, (colo_pass_t)pass, &n);
-    w->arrive[pass] = b.recv;
-    w->local[pass] = b.local < in_bytes ? b.local : in_bytes;
-    w->local[pass] = w->local[pass] < out_bytes ? w->local[pass] : out_bytes;
-    w->mine[pass] = w->local[pass];
-    TOOL_TRY(perf_rank_most(r, &w->arrive[pass]));
-    TOOL_TRY(perf_rank_most(r, &w->local[pass]));
+    work->arrive[pass] = b.recv;
+    work->local[pass] = b.local < in_bytes ? b.local : in_bytes;
+    work->local[pass] = work->local[pass] < out_bytes ? work->local[pass] : out_bytes;
+    work->mine[pass] = work->local[pass];
+    TOOL_TRY(perf_rank_most(r, &work->arrive[pass]));
+    TOOL_TRY(perf_rank_most(r, &work->local[pass]));
     memset(all->bytes[r->me], 0, sizeof all->bytes[r->me]);
     for (int32_t i = 0; i < n; i++)
         all->bytes[r->me][send[i].peer] = send[i].bytes;
@@ -217,40 +218,40 @@ static int make_pushes(work_t *w, int pass)
             from = 0;
         if (offset + bytes > all->out_bytes[to])
             return perf_rank_complain(r, "rank %d has no space for what it is given", (int)to);
-        w->push[pass][w->pushes[pass]++] =
+        work->push[pass][work->pushes[pass]++] =
             (colo_k_push_t){(char *)all->ptr[to] + offset, (char *)in->data + from, bytes};
         from += bytes;
     }
     return perf_rank_barrier(r);
 }
 
-static int make_collective(work_t *w)
+static int make_collective(work_t *work)
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     const perf_t *p = r->all->p;
     static _Thread_local perf_split_t split;
-    w->coll = (perf_coll_t){.src = &w->pair->src,
-                            .dst = &w->pair->dst,
-                            .rank = r->me,
-                            .samples = w->shape.samples,
-                            .rows = w->shape.rows,
-                            .features = w->shape.features,
-                            .elem = colo_dtype_size(p->dtype),
-                            .batch_first = strcmp(w->axes, "sbh") != 0,
-                            .sharded = p->output == COLO_SHARDED,
-                            .engine = &w->engine,
-                            .x = w->x.data,
-                            .y = w->y.data,
-                            .d_y = w->d_y.data,
-                            .d_x = w->d_x.data};
-    perf_coll_init(&w->coll);
-    w->type = p->dtype == COLO_BF16 ? ncclBfloat16 : p->dtype == COLO_F16 ? ncclHalf : ncclFloat;
+    work->coll = (perf_coll_t){.src = &work->pair->src,
+                               .dst = &work->pair->dst,
+                               .rank = r->me,
+                               .samples = work->shape.samples,
+                               .rows = work->shape.rows,
+                               .features = work->shape.features,
+                               .elem = colo_dtype_size(p->dtype),
+                               .batch_first = strcmp(work->axes, "sbh") != 0,
+                               .sharded = p->output == COLO_SHARDED,
+                               .engine = &work->engine,
+                               .x = work->x.data,
+                               .y = work->y.data,
+                               .d_y = work->d_y.data,
+                               .d_x = work->d_x.data};
+    perf_coll_init(&work->coll);
+    work->type = p->dtype == COLO_BF16 ? ncclBfloat16 : p->dtype == COLO_F16 ? ncclHalf : ncclFloat;
     for (int g = 0; g < PERF_GROUPS; g++) {
         int64_t color[PERF_GPUS_MAX], key[PERF_GPUS_MAX];
         memset(&split, 0, sizeof split);
         split.n = r->n;
         for (int32_t k = 0; k < r->n; k++)
-            perf_coll_group(&w->coll, (perf_group_t)g, k, &color[k], &key[k]);
+            perf_coll_group(&work->coll, (perf_group_t)g, k, &color[k], &key[k]);
         for (int32_t k = 0; k < r->n; k++)
             for (int32_t i = 0; i < r->n && color[k] >= 0; i++) {
                 int32_t offset = 0; /* how many of the group come before i */
@@ -265,41 +266,42 @@ static int make_collective(work_t *w)
         for (int32_t k = 0; k < r->n; k++)
             members += split.size[k];
         if (members > 0)
-            TOOL_TRY(perf_rank_comm(r, &split, &w->group[g]));
+            TOOL_TRY(perf_rank_comm(r, &split, &work->group[g]));
     }
     for (int i = 0; i < 3; i++)
-        RANK_CUDA(cudaMalloc(&w->coll.stage[i], (size_t)perf_coll_stage(&w->coll) + 16));
+        RANK_CUDA(cudaMalloc(&work->coll.stage[i], (size_t)perf_coll_stage(&work->coll) + 16));
     return TOOL_OK;
 }
 
-int perf_work_make(work_t *w)
+int perf_work_make(work_t *work)
 {
-    perf_rank_t *r = w->r;
-    w->engine = (perf_engine_t){engine_copy, engine_zero, engine_all_gather, engine_all_reduce};
-    RANK_COLO(colo_layout_init_src(&w->src, &w->pair->src));
-    RANK_COLO(colo_layout_init_dst(&w->dst, &w->pair->dst));
-    TOOL_TRY(make_parts(w));
-    TOOL_TRY(make_bridges(w));
-    TOOL_TRY(make_pushes(w, 0));
-    TOOL_TRY(make_pushes(w, 1));
-    if (w->bridge[COLLECTIVE])
-        TOOL_TRY(make_collective(w));
+    perf_rank_t *r = work->r;
+    work->engine = (perf_engine_t){engine_copy, engine_zero, engine_all_gather, engine_all_reduce};
+    RANK_COLO(colo_layout_init_src(&work->src, &work->pair->src));
+    RANK_COLO(colo_layout_init_dst(&work->dst, &work->pair->dst));
+    TOOL_TRY(make_parts(work));
+    TOOL_TRY(make_bridges(work));
+    TOOL_TRY(make_pushes(work, 0));
+    TOOL_TRY(make_pushes(work, 1));
+    if (work->bridge[COLLECTIVE])
+        TOOL_TRY(make_collective(work));
     TOOL_TRY(perf_rank_wait(r));
     return perf_rank_barrier(r);
 }
 
-int perf_work_destroy(work_t *w)
+int perf_work_destroy(work_t *work)
 {
-    perf_rank_t *r = w->r;
+    perf_rank_t *r = work->r;
     TOOL_TRY(perf_rank_barrier(r)); /* no rank still writes into another's memory */
     for (int i = 0; i < OPS; i++)
-        colo_bridge_destroy(&w->bridge[i]);
-    void *const memory[] = {w->x.data,        w->y.data,        w->d_y.data,      w->d_x.data,
-                            w->coll.stage[0], w->coll.stage[1], w->coll.stage[2], w->list[0],
-                            w->list[1],       w->list[2],       w->list[3],       w->own};
+        colo_bridge_destroy(&work->bridge[i]);
+    void *const memory[] = {work->x.data,        work->y.data,        work->d_y.data,
+                            work->d_x.data,      work->coll.stage[0], work->coll.stage[1],
+                            work->coll.stage[2], work->list[0],       work->list[1],
+                            work->list[2],       work->list[3],       work->own};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
         RANK_CUDA(cudaFree(memory[i]));
-    perf_part_free(&w->from);
-    perf_part_free(&w->to);
+    perf_part_free(&work->from);
+    perf_part_free(&work->to);
     return TOOL_OK;
 }

@@ -163,20 +163,20 @@ static int check_segments(const reader_t *r, const int64_t *const *table, const 
 
 static int read_segments(reader_t *r, json_t *doc)
 {
-    plan_batch_t *b = r->batch;
+    plan_batch_t *batch = r->batch;
     const int64_t *table[TABLES] = {NULL};
     int64_t n[TABLES] = {0};
     TOOL_TRY(check_keys(r, doc, "", names, ALL_NAMES));
     for (int i = 0; i < TABLES; i++)
         TOOL_TRY(read_table(r, doc, "", names[i], &table[i], &n[i]));
-    TOOL_TRY(check_segments(r, table, n, &b->rows));
-    b->tables =
+    TOOL_TRY(check_segments(r, table, n, &batch->rows));
+    batch->tables =
         (colo_segments_t){COLO_SEGMENTS_INIT,        .count = n[ROWS],    .rows = table[ROWS],
                           .src_dp = table[SRC_DP],   .seq = table[SEQ],   .pos = table[POS],
                           .row_pos = table[ROW_POS], .nseqs = n[SEQ_LEN], .seq_len = table[SEQ_LEN],
                           .seq_dp = table[SEQ_DP]};
-    b->length = table[ROWS];
-    b->count = n[ROWS];
+    batch->length = table[ROWS];
+    batch->count = n[ROWS];
     return TOOL_OK;
 }
 
@@ -184,7 +184,7 @@ static int read_segments(reader_t *r, json_t *doc)
 
 static int read_side(reader_t *r, json_t *object, const char *of, int side)
 {
-    plan_batch_t *b = r->batch;
+    plan_batch_t *batch = r->batch;
     const int64_t *table[SIDE_TABLES] = {NULL};
     int64_t n[SIDE_TABLES] = {0};
     char q[TOOL_QUOTE_MAX];
@@ -202,165 +202,165 @@ static int read_side(reader_t *r, json_t *object, const char *of, int side)
         TOOL_TRY(read_table(r, object, of, side_names[i], &table[i], &n[i]));
     for (int i = 0; i <= SIDE_START; i++)
         if (table[i])
-            TOOL_TRY(check_count(r, of, side_names[i], n[i], b->count + (i == SIDE_START),
+            TOOL_TRY(check_count(r, of, side_names[i], n[i], batch->count + (i == SIDE_START),
                                  i == SIDE_START ? "one more than in seq_len"
                                                  : "as many as in seq_len"));
-    const int64_t parts = table[SIDE_START] ? table[SIDE_START][b->count] : 0;
+    const int64_t parts = table[SIDE_START] ? table[SIDE_START][batch->count] : 0;
     for (int i = SIDE_LEN; i <= SIDE_OWNER; i++)
         if (table[i])
             TOOL_TRY(check_count(r, of, side_names[i], n[i], parts, "the last of piece_start"));
-    b->heads[side] = cut > COLO_PACKING_TABLE;
-    b->side[side] =
-        (colo_packing_t){COLO_PACKING_INIT,
-                         .nseqs = b->count,
-                         .seq_len = b->length,
-                         .seq_dp = table[SIDE_DP],
-                         .seq_cp = table[SIDE_CP],
-                         .seq_first = table[SIDE_FIRST],
-                         .split = b->heads[side] ? COLO_PACKING_WHOLE : (colo_packing_split_t)cut,
-                         .piece_start = table[SIDE_START],
-                         .piece_len = table[SIDE_LEN],
-                         .piece_owner = table[SIDE_OWNER]};
+    batch->heads[side] = cut > COLO_PACKING_TABLE;
+    batch->side[side] = (colo_packing_t){COLO_PACKING_INIT,
+                                         .nseqs = batch->count,
+                                         .seq_len = batch->length,
+                                         .seq_dp = table[SIDE_DP],
+                                         .seq_cp = table[SIDE_CP],
+                                         .seq_first = table[SIDE_FIRST],
+                                         .split = batch->heads[side] ? COLO_PACKING_WHOLE
+                                                                     : (colo_packing_split_t)cut,
+                                         .piece_start = table[SIDE_START],
+                                         .piece_len = table[SIDE_LEN],
+                                         .piece_owner = table[SIDE_OWNER]};
     return TOOL_OK;
 }
 
 static int read_packings(reader_t *r, json_t *doc)
 {
-    plan_batch_t *b = r->batch;
+    plan_batch_t *batch = r->batch;
     TOOL_TRY(check_keys(r, doc, "", packed_names, PACKED_NAMES));
     for (int i = 0; packed_names[i]; i++)
         if (!json_object_get(doc, packed_names[i]))
             return missing(r, "", packed_names[i], PACKED_NAMES);
-    TOOL_TRY(read_table(r, doc, "", "seq_len", &b->length, &b->count));
+    TOOL_TRY(read_table(r, doc, "", "seq_len", &batch->length, &batch->count));
     TOOL_TRY(read_side(r, json_object_get(doc, "src"), "src.", 0));
     return read_side(r, json_object_get(doc, "dst"), "dst.", 1);
 }
 
-int plan_batch_read(plan_batch_t *b, const char *path, bool packed)
+int plan_batch_read(plan_batch_t *batch, const char *path, bool packed)
 {
-    reader_t r = {.option = packed ? "--packing" : "--segments", .batch = b};
+    reader_t r = {.option = packed ? "--packing" : "--segments", .batch = batch};
     json_t *doc = NULL;
-    *b = (plan_batch_t){.packed = packed};
+    *batch = (plan_batch_t){.packed = packed};
     tool_quote(r.file, path);
     int rc = read_doc(&r, path, &doc);
     if (rc == TOOL_OK)
         rc = packed ? read_packings(&r, doc) : read_segments(&r, doc);
     json_decref(doc);
     if (rc != TOOL_OK)
-        plan_batch_free(b);
+        plan_batch_free(batch);
     return rc;
 }
 
-void plan_batch_free(plan_batch_t *b)
+void plan_batch_free(plan_batch_t *batch)
 {
-    for (size_t i = 0; i < sizeof b->table / sizeof b->table[0]; i++)
-        free(b->table[i]);
-    free(b->order);
-    free(b->first);
-    free(b->assign);
-    free(b->loads.load[0]);
-    *b = (plan_batch_t){.rows = 0};
+    for (size_t i = 0; i < sizeof batch->table / sizeof batch->table[0]; i++)
+        free(batch->table[i]);
+    free(batch->order);
+    free(batch->first);
+    free(batch->assign);
+    free(batch->loads.load[0]);
+    *batch = (plan_batch_t){.rows = 0};
 }
 
-const char *plan_batch_cut(const plan_batch_t *b, int side)
+const char *plan_batch_cut(const plan_batch_t *batch, int side)
 {
-    return b->heads[side] ? "heads" : cuts[b->side[side].split];
+    return batch->heads[side] ? "heads" : cuts[batch->side[side].split];
 }
 
 /* ---- the rows of regions ---- */
 
 /* Segments by replica; sequences as they are. */
-static void order(plan_batch_t *b, int64_t *next)
+static void order(plan_batch_t *batch, int64_t *next)
 {
     int64_t row = 0;
-    memset(next, 0, (size_t)(b->replicas + 1) * sizeof *next);
-    for (int64_t e = 0; e < b->count; e++)
-        next[b->packed ? 1 : b->tables.src_dp[e] + 1]++;
-    for (int64_t d = 0; d < b->replicas; d++)
+    memset(next, 0, (size_t)(batch->replicas + 1) * sizeof *next);
+    for (int64_t e = 0; e < batch->count; e++)
+        next[batch->packed ? 1 : batch->tables.src_dp[e] + 1]++;
+    for (int64_t d = 0; d < batch->replicas; d++)
         next[d + 1] += next[d];
-    for (int64_t e = 0; e < b->count; e++)
-        b->order[next[b->packed ? 0 : b->tables.src_dp[e]]++] = e;
-    for (int64_t i = 0; i < b->count; i++) {
-        b->first[i] = row;
-        row += b->length[b->order[i]];
+    for (int64_t e = 0; e < batch->count; e++)
+        batch->order[next[batch->packed ? 0 : batch->tables.src_dp[e]]++] = e;
+    for (int64_t i = 0; i < batch->count; i++) {
+        batch->first[i] = row;
+        row += batch->length[batch->order[i]];
     }
 }
 
-plan_rows_t plan_batch_next(const plan_batch_t *b, int64_t *index, int64_t hi)
+plan_rows_t plan_batch_next(const plan_batch_t *batch, int64_t *index, int64_t hi)
 {
-    int64_t a = 0, z = b->count; /* first[a] <= *index < first[z] */
+    int64_t a = 0, z = batch->count; /* first[a] <= *index < first[z] */
     while (z - a > 1) {
         const int64_t mid = a + (z - a) / 2;
-        if (b->first[mid] <= *index)
+        if (batch->first[mid] <= *index)
             a = mid;
         else
             z = mid;
     }
-    const int64_t e = b->order[a], end = b->first[a] + b->length[e];
-    const plan_rows_t part = {e, *index - b->first[a], (hi < end ? hi : end) - b->first[a]};
+    const int64_t e = batch->order[a], end = batch->first[a] + batch->length[e];
+    const plan_rows_t part = {e, *index - batch->first[a], (hi < end ? hi : end) - batch->first[a]};
     *index = hi < end ? hi : end;
     return part;
 }
 
 /* ---- balance ---- */
 
-static void add_loads(plan_batch_t *b)
+static void add_loads(plan_batch_t *batch)
 {
-    const colo_segments_t *t = &b->tables;
-    plan_loads_t *l = &b->loads;
+    const colo_segments_t *t = &batch->tables;
+    plan_loads_t *l = &batch->loads;
     for (int64_t e = 0; e < t->count; e++) {
         l->load[0][t->src_dp[e]] += t->rows[e];
-        l->load[1][b->assign[e]] += t->rows[e];
-        l->moved += b->assign[e] != t->src_dp[e];
+        l->load[1][batch->assign[e]] += t->rows[e];
+        l->moved += batch->assign[e] != t->src_dp[e];
     }
     for (int i = 0; i < 2; i++)
-        for (int64_t d = 0; d < b->replicas; d++)
+        for (int64_t d = 0; d < batch->replicas; d++)
             l->most[i] = l->load[i][d] > l->most[i] ? l->load[i][d] : l->most[i];
-    l->mean = (double)b->rows / (double)b->replicas;
+    l->mean = (double)batch->rows / (double)batch->replicas;
 }
 
 /* The plan of any rank checks both packings. */
-static colo_status_t check(const plan_batch_t *b, const colo_plan_config_t *c)
+static colo_status_t check(const plan_batch_t *batch, const colo_plan_config_t *c)
 {
     colo_plan_t *plan = NULL;
-    if (!b->packed)
-        return colo_segments_check(&b->tables, c->src, c->dst);
-    const colo_status_t st = colo_plan_create_packed(&plan, c, &b->side[0], &b->side[1], 0);
+    if (!batch->packed)
+        return colo_segments_check(&batch->tables, c->src, c->dst);
+    const colo_status_t st = colo_plan_create_packed(&plan, c, &batch->side[0], &batch->side[1], 0);
     colo_plan_destroy(&plan);
     return st;
 }
 
-int plan_batch_place(plan_batch_t *b, const colo_plan_config_t *c)
+int plan_batch_place(plan_batch_t *batch, const colo_plan_config_t *c)
 {
-    const colo_segments_t *t = &b->tables;
-    const int64_t *length = b->packed ? b->length : t->seq_len;
+    const colo_segments_t *t = &batch->tables;
+    const int64_t *length = batch->packed ? batch->length : t->seq_len;
     plan_ask_t ask = {.rank = -1};
-    snprintf(ask.where, sizeof ask.where, "%s", b->packed ? "--packing" : "--segments");
-    colo_status_t st = check(b, c);
+    snprintf(ask.where, sizeof ask.where, "%s", batch->packed ? "--packing" : "--segments");
+    colo_status_t st = check(batch, c);
     if (st < 0)
         return plan_complain(&ask, st, colo_last_error());
-    b->replicas = colo_grid_extent(&c->src->grid, "dp");
-    b->order = calloc((size_t)b->count + 1, sizeof *b->order);
-    b->first = calloc((size_t)b->count + 1, sizeof *b->first);
-    b->assign = calloc((size_t)b->count + 1, sizeof *b->assign);
-    b->loads.load[0] = calloc((size_t)b->replicas + 1, 2 * sizeof *b->loads.load[0]);
-    if (!b->order || !b->first || !b->assign || !b->loads.load[0])
-        return tool_problem("no memory for %lld %s", (long long)b->count,
-                            b->packed ? "sequences" : "segments");
-    b->loads.load[1] = b->loads.load[0] + b->replicas;
-    order(b, b->loads.load[0]);
-    memset(b->loads.load[0], 0, (size_t)(b->replicas + 1) * sizeof *b->loads.load[0]);
-    for (int64_t q = 0; q < (b->packed ? b->count : t->nseqs); q++)
-        if (__builtin_add_overflow(b->positions, length[q], &b->positions))
+    batch->replicas = colo_grid_extent(&c->src->grid, "dp");
+    batch->order = calloc((size_t)batch->count + 1, sizeof *batch->order);
+    batch->first = calloc((size_t)batch->count + 1, sizeof *batch->first);
+    batch->assign = calloc((size_t)batch->count + 1, sizeof *batch->assign);
+    batch->loads.load[0] = calloc((size_t)batch->replicas + 1, 2 * sizeof *batch->loads.load[0]);
+    if (!batch->order || !batch->first || !batch->assign || !batch->loads.load[0])
+        return tool_problem("no memory for %lld %s", (long long)batch->count,
+                            batch->packed ? "sequences" : "segments");
+    batch->loads.load[1] = batch->loads.load[0] + batch->replicas;
+    order(batch, batch->loads.load[0]);
+    memset(batch->loads.load[0], 0, (size_t)(batch->replicas + 1) * sizeof *batch->loads.load[0]);
+    for (int64_t q = 0; q < (batch->packed ? batch->count : t->nseqs); q++)
+        if (__builtin_add_overflow(batch->positions, length[q], &batch->positions))
             return tool_refuse("%s: the positions up to sequence %lld exceed 63 bits", ask.where,
                                (long long)q);
-    if (b->packed) {
-        b->rows = b->positions;
+    if (batch->packed) {
+        batch->rows = batch->positions;
         return TOOL_OK;
     }
-    st = colo_balance(b->assign, t->rows, t->count, b->replicas, NULL, 0);
+    st = colo_balance(batch->assign, t->rows, t->count, batch->replicas, NULL, 0);
     if (st < 0)
         return plan_complain(&ask, st, colo_last_error());
-    add_loads(b);
+    add_loads(batch);
     return TOOL_OK;
 }

@@ -31,22 +31,22 @@ typedef struct side {
 static side_t side_of(const plan_ask_t *ask, int k)
 {
     const colo_layout_t *layout = k ? &ask->dst : &ask->src;
-    side_t s = {ask, &ask->batch->side[k], layout, colo_grid_extent(&layout->grid, "cp"), 1};
+    side_t side = {ask, &ask->batch->side[k], layout, colo_grid_extent(&layout->grid, "cp"), 1};
     for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++)
         if (!layout->split[COLO_ROWS][i].context)
-            s.sp *= layout->grid.extent[layout->split[COLO_ROWS][i].dim];
-    return s;
+            side.sp *= layout->grid.extent[layout->split[COLO_ROWS][i].dim];
+    return side;
 }
 
-static int64_t replica_of(const side_t *s, int64_t q)
+static int64_t replica_of(const side_t *side, int64_t q)
 {
-    return s->packing->seq_dp ? s->packing->seq_dp[q] : 0;
+    return side->packing->seq_dp ? side->packing->seq_dp[q] : 0;
 }
 
-static int64_t pieces_of(const side_t *s, int64_t q)
+static int64_t pieces_of(const side_t *side, int64_t q)
 {
-    const colo_packing_t *p = s->packing;
-    const int64_t ranks = p->seq_cp ? p->seq_cp[q] : s->cp;
+    const colo_packing_t *p = side->packing;
+    const int64_t ranks = p->seq_cp ? p->seq_cp[q] : side->cp;
     return p->split == COLO_PACKING_WHOLE   ? 1
            : p->split == COLO_PACKING_TABLE ? p->piece_start[q + 1] - p->piece_start[q]
            : p->split == COLO_PACKING_ZIGZAG && ranks > 1 ? 2 * ranks
@@ -54,10 +54,10 @@ static int64_t pieces_of(const side_t *s, int64_t q)
 }
 
 /* Piece @k of sequence @q, which begins at @pos. */
-static piece_t piece_at(const side_t *s, int64_t q, int64_t k, int64_t pos)
+static piece_t piece_at(const side_t *side, int64_t q, int64_t k, int64_t pos)
 {
-    const colo_packing_t *p = s->packing;
-    const int64_t n = pieces_of(s, q), first = p->seq_first ? p->seq_first[q] : 0;
+    const colo_packing_t *p = side->packing;
+    const int64_t n = pieces_of(side, q), first = p->seq_first ? p->seq_first[q] : 0;
     if (p->split == COLO_PACKING_WHOLE)
         return (piece_t){0, p->seq_len[q], EVERY, 0};
     if (p->split == COLO_PACKING_TABLE)
@@ -68,23 +68,23 @@ static piece_t piece_at(const side_t *s, int64_t q, int64_t k, int64_t pos)
 }
 
 /* A box with its ranks' names. */
-static void draw_piece(FILE *f, const side_t *s, int64_t q, int64_t owner, bars_span_t at, double y,
-                       bool faded)
+static void draw_piece(FILE *f, const side_t *side, int64_t q, int64_t owner, bars_span_t at,
+                       double y, bool faded)
 {
     char ranks[48];
     int64_t rank;
-    bars_ranks(ranks, &rank, s->ask, s->layout, replica_of(s, q), owner);
+    bars_ranks(ranks, &rank, side->ask, side->layout, replica_of(side, q), owner);
     bars_box(f, owner < 0 ? EVERY : rank, faded, at, y, BAR, "%s", ranks);
 }
 
-static void draw_cut(FILE *f, const side_t *s, int64_t q, int64_t axis, double y)
+static void draw_cut(FILE *f, const side_t *side, int64_t q, int64_t axis, double y)
 {
-    const int64_t n = bars_at_most(pieces_of(s, q), RECTS_MAX);
-    bars_track(f, bars_span(axis, 0, s->packing->seq_len[q]), y);
+    const int64_t n = bars_at_most(pieces_of(side, q), RECTS_MAX);
+    bars_track(f, bars_span(axis, 0, side->packing->seq_len[q]), y);
     for (int64_t k = 0, pos = 0; k < n; k++) {
-        const piece_t x = piece_at(s, q, k, pos);
+        const piece_t x = piece_at(side, q, k, pos);
         if (x.count > 0)
-            draw_piece(f, s, q, x.owner, bars_span(axis, pos, x.count), y, false);
+            draw_piece(f, side, q, x.owner, bars_span(axis, pos, x.count), y, false);
         pos += x.count;
     }
 }
@@ -92,8 +92,8 @@ static void draw_cut(FILE *f, const side_t *s, int64_t q, int64_t axis, double y
 static void draw_pair(FILE *f, const plan_ask_t *ask, int64_t q, int64_t axis, double y)
 {
     for (int k = 0; k < 2; k++) {
-        const side_t s = side_of(ask, k);
-        draw_cut(f, &s, q, axis, y + k * (PAIR - BAR));
+        const side_t side = side_of(ask, k);
+        draw_cut(f, &side, q, axis, y + k * (PAIR - BAR));
     }
 }
 
@@ -151,12 +151,12 @@ static int64_t rank_index(const end_t *e, int64_t owner)
 static void find_end(end_t *e, const plan_ask_t *ask, int k, int64_t q)
 {
     *e = (end_t){.side = side_of(ask, k)};
-    const side_t *s = &e->side;
+    const side_t *side = &e->side;
     for (int pass = 0; pass < 2; pass++) /* which ranks; then their axes */
         for (int64_t r = pass ? 0 : q; r < (pass ? ask->batch->count : q + 1); r++) {
-            const int64_t n = replica_of(s, r) == replica_of(s, q) ? pieces_of(s, r) : 0;
+            const int64_t n = replica_of(side, r) == replica_of(side, q) ? pieces_of(side, r) : 0;
             for (int64_t j = 0, pos = 0, drawn = 0; j < n; j++) {
-                piece_t x = piece_at(s, r, j, pos);
+                piece_t x = piece_at(side, r, j, pos);
                 const int64_t i = rank_index(e, x.owner);
                 pos += x.count;
                 if (x.count == 0)
@@ -177,33 +177,34 @@ static void find_end(end_t *e, const plan_ask_t *ask, int k, int64_t q)
 }
 
 /* The part that begins at @pos, of one piece on either side: how long it is, 0 behind the last. */
-static int64_t part_at(const path_t *w, int64_t pos, const piece_t *piece[2])
+static int64_t part_at(const path_t *path, int64_t pos, const piece_t *piece[2])
 {
     int64_t end = INT64_MAX;
     for (int k = 0; k < 2; k++) {
         int64_t i = 0;
-        while (i < w->end[k].n && w->end[k].piece[i].pos + w->end[k].piece[i].count <= pos)
+        while (i < path->end[k].n && path->end[k].piece[i].pos + path->end[k].piece[i].count <= pos)
             i++;
-        if (i == w->end[k].n || w->end[k].piece[i].pos > pos)
+        if (i == path->end[k].n || path->end[k].piece[i].pos > pos)
             return 0;
-        piece[k] = &w->end[k].piece[i];
+        piece[k] = &path->end[k].piece[i];
         end = bars_at_most(end, piece[k]->pos + piece[k]->count);
     }
     return end - pos;
 }
 
 /* The lines that list the parts; returns the y below. */
-static double list_parts(FILE *f, const path_t *w, double y)
+static double list_parts(FILE *f, const path_t *path, double y)
 {
     const piece_t *x[2];
     char ranks[2][48];
     int64_t n = 0, pos = 0;
-    for (int64_t count; (count = part_at(w, pos, x)) > 0; pos += count) {
+    for (int64_t count; (count = part_at(path, pos, x)) > 0; pos += count) {
         if (n++ >= LINES_MAX)
             continue;
         for (int k = 0; k < 2; k++) {
-            const side_t *s = &w->end[k].side;
-            bars_ranks(ranks[k], NULL, s->ask, s->layout, replica_of(s, w->q), x[k]->owner);
+            const side_t *side = &path->end[k].side;
+            bars_ranks(ranks[k], NULL, side->ask, side->layout, replica_of(side, path->q),
+                       x[k]->owner);
         }
         svg_say(f, "text strong", 0, y + 12,
                 "positions %lld..%lld: rank %s, row %lld \xe2\x86\x92 rank %s, row %lld",
@@ -217,14 +218,14 @@ static double list_parts(FILE *f, const path_t *w, double y)
 
 /* The axis of context rank @i of one end, at @y, and ribbons to the sequence, whose edge is at
  * @sequence_y. @ribbons: only these, which lie below all bars. */
-static void draw_rank(FILE *f, const path_t *w, int k, int64_t i, bool ribbons, double sequence_y,
-                      double y)
+static void draw_rank(FILE *f, const path_t *path, int k, int64_t i, bool ribbons,
+                      double sequence_y, double y)
 {
-    const end_t *e = &w->end[k];
-    const side_t *s = &e->side;
+    const end_t *e = &path->end[k];
+    const side_t *side = &e->side;
     char ranks[48];
     int64_t rank;
-    bars_ranks(ranks, &rank, s->ask, s->layout, replica_of(s, w->q), e->owner[i]);
+    bars_ranks(ranks, &rank, side->ask, side->layout, replica_of(side, path->q), e->owner[i]);
     if (!ribbons) {
         svg_say(f, "text", 0, y + 12, "%s rank %s: its %lld rows", k ? "destination" : "source",
                 ranks, (long long)e->length[i]);
@@ -233,41 +234,41 @@ static void draw_rank(FILE *f, const path_t *w, int k, int64_t i, bool ribbons, 
     for (int64_t j = 0; j < e->n; j++) {
         const piece_t *x = &e->piece[j];
         const bars_span_t row = bars_span(e->length[i], x->local, x->count);
-        const bars_span_t of = bars_span(s->packing->seq_len[w->q], x->pos, x->count);
+        const bars_span_t of = bars_span(side->packing->seq_len[path->q], x->pos, x->count);
         const int64_t hue = x->owner < 0 ? EVERY : rank;
         if (x->owner != e->owner[i])
             continue;
         if (!ribbons)
-            draw_piece(f, s, w->q, x->owner, row, y + 17, false);
+            draw_piece(f, side, path->q, x->owner, row, y + 17, false);
         else if (k)
             bars_ribbon(f, hue, of, sequence_y, row, y + 17);
         else
             bars_ribbon(f, hue, row, y + 17 + BAR, of, sequence_y);
     }
-    for (int64_t j = 1; j < s->sp && !ribbons; j++) /* of sequence parallelism */
-        bars_cut(f, e->length[i], j * (e->length[i] / s->sp), y + 17);
+    for (int64_t j = 1; j < side->sp && !ribbons; j++) /* of sequence parallelism */
+        bars_cut(f, e->length[i], j * (e->length[i] / side->sp), y + 17);
 }
 
 static int draw_path(FILE *f, const void *what)
 {
     const plan_ask_t *ask = what;
-    path_t w = {.q = ask->item};
+    path_t path = {.q = ask->item};
     for (int k = 0; k < 2; k++)
-        find_end(&w.end[k], ask, k, w.q);
-    const int64_t length = ask->batch->length[w.q];
-    const double y = 36 + (double)w.end[0].nranks * ROW + 17;
-    svg_say(f, "head2", 0, 14, "Path of sequence %lld", (long long)w.q);
+        find_end(&path.end[k], ask, k, path.q);
+    const int64_t length = ask->batch->length[path.q];
+    const double y = 36 + (double)path.end[0].nranks * ROW + 17;
+    svg_say(f, "head2", 0, 14, "Path of sequence %lld", (long long)path.q);
     svg_say(f, "text", 0, 31,
             length ? "Source ranks, its positions, destination ranks."
                    : "It has no positions: nothing moves.");
     for (int i = 0; i < 4; i++) /* ribbons of both ends, then their bars */
-        for (int64_t k = 0; k < w.end[i % 2].nranks; k++)
-            draw_rank(f, &w, i % 2, k, i < 2, i % 2 ? y + PAIR : y,
+        for (int64_t k = 0; k < path.end[i % 2].nranks; k++)
+            draw_rank(f, &path, i % 2, k, i < 2, i % 2 ? y + PAIR : y,
                       (i % 2 ? y + PAIR + 6 : 36) + (double)k * ROW);
-    svg_say(f, "text", 0, y - 5, "sequence %lld: %lld positions", (long long)w.q,
+    svg_say(f, "text", 0, y - 5, "sequence %lld: %lld positions", (long long)path.q,
             (long long)length);
-    draw_pair(f, ask, w.q, length, y);
-    return (int)list_parts(f, &w, y + PAIR + 6 + (double)w.end[1].nranks * ROW) + 17;
+    draw_pair(f, ask, path.q, length, y);
+    return (int)list_parts(f, &path, y + PAIR + 6 + (double)path.end[1].nranks * ROW) + 17;
 }
 
 void plan_packing_panels(svg_page_t *page, const plan_ask_t *ask)

@@ -37,29 +37,29 @@ static int64_t moved(const plan_part_t *p)
 }
 
 /* Takes @part or drops it: the one that moves most is shown, the first of equals. */
-static void consider(plan_part_t *shown, plan_part_t *part, kinds_t *k, double weight)
+static void consider(plan_part_t *shown, plan_part_t *part, kinds_t *kinds, double weight)
 {
-    k->seeds++;
-    k->parts += weight;
+    kinds->seeds++;
+    kinds->parts += weight;
     if (shown->n && plan_part_alike(shown, part)) {
-        k->alike++;
+        kinds->alike++;
         plan_part_free(part);
     } else if (!shown->n || moved(part) > moved(shown)) {
-        k->all_alike = !shown->n;
-        k->alike = 1;
+        kinds->all_alike = !shown->n;
+        kinds->alike = 1;
         plan_part_free(shown);
         *shown = *part;
     } else {
-        k->all_alike = false;
+        kinds->all_alike = false;
         plan_part_free(part);
     }
 }
 
-static int walk(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
+static int walk(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
 {
     bool *seen = calloc((size_t)ask->world, sizeof *seen);
     int rc = seen ? TOOL_OK : tool_problem("no memory for %lld ranks", (long long)ask->world);
-    k->exact = true;
+    kinds->exact = true;
     for (int64_t r = ask->first; rc == TOOL_OK && r < ask->world; r++) {
         plan_part_t part;
         if (seen[r])
@@ -69,107 +69,110 @@ static int walk(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
             break;
         for (int64_t i = 0; i < part.n; i++)
             seen[part.rank[i]] = true;
-        k->exact &= !part.cut; /* its other end may look like a part of its own */
-        consider(shown, &part, k, 1);
+        kinds->exact &= !part.cut; /* its other end may look like a part of its own */
+        consider(shown, &part, kinds, 1);
     }
     free(seen);
     return rc;
 }
 
-static int draw_lots(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
+static int draw_lots(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
 {
     int rc = TOOL_OK;
     for (int64_t i = 0; rc == TOOL_OK && i < PLAN_SAMPLE; i++) {
         plan_part_t part;
         rc = plan_part_find(ask, plan_sample_rank(ask, i), &part);
         if (rc == TOOL_OK)
-            consider(shown, &part, k,
+            consider(shown, &part, kinds,
                      (double)(ask->world - ask->first) / PLAN_SAMPLE / (double)part.n);
     }
-    if (rc == TOOL_OK && k->all_alike)
-        k->parts = (double)((ask->world - ask->first) / shown->n);
+    if (rc == TOOL_OK && kinds->all_alike)
+        kinds->parts = (double)((ask->world - ask->first) / shown->n);
     return rc;
 }
 
-static int choose(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
+static int choose(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
 {
     if (ask->rank >= 0)
         return plan_part_find(ask, ask->rank, shown);
-    return ask->world - ask->first <= PLAN_EXACT_MAX ? walk(ask, shown, k)
-                                                     : draw_lots(ask, shown, k);
+    return ask->world - ask->first <= PLAN_EXACT_MAX ? walk(ask, shown, kinds)
+                                                     : draw_lots(ask, shown, kinds);
 }
 
 /* ---- words ---- */
 
-static void print_ask(drawing_t *d)
+static void print_ask(drawing_t *drawing)
 {
-    const colo_plan_config_t *c = &d->ask->config;
-    const plan_batch_t *batch = d->ask->batch;
+    const colo_plan_config_t *c = &drawing->ask->config;
+    const plan_batch_t *batch = drawing->ask->batch;
     char bytes[24], n[32], more[200], output[48];
     const bool full = c->output == COLO_FULL_SEQ;
     snprintf(output, sizeof output, " Output %s%s.", full ? "full" : "sharded",
              !full     ? ""
              : c->grad ? ", gradients disjoint"
                        : ", gradients partial");
-    svg_count(d->ask->world - d->ask->first, n);
-    if (*plan_size_warning(more, d->ask))
-        svg_add_line(&d->page, "%s.", more);
+    svg_count(drawing->ask->world - drawing->ask->first, n);
+    if (*plan_size_warning(more, drawing->ask))
+        svg_add_line(&drawing->page, "%s.", more);
     if (batch)
-        svg_add_line(&d->page, "%s; %lld features, %s.%s %s ranks.", plan_batch_size(more, d->ask),
-                     (long long)c->shape.features, colo_dtype_name(c->dtype),
-                     batch->packed ? "" : output, n);
+        svg_add_line(&drawing->page, "%s; %lld features, %s.%s %s ranks.",
+                     plan_batch_size(more, drawing->ask), (long long)c->shape.features,
+                     colo_dtype_name(c->dtype), batch->packed ? "" : output, n);
     else
-        svg_add_line(&d->page, "%s: %s.%s %s ranks.", plan_shape(more, d->ask, "\xc3\x97"),
-                     plan_batch_bytes(bytes, d->ask), output, n);
-    if (*plan_assumed(more, d->ask))
-        svg_add_line(&d->page, "%s.", more);
-    if (*plan_positions(more, d->ask))
-        svg_add_line(&d->page, "%s.", more);
+        svg_add_line(&drawing->page, "%s: %s.%s %s ranks.",
+                     plan_shape(more, drawing->ask, "\xc3\x97"),
+                     plan_batch_bytes(bytes, drawing->ask), output, n);
+    if (*plan_assumed(more, drawing->ask))
+        svg_add_line(&drawing->page, "%s.", more);
+    if (*plan_positions(more, drawing->ask))
+        svg_add_line(&drawing->page, "%s.", more);
 }
 
-static void print_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
+static void print_part(drawing_t *drawing, const plan_part_t *part, const kinds_t *kinds)
 {
     char n[32], m[32];
-    const plan_ask_t *ask = d->ask;
+    const plan_ask_t *ask = drawing->ask;
     const char *cut = part->cut ? "at least " : "";
     if (ask->rank >= 0)
-        svg_add_line(&d->page,
+        svg_add_line(&drawing->page,
                      "Shown: the %s%s ranks that rank %lld exchanges with, directly or not.", cut,
                      svg_count(part->n, n), (long long)ask->rank);
-    else if (k->parts > 1.5 || !k->exact)
+    else if (kinds->parts > 1.5 || !kinds->exact)
         svg_add_line(
-            &d->page,
+            &drawing->page,
             "Shown: one of %s%s parts that exchange nothing with each other; it has %s%s ranks.",
-            k->exact || k->all_alike ? "" : "about ", svg_count((int64_t)(k->parts + 0.5), n), cut,
-            svg_count(part->n, m));
-    if (ask->rank < 0 && k->seeds > 1) {
-        if (k->all_alike)
-            svg_add_line(&d->page, "%s %s looked at; they are alike.", svg_count(k->seeds, n),
-                         k->exact ? "were" : "of them, drawn by lot, were");
+            kinds->exact || kinds->all_alike ? "" : "about ",
+            svg_count((int64_t)(kinds->parts + 0.5), n), cut, svg_count(part->n, m));
+    if (ask->rank < 0 && kinds->seeds > 1) {
+        if (kinds->all_alike)
+            svg_add_line(&drawing->page, "%s %s looked at; they are alike.",
+                         svg_count(kinds->seeds, n),
+                         kinds->exact ? "were" : "of them, drawn by lot, were");
         else
-            svg_add_line(&d->page, "%s parts looked at, %s like this one; it moves the most.",
-                         svg_count(k->seeds, n), svg_count(k->alike, m));
+            svg_add_line(&drawing->page, "%s parts looked at, %s like this one; it moves the most.",
+                         svg_count(kinds->seeds, n), svg_count(kinds->alike, m));
     }
 }
 
-static void print_rows(drawing_t *d)
+static void print_rows(drawing_t *drawing)
 {
-    const bool nodes = d->ask->config.ranks_per_node || d->ask->config.nodes;
+    const bool nodes = drawing->ask->config.ranks_per_node || drawing->ask->config.nodes;
     char text[48];
     char n[32], m[32];
-    bool folded = d->ranks > d->pic.nrows && d->pic.outside == 0;
-    if (d->pic.outside)
-        svg_add_line(&d->page, "%d of %s ranks are drawn; %s messages from or to others are not.",
-                     d->pic.nrows, svg_count(d->ranks, m), svg_count(d->pic.outside, n));
+    bool folded = drawing->ranks > drawing->pic.nrows && drawing->pic.outside == 0;
+    if (drawing->pic.outside)
+        svg_add_line(
+            &drawing->page, "%d of %s ranks are drawn; %s messages from or to others are not.",
+            drawing->pic.nrows, svg_count(drawing->ranks, m), svg_count(drawing->pic.outside, n));
     svg_add_line(
-        &d->page,
+        &drawing->page,
         "A row is %s: its place in the source grid and in the destination grid. Arrows are "
         "messages%s, dashed lines stay on the rank.",
         folded ? "a rank that stands for all that do the same" : "a rank",
         nodes ? ", thick ones cross nodes" : "");
     if (nodes)
-        svg_add_line(&d->page, "%s.%s", plan_nodes_text(text, d->ask),
-                     d->pic.passes_on
+        svg_add_line(&drawing->page, "%s.%s", plan_nodes_text(text, drawing->ask),
+                     drawing->pic.passes_on
                          ? " What several ranks of a node lack enters it once; they pass it on."
                          : "");
 }
@@ -177,7 +180,7 @@ static void print_rows(drawing_t *d)
 /* ---- panels ---- */
 
 typedef struct panel {
-    const drawing_t *d;
+    const drawing_t *drawing;
     colo_pass_t pass;
 } panel_t;
 
@@ -186,7 +189,7 @@ enum { CAPTION = 62 };
 static int draw_panel(FILE *f, const void *what)
 {
     const panel_t *p = what;
-    const pic_flows_t *s = &p->d->pic.pass[p->pass];
+    const pic_flows_t *s = &p->drawing->pic.pass[p->pass];
     char a[32], b[32], c[32], text[200];
     svg_put(f, "<text class='head2' x='0' y='14'>%s</text>\n",
             p->pass == COLO_FORWARD ? "Forward: activations" : "Backward: gradients");
@@ -202,14 +205,14 @@ static int draw_panel(FILE *f, const void *what)
                  svg_bytes((double)s->collective, a));
     svg_lines(f, text, "text", SVG_COLUMNS, 15);
     svg_put(f, "<g transform='translate(0 %d)'>\n", CAPTION);
-    const int height = pic_draw(f, &p->d->pic, p->pass);
+    const int height = pic_draw(f, &p->drawing->pic, p->pass);
     fputs("</g>\n", f);
     return CAPTION + height;
 }
 
-static int prepare(drawing_t *d)
+static int prepare(drawing_t *drawing)
 {
-    const plan_ask_t *ask = d->ask;
+    const plan_ask_t *ask = drawing->ask;
     plan_part_t part = {.n = 0};
     kinds_t kinds = {.seeds = 0};
     int64_t n = ask->world - ask->first;
@@ -227,21 +230,21 @@ static int prepare(drawing_t *d)
             return rc;
         }
     }
-    d->ranks = part.n;
-    print_ask(d);
+    drawing->ranks = part.n;
+    print_ask(drawing);
     if (!all)
-        print_part(d, &part, &kinds);
+        print_part(drawing, &part, &kinds);
     const pic_batch_t batch = plan_tables(ask);
-    colo_status_t st = pic_collect(&d->pic, &ask->config, &batch, part.rank, (int32_t)part.n);
+    colo_status_t st = pic_collect(&drawing->pic, &ask->config, &batch, part.rank, (int32_t)part.n);
     plan_part_free(&part);
     if (st < 0)
         return plan_complain(ask, st, colo_last_error());
-    bool many = d->pic.nrows > PIC_ROWS_MAX || d->pic.pass[0].n > PIC_FLOWS_MAX ||
-                d->pic.pass[1].n > PIC_FLOWS_MAX;
-    if (many && d->pic.outside == 0 && !pic_fold(&d->pic))
-        return tool_problem("no memory for %lld ranks", (long long)d->ranks);
-    pic_cut(&d->pic, PIC_ROWS_MAX);
-    print_rows(d);
+    bool many = drawing->pic.nrows > PIC_ROWS_MAX || drawing->pic.pass[0].n > PIC_FLOWS_MAX ||
+                drawing->pic.pass[1].n > PIC_FLOWS_MAX;
+    if (many && drawing->pic.outside == 0 && !pic_fold(&drawing->pic))
+        return tool_problem("no memory for %lld ranks", (long long)drawing->ranks);
+    pic_cut(&drawing->pic, PIC_ROWS_MAX);
+    print_rows(drawing);
     return TOOL_OK;
 }
 
@@ -254,31 +257,32 @@ int plan_page(const plan_ask_t *ask, const svg_page_t *page)
 
 int plan_draw(const plan_ask_t *ask)
 {
-    static drawing_t d;
+    static drawing_t drawing;
     char src[600], dst[600], title[1300];
-    d = (drawing_t){.ask = ask};
-    int rc = prepare(&d);
+    drawing = (drawing_t){.ask = ask};
+    int rc = prepare(&drawing);
     if (rc == TOOL_OK) {
-        const panel_t panel[2] = {{&d, COLO_FORWARD}, {&d, COLO_BACKWARD}};
+        const panel_t panel[2] = {{&drawing, COLO_FORWARD}, {&drawing, COLO_BACKWARD}};
         const plan_batch_t *batch = ask->batch;
         colo_grid_print(&ask->src.grid, src, sizeof src);
         colo_grid_print(&ask->dst.grid, dst, sizeof dst);
         snprintf(title, sizeof title, "%s \xe2\x86\x92 %s", src, dst);
-        d.page.title = title;
-        d.page.style = batch ? bars_style : NULL;
-        d.page.label = batch && batch->packed ? "how packed sequences are cut in the source and in "
-                                                "the destination, and the messages forward and "
-                                                "backward"
-                       : batch ? "the rows of a ragged batch, its packed sequences, and the "
-                                 "messages forward and backward"
-                               : "which rank sends what to which between two layouts, forward and "
-                                 "backward";
+        drawing.page.title = title;
+        drawing.page.style = batch ? bars_style : NULL;
+        drawing.page.label =
+            batch && batch->packed ? "how packed sequences are cut in the source and in "
+                                     "the destination, and the messages forward and "
+                                     "backward"
+            : batch                ? "the rows of a ragged batch, its packed sequences, and the "
+                                     "messages forward and backward"
+                    : "which rank sends what to which between two layouts, forward and "
+                      "backward";
         if (batch)
-            (batch->packed ? plan_packing_panels : plan_segments_panels)(&d.page, ask);
+            (batch->packed ? plan_packing_panels : plan_segments_panels)(&drawing.page, ask);
         for (int w = 0; w < 2; w++)
-            svg_add_panel(&d.page, draw_panel, &panel[w]);
-        rc = plan_page(ask, &d.page);
+            svg_add_panel(&drawing.page, draw_panel, &panel[w]);
+        rc = plan_page(ask, &drawing.page);
     }
-    pic_free(&d.pic);
+    pic_free(&drawing.pic);
     return rc;
 }

@@ -187,124 +187,126 @@ typedef struct path {
     int64_t axis;                 /* length of theirs */
 } path_t;
 
-static void find_path(path_t *w, const plan_ask_t *ask)
+static void find_path(path_t *path, const plan_ask_t *ask)
 {
     const colo_segments_t *t = &ask->batch->tables;
-    *w = (path_t){.c = cuts_of(ask), .e = ask->item, .q = t->seq[ask->item]};
-    const int64_t first = first_of(t, w->e);
-    w->d = t->seq_dp[w->q];
-    w->full = ask->config.output == COLO_FULL_SEQ;
-    w->axis = base_of(t, w->d, t->nseqs) / (w->full ? 1 : w->c.cp);
-    for (int64_t r = 0; r < t->rows[w->e];) {
-        const part_t p = part_at(t, w->c.chunks, w->e, first, r);
-        const int64_t cp = w->full ? -1 : owner(&w->c, p.chunk);
+    *path = (path_t){.c = cuts_of(ask), .e = ask->item, .q = t->seq[ask->item]};
+    const int64_t first = first_of(t, path->e);
+    path->d = t->seq_dp[path->q];
+    path->full = ask->config.output == COLO_FULL_SEQ;
+    path->axis = base_of(t, path->d, t->nseqs) / (path->full ? 1 : path->c.cp);
+    for (int64_t r = 0; r < t->rows[path->e];) {
+        const part_t p = part_at(t, path->c.chunks, path->e, first, r);
+        const int64_t cp = path->full ? -1 : owner(&path->c, p.chunk);
         int64_t k = 0;
-        while (k < w->nranks && w->cp[k] != cp)
+        while (k < path->nranks && path->cp[k] != cp)
             k++;
-        if (w->n == PARTS_MAX || k == BARS_MAX) {
-            w->more++;
+        if (path->n == PARTS_MAX || k == BARS_MAX) {
+            path->more++;
         } else {
-            w->part[w->n++] = p;
-            w->cp[k] = cp;
-            w->nranks = k == w->nranks ? k + 1 : w->nranks;
+            path->part[path->n++] = p;
+            path->cp[k] = cp;
+            path->nranks = k == path->nranks ? k + 1 : path->nranks;
         }
         r += p.count;
     }
 }
 
 /* Where a part is on the axis of its context rank, or of the replica. */
-static int64_t local_of(const path_t *w, const part_t *p)
+static int64_t local_of(const path_t *path, const part_t *p)
 {
-    const colo_segments_t *t = &w->c.ask->batch->tables;
-    const int64_t base = base_of(t, w->d, w->q), chunk = t->seq_len[w->q] / w->c.chunks;
-    if (w->full)
+    const colo_segments_t *t = &path->c.ask->batch->tables;
+    const int64_t base = base_of(t, path->d, path->q), chunk = t->seq_len[path->q] / path->c.chunks;
+    if (path->full)
         return base + p->pos;
-    return base / w->c.cp + (p->chunk >= w->c.cp ? chunk : 0) + p->pos % chunk;
+    return base / path->c.cp + (p->chunk >= path->c.cp ? chunk : 0) + p->pos % chunk;
 }
 
-static double draw_rank(FILE *f, const path_t *w, int64_t cp, double sequence_y, double y)
+static double draw_rank(FILE *f, const path_t *path, int64_t cp, double sequence_y, double y)
 {
-    const plan_ask_t *ask = w->c.ask;
+    const plan_ask_t *ask = path->c.ask;
     const colo_segments_t *t = &ask->batch->tables;
     char ranks[48];
     bars_track(f, bars_span(1, 0, 1), y + 17);
-    for (int64_t i = 0; i < w->n; i++) {
-        const part_t *p = &w->part[i];
-        const bars_span_t to = bars_span(w->axis, local_of(w, p), p->count);
-        if (cp >= 0 && owner(&w->c, p->chunk) != cp)
+    for (int64_t i = 0; i < path->n; i++) {
+        const part_t *p = &path->part[i];
+        const bars_span_t to = bars_span(path->axis, local_of(path, p), p->count);
+        if (cp >= 0 && owner(&path->c, p->chunk) != cp)
             continue;
-        bars_ribbon(f, t->src_dp[w->e], bars_span(t->seq_len[w->q], p->pos, p->count), sequence_y,
-                    to, y + 17);
-        draw_rows(f, ask->batch, w->e, false, to, y + 17, BAR);
+        bars_ribbon(f, t->src_dp[path->e], bars_span(t->seq_len[path->q], p->pos, p->count),
+                    sequence_y, to, y + 17);
+        draw_rows(f, ask->batch, path->e, false, to, y + 17, BAR);
     }
-    for (int64_t j = 1; j < w->c.sp && cp >= 0; j++)
-        bars_cut(f, w->axis, j * (w->axis / w->c.sp), y + 17);
+    for (int64_t j = 1; j < path->c.sp && cp >= 0; j++)
+        bars_cut(f, path->axis, j * (path->axis / path->c.sp), y + 17);
     if (cp < 0)
         svg_say(f, "text", 0, y + 12, "each rank of LLM replica %lld: its axis of %lld positions",
-                (long long)w->d, (long long)w->axis);
+                (long long)path->d, (long long)path->axis);
     else
         svg_say(f, "text", 0, y + 12, "%s %s: %s axis of %lld positions",
-                w->c.sp > 1 ? "ranks" : "rank", bars_ranks(ranks, NULL, ask, &ask->dst, w->d, cp),
-                w->c.sp > 1 ? "their" : "its", (long long)w->axis);
+                path->c.sp > 1 ? "ranks" : "rank",
+                bars_ranks(ranks, NULL, ask, &ask->dst, path->d, cp),
+                path->c.sp > 1 ? "their" : "its", (long long)path->axis);
     return y + 60;
 }
 
 /* Returns the y below. */
-static double list_parts(FILE *f, const path_t *w, double y)
+static double list_parts(FILE *f, const path_t *path, double y)
 {
-    const int64_t listed = bars_at_most(w->n, LINES_MAX);
+    const int64_t listed = bars_at_most(path->n, LINES_MAX);
     char ranks[48], one[40];
     for (int64_t i = 0; i < listed; i++, y += SVG_LINE) {
-        const part_t *p = &w->part[i];
+        const part_t *p = &path->part[i];
         snprintf(one, sizeof one, p->count > 1 ? "rows %lld..%lld" : "row %lld", (long long)p->row,
                  (long long)(p->row + p->count - 1));
-        if (w->full)
+        if (path->full)
             svg_say(f, "text strong", 0, y + 12, "%s: from position %lld, index %lld", one,
-                    (long long)p->pos, (long long)local_of(w, p));
+                    (long long)p->pos, (long long)local_of(path, p));
         else
             svg_say(f, "text strong", 0, y + 12,
                     "%s: position %lld, chunk %lld, rank %s, index %lld", one, (long long)p->pos,
                     (long long)p->chunk,
-                    bars_ranks(ranks, NULL, w->c.ask, &w->c.ask->dst, w->d, owner(&w->c, p->chunk)),
-                    (long long)local_of(w, p));
+                    bars_ranks(ranks, NULL, path->c.ask, &path->c.ask->dst, path->d,
+                               owner(&path->c, p->chunk)),
+                    (long long)local_of(path, p));
     }
-    return bars_left_out(f, y, w->n - listed + w->more, "parts");
+    return bars_left_out(f, y, path->n - listed + path->more, "parts");
 }
 
 static int draw_path(FILE *f, const void *what)
 {
-    path_t w;
-    find_path(&w, what);
-    const plan_batch_t *b = w.c.ask->batch;
+    path_t path;
+    find_path(&path, what);
+    const plan_batch_t *b = path.c.ask->batch;
     const colo_segments_t *t = &b->tables;
-    const int64_t d = t->src_dp[w.e], load = b->loads.load[0][d], length = t->seq_len[w.q];
+    const int64_t d = t->src_dp[path.e], load = b->loads.load[0][d], length = t->seq_len[path.q];
     const double source_y = 62, sequence_y = 62 + BAR + 46;
     int64_t offset = 0;
-    svg_say(f, "head2", 0, 14, "Path of segment %lld", (long long)w.e);
-    if (t->rows[w.e] == 0)
+    svg_say(f, "head2", 0, 14, "Path of segment %lld", (long long)path.e);
+    if (t->rows[path.e] == 0)
         svg_say(f, "text", 0, 31, "It has no rows: nothing moves.");
     else
         svg_say(f, "text", 0, 31, "Its %lld rows in %lld parts, from top to bottom.",
-                (long long)t->rows[w.e], (long long)(w.n + w.more));
+                (long long)t->rows[path.e], (long long)(path.n + path.more));
     svg_say(f, "text", 0, source_y - 5, "encoder replica %lld: its %lld rows", (long long)d,
             (long long)load);
     for (int64_t e = 0, n = 0; e < t->count && n < RECTS_MAX; e++)
         if (t->src_dp[e] == d && t->rows[e] > 0) {
-            draw_rows(f, b, e, e != w.e, bars_span(load, offset, t->rows[e]), source_y, BAR);
-            for (int64_t i = 0; e == w.e && i < w.n; i++)
-                bars_ribbon(f, d, bars_span(load, offset + w.part[i].row, w.part[i].count),
-                            source_y + BAR, bars_span(length, w.part[i].pos, w.part[i].count),
+            draw_rows(f, b, e, e != path.e, bars_span(load, offset, t->rows[e]), source_y, BAR);
+            for (int64_t i = 0; e == path.e && i < path.n; i++)
+                bars_ribbon(f, d, bars_span(load, offset + path.part[i].row, path.part[i].count),
+                            source_y + BAR, bars_span(length, path.part[i].pos, path.part[i].count),
                             sequence_y);
             offset += t->rows[e];
             n++;
         }
-    draw_sequence(f, &w.c, w.q, w.e, length, sequence_y);
-    svg_say(f, "text", 0, sequence_y - 5, "sequence %lld: %lld positions", (long long)w.q,
+    draw_sequence(f, &path.c, path.q, path.e, length, sequence_y);
+    svg_say(f, "text", 0, sequence_y - 5, "sequence %lld: %lld positions", (long long)path.q,
             (long long)length);
     double y = sequence_y + BAR + STRIP + 16;
-    for (int64_t k = 0; k < w.nranks; k++)
-        y = draw_rank(f, &w, w.cp[k], sequence_y + BAR + STRIP + 2, y);
-    return (int)list_parts(f, &w, y - 12) + 6;
+    for (int64_t k = 0; k < path.nranks; k++)
+        y = draw_rank(f, &path, path.cp[k], sequence_y + BAR + STRIP + 2, y);
+    return (int)list_parts(f, &path, y - 12) + 6;
 }
 
 /* ---- all of them ---- */

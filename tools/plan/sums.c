@@ -34,21 +34,21 @@ void plan_sums_init(plan_sums_t *s)
     s->pass[0].collective_max = s->pass[1].collective_max = -1;
 }
 
-static void merge_pass(plan_totals_t *t, const plan_totals_t *more, bool *overflow)
+static void merge_pass(plan_totals_t *totals, const plan_totals_t *more, bool *overflow)
 {
-    t->recv_max = max64(t->recv_max, more->recv_max);
-    t->send_max = max64(t->send_max, more->send_max);
-    t->local_max = max64(t->local_max, more->local_max);
-    t->collective_max = max64(t->collective_max, more->collective_max);
-    t->messages_max = max64(t->messages_max, more->messages_max);
-    t->seconds = maxd(t->seconds, more->seconds);
-    t->seconds_one_level = maxd(t->seconds_one_level, more->seconds_one_level);
-    plus(&t->slow_minimum, more->slow_minimum, overflow);
-    plus(&t->slow_one_level, more->slow_one_level, overflow);
-    plus(&t->recv_total, more->recv_total, overflow);
-    plus(&t->messages_total, more->messages_total, overflow);
-    plus(&t->slow_total, more->slow_total, overflow);
-    plus(&t->minimum_total, more->minimum_total, overflow);
+    totals->recv_max = max64(totals->recv_max, more->recv_max);
+    totals->send_max = max64(totals->send_max, more->send_max);
+    totals->local_max = max64(totals->local_max, more->local_max);
+    totals->collective_max = max64(totals->collective_max, more->collective_max);
+    totals->messages_max = max64(totals->messages_max, more->messages_max);
+    totals->seconds = maxd(totals->seconds, more->seconds);
+    totals->seconds_one_level = maxd(totals->seconds_one_level, more->seconds_one_level);
+    plus(&totals->slow_minimum, more->slow_minimum, overflow);
+    plus(&totals->slow_one_level, more->slow_one_level, overflow);
+    plus(&totals->recv_total, more->recv_total, overflow);
+    plus(&totals->messages_total, more->messages_total, overflow);
+    plus(&totals->slow_total, more->slow_total, overflow);
+    plus(&totals->minimum_total, more->minimum_total, overflow);
 }
 
 void plan_sums_merge(plan_sums_t *s, const plan_sums_t *more)
@@ -87,26 +87,26 @@ const char *plan_nodes_text(char out[48], const plan_ask_t *ask)
 /* Time of one list of messages, one after another. */
 static double list_time(const plan_ask_t *ask, int64_t rank, const pic_list_t *list)
 {
-    double t = 0;
+    double seconds = 0;
     for (int32_t i = 0; i < list->n; i++) {
         const colo_plan_message_t *m = &list->message[i];
         const int far = pic_node(&ask->config, m->peer) != pic_node(&ask->config, rank);
-        t += ask->model.alpha[far];
+        seconds += ask->model.alpha[far];
         if (ask->model.beta[far] > 0)
-            t += (double)m->bytes / ask->model.beta[far];
+            seconds += (double)m->bytes / ask->model.beta[far];
     }
-    return t;
+    return seconds;
 }
 
 /* Of all exchanges; each rank sends and receives at the same time. */
 static double pass_time(const plan_ask_t *ask, const colo_plan_t *plan, colo_pass_t w)
 {
     pic_list_t list[PIC_EXCHANGES][2];
-    double t[2 * PIC_EXCHANGES] = {0};
+    double time[2 * PIC_EXCHANGES] = {0};
     pic_lists(plan, w, list);
     for (int i = 0; i < 2 * PIC_EXCHANGES; i++)
-        t[i] = list_time(ask, colo_plan_rank(plan), &list[i / 2][i % 2]);
-    return maxd(t[0], t[1]) + maxd(t[2], t[3]) + maxd(t[4], t[5]);
+        time[i] = list_time(ask, colo_plan_rank(plan), &list[i / 2][i % 2]);
+    return maxd(time[0], time[1]) + maxd(time[2], time[3]) + maxd(time[4], time[5]);
 }
 
 /* Bytes of @rows whole rows: no layout of this tool splits features. */
@@ -173,21 +173,21 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
         pic_lists(plan, pass, list);
         for (int k = 0; k < 2 * PIC_EXCHANGES; k++)
             n[k % 2] += list[k / 2][k % 2].n;
-        plan_totals_t *t = &one.pass[pass];
-        *t = (plan_totals_t){.recv_max = b.recv,
-                             .recv_total = b.recv,
-                             .send_max = b.send,
-                             .local_max = b.local,
-                             .minimum_total = b.minimum,
-                             .collective_max = b.collective_recv,
-                             .messages_total = n[0],
-                             .messages_max = max64(n[0], n[1])};
-        t->slow_total = t->slow_one_level = node.in;
-        t->slow_minimum = node.minimum;
-        t->seconds = t->seconds_one_level = pass_time(ask, plan, pass);
+        plan_totals_t *totals = &one.pass[pass];
+        *totals = (plan_totals_t){.recv_max = b.recv,
+                                  .recv_total = b.recv,
+                                  .send_max = b.send,
+                                  .local_max = b.local,
+                                  .minimum_total = b.minimum,
+                                  .collective_max = b.collective_recv,
+                                  .messages_total = n[0],
+                                  .messages_max = max64(n[0], n[1])};
+        totals->slow_total = totals->slow_one_level = node.in;
+        totals->slow_minimum = node.minimum;
+        totals->seconds = totals->seconds_one_level = pass_time(ask, plan, pass);
         if (one_level) {
-            t->slow_one_level = colo_plan_node_bytes(one_level, pass).in;
-            t->seconds_one_level = pass_time(ask, one_level, pass);
+            totals->slow_one_level = colo_plan_node_bytes(one_level, pass).in;
+            totals->seconds_one_level = pass_time(ask, one_level, pass);
         }
     }
     colo_plan_rows(plan, &rows[0], &rows[1]);

@@ -37,26 +37,26 @@ static void want_colour(void)
     }
 }
 
-static void add_column(table_t *t, const char *group, const char *name, bool left)
+static void add_column(table_t *table, const char *group, const char *name, bool left)
 {
-    t->col[t->ncols].group = group;
-    t->col[t->ncols].name = name;
-    t->col[t->ncols].left = left;
-    t->col[t->ncols++].width = (int)strlen(name);
+    table->col[table->ncols].group = group;
+    table->col[table->ncols].name = name;
+    table->col[table->ncols].left = left;
+    table->col[table->ncols++].width = (int)strlen(name);
 }
 
-static void add_grid(table_t *t, const char *group, const colo_grid_t *grid)
+static void add_grid(table_t *table, const char *group, const colo_grid_t *grid)
 {
     for (int32_t i = 0; i < grid->ndims; i++)
-        add_column(t, i ? NULL : group, grid->name[i], false);
+        add_column(table, i ? NULL : group, grid->name[i], false);
 }
 
-static void add_pass(table_t *t, const char *group)
+static void add_pass(table_t *table, const char *group)
 {
-    add_column(t, group, "receives", false);
-    add_column(t, NULL, "from", true);
-    add_column(t, NULL, "sends", false);
-    add_column(t, NULL, "to", true);
+    add_column(table, group, "receives", false);
+    add_column(table, NULL, "from", true);
+    add_column(table, NULL, "sends", false);
+    add_column(table, NULL, "to", true);
 }
 
 /* "1-3,5", or as many as fit and the count: "0,2,4,... (64)" */
@@ -137,30 +137,30 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
     }
 }
 
-static const char *gap(const table_t *t, int c)
+static const char *gap(const table_t *table, int c)
 {
-    return c == 0 ? "" : t->col[c].group ? "    " : "  ";
+    return c == 0 ? "" : table->col[c].group ? "    " : "  ";
 }
 
 /* One line of cells without blanks at its end: a left-bound last cell is not padded. */
-static void print_line(const table_t *t, const char *const *text)
+static void print_line(const table_t *table, const char *const *text)
 {
-    for (int c = 0; c < t->ncols; c++) {
-        int width = t->col[c].left && c + 1 == t->ncols ? 0 : t->col[c].width;
-        printf("%s%*s", gap(t, c), t->col[c].left ? -width : width, text[c]);
+    for (int c = 0; c < table->ncols; c++) {
+        int width = table->col[c].left && c + 1 == table->ncols ? 0 : table->col[c].width;
+        printf("%s%*s", gap(table, c), table->col[c].left ? -width : width, text[c]);
     }
     printf("%s\n", plain);
 }
 
-static void print_groups(const table_t *t)
+static void print_groups(const table_t *table)
 {
     int owed = 0; /* blanks to print before the next title */
-    for (int c = 0; c < t->ncols; c++) {
-        int width = (int)strlen(gap(t, c)) + t->col[c].width;
-        if (t->col[c].group) {
-            owed += (int)strlen(gap(t, c));
-            printf("%*s%s", owed, "", t->col[c].group);
-            owed = t->col[c].width - (int)strlen(t->col[c].group);
+    for (int c = 0; c < table->ncols; c++) {
+        int width = (int)strlen(gap(table, c)) + table->col[c].width;
+        if (table->col[c].group) {
+            owed += (int)strlen(gap(table, c));
+            printf("%*s%s", owed, "", table->col[c].group);
+            owed = table->col[c].width - (int)strlen(table->col[c].group);
         } else {
             owed += width;
         }
@@ -170,50 +170,50 @@ static void print_groups(const table_t *t)
 
 static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t rows)
 {
-    table_t t = {.ncols = 0};
-    add_column(&t, "", "rank", false);
-    add_grid(&t, "src", &ask->src.grid);
-    add_grid(&t, "dst", &ask->dst.grid);
+    table_t table = {.ncols = 0};
+    add_column(&table, "", "rank", false);
+    add_grid(&table, "src", &ask->src.grid);
+    add_grid(&table, "dst", &ask->dst.grid);
     if (ask->batch) {
-        add_column(&t, "rows", "src", false);
-        add_column(&t, NULL, "dst", false);
+        add_column(&table, "rows", "src", false);
+        add_column(&table, NULL, "dst", false);
     }
-    add_pass(&t, "forward");
-    add_pass(&t, "backward");
-    int n = t.ncols;
-    t.cell = calloc((size_t)(rows * n), sizeof *t.cell);
-    if (!t.cell)
+    add_pass(&table, "forward");
+    add_pass(&table, "backward");
+    int n = table.ncols;
+    table.cell = calloc((size_t)(rows * n), sizeof *table.cell);
+    if (!table.cell)
         return tool_problem("no memory for a table of %lld ranks", (long long)rows);
     for (int64_t r = 0; r < rows; r++)
-        fill_row(ask, plans[r], t.cell + r * n);
+        fill_row(ask, plans[r], table.cell + r * n);
     for (int64_t r = 0; r < rows; r++)
         for (int c = 0; c < n; c++) {
-            int len = (int)strlen(t.cell[r * n + c]);
-            t.col[c].width = len > t.col[c].width ? len : t.col[c].width;
+            int len = (int)strlen(table.cell[r * n + c]);
+            table.col[c].width = len > table.col[c].width ? len : table.col[c].width;
         }
     for (int c = 0; c < n; c++) /* a single column under "src" or "dst" is as wide as its title */
-        if (t.col[c].group && (c + 1 == n || t.col[c + 1].group)) {
-            int len = (int)strlen(t.col[c].group);
-            t.col[c].width = len > t.col[c].width ? len : t.col[c].width;
+        if (table.col[c].group && (c + 1 == n || table.col[c + 1].group)) {
+            int len = (int)strlen(table.col[c].group);
+            table.col[c].width = len > table.col[c].width ? len : table.col[c].width;
         }
 
     const char *text[COLUMNS_MAX];
     printf("\n%s", bold);
-    print_groups(&t);
+    print_groups(&table);
     for (int c = 0; c < n; c++)
-        text[c] = t.col[c].name;
+        text[c] = table.col[c].name;
     printf("%s", bold);
-    print_line(&t, text);
+    print_line(&table, text);
     for (int64_t r = 0; r < rows; r++) {
         bool idle = true;
         for (int c = 0; c < n; c++) {
-            text[c] = t.cell[r * n + c];
+            text[c] = table.cell[r * n + c];
             idle &= c < n - 8 || strcmp(text[c], "-") == 0;
         }
         printf("%s", idle ? dim : "");
-        print_line(&t, text);
+        print_line(&table, text);
     }
-    free(t.cell);
+    free(table.cell);
     return TOOL_OK;
 }
 
@@ -314,24 +314,25 @@ static void print_ask(const plan_ask_t *ask)
 }
 
 /* One line of the footer: what arrives, and what @collective would bring. */
-static void print_meaning(const char *pass, const char *collective, const plan_totals_t *t)
+static void print_meaning(const char *pass, const char *collective, const plan_totals_t *totals)
 {
     char most[24], all[24], other[24];
     printf("  %-9s ", pass);
-    if (t->recv_max == 0)
+    if (totals->recv_max == 0)
         printf("No rank receives anything.");
     else
         printf("The busiest rank receives %s, all ranks together %s.",
-               tool_bytes(most, t->recv_max), tool_bytes(all, t->recv_total));
-    if (t->collective_max == 0) {
-        printf("\n%*s%s would move nothing%s.", 12, "", collective, t->recv_max ? "" : ", too");
-    } else if (t->collective_max > 0) {
+               tool_bytes(most, totals->recv_max), tool_bytes(all, totals->recv_total));
+    if (totals->collective_max == 0) {
+        printf("\n%*s%s would move nothing%s.", 12, "", collective,
+               totals->recv_max ? "" : ", too");
+    } else if (totals->collective_max > 0) {
         printf("\n%*s%s would bring %s to the busiest rank", 12, "", collective,
-               tool_bytes(other, t->collective_max));
-        double times = (double)t->collective_max / (double)t->recv_max;
-        if (t->recv_max == 0)
+               tool_bytes(other, totals->collective_max));
+        double times = (double)totals->collective_max / (double)totals->recv_max;
+        if (totals->recv_max == 0)
             printf(".");
-        else if (t->collective_max == t->recv_max)
+        else if (totals->collective_max == totals->recv_max)
             printf(", the same number of bytes.");
         else
             printf(", %.*f times as much.", times < 1 ? 2 : 1, times);
@@ -340,18 +341,18 @@ static void print_meaning(const char *pass, const char *collective, const plan_t
 }
 
 /* What enters nodes, and what the second level saves. */
-static void print_nodes_meaning(const plan_totals_t *t)
+static void print_nodes_meaning(const plan_totals_t *totals)
 {
     char in[24], least[24], one[24];
-    printf("%*sInto nodes come %s, the minimum is %s", 12, "", tool_bytes(in, t->slow_total),
-           tool_bytes(least, t->slow_minimum));
-    if (t->slow_one_level > t->slow_total)
+    printf("%*sInto nodes come %s, the minimum is %s", 12, "", tool_bytes(in, totals->slow_total),
+           tool_bytes(least, totals->slow_minimum));
+    if (totals->slow_one_level > totals->slow_total)
         printf("; on one level it would be %s, %.1f times as much",
-               tool_bytes(one, t->slow_one_level),
-               (double)t->slow_one_level / (double)t->slow_total);
-    printf(".\n%*sEstimated time %s", 12, "", plan_time(in, t->seconds));
-    if (t->slow_one_level > t->slow_total)
-        printf(", on one level %s", plan_time(one, t->seconds_one_level));
+               tool_bytes(one, totals->slow_one_level),
+               (double)totals->slow_one_level / (double)totals->slow_total);
+    printf(".\n%*sEstimated time %s", 12, "", plan_time(in, totals->seconds));
+    if (totals->slow_one_level > totals->slow_total)
+        printf(", on one level %s", plan_time(one, totals->seconds_one_level));
     printf(".\n");
 }
 
