@@ -21,7 +21,7 @@ ROWS = (
     (('src/loss',), 7200, 8149),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7243),
     (('python/colobridge',), 8300, 11310),
-    (('tools',), 10200, 12000),
+    (('tools',), 10200, 11800),
     (('tests',), 57000, 67180),
 )
 
