@@ -67,8 +67,9 @@ colo_status_t colo_block_own_rows(colo_builder_t *builder, const colo_side_t *si
 
 bool colo_block_bounds(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
 {
-    colo_span_t samples[2 * COLO_MAX_SPANS] = {{0, 1}}, features[2 * COLO_MAX_SPANS];
+    colo_span_t samples[2 * COLO_MAX_SPANS], features[2 * COLO_MAX_SPANS];
     const colo_layout_t *layout = side->layout;
+    samples[0] = (colo_span_t){0, 1}; /* of tables */
     if ((!side->owns->tables &&
          !colo_axis_spans(layout, COLO_SAMPLES, coords, side->shape->samples, samples)) ||
         !colo_axis_spans(layout, COLO_FEATURES, coords, side->shape->features, features))
@@ -78,19 +79,25 @@ bool colo_block_bounds(const colo_side_t *side, const int64_t *coords, colo_boun
     return true;
 }
 
+/* The blocks of @side that share samples with @b. */
+static colo_status_t meet_samples(const colo_side_t *side, const colo_span_t *b, colo_list_t *met)
+{
+    colo_block_t all;
+    if (!side->owns->tables)
+        return colo_blocks_along(met, side->layout, COLO_SAMPLES, side->shape->samples, b->lo,
+                                 b->hi);
+    colo_block_clear(&all);
+    return colo_block_push(met, &all, 1);
+}
+
 colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bounds,
                                colo_list_t met[3])
 {
-    const colo_span_t *b = &bounds->b, *h = &bounds->h;
-    colo_block_t all;
     for (int axis = 0; axis < 3; axis++)
         met[axis].n = 0;
-    colo_block_clear(&all);
-    COLO_TRY(side->owns->tables ? colo_block_push(&met[COLO_SAMPLES], &all, 1)
-                                : colo_blocks_along(&met[COLO_SAMPLES], side->layout, COLO_SAMPLES,
-                                                    side->shape->samples, b->lo, b->hi));
+    COLO_TRY(meet_samples(side, &bounds->b, &met[COLO_SAMPLES]));
     COLO_TRY(colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
-                               side->shape->features, h->lo, h->hi));
+                               side->shape->features, bounds->h.lo, bounds->h.hi));
     return side->owns->visit(side, bounds->runs, &met[COLO_ROWS]);
 }
 
