@@ -93,7 +93,7 @@ static int64_t locate(const colo_partition_t *partition, int64_t i, int64_t *run
         return i;
     }
     if (partition->segments > 0) {
-        /* the last that begins at or before it, at cu[j] / cp, which passes over empty ones */
+        /* the last that begins, at cu[j] / cp, at or before @i: empty ones do not count */
         const int64_t cp = partition->cp;
         const int64_t j =
             colo_last_begun(partition->cu_padded, 1, partition->segments, i * cp + cp - 1);

@@ -288,8 +288,8 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
                  rank_of(call), in_name(call), (int)i, colo_dtype_name(tensor->dtype),
                  (long long)plan->addends);
     tensor->in_partial = call->frame.partial_bytes;
-    call->frame.partial_bytes += /* aligned to 256 */
-        (colo_partial_bytes(plan, tensor->per, tensor->dtype) + 255) / 256 * 256;
+    const size_t bytes = colo_partial_bytes(plan, tensor->per, tensor->dtype);
+    call->frame.partial_bytes += (bytes + COLO_ALIGNMENT - 1) / COLO_ALIGNMENT * COLO_ALIGNMENT;
     return COLO_OK;
 }
 

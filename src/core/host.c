@@ -5,8 +5,8 @@
  */
 #include "core/host.h"
 
-#include "core/lock.h"
 #include "core/hash.h"
+#include "core/lock.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* list.h (private) - a growing array of anything, leaving a linked list, and memory that is freed
- * as a whole. */
+/* list.h (private) - growing arrays, taking an element out of a linked list, sorting by int64_t
+ * members, and memory that is freed as a whole. */
 #ifndef COLO_CORE_LIST_H
 #define COLO_CORE_LIST_H
 
@@ -38,8 +38,7 @@ static inline void *colo_list_push(colo_list_t *list, size_t size)
 /* Makes it @n zeroed elements; returns the first, or NULL. */
 void *colo_list_zeroed(colo_list_t *list, int64_t n, size_t size);
 
-/* Takes @x out of the list of elements that begins at @first, where it is, and each of which has a
- * next. */
+/* Removes @x from the linked list that begins at @first. @x must be in it. */
 #define COLO_UNLINK(first, x)            \
     do {                                 \
         __typeof__(x) *link_ = &(first); \
@@ -48,7 +47,7 @@ void *colo_list_zeroed(colo_list_t *list, int64_t n, size_t size);
         *link_ = (x)->next;              \
     } while (0)
 
-/* Orders elements that begin with @n numbers by the first of these that differs. */
+/* Orders elements whose first @n members are int64_t by the first of these that differs. */
 static inline int colo_compare(const void *first, const void *second, int n)
 {
     const int64_t *one = first, *other = second;
@@ -57,11 +56,18 @@ static inline int colo_compare(const void *first, const void *second, int n)
             return one[i] < other[i] ? -1 : 1;
     return 0;
 }
-/* By the number that each begins with, for qsort(). */
-static inline int colo_by_number(const void *first, const void *second)
+static inline int colo_by_first(const void *first, const void *second)
 {
     return colo_compare(first, second, 1);
 }
+/* Sorts @n elements of @array by @key, which must be an int64_t and their first member. */
+#define COLO_SORT(array, n, key)                                                         \
+    do {                                                                                 \
+        _Static_assert(__builtin_types_compatible_p(__typeof__((array)->key), int64_t),  \
+                       "it sorts by an int64_t");                                        \
+        _Static_assert(offsetof(__typeof__(*(array)), key) == 0, "by the first member"); \
+        qsort((array), (size_t)(n), sizeof *(array), colo_by_first);                     \
+    } while (0)
 
 /* Memory in chunks, the largest first. */
 typedef struct colo_pool {

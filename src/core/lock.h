@@ -15,7 +15,8 @@ static inline void colo_lock_give(pthread_mutex_t *const *lock)
 {
     pthread_mutex_unlock(*lock);
 }
-/* A declaration: from here to the end of the block this thread holds @lock. No goto passes it. */
+/* A declaration: from here to the end of the block this thread holds @lock. No goto may jump over
+ * it, because what is unlocked at the end would be no lock then. */
 #define COLO_HOLD(lock)                                                             \
     __attribute__((cleanup(colo_lock_give), unused)) pthread_mutex_t *const held_ = \
         colo_lock_take(lock)

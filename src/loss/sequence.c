@@ -66,8 +66,7 @@ static colo_status_t read_sequence(const colo_sequence_t *given, colo_sequence_t
     return COLO_SIZED_READ(own, given, padded, "sequence: seq", "COLO_SEQUENCE_INIT");
 }
 
-/* *@seq becomes @own: the caller's, its missing members filled in, with values that fit together.
- */
+/* Copies *@seq to @own, fills in missing members and checks them all; *@seq is @own then. */
 static colo_status_t open_sequence(const colo_sequence_t **seq, colo_sequence_t *own)
 {
     int64_t n;
@@ -158,7 +157,7 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
     return colo_loss_i_check_in(tensor, local->mem, local->device, what, "elements are");
 }
 
-/* Tensors are in @mem: what serves them, and what all passes over them have. */
+/* Checks @seq for tensors in @mem, finds the passes there, and fills in what all of them have. */
 static colo_status_t open_pass(const colo_sequence_t *seq, colo_mem_t mem,
                                const colo_loss_ops_t **loss, struct colo_sequence_pass *pass)
 {

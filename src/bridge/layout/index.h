@@ -49,7 +49,7 @@ static inline int64_t colo_zigzag_part(int64_t length, int64_t parts, int64_t i,
     return 2 * parts - 1 - chunk;
 }
 
-/* The last of @n, at least 1, whose begin[i * step] is at most @value; that of the first is. */
+/* The largest i < @n with begin[i * step] <= @value. @n >= 1, begin[0] <= @value. */
 static inline int64_t colo_last_begun(const int64_t *begin, int64_t step, int64_t n, int64_t value)
 {
     int64_t low = 0;

@@ -284,7 +284,7 @@ colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, 
         map->by_row[map->n - 1].count++;
     }
     memcpy(map->by_pos, map->by_row, (size_t)n * sizeof *map->by_pos);
-    qsort(map->by_pos, (size_t)n, sizeof *map->by_pos, colo_by_number);
+    COLO_SORT(map->by_pos, n, pos);
     for (int64_t i = 1; i < n; i++) {
         const colo_map_run_t *run = &map->by_pos[i - 1], *next = &map->by_pos[i];
         if (run->pos + run->count > next->pos) {

@@ -20,8 +20,7 @@ typedef struct colo_span {
 
 /* Rows row .. row + count - 1 sit at positions pos .. pos + count - 1. */
 typedef struct colo_map_run {
-    int64_t pos; /* which by_pos is sorted by */
-    int64_t row, count;
+    int64_t pos, row, count; /* pos first: by_pos is sorted by it */
 } colo_map_run_t;
 
 /* A position map as runs sorted by position; by_row holds the same runs sorted by row. */

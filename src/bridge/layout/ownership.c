@@ -16,6 +16,7 @@ void colo_block_clear(colo_block_t *block)
 
 int colo_block_cmp(const void *first, const void *second)
 {
+    _Static_assert(offsetof(colo_block_t, coord) == 0, "blocks are sorted by their coordinates");
     return colo_compare(first, second, COLO_MAX_DIMS);
 }
 

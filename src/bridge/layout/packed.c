@@ -396,7 +396,7 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
 /* ---- blocks that own rows ---- */
 
 typedef struct met {
-    int64_t block, count; /* block: what they are sorted by */
+    int64_t block, count; /* block first: they are sorted by it */
 } met_t;
 
 /* Adds up @list by block, ascending. Blocks that lie close together, as they usually do, are
@@ -421,7 +421,7 @@ static colo_status_t add_up(colo_list_t *list)
         return COLO_OK;
     }
     if (list->n > 1)
-        qsort(met, (size_t)list->n, sizeof *met, colo_by_number);
+        COLO_SORT(met, list->n, block);
     for (int64_t i = 0; i < list->n; i++)
         if (n > 0 && met[n - 1].block == met[i].block)
             met[n - 1].count += met[i].count;

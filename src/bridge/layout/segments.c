@@ -317,10 +317,10 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
         while (lo < hi) {
             if (lo >= behind) {
                 colo_block_t block;
-                /* others that begin there, too, are before it and empty */
+                /* of replicas that begin at the same row, all but the last are empty */
                 const int64_t replica =
-                                  colo_last_begun(ragged->src_lo, 1, ragged->src.axes.replicas, lo),
-                              n = ragged->src_lo[replica + 1] - ragged->src_lo[replica];
+                    colo_last_begun(ragged->src_lo, 1, ragged->src.axes.replicas, lo);
+                const int64_t n = ragged->src_lo[replica + 1] - ragged->src_lo[replica];
                 const int64_t j = colo_block_part(n, parts, lo - ragged->src_lo[replica]);
                 behind = ragged->src_lo[replica] + colo_block_lo(n, parts, j + 1);
                 colo_block_clear(&block);

@@ -14,7 +14,7 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
     (void)within; /* all of them cost no more */
     COLO_TRY(colo_layout_runs(side->layout, side->table, coords, side->full, runs));
     if (runs->n > 1)
-        qsort(runs->run, (size_t)runs->n, sizeof *runs->run, colo_by_number); /* rows */
+        COLO_SORT(runs->run, runs->n, row);
     for (int64_t i = 0; side->whole && i < runs->n; i++)
         runs->run[i].local = runs->run[i].row;
     return COLO_OK;

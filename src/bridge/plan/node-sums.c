@@ -112,7 +112,7 @@ colo_status_t colo_node_sums_sources(colo_builder_t *builder)
             continue;
         COLO_PUSH(&builder->ranks, "plan: %lld sources", (int64_t)source[i].rank);
     }
-    qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), colo_by_number);
+    qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), colo_by_first);
     return COLO_OK;
 }
 

@@ -13,6 +13,7 @@
 
 int colo_source_cmp(const void *first, const void *second)
 {
+    _Static_assert(sizeof(colo_source_t) == 2 * sizeof(int64_t), "a key and a rank");
     return colo_compare(first, second, 2);
 }
 

@@ -76,7 +76,7 @@ typedef struct colo_builder {
     colo_list_t ranks, destinations; /* int64_t, ascending */
     colo_list_t terms;               /* colo_term_t */
     colo_list_t on_rank;             /* of this rank's rows of a ragged batch */
-    colo_runs_t other;               /* rows of the block that is met */
+    colo_runs_t other;               /* rows of the block that was asked for last */
     bool summing;                    /* nodes add up addends of PARTIAL gradients (node-sums.c) */
     bool sums;                       /* these sums are planned now, else the single addends */
     int64_t self;                    /* the rank that sends: this one, or one that it helps */
@@ -96,7 +96,7 @@ static inline int64_t colo_extent_count(const colo_extent_t *extent)
 /* What a block owns. */
 typedef struct colo_bounds {
     colo_span_t b, h;
-    const colo_runs_t *runs; /* ascending rows */
+    const colo_runs_t *runs; /* ascending rows; borrowed */
 } colo_bounds_t;
 
 /* The coordinates that make @coords' block on a side; the stage counts as chosen. */

@@ -50,7 +50,7 @@ static colo_status_t store(colo_builder_t *builder, const colo_side_t *side, con
         sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
     }
     if (!sorted)
-        qsort(*out, (size_t)n, sizeof **out, colo_by_number);
+        COLO_SORT(*out, n, first);
     if (merged)
         *rows = merged_rows(side, coords, &first);
     for (int64_t i = 0, pos = 0; i < n; pos += (*out)[i++].count)
@@ -107,13 +107,13 @@ static int64_t find(const colo_stored_t *stored, int64_t n, int64_t pos, int64_t
     return stored[low].row + (pos - stored[low].first);
 }
 
-/* Regions of @routes, from addend @least on. */
+/* Replaces indices by the tensor's rows, in regions whose addend is at least @least. */
 static void place(const colo_routes_t *routes, int64_t least, const colo_stored_t *stored,
                   int64_t n)
 {
     int64_t hint = 0;
     for (int64_t i = 0; i < routes->nregions; i++)
-        if (routes->region[i].addend >= least)
+        if (least == 0 || routes->region[i].addend >= least)
             routes->offset[i].dst_row = find(stored, n, routes->offset[i].dst_row, &hint);
 }
 

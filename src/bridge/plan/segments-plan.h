@@ -10,7 +10,7 @@
 /* Rows at indices first, first + 1 .. of the replica's axis are at row, row + 1 .. of the tensor.
  */
 typedef struct colo_stored {
-    int64_t first, count, row; /* first: what they are sorted by */
+    int64_t first, count, row; /* first comes first: they are sorted by it */
 } colo_stored_t;
 
 /* Rows of the batch in this rank's destination tensor, by position. */

@@ -96,8 +96,8 @@ typedef struct colo_call_frame {
     size_t partial_bytes; /* of all tensors, of one partial sum */
 } colo_call_frame_t;
 
-/* Takes @plan. @launched: each sum is a launch, of a batch. Local; on an error,
- * colo_program_deinit() frees what there is. */
+/* Of program->plan. @launched: a batch's on a GPU, where each sum costs a launch. Local; on an
+ * error, colo_program_deinit() frees what there is. */
 colo_status_t colo_program_create(colo_program_t *program, bool launched);
 void colo_program_deinit(colo_program_t *program);
 

@@ -215,7 +215,7 @@ colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move
 /* What stays on the rank, of all tensors. @narrow: messages move at the same time. */
 colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bool narrow,
                                   colo_stream_t stream);
-/* Of all tensors of a call, of whose plan's elements there are @bytes. */
+/* The bytes of all tensors of a call, where its plan counts @bytes of one. */
 int64_t colo_call_bytes(const colo_call_frame_t *frame, int64_t bytes);
 
 /* ---- add.c ---- */

@@ -150,7 +150,7 @@ static colo_status_t list_moves(const maker_t *maker)
 /* A region of some addend, whose rows are [row, end) of this rank's source part, and where that
  * rank has it. */
 typedef struct held {
-    int64_t row, end; /* row: what they are sorted by */
+    int64_t row, end; /* row first: they are sorted by it */
     const colo_region_t *region;
     int32_t peer, addend;
     int64_t begin[3];
@@ -205,8 +205,7 @@ static void sort_held(const held_t *from, int64_t n, int64_t addends, held_t *to
         while (i < first[addend + 1] && to[i - 1].row <= to[i].row)
             i++;
         if (i < first[addend + 1])
-            qsort(&to[first[addend]], (size_t)(first[addend + 1] - first[addend]), sizeof *to,
-                  colo_by_number);
+            COLO_SORT(&to[first[addend]], first[addend + 1] - first[addend], row);
     }
 }
 

@@ -2,7 +2,7 @@
 /*
  * gemm.c - the three products of linear.h as one form, and what becomes of the sums: scale,
  * bias, what was there before, one rounding. The sums themselves are gemm-cblas.c's where there
- * is a CBLAS, else gemm-loops.c's; which, is decided once an object.
+ * is a CBLAS and the object is not pinned, else gemm-loops.c's; which, is decided once an object.
  */
 #include "loss/host/gemm.h"
 
@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-/* What create makes where there is a CBLAS; else NULL. */
+/* What create makes where a CBLAS makes products; else NULL. */
 struct blas {
     colo_cblas_t lib;
     int64_t columns;
