@@ -29,8 +29,7 @@ enum {
     SAMPLES = 8,
     ROWS = 8,
     WIDTH = 4,
-    LARGE = 1 << 18, /* elements, in many frames */
-    LATE_MS = 170    /* less than any row's deadline */
+    LARGE = 1 << 18 /* elements, in many frames */
 };
 
 const char *folder;
@@ -159,9 +158,9 @@ static bool strike(struct rank *r, const char *now)
     if (is(r, "exits"))
         exit(0);
     if (is(r, "late"))
-        usleep(LATE_MS * 1000);
+        usleep((useconds_t)deadline_ms * 1000 / 3);
     if (is(r, "stopped-briefly") || is(r, "stopped")) {
-        resume_later(is(r, "stopped") ? 3 * deadline_ms : LATE_MS);
+        resume_later(is(r, "stopped") ? 3 * deadline_ms : deadline_ms / 3);
         raise(SIGSTOP);
     }
     if (is(r, "never") && strcmp(now, "destroy") == 0)

@@ -57,7 +57,7 @@ static void work_again(struct rank *r, colo_comm_t *fresh, int32_t n)
 {
     double one = 1, sum = 0;
     const double begin = colo_now();
-    colo_status_t st = colo_comm_set_timeout(fresh, 20 * deadline_ms);
+    colo_status_t st = colo_comm_set_timeout(fresh, PATIENCE_MS);
     if (st == COLO_OK)
         st = colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_SUM, NULL);
     if (st == COLO_OK && sum != n)
@@ -125,7 +125,7 @@ static colo_status_t gather(void *user, const void *send, void *recv, size_t byt
 {
     struct caller *c = user;
     const bool misses = strcmp(step, "gather") == 0 || strcmp(step, "workers") == 0;
-    const int most = c->which == 0 && misses ? deadline_ms : 20 * deadline_ms;
+    const int most = c->which == 0 && misses ? deadline_ms : PATIENCE_MS;
     die_in_create(c, c->calls == 0 ? "gather" : "workers");
     unsigned char(*card)[4096] = c->page->card[c->which][c->calls++ % 2];
     memcpy(card[c->rank], send, bytes);
@@ -209,8 +209,8 @@ static int process(struct page *page, int32_t me)
 
 static void run_processes(void)
 {
-    char patience[24]; /* the deadline is the job's: processes may connect slowly */
-    snprintf(patience, sizeof patience, "%d", 20 * deadline_ms);
+    char patience[24];
+    snprintf(patience, sizeof patience, "%d", PATIENCE_MS);
     setenv("COLO_TIMEOUT_MS", patience, 1);
     struct page *page =
         mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
