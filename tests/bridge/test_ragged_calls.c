@@ -232,6 +232,8 @@ T_CASE_FOR(2, a_disjoint_gradient_is_verified_in_rows_of_other_ranks, bool, fore
     for (int64_t i = 0; !foreign && i < (rank ? 5 : 3); i++)
         rank_check(dx[i * H] == (float)(rank ? i + 3 : i));
     rank_check(!foreign || has_only(dx, 5, NULL, 0));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
     return colo_comm_check(world);
 }
 
@@ -261,6 +263,8 @@ T_CASE_FOR(2, replicas_that_differ_in_rows_of_the_batch_are_refused, bool, x_dif
     rank_check((x_differs ? colo_batch_forward(batch, &tx, &ty, 1, NULL)
                           : colo_batch_backward(batch, &ty, &tx, 1, NULL)) == COLO_ERR_CONTRACT);
     rank_check(says(x_differs ? "the same block of x" : "the same block of d_y"));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
     return colo_comm_check(world);
 }
 
@@ -355,6 +359,8 @@ T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
     colo_batch_destroy(NULL);
     rank_check(colo_batch_plan(NULL) == NULL);
     colo_bridge_rows(NULL, NULL, NULL);
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
     return colo_comm_check(world);
 }
 

@@ -307,6 +307,7 @@ static size_t partials_of(const colo_bridge_t *bridge)
 
 T_CASE_ON_DISGUISED(2, sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
 {
+    set_mode(comm->rank, NO_PEERS);
     return t_ragged_large(comm, &where, partials_of);
 }
 
@@ -319,6 +320,7 @@ static colo_status_t run_growing(colo_comm_t *comm, void *arg)
     const ref_side_t src = t_side("dp=4", true), dst = t_side("cp=2,dp=2", false);
     t_ragged_t t;
     size_t first = 0, last = 0;
+    set_mode(comm->rank, NO_PEERS);
     for (int64_t n = 4; n <= MOST; n += 4) {
         const t_ragged_options_t o = {
             .tensors = 1, .max_rows = reserves ? MOST : 0, .where = &where};
