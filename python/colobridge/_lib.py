@@ -134,7 +134,7 @@ def result(kind: Any, name: str, *arguments: Any) -> Any:
 
 
 def size_of(name: str, *arguments: Any) -> int:
-    """The bytes that a function says."""
+    """The number of bytes that a size function of C writes."""
     return result(c.c_size_t, name, *arguments).value
 
 

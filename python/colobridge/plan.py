@@ -127,7 +127,7 @@ class Plan(Unique):
                 for raw in self._listed(c.c_int32, name, direction)]
 
     def _listed(self, kind: Any, name: str, direction: str) -> Any:
-        """What a function returns that counts it in a number of this C type."""
+        """The C function's array as a list; the function writes its length to a number of type @kind."""
         count = kind()
         raw = getattr(lib(), name)(self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
         return raw[:count.value]

@@ -96,6 +96,6 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     comm = alone() if tp_group is None else groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
     out = OverChunks.apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size), comm,
-                            d_hidden == 'all_reduce' and comm.size > 1)
+                           d_hidden == 'all_reduce' and comm.size > 1)
     first, *others = (t.reshape(shape + t.shape[1:]) for t in out)
     return (first, *others) if others else first

@@ -303,10 +303,11 @@ class _Ready:
 
     def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any, group: Comm, by: Any,
              main: Any, early: bool) -> tuple[list[Any], Any, Any]:
-        """(outputs, None where they are unseen; what total() adds up over the group; gradients of the sum of losses,
-        each times its weight [T], or 1 where @weights is None). by: the upstream gradient, or None: 1; then those of weight
-        and bias are added to @main, if it is not None. early: in the gradients' place, that of which backward() makes
-        them, times one number: as of forward(), and memory of weight's gradient that has more of it, or None."""
+        """(outputs, [] if they are unseen; what total() adds up over the group; made). made: the gradients of the sum
+        of losses, each times its weight [T], or 1 if @weights is None. by: the upstream gradient, or None: 1; if it is
+        given, gradients of weight and bias are added to @main, if that is not None. early: made is (kept, small,
+        shared), of which backward() makes the gradients times one number; kept and small are forward()'s, shared is
+        memory of the weight's gradient that holds logits' gradients until then, or None."""
         plan = self.plan
         if by is not None:
             weights = by.expand(plan.rows.count).contiguous() if weights is None else weights * by

@@ -378,9 +378,8 @@ def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_g
             vocab_start: int | None = None, vocab_end: int | None = None, in_place: bool = False,
             support: Support | None = None, **members: Any) -> tuple[Any, ...]:
     """The outputs @names of logits [..., Vl] and target [...]; @members are the C config's."""
-    return VocabParallel.apply(*planned(what, logits, target, names, tp_group,
-                                     (vocab_start, vocab_end, None), in_place,
-                                     tuple(members.values()), tuple(members), support=support))
+    return VocabParallel.apply(*planned(what, logits, target, names, tp_group, (vocab_start, vocab_end, None), in_place,
+                                        tuple(members.values()), tuple(members), support=support))
 
 
 def real_of(dtype: Any) -> Any:

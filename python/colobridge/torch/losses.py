@@ -59,6 +59,7 @@ def apply(x: Any, op: Any, *arguments: Any) -> Any:
 # ---- over logits ----
 
 class _Masked(LogprobPlan):
+    """Of calls that take a mask, and whose backward has nothing to do if no output has a gradient."""
     __slots__ = ()
     INPUTS = 3
 

@@ -130,7 +130,7 @@ class NllPlan(LogprobPlan):
 
     def __init__(self, *of: Any):
         super().__init__(*of)
-        self.counts.clear()
+        self.counts.clear()  # n_valid is no output here
         self.mean = Mean(self.rows.count, self.real, self.device)
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, more: Any) -> tuple[Any, Any]:
@@ -258,17 +258,17 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
         loss = VocabParallel.apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
-                                         inplace_backward, numbers, support=support))[0]
+                                            inplace_backward, numbers, support=support))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
     comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll')
     mean, side = reduction == 'mean', []
     kind, more = (NllPlan, (mean, comm, side)) if weights is None else (LogprobPlan, None)
     o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
                 inplace_backward, numbers, kind=kind, support=support, more=more)
-    out = VocabParallel.apply(*o)
-    if weights is not None:
-        return reduced(*out, counted(weights, target, o[2][0].config, o[2][0].real), mean, comm)
-    return Loss(*out, side[0])
+    if weights is None:
+        return Loss(*VocabParallel.apply(*o), side[0])
+    weights = counted(weights, target, o[2][0].config, o[2][0].real)  # before any rank waits for this one
+    return reduced(*VocabParallel.apply(*o), weights, mean, comm)
 
 
 def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, Any]:

@@ -89,16 +89,18 @@ def written(t: Any) -> None:
 
 
 class Function:
-    """An autograd function with forward() and backward() of a class. It is made when it is applied first, for torch is
-    imported then."""
+    """An autograd function with forward() and backward() of a class. It is made when it is applied first, because torch
+    is imported then."""
 
     def __init__(self, of: type):
         self._of = of
 
     @functools.cached_property
     def apply(self) -> Any:
-        _prepare()
-        return type(self._of.__name__, (self._of, torch.autograd.Function), {}).apply
+        if not _asked:
+            _prepare()
+        about = {'__module__': self._of.__module__, '__doc__': self._of.__doc__}
+        return type(self._of.__name__, (self._of, torch.autograd.Function), about).apply
 
 
 @Function
@@ -170,12 +172,13 @@ def _prepare() -> None:
         from . import compiled
         compiled.functions = _OPERATORS
         _compiled = compiled
-    _asked = compiling()
+    asked = compiling()
     _tracing, _dispatching, _functions = (getattr(torch._C, name, int) for name in (
         '_is_tracing', '_len_torch_dispatch_stack', '_len_torch_function_stack'))
-    if _asked is not bool:
+    if asked is not bool:
         # compiler.disable() imports torch._dynamo, which takes seconds; this does so when something compiles
         _outside = getattr(torch, '_disable_dynamo', torch.compiler.disable)(_run)
+    _asked = asked  # last: another thread may look whether all is prepared
 
 
 def recorder() -> str | None:

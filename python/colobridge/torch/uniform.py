@@ -227,5 +227,5 @@ class Start:
     @staticmethod
     @functools.partial(once, linear=True)
     def backward(ctx: Any, d_y: Any) -> Any:
-        d_x = ctx.flight.landed()
+        d_x = ctx.flight.landed()  # Finish's backward has sent d_y
         return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None
