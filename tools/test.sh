@@ -192,7 +192,7 @@ sanitized() {
     rerun "$name" "under $kinds" "$left_out" "${more[@]}"
 }
 
-# Behind the builds, because they have more to do: each target of tests/fuzz for 10 s, if clang has libFuzzer,
+# Behind the builds, because they have more to do: each target of tests/fuzz for 5 s, if clang has libFuzzer,
 # in what all else leaves of the processors. Where the kernel groups processes by session, nice counts within
 # one, and Meson gives each test its own: there the session has a niceness, too.
 fuzz() {
@@ -203,7 +203,7 @@ fuzz() {
         # shellcheck disable=SC2016 # it is that bash that expands it
         setsid bash -c '{ echo 19 >/proc/self/autogroup; } 2>/dev/null
             tail -f --pid="$1" /dev/null
-            exec nice -n 19 tools/fuzz.sh --seconds 10' fuzz "$ahead" </dev/null >build/fuzz.log 2>&1 &
+            exec nice -n 19 tools/fuzz.sh --seconds 5' fuzz "$ahead" </dev/null >build/fuzz.log 2>&1 &
         fuzzing=$! behind+=("$!")
     else
         say "clang has no libFuzzer; fuzzing left out"

@@ -16,13 +16,13 @@ ENDINGS = '.c', '.h', '.cu', '.cuh', '.py', '.sh', '.build'
 # (folders, the goal in lines, what they may have). Where the goal is not met, lower the last figure to what is there plus
 # 1 % when you made a folder shorter, and to the goal plus 3 % at the end. Raise it only for a feature, in its commit.
 ROWS = (
-    (('src/comm',), 10200, 11540),
-    (('src/bridge',), 8600, 11590),
-    (('src/loss',), 7200, 8149),
+    (('src/comm',), 10200, 11374),
+    (('src/bridge',), 8600, 11414),
+    (('src/loss',), 7200, 8127),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7243),
-    (('python/colobridge',), 8300, 11310),
+    (('python/colobridge',), 8300, 11050),
     (('tools',), 10200, 11800),
-    (('tests',), 57000, 67180),
+    (('tests',), 57000, 66130),
 )
 
 
