@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_bridge_check.c - what happens when ranks pass nonsense in a call or stay away: which rank
- * gets which status, what the error message names, that nothing was written, and whether the bridge
- * lives on. And the statistics: one exchange a direction, of exactly the plan's bytes.
+ * test_bridge_check.c - what happens if ranks make different calls or stay away: which rank gets
+ * which status, and whether the bridge lives on. And the statistics: one exchange a direction, of
+ * exactly the plan's bytes. test_call_faults.c has calls with wrong tensors.
  */
 #include "harness/harness.h"
 
@@ -23,95 +23,6 @@ static t_case_t usual(void)
     return make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
 }
 
-/* ---- COLO_CHECK=2: an error on one rank is an error on all, and the bridge lives ---- */
-
-typedef enum fault {
-    WRONG_SHAPE,
-    WRONG_NDIM,
-    WRONG_DTYPE,
-    INPUT_NULL,
-    OUTPUT_NULL,
-    OVERLAP,
-    OUTPUT_STRIDE_0,
-    INPUT_NEGATIVE,
-    OUTPUT_OVER_ITSELF,
-    INPUT_MISALIGNED,
-    OUTPUT_MISALIGNED,
-    WIDEST_SHAPE,
-    FAULT_COUNT
-} fault_t;
-
-static const colo_status_t fault_status[FAULT_COUNT] = {
-    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_ARG,
-    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_SHAPE};
-
-typedef struct faulty {
-    t_case_t c;
-    fault_t fault;
-    bool backward;
-    int32_t check;
-} faulty_t;
-
-static void plant(const faulty_t *f, colo_tensor_t *in, colo_tensor_t *out)
-{
-    const fault_t fault = f->fault;
-    in->shape[0] -= fault == WRONG_SHAPE;
-    in->ndim = fault == WRONG_NDIM ? 2 : fault == WIDEST_SHAPE ? COLO_MAX_NDIM : in->ndim;
-    in->dtype = fault == WRONG_DTYPE ? COLO_I32 : in->dtype;
-    in->data = fault == INPUT_NULL ? NULL : (char *)in->data + 2 * (fault == INPUT_MISALIGNED);
-    out->data = fault == OUTPUT_NULL ? NULL
-                : fault == OVERLAP   ? in->data
-                                     : (char *)out->data + (fault == OUTPUT_MISALIGNED);
-    out->stride[1] = fault == OUTPUT_STRIDE_0 ? 0 : out->stride[1];
-    in->stride[1] = fault == INPUT_NEGATIVE ? -3 : in->stride[1];
-    for (int32_t i = 0; i < out->ndim && fault == OUTPUT_OVER_ITSELF; i++)
-        out->stride[i] = 1;
-    for (int32_t i = 0; i < COLO_MAX_NDIM && fault == WIDEST_SHAPE; i++) {
-        in->shape[i] = i ? INT64_MAX : 0; /* more digits than the error message has room for */
-        in->stride[i] = 0;
-    }
-}
-
-static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
-{
-    const faulty_t *f = arg;
-    const colo_pass_t pass = f->backward ? COLO_BACKWARD : COLO_FORWARD;
-    T_STAND(s);
-    rank_try(colo_comm_set_check(world, f->check));
-    rank_try(t_stand_make(&s, &f->c, world));
-    rank_try(colo_comm_barrier(world, NULL)); /* no rank is still in create at the fault */
-    const bool odd = s.rank == ODD_RANK;
-    t_buffer_t *in = t_stand_in(&s, pass), *out = t_stand_out(&s, pass);
-    const colo_tensor_t a = in->t, b = out->t;
-    if (odd)
-        plant(f, &in->t, &out->t);
-    colo_status_t st = t_stand_call(&s, pass);
-    in->t = a;
-    out->t = b;
-    if (f->check == 2 || odd) {
-        if (st != (odd ? fault_status[f->fault] : COLO_ERR_PEER))
-            return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
-        rank_check(untouched(out));
-        rank_check(!odd || says("2"));
-        if (f->fault == WIDEST_SHAPE && odd) {
-            char shape[200] = "is [0"; /* as many extents as fit, and nothing behind them */
-            for (int i = 0; i < 7; i++)
-                strcat(shape, ", 9223372036854775807");
-            rank_check(says(shape) && says("], expected ["));
-        }
-    } else {
-        rank_check(st == COLO_ERR_PEER || st == COLO_OK); /* OK: it did not need the odd rank */
-        if (s.rank == 0)                                  /* the peer of rank 2: waited */
-            rank_check(st == COLO_ERR_PEER && untouched(out));
-    }
-    rank_try(t_stand_compare(&s, f->backward ? T_DY : T_X)); /* inputs always as before */
-    if (f->check == 2) {
-        rank_check(colo_comm_check(world) == COLO_OK);
-        rank_try(t_stand_step(&s, 1));
-    }
-    return COLO_OK;
-}
-
 /* World rank 0, on grids that begin at rank 1. */
 T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
 {
@@ -126,29 +37,6 @@ T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
     assert_ok(colo_bridge_create(&bridge, &config, self));
     assert_fails(colo_bridge_forward(bridge, &x, NULL, NULL), COLO_ERR_SHAPE,
                  "x is [1, 2, 2], expected [0, 0, 0] (axes bsh); this rank owns nothing of it");
-}
-
-T_CASE(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves)
-{
-    for (int fault = 0; fault < FAULT_COUNT; fault++)
-        for (int backward = 0; backward < 2; backward++) {
-            faulty_t f = {usual(), (fault_t)fault, backward, 2};
-            if (t_run_ranks(8, faulty_rank, &f, sizeof f) < 0)
-                fail_msg("fault %d backward %d: %s", fault, backward, colo_last_error());
-        }
-}
-
-T_CASE(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang)
-{
-    for (int check = 0; check < 2; check++)
-        for (int fault = 0; fault < 2 * FAULT_COUNT; fault++) {
-            /* the second half: backward, whose values go straight from d_y to d_x when DISJOINT */
-            bool backward = fault >= FAULT_COUNT;
-            faulty_t f = {usual(), (fault_t)(fault % FAULT_COUNT), backward, check};
-            f.c.grad = backward ? COLO_DISJOINT : COLO_PARTIAL;
-            if (t_run_ranks(8, faulty_rank, &f, sizeof f) < 0)
-                fail_msg("fault %d: %s", fault, colo_last_error());
-        }
 }
 
 T_CASE_ON(8, at_check_2_ranks_in_different_calls_all_get_mismatch)

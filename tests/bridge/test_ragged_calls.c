@@ -1,120 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_ragged_calls.c - what is refused of a ragged batch, on which ranks, and that nothing is
- * written then; what COLO_CHECK=2 verifies.
+ * test_ragged_calls.c - what is refused of the tables of a ragged batch, on which ranks, and that
+ * nothing is written then; what COLO_CHECK=2 verifies. test_call_faults.c has wrong tensors.
  */
 #include "ragged_example.h"
 
-typedef enum fault {
-    DIFFERENT_POS,
-    DIFFERENT_LENGTH,
-    DIFFERENT_COUNT,
-    SHORT_Y,
-    SHORT_X,
-    DTYPE_Y,
-    FEATURES_Y,
-    OTHER_DTYPE,
-    OTHER_FEATURES,
-    CUDA_Y,
-    X_NULL,
-    Y_NULL,
-    OVERLAP,
-    Y_STRIDE_0,
-    NO_TENSORS,
-    FAULTS
-} fault_t;
+/* ---- tables that differ ---- */
 
-static const struct {
-    colo_status_t status; /* on the odd rank */
-    const char *text;     /* on both */
-} verdict[FAULTS] = {
-    [DIFFERENT_POS] = {COLO_ERR_MISMATCH, "pos: rank 1 of"},
-    [DIFFERENT_LENGTH] = {COLO_ERR_MISMATCH, "seq_len: rank 1 of"},
-    [DIFFERENT_COUNT] = {COLO_ERR_MISMATCH, "rows: rank 1 of 'world' has 3: 3 0 4 ("},
-    [SHORT_Y] = {COLO_ERR_SHAPE, "rank 1: y[0] has 9 rows, expected 10"},
-    [SHORT_X] = {COLO_ERR_SHAPE, "rank 1: x[0] has 4 rows, expected 5"},
-    [DTYPE_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 2 of i32"},
-    [FEATURES_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 1 of f32"},
-    [OTHER_DTYPE] = {COLO_ERR_MISMATCH, "tensor 0: rank 1 of 'world' has 2 features of i32, rank 0 "
-                                        "2 features of f32"},
-    [OTHER_FEATURES] = {COLO_ERR_MISMATCH, "tensor 0: rank 1 of 'world' has 1 features of f32, "
-                                           "rank 0 2 features of f32"},
-    [CUDA_Y] = {COLO_ERR_ARG, "rank 1: y[0] lives in cuda memory"},
-    [X_NULL] = {COLO_ERR_ARG, "rank 1: x[0] is NULL, expected [5, features]"},
-    [Y_NULL] = {COLO_ERR_ARG, "rank 1: y[0] is NULL, expected [10, features]"},
-    [OVERLAP] = {COLO_ERR_ARG, "rank 1: x[0] and y[0] overlap in memory"},
-    [Y_STRIDE_0] = {COLO_ERR_SHAPE, "rank 1: y[0] has strides [0, 1]"},
-    [NO_TENSORS] = {COLO_ERR_ARG, "rank 1: 0 tensors, expected at least 1"}};
+typedef enum table { POS, LENGTH, COUNT, TABLES } table_t;
+static const char *const differs[TABLES] = {"pos: rank 1 of", "seq_len: rank 1 of",
+                                            "rows: rank 1 of 'world' has 3: 3 0 4 ("};
 
-typedef struct refusal {
-    fault_t fault;
-    bool later; /* after a call that was right */
-} refusal_t;
-
-static colo_status_t run_fault(colo_comm_t *comm, void *arg)
+static colo_status_t run_different(colo_comm_t *comm, void *arg)
 {
-    const refusal_t *f = arg;
     const int32_t rank = colo_comm_rank(comm);
-    float x[5 * H], y[12 * H]; /* DIFFERENT_LENGTH has the most rows */
+    const table_t odd = rank == 1 ? *(const table_t *)arg : TABLES;
+    float x[5 * H], y[12 * H];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
     tables_t t = worked;
-    if (rank == 1 && f->fault == DIFFERENT_POS)
-        t.pos[2] = 2;
-    if (rank == 1 && f->fault == DIFFERENT_LENGTH)
-        t.len[1] = 12;
-    if (rank == 1 && f->fault == DIFFERENT_COUNT)
-        t.rows[2] = 4;
+    t.pos[2] = odd == POS ? 2 : t.pos[2];
+    t.len[1] = odd == LENGTH ? 12 : t.len[1];
+    t.rows[2] = odd == COUNT ? 4 : t.rows[2];
     const colo_segments_t s = segments_of(&t);
     int64_t src, dst;
     rank_try(make(&b, &o, comm));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     colo_bridge_rows(b, &src, &dst);
+    rank_check(src <= 5 && dst <= 12);
     fill_x(x, rank);
-    colo_tensor_t tx = tensor(x, src), ty = tensor(y, dst);
-    const colo_tensor_t *px = &tx, *py = &ty;
-    int32_t n = 1;
-    if (f->later)
-        rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
-    const fault_t odd = rank == 1 ? f->fault : FAULTS;
-    tx.shape[0] -= odd == SHORT_X;
-    ty.shape[0] -= odd == SHORT_Y;
-    tx.shape[1] -= odd == OTHER_FEATURES;
-    ty.shape[1] -= odd == OTHER_FEATURES || odd == FEATURES_Y;
-    tx.dtype = odd == OTHER_DTYPE ? COLO_I32 : COLO_F32;
-    ty.dtype = odd == OTHER_DTYPE || odd == DTYPE_Y ? COLO_I32 : COLO_F32;
-    ty.mem = odd == CUDA_Y ? COLO_CUDA : COLO_HOST;
-    ty.device = odd == CUDA_Y ? 0 : ty.device;
-    ty.data = odd == OVERLAP ? x : y;
-    ty.stride[0] = odd == Y_STRIDE_0 ? 0 : ty.stride[0];
-    px = odd == X_NULL ? NULL : px;
-    py = odd == Y_NULL ? NULL : py;
-    n = odd != NO_TENSORS;
-    blank(y, 10);
-    const colo_status_t st = colo_batch_forward(batch, px, py, n, NULL);
-    const colo_status_t want = verdict[f->fault].status;
-    if (!says(verdict[f->fault].text))
-        return t_rank_fail(__FILE__, __LINE__, colo_last_error());
-    rank_check(st == (rank == 1 || want == COLO_ERR_MISMATCH ? want : COLO_ERR_PEER));
-    rank_check(has_only(y, 10, NULL, 0));
-    rank_check(f->later || colo_comm_check(comm) == COLO_OK);
-    return COLO_OK;
+    blank(y, 12);
+    const colo_tensor_t tx = tensor(x, src), ty = tensor(y, dst);
+    rank_fails(colo_batch_forward(batch, &tx, &ty, 1, NULL), COLO_ERR_MISMATCH,
+               differs[*(const table_t *)arg]);
+    rank_check(has_only(y, 12, NULL, 0));
+    return colo_comm_check(comm);
 }
 
-T_CASE(a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing)
+T_CASE(tables_that_differ_are_a_mismatch_on_all_ranks_and_nothing_is_written)
 {
-    for (int i = 0; i < FAULTS; i++) {
-        refusal_t f = {.fault = (fault_t)i};
-        if (t_run_ranks(2, run_fault, &f, sizeof f) < 0)
-            fail_msg("fault %d: %s", i, colo_last_error());
+    for (int i = 0; i < TABLES; i++) {
+        table_t table = (table_t)i;
+        if (t_run_ranks(2, run_different, &table, sizeof table) < 0)
+            fail_msg("table %d: %s", i, colo_last_error());
     }
-}
-
-T_CASE(a_bad_later_call_wakes_the_ranks_that_wait)
-{
-    refusal_t f = {.fault = SHORT_X, .later = true};
-    assert_ok(t_run_ranks(2, run_fault, &f, sizeof f));
 }
 
 /* The second tensor of a call has rows without features, which are in no memory. */
