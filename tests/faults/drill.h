@@ -30,7 +30,7 @@ struct rank {
 extern const char *folder; /* each rank writes its own file there */
 extern char fault[32], step[32];
 extern int deadline_ms;
-/* Of what is no fault: processes that connect, and what the fresh communicator does. */
+/* How long processes may take to connect, and a fresh communicator to sum: that is no fault. */
 enum { PATIENCE_MS = 10000 };
 extern _Atomic int sends_to_live; /* this process is killed before its last send(); 0: it is not */
 extern uint32_t next_version;     /* 1: this process runs the library after this one */

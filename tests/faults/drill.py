@@ -6,8 +6,8 @@ example:  tests/faults/drill.py build-gpu/tests/gpu/drill.run peer --row never@f
 
 Each live rank must get a status that the row allows within the deadline and a second, destroy everything, and sum
 on a fresh communicator. COLO_TIMEOUT_MS is the deadline, 500 ms if it is not set. A row in which no deadline may be
-over has ten times as long, and half of that for a status: it fails if a rank waits for its deadline, and not if the
-machine is busy.
+over has ten times as long, and its statuses must come within half of that. So the row fails if a rank waits for its
+deadline, and not because the machine is busy.
 
 Calls on GPUs are asynchronous. A step's status there is that of its call, or of colo_comm_check() once the stream is
 empty. The rank whose deadline is over first gets TIMEOUT and fails the communicator, so other ranks may get PEER. The
@@ -204,10 +204,10 @@ def page(results):
     lines = ["# faults: what each rank gets, and when", "",
              "<!-- made by tests/faults/drill.py --page; do not edit -->", "",
              "Each row was run on four ranks: rank 2 is at fault. The deadline (`COLO_TIMEOUT_MS`) is 500 ms if a status depends",
-             "on it, else 5 s. Each live rank must get one of the stated statuses within the deadline and 1 s, or within half",
-             "of 5 s. Then it destroys all its objects and sums with the other live ranks on a new communicator. A row that",
-             "fails fails the test suite. The times are the longest from the fault to the status, in ms. Where no status is",
-             "an error, there is no time.", "",
+             "on it, else 5 s. Each live rank must get one of the stated statuses: within the deadline and 1 s if the deadline",
+             "is 500 ms, else within 2.5 s. Then it destroys all its objects and sums with the other live ranks on a new",
+             "communicator. A row that fails fails the test suite. The times are the longest from the fault to the status,",
+             "in ms. Where no status is an error, there is no time.", "",
              "Ranks of `mpirun` are such processes ([mpi.md](mpi.md)). Most launchers end the whole job if a rank is killed; a",
              "rank that they let live gets the status of the table.", "",
              "The last two columns are of threads with memory of a GPU each: over NCCL, and over registered memory of",

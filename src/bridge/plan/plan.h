@@ -52,7 +52,7 @@ struct colo_plan {
     colo_plan_config_t config; /* src and dst point at the copies below */
     colo_layout_t src, dst;
     int64_t rank;
-    size_t elem; /* bytes of a feature; a batch's feature is several of its bridge's tensor */
+    size_t elem; /* bytes of a feature; a batch counts several of its bridge's as one */
     colo_owned_t own_src, own_dst; /* own_dst: as the output is (all rows when FULL_SEQ) */
     colo_exchange_plan_t exchange[2][COLO_EXCHANGES]; /* by pass, in the order of a call */
     colo_routes_t local[2];

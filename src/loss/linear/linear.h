@@ -86,7 +86,7 @@ struct colo_linear_shape {
     int32_t device;
     colo_dtype_t dtype, logits_dtype, sum_dtype;
     int64_t columns, hidden;
-    bool pinned; /* a row has the same bits in any place: a kernel is chosen without rows */
+    bool pinned; /* a row has the same bits in any place: rows do not choose the kernel */
 };
 
 /* ---- the table of products ---- */
