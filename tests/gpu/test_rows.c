@@ -318,6 +318,7 @@ T_CASE(dtypes_are_converted_with_one_rounding)
 /* ---- products ---- */
 
 static const float scales[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
+static const struct colo_linear_shape any; /* nothing is pinned */
 
 static void product_init(product_case_t *p, enum colo_linear_product what, colo_dtype_t dtype,
                          colo_dtype_t out, const int64_t n[3], int64_t gap, bool bias, double beta)
@@ -331,7 +332,7 @@ static void product_init(product_case_t *p, enum colo_linear_product what, colo_
 T_CASE(products_are_what_their_formulas_say)
 {
     void *made = NULL, *workspace, *scale = gpu_put(scales, sizeof scales);
-    assert_ok(gpu_loss()->gemm->create(NULL, &made));
+    assert_ok(gpu_loss()->gemm->create(&any, &made));
     workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
     for (int i = 0; i < 180; i++) {
         const enum colo_linear_product what = (enum colo_linear_product)(i % 3);
@@ -372,7 +373,7 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
 {
     static const int64_t cut[][2] = {{0, 1}, {5, 3}, {100, 1100}, {2047, 2}, {0, 2048}};
     void *made = NULL, *workspace;
-    assert_ok(gpu_loss()->gemm->create(NULL, &made));
+    assert_ok(gpu_loss()->gemm->create(&any, &made));
     workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
     for (int i = 0; i < 10; i++) {
         const enum colo_linear_product what = i % 2 ? COLO_LINEAR_D_HIDDEN : COLO_LINEAR_LOGITS;
