@@ -108,8 +108,7 @@ struct call {
     const struct colo_linear_matrix *a, *b, *d;
     bool ta, tb;
     int64_t m, n, k;
-    int64_t *rows; /* which of the three counts rows */
-    bool bias;     /* added by the kernel */
+    bool bias; /* added by the kernel */
     double beta;
     const float *scale; /* of linear.h: factors are on the device then */
     bool pinned;
@@ -122,35 +121,18 @@ static int64_t ld_of(const struct colo_linear_matrix *x, int64_t extent)
 
 static struct call call_of(const struct colo_linear_gemm *gemm)
 {
-    switch (gemm->product) {
-    case COLO_LINEAR_LOGITS:
-        return (struct call){.a = &gemm->w,
-                             .b = &gemm->h,
-                             .d = &gemm->z,
-                             .ta = true,
-                             .m = gemm->columns,
-                             .n = gemm->rows,
-                             .k = gemm->hidden};
-    case COLO_LINEAR_D_HIDDEN:
-        return (struct call){.a = &gemm->w,
-                             .b = &gemm->z,
-                             .d = &gemm->h,
-                             .m = gemm->hidden,
-                             .n = gemm->rows,
-                             .k = gemm->columns,
-                             .beta = gemm->beta,
-                             .scale = gemm->scale};
-    default:
-        return (struct call){.a = &gemm->h,
-                             .b = &gemm->z,
-                             .d = &gemm->w,
-                             .tb = true,
-                             .m = gemm->hidden,
-                             .n = gemm->columns,
-                             .k = gemm->rows,
-                             .beta = gemm->beta,
-                             .scale = gemm->scale};
-    }
+    const struct colo_linear_form form = colo_linear_form_of(gemm);
+    return (struct call){.a = form.b,
+                         .b = form.a,
+                         .d = form.c,
+                         .ta = !form.b_by_k,
+                         .tb = form.a_by_k,
+                         .m = form.n,
+                         .n = form.m,
+                         .k = form.k,
+                         .bias = gemm->bias != NULL,
+                         .beta = gemm->beta,
+                         .scale = gemm->scale};
 }
 
 /* Pinned: no more than what the first column of a segment has. */
@@ -324,8 +306,7 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     bool none = false;
     if (call.m == 0 || call.n == 0 || call.k == 0)
         return nothing(&call, name, stream);
-    const void *bias = gemm->product == COLO_LINEAR_LOGITS ? gemm->bias : NULL;
-    call.bias = bias != NULL;
+    const void *bias = gemm->bias;
     cublasStatus_t result = choose(product, gemm, &call, bias, &algo, &none);
     if (!result && none && call.bias) {
         call.bias = false;

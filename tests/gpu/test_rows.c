@@ -337,7 +337,8 @@ T_CASE(products_are_what_their_formulas_say)
     for (int i = 0; i < 180; i++) {
         const enum colo_linear_product what = (enum colo_linear_product)(i % 3);
         const colo_dtype_t dtype = floats[i / 3 % 4];
-        const bool wide = i / 12 % 2, bias = i / 24 % 2;
+        const bool wide = i / 12 % 2, logits = what == COLO_LINEAR_LOGITS,
+                   bias = logits && i / 24 % 2;
         const colo_dtype_t out = wide && dtype != COLO_F64 ? COLO_F32 : dtype;
         int64_t n[3];
         for (int k = 0; k < 3; k++)
@@ -346,7 +347,8 @@ T_CASE(products_are_what_their_formulas_say)
             n[i / 17 % 2] = 0; /* no rows, or no columns */
         T_ENDS(product_case_free) product_case_t p;
         char label[160];
-        product_init(&p, what, dtype, out, n, i < 90 ? 0 : t_below(&rng, 9), bias, i / 48 % 2);
+        product_init(&p, what, dtype, out, n, i < 90 ? 0 : t_below(&rng, 9), bias,
+                     !logits && i / 48 % 2);
         p.g.workspace = workspace;
         if (what != COLO_LINEAR_LOGITS && (dtype == COLO_BF16 || dtype == COLO_F16) && i / 6 % 2)
             p.g.scale = scale, p.scale = (double)scales[0];

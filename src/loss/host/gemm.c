@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gemm.c - the three products of linear.h as one form, and what becomes of the sums: scale,
- * bias, what was there before, one rounding. The sums themselves are gemm-cblas.c's where there
- * is a CBLAS and the object is not pinned, else gemm-loops.c's; which, is decided once an object.
+ * gemm.c - the three products of linear.h in one call. The sums themselves are gemm-cblas.c's where
+ * there is a CBLAS and the object is not pinned, else gemm-loops.c's; which, is decided once an
+ * object.
  */
 #include "loss/host/gemm.h"
 
@@ -20,40 +20,22 @@ struct blas {
 static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_stream_t stream)
 {
     const struct blas *blas = made;
-    struct colo_host_product product = {.first = gemm->first,
-                                        .wide = gemm->h.dtype == COLO_F64,
-                                        .scale = gemm->scale ? (double)*gemm->scale : 1};
-    switch (gemm->product) {
-    case COLO_LINEAR_LOGITS:
-        product.a = (struct colo_host_operand){gemm->h.data, gemm->h.dtype, gemm->h.stride, false};
-        product.b = (struct colo_host_operand){gemm->w.data, gemm->w.dtype, gemm->w.stride, false};
-        product.m = gemm->rows;
-        product.n = gemm->columns;
-        product.k = gemm->hidden;
-        product.c = &gemm->z;
-        product.bias = gemm->bias;
-        product.bias_dtype = gemm->h.dtype;
-        break;
-    case COLO_LINEAR_D_HIDDEN:
-        product.a = (struct colo_host_operand){gemm->z.data, gemm->z.dtype, gemm->z.stride, false};
-        product.b = (struct colo_host_operand){gemm->w.data, gemm->w.dtype, gemm->w.stride, true};
-        product.m = gemm->rows;
-        product.n = gemm->hidden;
-        product.k = gemm->columns;
-        product.c = &gemm->h;
-        product.add = gemm->beta != 0;
-        break;
-    case COLO_LINEAR_D_WEIGHT:
-        product.a = (struct colo_host_operand){gemm->z.data, gemm->z.dtype, gemm->z.stride, true};
-        product.b = (struct colo_host_operand){gemm->h.data, gemm->h.dtype, gemm->h.stride, true};
-        product.m = gemm->columns;
-        product.n = gemm->hidden;
-        product.k = gemm->rows;
-        product.sums_rows = true;
-        product.c = &gemm->w;
-        product.add = gemm->beta != 0;
-        break;
-    }
+    const struct colo_linear_form form = colo_linear_form_of(gemm);
+    const struct colo_host_product product = {
+        .a = {form.a->data, form.a->dtype, form.a->stride, form.a_by_k},
+        .b = {form.b->data, form.b->dtype, form.b->stride, form.b_by_k},
+        .m = form.m,
+        .n = form.n,
+        .k = form.k,
+        .first = gemm->first,
+        .sums_rows = gemm->product == COLO_LINEAR_D_WEIGHT,
+        .c = form.c,
+        .bias = gemm->bias,
+        .bias_dtype = gemm->h.dtype,
+        .scale = gemm->scale ? (double)*gemm->scale : 1,
+        .add = gemm->beta != 0,
+        .wide = gemm->h.dtype == COLO_F64,
+    };
     if (blas)
         colo_host_cblas_run(&blas->lib, &product, blas->columns, gemm->workspace);
     else

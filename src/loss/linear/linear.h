@@ -72,11 +72,30 @@ struct colo_linear_gemm {
     int64_t rows, columns, hidden;
     int64_t first; /* row 0 is this row of the pass */
     struct colo_linear_matrix h, w, z;
-    const void *bias;   /* LOGITS: [columns], contiguous, h's dtype; NULL: none */
-    double beta;        /* D_HIDDEN, D_WEIGHT: 0 or 1 */
-    const float *scale; /* D_HIDDEN, D_WEIGHT: [COLO_LINEAR_SCALE], or NULL: 1 */
+    const void *bias;   /* of LOGITS alone: [columns], contiguous, h's dtype; NULL: none */
+    double beta;        /* 0 or 1; LOGITS: 0 */
+    const float *scale; /* [COLO_LINEAR_SCALE], or NULL: 1; LOGITS: NULL */
     void *workspace;    /* of workspace() bytes, 256-aligned */
 };
+
+/* The three as one: C [m, n] = sum over k of A(i, k) B(k, j). Lines are rows of A and columns of B;
+ * a matrix has a line in each row, or by_k, the k-th elements of all lines. */
+struct colo_linear_form {
+    const struct colo_linear_matrix *a, *b, *c;
+    bool a_by_k, b_by_k;
+    int64_t m, n, k;
+};
+static inline struct colo_linear_form colo_linear_form_of(const struct colo_linear_gemm *g)
+{
+    if (g->product == COLO_LINEAR_LOGITS)
+        return (struct colo_linear_form){&g->h, &g->w,   &g->z,      false,
+                                         false, g->rows, g->columns, g->hidden};
+    if (g->product == COLO_LINEAR_D_HIDDEN)
+        return (struct colo_linear_form){&g->z, &g->w,   &g->h,     false,
+                                         true,  g->rows, g->hidden, g->columns};
+    return (struct colo_linear_form){&g->z, &g->h,      &g->w,     true,
+                                     true,  g->columns, g->hidden, g->rows};
+}
 
 /* What products an object will run: dtypes and largest extents, for what create may prepare.
  *   LOGITS    h, w: dtype;  z: logits_dtype
