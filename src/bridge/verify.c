@@ -12,9 +12,9 @@
 #include "core/box.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/list.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Rows [row, row + count) of an input. */
 static colo_box_t rows_of(const colo_carried_t *tensor, const colo_owned_t *own, int64_t row,
@@ -60,18 +60,13 @@ static colo_status_t verify_uniform(const colo_call_t *call)
     colo_owned_t own;
     COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, NULL, 0, &nruns));
     COLO_AUTOFREE colo_run_t *runs = calloc((size_t)nruns + 1, sizeof *runs);
-    COLO_AUTOFREE char *mine = calloc((size_t)shape->rows + 1, 1);
-    COLO_FAIL_IF(!runs || !mine, COLO_ERR_NOMEM, "bridge: %lld rows to verify",
-                 (long long)shape->rows);
+    COLO_FAIL_IF(!runs, COLO_ERR_NOMEM, "bridge: %lld rows to verify", (long long)shape->rows);
     COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, runs, nruns, &nruns));
-    for (int64_t i = 0; i < nruns; i++)
-        memset(mine + runs[i].row, 1, (size_t)runs[i].count);
-    for (int64_t row = 0, end; row < shape->rows; row = end) {
-        for (end = row + 1; end < shape->rows && !mine[end] == !mine[row]; end++)
-            ;
-        if (!mine[row])
-            COLO_TRY(check_zeros(call, 0, row, end - row));
-    }
+    COLO_SORT(runs, nruns, row);
+    runs[nruns] = (colo_run_t){.row = shape->rows};
+    for (int64_t i = 0, row = 0; i <= nruns; row = runs[i].row + runs[i].count, i++)
+        if (row < runs[i].row)
+            COLO_TRY(check_zeros(call, 0, row, runs[i].row - row));
     return COLO_OK;
 }
 

@@ -249,12 +249,14 @@ static colo_status_t threads_barrier(colo_comm_t *comm, colo_stream_t stream)
     return close_slot(comm, finish_all(comm, &wait, st));
 }
 
-/* @bytes of what @peer sends. */
-static colo_status_t copy_from(colo_comm_t *comm, int32_t peer, void *recv, size_t bytes)
+/* @bytes of what @peer sends, or of what it has reduced. */
+static colo_status_t copy_from(colo_comm_t *comm, int32_t peer, bool reduced, void *recv,
+                               size_t bytes)
 {
+    struct colo_slot *slot = slot_of(comm, peer);
     COLO_TRY(reference_peer(comm, peer));
-    memcpy(recv, slot_of(comm, peer)->send, bytes);
-    unreference(slot_of(comm, peer));
+    memcpy(recv, reduced ? slot->workspace : slot->send, bytes);
+    unreference(slot);
     return COLO_OK;
 }
 
@@ -268,7 +270,7 @@ static colo_status_t threads_all_gather(colo_comm_t *comm, const void *send, voi
         memcpy(own, send, bytes);
     for (int32_t k = 1; bytes && k < comm->size; k++) {
         int32_t peer = (comm->rank + k) % comm->size;
-        COLO_THEN(st, copy_from(comm, peer, (char *)recv + (size_t)peer * bytes, bytes));
+        COLO_THEN(st, copy_from(comm, peer, false, (char *)recv + (size_t)peer * bytes, bytes));
     }
     return close_slot(comm, finish_all(comm, &wait, st));
 }
@@ -279,7 +281,7 @@ static colo_status_t threads_broadcast(colo_comm_t *comm, void *buffer, size_t b
     colo_wait_t wait;
     colo_status_t st = meet_all(comm, buffer, &wait);
     if (bytes && root != comm->rank)
-        COLO_THEN(st, copy_from(comm, root, buffer, bytes));
+        COLO_THEN(st, copy_from(comm, root, false, buffer, bytes));
     return close_slot(comm, finish_all(comm, &wait, st));
 }
 
@@ -290,19 +292,15 @@ static colo_status_t reduce_slices(colo_comm_t *comm, void *dst, int64_t lo, int
     struct colo_slot *slot = self->shared->slot;
     colo_status_t st = COLO_OK;
     int32_t referenced = 0;
-    for (; referenced < comm->size && st == COLO_OK; referenced++) {
-        if (referenced != comm->rank)
-            st = reference_peer(comm, referenced);
-        if (st != COLO_OK)
-            break;
+    while (referenced < comm->size && (st = reference_peer(comm, referenced)) == COLO_OK) {
         self->src[referenced] = slot[referenced].send;
+        referenced++;
     }
     if (st == COLO_OK)
         colo_reduce_host(dst, self->src, comm->size, lo, hi, comm->op.dtype,
                          (colo_redop_t)comm->op.param);
     while (referenced-- > 0)
-        if (referenced != comm->rank)
-            unreference(&slot[referenced]);
+        unreference(&slot[referenced]);
     return st;
 }
 
@@ -348,18 +346,12 @@ static colo_status_t threads_all_reduce(colo_comm_t *comm, const void *send, voi
         int32_t peer = (comm->rank + k) % comm->size;
         COLO_THEN(st, await(comm, &wait, peer, &slot[peer].reduced));
     }
-    for (int32_t k = 0; k < comm->size && st == COLO_OK; k++) {
+    for (int32_t k = 0; k < comm->size; k++) {
         int32_t peer = (comm->rank + k) % comm->size;
         int64_t from = colo_reduce_slice(count, comm->size, peer),
                 to = colo_reduce_slice(count, comm->size, peer + 1);
-        if (peer != comm->rank)
-            st = reference_peer(comm, peer);
-        if (st < 0)
-            break;
-        memcpy((char *)recv + (size_t)from * elem, slot[peer].workspace,
-               (size_t)(to - from) * elem);
-        if (peer != comm->rank)
-            unreference(&slot[peer]);
+        COLO_THEN(st, copy_from(comm, peer, true, (char *)recv + (size_t)from * elem,
+                                (size_t)(to - from) * elem));
     }
     return close_slot(comm, finish_all(comm, &wait, st));
 }
