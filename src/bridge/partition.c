@@ -17,6 +17,7 @@
 #include "core/device.h"
 #include "core/overlap.h"
 #include "core/error.h"
+#include "core/list.h"
 
 /* ---- checks ---- */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* list.h (private) - growing arrays, taking an element out of a linked list, sorting by int64_t
- * members, and memory that is freed as a whole. */
+/* list.h (private) - growing arrays, taking an element out of a linked list, sorting by and
+ * searching int64_t members, and memory that is freed as a whole. */
 #ifndef COLO_CORE_LIST_H
 #define COLO_CORE_LIST_H
 
@@ -68,6 +68,24 @@ static inline int colo_by_first(const void *first, const void *second)
         _Static_assert(offsetof(__typeof__(*(array)), key) == 0, "by the first member"); \
         qsort((array), (size_t)(n), sizeof *(array), colo_by_first);                     \
     } while (0)
+
+/* Moves the variables @low and @high to the first @i of [@low, @high) where @before does not hold,
+ * or to @high; it must hold for all that come before. */
+#define COLO_SEARCH(low, high, i, before)                       \
+    while ((low) < (high)) {                                    \
+        const __typeof__(low) i = (low) + ((high) - (low)) / 2; \
+        if (before)                                             \
+            (low) = i + 1;                                      \
+        else                                                    \
+            (high) = i;                                         \
+    }
+/* The largest i < @n with begin[i * step] <= @value. @n >= 1, begin[0] <= @value. */
+static inline int64_t colo_last_begun(const int64_t *begin, int64_t step, int64_t n, int64_t value)
+{
+    int64_t behind = 1;
+    COLO_SEARCH(behind, n, i, begin[i * step] <= value)
+    return behind - 1;
+}
 
 /* Memory in chunks, the largest first. */
 typedef struct colo_pool {

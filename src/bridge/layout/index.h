@@ -49,18 +49,4 @@ static inline int64_t colo_zigzag_part(int64_t length, int64_t parts, int64_t i,
     return 2 * parts - 1 - chunk;
 }
 
-/* The largest i < @n with begin[i * step] <= @value. @n >= 1, begin[0] <= @value. */
-static inline int64_t colo_last_begun(const int64_t *begin, int64_t step, int64_t n, int64_t value)
-{
-    int64_t low = 0;
-    while (n - low > 1) {
-        const int64_t mid = low + (n - low) / 2;
-        if (begin[mid * step] <= value)
-            low = mid;
-        else
-            n = mid;
-    }
-    return low;
-}
-
 #endif

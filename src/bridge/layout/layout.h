@@ -7,6 +7,7 @@
 
 #include "bridge/layout/index.h"
 #include "core/error.h"
+#include "core/list.h"
 
 extern const char *const colo_axis_names[3]; /* by colo_axis_t, for error messages */
 
@@ -56,18 +57,16 @@ typedef struct colo_ranges {
     ((colo_ranges_t){.begin = &(list)->begin_of, \
                      .count = &(list)->count_of, \
                      .step = (int64_t)(sizeof *(list) / sizeof(int64_t))})
+static inline int64_t colo_range_end(const colo_ranges_t *ranges, int64_t i)
+{
+    const int64_t at = (ranges->index ? ranges->index[i] : i) * ranges->step;
+    return ranges->begin[at] + ranges->count[at];
+}
 /* The first of [@low, @high) that ends behind @row. */
 static inline int64_t colo_first_behind(colo_ranges_t ranges, int64_t low, int64_t high,
                                         int64_t row)
 {
-    while (low < high) {
-        const int64_t mid = low + (high - low) / 2,
-                      i = (ranges.index ? ranges.index[mid] : mid) * ranges.step;
-        if (ranges.begin[i] + ranges.count[i] <= row)
-            low = mid + 1;
-        else
-            high = mid;
-    }
+    COLO_SEARCH(low, high, i, colo_range_end(&ranges, i) <= row)
     return low;
 }
 

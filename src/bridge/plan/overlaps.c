@@ -20,15 +20,9 @@ int colo_source_cmp(const void *first, const void *second)
 int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, int64_t n,
                          int64_t key, int64_t rank)
 {
+    const colo_source_t wanted = {.key = key, .rank = rank};
     int64_t low = 0, work = 0;
-    while (low < n) {
-        const int64_t mid = low + (n - low) / 2;
-        work++;
-        if (source[mid].key < key || (source[mid].key == key && source[mid].rank < rank))
-            low = mid + 1;
-        else
-            n = mid;
-    }
+    COLO_SEARCH(low, n, i, (work++, colo_source_cmp(&source[i], &wanted) < 0))
     builder->plan->work += work;
     return low;
 }

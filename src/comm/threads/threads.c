@@ -28,6 +28,7 @@
 #include "comm/wait.h"
 #include "core/box.h"
 #include "core/error.h"
+#include "core/list.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -372,13 +373,7 @@ static colo_status_t threads_reduce_scatter(colo_comm_t *comm, const void *send,
 static int32_t find_message(const colo_message_t *message, int32_t n, int32_t peer)
 {
     int32_t lo = 0, hi = n;
-    while (lo < hi) {
-        int32_t mid = lo + (hi - lo) / 2;
-        if (message[mid].peer < peer)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
+    COLO_SEARCH(lo, hi, i, message[i].peer < peer)
     return lo < n && message[lo].peer == peer ? lo : -1;
 }
 

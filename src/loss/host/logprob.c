@@ -17,6 +17,7 @@
  */
 #include "loss/passes.h"
 
+#include "core/list.h"
 #include "loss/loss.h"
 #include "loss/scalar.h"
 
@@ -63,13 +64,7 @@ static struct columns columns_of(const struct colo_logprob_pass *pass, int64_t t
     if (lo == hi)
         return columns;
     columns.behind = s->ids + hi;
-    while (lo < hi) { /* the first that is not before the shard */
-        int64_t mid = lo + (hi - lo) / 2;
-        if (s->ids[mid] < columns.start)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
+    COLO_SEARCH(lo, hi, i, s->ids[i] < columns.start) /* those before the shard are passed over */
     columns.id = s->ids + lo;
     return columns;
 }

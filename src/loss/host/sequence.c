@@ -4,6 +4,8 @@
  * partition.h, so that a target lands where the partition puts its embedding.
  */
 #include "loss/sequence-pass.h"
+
+#include "core/list.h"
 #include "loss/loss.h"
 
 #include <colobridge/partition.h>
@@ -16,20 +18,6 @@ struct place {
     int64_t position;    /* in the stream, or of the row that the model sees */
 };
 
-/* The row whose segment holds @position: the last that begins at or before it. */
-static int64_t segment_of(const struct colo_sequence_pass *pass, int64_t position)
-{
-    int64_t lo = 0, hi = pass->batch - 1;
-    while (lo < hi) {
-        int64_t mid = lo + (hi - lo + 1) / 2;
-        if (pass->cu_padded[mid] <= position)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    return lo;
-}
-
 static struct place locate(const struct colo_sequence_pass *pass, int64_t rank, int64_t i)
 {
     const colo_partition_t part = {.cp = pass->cp,
@@ -41,7 +29,7 @@ static struct place locate(const struct colo_sequence_pass *pass, int64_t rank, 
     struct place found;
     if (pass->cu_padded) {
         found.position = colo_partition_index(&part, i);
-        found.row = segment_of(pass, found.position);
+        found.row = colo_last_begun(pass->cu_padded, 1, pass->batch, found.position);
         const int64_t begin = pass->cu_padded[found.row],
                       padded = pass->cu_padded[found.row + 1] - begin;
         found.length = pass->lengths              ? pass->lengths[found.row]

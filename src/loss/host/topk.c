@@ -13,6 +13,7 @@
  */
 #include "loss/topk-pass.h"
 
+#include "core/list.h"
 #include "loss/loss.h"
 #include "loss/scalar.h"
 
@@ -125,6 +126,11 @@ static int32_t rank_of(const struct colo_topk_pass *pass, int64_t id)
     return 0; /* on the host: not reached, the shards tile the vocabulary */
 }
 
+static bool comes_before(double key, int64_t id, double other, int64_t other_id)
+{
+    return key > other || (key == other && id < other_id);
+}
+
 /* How many candidates of rank @r come before (@key, @id). */
 static int64_t count_before(const struct colo_topk_pass *pass, int32_t r, int64_t token, double key,
                             int64_t id)
@@ -132,14 +138,9 @@ static int64_t count_before(const struct colo_topk_pass *pass, int32_t r, int64_
     const int64_t *ids =
         (const int64_t *)(colo_logprob_i_block(&pass->base, r) + pass->pid) + token * pass->k;
     int64_t lo = 0, hi = pass->k;
-    while (lo < hi) {
-        int64_t mid = (lo + hi) / 2;
-        double other = ids[mid] < 0 ? 0 : key_of(pass, candidate(pass, r, token * pass->k + mid));
-        if (ids[mid] >= 0 && (other > key || (other == key && ids[mid] < id)))
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
+    COLO_SEARCH(lo, hi, i,
+                ids[i] >= 0 && comes_before(key_of(pass, candidate(pass, r, token * pass->k + i)),
+                                            ids[i], key, id))
     return lo;
 }
 
