@@ -80,39 +80,38 @@ colo_status_t colo_host_sequence_mask(const struct colo_sequence_pass *pass, col
     return COLO_OK;
 }
 
+/* The elements of context ranks [@from, @to) that have a target, from or to their places in the
+ * batch. */
+static void move(const struct colo_sequence_pass *pass, int64_t from, int64_t to, bool to_batch)
+{
+    const size_t elem = colo_dtype_size(pass->dtype);
+    char *element = pass->elements;
+    for (int64_t r = from; r < to; r++)
+        for (int64_t i = 0; i < pass->count; i++, element += elem) {
+            const struct place found = locate(pass, r, i);
+            if (!has_target(&found))
+                continue;
+            char *place = (char *)pass->table +
+                          (size_t)(found.row * pass->table_stride + found.column) * elem;
+            memcpy(to_batch ? place : element, to_batch ? element : place, elem);
+        }
+}
+
 colo_status_t colo_host_sequence_scatter(const struct colo_sequence_pass *pass,
                                          colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(pass->dtype);
-    char *table = pass->table;
-    const char *elements = pass->elements;
     for (int64_t b = 0; b < pass->batch; b++)
-        memset(table + (size_t)(b * pass->table_stride) * elem, 0,
+        memset((char *)pass->table + (size_t)(b * pass->table_stride) * elem, 0,
                (size_t)(pass->positions - 1) * elem);
-    for (int64_t r = 0; r < pass->cp; r++)
-        for (int64_t i = 0; i < pass->count; i++) {
-            const struct place found = locate(pass, r, i);
-            if (has_target(&found))
-                memcpy(table + (size_t)(found.row * pass->table_stride + found.column) * elem,
-                       elements + (size_t)(r * pass->count + i) * elem, elem);
-        }
+    move(pass, 0, pass->cp, true);
     return COLO_OK;
 }
 
 colo_status_t colo_host_sequence_gather(const struct colo_sequence_pass *pass, colo_stream_t stream)
 {
-    const size_t elem = colo_dtype_size(pass->dtype);
-    const char *table = pass->table;
-    char *elements = pass->elements;
-    for (int64_t r = pass->from; r < pass->to; r++)
-        for (int64_t i = 0; i < pass->count; i++) {
-            const struct place found = locate(pass, r, i);
-            char *to = elements + (size_t)((r - pass->from) * pass->count + i) * elem;
-            if (has_target(&found))
-                memcpy(to, table + (size_t)(found.row * pass->table_stride + found.column) * elem,
-                       elem);
-            else
-                memset(to, 0, elem);
-        }
+    memset(pass->elements, 0,
+           (size_t)((pass->to - pass->from) * pass->count) * colo_dtype_size(pass->dtype));
+    move(pass, pass->from, pass->to, false);
     return COLO_OK;
 }
