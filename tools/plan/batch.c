@@ -39,7 +39,7 @@ typedef struct reader {
     char file[TOOL_QUOTE_MAX];
     const char *option;
     plan_batch_t *batch;
-    int ntables;
+    int64_t *next; /* of the batch's table */
 } reader_t;
 
 #define REFUSE(r, fmt, ...) tool_refuse("%s: %s: " fmt, (r)->option, (r)->file, __VA_ARGS__)
@@ -95,6 +95,16 @@ static int check_keys(const reader_t *r, json_t *object, const char *of, const c
     return TOOL_OK;
 }
 
+/* Of all lists in @doc and in its objects. */
+static int64_t entries_of(json_t *doc)
+{
+    int64_t n = (int64_t)json_array_size(doc);
+    const char *key;
+    json_t *value;
+    json_object_foreach(doc, key, value) n += entries_of(value);
+    return n;
+}
+
 /* *@table: the list of that name, NULL if there is none. */
 static int read_table(reader_t *r, const json_t *object, const char *of, const char *name,
                       const int64_t **table, int64_t *n)
@@ -106,17 +116,13 @@ static int read_table(reader_t *r, const json_t *object, const char *of, const c
     if (!json_is_array(list))
         return REFUSE(r, "%s%s: found %s, expected a list of integers", of, name, kind_of(list));
     *n = (int64_t)json_array_size(list);
-    int64_t *to = calloc((size_t)*n + 1, sizeof *to);
-    if (!to)
-        return tool_problem("no memory for %lld entries of %s", (long long)*n, name);
-    r->batch->table[r->ntables++] = to;
+    *table = r->next;
     json_array_foreach(list, i, v)
     {
         if (!json_is_integer(v))
             return REFUSE(r, "%s%s[%zu]: found %s, expected an integer", of, name, i, kind_of(v));
-        to[i] = json_integer_value(v);
+        *r->next++ = json_integer_value(v);
     }
-    *table = to;
     return TOOL_OK;
 }
 
@@ -243,6 +249,12 @@ int plan_batch_read(plan_batch_t *batch, const char *path, bool packed)
     *batch = (plan_batch_t){.packed = packed};
     tool_quote(r.file, path);
     int rc = read_doc(&r, path, &doc);
+    if (rc == TOOL_OK) {
+        const int64_t n = entries_of(doc);
+        r.next = batch->table = calloc((size_t)n + 1, sizeof *batch->table);
+        if (!r.next)
+            rc = tool_problem("no memory for %lld entries of %s", (long long)n, r.file);
+    }
     if (rc == TOOL_OK)
         rc = packed ? read_packings(&r, doc) : read_segments(&r, doc);
     json_decref(doc);
@@ -253,8 +265,7 @@ int plan_batch_read(plan_batch_t *batch, const char *path, bool packed)
 
 void plan_batch_free(plan_batch_t *batch)
 {
-    for (size_t i = 0; i < sizeof batch->table / sizeof batch->table[0]; i++)
-        free(batch->table[i]);
+    free(batch->table);
     free(batch->order);
     free(batch->first);
     free(batch->assign);

@@ -30,7 +30,7 @@ typedef struct plan_batch {
     int64_t *first;   /* [count] number of the first row of order[i] on these axes */
     int64_t *assign;  /* [count] replica of each segment after colo_balance() */
     plan_loads_t loads;
-    int64_t *table[16]; /* owned: all of the file */
+    int64_t *table; /* owned: the lists of the file, one after the other */
 } plan_batch_t;
 
 /* Rows of one segment, or positions of one sequence, that follow each other. */
