@@ -114,10 +114,10 @@ static struct colo_child *child_new(struct colo_shared *parent, const int32_t *m
     return child;
 }
 
-colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
-                                  uint64_t tag, colo_comm_t *child)
+/* The subset's shared state, with a reference for the caller; NULL: there is no memory. */
+static struct colo_shared *meet(struct colo_shared *above, const int32_t *members, int32_t n,
+                                uint64_t tag)
 {
-    struct colo_shared *above = ((struct colo_threads *)parent->impl)->shared;
     COLO_HOLD(&above->lock);
     struct colo_child **link = &above->children;
     for (; *link; link = &(*link)->next)
@@ -129,7 +129,8 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
         link = &above->children;
         entry = child_new(above, members, n, tag); /* becomes the first */
     }
-    COLO_FAIL_IF(!entry, COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
+    if (!entry)
+        return NULL;
     struct colo_shared *shared = entry->shared;
     if (--entry->left == 0) { /* the entry's reference becomes this rank's */
         *link = entry->next;
@@ -137,5 +138,14 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
     } else {
         atomic_fetch_add(&shared->refs, 1);
     }
+    return shared;
+}
+
+colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                  uint64_t tag, colo_comm_t *child)
+{
+    struct colo_shared *shared =
+        meet(((struct colo_threads *)parent->impl)->shared, members, n, tag);
+    COLO_FAIL_IF(!shared, COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
     return colo_shared_attach(child, shared);
 }
