@@ -66,16 +66,15 @@ T_CASE_ON_GPUS(RANKS, a_failed_call_uses_no_memory_of_an_allocator_that_has_it_b
     const t_case_t c = the_case();
     struct owner o = {.early = false};
     colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
+    T_GPU_CALL(k);
     rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 0, true));
-    rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-    rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, true));
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaLaunchHostFunc(r->stream, be_late, &o));
     if (r->rank == 1)
         fake_fail_name(r->device, "colo_k_box_sum");
-    const colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
+    const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     rank_check(r->rank != 1 || (st < 0 && strstr(colo_last_error(), "sum")));
     colo_bridge_destroy(&bridge);
     rank_cuda(cudaStreamSynchronize(r->stream));
@@ -89,16 +88,15 @@ T_CASE_ON_GPUS(RANKS, an_allocator_without_memory_in_a_call_is_an_error_on_all_r
     const t_case_t c = the_case();
     struct owner o = {.past = true};
     colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
+    T_GPU_CALL(k);
     rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
     rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_AUTO, &bridge));
     rank_check(o.live == 0);
     o.refuses = r->rank == 1;
     rank_try(colo_comm_set_timeout(r->gpus, 3000));
-    rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-    rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, true));
     rank_try(t_gpu_quiet(r));
-    colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
+    colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     for (int i = 0; st == COLO_OK && i < 1000; i++) {
         usleep(1000);
         st = colo_comm_check(r->gpus);

@@ -108,15 +108,12 @@ static colo_status_t pass(t_gpu_rank_t *r, colo_bridge_t *bridge, struct fault *
                           bool *any)
 {
     const enum stage stage = backward ? BACKWARD : FORWARD;
-    t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
-    T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
-    rank_try(t_place(r, &f->c, in_role, 1, true, &in));
-    rank_try(t_place(r, &f->c, out_role, 1, false, &out));
+    T_GPU_CALL(k);
+    rank_try(t_gpu_call_make(&k, r, &f->c, 1, backward));
     rank_try(t_gpu_quiet(r));
     begin(r, f, stage);
     const double since = colo_now();
-    colo_status_t st = backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
-                                : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
+    colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     if (st == COLO_OK) {
         (void)cudaStreamSynchronize(r->stream);
         st = colo_comm_check(r->gpus);
@@ -124,9 +121,7 @@ static colo_status_t pass(t_gpu_rank_t *r, colo_bridge_t *bridge, struct fault *
     end(r, f, stage);
     st = all_know(r, st, since, any);
     if (st == COLO_OK && !*any)
-        st = t_download(r, &out);
-    if (st == COLO_OK && !*any)
-        st = t_case_compare(&f->c, out_role, r->rank, 1, &out.host);
+        st = t_gpu_call_compare(&k);
     cudaStreamSynchronize(r->stream);
     return st;
 }
@@ -386,14 +381,13 @@ static colo_status_t judge(const struct row *w, const t_gpu_rank_t *r, colo_stat
 }
 
 /* Forward, and until this rank knows how it ended. */
-static colo_status_t forward(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_placed_t *x,
-                             const t_placed_t *y)
+static colo_status_t forward(colo_bridge_t *bridge, const t_gpu_call_t *k)
 {
     const double end = colo_now() + DEADLINE_MS * 1e-3 + 2;
-    colo_status_t st = colo_bridge_forward(bridge, &x->t, &y->t, r->stream);
+    colo_status_t st = t_gpu_call_run(k, bridge, k->r->stream);
     while (st == COLO_OK && colo_now() < end) {
         usleep(1000);
-        st = colo_comm_check(r->gpus);
+        st = colo_comm_check(k->r->gpus);
     }
     return st;
 }
@@ -405,7 +399,7 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
     ncclComm_t theirs = NULL, alone = NULL;
     colo_bridge_t *bridge = NULL;
     cudaGraph_t graph = NULL;
-    t_placed_t x = {0}, y = {0};
+    T_GPU_CALL(k);
     rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
     if (borrows)
         rank_try(borrow(r, &theirs, &alone));
@@ -422,8 +416,7 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
     if (st == COLO_OK) {
         rank_try(t_gpu_bridge(r, &w->c, &bridge));
         rank_try(t_gpu_pass(r, bridge, &w->c, 1, false));
-        rank_try(t_place(r, &w->c, T_X, 2, true, &x));
-        rank_try(t_place(r, &w->c, T_Y, 2, false, &y));
+        rank_try(t_gpu_call_make(&k, r, &w->c, 2, false));
         rank_try(t_gpu_quiet(r));
         if (mine && w->deed == BREAKS)
             fake_break_device(r->device, cudaErrorIllegalAddress);
@@ -439,9 +432,9 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
         rank_try(colo_comm_barrier(r->host, NULL));
         since = colo_now();
         if (w->deed == LEAVES && !mine)
-            st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+            st = t_gpu_call_run(&k, bridge, r->stream);
         if (w->own != COLO_OK)
-            st = forward(r, bridge, &x, &y);
+            st = forward(bridge, &k);
         took = colo_now() - since;
     }
     colo_status_t verdict = judge(w, r, st, took);
@@ -464,8 +457,6 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
         fake_async_error(r->device, ncclSuccess);
     }
     rank_try(colo_comm_barrier(r->host, NULL));
-    t_placed_free(&x);
-    t_placed_free(&y);
     (void)cudaGetLastError();
     if (verdict < 0)
         return colo_fail(verdict, "%s", why);

@@ -20,33 +20,11 @@ static t_case_t the_case(void)
                      .grad = COLO_DISJOINT, .dtype = COLO_F32);
 }
 
-struct tensors {
-    t_placed_t in, out;
-};
-
-static colo_status_t place(t_gpu_rank_t *r, const t_case_t *c, bool backward, int64_t salt,
-                           struct tensors *t)
+static colo_status_t place(t_gpu_call_t *k, t_gpu_rank_t *r, const t_case_t *c, int64_t salt,
+                           bool backward)
 {
-    rank_try(t_place(r, c, backward ? T_DY : T_X, salt, true, &t->in));
-    rank_try(t_place(r, c, backward ? T_DX : T_Y, salt, false, &t->out));
+    rank_try(t_gpu_call_make(k, r, c, salt, backward));
     return t_gpu_quiet(r);
-}
-
-static colo_status_t run_pass(colo_bridge_t *bridge, const struct tensors *t, bool backward,
-                              cudaStream_t stream)
-{
-    return backward ? colo_bridge_backward(bridge, &t->in.t, &t->out.t, stream)
-                    : colo_bridge_forward(bridge, &t->in.t, &t->out.t, stream);
-}
-
-static colo_status_t compare(t_gpu_rank_t *r, const t_case_t *c, bool backward, int64_t salt,
-                             struct tensors *t)
-{
-    rank_try(t_download(r, &t->out));
-    rank_try(t_case_compare(c, backward ? T_DX : T_Y, r->rank, salt, &t->out.host));
-    t_placed_free(&t->in);
-    t_placed_free(&t->out);
-    return COLO_OK;
 }
 
 /* ---- one rank comes later ---- */
@@ -60,18 +38,18 @@ T_CASE_ON_GPUS(RANKS, a_rank_copies_its_own_part_while_a_peer_does_not_come)
     rank_try(t_gpu_pass(r, bridge, &c, 1, false)); /* ranks compare the first call of a pass */
     rank_try(t_gpu_pass(r, bridge, &c, 1, true));
     for (int backward = 0; backward < 2; backward++) {
-        struct tensors t;
-        rank_try(place(r, &c, backward, 2, &t));
+        T_GPU_CALL(k);
+        rank_try(place(&k, r, &c, 2, backward));
         if (r->rank == 0)
-            rank_try(run_pass(bridge, &t, backward, r->stream));
+            rank_try(t_gpu_call_run(&k, bridge, r->stream));
         const double end = colo_now() + (waits ? 0 : 2);
         while (r->rank == 0 && fake_pending(r->stream) > 1 && colo_now() < end)
             usleep(100);
         waits = waits || (r->rank == 0 && fake_pending(r->stream) > 1); /* 1: to join */
         rank_try(colo_comm_barrier(r->host, NULL));
         if (r->rank == 1)
-            rank_try(run_pass(bridge, &t, backward, r->stream));
-        rank_try(compare(r, &c, backward, 2, &t));
+            rank_try(t_gpu_call_run(&k, bridge, r->stream));
+        rank_try(t_gpu_call_compare(&k));
     }
     rank_try(t_gpu_end(r, &bridge));
     rank_check(!waits);
@@ -86,21 +64,22 @@ T_CASE_ON_GPUS(RANKS, captured_calls_join_the_stream_of_the_capture)
     colo_bridge_t *bridge = NULL;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    struct tensors t[2];
+    T_GPU_CALL(forward);
+    T_GPU_CALL(backward);
     rank_try(t_gpu_bridge(r, &c, &bridge));
-    for (int backward = 0; backward < 2; backward++)
-        rank_try(place(r, &c, backward, 1, &t[backward]));
+    rank_try(place(&forward, r, &c, 1, false));
+    rank_try(place(&backward, r, &c, 1, true));
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    colo_status_t st = run_pass(bridge, &t[0], false, r->stream);
+    colo_status_t st = t_gpu_call_run(&forward, bridge, r->stream);
     if (st == COLO_OK)
-        st = run_pass(bridge, &t[1], true, r->stream);
+        st = t_gpu_call_run(&backward, bridge, r->stream);
     const cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
     rank_try(st);
     rank_cuda(e); /* each stream that works in the capture has joined the caller's again */
     rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
     rank_cuda(cudaGraphLaunch(exec, r->stream));
-    for (int backward = 0; backward < 2; backward++)
-        rank_try(compare(r, &c, backward, 1, &t[backward]));
+    rank_try(t_gpu_call_compare(&forward));
+    rank_try(t_gpu_call_compare(&backward));
     rank_cuda(cudaGraphExecDestroy(exec));
     rank_cuda(cudaGraphDestroy(graph));
     return t_gpu_end(r, &bridge);
@@ -113,25 +92,24 @@ T_CASE_ON_GPUS(RANKS, a_call_outside_an_open_capture_keeps_its_values)
     colo_bridge_t *bridge = NULL;
     cudaGraph_t graph;
     cudaStream_t other;
-    struct tensors captured, now;
+    T_GPU_CALL(captured);
+    T_GPU_CALL(now);
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 1, false));
-    rank_try(place(r, &c, false, 2, &captured));
-    rank_try(place(r, &c, false, 3, &now));
+    rank_try(place(&captured, r, &c, 2, false));
+    rank_try(place(&now, r, &c, 3, false));
     rank_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     rank_cuda(cudaStreamBeginCapture(other, cudaStreamCaptureModeThreadLocal));
-    colo_status_t st = run_pass(bridge, &captured, false, other);
+    colo_status_t st = t_gpu_call_run(&captured, bridge, other);
     if (st == COLO_OK)
-        st = run_pass(bridge, &now, false, r->stream);
+        st = t_gpu_call_run(&now, bridge, r->stream);
     const cudaError_t e = cudaStreamEndCapture(other, &graph);
     rank_try(st);
     rank_cuda(e);
-    rank_try(compare(r, &c, false, 3, &now));
+    rank_try(t_gpu_call_compare(&now));
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaGraphDestroy(graph));
     rank_cuda(cudaStreamDestroy(other));
-    t_placed_free(&captured.in);
-    t_placed_free(&captured.out);
     return t_gpu_end(r, &bridge);
 }
 
@@ -149,17 +127,17 @@ static colo_status_t fails(t_gpu_rank_t *r, void *arg)
     struct failure *f = arg;
     colo_bridge_t *bridge = NULL;
     cudaGraph_t graph;
-    struct tensors t;
+    T_GPU_CALL(k);
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 1, false));
-    rank_try(place(r, &c, false, 1, &t));
+    rank_try(place(&k, r, &c, 1, false));
     if (r->rank == 0) {
         rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
         f->calls = -fake_calls(r->device);
         fake_fail(r->device, f->k);
         if (f->name)
             fake_fail_name(r->device, f->name);
-        rank_check((run_pass(bridge, &t, false, r->stream) < 0) == (f->name || f->k));
+        rank_check((t_gpu_call_run(&k, bridge, r->stream) < 0) == (f->name || f->k));
         f->calls += fake_calls(r->device);
         rank_check(!f->name || !strcmp(fake_failed(), f->name));
         rank_cuda(cudaStreamEndCapture(r->stream, &graph));
@@ -167,8 +145,6 @@ static colo_status_t fails(t_gpu_rank_t *r, void *arg)
     }
     rank_try(colo_comm_barrier(r->host, NULL));
     colo_bridge_destroy(&bridge);
-    t_placed_free(&t.in);
-    t_placed_free(&t.out);
     return COLO_OK;
 }
 

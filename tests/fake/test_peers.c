@@ -249,20 +249,16 @@ T_CASE_ON_GPUS(RANKS, a_warm_call_of_a_bridge_asks_the_runtime_nothing_twice)
     r->arena = colo_memory_data(r->memory);
     rank_try(t_gpu_bridge(r, &c, &bridge));
     for (int back = 0; back < 2; back++) {
-        t_placed_t in, out;
+        T_GPU_CALL(k);
         rank_try(t_gpu_pass(r, bridge, &c, 1, back));
-        rank_try(t_place(r, &c, back ? T_DY : T_X, 2, true, &in));
-        rank_try(t_place(r, &c, back ? T_DX : T_Y, 2, false, &out));
+        rank_try(t_gpu_call_make(&k, r, &c, 2, back));
         const int64_t before = fake_calls(r->device);
-        rank_try(back ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
-                      : colo_bridge_forward(bridge, &in.t, &out.t, r->stream));
+        rank_try(t_gpu_call_run(&k, bridge, r->stream));
         const int64_t calls = fake_calls(r->device) - before;
         if (calls != CALLS)
             return colo_fail(COLO_ERR_STATE, "%lld calls of the runtime, expected %d",
                              (long long)calls, CALLS);
         rank_try(t_gpu_quiet(r));
-        t_placed_free(&in);
-        t_placed_free(&out);
     }
     return t_gpu_end(r, &bridge);
 }
@@ -334,18 +330,15 @@ static colo_status_t backward_on(struct backward *t)
 {
     t_gpu_rank_t *r = t->r;
     const t_case_t c = the_case();
-    T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
+    T_GPU_CALL(k);
     rank_cuda(cudaSetDevice(r->device));
-    rank_try(t_place(r, &c, T_DY, t->salt, true, &dy));
-    rank_try(t_place(r, &c, T_DX, t->salt, false, &dx));
+    rank_try(t_gpu_call_make(&k, r, &c, t->salt, true));
     rank_cuda(cudaStreamSynchronize(r->stream));
     t->calls = -fake_calls(r->device);
-    rank_try(colo_bridge_backward(t->bridge, &dy.t, &dx.t, t->stream));
+    rank_try(t_gpu_call_run(&k, t->bridge, t->stream));
     t->calls += fake_calls(r->device);
     rank_cuda(cudaStreamSynchronize(t->stream));
-    rank_try(t_download(r, &dx));
-    rank_try(t_case_compare(&c, T_DX, r->rank, t->salt, &dx.host));
-    return COLO_OK;
+    return t_gpu_call_compare(&k);
 }
 
 static void *own_thread(void *arg)
@@ -391,20 +384,19 @@ static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
     t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
     colo_comm_stats_t before, after;
-    t_placed_t x, y;
+    T_GPU_CALL(k);
     if (*(bool *)arg) /* all ranks with all */
         c.dst = t_side("tp=1,cp=4,dp=1", false);
     rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
     r->arena = colo_memory_data(r->memory);
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 1, false));
-    rank_try(t_place(r, &c, T_X, 2, true, &x));
-    rank_try(t_place(r, &c, T_Y, 2, false, &y));
+    rank_try(t_gpu_call_make(&k, r, &c, 2, false));
     rank_try(t_gpu_quiet(r));
     colo_comm_stats(r->gpus, &before);
     if (r->rank == 1)
         fake_fail_name(r->device, "colo_k_p2p");
-    colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+    colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     rank_check(r->rank != 1 || st == COLO_ERR_CUDA);
     if (r->rank == 1) {
         const colo_comm_t *g = r->gpus;
@@ -421,8 +413,6 @@ static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     colo_bridge_destroy(&bridge);
-    t_placed_free(&x);
-    t_placed_free(&y);
     return COLO_OK;
 }
 

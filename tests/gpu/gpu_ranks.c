@@ -205,18 +205,44 @@ colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p)
     return COLO_OK;
 }
 
-colo_status_t t_refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
-                       t_placed_t *p)
-{
-    t_buffer_free(&p->host);
-    rank_try(t_case_tensor(c, role, r->rank, salt, true, &p->host));
-    return t_upload(r, p);
-}
-
 void t_placed_free(t_placed_t *p)
 {
     cudaFree(p->own);
     t_buffer_free(&p->host);
+}
+
+void t_gpu_call_end(t_gpu_call_t *k)
+{
+    t_placed_free(&k->in);
+    t_placed_free(&k->out);
+}
+
+colo_status_t t_gpu_call_make(t_gpu_call_t *k, t_gpu_rank_t *r, const t_case_t *c, int64_t salt,
+                              bool backward)
+{
+    *k = (t_gpu_call_t){.r = r, .c = c, .salt = salt, .backward = backward};
+    rank_try(t_place(r, c, backward ? T_DY : T_X, salt, true, &k->in));
+    return t_place(r, c, backward ? T_DX : T_Y, salt, false, &k->out);
+}
+
+colo_status_t t_gpu_call_refill(t_gpu_call_t *k, int64_t salt)
+{
+    k->salt = salt;
+    t_buffer_free(&k->in.host);
+    rank_try(t_case_tensor(k->c, k->backward ? T_DY : T_X, k->r->rank, salt, true, &k->in.host));
+    return t_upload(k->r, &k->in);
+}
+
+colo_status_t t_gpu_call_run(const t_gpu_call_t *k, colo_bridge_t *bridge, cudaStream_t stream)
+{
+    return (k->backward ? colo_bridge_backward : colo_bridge_forward)(bridge, &k->in.t, &k->out.t,
+                                                                      stream);
+}
+
+colo_status_t t_gpu_call_compare(t_gpu_call_t *k)
+{
+    rank_try(t_download(k->r, &k->out));
+    return t_case_compare(k->c, k->backward ? T_DX : T_Y, k->r->rank, k->salt, &k->out.host);
 }
 
 /* ---- streams ---- */
@@ -249,21 +275,17 @@ colo_status_t t_gpu_late(cudaStream_t stream, int64_t us)
 colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
                          bool backward)
 {
-    t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
-    T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
-    rank_try(t_place(r, c, in_role, salt, true, &in));
-    rank_try(t_place(r, c, out_role, salt, false, &out));
+    T_GPU_CALL(k);
+    rank_try(t_gpu_call_make(&k, r, c, salt, backward));
     if (!r->arena) /* all have allocated */
         rank_try(t_gpu_quiet(r));
-    rank_try(backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
-                      : colo_bridge_forward(bridge, &in.t, &out.t, r->stream));
+    rank_try(t_gpu_call_run(&k, bridge, r->stream));
     if (!r->arena)
         rank_try(t_gpu_quiet(r));
-    rank_try(t_download(r, &out));
-    rank_try(t_download(r, &in));
+    rank_try(t_download(r, &k.in));
     rank_try(colo_comm_check(r->gpus));
-    rank_try(t_case_compare(c, out_role, r->rank, salt, &out.host));
-    return t_case_compare(c, in_role, r->rank, salt, &in.host);
+    rank_try(t_gpu_call_compare(&k));
+    return t_case_compare(c, backward ? T_DY : T_X, r->rank, salt, &k.in.host);
 }
 
 colo_status_t t_gpu_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge_t **bridge)

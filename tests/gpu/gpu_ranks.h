@@ -90,10 +90,25 @@ colo_status_t t_place(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t
 /* Copies the host's bytes there, or back, on the rank's stream; waits for it when back. */
 colo_status_t t_upload(t_gpu_rank_t *r, t_placed_t *p);
 colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p);
-/* The same tensor with the values of @salt. */
-colo_status_t t_refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
-                       t_placed_t *p);
 void t_placed_free(t_placed_t *p);
+
+/* A pass of a case with its tensors there, x and y or d_y and d_x. It ends with its scope. */
+typedef struct t_gpu_call {
+    t_gpu_rank_t *r;
+    const t_case_t *c;
+    int64_t salt;
+    bool backward;
+    t_placed_t in, out;
+} t_gpu_call_t;
+#define T_GPU_CALL(name) T_ENDS(t_gpu_call_end) t_gpu_call_t name = {0}
+void t_gpu_call_end(t_gpu_call_t *k);
+/* The input is what the oracle says, the output is blank; refill: the input of another @salt */
+colo_status_t t_gpu_call_make(t_gpu_call_t *k, t_gpu_rank_t *r, const t_case_t *c, int64_t salt,
+                              bool backward);
+colo_status_t t_gpu_call_refill(t_gpu_call_t *k, int64_t salt);
+colo_status_t t_gpu_call_run(const t_gpu_call_t *k, colo_bridge_t *bridge, cudaStream_t stream);
+/* The output, copied back, is what the oracle says. */
+colo_status_t t_gpu_call_compare(t_gpu_call_t *k);
 
 /* Ends the capture of the rank's stream, whose calls gave @st: what can be launched, when all ranks
  * are quiet, because what may wait for the device has done it. */

@@ -33,7 +33,6 @@ T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
                   .grad = COLO_PARTIAL,
                   .dtype = COLO_BF16,
                   .world = RANKS};
-    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0}, dy = {0}, dx = {0};
     colo_bridge_t *bridge = NULL;
     cudaStream_t second;
     char *data = NULL;
@@ -43,27 +42,22 @@ T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
     rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
     r->arena = colo_memory_data(r->memory);
     rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
-    rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-    rank_try(t_place(r, &c, T_DX, 0, false, &dx));
     for (int pass = 0; pass < 2; pass++) {
-        t_placed_t *in = pass ? &dy : &x, *out = pass ? &dx : &y;
+        T_GPU_CALL(k);
+        rank_try(t_gpu_call_make(&k, r, &c, 0, pass));
         for (int late = 0; late < 2; late++) { /* the host waits in a first call */
             if (late && r->rank == 1) {
                 rank_try(colo_comm_barrier(r->host, NULL));
                 rank_try(first_kernels(r, pass, data, second));
                 rank_cuda(cudaStreamSynchronize(second));
             }
-            rank_try(pass ? colo_bridge_backward(bridge, &in->t, &out->t, r->stream)
-                          : colo_bridge_forward(bridge, &in->t, &out->t, r->stream));
+            rank_try(t_gpu_call_run(&k, bridge, r->stream));
             if (late && r->rank == 0) { /* its own kernel waits, and the other rank is not there */
                 rank_try(first_kernels(r, pass, data, second));
                 rank_try(colo_comm_barrier(r->host, NULL));
             }
-            rank_try(t_download(r, out));
+            rank_try(t_gpu_call_compare(&k));
             rank_try(colo_comm_check(r->gpus));
-            rank_try(t_case_compare(&c, pass ? T_DX : T_Y, r->rank, 0, &out->host));
         }
     }
     rank_try(t_gpu_end(r, &bridge));

@@ -223,7 +223,7 @@ T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_
         colo_layout_t src, dst;
         colo_bridge_config_t config;
         colo_bridge_t *bridge = NULL;
-        T_ENDS(t_placed_free) t_placed_t dy = {0}, dx = {0};
+        T_GPU_CALL(call);
         size_t before, after;
         rank_try(t_case_config(&c, &src, &dst, &config));
         config.mem = COLO_CUDA;
@@ -240,11 +240,10 @@ T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_
         }
         rank_try(device_bytes(r, &after));
         rank_check(before <= after + seen);
-        rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-        rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+        rank_try(t_gpu_call_make(&call, r, &c, 0, true));
         rank_try(t_gpu_quiet(r));
         rank_cuda(cudaLaunchHostFunc(r->stream, be_late, &o));
-        rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream));
+        rank_try(t_gpu_call_run(&call, bridge, r->stream));
         colo_bridge_destroy(&bridge);
         rank_check(o.live == 0 && !o.early);
         rank_try(t_gpu_quiet(r));

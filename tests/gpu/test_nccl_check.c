@@ -36,25 +36,22 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, r->rank,
                   p->backward && c->output == COLO_FULL_SEQ);
     for (int step = 0; step < 2; step++) { /* broken, then kept */
-        T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
-        rank_try(t_place(r, c, p->backward ? T_DY : T_X, 0, true, &in));
-        rank_try(t_place(r, c, p->backward ? T_DX : T_Y, 0, false, &out));
+        T_GPU_CALL(k);
+        rank_try(t_gpu_call_make(&k, r, c, 0, p->backward));
         rank_try(t_gpu_quiet(r));
         if (!step && r->rank == p->rank) {
             float bad = 7.5f;
-            size_t offset = (size_t)(t_buffer_at(&in.host, c->axes, part.ns, p->ib, p->is, p->ih) -
-                                     in.host.raw);
-            rank_cuda(t_to_device(in.data + offset, &bad, sizeof bad));
+            const unsigned char *there =
+                t_buffer_at(&k.in.host, c->axes, part.ns, p->ib, p->is, p->ih);
+            rank_cuda(t_to_device(k.in.data + (there - k.in.host.raw), &bad, sizeof bad));
         }
-        colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
-                                       : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
+        const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
         char said[400];
         snprintf(said, sizeof said, "%.399s", colo_last_error());
         rank_try(t_gpu_quiet(r));
-        rank_try(t_download(r, &out));
         if (step) {
             rank_try(st);
-            rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, 0, &out.host));
+            rank_try(t_gpu_call_compare(&k));
         } else {
             bool here = p->on_all || r->rank == p->rank;
             if (st != (here ? COLO_ERR_CONTRACT : COLO_ERR_PEER))
@@ -62,7 +59,8 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
             for (int i = 0; here && i < 3; i++)
                 if (p->words[i] && !strstr(said, p->words[i]))
                     return t_rank_fail(__FILE__, __LINE__, said);
-            rank_check(untouched(&out.host));
+            rank_try(t_download(r, &k.out));
+            rank_check(untouched(&k.out.host));
             rank_check(colo_comm_check(r->gpus) == COLO_OK);
         }
     }
@@ -122,15 +120,14 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     const struct place *p = arg;
     t_case_t c = t_between("dp=2", "tp=2,dp=1", 4, 8, 3);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
+    T_GPU_CALL(k);
     const bool culprit = r->rank == 1, captures = p->kind == IN_A_CAPTURE;
     cudaStream_t stream = r->stream;
     cudaGraph_t graph;
     void *far = NULL, *near = calloc(1, 4096);
     rank_try(colo_comm_set_check(r->gpus, p->level));
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, false));
     const int32_t other = r->device == 0; /* the label of a device that is not this rank's */
     if (culprit && r->device != 0) {      /* something of device 0 */
         rank_cuda(cudaSetDevice(0));
@@ -140,7 +137,7 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
         rank_cuda(cudaSetDevice(r->device));
     }
     rank_try(t_gpu_quiet(r));
-    colo_tensor_t tx = x.t, ty = y.t, *bad = p->output ? &ty : &tx;
+    colo_tensor_t tx = k.in.t, ty = k.out.t, *bad = p->output ? &ty : &tx;
     if (culprit && p->kind == HOST_POINTER)
         bad->data = near;
     if (culprit && p->kind == OTHER_DEVICE)
@@ -163,12 +160,11 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
         rank_check(culprit || st == (captures ? COLO_ERR_MISMATCH : COLO_ERR_PEER));
         rank_check(colo_comm_check(r->gpus) == COLO_OK);
         rank_try(t_gpu_quiet(r));
-        rank_try(t_download(r, &y));
-        rank_check(untouched(&y.host));
-        rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+        rank_try(t_download(r, &k.out));
+        rank_check(untouched(&k.out.host));
+        rank_try(t_gpu_call_run(&k, bridge, r->stream));
         rank_try(t_gpu_quiet(r));
-        rank_try(t_download(r, &y));
-        rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
+        rank_try(t_gpu_call_compare(&k));
     } else {
         (void)cudaStreamSynchronize(r->stream); /* torn down: it ends */
         rank_check(colo_comm_check(r->gpus) < 0);

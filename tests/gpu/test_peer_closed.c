@@ -22,21 +22,18 @@ T_CASE_ON_PEERS(RANKS, ranks_tied_to_one_that_opens_nothing_stage_and_others_do_
 {
     const t_case_t c = a_case();
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
+    T_GPU_CALL(k);
     rank_check(colo_memory_is_p2p(r->memory));
     rank_try(t_gpu_bridge(r, &c, &bridge)); /* ties ranks 0 and 1, and 2 and 3 */
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, false));
     rank_try(colo_comm_set_check(r->gpus, 0)); /* 1 compares the first calls of all ranks */
     if (r->rank < 2) {
-        rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
-        rank_try(t_download(r, &y));
-        rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
+        rank_try(t_gpu_call_run(&k, bridge, r->stream));
+        rank_try(t_gpu_call_compare(&k));
     }
     rank_try(colo_comm_barrier(r->host, NULL)); /* what follows makes the comm fail on all ranks */
     if (r->rank == 2) {                         /* it stages, which this comm cannot */
-        rank_check(colo_bridge_forward(bridge, &x.t, &y.t, r->stream) == COLO_ERR_UNBUILT);
-        rank_check(strstr(colo_last_error(), "has no NCCL"));
+        rank_fails(t_gpu_call_run(&k, bridge, r->stream), COLO_ERR_UNBUILT, "has no NCCL");
     }
     (void)colo_comm_barrier(r->host, NULL);
     return COLO_OK;

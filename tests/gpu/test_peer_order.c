@@ -7,8 +7,8 @@
 #include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
+#include "core/helper.h"
 
-#include <time.h>
 #include <unistd.h>
 
 enum { RANKS = 4, CASES = 5 };
@@ -53,33 +53,30 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     uint64_t s = t_seed() + (uint64_t)r->rank;
     for (int k = 0; k < CASES; k++) {
         t_case_t c = the_case(k);
-        T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0}, dy = {0}, dx = {0};
+        T_GPU_CALL(forward);
+        T_GPU_CALL(backward);
         colo_bridge_t *bridge = NULL;
         cudaGraphExec_t exec;
         r->used = 0;
         rank_try(t_gpu_bridge(r, &c, &bridge));
-        rank_try(t_place(r, &c, T_X, 0, true, &x));
-        rank_try(t_place(r, &c, T_Y, 0, false, &y));
-        rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-        rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+        rank_try(t_gpu_call_make(&forward, r, &c, 0, false));
+        rank_try(t_gpu_call_make(&backward, r, &c, 0, true));
         rank_cuda(cudaStreamSynchronize(r->stream));
         rank_try(colo_comm_barrier(r->host, NULL));
         rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-        colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+        colo_status_t st = t_gpu_call_run(&forward, bridge, r->stream);
         if (st == COLO_OK)
-            st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
+            st = t_gpu_call_run(&backward, bridge, r->stream);
         rank_try(t_gpu_captured(r, st, &exec));
         rank_try(other_shapes(r, bridge, c));
         for (int64_t salt = 1; salt <= steps; salt++) {
-            rank_try(t_refill(r, &c, T_X, salt, &x));
-            rank_try(t_refill(r, &c, T_DY, salt, &dy));
+            rank_try(t_gpu_call_refill(&forward, salt));
+            rank_try(t_gpu_call_refill(&backward, salt));
             if (salt % 8 == 0)
                 rank_try(be_late(r, &s));
             rank_cuda(cudaGraphLaunch(exec, r->stream));
-            rank_try(t_download(r, &y));
-            rank_try(t_download(r, &dx));
-            rank_try(t_case_compare(&c, T_Y, r->rank, salt, &y.host));
-            rank_try(t_case_compare(&c, T_DX, r->rank, salt, &dx.host));
+            rank_try(t_gpu_call_compare(&forward));
+            rank_try(t_gpu_call_compare(&backward));
         }
         rank_try(colo_comm_check(r->gpus));
         rank_try(t_gpu_end(r, &bridge));
@@ -162,25 +159,22 @@ static colo_status_t one_is_missing(t_gpu_rank_t *r, void *arg)
     verdict_t *v = (verdict_t *)arg + r->rank;
     t_case_t c = the_case(0);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
+    T_GPU_CALL(k);
     rank_try(colo_comm_set_timeout(r->gpus, 400));
     rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, false));
     for (int i = 0; i < 2; i++) {
-        struct timespec a, b;
-        clock_gettime(CLOCK_MONOTONIC, &a);
+        const double since = colo_now();
         if (r->rank != 1 || i == 0) /* rank 1 leaves the second call out */
-            rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+            rank_try(t_gpu_call_run(&k, bridge, r->stream));
         rank_cuda(cudaStreamSynchronize(r->stream));
-        clock_gettime(CLOCK_MONOTONIC, &b);
-        v->seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+        v->seconds = colo_now() - since;
     }
     v->status = colo_comm_check(r->gpus);
     snprintf(v->error_message, sizeof v->error_message, "%s", colo_last_error());
     if (r->rank != 1 && v->status < 0)
-        rank_check(colo_bridge_forward(bridge, &x.t, &y.t, r->stream) < 0);
-    rank_cuda(cudaMemsetAsync(y.data, 1, y.host.bytes, r->stream)); /* the GPU is well */
+        rank_check(t_gpu_call_run(&k, bridge, r->stream) < 0);
+    rank_cuda(cudaMemsetAsync(k.out.data, 1, k.out.host.bytes, r->stream)); /* the GPU is well */
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     return COLO_OK;
@@ -220,13 +214,6 @@ typedef struct gone {
     char error_message[600];
 } gone_t;
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static colo_status_t come_in_turn(t_gpu_rank_t *r, void *arg)
 {
     gone_t *v = arg;
@@ -236,22 +223,20 @@ static colo_status_t come_in_turn(t_gpu_rank_t *r, void *arg)
     c.dtype = COLO_F32;
     c.world = RANKS;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};
+    T_GPU_CALL(k);
     rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, v->backward ? T_DY : T_X, 0, true, &in));
-    rank_try(t_place(r, &c, v->backward ? T_DX : T_Y, 0, false, &out));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, v->backward));
     for (int i = 0; i < 2; i++) {
         rank_cuda(cudaStreamSynchronize(r->stream));
         rank_try(colo_comm_barrier(r->host, NULL));
         rank_try(colo_comm_set_timeout(r->gpus, i ? DEADLINE_MS : 20000));
         usleep((useconds_t)(i * r->rank % 3 * DEADLINE_MS * 700));
-        const double since = now_s();
+        const double since = colo_now();
         if (i == 0 || r->rank != 3)
-            (void)(v->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
-                               : colo_bridge_forward(bridge, &in.t, &out.t, r->stream));
+            (void)t_gpu_call_run(&k, bridge, r->stream);
         rank_cuda(cudaStreamSynchronize(r->stream));
         if (i == 1 && r->rank == 0)
-            v->seconds = now_s() - since;
+            v->seconds = colo_now() - since;
         rank_try(i == 0 ? colo_comm_check(r->gpus) : COLO_OK);
     }
     if (r->rank == 0 && colo_comm_check(r->gpus) < 0)
@@ -287,18 +272,17 @@ static colo_status_t aborted(t_gpu_rank_t *r, void *arg)
     verdict_t *v = (verdict_t *)arg + r->rank;
     t_case_t c = the_case(0);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
+    T_GPU_CALL(k);
     rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
-    rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream)); /* the host waits in the first */
+    rank_try(t_gpu_call_make(&k, r, &c, 0, false));
+    rank_try(t_gpu_call_run(&k, bridge, r->stream)); /* the host waits in the first */
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     if (r->rank == 1) {
         usleep(100000);
         colo_comm_abort(r->gpus, "test");
     } else {
-        rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+        rank_try(t_gpu_call_run(&k, bridge, r->stream));
         for (int i = 0; i < 1000 && (v->status = colo_comm_check(r->gpus)) == COLO_OK; i++)
             usleep(10000);
         rank_cuda(cudaStreamSynchronize(r->stream)); /* 20 s is the deadline of the wait */
@@ -409,27 +393,26 @@ static colo_status_t unregistered(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(0);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
+    T_GPU_CALL(k);
     void *other = NULL;
     rank_cuda(cudaMalloc(&other, 1 << 16));
     rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
-    rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
-    rank_try(t_download(r, &y));
-    rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
-    colo_tensor_t away = y.t;
+    rank_try(t_gpu_call_make(&k, r, &c, 0, false));
+    rank_try(t_gpu_call_run(&k, bridge, r->stream));
+    rank_try(t_gpu_call_compare(&k));
+    colo_tensor_t away = k.out.t;
     away.data = other;
     rank_try(colo_comm_set_check(r->gpus, 2));
     /* at COLO_CHECK=2 all ranks hear of it and nothing has moved */
-    colo_status_t st = colo_bridge_forward(bridge, &x.t, r->rank == 1 ? &away : &y.t, r->stream);
+    colo_status_t st =
+        colo_bridge_forward(bridge, &k.in.t, r->rank == 1 ? &away : &k.out.t, r->stream);
     rank_check(st == (r->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(strstr(colo_last_error(), "is not registered over comm"));
     rank_try(colo_comm_check(r->gpus));
     rank_try(colo_comm_barrier(r->host, NULL)); /* what follows fails the comm */
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
     rank_try(colo_comm_set_check(r->gpus, 1));
-    st = colo_bridge_forward(bridge, &x.t, &away, r->stream);
+    st = colo_bridge_forward(bridge, &k.in.t, &away, r->stream);
     cudaGraph_t graph;
     rank_cuda(cudaStreamEndCapture(r->stream, &graph));
     rank_cuda(cudaGraphDestroy(graph));
@@ -450,20 +433,19 @@ T_CASE_ON_PEERS(RANKS, registered_on_some_ranks_only_is_a_mismatch_at_check_2)
 {
     t_case_t c = the_case(0);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(t_placed_free) t_placed_t x = {0}, y = {0};
+    T_GPU_CALL(k);
     void *other = NULL;
     rank_cuda(cudaMalloc(&other, 1 << 16));
     c.check = 2;
     rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
-    colo_tensor_t away = y.t;
+    rank_try(t_gpu_call_make(&k, r, &c, 0, false));
+    colo_tensor_t away = k.out.t;
     away.data = other;
-    colo_status_t st = colo_bridge_forward(bridge, &x.t, r->rank == 1 ? &away : &y.t, r->stream);
+    colo_status_t st =
+        colo_bridge_forward(bridge, &k.in.t, r->rank == 1 ? &away : &k.out.t, r->stream);
     rank_check(st == COLO_ERR_MISMATCH);
-    rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
-    rank_try(t_download(r, &y));
-    rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
+    rank_try(t_gpu_call_run(&k, bridge, r->stream));
+    rank_try(t_gpu_call_compare(&k));
     rank_try(colo_comm_barrier(r->host, NULL));
     return COLO_OK;
 }

@@ -17,37 +17,10 @@ static t_case_t the_case(void)
                       .world = RANKS};
 }
 
-/* A call, and its tensors on the device. */
-typedef struct part {
-    bool backward;
-    int64_t salt;
-    t_placed_t in, out;
-    colo_ticket_t *ticket;
-} part_t;
-
-static colo_status_t place(t_gpu_rank_t *r, const t_case_t *c, part_t *p)
+static colo_status_t start(const t_gpu_call_t *k, colo_bridge_t *bridge, colo_ticket_t **ticket)
 {
-    rank_try(t_place(r, c, p->backward ? T_DY : T_X, p->salt, true, &p->in));
-    return t_place(r, c, p->backward ? T_DX : T_Y, p->salt, false, &p->out);
-}
-
-static colo_status_t start(const t_gpu_rank_t *r, colo_bridge_t *bridge, part_t *p)
-{
-    return p->backward
-               ? colo_bridge_backward_start(bridge, &p->in.t, &p->out.t, r->stream, &p->ticket)
-               : colo_bridge_forward_start(bridge, &p->in.t, &p->out.t, r->stream, &p->ticket);
-}
-
-static colo_status_t compare(t_gpu_rank_t *r, const t_case_t *c, part_t *p)
-{
-    rank_try(t_download(r, &p->out));
-    return t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, p->salt, &p->out.host);
-}
-
-static void free_part(part_t *p)
-{
-    t_placed_free(&p->in);
-    t_placed_free(&p->out);
+    return (k->backward ? colo_bridge_backward_start : colo_bridge_forward_start)(
+        bridge, &k->in.t, &k->out.t, k->r->stream, ticket);
 }
 
 /* A bridge whose ranks have compared each pass once, which makes them wait for each other, and that
@@ -56,12 +29,12 @@ static colo_status_t warm_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge
 {
     rank_try(t_gpu_bridge(r, c, bridge));
     for (int pass = 0; pass < 2; pass++) {
-        part_t p = {.backward = pass == 1, .salt = 1};
-        rank_try(place(r, c, &p));
-        rank_try(start(r, *bridge, &p));
-        rank_try(colo_bridge_finish(&p.ticket, r->stream));
-        rank_try(compare(r, c, &p));
-        free_part(&p);
+        T_GPU_CALL(k);
+        colo_ticket_t *ticket = NULL;
+        rank_try(t_gpu_call_make(&k, r, c, 1, pass == 1));
+        rank_try(start(&k, *bridge, &ticket));
+        rank_try(colo_bridge_finish(&ticket, r->stream));
+        rank_try(t_gpu_call_compare(&k));
     }
     return t_gpu_quiet(r);
 }
@@ -70,101 +43,84 @@ static colo_status_t warm_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge
 
 /* Rank 0's stream comes to its end while no other rank has started: so it does not wait for the
  * call, which cannot end before the others come. */
-static colo_status_t between(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, the_caller_s_stream_does_not_wait_before_finish)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
     rank_try(warm_bridge(r, &c, &bridge));
     for (int pass = 0; pass < 2; pass++) {
-        part_t p = {.backward = pass == 1, .salt = 5 + pass};
-        rank_try(place(r, &c, &p));
+        T_GPU_CALL(k);
+        colo_ticket_t *ticket = NULL;
+        rank_try(t_gpu_call_make(&k, r, &c, 5 + pass, pass == 1));
         rank_cuda(cudaStreamSynchronize(r->stream));
         if (r->rank == 0) {
-            rank_try(start(r, bridge, &p));
+            rank_try(start(&k, bridge, &ticket));
             rank_cuda(cudaStreamSynchronize(r->stream));
         }
         rank_try(colo_comm_barrier(r->host, NULL));
         if (r->rank != 0)
-            rank_try(start(r, bridge, &p));
-        rank_try(colo_bridge_finish(&p.ticket, r->stream));
-        rank_try(compare(r, &c, &p));
-        free_part(&p);
+            rank_try(start(&k, bridge, &ticket));
+        rank_try(colo_bridge_finish(&ticket, r->stream));
+        rank_try(t_gpu_call_compare(&k));
     }
-    (void)arg;
     return t_gpu_end(r, &bridge);
-}
-
-T_CASE(the_caller_s_stream_does_not_wait_before_finish)
-{
-    assert_ok(t_peers_run(RANKS, false, between, NULL, 0));
 }
 
 /* ---- several ---- */
 
-static colo_status_t several(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, several_calls_are_finished_in_another_order)
 {
     enum { PARTS = 6 };
     static const int order[PARTS] = {3, 0, 5, 1, 4, 2};
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
-    part_t part[PARTS];
+    t_gpu_call_t part[PARTS];
+    colo_ticket_t *ticket[PARTS] = {NULL};
     rank_try(warm_bridge(r, &c, &bridge));
     for (int64_t i = 0; i < PARTS; i++) {
-        part[i] = (part_t){.backward = i % 3 == 1, .salt = 10 + i};
-        rank_try(place(r, &c, &part[i]));
-        rank_try(start(r, bridge, &part[i]));
+        rank_try(t_gpu_call_make(&part[i], r, &c, 10 + i, i % 3 == 1));
+        rank_try(start(&part[i], bridge, &ticket[i]));
     }
     rank_try(t_gpu_pass(r, bridge, &c, 30, true)); /* one without a ticket */
     for (int i = 0; i < PARTS; i++)
-        rank_try(colo_bridge_finish(&part[order[i]].ticket, r->stream));
+        rank_try(colo_bridge_finish(&ticket[order[i]], r->stream));
     for (int i = 0; i < PARTS; i++) {
-        rank_try(compare(r, &c, &part[i]));
-        free_part(&part[i]);
+        rank_try(t_gpu_call_compare(&part[i]));
+        t_gpu_call_end(&part[i]);
     }
-    (void)arg;
     return t_gpu_end(r, &bridge);
 }
 
-T_CASE(several_calls_are_finished_in_another_order)
-{
-    assert_ok(t_peers_run(RANKS, false, several, NULL, 0));
-}
-
 /* ---- graphs ---- */
-
-static colo_status_t refill(t_gpu_rank_t *r, const t_case_t *c, int64_t salt, part_t *p)
-{
-    p->salt = salt;
-    return t_refill(r, c, p->backward ? T_DY : T_X, salt, &p->in);
-}
 
 T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
-    part_t part[2] = {{.backward = false}, {.backward = true}};
+    t_gpu_call_t part[2];
+    colo_ticket_t *ticket[2] = {NULL};
     cudaGraphExec_t exec;
     colo_status_t st = COLO_OK;
     rank_try(warm_bridge(r, &c, &bridge));
     for (int i = 0; i < 2; i++)
-        rank_try(place(r, &c, &part[i]));
+        rank_try(t_gpu_call_make(&part[i], r, &c, 0, i == 1));
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < 2 && st == COLO_OK; i++)
-        st = start(r, bridge, &part[i]);
+        st = start(&part[i], bridge, &ticket[i]);
     for (int i = 2; i-- > 0 && st == COLO_OK;)
-        st = colo_bridge_finish(&part[i].ticket, r->stream);
+        st = colo_bridge_finish(&ticket[i], r->stream);
     rank_try(t_gpu_captured(r, st, &exec));
     for (int64_t salt = 40; salt < 50; salt++) {
         for (int i = 0; i < 2; i++)
-            rank_try(refill(r, &c, salt, &part[i]));
+            rank_try(t_gpu_call_refill(&part[i], salt));
         rank_cuda(cudaGraphLaunch(exec, r->stream));
         for (int i = 0; i < 2; i++)
-            rank_try(compare(r, &c, &part[i]));
+            rank_try(t_gpu_call_compare(&part[i]));
     }
     for (int i = 0; i < 2; i++)
-        free_part(&part[i]);
+        t_gpu_call_end(&part[i]);
     rank_try(t_gpu_end(r, &bridge));
     rank_cuda(cudaGraphExecDestroy(exec));
     return COLO_OK;
