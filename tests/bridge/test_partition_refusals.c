@@ -149,42 +149,34 @@ T_CASE(bad_targets_are_refused)
     memset(sentinel, 0xa5, sizeof sentinel);
     void *from = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tf);
     void *to = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tt);
+#define refused(tokens, targets, want, words) \
+    assert_fails(colo_partition_next_token(&p, tokens, -1, targets, NULL), want, words)
     colo_tensor_t t = where_tensor(from, COLO_I32, 2, (int64_t[]){2, 8});
-    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
-                 "tokens is i32, expected i64");
+    refused(&t, &tt, COLO_ERR_SHAPE, "tokens is i32, expected i64");
     t = where_tensor(to, COLO_F64, 2, (int64_t[]){2, 8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
-                 "targets is f64, expected i64");
+    refused(&tf, &t, COLO_ERR_SHAPE, "targets is f64, expected i64");
     t = where_tensor(from, COLO_I64, 0, NULL);
-    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
-                 "tokens has no axis");
+    refused(&t, &tt, COLO_ERR_SHAPE, "tokens has no axis");
     t = where_tensor(from, COLO_I64, 2, (int64_t[]){2, 7});
-    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
-                 "tokens has 7 positions, expected 8");
+    refused(&t, &tt, COLO_ERR_SHAPE, "tokens has 7 positions, expected 8");
     t = where_tensor(to, COLO_I64, 1, (int64_t[]){8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
-                 "tokens has 2 axes, targets has 1");
+    refused(&tf, &t, COLO_ERR_SHAPE, "tokens has 2 axes, targets has 1");
     t = where_tensor(to, COLO_I64, 2, (int64_t[]){1, 8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
-                 "targets axis 0 has extent 1, expected 2");
+    refused(&tf, &t, COLO_ERR_SHAPE, "targets axis 0 has extent 1, expected 2");
     t = tt;
     t.stride[0] = 0;
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
-                 "targets is written, but axis 0 has stride 0");
+    refused(&tf, &t, COLO_ERR_SHAPE, "targets is written, but axis 0 has stride 0");
     t = tt;
     t.stride[0] = 1;
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
-                 "targets is written, but by its strides elements share an address");
+    refused(&tf, &t, COLO_ERR_SHAPE,
+            "targets is written, but by its strides elements share an address");
     t = tf;
     t.data = (char *)tf.data + 8;
     t.stride[0] = 9;
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_ARG,
-                 "partition: tokens and targets overlap in memory");
+    refused(&tf, &t, COLO_ERR_ARG, "partition: tokens and targets overlap in memory");
     t = colo_tensor_cuda(to, COLO_I64, 3, 2, (int64_t[]){2, 8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_ARG,
-                 "partition: targets: memory kind 1 on device 3, tokens is kind");
-    assert_fails(colo_partition_next_token(&p, NULL, -1, &tt, NULL), COLO_ERR_ARG,
-                 "tokens: tensor is NULL");
+    refused(&tf, &t, COLO_ERR_ARG, "partition: targets: memory kind 1 on device 3, tokens is kind");
+    refused(NULL, &tt, COLO_ERR_ARG, "tokens: tensor is NULL");
     assert_there(to, sentinel, sizeof sentinel);
     assert_there(from, sentinel, sizeof sentinel);
     where.drop(from);
@@ -233,9 +225,4 @@ T_CASE(columns_of_one_buffer_share_no_element)
     where.drop(offset);
 }
 
-int main(void)
-{
-    int skip = where.need();
-    return skip ? skip
-                : t_main("bridge/partition_refusals");
-}
+T_MAIN_IF(where.need(), "bridge/partition_refusals")
