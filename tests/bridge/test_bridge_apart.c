@@ -133,7 +133,4 @@ T_CASE(what_is_accepted_shares_no_element)
     assert_true(accepted > 0 && refused > 0);
 }
 
-int main(void)
-{
-    return t_main_around("bridge/bridge_apart", make_bridge, end_bridge);
-}
+T_MAIN_AROUND("bridge/bridge_apart", make_bridge, end_bridge)

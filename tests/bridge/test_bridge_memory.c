@@ -118,10 +118,4 @@ T_CASE(calls_of_a_batch_allocate_nothing_after_the_first)
     assert_int_equal(atomic_load(&allocated), 0);
 }
 
-int main(void)
-{
-#ifdef SANITIZED
-    return T_EXIT_SKIP;
-#endif
-    return t_main("bridge/bridge_memory");
-}
+T_MAIN_IF(T_NEED_OWN_MALLOC, "bridge/bridge_memory")

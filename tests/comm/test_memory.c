@@ -161,8 +161,4 @@ T_CASE_ON_THREADS(RANKS, what_is_made_begins_and_ends_at_a_multiple_of_256)
     return COLO_OK;
 }
 
-int main(void)
-{
-    unsetenv("COLO_TRANSPORT");
-    return t_main("comm/memory");
-}
+T_MAIN_AFTER(0, unsetenv("COLO_TRANSPORT"), "comm/memory")

@@ -376,7 +376,4 @@ T_CASE(wrong_arguments_of_an_older_operation_are_told_and_named)
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
 }
 
-int main(void)
-{
-    return t_main_each("comm/process", open_all, close_all);
-}
+T_MAIN_EACH("comm/process", open_all, close_all)

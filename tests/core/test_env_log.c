@@ -407,7 +407,4 @@ T_CASE(sink_may_call_the_library)
     assert_string_equal(b.after, "the caller's own error");
 }
 
-int main(void)
-{
-    return t_main_each("core/env_log", clean, NULL);
-}
+T_MAIN_EACH("core/env_log", clean, NULL)

@@ -95,7 +95,4 @@ T_CASE(checks_of_one_call_ask_once_for_device_and_stream)
     assert_fails(ops->pointer_check(&q, x, 1, "x"), COLO_ERR_ARG, "a tensor of device 1");
 }
 
-int main(void)
-{
-    return t_main_around("core/queries", find_counters, NULL);
-}
+T_MAIN_AROUND("core/queries", find_counters, NULL)

@@ -403,7 +403,4 @@ static int teardown(void **state)
     return 0;
 }
 
-int main(void)
-{
-    return t_main_around("core/sized", setup, teardown);
-}
+T_MAIN_AROUND("core/sized", setup, teardown)

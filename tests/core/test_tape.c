@@ -458,7 +458,4 @@ T_CASE(a_tape_of_ten_thousand_nodes_is_no_trouble)
     gradient_is(x, 1);
 }
 
-int main(void)
-{
-    return t_main_each("core/tape", start, finish);
-}
+T_MAIN_EACH("core/tape", start, finish)

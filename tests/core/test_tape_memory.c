@@ -107,11 +107,4 @@ T_CASE(a_lack_of_memory_is_found_before_any_node_runs)
     assert_true(mine[0] == 3 + data[0]);
 }
 
-int main(void)
-{
-#ifdef SANITIZED
-    return T_EXIT_SKIP;
-#else
-    return t_main("core/tape_memory");
-#endif
-}
+T_MAIN_IF(T_NEED_OWN_MALLOC, "core/tape_memory")

@@ -346,7 +346,4 @@ T_CASE(a_short_error_message_buffer_is_not_overrun)
     assert_int_equal(cap_data_load(&d, "/nowhere/digits.csv", NULL, 0), -1);
 }
 
-int main(void)
-{
-    return t_main_around("examples/data", load, unload);
-}
+T_MAIN_AROUND("examples/data", load, unload)

@@ -309,7 +309,4 @@ T_CASE(positions_and_bytes_that_no_target_sees_have_no_gradient)
     }
 }
 
-int main(void)
-{
-    return t_main_each("examples/oracle", NULL, close_model);
-}
+T_MAIN_EACH("examples/oracle", NULL, close_model)

@@ -443,7 +443,4 @@ T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
     assert_non_null(strstr(cap_report_write(&r.report, r.path), "over 0 steps"));
 }
 
-int main(void)
-{
-    return t_main_each("examples/report", start, finish);
-}
+T_MAIN_EACH("examples/report", start, finish)

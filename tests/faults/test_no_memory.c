@@ -212,11 +212,4 @@ T_CASE(world_of_which_a_thread_does_not_start_runs_on_no_rank)
     }
 }
 
-int main(void)
-{
-#ifdef SANITIZED
-    return T_EXIT_SKIP;
-#else
-    return t_main("faults/no_memory");
-#endif
-}
+T_MAIN_IF(T_NEED_OWN_MALLOC, "faults/no_memory")

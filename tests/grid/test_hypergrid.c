@@ -405,7 +405,4 @@ T_CASE(a_failed_split_stores_nothing)
     colo_comm_destroy(&self);
 }
 
-int main(void)
-{
-    return t_main_each("grid/hypergrid", set_up, tear_down);
-}
+T_MAIN_EACH("grid/hypergrid", set_up, tear_down)

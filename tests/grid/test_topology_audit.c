@@ -415,9 +415,5 @@ T_CASE(what_does_not_fit_the_place_is_refused)
     assert_memory_equal(sum, was, sizeof sum);
 }
 
-int main(void)
-{
-    if (!colo_topology_version()) /* without hwloc there are no places to audit */
-        return T_EXIT_SKIP;
-    return t_main("grid/topology_audit");
-}
+/* Without hwloc there are no places to audit. */
+T_MAIN_IF(colo_topology_version() ? 0 : T_EXIT_SKIP, "grid/topology_audit")

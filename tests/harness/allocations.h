@@ -24,6 +24,12 @@
 #if !defined(SANITIZED) && !defined(__GLIBC__)
 #define SANITIZED 1
 #endif
+/* For T_MAIN_IF() of a program whose cases all count allocations, or let them fail */
+#ifdef SANITIZED
+#define T_NEED_OWN_MALLOC T_EXIT_SKIP
+#else
+#define T_NEED_OWN_MALLOC 0
+#endif
 
 static atomic_size_t allocated __attribute__((unused));
 static atomic_bool counting __attribute__((unused));

@@ -70,18 +70,22 @@
 #define T_MAIN(name) T_MAIN_IF(0, name)
 /* @need is 0, or what main() returns at once; T_MAIN_AFTER: else @first comes first. */
 #define T_MAIN_IF(need, name) T_MAIN_AFTER(need, (void)0, name)
-#define T_MAIN_AFTER(need, first, name) \
-    int main(void)                      \
-    {                                   \
-        int t_rc_ = (need);             \
-        if (t_rc_)                      \
-            return t_rc_;               \
-        first;                          \
-        return t_main(name);            \
+#define T_MAIN_AFTER(need, first, name) T_MAIN_BY(need, first, t_main(name))
+/* With what CMocka calls before and after: all cases, or each; NULL: nothing. */
+#define T_MAIN_AROUND(name, setup, teardown) \
+    T_MAIN_BY(0, (void)0, t_main_around(name, setup, teardown))
+#define T_MAIN_EACH(name, setup, teardown) T_MAIN_BY(0, (void)0, t_main_each(name, setup, teardown))
+#define T_MAIN_BY(need, first, run) \
+    int main(void)                  \
+    {                               \
+        int t_rc_ = (need);         \
+        if (t_rc_)                  \
+            return t_rc_;           \
+        first;                      \
+        return run;                 \
     }
 void t_add_case(const char *name, void (*run)(void **state));
 int t_main(const char *name);
-/* With what CMocka calls before and after: all cases, or each; NULL: nothing. */
 int t_main_around(const char *name, int (*setup)(void **state), int (*teardown)(void **state));
 int t_main_each(const char *name, int (*setup)(void **state), int (*teardown)(void **state));
 

@@ -122,7 +122,4 @@ static int teardown(void **state)
     return 0;
 }
 
-int main(void)
-{
-    return t_main_around("loss/aligned", setup, teardown);
-}
+T_MAIN_AROUND("loss/aligned", setup, teardown)

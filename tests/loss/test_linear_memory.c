@@ -60,10 +60,4 @@ T_CASE(the_allocator_counts)
     assert_int_equal(atomic_load(&allocated), 121);
 }
 
-int main(void)
-{
-#ifdef SANITIZED
-    return T_EXIT_SKIP;
-#endif
-    return t_main("loss/linear_memory");
-}
+T_MAIN_IF(T_NEED_OWN_MALLOC, "loss/linear_memory")
