@@ -16,9 +16,8 @@ static int *asked;
 
 static int find_counters(void **state)
 {
-    char path[600];
     const colo_backend_t *b = NULL;
-    snprintf(path, sizeof path, "%s/libcolobridge-cuda.so", getenv("COLO_BACKEND_DIR"));
+    const char *path = t_text("%s/libcolobridge-cuda.so", getenv("COLO_BACKEND_DIR"));
     assert_ok(colo_backend_load("cuda", &b));
     void *so = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     asked = so ? dlsym(so, "colo_test_asked") : NULL;

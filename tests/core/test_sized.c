@@ -306,10 +306,9 @@ T_CASE(struct_that_lacks_required_members_is_refused)
         for (size_t size = 0; size < table[i].whole; size++) {
             const struct sized *s = &table[i];
             int64_t result;
-            char text[96];
             if (!is_built(s) || (size >= s->least && size % 8 == 0))
                 continue;
-            snprintf(text, sizeof text, "struct_size is %zu, expected a multiple of 8 from ", size);
+            const char *text = t_text("struct_size is %zu, expected a multiple of 8 from ", size);
             assert_fails(give(s, size, &result), COLO_ERR_ARG, text);
             assert_non_null(strstr(colo_last_error(), "start from COLO_"));
         }
@@ -321,11 +320,9 @@ T_CASE(struct_that_is_longer_is_refused_with_both_sizes)
         for (size_t size = table[i].whole + 1; size < table[i].whole + MORE; size++) {
             const struct sized *s = &table[i];
             int64_t result;
-            char text[96];
             if (!is_built(s))
                 continue;
-            snprintf(text, sizeof text, "struct_size is %zu, expected at most %zu, ", size,
-                     s->whole);
+            const char *text = t_text("struct_size is %zu, expected at most %zu, ", size, s->whole);
             assert_fails(give(s, size, &result), COLO_ERR_ARG, text);
             assert_non_null(strstr(colo_last_error(), colo_version()));
             assert_non_null(strstr(colo_last_error(), "compiled with a newer header"));

@@ -160,9 +160,7 @@ static void has_times(const char *what, int times)
 
 static void has_message(int from, int to, int times)
 {
-    char what[64];
-    snprintf(what, sizeof what, ">rank %d to rank %d: 36864 bytes<", from, to);
-    has_times(what, times);
+    has_times(t_text(">rank %d to rank %d: 36864 bytes<", from, to), times);
 }
 
 T_CASE(the_page_is_well_formed_and_needs_nothing_from_outside)
@@ -272,10 +270,7 @@ T_CASE(a_ragged_page_has_several_images_a_sample_and_rows_per_rank)
         "the language model, and 96 B of gradients back.");
     /* tp varies fastest, then cp: ranks 2d and 2d + 1 are replica d, with dp as its high digit */
     for (int rank = 0; rank < 8; rank++) {
-        char want[64];
-        snprintf(want, sizeof want, "\"rank\">%d</td><td data-name=\"replica\">%d<", rank,
-                 rank / 2);
-        has(want);
+        has(t_text("\"rank\">%d</td><td data-name=\"replica\">%d<", rank, rank / 2));
     }
     has_times("\"rows before\">70 <", 2);
     has_times("\"rows after\">1,016 <", 2);
@@ -360,10 +355,9 @@ T_CASE(large_and_staged_worlds_are_handled)
 
 T_CASE(a_page_that_cannot_be_written_leaves_nothing)
 {
-    char path[160];
     const char *why;
 
-    snprintf(path, sizeof path, "%s/no/report.html", r.dir);
+    const char *path = t_text("%s/no/report.html", r.dir);
     why = cap_report_write(&r.report, path);
     assert_non_null(why);
     assert_non_null(strstr(why, path));

@@ -91,12 +91,10 @@ static colo_status_t destroys_on_a_hung_device(t_gpu_rank_t *r, void *arg)
 
 T_CASE(a_hung_device_keeps_no_destroy_and_its_memory_is_freed_later)
 {
-    char ms[16];
     int64_t before[FAKE_KINDS];
     for (int kind = 0; kind < FAKE_KINDS; kind++)
         before[kind] = fake_live((enum fake_kind)kind);
-    snprintf(ms, sizeof ms, "%d", DEADLINE_MS);
-    setenv("COLO_TIMEOUT_MS", ms, 1);
+    setenv("COLO_TIMEOUT_MS", t_text("%d", DEADLINE_MS), 1);
     for (int registered = 0; registered < 2; registered++) {
         bool arg = registered;
         goes_on = false;

@@ -199,11 +199,10 @@ static colo_status_t come(colo_comm_t *world, void *arg)
 T_CASE(world_of_which_a_thread_does_not_start_runs_on_no_rank)
 {
     enum { WORLD = 4 };
-    char words[40];
     for (int k = 0; k < WORLD; k++) {
         _Atomic int came = 0;
         thread_fail_at = k + 1;
-        snprintf(words, sizeof words, "thread %d of 4 could not be started", k);
+        const char *words = t_text("thread %d of 4 could not be started", k);
         assert_fails(colo_comm_threads_run(WORLD, come, &came), COLO_ERR_NOMEM, words);
         assert_int_equal(thread_fail_at, 0);
         assert_int_equal(came, 0);

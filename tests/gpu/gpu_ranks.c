@@ -94,9 +94,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
                       .peers = job->peers};
     int devices = 0;
     if (getenv("T_ONE_GPU")) { /* before CUDA is asked */
-        char own[16];
-        snprintf(own, sizeof own, "%d", (int)r.rank);
-        setenv("CUDA_VISIBLE_DEVICES", own, 1);
+        setenv("CUDA_VISIBLE_DEVICES", t_text("%d", (int)r.rank), 1);
     }
     rank_cuda(cudaGetDeviceCount(&devices));
     r.device = r.rank % devices;

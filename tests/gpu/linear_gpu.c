@@ -127,7 +127,6 @@ void linear_gpu_options(linear_case_t *c, unsigned bits, int mode)
 
 void linear_gpu_run(linear_case_t *c, int32_t n, const char *what)
 {
-    char label[200];
     for (int32_t i = 0; i < n; i++)
         c[i].place = linear_gpu_place();
     colo_status_t st = linear_case_run_all(c, n);
@@ -136,9 +135,10 @@ void linear_gpu_run(linear_case_t *c, int32_t n, const char *what)
                  colo_status_name(st), colo_last_error());
     for (int32_t i = 0; i < n; i++) {
         const linear_case_t *k = &c[i];
-        snprintf(label, sizeof label, "%s #%d (W=%d D=%d T=%d V=%d H=%d %s, chunk %d)", what,
-                 (int)i, (int)k->ranks, (int)k->replicas, (int)k->tokens, (int)k->vocab,
-                 (int)k->hidden, colo_dtype_name(k->dtype), (int)k->config.logprob.chunk_size);
+        const char *label =
+            t_text("%s #%d (W=%d D=%d T=%d V=%d H=%d %s, chunk %d)", what, (int)i, (int)k->ranks,
+                   (int)k->replicas, (int)k->tokens, (int)k->vocab, (int)k->hidden,
+                   colo_dtype_name(k->dtype), (int)k->config.logprob.chunk_size);
         linear_case_compare(k, label);
     }
 }
@@ -165,8 +165,6 @@ void linear_gpu_case(linear_case_t *c, unsigned bits, int mode, int32_t ranks, i
 void linear_gpu_one(unsigned bits, int mode, int dtypes, int64_t chunk, uint64_t *rng)
 {
     T_ENDS(linear_case_free) linear_case_t c;
-    char what[80];
     linear_gpu_case(&c, bits, mode, 1, 1, dtypes, chunk, rng);
-    snprintf(what, sizeof what, "options %03x, mode %d, dtypes %d", bits, mode, dtypes);
-    linear_gpu_run(&c, 1, what);
+    linear_gpu_run(&c, 1, t_text("options %03x, mode %d, dtypes %d", bits, mode, dtypes));
 }

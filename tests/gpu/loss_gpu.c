@@ -76,7 +76,6 @@ void gpu_case_compare(const loss_case_t *c, const char *label)
     const ref_logprob_opts_t o = loss_case_opts(c);
     const bool asked[3] = {true, c->config.want_entropy, c->config.want_loss};
     int64_t valid = 0, invalid = 0;
-    char text[160];
     for (int64_t t = 0; t < c->tokens; t++) {
         const int64_t target = c->targets[t];
         const bool legal = target >= 0 && target < c->vocab,
@@ -89,7 +88,7 @@ void gpu_case_compare(const loss_case_t *c, const char *label)
         up[3] = !c->no_up[0] || (asked[2] && !c->no_up[2]);
         valid += legal && !ignored;
         invalid += !legal && !ignored;
-        snprintf(text, sizeof text, "%s: token %d", label, (int)t);
+        const char *text = t_text("%s: token %d", label, (int)t);
         gpu_row_compare(&o, c->dtype, c->z + t * c->vocab, c->vocab, target, got, asked, up,
                         c->forward_only ? NULL : c->dz + t * c->vocab, text);
         if (c->config.want_correct) {

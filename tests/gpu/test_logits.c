@@ -58,7 +58,6 @@ static void spoil_targets(loss_case_t *c)
 T_CASE(every_option_agrees_with_the_oracle)
 {
     static const int64_t widths[] = {1, 2, 7, 8, 63, 64, 65, 1000, 4099, 20011};
-    char label[120];
     for (int i = 0; i < (int)t_scaled(320); i++) {
         T_ENDS(loss_case_free) loss_case_t c;
         int64_t vocab = widths[i % 10], tokens = vocab > 1000 ? 3 : 1 + t_below(&rng, 9);
@@ -69,9 +68,9 @@ T_CASE(every_option_agrees_with_the_oracle)
         spoil_targets(&c);
         if (c.config.megatron_smoothing && vocab == 1)
             c.config.megatron_smoothing = false;
-        snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g, scale %g, shifts %d %d", i,
-                 colo_dtype_name(c.dtype), (int)vocab, c.config.logits.softcap,
-                 c.config.logits.scale, (int)c.shift[0], (int)c.shift[1]);
+        const char *label = t_text("case %d, %s, V %d, softcap %g, scale %g, shifts %d %d", i,
+                                   colo_dtype_name(c.dtype), (int)vocab, c.config.logits.softcap,
+                                   c.config.logits.scale, (int)c.shift[0], (int)c.shift[1]);
         assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, label);
     }
@@ -79,7 +78,6 @@ T_CASE(every_option_agrees_with_the_oracle)
 
 T_CASE(shards_merge_to_what_the_whole_row_gives)
 {
-    char label[80];
     for (int i = 0; i < (int)t_scaled(96); i++) {
         T_ENDS(loss_case_free) loss_case_t c;
         loss_case_init(&c, 2 + (int)t_below(&rng, 7), 5, 30 + t_below(&rng, 3000), floats[i % 4], 3,
@@ -87,8 +85,8 @@ T_CASE(shards_merge_to_what_the_whole_row_gives)
         draw_options(&c, i % 8);
         spoil_targets(&c);
         loss_case_shard(&c, (shard_kind_t)(i / 4 % SHARD_KINDS));
-        snprintf(label, sizeof label, "case %d, %s, %d shards of kind %d", i,
-                 colo_dtype_name(c.dtype), (int)c.ranks, i / 4 % SHARD_KINDS);
+        const char *label = t_text("case %d, %s, %d shards of kind %d", i, colo_dtype_name(c.dtype),
+                                   (int)c.ranks, i / 4 % SHARD_KINDS);
         assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, label);
     }
@@ -224,7 +222,6 @@ static void like(double got, double host, double tol, const char *label, const c
 T_CASE(special_values_come_out_as_on_the_host)
 {
     static const int64_t widths[] = {5, 64, 300, 5000};
-    char label[120];
     for (int i = 0; i < (int)t_scaled(240); i++) {
         T_ENDS(loss_case_free) loss_case_t c, h;
         uint64_t index = rng;
@@ -239,8 +236,8 @@ T_CASE(special_values_come_out_as_on_the_host)
             spoil_targets(x);
             plant(x);
         }
-        snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g", i, colo_dtype_name(c.dtype),
-                 (int)vocab, c.config.logits.softcap);
+        const char *label = t_text("case %d, %s, V %d, softcap %g", i, colo_dtype_name(c.dtype),
+                                   (int)vocab, c.config.logits.softcap);
         assert_ok(loss_case_run(&c));
         const where_t device = where;
         where = where_host;
@@ -284,12 +281,11 @@ T_CASE(chunks_and_places_change_no_bit)
         c.in_place = false;
         assert_ok(loss_case_run(&c));
         for (int k = 1; k < 10; k++) {
-            char label[48];
             loss_case_take(&again, &c, 0, TOKENS);
             again.config.chunk_size = chunks[k / 2];
             again.in_place = k % 2;
             assert_ok(loss_case_run(&again));
-            snprintf(label, sizeof label, "chunk %d, in place %d", (int)chunks[k / 2], k % 2);
+            const char *label = t_text("chunk %d, in place %d", (int)chunks[k / 2], k % 2);
             loss_case_same(&again, &c, 0, label);
             loss_case_free(&again);
         }

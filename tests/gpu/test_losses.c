@@ -210,7 +210,6 @@ T_CASE(rows_in_any_order_have_exact_picks)
     for (int d = 0; d < 4; d++)
         for (int s = 0; s < 2; s++)
             for (int i = 0; i < 3; i++) {
-                char label[64];
                 /* under a negative scale -inf would be +inf, which leaves nothing to look at */
                 const int64_t rows = scales[s] > 0 ? ORDERS : FEW_FINITE;
                 for (int64_t n = 0; n < rows * LONG; n++) {
@@ -220,8 +219,8 @@ T_CASE(rows_in_any_order_have_exact_picks)
                 topks_t m = {.dtype = loss_dtypes[d], .scale = scales[s]};
                 m.z = gpu_put(raw, (size_t)(rows * LONG) * colo_dtype_size(loss_dtypes[d]));
                 topk_run(&m, rows, LONG, ks[i]);
-                snprintf(label, sizeof label, "%s, scale %g, k %d", colo_dtype_name(loss_dtypes[d]),
-                         scales[s], (int)ks[i]);
+                const char *label = t_text("%s, scale %g, k %d", colo_dtype_name(loss_dtypes[d]),
+                                           scales[s], (int)ks[i]);
                 for (int64_t t = 0; t < rows; t++)
                     order_check(&m, z + t * LONG, t, ks[i], label);
                 topk_done(&m);

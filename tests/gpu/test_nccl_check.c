@@ -46,8 +46,7 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
             rank_cuda(t_to_device(k.in.data + (there - k.in.host.raw), &bad, sizeof bad));
         }
         const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
-        char said[400];
-        snprintf(said, sizeof said, "%.399s", colo_last_error());
+        const char *said = t_text("%.399s", colo_last_error());
         rank_try(t_gpu_quiet(r));
         if (step) {
             rank_try(st);
@@ -147,8 +146,7 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     if (culprit && captures)
         rank_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     colo_status_t st = colo_bridge_forward(bridge, &tx, &ty, stream);
-    char said[400];
-    snprintf(said, sizeof said, "%.399s", colo_last_error());
+    const char *said = t_text("%.399s", colo_last_error());
     if (culprit && captures) {
         rank_cuda(cudaStreamEndCapture(stream, &graph));
         rank_cuda(cudaGraphDestroy(graph));

@@ -346,7 +346,6 @@ T_CASE(products_are_what_their_formulas_say)
         if (i % 17 == 0)
             n[i / 17 % 2] = 0; /* no rows, or no columns */
         T_ENDS(product_case_free) product_case_t p;
-        char label[160];
         product_init(&p, what, dtype, out, n, i < 90 ? 0 : t_below(&rng, 9), bias,
                      !logits && i / 48 % 2);
         p.g.workspace = workspace;
@@ -356,9 +355,9 @@ T_CASE(products_are_what_their_formulas_say)
                                                                       * not count */
             assert_cuda(
                 cudaMemset(p.g.h.data, 0xff, (size_t)(n[0] * n[2]) * colo_dtype_size(p.g.h.dtype)));
-        snprintf(label, sizeof label, "product %d of %s to %s, %d rows, %d columns, hidden %d%s",
-                 (int)what, colo_dtype_name(dtype), colo_dtype_name(out), (int)n[0], (int)n[1],
-                 (int)n[2], bias ? ", bias" : "");
+        const char *label = t_text("product %d of %s to %s, %d rows, %d columns, hidden %d%s",
+                                   (int)what, colo_dtype_name(dtype), colo_dtype_name(out),
+                                   (int)n[0], (int)n[1], (int)n[2], bias ? ", bias" : "");
         colo_status_t st = gpu_loss()->gemm->run(made, &p.g, NULL);
         if (st < 0)
             fail_msg("%s: %s", label, colo_last_error());

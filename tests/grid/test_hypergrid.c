@@ -65,9 +65,7 @@ T_CASE(a_registered_view_is_a_copy_that_stays_in_place)
     assert_ok(colo_hypergrid_view(f->hyper, "moe", &moe));
     assert_memory_equal(moe, &copy, sizeof copy);
     for (int i = 0; i < 20; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "v%d", i);
-        assert_ok(add_view(f, name, "x=8@8", i % 2 ? "" : NULL));
+        assert_ok(add_view(f, t_text("v%d", i), "x=8@8", i % 2 ? "" : NULL));
     }
     assert_ok(colo_hypergrid_view(f->hyper, "moe", &again));
     assert_ptr_equal(moe, again);

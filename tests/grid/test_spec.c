@@ -83,10 +83,9 @@ static void check_error_message(size_t len)
 static void refuse_n(const char *spec, size_t len, int64_t world, size_t pos, const char *words)
 {
     colo_grid_t g, sentinel;
-    char where[48];
     memset(&g, 0xa5, sizeof g);
     memset(&sentinel, 0xa5, sizeof sentinel);
-    snprintf(where, sizeof where, "grid spec, byte %zu: ", pos);
+    const char *where = t_text("grid spec, byte %zu: ", pos);
     assert_fails(colo_grid_parse_n(&g, spec, len, world), COLO_ERR_ARG, where);
     if (!strstr(colo_last_error(), words))
         fail_msg("\"%s\" lacks \"%s\"", colo_last_error(), words);

@@ -471,11 +471,10 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 {
     linear_case_t *c = k->c;
     colo_grid_t grid;
-    char spec[32];
     k->world = colo_comm_rank(world);
     k->r = k->world % c->ranks;
     k->d = k->world / c->ranks;
-    snprintf(spec, sizeof spec, "tp=%d,dp=%d", (int)c->ranks, (int)c->replicas);
+    const char *spec = t_text("tp=%d,dp=%d", (int)c->ranks, (int)c->replicas);
     rank_try(colo_grid_parse(&grid, spec, (int64_t)c->ranks * c->replicas));
     rank_try(colo_comm_split(world, &grid, "tp", &k->tp));
     rank_try(colo_comm_split(world, &grid, "dp", &k->dp));

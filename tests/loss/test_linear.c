@@ -14,11 +14,10 @@ static void run_and_compare_all(linear_case_t *c, int32_t n, const char *what)
 {
     colo_status_t st = linear_case_run_all(c, n);
     for (int32_t i = 0; i < n; i++) {
-        char label[200];
-        snprintf(label, sizeof label, "%s, case %d (W=%d D=%d T=%d V=%d H=%d %s, %d chunks)", what,
-                 (int)i, (int)c[i].ranks, (int)c[i].replicas, (int)c[i].tokens, (int)c[i].vocab,
-                 (int)c[i].hidden, colo_dtype_name(c[i].dtype),
-                 (int)c[i].config.logprob.chunk_size);
+        const char *label = t_text("%s, case %d (W=%d D=%d T=%d V=%d H=%d %s, %d chunks)", what,
+                                   (int)i, (int)c[i].ranks, (int)c[i].replicas, (int)c[i].tokens,
+                                   (int)c[i].vocab, (int)c[i].hidden, colo_dtype_name(c[i].dtype),
+                                   (int)c[i].config.logprob.chunk_size);
         if (st != COLO_OK)
             fail_msg("%s: %s: %s", label, colo_status_name(st), colo_last_error());
         linear_case_compare(&c[i], label);
@@ -34,15 +33,13 @@ static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_d
                 shard_kind_t kind, int64_t chunk, uint64_t *rng)
 {
     T_ENDS(linear_case_free) linear_case_t c;
-    char what[80];
     linear_case_init(&c, ranks, replicas, 7, 19, 5, dtype, rng);
     linear_case_shard(&c, kind);
     linear_case_options(&c, bits);
     linear_case_mode(&c, mode);
     c.config.logprob.chunk_size = chunk;
     c.prefill = 0.5;
-    snprintf(what, sizeof what, "options %03x, %s, shards %d", bits, modes[mode], (int)kind);
-    run_and_compare(&c, what);
+    run_and_compare(&c, t_text("options %03x, %s, shards %d", bits, modes[mode], (int)kind));
 }
 
 T_CASE(every_option_and_pair_agrees_with_the_oracle)

@@ -48,12 +48,10 @@ T_CASE(every_combination_of_options_agrees_with_the_oracle)
     uint64_t rng = t_seed();
     for (unsigned bits = 0; bits < 256; bits++)
         for (size_t w = 0; w < 5; w++) {
-            char what[64];
             shard_kind_t kind = (bits + w) % SHARD_KINDS;
             loss_case_t c =
                 made(worlds[w], 5, 23, loss_dtypes[(bits / 4 + w) % 2], 3, kind, bits, &rng);
-            snprintf(what, sizeof what, "options %02x, %s shards", bits, kinds[kind]);
-            compare_later(&c, what);
+            compare_later(&c, t_text("options %02x, %s shards", bits, kinds[kind]));
         }
     t_run_rest();
 }

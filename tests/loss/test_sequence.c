@@ -231,13 +231,13 @@ T_CASE(batches_on_context_ranks_match_lists_cut_by_hand)
 {
     static const int64_t sizes[] = {1, 2, 3, 4, 8};
     uint64_t rng = t_seed();
-    char label[96];
     for (int64_t i = 0; i < t_scaled(60); i++)
         for (int k = 0; k < 5; k++)
             for (int form = 0; form < 4; form++) {
                 draw(&rng, sizes[k], form / 2, form % 2);
-                snprintf(label, sizeof label, "case %d, cp %d, %s, %s padded", (int)i,
-                         (int)sizes[k], form / 2 ? "packed" : "dense", form % 2 ? "left" : "right");
+                const char *label =
+                    t_text("case %d, cp %d, %s, %s padded", (int)i, (int)sizes[k],
+                           form / 2 ? "packed" : "dense", form % 2 ? "left" : "right");
                 judge(label);
             }
 }

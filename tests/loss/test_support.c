@@ -61,7 +61,6 @@ T_CASE(lists_of_any_length_agree_with_the_oracle)
     static const int percents[] = {0, 3, 40, 100};
     uint64_t rng = t_seed();
     for (int i = 0; i < 256; i++) {
-        char label[96];
         const int64_t vocab = (const int64_t[]){V, 5, i % 4 ? LONG : MOST, 6}[i / 64];
         if (T_LEFT_OUT({i / 64, 4}, {i / 16 % 4, 4}, {i / 4 % 4, 4}, {i % 4, 4}))
             continue;
@@ -72,8 +71,8 @@ T_CASE(lists_of_any_length_agree_with_the_oracle)
         c.config.z_loss = i % 5 == 0 ? 1e-2 : 0;
         c.config.chunk_size = i % 7 == 0 ? 2 : 0;
         c.in_place = i % 3 == 1;
-        snprintf(label, sizeof label, "case %d: W %d, V %d, %s, shards %d", i, (int)c.ranks,
-                 (int)vocab, colo_dtype_name(c.dtype), i / 16 % 4);
+        const char *label = t_text("case %d: W %d, V %d, %s, shards %d", i, (int)c.ranks,
+                                   (int)vocab, colo_dtype_name(c.dtype), i / 16 % 4);
         run_and_compare(&c, label);
     }
 }

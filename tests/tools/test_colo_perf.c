@@ -162,18 +162,16 @@ T_CASE(every_series_has_its_best_figure)
     json_auto_t *doc = json_load_file(GOLDEN "/perf-sizes.json", 0, NULL);
     const json_t *rows = json_object_get(doc, "bridge");
     for (int w = 0; w < 2; w++) {
-        char title[128];
-        snprintf(title, sizeof title, "tp=1,dp=2 \xe2\x86\x92 tp=1,cp=2,dp=1, bsh, %s</text>",
-                 ways[w]);
+        const char *title =
+            t_text("tp=1,dp=2 \xe2\x86\x92 tp=1,cp=2,dp=1, bsh, %s</text>", ways[w]);
         char *p = panel(text, title);
         assert_int_equal(markup_count(p, "GB/s of what must arrive"), 1);
         for (int o = 0; o < 4; o++)
             for (int g = 0; g < 2; g++) {
                 const double best = best_of(rows, ways[w], ops[o], g);
-                char what[64];
                 assert_true(best > 0);
-                snprintf(what, sizeof what, ">%s%s: %.*f</text>", ops[o], g ? ", graph" : "",
-                         best < 10 ? 1 : 0, best);
+                const char *what = t_text(">%s%s: %.*f</text>", ops[o], g ? ", graph" : "",
+                                          best < 10 ? 1 : 0, best);
                 if (markup_count(p, what) != 1)
                     fail_msg("%s: no %s in %s", ways[w], what, p);
             }

@@ -214,8 +214,7 @@ static void assert_prints(const char *const *args, const char *text)
 /* As a page of golden/. */
 static void assert_reads(const char *const *args, const char *name)
 {
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", GOLDEN, name);
+    const char *path = t_text("%s/%s", GOLDEN, name);
     const char *page = markup_read(path);
     assert_non_null(page);
     assert_prints(args, page);

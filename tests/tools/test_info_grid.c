@@ -28,8 +28,7 @@
 
 static const char *page(const char *name)
 {
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", GOLDEN, name);
+    const char *path = t_text("%s/%s", GOLDEN, name);
     const char *text = markup_read(path);
     assert_non_null(text);
     return text;

@@ -69,9 +69,7 @@ static void assert_json(const json_t *found, const char *expected)
 
 static void assert_page(const json_t *found, const char *name)
 {
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", GOLDEN, name);
-    assert_equal(found, json_load_file(path, 0, NULL));
+    assert_equal(found, json_load_file(t_text("%s/%s", GOLDEN, name), 0, NULL));
 }
 
 /* 16 bytes a row. To rank 0: e2 row 0 from rank 1. To rank 1: e0 rows 1 and 2 from rank 0. */

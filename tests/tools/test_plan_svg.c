@@ -55,9 +55,7 @@ static void draw(const char *const *args)
 
 static void has_message(int from, int to, int bytes, int times)
 {
-    char what[80];
-    snprintf(what, sizeof what, "<title>rank %d to rank %d: %d bytes</title>", from, to, bytes);
-    has(what, times);
+    has(t_text("<title>rank %d to rank %d: %d bytes</title>", from, to, bytes), times);
 }
 
 /* 2 samples x 2 rows x 1 float: each of the two ranks lacks the 8 bytes of the other */
