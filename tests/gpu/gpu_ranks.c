@@ -118,10 +118,15 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
+static colo_status_t run_job(int32_t n, struct job job)
+{
+    (void)t_seed(); /* printed here once, not by each rank that asks and is a process */
+    return t_run_ranks(n, on_rank, &job, 0);
+}
+
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg)
 {
-    struct job job = {fn, arg, bare, false};
-    return t_run_ranks(n, on_rank, &job, 0);
+    return run_job(n, (struct job){fn, arg, bare, false});
 }
 
 colo_status_t t_gpu_on(colo_comm_t *world, bool peers, t_gpu_fn fn, void *arg)
@@ -131,10 +136,9 @@ colo_status_t t_gpu_on(colo_comm_t *world, bool peers, t_gpu_fn fn, void *arg)
 
 colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t bytes)
 {
-    struct job job = {fn, arg, bare, true};
     if (bytes)
         t_share(arg, bytes);
-    colo_status_t st = t_run_ranks(n, on_rank, &job, 0);
+    colo_status_t st = run_job(n, (struct job){fn, arg, bare, true});
     if (bytes)
         t_unshare(arg);
     return st;

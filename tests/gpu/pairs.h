@@ -127,11 +127,11 @@ static inline t_case_t t_seeded_case(uint64_t *s, int32_t world)
     return c;
 }
 
-/* @arg: how many of them, an int64_t. In an arena tensors do not always begin at 16 bytes. */
+/* 250 of them. In an arena tensors do not always begin at 16 bytes. */
 static inline colo_status_t t_seeded_cases(t_gpu_rank_t *r, void *arg)
 {
     uint64_t s = t_seed();
-    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
+    for (int64_t i = 0; i < t_scaled(250); i++) {
         const t_case_t c = t_seeded_case(&s, r->size);
         r->shift = (size_t)t_below(&s, 4) * colo_dtype_size(c.dtype);
         rank_try(t_gpu_case(r, &c));

@@ -328,11 +328,11 @@ static inline colo_status_t t_ragged_batch(t_gpu_rank_t *r, uint64_t seed)
     return st;
 }
 
-/* @arg: how many, an int64_t */
+/* @arg: how many, an int64_t, of which T_SCALE leaves a part */
 static inline colo_status_t t_ragged_batches(t_gpu_rank_t *r, void *arg)
 {
     const uint64_t seed = t_seed();
-    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++)
+    for (int64_t i = 0, n = t_scaled(*(int64_t *)arg); i < n; i++)
         rank_try(t_ragged_batch(r, seed + (uint64_t)i));
     return COLO_OK;
 }

@@ -170,16 +170,12 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
 
 T_CASE(late_ranks_and_memory_in_use_again_do_no_harm)
 {
-    bool in_place = false;
-    (void)t_seed();
-    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &in_place));
+    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &(bool){false}));
 }
 
 T_CASE(shards_that_lie_in_their_place_are_gathered_from_there)
 {
-    bool in_place = true;
-    (void)t_seed();
-    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &in_place));
+    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &(bool){true}));
 }
 
 /* Copies of other ranks' parts in a graph: NCCL has none. */
@@ -203,7 +199,7 @@ static colo_status_t count_copies(cudaGraph_t graph, int64_t part, int32_t *copi
     return COLO_OK;
 }
 
-static colo_status_t replay(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(t_gpu_count(), a_captured_gather_copies_and_replays)
 {
     struct stand s;
     uint64_t rng = t_seed() + 7 * (uint64_t)r->rank;
@@ -244,14 +240,8 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     return lie_down(r, &s);
 }
 
-T_CASE(a_captured_gather_copies_and_replays)
-{
-    (void)t_seed();
-    assert_ok(t_gpus_run(t_gpu_count(), false, replay, NULL));
-}
-
 /* A head without registered memory and one with it, on one comm. */
-static colo_status_t two_heads(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(t_gpu_count(), heads_with_and_without_registered_memory_share_a_comm)
 {
     struct stand here, there;
     void *own = NULL;
@@ -273,11 +263,6 @@ static colo_status_t two_heads(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaFree(own));
     rank_try(lie_down(r, &there));
     return lie_down(r, &here);
-}
-
-T_CASE(heads_with_and_without_registered_memory_share_a_comm)
-{
-    assert_ok(t_gpus_run(t_gpu_count(), false, two_heads, NULL));
 }
 
 /* ---- what is refused ---- */

@@ -77,11 +77,9 @@ T_CASE_ON_GPUS(2, a_rank_that_packs_exchanges_with_one_that_does_not)
 
 /* ---- seeded layouts ---- */
 
-T_CASE(seeded_layouts_arrive_on_one_comm)
+T_CASE_ON_GPUS(gpus, seeded_layouts_arrive_on_one_comm)
 {
-    int64_t n = t_scaled(250);
-    (void)t_seed();
-    assert_ok(t_gpus_run(gpus, false, t_seeded_cases, &n));
+    return t_seeded_cases(r, NULL);
 }
 
 /* ---- COLLECTIVE ---- */

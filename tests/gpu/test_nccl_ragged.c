@@ -9,11 +9,9 @@
 
 static int32_t gpus; /* ranks of this run */
 
-T_CASE(random_batches_over_nccl_arrive_as_the_oracle_says)
+T_CASE_ON_GPUS(gpus, random_batches_over_nccl_arrive_as_the_oracle_says)
 {
-    int64_t n = t_scaled(300);
-    (void)t_seed();
-    assert_ok(t_gpus_run(gpus, false, t_ragged_batches, &n));
+    return t_ragged_batches(r, &(int64_t){300});
 }
 
 T_CASE(uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge)
@@ -23,14 +21,12 @@ T_CASE(uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge)
 
 T_CASE(batches_on_gpus_with_other_tables_are_outstanding_together)
 {
-    bool reserves = false;
-    assert_ok(t_gpus_run(gpus, false, t_ragged_outstanding, &reserves));
+    assert_ok(t_gpus_run(gpus, false, t_ragged_outstanding, &(bool){false}));
 }
 
 T_CASE(workspace_of_a_bridge_with_max_rows_stays_as_large_as_at_create)
 {
-    bool reserves = true;
-    assert_ok(t_gpus_run(gpus, false, t_ragged_outstanding, &reserves));
+    assert_ok(t_gpus_run(gpus, false, t_ragged_outstanding, &(bool){true}));
 }
 
 T_CASE(sums_of_large_regions_copy_no_gradient_of_the_rank_itself)

@@ -99,20 +99,16 @@ T_CASE(a_call_of_a_part_per_block_arrives)
 
 /* ---- seeded layouts ---- */
 
-T_CASE(seeded_layouts_arrive)
+T_CASE_ON_PEERS(RANKS, seeded_layouts_arrive)
 {
-    int64_t n = t_scaled(250);
-    (void)t_seed();
-    assert_ok(t_peers_run(RANKS, false, t_seeded_cases, &n, 0));
+    return t_seeded_cases(r, NULL);
 }
 
 T_CASE(seeded_layouts_of_eight_ranks_arrive)
 {
-    int64_t n = t_scaled(250);
     if (!has_memory_for_many())
         skip();
-    (void)t_seed();
-    assert_ok(t_peers_run(MANY, false, t_seeded_cases, &n, 0));
+    assert_ok(t_peers_run(MANY, false, t_seeded_cases, NULL, 0));
 }
 
 /* ---- tensors that begin at any element ---- */

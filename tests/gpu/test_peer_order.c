@@ -47,7 +47,7 @@ static colo_status_t other_shapes(t_gpu_rank_t *r, colo_bridge_t *bridge, t_case
     return COLO_OK;
 }
 
-static colo_status_t replay(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, a_captured_step_replays_a_thousand_times)
 {
     const int64_t steps = t_scaled(1000);
     uint64_t s = t_seed() + (uint64_t)r->rank;
@@ -83,12 +83,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
         rank_cuda(cudaGraphExecDestroy(exec));
     }
     return COLO_OK;
-}
-
-T_CASE(a_captured_step_replays_a_thousand_times)
-{
-    (void)t_seed();
-    assert_ok(t_peers_run(RANKS, false, replay, NULL, 0));
 }
 
 /* ---- back to back ---- */

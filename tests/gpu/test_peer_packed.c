@@ -23,29 +23,24 @@ static colo_status_t random_batch(t_gpu_rank_t *r, uint64_t seed)
     return st < 0 ? colo_fail_prefix(st, "%s", t_packed_text(&t)) : st;
 }
 
-/* @arg: how many, an int64_t */
 static colo_status_t random_batches(t_gpu_rank_t *r, void *arg)
 {
     const uint64_t seed = t_seed();
-    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++)
+    for (int64_t i = 0; i < t_scaled(300); i++)
         rank_try(random_batch(r, seed + (uint64_t)i));
     return COLO_OK;
 }
 
-T_CASE(random_packings_over_peers_arrive_as_the_oracle_says)
+T_CASE_ON_PEERS(RANKS, random_packings_over_peers_arrive_as_the_oracle_says)
 {
-    int64_t n = t_scaled(300);
-    (void)t_seed();
-    assert_ok(t_peers_run(RANKS, false, random_batches, &n, 0));
+    return random_batches(r, NULL);
 }
 
 T_CASE(random_packings_of_eight_ranks_arrive_as_the_oracle_says)
 {
-    int64_t n = t_scaled(300);
     if (getenv("T_CHECKED") && !t_peers_enough(MANY))
         skip();
-    (void)t_seed();
-    assert_ok(t_peers_run(MANY, false, random_batches, &n, 0));
+    assert_ok(t_peers_run(MANY, false, random_batches, NULL, 0));
 }
 
 /* Zigzag to contiguous, to whole, whose gradients are sums, and to heads. */

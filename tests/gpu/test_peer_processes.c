@@ -118,7 +118,7 @@ T_CASE_ON_GPUS(gpus, a_bridge_takes_no_context_on_the_gpu_of_a_peer)
 /* ---- order ---- */
 
 /* Kernels may have every multiprocessor, and ranks have the calls on streams in another order. */
-static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, calls_of_two_comms_on_streams_crosswise_follow_each_other)
 {
     const t_case_t c = the_case(512);
     const int64_t steps = t_scaled(1000);
@@ -157,12 +157,6 @@ static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
         cudaStreamDestroy(stream[k]);
     }
     return COLO_OK;
-}
-
-T_CASE(calls_of_two_comms_on_streams_crosswise_follow_each_other)
-{
-    (void)t_seed();
-    assert_ok(t_gpus_run(gpus, false, crosswise, NULL));
 }
 
 /* ---- a rank that is killed ---- */

@@ -9,20 +9,16 @@
 
 enum { RANKS = 4, MANY = 8 };
 
-T_CASE(random_batches_over_peers_arrive_as_the_oracle_says)
+T_CASE_ON_PEERS(RANKS, random_batches_over_peers_arrive_as_the_oracle_says)
 {
-    int64_t n = t_scaled(300);
-    (void)t_seed();
-    assert_ok(t_peers_run(RANKS, false, t_ragged_batches, &n, 0));
+    return t_ragged_batches(r, &(int64_t){300});
 }
 
 T_CASE(random_batches_of_eight_ranks_arrive_as_the_oracle_says)
 {
-    int64_t n = t_scaled(300);
     if (getenv("T_CHECKED") && !t_peers_enough(MANY))
         skip();
-    (void)t_seed();
-    assert_ok(t_peers_run(MANY, false, t_ragged_batches, &n, 0));
+    assert_ok(t_peers_run(MANY, false, t_ragged_batches, &(int64_t){300}, 0));
 }
 
 T_CASE(uniform_tables_over_peers_give_the_bits_of_the_uniform_bridge)
@@ -37,8 +33,7 @@ T_CASE(ragged_boxes_of_many_odd_tiles_arrive)
 
 T_CASE(batches_over_peers_with_other_tables_are_outstanding_together)
 {
-    bool reserves = false;
-    assert_ok(t_peers_run(RANKS, false, t_ragged_outstanding, &reserves, 0));
+    assert_ok(t_peers_run(RANKS, false, t_ragged_outstanding, &(bool){false}, 0));
 }
 
 T_CASE(replays_of_a_ragged_batch_over_peers_give_its_bits)

@@ -88,16 +88,19 @@ colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, co
     return t_layout_of(to, false, dst);
 }
 
+static uint64_t seed;
+
+static void read_seed(void)
+{
+    const char *text = getenv("T_SEED");
+    seed = text ? strtoull(text, NULL, 0) : UINT64_C(20261121);
+    printf("seed %llu (set T_SEED to change it)\n", (unsigned long long)seed);
+}
+
 uint64_t t_seed(void)
 {
-    static uint64_t seed;
-    static int known;
-    if (!known) {
-        const char *text = getenv("T_SEED");
-        seed = text ? strtoull(text, NULL, 0) : UINT64_C(20261121);
-        known = 1;
-        printf("seed %llu (set T_SEED to change it)\n", (unsigned long long)seed);
-    }
+    static pthread_once_t once = PTHREAD_ONCE_INIT; /* ranks that are threads ask, too */
+    (void)pthread_once(&once, read_seed);
     return seed;
 }
 
