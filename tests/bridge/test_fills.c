@@ -15,10 +15,7 @@ enum { RANKS = 4 };
 
 static _Thread_local int64_t boxes, before_messages;
 
-colo_box_t __real_colo_call_box(const colo_call_frame_t *frame, const colo_carried_t *tensor,
-                                colo_end_t end, const colo_routes_t *routes, int64_t i, bool bytes);
-colo_box_t __wrap_colo_call_box(const colo_call_frame_t *frame, const colo_carried_t *tensor,
-                                colo_end_t end, const colo_routes_t *routes, int64_t i, bool bytes);
+__typeof__(colo_call_box) __real_colo_call_box, __wrap_colo_call_box;
 colo_box_t __wrap_colo_call_box(const colo_call_frame_t *frame, const colo_carried_t *tensor,
                                 colo_end_t end, const colo_routes_t *routes, int64_t i, bool bytes)
 {
@@ -26,10 +23,8 @@ colo_box_t __wrap_colo_call_box(const colo_call_frame_t *frame, const colo_carri
     return __real_colo_call_box(frame, tensor, end, routes, i, bytes);
 }
 
-colo_status_t __real_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
-                                               colo_stream_t stream);
-colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
-                                               colo_stream_t stream);
+__typeof__(colo_comm_i_exchange_over) __real_colo_comm_i_exchange_over,
+    __wrap_colo_comm_i_exchange_over;
 colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
                                                colo_stream_t stream)
 {

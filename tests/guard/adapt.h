@@ -36,10 +36,8 @@ static void guard_exchange(const colo_exchange_t *x, bool is_part, colo_stream_t
 static void guard_collective(const char *name, const void *send, const void *recv, int64_t count,
                              colo_dtype_t dtype);
 
-colo_status_t __real_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
-                                               colo_stream_t stream);
-colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
-                                               colo_stream_t stream);
+__typeof__(colo_comm_i_exchange_over) __real_colo_comm_i_exchange_over,
+    __wrap_colo_comm_i_exchange_over;
 colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
                                                colo_stream_t stream)
 {
@@ -70,12 +68,7 @@ void guard_subconnections(colo_comm_ops_t *ops)
     ops->subconnection_stage = sub_stage;
 }
 
-colo_status_t __real_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
-                                            const void *send, void *recv, int64_t count,
-                                            colo_dtype_t dtype, colo_stream_t stream);
-colo_status_t __wrap_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
-                                            const void *send, void *recv, int64_t count,
-                                            colo_dtype_t dtype, colo_stream_t stream);
+__typeof__(colo_comm_i_all_gather) __real_colo_comm_i_all_gather, __wrap_colo_comm_i_all_gather;
 colo_status_t __wrap_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
                                             const void *send, void *recv, int64_t count,
                                             colo_dtype_t dtype, colo_stream_t stream)
@@ -85,14 +78,7 @@ colo_status_t __wrap_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t cate
     return __real_colo_comm_i_all_gather(c, category, send, recv, count, dtype, stream);
 }
 
-colo_status_t __real_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category,
-                                            const void *send, void *recv, int64_t count,
-                                            colo_dtype_t dtype, colo_redop_t op,
-                                            colo_stream_t stream);
-colo_status_t __wrap_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category,
-                                            const void *send, void *recv, int64_t count,
-                                            colo_dtype_t dtype, colo_redop_t op,
-                                            colo_stream_t stream);
+__typeof__(colo_comm_i_all_reduce) __real_colo_comm_i_all_reduce, __wrap_colo_comm_i_all_reduce;
 colo_status_t __wrap_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category,
                                             const void *send, void *recv, int64_t count,
                                             colo_dtype_t dtype, colo_redop_t op,
@@ -103,14 +89,8 @@ colo_status_t __wrap_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t cate
     return __real_colo_comm_i_all_reduce(c, category, send, recv, count, dtype, op, stream);
 }
 
-colo_status_t __real_colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category,
-                                                const void *send, void *recv, int64_t count,
-                                                colo_dtype_t dtype, colo_redop_t op,
-                                                colo_stream_t stream);
-colo_status_t __wrap_colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category,
-                                                const void *send, void *recv, int64_t count,
-                                                colo_dtype_t dtype, colo_redop_t op,
-                                                colo_stream_t stream);
+__typeof__(colo_comm_i_reduce_scatter) __real_colo_comm_i_reduce_scatter,
+    __wrap_colo_comm_i_reduce_scatter;
 colo_status_t __wrap_colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category,
                                                 const void *send, void *recv, int64_t count,
                                                 colo_dtype_t dtype, colo_redop_t op,

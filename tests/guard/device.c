@@ -128,8 +128,7 @@ static colo_status_t stream_follow(void *s, int32_t event, colo_stream_t from, b
     return COLO_OK;
 }
 
-colo_status_t __real_colo_ops_for(colo_mem_t mem, const colo_ops_t **ops);
-colo_status_t __wrap_colo_ops_for(colo_mem_t mem, const colo_ops_t **ops);
+__typeof__(colo_ops_for) __real_colo_ops_for, __wrap_colo_ops_for;
 colo_status_t __wrap_colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
 {
     *ops = mem == COLO_HOST ? &recording : &gpu;
