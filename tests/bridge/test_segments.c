@@ -69,39 +69,37 @@ T_CASE(segments_without_rows_are_accepted_without_row_pos)
     assert_int_equal(colo_segments_hash(&t.s), absent);
 }
 
+/* The worked example, but for one entry, is refused. */
+#define REFUSED(entry, status, words)           \
+    do {                                        \
+        worked(&t)->entry;                      \
+        assert_fails(check(&t), status, words); \
+    } while (0)
+
 T_CASE(bad_rows_and_indices_are_refused_with_their_numbers)
 {
     tables_t t;
-    worked(&t)->rows[2] = -1;
-    assert_fails(check(&t), COLO_ERR_ARG, "segment 2 has -1 rows");
-    worked(&t)->rows[1] = INT64_MAX;
-    assert_fails(check(&t), COLO_ERR_ARG, "segment 1: its 9223372036854775807 rows");
-    worked(&t)->src_dp[1] = 2;
-    assert_fails(check(&t), COLO_ERR_ARG, "segment 1: src_dp is 2, expected 0..1");
-    worked(&t)->src_dp[0] = -1;
-    assert_fails(check(&t), COLO_ERR_ARG, "segment 0: src_dp is -1");
-    worked(&t)->seq[1] = 2; /* though it has no rows */
-    assert_fails(check(&t), COLO_ERR_ARG, "segment 1: seq is 2, expected 0..1");
-    worked(&t)->seq[2] = -3;
-    assert_fails(check(&t), COLO_ERR_ARG, "segment 2: seq is -3");
-    worked(&t)->dp[1] = 1;
-    assert_fails(check(&t), COLO_ERR_ARG, "sequence 1: seq_dp is 1, expected 0..0");
+    REFUSED(rows[2] = -1, COLO_ERR_ARG, "segment 2 has -1 rows");
+    REFUSED(rows[1] = INT64_MAX, COLO_ERR_ARG, "segment 1: its 9223372036854775807 rows");
+    REFUSED(src_dp[1] = 2, COLO_ERR_ARG, "segment 1: src_dp is 2, expected 0..1");
+    REFUSED(src_dp[0] = -1, COLO_ERR_ARG, "segment 0: src_dp is -1");
+    /* though it has no rows */
+    REFUSED(seq[1] = 2, COLO_ERR_ARG, "segment 1: seq is 2, expected 0..1");
+    REFUSED(seq[2] = -3, COLO_ERR_ARG, "segment 2: seq is -3");
+    REFUSED(dp[1] = 1, COLO_ERR_ARG, "sequence 1: seq_dp is 1, expected 0..0");
 }
 
 T_CASE(bad_positions_are_refused_with_their_numbers)
 {
     tables_t t;
-    worked(&t)->pos[2] = 4;
-    assert_fails(check(&t), COLO_ERR_ARG,
-                 "segment 2: row 4 of 5 is at position 8 of sequence 1, expected 0..7");
-    worked(&t)->pos[0] = -1;
-    assert_fails(check(&t), COLO_ERR_ARG, "segment 0: row 0 of 3 is at position -1 of sequence 0");
-    worked(&t)->pos[0] = INT64_MAX;
-    assert_fails(check(&t), COLO_ERR_ARG,
-                 "segment 0: row 0 of 3 is at position 9223372036854775807");
-    worked(&t)->seq[2] = 0; /* positions 1..5 and 2..4 */
-    assert_fails(check(&t), COLO_ERR_ARG,
-                 "segments 2 and 0 both have a row at position 2 of sequence 0");
+    REFUSED(pos[2] = 4, COLO_ERR_ARG,
+            "segment 2: row 4 of 5 is at position 8 of sequence 1, expected 0..7");
+    REFUSED(pos[0] = -1, COLO_ERR_ARG, "segment 0: row 0 of 3 is at position -1 of sequence 0");
+    REFUSED(pos[0] = INT64_MAX, COLO_ERR_ARG,
+            "segment 0: row 0 of 3 is at position 9223372036854775807");
+    /* positions 1..5 and 2..4 */
+    REFUSED(seq[2] = 0, COLO_ERR_ARG,
+            "segments 2 and 0 both have a row at position 2 of sequence 0");
     worked(&t)->row_pos[6] = 8;
     t.s.row_pos = t.row_pos;
     t.s.pos = NULL;
@@ -116,20 +114,17 @@ T_CASE(bad_positions_are_refused_with_their_numbers)
 T_CASE(bad_lengths_are_refused_with_their_numbers)
 {
     tables_t t;
-    worked(&t)->len[1] = 10;
-    assert_fails(check(&t), COLO_ERR_LAYOUT,
-                 "sequence 1 has 10 positions, expected a multiple of 2 * cp=2 = 4");
+    REFUSED(len[1] = 10, COLO_ERR_LAYOUT,
+            "sequence 1 has 10 positions, expected a multiple of 2 * cp=2 = 4");
     colo_layout_clear(&t.dst, COLO_ROWS);
     assert_ok(colo_layout_split_context(&t.dst, "cp", COLO_BLOCK));
     assert_ok(check(&t));
     t.len[0] = 11;
     assert_fails(check(&t), COLO_ERR_LAYOUT,
                  "sequence 0 has 11 positions, expected a multiple of cp=2 = 2");
-    worked(&t)->len[0] = -4;
-    assert_fails(check(&t), COLO_ERR_ARG, "sequence 0 has -4 positions");
-    worked(&t)->len[1] = INT64_MAX - 3;
-    assert_fails(check(&t), COLO_ERR_ARG,
-                 "sequence 1: its 9223372036854775804 positions make the lengths of all sequences");
+    REFUSED(len[0] = -4, COLO_ERR_ARG, "sequence 0 has -4 positions");
+    REFUSED(len[1] = INT64_MAX - 3, COLO_ERR_ARG,
+            "sequence 1: its 9223372036854775804 positions make the lengths of all sequences");
     worked(&t); /* each length and each segment fits, the sum of rows does not */
     t.len[0] = t.rows[0] = t.rows[2] = INT64_C(1) << 62;
     t.seq[2] = 0;
@@ -147,26 +142,16 @@ T_CASE(bad_lengths_are_refused_with_their_numbers)
 T_CASE(missing_tables_are_refused_by_name)
 {
     tables_t t;
-    worked(&t)->s.struct_size = 8;
-    assert_fails(check(&t), COLO_ERR_ARG, "struct_size is 8");
-    worked(&t)->s.rows = NULL;
-    assert_fails(check(&t), COLO_ERR_ARG, "table rows is NULL, expected the entries of 3 segments");
-    worked(&t)->s.src_dp = NULL;
-    assert_fails(check(&t), COLO_ERR_ARG, "table src_dp is NULL");
-    worked(&t)->s.seq = NULL;
-    assert_fails(check(&t), COLO_ERR_ARG, "table seq is NULL");
-    worked(&t)->s.pos = NULL;
-    assert_fails(check(&t), COLO_ERR_ARG, "table pos, or row_pos, is NULL");
-    worked(&t)->s.row_pos = t.row_pos;
-    assert_fails(check(&t), COLO_ERR_ARG, "both pos and row_pos are set");
-    worked(&t)->s.seq_len = NULL;
-    assert_fails(check(&t), COLO_ERR_ARG, "table seq_len is NULL, expected the entries of 2");
-    worked(&t)->s.seq_dp = NULL;
-    assert_fails(check(&t), COLO_ERR_ARG, "table seq_dp is NULL");
-    worked(&t)->s.count = -1;
-    assert_fails(check(&t), COLO_ERR_ARG, "-1 segments");
-    worked(&t)->s.nseqs = -1;
-    assert_fails(check(&t), COLO_ERR_ARG, "3 segments in -1 sequences");
+    REFUSED(s.struct_size = 8, COLO_ERR_ARG, "struct_size is 8");
+    REFUSED(s.rows = NULL, COLO_ERR_ARG, "table rows is NULL, expected the entries of 3 segments");
+    REFUSED(s.src_dp = NULL, COLO_ERR_ARG, "table src_dp is NULL");
+    REFUSED(s.seq = NULL, COLO_ERR_ARG, "table seq is NULL");
+    REFUSED(s.pos = NULL, COLO_ERR_ARG, "table pos, or row_pos, is NULL");
+    REFUSED(s.row_pos = t.row_pos, COLO_ERR_ARG, "both pos and row_pos are set");
+    REFUSED(s.seq_len = NULL, COLO_ERR_ARG, "table seq_len is NULL, expected the entries of 2");
+    REFUSED(s.seq_dp = NULL, COLO_ERR_ARG, "table seq_dp is NULL");
+    REFUSED(s.count = -1, COLO_ERR_ARG, "-1 segments");
+    REFUSED(s.nseqs = -1, COLO_ERR_ARG, "3 segments in -1 sequences");
     worked(&t);
     assert_fails(colo_segments_check(NULL, &t.src, &t.dst), COLO_ERR_ARG, "segments is NULL");
     assert_fails(colo_segments_check(&t.s, NULL, &t.dst), COLO_ERR_ARG,
