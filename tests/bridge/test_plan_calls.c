@@ -58,12 +58,10 @@ T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
 
 T_CASE(a_pass_that_is_none_has_no_messages)
 {
-    const t_case_t c = t_between("dp=2", "cp=2", 2, 4, 1);
     colo_layout_t src, dst;
     T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     int32_t n = 9;
-    assert_ok(t_layout(&src, &c.src));
-    assert_ok(t_layout(&dst, &c.dst));
+    assert_ok(t_layouts("dp=2", "cp=2", &src, &dst));
     const colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT, .src = &src,
                                        .dst = &dst,           .shape = {2, 4, 1, 0},
                                        .dtype = COLO_F32,     .output = COLO_SHARDED};
@@ -180,13 +178,12 @@ T_CASE(plans_on_65536_nodes_cost_their_peers)
 
 static void plan_few_samples(void)
 {
+    static const char one[] = "dp=1", many[] = "dp=4611686018427387904";
     for (int from = 0; from < 2; from++) {
-        ref_side_t one = t_side("dp=1", from), many = t_side("dp=4611686018427387904", !from);
         colo_layout_t src, dst;
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         int32_t n;
-        assert_ok(t_layout(&src, from ? &one : &many));
-        assert_ok(t_layout(&dst, from ? &many : &one));
+        assert_ok(t_layouts(from ? one : many, from ? many : one, &src, &dst));
         const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
                                       .shape = {3, 1, 1, 0}};
         assert_ok(colo_plan_create(&p, &c, 0));
@@ -278,10 +275,8 @@ T_CASE(a_rank_outside_both_grids_gets_an_empty_plan)
 
 T_CASE(bad_arguments_are_refused_and_write_nothing)
 {
-    ref_side_t src = t_side("tp=2,dp=2", true), dst = t_side("tp=2,cp=2", false);
     colo_layout_t ls, ld;
-    assert_ok(t_layout(&ls, &src));
-    assert_ok(t_layout(&ld, &dst));
+    assert_ok(t_layouts("tp=2,dp=2", "tp=2,cp=2", &ls, &ld));
     const colo_plan_config_t good = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
                                      .shape = {4, 8, 2, 0}};
     colo_plan_t *sentinel = (colo_plan_t *)(uintptr_t)0x1230, *p = sentinel;
