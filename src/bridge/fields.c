@@ -17,15 +17,13 @@ static void add_splits(colo_fields_t *fields, const char *name, const colo_layou
 {
     static const char *const kinds[] = {"", "", " zigzag", " ceil"};
     char text[240] = "none";
-    size_t pos = 0;
+    colo_text_t list = {.at = text, .cap = sizeof text};
     for (int axis = 0; axis < 3; axis++)
-        for (int i = 0; i < layout->nsplits[axis] && pos < sizeof text; i++) {
+        for (int i = 0; i < layout->nsplits[axis]; i++) {
             const colo_split_t *split = &layout->split[axis][i];
-            const int n =
-                snprintf(text + pos, sizeof text - pos, "%s%s over %s%s%s", pos ? ", " : "",
-                         colo_axis_names[axis], layout->grid.name[split->dim], kinds[split->kind],
-                         split->context && split->kind != COLO_ZIGZAG ? " in context" : "");
-            pos += n > 0 ? (size_t)n : 0;
+            colo_put(&list, "%s%s over %s%s%s", list.len ? ", " : "", colo_axis_names[axis],
+                     layout->grid.name[split->dim], kinds[split->kind],
+                     split->context && split->kind != COLO_ZIGZAG ? " in context" : "");
         }
     colo_fields_add(fields, name, "%s", text);
 }
@@ -34,7 +32,7 @@ static void add_positions(colo_fields_t *fields, const char *name, const colo_la
 {
     enum { SHOWN = 8 };
     char text[200] = "";
-    size_t pos = 0;
+    colo_text_t list = {.at = text, .cap = sizeof text};
     uint64_t hash = COLO_HASH_INIT;
     if (layout->map != COLO_MAP_TABLE) {
         if (layout->positions)
@@ -45,8 +43,7 @@ static void add_positions(colo_fields_t *fields, const char *name, const colo_la
     for (int64_t i = 0; i < layout->table_rows; i++) {
         hash = colo_hash_i64(hash, layout->table[i]);
         if (i < SHOWN)
-            pos += (size_t)snprintf(text + pos, sizeof text - pos, " %lld",
-                                    (long long)layout->table[i]);
+            colo_put(&list, " %lld", (long long)layout->table[i]);
     }
     colo_fields_add(fields, name, "a table of %lld rows in %lld:%s%s (%08x)",
                     (long long)layout->table_rows, (long long)layout->positions, text,
@@ -129,11 +126,10 @@ static void add_tables(colo_fields_t *fields, const colo_batch_t *batch)
     for (int32_t i = 0; i < batch->ntables; i++) {
         const colo_table_t *table = &batch->table[i];
         char name[32], text[200] = "";
-        int offset = 0;
+        colo_text_t list = {.at = text, .cap = sizeof text};
         snprintf(name, sizeof name, "%s%s", table->side, table->name);
         for (int64_t k = 0; k < table->n && k < COLO_SHOWN; k++)
-            offset += snprintf(text + offset, sizeof text - (size_t)offset, " %lld",
-                               (long long)table->first[k]);
+            colo_put(&list, " %lld", (long long)table->first[k]);
         colo_fields_add(fields, name, "%lld:%s%s (%08x)", (long long)table->n, text,
                         table->n > COLO_SHOWN ? " ..." : "", (unsigned)table->hash);
     }

@@ -88,12 +88,10 @@ static colo_status_t check_stream(colo_call_t *call)
 
 static void shape_text(const int64_t *shape, int32_t n, char *text, size_t cap)
 {
-    size_t pos = 0;
+    colo_text_t list = {.at = text, .cap = cap};
     text[0] = '\0';
-    for (int32_t i = 0; i < n && pos < cap; i++) {
-        int width = snprintf(text + pos, cap - pos, "%s%lld", i ? ", " : "", (long long)shape[i]);
-        pos += width > 0 ? (size_t)width : 0;
-    }
+    for (int32_t i = 0; i < n; i++)
+        colo_put(&list, "%s%lld", i ? ", " : "", (long long)shape[i]);
 }
 
 static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t *tensor,

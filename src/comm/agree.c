@@ -124,22 +124,20 @@ static int describe_difference(const colo_comm_t *comm, int32_t odd, const char 
                                int32_t than, const char *first, char *out, size_t cap)
 {
     int differ = 0;
-    size_t offset = 0;
+    colo_text_t list = {.at = out, .cap = cap};
     for (const char *line = theirs; *line; line += strcspn(line, "\n") + 1) {
         const char *a = line + strcspn(line, "\t") + 1, *b = same_field(first, line);
         const int na = (int)strcspn(a, "\n"), nb = b ? (int)strcspn(b, "\n") : 0;
         const char *name = line + (*line == OPTIONAL);
         if ((!b && name > line) || (b && na == nb && strncmp(a, b, (size_t)na) == 0) ||
-            ++differ > NAMED || offset >= cap)
+            ++differ > NAMED)
             continue;
-        int n =
-            snprintf(out + offset, cap - offset, "%s%.*s: rank %d of '%s' has %.*s, rank %d %.*s",
-                     offset ? "; " : "", (int)(a - name - 1), name, (int)odd, comm->name, na, a,
-                     (int)than, b ? nb : 4, b ? b : "none");
-        offset += n > 0 ? (size_t)n : 0;
+        colo_put(&list, "%s%.*s: rank %d of '%s' has %.*s, rank %d %.*s", list.len ? "; " : "",
+                 (int)(a - name - 1), name, (int)odd, comm->name, na, a, (int)than, b ? nb : 4,
+                 b ? b : "none");
     }
-    if (differ > NAMED && offset < cap)
-        snprintf(out + offset, cap - offset, "; %d more differ", differ - NAMED);
+    if (differ > NAMED)
+        colo_put(&list, "; %d more differ", differ - NAMED);
     return differ;
 }
 

@@ -13,7 +13,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -168,37 +167,20 @@ void colo_comm_stats_reset(colo_comm_t *comm)
 
 /* ---- JSON ---- */
 
-struct out {
-    char *text;
-    size_t cap, len; /* len: what it would be */
-};
-
-static void put(struct out *out, const char *fmt, ...) COLO_PRINTF(2, 3);
-static void put(struct out *out, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    bool fits = out->len < out->cap;
-    int n = vsnprintf(fits ? out->text + out->len : NULL, fits ? out->cap - out->len : 0, fmt, ap);
-    va_end(ap);
-    if (n > 0)
-        out->len += (size_t)n;
-}
-
 /* Bytes outside ASCII become \u00XX, so that any name gives valid JSON. */
-static void put_string(struct out *out, const char *s)
+static void put_string(colo_text_t *out, const char *s)
 {
-    put(out, "\"");
+    colo_put(out, "\"");
     for (; *s; s++) {
         unsigned char ch = (unsigned char)*s;
         if (ch == '"' || ch == '\\')
-            put(out, "\\%c", ch);
+            colo_put(out, "\\%c", ch);
         else if (ch < 0x20 || ch >= 0x7f)
-            put(out, "\\u%04x", ch);
+            colo_put(out, "\\u%04x", ch);
         else
-            put(out, "%c", ch);
+            colo_put(out, "%c", ch);
     }
-    put(out, "\"");
+    colo_put(out, "\"");
 }
 
 /* @number for a program to read, "12.345678901" in each locale. Returns @text. */
@@ -210,19 +192,20 @@ static const char *decimal(char text[32], double number)
     return text;
 }
 
-static void put_counters(struct out *out, const colo_comm_stats_t *stats)
+static void put_counters(colo_text_t *out, const colo_comm_stats_t *stats)
 {
     const char *sep = "";
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int w = 0; w < COLO_CATEGORY_COUNT; w++)
             if (stats->ops[k][w]) {
-                put(out,
-                    "%s{\"op\":\"%s\",\"category\":\"%s\",\"ops\":%llu,\"sent_bytes\":%llu,"
-                    "\"recv_bytes\":%llu}",
-                    sep, colo_op_name((colo_op_kind_t)k), colo_category_name((colo_category_t)w),
-                    (unsigned long long)stats->ops[k][w],
-                    (unsigned long long)stats->sent_bytes[k][w],
-                    (unsigned long long)stats->recv_bytes[k][w]);
+                colo_put(out,
+                         "%s{\"op\":\"%s\",\"category\":\"%s\",\"ops\":%llu,\"sent_bytes\":%llu,"
+                         "\"recv_bytes\":%llu}",
+                         sep, colo_op_name((colo_op_kind_t)k),
+                         colo_category_name((colo_category_t)w),
+                         (unsigned long long)stats->ops[k][w],
+                         (unsigned long long)stats->sent_bytes[k][w],
+                         (unsigned long long)stats->recv_bytes[k][w]);
                 sep = ",";
             }
 }
@@ -237,13 +220,14 @@ struct snapshot {
     colo_record_t record[COLO_RECORDS];
 };
 
-static void put_records(struct out *out, const struct snapshot *snapshot)
+static void put_records(colo_text_t *out, const struct snapshot *snapshot)
 {
     uint64_t first = snapshot->seq > COLO_RECORDS ? snapshot->seq - COLO_RECORDS + 1 : 1;
     char begin[32], end[32];
     for (uint64_t seq = first; seq <= snapshot->seq; seq++) {
         const colo_record_t *record = &snapshot->record[seq % COLO_RECORDS];
-        put(out,
+        colo_put(
+            out,
             "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"count\":%lld,"
             "\"sent_bytes\":%lld,"
             "\"recv_bytes\":%lld,\"peers\":%d,\"ticket\":%llu,\"status\":\"%s\",\"begin\":%s,",
@@ -254,50 +238,50 @@ static void put_records(struct out *out, const struct snapshot *snapshot)
             (unsigned long long)record->ticket, colo_status_name(record->status),
             decimal(begin, record->begin));
         if (record->status == COLO_PENDING)
-            put(out, "\"end\":null}");
+            colo_put(out, "\"end\":null}");
         else
-            put(out, "\"end\":%s}", decimal(end, record->end));
+            colo_put(out, "\"end\":%s}", decimal(end, record->end));
     }
 }
 
 size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
                         const char *error_message, char *text, size_t cap)
 {
-    struct out out = {.text = text, .cap = text ? cap : 0};
+    colo_text_t out = {.at = text, .cap = text ? cap : 0};
     char host[256] = "", text_of[2][32];
     struct snapshot now;
     struct timespec wall;
     pthread_mutex_lock(comm->lock);
     memcpy(now.name, comm->name, sizeof now.name);
     now.world_rank = comm->world_rank[comm->rank];
-    put(&out, "{\"id\":\"%016llx\",\"members\":[", (unsigned long long)comm->id);
+    colo_put(&out, "{\"id\":\"%016llx\",\"members\":[", (unsigned long long)comm->id);
     for (int32_t r = 0; r < comm->size; r++)
-        put(&out, "%s%lld", r ? "," : "", (long long)comm->world_rank[r]);
+        colo_put(&out, "%s%lld", r ? "," : "", (long long)comm->world_rank[r]);
     now.seq = comm->seq;
     now.stats = comm->stats;
     memcpy(now.record, comm->record, sizeof now.record);
     pthread_mutex_unlock(comm->lock);
     (void)gethostname(host, sizeof host - 1);
     clock_gettime(CLOCK_REALTIME, &wall);
-    put(&out, "],\"pid\":%d,\"host\":", (int)getpid());
+    colo_put(&out, "],\"pid\":%d,\"host\":", (int)getpid());
     put_string(&out, host);
-    put(&out, ",\"name\":");
+    colo_put(&out, ",\"name\":");
     put_string(&out, now.name);
-    put(&out, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
-        comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
-        (unsigned long long)now.seq);
+    colo_put(&out, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
+             comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
+             (unsigned long long)now.seq);
     if (state) {
-        put(&out, "\"status\":\"%s\",\"error\":", colo_status_name(*state));
+        colo_put(&out, "\"status\":\"%s\",\"error\":", colo_status_name(*state));
         put_string(&out, error_message);
-        put(&out, ",");
+        colo_put(&out, ",");
     }
-    put(&out, "\"timeout_ms\":%lld,\"now\":%s,\"wall\":%s,\"stats\":[",
-        (long long)colo_comm_i_timeout(comm), decimal(text_of[0], colo_now()),
-        decimal(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
+    colo_put(&out, "\"timeout_ms\":%lld,\"now\":%s,\"wall\":%s,\"stats\":[",
+             (long long)colo_comm_i_timeout(comm), decimal(text_of[0], colo_now()),
+             decimal(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
     put_counters(&out, &now.stats);
-    put(&out, "],\"ring\":[");
+    colo_put(&out, "],\"ring\":[");
     put_records(&out, &now);
-    put(&out, "]}");
+    colo_put(&out, "]}");
     return out.len;
 }
 

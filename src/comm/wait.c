@@ -29,12 +29,12 @@ double colo_wait_nap(double waited)
 /* "'cp' (world ranks 0 2 4 6)" */
 static const char *describe_group(char *text, size_t cap, const colo_waiter_t *me)
 {
-    int n = snprintf(text, cap, "'%s' (world ranks", me->group);
-    for (int32_t r = 0; r < me->size && r < 9 && n > 0 && (size_t)n < cap; r++)
-        n += r < 8 ? snprintf(text + n, cap - (size_t)n, " %lld", (long long)me->world_rank[r])
-                   : snprintf(text + n, cap - (size_t)n, " ...");
-    if (n > 0 && (size_t)n < cap)
-        snprintf(text + n, cap - (size_t)n, ")");
+    enum { SHOWN = 8 };
+    colo_text_t group = {.at = text, .cap = cap};
+    colo_put(&group, "'%s' (world ranks", me->group);
+    for (int32_t r = 0; r < me->size && r < SHOWN; r++)
+        colo_put(&group, " %lld", (long long)me->world_rank[r]);
+    colo_put(&group, "%s)", me->size > SHOWN ? " ..." : "");
     return text;
 }
 

@@ -160,18 +160,14 @@ static void describe_allowed(const struct row *row, char *text, size_t cap)
         snprintf(text, cap, "a number from %lld to %lld", (long long)row->lo, (long long)row->hi);
         return;
     }
-    size_t len = 0;
+    colo_text_t list = {.at = text, .cap = cap};
     text[0] = '\0';
     for (int i = 0; i < WORDS && row->words[i]; i++) {
         const bool last = !row->open && (i + 1 == WORDS || !row->words[i + 1]);
-        len += (size_t)snprintf(text + len, cap - len, "%s%s",
-                                i == 0 ? ""
-                                : last ? " or "
-                                       : ", ",
-                                row->words[i]);
+        colo_put(&list, "%s%s", i == 0 ? "" : last ? " or " : ", ", row->words[i]);
     }
     if (row->open)
-        snprintf(text + len, cap - len, "%s%s", len ? " or " : "", row->open);
+        colo_put(&list, "%s%s", list.len ? " or " : "", row->open);
 }
 
 static colo_status_t refuse(const struct row *row, const char *text)

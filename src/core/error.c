@@ -85,6 +85,17 @@ colo_status_t colo_error_restore(colo_status_t status, const colo_error_t *e)
     return status;
 }
 
+void colo_put(colo_text_t *text, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    const bool fits = text->len < text->cap;
+    const int n =
+        vsnprintf(fits ? text->at + text->len : NULL, fits ? text->cap - text->len : 0, fmt, ap);
+    va_end(ap);
+    text->len += n > 0 ? (size_t)n : 0;
+}
+
 void colo_autofree_(void *p)
 {
     free(*(void **)p);

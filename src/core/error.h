@@ -26,6 +26,13 @@ COLO_FOR_MODULES colo_error_t colo_error_save(void);
 /* Returns @status. */
 COLO_FOR_MODULES colo_status_t colo_error_restore(colo_status_t status, const colo_error_t *e);
 
+/* A text that grows, in @cap bytes with its end; @len: what its length would be with more room. */
+typedef struct colo_text {
+    char *at;
+    size_t cap, len;
+} colo_text_t;
+void colo_put(colo_text_t *text, const char *fmt, ...) COLO_PRINTF(2, 3);
+
 #define COLO_TRY(expr)             \
     do {                           \
         colo_status_t s_ = (expr); \

@@ -171,10 +171,10 @@ enum { NAMES_MAX = COLO_KEY_MAX + COLO_MAX_DIMS }; /* a key with two bytes betwe
 /* "tp, cp, dp", for error messages that say what there is instead */
 static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])
 {
-    size_t n = 0;
+    colo_text_t list = {.at = text, .cap = NAMES_MAX};
     text[0] = '\0';
     for (int32_t i = 0; i < grid->ndims; i++)
-        n += (size_t)snprintf(text + n, NAMES_MAX - n, "%s%s", i ? ", " : "", grid->name[i]);
+        colo_put(&list, "%s%s", i ? ", " : "", grid->name[i]);
     return text;
 }
 

@@ -147,39 +147,14 @@ colo_status_t colo_grid_parse(colo_grid_t *grid, const char *spec, int64_t world
 
 /* ---- printing ---- */
 
-typedef struct writer {
-    char *text;
-    size_t cap, n; /* n counts what there was no room for, too */
-} writer_t;
-
-static void put(writer_t *writer, const char *s)
-{
-    for (; *s; s++, writer->n++)
-        if (writer->n + 1 < writer->cap)
-            writer->text[writer->n] = *s;
-}
-
-static void put_number(writer_t *writer, int64_t value)
-{
-    char digits[24];
-    snprintf(digits, sizeof digits, "%lld", (long long)value);
-    put(writer, digits);
-}
-
 size_t colo_grid_print(const colo_grid_t *grid, char *text, size_t cap)
 {
-    writer_t writer = {.text = text, .cap = text ? cap : 0};
-    for (int32_t i = 0; grid && i < grid->ndims && i < COLO_MAX_DIMS; i++) {
-        put(&writer, i ? "," : "");
-        put(&writer, grid->name[i]);
-        put(&writer, "=");
-        put_number(&writer, grid->extent[i]);
-    }
-    if (grid && grid->offset != 0) {
-        put(&writer, "@");
-        put_number(&writer, grid->offset);
-    }
-    if (writer.cap > 0)
-        text[writer.n < writer.cap ? writer.n : writer.cap - 1] = '\0';
-    return writer.n;
+    colo_text_t out = {.at = text, .cap = text ? cap : 0};
+    if (out.cap > 0)
+        text[0] = '\0';
+    for (int32_t i = 0; grid && i < grid->ndims && i < COLO_MAX_DIMS; i++)
+        colo_put(&out, "%s%s=%lld", i ? "," : "", grid->name[i], (long long)grid->extent[i]);
+    if (grid && grid->offset != 0)
+        colo_put(&out, "@%lld", (long long)grid->offset);
+    return out.len;
 }

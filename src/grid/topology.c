@@ -386,10 +386,9 @@ static int32_t cpus_of(const colo_topology_t *topology, int64_t rank, int32_t *o
 
 size_t colo_topology_cpus(const colo_topology_t *topology, int64_t rank, char *text, size_t cap)
 {
-    size_t len = 0;
+    colo_text_t list = {.at = text, .cap = text ? cap : 0};
     COLO_AUTOFREE int32_t *os = NULL;
-    cap = text ? cap : 0;
-    if (cap > 0)
+    if (list.cap > 0)
         text[0] = '\0';
     if (check_rank(topology, rank) < 0 ||
         !(os = malloc((size_t)topology->machine.npus * sizeof *os)))
@@ -398,14 +397,11 @@ size_t colo_topology_cpus(const colo_topology_t *topology, int64_t rank, char *t
     for (int32_t i = 0, k; i < n; i = k) {
         for (k = i + 1; k < n && os[k] == os[k - 1] + 1; k++)
             ;
-        size_t left = len < cap ? cap - len : 0;
-        const char *comma = i ? "," : "";
-        char *end = left ? text + len : NULL;
-        int more = k - i > 1 ? snprintf(end, left, "%s%d-%d", comma, (int)os[i], (int)os[k - 1])
-                             : snprintf(end, left, "%s%d", comma, (int)os[i]);
-        len += (size_t)more;
+        colo_put(&list, "%s%d", i ? "," : "", (int)os[i]);
+        if (k - i > 1)
+            colo_put(&list, "-%d", (int)os[k - 1]);
     }
-    return len;
+    return list.len;
 }
 
 colo_status_t colo_topology_bind(const colo_topology_t *topology, int64_t rank)
