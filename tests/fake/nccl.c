@@ -209,32 +209,18 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *e)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommCount(const ncclComm_t comm, int *n)
-{
-    if (!is_there(comm))
-        return ncclInvalidArgument;
-    ENTER(comm->device);
-    *n = comm->world->n;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
-{
-    if (!is_there(comm))
-        return ncclInvalidArgument;
-    ENTER(comm->device);
-    *rank = comm->rank;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device)
-{
-    if (!is_there(comm))
-        return ncclInvalidArgument;
-    ENTER(comm->device);
-    *device = comm->device;
-    return ncclSuccess;
-}
+#define ASKS(what, value)                                 \
+    ncclResult_t what(const ncclComm_t comm, int *answer) \
+    {                                                     \
+        if (!is_there(comm))                              \
+            return ncclInvalidArgument;                   \
+        ENTER(comm->device);                              \
+        *answer = (value);                                \
+        return ncclSuccess;                               \
+    }
+ASKS(ncclCommCount, comm->world->n)
+ASKS(ncclCommUserRank, comm->rank)
+ASKS(ncclCommCuDevice, comm->device)
 
 const char *ncclGetErrorString(ncclResult_t e)
 {
