@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ragged_gpu.h - what programs of ragged batches on GPUs share: tables of a uniform batch against
- * the uniform bridge, random batches, batches that are outstanding together, boxes of many tiles,
- * graphs; and t_ragged_*(), which run them on a rank of gpu_ranks.h. Included by one source of a
- * program.
+ * the uniform bridge, random batches, batches that are outstanding together, graphs. t_ragged_*()
+ * run on a rank of gpu_ranks.h. Included by one source of a program.
  */
 #ifndef TESTS_GPU_RAGGED_GPU_H
 #define TESTS_GPU_RAGGED_GPU_H
@@ -20,6 +19,52 @@ typedef struct t_pair {
 } t_pair_t;
 
 enum { T_X2, T_Y2, T_DY2, T_DX2, T_FOUR };
+
+/* ---- where tensors of a rank are ---- */
+
+static inline colo_status_t t_put(void *arg, const void *from, size_t bytes, void **data)
+{
+    t_gpu_rank_t *r = arg;
+    char *p = NULL;
+    void *own = NULL; /* what t_drop() frees */
+    rank_try(t_gpu_memory(r, bytes, &p, &own));
+    *data = p;
+    rank_cuda(cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream)); /* the caller frees what it is from */
+    return COLO_OK;
+}
+
+static inline colo_status_t t_get(void *arg, void *to, const void *data, size_t bytes)
+{
+    t_gpu_rank_t *r = arg;
+    rank_cuda(cudaMemcpyAsync(to, data, bytes, cudaMemcpyDeviceToHost, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    return COLO_OK;
+}
+
+static inline void t_drop(void *arg, void *data)
+{
+    if (!((t_gpu_rank_t *)arg)->arena) /* all of it at the end of a case */
+        cudaFree(data);
+}
+
+static inline colo_status_t t_quiet(void *arg)
+{
+    t_gpu_rank_t *r = arg;
+    rank_try(t_gpu_quiet(r));
+    return colo_comm_check(r->gpus);
+}
+
+static inline t_ragged_where_t t_where(t_gpu_rank_t *r)
+{
+    return (t_ragged_where_t){.arg = r,
+                              .device = r->device,
+                              .stream = r->stream,
+                              .put = t_put,
+                              .get = t_get,
+                              .drop = t_drop,
+                              .quiet = t_quiet};
+}
 
 /* [rows, h] of f32 somewhere, of random bits, so that a sum in another order is another number. */
 static inline colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t rows, int64_t h,
@@ -99,9 +144,8 @@ static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_wher
     return COLO_OK;
 }
 
-/* Pairs of layouts that fit @comm, whose sources have no context ranks. @ran: out. */
-static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_where_t *w,
-                                            int32_t *ran)
+/* Pairs of layouts that fit the ranks, whose sources have no context ranks. */
+static inline colo_status_t t_ragged_tables(t_gpu_rank_t *r, void *arg)
 {
     static const t_pair_t pairs[] = {
         {"tp=1,dp=1", "tp=1,cp=1,dp=1"}, {"tp=1,dp=2", "tp=1,cp=2,dp=1"},
@@ -109,7 +153,8 @@ static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_wh
         {"tp=1,dp=4", "tp=1,cp=4,dp=1"}, {"tp=1,dp=4", "tp=2,cp=2,dp=1"},
         {"tp=2,dp=2", "tp=1,cp=2,dp=2"}, {"tp=4,dp=1", "tp=1,cp=1,dp=4"},
     };
-    *ran = 0;
+    const t_ragged_where_t w = t_where(r);
+    int32_t ran = 0;
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         for (int how = 0; how < 3; how++) {
             t_case_t c = t_between(pairs[i].src, pairs[i].dst, 8, 16, 6);
@@ -117,19 +162,20 @@ static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_wh
             c.output = how ? COLO_FULL_SEQ : COLO_SHARDED;
             c.grad = how == 1 ? COLO_PARTIAL : COLO_DISJOINT;
             c.dtype = COLO_F32;
-            c.world = colo_comm_size(comm);
+            c.world = r->size;
             t_ragged_t t;
             if (t_case_world(&(t_case_t){.src = c.src, .dst = c.dst}) > c.world)
                 continue;
             t_ragged_uniform(&t, &c.src, &c.dst, c.shape);
             t.c.full = how > 0;
             t.c.partial = how == 1;
-            colo_status_t st = t_uniform_one(comm, w, &c, &t);
+            colo_status_t st = t_uniform_one(r->gpus, &w, &c, &t);
             t_ragged_free(&t);
             if (st < 0)
                 return colo_fail_prefix(st, "%s", t_case_text(&c));
-            ++*ran;
+            ran++;
         }
+    rank_check(ran == (r->size >= 4 ? 24 : r->size == 2 ? 12 : 3));
     return COLO_OK;
 }
 
@@ -137,13 +183,14 @@ static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_wh
 
 /* Four batches of one bridge, with more tensors than a launch takes: all forwards, then all
  * backwards, the last one first. */
-/* @reserves: with max_rows, so that the workspace stays as it was at create. */
-static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_where_t *w,
-                                          bool reserves)
+/* @arg: with max_rows, so that the workspace stays as it was at create? a bool */
+static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
 {
     enum { BATCHES = 4 };
+    const bool reserves = *(bool *)arg;
+    const t_ragged_where_t w = t_where(r);
     const t_ragged_options_t o = {
-        .tensors = reserves ? 1 : T_RAGGED_TENSORS, .max_rows = reserves ? 64 : 0, .where = w};
+        .tensors = reserves ? 1 : T_RAGGED_TENSORS, .max_rows = reserves ? 64 : 0, .where = &w};
     t_ragged_t t[BATCHES];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_batch_t *batch[BATCHES] = {NULL};
@@ -153,42 +200,23 @@ static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_wher
         t[i].dtype = "f32";
         t[i].c.full = t[i].c.partial = true;
     }
-    rank_try(t_ragged_bridge(&bridge, &t[0], &o, comm));
+    rank_try(t_ragged_bridge(&bridge, &t[0], &o, r->gpus));
     const size_t first = colo_bridge_workspace_size(bridge);
-    rank_check(colo_comm_rank(comm) >= 2 || (first > 0) == reserves);
+    rank_check(r->rank >= 2 || (first > 0) == reserves);
     for (int i = 0; i < BATCHES; i++) {
         const colo_segments_t s = t_ragged_segments(&t[i]);
         rank_try(colo_bridge_set_segments(bridge, &s, &batch[i]));
     }
-    rank_try(w->quiet(w->arg));
+    rank_try(t_quiet(r));
     for (int i = 0; i < BATCHES; i++)
-        rank_try(t_ragged_pass(batch[i], &t[i], &o, comm, COLO_FORWARD));
+        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_FORWARD));
     for (int i = BATCHES; i-- > 0;)
-        rank_try(t_ragged_pass(batch[i], &t[i], &o, comm, COLO_BACKWARD));
+        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_BACKWARD));
     rank_check(!reserves || colo_bridge_workspace_size(bridge) == first);
-    rank_try(w->quiet(w->arg));
+    rank_try(t_quiet(r));
     for (int i = 0; i < BATCHES; i++) {
         colo_batch_destroy(&batch[i]);
         t_ragged_free(&t[i]);
-    }
-    return COLO_OK;
-}
-
-/* Rows of an odd number of bytes, many tiles of them: tiles begin and end inside 16 bytes. */
-static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where_t *w)
-{
-    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
-    for (int how = 0; how < 4; how++) {
-        const t_ragged_options_t o = {.tensors = 2, .where = w};
-        T_ENDS(t_ragged_free) t_ragged_t t;
-        t_ragged_uniform(&t, &src, &dst, (ref_shape_t){4, 2048, 5});
-        t.dtype = "bf16";
-        t.c.full = how > 0;
-        t.c.partial = how % 2;
-        t.c.merged = how > 2;
-        const colo_status_t st = t_ragged_on(&t, &o, comm);
-        if (st < 0)
-            return colo_fail_prefix(st, "%s", t_ragged_text(&t));
     }
     return COLO_OK;
 }
@@ -244,66 +272,20 @@ static inline colo_status_t t_replayed(colo_bridge_t *bridge, colo_batch_t *batc
     return COLO_OK;
 }
 
-static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t *w)
+static inline colo_status_t t_ragged_captured(t_gpu_rank_t *r, void *arg)
 {
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
-    const t_ragged_options_t o = {.tensors = 1, .where = w};
+    const t_ragged_where_t w = t_where(r);
+    const t_ragged_options_t o = {.tensors = 1, .where = &w};
     colo_bridge_t *bridge = NULL;
     colo_batch_t *batch = NULL;
     T_ENDS(t_ragged_free) t_ragged_t c;
     t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
     c.c.full = c.c.partial = true;
-    rank_try(t_ragged_bridge(&bridge, &c, &o, comm));
+    rank_try(t_ragged_bridge(&bridge, &c, &o, r->gpus));
     const colo_segments_t s = t_ragged_segments(&c);
     rank_try(colo_bridge_set_segments(bridge, &s, &batch));
-    rank_try(t_replayed(bridge, batch, (const int64_t[]){c.c.h, c.c.h}, w));
-    return COLO_OK;
-}
-
-/* ---- on a rank ---- */
-
-static inline colo_status_t t_put(void *arg, const void *from, size_t bytes, void **data)
-{
-    t_gpu_rank_t *r = arg;
-    char *p = NULL;
-    void *own = NULL; /* what t_drop() frees */
-    rank_try(t_gpu_memory(r, bytes, &p, &own));
-    *data = p;
-    rank_cuda(cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream)); /* the caller frees what it is from */
-    return COLO_OK;
-}
-
-static inline colo_status_t t_get(void *arg, void *to, const void *data, size_t bytes)
-{
-    t_gpu_rank_t *r = arg;
-    rank_cuda(cudaMemcpyAsync(to, data, bytes, cudaMemcpyDeviceToHost, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
-    return COLO_OK;
-}
-
-static inline void t_drop(void *arg, void *data)
-{
-    if (!((t_gpu_rank_t *)arg)->arena) /* all of it at the end of a case */
-        cudaFree(data);
-}
-
-static inline colo_status_t t_quiet(void *arg)
-{
-    t_gpu_rank_t *r = arg;
-    rank_try(t_gpu_quiet(r));
-    return colo_comm_check(r->gpus);
-}
-
-static inline t_ragged_where_t t_where(t_gpu_rank_t *r)
-{
-    return (t_ragged_where_t){.arg = r,
-                              .device = r->device,
-                              .stream = r->stream,
-                              .put = t_put,
-                              .get = t_get,
-                              .drop = t_drop,
-                              .quiet = t_quiet};
+    return t_replayed(bridge, batch, (const int64_t[]){c.c.h, c.c.h}, &w);
 }
 
 static inline colo_status_t t_ragged_batch(t_gpu_rank_t *r, uint64_t seed)
@@ -335,46 +317,6 @@ static inline colo_status_t t_ragged_batches(t_gpu_rank_t *r, void *arg)
     for (int64_t i = 0, n = t_scaled(*(int64_t *)arg); i < n; i++)
         rank_try(t_ragged_batch(r, seed + (uint64_t)i));
     return COLO_OK;
-}
-
-static inline colo_status_t t_ragged_tables(t_gpu_rank_t *r, void *arg)
-{
-    const t_ragged_where_t w = t_where(r);
-    int32_t ran = 0;
-    rank_try(t_uniform_pairs(r->gpus, &w, &ran));
-    rank_check(ran == (r->size >= 4 ? 24 : r->size == 2 ? 12 : 3));
-    return COLO_OK;
-}
-
-static inline colo_status_t t_ragged_tiles(t_gpu_rank_t *r, void *arg)
-{
-    const t_ragged_where_t w = t_where(r);
-    return t_many_tiles(r->gpus, &w);
-}
-
-/* @arg: with max_rows? a bool */
-static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
-{
-    const t_ragged_where_t w = t_where(r);
-    return t_outstanding(r->gpus, &w, *(bool *)arg);
-}
-
-/* Bytes of the bridge's memory for addends. */
-static inline size_t ragged_partials(const colo_bridge_t *bridge)
-{
-    return bridge->memory.partials.size;
-}
-
-static inline colo_status_t t_ragged_large_sums(t_gpu_rank_t *r, void *arg)
-{
-    const t_ragged_where_t w = t_where(r);
-    return t_ragged_large(r->gpus, &w, ragged_partials);
-}
-
-static inline colo_status_t t_ragged_captured(t_gpu_rank_t *r, void *arg)
-{
-    const t_ragged_where_t w = t_where(r);
-    return t_captured(r->gpus, &w);
 }
 
 #endif

@@ -26,9 +26,24 @@ T_CASE(uniform_tables_over_peers_give_the_bits_of_the_uniform_bridge)
     assert_ok(t_peers_run(RANKS, false, t_ragged_tables, NULL, 0));
 }
 
-T_CASE(ragged_boxes_of_many_odd_tiles_arrive)
+/* Rows of an odd number of bytes, many tiles of them: tiles begin and end inside 16 bytes. */
+T_CASE_ON_PEERS(RANKS, ragged_boxes_of_many_odd_tiles_arrive)
 {
-    assert_ok(t_peers_run(RANKS, false, t_ragged_tiles, NULL, 0));
+    const t_ragged_where_t w = t_where(r);
+    const t_ragged_options_t o = {.tensors = 2, .where = &w};
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    for (int how = 0; how < 4; how++) {
+        T_ENDS(t_ragged_free) t_ragged_t t;
+        t_ragged_uniform(&t, &src, &dst, (ref_shape_t){4, 2048, 5});
+        t.dtype = "bf16";
+        t.c.full = how > 0;
+        t.c.partial = how % 2;
+        t.c.merged = how > 2;
+        const colo_status_t st = t_ragged_on(&t, &o, r->gpus);
+        if (st < 0)
+            return colo_fail_prefix(st, "%s", t_ragged_text(&t));
+    }
+    return COLO_OK;
 }
 
 T_CASE(batches_over_peers_with_other_tables_are_outstanding_together)
