@@ -53,6 +53,13 @@ bool t_gpus_enough(int n)
     return enough(t_gpu_count(), n);
 }
 
+bool t_ranks_are_processes(void)
+{
+    if (t_ranks_are_threads())
+        printf("skipped: ranks are to be processes; those of one process open nothing\n");
+    return !t_ranks_are_threads();
+}
+
 bool t_peers_enough(int ranks)
 {
     return enough(t_device_count(), getenv("T_CHECKED") ? ranks : 1);

@@ -41,6 +41,7 @@ bool t_gpus_shared(void);
 int32_t t_gpu_ranks(void); /* 8, 4 or 2 of them, what a layout divides well */
 /* With T_ONE_GPU, ranks that are processes see one GPU each. */
 bool t_gpus_enough(int n); /* else it says so, for main to return T_EXIT_SKIP */
+bool t_ranks_are_processes(void); /* the same */
 /* Is there a GPU? Under a memory checker (T_CHECKED), which runs the kernels of a device one after
  * the other: one for each of @ranks? */
 bool t_peers_enough(int ranks);

@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-static int32_t gpus;
+enum { RANKS = 2 };
 static bool one_device;
 
 /* ---- declared preconditions ---- */
@@ -69,7 +69,7 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
 static void run_contract(const contract_t *p)
 {
     contract_t copy = *p;
-    colo_status_t st = t_gpus_run(gpus, false, contract_rank, &copy);
+    colo_status_t st = t_gpus_run(RANKS, false, contract_rank, &copy);
     if (st < 0)
         fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
 }
@@ -181,7 +181,7 @@ T_CASE(memory_and_streams_of_elsewhere_are_refused_on_all_ranks)
             struct place p = {kind, 2, output != 0};
             if (one_device && (kind == OTHER_DEVICE || kind == OTHER_STREAM))
                 continue; /* there is no other */
-            if (t_gpus_run(gpus, false, place_rank, &p) < 0)
+            if (t_gpus_run(RANKS, false, place_rank, &p) < 0)
                 fail_msg("kind %d: %s", kind, colo_last_error());
         }
 }
@@ -189,12 +189,12 @@ T_CASE(memory_and_streams_of_elsewhere_are_refused_on_all_ranks)
 T_CASE(below_level_2_the_comm_is_dead_and_no_rank_waits)
 {
     struct place p = {HOST_POINTER, 1, false};
-    assert_ok(t_gpus_run(gpus, false, place_rank, &p));
+    assert_ok(t_gpus_run(RANKS, false, place_rank, &p));
 }
 
 /* ---- views that begin anywhere ---- */
 
-T_CASE_ON_GPUS(gpus, a_misaligned_view_is_carried_exactly)
+T_CASE_ON_GPUS(RANKS, a_misaligned_view_is_carried_exactly)
 {
     t_case_t c = t_between("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
@@ -240,7 +240,7 @@ static bool counts(int32_t rank, int i)
     return (i + rank) % (rank + 2) == 0;
 }
 
-T_CASE_ON_GPUS(gpus, the_mean_over_ranks_of_values_on_devices_is_the_serial_one)
+T_CASE_ON_GPUS(RANKS, the_mean_over_ranks_of_values_on_devices_is_the_serial_one)
 {
     double num = 0;
     int64_t den = 0;
@@ -336,7 +336,7 @@ static colo_status_t look(struct loss_call *k, t_gpu_rank_t *r, int n, bool nan)
     return COLO_OK;
 }
 
-T_CASE_ON_GPUS(gpus, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
+T_CASE_ON_GPUS(RANKS, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
 {
     struct loss_call k;
     rank_try(loss_make(&k, r));
@@ -374,7 +374,7 @@ T_CASE_ON_GPUS(gpus, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
 }
 
 /* Sums: rank 1 weighs its values while rank 0 counts them, or both do the same. */
-T_CASE_ON_GPUS(gpus, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_devices)
+T_CASE_ON_GPUS(RANKS, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_devices)
 {
     struct loss_call k;
     double mean[4], sum[4];
@@ -408,11 +408,5 @@ T_CASE_ON_GPUS(gpus, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_de
     return COLO_OK;
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = 2; /* every case here is one of two ranks */
-    one_device = t_device_count() < 2;
-    return t_main("gpu/nccl_check");
-}
+T_MAIN_AFTER(t_gpus_enough(RANKS) ? 0 : T_EXIT_SKIP, one_device = t_device_count() < 2,
+             "gpu/nccl_check")

@@ -60,13 +60,4 @@ T_CASE(where_peer_is_asked_for_it_is_an_error_on_all)
     assert_ok(st);
 }
 
-int main(void)
-{
-    if (t_ranks_are_threads()) {
-        printf("skipped: ranks of one process open nothing\n");
-        return T_EXIT_SKIP;
-    }
-    if (!t_peers_enough(RANKS))
-        return T_EXIT_SKIP;
-    return t_main("gpu/peer_closed");
-}
+T_MAIN_IF(t_ranks_are_processes() && t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_closed")

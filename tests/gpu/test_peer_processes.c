@@ -226,14 +226,5 @@ T_CASE(ranks_hear_of_one_that_is_killed_in_a_push_and_their_gpus_are_well)
     munmap(v, sizeof *v);
 }
 
-int main(void)
-{
-    if (t_ranks_are_threads()) {
-        printf("skipped: ranks are to be processes\n");
-        return T_EXIT_SKIP;
-    }
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = t_gpu_ranks();
-    return t_main("gpu/peer_processes");
-}
+T_MAIN_AFTER(t_ranks_are_processes() && t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(),
+             "gpu/peer_processes")
