@@ -25,6 +25,16 @@ from .torch.sampling import enough, kept, masses, vocabulary
 from .torch.support import Support
 from .torch.tensors import eager, stream_of
 
+__all__ = ['ChunkedDistributedEntropy', 'ChunkedDistributedGatherLogprob', 'ChunkedDistributedLogprob',
+           'ChunkedDistributedLogprobWithSampling', 'DistributedLogprob', 'DistributedLogprobWithSampling',
+           'chunked_cross_entropy_loss', 'from_parallel_hidden_to_entropy_packed_sequences',
+           'from_parallel_hidden_to_logprobs', 'from_parallel_hidden_to_logprobs_packed_sequences',
+           'from_parallel_logits_to_logprobs', 'from_parallel_logits_to_logprobs_packed_sequences',
+           'from_parallel_logits_to_logprobs_packed_sequences_nemo_rl', 'linear_cross_entropy',
+           'set_tensor_parallel_group', 'vocab_parallel_cross_entropy', 'vocab_parallel_entropy',
+           'vocab_parallel_entropy_packed_sequences', 'vocab_parallel_entropy_weighted_sum',
+           'vocab_parallel_log_probs_from_logits']
+
 _NONE_IGNORED = -2**63  # no token has this number
 _tensor_parallel: list[Any] = []
 

@@ -103,6 +103,8 @@ MUTANTS = {
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),
+    'a star imports what compat is made of': (
+        'compat.py', '__all__ = [', '_all = [', 'test_abi.py', 'star_imports'),
     'log-probabilities of sampled ids are as wide as the logits': (
         'compat.py', 'return _f32(outputs(what', 'return (outputs(what', 'test_compat_names.py', 'are_in_fp32'),
     'rows in any order are in one': (

@@ -122,6 +122,15 @@ def test_names_of_the_reference_page_are_where_it_says():
     assert module and not lost
 
 
+@pytest.mark.parametrize('module', ('colobridge.compat', 'colobridge.megatron'))
+def test_a_star_imports_the_names_of_the_reference_page(module):
+    pytest.importorskip('torch')
+    page = (ROOT / 'docs/python-api.md').read_text().split('## %s\n' % module)[1].split('\n## ')[0]
+    space = {}
+    exec('from %s import *' % module, space)
+    assert set(space) - {'__builtins__'} == set(re.findall(r'^### `([A-Za-z]\w*)', page, re.M))
+
+
 def test_the_reference_page_is_made_from_the_docstrings():
     done = subprocess.run([sys.executable, str(ROOT / 'python/reference.py')], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
