@@ -279,7 +279,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
         weight = weight.contiguous()
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
-    if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
+    if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
         target = targets_for(plan.rows, target, plan.config.ignore_index)
     if support is not None:
         target = support.behind(what, target, plan.rows)

@@ -46,7 +46,7 @@ class LinearPlan:
                  names: tuple[str, ...], max_valid: int, sums: bool, early: bool, listed: bool = False):
         self.rows, self.scatter, self.config, self.head_rows, self.owned = rows, scatter, config, head_rows, owned
         self.linear, self.max_valid, self.names, self.early = linear, max_valid, names, early
-        self.plain, self.i64 = rows.plain, torch.int64
+        self.plain = rows.plain
         self.grads = [(i, name, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
         self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
         self.device, self.dtype = hidden.device, hidden.dtype
@@ -82,7 +82,6 @@ class LinearPlan:
             self.shared = 0
         self.new_bias = like((weight.shape[0],), self.d_dtype, self.device)
         self.kept: dict[Any, _Ready] = {}
-        self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
         # of losses that become one number, and that no caller sees: then they are no tensors
         self.mean = Mean(rows.count, self.real, self.device)
         self.unseen = names == ('loss', 'n_valid')
@@ -172,8 +171,7 @@ class _Ready:
         plan, core = self.plan, self.core
         whole = memory = workspace = None
         if plan.scatter:
-            whole = plan.empty((plan.rows.count, plan.rows.columns), dtype=plan.dtype,
-                               device=plan.device)
+            whole = torch.empty((plan.rows.count, plan.rows.columns), dtype=plan.dtype, device=plan.device)
             comm.all_gather(checked(hidden, 'hidden', saved=place is View.again),
                             checked(whole, 'hidden'), stream=stream_of(plan.device))
             self.hidden.data = whole.data_ptr()
@@ -196,9 +194,9 @@ class _Ready:
         return whole, hidden, target, weight, bias, memory
 
     def outputs(self) -> list[Any]:
-        out, empty_like = [], self.plan.empty_like
+        out = []
         for name, kind in self.plan.out:
-            t = empty_like(kind)
+            t = torch.empty_like(kind)
             setattr(self.out, name, t.data_ptr())
             out.append(t)
         return out
@@ -219,10 +217,10 @@ class _Ready:
     def gradients(self, weight: Any, bias: Any, main: Any, shared: Any = None) -> tuple[Any, Any, Any]:
         """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to; @shared: weight's,
         from forward."""
-        plan, empty_like = self.plan, self.plan.empty_like
+        plan = self.plan
         d_hidden = d_weight = d_bias = None
         if self.makes[0]:
-            d_hidden = empty_like(plan.new_hidden)
+            d_hidden = torch.empty_like(plan.new_hidden)
             self.d_hidden.data = d_hidden.data_ptr()
             if plan.d_view:
                 d_hidden = plan.rows.columns_of(d_hidden)
@@ -233,12 +231,12 @@ class _Ready:
                     plan.main[1].point(self.d_bias, main[1])
             else:
                 # an alias of what autograd saved: of a tensor that others have it would keep a copy
-                d_weight = empty_like(plan.new_weight) if shared is None else shared.detach()
+                d_weight = torch.empty_like(plan.new_weight) if shared is None else shared.detach()
                 if plan.owned is not None:
                     d_weight[plan.owned:].zero_()  # padding
                 self.d_weight.data = d_weight.data_ptr()
                 if bias is not None:
-                    d_bias = empty_like(plan.new_bias)
+                    d_bias = torch.empty_like(plan.new_bias)
                     self.d_bias.data = d_bias.data_ptr()
         return d_hidden, d_weight, d_bias
 
@@ -353,7 +351,7 @@ class _Ready:
         parts = mean.workspace(group)
         size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
         if self.plan.cuda or size > SMALL:
-            holds = self.plan.empty(size // 8 + SLACK, dtype=self.plan.f64, device=self.plan.device)
+            holds = torch.empty(size // 8 + SLACK, dtype=torch.float64, device=self.plan.device)
             workspace = aligned(holds.data_ptr())
         else:
             workspace = self.numbers.of(size)
@@ -371,6 +369,6 @@ class _Ready:
         workspace, valid, losses = self.addresses
         if weights is not None:
             return self.plan.mean.weighted(losses, weights, mean, group)
-        factor = self.plan.empty_like(self.plan.mean.factor)
+        factor = torch.empty_like(self.plan.mean.factor)
         return *self.plan.mean.forward(self.mean_call, losses, valid, factor.data_ptr(), workspace, mean,
                                        group), factor

@@ -118,9 +118,9 @@ class _Call:
 class LogprobPlan:
     """What calls of the same shapes, strides, dtypes, device and options share. Of logits that are read
     without a copy, and of their targets [shape]; losses.py has plans of other losses."""
-    __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
+    __slots__ = ('rows', 'plain', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
                  'targets', 'mask', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
-                 'empty', 'empty_like', 'f64', 'small', 'run_forward', 'run_backward')
+                 'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward in addition to the library's
     NAME = WHAT = 'logprob'  # of C functions and structs, and in errors
     KEEPS = True  # does backward read targets
@@ -128,7 +128,7 @@ class LogprobPlan:
 
     def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
                  in_place: bool, ranks: int, targets: View | None = None, mask: View | None = None):
-        self.rows, self.plain, self.i64 = rows, rows.plain, torch.int64
+        self.rows, self.plain = rows, rows.plain
         self.config, self.in_place, self.device = config, in_place, logits.device
         self.cuda = logits.device.type == 'cuda'
         self.real = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -148,7 +148,6 @@ class LogprobPlan:
         kept = self.saved + self.EXTRA
         self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * (kept + SLACK)
         self.calls: list[_Call] = []
-        self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
         self.run_forward = entry('colo_%s_forward' % self.NAME)
         self.run_backward = entry('colo_%s_backward' % self.NAME)
 
@@ -165,7 +164,7 @@ class LogprobPlan:
         kept = address = apart = None
         size, words = self.saved + self.EXTRA if keeps else 0, 0
         if size_of_workspace > SMALL:
-            apart = self.empty((size_of_workspace + 7) // 8 + SLACK, dtype=self.f64, device=self.device)
+            apart = torch.empty((size_of_workspace + 7) // 8 + SLACK, dtype=torch.float64, device=self.device)
             workspace = aligned(apart.data_ptr())
         elif self.cuda:
             workspace, words = 0, (size_of_workspace + 7) // 8
@@ -175,7 +174,7 @@ class LogprobPlan:
             kept = self.small()
             address = aligned(c.addressof(kept))
         elif keeps or words:
-            held = self.empty(size + words + 2 * SLACK, dtype=self.f64, device=self.device)
+            held = torch.empty(size + words + 2 * SLACK, dtype=torch.float64, device=self.device)
             address = aligned(held.data_ptr())
             if words:
                 apart, workspace = held, aligned(address + 8 * size)
@@ -209,7 +208,7 @@ class LogprobPlan:
         try:
             out = []
             for name, kind in self.out:
-                t = self.empty_like(kind)
+                t = torch.empty_like(kind)
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
             stats, address, apart, workspace = self.memory(now, keeps, self.workspace)
@@ -254,7 +253,7 @@ class LogprobPlan:
             ctx.ended = True
             written(logits)
         else:
-            d_logits = self.empty_like(self.gradient)
+            d_logits = torch.empty_like(self.gradient)
             now.d_logits.data = d_logits.data_ptr()
             if not self.plain:
                 d_logits = self.rows.columns_of(d_logits)
@@ -334,7 +333,7 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
     plan, copies = found
     if copies:
         logits = logits.contiguous()
-    if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
+    if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
         target = targets_for(plan.rows, target, plan.config.ignore_index)
     if support is not None:
         target = support.behind(what, target, plan.rows)

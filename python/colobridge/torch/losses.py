@@ -76,7 +76,7 @@ class _Topk(_Masked):
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         per_token = (self.rows.shape if self.plain else (self.rows.count,)) + (self.config.k,)
-        return [(name, like(per_token, self.i64 if name == 'ids' else self.real, self.device))
+        return [(name, like(per_token, torch.int64 if name == 'ids' else self.real, self.device))
                 for name in names]
 
 

@@ -67,8 +67,7 @@ class MeanCall:
 class Mean:
     """Sums and means of @count losses of dtype @real on a device, and their gradients. Addresses: n_valid
     of the losses, factor where what backward needs is left."""
-    __slots__ = ('losses', 'value', 'wide', 'factor', 'bytes', 'device', 'cuda', 'empty_like', 'run_forward',
-                 'run_backward')
+    __slots__ = ('losses', 'value', 'wide', 'factor', 'bytes', 'device', 'cuda', 'run_forward', 'run_backward')
 
     def __init__(self, count: int, real: Any, device: Any):
         number, self.cuda = torch_dtype(real), device.type == 'cuda'
@@ -77,7 +76,7 @@ class Mean:
         self.bytes = (count * s.DTYPE_SIZE[number] + 7) // 8 * 8
         self.value, self.wide = (like((), dtype, device) for dtype in (real, torch.float64))
         self.factor = like((1,), torch.float64, device)
-        self.device, self.empty_like = device, torch.empty_like
+        self.device = device
         self.run_forward, self.run_backward = (entry('colo_loss_mean_forward'),
                                                entry('colo_loss_mean_backward'))
 
@@ -88,7 +87,7 @@ class Mean:
                 comm: Comm) -> tuple[Any, Any, Any]:
         """(value, num, den), over the ranks in rank order"""
         try:
-            new, out = self.empty_like, now.out
+            new, out = torch.empty_like, now.out
             value, num, den = new(self.value), new(self.wide), new(self.wide)
             now.losses.data, out.factor = losses, factor
             out.value, out.num, out.den = value.data_ptr(), num.data_ptr(), den.data_ptr()
@@ -164,7 +163,7 @@ class NllPlan(LogprobPlan):
             now.mean = MeanCall(self.mean)
         held = None
         if self.cuda or self.mean.bytes > SMALL:
-            held = self.empty(self.mean.bytes // 8, dtype=self.f64, device=self.device)
+            held = torch.empty(self.mean.bytes // 8, dtype=torch.float64, device=self.device)
             workspace = held.data_ptr()
         else:
             workspace = now.on_host.of(self.mean.bytes)
