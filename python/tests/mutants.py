@@ -235,6 +235,10 @@ MUTANTS = {
         'torch/logprob.py', 'second if plan.KEEPS else None', 'second and None', 'test_torch_losses.py', 'hooks'),
     'the gradient of a sum is that of its mean': (
         'torch/losses.py', 'by + num * den', 'by + num', 'test_torch_losses.py', 'divided_once'),
+    'a target beyond the vocabulary is weighed': (
+        'torch/nll.py', 'target.clamp(0, vocab - 1)', 'target.clamp(0, vocab)', 'test_torch_mask.py', 'illegal_targets'),
+    'an ignored id of the vocabulary is weighed': (
+        'torch/nll.py', 'if 0 <= ignored < vocab:', 'if False:', 'test_torch_mask.py', 'illegal_targets'),
     'tokens that do not count are weighed': (
         'torch/losses.py', "(mask, 'mask')", "(None, 'mask')", 'test_torch_losses.py', 'divided_once'),
     'gradients of gathered values are never added': (

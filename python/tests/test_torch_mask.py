@@ -31,9 +31,9 @@ def sums(h, w, t, mask):
     return (each * weight).sum(), weight.sum(), each * weight
 
 
-def losses(h, w, t, mask, reduction):
+def losses(h, w, t, mask, reduction, **more):
     """of the ways to the same loss"""
-    args = {'target': t, 'mask': mask, 'reduction': reduction, 'label_smoothing': 0.1}
+    args = {'target': t, 'mask': mask, 'reduction': reduction, 'label_smoothing': 0.1, **more}
     yield 'nll', lambda x, y: ct.nll(x @ y.t(), **args)
     yield 'nll of a slice', lambda x, y: ct.nll(torch.cat([x @ y.t()] * 2, 1)[:, :SHAPE[1]], **args)
     for mode in ('loss', 'logprob', 'keep'):
@@ -95,6 +95,15 @@ def test_other_masks_count_tokens(dtype):
     for name, fn in losses(h, w, t, mask, 'mean'):
         got = fn(h, w.clone().requires_grad_())
         assert float(got.den) == float(want[1]) and abs(float(got.num) - float(want[0])) < 1e-4, name
+
+
+@pytest.mark.parametrize('ignored', (-100, 3, V))
+def test_weights_of_illegal_targets_do_not_count(ignored):
+    h, w, t, mask = drawn(torch.float32)
+    t[1], t[2, 0], t[0, 0] = 3, V, -1
+    counts = (t >= 0) & (t < V) & (t != ignored)
+    for name, fn in losses(h, w, t, mask, 'sum', ignore_index=ignored):
+        assert float(fn(h, w.clone().requires_grad_()).den) == float(mask[counts].sum()), name
 
 
 @pytest.mark.parametrize('wrong', (float('nan'), float('inf'), -0.5))

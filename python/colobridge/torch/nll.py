@@ -107,7 +107,7 @@ class Mean:
             values, weigh = (s.Tensor.from_buffer_copy(self.losses) for _ in range(2))
             values.data, weigh.data = losses, weights.data_ptr()
             num, den, _, _ = _weighted(comm, self.device, values, weigh).unbind()
-            factor = torch.where(den > 0, 1 / den, 1.0) if mean else torch.ones_like(den)
+            factor = torch.where(den > 0, den.reciprocal(), 1.0) if mean else torch.ones_like(den)
             return (num * factor).to(self.value.dtype), num.clone(), den.clone(), factor
 
     def backward(self, now: MeanCall, factor: int, d_value: Any, d_num: Any, d_losses: int) -> None:
@@ -295,5 +295,8 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, A
 
 def counted(weights: Any, target: Any, config: s.LogprobConfig, real: Any) -> Any:
     """The weights of tokens that have a legal target, 0 of others; of the dtype of the losses."""
-    legal = (target >= 0) & (target < config.logits.vocab) & (target != config.ignore_index)
-    return weights.to(real).masked_fill(~legal, 0)
+    vocab, ignored = config.logits.vocab, config.ignore_index
+    illegal = target != target.clamp(0, vocab - 1)  # in two operations, each of which costs as much as a small loss
+    if 0 <= ignored < vocab:
+        illegal |= target == ignored
+    return weights.to(real).masked_fill(illegal, 0)
