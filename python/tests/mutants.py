@@ -289,7 +289,7 @@ MUTANTS = {
     'gradients of weighted tokens are made without the known upstream gradient': (
         'torch/linear_plan.py', 'else weights * by', 'else weights', 'test_torch_upstream.py', 'after_forward'),
     'the sum over ranks of a loss made in forward is left out': (
-        'torch/linear.py', 'mean and den is None, weights, group)', 'mean and den is None, weights, alone())',
+        'torch/linear.py', 'mean and den is None, weights, group)', 'mean and den is None, weights, groups.alone())',
         'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
     'gradients made in forward ignore the upstream one': (
         'torch/linear.py', '(ctx.factor * g)', 'ctx.factor', 'test_torch_linear.py',

@@ -9,7 +9,6 @@ from ..errors import ArgumentError
 from . import ranks as groups
 from .head import autocast
 from .lazy import torch
-from .ranks import alone
 from .tensors import Function, eager, once, saved_tensors, stream_of
 
 
@@ -93,7 +92,7 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ArgumentError("over_chunks: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
                             % (list(hidden.shape), list(weight.shape)))
-    comm = alone() if tp_group is None else groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
+    comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
     out = OverChunks.apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size), comm,
                            d_hidden == 'all_reduce' and comm.size > 1)

@@ -23,7 +23,6 @@ from .lazy import torch
 from .linear_plan import LinearPlan
 from .logprob import Columns, MEMBERS, NAMES, _check_target, _config, per_token, segment_of, shard, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
-from .ranks import alone
 from .ready import scalars, table
 from .rows import rows_of, whole
 from .support import Support
@@ -241,7 +240,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
                 raise ArgumentError("%s: %s is a %s, expected a torch.Tensor"
                                     % (what, name, type(t).__name__))
     device = hidden.device
-    comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
+    comm = groups.comm_of(tp_group, device, what + ': tp_group')
     head_comm: Comm | None = None
     main = None
     if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):

@@ -17,7 +17,6 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
 from .lazy import torch
-from .ranks import alone
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
@@ -321,7 +320,7 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
         raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
                             % (what, type(logits).__name__, type(target).__name__))
     device = logits.device
-    comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
+    comm = groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_logprobs')
     key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
            target.shape, target.dtype, target.device, names, columns, in_place, values, members, kind,

@@ -18,7 +18,6 @@ from . import ranks as groups
 from .lazy import torch
 from .logprob import Columns, LogprobPlan, NAMES, VocabParallel, planned, real_of, shard
 from .nll import _weighted, across
-from .ranks import alone
 from .ready import View, like, scalars, table
 from .rows import Rows, rows_of
 from .tensors import Function, checked, eager, once, operator
@@ -110,7 +109,7 @@ def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...],
         raise ArgumentError("%s: logits are a %s and mask is a %s, expected torch.Tensors, or None as mask"
                             % (what, type(logits).__name__, type(mask).__name__))
     device = logits.device
-    comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
+    comm = groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_losses')
     key = (logits.shape, logits.stride(), logits.dtype, device, _meta(second), _meta(mask), names,
            columns, in_place, kind, options)

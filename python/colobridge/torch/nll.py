@@ -14,7 +14,6 @@ from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .lazy import torch
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
-from .ranks import alone
 from .ready import SLACK, SMALL, aligned, entry, failed, like, scalars
 from .support import Support
 from .tensors import Function, once, operator, stream_of
@@ -31,8 +30,7 @@ class Loss(NamedTuple):
 def across(reduce_group: Any, device: Any, what: str) -> Comm:
     """The communicator of a reduce_group, for tensors on @device; None: of none, which somebody else
     refuses."""
-    return alone() if reduce_group is None or device is None else groups.comm_of(
-        reduce_group, device, what + ': reduce_group')
+    return groups.comm_of(None if device is None else reduce_group, device, what + ': reduce_group')
 
 
 @functools.lru_cache(maxsize=None)

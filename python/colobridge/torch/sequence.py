@@ -14,7 +14,6 @@ from ..errors import ArgumentError
 from . import ranks as groups
 from .lazy import torch
 from .losses import apply
-from .ranks import alone
 from .ready import reserved
 from .tensors import checked, eager, stream_of
 
@@ -131,7 +130,7 @@ def _gather(seq: Sequence, local: Any, adjoint: str, cp_group: Any) -> Any:
         raise ArgumentError(
             "Sequence.gather: values are %s of %s and adjoint is %r, expected a tensor %s of float32 or float64 and "
             "'slice' or 'sum'" % (found, dtype, adjoint, list(seq.shape)))
-    comm = alone() if cp_group is None else groups.comm_of(cp_group, local.device, 'cp_group')
+    comm = groups.comm_of(cp_group, local.device, 'cp_group')
     return apply(local, _Gather, seq, comm, adjoint)[0]
 
 
