@@ -10,13 +10,14 @@ import math
 from typing import Any
 
 from .. import _structs as s
+from .._lib import check
 from ..comm import Comm
 from ..tensor import make, torch_dtype
 from .head import Core
 from .lazy import torch
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
-from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, reserved, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, reserved, table
 from .rows import Rows
 from .support import Listed
 from .tensors import checked, stream_of
@@ -187,19 +188,9 @@ class _Ready:
         elif core.bound == (self.number, self.weight.data, self.bias and self.bias.data):
             return whole, hidden, target, weight, bias  # the head has just this already
         core.bound = None
-        status = self.run_bind(core.head, *self.at_parameters, workspace)
-        if status < 0:
-            raise failed(status)
+        check(self.run_bind(core.head, *self.at_parameters, workspace))
         core.bound = self.number, self.weight.data, self.bias and self.bias.data
         return whole, hidden, target, weight, bias, memory
-
-    def outputs(self) -> list[Any]:
-        out = []
-        for name, kind in self.plan.out:
-            t = torch.empty_like(kind)
-            setattr(self.out, name, t.data_ptr())
-            out.append(t)
-        return out
 
     def run(self, function: Any, which: int, *addresses: Any) -> None:
         """A pass in C, with its workspace."""
@@ -209,10 +200,8 @@ class _Ready:
                                                            self.plan.max_valid)
         work, workspace = (None, self.core.on_host.of(size)) if size <= _HOST_WORKSPACE and not self.plan.cuda else \
             reserved(size, self.plan.device)
-        status = function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None)
+        check(function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None))
         del work
-        if status < 0:
-            raise failed(status)
 
     def gradients(self, weight: Any, bias: Any, main: Any, shared: Any = None) -> tuple[Any, Any, Any]:
         """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to; @shared: weight's,
@@ -245,7 +234,7 @@ class _Ready:
         """(outputs, the buffer that backward needs, as a tensor, or memory that is no tensor)"""
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
-            out = self.outputs()
+            out = made_like(self.plan.out, self.out)
             kept, small, buffer = self.keep() if backward else (None, None, None)
             self.run(self.run_forward, s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE, self.at_batch, self.at_out,
                      self.at_made if backward else None, buffer)
@@ -312,7 +301,7 @@ class _Ready:
         with self.core.lock:
             self.whole.d_loss = None if weights is None else weights.data_ptr()
             held = self.bind(comm, hidden, weight, bias, target, View.point)
-            out, at_out = ([], self.at_sums) if plan.unseen else (self.outputs(), self.at_out)
+            out, at_out = ([], self.at_sums) if plan.unseen else (made_like(self.plan.out, self.out), self.at_out)
             losses = self.place(out, group)
             if not early:
                 made = self._in_one_pass(weight, bias, self.at_whole, at_out, None if by is None else main)
@@ -332,7 +321,7 @@ class _Ready:
                 target: Any) -> tuple[Any, Any, Any]:
         """Gradients of the sum of entropies, of tensors that a forward saved."""
         with self.core.lock:
-            held = self.bind(comm, hidden, weight, bias, target, View.again), self.outputs()
+            held = self.bind(comm, hidden, weight, bias, target, View.again), made_like(self.plan.out, self.out)
             grads = self._in_one_pass(weight, bias, self.at_entropy, self.at_out, None)
         del held
         return grads

@@ -11,13 +11,13 @@ import functools
 from typing import Any
 
 from .. import _structs as s
-from .._lib import call, size_of
+from .._lib import call, check, size_of
 from ..comm import Comm
 from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
 from .lazy import torch
-from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, scalars, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
 from .tensors import Function, once, operator, saved_tensors, stream_of, written
@@ -196,20 +196,14 @@ class LogprobPlan:
             self.targets.point(now.targets, target)
         if mask is not None:
             self.mask.point(now.mask, mask)
-        status = self.run_forward(*now.forward, comm.handle, now.at_out, None if kept is None else now.at_made, kept, workspace,
-                                  stream_of(self.device) if self.cuda else None)
-        if status < 0:
-            raise failed(status)
+        check(self.run_forward(*now.forward, comm.handle, now.at_out, None if kept is None else now.at_made, kept,
+                               workspace, stream_of(self.device) if self.cuda else None))
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, more: Any) -> tuple[Any, Any]:
         """(outputs [shape], what backward needs: None unless @keeps). more: the mask"""
         now = self.call()
         try:
-            out = []
-            for name, kind in self.out:
-                t = torch.empty_like(kind)
-                setattr(now.out, name, t.data_ptr())
-                out.append(t)
+            out = made_like(self.out, now.out)
             stats, address, apart, workspace = self.memory(now, keeps, self.workspace)
             self.launch(now, logits, target, more, comm, address if keeps else None, workspace)
         except BaseException as why:
@@ -256,9 +250,7 @@ class LogprobPlan:
             now.d_logits.data = d_logits.data_ptr()
             if not self.plain:
                 d_logits = self.rows.columns_of(d_logits)
-        status = self.run_backward(*now.backward, stream_of(self.device) if self.cuda else None)
-        if status < 0:
-            raise failed(status)
+        check(self.run_backward(*now.backward, stream_of(self.device) if self.cuda else None))
         self.calls.append(now)
         del held
         return d_logits

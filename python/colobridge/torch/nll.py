@@ -7,14 +7,14 @@ import functools
 from typing import Any, NamedTuple
 
 from .. import _structs as s
-from .._lib import lib
+from .._lib import check, lib
 from ..comm import Comm
 from ..errors import ArgumentError
 from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .lazy import torch
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
-from .ready import SLACK, SMALL, aligned, entry, failed, like, scalars
+from .ready import SLACK, SMALL, aligned, entry, like, scalars
 from .support import Support
 from .tensors import Function, once, operator, stream_of
 
@@ -46,9 +46,7 @@ def _weighted(comm: Comm, device: Any, values: s.Tensor | None, weights: s.Tenso
     parts = _parts(comm.size)
     memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=device)
     address = aligned(memory.data_ptr())
-    status = entry('colo_loss_weighted_sum')(*at[:3], comm.handle, address + parts, at[3], address, stream_of(device))
-    if status < 0:
-        raise failed(status)
+    check(entry('colo_loss_weighted_sum')(*at[:3], comm.handle, address + parts, at[3], address, stream_of(device)))
     return memory.narrow(0, (address + parts - memory.data_ptr()) // 8, 4)
 
 
@@ -89,10 +87,8 @@ class Mean:
             value, num, den = new(self.value), new(self.wide), new(self.wide)
             now.losses.data, out.factor = losses, factor
             out.value, out.num, out.den = value.data_ptr(), num.data_ptr(), den.data_ptr()
-            status = self.run_forward(now.at_losses, n_valid, mean, comm.handle, now.at_out, workspace,
-                                      stream_of(self.device) if self.cuda else None)
-            if status < 0:
-                raise failed(status)
+            check(self.run_forward(now.at_losses, n_valid, mean, comm.handle, now.at_out, workspace,
+                                   stream_of(self.device) if self.cuda else None))
         except BaseException as why:
             groups.heard(comm, why)
             raise
@@ -114,10 +110,7 @@ class Mean:
         now.losses.data, up = d_losses, now.upstream
         up.d_value = None if d_value is None else d_value.data_ptr()
         up.d_num = None if d_num is None else d_num.data_ptr()
-        status = self.run_backward(factor, c.addressof(up), now.at_losses,
-                                   stream_of(self.device) if self.cuda else None)
-        if status < 0:
-            raise failed(status)
+        check(self.run_backward(factor, c.addressof(up), now.at_losses, stream_of(self.device) if self.cuda else None))
 
 
 class NllPlan(LogprobPlan):

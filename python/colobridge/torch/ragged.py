@@ -210,8 +210,8 @@ class _Call:
             if flight is None or any(a is not b for a, b in zip((*given, *out), (*reached[0], *reached[1]))):
                 check(self.entries[backward](self.held.batch.handle, *arrays, len(given), stream))
             else:
-                check(flight.begin(('batch_forward', 'batch_backward')[backward], self.held.batch.handle,
-                                   *(c.addressof(array) for array in arrays), len(given), stream, held=(given, out)))
+                flight.begin(('batch_forward', 'batch_backward')[backward], self.held.batch.handle,
+                             *(c.addressof(array) for array in arrays), len(given), stream, held=(given, out))
             if reached[1] is not out:
                 for t, here in zip(out, reached[1]):
                     if here is not t:

@@ -16,8 +16,8 @@ import functools
 from typing import Any
 
 from .. import _structs as s
-from .._lib import lib, error_message
-from ..errors import ArgumentError, exception
+from .._lib import lib
+from ..errors import ArgumentError
 from .lazy import torch
 from .tensors import checked
 
@@ -40,11 +40,6 @@ def scalars(temperature: Any, softcap: Any, label_smoothing: Any, z_loss: Any, i
             ignore_index, chunk_size or 0, -1 if invariant is True else int(invariant))
 
 
-def failed(status: int) -> Exception:
-    """The exception of a status < 0 of entry()'s."""
-    return exception(status, error_message())
-
-
 @functools.lru_cache(maxsize=None)
 def storage_of() -> Any:
     return getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0
@@ -53,6 +48,16 @@ def storage_of() -> Any:
 def like(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
     """What empty_like() makes contiguous tensors of, in half the time of empty(); of one element itself."""
     return torch.empty((), dtype=dtype, device=device).expand(shape)
+
+
+def made_like(kinds: list[tuple[str, Any]], out: c.Structure) -> list[Any]:
+    """New tensors like those of @kinds, to whose addresses the members of these names are set."""
+    made = []
+    for name, kind in kinds:
+        t = torch.empty_like(kind)
+        setattr(out, name, t.data_ptr())
+        made.append(t)
+    return made
 
 
 class View:

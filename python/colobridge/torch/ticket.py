@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .._lib import Unique
+from .._lib import Unique, check
 from ..errors import FailedError
-from .ready import entry, failed
+from .ready import entry
 from .tensors import Function, eager, once, stream_of
 
 
@@ -26,19 +26,18 @@ class Flight:
         self.device, self._ticket, self._held = device, c.c_void_p(), ()
         self.back: list[Any] = []  # flights of gradients, with what they write, from finish's backward to start's
 
-    def begin(self, name: str, *arguments: Any, held: Any) -> int:
-        """The status of colo_@name_start()."""
+    def begin(self, name: str, *arguments: Any, held: Any) -> None:
+        """Calls colo_@name_start()."""
         status = entry('colo_%s_start' % name)(*arguments, c.addressof(self._ticket))
         self._held = held if self._ticket else ()
-        return status
+        check(status)
 
     def end(self) -> None:
         """The current stream waits for the call."""
         if self._ticket:
             status = entry('colo_bridge_finish')(c.addressof(self._ticket), stream_of(self.device))
             self._held = ()
-            if status < 0:
-                raise failed(status)
+            check(status)
 
     def landed(self) -> Any:
         """The gradients of which Finish began the way."""

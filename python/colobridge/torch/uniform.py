@@ -10,13 +10,14 @@ from typing import Any
 
 from .. import _structs as s
 from .. import bridge as core
+from .._lib import check
 from ..comm import Comm
 from ..errors import STATUS, Error, FailedError
 from ..tensor import contiguous, make
 from . import arena as arenas
 from . import ranks as groups
 from .lazy import torch
-from .ready import entry, failed
+from .ready import entry
 from .tensors import Function, checked, once, stream_on
 from .ticket import Flight
 
@@ -181,12 +182,10 @@ class Ready:
             at_y, at_x = c.addressof(of_y), None if of_x is None else c.addressof(of_x)
             ends = (at_y, at_x) if direction else (at_x, at_y)
             if flight is None or own is not None:
-                status = self.run[direction](self.bridge.handle, *ends, stream)
+                check(self.run[direction](self.bridge.handle, *ends, stream))
             else:
-                status = flight.begin(('bridge_forward', 'bridge_backward')[direction], self.bridge.handle, *ends, stream,
-                                      held=(x, y))
-            if status < 0:
-                raise failed(status)
+                flight.begin(('bridge_forward', 'bridge_backward')[direction], self.bridge.handle, *ends, stream,
+                             held=(x, y))
             if own is not None and not (direction and arena.sums):
                 own.copy_(there)
             if stays == ():
