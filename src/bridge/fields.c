@@ -17,7 +17,7 @@ static void add_splits(colo_fields_t *fields, const char *name, const colo_layou
 {
     static const char *const kinds[] = {"", "", " zigzag", " ceil"};
     char text[240] = "none";
-    colo_text_t list = {.at = text, .cap = sizeof text};
+    colo_text_t list = {.data = text, .cap = sizeof text};
     for (int axis = 0; axis < 3; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++) {
             const colo_split_t *split = &layout->split[axis][i];
@@ -32,7 +32,7 @@ static void add_positions(colo_fields_t *fields, const char *name, const colo_la
 {
     enum { SHOWN = 8 };
     char text[200] = "";
-    colo_text_t list = {.at = text, .cap = sizeof text};
+    colo_text_t list = {.data = text, .cap = sizeof text};
     uint64_t hash = COLO_HASH_INIT;
     if (layout->map != COLO_MAP_TABLE) {
         if (layout->positions)
@@ -126,7 +126,7 @@ static void add_tables(colo_fields_t *fields, const colo_batch_t *batch)
     for (int32_t i = 0; i < batch->ntables; i++) {
         const colo_table_t *table = &batch->table[i];
         char name[32], text[200] = "";
-        colo_text_t list = {.at = text, .cap = sizeof text};
+        colo_text_t list = {.data = text, .cap = sizeof text};
         snprintf(name, sizeof name, "%s%s", table->side, table->name);
         for (int64_t k = 0; k < table->n && k < COLO_SHOWN; k++)
             colo_put(&list, " %lld", (long long)table->first[k]);

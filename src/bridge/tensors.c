@@ -88,7 +88,7 @@ static colo_status_t check_stream(colo_call_t *call)
 
 static void shape_text(const int64_t *shape, int32_t n, char *text, size_t cap)
 {
-    colo_text_t list = {.at = text, .cap = cap};
+    colo_text_t list = {.data = text, .cap = cap};
     text[0] = '\0';
     for (int32_t i = 0; i < n; i++)
         colo_put(&list, "%s%lld", i ? ", " : "", (long long)shape[i]);

@@ -124,7 +124,7 @@ static int describe_difference(const colo_comm_t *comm, int32_t odd, const char 
                                int32_t than, const char *first, char *out, size_t cap)
 {
     int differ = 0;
-    colo_text_t list = {.at = out, .cap = cap};
+    colo_text_t list = {.data = out, .cap = cap};
     for (const char *line = theirs; *line; line += strcspn(line, "\n") + 1) {
         const char *a = line + strcspn(line, "\t") + 1, *b = same_field(first, line);
         const int na = (int)strcspn(a, "\n"), nb = b ? (int)strcspn(b, "\n") : 0;

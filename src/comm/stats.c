@@ -247,7 +247,7 @@ static void put_records(colo_text_t *out, const struct snapshot *snapshot)
 size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
                         const char *error_message, char *text, size_t cap)
 {
-    colo_text_t out = {.at = text, .cap = text ? cap : 0};
+    colo_text_t out = {.data = text, .cap = text ? cap : 0};
     char host[256] = "", text_of[2][32];
     struct snapshot now;
     struct timespec wall;

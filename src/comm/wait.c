@@ -30,7 +30,7 @@ double colo_wait_nap(double waited)
 static const char *describe_group(char *text, size_t cap, const colo_waiter_t *me)
 {
     enum { SHOWN = 8 };
-    colo_text_t group = {.at = text, .cap = cap};
+    colo_text_t group = {.data = text, .cap = cap};
     colo_put(&group, "'%s' (world ranks", me->group);
     for (int32_t r = 0; r < me->size && r < SHOWN; r++)
         colo_put(&group, " %lld", (long long)me->world_rank[r]);

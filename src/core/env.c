@@ -160,7 +160,7 @@ static void describe_allowed(const struct row *row, char *text, size_t cap)
         snprintf(text, cap, "a number from %lld to %lld", (long long)row->lo, (long long)row->hi);
         return;
     }
-    colo_text_t list = {.at = text, .cap = cap};
+    colo_text_t list = {.data = text, .cap = cap};
     text[0] = '\0';
     for (int i = 0; i < WORDS && row->words[i]; i++) {
         const bool last = !row->open && (i + 1 == WORDS || !row->words[i + 1]);

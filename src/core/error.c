@@ -91,7 +91,7 @@ void colo_put(colo_text_t *text, const char *fmt, ...)
     va_start(ap, fmt);
     const bool fits = text->len < text->cap;
     const int n =
-        vsnprintf(fits ? text->at + text->len : NULL, fits ? text->cap - text->len : 0, fmt, ap);
+        vsnprintf(fits ? text->data + text->len : NULL, fits ? text->cap - text->len : 0, fmt, ap);
     va_end(ap);
     text->len += n > 0 ? (size_t)n : 0;
 }

@@ -26,9 +26,9 @@ COLO_FOR_MODULES colo_error_t colo_error_save(void);
 /* Returns @status. */
 COLO_FOR_MODULES colo_status_t colo_error_restore(colo_status_t status, const colo_error_t *e);
 
-/* A text that grows, in @cap bytes with its end; @len: what its length would be with more room. */
+/* A text that grows, in @cap bytes with its end; @len: what its length would be were @cap enough. */
 typedef struct colo_text {
-    char *at;
+    char *data;
     size_t cap, len;
 } colo_text_t;
 void colo_put(colo_text_t *text, const char *fmt, ...) COLO_PRINTF(2, 3);

@@ -171,7 +171,7 @@ enum { NAMES_MAX = COLO_KEY_MAX + COLO_MAX_DIMS }; /* a key with two bytes betwe
 /* "tp, cp, dp", for error messages that say what there is instead */
 static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])
 {
-    colo_text_t list = {.at = text, .cap = NAMES_MAX};
+    colo_text_t list = {.data = text, .cap = NAMES_MAX};
     text[0] = '\0';
     for (int32_t i = 0; i < grid->ndims; i++)
         colo_put(&list, "%s%s", i ? ", " : "", grid->name[i]);

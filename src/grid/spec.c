@@ -149,7 +149,7 @@ colo_status_t colo_grid_parse(colo_grid_t *grid, const char *spec, int64_t world
 
 size_t colo_grid_print(const colo_grid_t *grid, char *text, size_t cap)
 {
-    colo_text_t out = {.at = text, .cap = text ? cap : 0};
+    colo_text_t out = {.data = text, .cap = text ? cap : 0};
     if (out.cap > 0)
         text[0] = '\0';
     for (int32_t i = 0; grid && i < grid->ndims && i < COLO_MAX_DIMS; i++)

@@ -386,7 +386,7 @@ static int32_t cpus_of(const colo_topology_t *topology, int64_t rank, int32_t *o
 
 size_t colo_topology_cpus(const colo_topology_t *topology, int64_t rank, char *text, size_t cap)
 {
-    colo_text_t list = {.at = text, .cap = text ? cap : 0};
+    colo_text_t list = {.data = text, .cap = text ? cap : 0};
     COLO_AUTOFREE int32_t *os = NULL;
     if (list.cap > 0)
         text[0] = '\0';

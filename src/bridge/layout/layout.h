@@ -59,8 +59,8 @@ typedef struct colo_ranges {
                      .step = (int64_t)(sizeof *(list) / sizeof(int64_t))})
 static inline int64_t colo_range_end(const colo_ranges_t *ranges, int64_t i)
 {
-    const int64_t at = (ranges->index ? ranges->index[i] : i) * ranges->step;
-    return ranges->begin[at] + ranges->count[at];
+    const int64_t offset = (ranges->index ? ranges->index[i] : i) * ranges->step;
+    return ranges->begin[offset] + ranges->count[offset];
 }
 /* The first of [@low, @high) that ends behind @row. */
 static inline int64_t colo_first_behind(colo_ranges_t ranges, int64_t low, int64_t high,

@@ -115,8 +115,8 @@ static struct colo_child *child_new(struct colo_shared *parent, const int32_t *m
 }
 
 /* The subset's shared state, with a reference for the caller; NULL: there is no memory. */
-static struct colo_shared *meet(struct colo_shared *above, const int32_t *members, int32_t n,
-                                uint64_t tag)
+static struct colo_shared *subset_of(struct colo_shared *above, const int32_t *members, int32_t n,
+                                     uint64_t tag)
 {
     COLO_HOLD(&above->lock);
     struct colo_child **link = &above->children;
@@ -145,7 +145,7 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
                                   uint64_t tag, colo_comm_t *child)
 {
     struct colo_shared *shared =
-        meet(((struct colo_threads *)parent->impl)->shared, members, n, tag);
+        subset_of(((struct colo_threads *)parent->impl)->shared, members, n, tag);
     COLO_FAIL_IF(!shared, COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
     return colo_shared_attach(child, shared);
 }
