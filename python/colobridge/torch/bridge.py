@@ -29,7 +29,7 @@ from . import tensors
 from .lazy import dist, torch
 from .tensors import eager, watched
 from .ticket import Finish, Flight, Ticket
-from .uniform import Carry, Core, Ready, Start, about
+from .uniform import Carry, Core, Ready, about
 
 _BRIDGES: Any = weakref.WeakValueDictionary()  # by number
 _numbers = itertools.count()
@@ -372,7 +372,7 @@ class Bridge(Unique):
             if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
                     into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
                     (self._ranks is None or groups.alive(self.group)):
-                return again[4](x, again[5], True)
+                return again[4](x, again[5], True, None)
         tables = self._tables(segments, into, src, dst)
         if self.ragged:
             return ragged_batches.carry(self, x, tables, into, like, add, inplace)
@@ -456,7 +456,7 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
     lasts = here and (self._ranks is None or len(self._ranks) > 1)
     self._again = (type(x), self._last[0], self._comm.told, watched, Carry.apply, self._last[1]) if lasts else None
-    return Carry.apply(x, self._last[1], here)
+    return Carry.apply(x, self._last[1], here, None)
 
 
 @eager
@@ -464,7 +464,7 @@ def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
     x, here = _ready(self, x, samples, shape, like)
     flight = Flight(x.device)
     ready, shape = self._last[1], x.shape if here else None
-    y = Start.apply(x, ready, here, flight)
+    y = Carry.apply(x, ready, here, flight)
 
     def begun(d_ys: Any, back: Flight) -> Any:
         return ready.carry(1, None, d_ys[0], d_ys[0], shape, back)

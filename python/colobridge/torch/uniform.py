@@ -198,33 +198,18 @@ class Ready:
 
 @Function
 class Carry:
-    """y = R x forward, d_x = R^T d_y backward."""
+    """y = R x forward, d_x = R^T d_y backward. With a flight forward is begun, and backward ended."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, ready: Ready, here: bool) -> Any:
-        ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
-        return ready.carry(0, x if here else None, None, x, ready.shapes[1])
-
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, d_y: Any) -> Any:
-        if ctx.here:
-            return ctx.ready.carry(1, None, d_y, d_y, ctx.shape), None, None
-        ctx.ready.carry(1, None, d_y)
-        return d_y.new_empty(ctx.shape), None, None
-
-
-@Function
-class Start:
-    """Carry's forward is begun, its backward ended."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight) -> Any:
-        ctx.flight, ctx.here, ctx.shape = flight, here, x.shape
+    def forward(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight | None) -> Any:
+        ctx.ready, ctx.here, ctx.shape, ctx.flight = ready, here, x.shape, flight
         return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
 
     @staticmethod
     @functools.partial(once, linear=True)
     def backward(ctx: Any, d_y: Any) -> Any:
-        d_x = ctx.flight.landed()  # Finish's backward has sent d_y
+        if ctx.flight is not None:  # Finish's backward has sent d_y
+            d_x = ctx.flight.landed()
+        else:
+            d_x = ctx.ready.carry(1, None, d_y, d_y, ctx.shape if ctx.here else None)
         return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None
