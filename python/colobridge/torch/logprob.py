@@ -20,7 +20,7 @@ from .lazy import torch
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
-from .tensors import Function, once, operator, saved_tensors, stream_of, written
+from .tensors import Function, of_integers, once, operator, saved_tensors, stream_of, written
 
 Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
@@ -335,7 +335,7 @@ def _check_target(what: str, target: Any, shape: list[int], why: str, device: An
     """ValueError, if it does not fit what the loss is of."""
     if list(target.shape) != shape:
         raise ArgumentError("%s: target is %s, expected %s, %s" % (what, list(target.shape), shape, why))
-    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
+    if not of_integers(target):
         raise ArgumentError("%s: target is of %s, expected an integer dtype" % (what, target.dtype))
     if target.device != device:
         raise ArgumentError("%s: target is on %s, %s on %s" % (what, target.device, source, device))

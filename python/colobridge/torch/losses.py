@@ -20,7 +20,7 @@ from .logprob import Columns, LogprobPlan, NAMES, VocabParallel, planned, real_o
 from .nll import _weighted, across
 from .ready import View, like, scalars, table
 from .rows import Rows, rows_of
-from .tensors import Function, checked, eager, once, operator
+from .tensors import Function, checked, eager, of_integers, once, operator, said
 
 
 def _gradient(ctx: Any, *upstream: Any) -> Any:
@@ -204,10 +204,8 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
     An id of ignore_index gives 0, one outside of [0, V) NaN; one that occurs twice in a row counts twice. The
     same ids on every rank of tp_group. Other arguments and errors: topk_logprob().
     """
-    if not isinstance(ids, torch.Tensor) or ids.dim() < 1 or ids.dtype.is_floating_point or \
-            ids.dtype.is_complex or ids.dtype == torch.bool:
-        raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % (
-            ids.dtype if isinstance(ids, torch.Tensor) else 'a ' + type(ids).__name__))
+    if not of_integers(ids) or ids.dim() < 1:
+        raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
     return _run('logprob_at', vocab_parallel_logits, ids.to(torch.int64), mask, ('logp',), tp_group,
                 (vocab_start, vocab_end, vocab_size), inplace_backward, _Topk, _topk_config,
                 (ids.shape[-1], False, int(ignore_index), float(temperature), float(softcap or 0.0)))[0]
@@ -237,8 +235,7 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
             targets.shape[-1:] != vocab_parallel_logits.shape[-1:]:
         raise ArgumentError("distill: targets are %s, expected floats of the logits' shape %s" % (
-            '%s of %s' % (list(targets.shape), targets.dtype) if isinstance(targets, torch.Tensor)
-            else 'a ' + type(targets).__name__, list(vocab_parallel_logits.shape)))
+            said(targets, '%(shape)s of %(dtype)s'), list(vocab_parallel_logits.shape)))
     return Distilled(*_run('distill', vocab_parallel_logits, targets.detach(), mask, ('ce', 'kl'), tp_group,
                            (vocab_start, vocab_end, vocab_size), inplace_backward, _Distill,
                            _distill_config, (int(bool(soft_labels)), float(target_temperature),
@@ -257,9 +254,8 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
     if not isinstance(logits, torch.Tensor) or logits.dim() < 1 or \
             mask is not None and (not isinstance(mask, torch.Tensor) or mask.device != logits.device
                                   or mask.shape != logits.shape[:-1]):
-        raise ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...] on one device" % tuple(
-            '%s on %s' % (list(t.shape), t.device) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__
-            for t in (logits, mask)))
+        raise ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...] on one device"
+                            % (said(logits), said(mask)))
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     if mask is not None:
         target.masked_fill_(mask == 0, -100)
@@ -318,10 +314,8 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     for name, t in (('values', values), ('weights', weights), ('mask', mask)):
         if not isinstance(t, torch.Tensor) and (t is not None or name == 'values') or t is not None and (
                 t.shape != values.shape or t.device != device):
-            found, expected = ('%s on %s' % (list(of.shape), of.device) if isinstance(of, torch.Tensor) else
-                               'a ' + type(of).__name__ for of in (t, values))
-            raise ArgumentError("weighted_sum: %s is %s, expected a tensor like values, %s" % (name, found, expected)
-                                if name != 'values' else "weighted_sum: values is %s, expected a torch.Tensor" % found)
+            expected = 'torch.Tensor' if name == 'values' else 'tensor like values, ' + said(values)
+            raise ArgumentError("weighted_sum: %s is %s, expected a %s" % (name, said(t), expected))
     if not values.dtype.is_floating_point:
         raise ArgumentError("weighted_sum: values are of %s, expected floats" % values.dtype)
     comm = across(reduce_group, device, 'weighted_sum')

@@ -16,7 +16,7 @@ from .lazy import torch
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
 from .ready import SLACK, SMALL, aligned, entry, like, scalars
 from .support import Support
-from .tensors import Function, once, operator, stream_of
+from .tensors import Function, of_integers, once, operator, said, stream_of
 
 
 class Loss(NamedTuple):
@@ -265,14 +265,10 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, A
     """The target where the mask is not 0, and ignored elsewhere; and the mask, if it weighs tokens, else
     None. ValueError: a mask that is no tensor, not of the target's shape, on another device, or has a weight that
     is none."""
-    if not isinstance(target, torch.Tensor) or target.dtype.is_floating_point or \
-            target.dtype.is_complex or target.dtype == torch.bool:
+    if not of_integers(target):
         return target, None  # refused by the function that reads it
     if not isinstance(mask, torch.Tensor) or mask.shape != target.shape or mask.device != target.device:
-        found = '%s on %s' % (list(mask.shape), mask.device) if isinstance(mask, torch.Tensor) \
-            else 'a ' + type(mask).__name__
-        raise ArgumentError("%s: mask is %s, expected %s on %s, as the target is"
-                            % (what, found, list(target.shape), target.device))
+        raise ArgumentError("%s: mask is %s, expected %s, as the target is" % (what, said(mask), said(target)))
     weights = mask.detach() if mask.dtype.is_floating_point else None
     if weights is not None and not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         bad = ~((weights >= 0) & (weights < float('inf')))

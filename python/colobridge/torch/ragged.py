@@ -21,7 +21,7 @@ from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
 from .lazy import torch
-from .tensors import Function, checked, eager, once, stream_of
+from .tensors import Function, checked, eager, once, said, stream_of
 from .ticket import Finish, Flight, Ticket
 
 _KEPT = 8  # batches of other tables
@@ -341,7 +341,7 @@ def _check_into(into: Any, what: str, x: Any, width: int) -> None:
     """Can the rows of x be written into it."""
     if not isinstance(into, torch.Tensor) or into.layout is not torch.strided or into.dim() < 2:
         raise ArgumentError("bridge: %s is %s, expected a torch.Tensor of [.., positions, features]" % (
-            what, list(into.shape) if isinstance(into, torch.Tensor) else 'a ' + type(into).__name__))
+            what, said(into, '%(shape)s')))
     for name, found, expected in (('of dtype', into.dtype, x.dtype), ('on', into.device, x.device),
                                   ('of features:', into.shape[-1], width)):
         if found != expected:

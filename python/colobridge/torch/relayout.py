@@ -14,7 +14,7 @@ from ..packing import Packing
 from . import ranks as groups
 from .bridge import Bridge
 from .lazy import torch
-from .tensors import called, eager, operator
+from .tensors import called, eager, operator, said
 
 _KEPT = 8
 _CUTS = ('zigzag', 'block', 'whole', 'heads')
@@ -120,8 +120,7 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
         if cut not in _CUTS:
             raise ArgumentError("relayout: %s is %r, expected one of %s" % (name, cut, ', '.join(_CUTS)))
     if not isinstance(x, torch.Tensor) or not -x.dim() <= dim < x.dim():
-        raise ArgumentError("relayout: x is %s, expected a torch.Tensor with an axis %d" % (
-            list(x.shape) if isinstance(x, torch.Tensor) else 'a ' + type(x).__name__, dim))
+        raise ArgumentError("relayout: x is %s, expected a torch.Tensor with an axis %d" % (said(x, '%(shape)s'), dim))
     dim %= x.dim()
     heads = src == 'heads', dst == 'heads'
     if any(heads) and x.dim() < dim + 2:

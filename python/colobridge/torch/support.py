@@ -12,7 +12,7 @@ from ..tensor import make
 from .lazy import torch
 from .ready import View
 from .rows import Rows
-from .tensors import checked
+from .tensors import checked, said
 
 
 class Support:
@@ -31,8 +31,7 @@ class Support:
         for name, t in (('ids', ids), ('offsets', offsets)):
             if (t is not None or name == 'ids') and (
                     not isinstance(t, torch.Tensor) or t.dtype not in (torch.int32, torch.int64)):
-                raise ArgumentError("Support: %s are %s, expected an int64 tensor" % (
-                    name, t.dtype if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__))
+                raise ArgumentError("Support: %s are %s, expected an int64 tensor" % (name, said(t, '%(dtype)s')))
         ids = ids.detach().to(torch.int64).resolve_neg()
         if offsets is None:
             if ids.dim() < 1:

@@ -49,6 +49,18 @@ def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
     return raw
 
 
+def said(t: Any, words: str = '%(shape)s on %(device)s') -> str:
+    """What an error says of an argument: these words of a tensor, the type of anything else."""
+    return words % {'shape': list(t.shape), 'device': t.device, 'dtype': t.dtype} if isinstance(t, torch.Tensor) \
+        else 'a ' + type(t).__name__
+
+
+def of_integers(t: Any) -> bool:
+    """Is it a tensor of integers?"""
+    return isinstance(t, torch.Tensor) and not (
+        t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool)
+
+
 def stream_of(device: Any) -> int | None:
     """The current CUDA stream, None on the host."""
     if device.type != 'cuda':
