@@ -143,14 +143,25 @@ def _again(grid: Grid, raw: bytes, table: list[int] | None) -> Layout:
     return layout
 
 
-def parts_of(layout: Layout, axis: int) -> int:
-    """Into how many parts a layout cuts an axis, s.SAMPLES, ROWS or FEATURES."""
+def splits_of(layout: Layout, axis: int) -> list[tuple[s.Split, int]]:
+    """Splits of an axis, s.SAMPLES, ROWS or FEATURES, and the extent of the dim of each."""
     raw, shape = layout._raw, layout.grid.shape
-    return math.prod(shape[raw.split[axis][i].dim] for i in range(raw.nsplits[axis]))
+    return [(split, shape[split.dim]) for split in raw.split[axis][:raw.nsplits[axis]]]
+
+
+def parts_of(layout: Layout, axis: int) -> int:
+    """Into how many parts a layout cuts an axis."""
+    return math.prod(extent for _, extent in splits_of(layout, axis))
 
 
 def context_of(layout: Layout) -> int:
     """Over how many context ranks a layout cuts rows."""
-    raw, shape = layout._raw, layout.grid.shape
-    splits = [raw.split[s.ROWS][i] for i in range(raw.nsplits[s.ROWS])]
-    return math.prod(shape[split.dim] for split in splits if split.context)
+    return math.prod(extent for split, extent in splits_of(layout, s.ROWS) if split.context)
+
+
+def replica_of(layout: Layout, rank: int) -> int:
+    """Which part of the samples a world rank has; the dim of the last split varies fastest."""
+    coords, at = list(layout.grid.coords(rank).values()), 0
+    for split, extent in splits_of(layout, s.SAMPLES):
+        at = at * extent + coords[split.dim]
+    return at

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._structs import SAMPLES
 from .grid import Grid
-from .layout import Layout
+from .layout import Layout, parts_of, replica_of
 from .megatron_shard import PartitionAdapter, PartitionConfig
 from .plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice, collective_check
 
@@ -244,23 +245,14 @@ class HyperCommGrid:
         self._pgs.clear()
 
 
-def _layout(make: Callable[..., Layout], grid: Any, extra: Iterable[str], data: list[str]
-            ) -> tuple[Layout, list[str]]:
-    """(the usual layout of a side with each dp rank's samples split on over the dims of @data, those dims)"""
+def _layout(make: Callable[..., Layout], grid: Any, extra: Iterable[str], data: list[str]) -> Layout:
+    """The usual layout of a side with each dp rank's samples split on over the dims of @data"""
     core, alias = _core(grid.shape, grid.dim_names, grid.rank_offset)
     inner = [alias[name] for name in data if name in alias]
     layout = make(core, extra=[*(alias[name] for name in extra if name in alias), *inner])
     for name in inner:
         layout.split('samples', name)
-    return layout, [name for name in ('dp', *inner) if name in core.names]
-
-
-def _replica(coords: dict[str, int], dims: list[str], grid: Grid) -> int:
-    """Which part of the batch a rank has; the last dim is the fastest."""
-    index = 0
-    for name in dims:
-        index = index * grid.extent(name) + coords[name]
-    return index
+    return layout
 
 
 class BridgeDirection(str, enum.Enum):
@@ -323,13 +315,13 @@ class ColocatedBridgeCommunicator:
         if 'dp' in shares or {*shares} & {*_list(extra)}:
             raise ValueError("data is %s and extra %s; expected other dims than dp, each in one of them"
                              % (shares, _list(extra)))
-        self._src, self._src_data = _layout(Layout.src, src_grid, copies, shares)
-        self._dst, self._dest_data = _layout(Layout.dst, dest_grid, copies, shares)
+        self._src = _layout(Layout.src, src_grid, copies, shares)
+        self._dst = _layout(Layout.dst, dest_grid, copies, shares)
         self._positions, self._position_offset = positions, position_offset
         src, dst = self._src.grid, self._dst.grid
         self.src_tp_size, self.dest_tp_size = src.extent('tp'), dst.extent('tp')
-        self.src_dp_size = math.prod(map(src.extent, self._src_data))
-        self.dest_dp_size = math.prod(map(dst.extent, self._dest_data))
+        self.src_dp_size = parts_of(self._src, SAMPLES)
+        self.dest_dp_size = parts_of(self._dst, SAMPLES)
         self.dest_cp_size = dst.extent('cp')
         few, many = sorted((self.src_dp_size, self.dest_dp_size))
         if not self._exact:
@@ -362,11 +354,10 @@ class ColocatedBridgeCommunicator:
         self.rank_to_dest_pos: dict[int, tuple[int, int]] = {}
         self.rank_to_dest_coords: dict[int, tuple[int, int, int]] = {}
         for rank in src.ranks():
-            coords = src.coords(rank)
-            self.rank_to_src_pos[rank] = (_replica(coords, self._src_data, src), coords.get('tp', 0))
+            self.rank_to_src_pos[rank] = replica_of(self._src, rank), src.coords(rank).get('tp', 0)
         for rank in dst.ranks():
             coords = dst.coords(rank)
-            dp, tp, cp = _replica(coords, self._dest_data, dst), coords.get('tp', 0), coords.get('cp', 0)
+            dp, tp, cp = replica_of(self._dst, rank), coords.get('tp', 0), coords.get('cp', 0)
             self.rank_to_dest_coords[rank] = (dp, tp, cp)
             if cp == 0:
                 self.rank_to_dest_pos[rank] = (dp, tp)

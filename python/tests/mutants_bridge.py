@@ -23,12 +23,12 @@ BRIDGES = {
         'torch/bridge.py', "        if ragged:\n            Segments(", "        if False:\n            Segments(",
         'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),
     'samples by ceil are taken for blocks': (
-        'torch/moves.py', ' and raw.split[s.SAMPLES][i].kind == s.BLOCK', '', 'test_torch_layouts.py',
+        'torch/moves.py', 'split.kind) for split', 's.BLOCK) for split', 'test_torch_layouts.py',
         'test_samples_by_ceil'),
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
     'the first dim of data is the fastest': (
-        'megatron.py', 'for name in dims:\n        index', 'for name in dims[::-1]:\n        index', 'test_megatron.py',
+        'layout.py', 'in splits_of(layout, s.SAMPLES):', 'in splits_of(layout, s.SAMPLES)[::-1]:', 'test_megatron.py',
         'test_dims_of_data'),
     'samples count over dp alone': (
         'torch/bridge.py', 'return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS)',
@@ -304,7 +304,7 @@ BRIDGES = {
     'the grid of an image is that of the first rank that brings it': (
         'torch/tower.py', 'if self.grid[at] != table.grid[e]:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
     'a replica is a rank': (
-        'torch/tower.py', 'at = at * grid.shape[dim] + coords[dim]', 'at = rank', 'test_torch_tower.py', 'encodes_them_alone'),
+        'layout.py', 'at = at * extent + coords[split.dim]', 'at = rank', 'test_torch_tower.py', 'encodes_them_alone'),
     'positions of rows are those of their first': (
         'torch/tower.py', '(at if len(at) == n else', '(range(at[0], at[0] + n) if len(at) == n else', 'test_torch_tower.py',
         'positions_of_their_own'),

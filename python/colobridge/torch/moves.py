@@ -10,7 +10,7 @@ from .. import _structs as s
 from ..comm import Comm
 from ..errors import Error
 from ..grid import Grid
-from ..layout import Layout, parts_of
+from ..layout import Layout, parts_of, splits_of
 from ..plan import Plan
 
 
@@ -35,10 +35,9 @@ def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
 
 def plain(layout: Layout) -> bool:
     """Are samples split over dp alone, in blocks, so that component() holds?"""
-    raw = layout._raw
     names = layout.grid.names
-    return raw.nsplits[s.SAMPLES] == (1 if 'dp' in names else 0) and all(
-        names[raw.split[s.SAMPLES][i].dim] == 'dp' and raw.split[s.SAMPLES][i].kind == s.BLOCK for i in range(raw.nsplits[s.SAMPLES]))
+    splits = [(names[split.dim], split.kind) for split, _ in splits_of(layout, s.SAMPLES)]
+    return splits == [('dp', s.BLOCK)] * ('dp' in names)
 
 
 def reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: tuple[int, ...], dtype: int,

@@ -15,7 +15,7 @@ from .. import _structs as s
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, MismatchError
 from ..grid import Grid
-from ..layout import Layout, context_of, parts_of
+from ..layout import Layout, context_of, parts_of, replica_of
 from ..packing import Packing, _again, joined
 from ..segments import Segments, balance
 from ..tables import table as as_table
@@ -50,7 +50,7 @@ class TowerPlan:
         kinds: dict[tuple[Any, ...], int] = {}
         scattered = any(t.scattered for t in tables)
         for r, table in enumerate(tables):
-            replica = vision._replica(r)
+            replica = replica_of(vision.llm, self._offset + r)
             if table.text:
                 first, said = texts.setdefault(replica, (r, table.text))
                 if said != table.text:
@@ -231,15 +231,6 @@ class EncoderParallel:
         frames, patches = (grid[0], math.prod(grid[1:])) if grid else (1, 1)
         return frames * patches * (patches + self.alpha)
 
-    def _replica(self, rank: int) -> int:
-        """The LLM replica of a rank, both counted in the grid."""
-        raw, grid = self.llm._raw, self.llm.grid
-        coords, at = list(grid.coords(grid.offset + rank).values()), 0
-        for i in range(raw.nsplits[s.SAMPLES]):
-            dim = raw.split[s.SAMPLES][i].dim
-            at = at * grid.shape[dim] + coords[dim]
-        return at
-
     def _comm(self) -> tuple[Comm, int]:
         """The host's communicator, and this rank in the grid."""
         comm, grid = groups.comm_of(self.group, torch.device('cpu'), 'tower: group'), self.llm.grid
@@ -299,7 +290,8 @@ class EncoderParallel:
     def _text(self, packing: Any) -> _Text:
         """The sequences of this rank's replica."""
         if isinstance(packing, Packing):
-            return packing._of(self._replica(self._comm()[1]), parts_of(self.llm, s.SAMPLES))
+            rank = self.llm.grid.offset + self._comm()[1]
+            return packing._of(replica_of(self.llm, rank), parts_of(self.llm, s.SAMPLES))
         edges = [] if packing is None else as_table('tower', 'packing', packing)
         return [b - a for a, b in zip(edges, edges[1:])]
 
