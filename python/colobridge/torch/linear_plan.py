@@ -17,7 +17,7 @@ from .head import Core
 from .lazy import torch
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
-from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, reserved, table
+from .ready import SMALL, HostWorkspace, View, entry, like, made_like, reserved, table
 from .rows import Rows
 from .support import Listed
 from .tensors import checked, stream_of
@@ -198,8 +198,7 @@ class _Ready:
         if size is None:
             size = self.sizes[which] = self.core.workspace(which, self.plan.rows.count,
                                                            self.plan.max_valid)
-        work, workspace = (None, self.core.on_host.of(size)) if size <= _HOST_WORKSPACE and not self.plan.cuda else \
-            reserved(size, self.plan.device)
+        work, workspace = self.core.on_host.room(size, self.plan.device, _HOST_WORKSPACE)
         check(function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None))
         del work
 
@@ -336,14 +335,9 @@ class _Ready:
         """What holds the losses' number, workspace of their mean, and the losses where they are unseen."""
         if self.placed == group.size:
             return None
-        mean, holds = self.plan.mean, None
+        mean = self.plan.mean
         parts = mean.workspace(group)
-        size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
-        if self.plan.cuda or size > SMALL:
-            holds = torch.empty(size // 8 + SLACK, dtype=torch.float64, device=self.plan.device)
-            workspace = aligned(holds.data_ptr())
-        else:
-            workspace = self.numbers.of(size)
+        holds, workspace = self.numbers.room(parts + 8 + (mean.bytes if self.plan.unseen else 0), self.plan.device)
         valid = workspace + parts
         if self.plan.unseen:
             self.sums.n_valid, self.sums.loss = valid, valid + 8

@@ -14,7 +14,7 @@ from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .lazy import torch
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
-from .ready import SLACK, SMALL, aligned, entry, like, scalars
+from .ready import SLACK, aligned, entry, like, scalars
 from .support import Support
 from .tensors import Function, of_integers, once, operator, said, stream_of
 
@@ -152,12 +152,7 @@ class NllPlan(LogprobPlan):
     def gradients(self, now: _Call, upstream: Any, stats: int) -> Any:
         if now.mean is None:
             now.mean = MeanCall(self.mean)
-        held = None
-        if self.cuda or self.mean.bytes > SMALL:
-            held = torch.empty(self.mean.bytes // 8, dtype=torch.float64, device=self.device)
-            workspace = held.data_ptr()
-        else:
-            workspace = now.on_host.of(self.mean.bytes)
+        held, workspace = now.on_host.room(self.mean.bytes, self.device)
         self.mean.backward(now.mean, stats + 8 * self.saved, *upstream, workspace)
         now.upstream.d_loss = workspace
         return held

@@ -142,6 +142,10 @@ class HostWorkspace:
             self.size, self.address = size, aligned(c.addressof(self.memory))
         return self.address
 
+    def room(self, size: int, device: Any, most: int = SMALL) -> tuple[Any, int]:
+        """(what holds @size bytes on a device, None if this object does; their address)"""
+        return reserved(size, device) if size > most or device.type != 'cpu' else (None, self.of(size))
+
 
 class Table:
     """What is kept for the sets of shapes and options that were asked for last."""
