@@ -26,7 +26,7 @@ COLO_FOR_MODULES colo_error_t colo_error_save(void);
 /* Returns @status. */
 COLO_FOR_MODULES colo_status_t colo_error_restore(colo_status_t status, const colo_error_t *e);
 
-/* A text that grows, in @cap bytes with its end; @len: what its length would be were @cap enough. */
+/* A text that grows, in @cap bytes with its end. @len: its whole length, even if it is cut off. */
 typedef struct colo_text {
     char *data;
     size_t cap, len;
