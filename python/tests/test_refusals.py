@@ -2,6 +2,7 @@
 """The drill of refusals: a call that Python refuses on some ranks of a mesh tp x cp = 2 x 2 ends on all of them, each
 refusal without a wait for another rank, and the next call works. What waits in vain is a TimeoutError here."""
 import contextlib
+import functools
 import os
 import threading
 import types
@@ -26,12 +27,18 @@ T, H, V = 8, 4, 12  # tokens of a context rank, features, vocabulary
 CU = torch.tensor([0, 2 * T])
 
 
+@functools.cache
+def pairs():
+    """Made once for all cases: a thread of each of Gloo's groups wakes 100 times a second until its process ends."""
+    return {ranks: dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))}
+
+
 def mesh(rank, world=None):
     """Groups and tensors of a rank. tp: pairs (0, 1) and (2, 3); cp, which is dp of the losses: (0, 2) and (1, 3).
     world: of ranks that are threads."""
     m, draw = types.SimpleNamespace(rank=rank, world=world or dist.group.WORLD), torch.Generator().manual_seed(1)
     if world is None:
-        made = {ranks: dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))}
+        made = pairs()
         m.tp, m.cp = made[rank // 2 * 2, rank // 2 * 2 + 1], made[rank % 2, rank % 2 + 2]
     else:
         m.tp, m.cp = world.split_color(rank // 2, rank), world.split_color(rank % 2, rank)
