@@ -198,7 +198,7 @@ class _Ready:
         if size is None:
             size = self.sizes[which] = self.core.workspace(which, self.plan.rows.count,
                                                            self.plan.max_valid)
-        work, workspace = self.core.on_host.room(size, self.plan.device, self.plan.cuda, _HOST_WORKSPACE)
+        work, workspace = self.core.on_host.reserve(size, self.plan.device, self.plan.cuda, _HOST_WORKSPACE)
         check(function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None))
         del work
 
@@ -338,7 +338,7 @@ class _Ready:
         mean = self.plan.mean
         parts = mean.workspace(group)
         size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
-        holds, workspace = self.numbers.room(size, self.plan.device, self.plan.cuda)
+        holds, workspace = self.numbers.reserve(size, self.plan.device, self.plan.cuda)
         valid = workspace + parts
         if self.plan.unseen:
             self.sums.n_valid, self.sums.loss = valid, valid + 8

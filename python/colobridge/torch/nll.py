@@ -152,7 +152,7 @@ class NllPlan(LogprobPlan):
     def gradients(self, now: _Call, upstream: Any, stats: int) -> Any:
         if now.mean is None:
             now.mean = MeanCall(self.mean)
-        held, workspace = now.on_host.room(self.mean.bytes, self.device, self.cuda)
+        held, workspace = now.on_host.reserve(self.mean.bytes, self.device, self.cuda)
         self.mean.backward(now.mean, stats + 8 * self.saved, *upstream, workspace)
         now.upstream.d_loss = workspace
         return held

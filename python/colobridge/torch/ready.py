@@ -142,7 +142,7 @@ class HostWorkspace:
             self.size, self.address = size, aligned(c.addressof(self.memory))
         return self.address
 
-    def room(self, size: int, device: Any, cuda: bool, most: int = SMALL) -> tuple[Any, int]:
+    def reserve(self, size: int, device: Any, cuda: bool, most: int = SMALL) -> tuple[Any, int]:
         """(what holds @size bytes on a device, None if this object does; their address). cuda: of @device, whose type
         takes 2 us of a backward to read."""
         return reserved(size, device) if cuda or size > most else (None, self.of(size))
