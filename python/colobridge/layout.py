@@ -163,5 +163,5 @@ def replica_of(layout: Layout, rank: int) -> int:
     """Which part of the samples a world rank has; the dim of the last split varies fastest."""
     coords, at = list(layout.grid.coords(rank).values()), 0
     for split, extent in splits_of(layout, s.SAMPLES):
-        at = at * extent + coords[split.dim]
+        at = at * extent + coords[int(split.dim)]
     return at

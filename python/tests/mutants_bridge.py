@@ -304,7 +304,7 @@ BRIDGES = {
     'the grid of an image is that of the first rank that brings it': (
         'torch/tower.py', 'if self.grid[at] != table.grid[e]:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
     'a replica is a rank': (
-        'layout.py', 'at = at * extent + coords[split.dim]', 'at = rank', 'test_torch_tower.py', 'encodes_them_alone'),
+        'layout.py', 'at = at * extent + coords[int(split.dim)]', 'at = rank', 'test_torch_tower.py', 'encodes_them_alone'),
     'positions of rows are those of their first': (
         'torch/tower.py', '(at if len(at) == n else', '(range(at[0], at[0] + n) if len(at) == n else', 'test_torch_tower.py',
         'positions_of_their_own'),
