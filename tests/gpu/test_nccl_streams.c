@@ -179,7 +179,7 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(calls_on_two_streams_in_turn_keep_their_values)
+T_CASE(two_streams_in_turn_keep_their_values)
 {
     for (int algo = COLO_EXACT; algo <= COLO_COLLECTIVE; algo++) {
         t_case_t c = graph_of(COLO_FULL_SEQ, 0, false).c;
@@ -379,6 +379,77 @@ T_CASE_ON_GPUS(gpus, calls_of_two_threads_on_streams_of_their_own_follow_each_ot
     return COLO_OK;
 }
 
+/* ---- two comms ---- */
+
+struct held {
+    atomic_int *arrived; /* pinned: what the second stream copies to behind its call */
+    bool overtaken;
+};
+
+/* Host functions may run one after the other: it looks for a copy. */
+static void watch(void *arg)
+{
+    struct held *h = arg;
+    for (int ms = 0; ms < 1000 && !*h->arrived; ms++)
+        usleep(1000);
+    h->overtaken = *h->arrived;
+}
+
+/* Or each comm has every multiprocessor of one GPU and waits for the GPU that the other one has. */
+static colo_status_t two_comms(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = graph_of(COLO_SHARDED, 0, false).c;
+    struct held h = {0};
+    colo_comm_t *comm[2] = {r->gpus};
+    cudaStream_t stream[2] = {r->stream};
+    colo_bridge_t *bridge[2] = {NULL};
+    colo_memory_t *memory[2] = {NULL};
+    t_gpu_call_t call[2] = {0};
+    rank_cuda(cudaMallocHost((void **)&h.arrived, 2 * sizeof *h.arrived));
+    h.arrived[0] = 0;
+    h.arrived[1] = 1;
+    rank_cuda(cudaStreamCreateWithFlags(&stream[1], cudaStreamNonBlocking));
+    rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &comm[1]));
+    for (int k = 0; k < 2; k++) {
+        rank_try(t_case_bridge(&bridge[k], &c, comm[k], COLO_CUDA));
+        rank_try(colo_memory_alloc(comm[k], 1 << 16, &memory[k]));
+        r->arena = colo_memory_data(memory[k]);
+        r->used = 0;
+        rank_try(t_gpu_call_make(&call[k], r, &c, 0, false));
+        rank_try(t_gpu_call_run(&call[k], bridge[k], r->stream)); /* the host waits in the first */
+        rank_try(t_gpu_call_refill(&call[k], k + 1));
+    }
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaLaunchHostFunc(stream[0], watch, &h));
+    for (int k = 0; k < 2; k++)
+        rank_try(t_gpu_call_run(&call[k], bridge[k], stream[k]));
+    rank_cuda(cudaMemcpyAsync(&h.arrived[0], &h.arrived[1], sizeof *h.arrived, cudaMemcpyHostToHost,
+                              stream[1]));
+    for (int k = 1; k >= 0; k--)
+        rank_cuda(cudaStreamSynchronize(stream[k]));
+    rank_check(!h.overtaken);
+    for (int k = 0; k < 2; k++)
+        rank_try(t_gpu_call_compare(&call[k]));
+    rank_try(t_gpu_quiet(r));
+    for (int k = 0; k < 2; k++) {
+        t_gpu_call_end(&call[k]);
+        colo_bridge_destroy(&bridge[k]);
+        colo_memory_destroy(&memory[k]);
+    }
+    colo_comm_destroy(&comm[1]);
+    rank_cuda(cudaStreamDestroy(stream[1]));
+    rank_cuda(cudaFreeHost(h.arrived));
+    return COLO_OK;
+}
+
+T_CASE(calls_of_two_comms_over_peers_follow_each_other)
+{
+    setenv("COLO_TRANSPORT", "peer", 1);
+    const colo_status_t st = t_gpus_run(gpus, false, two_comms, NULL);
+    setenv("COLO_TRANSPORT", "nccl", 1);
+    assert_ok(st);
+}
+
 /* ---- a capture that would connect ---- */
 
 /* One sample leaves ranks 0 and 1 to themselves, four tie them: they connect in the next call. */
@@ -407,7 +478,7 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_capture_that_would_connect_is_refused_and_the_comm_lives)
+T_CASE(captures_that_would_connect_are_refused_and_the_comm_lives)
 {
     if (gpus >= 4)
         assert_ok(t_gpus_run(4, false, late_capture, NULL));
