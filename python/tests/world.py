@@ -9,7 +9,9 @@ import itertools
 import multiprocessing
 import os
 import socket
+import time
 import traceback
+from multiprocessing import connection
 
 import torch
 import torch.distributed as dist
@@ -73,21 +75,27 @@ class World:
             self.processes.append(process)
 
     def run(self, fn, *args, timeout=180):
-        """What fn(*args) returns, by rank. @timeout ends what hangs, however busy the machine is: a wait has its own deadline."""
+        """What fn(*args) returns, by rank. @timeout ends what hangs, however busy the machine is: a wait has its own deadline.
+        Where one failed, others may wait in gloo, for half an hour: they have twice the deadline of a wait."""
         for pipe in self.pipes:
             pipe.send((fn, args))
-        results, failed = [], []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(timeout):
-                self.close()
-                raise RankFailed('rank %d did not answer within %d s' % (rank, timeout))
-            good, value = pipe.recv()
-            results.append(value)
-            if not good:
-                failed.append('rank %d:\n%s' % (rank, value))
+        awaited, results, failed = {pipe: rank for rank, pipe in enumerate(self.pipes)}, {}, {}
+        until = time.monotonic() + timeout
+        while awaited and (ready := connection.wait(list(awaited), max(0, until - time.monotonic()))):
+            for pipe in ready:
+                rank = awaited.pop(pipe)
+                good, value = pipe.recv()
+                (results if good else failed)[rank] = value
+            if failed:
+                until = min(until, time.monotonic() + 2e-3 * int(os.environ.get('COLO_TIMEOUT_MS', '20000')))
+        for rank in awaited.values():
+            failed[rank] = 'no answer in time'
+            self.processes[rank].kill()
+        if awaited:
+            self.close()
         if failed:
-            raise RankFailed('\n'.join(failed))
-        return results
+            raise RankFailed('\n'.join('rank %d:\n%s' % of for of in sorted(failed.items())))
+        return [results[rank] for rank in sorted(results)]
 
     def close(self):
         for pipe, process in zip(self.pipes, self.processes):
