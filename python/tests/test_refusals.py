@@ -25,6 +25,7 @@ from world import meet  # noqa: E402
 
 T, H, V = 8, 4, 12  # tokens of a context rank, features, vocabulary
 CU = torch.tensor([0, 2 * T])
+DEADLINE_MS = os.environ.get('COLO_TIMEOUT_MS', '60000')  # of ranks that are threads, if not of a mutant
 
 
 @functools.cache
@@ -283,7 +284,7 @@ def meeting(store, me):
 
 
 def test_a_refusal_ends_a_meeting_that_a_third_rank_has_not_come_to(monkeypatch):
-    monkeypatch.setenv('COLO_TIMEOUT_MS', os.environ.get('COLO_TIMEOUT_MS', '60000'))
+    monkeypatch.setenv('COLO_TIMEOUT_MS', DEADLINE_MS)
     store, cpu = dist.HashStore(), torch.device('cpu')
     of = [meeting(store, me) for me in range(3)]
     with futures.ThreadPoolExecutor(3) as pool:
@@ -297,13 +298,12 @@ def test_a_refusal_ends_a_meeting_that_a_third_rank_has_not_come_to(monkeypatch)
 
 
 def test_a_rank_that_leaves_a_meeting_is_not_waited_for(monkeypatch):
-    deadline = os.environ.get('COLO_TIMEOUT_MS', '60000')
     monkeypatch.setenv('COLO_TIMEOUT_MS', '1')
     store, cpu = dist.HashStore(), torch.device('cpu')
     of = [meeting(store, me) for me in range(3)]
     with pytest.raises(TimeoutError, match='rank 0 waited'):
         of[0].comm(cpu)
-    monkeypatch.setenv('COLO_TIMEOUT_MS', deadline)
+    monkeypatch.setenv('COLO_TIMEOUT_MS', DEADLINE_MS)
     for late in of[1:]:
         with pytest.raises(RuntimeError, match='rank 0: rank 0 waited'):
             late.comm(cpu)

@@ -24,10 +24,15 @@ class RankFailed(AssertionError):
     pass
 
 
+def deadline_ms():
+    """Of a wait of the ranks."""
+    return int(os.environ.get('COLO_TIMEOUT_MS', '20000'))
+
+
 def _rank(rank, size, port, pipe):
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank),
                       WORLD_SIZE=str(size), LOCAL_RANK=str(rank),
-                      COLO_TIMEOUT_MS=os.environ.get('COLO_TIMEOUT_MS', '20000'))
+                      COLO_TIMEOUT_MS=str(deadline_ms()))
     torch.set_num_threads(1)
     dist.init_process_group('gloo', rank=rank, world_size=size)
     while True:
@@ -48,7 +53,7 @@ def meet():
     store, number = dist.distributed_c10d._get_default_store(), next(_barriers)
     store.set('met/%d/%d' % (number, dist.get_rank()), b'')
     store.wait(['met/%d/%d' % (number, rank) for rank in range(dist.get_world_size())],
-               datetime.timedelta(milliseconds=int(os.environ['COLO_TIMEOUT_MS']) // 2))
+               datetime.timedelta(milliseconds=deadline_ms() // 2))
 
 
 def with_deepspeed():
@@ -76,7 +81,7 @@ class World:
 
     def run(self, fn, *args, timeout=180):
         """What fn(*args) returns, by rank. @timeout ends what hangs, however busy the machine is: a wait has its own deadline.
-        Where one failed, others may wait in gloo, for half an hour: they have twice the deadline of a wait."""
+        Once one has failed, the others have twice that deadline, for gloo would have them wait half an hour."""
         for pipe in self.pipes:
             pipe.send((fn, args))
         awaited, results, failed = {pipe: rank for rank, pipe in enumerate(self.pipes)}, {}, {}
@@ -87,7 +92,7 @@ class World:
                 good, value = pipe.recv()
                 (results if good else failed)[rank] = value
             if failed:
-                until = min(until, time.monotonic() + 2e-3 * int(os.environ.get('COLO_TIMEOUT_MS', '20000')))
+                until = min(until, time.monotonic() + 2e-3 * deadline_ms())
         for rank in awaited.values():
             failed[rank] = 'no answer in time'
             self.processes[rank].kill()
