@@ -386,7 +386,7 @@ struct held {
     bool overtaken;
 };
 
-/* Host functions may run one after the other: it looks for a copy. */
+/* CUDA may run host functions one after the other, so this one waits for a copy. */
 static void watch(void *arg)
 {
     struct held *h = arg;
@@ -395,7 +395,7 @@ static void watch(void *arg)
     h->overtaken = *h->arrived;
 }
 
-/* Or each comm has every multiprocessor of one GPU and waits for the GPU that the other one has. */
+/* Else each comm could fill one GPU with kernels that wait for a GPU which the other comm fills. */
 static colo_status_t two_comms(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = graph_of(COLO_SHARDED, 0, false).c;
@@ -425,7 +425,7 @@ static colo_status_t two_comms(t_gpu_rank_t *r, void *arg)
         rank_try(t_gpu_call_run(&call[k], bridge[k], stream[k]));
     rank_cuda(cudaMemcpyAsync(&h.arrived[0], &h.arrived[1], sizeof *h.arrived, cudaMemcpyHostToHost,
                               stream[1]));
-    for (int k = 1; k >= 0; k--)
+    for (int k = 0; k < 2; k++)
         rank_cuda(cudaStreamSynchronize(stream[k]));
     rank_check(!h.overtaken);
     for (int k = 0; k < 2; k++)
