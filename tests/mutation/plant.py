@@ -29,11 +29,14 @@ def text(value):
 
 
 def load(path):
-    what = json.loads(Path(path).read_text())
-    names = [m['name'] for m in what['mutants']]
-    for name in names:
-        if names.count(name) > 1:
-            sys.exit('%s: two mutants are named "%s"' % (path, name))
+    def once(pairs):
+        """JSON itself lets the last one of two members of a name win."""
+        for name, count in collections.Counter(name for name, _ in pairs).items():
+            if count > 1:
+                sys.exit('%s: two of one object are named "%s"' % (path, name))
+        return dict(pairs)
+    what = json.loads(Path(path).read_text(), object_pairs_hook=once)
+    what['mutants'] = [{'name': name, **mutant} for name, mutant in what['mutants'].items()]
     return what
 
 

@@ -20,10 +20,10 @@ def expect(what, got, want):
 
 
 def plant(folder, old, new, *how, **more):
-    mutant = dict({'name': 'm', 'source': SOURCE, 'old': old, 'new': new, 'killed_by': ['p']}, **more)
+    mutant = dict({'source': SOURCE, 'old': old, 'new': new, 'killed_by': ['p']}, **more)
     path = folder / 'list.json'
     path.write_text(json.dumps({'programs': {'p': {'sources': ['tests/mutation/sample.c']}},
-                                'mutants': [mutant]}))
+                                'mutants': {'m': mutant}}))
     how = how or ('--plant', 'm', str(folder / 'out.c'))
     done = subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), str(path), *how],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -33,8 +33,8 @@ def plant(folder, old, new, *how, **more):
 def choose(folder, mutants):
     """What a program does without a mutant and with each, which are (name, old text, new text) in its source"""
     path, source = folder / 'list.json', 'tests/mutation/chosen.c'
-    path.write_text(json.dumps({'mutants': [{'name': name, 'source': source, 'old': old, 'new': new, 'killed_by': ['p']}
-                                            for name, old, new in mutants]}))
+    path.write_text('{"mutants": {%s}}' % ', '.join(
+        '"%s": %s' % (name, json.dumps({'source': source, 'old': old, 'new': new, 'killed_by': ['p']})) for name, old, new in mutants))
     planted, program = folder / 'planted-tests-mutation-chosen.c', folder / 'chosen'
     if subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), '--plant-all', str(folder), str(path)],
                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
