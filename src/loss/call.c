@@ -221,13 +221,13 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
     return colo_loss_i_ready(call->group, text, st);
 }
 
-/* The one gather of the blocks; on the host a look at their headers. */
-static colo_status_t gather(const struct colo_loss_call *call, const struct colo_logprob_pass *pass)
+colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
+                                 bool check, colo_stream_t stream)
 {
-    COLO_TRY(colo_comm_i_all_gather(call->group, COLO_CATEGORY_LOSS,
-                                    pass->blocks + pass->rank * pass->block.bytes, pass->blocks,
-                                    pass->segments * pass->block.bytes, COLO_U8, call->stream));
-    return call->logits->mem == COLO_HOST ? colo_logprob_i_check_headers(pass) : COLO_OK;
+    COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
+                                    colo_logprob_i_block(pass, pass->rank), pass->blocks,
+                                    pass->segments * pass->block.bytes, COLO_U8, stream));
+    return check ? colo_logprob_i_check_headers(pass) : COLO_OK;
 }
 
 /* Runs passes over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
@@ -258,7 +258,7 @@ colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_log
     if (alone)
         return over_chunks(call, pass, true, true);
     COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, pass, true, false)));
-    COLO_TRY(gather(call, pass));
+    COLO_TRY(colo_loss_i_gather(call->group, pass, call->logits->mem == COLO_HOST, call->stream));
     return over_chunks(call, pass, false, true);
 }
 

@@ -72,6 +72,9 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
  * can use, a launch) marks @group failed, for the others are on their way into the collective. */
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
 
+/* call.c: one gather of the blocks of all ranks; @check: then a look at their headers */
+colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
+                                 bool check, colo_stream_t stream);
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass);
 

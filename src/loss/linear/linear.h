@@ -3,7 +3,7 @@
  * linear.h (private) - what the lm_head path is made of, apart from the passes of passes.h: three
  * matrix products, the packing of tokens that count, and a stream in addition to the caller's.
  *
- * program.c decides the order; the tables of loss.h and of products do the work for one kind of
+ * pipeline.c decides the order; the tables of loss.h and of products do the work for one kind of
  * memory (linear.c and host/gemm.c in plain C; cuda/loss.c and cuda/gemm.c). The
  * same rules as passes.h: arguments come checked, nothing is allocated after create, nothing waits,
  * the host reads no device memory, everything may be captured in a graph.

@@ -85,16 +85,13 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
 static colo_comm_t *head_group(const colo_linear_logprob_t *linear,
                                const struct colo_linear_size *size)
 {
-    return colo_linear_has(size, COLO_STEP_TAKE_HEAD) || colo_linear_has(size, COLO_STEP_D_WEIGHT)
-               ? colo_lm_head_group(linear->head)
-               : NULL;
+    return size->takes_head || size->makes_d_weight ? colo_lm_head_group(linear->head) : NULL;
 }
 
 static colo_comm_t *vocab_group(const colo_linear_logprob_t *linear,
                                 const struct colo_linear_size *size)
 {
-    bool sums = colo_linear_has(size, COLO_STEP_D_HIDDEN) &&
-                linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
+    bool sums = size->makes_d_hidden && linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
     return size->pass != COLO_LINEAR_BACKWARD || sums ? linear->group : NULL;
 }
 
@@ -294,7 +291,7 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
     place_saved(&call, saved_memory, &offsets);
     call.shared = made.d_weight;
     COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support,
-                 colo_linear_has(&call.size, COLO_STEP_D_LOGITS) ? upstream : NULL));
+                 call.size.makes_d_logits ? upstream : NULL));
     if (saved)
         *saved = made;
     return COLO_OK;

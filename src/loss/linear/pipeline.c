@@ -1,10 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pipeline.c - one pass of the lm_head path: the steps of its program, in order.
+ * pipeline.c - one pass of the lm_head path: its steps, in order.
  *
- * Rows, chunks and memory are workspace.c's, the order of steps program.c's, formulas the passes'
- * (passes.h), products and packing the table's (linear.h), shards the head's. An error ends the
- * pass where it is; linear_logprob.c then releases what is held.
+ * Every pass is one pipeline over chunks of rows. On the caller's stream: rows are taken, the
+ * product makes logits in one of two buffers; then, a chunk later, the products of the gradients
+ * read what the auxiliary stream has made of them. On the auxiliary stream: statistics, merge,
+ * gather, gradient of a chunk, while the caller's stream is at the next product. The passes differ
+ * in what that stream does:
+ *
+ *   forward   statistics; after the last chunk one gather for all rows, and the merge
+ *   backward  the gradient, from the saved statistics, of a chunk's blocks of columns
+ *   loss      statistics, a gather (several ranks), merge and gradient of the chunk
+ *   early     forward as loss, but the gradient stays in saved memory; backward nothing
+ *
+ * The head is taken once before the chunks and released after them, whether or not this rank has a
+ * token: the other ranks of its group are in the same pass. d_W is reduced once after them.
+ *
+ * Rows, chunks and memory are workspace.c's, formulas the passes' (passes.h), products and packing
+ * the table's (linear.h), shards the head's. An error ends the pass where it is; linear_logprob.c
+ * then releases what is held.
  */
 #include "loss/validate.h"
 #include "loss/linear/workspace.h"
@@ -98,12 +112,11 @@ static void *d_logits_at(const struct colo_linear_call *call, int64_t unit)
 /* What the gather tells of this rank; after pack. */
 static void make_header(struct colo_linear_call *call)
 {
-    const colo_logprob_config_t *config = &call->linear->config.logprob;
-    bool on_host = colo_lm_head_config(call->linear->head)->mem == COLO_HOST;
-    colo_logprob_i_set_header(&call->pass, colo_logprob_i_hash_config(config, call->pass.dtype),
-                              on_host && !colo_logprob_i_alone(&call->pass)
-                                  ? colo_logprob_i_hash_targets(&call->pass)
-                                  : 0);
+    struct colo_logprob_pass *pass = &call->pass;
+    const bool compares =
+        colo_lm_head_config(call->linear->head)->mem == COLO_HOST && !colo_logprob_i_alone(pass);
+    colo_logprob_i_set_header(pass, colo_logprob_i_hash_config(&pass->config, pass->dtype),
+                              compares ? colo_logprob_i_hash_targets(pass) : 0);
 }
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
@@ -157,14 +170,12 @@ static colo_status_t take_head(struct colo_linear_call *call)
     call->weight = (struct colo_linear_matrix){w.data, w.stride[0], w.dtype};
     call->bias = call->linear->has_bias ? b.data : NULL;
     if (call->memory.bias >= 0) { /* a gathered bias is a column of the gathered head */
-        colo_box_t to = {colo_linear_place(call->workspace, call->memory.bias),
-                         {1, 1, call->linear->columns},
-                         {0, 0, 1}},
-                   from = {b.data, {1, 1, call->linear->columns}, {0, 0, b.stride[0]}};
+        const colo_box_t to = colo_box_rows(colo_linear_place(call->workspace, call->memory.bias),
+                                            call->linear->columns, 1, 1),
+                         from = colo_box_rows(b.data, call->linear->columns, 1, b.stride[0]);
         call->bias = to.data;
-        if (call->linear->columns > 0)
-            return call->linear->ops->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
-                                               call->main);
+        return call->linear->ops->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
+                                           call->main);
     }
     return COLO_OK;
 }
@@ -188,8 +199,7 @@ static void set_unit(struct colo_linear_call *call, int64_t unit)
     set_columns(call, column_of(call, unit),
                 (unit + 1) % call->size.blocks ? column_of(call, unit + 1) : call->linear->columns);
     call->pass.logits = logits_at(call, unit);
-    call->pass.d_logits =
-        colo_linear_has(&call->size, COLO_STEP_D_LOGITS) ? d_logits_at(call, unit) : NULL;
+    call->pass.d_logits = call->size.makes_d_logits ? d_logits_at(call, unit) : NULL;
     call->pass.d_row_stride = call->size.early      ? call->size.part[part_of(call, unit)].stride
                               : call->size.in_place ? call->size.z_stride
                                                     : call->size.d_stride;
@@ -226,13 +236,6 @@ static struct colo_linear_matrix rows_of(const struct colo_linear_call *call,
         w->stride, w->dtype};
 }
 
-/* The columns of @z from @from on. */
-static struct colo_linear_matrix columns_from(const struct colo_linear_matrix *z, int64_t from)
-{
-    return (struct colo_linear_matrix){colo_linear_element(z->data, z->dtype, from), z->stride,
-                                       z->dtype};
-}
-
 static colo_status_t take_rows(struct colo_linear_call *call, int64_t unit)
 {
     const struct colo_linear_matrix hidden = {call->hidden.data, call->hidden.stride[0],
@@ -253,7 +256,7 @@ static colo_status_t multiply_all(const struct colo_linear_call *call, struct co
     int64_t from = 0;
     do {
         gemm.w = rows_of(call, &w, unit, from);
-        gemm.z = columns_from(&z, from);
+        gemm.z.data = colo_linear_element(z.data, z.dtype, from);
         gemm.bias = bias ? bias + from * (int64_t)colo_dtype_size(call->linear->dtype) : NULL;
         COLO_TRY(multiply(call, &gemm));
         from += width_of(call);
@@ -274,13 +277,8 @@ static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
 
 static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
-    struct colo_logprob_pass *pass = &call->pass;
-    COLO_TRY(colo_comm_i_all_gather(call->linear->group, COLO_CATEGORY_LOSS,
-                                    pass->blocks + pass->rank * pass->block.bytes, pass->blocks,
-                                    pass->segments * pass->block.bytes, COLO_U8, call->aux));
-    return unit == 0 && colo_lm_head_config(call->linear->head)->mem == COLO_HOST
-               ? colo_logprob_i_check_headers(pass)
-               : COLO_OK;
+    const bool on_host = colo_lm_head_config(call->linear->head)->mem == COLO_HOST;
+    return colo_loss_i_gather(call->linear->group, &call->pass, unit == 0 && on_host, call->aux);
 }
 
 /* The unit's d_logits; shared ones part by part. */
@@ -374,7 +372,7 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
             .product = COLO_LINEAR_D_HIDDEN,
             .h = *sum,
             .w = rows_of(call, &call->weight, unit, from),
-            .z = columns_from(z, from),
+            .z = {colo_linear_element(z->data, z->dtype, from), z->stride, z->dtype},
             .scale = call->scale,
         };
         COLO_TRY(multiply(call, &gemm));
@@ -487,100 +485,112 @@ colo_status_t colo_linear_i_join(const struct colo_linear_call *call)
 
 /* ---- the pass ---- */
 
-/* @parity: of the unit that an event of a pair belongs to */
-static colo_status_t run_step(struct colo_linear_call *call, const struct colo_linear_step *step,
-                              int64_t unit, int64_t parity)
+/* A unit is a block of columns of a chunk of rows. */
+static int32_t of_unit(enum colo_linear_event pair, int64_t unit)
+{
+    return (int32_t)pair + (int32_t)(unit % 2);
+}
+
+/* On the caller's stream: a unit's logits, and with the first of a chunk its rows of hidden. */
+static colo_status_t begin_unit(struct colo_linear_call *call, int64_t unit)
+{
+    set_unit(call, unit);
+    if (unit >= 2) /* the auxiliary stream has read what was in this buffer */
+        COLO_TRY(wait_for(call, of_unit(COLO_EVENT_WORK, unit), call->main));
+    if (unit % call->size.blocks == 0)
+        COLO_TRY(take_rows(call, unit));
+    if (call->size.makes_logits)
+        COLO_TRY(make_logits(call, unit));
+    return record(call, of_unit(COLO_EVENT_LOGITS, unit), call->main);
+}
+
+/* On the auxiliary stream: what the pass makes of a unit's logits. */
+static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
 {
     const colo_loss_ops_t *ops = call->linear->loss;
-    const int32_t event = step->event + (step->event < COLO_EVENT_MAIN ? (int32_t)parity : 0);
-    const colo_stream_t on = step->aux ? call->aux : call->main;
-    switch ((enum colo_linear_step_kind)step->kind) {
-    case COLO_STEP_TAKE_HEAD:
-        return take_head(call);
-    case COLO_STEP_TAKE_ROWS:
-        return take_rows(call, unit);
-    case COLO_STEP_LOGITS:
-        return make_logits(call, unit);
-    case COLO_STEP_STATISTICS:
-        call->pass.block_lo =
-            call->size.piecewise || colo_logprob_i_alone(&call->pass) ? call->pass.lo : 0;
-        return ops->logprob_stats(&call->pass, on);
-    case COLO_STEP_GATHER:
-        return gather_blocks(call, unit);
-    case COLO_STEP_MERGE:
-        return ops->logprob_merge(&call->pass, on);
-    case COLO_STEP_D_LOGITS:
-        return make_d_logits(call, unit);
-    case COLO_STEP_D_HIDDEN:
-        return make_d_hidden(call, unit);
-    case COLO_STEP_D_WEIGHT:
-        return make_d_weight(call, unit);
-    case COLO_STEP_UNSTAGE:
-        return unit == 0 ? unstage(call) : COLO_OK;
-    case COLO_STEP_OUTPUTS:
-        return ops->rows_scatter(&(struct colo_linear_scatter){&call->rows,
-                                                               call->linear->stat_dtype,
-                                                               call->pass.out, *call->out},
-                                 on);
-    case COLO_STEP_BARRIER:
-        return colo_comm_i_host_barrier(call->linear->group, "lm_head");
-    case COLO_STEP_RELEASE_HEAD:
-        return colo_lm_head_release(call->linear->head, on);
-    case COLO_STEP_REDUCE:
-        return colo_lm_head_i_reduce(call->linear->head, &call->head_grads, call->size.once,
-                                     colo_linear_place(call->workspace, call->memory.reduce), on);
-    case COLO_STEP_RECORD:
-        return record(call, event, on);
-    case COLO_STEP_WAIT:
-        return unit < 2 && step->when == COLO_WHEN_UNIT && step->event == COLO_EVENT_WORK
-                   ? COLO_OK /* no unit had this buffer before */
-                   : wait_for(call, event, on);
+    const bool fore = call->size.pass != COLO_LINEAR_BACKWARD,
+               alone = colo_logprob_i_alone(&call->pass), each = call->size.piecewise || alone;
+    set_unit(call, unit);
+    call->pass.block_lo = each ? call->pass.lo : 0;
+    COLO_TRY(wait_for(call, of_unit(COLO_EVENT_LOGITS, unit), call->aux));
+    if (fore)
+        COLO_TRY(ops->logprob_stats(&call->pass, call->aux));
+    if (call->size.piecewise && !alone)
+        COLO_TRY(gather_blocks(call, unit));
+    if (fore && each)
+        COLO_TRY(ops->logprob_merge(&call->pass, call->aux));
+    if (call->size.joined > 1 && unit % call->size.joined == 0) {
+        COLO_TRY(record(call, COLO_EVENT_MAIN, call->main)); /* products have read what was there */
+        COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
     }
-    return COLO_OK;
+    if (call->size.makes_d_logits)
+        COLO_TRY(make_d_logits(call, unit));
+    return record(call, of_unit(COLO_EVENT_WORK, unit), call->aux);
 }
 
-/* The steps of unit @unit, and of the past: the unit before it and those that are joined with it.
- */
-static colo_status_t run_unit(struct colo_linear_call *call, int64_t unit, int64_t units)
+/* On the caller's stream, when the auxiliary stream has made d_logits: the gradients of unit @last
+ * and of those that are joined with it. */
+static colo_status_t make_grads(struct colo_linear_call *call, int64_t last)
 {
-    const struct colo_linear_program *program = &call->size.program;
-    const bool past = unit > 0 && (unit % call->size.joined == 0 || unit == units),
-               now = unit < units;
-    for (const struct colo_linear_step *step = program->step; step < program->step + program->n;
-         step++)
-        if (step->when == COLO_WHEN_PAST && past) {
-            const int64_t last = unit - 1, first = last - last % call->size.joined;
-            set_unit(call, last);
-            const int64_t hi = call->pass.hi;
-            set_unit(call, first);
-            call->pass.hi = hi;
-            COLO_TRY(run_step(call, step, first, last % 2));
-        } else if (now && (step->when == COLO_WHEN_UNIT ||
-                           (step->when == COLO_WHEN_CHUNK && unit % call->size.blocks == 0) ||
-                           (step->when == COLO_WHEN_JOINED && unit % call->size.joined == 0))) {
-            set_unit(call, unit);
-            COLO_TRY(run_step(call, step, unit, unit % 2));
-        }
-    return COLO_OK;
+    const int64_t first = last - last % call->size.joined;
+    set_unit(call, last);
+    const int64_t hi = call->pass.hi;
+    set_unit(call, first);
+    call->pass.hi = hi;
+    COLO_TRY(wait_for(call, of_unit(COLO_EVENT_WORK, last), call->main));
+    if (call->size.makes_d_hidden && !call->size.d_hidden_last)
+        COLO_TRY(make_d_hidden(call, first));
+    if (call->size.makes_d_weight)
+        COLO_TRY(make_d_weight(call, first));
+    if (call->size.makes_d_hidden && call->size.d_hidden_last)
+        COLO_TRY(make_d_hidden(call, first));
+    return first == 0 && call->memory.stage >= 0 ? unstage(call) : COLO_OK;
 }
 
-static colo_status_t run_once(struct colo_linear_call *call, enum colo_linear_when when)
+/* After the last unit; the last product, too, is behind all then. */
+static colo_status_t finish(struct colo_linear_call *call)
 {
-    const struct colo_linear_program *program = &call->size.program;
-    for (const struct colo_linear_step *step = program->step; step < program->step + program->n;
-         step++)
-        if (step->when == when)
-            COLO_TRY(run_step(call, step, 0, 0));
-    return COLO_OK;
+    const colo_linear_logprob_t *linear = call->linear;
+    call->pass.lo = call->pass.block_lo = 0; /* of all rows */
+    call->pass.hi = call->size.rows;
+    if (call->out && !call->size.piecewise && !colo_logprob_i_alone(&call->pass)) {
+        COLO_TRY(gather_blocks(call, 0));
+        COLO_TRY(linear->loss->logprob_merge(&call->pass, call->aux));
+    }
+    if (call->out)
+        COLO_TRY(linear->loss->rows_scatter(
+            &(struct colo_linear_scatter){&call->rows, linear->stat_dtype, call->pass.out,
+                                          *call->out},
+            call->aux));
+    COLO_TRY(colo_linear_i_join(call));
+    COLO_TRY(colo_comm_i_host_barrier(linear->group, "lm_head"));
+    if (call->size.takes_head)
+        COLO_TRY(colo_lm_head_release(linear->head, call->main));
+    return call->size.makes_d_weight
+               ? colo_lm_head_i_reduce(linear->head, &call->head_grads, call->size.once,
+                                       colo_linear_place(call->workspace, call->memory.reduce),
+                                       call->main)
+               : COLO_OK;
 }
 
 colo_status_t colo_linear_i_pipeline(struct colo_linear_call *call)
 {
-    const int64_t units = call->size.chunks * call->size.blocks;
-    COLO_TRY(run_once(call, COLO_WHEN_BEFORE));
-    for (int64_t unit = 0; unit <= units; unit++)
-        COLO_TRY(run_unit(call, unit, units));
-    call->pass.lo = call->pass.block_lo = 0; /* of all rows */
-    call->pass.hi = call->size.rows;
-    return run_once(call, COLO_WHEN_AFTER);
+    const struct colo_linear_size *size = &call->size;
+    const int64_t units = size->chunks * size->blocks;
+    const bool over = size->joined > 1 && size->in_place; /* logits come where d_logits are */
+    if (size->takes_head)
+        COLO_TRY(take_head(call));
+    for (int64_t unit = 0; unit <= units; unit++) {
+        const bool due = colo_linear_makes_grads(size) && unit > 0 &&
+                         (unit % size->joined == 0 || unit == units);
+        if (due && over)
+            COLO_TRY(make_grads(call, unit - 1));
+        if (unit < units)
+            COLO_TRY(begin_unit(call, unit));
+        if (due && !over)
+            COLO_TRY(make_grads(call, unit - 1));
+        if (unit < units)
+            COLO_TRY(work_on(call, unit));
+    }
+    return finish(call);
 }

@@ -218,6 +218,8 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linea
     const bool back = pass == COLO_LINEAR_BACKWARD, fore = pass == COLO_LINEAR_FORWARD,
                loss = pass == COLO_LINEAR_LOSS,
                trains = !(config->frozen_hidden && config->frozen_weight);
+    size->makes_d_hidden = (back || loss) && !config->frozen_hidden;
+    size->makes_d_weight = (back || loss) && !config->frozen_weight;
     const colo_linear_mode_t mode = colo_linear_logprob_mode(linear, size->rows);
     size->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
     size->early = (fore || back) && mode == COLO_LINEAR_EARLY;
@@ -244,15 +246,15 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linea
     size->chunks = size->rows > 0 ? size->rows / size->chunk + (size->rows % size->chunk > 0) : 1;
     size->joined = loss ? joined_of(linear, size) : 1;
     size->once = size->chunks <= size->joined && !config->d_weight_add;
-    const bool makes_grads = (back || loss) && trains,
-               makes_logits = !back || (makes_grads && !size->keeps && !size->early);
+    size->makes_logits = !back || (colo_linear_makes_grads(size) && !size->keeps && !size->early);
+    size->makes_d_logits = trains && (size->early ? fore : back || loss);
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
-    bool others =
-        back && makes_grads && config->mode == COLO_LINEAR_AUTO && colo_lm_head_group(linear->head);
-    const bool takes_head = makes_logits || (makes_grads && !config->frozen_hidden) || others;
+    const bool others =
+        back && trains && config->mode == COLO_LINEAR_AUTO && colo_lm_head_group(linear->head);
+    size->takes_head = size->makes_logits || size->makes_d_hidden || others;
     size->d_hidden_last = loss && !config->frozen_weight && colo_comm_size(linear->group) == 1;
-    size->buffers = stays || !makes_logits               ? 0
+    size->buffers = stays || !size->makes_logits         ? 0
                     : size->chunks * size->blocks == 1   ? 1
                     : size->in_place && size->joined > 1 ? 1
                                                          : 2;
@@ -265,8 +267,6 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linea
         size->blocks = size->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool whole = !size->piecewise && colo_comm_size(linear->group) > 1;
-    colo_linear_i_program(linear, makes_logits, takes_head,
-                          size); /* whom a refusal tells depends on it */
     COLO_FAIL_IF(!colo_logprob_i_block_layout(&config->logprob, config->logits_dtype,
                                               whole ? size->rows : size->chunk, &size->block),
                  COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes",
@@ -299,9 +299,8 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
 {
     const colo_linear_logprob_config_t *config = &linear->config;
     const bool outputs = size->pass != COLO_LINEAR_BACKWARD, grads = colo_linear_makes_grads(size);
-    const bool d_weight = grads && !config->frozen_weight,
-               d_z = colo_linear_has(size, COLO_STEP_D_LOGITS),
-               makes_logits = colo_linear_has(size, COLO_STEP_LOGITS);
+    const bool d_h = size->makes_d_hidden, d_weight = size->makes_d_weight,
+               d_z = size->makes_d_logits;
     const bool joins = size->joined > 1,
                second = size->chunks > size->joined && !(joins && size->in_place),
                other = size->chunks * size->blocks > 1 && !joins;
@@ -334,12 +333,11 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
             put(&bytes, &ok, d_z && !size->in_place && !size->early && (i == 0 || other), joined,
                 size->d_stride, elem);
         /* d_W's product of a chunk comes after the next chunk's rows were taken */
-        memory->h[i] = put(&bytes, &ok, i == 0 ? makes_logits || d_weight : d_weight && second,
-                           joined, linear->hidden, elem);
+        memory->h[i] =
+            put(&bytes, &ok, i == 0 ? size->makes_logits || d_weight : d_weight && second, joined,
+                linear->hidden, elem);
     }
-    memory->d_h = put(&bytes, &ok, grads && !config->frozen_hidden && !size->d_hidden_last, joined,
-                      linear->hidden, elem);
-    const bool d_h = grads && !config->frozen_hidden;
+    memory->d_h = put(&bytes, &ok, d_h && !size->d_hidden_last, joined, linear->hidden, elem);
     const int64_t sum = size->segment && elem == 8 ? 8 : sizeof(float);
     int64_t levels = 1;
     for (int64_t i = size->segment ? linear->columns / size->segment : 1; i > 1; i /= 2)
@@ -348,10 +346,8 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
                           size->chunk, linear->hidden, levels * sum);
     memory->d_h_all = put(&bytes, &ok, d_h && size->segment && colo_comm_size(linear->group) > 1,
                           size->chunk, linear->hidden, colo_comm_size(linear->group) * sum);
-    memory->d_hidden =
-        put(&bytes, &ok,
-            grads && !config->frozen_hidden && config->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER,
-            tokens, linear->hidden, elem);
+    memory->d_hidden = put(&bytes, &ok, d_h && config->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER,
+                           tokens, linear->hidden, elem);
     int64_t summed = 0;
     if (d_h && !size->segment && config->d_hidden != COLO_D_HIDDEN_PARTIAL &&
         colo_mul_ok(tokens, linear->hidden * elem, &summed))
@@ -361,7 +357,7 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
     memory->stage = put(&bytes, &ok, d_weight && size->early && size->inside > 0,
                         size->part[1].first, linear->hidden, elem);
     memory->bias =
-        put(&bytes, &ok, makes_logits && linear->has_bias && colo_lm_head_group(linear->head),
+        put(&bytes, &ok, size->makes_logits && linear->has_bias && colo_lm_head_group(linear->head),
             linear->columns, elem, 1);
     memory->reduce = put(&bytes, &ok, d_weight && reduce_bytes(linear, size->once) > 0,
                          reduce_bytes(linear, size->once), 1, 1);

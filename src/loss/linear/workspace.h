@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* workspace.h (private) - the object of the lm_head path, the steps of a pass, and where a call's
+/* workspace.h (private) - the object of the lm_head path, what a pass makes, and where a call's
  * memory lies. */
 #ifndef COLO_LOSS_LINEAR_PLAN_H
 #define COLO_LOSS_LINEAR_PLAN_H
@@ -28,50 +28,13 @@ struct colo_linear_part {
 };
 enum { COLO_LINEAR_PARTS = 12 };
 
-/* What a pass does, program.c. The steps of a unit, which is a block of columns of a chunk of rows,
- * run unit by unit; those of the past run when the units that are joined are all made. */
-enum colo_linear_step_kind {
-    COLO_STEP_TAKE_HEAD,
-    COLO_STEP_TAKE_ROWS,
-    COLO_STEP_LOGITS,
-    COLO_STEP_STATISTICS,
-    COLO_STEP_GATHER,
-    COLO_STEP_MERGE,
-    COLO_STEP_D_LOGITS,
-    COLO_STEP_D_HIDDEN,
-    COLO_STEP_D_WEIGHT,
-    COLO_STEP_UNSTAGE, /* the first part of d_weight, which had a stage */
-    COLO_STEP_OUTPUTS,
-    COLO_STEP_BARRIER,
-    COLO_STEP_RELEASE_HEAD,
-    COLO_STEP_REDUCE,
-    COLO_STEP_RECORD,
-    COLO_STEP_WAIT
-};
-enum colo_linear_when {
-    COLO_WHEN_BEFORE, /* once */
-    COLO_WHEN_UNIT,
-    COLO_WHEN_CHUNK,  /* the first unit of a chunk */
-    COLO_WHEN_JOINED, /* the first of those that are joined */
-    COLO_WHEN_PAST,
-    COLO_WHEN_AFTER /* once */
-};
-/* Pairs: a unit has the one of its parity. */
+/* Those that both streams record. Pairs: a unit has the one of its parity. */
 enum colo_linear_event {
     COLO_EVENT_LOGITS = 0,
     COLO_EVENT_WORK = 2,
     COLO_EVENT_MAIN = 4,
     COLO_EVENT_AUX = 5,
     COLO_LINEAR_EVENTS = 6
-};
-struct colo_linear_step {
-    uint8_t kind, when, event; /* the latter of RECORD and WAIT */
-    bool aux;                  /* on the auxiliary stream */
-};
-struct colo_linear_program {
-    struct colo_linear_step step[32];
-    int32_t n;
-    uint32_t kinds; /* bits */
 };
 
 /* One pass over T tokens and R rows, as numbers. */
@@ -95,23 +58,13 @@ struct colo_linear_size {
     int64_t buffers;            /* logits buffers in the workspace: 0, 1, 2 */
     int64_t z_stride, d_stride; /* elements from a row to the next */
     colo_logprob_block_t block;
-    struct colo_linear_program program;
+    bool takes_head, makes_logits, makes_d_logits, makes_d_hidden, makes_d_weight;
 };
-
-static inline bool colo_linear_has(const struct colo_linear_size *size,
-                                   enum colo_linear_step_kind kind)
-{
-    return size->program.kinds >> kind & 1;
-}
 
 static inline bool colo_linear_makes_grads(const struct colo_linear_size *size)
 {
-    return colo_linear_has(size, COLO_STEP_D_HIDDEN) || colo_linear_has(size, COLO_STEP_D_WEIGHT);
+    return size->makes_d_hidden || size->makes_d_weight;
 }
-
-/* The steps of a pass whose numbers are known: the last part of colo_linear_i_size(). */
-void colo_linear_i_program(const colo_linear_logprob_t *linear, bool makes_logits, bool takes_head,
-                           struct colo_linear_size *size);
 
 /* Byte offsets in a workspace; -1: not there. */
 struct colo_linear_memory {
