@@ -69,8 +69,7 @@ static colo_status_t destroys_on_a_hung_device(t_gpu_rank_t *r, void *arg)
     rank_try(colo_comm_create_nccl(r->host, -1, &r->gpus));
     rank_try(colo_comm_set_timeout(r->host, 20 * DEADLINE_MS));
     if (registered)
-        rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
-    r->arena = colo_memory_data(r->memory);
+        rank_try(t_gpu_register(r, 1 << 16));
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 1, false));
     rank_try(t_gpu_quiet(r));

@@ -146,14 +146,13 @@ static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
     double since = colo_now();
     colo_status_t st = colo_comm_create_nccl(r->host, -1, &r->gpus);
     if (st == COLO_OK && f->registered)
-        st = colo_memory_alloc(r->gpus, 1 << 16, &r->memory);
+        st = t_gpu_register(r, 1 << 16);
     if (st == COLO_OK)
         st = t_gpu_bridge(r, &f->c, &bridge);
     if (st == COLO_OK)
         st = colo_comm_split_color(r->gpus, r->rank / 2, 0, &pair);
     end(r, f, CREATE);
     rank_check(f->what != ALLOCATION || st != COLO_ERR_TIMEOUT);
-    r->arena = colo_memory_data(r->memory);
     rank_try(all_know(r, st, since, &any));
     rank_try(colo_comm_set_timeout(r->host, 10 * DEADLINE_MS)); /* what the test itself waits */
     f->told = any;                                              /* on all ranks alike */
@@ -269,7 +268,8 @@ static struct place places[512];
 static size_t place_count;
 
 /* Lets pass what was refused in an earlier run. A count of all would not do: a list that has grown
- * or a stack that glibc kept moves what follows to another number, and one number is never tried. */
+ * or a stack that glibc kept moves what follows to another number, and one number is never tried.
+ */
 static bool had_its_turn(const void *caller)
 {
     Dl_info of;

@@ -174,8 +174,7 @@ T_CASE_ON_GPUS(RANKS, a_comm_registers_256_memories_and_refuses_one_more)
     colo_memory_destroy(&m[7]);
     rank_try(colo_memory_register(r->gpus, block + (7 << 12), 1 << 12, &m[7]));
     for (int i = 0; i < MOST; i += MOST - 1) { /* the first number and the last one */
-        r->arena = colo_memory_data(m[i]);
-        r->used = 0;
+        t_gpu_lie_in(r, m[i]);
         rank_try(t_gpu_case(r, &c));
     }
     for (int i = 0; i < MOST; i++)
@@ -218,8 +217,7 @@ T_CASE_ON_GPUS(RANKS, memory_of_a_shape_s_lists_serves_the_next_shapes)
     t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
     int64_t first = 0;
-    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
-    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_register(r, 1 << 20));
     rank_try(t_gpu_bridge(r, &c, &bridge));
     for (int64_t i = 1; i <= 30; i++) {
         c.shape.b = 4 * (1 + i % 5);
@@ -245,8 +243,7 @@ T_CASE_ON_GPUS(RANKS, a_warm_call_of_a_bridge_asks_the_runtime_nothing_twice)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
-    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
-    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_register(r, 1 << 20));
     rank_try(t_gpu_bridge(r, &c, &bridge));
     for (int back = 0; back < 2; back++) {
         T_GPU_CALL(k);
@@ -280,8 +277,7 @@ static colo_status_t allocates_nothing(t_gpu_rank_t *r, void *arg)
     colo_tensor_t t[T_FOUR][TENSORS];
     int64_t rows[2];
     t_ragged_t c;
-    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
-    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_register(r, 1 << 20));
     const t_ragged_where_t w = t_where(r);
     const t_ragged_options_t o = {.tensors = TENSORS, .where = &w};
     t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
@@ -387,8 +383,7 @@ static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
     T_GPU_CALL(k);
     if (*(bool *)arg) /* all ranks with all */
         c.dst = t_side("tp=1,cp=4,dp=1", false);
-    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
-    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_register(r, 1 << 20));
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 1, false));
     rank_try(t_gpu_call_make(&k, r, &c, 2, false));

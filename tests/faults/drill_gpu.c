@@ -110,10 +110,7 @@ static colo_status_t one_rank(t_gpu_rank_t *gpu, void *arg)
     r.where = &w;
     const double begin = colo_now();
     rank_cuda(cudaStreamCreateWithFlags(&w.other, cudaStreamNonBlocking));
-    colo_status_t st = COLO_OK;
-    if (peers && !gpu->memory)
-        st = colo_memory_alloc(gpu->gpus, 1 << 16, &gpu->memory);
-    gpu->arena = colo_memory_data(gpu->memory);
+    colo_status_t st = peers && !gpu->memory ? t_gpu_register(gpu, 1 << 16) : COLO_OK;
     if (st == COLO_OK && strcmp(fault, "fails") == 0)
         st = be_processes(&r);
     if (st == COLO_OK)

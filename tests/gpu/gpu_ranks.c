@@ -86,10 +86,7 @@ static colo_status_t connect_peers(t_gpu_rank_t *r, bool bare)
     rank_try(ops->create(control, NULL, -1, &r->gpus));
     if (!getenv("COLO_TIMEOUT_MS"))
         colo_comm_set_timeout(r->gpus, 20000);
-    if (!bare)
-        rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
-    r->arena = colo_memory_data(r->memory);
-    return COLO_OK;
+    return bare ? COLO_OK : t_gpu_register(r, T_ARENA);
 }
 
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
@@ -170,13 +167,27 @@ colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
 
 /* ---- tensors ---- */
 
+void t_gpu_lie_in(t_gpu_rank_t *r, const colo_memory_t *memory)
+{
+    r->arena = colo_memory_data(memory);
+    r->capacity = colo_memory_bytes(memory);
+    r->used = 0;
+}
+
+colo_status_t t_gpu_register(t_gpu_rank_t *r, size_t bytes)
+{
+    rank_try(colo_memory_alloc(r->gpus, bytes, &r->memory));
+    t_gpu_lie_in(r, r->memory);
+    return COLO_OK;
+}
+
 colo_status_t t_gpu_memory(t_gpu_rank_t *r, size_t bytes, char **data, void **own)
 {
     *own = NULL;
     if (r->arena) {
         *data = r->arena + r->used + r->shift;
         r->used += (bytes + r->shift + 255) / 256 * 256;
-        rank_check(r->used <= T_ARENA);
+        rank_check(r->used <= r->capacity);
         return COLO_OK;
     }
     rank_cuda(cudaMalloc(own, bytes));
@@ -254,6 +265,25 @@ colo_status_t t_gpu_call_compare(t_gpu_call_t *k)
     return t_case_compare(k->c, k->backward ? T_DX : T_Y, k->r->rank, k->salt, &k->out.host);
 }
 
+colo_status_t t_gpu_stand_up(t_gpu_stand_t *s, t_gpu_rank_t *r, colo_comm_t *comm,
+                             const t_case_t *c, size_t bytes)
+{
+    *s = (t_gpu_stand_t){.bridge = NULL};
+    rank_try(colo_memory_alloc(comm, bytes, &s->memory));
+    rank_check(colo_memory_is_p2p(s->memory));
+    t_gpu_lie_in(r, s->memory);
+    rank_try(t_case_bridge(&s->bridge, c, comm, COLO_CUDA));
+    rank_check(colo_bridge_workspace_size(s->bridge) == 0); /* nothing is staged */
+    return t_gpu_call_make(&s->call, r, c, 0, false);
+}
+
+void t_gpu_stand_end(t_gpu_stand_t *s)
+{
+    t_gpu_call_end(&s->call);
+    colo_bridge_destroy(&s->bridge);
+    colo_memory_destroy(&s->memory);
+}
+
 /* ---- streams ---- */
 
 colo_status_t t_gpu_captured(t_gpu_rank_t *r, colo_status_t st, cudaGraphExec_t *exec)
@@ -277,6 +307,51 @@ colo_status_t t_gpu_late(cudaStream_t stream, int64_t us)
 {
     rank_cuda(cudaLaunchHostFunc(stream, nap, (void *)(uintptr_t)us));
     return COLO_OK;
+}
+
+colo_status_t t_gpu_late_at_random(t_gpu_rank_t *r, uint64_t *seed)
+{
+    return t_gpu_late(r->stream, t_below(seed, 4) ? t_below(seed, 60) : t_below(seed, 3000));
+}
+
+void t_gpu_step_end(t_gpu_step_t *s)
+{
+    if (s->exec)
+        cudaGraphExecDestroy(s->exec);
+    t_gpu_call_end(&s->forward);
+    t_gpu_call_end(&s->backward);
+}
+
+colo_status_t t_gpu_step_capture(t_gpu_step_t *s, t_gpu_rank_t *r, const t_case_t *c,
+                                 colo_bridge_t *bridge)
+{
+    rank_try(t_gpu_call_make(&s->forward, r, c, 0, false));
+    rank_try(t_gpu_call_make(&s->backward, r, c, 0, true));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    colo_status_t st = t_gpu_call_run(&s->forward, bridge, r->stream);
+    if (st == COLO_OK)
+        st = t_gpu_call_run(&s->backward, bridge, r->stream);
+    return t_gpu_captured(r, st, &s->exec);
+}
+
+colo_status_t t_gpu_step_replay(t_gpu_step_t *s, int64_t launches, int64_t late)
+{
+    t_gpu_rank_t *r = s->forward.r;
+    uint64_t seed = t_seed() + (uint64_t)r->rank;
+    for (int64_t salt = 1; salt <= launches; salt++) {
+        rank_try(t_gpu_call_refill(&s->forward, salt));
+        rank_try(t_gpu_call_refill(&s->backward, salt));
+        if (late && salt % late == 0)
+            rank_try(t_gpu_late_at_random(r, &seed));
+        rank_cuda(cudaGraphLaunch(s->exec, r->stream));
+        colo_status_t st = t_gpu_call_compare(&s->forward);
+        if (st == COLO_OK)
+            st = t_gpu_call_compare(&s->backward);
+        if (st < 0)
+            return colo_fail_prefix(st, "replay %lld", (long long)salt);
+    }
+    return colo_comm_check(r->gpus);
 }
 
 /* ---- cases ---- */

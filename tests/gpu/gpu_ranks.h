@@ -29,7 +29,7 @@ typedef struct t_gpu_rank {
      * in memory that is registered once. NULL: each is allocated. */
     colo_memory_t *memory;
     char *arena;
-    size_t used, shift; /* shift: bytes that the next tensor is moved by */
+    size_t capacity, used, shift; /* shift: bytes that the next tensor is moved by */
 } t_gpu_rank_t;
 typedef colo_status_t (*t_gpu_fn)(t_gpu_rank_t *r, void *arg);
 
@@ -40,7 +40,7 @@ int t_device_count(void);
 bool t_gpus_shared(void);
 int32_t t_gpu_ranks(void); /* 8, 4 or 2 of them, what a layout divides well */
 /* With T_ONE_GPU, ranks that are processes see one GPU each. */
-bool t_gpus_enough(int n); /* else it says so, for main to return T_EXIT_SKIP */
+bool t_gpus_enough(int n);        /* else it says so, for main to return T_EXIT_SKIP */
 bool t_ranks_are_processes(void); /* the same */
 /* Is there a GPU? Under a memory checker (T_CHECKED), which runs the kernels of a device one after
  * the other: one for each of @ranks? */
@@ -77,6 +77,9 @@ colo_status_t t_gpu_quiet(t_gpu_rank_t *r);
 colo_status_t t_cuda(cudaError_t e, const char *what);
 #define rank_cuda(expr) rank_try(t_cuda((expr), #expr))
 
+/* Tensors lie in @memory from now on; or in new memory of the rank's, registered over r->gpus. */
+void t_gpu_lie_in(t_gpu_rank_t *r, const colo_memory_t *memory);
+colo_status_t t_gpu_register(t_gpu_rank_t *r, size_t bytes);
 /* @bytes of the arena, or allocated where there is none: then @own is what to free. */
 colo_status_t t_gpu_memory(t_gpu_rank_t *r, size_t bytes, char **data, void **own);
 /* A tensor there with the bytes of @host. */
@@ -111,11 +114,36 @@ colo_status_t t_gpu_call_run(const t_gpu_call_t *k, colo_bridge_t *bridge, cudaS
 /* The output, copied back, is what the oracle says. */
 colo_status_t t_gpu_call_compare(t_gpu_call_t *k);
 
+/* A bridge of @comm with a forward in memory that is registered there. */
+typedef struct t_gpu_stand {
+    colo_bridge_t *bridge;
+    colo_memory_t *memory;
+    t_gpu_call_t call;
+} t_gpu_stand_t;
+colo_status_t t_gpu_stand_up(t_gpu_stand_t *s, t_gpu_rank_t *r, colo_comm_t *comm,
+                             const t_case_t *c, size_t bytes);
+void t_gpu_stand_end(t_gpu_stand_t *s);
+
 /* Ends the capture of the rank's stream, whose calls gave @st: what can be launched, when all ranks
  * are quiet, because what may wait for the device has done it. */
 colo_status_t t_gpu_captured(t_gpu_rank_t *r, colo_status_t st, cudaGraphExec_t *exec);
-/* Keeps @stream waiting for so long. */
+/* Keeps @stream waiting for so long; or a rank's for some microseconds, and now and then for up to
+ * 3 ms. */
 colo_status_t t_gpu_late(cudaStream_t stream, int64_t us);
+colo_status_t t_gpu_late_at_random(t_gpu_rank_t *r, uint64_t *seed);
+
+/* Forward and backward of a bridge, captured at once. It ends with its scope. */
+typedef struct t_gpu_step {
+    t_gpu_call_t forward, backward;
+    cudaGraphExec_t exec;
+} t_gpu_step_t;
+#define T_GPU_STEP(name) T_ENDS(t_gpu_step_end) t_gpu_step_t name = {.exec = NULL}
+void t_gpu_step_end(t_gpu_step_t *s);
+colo_status_t t_gpu_step_capture(t_gpu_step_t *s, t_gpu_rank_t *r, const t_case_t *c,
+                                 colo_bridge_t *bridge);
+/* Launches it so many times, with new inputs; ranks are late at random before each @late-th launch,
+ * 0: never. */
+colo_status_t t_gpu_step_replay(t_gpu_step_t *s, int64_t launches, int64_t late);
 
 /* One case on r->gpus: create, forward, backward, compare, destroy. */
 colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c);

@@ -129,11 +129,6 @@ static colo_status_t compare(t_gpu_rank_t *r, struct stand *s, const uint32_t *k
     return COLO_OK;
 }
 
-static colo_status_t be_late(t_gpu_rank_t *r, uint64_t *s)
-{
-    return t_gpu_late(r->stream, t_below(s, 3) ? t_below(s, 60) : t_below(s, 2000));
-}
-
 /* ---- what is gathered ---- */
 
 /* The shard in its place of the memory, where rows are padded to 16 bytes with their bias. */
@@ -158,7 +153,7 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
         for (int i = 0; i < DEEP; i++)
             rank_try(shard_of(&s, rep * DEEP + i, s.from[i]));
         for (int i = 0; i < DEEP; i++) {
-            rank_try(be_late(r, &rng));
+            rank_try(t_gpu_late_at_random(r, &rng));
             rank_try(use_shard(r, &s, s.from[i]));
             rank_try(gather(r, &s, s.kept[i]));
         }
@@ -229,7 +224,7 @@ T_CASE_ON_GPUS(t_gpu_count(), a_captured_gather_copies_and_replays)
     for (int64_t step = 2; step < 2 + t_scaled(1000); step++) {
         rank_try(shard_of(&s, step, s.from[0]));
         if (step % 8 == 0)
-            rank_try(be_late(r, &rng));
+            rank_try(t_gpu_late_at_random(r, &rng));
         rank_cuda(cudaGraphLaunch(exec, r->stream));
         rank_try(compare(r, &s, s.kept[0], step));
     }

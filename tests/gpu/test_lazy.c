@@ -39,8 +39,7 @@ T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
     rank_cuda(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
     rank_cuda(cudaMalloc((void **)&data, 3 * N * sizeof(double)));
     rank_try(colo_comm_set_timeout(r->gpus, DEADLINE_MS));
-    rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
-    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_register(r, T_ARENA));
     rank_try(t_gpu_bridge(r, &c, &bridge));
     for (int pass = 0; pass < 2; pass++) {
         T_GPU_CALL(k);

@@ -329,9 +329,8 @@ static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
     nccl = r->gpus->ops;
     inside = 0;
     ops.exchange = watched;
-    rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
+    rank_try(t_gpu_register(r, T_ARENA));
     rank_check(colo_memory_is_p2p(r->memory));
-    r->arena = colo_memory_data(r->memory);
     for (int32_t k = 0; k < r->size; k++)
         rank_check(colo_memory_reaches(r->memory, r->rank, k) ==
                    (colo_comm_node(r->gpus, k) == colo_comm_node(r->gpus, r->rank)));

@@ -17,127 +17,36 @@ static int32_t gpus; /* ranks of this run */
 
 /* ---- graphs ---- */
 
-struct graph {
-    t_case_t c;
-    bool delays;
-    int64_t steps;
-};
-
-/* A tensor on the device, and pinned host memory to fill it from and fetch it to: copies of
- * pageable memory would wait for the stream. */
-struct dev {
-    t_buffer_t b;
-    unsigned char *raw, *host;
-    colo_tensor_t t;
-};
-
-static colo_status_t dev_make(struct dev *d, const t_case_t *c, t_role_t role,
-                              const t_gpu_rank_t *r)
+static t_case_t the_case(colo_output_t output)
 {
-    rank_try(t_case_tensor(c, role, r->rank, 0, false, &d->b));
-    rank_cuda(cudaMalloc((void **)&d->raw, d->b.bytes));
-    rank_cuda(cudaMallocHost((void **)&d->host, d->b.bytes));
-    rank_cuda(t_to_device(d->raw, d->b.raw, d->b.bytes));
-    d->t = d->b.t;
-    d->t.mem = COLO_CUDA;
-    d->t.device = r->device;
-    d->t.data = d->raw + ((unsigned char *)d->b.t.data - d->b.raw);
-    return COLO_OK;
+    return (t_case_t){.src = t_side_ordered(0, 1, 1, gpus, true),
+                      .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
+                      .shape = {8, 8, 16},
+                      .output = output,
+                      .dtype = COLO_F32};
 }
 
-static colo_status_t dev_fill(struct dev *d, const t_case_t *c, t_role_t role, t_gpu_rank_t *r,
-                              int64_t salt)
+/* Captured at once, never run before: a bridge has all it needs from create. */
+static colo_status_t replay(t_gpu_rank_t *r, const t_case_t *c, int64_t late)
 {
-    t_buffer_t b;
-    rank_try(t_case_tensor(c, role, r->rank, salt, true, &b));
-    memcpy(d->host, b.raw, b.bytes);
-    t_buffer_free(&b);
-    return t_cuda(cudaMemcpyAsync(d->raw, d->host, d->b.bytes, cudaMemcpyHostToDevice, r->stream),
-                  "fill");
-}
-
-static colo_status_t dev_check(struct dev *d, const t_case_t *c, t_role_t role, int32_t rank,
-                               int64_t salt)
-{
-    memcpy(d->b.raw, d->host, d->b.bytes);
-    return t_case_compare(c, role, rank, salt, &d->b);
-}
-
-static void dev_free(struct dev *d)
-{
-    cudaFree(d->raw);
-    cudaFreeHost(d->host);
-    t_buffer_free(&d->b);
-}
-
-static colo_status_t one_replay(t_gpu_rank_t *r, const struct graph *g, cudaGraphExec_t exec,
-                                struct dev *d, int64_t salt, uint64_t *s)
-{
-    const t_case_t *c = &g->c;
-    rank_try(dev_fill(&d[T_X], c, T_X, r, salt));
-    rank_try(dev_fill(&d[T_DY], c, T_DY, r, salt));
-    if (g->delays && t_below(s, 4) == 0) /* ranks draw different numbers */
-        rank_try(t_gpu_late(r->stream, t_below(s, 3000)));
-    rank_cuda(cudaGraphLaunch(exec, r->stream));
-    static const t_role_t outs[] = {T_Y, T_DX};
-    for (int i = 0; i < 2; i++)
-        rank_cuda(cudaMemcpyAsync(d[outs[i]].host, d[outs[i]].raw, d[outs[i]].b.bytes,
-                                  cudaMemcpyDeviceToHost, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
-    rank_try(dev_check(&d[T_Y], c, T_Y, r->rank, salt));
-    return dev_check(&d[T_DX], c, T_DX, r->rank, salt);
-}
-
-/* Forward and backward captured at once, never run before: a bridge has all it needs from create.
- */
-static colo_status_t replay(t_gpu_rank_t *r, void *arg)
-{
-    const struct graph *g = arg;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    struct dev d[4];
-    cudaGraphExec_t exec;
-    uint64_t s = 1 + (uint64_t)r->rank;
-    rank_try(t_case_bridge(&bridge, &g->c, r->gpus, COLO_CUDA));
-    for (int role = T_X; role <= T_DX; role++)
-        rank_try(dev_make(&d[role], &g->c, (t_role_t)role, r));
-    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    colo_status_t st = colo_bridge_forward(bridge, &d[T_X].t, &d[T_Y].t, r->stream);
-    if (st == COLO_OK)
-        st = colo_bridge_backward(bridge, &d[T_DY].t, &d[T_DX].t, r->stream);
-    rank_try(t_gpu_captured(r, st, &exec));
-    for (int64_t salt = 1; salt <= g->steps; salt++) {
-        st = one_replay(r, g, exec, d, salt, &s);
-        if (st < 0)
-            return colo_fail_prefix(st, "replay %lld", (long long)salt);
-    }
-    rank_try(t_gpu_quiet(r));
-    rank_cuda(cudaGraphExecDestroy(exec));
-    for (int role = T_X; role <= T_DX; role++)
-        dev_free(&d[role]);
-    return COLO_OK;
+    T_GPU_STEP(step);
+    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
+    rank_try(t_gpu_step_capture(&step, r, c, bridge));
+    rank_try(t_gpu_step_replay(&step, t_scaled(1000), late));
+    return t_gpu_quiet(r);
 }
 
-static struct graph graph_of(colo_output_t output, int64_t steps, bool delays)
+T_CASE_ON_GPUS(gpus, captured_calls_replay_a_thousand_times_with_new_inputs)
 {
-    return (struct graph){.c = {.src = t_side_ordered(0, 1, 1, gpus, true),
-                                .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
-                                .shape = {8, 8, 16},
-                                .output = output,
-                                .dtype = COLO_F32},
-                          .delays = delays,
-                          .steps = steps};
+    const t_case_t c = the_case(COLO_SHARDED);
+    return replay(r, &c, 0);
 }
 
-T_CASE(captured_calls_replay_a_thousand_times_with_new_inputs)
+T_CASE_ON_GPUS(gpus, captured_calls_replay_while_ranks_are_late_at_random)
 {
-    struct graph g = graph_of(COLO_SHARDED, t_scaled(1000), false);
-    assert_ok(t_gpus_run(gpus, false, replay, &g));
-}
-
-T_CASE(captured_calls_replay_while_ranks_are_late_at_random)
-{
-    struct graph g = graph_of(COLO_FULL_SEQ, t_scaled(1000), true); /* PARTIAL: sums, too */
-    assert_ok(t_gpus_run(gpus, false, replay, &g));
+    const t_case_t c = the_case(COLO_FULL_SEQ); /* PARTIAL: sums, too */
+    return replay(r, &c, 1);
 }
 
 /* ---- streams ---- */
@@ -148,32 +57,25 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
 {
     const t_case_t *c = arg;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    struct dev d_y[2], d_x[2];
+    t_gpu_call_t call[2];
     t_gpu_rank_t on[2] = {*r, *r};
     rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
     for (int i = 0; i < 2; i++) {
         rank_cuda(cudaStreamCreateWithFlags(&on[i].stream, cudaStreamNonBlocking));
-        rank_try(dev_make(&d_y[i], c, T_DY, r));
-        rank_try(dev_make(&d_x[i], c, T_DX, r));
+        rank_try(t_gpu_call_make(&call[i], &on[i], c, 0, true));
     }
     rank_try(t_gpu_quiet(r));
     for (int64_t salt = 1; salt < 21; salt += 2) {
         for (int i = 0; i < 2; i++)
-            rank_try(dev_fill(&d_y[i], c, T_DY, &on[i], salt + i));
+            rank_try(t_gpu_call_refill(&call[i], salt + i));
         for (int i = 0; i < 2; i++)
-            rank_try(colo_bridge_backward(bridge, &d_y[i].t, &d_x[i].t, on[i].stream));
+            rank_try(t_gpu_call_run(&call[i], bridge, on[i].stream));
         for (int i = 0; i < 2; i++)
-            rank_cuda(cudaMemcpyAsync(d_x[i].host, d_x[i].raw, d_x[i].b.bytes,
-                                      cudaMemcpyDeviceToHost, on[i].stream));
-        for (int i = 0; i < 2; i++)
-            rank_cuda(cudaStreamSynchronize(on[i].stream));
-        for (int i = 0; i < 2; i++)
-            rank_try(dev_check(&d_x[i], c, T_DX, r->rank, salt + i));
+            rank_try(t_gpu_call_compare(&call[i]));
     }
     rank_try(t_gpu_quiet(r));
     for (int i = 0; i < 2; i++) {
-        dev_free(&d_y[i]);
-        dev_free(&d_x[i]);
+        t_gpu_call_end(&call[i]);
         rank_cuda(cudaStreamDestroy(on[i].stream));
     }
     return COLO_OK;
@@ -182,7 +84,7 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
 T_CASE(two_streams_in_turn_keep_their_values)
 {
     for (int algo = COLO_EXACT; algo <= COLO_COLLECTIVE; algo++) {
-        t_case_t c = graph_of(COLO_FULL_SEQ, 0, false).c;
+        t_case_t c = the_case(COLO_FULL_SEQ);
         c.shape = (ref_shape_t){8, 512, 256};
         c.algo = (colo_algo_t)algo;
         c.grad = COLO_PARTIAL;
@@ -215,7 +117,8 @@ T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL, *first = NULL;
-    struct dev d[4];
+    T_GPU_CALL(forward);
+    T_GPU_CALL(backward);
     int devices = 1;
     rank_cuda(cudaGetDeviceCount(&devices));
     const size_t sharers = (size_t)((r->size - r->device + devices - 1) / devices);
@@ -238,34 +141,24 @@ T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
     if (workspace > (size_t)missing + 2 * (size_t)gpus * 65536)
         return colo_fail(COLO_ERR_STATE, "%zu bytes of staging for %lld that must arrive",
                          workspace, (long long)missing);
-    for (int role = T_X; role <= T_DX; role++)
-        rank_try(dev_make(&d[role], &c, (t_role_t)role, r));
-    rank_try(dev_fill(&d[T_X], &c, T_X, r, 1)); /* the driver takes something at a first copy */
-    rank_try(dev_fill(&d[T_DY], &c, T_DY, r, 1));
-    rank_cuda(cudaMemcpyAsync(d[T_Y].host, d[T_Y].raw, d[T_Y].b.bytes, cudaMemcpyDeviceToHost,
-                              r->stream));
+    rank_try(t_gpu_call_make(&forward, r, &c, 1, false));
+    rank_try(t_gpu_call_make(&backward, r, &c, 1, true));
+    rank_try(t_download(r, &forward.out)); /* the driver takes something at a first copy */
     const size_t at_first = t_ranks_are_threads() ? 0 : FIRST_CALL_PER_RANK * (size_t)gpus;
     if (workspace <= at_first)
         return colo_fail(COLO_ERR_STATE, "%zu bytes of staging are too few to be seen", workspace);
     for (int rep = 0; rep < 3; rep++) {
         rank_try(free_bytes(r, &free1));
-        rank_try(colo_bridge_forward(bridge, &d[T_X].t, &d[T_Y].t, r->stream));
-        rank_try(colo_bridge_backward(bridge, &d[T_DY].t, &d[T_DX].t, r->stream));
+        rank_try(t_gpu_call_run(&forward, bridge, r->stream));
+        rank_try(t_gpu_call_run(&backward, bridge, r->stream));
         rank_try(free_bytes(r, &free2));
         if (free1 > free2 + (rep ? 0 : at_first))
             return colo_fail(COLO_ERR_STATE, "the calls of repetition %d took %zu bytes", rep,
                              free1 - free2);
     }
-    static const t_role_t outs[] = {T_Y, T_DX};
-    for (int i = 0; i < 2; i++) {
-        rank_cuda(cudaMemcpy(d[outs[i]].host, d[outs[i]].raw, d[outs[i]].b.bytes,
-                             cudaMemcpyDeviceToHost));
-        rank_try(dev_check(&d[outs[i]], &c, outs[i], r->rank, 1));
-    }
-    rank_try(t_gpu_quiet(r));
-    for (int role = T_X; role <= T_DX; role++)
-        dev_free(&d[role]);
-    return COLO_OK;
+    rank_try(t_gpu_call_compare(&forward));
+    rank_try(t_gpu_call_compare(&backward));
+    return t_gpu_quiet(r);
 }
 
 /* ---- reductions larger than their staging ---- */
@@ -398,44 +291,36 @@ static void watch(void *arg)
 /* Else each comm could fill one GPU with kernels that wait for a GPU which the other comm fills. */
 static colo_status_t two_comms(t_gpu_rank_t *r, void *arg)
 {
-    t_case_t c = graph_of(COLO_SHARDED, 0, false).c;
+    const t_case_t c = the_case(COLO_SHARDED);
     struct held h = {0};
     colo_comm_t *comm[2] = {r->gpus};
     cudaStream_t stream[2] = {r->stream};
-    colo_bridge_t *bridge[2] = {NULL};
-    colo_memory_t *memory[2] = {NULL};
-    t_gpu_call_t call[2] = {0};
+    t_gpu_stand_t s[2];
     rank_cuda(cudaMallocHost((void **)&h.arrived, 2 * sizeof *h.arrived));
     h.arrived[0] = 0;
     h.arrived[1] = 1;
     rank_cuda(cudaStreamCreateWithFlags(&stream[1], cudaStreamNonBlocking));
     rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &comm[1]));
     for (int k = 0; k < 2; k++) {
-        rank_try(t_case_bridge(&bridge[k], &c, comm[k], COLO_CUDA));
-        rank_try(colo_memory_alloc(comm[k], 1 << 16, &memory[k]));
-        r->arena = colo_memory_data(memory[k]);
-        r->used = 0;
-        rank_try(t_gpu_call_make(&call[k], r, &c, 0, false));
-        rank_try(t_gpu_call_run(&call[k], bridge[k], r->stream)); /* the host waits in the first */
-        rank_try(t_gpu_call_refill(&call[k], k + 1));
+        rank_try(t_gpu_stand_up(&s[k], r, comm[k], &c, 1 << 16));
+        rank_try(
+            t_gpu_call_run(&s[k].call, s[k].bridge, r->stream)); /* the host waits in the first */
+        rank_try(t_gpu_call_refill(&s[k].call, k + 1));
     }
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaLaunchHostFunc(stream[0], watch, &h));
     for (int k = 0; k < 2; k++)
-        rank_try(t_gpu_call_run(&call[k], bridge[k], stream[k]));
+        rank_try(t_gpu_call_run(&s[k].call, s[k].bridge, stream[k]));
     rank_cuda(cudaMemcpyAsync(&h.arrived[0], &h.arrived[1], sizeof *h.arrived, cudaMemcpyHostToHost,
                               stream[1]));
     for (int k = 0; k < 2; k++)
         rank_cuda(cudaStreamSynchronize(stream[k]));
     rank_check(!h.overtaken);
     for (int k = 0; k < 2; k++)
-        rank_try(t_gpu_call_compare(&call[k]));
+        rank_try(t_gpu_call_compare(&s[k].call));
     rank_try(t_gpu_quiet(r));
-    for (int k = 0; k < 2; k++) {
-        t_gpu_call_end(&call[k]);
-        colo_bridge_destroy(&bridge[k]);
-        colo_memory_destroy(&memory[k]);
-    }
+    for (int k = 0; k < 2; k++)
+        t_gpu_stand_end(&s[k]);
     colo_comm_destroy(&comm[1]);
     rank_cuda(cudaStreamDestroy(stream[1]));
     rank_cuda(cudaFreeHost(h.arrived));
@@ -458,15 +343,15 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
     t_case_t c = t_between("dp=4", "tp=1,cp=2,dp=2", 1, 8, 3);
     c.dtype = COLO_F32;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    T_ENDS(dev_free) struct dev x = {0}, y = {0};
+    T_GPU_CALL(k);
     cudaGraph_t graph;
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
     c.shape.b = 4;
     rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){4, 8, 3, 0}));
-    rank_try(dev_make(&x, &c, T_X, r));
-    rank_try(dev_make(&y, &c, T_Y, r));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, false));
+    rank_try(t_gpu_quiet(r));
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+    colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     rank_cuda(cudaStreamEndCapture(r->stream, &graph));
     cudaGraphDestroy(graph);
     if (r->rank < 2)

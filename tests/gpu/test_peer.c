@@ -192,8 +192,7 @@ T_CASE_ON_BARE_PEERS(RANKS, ranks_destroy_memory_in_orders_of_their_own)
             }
             rank_try(colo_memory_alloc(r->gpus, T_ARENA, &m[i]));
             rank_check(colo_memory_is_p2p(m[i]));
-            r->arena = colo_memory_data(m[i]);
-            r->used = 0;
+            t_gpu_lie_in(r, m[i]);
             rank_try(t_gpu_case(r, &c));
         }
         rank_try(colo_comm_barrier(r->host, NULL));

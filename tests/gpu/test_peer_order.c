@@ -27,13 +27,6 @@ static t_case_t the_case(int k)
                       .world = RANKS};
 }
 
-/* ---- late ranks ---- */
-
-static colo_status_t be_late(t_gpu_rank_t *r, uint64_t *s)
-{
-    return t_gpu_late(r->stream, t_below(s, 4) ? t_below(s, 60) : t_below(s, 3000));
-}
-
 /* ---- graphs ---- */
 
 /* A graph keeps its shape, whatever shapes its bridge has in between. */
@@ -49,38 +42,16 @@ static colo_status_t other_shapes(t_gpu_rank_t *r, colo_bridge_t *bridge, t_case
 
 T_CASE_ON_PEERS(RANKS, a_captured_step_replays_a_thousand_times)
 {
-    const int64_t steps = t_scaled(1000);
-    uint64_t s = t_seed() + (uint64_t)r->rank;
     for (int k = 0; k < CASES; k++) {
-        t_case_t c = the_case(k);
-        T_GPU_CALL(forward);
-        T_GPU_CALL(backward);
+        const t_case_t c = the_case(k);
         colo_bridge_t *bridge = NULL;
-        cudaGraphExec_t exec;
+        T_GPU_STEP(step);
         r->used = 0;
         rank_try(t_gpu_bridge(r, &c, &bridge));
-        rank_try(t_gpu_call_make(&forward, r, &c, 0, false));
-        rank_try(t_gpu_call_make(&backward, r, &c, 0, true));
-        rank_cuda(cudaStreamSynchronize(r->stream));
-        rank_try(colo_comm_barrier(r->host, NULL));
-        rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-        colo_status_t st = t_gpu_call_run(&forward, bridge, r->stream);
-        if (st == COLO_OK)
-            st = t_gpu_call_run(&backward, bridge, r->stream);
-        rank_try(t_gpu_captured(r, st, &exec));
+        rank_try(t_gpu_step_capture(&step, r, &c, bridge));
         rank_try(other_shapes(r, bridge, c));
-        for (int64_t salt = 1; salt <= steps; salt++) {
-            rank_try(t_gpu_call_refill(&forward, salt));
-            rank_try(t_gpu_call_refill(&backward, salt));
-            if (salt % 8 == 0)
-                rank_try(be_late(r, &s));
-            rank_cuda(cudaGraphLaunch(exec, r->stream));
-            rank_try(t_gpu_call_compare(&forward));
-            rank_try(t_gpu_call_compare(&backward));
-        }
-        rank_try(colo_comm_check(r->gpus));
+        rank_try(t_gpu_step_replay(&step, t_scaled(1000), 8));
         rank_try(t_gpu_end(r, &bridge));
-        rank_cuda(cudaGraphExecDestroy(exec));
     }
     return COLO_OK;
 }
@@ -114,11 +85,11 @@ T_CASE_ON_PEERS(RANKS, late_ranks_and_reused_tensors_do_no_harm)
                     t_placed_t *o = &out[t_below(&s, 2)]; /* ranks choose for themselves */
                     rank_cuda(cudaMemcpyAsync(in.data, from[i].data, in.host.bytes,
                                               cudaMemcpyDeviceToDevice, r->stream));
-                    rank_try(be_late(r, &s));
+                    rank_try(t_gpu_late_at_random(r, &s));
                     rank_try(pass ? colo_bridge_backward(bridge, &in.t, &o->t, r->stream)
                                   : colo_bridge_forward(bridge, &in.t, &o->t, r->stream));
                     if (t_below(&s, 2))
-                        rank_try(be_late(r, &s));
+                        rank_try(t_gpu_late_at_random(r, &s));
                     rank_cuda(cudaMemcpyAsync(kept[i].data, o->data, o->host.bytes,
                                               cudaMemcpyDeviceToDevice, r->stream));
                 }
@@ -370,8 +341,7 @@ T_CASE_ON_BARE_PEERS(RANKS, parts_of_one_block_may_be_registered)
             colo_memory_register(r->gpus, block + i * PART + 256 * r->rank, PART - 1024, &m[i]));
     t_case_t c = the_case(0);
     for (int i = 0; i < PARTS; i++) {
-        r->arena = colo_memory_data(m[(i + r->rank) % PARTS]); /* not the same number everywhere */
-        r->used = 0;
+        t_gpu_lie_in(r, m[(i + r->rank) % PARTS]); /* not the same number everywhere */
         rank_try(t_gpu_case(r, &c));
     }
     for (int i = 0; i < PARTS; i++)

@@ -18,15 +18,6 @@ static int32_t gpus; /* ranks of this run */
 
 /* ---- a bridge in registered memory ---- */
 
-struct carried {
-    t_case_t c;
-    colo_bridge_t *bridge;
-    colo_memory_t *memory;
-    t_buffer_t host[2]; /* x, y */
-    char *data[2];
-    colo_tensor_t t[2];
-};
-
 static t_case_t the_case(int64_t rows)
 {
     return (t_case_t){.src = t_side_ordered(0, 1, 1, gpus, true),
@@ -36,55 +27,30 @@ static t_case_t the_case(int64_t rows)
                       .world = gpus};
 }
 
+/* Input and output of a rank are 8 KiB for each of the rows, and some padding. */
 static colo_status_t stand_up(t_gpu_rank_t *r, colo_comm_t *comm, const t_case_t *c,
-                              struct carried *s)
+                              t_gpu_stand_t *s)
 {
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
-    *s = (struct carried){.c = *c};
-    for (int i = 0; i < 2; i++)
-        rank_try(t_case_tensor(c, i ? T_Y : T_X, r->rank, 0, i == 0, &s->host[i]));
-    const size_t capacity = (s->host[0].bytes + 255) / 256 * 256;
-    rank_try(colo_memory_alloc(comm, capacity + s->host[1].bytes, &s->memory));
-    rank_check(colo_memory_is_p2p(s->memory));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&s->bridge, &config, comm));
-    rank_check(colo_bridge_workspace_size(s->bridge) == 0); /* nothing is staged */
-    for (int i = 0; i < 2; i++) {
-        s->data[i] = (char *)colo_memory_data(s->memory) + (i ? capacity : 0);
-        rank_cuda(t_to_device(s->data[i], s->host[i].raw, s->host[i].bytes));
-        s->t[i] = s->host[i].t;
-        s->t[i].mem = COLO_CUDA;
-        s->t[i].device = r->device;
-        s->t[i].data = s->data[i] + ((unsigned char *)s->host[i].t.data - s->host[i].raw);
-    }
+    rank_try(t_gpu_stand_up(s, r, comm, c, ((size_t)c->shape.n << 14) + (1 << 16)));
+    rank_cuda(cudaStreamSynchronize(r->stream)); /* what is there is there for all streams */
     return COLO_OK;
 }
 
-static colo_status_t forward(struct carried *s, cudaStream_t stream)
+static colo_status_t forward(t_gpu_stand_t *s, cudaStream_t stream)
 {
-    return colo_bridge_forward(s->bridge, &s->t[0], &s->t[1], stream);
+    return t_gpu_call_run(&s->call, s->bridge, stream);
 }
 
 /* What has arrived; the next look finds what arrives after this one. */
-static colo_status_t look(t_gpu_rank_t *r, struct carried *s)
+static colo_status_t look(t_gpu_rank_t *r, t_gpu_stand_t *s)
 {
+    t_placed_t *out = &s->call.out;
     rank_try(t_gpu_quiet(r));
-    rank_cuda(cudaMemcpy(s->host[1].raw, s->data[1], s->host[1].bytes, cudaMemcpyDeviceToHost));
-    rank_try(t_case_compare(&s->c, T_Y, r->rank, 0, &s->host[1]));
-    t_buffer_free(&s->host[1]);
-    rank_try(t_case_tensor(&s->c, T_Y, r->rank, 0, false, &s->host[1]));
-    rank_cuda(t_to_device(s->data[1], s->host[1].raw, s->host[1].bytes));
+    rank_try(t_gpu_call_compare(&s->call));
+    t_buffer_free(&out->host);
+    rank_try(t_case_tensor(s->call.c, T_Y, r->rank, 0, false, &out->host));
+    rank_try(t_upload(r, out));
     return t_gpu_quiet(r);
-}
-
-static void lie_down(struct carried *s)
-{
-    colo_bridge_destroy(&s->bridge);
-    colo_memory_destroy(&s->memory);
-    for (int i = 0; i < 2; i++)
-        t_buffer_free(&s->host[i]);
 }
 
 /* ---- memory ---- */
@@ -96,7 +62,7 @@ static void lie_down(struct carried *s)
 T_CASE_ON_GPUS(gpus, a_bridge_takes_no_context_on_the_gpu_of_a_peer)
 {
     const t_case_t c = the_case(512);
-    struct carried s;
+    t_gpu_stand_t s;
     size_t before, behind, all;
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaMemGetInfo(&before, &all)); /* of the device, whichever process took it */
@@ -111,7 +77,7 @@ T_CASE_ON_GPUS(gpus, a_bridge_takes_no_context_on_the_gpu_of_a_peer)
         return colo_fail(COLO_ERR_STATE, "a bridge took %zu bytes of device %d, %zu are registered",
                          took, r->device, colo_memory_bytes(s.memory));
     rank_try(look(r, &s));
-    lie_down(&s);
+    t_gpu_stand_end(&s);
     return COLO_OK;
 }
 
@@ -125,7 +91,7 @@ T_CASE_ON_GPUS(gpus, calls_of_two_comms_on_streams_crosswise_follow_each_other)
     uint64_t seed = t_seed() + (uint64_t)r->rank;
     T_ENDS(colo_comm_destroy) colo_comm_t *other = NULL;
     cudaStream_t stream[2];
-    struct carried s[2];
+    t_gpu_stand_t s[2];
     (void)arg;
     setenv("COLO_PEER_BLOCKS", "1024", 1);
     rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &other));
@@ -153,7 +119,7 @@ T_CASE_ON_GPUS(gpus, calls_of_two_comms_on_streams_crosswise_follow_each_other)
             }
     }
     for (int k = 0; k < 2; k++) {
-        lie_down(&s[k]);
+        t_gpu_stand_end(&s[k]);
         cudaStreamDestroy(stream[k]);
     }
     return COLO_OK;
@@ -178,7 +144,7 @@ static colo_status_t killed(t_gpu_rank_t *r, void *arg)
 {
     struct verdict *v = *(struct verdict **)arg;
     const t_case_t c = the_case(8192); /* a push takes long enough to die in it */
-    struct carried s;
+    t_gpu_stand_t s;
     void *p = NULL;
     rank_try(stand_up(r, r->gpus, &c, &s));
     rank_try(forward(&s, r->stream));
@@ -203,7 +169,7 @@ static colo_status_t killed(t_gpu_rank_t *r, void *arg)
                         cudaMemset(p, 1, 1 << 20) == cudaSuccess &&
                         cudaDeviceSynchronize() == cudaSuccess;
     cudaFree(p);
-    lie_down(&s);
+    t_gpu_stand_end(&s);
     return COLO_OK;
 }
 

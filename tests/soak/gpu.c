@@ -66,7 +66,7 @@ static colo_status_t on_gpu(t_gpu_rank_t *r, void *arg)
     const struct job *job = arg;
     rank_try(colo_comm_set_timeout(r->gpus, t_long_wait()));
     if (!r->memory)
-        rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
+        rank_try(t_gpu_register(r, T_ARENA));
     return job->fn(&(soak_rank_t){r->host, r}, job->arg);
 }
 
