@@ -437,4 +437,27 @@ T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
     assert_non_null(strstr(cap_report_write(&r.report, r.path), "over 0 steps"));
 }
 
+/* The check that the others rest on. */
+T_CASE(broken_markup_is_noticed)
+{
+    static const char *const broken[] = {"<a>",
+                                         "<a></b>",
+                                         "<a></a><b/>",
+                                         "<a x=1/>",
+                                         "<a x=\"1\" x=\"2\"/>",
+                                         "<a>&nbsp;</a>",
+                                         "<a>&</a>",
+                                         "<a x=\"<\"/>",
+                                         "x<a/>",
+                                         "<a/",
+                                         "",
+                                         "<a>\x01</a>",
+                                         "<a>\xff</a>",
+                                         "<a><b></a></b>"};
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++)
+        if (!markup_check(broken[i]))
+            fail_msg("\"%s\" passes", broken[i]);
+    assert_null(markup_check("<a x=\"1\" y-z=\"&lt;\">t &amp; &#39;<b/>\n\xe2\x86\x92</a>\n"));
+}
+
 T_MAIN_EACH("examples/report", start, finish)

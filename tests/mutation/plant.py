@@ -128,10 +128,10 @@ def sources(program):
 
 
 def default_program(folder, name):
-    """A test program: test_NAME.c next to the list, or else in another folder of tests/."""
+    """A test program: test_NAME.c next to the list, or else in another folder of tests/; a judge is a test_NAME.py."""
     same = folder / ('test_%s.c' % name)
     found = [same] if same.exists() else [
-        p for p in ROOT.glob('tests/*/' + same.name) if p.parent.name != 'gpu']
+        p for p in ROOT.glob('tests/*/test_%s.*' % name) if p.suffix in ('.c', '.py') and p.parent.name != 'gpu']
     if len(found) != 1:
         sys.exit('mutants: "%s" is not listed and %d files in tests/ are named %s, expected one'
                  % (name, len(found), same.name))
@@ -140,8 +140,11 @@ def default_program(folder, name):
 
 @functools.lru_cache(maxsize=None)
 def cases_in(source):
-    """The cases of a CMocka program that T_CASES can choose; None if this is no such program."""
+    """The cases of a CMocka program, or of one in Python that prints as it does, that T_CASES can choose; None if this is
+    no such program."""
     content = (ROOT / source).read_text()
+    if source.endswith('.py'):
+        return re.findall(r'^@case.*\ndef (\w+)\(', content, re.M)
     if not re.search('T_CASE|cmocka_unit_test', content):
         return None
     return re.findall(r'^T_CASE(?:_(?:ON|IF)\w*\((?:.*, )?|\()(\w+)\)', content, re.M)

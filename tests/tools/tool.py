@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of tools share: they run a built program, whose path is their argument, and judge what it wrote.
+
+A case is a function with @case. Cases run in their order, each in a new folder, or those that the pattern T_CASES
+names. What they print is what CMocka prints, because tools/count-tests.py and tests/mutation/must-fail.py read that.
+"""
+import collections
+import fnmatch
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+import xml.etree.ElementTree
+from pathlib import Path
+
+TOOL = os.path.realpath(sys.argv[1])
+GOLDEN = Path(__file__).resolve().parent / 'golden'
+CASES = []
+Ran = collections.namedtuple('Ran', 'exit out err')  # exit: a status, or -signal
+
+
+class Skipped(Exception):
+    """This machine cannot run the case."""
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+def case_if(condition):
+    return case if condition else lambda function: function
+
+
+def check(holds, why, *values):
+    if not holds:
+        raise AssertionError(why % values if values else why)
+
+
+def equal(found, wanted):
+    check(found == wanted, 'found %.2000r\nexpected %.2000r', found, wanted)
+
+
+def words(line, *texts):
+    """The words of @line, which single spaces separate; the next of @texts is the word in place of each %s."""
+    texts = iter(texts)
+    return [next(texts) if word == '%s' else word for word in line.split(' ')] if line else []
+
+
+def run(line, *texts, env=None, stdout=subprocess.PIPE, **more):
+    """In a plain environment: no NO_COLOR, TERM is xterm."""
+    plain = {name: value for name, value in os.environ.items() if name != 'NO_COLOR'} | {'TERM': 'xterm'}
+    done = subprocess.run([TOOL, *words(line, *texts)], env=plain | (env or {}), stdin=subprocess.DEVNULL,
+                          stdout=stdout, stderr=subprocess.PIPE, check=False, **more)
+    written = ((text or b'').decode(errors='surrogateescape') for text in (done.stdout, done.stderr))
+    return Ran(done.returncode, *written)
+
+
+def run_on_terminal(line, **more):
+    """With stdout on a new pseudo-terminal; None if the system has none, as a chroot without /dev/pts."""
+    try:
+        ours, its = pty.openpty()
+    except OSError:
+        return None
+    with open(ours, 'rb', buffering=0) as reader:
+        with open(its, 'wb', buffering=0) as terminal:
+            ran = run(line, stdout=terminal, **more)
+        try:
+            return ran._replace(out=reader.read(1 << 16).decode())  # what a tool writes here is small
+        except OSError:  # EIO: nothing was written
+            return ran
+
+
+def good(line, *texts, **more):
+    """What it prints; on stderr is no word but how far it is after 2 seconds."""
+    ran = run(line, *texts, **more)
+    check(ran.exit == 0 and not re.sub(r'colo-plan: planned .*\n', '', ran.err), 'exit %d: %s', ran.exit, ran.err)
+    return ran.out
+
+
+class Real(float):
+    """A number with a fraction or an exponent, which equals no integer"""
+    __hash__ = float.__hash__
+
+    def __eq__(self, other):
+        return isinstance(other, float) and float(self) == float(other)
+
+
+def once(pairs):
+    check(len(dict(pairs)) == len(pairs), 'a key twice in %s', pairs)
+    return dict(pairs)
+
+
+def parsed(text):
+    return json.loads(text, object_pairs_hook=once, parse_float=Real)
+
+
+def planned(line, *texts, **more):
+    """The JSON that it prints"""
+    return parsed(good(line, *texts, **more))
+
+
+def page(name):
+    return (GOLDEN / name).read_text()
+
+
+def refused(ran, text, code=2):
+    """It ended with @code, and wrote one line of printable ASCII to stderr, at most 200 bytes, in which @text is."""
+    check(ran.exit == code and not ran.out and text in ran.err and len(ran.err) <= 200 and
+          re.fullmatch(NAME + r': [ -~]*\n', ran.err), '%s, expected exit %d and one line with "%s"', ran, code, text)
+
+
+def refuses(text, line, *texts, code=2, **more):
+    refused(run(line, *texts, **more), text, code)
+
+
+def picture(path):
+    """The text of a picture, which is well-formed and as simple as pictures need it."""
+    text = Path(path).read_text(encoding='utf-8')
+    xml.etree.ElementTree.fromstring(text)
+    check(not re.search('<[!?]', text), 'a declaration, a comment or an instruction in %s', path)
+    return text
+
+
+def counted(text, *pairs):
+    """Each of @pairs: what is in @text, and how often"""
+    for what, times in pairs:
+        check(text.count(what) == times, '"%s" is there %d times, expected %d, in %.4000s', what, text.count(what),
+              times, text)
+
+
+def in_order(text, *parts):
+    for part in parts:
+        check(part in text, 'what follows lacks "%s": %.4000s', part, text)
+        text = text.partition(part)[2]
+
+
+def main(name):
+    """Runs the cases on the tool of that name."""
+    global NAME
+    NAME, bad = name, 0
+    chosen = [c for c in CASES if fnmatch.fnmatchcase(c.__name__, os.environ.get('T_CASES', '*'))]
+    print('[==========] Running %d test(s).' % len(chosen), flush=True)
+    for each in chosen:
+        print('[ RUN      ] ' + each.__name__, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                each()
+                print('[       OK ] ' + each.__name__, flush=True)
+            except Skipped:
+                print('[  SKIPPED ] ' + each.__name__, flush=True)
+            except Exception:
+                bad += 1
+                traceback.print_exc()
+                print('[  FAILED  ] ' + each.__name__, file=sys.stderr, flush=True)
+            os.chdir('/')
+    print('[==========] %d test(s) run.' % len(chosen), flush=True)
+    sys.exit(bad > 0)
