@@ -501,8 +501,8 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
         what, hidden.to(lm_head_weight.dtype), lm_head_weight, lm_head_bias, shift_labels,
         ('loss', 'n_valid', 'entropy', 'correct'), None, None, None, False,
         (None, None, None), ('logprob', 'partial', 0, most, None, 'sums'),
-        (float(logit_scale), float(final_logit_softcapping or 0.0), int(chunk_size)),
-        ('scale', 'softcap', 'chunk_size'))
+        (float(logit_scale), float(final_logit_softcapping or 0.0), -100, int(chunk_size)),
+        ('scale', 'softcap', 'ignore_index', 'chunk_size'))
     den = None
     if num_items_in_batch is not None:
         device = tensors[0].device

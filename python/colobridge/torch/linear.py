@@ -21,7 +21,7 @@ from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary, partitioned
 from .lazy import torch
 from .linear_plan import LinearPlan
-from .logprob import Columns, MEMBERS, NAMES, _check_target, _config, per_token, segment_of, shard, targets_for
+from .logprob import Columns, MEMBERS, NAMES, check_target, config_of, logprob_members, per_token, shard, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import scalars, table
 from .rows import rows_of, whole
@@ -341,7 +341,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     shape = list(hidden.shape[:-1])
     if scatter and shape:
         shape[0] *= comm.size
-    _check_target(what, target, shape, "hidden's first axis times the group's %d ranks" % comm.size if scatter else
+    check_target(what, target, shape, "hidden's first axis times the group's %d ranks" % comm.size if scatter else
                  "hidden's shape without the last axis", hidden.device, 'hidden is')
     rows_here = weight.shape[0] if head_comm is None else head_rows
     assert rows_here is not None
@@ -354,8 +354,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
                                 "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
                                              rows_here, hidden.shape[-1]))
     start, vocab = shard(comm, tp_group, rows_here, *columns)
-    config = _config(start, vocab, **segment_of(members, vocab), **{'want_' + name: name in names
-                                                 for name in ('entropy', 'loss', 'correct')})
+    config = config_of('logprob', start, vocab, **logprob_members(members, vocab, names))
     copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
     if copies_weight:
         weight = weight.contiguous()

@@ -29,12 +29,13 @@ NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
 
 
 @functools.lru_cache(maxsize=256)
-def _config(start: int, vocab: int, **members: Any) -> s.LogprobConfig:
-    raw = s.LogprobConfig(struct_size=c.sizeof(s.LogprobConfig), ignore_index=-100,
-                          logits=s.LogitsOptions(vocab, start, temperature=1.0, scale=1.0))
-    for name, value in members.items():
-        setattr(raw.logits if hasattr(raw.logits, name) else raw, name, value)
-    call('colo_logprob_config_check', raw)
+def config_of(name: str, start: int, vocab: int, **members: Any) -> Any:
+    """The C config of that name, of shards that begin at @start; members: its own, or those of its logits."""
+    kind = getattr(s, name.capitalize() + 'Config')
+    raw = kind(struct_size=c.sizeof(kind), logits=s.LogitsOptions(vocab, start, temperature=1.0, scale=1.0))
+    for member, value in members.items():
+        setattr(raw.logits if hasattr(raw.logits, member) else raw, member, value)
+    call('colo_%s_config_check' % name, raw)
     return raw
 
 
@@ -124,6 +125,10 @@ class LogprobPlan:
     NAME = WHAT = 'logprob'  # of C functions and structs, and in errors
     KEEPS = True  # does backward read targets
     INPUTS: int = 2  # tensors of a batch; with 3 targets are [T, n], and a mask tells which tokens count
+    NEEDS = "%s: logits are a %s and target is a %s, expected torch tensors"
+    IN_PLACE = ("%s: inplace_backward needs logits with contiguous columns whose rows do not overlap, found shape %s and "
+                "strides %s",  # and if rows lie between
+                "%s: inplace_backward would write the rows between those of a slice; shape %s, strides %s")
 
     def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
                  in_place: bool, ranks: int, targets: View | None = None, mask: View | None = None):
@@ -181,6 +186,12 @@ class LogprobPlan:
                 begin = (address - held.data_ptr()) // 8
                 kept = held if self.cuda and not begin else held[begin:begin + size + words + SLACK]
         return kept, address, apart, workspace
+
+    @classmethod
+    def check(cls, what: str, logits: Any, second: Any, _mask: Any) -> None:
+        """ValueError, if what comes with the logits does not fit them."""
+        check_target(what, second, list(logits.shape[:-1]), "the logits' shape without the last axis", logits.device,
+                     'logits are')
 
     def call(self) -> _Call:
         """The structs of a call that is over, or new ones."""
@@ -297,41 +308,55 @@ class VocabParallel:
 MEMBERS = ('temperature', 'softcap', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size', 'segment')
 
 
-def segment_of(members: dict[str, Any], vocab: int) -> dict[str, Any]:
-    """With segment -1 as the columns of one of 8 segments"""
+def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """With what outputs are wanted, and segment -1 as the columns of one of 8 segments"""
     if members.get('segment') == -1:
         members['segment'] = -(-vocab // 128) * 16
-    return members
+    return dict(members, **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
 
 
-def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
-            in_place: bool, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan,
+def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
+            in_place: bool, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: Any = LogprobPlan,
             support: Support | None = None, more: Any = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
-    """(logits, targets, (a plan of this kind, .., more)) as VocabParallel takes them."""
-    if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
-        raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
-                            % (what, type(logits).__name__, type(target).__name__))
+    """(logits, what comes with them, (a plan of this kind, .., more)) as VocabParallel takes them. second: targets, or with
+    3 inputs [.., n] or None, and more is the mask then, or None."""
+    masked = kind.INPUTS == 3
+    mask, other = (more, more) if masked else (None, second)
+    if not isinstance(logits, torch.Tensor) or not isinstance(other, torch.Tensor) and not (masked and other is None):
+        raise ArgumentError(kind.NEEDS % (what, type(logits).__name__, type(other).__name__))
     device = logits.device
     comm = groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_logprobs')
     key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
-           target.shape, target.dtype, target.device, names, columns, in_place, values, members, kind,
+           second is None or (second.shape, second.dtype, second.device),
+           mask is None or (mask.shape, mask.dtype, mask.device), names, columns, in_place, values, members, kind,
            support is None)
     found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
     if found is None:
-        found = kept.add(key, _made(what, logits, target, names, comm, tp_group, columns, in_place,
+        found = kept.add(key, _made(what, logits, second, mask, names, comm, tp_group, columns, in_place,
                                     dict(zip(members, values)), kind, support))
     plan, copies = found
     if copies:
         logits = logits.contiguous()
-    if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
-        target = targets_for(plan.rows, target, plan.config.ignore_index)
+    if masked:
+        second, more = arranged(plan.rows, second, mask)
+    elif not (second.dtype is torch.int64 and plan.plain and second.is_contiguous()):
+        second = targets_for(plan.rows, second, plan.config.ignore_index)
     if support is not None:
-        target = support.behind(what, target, plan.rows)
-    return logits, target, (plan, comm, torch.is_grad_enabled(), more)
+        second = support.behind(what, second, plan.rows)
+    return logits, second, (plan, comm, torch.is_grad_enabled(), more)
 
 
-def _check_target(what: str, target: Any, shape: list[int], why: str, device: Any, source: str) -> None:
+def arranged(rows: Rows, second: Any, mask: Any) -> tuple[Any, Any]:
+    """[.., n] and a mask, each of which may be None, as the library reads them."""
+    if second is not None:
+        second = second.contiguous() if rows.plain else rows.spread(second, 0)
+    if mask is not None:
+        mask = ((mask != 0).contiguous() if rows.plain else rows.spread(mask != 0, False)).view(torch.uint8)
+    return second, mask
+
+
+def check_target(what: str, target: Any, shape: list[int], why: str, device: Any, source: str) -> None:
     """ValueError, if it does not fit what the loss is of."""
     if list(target.shape) != shape:
         raise ArgumentError("%s: target is %s, expected %s, %s" % (what, list(target.shape), shape, why))
@@ -341,27 +366,28 @@ def _check_target(what: str, target: Any, shape: list[int], why: str, device: An
         raise ArgumentError("%s: target is on %s, %s on %s" % (what, target.device, source, device))
 
 
-def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Comm, tp_group: Any, columns: Columns,
-          in_place: bool, members: dict[str, Any], kind: type, support: Support | None) -> tuple[LogprobPlan, bool]:
+def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
+          columns: Columns, in_place: bool, members: dict[str, Any], kind: Any, support: Support | None
+          ) -> tuple[LogprobPlan, bool]:
     """(the plan of calls with such arguments, whether their logits have to be copied); checks them."""
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
         raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
                             % (what, list(logits.shape), logits.dtype))
-    _check_target(what, target, list(logits.shape[:-1]), "the logits' shape without the last axis", logits.device, 'logits are')
+    kind.check(what, logits, second, mask)
     start, vocab = shard(comm, tp_group, logits.shape[-1], *columns)
     read, rows = rows_of(logits)
-    config = _config(start, vocab, order=rows.order, **segment_of(members, vocab),
-                     **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
-    if in_place and read is not logits:
-        raise ArgumentError("%s: inplace_backward needs logits with contiguous columns whose rows do "
-                            "not overlap, found shape %s and strides %s"
-                            % (what, list(logits.shape), list(logits.stride())))
-    if in_place and rows.gap:
-        raise ArgumentError("%s: inplace_backward would write the rows between those of a slice; "
-                            "shape %s, strides %s" % (what, list(logits.shape),
-                                                      list(logits.stride())))
-    lists = None if support is None else targets_of(rows, logits.device, Listed)
-    return kind(read, rows, config, names, in_place, comm.size, lists), read is not logits
+    if kind.INPUTS == 2:
+        members = logprob_members(members, vocab, names)
+        views = None if support is None else targets_of(rows, logits.device, Listed), None
+    else:
+        second, mask = arranged(rows, second, mask)
+        views = (None if second is None else View(second, '%s: %s' % (what, kind.SECOND), (rows.count, second.shape[-1]),
+                                                  (second.shape[-1], 1)),
+                 None if mask is None else View(mask, what + ': mask', (rows.count,), (1,)))
+    config = config_of(kind.NAME, start, vocab, order=rows.order, **members)
+    if in_place and (read is not logits or rows.gap):
+        raise ArgumentError(kind.IN_PLACE[read is logits] % (what, list(logits.shape), list(logits.stride())))
+    return kind(read, rows, config, names, in_place, comm.size, *views), read is not logits
 
 
 def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,

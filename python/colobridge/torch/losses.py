@@ -8,18 +8,14 @@ function, apply(), of an operation.
 """
 from __future__ import annotations
 
-import ctypes as c
 from typing import Any, NamedTuple
 
-from .. import _structs as s
-from .._lib import call
 from ..errors import ArgumentError
 from . import ranks as groups
 from .lazy import torch
-from .logprob import Columns, LogprobPlan, NAMES, VocabParallel, planned, real_of, shard
+from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _weighted, across
-from .ready import View, like, scalars, table
-from .rows import Rows, rows_of
+from .ready import like, scalars
 from .tensors import Function, checked, eager, of_integers, once, operator, said
 
 
@@ -61,6 +57,22 @@ class _Masked(LogprobPlan):
     """Of calls that take a mask, and whose backward has nothing to do if no output has a gradient."""
     __slots__ = ()
     INPUTS = 3
+    SECOND = 'targets'  # what comes with the logits, in errors
+    NEEDS = "%s: logits are a %s and mask is a %s, expected torch.Tensors, or None as mask"
+    IN_PLACE = ("%s: inplace_backward needs logits with contiguous columns, whose rows do not overlap and have no others "
+                "between them; found shape %s and strides %s",) * 2
+
+    @classmethod
+    def check(cls, what: str, logits: Any, second: Any, mask: Any) -> None:
+        shape = list(logits.shape)
+        if mask is not None and (mask.shape != logits.shape[:-1] or mask.device != logits.device):
+            raise ArgumentError("%s: mask is %s on %s, expected %s on %s" % (
+                what, list(mask.shape), mask.device, shape[:-1], logits.device))
+        if second is not None and (second.shape[:-1] != logits.shape[:-1] or second.dim() != logits.dim()
+                                   or second.device != logits.device):
+            raise ArgumentError("%s: logits are %s on %s and %s on %s, expected the same shape but for the "
+                                "last axis, on one device" % (what, shape, logits.device, list(second.shape),
+                                                              second.device))
 
     def backward(self, ctx: Any, upstream: Any) -> Any:
         if all(upstream[i] is None for i, _ in self.grads):
@@ -71,7 +83,8 @@ class _Masked(LogprobPlan):
 class _Topk(_Masked):
     __slots__ = ()
     NAME = WHAT = 'topk'
-    KEEPS = False
+    KEEPS, SECOND = False, 'ids'
+    MEMBERS = 'k', 'topk', 'ignore_index', 'temperature', 'softcap'
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         per_token = (self.rows.shape if self.plain else (self.rows.count,)) + (self.config.k,)
@@ -82,92 +95,7 @@ class _Topk(_Masked):
 class _Distill(_Masked):
     __slots__ = ()
     NAME = WHAT = 'distill'
-
-
-def _config(kind: Any, name: str, start: int, vocab: int, temperature: Any, softcap: Any, **members: Any) -> Any:
-    raw = kind(struct_size=c.sizeof(kind), logits=s.LogitsOptions(
-        vocab, start, temperature=temperature, scale=1.0, softcap=softcap), **members)
-    call('colo_%s_config_check' % name, raw)
-    return raw
-
-
-def _as_rows(rows: Rows, t: Any, fill: Any) -> Any:
-    return t.contiguous() if rows.plain else rows.spread(t, fill)
-
-
-def _matrix(rows: Rows, t: Any, what: str) -> View:
-    """The library's view of [T, n]"""
-    columns = t.shape[-1]
-    return View(t, what, (rows.count, columns), (columns, 1))
-
-
-def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], tp_group: Any,
-         columns: Columns, in_place: bool, kind: type, config: Any, options: tuple[Any, ...]) -> Any:
-    """The outputs of an operation over logits. second: [..., n] or None; config(start, vocab, *options) makes
-    the C config."""
-    if not isinstance(logits, torch.Tensor) or mask is not None and not isinstance(mask, torch.Tensor):
-        raise ArgumentError("%s: logits are a %s and mask is a %s, expected torch.Tensors, or None as mask"
-                            % (what, type(logits).__name__, type(mask).__name__))
-    device = logits.device
-    comm = groups.comm_of(tp_group, device, what + ': tp_group')
-    kept = table(comm, '_losses')
-    key = (logits.shape, logits.stride(), logits.dtype, device, _meta(second), _meta(mask), names,
-           columns, in_place, kind, options)
-    found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
-    if found is None:
-        found = kept.add(key, _made(what, logits, second, mask, names, comm, tp_group, columns,
-                                    in_place, kind, config, options))
-    plan, copies = found
-    if copies:
-        logits = logits.contiguous()
-    if second is not None:
-        second = _as_rows(plan.rows, second, 0)
-    if mask is not None:
-        mask = _as_rows(plan.rows, mask != 0, False).view(torch.uint8)
-    return VocabParallel.apply(logits, second, (plan, comm, torch.is_grad_enabled(), mask))
-
-
-def _meta(t: Any) -> Any:
-    return None if t is None else (t.shape, t.dtype, t.device)
-
-
-def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Any, tp_group: Any,
-          columns: Columns, in_place: bool, kind: type, config: Any, options: tuple[Any, ...]
-          ) -> tuple[LogprobPlan, bool]:
-    shape = list(logits.shape)
-    if logits.dim() < 1 or not logits.dtype.is_floating_point:
-        raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
-                            % (what, shape, logits.dtype))
-    if mask is not None and (mask.shape != logits.shape[:-1] or mask.device != logits.device):
-        raise ArgumentError("%s: mask is %s on %s, expected %s on %s" % (
-            what, list(mask.shape), mask.device, shape[:-1], logits.device))
-    if second is not None and (second.shape[:-1] != logits.shape[:-1] or second.dim() != logits.dim()
-                               or second.device != logits.device):
-        raise ArgumentError("%s: logits are %s on %s and %s on %s, expected the same shape but for the "
-                            "last axis, on one device" % (what, shape, logits.device, list(second.shape),
-                                                          second.device))
-    start, vocab = shard(comm, tp_group, logits.shape[-1], *columns)
-    read, rows = rows_of(logits)
-    if in_place and (read is not logits or rows.gap):
-        raise ArgumentError("%s: inplace_backward needs logits with contiguous columns, whose rows do not overlap "
-                            "and have no others between them; found shape %s and strides %s"
-                            % (what, shape, list(logits.stride())))
-    of = None if second is None else _matrix(rows, _as_rows(rows, second, 0), what + ': ' + (
-        'ids' if kind is _Topk else 'targets'))
-    weigh = None if mask is None else View(
-        _as_rows(rows, mask != 0, False).view(torch.uint8), what + ': mask', (rows.count,), (1,))
-    raw = config(start, vocab, *options)
-    raw.order = rows.order
-    return kind(read, rows, raw, names, in_place, comm.size, of, weigh), read is not logits
-
-
-def _topk_config(start: int, vocab: int, k: int, topk: bool, ignore_index: int, *common: Any) -> Any:
-    return _config(s.TopkConfig, 'topk', start, vocab, *common, k=k, topk=topk, ignore_index=ignore_index)
-
-
-def _distill_config(start: int, vocab: int, kind: int, target_temperature: float, *common: Any) -> Any:
-    return _config(s.DistillConfig, 'distill', start, vocab, *common, targets=kind,
-                   target_temperature=target_temperature, target_scale=1.0)
+    MEMBERS = 'targets', 'target_temperature', 'target_scale', 'temperature', 'softcap'
 
 
 class TopK(NamedTuple):
@@ -188,9 +116,9 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
     it is 0, ids are -1, logp 0 and the row is not read. One gather forward, none backward. Other arguments and
     errors: logprob(). Formulas and special values: docs/topk.md.
     """
-    return TopK(*_run('topk_logprob', vocab_parallel_logits, None, mask, ('logp', 'ids'), tp_group,
-                      (vocab_start, vocab_end, vocab_size), inplace_backward, _Topk, _topk_config,
-                      (int(k), True, -100, float(temperature), float(softcap or 0.0))))
+    return TopK(*VocabParallel.apply(*planned(
+        'topk_logprob', vocab_parallel_logits, None, ('logp', 'ids'), tp_group, (vocab_start, vocab_end, vocab_size),
+        inplace_backward, (int(k), True, -100, float(temperature), float(softcap or 0.0)), _Topk.MEMBERS, _Topk, more=mask)))
 
 
 @eager
@@ -206,9 +134,10 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
     """
     if not of_integers(ids) or ids.dim() < 1:
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
-    return _run('logprob_at', vocab_parallel_logits, ids.to(torch.int64), mask, ('logp',), tp_group,
-                (vocab_start, vocab_end, vocab_size), inplace_backward, _Topk, _topk_config,
-                (ids.shape[-1], False, int(ignore_index), float(temperature), float(softcap or 0.0)))[0]
+    return VocabParallel.apply(*planned(
+        'logprob_at', vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, (vocab_start, vocab_end, vocab_size),
+        inplace_backward, (ids.shape[-1], False, int(ignore_index), float(temperature), float(softcap or 0.0)),
+        _Topk.MEMBERS, _Topk, more=mask))[0]
 
 
 class Distilled(NamedTuple):
@@ -236,10 +165,10 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
             targets.shape[-1:] != vocab_parallel_logits.shape[-1:]:
         raise ArgumentError("distill: targets are %s, expected floats of the logits' shape %s" % (
             said(targets, '%(shape)s of %(dtype)s'), list(vocab_parallel_logits.shape)))
-    return Distilled(*_run('distill', vocab_parallel_logits, targets.detach(), mask, ('ce', 'kl'), tp_group,
-                           (vocab_start, vocab_end, vocab_size), inplace_backward, _Distill,
-                           _distill_config, (int(bool(soft_labels)), float(target_temperature),
-                                             float(temperature), float(softcap or 0.0))))
+    return Distilled(*VocabParallel.apply(*planned(
+        'distill', vocab_parallel_logits, targets.detach(), ('ce', 'kl'), tp_group, (vocab_start, vocab_end, vocab_size),
+        inplace_backward, (int(bool(soft_labels)), float(target_temperature), 1.0, float(temperature), float(softcap or 0.0)),
+        _Distill.MEMBERS, _Distill, more=mask)))
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])

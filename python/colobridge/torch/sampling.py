@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import _structs as s
 from .._lib import call, size_of
 from ..comm import Comm
 from .lazy import torch
-from .logprob import shard
-from .losses import _config, apply
+from .logprob import config_of, shard
+from .losses import apply
 from .ranks import comm_of, telling
 from .ready import reserved
 from .tensors import checked, stream_of
@@ -55,7 +54,7 @@ class _Kept:
             rows = logits.flatten(0, -2)
             rows = rows if rows.stride(1) == 1 else rows.contiguous()
             out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-            config = _config(s.SamplingConfig, 'sampling', start, vocab, 1.0, 0.0, top_k=top_k, top_p=top_p)
+            config = config_of('sampling', start, vocab, top_k=top_k, top_p=top_p)
             dtype, count = checked(rows, 'logits').dtype, len(rows)
             each = size_of('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size)
             step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // each))
