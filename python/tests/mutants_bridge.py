@@ -104,7 +104,7 @@ BRIDGES = {
     'the library allocates what the caller wants to': (
         'bridge.py', 'raw.allocator = allocator', 'pass', 'test_core.py', 'test_memory_of_a_bridge'),
     'bridges of PyTorch take memory past its allocator': (
-        'torch/bridge.py', 'allocator=arenas.allocator(device), **options))\n\n        def reach', '**options))\n\n        def reach',
+        'torch/uniform.py', 'allocator=arenas.allocator(device), ', '',
         'test_torch_arena.py', 'test_bridges_own_memory'),
     'peers are sent to an output that the pool had no place for': (
         'torch/uniform.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',
@@ -185,13 +185,13 @@ BRIDGES = {
         'torch/moves.py', "nodes = None if options['ranks_per_node'] else", 'nodes = None and',
         'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
     'masks come back as bytes': (
-        'torch/bridge.py', "0 if self.buffers and str(dtype) == 'torch.bool' else self.buffers", 'self.buffers',
+        'torch/uniform.py', "0 if owner.buffers and str(dtype) == 'torch.bool' else owner.buffers", 'owner.buffers',
         'test_torch_arena.py', 'test_masks_stay_masks'),
     'memory is freed under a late peer': (
         'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_blocks.py',
         'test_memory_that_a_failure_left'),
     'a bridge by peers goes another way where there are none': (
-        'torch/bridge.py', "self.transport == 'peer' and device.type != 'cuda' and not reachable", 'False', 'test_torch_arena.py',
+        'torch/uniform.py', "self._needed and device.type != 'cuda' and not reachable", 'False', 'test_torch_arena.py',
         'test_what_cannot_be'),
     'a rank that failed before the others were there tries again without them': (
         'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])",

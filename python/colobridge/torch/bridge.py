@@ -20,7 +20,6 @@ from ..layout import Layout, parts_of
 from ..packing import Packing, Repacking
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
 from ..segments import Segments
-from ..tensor import torch_dtype
 from . import arena as arenas
 from . import moves
 from . import ragged as ragged_batches
@@ -235,34 +234,13 @@ class Bridge(Unique):
             with groups.telling(comm, doing):
                 made = self._cores.get((dtype, device))
                 if made is None:
-                    made = self._cores[dtype, device] = self._make(comm, shape, dtype, device)
+                    made = self._cores[dtype, device] = Core(self, comm, shape, dtype, device)
                 ready = self._kept[key] = Ready(made, shape)
             ready.doing = doing
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return ready
-
-    def _make(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> Core:
-        number, options = torch_dtype(dtype), dict(self._options)
-        no_grad = self.frozen or not dtype.is_floating_point
-        src, dst, reachable = self.src, self.dst, arenas.possible(comm, device)
-        if self.transport == 'peer' and device.type != 'cuda' and not reachable:
-            raise ArgumentError(arenas.NO_PEERS % device)
-        buffers = 0 if self.buffers and str(dtype) == 'torch.bool' else self.buffers  # blocks are made as bytes
-
-        def made(transport: str, shape: tuple[int, ...]) -> tuple[core.Bridge, bool]:
-            return self._by_peers(transport, lambda by: core.Bridge(
-                comm, src, dst, shape, dtype=s.DTYPES[number], device=device.type, no_grad=no_grad, transport=by,
-                allocator=arenas.allocator(device), **options))
-
-        def reach(shape: tuple[int, ...], rank: int) -> Any:
-            return moves.reach(src, dst, options, comm, shape, number, no_grad, rank)
-
-        def stays(shape: tuple[int, ...], direction: str) -> Any:
-            return moves.stays(src, dst, options, comm, shape, no_grad, direction)
-        return Core(comm, device, number, made, reach, stays, buffers, shape, self.transport,
-                     reachable and options['algo'] == 'exact' and self.transport != 'nccl')
 
     def _by_peers(self, transport: str, made: Callable[[str], core.Bridge]) -> tuple[core.Bridge, bool]:
         """What @made makes, and was that through NCCL because ranks that exchange are out of reach? All ranks

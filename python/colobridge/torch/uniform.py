@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes as c
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from .. import _structs as s
 from .. import bridge as core
 from .._lib import check
 from ..comm import Comm
-from ..errors import STATUS, Error, FailedError
-from ..tensor import contiguous, make
+from ..errors import STATUS, ArgumentError, Error, FailedError
+from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
+from . import moves
 from . import ranks as groups
 from .lazy import torch
 from .ready import entry
@@ -35,32 +35,42 @@ def _grown(need: int, has: int) -> int:
 
 
 class Core:
-    """The bridge of one dtype on one device, which takes one shape after the other, and the memory that peers
-    write into. make: a core.Bridge of a shape and transport, and did it have to be another transport."""
+    """The bridge of one dtype on one device of a Bridge, which takes one shape after the other, and the memory that peers
+    write into."""
 
-    def __init__(self, comm: Comm, device: Any, dtype: int, make: Callable[..., tuple[core.Bridge, bool]],
-                 reach: Callable[[tuple[int, ...], int], Any], stays: Callable[[tuple[int, ...], str], Any],
-                 buffers: int | None, shape: tuple[int, ...], transport: str, peers: bool):
-        self.comm, self.device, self.dtype, self.reach, self.stays = comm, device, dtype, reach, stays
-        self.buffers = buffers
+    def __init__(self, owner: Any, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any):
+        self.comm, self.device, self.dtype, self.shape = comm, device, torch_dtype(dtype), shape
+        self._between = owner.src, owner.dst, owner._options, comm
+        self._no_grad = owner.frozen or not dtype.is_floating_point
+        self.buffers = 0 if owner.buffers and str(dtype) == 'torch.bool' else owner.buffers  # blocks are made as bytes
         self.region: arenas.Region | None = None
-        self._needed = transport == 'peer'
         self._graphs: list[arenas.Region] = []  # regions that a graph has
         self.arenas: Any = weakref.WeakSet()  # in the region
         self._fits: dict[tuple[int, ...], tuple[bool, bool]] = {}  # shapes that do: what is reached of this rank
-        if peers and self._fit(shape):
+        transport, reachable = owner.transport, arenas.possible(comm, device)
+        self._needed = transport == 'peer'
+        if self._needed and device.type != 'cuda' and not reachable:
+            raise ArgumentError(arenas.NO_PEERS % device)
+        if reachable and owner._options['algo'] == 'exact' and transport != 'nccl' and self._fit(shape):
             transport = 'peer'
-        self.bridge, far = make('nccl' if transport == 'auto' else transport, shape)
-        self.shape = shape
+        self.bridge, far = owner._by_peers('nccl' if transport == 'auto' else transport, lambda by: core.Bridge(
+            comm, owner.src, owner.dst, shape, dtype=s.DTYPES[self.dtype], device=device.type, no_grad=self._no_grad,
+            transport=by, allocator=arenas.allocator(device), **owner._options))
         if far:
             self.region = None
+
+    def _reach(self, shape: tuple[int, ...], rank: int) -> Any:
+        return moves.reach(*self._between, shape, self.dtype, self._no_grad, rank)
+
+    def stays(self, shape: tuple[int, ...], direction: str) -> Any:
+        return moves.stays(*self._between, shape, self._no_grad, direction)
 
     def _fit(self, shape: tuple[int, ...]) -> bool:
         """Have memory for a shape; what all ranks need is the same everywhere, so all of them come to make it, or
         none. False on all ranks: there is no such memory."""
         if shape in self._fits:
             return True
-        each = [self.reach(shape, self.comm.world_rank(r)) for r in range(self.comm.size)]
+        each = [self._reach(shape, self.comm.world_rank(r)) for r in range(self.comm.size)]
         counts = max(e[2][0] for e in each), max(e[2][1] for e in each)
         reached = any(e[0][0] for e in each), any(e[0][1] for e in each)
         old, sums = self.region, any(e[1] for e in each)
@@ -96,7 +106,7 @@ class Core:
 
     def reached(self, shape: tuple[int, ...]) -> tuple[bool, bool]:
         """The tensors of this rank that peers reach in the shape that the bridge has."""
-        return self._fits.get(shape) or self.reach(shape, self.comm.world_rank(self.comm.rank))[0]
+        return self._fits.get(shape) or self._reach(shape, self.comm.world_rank(self.comm.rank))[0]
 
     def take(self, shape: tuple[int, ...]) -> None:
         """Be of this shape; all ranks come to the same."""
