@@ -22,8 +22,9 @@ class Bridge(Unique):
     """Plan, communicator, workspace. Collective over @comm, whose world ranks are the grids' ranks.
 
     shape: (samples, rows, features[, positions of the LLM]), global. axes: "bsh", "sbh", any
-    permutation, "th" (samples and rows flattened), or "bh" ([samples, features]; rows is 1). output: "full" or "sharded". grad: "partial"
-    (summed over cp) or "disjoint". algo: "exact" or "collective". device: "cpu" or "cuda". transport,
+    permutation, "th" (samples and rows flattened), or "bh" ([samples, features]; rows is 1). output: "full" (own samples,
+    all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or "disjoint" (declared to be zero
+    outside of own rows). algo: "exact" or "collective". device: "cpu" or "cuda". transport,
     between GPUs, the same on all ranks: "auto" (as the memory of each call says), "nccl", or "peer" (what
     other ranks reach must be a Memory's); COLO_TRANSPORT overrides it.
 

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vocabulary-parallel losses under the names and with the arguments that PyTorch runtimes use.
 
-They are colobridge.torch's functions: one read of the logits and one all-gather forward, one read and
-one write backward, nothing of the size of the logits besides their gradient. Where the originals differ
-from docs/logprob.md they are followed, and it is said here. logp and losses are f32.
-
-Groups are torch process groups, colobridge.Comm, or None where the original takes None. A target that
-no rank holds (-100 included) gives logp 0 and the gradient -p, unless a function says otherwise.
+They are colobridge.torch's functions. What holds for all of them, and how each differs from its original: docs/compat.md.
 """
 from __future__ import annotations
 
@@ -197,10 +192,9 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
     [B, S', Vl], or with cp_group [B, S' / cp, Vl], zigzag; S' >= S is padded. In backward gradients are added
     over cp, as in the original: every cp rank is expected to have computed the loss of its own part only.
 
-    sampling_params: None, or an object with top_k (None, -1 or 0: all ids) and top_p (None: 1): logp is then over the
-    top_k largest ids of a token, and of these over the fewest largest that have top_p of their mass; -inf, with the
-    gradient -p of those ids, if the target is none of them (docs/compat.md#top-k-and-top-p). The caller has applied
-    its temperature to the logits. ValueError: top_k < -1, or top_p outside of (0, 1].
+    sampling_params: None, or an object with top_k (None, -1 or 0: all ids) and top_p (None: 1): logp is then over the ids
+    that these keep (docs/compat.md#top-k-and-top-p). The caller has applied its temperature to the logits. ValueError:
+    top_k < -1, or top_p outside of (0, 1].
     """
     what = 'from_parallel_logits_to_logprobs'
     return _shifted(what, vocab_parallel_logits, target, tp_group, cp_group, lambda own: _sampled(

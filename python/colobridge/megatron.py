@@ -283,9 +283,8 @@ class ColocatedBridgeCommunicator:
     position_offset: where the rows begin in it); grad="disjoint" declares gradients that are zero
     outside own rows; extra: names of dims, other than tp, cp, pp, dp and ep, along which ranks hold
     copies; data: dims along which samples are split on inside of a dp rank, as Megatron does along gtp_remat;
-    dp sizes and positions then count them. A grid with an undeclared one above 1 is refused. algo="collective" runs that algorithm itself, for comparison. transport=,
-    buffers=: how CUDA tensors travel (colobridge.torch.Bridge). timing: the first communicate() makes the
-    communicators, among the ranks that exchange.
+    dp sizes and positions then count them. A grid with an undeclared one above 1 is refused. algo="collective" runs that
+    algorithm itself, for comparison. transport=, buffers=: how CUDA tensors travel (colobridge.torch.Bridge).
     """
 
     def __init__(self, src_grid: Any, dest_grid: Any, src_module_name: str = 'src',
@@ -425,10 +424,8 @@ class ColocatedBridgeCommunicator:
         pipeline stages (algo="exact"), ranks of the others get an empty tensor, and run backward through it: the
         encoder's gradient comes from stage 0.
 
-        segments: the tables of a ragged batch (algo="exact"), the same on all ranks: a segment is an image, clip or
-        sound, src the encoder replica that has its rows. The tensor is [rows, H], or a tuple of tensors with one routing;
-        of several modalities, each has a call. Returned are the rows of this rank's sequences, or into, the
-        embeddings that they are written into; as colobridge.torch.Bridge(ragged=True) has it.
+        segments, into: of a ragged batch (algo="exact"), as colobridge.torch.Bridge(ragged=True) has them. Of several
+        modalities, each has a call.
 
         Raises ValueError (axes, batch), RuntimeError (after destroy(); another rank failed),
         TimeoutError, MismatchError.

@@ -27,10 +27,8 @@ class Segments(Comparable):
     included. seq_dp: the LLM replica that holds it. packing, in their place: a Packing, whose sequences may lie on
     context ranks of their own.
 
-    A table is a list, an array, or an integer tensor, of which the values are copied: a later change of it
-    has no effect. If a tensor is in GPU memory, the host waits for it. cu_rows and cu_seqlens are
-    cumulative lengths, [0, n0, n0 + n1, ..], and replace rows and seq_len. A nested tensor of torch as rows or
-    seq_len stands for the lengths of its parts.
+    cu_rows and cu_seqlens, [0, n0, n0 + n1, ..], replace rows and seq_len. What a table may be:
+    docs/ragged.md#from-python.
 
     Raises ValueError: tables of other kinds or lengths. The bridge checks their values.
     """

@@ -46,10 +46,8 @@ class Bridge(Unique):
 
     src, dst: Layout, or the spec of a grid ("tp=2,dp=4"), for the usual layout of that side. group: a
     torch process group or a colobridge.Comm with all ranks of the grids; communication stays among
-    ranks that exchange. axes: "bsh", "sbh", any permutation, "th" (flattened), or "bh" ([samples,
-    features]: shape is (samples, features), or has 1 row). output: "full" (own samples, all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or
-    "disjoint" (declared to be zero outside of own rows). algo: "exact" or "collective".
-    frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
+    ranks that exchange. axes, output, grad, algo: as colobridge.Bridge() has them; of axes "bh" shape may be (samples,
+    features). frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
     and ep, declared as dims along which ranks hold copies (Layout.src()).
 
     transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
@@ -57,14 +55,9 @@ class Bridge(Unique):
     if ranks do not reach each other, on the host and with algo="collective", too. The same on all
     ranks; COLO_TRANSPORT overrides it.
     buffers: where y and d_x of such a bridge are. None: PyTorch makes them in a registered block of its
-    allocator's, which has space for one y and one d_x of the largest shape so far; a call that finds no space, or is
-    captured, or on another stream than the bridge's first, copies them out of a workspace of the size of the larger
-    one. An integer: that many y, and d_x, are blocks of the workspace's memory; record_stream() does nothing for
-    these: before you drop the last reference, its stream has to wait for others that use it. 0: all are copied.
-    Exception: if d_y is summed over cp, it is copied in.
-    If nothing moves between ranks in one direction (backward of a fan-in, forward of a fan-out) and rows and features
-    are whole, calls after the first one of a shape are PyTorch's own: y is a copy of x's samples, d_x a view of d_y's
-    where these are contiguous. COLO_CHECK=2 has none of that.
+    allocator's. An integer: that many y, and d_x, are blocks of the library's memory. 0: all are copied. When a call copies,
+    what a block asks of its user, and when y and d_x are PyTorch's own, as nothing moves:
+    docs/python.md#memory-that-gpus-reach.
 
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run
@@ -72,9 +65,7 @@ class Bridge(Unique):
     (autocast does not matter). x is not saved.
 
     ragged: batches of images that have any number of rows, and samples any number of images. A call has
-    tables then, bridge(x, segments), and x is [rows, features]; axes and algo stay at their defaults, and
-    buffers is None or 0. Without into=, y has the rows of the batch in the order of their positions. With it, they are
-    written to their positions in the embeddings of the text, and nothing else is.
+    tables then, bridge(x, segments); axes and algo stay at their defaults, and buffers is None or 0.
 
     comm: "shared": the communicator of these ranks, which all calls of colobridge.torch on them have in common, so
     ranks make these calls in one order, on one thread. "own": another one, for this bridge alone; two such bridges may be
@@ -329,13 +320,11 @@ class Bridge(Unique):
         shape: (samples, rows, features[, positions]) if x does not determine it; like: a tensor whose
         dtype and device are used if x is None (then shape is needed).
 
-        Ragged: segments are the tables of the batch, the same on all ranks. x: the rows of this rank's
-        segments, in the order of the tables, or a nested tensor of them; [0, features], or None and like=,
-        without any. into: embeddings [.., positions, features] of this rank's sequences, or of its part
-        with output="sharded"; they are written in place and returned, no leaf that requires grad. x may be a
-        tuple of tensors with one routing, of any dtype and number of features, and into, too; a tensor whose entry
-        of into is None comes packed. add: rows are added to what is there. inplace=False: into stays as it is, and y
-        is a new tensor. add, inplace and which entries are None are the same on all ranks.
+        Ragged: segments are the tables of the batch, the same on all ranks. x: the rows of this rank's segments, in the
+        order of the tables, or a nested tensor of them; [0, features], or None and like=, without any; or a tuple of
+        tensors with one routing. into: embeddings [.., positions, features] that they are written into; None: y has the
+        rows of the batch in the order of their positions. add, inplace, entries of into that are None:
+        docs/ragged.md#from-python; the same on all ranks.
 
         Packed: the rows that this rank holds by @src become those that it holds by @dst, both Packings of the same
         sequences; x as with ragged, without into."""

@@ -75,9 +75,7 @@ def _gradients(ctx: Any, hidden: Any, weight: Any, bias: Any, upstream: Any) -> 
 def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias: Any = None, *,
                 chunk_size: int = 2048, tp_group: Any = None, d_hidden: str = 'all_reduce') -> Any:
     """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl], of which one chunk of tokens exists
-    at a time; backward makes them again. For losses that linear_logprob() does not have:
-
-        over_chunks(lambda z, rows: ct.distill(z, teacher[rows], tp_group=tp).kl, hidden, head, tp_group=tp)
+    at a time; backward makes them again. For losses that linear_logprob() does not have: docs/python.md#other-losses.
 
     fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice
     of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..].

@@ -403,13 +403,10 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     the first axis (sequence parallel), gathered here, and its gradient is the sum's slice.
     main_grad: weight's gradient is added to weight.main_grad (float32) and weight.grad stays None.
 
-    A head that is sharded by rows over data parallel ranks: weight is a DTensor with Shard(0) (FSDP2), or
-    this rank's rows [d E, (d+1) E) with E = ceil(Vl / D), head_group= those D ranks and head_rows= Vl.
-    head_partition="flat" (DeepSpeed's ZeRO-3): weight is [P], this rank's elements [d P, (d+1) P) of the
-    flattened weight, P = ceil(Vl H / D), the last of them padding. A parameter of DeepSpeed, which has 0 elements
-    and a ds_tensor, says all this itself; its gradient is added to weight.ds_tensor.grad.
-    One gather a pass; weight's gradient, this rank's part, is the sum over the group (not the mean) and takes one
-    reduce-scatter; it is 0 in the padding. All ranks of the group call, also with no token.
+    A head that is sharded over data parallel ranks (docs/python.md#the-lm_head): weight is a DTensor with Shard(0), a
+    parameter of DeepSpeed's, this rank's rows with head_group= those ranks and head_rows= Vl, or with
+    head_partition="flat" its elements of the flattened weight. Its gradient is the sum over the group, not the mean, and 0
+    in the padding. All ranks of the group call, also with no token.
     invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/invariant.md).
     Inside of autocast, hidden, weight and bias are cast as F.linear() would. Other arguments, special
     values and errors: logprob().
@@ -440,25 +437,14 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                invariant: bool | int = False, upstream: Any = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
-    mode "loss", for reduction "mean" and "sum", makes logits only once, chunk by chunk, by one of two methods:
-
-    Forward keeps the gradients of the logits, in hidden's dtype. Backward multiplies them in its products, summed
-    in fp32, by the upstream gradient and 1 / den. If the weight has 1 MiB or more, main_grad is not set, and there
-    are more than 1.5 times as many tokens as columns of hidden, the memory of weight's gradient holds some of them
-    until then, and backward can run only once.
-
-    Forward makes the gradients of hidden (in its dtype), weight and bias (in fp32). Backward, which can run only
-    once, multiplies them. linear_nll() chooses this method if the gradients of the logits would be larger than
-    those of the weight, for float64 and sharded heads, and if only hidden trains.
+    mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,
+    in hidden's dtype, or it makes those of hidden (in its dtype), weight and bias (in fp32), which backward multiplies and
+    can do only once. Which of the two, and when the first can run backward only once, too: docs/python.md#the-lm_head.
 
     upstream: the gradient that backward will bring to loss, if it is known before forward: a number, or a tensor of one
-    element on hidden's device, as in linear_nll(..., reduction="sum", upstream=scale / tokens).loss * (scale / tokens),
-    tokens those of the whole batch over all ranks. For mode "loss" and reduction "sum". Forward then makes the
-    gradients of hidden, weight and bias with it, holds those of no logits, and adds those of weight and bias to
-    main_grad at once, whether or not backward comes. Without main_grad backward returns them. Backward, which can run
-    only once, compares: on the host another gradient is a ValueError. On a GPU nothing waits, and the gradients that
-    backward returns become NaN (of a frozen hidden with main_grad, the first row of weight.main_grad). A
-    checkpoint with use_reentrant=False runs forward twice: backward is a RuntimeError then.
+    element on hidden's device. For mode "loss" and reduction "sum". Forward then makes the gradients of hidden, weight and
+    bias with it, and adds those of weight and bias to main_grad at once, whether or not backward comes. Without main_grad
+    backward returns them. What backward does if another gradient comes: docs/python.md#the-lm_head.
 
     In mode "loss" Loss.num has no gradient. The other modes and arguments are linear_logprob()'s, reductions,
     mask [...] and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".

@@ -168,10 +168,8 @@ class EncoderParallel:
     collectives of a sharded tower; its gradient is exactly 0.
     cost: cost(grid) -> a number per image, or alpha of p (p + alpha) for p patches of a frame; None: alpha is 6 times
     the tower's width, as the products and the attention of a transformer's layer have it. fit() measures it.
-    stick: as balance() has it, for images that are on a rank already. None moves if the most of any rank would be
-    at most (1 + stick) times what it is after balance().
-    grad_scale: factor of the gradient that reaches the tower. The tower's gradients on the ranks are parts of a sum;
-    a wrapper that averages them over n ranks wants n here. docs/for-vision.md has a table.
+    stick: as balance() has it, for images that are on a rank already.
+    grad_scale: factor of the gradient that reaches the tower: docs/for-vision.md has a table.
 
     Raises ValueError, RuntimeError, MismatchError, TimeoutError: bad input of one rank is an error on all of them.
     """
@@ -301,15 +299,9 @@ class EncoderParallel:
         """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
         and of the packed rows of the others, which index() places.
 
-        pixels: this rank's patches [patches, ...], image by image, on the host or a GPU, or images [images, ...]; None
-        without any. If ranks of an LLM replica have the same images, each brings them, or one does. grid_thw:
-        [images, 3]. seq: the sequence of each image, counted in the replica's batch, pos: the position of its first row
-        there; row_pos: the position of each row. into: the embeddings [batch, positions, H] of the replica's
-        sequences, or this rank's part of them with output="sharded"; written in place. A rank that holds no
-        sequences (another pipeline stage) passes None, and runs backward through what it gets. A tuple has an entry for
-        each tensor of the tower, None: packed. packing: cumulative lengths of the replica's sequences, padding included, if
-        into is packed, [rows, H]; or a colobridge.Packing of them, or one that says by dp which replicas have them, if
-        they are cut by themselves.
+        pixels, grid_thw, seq, pos or row_pos, into, packing: what this rank has, as the table of docs/for-vision.md says. A
+        rank that holds no sequences (another pipeline stage) passes None as into, and runs backward through what it
+        gets. If into is a tuple, it has an entry for each tensor of the tower, None: packed.
         plan: of plan(), instead of grid_thw, seq, pos and packing.
 
         Every rank calls, also in a step without images, and runs backward through what it gets."""
