@@ -392,7 +392,7 @@ T_CASE(candidates_of_any_layouts_and_nodes_take_turns)
         }
         judge(&c, false, false, &t.whole, &t.cut);
         if (i % 4 == 0)
-            t_plans_check(&c, false);
+            t_plans_check(&c);
     }
     assert_true(t.whole > 0 && t.cut > 0);
 }

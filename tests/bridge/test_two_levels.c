@@ -29,7 +29,7 @@ static void judge_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
                   .two_levels = true};
     c.node = t->node;
     c.ranks_per_node = t->node ? 0 : n / t->nodes;
-    t_plans_check(&c, false);
+    t_plans_check(&c);
 }
 
 T_CASE(bytes_into_each_of_2_to_4_nodes_are_the_minimum)

@@ -1,19 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan_world.c - see plan_world.h. Ownership comes from the oracle as one bit per (rank, index of
- * an axis); the plans are only read. Deliveries are counted in a byte per (addend, sample, row,
- * cell of features), as values or in a sum of a node, and each must have come at the end.
+ * plan_world.c - see plan_world.h. Ownership comes from the oracle as one bit per (rank, cell): a
+ * cell is a sample, a row and an interval of features, which are cut at every boundary that occurs.
+ * The plans are only read. Deliveries are counted in a byte per (addend, cell), as values or in a
+ * sum of a node, and each must have come at the end.
  */
-#include "harness/plan_court.h"
+#include "harness/plan_world.h"
 
 #include "bridge/plan/plan.h"
+#include "harness/harness.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Which exchange of a call; what a byte of got says of an addend, if it is not 1, a value. */
-enum { FIRST, SUMS, RELAYS };
+enum { MOST = 64 }; /* ranks, and nodes: a bit each */
+/* What a byte of got says of an addend, if it is not 1, a value. */
 enum { FIRST_OF_SUM = 2, REST_OF_SUM = 3 };
+
+typedef struct court {
+    t_plans_t *w;
+    colo_pass_t pass;
+    int64_t ns, nc, cells, addends;
+    int64_t *edge;           /* [nc + 1] boundaries of the intervals of features */
+    uint64_t *gives, *takes; /* [addends][cells] ranks that hold it; [cells] that need it */
+    uint8_t *got;     /* [2][ranks][addends][cells]: to have, then to add up for other nodes */
+    int32_t *relayed; /* [cells] 1 + the rank that passed it to the one that is judged */
+    uint64_t near[2][MOST]; /* ranks of a rank's node; of its place on any node */
+    int64_t surplus;        /* messages that are received and not sent */
+} court_t;
+
+static bool has(uint64_t ranks, int64_t rank)
+{
+    return ranks >> rank & 1;
+}
 
 static int64_t node_of(const t_case_t *c, int64_t rank)
 {
@@ -29,34 +48,190 @@ static int64_t rail_of(const t_case_t *c, int64_t rank)
     return n;
 }
 
-/* Is there a source in a nearer tier than @peer? Then that one had to be chosen. */
-static bool nearest(const court_t *k, int32_t rank, int64_t peer, int64_t addend, int64_t b,
-                    int64_t s, int64_t h)
+static const colo_plan_message_t *messages(const court_t *k, int64_t rank, int exchange, bool sends,
+                                           int32_t *n)
+{
+    const colo_plan_t *p = k->w->plan[rank];
+    return exchange == COLO_RELAYS      ? colo_plan_relays(p, k->pass, sends, n)
+           : exchange == COLO_NODE_SUMS ? colo_plan_sums(p, k->pass, sends, n)
+           : sends                      ? colo_plan_sends(p, k->pass, n)
+                                        : colo_plan_recvs(p, k->pass, n);
+}
+
+/* ---- cells ---- */
+
+typedef struct cell {
+    int64_t b, s, h, at;
+} cell_t;
+
+/* The next cell of a region, which is not empty. */
+static bool next_cell(const court_t *k, const colo_region_t *g, cell_t *c)
+{
+    do {
+        if (++c->h == k->nc) {
+            c->h = 0;
+            c->s++;
+        }
+        if (c->s == g->s[1]) {
+            c->s = g->s[0];
+            c->b++;
+        }
+        if (c->b == g->b[1])
+            return false;
+    } while (k->edge[c->h] < g->h[0] || k->edge[c->h] >= g->h[1]);
+    c->at = (c->b * k->ns + c->s) * k->nc + c->h;
+    return true;
+}
+#define FOR_CELLS(k, g, c) for (cell_t c = {(g)->b[0], (g)->s[0], -1, 0}; next_cell(k, g, &(c));)
+
+static int64_t width_of(const court_t *k, int64_t at)
+{
+    return k->edge[at % k->nc + 1] - k->edge[at % k->nc];
+}
+
+/* In words, for what is wrong there. */
+static const char *cell_text(const court_t *k, int64_t at)
+{
+    return t_text("sample %lld row %lld feature %lld", (long long)(at / k->nc / k->ns),
+                  (long long)(at / k->nc % k->ns), (long long)k->edge[at % k->nc]);
+}
+
+static uint8_t *got_of(const court_t *k, int64_t rank, int64_t addend, int64_t at)
+{
+    return &k->got[(rank * k->addends + addend) * k->cells + at];
+}
+
+static uint8_t *collected_of(const court_t *k, int64_t rank, int64_t addend, int64_t at)
+{
+    return got_of(k, k->w->n + rank, addend, at);
+}
+
+static uint64_t givers(const court_t *k, int64_t addend, int64_t at)
+{
+    return k->gives[addend * k->cells + at];
+}
+
+static int by_value(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void *list_of(int64_t n, size_t size)
+{
+    void *list = calloc((size_t)n + 1, size);
+    if (!list)
+        abort();
+    return list;
+}
+
+static void add_edge(court_t *k, int64_t edge)
+{
+    if (edge < 0 || edge > k->w->c->shape.h)
+        return;
+    if (k->nc % 64 == 0)
+        k->edge = realloc(k->edge, (size_t)(k->nc + 64) * sizeof *k->edge);
+    if (!k->edge)
+        abort();
+    k->edge[k->nc++] = edge;
+}
+
+static void add_edges(court_t *k, const colo_region_t *regions, int64_t n)
+{
+    for (int64_t i = 0; i < 2 * n; i++)
+        add_edge(k, regions[i / 2].h[i % 2]);
+}
+
+static void find_edges(court_t *k)
 {
     const t_case_t *c = k->w->c;
-    if (node_of(c, peer) == node_of(c, rank))
-        return true;
-    bool rail = false;
-    for (int32_t q = 0; q < k->w->n; q++) {
-        if (!gives(&k->has[q], addend, b, s, h))
-            continue;
-        if (node_of(c, q) == node_of(c, rank))
-            return false;
-        rail |= rail_of(c, q) == rail_of(c, rank);
+    add_edge(k, 0);
+    add_edge(k, c->shape.h);
+    /* where features are split: BLOCK boundaries of every rank, floor(dH/D) for all D that occur */
+    for (int s = 0; s < 2; s++) {
+        const ref_side_t *side = s ? &c->dst : &c->src;
+        for (int i = 0; side->nsplits[2] && i < side->ndims; i++)
+            for (int64_t d = 1; d < side->extent[i]; d++)
+                add_edge(k, d * c->shape.h / side->extent[i]);
     }
-    return !rail || rail_of(c, peer) == rail_of(c, rank);
+    for (int32_t r = 0; r < k->w->n; r++) {
+        int32_t n;
+        int64_t nlocals;
+        const colo_region_t *locals = colo_plan_locals(k->w->plan[r], k->pass, &nlocals);
+        add_edges(k, locals, nlocals);
+        for (int exchange = 0; exchange < COLO_EXCHANGES; exchange++) {
+            const colo_plan_message_t *m = messages(k, r, exchange, false, &n);
+            for (int32_t i = 0; i < n; i++)
+                add_edges(k, m[i].regions, m[i].nregions);
+        }
+    }
+    qsort(k->edge, (size_t)k->nc, sizeof *k->edge, by_value);
+    int64_t n = 0;
+    for (int64_t i = 0; i < k->nc; i++)
+        if (i == 0 || k->edge[i] != k->edge[n - 1])
+            k->edge[n++] = k->edge[i];
+    k->nc = n - 1;
 }
 
-static size_t cell_of(const court_t *k, int64_t l, int64_t b, int64_t s, int64_t h)
+/* What @rank has on a side. A width may be huge: it is asked for only if it is split. */
+static void mark_part(court_t *k, int32_t rank, const ref_side_t *side, bool full, bool by_addend,
+                      uint64_t *ranks)
 {
-    return (size_t)(((l * k->nb + b) * k->ns + s) * k->nc + h);
+    T_ENDS(ref_part_free) ref_part_t part = {0};
+    ref_shape_t shape = k->w->c->shape;
+    const bool whole = shape.h > 4096 && !side->nsplits[2];
+    shape.h = whole ? 1 : shape.h;
+    ref_part_make(&part, side, shape, rank, full);
+    for (int64_t h = 0; part.holds && h < k->nc; h++)
+        if (whole || ref_list_has(part.h, part.nh, k->edge[h]))
+            for (int64_t b = 0; b < part.nb; b++)
+                for (int64_t s = 0; s < part.ns; s++)
+                    ranks[(by_addend ? part.addend : 0) * k->cells +
+                          (part.b[b] * k->ns + part.s[s]) * k->nc + h] |= UINT64_C(1) << rank;
 }
 
-/* Bytes of an element that several ranks of a node have added up. */
-static int64_t sum_size(const t_case_t *c)
+static void open_court(court_t *k, t_plans_t *w, colo_pass_t pass)
 {
-    const int64_t es = (int64_t)colo_dtype_size(c->dtype);
-    return es < 4 ? 4 : es;
+    const t_case_t *c = w->c;
+    const bool back = pass == COLO_BACKWARD, full = c->output == COLO_FULL_SEQ,
+               partial = full && c->grad == COLO_PARTIAL;
+    if (w->n > MOST)
+        abort();
+    *k = (court_t){.w = w, .pass = pass, .ns = c->shape.n};
+    k->addends = back && partial ? ref_side_addends(&c->dst) : 1;
+    find_edges(k);
+    k->cells = c->shape.b * k->ns * k->nc;
+    k->gives = list_of(k->addends * k->cells, sizeof *k->gives);
+    k->takes = list_of(k->cells, sizeof *k->takes);
+    k->got = list_of(2 * w->n * k->addends * k->cells, 1);
+    k->relayed = list_of(k->cells, sizeof *k->relayed);
+    for (int32_t r = 0; r < w->n; r++) {
+        mark_part(k, r, &c->src, false, false, back ? k->takes : k->gives);
+        mark_part(k, r, &c->dst, full && (!back || partial), k->addends > 1,
+                  back ? k->gives : k->takes);
+        for (int32_t q = 0; q < w->n; q++) {
+            k->near[0][r] |= (uint64_t)(node_of(c, q) == node_of(c, r)) << q;
+            k->near[1][r] |= (uint64_t)(rail_of(c, q) == rail_of(c, r)) << q;
+        }
+    }
+}
+
+static void close_court(court_t *k)
+{
+    free(k->edge);
+    free(k->gives);
+    free(k->takes);
+    free(k->got);
+    free(k->relayed);
+}
+
+/* ---- what arrives ---- */
+
+/* Bytes of an element; of one that several ranks of a node have added up. */
+static int64_t elem_of(const court_t *k, int exchange)
+{
+    const int64_t es = (int64_t)colo_dtype_size(k->w->c->dtype);
+    return exchange == COLO_NODE_SUMS && es < 4 ? 4 : es;
 }
 
 static int64_t region_count(const colo_region_t *g)
@@ -64,96 +239,136 @@ static int64_t region_count(const colo_region_t *g)
     return (g->b[1] - g->b[0]) * (g->s[1] - g->s[0]) * (g->h[1] - g->h[0]);
 }
 
-/* Marks what one region brings to @rank; @peer is the giver (the rank itself for local regions). */
-static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g, uint8_t *got)
+/* Is it of a source in the nearest tier that has one? */
+static bool is_nearest(const court_t *k, int64_t rank, int64_t peer, uint64_t sources)
 {
-    t_plans_t *w = k->w;
-    const ref_shape_t *sh = &w->c->shape;
-    if (g->b[0] < 0 || g->b[1] > sh->b || g->s[0] < 0 || g->s[1] > sh->n || g->h[0] < 0 ||
-        g->h[1] > sh->h || g->b[0] >= g->b[1] || g->s[0] >= g->s[1] || g->h[0] >= g->h[1])
-        return T_WRONG(
-            w, "rank %d from %lld: region [%lld,%lld)x[%lld,%lld)x[%lld,%lld) is empty or outside",
-            rank, (long long)peer, (long long)g->b[0], (long long)g->b[1], (long long)g->s[0],
-            (long long)g->s[1], (long long)g->h[0], (long long)g->h[1]);
-    if (g->addend < 0 || g->addend >= k->addends)
-        return T_WRONG(w, "rank %d from %lld: addend %d of %lld", rank, (long long)peer, g->addend,
-                       (long long)k->addends);
-    for (int64_t h = 0; h < k->nc; h++) {
-        if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
-            continue;
-        for (int64_t b = g->b[0]; b < g->b[1]; b++)
-            for (int64_t s = g->s[0]; s < g->s[1]; s++) {
-                const char *bad = NULL;
-                if (!gives(&k->has[peer], g->addend, b, s, h))
-                    bad = "the sender does not hold it";
-                else if (!takes(&k->wants[rank], b, s, h))
-                    bad = "no rank needs it there";
-                else if (peer != rank && gives(&k->has[rank], g->addend, b, s, h))
-                    bad = "the receiver holds it already";
-                else if (peer != rank && !nearest(k, rank, peer, g->addend, b, s, h))
-                    bad = "a nearer rank holds it";
-                else if (got[((g->addend * k->nb + b) * k->ns + s) * k->nc + h]++)
-                    bad = "it was delivered before";
-                if (bad)
-                    return T_WRONG(
-                        w, "rank %d from %lld, addend %d sample %lld row %lld feature %lld: %s",
-                        rank, (long long)peer, g->addend, (long long)b, (long long)s,
-                        (long long)k->edge[h], bad);
-            }
+    for (int tier = 0; tier < 2; tier++)
+        if (sources & k->near[tier][rank])
+            return has(k->near[tier][rank], peer);
+    return true;
+}
+
+/* Marks what one region brings to @rank; @peer is the giver (the rank itself for local regions). */
+static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g)
+{
+    FOR_CELLS (k, g, c) {
+        const uint64_t sources = givers(k, g->addend, c.at);
+        const char *bad = NULL;
+        if (!has(sources, peer))
+            bad = "the sender does not hold it";
+        else if (!has(k->takes[c.at], rank))
+            bad = "no rank needs it there";
+        else if (peer != rank && has(sources, rank))
+            bad = "the receiver holds it already";
+        else if (peer != rank && !is_nearest(k, rank, peer, sources))
+            bad = "a nearer rank holds it";
+        else if ((*got_of(k, rank, g->addend, c.at))++)
+            bad = "it was delivered before";
+        if (bad)
+            return T_WRONG(k->w, "rank %d from %lld, addend %d %s: %s", rank, (long long)peer,
+                           g->addend, cell_text(k, c.at), bad);
     }
     return true;
 }
 
-/* Marks in @collected what @rank gets to add up for other nodes. */
-static bool collect(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g,
-                    uint8_t *collected)
+/* Marks what @rank gets to add up for other nodes: it has another addend of the same itself. */
+static bool collect(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g)
 {
     const int64_t addend = g->addend - k->addends;
-    bool ok = addend < k->addends && k->w->c->two_levels &&
-              node_of(k->w->c, peer) == node_of(k->w->c, rank);
-    for (int64_t b = g->b[0]; ok && b < g->b[1]; b++)
-        for (int64_t s = g->s[0]; s < g->s[1]; s++)
-            for (int64_t h = 0; h < k->nc; h++) {
-                if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
-                    continue;
-                ok = ok && gives(&k->has[peer], addend, b, s, h) && k->has[rank].addend != addend &&
-                     gives(&k->has[rank], k->has[rank].addend, b, s, h);
-                collected[cell_of(k, addend, b, s, h)] = 1;
-            }
-    return ok || T_WRONG(k->w, "rank %d collects addend %lld of rank %lld, which has no use", rank,
-                         (long long)addend, (long long)peer);
+    bool ok = addend < k->addends && k->w->c->two_levels && has(k->near[0][rank], peer);
+    FOR_CELLS (k, g, c) {
+        bool other = false;
+        for (int64_t l = 0; ok && l < k->addends; l++)
+            other |= l != addend && has(givers(k, l, c.at), rank);
+        ok = ok && other && has(givers(k, addend, c.at), peer);
+        if (!ok)
+            return T_WRONG(k->w, "rank %d collects addend %lld of rank %lld, which has no use",
+                           rank, (long long)addend, (long long)peer);
+        *collected_of(k, rank, addend, c.at) = 1;
+    }
+    return true;
 }
 
-/* Marks in @got the addends of one region of a sum of @peer: its own, and what it has collected. */
-static bool deliver_sum(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g,
-                        const uint8_t *collected, uint8_t *got)
+/* Marks the addends of one region of a sum of @peer: its own, and what it has collected. */
+static bool deliver_sum(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g)
 {
-    for (int64_t b = g->b[0]; b < g->b[1]; b++)
-        for (int64_t s = g->s[0]; s < g->s[1]; s++)
-            for (int64_t h = 0; h < k->nc; h++) {
-                int64_t n = 0;
-                const char *bad = NULL;
-                if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
-                    continue;
-                if (!takes(&k->wants[rank], b, s, h))
-                    bad = "no rank needs it there";
-                for (int64_t l = 0; l < k->addends && !bad; l++) {
-                    if (!gives(&k->has[peer], l, b, s, h) && !collected[cell_of(k, l, b, s, h)])
-                        continue;
-                    if (got[cell_of(k, l, b, s, h)])
-                        bad = "an addend of it was delivered before";
-                    if (n++ == 0 && l != g->addend)
-                        bad = "it is not named by its lowest addend";
-                    got[cell_of(k, l, b, s, h)] = n == 1 ? FIRST_OF_SUM : REST_OF_SUM;
-                }
-                if (!bad && n < 2)
-                    bad = "one addend is no sum";
-                if (bad)
-                    return T_WRONG(
-                        k->w, "rank %d from %lld, sum %d sample %lld row %lld feature %lld: %s",
-                        rank, (long long)peer, g->addend, (long long)b, (long long)s,
-                        (long long)k->edge[h], bad);
-            }
+    FOR_CELLS (k, g, c) {
+        const char *bad = has(k->takes[c.at], rank) ? NULL : "no rank needs it there";
+        int64_t n = 0;
+        for (int64_t l = 0; l < k->addends && !bad; l++) {
+            uint8_t *got = got_of(k, rank, l, c.at);
+            if (!has(givers(k, l, c.at), peer) && !*collected_of(k, peer, l, c.at))
+                continue;
+            if (*got)
+                bad = "an addend of it was delivered before";
+            if (n++ == 0 && l != g->addend)
+                bad = "it is not named by its lowest addend";
+            *got = n == 1 ? FIRST_OF_SUM : REST_OF_SUM;
+        }
+        if (!bad && n < 2)
+            bad = "one addend is no sum";
+        if (bad)
+            return T_WRONG(k->w, "rank %d from %lld, sum %d %s: %s", rank, (long long)peer,
+                           g->addend, cell_text(k, c.at), bad);
+    }
+    return true;
+}
+
+/* Marks in relayed what one region of the last exchange brings; @peer has all of it. */
+static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g)
+{
+    FOR_CELLS (k, g, c) {
+        const char *bad = has(k->takes[c.at], rank) ? NULL : "no rank needs it there";
+        for (int64_t l = 0; l < k->addends && !bad; l++)
+            if (*got_of(k, peer, l, c.at) == 0)
+                bad = "the gateway lacks an addend";
+            else if (*got_of(k, rank, l, c.at) != 0)
+                bad = "it was delivered before";
+        if (k->relayed[c.at])
+            bad = "it was passed on before";
+        k->relayed[c.at] = (int32_t)peer + 1;
+        if (bad)
+            return T_WRONG(k->w, "rank %d passed by %lld, %s: %s", rank, (long long)peer,
+                           cell_text(k, c.at), bad);
+    }
+    return true;
+}
+
+/* ---- an exchange ---- */
+
+static bool region_fits(const court_t *k, const colo_region_t *g, int exchange)
+{
+    const ref_shape_t *sh = &k->w->c->shape;
+    const int64_t most =
+        exchange == COLO_FIRST ? 2 * k->addends : k->addends; /* and the collected */
+    return g->b[0] >= 0 && g->b[0] < g->b[1] && g->b[1] <= sh->b && g->s[0] >= 0 &&
+           g->s[0] < g->s[1] && g->s[1] <= sh->n && g->h[0] >= 0 && g->h[0] < g->h[1] &&
+           g->h[1] <= sh->h && g->addend >= 0 && g->addend < most;
+}
+
+static bool well_formed(court_t *k, int32_t rank, int exchange, bool sends)
+{
+    t_plans_t *w = k->w;
+    const char *what =
+        t_text("rank %d, exchange %d, %s rank", rank, exchange, sends ? "to" : "from");
+    int32_t n;
+    const colo_plan_message_t *m = messages(k, rank, exchange, sends, &n);
+    for (int32_t i = 0; i < n; i++) {
+        const long long peer = (long long)m[i].peer;
+        int64_t count = 0;
+        for (int64_t j = 0; j < m[i].nregions; j++) {
+            if (!region_fits(k, &m[i].regions[j], exchange))
+                return T_WRONG(w, "%s %lld: region %lld is empty or outside", what, peer,
+                               (long long)j);
+            count += region_count(&m[i].regions[j]);
+        }
+        if (peer == rank || peer < 0 || peer >= w->n || (i && peer <= m[i - 1].peer))
+            return T_WRONG(w, "%s %lld: no peer, or it does not ascend", what, peer);
+        if (count <= 0 || m[i].bytes != count * elem_of(k, exchange))
+            return T_WRONG(w, "%s %lld: %lld bytes in boxes of %lld elements", what, peer,
+                           (long long)m[i].bytes, (long long)count);
+    }
+    k->surplus += sends ? -n : n;
     return true;
 }
 
@@ -166,199 +381,101 @@ static const colo_plan_message_t *find_message(const colo_plan_message_t *m, int
     return NULL;
 }
 
-/* The send of @peer to @rank lists the same regions in the same order. */
-static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, int exchange)
-{
-    int32_t n;
-    const colo_plan_t *p = k->w->plan[recv->peer];
-    const colo_plan_message_t *sends = exchange == RELAYS ? colo_plan_relays(p, k->pass, true, &n)
-                                       : exchange == SUMS ? colo_plan_sums(p, k->pass, true, &n)
-                                                          : colo_plan_sends(p, k->pass, &n);
-    const colo_plan_message_t *m = find_message(sends, n, rank);
-    return (m && t_same_message(m, recv)) ||
-           T_WRONG(k->w, "rank %d receives from %lld what that rank does not send like this", rank,
-                   (long long)recv->peer);
-}
-
-static bool well_formed(court_t *k, int32_t rank, const char *what, const colo_plan_message_t *m,
-                        int32_t n, int exchange, int64_t *total)
+/* What each message brings to @rank; its sender lists the same regions in the same order. */
+static bool judge_exchange(court_t *k, int32_t rank, int exchange)
 {
     t_plans_t *w = k->w;
-    const int64_t es = exchange == SUMS ? sum_size(w->c) : (int64_t)colo_dtype_size(w->c->dtype);
-    *total = 0;
-    for (int32_t i = 0; i < n; i++) {
-        int64_t count = 0;
-        for (int64_t j = 0; j < m[i].nregions; j++)
-            count += region_count(&m[i].regions[j]);
-        if (m[i].peer == rank || m[i].peer < 0 || m[i].peer >= w->n)
-            return T_WRONG(w, "rank %d %s peer %lld", rank, what, (long long)m[i].peer);
-        if (i && m[i].peer <= m[i - 1].peer)
-            return T_WRONG(w, "rank %d %s peers %lld, %lld do not ascend", rank, what,
-                           (long long)m[i - 1].peer, (long long)m[i].peer);
-        if (count <= 0 || m[i].bytes != count * es)
-            return T_WRONG(w, "rank %d %s %lld: %lld bytes in boxes of %lld elements", rank, what,
-                           (long long)m[i].peer, (long long)m[i].bytes, (long long)count);
-        *total += m[i].bytes;
+    int32_t n, sends;
+    bool ok = well_formed(k, rank, exchange, false) && well_formed(k, rank, exchange, true);
+    const colo_plan_message_t *m = messages(k, rank, exchange, false, &n);
+    for (int32_t i = 0; ok && i < n; i++) {
+        const int64_t peer = m[i].peer;
+        const bool of_node = has(k->near[0][rank], peer);
+        const colo_plan_message_t *out = messages(k, peer, exchange, true, &sends);
+        const colo_plan_message_t *same = find_message(out, sends, rank);
+        if (!same || !t_same_message(same, &m[i]))
+            return T_WRONG(w, "rank %d receives from %lld what that rank does not send like this",
+                           rank, (long long)peer);
+        if (exchange != COLO_FIRST && (!w->c->two_levels || of_node != (exchange == COLO_RELAYS)))
+            return T_WRONG(w, "rank %d gets something of rank %lld in exchange %d", rank,
+                           (long long)peer, exchange);
+        for (int64_t j = 0; ok && j < m[i].nregions; j++) {
+            const colo_region_t *g = &m[i].regions[j];
+            ok = exchange == COLO_NODE_SUMS ? deliver_sum(k, rank, peer, g)
+                 : exchange == COLO_RELAYS  ? pass_on(k, rank, peer, g)
+                 : g->addend >= k->addends  ? collect(k, rank, peer, g)
+                                            : deliver(k, rank, peer, g);
+        }
     }
-    return true;
+    return ok;
 }
 
 /* The first exchange: what comes from sources, and what stays. */
-static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, uint8_t *collected,
-                       int64_t *messages)
+static bool judge_first(court_t *k, int32_t rank)
 {
-    t_plans_t *w = k->w;
-    const colo_plan_t *p = w->plan[rank];
-    int64_t sent, received, nlocals;
-    int32_t nrecvs, nsends;
-    const colo_plan_message_t *recvs = colo_plan_recvs(p, k->pass, &nrecvs);
-    const colo_plan_message_t *sends = colo_plan_sends(p, k->pass, &nsends);
-    const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
-    if (!well_formed(k, rank, "receives from", recvs, nrecvs, FIRST, &received) ||
-        !well_formed(k, rank, "sends to", sends, nsends, FIRST, &sent))
-        return false;
-    *messages += nrecvs - nsends;
-    for (int32_t i = 0; i < nrecvs; i++) {
-        if (!mirrored(k, rank, &recvs[i], FIRST))
-            return false;
-        for (int64_t j = 0; j < recvs[i].nregions; j++)
-            if (recvs[i].regions[j].addend >= k->addends
-                    ? !collect(k, rank, recvs[i].peer, &recvs[i].regions[j], collected)
-                    : !deliver(k, rank, recvs[i].peer, &recvs[i].regions[j], got))
-                return false;
+    int64_t n;
+    const colo_region_t *locals = colo_plan_locals(k->w->plan[rank], k->pass, &n);
+    bool ok = judge_exchange(k, rank, COLO_FIRST);
+    for (int64_t i = 0; ok && i < n; i++) {
+        if (!region_fits(k, &locals[i], COLO_NODE_SUMS))
+            return T_WRONG(k->w, "rank %d: local region %lld is empty or outside", rank,
+                           (long long)i);
+        ok = deliver(k, rank, rank, &locals[i]);
     }
-    for (int64_t i = 0; i < nlocals; i++)
-        if (!deliver(k, rank, rank, &locals[i], got))
-            return false;
-    return true;
+    return ok;
 }
 
-/* The exchange of sums. */
-static bool judge_sums(court_t *k, int32_t rank, uint8_t **got, uint8_t **collected,
-                       int64_t *messages)
+static int64_t bytes_of(const court_t *k, int32_t rank, bool sends)
 {
-    t_plans_t *w = k->w;
-    int64_t bytes;
-    int32_t nrecvs, nsends;
-    const colo_plan_message_t *in = colo_plan_sums(w->plan[rank], k->pass, false, &nrecvs);
-    const colo_plan_message_t *out = colo_plan_sums(w->plan[rank], k->pass, true, &nsends);
-    if (!well_formed(k, rank, "gets sums of", in, nrecvs, SUMS, &bytes) ||
-        !well_formed(k, rank, "brings sums to", out, nsends, SUMS, &bytes))
-        return false;
-    *messages += nrecvs - nsends;
-    for (int32_t i = 0; i < nrecvs; i++) {
-        if (node_of(w->c, in[i].peer) == node_of(w->c, rank) || !w->c->two_levels)
-            return T_WRONG(w, "rank %d gets a sum of rank %lld of its node", rank,
-                           (long long)in[i].peer);
-        if (!mirrored(k, rank, &in[i], SUMS))
-            return false;
-        for (int64_t j = 0; j < in[i].nregions; j++)
-            if (!deliver_sum(k, rank, in[i].peer, &in[i].regions[j], collected[in[i].peer],
-                             got[rank]))
-                return false;
+    int64_t bytes = 0;
+    for (int exchange = 0; exchange < COLO_EXCHANGES; exchange++) {
+        int32_t n;
+        const colo_plan_message_t *m = messages(k, rank, exchange, sends, &n);
+        for (int32_t i = 0; i < n; i++)
+            bytes += m[i].bytes;
     }
-    return true;
-}
-
-/* Marks in @relayed what one region of the second exchange brings; @peer has all of it. */
-static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g, uint8_t **got,
-                    int32_t *relayed)
-{
-    for (int64_t b = g->b[0]; b < g->b[1]; b++)
-        for (int64_t s = g->s[0]; s < g->s[1]; s++)
-            for (int64_t h = 0; h < k->nc; h++) {
-                const char *bad = NULL;
-                if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
-                    continue;
-                if (!takes(&k->wants[rank], b, s, h))
-                    bad = "no rank needs it there";
-                for (int64_t l = 0; l < k->addends && !bad; l++)
-                    if (got[peer][cell_of(k, l, b, s, h)] == 0)
-                        bad = "the gateway lacks an addend";
-                    else if (got[rank][cell_of(k, l, b, s, h)] != 0)
-                        bad = "it was delivered before";
-                if (relayed[cell_of(k, 0, b, s, h)])
-                    bad = "it was passed on before";
-                relayed[cell_of(k, 0, b, s, h)] = (int32_t)peer + 1;
-                if (bad)
-                    return T_WRONG(
-                        k->w, "rank %d passed by %lld, sample %lld row %lld feature %lld: %s", rank,
-                        (long long)peer, (long long)b, (long long)s, (long long)k->edge[h], bad);
-            }
-    return true;
+    return bytes;
 }
 
 /* The last exchange, and that all together are complete. */
-static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, int32_t *relayed,
-                         int64_t *messages)
+static bool judge_last(court_t *k, int32_t rank)
 {
-    t_plans_t *w = k->w;
-    const colo_plan_t *p = w->plan[rank];
-    const int64_t es = (int64_t)colo_dtype_size(w->c->dtype);
-    int64_t sent, received, relayed_out, relayed_in, sums_out, sums_in, local = 0, nlocals;
-    int32_t nrecvs, nsends;
-    const colo_plan_message_t *in = colo_plan_relays(p, k->pass, false, &nrecvs);
-    const colo_plan_message_t *out = colo_plan_relays(p, k->pass, true, &nsends);
-    if (!well_formed(k, rank, "is passed by", in, nrecvs, RELAYS, &relayed_in) ||
-        !well_formed(k, rank, "passes to", out, nsends, RELAYS, &relayed_out))
+    const colo_plan_t *p = k->w->plan[rank];
+    const int64_t es = elem_of(k, COLO_FIRST);
+    int64_t need = 0, here = 0, elsewhere = 0, local = 0, nlocals;
+    memset(k->relayed, 0, (size_t)k->cells * sizeof *k->relayed);
+    if (!judge_exchange(k, rank, COLO_RELAYS))
         return false;
-    *messages += nrecvs - nsends;
-    memset(relayed, 0, (size_t)(k->nb * k->ns * k->nc + 1) * sizeof *relayed);
-    for (int32_t i = 0; i < nrecvs; i++) {
-        if (node_of(w->c, in[i].peer) != node_of(w->c, rank) || !w->c->two_levels)
-            return T_WRONG(w, "rank %d is passed something by rank %lld of another node", rank,
-                           (long long)in[i].peer);
-        if (!mirrored(k, rank, &in[i], RELAYS))
-            return false;
-        for (int64_t j = 0; j < in[i].nregions; j++)
-            if (!pass_on(k, rank, in[i].peer, &in[i].regions[j], got, relayed))
-                return false;
+    for (int64_t i = 0; i < k->addends * k->cells; i++) {
+        const int64_t at = i % k->cells, addend = i / k->cells, width = width_of(k, at);
+        const int32_t passed = k->relayed[at];
+        const uint8_t how = *got_of(k, passed ? passed - 1 : rank, addend, at);
+        if (!has(k->takes[at], rank))
+            continue;
+        if (how == 0)
+            return T_WRONG(k->w, "rank %d never gets addend %lld %s", rank, (long long)addend,
+                           cell_text(k, at));
+        need += width * (how == 1 ? es : how == FIRST_OF_SUM ? elem_of(k, COLO_NODE_SUMS) : 0);
+        if (how == 1 && has(givers(k, addend, at), rank))
+            *(passed ? &elsewhere : &here) += width * es;
     }
-    int64_t need = 0, here = 0, elsewhere = 0;
-    for (int64_t l = 0; l < k->addends; l++)
-        for (int64_t b = 0; b < k->nb; b++)
-            for (int64_t s = 0; s < k->ns; s++)
-                for (int64_t h = 0; h < k->nc; h++) {
-                    if (!takes(&k->wants[rank], b, s, h))
-                        continue;
-                    const int64_t width = (k->edge[h + 1] - k->edge[h]) * es;
-                    const int32_t passed = relayed[cell_of(k, 0, b, s, h)];
-                    const uint8_t how = got[passed ? passed - 1 : rank][cell_of(k, l, b, s, h)];
-                    need += how == 1              ? width
-                            : how == FIRST_OF_SUM ? width / es * sum_size(w->c)
-                                                  : 0;
-                    if (how == 1 && gives(&k->has[rank], l, b, s, h))
-                        *(passed ? &elsewhere : &here) += width;
-                    if (how == 0)
-                        return T_WRONG(
-                            w, "rank %d never gets addend %lld sample %lld row %lld feature %lld",
-                            rank, (long long)l, (long long)b, (long long)s, (long long)k->edge[h]);
-                }
     const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
     for (int64_t i = 0; i < nlocals; i++)
         local += region_count(&locals[i]) * es;
-    in = colo_plan_recvs(p, k->pass, &nrecvs);
-    out = colo_plan_sends(p, k->pass, &nsends);
-    (void)well_formed(k, rank, "", in, nrecvs, FIRST, &received); /* judged before */
-    (void)well_formed(k, rank, "", out, nsends, FIRST, &sent);
-    in = colo_plan_sums(p, k->pass, false, &nrecvs);
-    out = colo_plan_sums(p, k->pass, true, &nsends);
-    (void)well_formed(k, rank, "", in, nrecvs, SUMS, &sums_in);
-    (void)well_formed(k, rank, "", out, nsends, SUMS, &sums_out);
-    received += sums_in;
-    sent += sums_out;
     const colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
-    if (y.recv != received + relayed_in || y.send != sent + relayed_out || y.local != local ||
-        local != here || y.minimum != need - here - elsewhere)
+    if (y.recv != bytes_of(k, rank, false) || y.send != bytes_of(k, rank, true) ||
+        y.local != local || local != here || y.minimum != need - here - elsewhere)
         return T_WRONG(
-            w,
+            k->w,
             "rank %d bytes: says recv %lld send %lld local %lld minimum %lld, boxes say %lld "
             "%lld %lld, elements say local %lld minimum %lld",
             rank, (long long)y.recv, (long long)y.send, (long long)y.local, (long long)y.minimum,
-            (long long)(received + relayed_in), (long long)(sent + relayed_out), (long long)local,
-            (long long)here, (long long)(need - here - elsewhere));
+            (long long)bytes_of(k, rank, false), (long long)bytes_of(k, rank, true),
+            (long long)local, (long long)here, (long long)(need - here - elsewhere));
     return true;
 }
+
+/* ---- nodes ---- */
 
 /* The fewest bytes of an element that bring the addends @missing into a node: of each other node
  * that holds[] some, the sum or the single ones. All choices of sums are tried. If nodes hold sets
@@ -367,124 +484,96 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, int32_t *relay
 static int64_t fewest(const court_t *k, uint64_t missing, const uint64_t *holds, int64_t nodes,
                       int64_t *most)
 {
-    const t_case_t *c = k->w->c;
     int64_t least = INT64_MAX;
     bool overlap = false;
     for (int64_t m = 0; m < nodes; m++)
         for (int64_t o = 0; o < m; o++)
             overlap |= (holds[m] & holds[o]) && holds[m] != holds[o];
-    for (int64_t sums = 0; sums < (c->two_levels ? 1 << nodes : 1); sums++) {
+    for (int64_t sums = 0; sums < (k->w->c->two_levels ? 1 << nodes : 1); sums++) {
         uint64_t left = missing;
-        int64_t cost = 0;
+        int64_t cost = __builtin_popcountll((uint64_t)sums) * elem_of(k, COLO_NODE_SUMS);
         for (int64_t m = 0; m < nodes; m++)
-            if (sums >> m & 1) {
-                left &= ~holds[m];
-                cost += sum_size(c);
-            }
-        cost += __builtin_popcountll(left) * (int64_t)colo_dtype_size(c->dtype);
+            left &= sums >> m & 1 ? ~holds[m] : ~UINT64_C(0);
+        cost += __builtin_popcountll(left) * elem_of(k, COLO_FIRST);
         least = cost < least ? cost : least;
     }
-    *most = overlap ? __builtin_popcountll(missing) * (int64_t)colo_dtype_size(c->dtype) : least;
+    *most = overlap ? __builtin_popcountll(missing) * elem_of(k, COLO_FIRST) : least;
     return least;
 }
 
-/* What ranks of node @m need and none of them holds is what enters it. */
-static bool judge_node(court_t *k, int64_t m, bool *found)
+/* What ranks of each node need and none of them holds is what enters it. */
+static bool judge_nodes(court_t *k)
 {
     t_plans_t *w = k->w;
-    enum { MOST = 64 };
-    int64_t minimum = 0, bound = 0, in = 0, said = 0, nodes = 0;
-    *found = false;
-    for (int32_t r = 0; r < w->n; r++)
-        nodes = node_of(w->c, r) >= nodes ? node_of(w->c, r) + 1 : nodes;
-    if (nodes > (w->c->two_levels ? 8 : MOST) || k->addends > 64)
-        return T_WRONG(w, "%lld nodes and %lld addends, which no brute force counts",
-                       (long long)nodes, (long long)k->addends);
-    for (int32_t r = 0; r < w->n; r++)
-        if (node_of(w->c, r) == m) {
-            *found = true;
-            in += colo_plan_node_bytes(w->plan[r], k->pass).in;
-            said += colo_plan_node_bytes(w->plan[r], k->pass).minimum;
+    uint64_t ranks[MOST] = {0};
+    int64_t nodes = 0, in[MOST] = {0}, said[MOST] = {0};
+    for (int32_t r = 0; r < w->n; r++) {
+        const int64_t m = node_of(w->c, r);
+        nodes = m >= nodes ? m + 1 : nodes;
+        if (nodes > (w->c->two_levels ? 8 : MOST) || k->addends > 64)
+            return T_WRONG(w, "%lld nodes and %lld addends, which no brute force counts",
+                           (long long)nodes, (long long)k->addends);
+        ranks[m] |= UINT64_C(1) << r;
+        in[m] += colo_plan_node_bytes(w->plan[r], k->pass).in;
+        said[m] += colo_plan_node_bytes(w->plan[r], k->pass).minimum;
+    }
+    for (int64_t m = 0; m < nodes; m++) {
+        int64_t minimum = 0, bound = 0;
+        for (int64_t at = 0; at < k->cells; at++) {
+            uint64_t holds[MOST] = {0};
+            int64_t most;
+            if (!(k->takes[at] & ranks[m]))
+                continue;
+            for (int64_t i = 0; i < nodes * k->addends; i++)
+                if (givers(k, i % k->addends, at) & ranks[i / k->addends])
+                    holds[i / k->addends] |= UINT64_C(1) << i % k->addends;
+            const uint64_t all = ~UINT64_C(0) >> (64 - k->addends);
+            minimum += width_of(k, at) * fewest(k, all & ~holds[m], holds, nodes, &most);
+            bound += width_of(k, at) * most;
         }
-    for (int64_t b = 0; *found && b < k->nb; b++)
-        for (int64_t s = 0; s < k->ns; s++)
-            for (int64_t h = 0; h < k->nc; h++) {
-                bool needed = false;
-                uint64_t holds[MOST] = {0}, all = 0;
-                for (int32_t r = 0; r < w->n; r++) {
-                    const int64_t at = node_of(w->c, r), l = k->has[r].addend;
-                    needed |= at == m && takes(&k->wants[r], b, s, h);
-                    if (gives(&k->has[r], l, b, s, h))
-                        holds[at] |= UINT64_C(1) << l;
-                }
-                for (int64_t l = 0; l < k->addends; l++)
-                    all |= UINT64_C(1) << l;
-                if (!needed)
-                    continue;
-                int64_t most;
-                const int64_t width = k->edge[h + 1] - k->edge[h];
-                minimum += width * fewest(k, all & ~holds[m], holds, nodes, &most);
-                bound += width * most;
-            }
-    if (said < minimum || said > bound || (w->c->two_levels ? in != said : in < said))
-        return T_WRONG(w,
-                       "node %lld: %lld bytes enter, the minimum is said to be %lld, expected %lld "
-                       "to %lld",
-                       (long long)m, (long long)in, (long long)said, (long long)minimum,
-                       (long long)bound);
+        if (said[m] < minimum || said[m] > bound ||
+            (w->c->two_levels ? in[m] != said[m] : in[m] < said[m]))
+            return T_WRONG(w,
+                           "node %lld: %lld bytes enter, the minimum is said to be %lld, expected "
+                           "%lld to %lld",
+                           (long long)m, (long long)in[m], (long long)said[m], (long long)minimum,
+                           (long long)bound);
+    }
     return true;
 }
 
-/* All ranks make the last exchange if it carries anything, that of sums if it does. */
-static bool judge_exchanges(t_plans_t *w, colo_pass_t pass)
+/* All ranks make the later exchanges that carry anything. */
+static bool judge_calls(court_t *k)
 {
-    int32_t relays = 0, sums = 0, n;
-    for (int32_t r = 0; r < w->n; r++) {
-        (void)colo_plan_relays(w->plan[r], pass, true, &n);
-        relays += n;
-        (void)colo_plan_sums(w->plan[r], pass, true, &n);
-        sums += n;
+    for (int exchange = COLO_NODE_SUMS; exchange <= COLO_RELAYS; exchange++) {
+        int32_t all = 0, n;
+        for (int32_t r = 0; r < k->w->n; r++) {
+            (void)messages(k, r, exchange, true, &n);
+            all += n;
+        }
+        for (int32_t r = 0; r < k->w->n; r++)
+            if (k->w->plan[r]->exchange[k->pass][exchange].all_come != (all > 0))
+                return T_WRONG(k->w, "rank %d: exchange %d of %d messages is wrongly made or not",
+                               r, exchange, all);
     }
-    for (int32_t r = 0; r < w->n; r++)
-        if (w->plan[r]->exchange[pass][COLO_RELAYS].all_come != (relays > 0) ||
-            (pass == COLO_BACKWARD &&
-             w->plan[r]->exchange[COLO_BACKWARD][COLO_NODE_SUMS].all_come != (sums > 0)))
-            return T_WRONG(w, "rank %d: second exchange %d, sums %d, with %d and %d messages", r,
-                           w->plan[r]->exchange[pass][COLO_RELAYS].all_come,
-                           w->plan[r]->exchange[COLO_BACKWARD][COLO_NODE_SUMS].all_come, relays,
-                           sums);
     return true;
 }
 
 bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
 {
     court_t k;
-    int64_t surplus = 0;
-    t_court_open(&k, w, pass);
-    const size_t cells = (size_t)(k.addends * k.nb * k.ns * k.nc + 1);
-    uint8_t *got = calloc(2 * (size_t)w->n, cells); /* and collected */
-    int32_t *relayed = malloc(cells * sizeof *relayed);
-    uint8_t **of = malloc(2 * (size_t)w->n * sizeof *of);
-    if (!got || !relayed || !of)
-        abort();
-    bool ok = judge_exchanges(w, pass), found = true;
-    for (int32_t r = 0; ok && r < w->n; r++) {
-        of[r] = got + (size_t)r * cells;
-        of[w->n + r] = of[r] + (size_t)w->n * cells;
-        ok = judge_rank(&k, r, of[r], of[w->n + r], &surplus);
-    }
+    open_court(&k, w, pass);
+    bool ok = judge_calls(&k);
     for (int32_t r = 0; ok && r < w->n; r++)
-        ok = judge_sums(&k, r, of, of + w->n, &surplus);
+        ok = judge_first(&k, r);
     for (int32_t r = 0; ok && r < w->n; r++)
-        ok = judge_relays(&k, r, of, relayed, &surplus);
-    if (ok && surplus)
-        ok = T_WRONG(w, "%lld more messages are received than sent", (long long)surplus);
-    for (int64_t m = 0; ok && found && (w->c->node || w->c->ranks_per_node); m++)
-        ok = judge_node(&k, m, &found);
-    free(got);
-    free(relayed);
-    free(of);
-    t_court_close(&k);
+        ok = judge_exchange(&k, r, COLO_NODE_SUMS);
+    for (int32_t r = 0; ok && r < w->n; r++)
+        ok = judge_last(&k, r);
+    if (ok && k.surplus)
+        ok = T_WRONG(w, "%lld more messages are received than sent", (long long)k.surplus);
+    ok = ok && (!(w->c->node || w->c->ranks_per_node) || judge_nodes(&k));
+    close_court(&k);
     return ok;
 }
 
@@ -494,77 +583,4 @@ int64_t t_plans_bytes(const t_plans_t *w, colo_pass_t pass, int32_t from, int32_
     const colo_plan_message_t *m = colo_plan_recvs(w->plan[to], pass, &n);
     const colo_plan_message_t *f = find_message(m, n, from);
     return f ? f->bytes : 0;
-}
-
-/* ---- adjoint: run the plans on integers, one number per (rank, addend, element) ---- */
-
-static int64_t logical(int what, int64_t l, int64_t b, int64_t s, int64_t h)
-{
-    return ref_code_partial(l + 31 * what, b, s, h, 10);
-}
-
-/* sum of (what arrives) * (the dual number there) over elements that destinations receive */
-static int64_t pairing(court_t *k, bool backward)
-{
-    size_t cells = (size_t)(k->nb * k->ns * k->nc);
-    uint8_t *seen = calloc(cells * 32 + 1, 1);
-    int64_t *out = calloc(cells + 1, sizeof *out), sum = 0;
-    if (!seen || !out)
-        abort();
-    for (int32_t r = 0; r < k->w->n; r++) {
-        int32_t n;
-        int64_t nl;
-        const colo_plan_message_t *m = colo_plan_recvs(k->w->plan[r], k->pass, &n);
-        const colo_region_t *l = colo_plan_locals(k->w->plan[r], k->pass, &nl);
-        memset(out, 0, cells * sizeof *out);
-        for (int32_t i = -1; i < n; i++) {
-            const colo_region_t *g = i < 0 ? l : m[i].regions;
-            for (int64_t j = 0; j < (i < 0 ? nl : m[i].nregions); j++)
-                for (int64_t b = g[j].b[0]; b < g[j].b[1]; b++)
-                    for (int64_t s = g[j].s[0]; s < g[j].s[1]; s++)
-                        for (int64_t h = 0; h < k->nc; h++)
-                            if (k->edge[h] >= g[j].h[0] && k->edge[h] < g[j].h[1])
-                                out[(b * k->ns + s) * k->nc + h] +=
-                                    backward ? logical(1, g[j].addend, b, s, h)
-                                             : logical(0, 0, b, s, h);
-        }
-        int64_t addend = backward ? 0 : k->wants[r].addend;
-        for (int64_t b = 0; b < k->nb; b++)
-            for (int64_t s = 0; s < k->ns; s++)
-                for (int64_t h = 0; h < k->nc; h++) {
-                    size_t index = (size_t)((b * k->ns + s) * k->nc + h);
-                    if (!takes(&k->wants[r], b, s, h) || seen[cells * (size_t)addend + index]++)
-                        continue;
-                    sum += out[index] *
-                           (backward ? logical(0, 0, b, s, h) : logical(1, addend, b, s, h));
-                }
-    }
-    free(seen);
-    free(out);
-    return sum;
-}
-
-bool t_plans_adjoint(t_plans_t *w)
-{
-    const t_case_t *c = w->c;
-    bool partial = c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
-    court_t f, b;
-    t_court_open(&f, w, COLO_FORWARD);
-    t_court_open(&b, w, COLO_BACKWARD);
-    /* y lives where the gradient does: every addend's copy when PARTIAL, own rows otherwise
-     */
-    for (int32_t r = 0; r < w->n; r++) {
-        member_t *m = &f.wants[r];
-        free(m->b);
-        free(m->s);
-        free(m->h);
-        t_make_member(&f, m, &c->dst, r, partial);
-        if (!partial)
-            m->addend = 0;
-    }
-    int64_t forward = pairing(&f, false), backward = pairing(&b, true);
-    t_court_close(&f);
-    t_court_close(&b);
-    return forward == backward ||
-           T_WRONG(w, "<Rx,y> = %lld, <x,R'y> = %lld", (long long)forward, (long long)backward);
 }

@@ -39,10 +39,8 @@ t_plans_t t_plans_of(const t_case_t *c);
 bool t_plans_judge(t_plans_t *w, colo_pass_t pass);
 /* No rank sends more than the largest receive. */
 bool t_plans_balanced(t_plans_t *w, colo_pass_t pass);
-/* <R x, y> == <x, R^T y> on the logical tensor, replicas counted once, in integers. */
-bool t_plans_adjoint(t_plans_t *w);
-/* Makes, judges (@adjoint: t_plans_adjoint(), too) and frees them; fails the test case. */
-void t_plans_check(const t_case_t *c, bool adjoint);
+/* Makes, judges and frees them; fails the test case. */
+void t_plans_check(const t_case_t *c);
 /* bytes that travel from one rank to another; 0 when nothing does */
 int64_t t_plans_bytes(const t_plans_t *w, colo_pass_t pass, int32_t from, int32_t to);
 
