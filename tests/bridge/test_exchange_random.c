@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_exchange_random.c - 2,000 seeded layouts of 2 to 16 ranks, executed on threads.
+ * test_exchange_random.c - 2,000 seeded layouts of 2 to 16 ranks, and every pair of (tp, cp, dp)
+ * layouts, forward and backward, executed on threads.
  *
  * Dims in random order, extra dims, offsets, DP that does not divide, source context ranks,
  * pipeline stages, sequence parallelism, position maps, features in blocks, both outputs, all
@@ -49,6 +50,26 @@ T_CASE(seeded_layouts_of_2_to_16_ranks_arrive)
     assert_true(t.full >= CASES * 40 / 100 && t.sharded >= CASES * 40 / 100);
     assert_true(t.partial >= CASES * 5 / 100 && t.disjoint >= CASES * 5 / 100);
     assert_true(t.features >= CASES * 2 / 100 && t.offsets >= CASES * 10 / 100);
+}
+
+/* Under each contract; dim orders, memory orders and strides are taken in turn. */
+T_CASE(every_pair_of_layouts_of_16_ranks_arrives)
+{
+    static const char *const axes[] = {"bsh", "sbh", "th"};
+    int64_t pairs = 0;
+    T_EACH_PAIR (p, 1, 16) {
+        for (int kind = 0; kind < 3 && !t_left_out(p.nth); kind++) {
+            t_case_t c = t_pair_case(&p, p.nth, p.nth / T_ORDERS);
+            t_case_kind(&c, kind);
+            c.shape.b += p.nth % 2;
+            c.shape.h += kind % 2;
+            c.axes = axes[(p.nth + kind) % 3];
+            c.stride = (t_stride_t)(p.nth % T_STRIDE_COUNT);
+            assert_ok(t_case_run(&c));
+        }
+        pairs++;
+    }
+    assert_int_equal(pairs, 1100);
 }
 
 T_MAIN("bridge/exchange_random")

@@ -9,27 +9,21 @@
 
 static const int32_t scattered[] = {0, 1, 1, 0, 2, 1, 0, 1, 2, 0, 1, 3, 1, 0, 2, 2};
 
-static void judge_pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
-{
-    t_case_t c = {.shape = {2 * t_lcm(src[2], dst[2]), 24, 4},
-                  .node = scattered,
-                  .dtype = COLO_F32,
-                  .src = t_side_ordered(0, src[0], src[1], src[2], true),
-                  .dst = t_side_ordered((int)(n % T_ORDERS), dst[0], dst[1], dst[2], false)};
-    if (24 % (2 * src[1]) || 24 % (2 * dst[1]))
-        return;
-    for (int i = 0; i < 3; i++) {
-        c.output = i == 0 ? COLO_SHARDED : COLO_FULL_SEQ;
-        c.grad = i == 1 ? COLO_DISJOINT : COLO_PARTIAL;
-        t_plans_check(&c);
-    }
-    ++*(int *)arg;
-}
-
 T_CASE(source_on_an_uneven_scattered_node_is_taken_before_others)
 {
     int pairs = 0;
-    t_each_pair(4, 8, judge_pair, &pairs);
+    T_EACH_PAIR (p, 4, 8) {
+        t_case_t c = t_pair_case(&p, 0, p.n);
+        c.shape = (ref_shape_t){2 * t_lcm(p.src[2], p.dst[2]), 24, 4};
+        c.node = scattered;
+        if (24 % (2 * p.src[1]) || 24 % (2 * p.dst[1]))
+            continue;
+        for (int kind = 0; kind < 3; kind++) {
+            t_case_kind(&c, kind);
+            t_plans_check(&c);
+        }
+        pairs++;
+    }
     assert_true(pairs > 100);
 }
 

@@ -7,54 +7,42 @@
 
 #include "harness/plan_world.h"
 
-static t_case_t pair_case(const int64_t *s, const int64_t *d, int src_order, int dst_order,
-                          int kind)
+static t_case_t pair_case(const t_pair_t *p, int src_order, int dst_order, int kind)
 {
-    t_case_t c = {.src = t_side_ordered(src_order, s[0], s[1], s[2], true),
-                  .dst = t_side_ordered(dst_order, d[0], d[1], d[2], false),
-                  .shape = {0, 2 * t_lcm(s[1], d[1]), 1},
-                  .dtype = COLO_BF16};
+    t_case_t c = t_pair_case(p, src_order, dst_order);
     t_case_kind(&c, kind);
-    int64_t most = s[2] > d[2] ? s[2] : d[2];
-    c.shape.b = most + (most > 2); /* one more than divides */
+    c.dtype = COLO_BF16;
+    c.shape.b += c.shape.b > 2; /* one more than divides */
     return c;
-}
-
-static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
-{
-    int64_t *count = arg;
-    for (int kind = 0; kind < 3; kind++) {
-        t_case_t c = pair_case(s, d, 0, 0, kind);
-        const int64_t nth = (*count)++; /* each pair in one kind, or more */
-        if (nth / 3 % 3 == kind || !t_left_out(nth))
-            t_plans_check(&c);
-    }
 }
 
 T_CASE(every_pair_of_layouts_of_16_ranks_delivers_exactly_once)
 {
-    int64_t count = 0;
-    assert_int_equal(t_each_pair(1, 16, one_pair, &count), 1100);
-    assert_int_equal(count, 1100 * 3);
-}
-
-static void all_orders(int64_t n, const int64_t *s, const int64_t *d, void *arg)
-{
-    int64_t *count = arg;
-    for (int a = 0; a < 6; a++)
-        for (int b = 0; b < 6; b++) {
-            t_case_t c = pair_case(s, d, a, b, (int)(*count % 3));
-            if (!T_LEFT_OUT({*count / 36, 254}, {a, 6}, {b, 6}))
+    int64_t pairs = 0;
+    T_EACH_PAIR (p, 1, 16) {
+        for (int kind = 0; kind < 3; kind++) {
+            t_case_t c = pair_case(&p, 0, 0, kind);
+            if (p.nth % 3 == kind || !t_left_out(3 * p.nth + kind)) /* one kind, or more */
                 t_plans_check(&c);
-            ++*count;
         }
+        pairs++;
+    }
+    assert_int_equal(pairs, 1100);
 }
 
 T_CASE(every_dim_order_of_8_ranks_delivers_exactly_once)
 {
-    int64_t count = 0;
-    assert_int_equal(t_each_pair(1, 8, all_orders, &count), 254);
-    assert_int_equal(count, 254 * 36);
+    int64_t pairs = 0;
+    T_EACH_PAIR (p, 1, 8) {
+        for (int a = 0; a < T_ORDERS; a++)
+            for (int b = 0; b < T_ORDERS; b++) {
+                t_case_t c = pair_case(&p, a, b, b % 3);
+                if (!T_LEFT_OUT({p.nth, 254}, {a, T_ORDERS}, {b, T_ORDERS}))
+                    t_plans_check(&c);
+            }
+        pairs++;
+    }
+    assert_int_equal(pairs, 254);
 }
 
 T_CASE(sizes_and_offsets_of_the_grids_may_differ)
@@ -135,33 +123,25 @@ T_CASE(senders_are_the_nearest_that_hold_the_data)
 }
 
 /* Overlaps of 64 KiB and more: rows of 128 KiB times the ranks that may share one. */
-static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg)
-{
-    int64_t *count = arg; /* two ways a plan */
-    int orders = n <= 8 ? T_ORDERS : 1;
-    for (int order = 0; order < orders * orders; order++)
-        for (int kind = 0; kind < 3; kind++, *count += 2) {
-            if (t_left_out(*count / 2))
-                continue;
-            t_case_t c = pair_case(s, d, order % orders, order / orders, kind);
-            t_plans_t w;
-            c.shape.n *= 720720; /* rows divide by every number of candidates up to 16 */
-            c.shape.h = 64;
-            c.shape.b = t_lcm(s[2], d[2]); /* equal parts: a larger one has but one source */
-            bool ok = t_plans_make(&w, &c);
-            for (int pass = 0; ok && pass < 2; pass++)
-                ok = t_plans_balanced(&w, (colo_pass_t)pass);
-            t_plans_free(&w);
-            if (!ok)
-                fail_msg("%s: %s", t_case_text(&c), w.why);
-        }
-}
-
 T_CASE(within_a_node_no_rank_sends_more_than_the_largest_receive)
 {
-    int64_t count = 0;
-    t_each_pair(1, 16, one_balance, &count);
-    assert_int_equal(count, (1100 - 254 + 254 * 36) * 3 * 2);
+    int64_t plans = 0;
+    T_EACH_PAIR (p, 1, 16) {
+        const int orders = p.n <= 8 ? T_ORDERS : 1;
+        for (int i = 0; i < 3 * orders * orders; i++) {
+            if (t_left_out(plans++))
+                continue;
+            t_case_t c = pair_case(&p, i / 3 % orders, i / 3 / orders, i % 3);
+            c.shape.n *= 720720; /* rows divide by every number of candidates up to 16 */
+            c.shape.h = 64;
+            c.shape.b = t_lcm(p.src[2], p.dst[2]); /* equal parts: a larger one has one source */
+            T_PLANS(w, &c);
+            for (int pass = 0; pass < 2; pass++)
+                if (!t_plans_balanced(&w, (colo_pass_t)pass))
+                    fail_msg("%s: %s", t_case_text(&c), w.why);
+        }
+    }
+    assert_int_equal(plans, (1100 - 254 + 254 * 36) * 3);
 }
 
 T_CASE(large_pieces_that_are_cut_arrive_exactly_once)
@@ -198,22 +178,21 @@ static void expect_bytes(const t_case_t *c, const t_plans_t *w, int32_t r, colo_
                  (long long)den, (long long)vd);
 }
 
-static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+static void closed_form(const t_pair_t *p, totals_t *t)
 {
-    totals_t *t = arg;
-    int64_t ds = s[2], dd = d[2], c = d[1];
+    int64_t ds = p->src[2], dd = p->dst[2], c = p->dst[1];
     int64_t big = ds > dd ? ds : dd, k = big / (ds < dd ? ds : dd);
-    if (s[1] != 1 || big % (ds < dd ? ds : dd))
+    if (p->src[1] != 1 || big % (ds < dd ? ds : dd))
         return;
     for (int order = 0; order < 4; order += 2) /* dp slowest: tp,cp,dp and cp,tp,dp */
         for (int kind = 0; kind < 3; kind++) {
-            t_case_t tc = pair_case(s, d, order, order, kind);
+            t_case_t tc = pair_case(p, order, order, kind);
             tc.shape = (ref_shape_t){big, 2 * c * k, 2};
             T_PLANS(w, &tc);
             int64_t vd = tc.shape.b * tc.shape.n * tc.shape.h * 2 / dd;
             bool sharded = tc.output == COLO_SHARDED;
             colo_direction_t want = ds > dd ? COLO_FAN_IN : ds < dd ? COLO_FAN_OUT : COLO_EQUAL;
-            for (int32_t r = 0; r < n; r++) {
+            for (int32_t r = 0; r < p->n; r++) {
                 assert_int_equal(colo_plan_direction(w.plan[r]), want);
                 assert_int_equal(colo_plan_scale(w.plan[r]), k);
                 int64_t ring_f = want == COLO_FAN_IN ? (k - 1) * vd / k : 0;
@@ -240,7 +219,8 @@ static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg
 T_CASE(byte_totals_are_the_closed_forms)
 {
     totals_t t = {0};
-    t_each_pair(1, 16, closed_form, &t);
+    T_EACH_PAIR (p, 1, 16)
+        closed_form(&p, &t);
     assert_true(t.fan_in > 200 && t.fan_out > 200 && t.equal > 200 && t.collective > 1000);
 }
 

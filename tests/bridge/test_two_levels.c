@@ -8,45 +8,47 @@
 
 #include <time.h>
 
-typedef struct tally {
-    int64_t pairs, nodes;
-    const int32_t *node;
-} tally_t;
-
-static void judge_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+/* The case of pair @nth: all orders of dims and kinds in turn, uneven samples. */
+static t_case_t nth_case(const t_pair_t *p, int64_t nth)
 {
-    tally_t *t = arg;
-    const int64_t nth = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
+    t_case_t c = t_pair_case(p, nth, nth / T_ORDERS);
+    t_case_kind(&c, (int)(nth % 3));
+    c.shape.b += nth % 2;
+    c.shape.h = 3;
+    return c;
+}
+
+/* Every other one is wide enough to be cut. */
+static void judge_pair(const t_pair_t *p, int64_t nth, const int32_t *node, int64_t per_node)
+{
+    t_case_t c = nth_case(p, nth);
     if (t_left_out(nth))
         return;
-    t_case_t c = {.src = t_side_ordered((int)(nth % T_ORDERS), s[0], s[1], s[2], true),
-                  .dst = t_side_ordered((int)(nth / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
-                  /* every other one wide enough to be cut */
-                  .shape = {most + nth % 2, 2 * t_lcm(s[1], d[1]), nth % 2 ? 3 : 1 << 19},
-                  .output = nth % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
-                  .grad = nth % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
-                  .dtype = nth % 2 ? COLO_F32 : COLO_BF16,
-                  .two_levels = true};
-    c.node = t->node;
-    c.ranks_per_node = t->node ? 0 : n / t->nodes;
+    c.shape.h = nth % 2 ? 3 : 1 << 19;
+    c.dtype = nth % 2 ? COLO_F32 : COLO_BF16;
+    c.two_levels = true;
+    c.node = node;
+    c.ranks_per_node = per_node;
     t_plans_check(&c);
 }
 
 T_CASE(bytes_into_each_of_2_to_4_nodes_are_the_minimum)
 {
-    tally_t t = {0};
-    for (t.nodes = 2; t.nodes <= 4; t.nodes++)
+    int64_t pairs = 0;
+    for (int64_t nodes = 2; nodes <= 4; nodes++)
         for (int64_t per = 2; per <= 8; per++)
-            t_each_pair(t.nodes * per, t.nodes * per, judge_pair, &t);
-    assert_true(t.pairs > 2000);
+            T_EACH_PAIR (p, nodes * per, nodes * per)
+                judge_pair(&p, pairs++, NULL, per);
+    assert_true(pairs > 2000);
 }
 
 T_CASE(bytes_into_uneven_scattered_nodes_are_the_minimum)
 {
     static const int32_t node[] = {0, 1, 1, 0, 1, 1, 0, 1, 2, 0, 1, 2};
-    tally_t t = {.node = node};
-    t_each_pair(6, 12, judge_pair, &t);
-    assert_true(t.pairs > 200);
+    int64_t pairs = 0;
+    T_EACH_PAIR (p, 6, 12)
+        judge_pair(&p, pairs++, node, 0);
+    assert_true(pairs > 200);
 }
 
 /* tp8,dp4 to tp4,cp4,dp2: each of 8 ranks of a node lacks the other half of the batch. */
@@ -98,31 +100,21 @@ T_CASE(one_level_and_one_node_have_no_second_exchange)
 
 /* ---- bridges ---- */
 
-static void run_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
-{
-    tally_t *t = arg;
-    const int64_t nth = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
-    if (t_left_out(nth))
-        return;
-    const t_case_t c = {
-        .src = t_side_ordered((int)(nth % T_ORDERS), s[0], s[1], s[2], true),
-        .dst = t_side_ordered((int)(nth / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
-        .shape = {most + nth % 2, 2 * t_lcm(s[1], d[1]), nth % 24 ? 3 : 6000},
-        .output = nth % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
-        .grad = nth % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
-        .dtype = nth % 6 == 1 ? COLO_BF16 : COLO_F32,
-        .stride = (t_stride_t)(nth % T_STRIDE_COUNT),
-        .ranks_per_node = n % 3 == 0 && nth % 2 ? n / 3 : n / 2};
-    t_case_later(&c);
-}
-
 T_CASE(values_on_two_and_three_nodes_are_those_of_the_oracle)
 {
-    tally_t t = {0};
-    for (int64_t n = 4; n <= 12; n += 2)
-        t_each_pair(n, n, run_pair, &t);
+    int64_t nth = -1;
+    T_EACH_PAIR (p, 4, 12) {
+        if (p.n % 2 || t_left_out(++nth))
+            continue;
+        t_case_t c = nth_case(&p, nth);
+        c.shape.h = nth % 24 ? 3 : 6000;
+        c.dtype = nth % 6 == 2 ? COLO_BF16 : COLO_F32;
+        c.stride = (t_stride_t)(nth % T_STRIDE_COUNT);
+        c.ranks_per_node = p.n % 3 == 0 && nth % 2 ? p.n / 3 : p.n / 2;
+        t_case_later(&c);
+    }
     t_run_rest();
-    assert_true(t.pairs > 300);
+    assert_true(nth > 300);
 }
 
 /* ---- failures ---- */

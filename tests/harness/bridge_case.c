@@ -65,19 +65,30 @@ ref_side_t t_side_ordered(int order, int64_t tp, int64_t cp, int64_t dp, bool is
                   is_src);
 }
 
-int64_t t_each_pair(int64_t lo, int64_t hi, t_pair_fn fn, void *arg)
+/* The layout of @n ranks after @d; false, and before the first one, if there are no more. */
+static bool next_layout(int64_t *d, int64_t n)
 {
-    int64_t pairs = 0;
-    for (int64_t n = lo; n <= hi; n++)
-        for (int64_t a = 1; a <= n; a++)
-            for (int64_t b = 1; a * b <= n; b++)
-                for (int64_t p = 1; n % (a * b) == 0 && p <= n; p++)
-                    for (int64_t q = 1; p * q <= n; q++)
-                        if (n % (p * q) == 0) {
-                            fn(n, (int64_t[]){a, b, n / a / b}, (int64_t[]){p, q, n / p / q}, arg);
-                            pairs++;
-                        }
-    return pairs;
+    do {
+        if (++d[1] > n) {
+            d[0]++;
+            d[1] = 1;
+        }
+    } while (d[0] <= n && n % (d[0] * d[1]));
+    const bool more = d[0] <= n;
+    d[2] = more ? n / d[0] / d[1] : 0;
+    if (!more)
+        memcpy(d, (int64_t[]){1, 0}, 2 * sizeof *d);
+    return more;
+}
+
+bool t_next_pair(t_pair_t *p, int64_t hi)
+{
+    p->nth++;
+    while (!next_layout(p->dst, p->n))
+        while (!next_layout(p->src, p->n))
+            if (++p->n > hi)
+                return false;
+    return true;
 }
 
 int64_t t_lcm(int64_t a, int64_t b)
@@ -144,6 +155,14 @@ static colo_status_t layout_of(colo_layout_t *layout, const ref_side_t *side, in
 t_case_t t_between(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
 {
     return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
+}
+
+t_case_t t_pair_case(const t_pair_t *p, int64_t src_order, int64_t dst_order)
+{
+    const int64_t *s = p->src, *d = p->dst;
+    return (t_case_t){.src = t_side_ordered((int)src_order % T_ORDERS, s[0], s[1], s[2], true),
+                      .dst = t_side_ordered((int)dst_order % T_ORDERS, d[0], d[1], d[2], false),
+                      .shape = {s[2] > d[2] ? s[2] : d[2], 2 * t_lcm(s[1], d[1]), 1}};
 }
 
 t_case_t t_collective(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)

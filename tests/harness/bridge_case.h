@@ -34,11 +34,11 @@ typedef struct t_case {
     t_stride_t stride;
     bool no_grad;
     int64_t ranks_per_node;
-    bool two_levels; /* of plans; bridges choose by themselves */
+    bool two_levels;     /* of plans; bridges choose by themselves */
     const int32_t *node; /* [world] of plans, in place of ranks_per_node; or NULL */
-    int32_t world;  /* 0: up to the end of the later grid */
-    int32_t check;  /* COLO_CHECK of the run; 0 leaves it */
-    int32_t steps;  /* forwards and backwards; 0: 1 */
+    int32_t world;       /* 0: up to the end of the later grid */
+    int32_t check;       /* COLO_CHECK of the run; 0 leaves it */
+    int32_t steps;       /* forwards and backwards; 0: 1 */
 } t_case_t;
 
 /* A tensor with its memory; every byte that is no element is 0xA5 and must stay so. */
@@ -84,14 +84,22 @@ size_t t_side_text(const ref_side_t *side, char *text, size_t cap);
 colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side);
 colo_grid_t t_grid(const ref_side_t *side);
 
-/* Calls @fn for every pair of (tp, cp, dp) layouts of lo..hi ranks; returns how many pairs. */
-typedef void (*t_pair_fn)(int64_t n, const int64_t *src, const int64_t *dst, void *arg);
-int64_t t_each_pair(int64_t lo, int64_t hi, t_pair_fn fn, void *arg);
+/* A pair of (tp, cp, dp) layouts of @n ranks, before which came @nth others. */
+typedef struct t_pair {
+    int64_t n, nth, src[3], dst[3];
+} t_pair_t;
+/* For each pair of lo..hi ranks */
+#define T_EACH_PAIR(p, lo, hi) \
+    for (t_pair_t p = {(lo)-1, -1, {(lo)}, {(lo)}}; t_next_pair(&(p), hi);)
+bool t_next_pair(t_pair_t *p, int64_t hi);
 int64_t t_lcm(int64_t a, int64_t b);
 
 /* A case of [b, n, h] between two grids; and one for whole collectives. */
 t_case_t t_between(const char *src, const char *dst, int64_t b, int64_t n, int64_t h);
-/* The same with more of its members: .check = 2 */
+/* One between a pair of layouts with dims in such orders: a sample for each of the larger dp, two
+ * rows for each context rank, one feature. */
+t_case_t t_pair_case(const t_pair_t *p, int64_t src_order, int64_t dst_order);
+/* A case between two grids with more of its members: .check = 2 */
 #define T_BETWEEN(from, to, b, n, h, ...)  \
     ((t_case_t){.src = t_side(from, true), \
                 .dst = t_side(to, false),  \
