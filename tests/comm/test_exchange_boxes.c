@@ -200,14 +200,15 @@ struct clash {
     int64_t extent[2][3]; /* what 0 sends, what 1 expects */
     int32_t nboxes[2];
     bool sends, expects;
+    const char *words, *checked; /* below check level 2, and there */
+    int32_t from,
+        to; /* the ranks that must see it below, where one that names no rank is through */
     int32_t check;
-    colo_status_t status[3];
-    char error_message[3][1024];
 };
 
 static colo_status_t clash_rank(colo_comm_t *c, void *arg)
 {
-    struct clash *k = arg;
+    const struct clash *k = arg;
     int32_t me = colo_comm_rank(c);
     float x[64], y[64];
     for (int i = 0; i < 64; i++) {
@@ -224,9 +225,10 @@ static colo_status_t clash_rank(colo_comm_t *c, void *arg)
     rank_try(colo_comm_set_check(c, k->check));
     rank_try(colo_comm_set_timeout(c, 20000));
     rank_try(colo_comm_barrier(c, NULL));
-    k->status[me] = colo_comm_exchange(c, &send, me == 0 && k->sends, &recv, me == 1 && k->expects,
-                                       COLO_F32, NULL);
-    snprintf(k->error_message[me], sizeof k->error_message[me], "%s", colo_last_error());
+    const colo_status_t st = colo_comm_exchange(c, &send, me == 0 && k->sends, &recv,
+                                                me == 1 && k->expects, COLO_F32, NULL);
+    if (k->check == 2 || (me >= k->from && me <= k->to))
+        rank_fails(st, COLO_ERR_MISMATCH, k->check == 2 ? k->checked : k->words);
     for (int i = 0; i < 64; i++)
         rank_check(y[i] == -7);
     if (k->check == 2) {
@@ -236,77 +238,66 @@ static colo_status_t clash_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-/* @from, @to: the ranks that must see it below level 2, where one that names no rank is through */
-static void expect_mismatch(struct clash k, int from, int to, const char *text, const char *checked)
+T_CASE(sides_that_differ_are_a_mismatch)
 {
-    for (k.check = 0; k.check <= 2; k.check++) {
-        assert_ok(t_run_ranks(3, clash_rank, &k, sizeof k));
-        for (int r = k.check == 2 ? 0 : from; r <= (k.check == 2 ? 2 : to); r++) {
-            if (k.status[r] != COLO_ERR_MISMATCH)
-                fail_msg("check %d: rank %d has %s (%s)", (int)k.check, r,
-                         colo_status_name(k.status[r]), k.error_message[r]);
-            if (!strstr(k.error_message[r], k.check == 2 ? checked : text))
-                fail_msg("check %d: rank %d says \"%s\", expected \"%s\"", (int)k.check, r,
-                         k.error_message[r], k.check == 2 ? checked : text);
-        }
-        if (k.check < 2 && from != to && t_ranks_are_threads())
-            assert_string_equal(k.error_message[0], k.error_message[1]);
+    struct clash table[] = {{{{1, 4, 3}, {1, 3, 4}},
+                             {1, 1},
+                             true,
+                             true,
+                             "box 0 of 1x4x3 elements where 1x3x4 are expected",
+                             "rank 0 sends rank 1 other boxes",
+                             0,
+                             1,
+                             0},
+                            {{{1, 2, 2}, {1, 2, 2}},
+                             {2, 1},
+                             true,
+                             true,
+                             "2 boxes where 1 are expected",
+                             "rank 0 sends rank 1 other boxes",
+                             0,
+                             1,
+                             0},
+                            {{{1, 2, 2}, {1, 2, 2}},
+                             {1, 1},
+                             true,
+                             false,
+                             "rank 1",
+                             "rank 0 sends rank 1 a message, which expects none",
+                             0,
+                             0,
+                             0},
+                            {{{1, 2, 2}, {1, 2, 2}},
+                             {1, 1},
+                             false,
+                             true,
+                             "rank 0",
+                             "rank 0 sends rank 1 no message, which expects one",
+                             1,
+                             1,
+                             0}};
+    for (int i = 0; i < 12; i++) {
+        struct clash *k = &table[i / 3];
+        k->check = i % 3;
+        if (t_run_ranks(3, clash_rank, k, 0) < 0)
+            fail_msg("clash %d at check %d: %s", i / 3, i % 3, colo_last_error());
     }
-}
-
-T_CASE(other_extents_are_a_mismatch_on_both_sides)
-{
-    expect_mismatch((struct clash){{{1, 4, 3}, {1, 3, 4}}, {1, 1}, true, true, 0, {COLO_OK}, {{0}}},
-                    0, 1, "box 0 of 1x4x3 elements where 1x3x4 are expected",
-                    "rank 0 sends rank 1 other boxes");
-}
-
-T_CASE(another_number_of_boxes_is_a_mismatch_on_both_sides)
-{
-    expect_mismatch((struct clash){{{1, 2, 2}, {1, 2, 2}}, {2, 1}, true, true, 0, {COLO_OK}, {{0}}},
-                    0, 1, "2 boxes where 1 are expected", "rank 0 sends rank 1 other boxes");
-}
-
-T_CASE(a_message_no_rank_expects_is_a_mismatch)
-{
-    expect_mismatch(
-        (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, true, false, 0, {COLO_OK}, {{0}}}, 0, 0,
-        "rank 1", "rank 0 sends rank 1 a message, which expects none");
-}
-
-T_CASE(a_message_no_rank_sends_is_a_mismatch)
-{
-    expect_mismatch(
-        (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, false, true, 0, {COLO_OK}, {{0}}}, 1, 1,
-        "rank 0", "rank 0 sends rank 1 no message, which expects one");
 }
 
 /* Rank 1 waits for rank 2, which comes only when all is over; rank 0 sends to 1 in vain. */
-static colo_status_t vain_rank(colo_comm_t *c, void *arg)
+T_CASE_ON(3, a_receiver_that_waits_for_others_is_a_mismatch_at_once)
 {
-    struct clash *k = arg;
-    int32_t me = colo_comm_rank(c), v = me;
+    int32_t me = colo_comm_rank(world), v = me;
     colo_box_t box = {&v, {1, 1, 1}, {0, 0, 0}};
     colo_message_t send = {1, 1, &box}, recv = {2, 1, &box};
-    rank_try(colo_comm_set_timeout(c, 20000));
-    while (me == 2 && colo_comm_check(c) == COLO_OK)
+    rank_try(colo_comm_set_timeout(world, 20000));
+    while (me == 2 && colo_comm_check(world) == COLO_OK)
         ;
     if (me < 2)
-        k->status[me] = colo_comm_exchange(c, &send, me == 0, &recv, me == 1, COLO_I32, NULL);
-    snprintf(k->error_message[me], sizeof k->error_message[me], "%s", colo_last_error());
+        rank_fails(colo_comm_exchange(world, &send, me == 0, &recv, me == 1, COLO_I32, NULL),
+                   COLO_ERR_MISMATCH, "rank 1 expects no message from it where it sends");
     rank_check(v == me);
     return COLO_OK;
-}
-
-T_CASE(a_receiver_that_waits_for_others_is_a_mismatch_at_once)
-{
-    struct clash k = {.check = 0};
-    assert_ok(t_run_ranks(3, vain_rank, &k, sizeof k));
-    for (int r = 0; r < 2; r++) {
-        assert_int_equal(k.status[r], COLO_ERR_MISMATCH);
-        assert_non_null(
-            strstr(k.error_message[r], "rank 1 expects no message from it where it sends"));
-    }
 }
 
 /* ---- arguments ---- */

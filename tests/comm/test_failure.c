@@ -3,10 +3,10 @@
  * test_failure.c - ranks that go wrong: no rank hangs, every rank learns which one did what,
  * nothing is written.
  *
- * Rank functions note what each rank saw; the main thread judges. Deadlines are short, and every
- * case would hang (and be killed by the runner) if the check under test were missing.
+ * Deadlines are short, and every case would hang (and be killed by the runner) if the check under
+ * test were missing.
  */
-#include "comm/seen.h"
+#include "harness/harness.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
@@ -16,47 +16,36 @@
 
 /* ---- a rank that does not come ---- */
 
-static colo_status_t skip_rank(colo_comm_t *c, void *arg)
+T_CASE_ON(3, a_skipped_call_is_a_timeout_with_both_sequence_numbers)
 {
-    struct seen *s = arg;
-    int32_t me = colo_comm_rank(c);
+    int32_t me = colo_comm_rank(world);
     float x[4] = {1, 2, 3, 4}, all[12];
-    rank_try(colo_comm_barrier(c, NULL));
-    rank_try(colo_comm_barrier(c, NULL));
-    rank_try(colo_comm_set_timeout(c, me == 0 ? 300 : 20000));
+    rank_try(colo_comm_barrier(world, NULL));
+    rank_try(colo_comm_barrier(world, NULL));
+    rank_try(colo_comm_set_timeout(world, me == 0 ? 300 : 20000));
     for (int i = 0; i < 12; i++)
         all[i] = -1;
     if (me == 2) /* misses #3, comes when the deadline is over */
-        while (colo_comm_check(c) == COLO_OK)
+        while (colo_comm_check(world) == COLO_OK)
             usleep(1000);
-    NOTE(s, me, colo_comm_all_gather(c, x, all, 4, COLO_F32, NULL));
+    const double begin = colo_now();
+    rank_fails(colo_comm_all_gather(world, x, all, 4, COLO_F32, NULL), COLO_ERR_TIMEOUT,
+               "all_gather #3 (4 f32) on 'world' (world ranks 0 1 2)");
+    const double seconds = colo_now() - begin;
+    rank_check(me != 0 || (seconds >= 0.300 && seconds < 10));
+    rank_check(says("rank 0 waited for rank 2") && says("did not arrive within 300 ms") &&
+               says("the last operation of rank 2 is barrier #2"));
     for (int i = 0; i < 12; i++)
         rank_check(all[i] == -1);
     return COLO_OK;
 }
 
-T_CASE(a_skipped_call_is_a_timeout_with_both_sequence_numbers)
-{
-    struct seen s = {.arrived = 0};
-    assert_ok(t_run_ranks(3, skip_rank, &s, sizeof s));
-    for (int r = 0; r < 3; r++) {
-        expect(&s, r, COLO_ERR_TIMEOUT, "all_gather #3 (4 f32) on 'world' (world ranks 0 1 2)");
-        expect(&s, r, COLO_ERR_TIMEOUT, "rank 0 waited for rank 2");
-        expect(&s, r, COLO_ERR_TIMEOUT, "did not arrive within 300 ms");
-        expect(&s, r, COLO_ERR_TIMEOUT, "the last operation of rank 2 is barrier #2");
-    }
-    assert_true(s.seconds[0] >= 0.300 && s.seconds[0] < 10);
-}
-
 /* What kills a group after an operation that all of them finished does not reach back into it. */
 static colo_status_t abort_after(colo_comm_t *c, void *arg)
 {
-    struct seen *s = arg;
-    int32_t me = colo_comm_rank(c);
-    for (int i = 0; i < 20; i++)
+    for (int i = 0; i < 21; i++)
         rank_try(colo_comm_barrier(c, NULL));
-    NOTE(s, me, colo_comm_barrier(c, NULL));
-    if (me == 2)
+    if (colo_comm_rank(c) == 2)
         colo_comm_abort(c, "afterwards");
     return COLO_OK;
 }
@@ -64,44 +53,31 @@ static colo_status_t abort_after(colo_comm_t *c, void *arg)
 T_CASE(an_operation_that_all_finished_stays_finished)
 {
     T_THREADS_ONLY();
-    for (int i = 0; i < t_scaled(400); i++) {
-        struct seen s = {.arrived = 0};
-        assert_ok(t_run_ranks(8, abort_after, &s, sizeof s));
-        for (int r = 0; r < 8; r++)
-            if (s.status[r] != COLO_OK)
-                fail_msg("run %d, rank %d: %s", i, r, s.error_message[r]);
-    }
+    for (int i = 0; i < t_scaled(400); i++)
+        assert_ok(t_run_ranks(8, abort_after, NULL, 0));
 }
 
-static colo_status_t absent_sender(colo_comm_t *c, void *arg)
+T_CASE_ON(3, an_exchange_names_the_sender_that_did_not_come)
 {
-    struct seen *s = arg;
-    int32_t me = colo_comm_rank(c), got = -1;
+    int32_t got = -1;
     colo_box_t in = {&got, {1, 1, 1}, {0, 0, 0}};
     colo_message_t recv = {1, 1, &in};
-    rank_try(colo_comm_set_timeout(c, 120));
-    if (me == 0)
-        NOTE(s, me, colo_comm_exchange(c, NULL, 0, &recv, 1, COLO_I32, NULL));
-    else
-        while (colo_comm_check(c) == COLO_OK)
-            usleep(1000);
+    rank_try(colo_comm_set_timeout(world, 120));
+    while (colo_comm_rank(world) > 0 && colo_comm_check(world) == COLO_OK)
+        usleep(1000);
+    if (colo_comm_rank(world) == 0) {
+        rank_fails(colo_comm_exchange(world, NULL, 0, &recv, 1, COLO_I32, NULL), COLO_ERR_TIMEOUT,
+                   "exchange #1 (i32)");
+        rank_check(says("rank 0 waited for rank 1"));
+        rank_check(says("the last operation of rank 1 is none"));
+    }
     rank_check(got == -1);
     return COLO_OK;
-}
-
-T_CASE(an_exchange_names_the_sender_that_did_not_come)
-{
-    struct seen s = {.arrived = 0};
-    assert_ok(t_run_ranks(3, absent_sender, &s, sizeof s));
-    expect(&s, 0, COLO_ERR_TIMEOUT, "exchange #1 (i32)");
-    expect(&s, 0, COLO_ERR_TIMEOUT, "rank 0 waited for rank 1");
-    expect(&s, 0, COLO_ERR_TIMEOUT, "the last operation of rank 1 is none");
 }
 
 /* The buffers of a call that timed out belong to the caller again, also when peers come late. */
 static colo_status_t late_readers(colo_comm_t *c, void *arg)
 {
-    struct seen *s = arg;
     int32_t me = colo_comm_rank(c), n = colo_comm_size(c);
     enum { COUNT = 20000 };
     rank_try(colo_comm_set_timeout(c, 30));
@@ -109,29 +85,36 @@ static colo_status_t late_readers(colo_comm_t *c, void *arg)
     while (me == n - 1 && colo_comm_check(c) == COLO_OK) /* and before the last */
         usleep(500);
     int64_t *x = calloc(COUNT, sizeof *x), *y = calloc(COUNT * (size_t)n, sizeof *y);
-    NOTE(s, me, colo_comm_all_gather(c, x, y, COUNT, COLO_I64, NULL));
+    const colo_status_t st = colo_comm_all_gather(c, x, y, COUNT, COLO_I64, NULL);
     memset(x, 0xff, COUNT * sizeof *x);
     free(x); /* a late reader would be seen by ASan and TSan */
     free(y);
+    if (me == 0 || me == n - 1) /* or "did not finish": a rank may still copy at the deadline */
+        rank_fails(st, COLO_ERR_TIMEOUT, " within 30 ms");
     return COLO_OK;
 }
 
 T_CASE(a_timed_out_call_leaves_no_rank_reading_its_buffers)
 {
-    struct seen s = {.arrived = 0};
-    for (int i = 0; i < 5; i++) {
-        assert_ok(t_run_ranks(8, late_readers, &s, sizeof s));
-        /* or "did not finish": on loaded cores a rank may still copy when the deadline comes */
-        expect(&s, 0, COLO_ERR_TIMEOUT, " within 30 ms");
-        expect(&s, 7, COLO_ERR_TIMEOUT, " within 30 ms");
-    }
+    for (int i = 0; i < 5; i++)
+        assert_ok(t_run_ranks(8, late_readers, NULL, 0));
 }
 
 /* ---- ranks that do different things ---- */
 
+/* What most ranks call and what rank 2 does; see disagree(). */
+static const char *const calls[][2] = {
+    {"broadcast #1 (4 f32 from rank 0)", "all_reduce #1 (sum of 4 f32)"},
+    {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (sum of 5 f32)"},
+    {"all_gather #1 (4 f32)", "all_gather #1 (4 i32)"},
+    {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (max of 4 f32)"},
+    {"broadcast #1 (4 f32 from rank 0)", "broadcast #1 (4 f32 from rank 1)"},
+    {"reduce_scatter #1 (sum of 1 f32)", "barrier #1"},
+};
+
 struct disagreement {
-    struct seen seen;
     int which, check;
+    char words[4][1200]; /* by rank */
 };
 
 static colo_status_t disagree(colo_comm_t *c, int which, bool odd, float *x, float *y)
@@ -163,7 +146,14 @@ static colo_status_t disagree_rank(colo_comm_t *c, void *arg)
         y[i] = -1;
     rank_try(colo_comm_set_check(c, d->check));
     rank_try(colo_comm_set_timeout(c, 20000));
-    NOTE(&d->seen, me, disagree(c, d->which, me == 2, x, y));
+    rank_fails(disagree(c, d->which, me == 2, x, y), COLO_ERR_MISMATCH,
+               d->check < 2 ? "rank 2 is in" : "rank 0 is about to run");
+    rank_check(d->check < 2 ? says(calls[d->which][0]) && says(calls[d->which][1])
+                            : says(", rank 2 "));
+    /* a rank that came last finds "comm 'world' is dead: " in front of the same words */
+    const char *words = d->check < 2 ? strstr(colo_last_error(), "on 'world'") : colo_last_error();
+    rank_check(words);
+    snprintf(d->words[me], sizeof d->words[me], "%s", words);
     for (int i = 0; i < 40; i++)
         rank_check(y[i] == -1);
     if (d->check < 2) {
@@ -178,140 +168,91 @@ static colo_status_t disagree_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-T_CASE(different_operations_are_a_mismatch_on_all_ranks)
+T_CASE(different_operations_are_a_mismatch_on_all_ranks_and_at_check_2_the_comm_lives)
 {
-    static const struct {
-        const char *most, *odd;
-    } text[] = {
-        {"broadcast #1 (4 f32 from rank 0)", "all_reduce #1 (sum of 4 f32)"},
-        {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (sum of 5 f32)"},
-        {"all_gather #1 (4 f32)", "all_gather #1 (4 i32)"},
-        {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (max of 4 f32)"},
-        {"broadcast #1 (4 f32 from rank 0)", "broadcast #1 (4 f32 from rank 1)"},
-        {"reduce_scatter #1 (sum of 1 f32)", "barrier #1"},
-    };
     for (int which = 0; which < 6; which++)
-        for (int check = 0; check < 2; check++) {
+        for (int check = 0; check <= 2; check++) {
             struct disagreement d = {.which = which, .check = check};
             assert_ok(t_run_ranks(4, disagree_rank, &d, sizeof d));
-            for (int r = 0; r < 4; r++) {
-                expect(&d.seen, r, COLO_ERR_MISMATCH, text[which].most);
-                expect(&d.seen, r, COLO_ERR_MISMATCH, text[which].odd);
-                expect(&d.seen, r, COLO_ERR_MISMATCH, "rank 2 is in");
-                /* a rank that came last finds "comm 'world' is dead: " in front of the same words
-                 */
-                if (t_ranks_are_threads()) /* processes may find it each by itself */
-                    assert_string_equal(strstr(d.seen.error_message[r], "on 'world'"),
-                                        strstr(d.seen.error_message[0], "on 'world'"));
-            }
+            /* below check 2 processes may find it each by itself */
+            for (int r = 0; r < 4 && (check == 2 || t_ranks_are_threads()); r++)
+                assert_string_equal(d.words[r], d.words[0]);
         }
-}
-
-T_CASE(at_check_2_a_mismatch_leaves_the_comm_alive)
-{
-    for (int which = 0; which < 6; which++) {
-        struct disagreement d = {.which = which, .check = 2};
-        assert_ok(t_run_ranks(4, disagree_rank, &d, sizeof d));
-        for (int r = 0; r < 4; r++) {
-            expect(&d.seen, r, COLO_ERR_MISMATCH, "rank 0 is about to run");
-            expect(&d.seen, r, COLO_ERR_MISMATCH, ", rank 2 ");
-            assert_string_equal(d.seen.error_message[r], d.seen.error_message[0]);
-        }
-    }
 }
 
 static colo_status_t collective_against_exchange(colo_comm_t *c, void *arg)
 {
-    struct seen *s = arg;
+    _Atomic int *arrived = arg;
     int32_t me = colo_comm_rank(c), v = me, got = -1;
     colo_box_t out = {&v, {1, 1, 1}, {0, 0, 0}}, in = {&got, {1, 1, 1}, {0, 0, 0}};
     colo_message_t send = {me ^ 1, 1, &out}, recv = {me ^ 1, 1, &in};
     rank_try(colo_comm_set_timeout(c, 20000));
-    if (me == 2) { /* 0 and 1 finish their exchange without it, and go on */
-        while (atomic_load(&s->arrived) < 2)
-            usleep(500);
-        NOTE(s, me, colo_comm_barrier(c, NULL));
-    } else if (me < 2) {
-        for (int i = 0; i < 3; i++)
-            rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_I32, NULL));
-        rank_check(got == (me ^ 1));
-        atomic_fetch_add(&s->arrived, 1);
-        NOTE(s, me, colo_comm_barrier(c, NULL));
-    }
+    for (int i = 0; me < 2 && i < 3; i++)
+        rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_I32, NULL));
+    rank_check(got == (me < 2 ? (me ^ 1) : -1));
+    atomic_fetch_add(arrived, me < 2);
+    while (me == 2 && atomic_load(arrived) < 2) /* they finish without it, and go on */
+        usleep(500);
+    /* 0 and 1 see the verdict, whatever they were waiting for */
+    rank_fails(colo_comm_barrier(c, NULL), COLO_ERR_MISMATCH,
+               me < 2 ? "rank 2 is in barrier #1"
+                      : "rank 2 is in barrier #1, but rank 0 went past #1 without it");
     return COLO_OK;
 }
 
 T_CASE(ranks_that_went_past_without_me_are_a_mismatch_not_a_hang)
 {
     T_THREADS_ONLY();
-    struct seen s = {.arrived = 0};
-    assert_ok(t_run_ranks(3, collective_against_exchange, &s, sizeof s));
-    expect(&s, 2, COLO_ERR_MISMATCH, "rank 2 is in barrier #1, but rank 0 went past #1 without it");
-    for (int r = 0; r < 2; r++) /* they see the verdict, whatever they were waiting for */
-        expect(&s, r, COLO_ERR_MISMATCH, "rank 2 is in barrier #1");
+    _Atomic int arrived = 0;
+    assert_ok(t_run_ranks(3, collective_against_exchange, &arrived, sizeof arrived));
 }
 
 /* ---- ranks that fail by themselves ---- */
 
 static colo_status_t failing_rank(colo_comm_t *c, void *arg)
 {
-    struct seen *s = arg;
-    int32_t me = colo_comm_rank(c);
     rank_try(colo_comm_set_timeout(c, 20000));
-    if (me == 3)
+    if (colo_comm_rank(c) == 3)
         return colo_fail(COLO_ERR_SHAPE, "batch 30 does not split into 4 slices");
-    NOTE(s, me, colo_comm_barrier(c, NULL));
-    return s->status[me];
+    const double begin = colo_now();
+    rank_fails(colo_comm_barrier(c, NULL), COLO_ERR_PEER,
+               "rank 3 failed: batch 30 does not split into 4 slices");
+    rank_check(colo_now() - begin < 10);
+    return COLO_OK;
 }
 
 T_CASE(the_error_of_one_rank_reaches_all_and_the_caller)
 {
-    struct seen s = {.arrived = 0};
-    colo_status_t st = t_run_ranks(5, failing_rank, &s, sizeof s);
-    assert_int_equal(st, COLO_ERR_SHAPE);
+    assert_int_equal(t_run_ranks(5, failing_rank, NULL, 0), COLO_ERR_SHAPE);
     assert_string_equal(colo_last_error(), "rank 3: batch 30 does not split into 4 slices");
-    for (int r = 0; r < 5; r++)
-        if (r != 3) {
-            expect(&s, r, COLO_ERR_PEER, "rank 3 failed: batch 30 does not split into 4 slices");
-            assert_true(s.seconds[r] < 10);
-        }
 }
 
 static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
 {
-    struct seen *s = arg;
     int32_t me = colo_comm_rank(c);
     T_ENDS(colo_comm_destroy) colo_comm_t *pair = NULL;
     rank_try(colo_comm_split_color(c, me / 2, 0, &pair));
     rank_try(colo_comm_set_timeout(pair, 20000));
     float x = 1;
     /* rank 3 is wrong in its pair (2, 3): 2 learns at once, 0 and 1 when 3 returns */
-    if (me == 2 || me == 3)
-        NOTE(s, me,
-             colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL));
-    else
-        NOTE(s, me, colo_comm_barrier(c, NULL));
-    rank_check(x == 1);
-    rank_check(me < 2 || colo_comm_check(pair) == s->status[me]);
-    return s->status[me];
+    if (me < 2) {
+        rank_fails(colo_comm_barrier(c, NULL), COLO_ERR_PEER, "send is NULL for 4 bytes");
+        return COLO_OK;
+    }
+    const colo_status_t st =
+        colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL);
+    rank_check(x == 1 && colo_comm_check(pair) == st);
+    if (me == 3)
+        return st;
+    rank_fails(st, COLO_ERR_PEER, "rank 1 (world rank 3) failed: all_reduce: send is NULL");
+    return COLO_OK;
 }
 
 T_CASE(wrong_arguments_on_one_rank_wake_its_peers)
 {
-    struct seen s = {.arrived = 0};
-    colo_status_t st = t_run_ranks(4, failing_in_child, &s, sizeof s);
-    assert_int_equal(st, COLO_ERR_ARG);
+    assert_int_equal(t_run_ranks(4, failing_in_child, NULL, 0), COLO_ERR_ARG);
     assert_string_equal(colo_last_error(), "rank 3: all_reduce: send is NULL for 4 bytes");
-    expect(&s, 3, COLO_ERR_ARG, "send is NULL for 4 bytes");
-    expect(&s, 2, COLO_ERR_PEER, "rank 1 (world rank 3) failed: all_reduce: send is NULL");
-    for (int r = 0; r < 2; r++)
-        expect(&s, r, COLO_ERR_PEER, "send is NULL for 4 bytes");
 }
-
-struct wrong {
-    struct seen seen;
-    int which;
-};
 
 static colo_status_t run_wrong(colo_comm_t *c, int which, float *x, float *y, colo_stream_t none)
 {
@@ -341,25 +282,8 @@ static colo_status_t run_wrong(colo_comm_t *c, int which, float *x, float *y, co
     }
 }
 
-static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
-{
-    struct wrong *w = arg;
-    int32_t me = colo_comm_rank(c);
-    float x[8] = {0}, y[16];
-    for (int i = 0; i < 16; i++)
-        y[i] = 5;
-    rank_try(colo_comm_set_check(c, 2));
-    if (me == w->which % 2)
-        NOTE(&w->seen, me, run_wrong(c, w->which, x, y, NULL));
-    else
-        NOTE(&w->seen, me, colo_comm_barrier(c, NULL));
-    for (int i = 0; i < 16; i++)
-        rank_check(y[i] == 5);
-    rank_check(colo_comm_check(c) == COLO_OK);
-    return colo_comm_barrier(c, NULL);
-}
-
-T_CASE(at_check_2_wrong_arguments_leave_the_comm_alive)
+T_CASE_FOR(3, at_check_2_wrong_arguments_leave_the_comm_alive, int, which, 0, 1, 2, 3, 4, 5, 6, 7,
+           8, 9, 10)
 {
     static const char *const text[] = {
         "all_gather: count -1",
@@ -374,87 +298,88 @@ T_CASE(at_check_2_wrong_arguments_leave_the_comm_alive)
         "buffer is NULL for 8 bytes",
         "dtype -1 is unknown",
     };
-    for (int which = 0; which < (int)(sizeof text / sizeof text[0]); which++) {
-        struct wrong w = {.which = which};
-        const int odd = which % 2;
-        assert_ok(t_run_ranks(3, wrong_rank, &w, sizeof w));
-        expect(&w.seen, odd, COLO_ERR_ARG, text[which]);
-        for (int r = 1 - odd; r < 3; r += 1 + odd) {
-            expect(&w.seen, r, COLO_ERR_PEER, odd ? "rank 1 failed: " : "rank 0 failed: ");
-            expect(&w.seen, r, COLO_ERR_PEER, text[which]);
-        }
-    }
+    float x[8] = {0}, y[16];
+    for (int i = 0; i < 16; i++)
+        y[i] = 5;
+    rank_try(colo_comm_set_check(world, 2));
+    if (colo_comm_rank(world) == which % 2)
+        rank_fails(run_wrong(world, which, x, y, NULL), COLO_ERR_ARG, text[which]);
+    else
+        rank_fails(colo_comm_barrier(world, NULL), COLO_ERR_PEER,
+                   which % 2 ? "rank 1 failed: " : "rank 0 failed: ");
+    rank_check(says(text[which]));
+    for (int i = 0; i < 16; i++)
+        rank_check(y[i] == 5);
+    rank_check(colo_comm_check(world) == COLO_OK);
+    return colo_comm_barrier(world, NULL);
 }
 
 /* ---- agreement and splits that go wrong ---- */
 
 struct splitting {
-    struct seen seen;
     const char *spec[2], *dims[2]; /* of most ranks, of rank 1 */
+    int32_t ranks, culprit;        /* whose status and words these are; -1: of all */
+    colo_status_t status;
+    const char *words;
 };
 
 static colo_status_t bad_split_rank(colo_comm_t *c, void *arg)
 {
-    struct splitting *s = arg;
+    const struct splitting *s = arg;
     int32_t me = colo_comm_rank(c), odd = me == 1;
     colo_grid_t grid;
     rank_try(colo_grid_parse(&grid, s->spec[odd], 0));
     colo_comm_t *child = (colo_comm_t *)&grid;
-    NOTE(&s->seen, me, colo_comm_split(c, &grid, s->dims[odd], &child));
+    const colo_status_t st = colo_comm_split(c, &grid, s->dims[odd], &child);
+    if (s->culprit < 0 || s->culprit == me)
+        rank_fails(st, s->status, s->words);
+    else
+        rank_fails(st, COLO_ERR_PEER, t_text("rank %d failed: ", (int)s->culprit));
     rank_check(child == (colo_comm_t *)&grid);
     rank_check(colo_comm_check(c) == COLO_OK);
     return colo_comm_barrier(c, NULL);
 }
 
-T_CASE(splits_that_differ_are_a_mismatch_on_all_ranks)
+T_CASE(splits_that_differ_or_are_wrong_on_one_rank_fail_on_all)
 {
-    struct splitting table[] = {
-        {.spec = {"tp=2,dp=2", "tp=4"}, .dims = {"tp", "tp"}},
-        {.spec = {"tp=2,dp=2", "tp=2,dp=2"}, .dims = {"tp", "dp"}},
-    };
-    for (int i = 0; i < 2; i++) {
-        assert_ok(t_run_ranks(4, bad_split_rank, &table[i], sizeof table[i]));
-        for (int r = 0; r < 4; r++)
-            expect(&table[i].seen, r, COLO_ERR_MISMATCH,
-                   i ? "split: dims: rank 1 of 'world' has dp, rank 0 tp"
-                     : "split: grid: rank 1 of 'world' has tp=4, rank 0 tp=2,dp=2");
-    }
+    static struct splitting table[] = {
+        {{"tp=2,dp=2", "tp=4"},
+         {"tp", "tp"},
+         4,
+         -1,
+         COLO_ERR_MISMATCH,
+         "split: grid: rank 1 of 'world' has tp=4, rank 0 tp=2,dp=2"},
+        {{"tp=2,dp=2", "tp=2,dp=2"},
+         {"tp", "dp"},
+         4,
+         -1,
+         COLO_ERR_MISMATCH,
+         "split: dims: rank 1 of 'world' has dp, rank 0 tp"},
+        {{"tp=2,dp=2", "tp=2,dp=2"}, {"tp", "qp"}, 4, 1, COLO_ERR_ARG, "qp"},
+        /* rank 4's partner is 5 */
+        {{"tp=2,dp=3", "tp=2,dp=3"},
+         {"tp", "tp"},
+         5,
+         4,
+         COLO_ERR_MISSING,
+         "world rank 5 of the group of world rank 4 is not in comm"}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        assert_ok(t_run_ranks(table[i].ranks, bad_split_rank, &table[i], 0));
 }
 
-T_CASE(a_split_that_is_wrong_on_one_rank_fails_on_all)
+T_CASE_ON(4, agreement_hands_each_rank_the_right_status)
 {
-    struct splitting s = {.spec = {"tp=2,dp=2", "tp=2,dp=2"}, .dims = {"tp", "qp"}};
-    assert_ok(t_run_ranks(4, bad_split_rank, &s, sizeof s));
-    expect(&s.seen, 1, COLO_ERR_ARG, "qp");
-    for (int r = 0; r < 4; r++)
-        if (r != 1)
-            expect(&s.seen, r, COLO_ERR_PEER, "rank 1 failed: ");
-}
-
-T_CASE(a_group_that_reaches_beyond_the_parent_is_missing_members)
-{
-    struct splitting s = {.spec = {"tp=2,dp=3", "tp=2,dp=3"}, .dims = {"tp", "tp"}};
-    assert_ok(t_run_ranks(5, bad_split_rank, &s, sizeof s)); /* rank 4's partner is 5 */
-    expect(&s.seen, 4, COLO_ERR_MISSING,
-           "world rank 5 of the group of world rank 4 is not in comm");
-    for (int r = 0; r < 4; r++)
-        expect(&s.seen, r, COLO_ERR_PEER, "rank 4 failed: ");
-}
-
-static colo_status_t agree_rank(colo_comm_t *c, void *arg)
-{
-    struct seen *s = arg;
-    int32_t me = colo_comm_rank(c);
-    rank_try(colo_comm_i_agree(c, "tea", 42, COLO_OK));
+    int32_t me = colo_comm_rank(world);
+    rank_try(colo_comm_i_agree(world, "tea", 42, COLO_OK));
     colo_status_t mine = me == 2 ? colo_fail(COLO_ERR_NOMEM, "no cup for rank 2") : COLO_OK;
-    NOTE(s, me, colo_comm_i_agree(c, "tea", 42, mine));
-    colo_status_t st = colo_comm_i_agree(c, "tea", me == 1 ? 43 : 42, COLO_OK);
-    rank_fails(st, COLO_ERR_MISMATCH,
+    rank_fails(colo_comm_i_agree(world, "tea", 42, mine), me == 2 ? COLO_ERR_NOMEM : COLO_ERR_PEER,
+               me == 2 ? "no cup for rank 2" : "tea: rank 2 failed: no cup for rank 2");
+    rank_fails(colo_comm_i_agree(world, "tea", me == 1 ? 43 : 42, COLO_OK), COLO_ERR_MISMATCH,
                "tea: fingerprint: rank 1 of 'world' has "
                "000000000000002b, rank 0 000000000000002a");
-    rank_fails(colo_comm_i_agree(c, me == 3 ? "coffee" : "tea", 42, COLO_OK), COLO_ERR_MISMATCH,
+    rank_fails(colo_comm_i_agree(world, me == 3 ? "coffee" : "tea", 42, COLO_OK), COLO_ERR_MISMATCH,
                "call: rank 3 of 'world' has coffee, rank 0 tea");
-    return colo_comm_i_agree(c, "tea", 44, COLO_OK);
+    return colo_comm_i_agree(world, "tea", 44, COLO_OK);
 }
 
 /* Rank 2 brings other values: of five fields, of one that no longer fits, of a long one. */
@@ -505,16 +430,6 @@ T_CASE_ON(4, agreement_on_optional_fields_leaves_out_ranks_without_them)
             return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     }
     return colo_comm_barrier(world, NULL);
-}
-
-T_CASE(agreement_hands_each_rank_the_right_status)
-{
-    struct seen s = {.arrived = 0};
-    assert_ok(t_run_ranks(4, agree_rank, &s, sizeof s));
-    expect(&s, 2, COLO_ERR_NOMEM, "no cup for rank 2");
-    for (int r = 0; r < 4; r++)
-        if (r != 2)
-            expect(&s, r, COLO_ERR_PEER, "tea: rank 2 failed: no cup for rank 2");
 }
 
 /* ---- meeting ---- */
