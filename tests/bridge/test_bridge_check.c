@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_bridge_check.c - what happens if ranks make different calls or stay away: which rank gets
- * which status, and whether the bridge lives on. And the statistics: one exchange a direction, of
- * exactly the plan's bytes. test_call_faults.c has calls with wrong tensors.
+ * test_bridge_check.c - what happens if ranks stay away: which rank gets which status. And the
+ * statistics: one exchange a direction, of exactly the plan's bytes. test_call_faults.c has calls
+ * with wrong tensors, test_bridge_order.c different calls.
  */
 #include "harness/harness.h"
 
@@ -37,32 +37,6 @@ T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
     assert_ok(colo_bridge_create(&bridge, &config, self));
     assert_fails(colo_bridge_forward(bridge, &x, NULL, NULL), COLO_ERR_SHAPE,
                  "x is [1, 2, 2], expected [0, 0, 0] (axes bsh); this rank owns nothing of it");
-}
-
-T_CASE_ON(8, at_check_2_ranks_in_different_calls_all_get_mismatch)
-{
-    const t_case_t c = usual();
-    t_case_t wide = c;
-    T_STAND(s);
-    rank_try(colo_comm_set_check(world, 2));
-    rank_try(t_stand_make(&s, &c, world));
-    const colo_pass_t pass = s.rank == ODD_RANK ? COLO_BACKWARD : COLO_FORWARD;
-    rank_check(t_stand_call(&s, pass) == COLO_ERR_MISMATCH && says("2"));
-    rank_check(untouched(t_stand_out(&s, pass)));
-    rank_try(t_stand_step(&s, 0));
-    /* one rank reshapes, the others do not */
-    colo_shape_t other = {12, 8, 3, 0}, same = {8, 8, 3, 0};
-    if (s.rank == ODD_RANK) {
-        rank_try(colo_bridge_reshape(s.bridge, &other));
-        wide.shape.b = 12;
-    }
-    s.c = &wide;
-    rank_try(t_stand_fill(&s, 0));
-    rank_check(t_stand_call(&s, COLO_FORWARD) == COLO_ERR_MISMATCH);
-    rank_check(untouched(&s.t[T_Y]));
-    rank_try(colo_bridge_reshape(s.bridge, &same));
-    s.c = &c;
-    return t_stand_step(&s, 1);
 }
 
 /* ---- staying away ---- */

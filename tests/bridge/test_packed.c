@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_packed.c - packings by hand: a worked example, equal lengths as the uniform bridge carries
- * them, each refusal, ranks that bring other tables.
+ * test_packed.c - packings by hand: a worked example, each refusal, ranks that bring other tables.
  */
 #include "harness/harness.h"
 
@@ -64,98 +63,6 @@ T_CASE_ON(2, the_example_moves_each_row_to_its_rank_and_back)
     rank_check(memcmp(d_x, x, (size_t)n[0][me] * 2 * sizeof *x) == 0);
     colo_run_t run;
     rank_check(colo_batch_runs(batch, &run, 1) == 1 && run.local == 0 && run.count == rows[1]);
-    return COLO_OK;
-}
-
-/* ---- equal lengths ---- */
-
-typedef struct equal {
-    const char *src, *dst;
-    bool zigzag[2], full;
-} equal_t;
-
-static colo_status_t layouts_of(const equal_t *e, colo_layout_t layout[2])
-{
-    for (int k = 0; k < 2; k++) {
-        rank_try(t_layout_of(k ? e->dst : e->src, k == 0, &layout[k]));
-        if (!e->zigzag[k]) {
-            colo_layout_clear(&layout[k], COLO_ROWS);
-            rank_try(colo_layout_split_context(&layout[k], "cp", COLO_BLOCK));
-        }
-    }
-    return COLO_OK;
-}
-
-enum { SAMPLES = 4, ROWS = 8 };
-
-/* The same calls on a uniform bridge and on one of packings: bits and bytes. */
-T_CASE_FOR(4, equal_lengths_are_carried_as_the_uniform_bridge_carries_them, equal_t, given,
-           {"cp=4", "cp=4", {true, false}, false}, {"cp=2,dp=2", "cp=4,dp=1", {false, true}, false},
-           {"cp=1,dp=4", "cp=2,dp=2", {false, true}, false},
-           {"cp=2,dp=2", "cp=2,dp=2", {true, true}, true})
-{
-    const equal_t *e = &given;
-    colo_layout_t layout[2];
-    colo_bridge_t *b[2] = {NULL, NULL};
-    colo_batch_t *batch[2] = {NULL, NULL};
-    float x[SAMPLES * ROWS * FEATURES], out[3][2][SAMPLES * ROWS * FEATURES];
-    int64_t len[SAMPLES], dp[2][SAMPLES], cp[2][SAMPLES], rows[2];
-    colo_packing_t p[2];
-    rank_try(layouts_of(e, layout));
-    colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,
-                              .src = &layout[0],
-                              .dst = &layout[1],
-                              .shape = {SAMPLES, ROWS, FEATURES, 0},
-                              .dtype = COLO_F32,
-                              .axes = "th",
-                              .output = e->full ? COLO_FULL_SEQ : COLO_SHARDED};
-    rank_try(colo_bridge_create(&b[0], &c, world));
-    c.output = COLO_FULL_SEQ;
-    c.shape = (colo_shape_t){.features = FEATURES};
-    c.packed = true;
-    rank_try(colo_bridge_create(&b[1], &c, world));
-    for (int k = 0; k < 2; k++) {
-        const int64_t replicas = colo_grid_extent(&layout[k].grid, "dp");
-        for (int64_t q = 0; q < SAMPLES; q++) {
-            len[q] = ROWS;
-            dp[k][q] = q * replicas / SAMPLES;
-            cp[k][q] = colo_grid_extent(&layout[k].grid, "cp");
-        }
-        p[k] =
-            (colo_packing_t){COLO_PACKING_INIT, .nseqs = SAMPLES, .seq_len = len, .seq_dp = dp[k],
-                             .split = k && e->full   ? COLO_PACKING_WHOLE
-                                      : e->zigzag[k] ? COLO_PACKING_ZIGZAG
-                                                     : COLO_PACKING_BLOCK};
-    }
-    rank_try(colo_bridge_set_packing(b[1], &p[0], &p[1], &batch[0]));
-    p[0].seq_cp = cp[0]; /* what the default is, too */
-    p[1].seq_cp = e->full ? NULL : cp[1];
-    rank_try(colo_bridge_set_packing(b[1], &p[0], &p[1], &batch[1]));
-    colo_bridge_rows(b[1], &rows[0], &rows[1]);
-    for (int i = 0; i < SAMPLES * ROWS * FEATURES; i++)
-        x[i] = (float)((colo_comm_rank(world) * 100 + i) % 31);
-    const colo_plan_t *u = colo_bridge_plan(b[0]);
-    for (int pass = 0; pass < 2; pass++) {
-        const colo_plan_bytes_t w = colo_plan_bytes(u, (colo_pass_t)pass);
-        memset(out, 0, sizeof out);
-        for (int i = 0; i < 3; i++) {
-            const colo_tensor_t tx = rows_of(x, rows[pass]),
-                                ty = rows_of(out[i][pass], rows[!pass]);
-            if (i == 0)
-                rank_try((pass ? colo_bridge_backward : colo_bridge_forward)(b[0], &tx, &ty, NULL));
-            else
-                rank_try((pass ? colo_batch_backward : colo_batch_forward)(batch[i - 1], &tx, &ty,
-                                                                           1, NULL));
-            const colo_plan_bytes_t v =
-                i ? colo_plan_bytes(colo_batch_plan(batch[i - 1]), (colo_pass_t)pass) : w;
-            rank_check(v.recv == w.recv && v.send == w.send && v.local == w.local);
-            rank_check(memcmp(out[i][pass], out[0][pass], sizeof out[0][0]) == 0);
-        }
-    }
-    for (int i = 0; i < 2; i++)
-        colo_batch_destroy(&batch[i]);
-    for (int i = 0; i < 2; i++)
-        colo_bridge_destroy(&b[i]);
     return COLO_OK;
 }
 

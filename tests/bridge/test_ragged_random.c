@@ -39,7 +39,8 @@ T_CASE(random_batches_arrive_as_the_oracle_says)
 {
     const uint64_t seed = t_seed();
     const int64_t n = t_scaled(t_ranks_are_threads() ? CASES : ON_PROCESSES);
-    int64_t several = 0, merged = 0, partial = 0, nodes = 0;
+    int64_t several = 0, merged = 0, partial = 0, nodes = 0, scattered = 0, features = 0,
+            stages = 0, offsets = 0, parts = 0, none = 0;
     for (int64_t i = 0; i < n; i++) {
         job_t *j = malloc(sizeof *j);
         uint64_t r = seed + (uint64_t)i;
@@ -53,10 +54,19 @@ T_CASE(random_batches_arrive_as_the_oracle_says)
         merged += j->t.c.merged;
         partial += j->t.c.partial && ref_ragged_addends(&j->t.c) > 1;
         nodes += j->o.ranks_per_node > 0;
+        const ref_side_t *src = &j->t.c.src, *dst = &j->t.c.dst;
+        scattered += j->t.c.table.row_pos != NULL;
+        features += src->nsplits[2] || dst->nsplits[2];
+        stages += src->stage_dim || dst->stage_dim;
+        offsets += src->offset || dst->offset;
+        parts += ref_ragged_parts(src) != ref_ragged_parts(dst);
+        none += ref_ragged_total(&j->t.c) == 0;
         t_run_later((int32_t)j->t.world, on_rank, j, 0, after);
     }
     t_run_rest();
     assert_true(4 * several > n && 4 * merged > n && 64 * partial > n && 2 * nodes > n);
+    assert_true(8 * scattered > n && 16 * features > n && 16 * stages > n && 16 * offsets > n);
+    assert_true(4 * parts > n && 100 * none > n);
 }
 
 T_MAIN("bridge/ragged_random")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_segments.c - the tables of a ragged batch: each refusal with its numbers, random tables
- * against a bitmap, the hash.
+ * test_segments.c - the tables of a ragged batch: each refusal with its numbers, and the hash.
+ * test_ragged_refusals.c has random tables.
  */
 #include "harness/harness.h"
 
@@ -182,7 +182,6 @@ T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)
     assert_ok(check(&t)); /* one part is all of it */
 }
 
-/* Any tables of small numbers: what a bitmap of positions and plain comparisons say. */
 /* Tables of one entry per replica or context rank take more than 2^63 bytes. */
 static void check_largest_layouts(void)
 {
@@ -198,47 +197,6 @@ static void check_largest_layouts(void)
 T_CASE(the_largest_layouts_are_judged_without_overflow)
 {
     assert_true(t_returns(check_largest_layouts));
-}
-
-T_CASE(random_tables_are_judged_as_a_bitmap_judges_them)
-{
-    uint64_t r = t_seed();
-    int64_t accepted = 0;
-    for (int i = 0; i < 20000; i++) {
-        tables_t t;
-        bool taken[2][16] = {{false}}, good = true;
-        worked(&t);
-        const bool scattered = t_below(&r, 2);
-        t.s.pos = scattered ? NULL : t.pos;
-        t.s.row_pos = scattered ? t.row_pos : NULL;
-        for (int q = 0; q < 2; q++) {
-            t.len[q] = t_below(&r, 10) ? 4 * t_below(&r, 4) : t_below(&r, 16);
-            good = good && t.len[q] % 4 == 0;
-        }
-        for (int e = 0, k = 0; e < 3; e++) {
-            t.rows[e] = t_below(&r, e < 2 ? 4 : 3);
-            t.src_dp[e] = t_below(&r, 40) ? t_below(&r, 2) : t_below(&r, 4) - 1;
-            t.seq[e] = t_below(&r, 40) ? t_below(&r, 2) : t_below(&r, 4) - 1;
-            const bool known = t.seq[e] >= 0 && t.seq[e] < 2;
-            good = good && known && t.src_dp[e] >= 0 && t.src_dp[e] < 2;
-            const int64_t capacity = known && t.len[t.seq[e]] > 0 ? t.len[t.seq[e]] : 1;
-            t.pos[e] = t_below(&r, 30) ? t_below(&r, capacity) : -1;
-            for (int64_t j = 0; j < t.rows[e]; j++, k++) {
-                t.row_pos[k] = t_below(&r, 30) ? t_below(&r, capacity) : capacity;
-                const int64_t p = scattered ? t.row_pos[k] : t.pos[e] + j;
-                if (!known || p < 0 || p >= t.len[t.seq[e]] || taken[t.seq[e]][p])
-                    good = false;
-                else
-                    taken[t.seq[e]][p] = true;
-            }
-        }
-        accepted += good;
-        const colo_status_t st = check(&t);
-        if ((st == COLO_OK) != good)
-            fail_msg("case %d: %s, expected it to be %s", i, colo_status_name(st),
-                     good ? "accepted" : "refused");
-    }
-    assert_true(accepted > 1000);
 }
 
 T_CASE(the_hash_differs_when_any_entry_does)
