@@ -102,14 +102,11 @@ void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *d
 /* The most rows that a rank has of source replica @replica. */
 static int64_t most_rows(const colo_ragged_t *ragged, int64_t replica)
 {
-    int64_t n, parts = ragged->src.axes.cp * ragged->src.axes.sp, most = 0;
-    if (ragged->packed) {
-        for (int64_t k = replica * ragged->src.cp; k < (replica + 1) * ragged->src.cp; k++)
-            most = ragged->src.held[k] > most ? ragged->src.held[k] : most;
-        return most / ragged->src.axes.sp;
-    }
-    n = ragged->src_lo[replica + 1] - ragged->src_lo[replica];
-    return n / parts + (n % parts > 0);
+    const colo_packed_t *src = &ragged->src;
+    int64_t most = 0;
+    for (int64_t k = replica * src->cp; k < (replica + 1) * src->cp; k++)
+        most = src->held[k] > most ? src->held[k] : most;
+    return most / src->sp;
 }
 
 static colo_status_t check_rows(const colo_ragged_bridge_t *ragged)

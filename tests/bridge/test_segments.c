@@ -190,6 +190,8 @@ static void check_largest_layouts(void)
     assert_fails(check(&t), COLO_ERR_NOMEM, "2 sequences on 4611686018427387904 context ranks");
     layouts(worked(&t), "dp=4611686018427387904", "dp=1", false);
     assert_fails(check(&t), COLO_ERR_NOMEM, "3 segments in 2 sequences");
+    layouts(worked(&t), "dp=2305843009213693952", "dp=1", false); /* two tables, 2^65 bytes */
+    assert_fails(check(&t), COLO_ERR_NOMEM, "3 segments in 2 sequences");
     layouts(worked(&t), "dp=2", "dp=9223372036854775807", false);
     assert_fails(check(&t), COLO_ERR_NOMEM, "3 segments in 2 sequences");
 }

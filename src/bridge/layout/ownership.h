@@ -5,8 +5,9 @@
  *
  * A block is one choice of the coordinates of the dims that split a side; ranks that share them are
  * its replicas. Rows have numbers that both sides know, the common row space. The plan asks nothing
- * but these functions; uniform.c answers for layouts, segments.c for images among text, packed.c
- * for packed sequences. Samples and features are the layout's in all of them (plan/blocks.c).
+ * but these functions; uniform.c answers for layouts, packed.c for packed sequences and for rows
+ * in table order, segments.c for images among text. Samples and features are the layout's in all of
+ * them (plan/blocks.c).
  */
 #ifndef COLO_BRIDGE_OWNERSHIP_H
 #define COLO_BRIDGE_OWNERSHIP_H
@@ -30,20 +31,19 @@ typedef struct colo_ownership {
     /* Appends the blocks that own any of the rows @mine, in an order that every rank knows. */
     colo_status_t (*visit)(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met);
     bool tables;         /* rows are in tables: all of them are one sample */
-    bool ascends;        /* blocks ascend with their rows */
     bool full_has_parts; /* full: rows are still split over dims that are not context */
 } colo_ownership_t;
 
-extern const colo_ownership_t colo_owns_uniform, colo_owns_segments_src, colo_owns_segments_dst,
-    colo_owns_packed;
+extern const colo_ownership_t colo_owns_uniform, colo_owns_packed, colo_owns_segments;
 
 /* One layout in one role: which splits of rows count, and which context addend it shows. */
 struct colo_side {
     const colo_ownership_t *owns;
     const colo_layout_t *layout;
     const colo_shape_t *shape;
-    const void *table;            /* the ownership's: colo_posmap_t, colo_ragged_t or
-                                     colo_packed_t */
+    const void *table;            /* the ownership's: colo_posmap_t, colo_packed_t or
+                                     colo_ragged_t */
+    bool ascends;                 /* blocks ascend with their rows */
     bool full;                    /* rows are not split in this role */
     bool whole;                   /* the tensor has all rows, also those that the role leaves out */
     bool addend_fixed;            /* PARTIAL: context dims are pinned to fixed[] */

@@ -21,8 +21,10 @@
 colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *layout, bool in_order,
                                const char *what, const char *side)
 {
-    *axes =
-        (colo_ragged_axes_t){.replicas = colo_layout_parts(layout, COLO_SAMPLES), .cp = 1, .sp = 1};
+    *axes = (colo_ragged_axes_t){.replicas = colo_layout_parts(layout, COLO_SAMPLES),
+                                 .cp = 1,
+                                 .sp = 1,
+                                 .in_order = in_order};
     COLO_FAIL_IF(layout->map != COLO_MAP_IDENTITY, COLO_ERR_LAYOUT,
                  "%s: the %s layout has a position map, expected none; the positions "
                  "of a ragged batch are in its tables",
@@ -142,10 +144,10 @@ static colo_status_t check_pieces(const colo_packed_t *packed, const colo_packin
                      "sum of %lld",
                      packed->what, (long long)seq, (long long)(i - from),
                      (long long)packing->piece_len[i], (long long)packing->seq_len[seq]);
-        COLO_FAIL_IF((uint64_t)packing->piece_owner[i] >= (uint64_t)packed->axes.cp, COLO_ERR_ARG,
+        COLO_FAIL_IF((uint64_t)packing->piece_owner[i] >= (uint64_t)packed->cp, COLO_ERR_ARG,
                      "%s: sequence %lld: piece %lld has owner %lld, expected 0..%lld", packed->what,
                      (long long)seq, (long long)(i - from), (long long)packing->piece_owner[i],
-                     (long long)packed->axes.cp - 1);
+                     (long long)packed->cp - 1);
     }
     COLO_FAIL_IF(sum != packing->seq_len[seq], COLO_ERR_ARG,
                  "%s: sequence %lld: its pieces have %lld positions, expected %lld", packed->what,
@@ -169,7 +171,7 @@ static colo_status_t divide(const colo_packed_t *packed, const colo_packing_t *p
         packed->what, (long long)seq, (long long)cp, (long long)first, (long long)packed->cp - 1);
     const bool zigzag = packing->split == COLO_PACKING_ZIGZAG && cp > 1;
     const uint64_t unit = (zigzag ? 2 : 1) * (uint64_t)cp; /* at most 2^64 - 2 */
-    COLO_FAIL_IF(rest((uint64_t)length, unit), COLO_ERR_LAYOUT,
+    COLO_FAIL_IF(rest((uint64_t)length, unit) && !packed->axes.in_order, COLO_ERR_LAYOUT,
                  "%s: sequence %lld has %lld positions, expected a multiple of "
                  "%s%lld = %llu; pad it",
                  packed->what, (long long)seq, (long long)length,
@@ -189,6 +191,7 @@ static colo_status_t no_memory(const colo_packed_t *packed)
 static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *packing, int64_t seq,
                                 int64_t dp, const division_t *replica)
 {
+    const int64_t length = packing->seq_len[seq];
     int64_t row = packed->start[seq], n;
     if (!colo_add_ok(packed->pieces.n, replica->n, &n) || n == INT64_MAX ||
         !colo_list_reserve(&packed->pieces, n + 1,
@@ -199,7 +202,10 @@ static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *pac
                zigzag = packing->split == COLO_PACKING_ZIGZAG;
     for (int64_t k = 0; k < replica->n; k++) {
         const int64_t i = table ? packing->piece_start[seq] + k : 0;
-        const int64_t count = table ? packing->piece_len[i] : replica->unit;
+        const int64_t count = table                   ? packing->piece_len[i]
+                              : packed->axes.in_order ? colo_block_lo(length, replica->n, k + 1) -
+                                                            colo_block_lo(length, replica->n, k)
+                                                      : replica->unit;
         const int64_t mirror = zigzag && 2 * k >= replica->n ? replica->n - 1 - k : k;
         const int64_t owner =
             dp * packed->cp + (table ? packing->piece_owner[i] : replica->first + mirror);
@@ -216,8 +222,8 @@ static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *pac
 
 static colo_status_t check_sp(const colo_packed_t *packed, const colo_packing_t *packing)
 {
-    for (int64_t k = 0; packed->axes.sp > 1 && k < packed->axes.replicas * packed->cp; k++)
-        if (packed->held[k] % packed->axes.sp) {
+    for (int64_t k = 0; packed->sp > 1 && k < packed->axes.replicas * packed->cp; k++)
+        if (packed->held[k] % packed->sp) {
             int64_t last = packed->nseqs - 1;
             while ((packing->seq_dp ? packing->seq_dp[last] : 0) != k / packed->cp)
                 last--;
@@ -301,6 +307,11 @@ colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *pack
     COLO_TRY(check_present(packed, packing));
     packed->whole = packing->split == COLO_PACKING_WHOLE;
     packed->cp = packed->whole ? 1 : packed->axes.cp;
+    packed->sp = packed->axes.sp;
+    if (packed->axes.in_order) { /* blocks of any size */
+        packed->cp *= packed->sp;
+        packed->sp = 1;
+    }
     packed->listed = listed;
     packed->seq_dp = packing->seq_dp;
     COLO_TRY(lay_tables(packed, packing->nseqs));
@@ -369,9 +380,9 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
 {
     const colo_packed_t *packed = side->table;
     const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
-    const int64_t part = place.part,
-                  k = place.replica * packed->cp + (packed->whole ? 0 : place.context);
-    const int64_t *by_owner = packed->by_owner.items, block = packed->held[k] / packed->axes.sp;
+    const int64_t which = (packed->whole ? 0 : place.context) * packed->axes.sp + place.part,
+                  part = which % packed->sp, k = place.replica * packed->cp + which / packed->sp;
+    const int64_t *by_owner = packed->by_owner.items, block = packed->held[k] / packed->sp;
     const colo_piece_t *piece = packed->pieces.items;
     int64_t first = 0, behind = INT64_MAX;
     if (within && within->n > 0) {
@@ -395,15 +406,11 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
 
 /* ---- blocks that own rows ---- */
 
-typedef struct met {
-    int64_t block, count; /* block first: they are sorted by it */
-} met_t;
-
 /* Adds up @list by block, ascending. Blocks that lie close together, as they usually do, are
  * counted in a table; others are sorted. */
 static colo_status_t add_up(colo_list_t *list)
 {
-    met_t *met = list->items;
+    colo_met_t *met = list->items;
     int64_t least = INT64_MAX, most = 0, n = 0;
     for (int64_t i = 0; i < list->n; i++) {
         least = met[i].block < least ? met[i].block : least;
@@ -416,7 +423,7 @@ static colo_status_t add_up(colo_list_t *list)
             count[met[i].block - least] += met[i].count;
         for (int64_t block = least; block <= most; block++)
             if (count[block - least] > 0)
-                met[n++] = (met_t){block, count[block - least]};
+                met[n++] = (colo_met_t){block, count[block - least]};
         list->n = n;
         return COLO_OK;
     }
@@ -431,22 +438,17 @@ static colo_status_t add_up(colo_list_t *list)
     return COLO_OK;
 }
 
-colo_status_t colo_packed_count(int64_t block, int64_t rows_of_it, colo_list_t *met)
-{
-    COLO_PUSH(met, "plan: list of %lld blocks", (met_t){block, rows_of_it});
-    return COLO_OK;
-}
-
 /* Counts rows [lo, hi) of piece @piece by the block that owns them. */
-static colo_status_t intersect(const colo_packed_t *packed, const colo_piece_t *piece, int64_t lo,
-                               int64_t hi, colo_list_t *met)
+static inline colo_status_t intersect(const colo_packed_t *packed, const colo_piece_t *piece,
+                                      int64_t lo, int64_t hi, colo_list_t *met)
 {
-    const int64_t sp = packed->axes.sp, block = packed->held[piece->owner] / sp;
+    if (packed->sp == 1)
+        return colo_packed_count(piece->owner, hi - lo, met);
+    const int64_t block = packed->held[piece->owner] / packed->sp;
     for (int64_t stop; lo < hi; lo = stop) {
-        const int64_t local = piece->local + (lo - piece->row), part = sp > 1 ? local / block : 0;
-        stop =
-            sp > 1 && hi - lo > (part + 1) * block - local ? lo + (part + 1) * block - local : hi;
-        COLO_TRY(colo_packed_count(piece->owner * sp + part, stop - lo, met));
+        const int64_t local = piece->local + (lo - piece->row), part = local / block;
+        stop = hi - lo > (part + 1) * block - local ? lo + (part + 1) * block - local : hi;
+        COLO_TRY(colo_packed_count(piece->owner * packed->sp + part, stop - lo, met));
     }
     return COLO_OK;
 }
@@ -466,18 +468,17 @@ colo_status_t colo_packed_meet(const colo_packed_t *packed, int64_t seq, int64_t
 colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *packed,
                                  colo_list_t *list, colo_list_t *out)
 {
-    const int64_t sp = packed->axes.sp;
+    const int64_t sp = packed->axes.sp, of_replica = packed->cp * packed->sp;
     COLO_TRY(add_up(list));
-    const met_t *met = list->items;
+    const colo_met_t *met = list->items;
     for (int64_t i = 0; i < list->n; i++) {
         colo_block_t block;
-        const int64_t owner = met[i].block / sp;
+        const int64_t which = met[i].block % of_replica;
         colo_block_clear(&block);
         colo_ragged_set_place(
             side->layout,
-            (colo_ragged_place_t){owner / packed->cp, side->full ? -1 : owner % packed->cp,
-                                  side->full && !side->owns->full_has_parts ? -1
-                                                                            : met[i].block % sp},
+            (colo_ragged_place_t){met[i].block / of_replica, side->full ? -1 : which / sp,
+                                  side->full && !side->owns->full_has_parts ? -1 : which % sp},
             block.coord);
         COLO_TRY(colo_block_push(out, &block, met[i].count));
     }
@@ -492,8 +493,10 @@ static colo_status_t visit(const colo_side_t *side, const colo_runs_t *mine, col
     for (int64_t k = 0, i = 0; st == COLO_OK && k < mine->n; k++) {
         int64_t lo = mine->run[k].row;
         const int64_t hi = lo + mine->run[k].count;
-        for (i = first_piece(packed, NULL, i, packed->pieces.n, lo); st == COLO_OK && lo < hi;
-             i++) {
+        const colo_piece_t *last = (const colo_piece_t *)packed->pieces.items + i;
+        if (lo >= last->row + last->count) /* seldom, if pieces are long */
+            i = first_piece(packed, NULL, i + 1, packed->pieces.n, lo);
+        for (; st == COLO_OK && lo < hi; i++) {
             const colo_piece_t *piece = (const colo_piece_t *)packed->pieces.items + i;
             const int64_t behind = piece->row + piece->count, end = behind < hi ? behind : hi;
             st = intersect(packed, piece, lo, end, &list);

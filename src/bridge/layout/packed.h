@@ -13,6 +13,7 @@ typedef struct colo_ragged_axes {
     int64_t cp;       /* ranks along those that split rows in context; the major index */
     int64_t sp;       /* ranks along the others that split rows */
     bool zigzag;      /* of the layout, cp > 1 */
+    bool in_order;    /* its ranks hold the rows of a replica in table order, in equal blocks */
 } colo_ragged_axes_t;
 
 /* Checks that the layout has no position map, and one context split, as its first, at most.
@@ -43,6 +44,7 @@ typedef struct colo_packed {
     const char *what; /* for error messages */
     int64_t nseqs;
     int64_t cp;      /* owners per replica: 1 if every context rank holds all */
+    int64_t sp;      /* blocks that the rows of an owner are cut into */
     bool whole;      /* so the tables say */
     int64_t *start;  /* [nseqs + 1] row of each sequence's first position */
     int64_t *base;   /* [nseqs] where a sequence begins on its replica's axis */
@@ -97,8 +99,8 @@ static inline bool colo_packed_cut(const colo_packed_t *packed, const colo_piece
                                    int64_t part, int64_t *lo, int64_t *hi)
 {
     int64_t first = piece->row, last = piece->row + piece->count;
-    if (packed->axes.sp > 1) {
-        const int64_t block = packed->held[piece->owner] / packed->axes.sp,
+    if (packed->sp > 1) {
+        const int64_t block = packed->held[piece->owner] / packed->sp,
                       local_end = (part + 1) * block;
         if (piece->local < part * block)
             first = piece->row + (part * block - piece->local);
@@ -110,12 +112,24 @@ static inline bool colo_packed_cut(const colo_packed_t *packed, const colo_piece
     return *lo < *hi;
 }
 
-/* Counts rows [lo, hi) of sequence @seq by the block that owns them, in @met. */
+/* Rows that some rows met in a block: owner * sp + which of its blocks. */
+typedef struct colo_met {
+    int64_t block, count; /* block first: they are sorted by it */
+} colo_met_t;
+
+/* Counts @count rows of one block, in @met. */
+static inline colo_status_t colo_packed_count(int64_t block, int64_t count, colo_list_t *met)
+{
+    colo_met_t *last = met->n > 0 ? (colo_met_t *)met->items + met->n - 1 : NULL;
+    if (last && last->block == block)
+        last->count += count;
+    else
+        COLO_PUSH(met, "plan: list of %lld blocks", (colo_met_t){block, count});
+    return COLO_OK;
+}
+/* Counts rows [lo, hi) of sequence @seq by the block that owns them. */
 colo_status_t colo_packed_meet(const colo_packed_t *packed, int64_t seq, int64_t lo, int64_t hi,
                                colo_list_t *met);
-/* The same of rows of one block: (replica * cp + context rank) * sp + rank of sequence parallelism.
- */
-colo_status_t colo_packed_count(int64_t block, int64_t rows, colo_list_t *met);
 /* Appends to @out what @met counted, ascending; sorts @met. */
 colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *packed,
                                  colo_list_t *met, colo_list_t *out);

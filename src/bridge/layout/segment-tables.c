@@ -206,11 +206,11 @@ static void walk_plain(walk_t *walk, colo_ragged_t *ragged)
     const int64_t *seq_len = segments->seq_len, *seq_dp = segments->seq_dp, count = segments->count;
     const uint64_t nseqs = (uint64_t)segments->nseqs,
                    replicas = (uint64_t)ragged->src.axes.replicas;
-    int64_t *src_lo = ragged->src_lo, *dst_lo = ragged->dst_lo, *row = ragged->row;
+    int64_t *src_rows = ragged->src_rows, *dst_lo = ragged->dst_lo, *row = ragged->row;
     int64_t segment = walk->e, last_seq = walk->last_seq, last_end = walk->last_end,
             src = walk->src, dst = walk->dst;
     int64_t length = last_seq < 0 ? 0 : seq_len[last_seq];
-    uint64_t sum = (uint64_t)walk->sum;
+    uint64_t sum = (uint64_t)walk->sum, begin = sum; /* of the rows of src */
     bool ordered = walk->ordered, sorted = walk->sorted;
     for (; segment < count; segment++) {
         const int64_t n = rows[segment], sequence = seq[segment], place = pos[segment],
@@ -233,8 +233,9 @@ static void walk_plain(walk_t *walk, colo_ragged_t *ragged)
             if ((uint64_t)replica >= replicas)
                 break;
             sorted &= replica > src;
-            while (src < replica)
-                src_lo[++src] = (int64_t)sum;
+            src_rows[src] += (int64_t)(sum - begin);
+            begin = sum;
+            src = replica;
         }
         row[segment] = (int64_t)sum;
         sum += (uint64_t)n;
@@ -242,29 +243,32 @@ static void walk_plain(walk_t *walk, colo_ragged_t *ragged)
             ordered = false;
         last_end = place + n;
     }
+    src_rows[src] += (int64_t)(sum - begin);
     *walk = (walk_t){segment, (int64_t)sum, last_seq, last_end, src, dst, ordered, sorted};
 }
 
 /* Any segment. */
-static colo_status_t walk_one(walk_t *walk, const colo_segments_t *segments, int64_t replicas,
-                              colo_list_t *parts)
+static colo_status_t walk_one(walk_t *walk, colo_ragged_t *ragged)
 {
+    const colo_segments_t *segments = &ragged->own;
     const int64_t segment = walk->e++, n = segments->rows[segment],
-                  sequence = segments->seq[segment], first = walk->sum;
+                  sequence = segments->seq[segment], first = walk->sum,
+                  replica = segments->src_dp[segment], replicas = ragged->src.axes.replicas;
     COLO_FAIL_IF(n < 0, COLO_ERR_ARG, "segments: segment %lld has %lld rows, expected >= 0",
                  (long long)segment, (long long)n);
     COLO_FAIL_IF(!colo_add_ok(walk->sum, n, &walk->sum), COLO_ERR_ARG,
                  "segments: segment %lld: its %lld rows make the sum of all rows exceed "
                  "63 bits",
                  (long long)segment, (long long)n);
-    if ((uint64_t)segments->src_dp[segment] >= (uint64_t)replicas)
-        return bad_index("segment", segment, "src_dp", segments->src_dp[segment], replicas);
+    if ((uint64_t)replica >= (uint64_t)replicas)
+        return bad_index("segment", segment, "src_dp", replica, replicas);
     if ((uint64_t)sequence >= (uint64_t)segments->nseqs)
         return bad_index("segment", segment, "seq", sequence, segments->nseqs);
+    ragged->src_rows[replica] += n;
     if (n == 0)
         return COLO_OK;
     if (segments->row_pos)
-        return scattered_parts(segments, segment, segments->row_pos + first, parts);
+        return scattered_parts(segments, segment, segments->row_pos + first, &ragged->in_order);
     const int64_t pos = segments->pos[segment], length = segments->seq_len[sequence];
     if (pos < 0 || pos >= length)
         return bad_position(segments, segment, 0, pos);
@@ -290,19 +294,17 @@ colo_status_t colo_ragged_parts(colo_ragged_t *ragged)
     const colo_segments_t *segments = &ragged->own;
     walk_t walk = {.last_seq = -1, .dst = -1, .sorted = true};
     colo_list_t *parts = &ragged->in_order;
-    parts->n = ragged->src_lo[0] = 0;
+    parts->n = 0;
     walk.ordered = !segments->row_pos;
     COLO_TRY(lay_sequences(ragged));
     while (walk.e < segments->count) {
         if (segments->pos)
             walk_plain(&walk, ragged);
         if (walk.e < segments->count) {
-            COLO_TRY(walk_one(&walk, segments, ragged->src.axes.replicas, parts));
+            COLO_TRY(walk_one(&walk, ragged));
             walk.sorted = false;
         }
     }
-    while (walk.src < ragged->src.axes.replicas)
-        ragged->src_lo[++walk.src] = walk.sum;
     while (walk.dst < ragged->dst.axes.replicas)
         ragged->dst_lo[++walk.dst] = segments->count;
     ragged->rows = walk.sum;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * segments.c - a ragged batch in the two roles of a plan: which rows a block owns, which blocks
- * own given rows.
+ * segments.c - the tables of a ragged batch along the axes of both sides; and in the destination's
+ * role, which rows a block owns, and which blocks own given rows.
  *
  * Rows are numbered along the source axes: replica after replica, in each of them segment after
- * segment. A source block is one range of these numbers. A destination block is a list of runs,
- * each with its index on the replica's whole sequence axis: runs that follow each other in both
- * numbers lie one behind the other in memory on both sides, whatever the placement is. So both ends
- * of a message find the same runs without knowing how the other one stores them.
+ * segment. So a source replica has one packed sequence, whose blocks are packed.c's. A destination
+ * block is a list of runs, each with its index on the replica's whole sequence axis: runs that
+ * follow each other in both numbers lie one behind the other in memory on both sides, whatever the
+ * placement is. So both ends of a message find the same runs without knowing how the other one
+ * stores them.
  */
 #include "bridge/layout/segments.h"
 
@@ -59,13 +60,10 @@ static colo_status_t sort_parts(colo_ragged_t *ragged, int64_t replicas)
     const colo_part_t *part = ragged->in_order.items, *const end =
                                                           part ? part + ragged->in_order.n : NULL;
     const int64_t n = ragged->in_order.n, *src_dp = ragged->own.src_dp;
-    int64_t *next = ragged->src_lo; /* of each replica; shifted back below */
-    memset(ragged->src_lo, 0, (size_t)(replicas + 1) * sizeof *ragged->src_lo);
-    for (int64_t segment = 0; segment < ragged->own.count; segment++)
-        ragged->src_lo[src_dp[segment] + 1] += ragged->own.rows[segment];
-    add_up_before(ragged->src_lo, replicas);
     COLO_AUTOFREE int64_t *begin = calloc((size_t)replicas + 1, sizeof *begin);
-    COLO_FAIL_IF(!begin, COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
+    COLO_AUTOFREE int64_t *next = calloc((size_t)replicas, sizeof *next); /* row of each replica */
+    COLO_FAIL_IF(!begin || !next, COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
+    memcpy(next, ragged->src.start, (size_t)replicas * sizeof *next);
     for (int64_t segment = 0; part < end; segment++)
         begin[src_dp[segment] + 1] += colo_parts_of(ragged->own.rows[segment], &part);
     add_up_before(begin, replicas);
@@ -83,9 +81,6 @@ static colo_status_t sort_parts(colo_ragged_t *ragged, int64_t replicas)
             next[replica] += part[-k].count;
         }
     }
-    /* each entry has run on to the begin of the next replica */
-    memmove(&ragged->src_lo[1], &ragged->src_lo[0], (size_t)replicas * sizeof *ragged->src_lo);
-    ragged->src_lo[0] = 0;
     return COLO_OK;
 }
 
@@ -133,17 +128,30 @@ static colo_status_t load_packings(colo_ragged_t *ragged, const colo_packing_t *
     return COLO_OK;
 }
 
+/* The source axes: all rows of a replica are one sequence, of which its ranks have a block each. */
+static colo_status_t load_source(colo_ragged_t *ragged)
+{
+    const int64_t n = ragged->src.axes.replicas;
+    const colo_packing_t packing = {COLO_PACKING_INIT, .nseqs = n, .seq_len = ragged->src_rows,
+                                    .seq_dp = ragged->src_dp};
+    for (int64_t replica = 0; replica < n; replica++)
+        ragged->src_dp[replica] = replica;
+    return colo_packed_load(&ragged->src, &packing, true);
+}
+
 static colo_status_t load_segments(colo_ragged_t *ragged, const colo_segments_t *given)
 {
     const int64_t nsrc = ragged->src.axes.replicas, ndst = ragged->dst.axes.replicas;
     const colo_segments_t *segments = &ragged->own;
     COLO_TRY(colo_segments_read(&ragged->given, given));
     ragged->own = ragged->given;
-    int64_t **const table[] = {&ragged->src_lo, &ragged->dst_lo, &ragged->row};
-    if (!colo_tables_lay(&ragged->entries, table, (const int64_t[]){nsrc, ndst, segments->count},
-                         3))
+    int64_t **const table[] = {&ragged->src_rows, &ragged->src_dp, &ragged->dst_lo, &ragged->row};
+    if (!colo_tables_lay(&ragged->entries, table,
+                         (const int64_t[]){nsrc, nsrc, ndst, segments->count}, 4))
         return no_memory(segments);
+    memset(ragged->src_rows, 0, (size_t)nsrc * sizeof *ragged->src_rows);
     COLO_TRY(colo_ragged_parts(ragged));
+    COLO_TRY(load_source(ragged));
     if (ragged->sorted) /* as tables usually are */
         return COLO_OK;
     if (!colo_list_reserve(&ragged->by_dst, ragged->in_order.n, sizeof(int64_t)))
@@ -178,7 +186,7 @@ void colo_ragged_deinit(colo_ragged_t *ragged)
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
                                   const colo_layout_t *dst)
 {
-    colo_ragged_t ragged = {.dst.what = "segments"};
+    colo_ragged_t ragged = {.src.what = "segments", .dst.what = "segments"};
     for (int i = 0; i < 2; i++) {
         const colo_status_t st = colo_layout_check_fields(i ? dst : src);
         if (st < 0)
@@ -192,21 +200,6 @@ colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_la
 }
 
 /* ---- rows of a block ---- */
-
-static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
-                                 const colo_runs_t *within, colo_runs_t *runs)
-{
-    const colo_ragged_t *ragged = side->table;
-    (void)within; /* one run */
-    runs->n = runs->rows = 0;
-    const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
-    const int64_t begin = ragged->src_lo[place.replica],
-                  n = ragged->src_lo[place.replica + 1] - begin,
-                  j = place.context * ragged->src.axes.sp + place.part,
-                  parts = ragged->src.axes.cp * ragged->src.axes.sp;
-    const int64_t lo = colo_block_lo(n, parts, j), hi = colo_block_lo(n, parts, j + 1);
-    return lo < hi ? colo_runs_push(runs, begin + lo, hi - lo, 0) : COLO_OK;
-}
 
 /* Parts in an order: the columns of the tables, or a list. */
 typedef struct parts {
@@ -305,39 +298,6 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
 
 /* ---- blocks that own rows ---- */
 
-static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mine,
-                                  colo_list_t *out)
-{
-    const colo_ragged_t *ragged = side->table;
-    const int64_t parts = ragged->src.axes.cp * ragged->src.axes.sp;
-    int64_t behind = 0; /* of the last block; rows ascend, so blocks do */
-    for (int64_t i = 0; i < mine->n; i++) {
-        int64_t lo = mine->run[i].row;
-        const int64_t hi = lo + mine->run[i].count;
-        while (lo < hi) {
-            if (lo >= behind) {
-                colo_block_t block;
-                /* of replicas that begin at the same row, all but the last are empty */
-                const int64_t replica =
-                    colo_last_begun(ragged->src_lo, 1, ragged->src.axes.replicas, lo);
-                const int64_t n = ragged->src_lo[replica + 1] - ragged->src_lo[replica];
-                const int64_t j = colo_block_part(n, parts, lo - ragged->src_lo[replica]);
-                behind = ragged->src_lo[replica] + colo_block_lo(n, parts, j + 1);
-                colo_block_clear(&block);
-                colo_ragged_set_place(side->layout,
-                                      (colo_ragged_place_t){replica, j / ragged->src.axes.sp,
-                                                            j % ragged->src.axes.sp},
-                                      block.coord);
-                COLO_TRY(colo_block_push(out, &block, 0));
-            }
-            const int64_t end = behind < hi ? behind : hi;
-            ((colo_block_t *)out->items)[out->n - 1].count += end - lo;
-            lo = end;
-        }
-    }
-    return COLO_OK;
-}
-
 static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *mine,
                                     colo_list_t *met)
 {
@@ -373,7 +333,5 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
     return st;
 }
 
-const colo_ownership_t colo_owns_segments_src = {
-    .rows = source_rows, .visit = visit_source, .tables = true, .ascends = true};
-const colo_ownership_t colo_owns_segments_dst = {
+const colo_ownership_t colo_owns_segments = {
     .rows = destination_rows, .visit = visit_destination, .tables = true};

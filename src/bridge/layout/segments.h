@@ -39,7 +39,7 @@ typedef struct colo_tables {
  */
 typedef struct colo_ragged {
     bool packed;                /* two packings, src and dst, and no segments */
-    colo_packed_t src, dst;     /* src of segments: axes only */
+    colo_packed_t src, dst;     /* src of segments: all rows of a replica are one sequence */
     colo_segments_t given, own; /* own: with the sequences of a packing. The tables are the
                                    caller's: of the call only */
     colo_list_t zeros;          /* int64_t: a seq_dp that is NULL */
@@ -47,8 +47,8 @@ typedef struct colo_ragged {
     bool sorted; /* each segment is one part, and both replicas ascend: the tables list the parts */
     int64_t *row;                /* [segments] if sorted: the first of each on the source axis */
     colo_list_t in_order, parts; /* else, colo_part_t: by segment; by source row */
-    int64_t *src_lo;             /* [replicas + 1] first row of each source replica */
     int64_t *dst_lo;             /* [replicas + 1] parts of each destination replica */
+    int64_t *src_rows, *src_dp;  /* [replicas] the source's rows; its numbers */
     colo_list_t by_dst;          /* int64_t: if not sorted, which these are */
     colo_list_t entries;         /* int64_t: memory of the tables above */
 } colo_ragged_t;
@@ -57,7 +57,8 @@ typedef struct colo_ragged {
 colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
                                const colo_layout_t *dst, const colo_shape_t *shape, bool packed);
 /* segment-tables.c: all checks of colo_segments_check() but those of colo_segments_read(). Lists
- * parts in table order, if ragged->sorted their row, src_lo and dst_lo. dst is laid out. */
+ * parts in table order, if ragged->sorted their row and dst_lo; adds up src_rows, which are 0
+ * before. dst is laid out. */
 colo_status_t colo_ragged_parts(colo_ragged_t *ragged);
 /* Checks tables, lays them out and keeps what ranks compare of them: @table [COLO_TABLES], of which
  * there are @n then. */

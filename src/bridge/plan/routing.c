@@ -165,8 +165,8 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, colo_schedule_t *
     const colo_runs_t within = {.run = &first, .n = 1};
     /* an intersection may have been kept, or has only the rows that this rank shares */
     (void)colo_block_bounds(hold, intersection->pos, held);
-    COLO_TRY(hold->owns->rows(hold, intersection->pos, need->owns->ascends ? &within : NULL,
-                              &builder->other));
+    COLO_TRY(
+        hold->owns->rows(hold, intersection->pos, need->ascends ? &within : NULL, &builder->other));
     builder->plan->work += builder->by_table ? builder->other.n : 0;
     COLO_TRY(colo_blocks_meet(need, held, builder->fed));
     for (int64_t i = 0; i < choices(builder->fed); i++) {

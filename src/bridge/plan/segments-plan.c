@@ -3,8 +3,9 @@
  * segments-plan.c - one rank's plan for the tables of a ragged batch.
  *
  * The rows of all segments are one sample of a plan, whose rules and lists are those of plan.c;
- * what a block owns is segments.c's. Afterwards each destination row of this rank gets its
- * index in the tensor: among the rows that arrive (packed), or on the sequence axis (merged).
+ * what a block owns is packed.c's and segments.c's. Afterwards each destination row of this rank
+ * gets its index in the tensor: among the rows that arrive (packed), or on the sequence axis
+ * (merged).
  */
 #include "bridge/plan/segments-plan.h"
 
@@ -161,7 +162,7 @@ colo_status_t colo_ragged_place_peers(colo_builder_t *builder, const colo_ragged
                                       bool merged)
 {
     const colo_plan_t *plan = builder->plan;
-    const colo_side_t side = {.owns = &colo_owns_segments_dst,
+    const colo_side_t side = {.owns = &colo_owns_segments,
                               .layout = &plan->dst,
                               .shape = &plan->config.shape,
                               .table = ragged,
@@ -237,11 +238,13 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
                            bool merged, colo_ragged_places_t *places)
 {
     const colo_plan_config_t *config = &plan->config;
-    colo_side_t src = {.owns = &colo_owns_segments_src,
-                       .layout = &plan->src,
-                       .shape = &config->shape,
-                       .table = ragged};
-    colo_side_t dst = {.owns = &colo_owns_segments_dst,
+    const colo_side_t src = {.owns = &colo_owns_packed,
+                             .layout = &plan->src,
+                             .shape = &config->shape,
+                             .table = &ragged->src,
+                             .ascends = !ragged->packed,
+                             .full = ragged->src.whole};
+    colo_side_t dst = {.owns = &colo_owns_segments,
                        .layout = &plan->dst,
                        .shape = &config->shape,
                        .table = ragged,
@@ -250,10 +253,8 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     const colo_runs_t *mine = NULL;
     colo_builder_begin(builder, plan, true);
     if (ragged->packed) {
-        src.owns = dst.owns = &colo_owns_packed;
-        src.table = &ragged->src;
+        dst.owns = &colo_owns_packed;
         dst.table = &ragged->dst;
-        src.full = ragged->src.whole;
         builder->answers.asked[COLO_FORWARD] = builder->answers.asked[COLO_BACKWARD] =
             false; /* sides may be whole or not */
     }
