@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "report.h"
-#include "tools/markup.h"
 
 static const char hostile[] = "colo-captioner --src tp=2,dp=4 --report '<a&b>\"' \x01\xff\xc3\xa9";
 
@@ -112,19 +111,39 @@ static int files_in(const char *dir)
     return n;
 }
 
-/* The page is well-formed, whatever is in it. */
+static const char *page(void)
+{
+    static char kept[1 << 22];
+    FILE *f = fopen(r.path, "r");
+    assert_non_null(f);
+    kept[fread(kept, 1, sizeof kept - 1, f)] = '\0';
+    fclose(f);
+    return kept;
+}
+
+/* The page is well-formed XML, whatever is in it. */
 static void draw(void)
 {
     static const char begin[] = "<!DOCTYPE html>", end[] = "</html>\n";
     const char *why = cap_report_write(&r.report, r.path);
     if (why)
         fail_msg("%s", why);
-    assert_non_null(text = markup_read(r.path));
+    text = page();
     assert_int_equal(strncmp(text, begin, strlen(begin)), 0);
     assert_string_equal(text + strlen(text) - strlen(end), end);
-    why = markup_check(text + strlen(begin));
-    if (why)
-        fail_msg("%s", why);
+    assert_int_equal(system(t_text(PYTHON " -c 'import sys, xml.etree.ElementTree as tree; "
+                                          "tree.parse(sys.argv[1])' %s",
+                                   r.path)),
+                     0);
+}
+
+/* How often @what is in @in. */
+static int count(const char *in, const char *what)
+{
+    int n = 0;
+    for (; (in = strstr(in, what)); in += strlen(what))
+        n++;
+    return n;
 }
 
 static int start(void **state)
@@ -153,7 +172,7 @@ static void has(const char *what)
 
 static void has_times(const char *what, int times)
 {
-    int n = markup_count(text, what);
+    int n = count(text, what);
     if (n != times)
         fail_msg("\"%s\" is there %d times, expected %d", what, n, times);
 }
@@ -185,10 +204,10 @@ T_CASE(curves_samples_and_facts_are_on_the_page)
     const char *second = strstr(loss + 1, "<path class=\"curve\" d=\"M");
     char line[16384] = "";
     strncat(line, loss, (size_t)(strchr(loss, '>') - loss));
-    assert_int_equal(markup_count(line, " L"), 300);
+    assert_int_equal(count(line, " L"), 300);
     line[0] = 0;
     strncat(line, second, (size_t)(strchr(second, '>') - second));
-    assert_int_equal(markup_count(line, " L"), 6);
+    assert_int_equal(count(line, " L"), 6);
     has("at step 300");
     has_times("<div class=\"sample right\">", 1);
     has_times("<div class=\"sample wrong\">", 2);
@@ -329,8 +348,8 @@ T_CASE(empty_and_broken_runs_still_make_a_page)
     assert_non_null(d);
     char line[256] = "";
     strncat(line, d + 17, strcspn(d + 17, "\""));
-    assert_int_equal(markup_count(line, "M"), 2);
-    assert_int_equal(markup_count(line, "L"), 0);
+    assert_int_equal(count(line, "M"), 2);
+    assert_int_equal(count(line, "L"), 0);
     assert_null(strstr(text, "nan"));
     assert_null(strstr(text, "inf"));
 
@@ -422,12 +441,14 @@ T_CASE(a_pipe_is_written_in_place)
 T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
 {
     draw();
+    char *old = strdup(text);
     assert_ok(colo_layout_map_offset(&r.dst, 0, 18)); /* 2 cp does not divide 18 */
     const char *why = cap_report_write(&r.report, r.path);
     assert_non_null(why);
     assert_non_null(strstr(why, "18"));
     assert_int_equal(files_in(r.dir), 1);
-    assert_string_equal(text, markup_read(r.path));
+    assert_string_equal(page(), old);
+    free(old);
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), -1);
 
     r.report.world = 0;
@@ -435,29 +456,6 @@ T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
     r.report.world = 8;
     r.report.stats_steps = 0;
     assert_non_null(strstr(cap_report_write(&r.report, r.path), "over 0 steps"));
-}
-
-/* The check that the others rest on. */
-T_CASE(broken_markup_is_noticed)
-{
-    static const char *const broken[] = {"<a>",
-                                         "<a></b>",
-                                         "<a></a><b/>",
-                                         "<a x=1/>",
-                                         "<a x=\"1\" x=\"2\"/>",
-                                         "<a>&nbsp;</a>",
-                                         "<a>&</a>",
-                                         "<a x=\"<\"/>",
-                                         "x<a/>",
-                                         "<a/",
-                                         "",
-                                         "<a>\x01</a>",
-                                         "<a>\xff</a>",
-                                         "<a><b></a></b>"};
-    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++)
-        if (!markup_check(broken[i]))
-            fail_msg("\"%s\" passes", broken[i]);
-    assert_null(markup_check("<a x=\"1\" y-z=\"&lt;\">t &amp; &#39;<b/>\n\xe2\x86\x92</a>\n"));
 }
 
 T_MAIN_EACH("examples/report", start, finish)
