@@ -18,7 +18,7 @@ ENDINGS = '.c', '.h', '.cu', '.cuh', '.py', '.sh', '.build'
 ROWS = (
     (('src/comm',), 10200, 11374),
     (('src/bridge',), 8600, 11414),
-    (('src/loss',), 7200, 8127),
+    (('src/loss',), 7200, 7815),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7243),
     (('python/colobridge',), 8300, 11050),
     (('tools',), 10200, 11800),
