@@ -1,25 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_linear.c - the lm_head path on GPUs: the cases of tests/loss/linear_case.h, whose oracle is
- * fp64 and whose tolerances are derived there, in memory that host and device reach. One GPU here;
+ * fp64 and whose tolerances are derived there. One GPU here;
  * W x D of them with NCCL in test_linear_ranks.c.
  */
 #include "gpu/linear_gpu.h"
 
 static uint64_t rng;
 
+static void one(unsigned bits, int mode, int dtypes, int64_t chunk)
+{
+    T_ENDS(linear_case_free) linear_case_t c;
+    linear_gpu_case(&c, bits, mode, 1, 1, dtypes, chunk, &rng);
+    linear_case_judge(&c, 1, t_text("options %03x, mode %d, dtypes %d", bits, mode, dtypes));
+}
+
 T_CASE(every_option_and_pair_agrees_with_the_oracle)
 {
     int nth = 0;
     for (int i = 0; i < LINEAR_OPTIONS; i++)
         for (int j = i; j < LINEAR_OPTIONS; j++, nth++)
-            linear_gpu_one(1u << i | 1u << j, nth % 4, nth / 4, 1 + nth % 9, &rng);
+            one(1u << i | 1u << j, nth % 4, nth / 4, 1 + nth % 9);
 }
 
 T_CASE(all_options_at_once_agree_in_every_mode_and_dtype)
 {
     for (int i = 0; i < 64; i++)
-        linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 4, i / 4, 1 + i % 40, &rng);
+        one((1u << LINEAR_OPTIONS) - 1, i % 4, i / 4, 1 + i % 40);
 }
 
 /* As tests/loss/test_linear.c has it: upstream gradients that fp16 cannot hold, and some that it
@@ -38,7 +45,7 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
         for (int k = 0; k < 3; k++)
             c.factor[k] *= factors[i / 8 % 3];
         c.config.frozen_hidden = true; /* which fp16 could not hold either; d_weight is f32 */
-        linear_gpu_run(&c, 1, "upstream far from 1");
+        linear_case_judge(&c, 1, "upstream far from 1");
     }
 }
 
@@ -53,7 +60,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
                            i / 4 % 4);
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
-        linear_gpu_run(&c, 1, "lists");
+        linear_case_judge(&c, 1, "lists");
     }
 }
 
@@ -67,7 +74,7 @@ T_CASE(long_chunks_agree_with_the_oracle)
         linear_gpu_options(&c, WITH_ENTROPY | LINEAR_IGNORED, i % 4);
         c.config.logits_dtype = i < 4 ? COLO_F32 : COLO_BF16;
         c.config.budget = 1;
-        linear_gpu_run(&c, 1, "long chunks");
+        linear_case_judge(&c, 1, "long chunks");
     }
 }
 
@@ -89,7 +96,7 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
         c.config.d_weight_add = config.d_weight_add;
         c.config.keep_in_place = i % 4 == 1 && c.config.logits_dtype == dtype;
         c.config.logprob.chunk_size = i / 32 * 7; /* 16 rows of blocks, or all */
-        linear_gpu_run(&c, 1, "blocks of columns");
+        linear_case_judge(&c, 1, "blocks of columns");
         linear_case_free(&c);
     }
 }
@@ -99,7 +106,7 @@ T_CASE(shared_d_weight_agrees_with_the_oracle)
     for (int i = 0; i < 36; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_shared(&c, 1, i, &rng);
-        linear_gpu_run(&c, 1, "shared");
+        linear_case_judge(&c, 1, "shared");
     }
 }
 
@@ -114,7 +121,6 @@ T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
             linear_gpu_options(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH, i / 2);
             c.config.logprob.chunk_size = chunks[k];
             c.config.budget = 1;
-            c.place = linear_gpu_place();
             if (linear_case_run(&c) != COLO_OK)
                 fail_msg("chunk %d: %s", (int)chunks[k], colo_last_error());
             if (k == 0)

@@ -32,7 +32,7 @@ T_CASE(all_options_agree_on_every_world_that_fits)
         for (int i = 0; i < CASES; i++)
             linear_gpu_case(&c[i], (1u << LINEAR_OPTIONS) - 1 - (i % 2 ? LINEAR_SHARDED : 0), i % 3,
                             W, D, i + (int)w, 1 + 7 * (i % 4), &rng);
-        linear_gpu_run(c, CASES, "all options");
+        linear_case_judge(c, CASES, "all options");
         free_all(c, CASES);
     }
     print_message("%d worlds of %d cases\n", ran, (int)CASES);
@@ -48,7 +48,7 @@ T_CASE(d_hidden_is_summed_where_asked)
         c[i].config.d_hidden = i / 3 ? COLO_D_HIDDEN_REDUCE_SCATTER : COLO_D_HIDDEN_ALL_REDUCE;
         c[i].config.logprob.chunk_size = 20;
     }
-    linear_gpu_run(c, 6, "d_hidden summed");
+    linear_case_judge(c, 6, "d_hidden summed");
     free_all(c, 6);
 }
 
@@ -62,7 +62,7 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
         linear_gpu_options(&c[i], LINEAR_BIAS | (i % 2 ? LINEAR_SHARDED : 0), i / 2);
         c[i].start_early = i % 2;
     }
-    linear_gpu_run(c, 6, "sharded and resident");
+    linear_case_judge(c, 6, "sharded and resident");
     for (int mode = 0; mode < 3; mode++)
         if (!linear_case_same(&c[2 * mode], &c[2 * mode + 1], true))
             fail_msg("mode %d: sharded and resident differ", mode);

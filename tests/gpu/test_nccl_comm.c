@@ -247,83 +247,6 @@ T_CASE_ON_BARE_GPUS(gpus, a_borrowed_communicator_works_and_stays_whole)
 
 /* ---- loss ---- */
 
-static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
-{
-    loss_case_t *c = arg;
-    const int32_t k = r->rank;
-    const int64_t cols = c->columns[k], T = c->tokens;
-    const size_t elem = colo_dtype_size(c->dtype), n = (size_t)(T * cols) + 1;
-    colo_logprob_config_t cfg = c->config;
-    size_t stat_bytes, workspace_bytes;
-    cfg.logits.vocab_start = c->start[k];
-    rank_try(colo_logprob_saved_size(&cfg, c->dtype, T, &stat_bytes));
-    rank_try(colo_logprob_workspace_size(&cfg, c->dtype, T, r->size, &workspace_bytes));
-    COLO_AUTOFREE char *h = malloc(n * elem);
-    COLO_AUTOFREE float *vec = malloc((size_t)T * sizeof *vec);
-    for (int64_t i = 0; i < T * cols; i++) {
-        int64_t col = c->start[k] + i % cols;
-        loss_store(c->dtype, h, i, col < c->vocab ? c->z[i / cols * c->vocab + col] : c->pad);
-    }
-    char *z, *dz, *workspace;
-    float *out[3], *up[3];
-    int64_t *targets, *counts;
-    uint8_t *correct;
-    void *stats;
-    rank_cuda(cudaMalloc((void **)&z, n * elem));
-    rank_cuda(cudaMalloc((void **)&dz, n * elem));
-    rank_cuda(cudaMalloc((void **)&workspace, workspace_bytes));
-    rank_cuda(cudaMalloc(&stats, stat_bytes));
-    rank_cuda(cudaMalloc((void **)&targets, (size_t)T * 8));
-    rank_cuda(cudaMalloc((void **)&counts, 16));
-    rank_cuda(cudaMalloc((void **)&correct, (size_t)T));
-    rank_cuda(t_to_device(z, h, n * elem));
-    rank_cuda(t_to_device(targets, c->targets, (size_t)T * 8));
-    for (int i = 0; i < 3; i++) {
-        rank_cuda(cudaMalloc((void **)&out[i], (size_t)T * 4));
-        rank_cuda(cudaMalloc((void **)&up[i], (size_t)T * 4));
-        for (int64_t t = 0; t < T; t++)
-            vec[t] = (float)c->up[i][t];
-        rank_cuda(t_to_device(up[i], vec, (size_t)T * 4));
-    }
-    colo_tensor_t tz = colo_tensor_cuda(z, c->dtype, r->device, 2, (int64_t[]){T, cols});
-    colo_tensor_t tg = colo_tensor_cuda(targets, COLO_I64, r->device, 1, &T);
-    colo_tensor_t tdz = tz;
-    tdz.data = dz;
-    colo_logprob_out_t o = {.logp = out[0],
-                            .entropy = cfg.want_entropy ? out[1] : NULL,
-                            .loss = cfg.want_loss ? out[2] : NULL,
-                            .correct = cfg.want_correct ? correct : NULL,
-                            .n_valid = counts,
-                            .n_invalid = counts + 1};
-    colo_logprob_saved_t saved = {.valid = false};
-    rank_try(t_gpu_quiet(r));
-    rank_try(colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &tz, .targets = &tg},
-                                  r->gpus, &o, &saved, stats, workspace, r->stream));
-    colo_logprob_upstream_t u = {.d_logp = up[0],
-                                 .d_entropy = cfg.want_entropy ? up[1] : NULL,
-                                 .d_loss = cfg.want_loss ? up[2] : NULL};
-    rank_try(colo_logprob_backward(&saved, &u, &tdz, r->stream));
-    rank_try(t_gpu_quiet(r));
-    for (int i = 0; i < 3; i++) {
-        rank_cuda(cudaMemcpy(vec, out[i], (size_t)T * 4, cudaMemcpyDeviceToHost));
-        for (int64_t t = 0; t < T; t++)
-            c->out[k][i][t] = vec[t];
-    }
-    if (cfg.want_correct)
-        rank_cuda(cudaMemcpy(c->correct[k], correct, (size_t)T, cudaMemcpyDeviceToHost));
-    rank_cuda(cudaMemcpy(&c->n_valid[k], counts, 8, cudaMemcpyDeviceToHost));
-    rank_cuda(cudaMemcpy(&c->n_invalid[k], counts + 1, 8, cudaMemcpyDeviceToHost));
-    rank_cuda(cudaMemcpy(h, dz, n * elem, cudaMemcpyDeviceToHost));
-    for (int64_t i = 0; i < T * cols; i++) /* ranks write different columns */
-        if (c->start[k] + i % cols < c->vocab)
-            c->dz[i / cols * c->vocab + c->start[k] + i % cols] = loss_load(c->dtype, h, i);
-    void *all[] = {z,      dz,     workspace, stats, targets, counts, correct,
-                   out[0], out[1], out[2],    up[0], up[1],   up[2]};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        cudaFree(all[i]);
-    return COLO_OK;
-}
-
 T_CASE(the_loss_over_ranks_is_the_oracle_s)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16};
@@ -336,7 +259,7 @@ T_CASE(the_loss_over_ranks_is_the_oracle_s)
         c.config.want_correct = i % 3 == 0;
         c.config.label_smoothing = i % 2 ? 0.1 : 0;
         loss_case_shard(&c, (shard_kind_t)(i % SHARD_KINDS));
-        assert_ok(t_gpus_run(gpus, false, loss_rank, &c));
+        assert_ok(loss_case_run(&c));
         loss_case_compare(&c, "gpus");
     }
 }

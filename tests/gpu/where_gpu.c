@@ -111,18 +111,23 @@ static void must(cudaError_t e, const char *what)
     exit(1);
 }
 
+static void wait(void)
+{
+    must(cudaDeviceSynchronize(), "a kernel");
+}
+
 static void *put(const void *from, size_t bytes)
 {
     void *p = NULL;
     must(cudaMalloc(&p, bytes + 16), "cudaMalloc");
     must(from ? t_to_device(p, from, bytes) : cudaMemset(p, 0xa5, bytes), "filling");
-    must(cudaDeviceSynchronize(), "filling");
+    wait();
     return p;
 }
 
 static void get(void *to, const void *from, size_t bytes)
 {
-    must(cudaDeviceSynchronize(), "a kernel");
+    wait();
     must(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "fetching");
 }
 
@@ -131,9 +136,21 @@ static void drop(void *p)
     must(cudaFree(p), "cudaFree");
 }
 
+static void set(void *to, const void *from, size_t bytes)
+{
+    wait();
+    must(t_to_device(to, from, bytes), "filling");
+}
+
 static int need(void)
 {
     return gpu_need(1);
 }
 
-where_t where = {COLO_CUDA, 0, 32, put, get, drop, group_of, colo_comm_destroy, need};
+static int32_t device(void)
+{
+    return 0;
+}
+
+where_t where = {COLO_CUDA,         32,   put, get,  drop,   group_of,
+                 colo_comm_destroy, need, set, wait, device, NULL};

@@ -78,21 +78,14 @@ void linear_case_free(linear_case_t *c)
 
 typedef struct memory {
     unsigned char *block, *data; /* of the host */
-    unsigned char *there;        /* the same of a place, when there is one */
+    unsigned char *there;        /* the same on a device, when there is one */
     size_t bytes;
 } memory_t;
 
-static const linear_place_t *place; /* of the case that runs; NULL: the host */
-
-static colo_stream_t stream(void)
+static void wait_for_device(void)
 {
-    return place ? place->stream() : NULL;
-}
-
-static void wait_for_place(void)
-{
-    if (place)
-        place->wait();
+    if (where.wait)
+        where.wait();
 }
 
 static size_t memory_size(const memory_t *m)
@@ -103,22 +96,22 @@ static size_t memory_size(const memory_t *m)
 static void memory_free(memory_t *m)
 {
     if (m->there)
-        place->release(m->there);
+        where.drop(m->there);
     free(m->block);
     *m = (memory_t){0};
 }
 
-/* What the host wrote, to the place; what the place wrote, to the host. Both wait for the place. */
+/* What the host wrote, to the device; what the device wrote, to the host. Both wait for it. */
 static void memory_send(const memory_t *m)
 {
     if (m->there)
-        place->send(m->there, m->block, memory_size(m));
+        where.set(m->there, m->block, memory_size(m));
 }
 
 static void memory_fetch(const memory_t *m)
 {
     if (m->there)
-        place->fetch(m->block, m->there, memory_size(m));
+        where.get(m->block, m->there, memory_size(m));
 }
 
 /* What a call gets. */
@@ -129,8 +122,7 @@ static void *memory_at(const memory_t *m)
 
 static colo_tensor_t view(const memory_t *m, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
 {
-    return place ? colo_tensor_cuda(memory_at(m), dtype, place->device(), ndim, shape)
-                 : colo_tensor_host(memory_at(m), dtype, ndim, shape);
+    return where_tensor(memory_at(m), dtype, ndim, shape);
 }
 
 static memory_t memory_of(size_t bytes)
@@ -138,12 +130,11 @@ static memory_t memory_of(size_t bytes)
     memory_t m = {.bytes = bytes};
     const size_t all = memory_size(&m);
     m.block = aligned_alloc(256, all);
-    m.there = place ? place->alloc(all) : NULL;
     m.data = m.block + BEFORE;
     /* all of it, but for the inside of a workspace of many mebibytes */
     memset(m.block, CANARY_BYTE, bytes < FILLED ? all : BEFORE + FILLED);
     memset(m.data + bytes, CANARY_BYTE, all - BEFORE - bytes);
-    memory_send(&m);
+    m.there = where.mem == COLO_CUDA ? where.put(m.block, all) : NULL;
     return m;
 }
 
@@ -189,8 +180,8 @@ static colo_status_t make_head(rank_t *k)
     const int64_t H = c->hidden;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = c->columns[k->r], .hidden = H,
                                     .dtype = c->dtype, .has_bias = c->has_bias};
-    config.mem = place ? COLO_CUDA : COLO_HOST;
-    config.device = place ? place->device() : -1;
+    config.mem = where.mem;
+    config.device = where.device ? where.device() : -1;
     rank_try(colo_lm_head_create(&k->head, &config, c->head == HEAD_SHARDED ? k->dp : NULL));
     colo_lm_head_rows(k->head, &k->first, &k->rows);
     const size_t elem = colo_dtype_size(c->dtype);
@@ -279,7 +270,7 @@ static int64_t max_valid_of(const rank_t *k)
 static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 {
     size_t bytes;
-    wait_for_place();
+    wait_for_device();
     memory_fetch(&k->work);
     k->c->spilled[k->world] |= k->work.block && memory_spilled(&k->work);
     memory_free(&k->work);
@@ -323,7 +314,7 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
         c->config.mode == COLO_LINEAR_EARLY
             ? (colo_linear_upstream_t){.loss = EARLY / 0.5, .d_loss = memory_at(&k->half)}
             : upstream_of(k);
-    wait_for_place();
+    wait_for_device();
     memory_fetch(&k->kept);
     const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
     uint64_t first = 0;
@@ -334,8 +325,8 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
         }
         rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
         rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, memory_at(&k->work),
-                                              stream()));
-        wait_for_place();
+                                              where_stream()));
+        wait_for_device();
         memory_fetch(&k->d_h);
         memory_fetch(&k->d_w);
         memory_fetch(&k->d_b);
@@ -387,12 +378,12 @@ static colo_status_t run_passes(rank_t *k)
     colo_comm_stats_reset(k->tp);
     colo_comm_stats_reset(k->dp);
     if (c->start_early)
-        rank_try(colo_lm_head_start(k->head, stream()));
+        rank_try(colo_lm_head_start(k->head, where_stream()));
     if (c->loss_mode) {
         const colo_linear_upstream_t up = upstream_of(k);
         rank_try(new_workspace(k, COLO_LINEAR_LOSS));
         rank_try(colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, memory_at(&k->work),
-                                          stream()));
+                                          where_stream()));
     } else {
         for (int rep = 0; rep <= (int)c->checkpoint; rep++) {
             bool last = rep == (int)c->checkpoint, keeps = last && !c->no_saved;
@@ -408,15 +399,15 @@ static colo_status_t run_passes(rank_t *k)
             up.loss /= EARLY;
             rank_try(keeps && c->config.mode == COLO_LINEAR_EARLY
                          ? colo_linear_logprob_early(k->linear, &batch, &up, &out, &saved, kept,
-                                                     work, stream())
+                                                     work, where_stream())
                          : colo_linear_logprob_forward(k->linear, &batch, &out,
                                                        keeps ? &saved : NULL, kept, work,
-                                                       stream()));
+                                                       where_stream()));
         }
     }
     colo_comm_stats(k->tp, &c->tp_forward[k->world]);
     colo_comm_stats(k->dp, &c->head_forward[k->world]);
-    wait_for_place();
+    wait_for_device();
     memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
     memory_send(&k->gathered);
     if (!c->loss_mode && !c->no_saved)
@@ -425,8 +416,9 @@ static colo_status_t run_passes(rank_t *k)
     colo_comm_stats(k->dp, &c->head_all[k->world]);
     if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
         void *sum_w = memory_at(&k->d_w), *sum_b = memory_at(&k->d_b);
-        rank_try(colo_comm_all_reduce(k->dp, sum_w, sum_w, k->rows * H, dw, COLO_SUM, stream()));
-        rank_try(colo_comm_all_reduce(k->dp, sum_b, sum_b, k->rows, dw, COLO_SUM, stream()));
+        rank_try(
+            colo_comm_all_reduce(k->dp, sum_w, sum_w, k->rows * H, dw, COLO_SUM, where_stream()));
+        rank_try(colo_comm_all_reduce(k->dp, sum_b, sum_b, k->rows, dw, COLO_SUM, where_stream()));
     }
     return COLO_OK;
 }
@@ -435,7 +427,7 @@ static void collect(rank_t *k)
 {
     linear_case_t *c = k->c;
     const int64_t H = c->hidden;
-    wait_for_place();
+    wait_for_device();
     const memory_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,
                              &k->kept,   &k->d_h,    &k->d_w,      &k->d_b,     &k->out[0],
                              &k->out[1], &k->out[2], &k->targets,  &k->correct, &k->counts};
@@ -467,6 +459,16 @@ static void collect(rank_t *k)
     }
 }
 
+/* Ranks of @world that differ in that dim of @grid, @n of them. */
+static colo_status_t group_of(colo_comm_t *world, const colo_grid_t *grid, const char *dim,
+                              int32_t n, colo_comm_t **group)
+{
+    if (n > 1 && n < colo_comm_size(world))
+        return colo_comm_split(world, grid, dim, group);
+    *group = world;
+    return n == 1 ? colo_comm_create_self(group) : COLO_OK;
+}
+
 static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 {
     linear_case_t *c = k->c;
@@ -476,8 +478,8 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
     k->d = k->world / c->ranks;
     const char *spec = t_text("tp=%d,dp=%d", (int)c->ranks, (int)c->replicas);
     rank_try(colo_grid_parse(&grid, spec, (int64_t)c->ranks * c->replicas));
-    rank_try(colo_comm_split(world, &grid, "tp", &k->tp));
-    rank_try(colo_comm_split(world, &grid, "dp", &k->dp));
+    rank_try(group_of(world, &grid, "tp", c->ranks, &k->tp));
+    rank_try(group_of(world, &grid, "dp", c->replicas, &k->dp));
     if (c->each_comm) {
         c->each_comm(k->tp);
         c->each_comm(k->dp);
@@ -499,7 +501,7 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
     return COLO_OK;
 }
 
-static void rank_free(rank_t *k)
+static void rank_free(rank_t *k, const colo_comm_t *world)
 {
     memory_t *all[] = {&k->weight, &k->bias,    &k->gathered, &k->hidden, &k->work,
                        &k->kept,   &k->d_h,     &k->d_w,      &k->d_b,    &k->up[0],
@@ -509,8 +511,10 @@ static void rank_free(rank_t *k)
         memory_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);
     colo_lm_head_destroy(&k->head);
-    colo_comm_destroy(&k->tp);
-    colo_comm_destroy(&k->dp);
+    if (k->tp != world)
+        colo_comm_destroy(&k->tp);
+    if (k->dp != world)
+        colo_comm_destroy(&k->dp);
 }
 
 /* @host and @world have the same ranks. */
@@ -518,10 +522,10 @@ static colo_status_t run_case(linear_case_t *c, colo_comm_t *host, colo_comm_t *
 {
     rank_t k = {.c = c};
     colo_status_t st = run_rank(&k, host, world);
-    wait_for_place();
+    wait_for_device();
     if (st == COLO_OK) /* freeing waits for the device, which other ranks may share */
         st = colo_comm_barrier(host, NULL);
-    rank_free(&k);
+    rank_free(&k, world);
     return st == COLO_OK ? colo_comm_barrier(host, NULL) : st;
 }
 
@@ -530,13 +534,14 @@ static int32_t ncases; /* of the run */
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     linear_case_t *c = arg;
-    T_ENDS(colo_comm_destroy) colo_comm_t *gpus = NULL;
-    colo_status_t st = place ? place->comm(world, &gpus) : COLO_OK;
+    colo_comm_t *group = NULL;
+    colo_status_t st = where.group(world, &group);
     for (int32_t i = 0; i < ncases && st == COLO_OK; i++) {
-        st = run_case(&c[i], world, gpus ? gpus : world);
+        st = run_case(&c[i], world, group);
         if (st < 0 && ncases > 1)
             st = colo_fail_prefix(st, "case %d", (int)i);
     }
+    where.leave(&group);
     return st;
 }
 
@@ -566,10 +571,8 @@ colo_status_t linear_case_run_all(linear_case_t *c, int32_t n)
         if (!t_ranks_are_threads())
             each_shared(&c[i], t_share);
     }
-    place = c->place;
     ncases = n;
     colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, (size_t)n * sizeof *c);
-    place = NULL;
     for (int32_t i = 0; i < n && !t_ranks_are_threads(); i++)
         each_shared(&c[i], unshare);
     return st;

@@ -9,6 +9,7 @@
 #define TESTS_LOSS_LINEAR_CASE_H
 
 #include "loss/loss_case.h"
+#include "loss/where.h"
 #include "ref/ref_linear.h"
 
 enum { /* besides WITH_* */
@@ -21,22 +22,7 @@ enum { /* besides WITH_* */
 
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
 
-/* Where a case runs that does not run on the host. All but comm are the calling rank's, between
- * comm and the end of its thread. */
-typedef struct linear_place {
-    void *(*alloc)(size_t bytes); /* 256-aligned; not of the host */
-    void (*release)(void *p);
-    void (*send)(void *there, const void *host,
-                 size_t bytes); /* both have ended when they return */
-    void (*fetch)(void *host, const void *there, size_t bytes);
-    void (*wait)(void); /* for all that this rank enqueued */
-    int32_t (*device)(void);
-    colo_stream_t (*stream)(void);
-    colo_status_t (*comm)(colo_comm_t *world, colo_comm_t **mine); /* *mine NULL: world itself */
-} linear_place_t;
-
 typedef struct linear_case {
-    const linear_place_t *place; /* NULL: the host */
     int32_t ranks, replicas;
     int64_t tokens, vocab, hidden;
     colo_dtype_t dtype;
@@ -85,10 +71,12 @@ void linear_case_shard(linear_case_t *c, shard_kind_t kind);
  * gradients of logits lie in d_weight. Made anew. */
 void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng);
 colo_status_t linear_case_run(linear_case_t *c);
-/* @n cases of one world and place, one after the other on the same communicators. */
+/* @n cases of one world, one after the other on the same communicators. */
 colo_status_t linear_case_run_all(linear_case_t *c, int32_t n);
 /* Against the oracle, within the tolerance stated in linear_compare.c; fails the running test. */
 void linear_case_compare(const linear_case_t *c, const char *label);
+/* Runs @n cases of one world and compares each; fails the running test. */
+void linear_case_judge(linear_case_t *c, int32_t n, const char *what);
 /* Bit by bit: outputs and d_hidden of all ranks; with @weights d_weight and d_bias, too. */
 bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weights);
 

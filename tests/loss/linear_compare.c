@@ -304,6 +304,20 @@ void linear_case_compare(const linear_case_t *c, const char *label)
         compare_weights(c, label, want_w, want_b, tw, tb);
 }
 
+void linear_case_judge(linear_case_t *c, int32_t n, const char *what)
+{
+    colo_status_t st = linear_case_run_all(c, n);
+    for (int32_t i = 0; i < n; i++) {
+        const char *label = t_text("%s, case %d (W=%d D=%d T=%d V=%d H=%d %s, %d chunks)", what,
+                                   (int)i, (int)c[i].ranks, (int)c[i].replicas, (int)c[i].tokens,
+                                   (int)c[i].vocab, (int)c[i].hidden, colo_dtype_name(c[i].dtype),
+                                   (int)c[i].config.logprob.chunk_size);
+        if (st != COLO_OK)
+            fail_msg("%s: %s: %s", label, colo_status_name(st), colo_last_error());
+        linear_case_compare(&c[i], label);
+    }
+}
+
 bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weights)
 {
     const size_t t = (size_t)a->tokens * sizeof(double), h = (size_t)a->hidden;

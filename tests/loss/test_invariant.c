@@ -5,8 +5,9 @@
  * the values are right, the fp64 oracle says.
  */
 #include "loss/loss_case.h"
+#include "loss/where.h"
 
-enum { TOKENS = 13, GROUPS = 3 };
+enum { GROUPS = 3 };
 
 static const int32_t worlds[] = {1, 2, 4, 8};
 
@@ -36,19 +37,19 @@ static void again(const loss_case_t *one, int32_t ranks, int64_t lo, int64_t hi,
 
 static void check(loss_case_t *one)
 {
-    static const int64_t cuts[GROUPS + 1] = {0, 1, 6, TOKENS};
+    const int64_t cuts[GROUPS + 1] = {0, 1, one->tokens / 2, one->tokens};
     shard(one);
     assert_ok(loss_case_run(one));
     loss_case_compare(one, "segments");
     for (int w = 0; w < 4; w++) {
-        again(one, worlds[w], 0, TOKENS, w);
+        again(one, worlds[w], 0, one->tokens, w);
         for (int g = 0; g < GROUPS; g++)
             again(one, worlds[w], cuts[g], cuts[g + 1], 0);
     }
     loss_case_free(one);
 }
 
-T_CASE(logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
+T_CASE_IF(where.mem == COLO_HOST, logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
 {
     static const int64_t vocabs[] = {256, 300};
     uint64_t rng = t_seed();
@@ -56,7 +57,7 @@ T_CASE(logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
         for (int v = 0; v < 2; v++)
             for (int plain = 0; plain < 2; plain++) {
                 loss_case_t c;
-                loss_case_init(&c, 1, TOKENS, vocabs[v], loss_dtypes[d], 3, &rng);
+                loss_case_init(&c, 1, 13, vocabs[v], loss_dtypes[d], 3, &rng);
                 c.targets[3] = -100;
                 c.config.segment = v ? 48 : 32; /* 300 columns: 7 segments, the last with 12 */
                 c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
@@ -68,6 +69,18 @@ T_CASE(logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
                 }
                 check(&c);
             }
+}
+
+/* Long enough for whole runs of the kernels on one rank and too short for them on eight. */
+T_CASE_IF(where.mem == COLO_CUDA, long_rows_in_segments_give_the_same_bits_on_a_gpu)
+{
+    uint64_t rng = t_seed() + 1;
+    loss_case_t c;
+    loss_case_init(&c, 1, 37, 8 * 2064 - 40, COLO_BF16, 3, &rng);
+    c.targets[3] = -100;
+    c.config.segment = 2064;
+    c.config.want_entropy = true;
+    check(&c);
 }
 
 static void refused(int32_t ranks, int64_t vocab, int64_t columns, int64_t segment,
@@ -102,4 +115,4 @@ T_CASE(segments_with_smoothing_per_rank_are_refused)
                  "local_smoothing with segment 16: it depends on the number of ranks");
 }
 
-T_MAIN("loss/invariant")
+T_MAIN_IF(where.need(), "loss/invariant")

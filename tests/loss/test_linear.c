@@ -9,26 +9,6 @@
 static const char *const modes[] = {"logprob", "keep", "loss", "early"};
 enum { MODES = 4 };
 
-/* @n cases of one world. */
-static void run_and_compare_all(linear_case_t *c, int32_t n, const char *what)
-{
-    colo_status_t st = linear_case_run_all(c, n);
-    for (int32_t i = 0; i < n; i++) {
-        const char *label = t_text("%s, case %d (W=%d D=%d T=%d V=%d H=%d %s, %d chunks)", what,
-                                   (int)i, (int)c[i].ranks, (int)c[i].replicas, (int)c[i].tokens,
-                                   (int)c[i].vocab, (int)c[i].hidden, colo_dtype_name(c[i].dtype),
-                                   (int)c[i].config.logprob.chunk_size);
-        if (st != COLO_OK)
-            fail_msg("%s: %s: %s", label, colo_status_name(st), colo_last_error());
-        linear_case_compare(&c[i], label);
-    }
-}
-
-static void run_and_compare(linear_case_t *c, const char *what)
-{
-    run_and_compare_all(c, 1, what);
-}
-
 static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_dtype_t dtype,
                 shard_kind_t kind, int64_t chunk, uint64_t *rng)
 {
@@ -39,7 +19,7 @@ static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_d
     linear_case_mode(&c, mode);
     c.config.logprob.chunk_size = chunk;
     c.prefill = 0.5;
-    run_and_compare(&c, t_text("options %03x, %s, shards %d", bits, modes[mode], (int)kind));
+    linear_case_judge(&c, 1, t_text("options %03x, %s, shards %d", bits, modes[mode], (int)kind));
 }
 
 T_CASE(every_option_and_pair_agrees_with_the_oracle)
@@ -98,7 +78,7 @@ T_CASE(every_dtype_agrees_in_every_mode)
                     c.config.d_weight_add = false;
                     c.prefill = 7; /* replaced */
                 }
-                run_and_compare(&c, bits & 4 ? "stored gradients" : "added gradients");
+                linear_case_judge(&c, 1, bits & 4 ? "stored gradients" : "added gradients");
             }
 }
 
@@ -120,7 +100,7 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
         for (int k = 0; k < 3; k++)
             c.factor[k] *= factors[i / 6 % 3];
         c.config.frozen_hidden = true;
-        run_and_compare(&c, "upstream far from 1");
+        linear_case_judge(&c, 1, "upstream far from 1");
     }
 }
 
@@ -140,7 +120,7 @@ T_CASE(d_hidden_is_summed_as_asked)
                     c[n].config.logprob.chunk_size = 3;
                     c[n].config.d_hidden = (colo_d_hidden_t)how;
                 }
-        run_and_compare_all(c, n, "d_hidden");
+        linear_case_judge(c, n, "d_hidden");
         for (int i = 0; i < n; i++) {
             const colo_d_hidden_t how = c[i].config.d_hidden;
             for (int r = 0; r < 2 * w; r++)
@@ -168,7 +148,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
         linear_case_mode(&c, i / 4 % MODES);
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
-        run_and_compare(&c, "lists");
+        linear_case_judge(&c, 1, "lists");
     }
 }
 
@@ -186,7 +166,7 @@ T_CASE(what_is_frozen_gets_no_gradient)
                 c.config.frozen_hidden = bits & 1;
                 c.config.frozen_weight = bits & 2;
                 c.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
-                run_and_compare(&c, "frozen");
+                linear_case_judge(&c, 1, "frozen");
                 for (int r = 0; r < 4; r++)
                     assert_int_equal(c.head_all[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD],
                                      sharded && !(bits & 2));
@@ -209,7 +189,7 @@ T_CASE(a_bound_on_valid_tokens_changes_no_bit)
                 if (t != 1 && t != 3 && t != 4 && t != 8)
                     all[i].targets[0][t] = -100;
             all[i].max_valid = bounds[i];
-            run_and_compare(&all[i], "max_valid");
+            linear_case_judge(&all[i], 1, "max_valid");
             assert_true(linear_case_same(&all[0], &all[i], true));
         }
         for (int i = 0; i < 4; i++)
@@ -236,7 +216,7 @@ T_CASE(modes_and_chunks_change_no_bit_but_those_of_d_weight)
                 linear_case_mode(&c[i], i / 5);
                 c[i].config.logprob.chunk_size = chunks[i % 5];
             }
-            run_and_compare_all(c, 5 * MODES, "modes and chunks");
+            linear_case_judge(c, 5 * MODES, "modes and chunks");
             for (int i = 1; i < 5 * MODES; i++)
                 assert_true(linear_case_same(&c[0], &c[i], i % 5 == 0));
             for (int i = 0; i < 5 * MODES; i++)
@@ -257,7 +237,7 @@ T_CASE(blocks_of_rows_change_no_bit_but_those_of_d_weight)
             linear_case_options(&all[k], WITH_ENTROPY | LINEAR_BIAS);
             linear_case_mode(&all[k], mode);
             all[k].config.logprob.chunk_size = chunks[k];
-            run_and_compare(&all[k], modes[mode]);
+            linear_case_judge(&all[k], 1, modes[mode]);
             assert_true(linear_case_same(&all[0], &all[k], k == 0));
         }
         for (int k = 0; k < 5; k++)
@@ -284,7 +264,7 @@ T_CASE(joined_chunks_change_no_bit_but_those_of_d_weight)
             c[k].config.logprob.chunk_size = k ? 600 : 0;
             c[k].prefill = 0.5;
         }
-        run_and_compare_all(c, 2, "joined chunks");
+        linear_case_judge(c, 2, "joined chunks");
         assert_int_equal(c[0].chunks[0], i / 2 == 1 ? 9 : i / 2 == 3 ? 3 : 5);
         assert_true(linear_case_same(&c[0], &c[1], false));
         linear_case_free(&c[0]);
@@ -311,7 +291,7 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
             c[i].start_early = i % 2 && bits & 2;
             c[i].checkpoint = bits & 2 && mode != 2;
         }
-        run_and_compare_all(c, 16 * MODES, "resident and sharded");
+        linear_case_judge(c, 16 * MODES, "resident and sharded");
         for (int i = 0; i < 16 * MODES; i += 2) {
             assert_true(linear_case_same(&c[i], &c[i + 1], true));
             linear_case_free(&c[i]);
@@ -355,7 +335,7 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     colo_lm_head_destroy(&head);
     linear_case_init(&c, 2, 1, 7, 19, 5, COLO_F32, &rng);
     c.config.mode = COLO_LINEAR_AUTO;
-    run_and_compare(&c, "auto");
+    linear_case_judge(&c, 1, "auto");
 }
 
 /* Replicas of one sharded head are in the same pass, whatever each has to multiply. */
@@ -372,7 +352,7 @@ T_CASE(replicas_that_keep_and_that_do_not_gather_alike)
         for (int64_t t = 3; t < 9; t++)
             c.targets[0][t] = -100;
         c.most_valid[0] = 3; /* keeps; the other one has 9 tokens and does not */
-        run_and_compare(&c, frozen ? "frozen hidden" : "both gradients");
+        linear_case_judge(&c, 1, frozen ? "frozen hidden" : "both gradients");
         assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD],
                          c.head_all[1].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD]);
     }
@@ -396,7 +376,7 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
         c.config.d_weight_dtype = c.config.d_weight_add ? c.config.d_weight_dtype : c.dtype;
         c.config.keep_in_place = mode == 1 && nth / 4 % 2 && c.config.logits_dtype == c.dtype;
         c.config.logprob.chunk_size = nth / 4 % 2; /* two rows of blocks, or all */
-        run_and_compare(&c, modes[mode]);
+        linear_case_judge(&c, 1, modes[mode]);
     }
 }
 
@@ -439,7 +419,7 @@ T_CASE(no_tokens_and_no_valid_token_are_legal)
                     c.targets[0][t] = c.targets[1][t] = -100;
                 c.max_valid = bits ? 0 : -1;
                 c.config.d_weight_add = bits;
-                run_and_compare(&c, "nothing counts");
+                linear_case_judge(&c, 1, "nothing counts");
                 assert_true(all_of(IS_ZERO, c.d_w, 19 * 5));
             }
 }
@@ -457,7 +437,7 @@ T_CASE(uniform_upstream_needs_no_arrays)
         c.factor[0] = 0;
         c.factor[1] = -0.25;
         c.factor[2] = 3;
-        run_and_compare(&c, "uniform upstream");
+        linear_case_judge(&c, 1, "uniform upstream");
     }
 }
 

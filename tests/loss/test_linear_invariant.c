@@ -8,9 +8,14 @@
 
 enum { TOKENS = 11, HIDDEN = 20, VOCAB = 120, SEGMENT = 16, MODES = 4 };
 
+/* Of a head of 8 segments, the last with columns of padding. */
+typedef struct sizes {
+    int64_t tokens, vocab, hidden, segment;
+} sizes_t;
+
 static const int32_t worlds[] = {1, 2, 4, 8};
 
-/* 8 segments of 16, the last with 8 columns of padding; tokens [lo, hi) of @from. */
+/* Tokens [lo, hi) of @from. */
 static void take(linear_case_t *c, const linear_case_t *from, int32_t ranks, int64_t lo, int64_t hi)
 {
     uint64_t rng = 1;
@@ -24,7 +29,7 @@ static void take(linear_case_t *c, const linear_case_t *from, int32_t ranks, int
     c->prefill = from->prefill;
     memcpy(c->factor, from->factor, sizeof c->factor);
     for (int r = 0; r < ranks; r++) {
-        c->columns[r] = 8 * SEGMENT / ranks;
+        c->columns[r] = 8 * from->config.logprob.segment / ranks;
         c->start[r] = r * c->columns[r];
     }
     memcpy(c->h[0], from->h[0] + lo * from->hidden, n * h * sizeof(double));
@@ -58,10 +63,10 @@ static void same_bits(const linear_case_t *c, const linear_case_t *whole, int64_
 }
 
 /* 0 logprob, 1 keep, 2 loss, 3 early */
-static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode, uint64_t *rng)
+static void draw(linear_case_t *c, const sizes_t *of, colo_dtype_t dtype, int mode, uint64_t *rng)
 {
     T_ENDS(linear_case_free) linear_case_t drawn;
-    linear_case_init(&drawn, 1, 1, tokens, VOCAB, HIDDEN, dtype, rng);
+    linear_case_init(&drawn, 1, 1, of->tokens, of->vocab, of->hidden, dtype, rng);
     linear_case_options(&drawn, WITH_TAU | WITH_SMOOTH | WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS |
                                     LINEAR_IGNORED);
     linear_case_mode(&drawn, mode % 3);
@@ -69,9 +74,14 @@ static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode
         drawn.config.mode = COLO_LINEAR_EARLY;
         drawn.start_early = true;
     }
-    drawn.config.logprob.segment = SEGMENT;
+    drawn.config.logprob.segment = of->segment;
     drawn.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
-    take(c, &drawn, 1, 0, tokens);
+    take(c, &drawn, 1, 0, of->tokens);
+}
+
+static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode, uint64_t *rng)
+{
+    draw(c, &(sizes_t){tokens, VOCAB, HIDDEN, SEGMENT}, dtype, mode, rng);
 }
 
 /* Tokens [lo, hi) of @one give its bits on @ranks. */
@@ -86,7 +96,7 @@ static void again(const linear_case_t *one, int32_t ranks, int64_t lo, int64_t h
     same_bits(&c, one, lo, mode);
 }
 
-T_CASE(a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
+T_CASE_IF(where.mem == COLO_HOST, a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
 {
     static const int64_t cuts[] = {0, 1, 5, TOKENS};
     uint64_t rng = t_seed();
@@ -106,7 +116,7 @@ T_CASE(a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
         }
 }
 
-T_CASE(slices_of_d_hidden_in_segments_are_those_of_one_rank)
+T_CASE_IF(where.mem == COLO_HOST, slices_of_d_hidden_in_segments_are_those_of_one_rank)
 {
     uint64_t rng = t_seed() + 1;
     for (int mode = 0; mode < MODES; mode++) {
@@ -118,8 +128,28 @@ T_CASE(slices_of_d_hidden_in_segments_are_those_of_one_rank)
     }
 }
 
+/* Long enough for whole runs of the kernels on one rank and too short for them on eight. */
+T_CASE_IF(where.mem == COLO_CUDA, long_segments_give_the_same_bits_on_ranks_that_share_a_gpu)
+{
+    static const sizes_t sizes = {37, 8 * 2064 - 40, 72, 2064};
+    static const int64_t cuts[] = {0, 1, 12, 37};
+    uint64_t rng = t_seed() + 4;
+    for (int mode = 0; mode < MODES; mode++) {
+        T_ENDS(linear_case_free) linear_case_t one;
+        draw(&one, &sizes, COLO_BF16, mode, &rng);
+        one.config.logits_dtype = COLO_BF16;
+        assert_ok(linear_case_run(&one));
+        linear_case_compare(&one, "long segments");
+        for (int w = 0; w < 4; w++) {
+            again(&one, worlds[w], 0, 37, 5 * w, COLO_D_HIDDEN_ALL_REDUCE, mode);
+            for (int g = 0; g < 3; g++)
+                again(&one, worlds[w], cuts[g], cuts[g + 1], 0, COLO_D_HIDDEN_ALL_REDUCE, mode);
+        }
+    }
+}
+
 /* More rows than a chunk of the loss pass, and than one of backward. */
-T_CASE(sums_over_tokens_in_segments_do_not_depend_on_ranks_or_chunk_size)
+T_CASE_IF(where.mem == COLO_HOST, sums_over_tokens_in_segments_do_not_depend_on_ranks_or_chunk_size)
 {
     uint64_t rng = t_seed() + 2;
     for (int mode = 0; mode < 3; mode += 2) {
@@ -158,4 +188,4 @@ static void choose_cblas(void)
     }
 }
 
-T_MAIN_AFTER(0, choose_cblas(), "loss/linear_invariant")
+T_MAIN_AFTER(where.need(), choose_cblas(), "loss/linear_invariant")
