@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm-none.c - stands in for cuda/gemm.c where the headers of cuBLASLt are missing. */
+/* gemm-none.c - stands in for cuda/gemm.c where the headers of cuBLASLt are missing: no object is
+ * ever made. */
 #include "cuda/device.h"
 #include "loss/linear/linear.h"
 
@@ -9,23 +10,4 @@ static colo_status_t create(const struct colo_linear_shape *shape, void **made)
                      "lm_head: built without cublasLt.h; install cuBLAS's headers and build again");
 }
 
-static void destroy(void *made)
-{
-}
-
-static int64_t workspace(const void *made)
-{
-    return 0;
-}
-
-static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stream_t stream)
-{
-    return create(NULL, &made);
-}
-
-const colo_gemm_ops_t colo_gemm_cuda = {
-    .create = create,
-    .destroy = destroy,
-    .workspace = workspace,
-    .run = run,
-};
+const colo_gemm_ops_t colo_gemm_cuda = {.create = create};

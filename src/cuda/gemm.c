@@ -18,18 +18,66 @@
  * is no second choice.
  *
  * A bias that no kernel can add is laid into z before, which then is added to.
+ *
+ * Which cuBLASLt: the one in the process already (inside PyTorch, PyTorch's), else libcublasLt.so
+ * of the CUDA major version that this was built with. Not linked, for it is hundreds of megabytes
+ * that only the lm_head path needs.
  */
 #include "loss/linear/linear.h"
 
 #include "cuda/device.h"
-#include "cuda/cublas.h"
 
+#include "core/library.h"
+#include "core/lock.h"
 #include "kernels.h"
 
+#include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ROWS = 2048, CACHE = 16, WORKSPACE = 32 << 20 };
+
+/* ---- the library ---- */
+
+/* The first is looked for in the process. */
+#define FUNCTIONS(X)                                    \
+    X(matmul, cublasLtMatmul)                           \
+    X(create, cublasLtCreate)                           \
+    X(destroy, cublasLtDestroy)                         \
+    X(desc_init, cublasLtMatmulDescInit_internal)       \
+    X(desc_set, cublasLtMatmulDescSetAttribute)         \
+    X(layout_init, cublasLtMatrixLayoutInit_internal)   \
+    X(pref_init, cublasLtMatmulPreferenceInit_internal) \
+    X(pref_set, cublasLtMatmulPreferenceSetAttribute)   \
+    X(heuristic, cublasLtMatmulAlgoGetHeuristic)        \
+    X(check, cublasLtMatmulAlgoCheck)                   \
+    X(name, cublasLtGetStatusName)
+#define MEMBER(member, function) __typeof__(function) *member;
+#define WANTED(member, function) {#function, &lt.member},
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+static struct {
+    FUNCTIONS(MEMBER)
+} lt;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static colo_status_t find_library(void)
+{
+    static bool found;
+    static const colo_library_t cublas = {
+        "lm_head", "cuBLASLt", "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR),
+        "; it comes with CUDA, put its folder into LD_LIBRARY_PATH",
+        ", expected version " TEXT(CUBLAS_VER_MAJOR)};
+    static const colo_library_symbol_t want[] = {FUNCTIONS(WANTED)};
+    COLO_HOLD(&lock);
+    if (!found)
+        COLO_TRY(colo_library_find(&cublas, want, sizeof want / sizeof want[0]));
+    found = true;
+    return COLO_OK;
+}
+
+/* ---- the object ---- */
 
 struct key {
     int32_t product, bias, beta, dtype[3], scaled;
@@ -38,7 +86,6 @@ struct key {
 };
 
 typedef struct colo_product {
-    const colo_cublas_t *lib;
     cublasLtHandle_t handle;
     bool pinned;
     int32_t used, next;
@@ -49,38 +96,31 @@ typedef struct colo_product {
     } cache[CACHE];
 } colo_product_t;
 
-static colo_status_t failed(const colo_product_t *product, const char *what, cublasStatus_t status)
+static colo_status_t failed(const char *what, cublasStatus_t status)
 {
-    return colo_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what,
-                     product->lib->name(status));
+    return colo_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what, lt.name(status));
 }
 
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     colo_product_t *product = calloc(1, sizeof *product);
     COLO_FAIL_IF(!product, COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *product);
-    colo_status_t st = colo_cublas_find(&product->lib);
-    if (st == COLO_OK) {
-        cublasStatus_t status = product->lib->create(&product->handle);
-        if (status != CUBLAS_STATUS_SUCCESS)
-            st = failed(product, "create", status);
-    }
-    if (st < 0) {
-        free(product);
-        return st;
-    }
     product->pinned = shape->pinned;
-    *made = product;
-    return COLO_OK;
+    colo_status_t st = find_library();
+    const cublasStatus_t status = st < 0 ? CUBLAS_STATUS_SUCCESS : lt.create(&product->handle);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        st = failed("create", status);
+    if (st < 0)
+        free(product);
+    else
+        *made = product;
+    return st;
 }
 
 static void destroy(void *made)
 {
-    colo_product_t *product = made;
-    if (!product)
-        return;
-    product->lib->destroy(product->handle);
-    free(product);
+    lt.destroy(((colo_product_t *)made)->handle);
+    free(made);
 }
 
 static int64_t workspace(const void *made)
@@ -105,7 +145,7 @@ static cudaDataType_t type_of(colo_dtype_t dtype)
 /* ---- one product as cuBLASLt sees it ---- */
 
 struct call {
-    const struct colo_linear_matrix *a, *b, *d;
+    const struct colo_linear_matrix *x[3]; /* a, b, d */
     bool ta, tb;
     int64_t m, n, k;
     bool bias; /* added by the kernel */
@@ -122,9 +162,7 @@ static int64_t ld_of(const struct colo_linear_matrix *x, int64_t extent)
 static struct call call_of(const struct colo_linear_gemm *gemm)
 {
     const struct colo_linear_form form = colo_linear_form_of(gemm);
-    return (struct call){.a = form.b,
-                         .b = form.a,
-                         .d = form.c,
+    return (struct call){.x = {form.b, form.a, form.c},
                          .ta = !form.b_by_k,
                          .tb = form.a_by_k,
                          .m = form.n,
@@ -150,43 +188,38 @@ static int32_t align_of(const struct call *call, const void *pointer)
             return result_;                    \
     } while (0)
 
+#define LT_SET(set, desc, attribute, value) LT_TRY(lt.set(desc, attribute, &(value), sizeof(value)))
+
 struct descs {
     cublasLtMatmulDescOpaque_t op;
-    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatrixLayoutOpaque_t x[3];
 };
 
-static cublasStatus_t describe(const colo_product_t *product, const struct call *call,
-                               const void *bias, struct descs *descs)
+static cublasStatus_t describe(const struct call *call, const void *bias, struct descs *descs)
 {
-    const colo_cublas_t *lib = product->lib;
-    const bool wide = call->a->dtype == COLO_F64;
+    const bool wide = call->x[0]->dtype == COLO_F64;
     const int32_t t = CUBLAS_OP_T, epilogue = CUBLASLT_EPILOGUE_BIAS,
-                  bias_type = type_of(call->a->dtype), device = CUBLASLT_POINTER_MODE_DEVICE;
-    const int64_t am = call->ta ? call->k : call->m, an = call->ta ? call->m : call->k,
-                  bm = call->tb ? call->n : call->k, bn = call->tb ? call->k : call->n;
-    LT_TRY(lib->desc_init(&descs->op, sizeof descs->op,
-                          wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                          wide ? CUDA_R_64F : CUDA_R_32F));
+                  bias_type = type_of(call->x[0]->dtype), device = CUBLASLT_POINTER_MODE_DEVICE;
+    const int64_t rows[3] = {call->ta ? call->k : call->m, call->tb ? call->n : call->k, call->m},
+                  columns[3] = {call->ta ? call->m : call->k, call->tb ? call->k : call->n,
+                                call->n};
+    LT_TRY(lt.desc_init(&descs->op, sizeof descs->op,
+                        wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                        wide ? CUDA_R_64F : CUDA_R_32F));
     if (call->ta)
-        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t));
+        LT_SET(desc_set, &descs->op, CUBLASLT_MATMUL_DESC_TRANSA, t);
     if (call->tb)
-        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSB, &t, sizeof t));
+        LT_SET(desc_set, &descs->op, CUBLASLT_MATMUL_DESC_TRANSB, t);
     if (call->scale)
-        LT_TRY(
-            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &device, sizeof device));
+        LT_SET(desc_set, &descs->op, CUBLASLT_MATMUL_DESC_POINTER_MODE, device);
     if (call->bias) {
-        LT_TRY(
-            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
-        LT_TRY(lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
-                             sizeof bias_type));
+        LT_SET(desc_set, &descs->op, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+        LT_SET(desc_set, &descs->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+        LT_SET(desc_set, &descs->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
     }
-    LT_TRY(lib->layout_init(&descs->a, sizeof descs->a, type_of(call->a->dtype), (uint64_t)am,
-                            (uint64_t)an, ld_of(call->a, am)));
-    LT_TRY(lib->layout_init(&descs->b, sizeof descs->b, type_of(call->b->dtype), (uint64_t)bm,
-                            (uint64_t)bn, ld_of(call->b, bm)));
-    LT_TRY(lib->layout_init(&descs->d, sizeof descs->d, type_of(call->d->dtype), (uint64_t)call->m,
-                            (uint64_t)call->n, ld_of(call->d, call->m)));
+    for (int i = 0; i < 3; i++)
+        LT_TRY(lt.layout_init(&descs->x[i], sizeof descs->x[i], type_of(call->x[i]->dtype),
+                              (uint64_t)rows[i], (uint64_t)columns[i], ld_of(call->x[i], rows[i])));
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -195,30 +228,28 @@ static cublasStatus_t describe(const colo_product_t *product, const struct call 
 static cublasStatus_t ask(const colo_product_t *product, const struct call *call, const void *bias,
                           bool may_split, cublasLtMatmulAlgo_t *algo, bool *none)
 {
+    static const cublasLtMatmulPreferenceAttributes_t least[4] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES};
     struct descs descs;
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t found[1];
     int n = 0;
     const uint64_t bytes = WORKSPACE;
-    const bool narrow = call->d->dtype == COLO_BF16 || call->d->dtype == COLO_F16;
+    const bool narrow = call->x[2]->dtype == COLO_BF16 || call->x[2]->dtype == COLO_F16;
     const uint32_t scheme = !may_split ? CUBLASLT_REDUCTION_SCHEME_NONE
                             : narrow   ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                        : CUBLASLT_REDUCTION_SCHEME_MASK;
-    const uint32_t a = (uint32_t)align_of(call, call->a->data),
-                   b = (uint32_t)align_of(call, call->b->data),
-                   d = (uint32_t)align_of(call, call->d->data);
-    const colo_cublas_t *lib = product->lib;
-    LT_TRY(describe(product, call, bias, &descs));
-    LT_TRY(lib->pref_init(&pref, sizeof pref));
-    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
-    LT_TRY(
-        lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme, sizeof scheme));
-    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a, sizeof a));
-    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b, sizeof b));
-    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d, sizeof d));
-    LT_TRY(lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d, sizeof d));
-    const cublasStatus_t result = lib->heuristic(product->handle, &descs.op, &descs.a, &descs.b,
-                                                 &descs.d, &descs.d, &pref, 1, found, &n);
+    LT_TRY(describe(call, bias, &descs));
+    LT_TRY(lt.pref_init(&pref, sizeof pref));
+    LT_SET(pref_set, &pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes);
+    LT_SET(pref_set, &pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme);
+    for (int i = 0; i < 4; i++) { /* c is d */
+        const uint32_t align = (uint32_t)align_of(call, call->x[i < 2 ? i : 2]->data);
+        LT_SET(pref_set, &pref, least[i], align);
+    }
+    const cublasStatus_t result = lt.heuristic(product->handle, &descs.op, &descs.x[0], &descs.x[1],
+                                               &descs.x[2], &descs.x[2], &pref, 1, found, &n);
     *none = result != CUBLAS_STATUS_SUCCESS || n == 0 || found[0].state != CUBLAS_STATUS_SUCCESS;
     if (!*none)
         *algo = found[0].algo;
@@ -234,16 +265,12 @@ static struct key key_of(const struct colo_linear_gemm *gemm, const struct call 
     key.bias = call->bias;
     key.beta = call->beta != 0;
     key.scaled = call->scale != NULL;
-    key.dtype[0] = (int32_t)call->a->dtype;
-    key.dtype[1] = (int32_t)call->b->dtype;
-    key.dtype[2] = (int32_t)call->d->dtype;
-    key.align[0] = align_of(call, call->a->data);
-    key.align[1] = align_of(call, call->b->data);
-    key.align[2] = align_of(call, call->d->data);
+    for (int i = 0; i < 3; i++) {
+        key.dtype[i] = (int32_t)call->x[i]->dtype;
+        key.align[i] = align_of(call, call->x[i]->data);
+        key.ld[i] = call->x[i]->stride;
+    }
     key.align[3] = call->bias ? align_of(call, bias) : 0;
-    key.ld[0] = call->a->stride;
-    key.ld[1] = call->b->stride;
-    key.ld[2] = call->d->stride;
     key.m = call->m;
     key.n = gemm->product == COLO_LINEAR_D_WEIGHT ? call->n : ROWS;
     key.k = gemm->product == COLO_LINEAR_D_WEIGHT ? ROWS : call->k;
@@ -267,9 +294,9 @@ static cublasStatus_t choose(colo_product_t *product, const struct colo_linear_g
     const int64_t step = 128;
     z.stride = (gemm->columns + step - 1) / step * step;
     if (product->pinned && gemm->product == COLO_LINEAR_LOGITS)
-        usual.d = &z;
+        usual.x[2] = &z;
     else if (product->pinned)
-        usual.b = &z;
+        usual.x[1] = &z;
     usual.n = k.n;
     usual.k = k.k;
     LT_TRY(ask(product, &usual, bias, gemm->product == COLO_LINEAR_D_WEIGHT && !product->pinned,
@@ -288,11 +315,12 @@ static const char *const product_names[] = {"logits", "d_hidden", "d_weight"};
 /* Products of nothing: the sum is 0. (LOGITS has hidden > 0.) */
 static colo_status_t nothing(const struct call *call, const char *name, cudaStream_t stream)
 {
-    const size_t elem = call->d->dtype == COLO_F64 ? 8 : call->d->dtype == COLO_F32 ? 4 : 2;
+    const size_t elem = colo_dtype_size(call->x[2]->dtype);
     if (call->m == 0 || call->n == 0 || call->beta != 0)
         return COLO_OK;
-    return colo_cuda_report(cudaMemset2DAsync(call->d->data, (size_t)ld_of(call->d, call->m) * elem,
-                                              0, (size_t)call->m * elem, (size_t)call->n, stream),
+    return colo_cuda_report(cudaMemset2DAsync(call->x[2]->data,
+                                              (size_t)ld_of(call->x[2], call->m) * elem, 0,
+                                              (size_t)call->m * elem, (size_t)call->n, stream),
                             name);
 }
 
@@ -311,19 +339,19 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     if (!result && none && call.bias) {
         call.bias = false;
         call.beta = 1;
-        COLO_TRY(colo_cuda_report(colo_k_rows_convert(call.d->data, call.d->stride, call.d->dtype,
-                                                      bias, 0, call.a->dtype, gemm->rows,
-                                                      gemm->columns, stream),
+        COLO_TRY(colo_cuda_report(colo_k_rows_convert(call.x[2]->data, call.x[2]->stride,
+                                                      call.x[2]->dtype, bias, 0, call.x[0]->dtype,
+                                                      gemm->rows, gemm->columns, stream),
                                   name));
         result = choose(product, gemm, &call, NULL, &algo, &none);
     }
     struct descs descs;
     cublasLtMatmulHeuristicResult_t fits;
     if (!result)
-        result = describe(product, &call, bias, &descs);
+        result = describe(&call, bias, &descs);
     if (!result && !none)
-        none = product->lib->check(product->handle, &descs.op, &descs.a, &descs.b, &descs.d,
-                                   &descs.d, &algo, &fits) ||
+        none = lt.check(product->handle, &descs.op, &descs.x[0], &descs.x[1], &descs.x[2],
+                        &descs.x[2], &algo, &fits) ||
                fits.workspaceSize > WORKSPACE;
     if (!result && none) {
         if (!product->pinned)
@@ -337,19 +365,18 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     if (!result) {
         const float one_f = 1, beta_f = (float)call.beta;
         const double one_d = 1;
-        const bool wide = call.a->dtype == COLO_F64;
+        const bool wide = call.x[0]->dtype == COLO_F64;
         const void *alpha = wide ? (const void *)&one_d : &one_f,
                    *beta = wide ? (const void *)&call.beta : &beta_f;
         if (call.scale) { /* of 16-bit heads; then the 0 and the 1 */
             alpha = call.scale;
             beta = call.scale + (call.beta != 0 ? 2 : 1);
         }
-        result =
-            product->lib->matmul(product->handle, &descs.op, alpha, call.a->data, &descs.a,
-                                 call.b->data, &descs.b, beta, call.d->data, &descs.d, call.d->data,
-                                 &descs.d, &algo, gemm->workspace, WORKSPACE, stream);
+        result = lt.matmul(product->handle, &descs.op, alpha, call.x[0]->data, &descs.x[0],
+                           call.x[1]->data, &descs.x[1], beta, call.x[2]->data, &descs.x[2],
+                           call.x[2]->data, &descs.x[2], &algo, gemm->workspace, WORKSPACE, stream);
     }
-    return result ? failed(product, name, result) : COLO_OK;
+    return result ? failed(name, result) : COLO_OK;
 }
 
 const colo_gemm_ops_t colo_gemm_cuda = {

@@ -71,7 +71,7 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
     colo_linear_logprob_t *object = linear ? *linear : NULL;
     if (!object)
         return;
-    if (object->loss)
+    if (object->gemm)
         object->loss->gemm->destroy(object->gemm);
     if (object->ops)
         object->ops->stream_destroy(object->aux);
