@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index.h (private) - the three ways an axis is cut, in closed form. Layouts, plans and the
- * partition helper all use these, so that "the same zigzag" is one piece of code.
+ * index.h (private) - the three ways an axis is cut, in closed form, and lists ordered by small
+ * numbers. Layouts, plans and the partition helper all use these, so that "the same zigzag" is one
+ * piece of code.
  *
  * BLOCK:   part d of D of length L is [floor(dL/D), floor((d+1)L/D)); D need not divide L.
  * CEIL:    part d is [min(dq, L), min((d+1)q, L)) with q = ceil(L/D): the last may be empty.
@@ -11,6 +12,7 @@
 #define COLO_BRIDGE_INDEX_H
 
 #include <stdint.h>
+#include <string.h>
 
 __extension__ typedef __int128 colo_i128_t; /* products of two lengths */
 
@@ -47,6 +49,31 @@ static inline int64_t colo_zigzag_part(int64_t length, int64_t parts, int64_t i,
     }
     *local = i - chunk * length + length;
     return 2 * parts - 1 - chunk;
+}
+
+/* Numbers of @n elements: of[i * step], or what stands there in @map. */
+typedef struct colo_keys {
+    const int64_t *of, *map; /* map: or NULL */
+    int64_t n, step;
+} colo_keys_t;
+/* Of a list whose elements have this member; not NULL. */
+#define COLO_KEYS(list, key, count) \
+    ((colo_keys_t){.of = &(list)->key, .n = (count), .step = sizeof *(list) / sizeof(int64_t)})
+
+/* Lists elements by their keys, which are below @nkeys: @order [n] gets those of key k from
+ * first[k] on, ascending. @first: [nkeys + 1], out. */
+static inline void colo_order_by(colo_keys_t keys, int64_t nkeys, int64_t *first, int64_t *order)
+{
+    memset(first, 0, (size_t)(nkeys + 1) * sizeof *first);
+    for (int64_t i = 0; i < keys.n; i++)
+        first[1 + (keys.map ? keys.map[keys.of[i * keys.step]] : keys.of[i * keys.step])]++;
+    for (int64_t k = 0; k < nkeys; k++)
+        first[k + 1] += first[k];
+    for (int64_t i = 0; i < keys.n; i++)
+        order[first[keys.map ? keys.map[keys.of[i * keys.step]] : keys.of[i * keys.step]]++] = i;
+    /* each entry has run on to the begin of the next key */
+    memmove(&first[1], &first[0], (size_t)nkeys * sizeof *first);
+    first[0] = 0;
 }
 
 #endif

@@ -213,7 +213,6 @@ static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *pac
             continue;
         *to++ = (colo_piece_t){row, count, packed->held[owner], owner};
         packed->held[owner] += count;
-        packed->lo[owner + 1]++;
         packed->pieces.n++;
         row += count;
     }
@@ -239,20 +238,14 @@ static colo_status_t check_sp(const colo_packed_t *packed, const colo_packing_t 
     return COLO_OK;
 }
 
-/* Lists pieces by owner; lo[k + 1] is how many owner k has. */
 static colo_status_t sort_pieces(colo_packed_t *packed)
 {
     const colo_piece_t *piece = packed->pieces.items;
-    const int64_t owners = packed->axes.replicas * packed->cp;
     if (!colo_list_reserve(&packed->by_owner, packed->pieces.n + 1, sizeof(int64_t)))
         return no_memory(packed);
-    int64_t *by_owner = packed->by_owner.items;
-    for (int64_t k = 0; k < owners; k++)
-        packed->lo[k + 1] += packed->lo[k];
-    for (int64_t i = 0; i < packed->pieces.n; i++)
-        by_owner[packed->lo[piece[i].owner]++] = i;
-    memmove(&packed->lo[1], &packed->lo[0], (size_t)owners * sizeof *packed->lo);
-    packed->lo[0] = 0;
+    if (packed->pieces.n > 0)
+        colo_order_by(COLO_KEYS(piece, owner, packed->pieces.n), packed->axes.replicas * packed->cp,
+                      packed->lo, packed->by_owner.items);
     return COLO_OK;
 }
 

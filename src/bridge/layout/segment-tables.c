@@ -114,17 +114,9 @@ static colo_status_t scattered_parts(const colo_segments_t *segments, int64_t se
         } while (end < n && pos[end] == pos[row] + (end - row));
         COLO_PUSH(
             parts, "segments: %lld runs of rows",
-            (colo_part_t){.seq = segments->seq[segment], .pos = pos[row], .count = end - row});
+            (colo_part_t){segments->seq[segment], pos[row], end - row, segments->src_dp[segment]});
     }
     return COLO_OK;
-}
-
-static int by_position(const void *first, const void *second)
-{
-    const colo_part_t *one = *(colo_part_t *const *)first, *other = *(colo_part_t *const *)second;
-    if (one->pos != other->pos)
-        return one->pos < other->pos ? -1 : 1;
-    return (one > other) - (one < other); /* in table order */
 }
 
 static bool follows(const colo_part_t *part, const colo_part_t *other)
@@ -133,32 +125,42 @@ static bool follows(const colo_part_t *part, const colo_part_t *other)
            (part->seq == other->seq && part->pos + part->count <= other->pos);
 }
 
-/* The segment of @part. @all: of the tables. */
-static int64_t segment_of(const colo_segments_t *segments, const colo_part_t *all,
-                          const colo_part_t *part)
+/* The segment of part @i. */
+static int64_t segment_of(const colo_segments_t *segments, const colo_part_t *part, int64_t i)
 {
-    int64_t segment = 0;
-    while ((void)colo_parts_of(segments->rows[segment], &all), all <= part)
-        segment++;
-    return segment;
+    int64_t segment = 0, rows = 0;
+    for (int64_t k = 0; k <= i; rows -= part[k++].count)
+        while (rows == 0)
+            rows = segments->rows[segment++];
+    return segment - 1;
+}
+
+/* A part, and where it begins in its sequence. */
+typedef struct begin {
+    int64_t pos, part;
+} begin_t;
+
+static int by_position(const void *first, const void *second)
+{
+    return colo_compare(first, second, 2);
 }
 
 /* Two rows on one position, among the @n parts of a sequence. */
-static colo_status_t check_sequence(const colo_segments_t *segments, const colo_part_t *all,
-                                    const colo_part_t **list, int64_t n)
+static colo_status_t check_sequence(const colo_segments_t *segments, const colo_part_t *part,
+                                    begin_t *list, int64_t n)
 {
     bool sorted = true;
     for (int64_t i = 1; i < n; i++)
-        sorted = sorted && list[i - 1]->pos < list[i]->pos;
+        sorted = sorted && list[i - 1].pos < list[i].pos;
     if (!sorted)
         qsort(list, (size_t)n, sizeof *list, by_position);
     for (int64_t i = 1; i < n; i++)
-        COLO_FAIL_IF(!follows(list[i - 1], list[i]), COLO_ERR_ARG,
+        COLO_FAIL_IF(!follows(&part[list[i - 1].part], &part[list[i].part]), COLO_ERR_ARG,
                      "segments: segments %lld and %lld both have a row at position %lld of "
                      "sequence %lld, expected at most one",
-                     (long long)segment_of(segments, all, list[i - 1]),
-                     (long long)segment_of(segments, all, list[i]), (long long)list[i]->pos,
-                     (long long)list[i]->seq);
+                     (long long)segment_of(segments, part, list[i - 1].part),
+                     (long long)segment_of(segments, part, list[i].part), (long long)list[i].pos,
+                     (long long)part[list[i].part].seq);
     return COLO_OK;
 }
 
@@ -171,18 +173,16 @@ static colo_status_t check_apart(const colo_segments_t *segments, const colo_par
         sorted++;
     if (sorted >= n) /* as tables usually are */
         return COLO_OK;
-    COLO_AUTOFREE const colo_part_t **list = malloc((size_t)n * sizeof *list);
-    COLO_AUTOFREE int64_t *end =
-        calloc((size_t)nseqs + 1, sizeof *end); /* of each sequence, in at */
-    COLO_FAIL_IF(!list || !end, COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    COLO_AUTOFREE int64_t *order = malloc((size_t)n * sizeof *order);
+    COLO_AUTOFREE int64_t *first = malloc((size_t)(nseqs + 1) * sizeof *first);
+    COLO_AUTOFREE begin_t *list = malloc((size_t)n * sizeof *list);
+    COLO_FAIL_IF(!order || !first || !list, COLO_ERR_NOMEM, "segments: %lld runs of rows",
+                 (long long)n);
+    colo_order_by(COLO_KEYS(part, seq, n), nseqs, first, order);
     for (int64_t i = 0; i < n; i++)
-        end[part[i].seq + 1]++;
+        list[i] = (begin_t){part[order[i]].pos, order[i]};
     for (int64_t seq = 0; seq < nseqs; seq++)
-        end[seq + 1] += end[seq];
-    for (int64_t i = 0; i < n; i++)
-        list[end[part[i].seq]++] = &part[i];
-    for (int64_t seq = 0, first = 0; seq < nseqs; first = end[seq++])
-        COLO_TRY(check_sequence(segments, part, list + first, end[seq] - first));
+        COLO_TRY(check_sequence(segments, part, list + first[seq], first[seq + 1] - first[seq]));
     return COLO_OK;
 }
 
@@ -283,9 +283,8 @@ static colo_status_t list_parts(const colo_segments_t *segments, colo_list_t *pa
     for (int64_t segment = 0; segment < segments->count; segment++)
         if (segments->rows[segment] > 0)
             ((colo_part_t *)parts->items)[parts->n++] =
-                (colo_part_t){.seq = segments->seq[segment],
-                              .pos = segments->pos[segment],
-                              .count = segments->rows[segment]};
+                (colo_part_t){segments->seq[segment], segments->pos[segment],
+                              segments->rows[segment], segments->src_dp[segment]};
     return COLO_OK;
 }
 

@@ -47,59 +47,6 @@ colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
     return COLO_OK;
 }
 
-/* Makes @lo [n + 1], whose lo[d + 1] is how many replica d has, begin with the first of each. */
-static void add_up_before(int64_t *lo, int64_t n)
-{
-    for (int64_t replica = 0; replica < n; replica++)
-        lo[replica + 1] += lo[replica];
-}
-
-/* Parts by source row; the tables list them by segment. */
-static colo_status_t sort_parts(colo_ragged_t *ragged, int64_t replicas)
-{
-    const colo_part_t *part = ragged->in_order.items, *const end =
-                                                          part ? part + ragged->in_order.n : NULL;
-    const int64_t n = ragged->in_order.n, *src_dp = ragged->own.src_dp;
-    COLO_AUTOFREE int64_t *begin = calloc((size_t)replicas + 1, sizeof *begin);
-    COLO_AUTOFREE int64_t *next = calloc((size_t)replicas, sizeof *next); /* row of each replica */
-    COLO_FAIL_IF(!begin || !next, COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
-    memcpy(next, ragged->src.start, (size_t)replicas * sizeof *next);
-    for (int64_t segment = 0; part < end; segment++)
-        begin[src_dp[segment] + 1] += colo_parts_of(ragged->own.rows[segment], &part);
-    add_up_before(begin, replicas);
-    COLO_FAIL_IF(
-        !colo_list_reserve(&ragged->parts, n + 1 /* also if there is none */, sizeof *part),
-        COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
-    ragged->parts.n = n;
-    colo_part_t *to = ragged->parts.items;
-    part = ragged->in_order.items;
-    for (int64_t segment = 0; part < end; segment++) {
-        const int64_t replica = src_dp[segment];
-        for (int64_t k = colo_parts_of(ragged->own.rows[segment], &part); k > 0; k--) {
-            to[begin[replica]] = part[-k];
-            to[begin[replica]++].row = next[replica];
-            next[replica] += part[-k].count;
-        }
-    }
-    return COLO_OK;
-}
-
-/* The parts of each destination replica. */
-static void sort_sequences(colo_ragged_t *ragged, int64_t replicas)
-{
-    const colo_part_t *part = ragged->parts.items;
-    const int64_t n = ragged->parts.n, *seq_dp = ragged->own.seq_dp;
-    int64_t *by_dst = ragged->by_dst.items;
-    memset(ragged->dst_lo, 0, (size_t)(replicas + 1) * sizeof *ragged->dst_lo);
-    for (int64_t i = 0; i < n; i++)
-        ragged->dst_lo[seq_dp[part[i].seq] + 1]++;
-    add_up_before(ragged->dst_lo, replicas);
-    for (int64_t i = 0; i < n; i++)
-        by_dst[ragged->dst_lo[seq_dp[part[i].seq]]++] = i;
-    memmove(&ragged->dst_lo[1], &ragged->dst_lo[0], (size_t)replicas * sizeof *ragged->dst_lo);
-    ragged->dst_lo[0] = 0;
-}
-
 static colo_status_t no_memory(const colo_segments_t *segments)
 {
     return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
@@ -139,6 +86,30 @@ static colo_status_t load_source(colo_ragged_t *ragged)
     return colo_packed_load(&ragged->src, &packing, true);
 }
 
+/* Parts by source row, which are listed by segment; and by destination replica. */
+static colo_status_t sort_parts(colo_ragged_t *ragged)
+{
+    const colo_part_t *part = ragged->in_order.items;
+    const int64_t n = ragged->in_order.n, nsrc = ragged->src.axes.replicas;
+    COLO_AUTOFREE int64_t *first = malloc((size_t)(nsrc + 1) * sizeof *first);
+    if (!first || !colo_list_reserve(&ragged->by_dst, n, sizeof(int64_t)) ||
+        !colo_list_reserve(&ragged->parts, n + 1 /* also if there is none */, sizeof *part))
+        return no_memory(&ragged->own);
+    ragged->parts.n = n;
+    colo_part_t *to = ragged->parts.items;
+    int64_t *order = ragged->by_dst.items, row = 0;
+    if (n > 0)
+        colo_order_by(COLO_KEYS(part, row /* a replica so far */, n), nsrc, first, order);
+    for (int64_t i = 0; i < n; row += to[i++].count) {
+        to[i] = part[order[i]];
+        to[i].row = row;
+    }
+    colo_keys_t keys = COLO_KEYS(to, seq, n);
+    keys.map = ragged->own.seq_dp;
+    colo_order_by(keys, ragged->dst.axes.replicas, ragged->dst_lo, order);
+    return COLO_OK;
+}
+
 static colo_status_t load_segments(colo_ragged_t *ragged, const colo_segments_t *given)
 {
     const int64_t nsrc = ragged->src.axes.replicas, ndst = ragged->dst.axes.replicas;
@@ -152,13 +123,7 @@ static colo_status_t load_segments(colo_ragged_t *ragged, const colo_segments_t 
     memset(ragged->src_rows, 0, (size_t)nsrc * sizeof *ragged->src_rows);
     COLO_TRY(colo_ragged_parts(ragged));
     COLO_TRY(load_source(ragged));
-    if (ragged->sorted) /* as tables usually are */
-        return COLO_OK;
-    if (!colo_list_reserve(&ragged->by_dst, ragged->in_order.n, sizeof(int64_t)))
-        return no_memory(segments);
-    COLO_TRY(sort_parts(ragged, nsrc));
-    sort_sequences(ragged, ndst);
-    return COLO_OK;
+    return ragged->sorted ? COLO_OK : sort_parts(ragged); /* as tables usually are */
 }
 
 colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_tables_t *tables,

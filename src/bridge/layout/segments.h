@@ -11,17 +11,9 @@
  * of a batch are read and written for each. */
 typedef struct colo_part {
     int64_t seq, pos, count; /* count > 0 */
-    int64_t row;             /* of the first, on the source axis */
+    int64_t row;             /* of the first, on the source axis; in in_order: its replica there */
 } colo_part_t;
 
-/* How many parts the @rows of a segment are, from *part on, which goes behind them. */
-static inline int64_t colo_parts_of(int64_t rows, const colo_part_t **part)
-{
-    const colo_part_t *const first = *part;
-    while (rows > 0)
-        rows -= (*part)++->count;
-    return *part - first;
-}
 /* The caller's tables; are all of them there. */
 colo_status_t colo_segments_read(colo_segments_t *own, const colo_segments_t *given);
 /* What ranks compare of them; returns how many. @table: [COLO_TABLES] */
