@@ -20,40 +20,36 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+/* An all-gather of words, or a broadcast, of the library's own host memory: a comm of GPUs has its
+ * control do it, and counts it, too. */
+static colo_status_t over_host(colo_comm_t *comm, colo_op_desc_t op, const void *send, void *recv)
+{
+    const uint64_t seq = colo_comm_i_begin_collective(comm, op);
+    if (!comm->control)
+        return colo_comm_i_finish(comm, seq, comm->ops->collective(comm, send, recv, NULL));
+    colo_comm_t *control = colo_comm_i_control(comm);
+    colo_status_t st = colo_comm_i_ready(control, op);
+    if (op.kind != COLO_OP_BROADCAST)
+        op = (colo_op_desc_t){COLO_OP_ALL_GATHER, COLO_I64, 1, op.count, COLO_CATEGORY_CHECK};
+    COLO_THEN(st, over_host(control, op, send, recv));
+    return colo_comm_i_finish(comm, seq, st);
+}
+
 colo_status_t colo_comm_i_gather(colo_comm_t *comm, colo_op_kind_t kind, colo_category_t category,
                                  const uint64_t *mine, uint64_t *all, int64_t n)
 {
-    const int64_t bytes = n * (int64_t)sizeof *mine;
-    colo_op_desc_t op = {.kind = kind,
-                         .dtype = COLO_I64,
-                         .param = kind == COLO_OP_ALL_GATHER && category == COLO_CATEGORY_CHECK,
-                         .count = n,
-                         .category = category};
+    const colo_op_desc_t op = {
+        kind, COLO_I64, kind == COLO_OP_ALL_GATHER && category == COLO_CATEGORY_CHECK, n, category};
     if (!colo_comm_i_own(comm, colo_op_name(kind)))
         return COLO_ERR_STATE;
-    uint64_t seq = colo_comm_i_begin(comm, op, bytes, (comm->size - 1) * bytes, comm->size - 1);
-    colo_comm_t *control = comm->control ? colo_comm_i_control(comm) : NULL;
-    colo_status_t st = control ? colo_comm_i_ready(control, op) : COLO_OK;
-    COLO_THEN(st, control ? colo_comm_i_gather(control, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK,
-                                               mine, all, n)
-                          : comm->ops->all_gather(comm, mine, all, (size_t)bytes, NULL));
-    colo_comm_i_end(comm, seq, st);
-    return st < 0 ? colo_comm_i_fail(comm, st) : st;
+    return over_host(comm, op, mine, all);
 }
 
 /* @text of rank @from to all. */
 static colo_status_t broadcast_text(colo_comm_t *comm, char *text, int64_t bytes, int32_t from)
 {
-    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_CATEGORY_CHECK};
-    const bool sends = comm->rank == from;
-    uint64_t seq =
-        colo_comm_i_begin(comm, op, sends ? bytes : 0, sends ? 0 : bytes, comm->size - 1);
-    colo_comm_t *control = comm->control ? colo_comm_i_control(comm) : NULL;
-    colo_status_t st = control ? colo_comm_i_ready(control, op) : COLO_OK;
-    COLO_THEN(st, control ? broadcast_text(control, text, bytes, from)
-                          : comm->ops->broadcast(comm, text, (size_t)bytes, from, NULL));
-    colo_comm_i_end(comm, seq, st);
-    return st < 0 ? colo_comm_i_fail(comm, st) : COLO_OK;
+    const colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_CATEGORY_CHECK};
+    return over_host(comm, op, NULL, text);
 }
 
 /* Rank @from brings an error: all others learn its error message. Collective. */

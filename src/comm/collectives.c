@@ -24,33 +24,30 @@ static colo_status_t check_call(colo_comm_t *comm, colo_op_desc_t op, colo_statu
     return mine < 0 ? colo_comm_i_fail(comm, mine) : COLO_OK;
 }
 
-static colo_status_t finish(colo_comm_t *comm, uint64_t seq, colo_status_t st)
-{
-    colo_comm_i_end(comm, seq, st);
-    return st < 0 ? colo_comm_i_fail(comm, st) : st;
-}
-
 /* ---- arguments ---- */
 
-/* bytes of @count elements; @times of them must fit an int64 */
-static colo_status_t count_bytes(const char *what, int64_t count, colo_dtype_t dtype, int64_t times,
-                                 int64_t *bytes)
+/* bytes of all elements; @times of them must fit an int64 */
+static colo_status_t count_bytes(colo_op_desc_t op, int64_t times, int64_t *bytes)
 {
-    int64_t elem = (int64_t)colo_dtype_size(dtype), all;
-    COLO_FAIL_IF(elem == 0, COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)dtype);
-    COLO_FAIL_IF(count < 0, COLO_ERR_ARG, "%s: count %lld, expected >= 0", what, (long long)count);
-    COLO_FAIL_IF(!colo_mul_ok(count, elem, bytes) || !colo_mul_ok(*bytes, times, &all),
+    const char *what = colo_op_name(op.kind);
+    int64_t elem = (int64_t)colo_dtype_size(op.dtype), all;
+    COLO_FAIL_IF(elem == 0, COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)op.dtype);
+    COLO_FAIL_IF(op.count < 0, COLO_ERR_ARG, "%s: count %lld, expected >= 0", what,
+                 (long long)op.count);
+    COLO_FAIL_IF(!colo_mul_ok(op.count, elem, bytes) || !colo_mul_ok(*bytes, times, &all),
                  COLO_ERR_ARG, "%s: %lld elements of %lld bytes for %lld ranks pass 2^63", what,
-                 (long long)count, (long long)elem, (long long)times);
+                 (long long)op.count, (long long)elem, (long long)times);
     return COLO_OK;
 }
 
-static colo_status_t reducible(const char *what, colo_dtype_t dtype, colo_redop_t op)
+static colo_status_t reducible(colo_op_desc_t op)
 {
-    COLO_FAIL_IF(!colo_reduce_takes(dtype), COLO_ERR_ARG,
-                 "%s: dtype %s, expected a float dtype, i32 or i64", what, colo_dtype_name(dtype));
-    COLO_FAIL_IF(op != COLO_SUM && op != COLO_MAX, COLO_ERR_ARG,
-                 "%s: operation %d, expected sum (0) or max (1)", what, (int)op);
+    const char *what = colo_op_name(op.kind);
+    COLO_FAIL_IF(!colo_reduce_takes(op.dtype), COLO_ERR_ARG,
+                 "%s: dtype %s, expected a float dtype, i32 or i64", what,
+                 colo_dtype_name(op.dtype));
+    COLO_FAIL_IF(op.param != COLO_SUM && op.param != COLO_MAX, COLO_ERR_ARG,
+                 "%s: operation %d, expected sum (0) or max (1)", what, (int)op.param);
     return COLO_OK;
 }
 
@@ -75,37 +72,55 @@ static colo_status_t buffers(const char *what, const void *send, const void *rec
 
 /* ---- collectives ---- */
 
+static colo_status_t check_arguments(const colo_comm_t *comm, colo_op_desc_t op, const void *send,
+                                     const void *recv)
+{
+    const char *what = colo_op_name(op.kind);
+    const bool reduces = op.kind == COLO_OP_ALL_REDUCE, gathers = op.kind == COLO_OP_ALL_GATHER;
+    const int64_t n = comm->size;
+    int64_t bytes = 0;
+    if (op.kind == COLO_OP_BARRIER)
+        return COLO_OK;
+    if (op.kind == COLO_OP_BROADCAST) {
+        COLO_TRY(count_bytes(op, 1, &bytes));
+        COLO_FAIL_IF(op.param < 0 || op.param >= n, COLO_ERR_ARG,
+                     "broadcast: root %d, expected 0..%d", (int)op.param, (int)n - 1);
+        COLO_FAIL_IF(bytes > 0 && !recv, COLO_ERR_ARG, "broadcast: buffer is NULL for %lld bytes",
+                     (long long)bytes);
+        return COLO_OK;
+    }
+    COLO_TRY(count_bytes(op, reduces ? 2 * n : n, &bytes));
+    if (!gathers)
+        COLO_TRY(reducible(op));
+    if (reduces)
+        return buffers(what, send, recv, send, bytes, recv, bytes, 0);
+    return buffers(what, send, recv, gathers ? send : recv, bytes, gathers ? recv : send, n * bytes,
+                   comm->rank * bytes);
+}
+
+static colo_status_t collective(colo_comm_t *comm, colo_op_desc_t op, const void *send, void *recv,
+                                colo_stream_t stream)
+{
+    COLO_TRY(colo_comm_i_ready(comm, op));
+    COLO_TRY(check_call(comm, op, check_arguments(comm, op, send, recv)));
+    const uint64_t seq = colo_comm_i_begin_collective(comm, op);
+    return colo_comm_i_finish(comm, seq, comm->ops->collective(comm, send, recv, stream));
+}
+
 colo_status_t colo_comm_i_all_gather(colo_comm_t *comm, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream)
 {
-    static const char what[] = "all_gather";
-    colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, category};
-    COLO_TRY(colo_comm_i_ready(comm, op));
-    int64_t bytes = 0;
-    colo_status_t st = count_bytes(what, count, dtype, comm->size, &bytes);
-    COLO_THEN(st,
-              buffers(what, send, recv, send, bytes, recv, comm->size * bytes, comm->rank * bytes));
-    COLO_TRY(check_call(comm, op, st));
-    uint64_t seq = colo_comm_i_begin(comm, op, bytes, (comm->size - 1) * bytes, comm->size - 1);
-    return finish(comm, seq, comm->ops->all_gather(comm, send, recv, (size_t)bytes, stream));
+    const colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, category};
+    return collective(comm, op, send, recv, stream);
 }
 
 colo_status_t colo_comm_i_all_reduce(colo_comm_t *comm, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_redop_t redop, colo_stream_t stream)
 {
-    static const char what[] = "all_reduce";
-    colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, category};
-    COLO_TRY(colo_comm_i_ready(comm, op));
-    int64_t bytes = 0;
-    colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)comm->size, &bytes);
-    COLO_THEN(st, reducible(what, dtype, redop));
-    COLO_THEN(st, buffers(what, send, recv, send, bytes, recv, bytes, 0));
-    COLO_TRY(check_call(comm, op, st));
-    int64_t ring = bytes * 2 * (comm->size - 1) / comm->size;
-    uint64_t seq = colo_comm_i_begin(comm, op, ring, ring, comm->size - 1);
-    return finish(comm, seq, comm->ops->all_reduce(comm, send, recv, count, dtype, redop, stream));
+    const colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, category};
+    return collective(comm, op, send, recv, stream);
 }
 
 colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *comm, colo_category_t category,
@@ -113,19 +128,8 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *comm, colo_category_t cate
                                          colo_dtype_t dtype, colo_redop_t redop,
                                          colo_stream_t stream)
 {
-    static const char what[] = "reduce_scatter";
-    colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, category};
-    COLO_TRY(colo_comm_i_ready(comm, op));
-    int64_t bytes = 0;
-    colo_status_t st = count_bytes(what, count, dtype, comm->size, &bytes);
-    COLO_THEN(st, reducible(what, dtype, redop));
-    COLO_THEN(st,
-              buffers(what, send, recv, recv, bytes, send, comm->size * bytes, comm->rank * bytes));
-    COLO_TRY(check_call(comm, op, st));
-    int64_t moved = (comm->size - 1) * bytes;
-    uint64_t seq = colo_comm_i_begin(comm, op, moved, moved, comm->size - 1);
-    return finish(comm, seq,
-                  comm->ops->reduce_scatter(comm, send, recv, count, dtype, redop, stream));
+    const colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, category};
+    return collective(comm, op, send, recv, stream);
 }
 
 size_t colo_comm_i_reduction_stage(const colo_comm_t *comm, int64_t bytes)
@@ -137,37 +141,6 @@ void colo_comm_i_set_stage(colo_comm_t *comm, void *stage, size_t bytes)
 {
     comm->stage = stage;
     comm->stage_bytes = stage ? bytes : 0;
-}
-
-colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int64_t count,
-                                  colo_dtype_t dtype, int32_t root, colo_stream_t stream)
-{
-    COLO_RANGE();
-    static const char what[] = "broadcast";
-    colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_CATEGORY_USER};
-    COLO_TRY(colo_comm_i_ready(comm, op));
-    int64_t bytes = 0;
-    colo_status_t st = count_bytes(what, count, dtype, 1, &bytes);
-    if (st == COLO_OK && (root < 0 || root >= comm->size))
-        st = colo_fail(COLO_ERR_ARG, "broadcast: root %d, expected 0..%d", (int)root,
-                       (int)comm->size - 1);
-    if (st == COLO_OK && bytes > 0 && !buffer)
-        st = colo_fail(COLO_ERR_ARG, "broadcast: buffer is NULL for %lld bytes", (long long)bytes);
-    COLO_TRY(check_call(comm, op, st));
-    bool sender = root == comm->rank;
-    uint64_t seq =
-        colo_comm_i_begin(comm, op, sender ? bytes : 0, sender ? 0 : bytes, comm->size - 1);
-    return finish(comm, seq, comm->ops->broadcast(comm, buffer, (size_t)bytes, root, stream));
-}
-
-colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream)
-{
-    COLO_RANGE();
-    colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .category = COLO_CATEGORY_USER};
-    COLO_TRY(colo_comm_i_ready(comm, op));
-    COLO_TRY(check_call(comm, op, COLO_OK));
-    uint64_t seq = colo_comm_i_begin(comm, op, 0, 0, comm->size - 1);
-    return finish(comm, seq, comm->ops->barrier(comm, stream));
 }
 
 /* ---- exchange ---- */
@@ -248,10 +221,25 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *comm, const colo_exchange_t
         st = comm->ops->exchange(comm, exchange, stream);
     if (st == COLO_OK && exchange->more)
         st = exchange->more(exchange->arg, stream);
-    return finish(comm, seq, st);
+    return colo_comm_i_finish(comm, seq, st);
 }
 
 /* ---- the public names, counted for the user ---- */
+
+colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream)
+{
+    COLO_RANGE();
+    const colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .category = COLO_CATEGORY_USER};
+    return collective(comm, op, NULL, NULL, stream);
+}
+
+colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int64_t count,
+                                  colo_dtype_t dtype, int32_t root, colo_stream_t stream)
+{
+    COLO_RANGE();
+    const colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_CATEGORY_USER};
+    return collective(comm, op, NULL, buffer, stream);
+}
 
 colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                    colo_dtype_t dtype, colo_stream_t stream)

@@ -7,8 +7,7 @@
  * destroy.
  *
  * Left to others: operations (comm/collectives.c), counters and records (stats.c), agreement
- * (agree.c), smaller comms (split.c), moving and waiting (threads.c, self.c,
- * backend libraries).
+ * (agree.c), smaller comms (split.c), moving and waiting (the backends).
  */
 #include "comm/comm.h"
 #include "core/env.h"
@@ -32,11 +31,13 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     colo_comm_t *made = calloc(1, sizeof *made);
     int64_t *world = malloc(sizeof *world * (size_t)size);
     pthread_mutex_t *lock = malloc(sizeof *lock);
+    struct colo_parts *parts = colo_parts_new(size);
     int64_t check, ranges;
-    if (!made || !world || !lock) {
+    if (!made || !world || !lock || !parts) {
         free(made);
         free(world);
         free(lock);
+        colo_parts_free(parts);
         return colo_fail(COLO_ERR_NOMEM, "comm: no memory for %d ranks", (int)size);
     }
     for (int32_t r = 0; r < size; r++)
@@ -48,6 +49,7 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     made->size = size;
     made->world_rank = world;
     made->lock = lock;
+    made->parts = parts;
     (void)colo_env_i64("COLO_TIMEOUT_MS",
                        &made->timeout_ms); /* refused where a first comm is made */
     (void)colo_env_i64("COLO_CHECK", &check);
@@ -76,6 +78,7 @@ void colo_comm_destroy(colo_comm_t **comm)
     free(made->lock);
     free(made->world_rank);
     free(made->node);
+    colo_parts_free(made->parts);
     free(made);
 }
 
@@ -215,6 +218,12 @@ colo_status_t colo_comm_i_fail(colo_comm_t *comm, colo_status_t status)
     comm->ops->fail(comm, status, earlier.text);
     colo_comm_i_record_failure(comm);
     return colo_error_restore(status, &earlier);
+}
+
+colo_status_t colo_comm_i_finish(colo_comm_t *comm, uint64_t seq, colo_status_t st)
+{
+    colo_comm_i_end(comm, seq, st);
+    return st < 0 ? colo_comm_i_fail(comm, st) : st;
 }
 
 void colo_comm_abort(colo_comm_t *comm, const char *why)

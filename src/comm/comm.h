@@ -41,6 +41,7 @@ typedef struct colo_exchange {
     size_t stage_bytes;
     const colo_message_t *send, *recv;
     int32_t nsends, nrecvs;
+    uint8_t step; /* of several in one operation: 0, 1 */
     /* What the caller moves besides these messages, after them in the same operation, which counts
      * it; NULL: nothing. */
     colo_status_t (*more)(void *arg, colo_stream_t stream);
@@ -52,18 +53,12 @@ typedef struct colo_exchange {
 typedef struct colo_comm_ops {
     const char *name;
     uint32_t abi; /* COLO_COMM_ABI; a backend library of another one is refused */
-    colo_status_t (*all_gather)(colo_comm_t *c, const void *send, void *recv, size_t bytes,
-                                colo_stream_t stream);
-    colo_status_t (*all_reduce)(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream);
-    colo_status_t (*reduce_scatter)(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream);
+    /* What c->op says: a barrier, a broadcast of @recv, or a collective of @send and @recv. A split
+     * by colour is an all-gather. */
+    colo_status_t (*collective)(colo_comm_t *c, const void *send, void *recv, colo_stream_t stream);
     /* Staging that an all-reduce or reduce-scatter of @bytes, all slices together, takes at most.
      * Local; NULL: none. */
     size_t (*reduction_stage)(const colo_comm_t *c, size_t bytes);
-    colo_status_t (*broadcast)(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
-                               colo_stream_t stream);
-    colo_status_t (*barrier)(colo_comm_t *c, colo_stream_t stream);
     /* Of @exchange the messages alone; on its subconnection, if it has one. */
     colo_status_t (*exchange)(colo_comm_t *c, const colo_exchange_t *exchange,
                               colo_stream_t stream);
@@ -94,7 +89,7 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 12u
+#define COLO_COMM_ABI 13u
 #define COLO_RECORDS 256
 
 /* The exchange of bridge @number of its comm, of @pass, by the plan of that hash: two bridges of
@@ -151,8 +146,9 @@ struct colo_comm {
     bool share_process; /* of GPUs: some ranks of the comm that it was split from are threads */
     void *stage;        /* for the reduction that is called; a backend takes its own memory else */
     size_t stage_bytes;
-    colo_op_desc_t op;  /* of the last operation begun */
-    uintptr_t thread;   /* that is in an operation; 0: none */
+    struct colo_parts *parts; /* owned: of collectives that host-collectives.c makes of exchanges */
+    colo_op_desc_t op;        /* of the last operation begun */
+    uintptr_t thread;         /* that is in an operation; 0: none */
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
     uint64_t bridges;   /* how many bridges were made */
@@ -181,6 +177,7 @@ struct colo_comm {
 uintptr_t colo_comm_i_thread(void); /* of the caller; never 0 */
 uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
                            int64_t recv_bytes, int32_t peers);
+uint64_t colo_comm_i_begin_collective(colo_comm_t *c, colo_op_desc_t op);
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
 /* colo_comm_dump(); @state: NULL, and the object says neither "status" nor "error", which a comm
  * that is being made has not. */
@@ -266,6 +263,15 @@ colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
  * use (operation.c). */
 colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what);
 
+/* ---- host-collectives.c ----
+ * A backend's collective of host memory, made of its @exchange. */
+typedef colo_status_t (*colo_exchange_fn)(colo_comm_t *c, const colo_exchange_t *exchange,
+                                          colo_stream_t stream);
+colo_status_t colo_host_collective(colo_comm_t *c, const void *send, void *recv,
+                                   colo_exchange_fn exchange);
+struct colo_parts *colo_parts_new(int32_t size); /* NULL: there is no memory */
+void colo_parts_free(struct colo_parts *parts);
+
 /* ---- agree.c ----
  * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */
 colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_category_t category,
@@ -280,6 +286,8 @@ colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_exchange_t
 /* Marks the comm failed with this thread's last error, so that peers wake with COLO_ERR_PEER;
  * returns @status unchanged. For local errors inside an operation that peers take part in. */
 colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
+/* Ends operation @seq, and the comm if that failed. */
+colo_status_t colo_comm_i_finish(colo_comm_t *c, uint64_t seq, colo_status_t st);
 
 /* A comm with everything but impl; frees with colo_comm_destroy(). */
 COLO_FOR_MODULES colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops,

@@ -12,45 +12,18 @@
 #include "core/error.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-static void copy(void *recv, const void *send, size_t bytes)
-{
-    if (bytes && recv != send)
-        memmove(recv, send, bytes);
-}
-
-static colo_status_t self_all_gather(colo_comm_t *comm, const void *send, void *recv, size_t bytes,
-                                     colo_stream_t stream)
-{
-    copy(recv, send, bytes);
-    return COLO_OK;
-}
-
-/* serves all_reduce and reduce_scatter: the reduction over one rank is its value */
-static colo_status_t self_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
-                                 colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
-{
-    copy(recv, send, (size_t)count * colo_dtype_size(dtype));
-    return COLO_OK;
-}
-
-static colo_status_t self_broadcast(colo_comm_t *comm, void *buffer, size_t bytes, int32_t root,
-                                    colo_stream_t stream)
-{
-    return COLO_OK;
-}
-
-static colo_status_t self_barrier(colo_comm_t *comm, colo_stream_t stream)
-{
-    return COLO_OK;
-}
 
 /* comm.c refuses messages to self and to ranks >= size: the lists are empty */
 static colo_status_t self_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
                                    colo_stream_t stream)
 {
     return COLO_OK;
+}
+
+static colo_status_t self_collective(colo_comm_t *comm, const void *send, void *recv,
+                                     colo_stream_t stream)
+{
+    return colo_host_collective(comm, send, recv, self_exchange);
 }
 
 static colo_status_t attach(colo_comm_t *comm)
@@ -88,11 +61,7 @@ static void self_destroy(colo_comm_t *comm)
 const colo_comm_ops_t colo_comm_self_ops = {
     .name = "self",
     .abi = COLO_COMM_ABI,
-    .all_gather = self_all_gather,
-    .all_reduce = self_reduce,
-    .reduce_scatter = self_reduce,
-    .broadcast = self_broadcast,
-    .barrier = self_barrier,
+    .collective = self_collective,
     .exchange = self_exchange,
     .subset = self_subset,
     .fail = self_fail,

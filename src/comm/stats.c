@@ -135,6 +135,21 @@ uint64_t colo_comm_i_begin(colo_comm_t *comm, colo_op_desc_t op, int64_t sent_by
     return seq;
 }
 
+uint64_t colo_comm_i_begin_collective(colo_comm_t *comm, colo_op_desc_t op)
+{
+    const int64_t bytes = op.count * (int64_t)colo_dtype_size(op.dtype), n = comm->size;
+    int64_t sent = 0, received = 0;
+    if (op.kind == COLO_OP_BROADCAST) {
+        *(op.param == comm->rank ? &sent : &received) = bytes;
+    } else if (op.kind == COLO_OP_ALL_REDUCE) {
+        sent = received = bytes * 2 * (n - 1) / n;
+    } else if (op.kind != COLO_OP_BARRIER) {
+        received = (n - 1) * bytes;
+        sent = op.kind == COLO_OP_REDUCE_SCATTER ? received : bytes;
+    }
+    return colo_comm_i_begin(comm, op, sent, received, comm->size - 1);
+}
+
 void colo_comm_i_end(colo_comm_t *comm, uint64_t seq, colo_status_t status)
 {
     COLO_HOLD(comm->lock);

@@ -27,10 +27,10 @@ static colo_status_t everyone(colo_comm_t *c, const void *mine, const void **all
     return colo_comm_all_gather(c->impl, &mine, all, sizeof mine, COLO_U8, NULL);
 }
 
-static colo_status_t gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
-                            colo_stream_t stream)
+static colo_status_t gather(colo_comm_t *c, const void *send, void *recv, colo_stream_t stream)
 {
     const void *from[MOST];
+    const size_t bytes = (size_t)c->op.count * colo_dtype_size(c->op.dtype);
     colo_status_t st = everyone(c, send, from, stream);
     for (int32_t r = 0; r < c->size && st == COLO_OK; r++) {
         char *to = (char *)recv + (size_t)r * bytes;
@@ -44,14 +44,13 @@ static colo_status_t gather(colo_comm_t *c, const void *send, void *recv, size_t
 }
 
 /* Sums of f64 only: what the tests ask for. */
-static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                             colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, colo_stream_t stream)
 {
     const void *from[MOST];
-    const size_t n = (size_t)count, bytes = n * sizeof(double);
+    const size_t n = (size_t)c->op.count, bytes = n * sizeof(double);
     colo_status_t st = everyone(c, send, from, stream);
     double *sum = calloc(n + 1, sizeof *sum), *one = malloc(bytes + 8);
-    rank_check(dtype == COLO_F64 && op == COLO_SUM);
+    rank_check(c->op.dtype == COLO_F64 && c->op.param == COLO_SUM);
     for (int32_t r = 0; r < c->size && st == COLO_OK && n > 0; r++) {
         st = quiet(cudaMemcpy(one, (const double *)from[r] + (size_t)c->rank * n, bytes,
                               cudaMemcpyDeviceToHost));
@@ -64,6 +63,11 @@ static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, int64
     free(sum);
     free(one);
     return st ? st : met;
+}
+
+static colo_status_t collective(colo_comm_t *c, const void *send, void *recv, colo_stream_t stream)
+{
+    return (c->op.kind == COLO_OP_REDUCE_SCATTER ? scatter : gather)(c, send, recv, stream);
 }
 
 static void tell(colo_comm_t *c, colo_status_t status, const char *error_message)
@@ -87,8 +91,7 @@ static const colo_comm_ops_t ops = {
     .name = "nccl",
     .peer = &reaches,
     .abi = COLO_COMM_ABI,
-    .all_gather = gather,
-    .reduce_scatter = scatter,
+    .collective = collective,
     .fail = tell,
     .state = state,
     .destroy = destroy,

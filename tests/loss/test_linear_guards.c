@@ -156,26 +156,14 @@ static size_t reduction_stage(const colo_comm_t *c, size_t bytes)
     return STAGED;
 }
 
-static void write_stage(const colo_comm_t *c)
+static colo_status_t collective(colo_comm_t *c, const void *send, void *recv, colo_stream_t stream)
 {
-    if (c->stage_bytes == STAGED) {
+    if (c->stage_bytes == STAGED &&
+        (c->op.kind == COLO_OP_ALL_REDUCE || c->op.kind == COLO_OP_REDUCE_SCATTER)) {
         memset(c->stage, 1, STAGED);
         atomic_fetch_add(&lent, 1);
     }
-}
-
-static colo_status_t all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
-{
-    write_stage(c);
-    return plain.all_reduce(c, send, recv, count, dtype, op, stream);
-}
-
-static colo_status_t reduce_scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
-{
-    write_stage(c);
-    return plain.reduce_scatter(c, send, recv, count, dtype, op, stream);
+    return plain.collective(c, send, recv, stream);
 }
 
 static void wants_staging(colo_comm_t *c)
@@ -185,8 +173,7 @@ static void wants_staging(colo_comm_t *c)
     if (!plain.name) {
         plain = staging = *c->ops;
         staging.reduction_stage = reduction_stage;
-        staging.all_reduce = all_reduce;
-        staging.reduce_scatter = reduce_scatter;
+        staging.collective = collective;
     }
     pthread_mutex_unlock(&once);
     c->ops = &staging;

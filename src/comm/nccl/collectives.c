@@ -31,78 +31,6 @@ enum {
     WINDOW = 64 << 20       /* bytes of staging: all ranks' values of a part of a slice */
 };
 
-/* ---- collectives ---- */
-
-static cudaError_t copy(const struct colo_operation *call, void *to, const void *from, size_t bytes)
-{
-    return to == from || bytes == 0
-               ? cudaSuccess
-               : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, call->stream);
-}
-
-static colo_status_t gather_on(struct colo_operation *call, const void *send, void *recv,
-                               size_t bytes, const struct colo_gather *gather)
-{
-    COLO_TRY(colo_operation_on_device(call, "send", send));
-    COLO_TRY(colo_operation_on_device(call, "recv", recv));
-    if (!call->connection->nccl)
-        return colo_operation_cuda(call, copy(call, recv, send, bytes));
-    if (gather->id >= 0)
-        return colo_operation_cuda(call,
-                                   colo_gather_copy(call->c, gather, recv, bytes, call->stream));
-    COLO_NCCL(
-        call->lib->all_gather(send, recv, bytes, ncclInt8, call->connection->nccl, call->stream));
-    return COLO_OK;
-}
-
-static colo_status_t nccl_all_gather(colo_comm_t *comm, const void *send, void *recv, size_t bytes,
-                                     colo_stream_t stream)
-{
-    struct colo_operation call;
-    struct colo_gather gather;
-    if (bytes == 0)
-        return COLO_OK;
-    COLO_TRY(colo_gather_plan(comm, send, recv, bytes, stream, &gather));
-    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
-    return colo_operation_end(&call, gather_on(&call, send, recv, bytes, &gather));
-}
-
-static colo_status_t broadcast_on(struct colo_operation *call, void *buffer, size_t bytes,
-                                  int32_t root)
-{
-    COLO_TRY(colo_operation_on_device(call, "buffer", buffer));
-    if (call->connection->nccl)
-        COLO_NCCL(call->lib->broadcast(buffer, buffer, bytes, ncclInt8, root,
-                                       call->connection->nccl, call->stream));
-    return COLO_OK;
-}
-
-static colo_status_t nccl_broadcast(colo_comm_t *comm, void *buffer, size_t bytes, int32_t root,
-                                    colo_stream_t stream)
-{
-    struct colo_operation call;
-    if (bytes == 0)
-        return COLO_OK;
-    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
-    return colo_operation_end(&call, broadcast_on(&call, buffer, bytes, root));
-}
-
-static colo_status_t barrier_on(struct colo_operation *call)
-{
-    int64_t *word = &call->f->counts[COLO_COUNT_BARRIER];
-    if (call->connection->nccl)
-        COLO_NCCL(call->lib->all_reduce(word, word, 1, ncclInt32, ncclSum, call->connection->nccl,
-                                        call->stream));
-    return COLO_OK;
-}
-
-static colo_status_t nccl_barrier(colo_comm_t *comm, colo_stream_t stream)
-{
-    struct colo_operation call;
-    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
-    return colo_operation_end(&call, barrier_on(&call));
-}
-
 /* ---- reductions ---- */
 
 /* Part [at, at + step) of each slice: of the own one, all ranks' @send are combined into @dst. */
@@ -195,59 +123,84 @@ static colo_status_t broadcast_slices(struct colo_operation *call, char *data, i
     return COLO_OK;
 }
 
-static colo_status_t all_reduce_on(struct colo_operation *call, const void *send, void *recv,
-                                   int64_t count, colo_dtype_t dtype, colo_redop_t op)
+/* Messages up to SMALL_REDUCE in one step, of all ranks' values; others by slices. */
+static colo_status_t all_reduce(struct colo_operation *call, const void *send, char *recv,
+                                int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {
-    const int32_t n = call->c->size;
+    const int32_t n = call->c->size, me = call->c->rank;
     const int64_t elem = (int64_t)colo_dtype_size(dtype), bytes = count * elem;
-    COLO_TRY(colo_operation_on_device(call, "send", send));
-    COLO_TRY(colo_operation_on_device(call, "recv", recv));
-    if (!call->connection->nccl)
-        return colo_operation_cuda(call, copy(call, recv, send, (size_t)bytes));
     if (bytes > SMALL_REDUCE / n) {
-        char *out = recv;
-        COLO_TRY(combine_slice(call, send, out + colo_reduce_slice(count, n, call->c->rank) * elem,
-                               count, dtype, op));
-        return broadcast_slices(call, out, count, elem);
+        char *own = recv + colo_reduce_slice(count, n, me) * elem;
+        COLO_TRY(combine_slice(call, send, own, count, dtype, op));
+        return broadcast_slices(call, recv, count, elem);
     }
     COLO_TRY(colo_operation_stage(call, (size_t)bytes * (size_t)n));
     COLO_NCCL(call->lib->all_gather(send, call->stage, (size_t)bytes, ncclInt8,
                                     call->connection->nccl, call->stream));
-    return colo_operation_cuda(
-        call, colo_k_combine(recv, call->stage, bytes, call->stage + call->c->rank * bytes,
-                             call->c->rank, n, count, dtype, op, call->stream));
+    return colo_operation_cuda(call,
+                               colo_k_combine(recv, call->stage, bytes, call->stage + me * bytes,
+                                              me, n, count, dtype, op, call->stream));
 }
 
-static colo_status_t nccl_all_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
-                                     colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+/* ---- the operation ---- */
+
+static colo_status_t run(struct colo_operation *call, const void *send, void *recv,
+                         const struct colo_gather *from_peers)
 {
+    const colo_op_desc_t op = call->c->op;
+    const colo_redop_t redop = (colo_redop_t)op.param;
+    const size_t bytes = (size_t)op.count * colo_dtype_size(op.dtype);
+    ncclComm_t nccl = call->connection->nccl; /* NULL: of one rank */
+    if (op.kind == COLO_OP_BARRIER)
+        send = recv = &call->f->counts[COLO_COUNT_BARRIER];
+    else if (op.kind != COLO_OP_BROADCAST)
+        COLO_TRY(colo_operation_on_device(call, "send", send));
+    if (op.kind != COLO_OP_BARRIER)
+        COLO_TRY(colo_operation_on_device(call, send ? "recv" : "buffer", recv));
+    if (!nccl)
+        return !send || recv == send
+                   ? COLO_OK
+                   : colo_operation_cuda(call,
+                                         cudaMemcpyAsync(recv, send, bytes,
+                                                         cudaMemcpyDeviceToDevice, call->stream));
+    switch (op.kind) {
+    case COLO_OP_ALL_GATHER:
+        if (from_peers->id >= 0)
+            return colo_operation_cuda(
+                call, colo_gather_copy(call->c, from_peers, recv, bytes, call->stream));
+        COLO_NCCL(call->lib->all_gather(send, recv, bytes, ncclInt8, nccl, call->stream));
+        break;
+    case COLO_OP_BROADCAST:
+        COLO_NCCL(call->lib->broadcast(recv, recv, bytes, ncclInt8, op.param, nccl, call->stream));
+        break;
+    case COLO_OP_ALL_REDUCE:
+        return all_reduce(call, send, recv, op.count, op.dtype, redop);
+    case COLO_OP_REDUCE_SCATTER:
+        return combine_slice(call, send, recv, op.count * call->c->size, op.dtype, redop);
+    case COLO_OP_BARRIER:
+        COLO_NCCL(call->lib->all_reduce(send, recv, 1, ncclInt32, ncclSum, nccl, call->stream));
+        break;
+    case COLO_OP_EXCHANGE: /* exchange.c's */
+    case COLO_OP_SPLIT:    /* the control's */
+    case COLO_OP_COUNT:
+        break;
+    }
+    return COLO_OK;
+}
+
+static colo_status_t nccl_collective(colo_comm_t *comm, const void *send, void *recv,
+                                     colo_stream_t stream)
+{
+    const colo_op_desc_t op = comm->op;
     struct colo_operation call;
-    if (count == 0)
+    struct colo_gather from_peers = {.id = -1};
+    if (op.count == 0 && op.kind != COLO_OP_BARRIER)
         return COLO_OK;
+    if (op.kind == COLO_OP_ALL_GATHER)
+        COLO_TRY(colo_gather_plan(comm, send, recv, (size_t)op.count * colo_dtype_size(op.dtype),
+                                  stream, &from_peers));
     COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
-    return colo_operation_end(&call, all_reduce_on(&call, send, recv, count, dtype, op));
-}
-
-static colo_status_t reduce_scatter_on(struct colo_operation *call, const void *send, void *recv,
-                                       int64_t count, colo_dtype_t dtype, colo_redop_t op)
-{
-    COLO_TRY(colo_operation_on_device(call, "send", send));
-    COLO_TRY(colo_operation_on_device(call, "recv", recv));
-    if (!call->connection->nccl)
-        return colo_operation_cuda(call,
-                                   copy(call, recv, send, (size_t)count * colo_dtype_size(dtype)));
-    return combine_slice(call, send, recv, count * call->c->size, dtype, op);
-}
-
-static colo_status_t nccl_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
-                                         int64_t count, colo_dtype_t dtype, colo_redop_t op,
-                                         colo_stream_t stream)
-{
-    struct colo_operation call;
-    if (count == 0)
-        return COLO_OK;
-    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
-    return colo_operation_end(&call, reduce_scatter_on(&call, send, recv, count, dtype, op));
+    return colo_operation_end(&call, run(&call, send, recv, &from_peers));
 }
 
 /* ---- warming up ---- */
@@ -328,12 +281,8 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
 const colo_comm_ops_t colo_comm_nccl_ops = {
     .name = "nccl",
     .abi = COLO_COMM_ABI,
-    .all_gather = nccl_all_gather,
-    .all_reduce = nccl_all_reduce,
-    .reduce_scatter = nccl_reduce_scatter,
+    .collective = nccl_collective,
     .reduction_stage = nccl_reduction_stage,
-    .broadcast = nccl_broadcast,
-    .barrier = nccl_barrier,
     .exchange = colo_nccl_exchange,
     .subset = colo_nccl_subset,
     .connect = colo_nccl_connect,

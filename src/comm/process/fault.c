@@ -151,8 +151,6 @@ void colo_process_group_free(struct colo_process_group *group)
     free(group->eager);
     free(group->peer_step);
     free(group->active);
-    free(group->workspace);
-    free(group->src);
     free(group);
 }
 

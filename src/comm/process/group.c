@@ -6,9 +6,8 @@
  * split and its members, which all members know. A left group stays as a draining group until all
  * its members have left, so that frames that are still under way find it.
  *
- * Left to others: what is told of faults (fault.c), what arrives (arrive.c), operations (step.c,
- * process/collectives.c), bytes (the transport), error messages of arguments and the statistics
- * (comm/collectives.c).
+ * Left to others: what is told of faults (fault.c), what arrives (arrive.c), exchanges (step.c),
+ * bytes (the transport), error messages of arguments and the statistics (comm/collectives.c).
  */
 #include "comm/process/group.h"
 
@@ -41,9 +40,7 @@ static colo_status_t group_new(colo_comm_t *comm, struct colo_process_context *c
     group->eager = calloc(n, 2 * COLO_FRAME_EAGER);
     group->peer_step = calloc(n, sizeof *group->peer_step);
     group->active = malloc(n * sizeof *group->active);
-    group->src = calloc(n, sizeof *group->src);
-    if (!group->world || !group->peer || !group->eager || !group->peer_step || !group->active ||
-        !group->src) {
+    if (!group->world || !group->peer || !group->eager || !group->peer_step || !group->active) {
         colo_process_group_free(group);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)comm->size);
     }
@@ -241,10 +238,8 @@ void colo_process_destroy(colo_comm_t *comm)
     COLO_UNLINK(context->group, group);
     free(group->eager); /* a draining group only counts the ranks that left */
     free(group->peer_step);
-    free(group->workspace);
     group->eager = NULL;
     group->peer_step = NULL;
-    group->workspace = NULL;
     group->next = context->draining;
     context->draining = group;
     colo_process_reap(context);

@@ -11,8 +11,7 @@
  *          memory before all headers are there and agree.
  *
  * group.c keeps contexts and groups; fault.c tells others of faults; arrive.c sorts what arrives;
- * meet.c says what that means to a step; step.c runs steps; process/collectives.c makes the
- * collectives of them.
+ * meet.c says what that means to a step; step.c runs steps, each of which is an exchange.
  */
 #ifndef COLO_COMM_PROCESS_GROUP_H
 #define COLO_COMM_PROCESS_GROUP_H
@@ -43,7 +42,6 @@ struct colo_process_step { /* what one step does with one peer */
     struct colo_shape_ sent, expected;
     int64_t out_left, in_left;
     colo_cursor_t out, in;
-    colo_box_t out_box, in_box; /* of collectives */
 };
 
 struct colo_unexpected { /* a frame of a group that this rank has not made yet */
@@ -78,10 +76,6 @@ struct colo_process_group { /* colo_comm.impl */
     struct colo_process_step *peer_step; /* [size] */
     int32_t *active;                     /* [nactive] peers */
     int32_t nactive, nmet;
-
-    void *workspace; /* of reductions, grown on demand */
-    size_t workspace_bytes;
-    const void **src; /* [size] */
 };
 
 struct colo_process_context {
@@ -163,17 +157,6 @@ void colo_process_progress(struct colo_process_context *context);
 /* @group is live from now on: what came before it was made. */
 void colo_process_take_unexpected(struct colo_process_group *group);
 
-/* ---- step.c ---- */
-
-/* Begins step @step of the operation in c->op; then add a message for each peer, then run. */
-void colo_step_begin(colo_comm_t *comm, uint8_t step);
-void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
-                   const colo_message_t *recv, size_t elem);
-/* Contiguous: @out NULL or @in NULL when there is no such message. */
-void colo_step_plain(colo_comm_t *comm, int32_t peer, const void *out, size_t out_bytes, void *in,
-                     size_t in_bytes);
-colo_status_t colo_step_run(colo_comm_t *comm);
-
 /* ---- meet.c: with the context's lock held ---- */
 colo_waiter_t colo_step_waiter(const struct colo_process_group *group, int32_t peer);
 /* Kills the group. @found: NULL: @peer went on without this rank */
@@ -185,7 +168,15 @@ void colo_step_ready(struct colo_process_group *group, const colo_frame_t *frame
 bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
                     const void *payload);
 
-/* ---- process/collectives.c ---- */
+/* ---- step.c ---- */
+
+/* Begins step @step of the operation in c->op; then add a message to or from each peer, then run.
+ */
+void colo_step_begin(colo_comm_t *comm, uint8_t step);
+void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
+                   const colo_message_t *recv, size_t elem);
+colo_status_t colo_step_run(colo_comm_t *comm);
+
 extern const colo_comm_ops_t colo_comm_sockets_ops, colo_comm_ucx_ops;
 
 #endif

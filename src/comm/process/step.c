@@ -98,17 +98,6 @@ void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
     }
 }
 
-void colo_step_plain(colo_comm_t *comm, int32_t peer, const void *out, size_t out_bytes, void *in,
-                     size_t in_bytes)
-{
-    struct colo_process_step *step = &((struct colo_process_group *)comm->impl)->peer_step[peer];
-    colo_step_add(comm, peer, NULL, NULL, 1);
-    step->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
-    step->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
-    colo_message_t send = {peer, 1, &step->out_box}, recv = {peer, 1, &step->in_box};
-    colo_step_add(comm, peer, out ? &send : NULL, in ? &recv : NULL, 1);
-}
-
 /* Sends @frame with the next @bytes of the message to @peer. False: the peer is gone, or the group
  * is dead. */
 static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame_t *frame,
@@ -285,3 +274,33 @@ colo_status_t colo_step_run(colo_comm_t *comm)
     pthread_mutex_unlock(lock);
     return peer == FAILED ? verdict(group) : COLO_OK;
 }
+
+/* ---- the backend ---- */
+
+static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
+                                      colo_stream_t stream)
+{
+    const size_t elem = colo_dtype_size(exchange->op.dtype);
+    colo_step_begin(comm, exchange->step);
+    for (int32_t i = 0; i < exchange->nsends; i++)
+        colo_step_add(comm, exchange->send[i].peer, &exchange->send[i], NULL, elem);
+    for (int32_t i = 0; i < exchange->nrecvs; i++)
+        colo_step_add(comm, exchange->recv[i].peer, NULL, &exchange->recv[i], elem);
+    return colo_step_run(comm);
+}
+
+static colo_status_t process_collective(colo_comm_t *comm, const void *send, void *recv,
+                                        colo_stream_t stream)
+{
+    return colo_host_collective(comm, send, recv, process_exchange);
+}
+
+#define TABLE(backend)                                                                          \
+    {                                                                                           \
+        .name = (backend), .abi = COLO_COMM_ABI, .collective = process_collective,              \
+        .exchange = process_exchange, .subset = colo_process_subset, .fail = colo_process_fail, \
+        .state = colo_process_state, .destroy = colo_process_destroy,                           \
+    }
+
+const colo_comm_ops_t colo_comm_sockets_ops = TABLE("sockets");
+const colo_comm_ops_t colo_comm_ucx_ops = TABLE("ucx");

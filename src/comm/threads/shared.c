@@ -78,16 +78,12 @@ void colo_shared_release(struct colo_shared *shared)
 colo_status_t colo_shared_attach(colo_comm_t *comm, struct colo_shared *shared)
 {
     struct colo_threads *self = calloc(1, sizeof *self);
-    const void **src = calloc((size_t)comm->size, sizeof *src);
-    if (!self || !src) {
-        free(self);
-        free(src);
+    if (!self) {
         colo_shared_release(shared);
         return colo_fail(COLO_ERR_NOMEM, "rank %d of %d: no memory for its comm", (int)comm->rank,
                          (int)comm->size);
     }
     self->shared = shared;
-    self->src = src;
     comm->impl = self;
     return COLO_OK;
 }

@@ -2,11 +2,11 @@
 /*
  * threads.c - ranks are threads of this process; peers read each other's buffers directly.
  *
- * A group shares one state with a slot per rank. An operation publishes the slot, waits for
- * the peers it needs, checks that they do the same thing, reads their buffers, says so, and waits
- * until the ranks that read its own are done. Collectives wait for all ranks twice (arrived,
- * finished); an exchange waits for the peers it names, and for their acknowledgement of what was
- * sent to them.
+ * A group shares one state with a slot per rank. An exchange publishes the slot, waits for the
+ * peers that it names, checks that they do the same thing, reads their boxes, says so, and waits
+ * for the acknowledgement of what was sent to them. Collectives are exchanges with all
+ * (host-collectives.c), which wait until all ranks are done: so they end well on all or on none. A
+ * step is one exchange: an operation has up to two.
  *
  * Two rules keep memory safe when ranks go wrong:
  *   references    a rank follows a peer's pointers only under a read reference (readers + 1, then:
@@ -17,13 +17,12 @@
  *                 shared states of one run); every wait checks both. A rank checks for a slot that
  *                 is closed early after the error state.
  *
- * Nothing is allocated per operation once workspace has grown to the largest one.
+ * Nothing is allocated per exchange once there were as many messages in one.
  *
  * Left to comm.c: arguments, statistics, the comparison of COLO_CHECK=2, which ranks are dead.
  */
 #include "comm/comm.h"
 
-#include "comm/reduce.h"
 #include "comm/threads/threads.h"
 #include "comm/wait.h"
 #include "core/box.h"
@@ -33,10 +32,6 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <time.h>
-
-enum {
-    SMALL_REDUCE = 8 << 10, /* bytes up to which every rank reduces everything: one wait less */
-};
 
 /* ---- waiting ---- */
 
@@ -77,20 +72,24 @@ static struct colo_slot *slot_of(const colo_comm_t *comm, int32_t rank)
     return &((struct colo_threads *)comm->impl)->shared->slot[rank];
 }
 
-static uint64_t slot_seq(const struct colo_slot *slot)
+static uint64_t step_of(const struct colo_slot *slot)
 {
-    return atomic_load_explicit(&slot->seq, memory_order_acquire);
+    return atomic_load_explicit(&slot->step, memory_order_acquire);
+}
+
+static uint64_t my_step(const colo_comm_t *comm)
+{
+    return ((struct colo_threads *)comm->impl)->step;
 }
 
 static colo_waiter_t waiter(const colo_comm_t *comm, int32_t peer)
 {
     const struct colo_slot *slot = slot_of(comm, peer);
-    return (colo_waiter_t){
-        comm->name, comm->world_rank,
-        comm->rank, comm->size,
-        comm->op,   comm->seq,
-        peer,       {slot_seq(slot), atomic_load(&slot->desc), atomic_load(&slot->count)},
-        false};
+    const colo_last_op_t last = {step_of(slot) / COLO_STEPS, atomic_load(&slot->desc),
+                                 atomic_load(&slot->count)};
+    return (colo_waiter_t){comm->name, comm->world_rank, comm->rank, comm->size,
+                           comm->op,   comm->seq,        peer,       last,
+                           false};
 }
 
 /* @timeout_ms: 0: it left */
@@ -116,9 +115,10 @@ static colo_status_t mismatch(colo_comm_t *comm, int32_t peer, const char *found
 }
 
 /* Polls once for @peer. */
-static colo_status_t poll_once(colo_comm_t *comm, colo_wait_t *wait, int32_t peer)
+static colo_status_t poll_once(colo_comm_t *comm, int32_t peer)
 {
     struct colo_threads *self = comm->impl;
+    colo_wait_t *wait = &self->wait;
     const struct colo_slot *slot = slot_of(comm, peer);
     const bool left =
         colo_threads_has_left(self->shared, peer); /* looked at first: why it left was set before */
@@ -127,7 +127,7 @@ static colo_status_t poll_once(colo_comm_t *comm, colo_wait_t *wait, int32_t pee
     if (colo_wait_spin(wait))
         return COLO_OK;
     const double waited = colo_now() - wait->begin;
-    if (left && slot_seq(slot) < comm->seq)
+    if (left && step_of(slot) < self->step)
         return missing(comm, peer, 0);
     if (waited * 1e3 > (double)colo_comm_i_timeout(comm))
         return missing(comm, peer, colo_comm_i_timeout(comm));
@@ -137,14 +137,14 @@ static colo_status_t poll_once(colo_comm_t *comm, colo_wait_t *wait, int32_t pee
     return COLO_OK;
 }
 
-/* Waits until @word, which rank @peer writes, has reached this operation. */
-static colo_status_t await(colo_comm_t *comm, colo_wait_t *wait, int32_t peer,
-                           const _Atomic uint64_t *word)
+/* Waits until @word, which rank @peer writes, has reached this step. */
+static colo_status_t await(colo_comm_t *comm, int32_t peer, const _Atomic uint64_t *word)
 {
-    while (atomic_load_explicit(word, memory_order_acquire) < comm->seq) {
-        colo_status_t st = poll_once(comm, wait, peer);
+    const uint64_t step = my_step(comm);
+    while (atomic_load_explicit(word, memory_order_acquire) < step) {
+        colo_status_t st = poll_once(comm, peer);
         /* what killed the group may have come after the peer had: then this is not its business */
-        if (st < 0 && atomic_load_explicit(word, memory_order_acquire) < comm->seq)
+        if (st < 0 && atomic_load_explicit(word, memory_order_acquire) < step)
             return st;
     }
     return COLO_OK;
@@ -153,14 +153,18 @@ static colo_status_t await(colo_comm_t *comm, colo_wait_t *wait, int32_t peer,
 /* ---- slots ---- */
 
 /* Publishes what the caller put into the slot's plain fields; from here on peers may read it. */
-static colo_wait_t open_slot(colo_comm_t *comm)
+static void open_slot(colo_comm_t *comm, uint8_t which)
 {
+    struct colo_threads *self = comm->impl;
     struct colo_slot *slot = slot_of(comm, comm->rank);
+    self->step = COLO_STEPS * comm->seq + which;
+    if (which == 0) /* an operation has one deadline */
+        self->wait.begin = colo_now();
+    self->wait.polls = 0;
     atomic_store_explicit(&slot->desc, colo_op_pack(&comm->op), memory_order_release);
     atomic_store_explicit(&slot->count, (uint64_t)comm->op.count, memory_order_release);
-    atomic_store(&slot->open, comm->seq);
-    atomic_store_explicit(&slot->seq, comm->seq, memory_order_release);
-    return (colo_wait_t){.begin = colo_now()};
+    atomic_store(&slot->open, self->step);
+    atomic_store_explicit(&slot->step, self->step, memory_order_release);
 }
 
 static colo_status_t close_slot(colo_comm_t *comm, colo_status_t st)
@@ -177,11 +181,11 @@ static void unreference(struct colo_slot *slot)
     atomic_fetch_sub_explicit(&slot->readers, 1, memory_order_release);
 }
 
-static bool reference(struct colo_slot *slot, uint64_t seq)
+static bool reference(struct colo_slot *slot, uint64_t step)
 {
     /* Dekker with close_slot(): either it sees this reader or this sees the slot closed. */
     atomic_fetch_add(&slot->readers, 1);
-    if (atomic_load(&slot->open) == seq)
+    if (atomic_load(&slot->open) == step)
         return true;
     unreference(slot);
     return false;
@@ -190,7 +194,7 @@ static bool reference(struct colo_slot *slot, uint64_t seq)
 static colo_status_t reference_peer(colo_comm_t *comm, int32_t peer)
 {
     struct colo_slot *slot = slot_of(comm, peer);
-    return reference(slot, comm->seq) ? COLO_OK : mismatch(comm, peer, NULL);
+    return reference(slot, my_step(comm)) ? COLO_OK : mismatch(comm, peer, NULL);
 }
 
 static colo_status_t same_words(colo_comm_t *comm, int32_t peer, uint64_t desc, uint64_t count)
@@ -210,162 +214,9 @@ static colo_status_t same_operation(colo_comm_t *comm, int32_t peer)
     struct colo_slot *slot = slot_of(comm, peer);
     uint64_t desc = atomic_load_explicit(&slot->desc, memory_order_acquire);
     uint64_t count = atomic_load_explicit(&slot->count, memory_order_acquire);
-    if (atomic_load(&slot->open) != comm->seq)
+    if (atomic_load(&slot->open) != my_step(comm))
         return mismatch(comm, peer, NULL);
     return same_words(comm, peer, desc, count);
-}
-
-/* Opens the slot with @send, which the others read, and waits until all are at the same operation.
- */
-static colo_status_t meet_all(colo_comm_t *comm, const void *send, colo_wait_t *wait)
-{
-    slot_of(comm, comm->rank)->send = send;
-    *wait = open_slot(comm);
-    for (int32_t k = 1; k < comm->size; k++) {
-        int32_t peer = (comm->rank + k) % comm->size;
-        COLO_TRY(await(comm, wait, peer, &slot_of(comm, peer)->seq));
-        COLO_TRY(same_operation(comm, peer));
-    }
-    return COLO_OK;
-}
-
-/* Unless @st is an error: I have read all that I need of the others; wait until they have, too. */
-static colo_status_t finish_all(colo_comm_t *comm, colo_wait_t *wait, colo_status_t st)
-{
-    if (st == COLO_OK)
-        atomic_store_explicit(&slot_of(comm, comm->rank)->done, comm->seq, memory_order_release);
-    for (int32_t k = 1; k < comm->size; k++) {
-        int32_t peer = (comm->rank + k) % comm->size;
-        COLO_THEN(st, await(comm, wait, peer, &slot_of(comm, peer)->done));
-    }
-    return st;
-}
-
-/* ---- collectives ---- */
-
-static colo_status_t threads_barrier(colo_comm_t *comm, colo_stream_t stream)
-{
-    colo_wait_t wait;
-    const colo_status_t st = meet_all(comm, NULL, &wait);
-    return close_slot(comm, finish_all(comm, &wait, st));
-}
-
-/* @bytes of what @peer sends, or of what it has reduced. */
-static colo_status_t copy_from(colo_comm_t *comm, int32_t peer, bool reduced, void *recv,
-                               size_t bytes)
-{
-    struct colo_slot *slot = slot_of(comm, peer);
-    COLO_TRY(reference_peer(comm, peer));
-    memcpy(recv, reduced ? slot->workspace : slot->send, bytes);
-    unreference(slot);
-    return COLO_OK;
-}
-
-static colo_status_t threads_all_gather(colo_comm_t *comm, const void *send, void *recv,
-                                        size_t bytes, colo_stream_t stream)
-{
-    char *own = bytes ? (char *)recv + (size_t)comm->rank * bytes : NULL;
-    colo_wait_t wait;
-    colo_status_t st = meet_all(comm, send, &wait);
-    if (st == COLO_OK && own && own != send)
-        memcpy(own, send, bytes);
-    for (int32_t k = 1; bytes && k < comm->size; k++) {
-        int32_t peer = (comm->rank + k) % comm->size;
-        COLO_THEN(st, copy_from(comm, peer, false, (char *)recv + (size_t)peer * bytes, bytes));
-    }
-    return close_slot(comm, finish_all(comm, &wait, st));
-}
-
-static colo_status_t threads_broadcast(colo_comm_t *comm, void *buffer, size_t bytes, int32_t root,
-                                       colo_stream_t stream)
-{
-    colo_wait_t wait;
-    colo_status_t st = meet_all(comm, buffer, &wait);
-    if (bytes && root != comm->rank)
-        COLO_THEN(st, copy_from(comm, root, false, buffer, bytes));
-    return close_slot(comm, finish_all(comm, &wait, st));
-}
-
-/* dst = reduction of elements [lo, hi) of what all ranks published */
-static colo_status_t reduce_slices(colo_comm_t *comm, void *dst, int64_t lo, int64_t hi)
-{
-    struct colo_threads *self = comm->impl;
-    struct colo_slot *slot = self->shared->slot;
-    colo_status_t st = COLO_OK;
-    int32_t referenced = 0;
-    while (referenced < comm->size && (st = reference_peer(comm, referenced)) == COLO_OK) {
-        self->src[referenced] = slot[referenced].send;
-        referenced++;
-    }
-    if (st == COLO_OK)
-        colo_reduce_host(dst, self->src, comm->size, lo, hi, comm->op.dtype,
-                         (colo_redop_t)comm->op.param);
-    while (referenced-- > 0)
-        unreference(&slot[referenced]);
-    return st;
-}
-
-/* Every rank reduces all values into its own workspace, which no other rank reads. */
-static colo_status_t all_reduce_small(colo_comm_t *comm, const void *send, void *recv,
-                                      int64_t count, size_t elem)
-{
-    const struct colo_threads *self = comm->impl;
-    colo_wait_t wait;
-    colo_status_t st = meet_all(comm, send, &wait);
-    COLO_THEN(st, reduce_slices(comm, self->workspace, 0, count));
-    st = finish_all(comm, &wait, st);
-    if (st == COLO_OK)
-        memcpy(recv, self->workspace, (size_t)count * elem);
-    return close_slot(comm, st);
-}
-
-static colo_status_t threads_all_reduce(colo_comm_t *comm, const void *send, void *recv,
-                                        int64_t count, colo_dtype_t dtype, colo_redop_t op,
-                                        colo_stream_t stream)
-{
-    struct colo_threads *self = comm->impl;
-    struct colo_slot *slot = self->shared->slot, *me = &slot[comm->rank];
-    const size_t elem = colo_dtype_size(dtype);
-    if (count == 0)
-        return threads_barrier(comm, stream);
-    const bool small = (size_t)count <= SMALL_REDUCE / elem;
-    const int64_t lo = colo_reduce_slice(count, comm->size, comm->rank),
-                  hi = colo_reduce_slice(count, comm->size, comm->rank + 1);
-    COLO_TRY(colo_reduce_grow(&self->workspace, &self->workspace_bytes, "all_reduce",
-                              (size_t)(small ? count : hi - lo) * elem));
-    me->workspace = self->workspace;
-    if (small)
-        return all_reduce_small(comm, send, recv, count, elem);
-
-    colo_wait_t wait;
-    colo_status_t st = meet_all(comm, send, &wait);
-    COLO_THEN(st, reduce_slices(comm, self->workspace, lo, hi));
-    if (st == COLO_OK)
-        atomic_store_explicit(&me->reduced, comm->seq, memory_order_release);
-    /* recv may be a rank's send: write it only when all have read */
-    for (int32_t k = 1; k < comm->size; k++) {
-        int32_t peer = (comm->rank + k) % comm->size;
-        COLO_THEN(st, await(comm, &wait, peer, &slot[peer].reduced));
-    }
-    for (int32_t k = 0; k < comm->size; k++) {
-        int32_t peer = (comm->rank + k) % comm->size;
-        int64_t from = colo_reduce_slice(count, comm->size, peer),
-                to = colo_reduce_slice(count, comm->size, peer + 1);
-        COLO_THEN(st, copy_from(comm, peer, true, (char *)recv + (size_t)from * elem,
-                                (size_t)(to - from) * elem));
-    }
-    return close_slot(comm, finish_all(comm, &wait, st));
-}
-
-static colo_status_t threads_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
-                                            int64_t count, colo_dtype_t dtype, colo_redop_t op,
-                                            colo_stream_t stream)
-{
-    colo_wait_t wait;
-    colo_status_t st = meet_all(comm, send, &wait);
-    if (count)
-        COLO_THEN(st, reduce_slices(comm, recv, comm->rank * count, (comm->rank + 1) * count));
-    return close_slot(comm, finish_all(comm, &wait, st));
 }
 
 /* ---- exchange ---- */
@@ -400,10 +251,10 @@ static colo_status_t same_boxes(colo_comm_t *comm, const colo_message_t *recv,
 }
 
 /* Waits for the sender of @recv and checks its message; nothing is copied yet. */
-static colo_status_t visit_sender(colo_comm_t *comm, colo_wait_t *wait, const colo_message_t *recv)
+static colo_status_t visit_sender(colo_comm_t *comm, const colo_message_t *recv)
 {
     struct colo_slot *slot = slot_of(comm, recv->peer);
-    COLO_TRY(await(comm, wait, recv->peer, &slot->seq));
+    COLO_TRY(await(comm, recv->peer, &slot->step));
     COLO_TRY(same_operation(comm, recv->peer));
     COLO_TRY(reference_peer(comm, recv->peer));
     int32_t i = find_message(slot->exchange->send, slot->exchange->nsends, comm->rank);
@@ -415,13 +266,13 @@ static colo_status_t visit_sender(colo_comm_t *comm, colo_wait_t *wait, const co
 }
 
 /* Waits for the receiver of send @i, which may already have taken it and gone on. */
-static colo_status_t visit_receiver(colo_comm_t *comm, colo_wait_t *wait, int32_t peer, int32_t i)
+static colo_status_t visit_receiver(colo_comm_t *comm, int32_t peer, int32_t i)
 {
     struct colo_threads *self = comm->impl;
     struct colo_slot *slot = &self->shared->slot[peer];
-    COLO_TRY(await(comm, wait, peer, &slot->seq));
+    COLO_TRY(await(comm, peer, &slot->step));
     colo_status_t st = COLO_OK;
-    if (reference(slot, comm->seq)) {
+    if (reference(slot, self->step)) {
         /* it may close its slot meanwhile, having taken the message; the read reference keeps the
          * words */
         st = same_words(comm, peer, atomic_load(&slot->desc), atomic_load(&slot->count));
@@ -429,7 +280,7 @@ static colo_status_t visit_receiver(colo_comm_t *comm, colo_wait_t *wait, int32_
             find_message(slot->exchange->recv, slot->exchange->nrecvs, comm->rank) < 0)
             st = mismatch(comm, peer, "expects no message from it where it sends one");
         unreference(slot);
-    } else if (atomic_load_explicit(&self->ack[i], memory_order_acquire) < comm->seq) {
+    } else if (atomic_load_explicit(&self->ack[i], memory_order_acquire) < self->step) {
         st = mismatch(comm, peer, NULL);
     }
     return st;
@@ -442,7 +293,7 @@ static colo_status_t take_message(colo_comm_t *comm, const colo_message_t *recv,
     int32_t i = find_message(slot->exchange->send, slot->exchange->nsends, comm->rank);
     for (int32_t k = 0; k < recv->nboxes; k++)
         colo_box_copy_host(&recv->boxes[k], &slot->exchange->send[i].boxes[k], elem);
-    atomic_store_explicit(&slot->ack[i], comm->seq, memory_order_release);
+    atomic_store_explicit(&slot->ack[i], my_step(comm), memory_order_release);
     unreference(slot);
     return COLO_OK;
 }
@@ -470,16 +321,28 @@ static colo_status_t threads_exchange(colo_comm_t *comm, const colo_exchange_t *
     me->exchange = exchange;
     me->ack = self->ack;
     colo_status_t st = COLO_OK;
-    colo_wait_t wait = open_slot(comm);
+    open_slot(comm, exchange->step);
     for (int32_t i = 0; i < nrecvs; i++)
-        COLO_THEN(st, visit_sender(comm, &wait, &exchange->recv[i]));
+        COLO_THEN(st, visit_sender(comm, &exchange->recv[i]));
     for (int32_t i = 0; i < nsends; i++)
-        COLO_THEN(st, visit_receiver(comm, &wait, exchange->send[i].peer, i));
+        COLO_THEN(st, visit_receiver(comm, exchange->send[i].peer, i));
     for (int32_t i = 0; i < nrecvs; i++)
         COLO_THEN(st, take_message(comm, &exchange->recv[i], elem));
-    for (int32_t i = 0; i < nsends; i++)
-        COLO_THEN(st, await(comm, &wait, exchange->send[i].peer, &self->ack[i]));
+    if (st == COLO_OK)
+        atomic_store_explicit(&me->done, self->step, memory_order_release);
+    for (int32_t i = 0; i < nsends; i++) {
+        const int32_t peer = exchange->send[i].peer;
+        COLO_THEN(st, await(comm, peer,
+                            comm->op.kind == COLO_OP_EXCHANGE ? &self->ack[i]
+                                                              : &slot_of(comm, peer)->done));
+    }
     return close_slot(comm, st);
+}
+
+static colo_status_t threads_collective(colo_comm_t *comm, const void *send, void *recv,
+                                        colo_stream_t stream)
+{
+    return colo_host_collective(comm, send, recv, threads_exchange);
 }
 
 /* ---- failing and leaving ---- */
@@ -498,9 +361,7 @@ static void threads_destroy(colo_comm_t *comm)
     struct colo_threads *self = comm->impl;
     atomic_store_explicit(&self->shared->slot[comm->rank].gone, 1, memory_order_release);
     colo_shared_release(self->shared);
-    free(self->workspace);
     free(self->ack);
-    free(self->src);
     free(self);
     comm->impl = NULL;
 }
@@ -508,11 +369,7 @@ static void threads_destroy(colo_comm_t *comm)
 const colo_comm_ops_t colo_comm_threads_ops = {
     .name = "threads",
     .abi = COLO_COMM_ABI,
-    .all_gather = threads_all_gather,
-    .all_reduce = threads_all_reduce,
-    .reduce_scatter = threads_reduce_scatter,
-    .broadcast = threads_broadcast,
-    .barrier = threads_barrier,
+    .collective = threads_collective,
     .exchange = threads_exchange,
     .subset = colo_threads_subset,
     .fail = threads_fail,

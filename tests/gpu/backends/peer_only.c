@@ -29,25 +29,8 @@ static colo_status_t refuse(const colo_comm_t *c)
                      colo_op_describe(what, sizeof what, c->op, c->seq), c->name);
 }
 
-static colo_status_t peer_only_all_gather(colo_comm_t *c, const void *send, void *recv,
-                                          size_t bytes, colo_stream_t stream)
-{
-    return refuse(c);
-}
-
-static colo_status_t peer_only_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                      colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
-{
-    return refuse(c);
-}
-
-static colo_status_t peer_only_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
-                                         colo_stream_t stream)
-{
-    return refuse(c);
-}
-
-static colo_status_t peer_only_barrier(colo_comm_t *c, colo_stream_t stream)
+static colo_status_t peer_only_collective(colo_comm_t *c, const void *send, void *recv,
+                                          colo_stream_t stream)
 {
     return refuse(c);
 }
@@ -133,11 +116,7 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
 static const colo_comm_ops_t peer_only_ops = {
     .name = "peeronly",
     .abi = COLO_COMM_ABI,
-    .all_gather = peer_only_all_gather,
-    .all_reduce = peer_only_reduce,
-    .reduce_scatter = peer_only_reduce,
-    .broadcast = peer_only_broadcast,
-    .barrier = peer_only_barrier,
+    .collective = peer_only_collective,
     .exchange = peer_only_exchange,
     .subset = peer_only_subset,
     .fail = peer_only_fail,
