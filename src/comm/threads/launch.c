@@ -135,12 +135,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     COLO_TRY(colo_env_check(NULL));
     struct launch launch = {.fn = fn, .arg = arg};
     struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);
-    struct colo_root *root = colo_root_new(nranks);
-    launch.shared = root ? colo_shared_new(root, nranks) : NULL;
-    for (int32_t r = 0; launch.shared && r < nranks; r++)
-        launch.shared->slot[r].origin = r;
-    if (root)
-        colo_root_release(root); /* the shared state holds it */
+    launch.shared = colo_shared_of_run(nranks);
     if (!ranks || !launch.shared) {
         if (launch.shared)
             colo_shared_release(launch.shared);

@@ -24,7 +24,7 @@ struct colo_child {
 
 /* ---- roots and shared states ---- */
 
-void colo_root_release(struct colo_root *root)
+static void release_root(struct colo_root *root)
 {
     if (atomic_fetch_sub(&root->refs, 1) != 1)
         return;
@@ -32,17 +32,7 @@ void colo_root_release(struct colo_root *root)
     free(root);
 }
 
-struct colo_root *colo_root_new(int32_t ranks)
-{
-    struct colo_root *root = calloc(1, sizeof *root + (size_t)ranks * sizeof root->left[0]);
-    if (!root)
-        return NULL;
-    atomic_init(&root->refs, 1);
-    colo_error_state_init(&root->error);
-    return root;
-}
-
-struct colo_shared *colo_shared_new(struct colo_root *root, int32_t size)
+static struct colo_shared *shared_new(struct colo_root *root, int32_t size)
 {
     struct colo_shared *shared;
     size_t bytes = sizeof *shared + (size_t)size * sizeof shared->slot[0];
@@ -59,6 +49,20 @@ struct colo_shared *colo_shared_new(struct colo_root *root, int32_t size)
     return shared;
 }
 
+struct colo_shared *colo_shared_of_run(int32_t ranks)
+{
+    struct colo_root *root = calloc(1, sizeof *root + (size_t)ranks * sizeof root->left[0]);
+    if (!root)
+        return NULL;
+    atomic_init(&root->refs, 1);
+    colo_error_state_init(&root->error);
+    struct colo_shared *shared = shared_new(root, ranks);
+    for (int32_t r = 0; shared && r < ranks; r++)
+        shared->slot[r].origin = r;
+    release_root(root); /* the shared state holds it */
+    return shared;
+}
+
 void colo_shared_release(struct colo_shared *shared)
 {
     if (atomic_fetch_sub(&shared->refs, 1) != 1)
@@ -69,7 +73,7 @@ void colo_shared_release(struct colo_shared *shared)
         colo_shared_release(child->shared);
         free(child);
     }
-    colo_root_release(shared->root);
+    release_root(shared->root);
     pthread_mutex_destroy(&shared->lock);
     colo_error_state_fini(&shared->error);
     free(shared);
@@ -94,7 +98,7 @@ static struct colo_child *child_new(struct colo_shared *parent, const int32_t *m
                                     uint64_t tag)
 {
     struct colo_child *child = malloc(sizeof *child + (size_t)n * sizeof child->members[0]);
-    struct colo_shared *shared = colo_shared_new(parent->root, n);
+    struct colo_shared *shared = shared_new(parent->root, n);
     if (!child || !shared) {
         free(child);
         if (shared)

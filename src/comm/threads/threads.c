@@ -366,13 +366,12 @@ static void threads_destroy(colo_comm_t *comm)
     comm->impl = NULL;
 }
 
-const colo_comm_ops_t colo_comm_threads_ops = {
-    .name = "threads",
-    .abi = COLO_COMM_ABI,
-    .collective = threads_collective,
-    .exchange = threads_exchange,
-    .subset = colo_threads_subset,
-    .fail = threads_fail,
-    .state = colo_threads_state,
-    .destroy = threads_destroy,
-};
+#define TABLE(backend)                                                                     \
+    {                                                                                      \
+        .name = (backend), .abi = COLO_COMM_ABI, .collective = threads_collective,         \
+        .exchange = threads_exchange, .subset = colo_threads_subset, .fail = threads_fail, \
+        .state = colo_threads_state, .destroy = threads_destroy,                           \
+    }
+
+const colo_comm_ops_t colo_comm_threads_ops = TABLE("threads");
+const colo_comm_ops_t colo_comm_self_ops = TABLE("self");

@@ -66,9 +66,8 @@ struct colo_threads {           /* colo_comm.impl; of one rank */
 
 extern const colo_comm_ops_t colo_comm_threads_ops;
 
-struct colo_root *colo_root_new(int32_t ranks);
-void colo_root_release(struct colo_root *root);
-struct colo_shared *colo_shared_new(struct colo_root *root, int32_t size);
+/* Of the world of a new run; NULL: there is no memory. */
+struct colo_shared *colo_shared_of_run(int32_t ranks);
 void colo_shared_release(struct colo_shared *shared);
 /* Gives @comm its impl. Takes the reference to @shared, also when it fails. */
 colo_status_t colo_shared_attach(colo_comm_t *comm, struct colo_shared *shared);
