@@ -14,9 +14,9 @@
 #include "gpu/gpu_ranks.h"
 #include "harness/ragged_run.h"
 
-typedef struct t_pair {
+typedef struct t_layouts {
     const char *src, *dst;
-} t_pair_t;
+} t_layouts_t;
 
 enum { T_X2, T_Y2, T_DY2, T_DX2, T_FOUR };
 
@@ -147,7 +147,7 @@ static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_wher
 /* Pairs of layouts that fit the ranks, whose sources have no context ranks. */
 static inline colo_status_t t_ragged_tables(t_gpu_rank_t *r, void *arg)
 {
-    static const t_pair_t pairs[] = {
+    static const t_layouts_t pairs[] = {
         {"tp=1,dp=1", "tp=1,cp=1,dp=1"}, {"tp=1,dp=2", "tp=1,cp=2,dp=1"},
         {"tp=2,dp=1", "tp=1,cp=1,dp=2"}, {"tp=2,dp=1", "tp=2,cp=1,dp=1"},
         {"tp=1,dp=4", "tp=1,cp=4,dp=1"}, {"tp=1,dp=4", "tp=2,cp=2,dp=1"},

@@ -240,7 +240,7 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
 
 static void captured_pairs(void (*runs)(t_gpu_fn fn, void *arg, size_t bytes))
 {
-    static const t_pair_t pairs[] = {{"tp=2,dp=2", "cp=4"}, {"dp=2,tp=2", "cp=2,dp=2"}};
+    static const t_layouts_t pairs[] = {{"tp=2,dp=2", "cp=4"}, {"dp=2,tp=2", "cp=2,dp=2"}};
     int32_t two = 0, sums = 0;
     for (int k = 0; k < 6; k++) {
         struct captured g = {.c = t_between(pairs[k % 2].src, pairs[k % 2].dst, 8, 16, 6)};
