@@ -71,7 +71,7 @@ static int check(work_t *work, int64_t *wrong)
     TOOL_TRY(perf_rank_wait(r));
     RANK_CUDA(cudaMemcpy(&found, r->count, sizeof found, cudaMemcpyDeviceToHost));
     *wrong = (int64_t)found;
-    return perf_rank_sum(r, wrong);
+    return perf_rank_reduce(r, wrong, COLO_SUM);
 }
 
 static int poison(work_t *work)

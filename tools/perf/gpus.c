@@ -22,21 +22,11 @@
 
 static int find_nccl(perf_nccl_t *lib)
 {
+#define PERF_NCCL_NAME(name, function) {#function, &lib->name},
     const struct {
         const char *name;
         void *function;
-    } want[] = {
-        {"ncclGetVersion", &lib->get_version},
-        {"ncclGetUniqueId", &lib->get_unique_id},
-        {"ncclCommInitRank", &lib->init_rank},
-        {"ncclGetErrorString", &lib->error_string},
-        {"ncclGroupStart", &lib->group_start},
-        {"ncclGroupEnd", &lib->group_end},
-        {"ncclAllGather", &lib->all_gather},
-        {"ncclAllReduce", &lib->all_reduce},
-        {"ncclSend", &lib->send},
-        {"ncclRecv", &lib->recv},
-    };
+    } want[] = {PERF_NCCL(PERF_NCCL_NAME)};
     void *so = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL); /* the library's, too */
     if (!so)
         return tool_refuse("no NCCL: %s", dlerror());
@@ -52,38 +42,19 @@ static int find_nccl(perf_nccl_t *lib)
 
 int perf_rank_comm(perf_rank_t *r, const perf_split_t *split, ncclComm_t *comm)
 {
-    perf_gpus_t *all = r->all;
-    perf_comms_t *c = NULL;
-    TOOL_TRY(perf_rank_barrier(r)); /* no rank changes the list while others look */
-    for (int32_t i = 0; i < all->ncomms && !c; i++)
-        if (memcmp(&all->comms[i].split, split, sizeof *split) == 0)
-            c = &all->comms[i];
-    if (c) {
-        *comm = c->comm[r->me];
-        return TOOL_OK;
-    }
-    if (all->ncomms == PERF_COMMS_MAX)
-        return perf_rank_complain(r, "more than %d ways to group the ranks", PERF_COMMS_MAX);
-    c = &all->comms[all->ncomms];
-    TOOL_TRY(perf_rank_barrier(r));
-    if (r->me == 0) {
+    perf_comms_t *c = r->comms, *end = c + r->ncomms;
+    while (c < end && memcmp(&c->split, split, sizeof *split) != 0)
+        c++;
+    if (c == end) {
+        if (r->ncomms == PERF_COMMS_MAX)
+            return perf_rank_complain(r, "more than %d ways to group the ranks", PERF_COMMS_MAX);
         c->split = *split;
-        for (int32_t k = 0; k < r->n; k++)
-            RANK_NCCL(all->nccl.get_unique_id(&c->id[k]));
+        RANK_NCCL(r->all->nccl.split(r->nccl, (int)split->color[r->me], (int)split->key[r->me],
+                                     &c->comm, NULL));
+        r->ncomms++;
     }
-    TOOL_TRY(perf_rank_barrier(r));
-    int32_t mine = 0, lowest = r->me;
-    for (int32_t i = 0; i < split->size[r->me]; i++) {
-        mine = split->member[r->me][i] == r->me ? i : mine;
-        lowest = split->member[r->me][i] < lowest ? split->member[r->me][i] : lowest;
-    }
-    if (split->size[r->me] > 0)
-        RANK_NCCL(all->nccl.init_rank(&c->comm[r->me], split->size[r->me], c->id[lowest], mine));
-    *comm = c->comm[r->me];
-    TOOL_TRY(perf_rank_barrier(r));
-    if (r->me == 0)
-        all->ncomms++;
-    return perf_rank_barrier(r);
+    *comm = c->comm;
+    return TOOL_OK;
 }
 
 /* ---- ranks ---- */
@@ -125,26 +96,10 @@ int perf_rank_wait(perf_rank_t *r)
     }
 }
 
-static int combine(perf_rank_t *r, int64_t *value, bool sum)
+int perf_rank_reduce(perf_rank_t *r, int64_t *value, colo_redop_t op)
 {
-    TOOL_TRY(perf_rank_barrier(r));
-    r->all->bytes[r->me][0] = *value;
-    TOOL_TRY(perf_rank_barrier(r));
-    int64_t v = 0;
-    for (int32_t k = 0; k < r->n; k++)
-        v = sum ? v + r->all->bytes[k][0] : r->all->bytes[k][0] > v ? r->all->bytes[k][0] : v;
-    *value = v;
-    return perf_rank_barrier(r);
-}
-
-int perf_rank_most(perf_rank_t *r, int64_t *value)
-{
-    return combine(r, value, false);
-}
-
-int perf_rank_sum(perf_rank_t *r, int64_t *value)
-{
-    return combine(r, value, true);
+    RANK_COLO(colo_comm_all_reduce(r->host, value, value, 1, COLO_I64, op, NULL));
+    return TOOL_OK;
 }
 
 int64_t perf_batch(int64_t bytes)
@@ -153,47 +108,43 @@ int64_t perf_batch(int64_t bytes)
     return n < 3 ? 3 : n > 20 ? 20 : n;
 }
 
-static int repetitions(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, cudaEvent_t from,
-                       cudaEvent_t to)
+static int repetitions(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, float *ms)
 {
     const perf_t *p = r->all->p;
+    cudaEvent_t from, to;
+    RANK_CUDA(cudaEventCreate(&from));
+    RANK_CUDA(cudaEventCreate(&to));
     for (int64_t i = 0; i < p->warmup; i++)
         TOOL_TRY(fn(arg, r->stream));
     TOOL_TRY(perf_rank_wait(r));
     for (int64_t i = 0; i < p->iters; i++) {
-        float *ms = &r->all->ms[i * r->n + r->me];
         TOOL_TRY(perf_rank_barrier(r));
         RANK_CUDA(cudaEventRecord(from, r->stream));
         for (int64_t k = 0; k < batch; k++)
             TOOL_TRY(fn(arg, r->stream));
         RANK_CUDA(cudaEventRecord(to, r->stream));
         TOOL_TRY(perf_rank_wait(r));
-        RANK_CUDA(cudaEventElapsedTime(ms, from, to));
-        *ms /= (float)batch;
+        RANK_CUDA(cudaEventElapsedTime(&ms[i], from, to));
+        ms[i] /= (float)batch;
     }
-    return perf_rank_barrier(r);
+    RANK_CUDA(cudaEventDestroy(from));
+    RANK_CUDA(cudaEventDestroy(to));
+    RANK_COLO(colo_comm_all_reduce(r->host, ms, ms, p->iters, COLO_F32, COLO_MAX, NULL));
+    return TOOL_OK;
 }
 
 int perf_rank_time(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
                    double *best)
 {
-    const int64_t n = r->all->p->iters;
-    cudaEvent_t from, to;
-    RANK_CUDA(cudaEventCreate(&from));
-    RANK_CUDA(cudaEventCreate(&to));
-    TOOL_TRY(repetitions(r, fn, arg, batch, from, to));
-    RANK_CUDA(cudaEventDestroy(from));
-    RANK_CUDA(cudaEventDestroy(to));
-    float *worst = calloc((size_t)n, sizeof *worst);
-    if (!worst)
-        return perf_rank_complain(r, "no memory");
-    for (int64_t i = 0; i < n; i++)
-        for (int32_t k = 0; k < r->n; k++)
-            worst[i] = r->all->ms[i * r->n + k] > worst[i] ? r->all->ms[i * r->n + k] : worst[i];
-    *median = 1e3 * perf_median(worst, (size_t)n);
-    *best = 1e3 * worst[0];
-    free(worst);
-    return perf_rank_barrier(r);
+    const size_t n = (size_t)r->all->p->iters;
+    float *ms = calloc(n, sizeof *ms);
+    const int rc = ms ? repetitions(r, fn, arg, batch, ms) : perf_rank_complain(r, "no memory");
+    if (rc == TOOL_OK) {
+        *median = 1e3 * perf_median(ms, n);
+        *best = 1e3 * ms[0];
+    }
+    free(ms);
+    return rc;
 }
 
 static int launch_graph(void *arg, cudaStream_t stream)
@@ -248,6 +199,7 @@ static int prepare(perf_rank_t *r)
             RANK_CUDA(e);
     }
     RANK_COLO(colo_comm_create_nccl(r->host, -1, &r->gpus));
+    RANK_NCCL(r->all->nccl.init_rank(&r->nccl, r->n, r->all->id, r->me));
     return perf_rank_barrier(r);
 }
 
@@ -271,13 +223,13 @@ int perf_gpus_run(perf_t *p, int32_t n, int (*fn)(perf_rank_t *r, void *arg), vo
     perf_gpus_t *all = calloc(1, sizeof *all);
     if (n > PERF_GPUS_MAX)
         return tool_refuse("%d GPUs, at most %d", n, PERF_GPUS_MAX);
-    if (!all || !(all->ms = calloc((size_t)(p->iters * n), sizeof *all->ms)) ||
-        !(all->comms = calloc(PERF_COMMS_MAX, sizeof *all->comms)))
+    if (!all)
         return tool_problem("no memory");
     all->p = p;
-    all->n = n;
     all->reach = true;
     TOOL_TRY(find_nccl(&all->nccl));
+    if (all->nccl.get_unique_id(&all->id) != ncclSuccess)
+        return tool_problem("ncclGetUniqueId failed");
     for (int32_t i = 0; i < n; i++)
         for (int32_t k = 0; k < n; k++) {
             int can = 0;
@@ -294,8 +246,6 @@ int perf_gpus_run(perf_t *p, int32_t n, int (*fn)(perf_rank_t *r, void *arg), vo
         fflush(NULL);
         _exit(TOOL_PROBLEM);
     }
-    free(all->ms);
-    free(all->comms);
     free(all);
     return TOOL_OK;
 }

@@ -20,44 +20,40 @@
 #define PERF_COMMS_MAX 64
 
 /* The entry points of the NCCL in this process. */
+#define PERF_NCCL(X)                    \
+    X(get_version, ncclGetVersion)      \
+    X(get_unique_id, ncclGetUniqueId)   \
+    X(init_rank, ncclCommInitRank)      \
+    X(split, ncclCommSplit)             \
+    X(error_string, ncclGetErrorString) \
+    X(group_start, ncclGroupStart)      \
+    X(group_end, ncclGroupEnd)          \
+    X(all_gather, ncclAllGather)        \
+    X(all_reduce, ncclAllReduce)        \
+    X(send, ncclSend)                   \
+    X(recv, ncclRecv)
+#define PERF_NCCL_MEMBER(name, function) __typeof__(&(function)) name;
 typedef struct perf_nccl {
     int version;
-    ncclResult_t (*get_version)(int *);
-    ncclResult_t (*get_unique_id)(ncclUniqueId *);
-    ncclResult_t (*init_rank)(ncclComm_t *, int, ncclUniqueId, int);
-    const char *(*error_string)(ncclResult_t);
-    ncclResult_t (*group_start)(void);
-    ncclResult_t (*group_end)(void);
-    ncclResult_t (*all_gather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
-                               cudaStream_t);
-    ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
-                               ncclComm_t, cudaStream_t);
-    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
-    ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    PERF_NCCL(PERF_NCCL_MEMBER)
 } perf_nccl_t;
 
-/* The groups of ranks: @member[r] are the ranks of r's comm in its order, none for a rank without
- * one. */
+/* Groups: the ranks of one color, ordered by key; color -1: in none. By rank. */
 typedef struct perf_split {
-    int32_t n, size[PERF_GPUS_MAX];
-    int32_t member[PERF_GPUS_MAX][PERF_GPUS_MAX];
+    int64_t color[PERF_GPUS_MAX], key[PERF_GPUS_MAX];
 } perf_split_t;
 
 typedef struct perf_comms {
     perf_split_t split;
-    ncclUniqueId id[PERF_GPUS_MAX]; /* by lowest rank of a comm */
-    ncclComm_t comm[PERF_GPUS_MAX];
+    ncclComm_t comm; /* of this rank */
 } perf_comms_t;
 
 /* What all ranks see. */
 typedef struct perf_gpus {
     perf_t *p;
-    int32_t n;
     perf_nccl_t nccl;
-    perf_comms_t *comms; /* [ncomms] */
-    int32_t ncomms;
-    float *ms;  /* [iters][n] */
-    bool reach; /* every GPU reaches every other's memory */
+    ncclUniqueId id; /* of all */
+    bool reach;      /* every GPU reaches every other's memory */
     void *ptr[PERF_GPUS_MAX];
     int64_t out_bytes[PERF_GPUS_MAX];            /* bytes at ptr */
     int64_t bytes[PERF_GPUS_MAX][PERF_GPUS_MAX]; /* free for works that need a number per pair */
@@ -68,6 +64,9 @@ typedef struct perf_rank {
     perf_gpus_t *all;
     int32_t me, n;
     colo_comm_t *host, *gpus; /* borrowed; gpus through the library's NCCL */
+    ncclComm_t nccl;          /* of all */
+    perf_comms_t comms[PERF_COMMS_MAX];
+    int32_t ncomms;
     cudaStream_t stream;
     unsigned long long *count; /* device memory */
 } perf_rank_t;
@@ -79,9 +78,8 @@ int perf_rank_complain(perf_rank_t *r, const char *fmt, ...) __attribute__((form
 int perf_rank_barrier(perf_rank_t *r);
 /* Until the stream has done everything; at most a minute. */
 int perf_rank_wait(perf_rank_t *r);
-/* The largest and the sum over ranks. */
-int perf_rank_most(perf_rank_t *r, int64_t *value);
-int perf_rank_sum(perf_rank_t *r, int64_t *value);
+/* Of all ranks' values, in place: the largest or the sum. */
+int perf_rank_reduce(perf_rank_t *r, int64_t *value, colo_redop_t op);
 int perf_rank_time(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
                    double *best);
 /* The same replayed: four launches captured in one graph, so its own launch hardly counts. */

@@ -11,8 +11,6 @@
 
 #include "probe.h"
 
-#include <string.h>
-
 typedef enum op { PUSH, COPY, SENDRECV, PAIRS, ALL_GATHER, OPS } op_t;
 static const char *const names[OPS] = {"push", "copy", "sendrecv", "pairs", "all-gather"};
 
@@ -76,7 +74,7 @@ static int check(links_t *links, int64_t *wrong)
     TOOL_TRY(perf_rank_wait(r));
     RANK_CUDA(cudaMemcpy(&found, r->count, sizeof found, cudaMemcpyDeviceToHost));
     *wrong = (int64_t)found;
-    return perf_rank_sum(r, wrong);
+    return perf_rank_reduce(r, wrong, COLO_SUM);
 }
 
 static int line(links_t *links)
@@ -114,13 +112,10 @@ static int group(links_t *links, int32_t n)
 {
     perf_rank_t *r = links->r;
     perf_t *p = r->all->p;
-    static _Thread_local perf_split_t split;
-    memset(&split, 0, sizeof split);
-    split.n = r->n;
-    for (int32_t k = 0; k < n; k++) {
-        split.size[k] = n;
-        for (int32_t i = 0; i < n; i++)
-            split.member[k][i] = i;
+    perf_split_t split = {.color = {0}};
+    for (int32_t k = 0; k < r->n; k++) {
+        split.color[k] = k < n ? 0 : -1;
+        split.key[k] = k;
     }
     links->n = n;
     TOOL_TRY(perf_rank_comm(r, &split, &links->comm));

@@ -178,7 +178,7 @@ static int make_bridges(work_t *work)
     work->bytes = (int64_t)(perf_tensor_bytes(&work->x) > perf_tensor_bytes(&work->y)
                                 ? perf_tensor_bytes(&work->x)
                                 : perf_tensor_bytes(&work->y));
-    return perf_rank_most(r, &work->bytes);
+    return perf_rank_reduce(r, &work->bytes, COLO_MAX);
 }
 
 /* The plan's messages as pushes, to the next rank first, so that no two begin at one receiver. */
@@ -197,8 +197,8 @@ static int make_pushes(work_t *work, int pass)
     work->local[pass] = b.local < in_bytes ? b.local : in_bytes;
     work->local[pass] = work->local[pass] < out_bytes ? work->local[pass] : out_bytes;
     work->mine[pass] = work->local[pass];
-    TOOL_TRY(perf_rank_most(r, &work->arrive[pass]));
-    TOOL_TRY(perf_rank_most(r, &work->local[pass]));
+    TOOL_TRY(perf_rank_reduce(r, &work->arrive[pass], COLO_MAX));
+    TOOL_TRY(perf_rank_reduce(r, &work->local[pass], COLO_MAX));
     memset(all->bytes[r->me], 0, sizeof all->bytes[r->me]);
     for (int32_t i = 0; i < n; i++)
         all->bytes[r->me][send[i].peer] = send[i].bytes;
@@ -229,7 +229,6 @@ static int make_collective(work_t *work)
 {
     perf_rank_t *r = work->r;
     const perf_t *p = r->all->p;
-    static _Thread_local perf_split_t split;
     work->coll = (perf_coll_t){.src = &work->pair->src,
                                .dst = &work->pair->dst,
                                .rank = r->me,
@@ -247,26 +246,10 @@ static int make_collective(work_t *work)
     perf_coll_init(&work->coll);
     work->type = p->dtype == COLO_BF16 ? ncclBfloat16 : p->dtype == COLO_F16 ? ncclHalf : ncclFloat;
     for (int g = 0; g < PERF_GROUPS; g++) {
-        int64_t color[PERF_GPUS_MAX], key[PERF_GPUS_MAX];
-        memset(&split, 0, sizeof split);
-        split.n = r->n;
+        perf_split_t split = {.color = {0}};
         for (int32_t k = 0; k < r->n; k++)
-            perf_coll_group(&work->coll, (perf_group_t)g, k, &color[k], &key[k]);
-        for (int32_t k = 0; k < r->n; k++)
-            for (int32_t i = 0; i < r->n && color[k] >= 0; i++) {
-                int32_t offset = 0; /* how many of the group come before i */
-                if (color[i] != color[k])
-                    continue;
-                for (int32_t j = 0; j < r->n; j++)
-                    offset += color[j] == color[k] && key[j] < key[i];
-                split.member[k][offset] = i;
-                split.size[k]++;
-            }
-        int32_t members = 0; /* all ranks know all colors, and make the comms together */
-        for (int32_t k = 0; k < r->n; k++)
-            members += split.size[k];
-        if (members > 0)
-            TOOL_TRY(perf_rank_comm(r, &split, &work->group[g]));
+            perf_coll_group(&work->coll, (perf_group_t)g, k, &split.color[k], &split.key[k]);
+        TOOL_TRY(perf_rank_comm(r, &split, &work->group[g]));
     }
     for (int i = 0; i < 3; i++)
         RANK_CUDA(cudaMalloc(&work->coll.stage[i], (size_t)perf_coll_stage(&work->coll) + 16));
