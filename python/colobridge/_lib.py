@@ -19,7 +19,7 @@ from typing import Any
 
 from . import _structs as s
 from ._version import VERSION
-from .errors import Error, FailedError, exception
+from .errors import STATUS, Error, FailedError, exception
 
 SONAME = 'libcolobridge.so.0'
 
@@ -157,6 +157,27 @@ class Unique:
     def __reduce__(self) -> Any:
         raise TypeError("%s: found one to pickle, expected none: it belongs to this process; make one in each process"
                         % type(self).__name__)
+
+
+class Handle(Unique):
+    """What is behind a pointer of the library, which destroy() makes NULL. _gone: what is said of it then."""
+    _handle: c.c_void_p
+    _gone: str
+
+    @property
+    def handle(self) -> c.c_void_p:
+        """The pointer. RuntimeError after destroy()."""
+        if not self._handle:
+            raise FailedError(self._gone, STATUS['ERR_STATE'])
+        return self._handle
+
+    def destroy(self) -> None:
+        """Local; the second time does nothing."""
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        if getattr(self, '_handle', None):
+            self.destroy()
 
 
 def version() -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from . import _structs as s
-from ._lib import Unique, call, lib, result, text
+from ._lib import Handle, call, lib, result, text
 from .comm import Comm
-from .errors import STATUS, ArgumentError, FailedError
+from .errors import ArgumentError
 from .layout import Layout
 from .packing import Packing
 from .plan import ALGOS, PLACEMENTS, TRANSPORTS, Bytes, choice, config
@@ -18,8 +18,9 @@ from .segments import Segments
 from .tensor import view
 
 
-class Bridge(Unique):
-    """Plan, communicator, workspace. Collective over @comm, whose world ranks are the grids' ranks.
+class Bridge(Handle):
+    """Plan, communicator, workspace; .handle is the colo_bridge_t pointer. Collective over @comm, whose world ranks are
+    the grids' ranks.
 
     shape: (samples, rows, features[, positions of the LLM]), global. axes: "bsh", "sbh", any
     permutation, "th" (samples and rows flattened), or "bh" ([samples, features]; rows is 1). output: "full" (own samples,
@@ -39,6 +40,7 @@ class Bridge(Unique):
     Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
     TimeoutError.
     """
+    _gone = 'this bridge was destroyed, or its communicator'
 
     def __init__(self, comm: Comm, src: Layout, dst: Layout, shape: tuple[int, ...], *,
                  dtype: str = 'f32', axes: str = 'bsh', output: str = 'full',
@@ -72,17 +74,6 @@ class Bridge(Unique):
             self.comm.ends(self._batches.popitem()[1], 'colo_batch_destroy')
         if self._handle:
             self.comm.ends(self._handle, 'colo_bridge_destroy')
-
-    def __del__(self) -> None:
-        if getattr(self, '_handle', None):
-            self.destroy()
-
-    @property
-    def handle(self) -> c.c_void_p:
-        """The colo_bridge_t pointer. RuntimeError after destroy(), its own or its communicator's."""
-        if not self._handle:
-            raise FailedError('this bridge was destroyed, or its communicator', STATUS['ERR_STATE'])
-        return self._handle
 
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
         """y = x under the destination's layout. x None on ranks that own nothing of the source."""
@@ -135,9 +126,10 @@ def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:
     return None if t is None else view(t, what, writes=writes)
 
 
-class Batch(Unique):
-    """A batch of a bridge, made by Bridge.set_segments() or set_packing(). Several may be outstanding. rows: those of
-    this rank's x and y."""
+class Batch(Handle):
+    """A batch of a bridge, made by Bridge.set_segments() or set_packing(); .handle is its colo_batch_t pointer. Several may
+    be outstanding. rows: those of this rank's x and y."""
+    _gone = 'this batch was destroyed, or its bridge or communicator'
 
     def __init__(self, bridge: Bridge, setter: str, *tables: Segments | Packing):
         self._bridge, self._comm = bridge, bridge.comm
@@ -153,17 +145,6 @@ class Batch(Unique):
         self._bridge._batches.pop(id(self._handle), None)
         if self._handle:
             self._comm.ends(self._handle, 'colo_batch_destroy')
-
-    def __del__(self) -> None:
-        if getattr(self, '_handle', None):
-            self.destroy()
-
-    @property
-    def handle(self) -> c.c_void_p:
-        """The colo_batch_t pointer. RuntimeError after destroy(), its own, its bridge's or communicator's."""
-        if not self._handle:
-            raise FailedError('this batch was destroyed, or its bridge or communicator', STATUS['ERR_STATE'])
-        return self._handle
 
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
         """y is x under the destination's layout. x, y: a [rows, features] tensor each, or a list of

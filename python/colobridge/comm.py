@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
-from ._lib import Unique, call, check, error_message, lib, result, text
-from .errors import STATUS, Error, FailedError, exception
+from ._lib import Handle, call, check, error_message, lib, result, text
+from .errors import STATUS, Error, exception
 from .grid import Grid, _joined
 from .tensor import view
 
@@ -63,12 +63,14 @@ class _Run:
             comm.abort('interrupted')
 
 
-class Comm(Unique):
-    """A communicator. One thread at a time uses it. Exception: any thread may call abort() and dump().
+class Comm(Handle):
+    """A communicator; .handle is its colo_comm_t pointer. One thread at a time uses it. Exception: any thread may call
+    abort() and dump().
 
     Make one with run_threads(), Comm.self(), Comm.from_all_gather(), split(), or Comm.nccl(). Calls are
     collective and raise TimeoutError, MismatchError or RuntimeError as the library's error message says.
     """
+    _gone = 'this communicator was destroyed'
 
     def __init__(self, handle: c.c_void_p, *, owned: bool = True, parent: Comm | None = None):
         self._handle = handle
@@ -145,10 +147,6 @@ class Comm(Unique):
             self.ends(self._handle, 'colo_comm_destroy')
         self._handle = c.c_void_p()
 
-    def __del__(self) -> None:
-        if getattr(self, '_handle', None):
-            self.destroy()
-
     def serves(self, handle: c.c_void_p, end: str) -> None:
         """Notes an object that borrows this communicator; function @end destroys it and sets it to NULL.
         Objects end in any order, when a cycle is collected or the interpreter goes: so this one ends
@@ -164,13 +162,6 @@ class Comm(Unique):
         handle.value = None
 
     # ---- what it is ----
-
-    @property
-    def handle(self) -> c.c_void_p:
-        """The colo_comm_t pointer. RuntimeError after destroy()."""
-        if not self._handle:
-            raise FailedError('this communicator was destroyed', STATUS['ERR_STATE'])
-        return self._handle
 
     backend = property(lambda self: lib().colo_comm_backend(self.handle).decode())
     check_level = property(lambda self: lib().colo_comm_check_level(self.handle))

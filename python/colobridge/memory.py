@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from . import _structs as s
 from . import comm as comms
-from ._lib import Unique, lib, result
+from ._lib import Handle, lib, result
 from .dlpack import Array
-from .errors import STATUS, ArgumentError, FailedError
+from .errors import ArgumentError
 from .tensor import contiguous, make
 
 _stays: list[Any] = []  # what late peers may still write to
@@ -18,14 +18,15 @@ _exiting: list[bool] = []  # the process gives everything back itself, and other
 atexit.register(_exiting.append, True)
 
 
-class Memory(Unique):
+class Memory(Handle):
     """Registered over a communicator, by Memory.alloc() or Memory.register(), which are collective and
     come before the bridges that use it. A bridge's y (d_x in backward; d_y where gradients are summed
     over cp) in such memory is written by other ranks themselves, in one launch; on all ranks or on none.
 
     Raises ValueError (host memory, another device's, not made by cudaMalloc), RuntimeError (no memory,
-    too much registered, another rank's error), TimeoutError; on all ranks or on none.
+    too much registered, another rank's error), TimeoutError; on all ranks or on none. .handle is the colo_memory_t pointer.
     """
+    _gone = 'this memory was destroyed'
 
     def __init__(self, handle: c.c_void_p, comm: comms.Comm, owner: Any = None):
         self._handle, self.comm, self.owner, self._forks = handle, comm, owner, comms._forks
@@ -65,13 +66,6 @@ class Memory(Unique):
             _stays.append(self.owner)
             return
         self.destroy()
-
-    @property
-    def handle(self) -> c.c_void_p:
-        """The colo_memory_t pointer. RuntimeError after destroy()."""
-        if not self._handle:
-            raise FailedError('this memory was destroyed', STATUS['ERR_STATE'])
-        return self._handle
 
     data = property(lambda self: lib().colo_memory_data(self.handle) or 0)
     nbytes = property(lambda self: lib().colo_memory_bytes(self.handle))

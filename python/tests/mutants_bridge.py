@@ -73,7 +73,7 @@ BRIDGES = {
         'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
         'test_megatron.py', 'test_map_b'),
     'a copy of a communicator ends it': (
-        'comm.py', 'class Comm(Unique):', 'class Comm:', 'test_core.py', 'have_no_copies'),
+        '_lib.py', 'class Handle(Unique):', 'class Handle:', 'test_core.py', 'have_no_copies'),
     'a name that was cut inside a letter is an error': (
         'comm.py', "self.handle).decode('utf-8', 'replace')", 'self.handle).decode()', 'test_core.py',
         'cut_inside_a_letter'),
