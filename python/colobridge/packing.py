@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes as c
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,10 +13,9 @@ from ._lib import call, result
 from .errors import ArgumentError
 from .layout import Layout, context_of
 from .plan import choice
-from .tables import Comparable, lengths, table
+from .tables import Comparable, lengths, require_entries, table
 
 SPLITS = {'block': 0, 'zigzag': 1, 'whole': 2, 'table': 3}
-_MEMBERS = ('seq_len', 'seq_dp', 'seq_cp', 'seq_first', 'piece_start', 'piece_len', 'piece_owner')
 
 
 class Packing(Comparable):
@@ -43,33 +43,22 @@ class Packing(Comparable):
         if self.split == 'table' and pieces is None:
             raise ArgumentError("packing: split is 'table' without pieces; expected [(positions, rank), ..] of each sequence")
         choice('split', self.split, SPLITS)
-        self._given = {'seq_len': held, 'seq_dp': dp, 'seq_cp': [cp] * n if isinstance(cp, int) else cp,
-                       'seq_first': [first] * n if isinstance(first, int) else first}
+        given = {'seq_len': held, 'seq_dp': dp, 'seq_cp': [cp] * n if isinstance(cp, int) else cp,
+                 'seq_first': [first] * n if isinstance(first, int) else first}
         if pieces is not None:
             pieces = [list(of) for of in cast(Sequence[Any], pieces)]
-            if len(pieces) != n:
-                raise ArgumentError("packing: pieces has %d entries, expected %d, one for each sequence" % (len(pieces), n))
-            start = [0]
-            for of in pieces:
-                start.append(start[-1] + len(of))
+            require_entries('packing', 'pieces', pieces, n, 'sequence')
+            start = [0, *itertools.accumulate(map(len, pieces))]
             flat = [piece for of in pieces for piece in of]
             for q, piece in ((q, piece) for q, of in enumerate(pieces) for piece in of):
                 if len(piece) != 2:
                     raise ArgumentError("packing: sequence %d has the piece %r, expected (positions, context rank)" % (q, piece))
-            self._given.update(piece_start=start, piece_len=[piece[0] for piece in flat],
-                               piece_owner=[piece[1] for piece in flat])
-        self._tables = {name: None if t is None else table('packing', name, t) for name, t in self._given.items()}
+            given.update(piece_start=start, piece_len=[piece[0] for piece in flat], piece_owner=[piece[1] for piece in flat])
+        self._tables = {name: None if t is None else table('packing', name, t) for name, t in given.items()}
         for name in ('seq_dp', 'seq_cp', 'seq_first'):
-            t = self._tables[name]
-            if t is not None and len(t) != n:
-                raise ArgumentError("packing: %s has %d entries, expected %d, one for each sequence" % (name[4:], len(t), n))
-        del self._given
-        self._key = self.split.encode() + b'|'.join(
-            b'-' if t is None else t.tobytes() for t in (self._tables.get(name) for name in _MEMBERS))
-        self._raw = s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split])
-        for name, t in self._tables.items():
-            if t:
-                setattr(self._raw, name, t.buffer_info()[0])
+            require_entries('packing', name[4:], self._tables[name], n, 'sequence')
+        self._fill(s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split]), self._tables)
+        self._key = self.split.encode() + self._key
 
     seq_len = property(lambda self: self._tables['seq_len'].tolist())
 

@@ -12,7 +12,7 @@ from .comm import Comm
 from .errors import ArgumentError
 from .layout import Layout, context_of
 from .packing import Packing
-from .tables import Comparable, lengths, table
+from .tables import Comparable, lengths, one_of, require_entries, table
 
 _TABLES = ('rows', 'src', 'seq', 'pos', 'row_pos', 'seq_len', 'seq_dp')  # as arguments
 _MEMBERS = ('rows', 'src_dp', 'seq', 'pos', 'row_pos', 'seq_len', 'seq_dp')  # of colo_segments_t
@@ -42,35 +42,25 @@ class Segments(Comparable):
         elif seq_len is not None or cu_seqlens is not None or seq_dp is not None:
             raise ArgumentError("segments: packing is given, and %s, which it has" % next(
                 name for name, t in (('seq_len', seq_len), ('cu_seqlens', cu_seqlens), ('seq_dp', seq_dp)) if t is not None))
-        if (pos is None) == (row_pos is None):
-            raise ArgumentError("segments: %s pos and row_pos are given; expected one of them"
-                                % ('neither of' if pos is None else 'both'))
+        one_of('segments', ('pos', pos), ('row_pos', row_pos))
         given = {'rows': rows, 'src': src, 'seq': seq, 'pos': pos, 'row_pos': row_pos,
                  'seq_len': seq_len, 'seq_dp': seq_dp}
         tables = {name: None if t is None else table('segments', name, t) for name, t in given.items()}
         held = tables['rows'] or ()
         count, total = len(held), 0 if row_pos is None else sum(n for n in held if n > 0)
         for name, t in tables.items():
-            need = len(tables['seq_len'] or ()) if name.startswith('seq_') else total if name == 'row_pos' else count
-            if t is not None and len(t) != need:
-                raise ArgumentError("segments: %s has %d entries, expected %d, one for each %s" % (
-                    name, len(t), need, 'sequence' if name.startswith('seq_') else
-                    'row' if name == 'row_pos' else 'segment'))
+            require_entries('segments', name, t, *(
+                (len(tables['seq_len'] or ()), 'sequence') if name.startswith('seq_') else
+                (total, 'row') if name == 'row_pos' else (count, 'segment')))
         self._set(tables, packing)
 
     def _set(self, tables: dict[str, array.array[int] | None], packing: Packing | None = None) -> None:
         self._tables, self.packing = tables, packing
-        self._key = b'|'.join(b'-' if t is None else t.tobytes() for t in tables.values())
+        self._fill(s.Segments(struct_size=c.sizeof(s.Segments), count=len(tables['rows'] or ()),
+                              nseqs=len(tables['seq_len'] or ())), {m: tables[n] for n, m in zip(_TABLES, _MEMBERS)})
         if packing is not None:
             self._key += packing._key
-        self._raw = s.Segments(struct_size=c.sizeof(s.Segments), count=len(tables['rows'] or ()),
-                               nseqs=len(tables['seq_len'] or ()))
-        if packing is not None:
             self._raw.packing = c.pointer(packing._raw)
-        for name, member in zip(_TABLES, _MEMBERS):
-            t = tables[name]
-            if t:
-                setattr(self._raw, member, t.buffer_info()[0])
 
     @classmethod
     def gather(cls, local: 'Segments | None', group: Any) -> 'Segments':
@@ -157,9 +147,7 @@ def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists
     the replica of each segment. ValueError: names the segment."""
     costs = table('segments', 'cost', cost)
     now = None if current is None else table('segments', 'current', current)
-    if now is not None and len(now) != len(costs):
-        raise ArgumentError("balance: current has %d entries, expected %d, one for each cost"
-                            % (len(now), len(costs)))
+    require_entries('balance', 'current', now, len(costs), 'cost')
     out = array.array('q', bytes(8 * len(costs)))
     call('colo_balance', out.buffer_info()[0], costs.buffer_info()[0], len(costs), n,
          None if now is None else now.buffer_info()[0], stick)

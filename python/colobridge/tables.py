@@ -12,8 +12,15 @@ from .tensor import view
 
 
 class Comparable:
-    """Equal to another one of its kind if their keys are."""
+    """Equal to another one of its kind if their keys are. raw: a C struct that borrows tables of the names of its members."""
     _key: Any
+
+    def _fill(self, raw: Any, tables: dict[str, array.array[int] | None]) -> None:
+        self._raw = raw
+        self._key = b'|'.join(b'-' if t is None else t.tobytes() for t in tables.values())
+        for member, t in tables.items():
+            if t:
+                setattr(raw, member, t.buffer_info()[0])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self._key == other._key
@@ -22,11 +29,22 @@ class Comparable:
         return hash(self._key)
 
 
+def one_of(what: str, first: tuple[str, Any], second: tuple[str, Any]) -> None:
+    """ValueError, unless one of two tables is given."""
+    if (first[1] is None) == (second[1] is None):
+        raise ArgumentError("%s: %s %s and %s are given; expected one of them"
+                            % (what, 'neither of' if first[1] is None else 'both', first[0], second[0]))
+
+
+def require_entries(what: str, name: str, found: Any, expected: int, each: str) -> None:
+    """ValueError, if a table that is given has not so many."""
+    if found is not None and len(found) != expected:
+        raise ArgumentError("%s: %s has %d entries, expected %d, one for each %s" % (what, name, len(found), expected, each))
+
+
 def lengths(what: str, name: str, given: Any, cu_name: str, cu: Any) -> Any:
     """One of the two, as lengths."""
-    if (given is None) == (cu is None):
-        raise ArgumentError("%s: %s %s and %s are given; expected one of them"
-                            % (what, 'neither of' if cu is None else 'both', name, cu_name))
+    one_of(what, (name, given), (cu_name, cu))
     if cu is None:
         return part_lengths(given) if getattr(given, 'is_nested', False) else given
     edges = table(what, cu_name, cu)

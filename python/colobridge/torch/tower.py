@@ -18,6 +18,7 @@ from ..grid import Grid
 from ..layout import Layout, context_of, parts_of, replica_of
 from ..packing import Packing, _again, joined
 from ..segments import Segments, balance
+from ..tables import one_of, require_entries
 from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
 from . import ranks as groups
@@ -202,7 +203,7 @@ class EncoderParallel:
                          for frozen in (False, True)]
         self._carry = self._carries[0]
         self.last: TowerPlan | None = None
-        self._clock: Any = None
+        self._times: Any = None  # when the call before the last one began, and the last one began and ended
         self._moved: dict[str, int] = {}
 
     def _of_config(self) -> tuple[Any, Any]:
@@ -270,16 +271,13 @@ class EncoderParallel:
                                     "and their patches" % (len(pixels), grids[:4], need, columns))
         rows = [self.rows(tuple(grid)) for grid in grids] if self._smallest[1] else [self.rows(())] * count
         seq = as_table('tower', 'seq', seq)
-        if (pos is None) == (row_pos is None) and count:
-            raise ArgumentError("tower: %s pos and row_pos are given; expected one of them"
-                                % ('neither of' if pos is None else 'both'))
+        if count:
+            one_of('tower', ('pos', pos), ('row_pos', row_pos))
         at = as_table('tower', 'pos', () if pos is None else pos)
         each = as_table('tower', 'row_pos', () if row_pos is None else row_pos)
-        for name, found, expected in (('seq', len(seq), count), ('pos', len(at), 0 if pos is None else count),
-                                      ('row_pos', len(each), 0 if row_pos is None else sum(rows))):
-            if found != expected:
-                raise ArgumentError("tower: %s has %d entries, expected %d, one for each %s"
-                                    % (name, found, expected, 'row' if name == 'row_pos' else 'image'))
+        require_entries('tower', 'seq', seq, count, 'image')
+        require_entries('tower', 'pos', at, 0 if pos is None else count, 'image')
+        require_entries('tower', 'row_pos', each, 0 if row_pos is None else sum(rows), 'row')
         places = [each[end - n:end].tolist() for n, end in zip(rows, itertools.accumulate(rows))] if row_pos is not None else [
             [p] for p in at]
         return _Table([tuple(g) for g in grids] if self._smallest[1] else [()] * count, seq.tolist(), places,
@@ -313,7 +311,7 @@ class EncoderParallel:
                                 % (self.llm.grid.offset + me))
         if plan is None and packing is None and held:
             packing = self._cumulative(intos)
-        clock = _Clock(next(self.tower.parameters()).device, self._clock)
+        before, begin = self._times and self._times[1], _now(next(self.tower.parameters()).device)
         if plan is None:
             plan = self.plan(pixels, grid_thw, seq=seq, pos=pos, row_pos=row_pos, packing=packing)
         outs = self._encode(plan, me, pixels)
@@ -323,7 +321,7 @@ class EncoderParallel:
             intos[0] = outs[0].new_empty((0, outs[0].shape[1]))
         self._carry = self._carries[not any(p.requires_grad for p in self.tower.parameters())]
         made = self._carry(tuple(outs), plan.segments, into=tuple(intos))
-        self.last, self._clock = plan, clock.stop()
+        self.last, self._times = plan, (before, begin, _now(next(self.tower.parameters()).device))
         self._moved = self._bytes(plan, me, outs)
         return made[0] if len(made) == 1 else list(made)
 
@@ -394,9 +392,9 @@ class EncoderParallel:
             zeros = torch.zeros((math.prod(grid), *pixels.shape[1:]), dtype=pixels.dtype, device=device)
             with torch.no_grad():
                 for _ in range(2):  # the first one makes what the second finds
-                    clock = _Clock(device, None)
+                    begin = _now(device)
                     self._run(self.tower, zeros, torch.tensor([grid], device=device))
-                times.append(clock.stop().seconds())
+                times.append(_seconds(begin, _now(device)))
         (t, u), (p, q) = struct.unpack('dd', comm.gather_bytes(struct.pack('dd', *times))[0]), map(math.prod, (small, large))
         curved = u * p - t * q  # 0 if time grows as the number of patches
         self.alpha = min(max((t * q * q - u * p * p) / curved, 0.0), 1e9) if curved > 0 else 1e9
@@ -421,43 +419,28 @@ class EncoderParallel:
         if plan is None:
             raise ArgumentError("tower: stats() are those of the last call, and there was none")
         ranks, mean = range(len(plan.cost)), sum(plan.cost) / len(plan.cost)
-        step = self._clock.step()
-        seconds = self._clock.seconds()
+        before, begin, end = self._times
+        seconds = _seconds(begin, end)
         return {'cost': plan.cost, 'balance': max(plan.cost) / mean if mean else 1.0,
                 'images': [len(plan.of(r)) for r in ranks],
                 'patches': [sum(plan.patches[e] for e in plan.of(r)) for r in ranks], **self._moved,
-                'seconds': seconds, 'share': None if step is None else seconds / step}
+                'seconds': seconds, 'share': None if before is None else seconds / _seconds(before, begin)}
 
 
-class _Clock:
-    """From now to stop(), on the current stream of a GPU or on the host; before: the clock of the call before."""
+def _now(device: Any) -> Any:
+    """On the current stream of a GPU, or on the host."""
+    if device.type != 'cuda':
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
-    def __init__(self, device: Any, before: '_Clock | None'):
-        self.device, self.before = device, None if before is None else before.begin
-        self.begin, self.end = self._now(), None
 
-    def _now(self) -> Any:
-        if self.device.type != 'cuda':
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def stop(self) -> '_Clock':
-        self.end = self._now()
-        return self
-
-    def _between(self, a: Any, b: Any) -> float:
-        if self.device.type != 'cuda':
-            return b - a
-        b.synchronize()
-        return a.elapsed_time(b) / 1000
-
-    def seconds(self) -> float:
-        return self._between(self.begin, self.end)
-
-    def step(self) -> float | None:
-        return None if self.before is None else self._between(self.before, self.begin)
+def _seconds(begin: Any, end: Any) -> float:
+    if isinstance(begin, float):
+        return end - begin
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
 
 
 def _integers(table: Any, name: str) -> list[list[int]]:
