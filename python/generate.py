@@ -21,8 +21,6 @@ SCALARS = {'void': 'None', 'bool': 'BOOL', 'char': 'c.c_char', 'int': 'INT', 'fl
 TUPLES = {'colo_dtype_t': 'DTYPES', 'colo_op_kind_t': 'OPS', 'colo_category_t': 'OWNERS'}  # of names, in place of numbers
 TEXT = '''# SPDX-License-Identifier: Apache-2.0
 """The public C structs, enumerators and functions that the package uses; python/generate.py makes this file."""
-from __future__ import annotations
-
 import ctypes as c
 from typing import Any
 

@@ -8,8 +8,6 @@ before the first call that needs it, so importing never fails for want of a libr
 
 Calls release the GIL (ctypes.CDLL), so ranks that are threads can wait for each other.
 """
-from __future__ import annotations
-
 import ctypes as c
 import importlib.resources
 import os

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public C structs, enumerators and functions that the package uses; python/generate.py makes this file."""
-from __future__ import annotations
-
 import ctypes as c
 from typing import Any
 

@@ -5,8 +5,6 @@ ranks that are threads and, with PyTorch, processes and GPUs.
 What ranks must get comes from plain Python in this file, in double precision: positions by the definition
 of the layouts, losses and gradients by their formulas. Nothing of the library makes an expectation.
 """
-from __future__ import annotations
-
 import argparse
 import array
 import ctypes as c
@@ -218,7 +216,7 @@ def carried(bridge: Bridge, by: Bridge | Batch, shapes: tuple[tuple[int, ...], .
     return list(y), list(d_x)
 
 
-def shaped(values: Values | array.array[float], shape: tuple[int, ...]) -> Any:
+def shaped(values: 'Values | array.array[float]', shape: tuple[int, ...]) -> Any:
     """A view of f32 values as a tensor; of the array itself if it is one."""
     held = values if isinstance(values, array.array) else array.array('f', values)
     shape = tuple(len(held) // FEATURES if n < 0 else n for n in shape)

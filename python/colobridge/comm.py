@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group of ranks that talk: in-process ranks, processes over sockets, GPUs; docs/comm.md."""
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes as c
@@ -30,7 +28,7 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-_alive: weakref.WeakSet[Comm] = weakref.WeakSet()
+_alive: 'weakref.WeakSet[Comm]' = weakref.WeakSet()
 
 
 def _end() -> None:
@@ -72,7 +70,7 @@ class Comm(Handle):
     """
     _gone = 'this communicator was destroyed'
 
-    def __init__(self, handle: c.c_void_p, *, owned: bool = True, parent: Comm | None = None):
+    def __init__(self, handle: c.c_void_p, *, owned: bool = True, parent: 'Comm | None' = None):
         self._handle = handle
         self._owned = owned
         self._forks = _forks

@@ -3,8 +3,6 @@
 
 They are colobridge.torch's functions. What holds for all of them, and how each differs from its original: docs/compat.md.
 """
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast

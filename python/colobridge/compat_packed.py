@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens of packed sequences, and of context ranks, as the runtimes of compat.py lay them out."""
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@
 In: from_dlpack(x).view is the library's view of any tensor. Out: Array(view, owner) is something
 that torch.from_dlpack(), numpy.from_dlpack() and others take. C programs have <colobridge/dlpack.h>.
 """
-from __future__ import annotations
-
 import ctypes as c
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@
 Each carries the library's error message as its text and the status as .status. Catch the built-in type
 (ValueError, KeyError, RuntimeError, TimeoutError) or Error for all of them.
 """
-from __future__ import annotations
-
 OK = 0
 PENDING = 1
 # Values of colo_status_t; python/tests/test_abi.py compares them with the header.

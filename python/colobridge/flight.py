@@ -5,8 +5,6 @@ A record is JSON, docs/comm.md: what dump() says of each communicator that a ran
 written again as what the analyzer of PyTorch's Flight Recorder reads: a pickle with the keys of version 2.10 of that
 format. The analyzer aligns ranks by record_id, so an operation has there its number among all operations of its rank.
 """
-from __future__ import annotations
-
 import argparse
 import json
 import os

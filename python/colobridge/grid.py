@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rank is where, and which ranks form which group. Pure integers; see docs/grid.md."""
-from __future__ import annotations
-
 import ctypes as c
 from collections.abc import Iterator, Sequence
 

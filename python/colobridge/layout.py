@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which elements of a [samples, rows, features] tensor each rank of a grid owns; docs/layout.md."""
-from __future__ import annotations
-
 import ctypes as c
 import math
 from collections.abc import Sequence

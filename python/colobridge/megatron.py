@@ -7,8 +7,6 @@ Torch process groups are made by torch.distributed.new_subgroups_by_enumeration,
 takes them; which rank is where, what moves, and moving it are the library's. Nothing here imports torch
 before a call that needs it, and torch's functions are looked up at the call.
 """
-from __future__ import annotations
-
 import enum
 import importlib
 import math

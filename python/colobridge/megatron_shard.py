@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PartitionAdapter and PartitionConfig of Megatron's MIMO model: each context and tensor rank's part of merged
 embeddings, labels and masks. Import them from colobridge.megatron."""
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rank holds which positions of packed sequences; docs/packed.md."""
-from __future__ import annotations
-
 import array
 import ctypes as c
 import itertools
@@ -83,7 +81,7 @@ class Packing(Comparable):
         do not fit the layout."""
         return result(s.i64, 'colo_packing_rows', self._raw, self._layout(layout)._raw, rank).value
 
-    def _index(self, rank: int, layout: Layout | str | None) -> tuple[array.array[int], array.array[int]]:
+    def _index(self, rank: int, layout: Layout | str | None) -> 'tuple[array.array[int], array.array[int]]':
         layout = self._layout(layout)
         n = self.rows(rank, layout)
         out = array.array('q', bytes(16 * n))

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shard embeddings, labels and masks along the sequence; docs/partition.md."""
-from __future__ import annotations
-
 import ctypes as c
 import functools
 import math

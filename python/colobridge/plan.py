@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rank sends and receives between two layouts, without communication; docs/plan.md."""
-from __future__ import annotations
-
 import ctypes as c
 from collections.abc import Sequence
 from dataclasses import dataclass

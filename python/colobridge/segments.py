@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of a ragged batch, and the balance of segments over replicas; docs/ragged.md."""
-from __future__ import annotations
-
 import array
 import ctypes as c
 from typing import Any
@@ -54,7 +52,7 @@ class Segments(Comparable):
                 (total, 'row') if name == 'row_pos' else (count, 'segment')))
         self._set(tables, packing)
 
-    def _set(self, tables: dict[str, array.array[int] | None], packing: Packing | None = None) -> None:
+    def _set(self, tables: 'dict[str, array.array[int] | None]', packing: Packing | None = None) -> None:
         self._tables, self.packing = tables, packing
         self._fill(s.Segments(struct_size=c.sizeof(s.Segments), count=len(tables['rows'] or ()),
                               nseqs=len(tables['seq_len'] or ())), {m: tables[n] for n, m in zip(_TABLES, _MEMBERS)})

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of integers, as callers have them: lists, arrays, tensors, cumulative or nested lengths."""
-from __future__ import annotations
-
 import array
 import ctypes as c
 from typing import Any, cast
@@ -15,7 +13,7 @@ class Comparable:
     """Equal to another one of its kind if their keys are. raw: a C struct that borrows tables of the names of its members."""
     _key: Any
 
-    def _fill(self, raw: Any, tables: dict[str, array.array[int] | None]) -> None:
+    def _fill(self, raw: Any, tables: 'dict[str, array.array[int] | None]') -> None:
         self._raw = raw
         self._key = b'|'.join(b'-' if t is None else t.tobytes() for t in tables.values())
         for member, t in tables.items():
@@ -72,7 +70,7 @@ def part_lengths(t: Any) -> list[int]:
     return [len(part) for part in t.unbind()]
 
 
-def table(what: str, name: str, values: Any) -> array.array[int]:
+def table(what: str, name: str, values: Any) -> 'array.array[int]':
     """A copy of integers as i64."""
     if hasattr(values, 'is_cuda'):
         values = values.detach().cpu()

@@ -4,8 +4,6 @@
 view() takes a torch.Tensor, anything with __array_interface__ (numpy), with __dlpack__, or a
 contiguous buffer (array.array, memoryview, ctypes arrays), and imports none of them.
 """
-from __future__ import annotations
-
 import ctypes as c
 from typing import Any
 

@@ -20,7 +20,7 @@ ROWS = (
     (('src/bridge',), 8600, 11414),
     (('src/loss',), 7200, 7815),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7243),
-    (('python/colobridge',), 8300, 11050),
+    (('python/colobridge',), 8300, 10770),
     (('tools',), 10200, 11800),
     (('tests',), 57000, 64480),
 )

@@ -14,8 +14,6 @@ A captured call takes the workspace: its graph may be replayed when a block has 
 
 Left to others: which tensors are reached, and when memory is made (bridge.py).
 """
-from __future__ import annotations
-
 import collections
 import ctypes as c
 import functools

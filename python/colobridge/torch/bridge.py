@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bridge in PyTorch: encoder activations in the LLM's layout, gradients back. What a call does is uniform.py and
 ragged.py."""
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

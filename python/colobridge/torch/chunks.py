@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any loss of logits straight from hidden states, a chunk of tokens at a time."""
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@
 A graph has tensors and numbers. Which function it is, its groups and its other options are a number here, which stands
 for them in this process. The operator runs the function as it runs without a graph, and keeps what autograd recorded
 of it until the token that it returns is freed: that is what backward needs, and the only thing that refers to it."""
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lm_head of linear_logprob(): its C objects, and what a parameter may be (a DTensor, a tensor with a
 main_grad, one that autocast casts)."""
-from __future__ import annotations
-
 import ctypes as c
 import functools
 import threading

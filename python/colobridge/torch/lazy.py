@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch, which is imported when something of it is used first, so that importing this package needs none."""
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

@@ -6,8 +6,6 @@ docs/linear_logprob.md; a head that is sharded over data parallel ranks: docs/lm
 What the library keeps from call to call (streams, events, cuBLASLt handles) belongs to the vocabulary
 group's communicator; memory comes from torch at each call, so caching allocator and CUDA graphs see it.
 """
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -2,8 +2,6 @@
 """What calls of linear_logprob() of the same shapes and options share, so that a call only fills in
 addresses (ready.py), and how one runs: forward, backward, or both in one.
 """
-from __future__ import annotations
-
 import ctypes as c
 import itertools
 import math

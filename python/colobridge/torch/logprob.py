@@ -4,8 +4,6 @@
 Forward reads the logits once and does one all-gather over the vocabulary group; backward does none,
 reads the logits again and writes their gradient. Formulas and special values: docs/logprob.md.
 """
-from __future__ import annotations
-
 import ctypes as c
 import functools
 from typing import Any

@@ -6,8 +6,6 @@ Those of logits are calls of logprob.py's autograd function with plans of their 
 shapes, strides, dtypes, device and options, and kept with the communicator. The others are one autograd
 function, apply(), of an operation.
 """
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """What moves between ranks when a bridge carries a shape, from layouts alone; no communication."""
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

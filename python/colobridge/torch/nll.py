@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross entropy of vocabulary-parallel logits, summed or averaged once over all ranks: docs/logprob.md."""
-from __future__ import annotations
-
 import ctypes as c
 import functools
 from typing import Any, NamedTuple

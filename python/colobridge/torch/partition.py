@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards along the sequence as autograd functions, and next-token targets; docs/partition.md."""
-from __future__ import annotations
-
 from typing import Any
 
 from ..errors import ArgumentError

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ragged batches as an autograd function: what Bridge(..., ragged=True) does with a call."""
-from __future__ import annotations
-
 import array
 import collections
 import contextlib

@@ -15,8 +15,6 @@ A rank that ends a call with an error says so in each group of the call, and wai
 communicator that the others may wait in, or it says at their next meeting that it does not come. So the order of
 groups does not matter, nor how many ranks make the mistake.
 """
-from __future__ import annotations
-
 import atexit
 import collections
 import datetime

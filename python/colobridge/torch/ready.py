@@ -8,8 +8,6 @@ that run backward at once never share one. Outputs and what is kept for backward
 that no one sees is a buffer of the call's own where it is small and on the host, for there the call is
 over when it returns.
 """
-from __future__ import annotations
-
 import collections
 import ctypes as c
 import functools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tensor [..., N] of any strides as the [T, N] rows that the losses read, and per-token values next to
 them."""
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets, masks and gathered per-token values of batches whose positions are split over context ranks:
 docs/sequence.md."""
-from __future__ import annotations
-
 import ctypes as c
 import functools
 from collections.abc import Iterable

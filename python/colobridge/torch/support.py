@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of ids that take the place of the vocabulary: docs/logprob.md#a-support-instead-of-the-vocabulary."""
-from __future__ import annotations
-
 import ctypes as c
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the autograd functions share: checked views of torch tensors, the current stream, graph breaks."""
-from __future__ import annotations
-
 import ctypes as c
 import functools
 import inspect

@@ -4,8 +4,6 @@
 Two autograd functions stand for one call. In backward, that of finish starts the gradient's way, and that of start
 finishes it, so what lies between the two in forward runs at the same time in both passes.
 """
-from __future__ import annotations
-
 import ctypes as c
 import functools
 import warnings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder on all ranks of an LLM's grid: each image is encoded once, on the rank that balance() assigns it to, and its
 rows go to their positions among the embeddings. docs/for-vision.md."""
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a bridge of uniform batches as autograd functions, and the memory that peers write into."""
-from __future__ import annotations
-
 import ctypes as c
 import functools
 import weakref
