@@ -72,7 +72,9 @@ static colo_status_t on_all(colo_rank_fn fn, const void *arg)
     return colo_comm_threads_run(RANKS, fn, (void *)(uintptr_t)arg);
 }
 
-/* A case whose body runs on all ranks. */
+/* A case whose body runs on all ranks; once for each of the values, as @var of @type. */
 #define T_CASE_ON_ALL(name) T_CASE_BY(on_all(t_ranks_of_##name, NULL), name, colo_comm_t *comm)
+#define T_CASE_ON_ALL_FOR(name, type, var, ...) \
+    T_CASE_FOR_BY(on_all(t_ranks_of_##name, t_one_), name, type, var, comm, __VA_ARGS__)
 
 #endif

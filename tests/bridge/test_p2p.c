@@ -15,52 +15,47 @@ static void registered(struct stand *s, t_role_t role)
 
 /* ---- create ---- */
 
+/* What rank 1 is told at create, what it says then, and the words; none: peer-to-peer. */
 struct creating {
     colo_transport_t transport;
-    colo_status_t open, create; /* of rank 1; the others' is that or COLO_ERR_PEER */
-    colo_status_t status[RANKS];
-    bool p2p[RANKS];
-    char error_message[RANKS][300];
+    colo_status_t open, create, status;
+    const char *words;
 };
 
+/* The others are told that too, or that a peer failed. */
 static colo_status_t theirs(colo_status_t st, int32_t rank)
 {
     return rank == 1 || st == COLO_OK || st == COLO_ERR_UNBUILT ? st : COLO_ERR_PEER;
 }
 
-static colo_status_t creates(colo_comm_t *comm, void *arg)
-{
-    struct creating *k = arg;
-    const t_case_t c = t_between("dp=4", "tp=2,dp=2", 8, 3, 2);
-    const int32_t r = comm->rank;
-    STAND(s);
-    t_told[r].open = theirs(k->open, r);
-    t_told[r].create = theirs(k->create, r);
-    k->status[r] = stand_up(&s, comm, &c, k->transport);
-    snprintf(k->error_message[r], sizeof k->error_message[r], "%.299s", colo_last_error());
-    k->p2p[r] = s.on.bridge && s.on.bridge->peers.path;
-    return k->status[r] == COLO_OK ? expect(&s, COLO_FORWARD, false) : COLO_OK;
-}
-
-static struct creating creating(colo_transport_t transport, colo_status_t open,
-                                colo_status_t create)
-{
-    struct creating k = {.transport = transport, .open = open, .create = create};
-    assert_ok(on_all(creates, &k));
-    return k;
-}
-
-T_CASE(ranks_out_of_reach_get_a_bridge_that_stages)
-{
-    for (int k = 0; k < 2; k++) {
-        struct creating c = creating(COLO_TRANSPORT_AUTO, k ? COLO_OK : COLO_ERR_UNBUILT,
-                                     k ? COLO_ERR_UNBUILT : COLO_OK);
-        for (int r = 0; r < RANKS; r++)
-            assert_true(c.status[r] == COLO_OK && !c.p2p[r]);
+/* Going wrong at either is returned. */
+#define AT_EITHER(st)                                          \
+    {COLO_TRANSPORT_AUTO, st, COLO_OK, st, "open says so"},    \
+    {                                                          \
+        COLO_TRANSPORT_AUTO, COLO_OK, st, st, "create says so" \
     }
-    struct creating c = creating(COLO_TRANSPORT_AUTO, COLO_OK, COLO_OK);
-    for (int r = 0; r < RANKS; r++)
-        assert_true(c.status[r] == COLO_OK && c.p2p[r]);
+
+T_CASE_ON_ALL_FOR(ranks_out_of_reach_stage_and_what_else_goes_wrong_at_create_is_returned,
+                  struct creating, k, {COLO_TRANSPORT_AUTO, COLO_OK, COLO_OK, COLO_OK, NULL},
+                  {COLO_TRANSPORT_AUTO, COLO_ERR_UNBUILT, COLO_OK, COLO_OK, "stages"},
+                  {COLO_TRANSPORT_AUTO, COLO_OK, COLO_ERR_UNBUILT, COLO_OK, "stages"},
+                  {COLO_TRANSPORT_PEER, COLO_ERR_UNBUILT, COLO_OK, COLO_ERR_UNBUILT,
+                   "bridge: transport peer: open says so"},
+                  AT_EITHER(COLO_ERR_CUDA), AT_EITHER(COLO_ERR_NOMEM), AT_EITHER(COLO_ERR_ARG),
+                  AT_EITHER(COLO_ERR_TIMEOUT), AT_EITHER(COLO_ERR_ABORTED))
+{
+    const t_case_t c = t_between("dp=4", "tp=2,dp=2", 8, 3, 2);
+    STAND(s);
+    t_told[comm->rank].open = theirs(k.open, comm->rank);
+    t_told[comm->rank].create = theirs(k.create, comm->rank);
+    const colo_status_t st = stand_up(&s, comm, &c, k.transport);
+    rank_check((s.on.bridge && s.on.bridge->peers.path) == !k.words);
+    if (k.status == COLO_OK) {
+        rank_try(st);
+        return expect(&s, COLO_FORWARD, false);
+    }
+    rank_fails(st, theirs(k.status, comm->rank), k.words);
+    return COLO_OK;
 }
 
 /* The plan ties ranks 0 and 1, and 2 and 3, of which the latter are out of reach. */
@@ -129,33 +124,6 @@ T_CASE(blocks_are_those_of_the_config_unless_the_environment_says)
     }
 }
 
-T_CASE(what_else_goes_wrong_at_create_is_returned)
-{
-    static const colo_status_t kinds[] = {COLO_ERR_CUDA, COLO_ERR_NOMEM, COLO_ERR_ARG,
-                                          COLO_ERR_TIMEOUT, COLO_ERR_ABORTED};
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-        for (int k = 0; k < 2; k++) {
-            struct creating c =
-                creating(COLO_TRANSPORT_AUTO, k ? COLO_OK : kinds[i], k ? kinds[i] : COLO_OK);
-            for (int r = 0; r < RANKS; r++) {
-                if (c.status[r] != theirs(kinds[i], r))
-                    fail_msg("rank %d: %s, told %s", r, colo_status_name(c.status[r]),
-                             colo_status_name(kinds[i]));
-                assert_false(c.p2p[r]);
-                assert_non_null(strstr(c.error_message[r], k ? "create says so" : "open says so"));
-            }
-        }
-}
-
-T_CASE(out_of_reach_is_an_error_where_peer_is_asked_for)
-{
-    struct creating c = creating(COLO_TRANSPORT_PEER, COLO_ERR_UNBUILT, COLO_OK);
-    for (int r = 0; r < RANKS; r++) {
-        assert_int_equal(c.status[r], COLO_ERR_UNBUILT);
-        assert_non_null(strstr(c.error_message[r], "bridge: transport peer: open says so"));
-    }
-}
-
 /* ---- calls: a rank that has nothing of what peers reach follows the others ---- */
 
 /* Rank 3 owns nothing of the source, and sends gradients; every rank has a rank to talk to. */
@@ -164,9 +132,9 @@ static t_case_t asymmetric(int32_t check)
     return T_BETWEEN("dp=3", "dp=4", 9, 3, 2, .check = check);
 }
 
-static colo_status_t y_alone(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL_FOR(registering_y_alone_stages_backward_on_all_ranks, int32_t, check, 1, 2)
 {
-    const t_case_t c = asymmetric(*(const int32_t *)arg);
+    const t_case_t c = asymmetric(check);
     STAND(s);
     colo_comm_stats_t after;
     uint64_t checks[3];
@@ -179,40 +147,25 @@ static colo_status_t y_alone(colo_comm_t *comm, void *arg)
         colo_comm_stats(s.as.control, &after);
         checks[salt] = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK];
     }
-    if (c.check == 1) /* agreed on once, at the first backward */
+    if (check == 1) /* agreed on once, at the first backward */
         rank_check(checks[1] == checks[0] && checks[2] == checks[0]);
     return COLO_OK;
 }
 
-T_CASE(registering_y_alone_stages_backward_on_all_ranks)
-{
-    for (int32_t check = 1; check <= 2; check++)
-        assert_ok(on_all(y_alone, &check));
-}
-
 /* PARTIAL over cp: readers pull from d_y, of which ranks 0 and 1 have nothing. */
-static colo_status_t sums(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL_FOR(of_sums_it_is_d_y_that_counts, t_role_t, role, T_DX, T_DY)
 {
-    const t_role_t role = *(const t_role_t *)arg;
     const t_case_t c = T_BETWEEN("dp=2", "cp=2@2", 4, 8, 3, .grad = COLO_PARTIAL);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     registered(&s, role);
-    rank_try(expect(&s, COLO_BACKWARD, role == T_DY));
-    return COLO_OK;
+    return expect(&s, COLO_BACKWARD, role == T_DY);
 }
 
-T_CASE(of_sums_it_is_d_y_that_counts)
+T_CASE_ON_ALL_FOR(registered_on_some_ranks_is_staged_on_all_until_more_is_registered, int32_t,
+                  check, 1, 2)
 {
-    for (int k = 0; k < 2; k++) {
-        const t_role_t role = k ? T_DY : T_DX;
-        assert_ok(on_all(sums, &role));
-    }
-}
-
-static colo_status_t some_only(colo_comm_t *comm, void *arg)
-{
-    const t_case_t c = asymmetric(*(const int32_t *)arg);
+    const t_case_t c = asymmetric(check);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     s.told->registrations = 1;
@@ -222,14 +175,7 @@ static colo_status_t some_only(colo_comm_t *comm, void *arg)
     s.told->registered = s.on.t[T_DX].t.data; /* the verdict holds */
     rank_try(expect(&s, COLO_BACKWARD, false));
     s.told->registrations = 2; /* until memory is registered */
-    rank_try(expect(&s, COLO_BACKWARD, true));
-    return COLO_OK;
-}
-
-T_CASE(registered_on_some_ranks_is_staged_on_all_until_more_is_registered)
-{
-    for (int32_t check = 1; check <= 2; check++)
-        assert_ok(on_all(some_only, &check));
+    return expect(&s, COLO_BACKWARD, true);
 }
 
 /* Every d_x is registered, and the ranks have agreed on that in a backward. */

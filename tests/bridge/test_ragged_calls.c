@@ -11,10 +11,11 @@ typedef enum table { POS, LENGTH, COUNT, TABLES } table_t;
 static const char *const differs[TABLES] = {"pos: rank 1 of", "seq_len: rank 1 of",
                                             "rows: rank 1 of 'world' has 3: 3 0 4 ("};
 
-static colo_status_t run_different(colo_comm_t *comm, void *arg)
+T_CASE_FOR(2, tables_that_differ_are_a_mismatch_on_all_ranks_and_nothing_is_written, table_t, table,
+           POS, LENGTH, COUNT)
 {
-    const int32_t rank = colo_comm_rank(comm);
-    const table_t odd = rank == 1 ? *(const table_t *)arg : TABLES;
+    const int32_t rank = colo_comm_rank(world);
+    const table_t odd = rank == 1 ? table : TABLES;
     float x[5 * H], y[12 * H];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
@@ -25,26 +26,16 @@ static colo_status_t run_different(colo_comm_t *comm, void *arg)
     t.rows[2] = odd == COUNT ? 4 : t.rows[2];
     const colo_segments_t s = segments_of(&t);
     int64_t src, dst;
-    rank_try(make(&b, &o, comm));
+    rank_try(make(&b, &o, world));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     colo_bridge_rows(b, &src, &dst);
     rank_check(src <= 5 && dst <= 12);
     fill_x(x, rank);
     blank(y, 12);
     const colo_tensor_t tx = tensor(x, src), ty = tensor(y, dst);
-    rank_fails(colo_batch_forward(batch, &tx, &ty, 1, NULL), COLO_ERR_MISMATCH,
-               differs[*(const table_t *)arg]);
+    rank_fails(colo_batch_forward(batch, &tx, &ty, 1, NULL), COLO_ERR_MISMATCH, differs[table]);
     rank_check(has_only(y, 12, NULL, 0));
-    return colo_comm_check(comm);
-}
-
-T_CASE(tables_that_differ_are_a_mismatch_on_all_ranks_and_nothing_is_written)
-{
-    for (int i = 0; i < TABLES; i++) {
-        table_t table = (table_t)i;
-        if (t_run_ranks(2, run_different, &table, sizeof table) < 0)
-            fail_msg("table %d: %s", i, colo_last_error());
-    }
+    return colo_comm_check(world);
 }
 
 /* The second tensor of a call has rows without features, which are in no memory. */
@@ -72,7 +63,7 @@ T_CASE_FOR(2, tensors_without_features_need_no_memory, int32_t, check, 0, 1, 2)
 
 /* ---- what a rank refuses before the first call on a batch ---- */
 
-enum { BAD_TABLES, NO_TABLES, NO_BATCH, UNIFORM_BRIDGE, UNIFORM_CALL, REFUSED };
+enum { BAD_TABLES, NO_TABLES, NO_BATCH, UNIFORM_BRIDGE, UNIFORM_CALL, REFUSED, ON_BOTH = 8 };
 static const struct {
     colo_status_t status;
     const char *text;
@@ -83,16 +74,13 @@ static const struct {
     [UNIFORM_BRIDGE] = {COLO_ERR_ARG, "segments: the bridge was created for uniform batches"},
     [UNIFORM_CALL] = {COLO_ERR_STATE, "bridge: created for ragged batches"}};
 
-typedef struct refused_tables {
-    int what;
-    bool on_both;
-} refused_tables_t;
-
 /* Rank 1, or both, set a batch in a way that is refused. Then a step that is right. */
-static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
+T_CASE_FOR(2, a_batch_that_one_rank_refuses_is_an_error_on_all_ranks, int, which, BAD_TABLES,
+           NO_TABLES, NO_BATCH, UNIFORM_BRIDGE, UNIFORM_CALL, ON_BOTH + BAD_TABLES,
+           ON_BOTH + NO_TABLES, ON_BOTH + NO_BATCH, ON_BOTH + UNIFORM_BRIDGE,
+           ON_BOTH + UNIFORM_CALL)
 {
-    const refused_tables_t *f = arg;
-    const int32_t rank = colo_comm_rank(comm);
+    const int32_t rank = colo_comm_rank(world);
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
     tables_t t = worked;
     colo_segments_t s = segments_of(&t);
@@ -100,9 +88,10 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL, *uniform = NULL;
     T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
-    const int what = rank == 1 || f->on_both ? f->what : REFUSED;
-    rank_try(make(&b, &o, comm));
-    rank_try(make_uniform(&uniform, comm));
+    const bool odd = rank == 1 || which >= ON_BOTH;
+    const int what = odd ? which % ON_BOTH : REFUSED;
+    rank_try(make(&b, &o, world));
+    rank_try(make_uniform(&uniform, world));
     t.src_dp[2] = what == BAD_TABLES ? 5 : 1;
     blank(y, 10);
     colo_status_t st = what == UNIFORM_CALL
@@ -112,24 +101,13 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
                                                       what == NO_BATCH ? NULL : &batch);
     if (st == COLO_OK)
         st = colo_batch_forward(batch, &tx, &ty, 1, NULL);
-    if (!says(refused[f->what].text))
-        return t_rank_fail(__FILE__, __LINE__, colo_last_error());
-    rank_check(st == (what == f->what ? refused[f->what].status : COLO_ERR_PEER));
-    rank_check(has_only(y, 10, NULL, 0) && colo_comm_check(comm) == COLO_OK);
+    rank_fails(st, odd ? refused[which % ON_BOTH].status : COLO_ERR_PEER,
+               refused[which % ON_BOTH].text);
+    rank_check(has_only(y, 10, NULL, 0) && colo_comm_check(world) == COLO_OK);
     colo_batch_destroy(&batch);
     t = worked;
     rank_try(colo_bridge_set_segments(b, &s, &batch));
-    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
-    return COLO_OK;
-}
-
-T_CASE(a_batch_that_one_rank_refuses_is_an_error_on_all_ranks)
-{
-    for (int i = 0; i < 2 * REFUSED; i++) {
-        refused_tables_t f = {.what = i / 2, .on_both = i % 2};
-        if (t_run_ranks(2, run_refused_tables, &f, sizeof f) < 0)
-            fail_msg("%d on %d ranks: %s", f.what, 1 + f.on_both, colo_last_error());
-    }
+    return colo_batch_forward(batch, &tx, &ty, 1, NULL);
 }
 
 /* ---- COLO_CHECK=2 ---- */

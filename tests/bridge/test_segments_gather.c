@@ -17,9 +17,6 @@ typedef struct local {
 typedef struct job {
     uint64_t seed;
     int64_t most; /* segments of a rank */
-    int odd, bad; /* the rank that brings an error, -1: none; which one */
-    colo_status_t status[RANKS];
-    bool named[RANKS], two[RANKS];
 } job_t;
 
 static void make_local(local_t *l, uint64_t seed, int64_t most, int rank)
@@ -130,15 +127,17 @@ static const struct {
     int64_t rows, pos;
     const char *text;
 } bad[] = {{-5, 0, "local segment 0 has -5 rows"},
-           {5, INT64_MAX - 3, "local segment 0: its 5 rows are at positions from "
-                              "9223372036854775804 on, expected positions of at most 63 bits"}};
+           {5, INT64_MAX - 3,
+            "local segment 0: its 5 rows are at positions from "
+            "9223372036854775804 on, expected positions of at most 63 bits"}};
 
-static colo_status_t gather_bad(colo_comm_t *comm, void *arg)
+enum { ODD_RANK = 2 };
+
+T_CASE_FOR(RANKS, an_error_on_one_rank_is_an_error_on_all, int, which, 0, 1)
 {
-    job_t *j = arg;
-    const int rank = colo_comm_rank(comm);
-    const bool odd = rank == j->odd, scattered = rank == RANKS - 1;
-    const int64_t rows[1] = {odd ? bad[j->bad].rows : 5}, pos[1] = {odd ? bad[j->bad].pos : 0};
+    const int rank = colo_comm_rank(world);
+    const bool odd = rank == ODD_RANK, scattered = rank == RANKS - 1;
+    const int64_t rows[1] = {odd ? bad[which].rows : 5}, pos[1] = {odd ? bad[which].pos : 0};
     static const int64_t row_pos[5] = {4, 3, 2, 1, 0}, zero[1], length[1] = {8};
     colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
     s.count = s.nseqs = 1;
@@ -147,52 +146,31 @@ static colo_status_t gather_bad(colo_comm_t *comm, void *arg)
     s.pos = scattered ? NULL : pos;
     s.row_pos = scattered ? row_pos : NULL;
     s.seq_len = length;
-    j->status[rank] = colo_segments_gather(&got, &s, comm);
-    j->named[rank] = strstr(colo_last_error(), bad[j->bad].text) != NULL;
+    rank_fails(colo_segments_gather(&got, &s, world), odd ? COLO_ERR_ARG : COLO_ERR_PEER,
+               bad[which].text);
     rank_check(!got);
-    return colo_comm_check(comm); /* it lives on */
+    return colo_comm_check(world); /* it lives on */
 }
 
-T_CASE(an_error_on_one_rank_is_an_error_on_all)
-{
-    for (int k = 0; k < (int)(sizeof bad / sizeof bad[0]); k++) {
-        job_t j = {.odd = 2, .bad = k};
-        assert_ok(t_run_ranks(RANKS, gather_bad, &j, sizeof j));
-        for (int i = 0; i < RANKS; i++) {
-            assert_int_equal(j.status[i], i == 2 ? COLO_ERR_ARG : COLO_ERR_PEER);
-            assert_true(j.named[i]);
-        }
-    }
-}
-
-static colo_status_t count_gathers(colo_comm_t *comm, void *arg)
+T_CASE_FOR(RANKS, small_tables_take_one_all_gather_and_large_ones_two, int64_t, most, 20, 126, 127,
+           MOST)
 {
     static const int64_t zero[MOST], one[1] = {8};
-    job_t *j = arg;
     colo_comm_stats_t before, after;
     colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
-    s.count = j->most;
+    s.count = most;
     s.nseqs = 1;
     s.rows = s.src_dp = s.seq = s.pos = s.seq_dp = zero;
     s.seq_len = one;
-    colo_comm_stats(comm, &before);
-    rank_try(colo_segments_gather(&got, colo_comm_rank(comm) == 1 ? &s : NULL, comm));
-    colo_comm_stats(comm, &after);
-    rank_check(got->count == j->most);
+    colo_comm_stats(world, &before);
+    rank_try(colo_segments_gather(&got, colo_comm_rank(world) == 1 ? &s : NULL, world));
+    colo_comm_stats(world, &after);
+    rank_check(got->count == most);
     colo_segments_free(&got);
     const uint64_t n = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_BRIDGE] -
                        before.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_BRIDGE];
-    rank_check(n == ((4 * j->most + 2) * sizeof(int64_t) > 4056 ? 2 : 1));
+    rank_check(n == ((4 * most + 2) * sizeof(int64_t) > 4056 ? 2 : 1));
     return COLO_OK;
-}
-
-T_CASE(small_tables_take_one_all_gather_and_large_ones_two)
-{
-    static const int64_t most[] = {20, 126, 127, MOST};
-    for (size_t i = 0; i < sizeof most / sizeof most[0]; i++) {
-        job_t j = {.most = most[i]};
-        assert_ok(t_run_ranks(RANKS, count_gathers, &j, sizeof j));
-    }
 }
 
 T_MAIN("bridge/segments_gather")

@@ -46,20 +46,26 @@
 #define T_CASE_ON_SIZES(name) \
     T_CASE_BY(t_run_sizes(t_ranks_of_##name, NULL), name, colo_comm_t *world)
 /* ... once for each of the values, as @var of @type. */
-#define T_CASE_FOR(n, name, type, var, ...)                                           \
-    static colo_status_t t_body_of_##name(colo_comm_t *world, type var);              \
-    static colo_status_t t_ranks_of_##name(colo_comm_t *world, void *arg)             \
-    {                                                                                 \
-        return t_body_of_##name(world, *(type *)arg);                                 \
-    }                                                                                 \
-    T_CASE(name)                                                                      \
-    {                                                                                 \
-        type t_of_[] = {__VA_ARGS__};                                                 \
-        for (size_t t_i_ = 0; t_i_ < sizeof t_of_ / sizeof t_of_[0]; t_i_++)          \
-            if (t_run_ranks(n, t_ranks_of_##name, &t_of_[t_i_], sizeof t_of_[0]) < 0) \
-                fail_msg(#var " %zu: %s", t_i_, colo_last_error());                   \
-    }                                                                                 \
-    static colo_status_t t_body_of_##name(colo_comm_t *world, type var)
+#define T_CASE_FOR(n, name, type, var, ...)                                                   \
+    T_CASE_FOR_BY(t_run_ranks(n, t_ranks_of_##name, t_one_, sizeof *t_one_), name, type, var, \
+                  world, __VA_ARGS__)
+/* @run: with *t_one_, of comm @comm */
+#define T_CASE_FOR_BY(run, name, type, var, comm, ...)                         \
+    static colo_status_t t_body_of_##name(colo_comm_t *comm, type var);        \
+    static colo_status_t t_ranks_of_##name(colo_comm_t *comm, void *arg)       \
+    {                                                                          \
+        return t_body_of_##name(comm, *(type *)arg);                           \
+    }                                                                          \
+    T_CASE(name)                                                               \
+    {                                                                          \
+        type t_of_[] = {__VA_ARGS__};                                          \
+        for (size_t t_i_ = 0; t_i_ < sizeof t_of_ / sizeof t_of_[0]; t_i_++) { \
+            type *t_one_ = &t_of_[t_i_];                                       \
+            if ((run) < 0)                                                     \
+                fail_msg(#var " %zu: %s", t_i_, colo_last_error());            \
+        }                                                                      \
+    }                                                                          \
+    static colo_status_t t_body_of_##name(colo_comm_t *comm, type var)
 #define T_CASE_BY(run, name, rank)                           \
     static colo_status_t t_ranks_of_##name(rank, void *arg); \
     T_CASE(name)                                             \
