@@ -293,19 +293,3 @@ double loss_grad_rounding(colo_dtype_t dtype, double g, double u)
            : dtype == COLO_F16  ? 0x1p-11 * fabs(g) + 0x1p-25
                                 : 0;
 }
-
-void disagreement_note(disagreement_t *d, int rank, colo_status_t st)
-{
-    d->status[rank] = st;
-    snprintf(d->error_message[rank], sizeof d->error_message[rank], "%s", colo_last_error());
-}
-
-void disagreement_check(const disagreement_t *d, const char *text)
-{
-    for (int r = 0; r < 2; r++) {
-        assert_int_equal(d->status[r], COLO_ERR_MISMATCH);
-        if (!strstr(d->error_message[r], text))
-            fail_msg("rank %d: \"%s\" lacks \"%s\"", r, d->error_message[r], text);
-    }
-    assert_string_equal(d->error_message[0], d->error_message[1]);
-}

@@ -110,17 +110,6 @@ static inline bool painted(const void *p, size_t n)
     return true;
 }
 
-/* What the two ranks of a test got that call forward in different ways; @kind and @check are the
- * test's. */
-typedef struct disagreement {
-    int kind, check;
-    colo_status_t status[2];
-    char error_message[2][256];
-} disagreement_t;
-void disagreement_note(disagreement_t *d, int rank, colo_status_t st);
-/* Both got COLO_ERR_MISMATCH and the same error message, in which @text stands. */
-void disagreement_check(const disagreement_t *d, const char *text);
-
 static inline uint64_t total_ops(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;

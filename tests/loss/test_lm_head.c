@@ -116,7 +116,8 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     rank_try(colo_lm_head_create(&head, &config, world));
     colo_lm_head_rows(head, &w->first[me], &w->count[me]);
     const int64_t n = w->count[me], H = w->hidden, wide = width_of(w), all = lines_of(w, me, ranks),
-                  step = w->flat ? 1 : H + 3; /* rows at a stride */
+                  step = w->flat ? 1 : H + 3, /* rows at a stride */
+        place = w->bias ? (H + 4) / 4 * 4 : H;
     COLO_AUTOFREE float *weight = calloc((size_t)(all * step) + 1, sizeof *weight),
                         *bias = calloc((size_t)n + 1, sizeof *bias);
     for (int64_t i = 0; i < all * wide; i++) {
@@ -129,7 +130,7 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     colo_tensor_t tb = colo_tensor_host(bias, COLO_F32, 1, &n), fw, fb;
     tw.stride[0] = step;
     size_t bytes = colo_lm_head_gathered_size(head);
-    COLO_AUTOFREE void *gathered = t_aligned(bytes + 1);
+    COLO_AUTOFREE float *gathered = t_aligned(bytes + 1);
     colo_comm_stats_reset(world);
 
     bool ok = true, right = true;
@@ -154,60 +155,27 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
             memset(gathered, 0xff, bytes); /* no rank has what is released */
         }
     }
+    /* A shard that lies where it is gathered stays there; the place is not this rank's any more
+     * once the shard is bound elsewhere. */
+    for (int rep = 0; rep < 3 && !w->flat; rep++) {
+        tw.data = rep < 2 ? gathered + w->first[me] * place : weight;
+        tw.stride[0] = rep < 2 ? place : step;
+        memset(gathered, 0xff, bytes);
+        rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
+        for (int64_t i = 0; i < n * H; i++)
+            ((float *)tw.data)[i / H * tw.stride[0] + i % H] =
+                value(w->first[me] + i / H + rep, i % H);
+        for (int64_t i = 0; i < n; i++)
+            bias[i] = value(w->first[me] + i + rep, 500);
+        rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
+        right = right && whole(w, &fw, &fb, rep);
+        rank_try(colo_lm_head_release(head, NULL));
+    }
     w->gathered[me] = right;
     w->states[me] = ok;
     rank_try(gradients(w, head, me, ranks));
     colo_comm_stats(world, &w->stats[me]);
     return COLO_OK;
-}
-
-/* A shard that lies where it is gathered stays there; the place is not this rank's any more once
- * the shard is bound elsewhere. */
-static colo_status_t in_place(colo_comm_t *world, void *arg)
-{
-    world_t *w = arg;
-    const int me = colo_comm_rank(world);
-    const int64_t H = w->hidden, step = w->bias ? (H + 4) / 4 * 4 : H;
-    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
-    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = H,
-                                    .has_bias = w->bias};
-    rank_try(colo_lm_head_create(&head, &config, world));
-    colo_lm_head_rows(head, &w->first[me], &w->count[me]);
-    const int64_t first = w->first[me], n = w->count[me];
-    const size_t bytes = colo_lm_head_gathered_size(head);
-    COLO_AUTOFREE float *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    COLO_AUTOFREE float *elsewhere = calloc((size_t)(n * H) + 1, sizeof *elsewhere);
-    COLO_AUTOFREE float *bias = calloc((size_t)n + 1, sizeof *bias);
-    colo_tensor_t tw = colo_tensor_host(gathered, COLO_F32, 2, (int64_t[]){n, H}), fw, fb;
-    colo_tensor_t tb = colo_tensor_host(bias, COLO_F32, 1, &n);
-    w->gathered[me] = true;
-    for (int rep = 0; rep < 3; rep++) {
-        memset(gathered, 0xff, bytes);
-        tw.data = rep < 2 ? gathered + first * step : elsewhere;
-        tw.stride[0] = rep < 2 ? step : H;
-        rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
-        for (int64_t i = 0; i < n * H; i++)
-            ((float *)tw.data)[i / H * tw.stride[0] + i % H] = value(first + i / H + rep, i % H);
-        for (int64_t i = 0; i < n; i++)
-            bias[i] = value(first + i + rep, 500);
-        rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
-        w->gathered[me] = w->gathered[me] && whole(w, &fw, &fb, rep);
-        rank_try(colo_lm_head_release(head, NULL));
-    }
-    return COLO_OK;
-}
-
-T_CASE(a_shard_may_lie_where_it_is_gathered)
-{
-    for (int ranks = 1; ranks <= MOST; ranks += ranks < 3 ? 1 : 5)
-        for (int64_t rows = 1; rows <= 13; rows += 4)
-            for (int bias = 0; bias < 2; bias++) {
-                world_t w = {.rows = rows, .hidden = 5, .bias = bias};
-                assert_ok(t_run_ranks(ranks, in_place, &w, sizeof w));
-                for (int r = 0; r < ranks; r++)
-                    if (!w.gathered[r])
-                        fail_msg("%d ranks, %d rows, bias %d: rank %d", ranks, (int)rows, bias, r);
-            }
 }
 
 static void of_any_size(bool flat)
@@ -231,7 +199,7 @@ static void of_any_size(bool flat)
                                  ranks, (int)rows, bits, r, w.gathered[r], w.reduced[r],
                                  w.states[r]);
                     /* weight and bias together; the third acquire found it there */
-                    assert_int_equal(s->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], 2 + 2 * flat);
+                    assert_int_equal(s->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], flat ? 4 : 5);
                     assert_int_equal(s->ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD], 1);
                 }
                 assert_int_equal(begin, all);
@@ -418,46 +386,26 @@ T_CASE_ON(2, a_shard_lies_in_its_place_or_apart)
     return COLO_OK;
 }
 
-static colo_status_t other_width(colo_comm_t *world, void *arg)
+T_CASE_ON(4, ranks_with_another_head_find_out_at_create)
 {
-    colo_status_t *st = arg;
-    const int me = colo_comm_rank(world);
     colo_lm_head_t *head = NULL;
-    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = me == 2 ? 4 : 3};
-    st[me] = colo_lm_head_create(&head, &config, world);
-    rank_check(!head);
-    rank_check(strstr(colo_last_error(), "hidden: rank 2 of 'world' has 4, rank 0 3"));
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = 3};
+    config.hidden += colo_comm_rank(world) == 2;
+    rank_check(colo_lm_head_create(&head, &config, world) == COLO_ERR_MISMATCH && !head);
+    rank_check(says("hidden: rank 2 of 'world' has 4, rank 0 3"));
     return COLO_OK;
-}
-
-T_CASE(ranks_with_another_head_find_out_at_create)
-{
-    colo_status_t st[4] = {COLO_OK};
-    assert_ok(t_run_ranks(4, other_width, st, sizeof st));
-    for (int r = 0; r < 4; r++)
-        assert_int_equal(st[r], COLO_ERR_MISMATCH);
 }
 
 /* Without COLO_CHECK nothing is compared; a rank that refuses its own config fails the group. */
-static colo_status_t no_width(colo_comm_t *world, void *arg)
+T_CASE_ON(4, head_refused_on_one_rank_fails_the_group)
 {
-    colo_status_t *st = arg;
-    const int me = colo_comm_rank(world);
+    const bool odd = colo_comm_rank(world) == 2;
     T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
-    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = me == 2 ? 0 : 3};
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = odd ? 0 : 3};
     rank_try(colo_comm_set_check(world, 0));
-    const colo_status_t own = colo_lm_head_create(&head, &config, world);
-    rank_check(own == (me == 2 ? COLO_ERR_ARG : COLO_OK));
-    st[me] = colo_comm_barrier(world, NULL);
+    rank_check(colo_lm_head_create(&head, &config, world) == (odd ? COLO_ERR_ARG : COLO_OK));
+    rank_check(colo_comm_barrier(world, NULL) == (odd ? COLO_ERR_ARG : COLO_ERR_PEER));
     return COLO_OK;
-}
-
-T_CASE(head_refused_on_one_rank_fails_the_group)
-{
-    colo_status_t st[4] = {COLO_OK};
-    assert_ok(t_run_ranks(4, no_width, st, sizeof st));
-    for (int r = 0; r < 4; r++)
-        assert_int_equal(st[r], r == 2 ? COLO_ERR_ARG : COLO_ERR_PEER);
 }
 
 T_MAIN("loss/lm_head")

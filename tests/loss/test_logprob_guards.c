@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_logprob_guards.c - what the loss guarantees about itself: how many collectives, which memory
- * it touches, that chunking changes no bit, that stale state is refused, that a refusal writes
- * nothing.
+ * it touches, that chunking changes no bit, that stale state is refused.
  */
 #include "loss/loss_alone.h"
 
@@ -104,97 +103,6 @@ T_CASE(workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary)
 
 /* ---- one rank, step by step ---- */
 
-T_CASE(backward_twice_gives_the_same_bits)
-{
-    alone_t a;
-    float first[T * V];
-    alone_init(&a, LOGPROB);
-    a.upstream.d_entropy = a.upstream.d_loss = a.up;
-    assert_ok(alone_forward(&a));
-    assert_ok(alone_backward(&a));
-    memcpy(first, a.dz, sizeof first);
-    memset(a.dz, CANARY, sizeof a.dz);
-    assert_ok(alone_backward(&a));
-    assert_memory_equal(first, a.dz, sizeof first);
-}
-
-T_CASE(any_other_overlap_with_the_logits_is_refused)
-{
-    alone_t a;
-    float wide[T * 2 * V + V], before[T * 2 * V + V];
-    alone_init(&a, LOGPROB);
-    for (int i = 0; i < T * 2 * V + V; i++)
-        before[i] = wide[i] = (float)i / 50;
-    a.logits = colo_tensor_host(wide, COLO_F32, 2, (int64_t[]){T, V});
-    assert_ok(alone_forward(&a));
-    a.d_logits.data = wide + 1;
-    assert_fails(alone_backward(&a), COLO_ERR_ARG, "overlaps the logits without being them (+4");
-    a.d_logits.data = wide + (T - 1) * V + V - 1;
-    assert_fails(alone_backward(&a), COLO_ERR_ARG, "overlaps the logits");
-    a.d_logits.data = wide; /* same data, other strides */
-    a.d_logits.stride[0] = V + 1;
-    assert_fails(alone_backward(&a), COLO_ERR_ARG, "row strides 7 and 6");
-    assert_memory_equal(wide, before, sizeof wide);
-    assert_true(alone_valid(&a));
-    a.d_logits.stride[0] = V;
-    a.d_logits.data = wide + T * V; /* next to it */
-    assert_ok(alone_backward(&a));
-
-    /* two halves of one wide buffer: rows interleave, no element is shared */
-    memcpy(wide, before, sizeof wide);
-    a.logits.stride[0] = a.d_logits.stride[0] = 2 * V;
-    assert_ok(alone_forward(&a));
-    a.d_logits.data = wide + V;
-    assert_ok(alone_backward(&a));
-    for (int t = 0; t < T; t++)
-        assert_memory_equal(wide + t * 2 * V, before + t * 2 * V, V * sizeof(float));
-    memcpy(wide, before, sizeof wide);
-    a.d_logits.data = wide + V - 1; /* one column too far left */
-    assert_fails(alone_backward(&a), COLO_ERR_ARG, "overlaps");
-    a.d_logits.data = wide + V + 1; /* and too far right: meets the next row */
-    assert_fails(alone_backward(&a), COLO_ERR_ARG, "overlaps");
-}
-
-/* stats and workspace of exactly the queried size between canaries, all chunk sizes and dtypes */
-T_CASE(nothing_is_written_past_the_queried_sizes)
-{
-    for (int d = 0; d < 4; d++)
-        for (int64_t chunk = 0; chunk <= T + 1; chunk++)
-            for (unsigned wants = 0; wants < 8; wants++) {
-                alone_t a;
-                double z[T * V] = {0}, dz[T * V], out[3][T];
-                size_t stat_bytes, workspace_bytes;
-                alone_init(&a, LOGPROB);
-                a.cfg.logprob.chunk_size = chunk;
-                a.cfg.logprob.want_entropy = wants & 1;
-                a.cfg.logprob.want_loss = wants & 2;
-                a.cfg.logprob.want_correct = wants & 4;
-                a.cfg.logprob.label_smoothing = 0.1;
-                a.logits = colo_tensor_host(z, loss_dtypes[d], 2, (int64_t[]){T, V});
-                a.d_logits = colo_tensor_host(dz, loss_dtypes[d], 2, (int64_t[]){T, V});
-                a.out.logp_f64 = out[0];
-                a.out.entropy_f64 = wants & 1 ? out[1] : NULL;
-                a.out.loss_f64 = wants & 2 ? out[2] : NULL;
-                a.out.correct = wants & 4 ? a.correct : NULL;
-                assert_ok(colo_logprob_saved_size(&a.cfg.logprob, loss_dtypes[d], T, &stat_bytes));
-                assert_ok(colo_logprob_workspace_size(&a.cfg.logprob, loss_dtypes[d], T, 1,
-                                                      &workspace_bytes));
-                COLO_AUTOFREE unsigned char *stats = t_aligned(stat_bytes + 2 * MARGIN);
-                COLO_AUTOFREE unsigned char *workspace = t_aligned(workspace_bytes + 2 * MARGIN);
-                memset(stats, CANARY, stat_bytes + 2 * MARGIN);
-                memset(workspace, CANARY, workspace_bytes + 2 * MARGIN);
-                a.arg.stats = stats + MARGIN;
-                a.arg.workspace = workspace + MARGIN;
-                assert_ok(alone_forward(&a));
-                assert_true(painted(stats, MARGIN) && painted(workspace, MARGIN));
-                assert_true(painted(stats + MARGIN + stat_bytes, MARGIN));
-                assert_true(painted(workspace + MARGIN + workspace_bytes, MARGIN));
-                /* exact: numbers of both are less than one alignment from the end */
-                assert_false(painted(stats + stat_bytes, MARGIN));
-                assert_false(painted(workspace + workspace_bytes, MARGIN));
-            }
-}
-
 T_CASE(a_support_written_before_backward_is_refused)
 {
     alone_t a;
@@ -248,19 +156,6 @@ T_CASE(ignored_rows_are_not_read)
     assert_ok(alone_backward(&a));
     assert_true(logp[0] == 0 && logp[dark] == 0 && logp[dark + 1] < -1);
     munmap(memory, 2 * page);
-}
-
-T_CASE(forward_without_saved_needs_no_stats)
-{
-    alone_t a, b;
-    alone_init(&a, LOGPROB);
-    alone_init(&b, LOGPROB);
-    assert_ok(alone_forward(&a));
-    b.arg.no_saved = true;
-    b.arg.stats = NULL;
-    assert_ok(alone_forward(&b));
-    assert_memory_equal(a.logp, b.logp, sizeof a.logp);
-    assert_true(painted(b.stats, sizeof b.stats));
 }
 
 T_CASE(outputs_that_are_null_are_not_written)

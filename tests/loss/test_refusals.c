@@ -4,6 +4,10 @@
  * written; how much memory it asks for, and that it writes no more; ranks that disagree.
  */
 #include "loss/loss_alone.h"
+#include "loss/validate.h"
+
+#include <stdatomic.h>
+#include <unistd.h>
 
 enum {
     OF_LOGPROB = 1 << LOGPROB,
@@ -147,6 +151,12 @@ T_CASE(every_bad_pointer_is_refused)
     ARG(OF_DISTILL, (a.arg.no_saved = true, a.arg.stats = a.arg.workspace = NULL),
         "workspace is NULL");
     ARG(OF_ALL, a.arg.workspace = a.workspace + 3, "workspace is 3 past a multiple of 256");
+    for (int past = 8; past < COLO_ALIGNMENT; past *= 2) {
+        ARG(OF_ALL, a.arg.workspace = a.workspace + past,
+            t_text("workspace is %d past a multiple of 256 bytes, ", past));
+        ARG(OF_BACKWARD, a.arg.stats = (char *)a.stats + past,
+            t_text("saved memory is %d past a multiple of 256 bytes, ", past));
+    }
 }
 
 T_CASE(a_call_without_a_batch_is_refused)
@@ -182,6 +192,8 @@ T_CASE(every_bad_backward_is_refused)
     REJECT_BACKWARD(OF_BACKWARD, a.d_logits.data = NULL, COLO_ERR_ARG, "d_logits: data is NULL");
     REJECT_BACKWARD(OF_BACKWARD, a.d_logits.data = a.z + 1, COLO_ERR_ARG,
                     "overlaps the logits without being them (+4");
+    REJECT_BACKWARD(OF_BACKWARD, (a.d_logits.data = a.z, a.d_logits.stride[0] = V + 1),
+                    COLO_ERR_ARG, "row strides 7 and 6");
     REJECT_BACKWARD(OF_DISTILL, a.d_logits.data = a.w, COLO_ERR_ARG,
                     "d_logits: overlaps the targets (+0 bytes)");
     REJECT_BACKWARD(OF_BACKWARD, a.version = 3, COLO_ERR_MODIFIED,
@@ -207,6 +219,7 @@ T_CASE(in_place_has_the_bits_of_apart_and_ends_the_saved_state)
     for (int l = 0; l < SAMPLING; l++) {
         alone_t a;
         alone_init(&a, (loss_t)l);
+        a.upstream.d_entropy = a.upstream.d_loss = a.up;
         assert_ok(alone_forward(&a));
         assert_ok(alone_backward(&a));
         a.d_logits = a.logits;
@@ -248,10 +261,10 @@ T_CASE(sizes_that_cannot_be_are_refused)
     assert_int_equal(n, 77);
 }
 
-/* Logits of 65536 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
+/* Logits of 65535 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
 T_CASE(no_buffer_grows_with_the_vocabulary)
 {
-    enum { TOKENS = 65536, RANKS = 8, PICKS = 64, OWN = 40 + 16 * PICKS };
+    enum { ROWS = 65535, RANKS = 8, PICKS = 64, OWN = 40 + 16 * PICKS };
     static const int64_t vocabs[] = {1000, 151936, 1 << 20};
     static const struct {
         loss_t loss;
@@ -269,126 +282,275 @@ T_CASE(no_buffer_grows_with_the_vocabulary)
         if (OF_TOPK >> a.loss & 1)
             a.cfg.topk.k = PICKS;
         if (a.loss != SAMPLING)
-            assert_ok(alone_saved_size(&a, COLO_BF16, TOKENS, &saved));
-        assert_ok(alone_workspace_size(&a, COLO_BF16, TOKENS, RANKS, &workspace));
-        assert_int_equal(saved, t_rounded(TOKENS * of[i / 3].saved));
+            assert_ok(alone_saved_size(&a, COLO_BF16, ROWS, &saved));
+        assert_ok(alone_workspace_size(&a, COLO_BF16, ROWS, RANKS, &workspace));
+        assert_int_equal(saved, t_rounded(ROWS * of[i / 3].saved));
         assert_int_equal(workspace,
-                         t_rounded(t_rounded(TOKENS * apart) + RANKS * (64 + TOKENS * block)));
+                         t_rounded(t_rounded(ROWS * apart) + RANKS * (64 + ROWS * block)));
     }
+}
+
+/* Saved memory and workspace of exactly the queried sizes, between canaries. */
+static void run_exact(alone_t *a, colo_dtype_t dtype, bool saved, bool every_byte)
+{
+    size_t stat_bytes = 0, workspace_bytes;
+    if (a->loss != SAMPLING)
+        assert_ok(alone_saved_size(a, dtype, T, &stat_bytes));
+    assert_ok(alone_workspace_size(a, dtype, T, 1, &workspace_bytes));
+    COLO_AUTOFREE unsigned char *s = t_aligned(stat_bytes + 2 * MARGIN),
+                                *x = t_aligned(workspace_bytes + 2 * MARGIN);
+    memset(s, CANARY, stat_bytes + 2 * MARGIN);
+    memset(x, CANARY, workspace_bytes + 2 * MARGIN);
+    a->arg.no_saved = !saved;
+    a->arg.stats = saved ? s + MARGIN : NULL;
+    a->arg.workspace = x + MARGIN;
+    assert_ok(alone_forward(a));
+    assert_true(painted(s, MARGIN) && painted(x, MARGIN));
+    assert_true(painted(s + MARGIN + stat_bytes, MARGIN));
+    assert_true(painted(x + MARGIN + workspace_bytes, MARGIN));
+    assert_true(painted(s + MARGIN, stat_bytes) == !saved);
+    /* numbers of both are less than one alignment from the end */
+    assert_true(!every_byte ||
+                (!painted(s + stat_bytes, MARGIN) && !painted(x + workspace_bytes, MARGIN)));
 }
 
 T_CASE(nothing_is_written_past_the_queried_sizes)
 {
+    alone_t a;
+    float logp[T * K]; /* without saved memory */
     for (int i = 0; i < 2 * LOSSES; i++) {
-        alone_t a;
-        size_t stat_bytes = 0, workspace_bytes;
-        const bool saved = i % 2 && i / 2 != SAMPLING;
         alone_init(&a, (loss_t)(i / 2));
-        if (a.loss != SAMPLING)
-            assert_ok(alone_saved_size(&a, COLO_F32, T, &stat_bytes));
-        assert_ok(alone_workspace_size(&a, COLO_F32, T, 1, &workspace_bytes));
-        unsigned char *s = t_aligned(stat_bytes + 2 * MARGIN),
-                      *x = t_aligned(workspace_bytes + 2 * MARGIN);
-        memset(s, CANARY, stat_bytes + 2 * MARGIN);
-        memset(x, CANARY, workspace_bytes + 2 * MARGIN);
-        a.arg.no_saved = !saved;
-        a.arg.stats = saved ? s + MARGIN : NULL;
-        a.arg.workspace = x + MARGIN;
-        assert_ok(alone_forward(&a));
-        assert_true(painted(s, MARGIN) && painted(x, MARGIN));
-        assert_true(painted(s + MARGIN + stat_bytes, MARGIN));
-        assert_true(painted(x + MARGIN + workspace_bytes, MARGIN));
-        assert_true(painted(s + MARGIN, stat_bytes) == !saved);
-        free(s);
-        free(x);
+        run_exact(&a, COLO_F32, i % 2 && a.loss != SAMPLING, false);
+        if (i % 2 == 0)
+            memcpy(logp, a.logp, sizeof logp);
+        assert_memory_equal(logp, a.logp, sizeof logp);
         if (a.loss == SAMPLING)
             assert_true(a.dz[5] == 5 && a.dz[4] == 4 && isinf(a.dz[3]));
     }
+    for (int d = 0; d < 4; d++)
+        for (int64_t chunk = 0; chunk <= T + 1; chunk++)
+            for (unsigned wants = 0; wants < 8; wants++) {
+                double z[T * V] = {0}, out[3][T];
+                alone_init(&a, LOGPROB);
+                a.cfg.logprob.chunk_size = chunk;
+                a.cfg.logprob.want_entropy = wants & 1;
+                a.cfg.logprob.want_loss = wants & 2;
+                a.cfg.logprob.want_correct = wants & 4;
+                a.cfg.logprob.label_smoothing = 0.1;
+                a.logits = colo_tensor_host(z, loss_dtypes[d], 2, (int64_t[]){T, V});
+                a.out.logp_f64 = out[0];
+                a.out.entropy_f64 = wants & 1 ? out[1] : NULL;
+                a.out.loss_f64 = wants & 2 ? out[2] : NULL;
+                a.out.correct = wants & 4 ? a.correct : NULL;
+                run_exact(&a, loss_dtypes[d], true, true);
+            }
 }
 
-/* ---- ranks that disagree ---- */
+/* ---- ranks that disagree, or of which one errs ---- */
 
-typedef enum { TEMPERATURE, IGNORED, KIND, TOP_K, TOP_P, TARGET, PICK, MASK, HOLE, TWICE } change_t;
+typedef enum {
+    TEMPERATURE,
+    Z_LOSS,
+    IGNORED,
+    KIND,
+    TOP_K,
+    TOP_P,
+    TARGET,
+    PICK,
+    MASK,
+    HOLE,
+    TWICE,
+    LOST, /* on both ranks */
+    TOKENS,
+    WANTS,
+    WRONG,
+    PASS, /* as a device's pass that cannot use a pointer */
+} change_t;
 static const struct {
     change_t change;
     int losses;
     const char *words;
 } table[] = {
-    {TEMPERATURE, OF_MASKED | OF_SAMPLING, "rank 1 has another config"},
+    {TEMPERATURE, OF_ALL, "rank 1 has another config"},
+    {Z_LOSS, OF_LOGPROB, "rank 1 has another config, dtype or order of rows than rank 0"},
     {IGNORED, OF_GIVEN, "rank 1 has another config"},
     {KIND, OF_DISTILL, "rank 1 has another config"},
     {TOP_K, OF_SAMPLING, "rank 1 has another config"},
     {TOP_P, OF_SAMPLING, "rank 1 has another config"},
-    {TARGET, OF_GIVEN, "rank 1 has other targets"},
+    {TARGET, OF_LOGPROB | OF_GIVEN, "rank 1 has other targets than rank 0"},
     {PICK, OF_GIVEN, "rank 1 has other targets"},
     {MASK, OF_MASKED, "rank 1 has other targets"},
-    {HOLE, OF_MASKED | OF_SAMPLING, "no rank of 2 holds column 4"},
-    {TWICE, OF_DISTILL, "no rank of 2 holds column 7"},
+    {HOLE, OF_ALL, "no rank of 2 holds column 4 of the vocabulary of 8"},
+    {TWICE, OF_LOGPROB | OF_DISTILL, "no rank of 2 holds column 7 of the vocabulary of 8"},
+    {LOST, OF_LOGPROB, "no rank of 2 holds column 4"},
+    {TOKENS, OF_LOGPROB, "rank 1 has 3 tokens, rank 0 has 4"},
 };
 
-/* Each rank has half of 8 columns. */
-static colo_status_t disagree(colo_comm_t *world, void *arg)
+typedef struct disagreement {
+    change_t change;
+    loss_t loss;
+    int check; /* COLO_CHECK */
+    colo_status_t status[2], ended;
+    char error_message[2][256];
+} disagreement_t;
+static atomic_int peer_is_back;
+
+static void change(alone_t *a, change_t what)
 {
-    disagreement_t *d = arg;
-    const int r = colo_comm_rank(world), change = r == 1 ? d->kind : -1;
-    size_t bytes;
-    alone_t a;
-    alone_init(&a, (loss_t)d->check);
-    memset(a.mask, 1, sizeof a.mask);
-    a.cfg.logits.vocab = 8;
-    a.cfg.logits.vocab_start = 4 * r;
-    switch (change) {
+    switch (what) {
     case TEMPERATURE:
-        a.cfg.logits.temperature = 2;
+        a->cfg.logits.temperature = 2;
+        break;
+    case Z_LOSS:
+        a->cfg.logprob.z_loss = 2;
         break;
     case IGNORED:
-        a.cfg.topk.ignore_index = -1;
+        a->cfg.topk.ignore_index = -1;
         break;
     case KIND:
-        a.cfg.distill.targets = COLO_DISTILL_PROBS;
+        a->cfg.distill.targets = COLO_DISTILL_PROBS;
         break;
     case TOP_K:
-        a.cfg.sampling.top_k = 3;
+        a->cfg.sampling.top_k = 3;
         break;
     case TOP_P:
-        a.cfg.sampling.top_p = 0.5;
+        a->cfg.sampling.top_p = 0.5;
         break;
     case TARGET:
     case PICK:
-        a.targets[change == TARGET ? 3 : 0]++;
+        a->targets[what == TARGET ? 3 : 0]++;
         break;
     case MASK:
-        a.mask[1] = 0;
+        a->mask[1] = 0;
         break;
-    case HOLE:
-    case TWICE:
-        a.cfg.logits.vocab_start = change == HOLE ? 5 : 3;
+    case TOKENS:
+        a->logits.shape[0] = a->target.shape[0] = T - 1;
+        break;
+    case WANTS:
+        a->cfg.logprob.want_entropy = false;
+        a->out.entropy = NULL;
+        break;
+    case WRONG:
+        a->cfg.logits.softcap = -1;
+        break;
+    case PASS:
         break;
     default:
-        break;
+        a->cfg.logits.vocab_start = what == HOLE ? 5 : what == TWICE ? 3 : 0;
     }
+}
+
+/* Each rank has half of 8 columns. */
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    disagreement_t *d = arg;
+    const int r = colo_comm_rank(world);
+    size_t bytes;
+    alone_t a;
+    rank_try(colo_comm_set_timeout(world, 3000));
+    rank_try(colo_comm_set_check(world, d->check));
+    alone_init(&a, d->loss);
+    memset(a.mask, 1, sizeof a.mask);
+    a.cfg.logits.vocab = 8;
+    a.cfg.logits.vocab_start = 4 * r;
     a.logits.shape[1] = a.d_logits.shape[1] = 4;
     if (a.loss == DISTILL)
         a.target.shape[1] = 4;
-    a.arg.group = world;
     rank_try(alone_workspace_size(&a, COLO_F32, T, 2, &bytes));
+    if (d->change == TOKENS) { /* blocks of equal size all the same */
+        a.cfg.logprob.want_entropy = a.cfg.logprob.want_correct = false;
+        a.out.entropy = NULL;
+        a.out.correct = NULL;
+    }
+    if (r == 1 || d->change == LOST)
+        change(&a, d->change);
+    a.arg.group = world;
     a.arg.workspace = t_aligned(bytes);
-    disagreement_note(d, r, alone_forward(&a));
+    d->status[r] = d->change == PASS && r == 1
+                       ? colo_loss_i_step(world, colo_fail(COLO_ERR_ARG, "logits: no device's"))
+                       : alone_forward(&a);
+    snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     free(a.arg.workspace);
     rank_check(alone_wrote_nothing(&a));
+    if (d->change == PASS || (d->change == WRONG && d->check < 2)) {
+        /* stay: only the mark on the group may wake the peer before its deadline */
+        if (r == 0)
+            atomic_store(&peer_is_back, 1);
+        for (int i = 0; i < 6000 && !atomic_load(&peer_is_back); i++)
+            usleep(1000);
+        return d->status[r];
+    }
     return colo_comm_barrier(world, NULL); /* the group lives on */
+}
+
+static disagreement_t disagree(change_t what, loss_t loss, int check)
+{
+    disagreement_t d = {.change = what, .loss = loss, .check = check};
+    atomic_store(&peer_is_back, 0);
+    d.ended = colo_comm_threads_run(2, on_rank, &d);
+    return d;
 }
 
 T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
 {
-    for (size_t i = 0; i < LOSSES * sizeof table / sizeof table[0]; i++) {
-        const int loss = i % LOSSES, nth = (int)i / LOSSES;
-        disagreement_t d = {.kind = (int)table[nth].change, .check = loss};
+    for (size_t i = 0; i < 2 * LOSSES * sizeof table / sizeof table[0]; i++) {
+        const size_t loss = i / 2 % LOSSES, nth = i / 2 / LOSSES;
         if (!(table[nth].losses >> loss & 1))
             continue;
-        assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
-        disagreement_check(&d, table[nth].words);
+        const disagreement_t d = disagree(table[nth].change, (loss_t)loss, 1 + (int)i % 2);
+        assert_ok(d.ended);
+        for (int r = 0; r < 2; r++)
+            if (d.status[r] != COLO_ERR_MISMATCH || !strstr(d.error_message[r], table[nth].words))
+                fail_msg("%s, rank %d: %s: \"%s\" lacks \"%s\"", names[loss], r,
+                         colo_status_name(d.status[r]), d.error_message[r], table[nth].words);
+        assert_string_equal(d.error_message[0], d.error_message[1]);
     }
+}
+
+/* Their headers never meet: the gather is refused, and below COLO_CHECK=2 that ends the group. */
+T_CASE(blocks_of_other_sizes_are_a_mismatch_of_the_gather)
+{
+    for (int check = 1; check <= 2; check++) {
+        const disagreement_t d = disagree(WANTS, LOGPROB, check);
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
+            assert_non_null(strstr(d.error_message[r], "all_gather"));
+            assert_true(check == 2 ||
+                        strstr(d.error_message[r], ": in a loss they have other numbers of"));
+        }
+        assert_int_equal(d.ended == COLO_OK, check == 2);
+    }
+}
+
+/* Also what only a pass finds out, after the ranks have compared notes. */
+T_CASE(a_rank_or_a_pass_that_fails_does_not_leave_the_others_waiting)
+{
+    for (int i = 0; i < 6; i++) {
+        const int check = i / 2;
+        const disagreement_t d = disagree(i % 2 ? PASS : WRONG, LOGPROB, check);
+        assert_int_equal(d.status[1], COLO_ERR_ARG);
+        assert_int_equal(d.status[0], COLO_ERR_PEER);
+        assert_non_null(
+            strstr(d.error_message[0], i % 2 ? "logits: no device's" : "softcap is -1"));
+        /* at 2 the group of what was refused lives: its barrier ends well */
+        assert_int_equal(d.ended == COLO_OK, check == 2 && i % 2 == 0);
+    }
+    /* alone: no rank waits, nothing to mark */
+    assert_int_equal(colo_loss_i_step(t_self(), COLO_ERR_ARG), COLO_ERR_ARG);
+    assert_ok(colo_comm_check(t_self()));
+}
+
+/* Shards that cover everything, one column twice. */
+T_CASE(a_column_on_two_ranks_is_a_mismatch)
+{
+    uint64_t rng = t_seed() + 5;
+    T_ENDS(loss_case_free) loss_case_t c;
+    loss_case_init(&c, 3, 2, 9, COLO_F32, 1, &rng);
+    c.start[1] = 2;
+    c.columns[1] = 4;
+    c.forward_only = true;
+    assert_fails(loss_case_run(&c), COLO_ERR_MISMATCH,
+                 "3 ranks hold 10 columns, the vocabulary has 9: some are on two ranks");
 }
 
 T_MAIN("loss/refusals")

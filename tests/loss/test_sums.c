@@ -410,6 +410,9 @@ T_CASE(bad_sums_are_refused_and_nothing_is_written)
     WEIGH(&vt, NULL, &t, self, &got, NULL, workspace, COLO_ERR_ARG, "mask: memory kind 1");
     WEIGH(&vt, NULL, NULL, self, NULL, NULL, workspace, COLO_ERR_ARG, "out is NULL");
     WEIGH(&vt, NULL, NULL, self, &got, NULL, NULL, COLO_ERR_ARG, "workspace is NULL");
+    WEIGH(&vt, NULL, NULL, self, &got, NULL, workspace + 1, COLO_ERR_ARG,
+          "workspace is 8 past a multiple of 256 bytes, ");
+    assert_int_equal(colo_loss_weighted_workspace_size(3) % 256, 0);
     assert_true(got.num == 7);
 #define REDUCED(values, dtype, count, group, out, text) \
     assert_fails(colo_loss_reduce(values, dtype, NULL, count, group, out, NULL), COLO_ERR_ARG, text)
