@@ -70,10 +70,11 @@ const char *tool_quote(char out[TOOL_QUOTE_MAX], const char *text)
     return out;
 }
 
-tool_option_t *tool_find(tool_option_t *options, int count, const char *name)
+/* The row of the name that @name begins with, @len bytes; NULL: none. */
+static tool_option_t *find(tool_option_t *options, int count, const char *name, size_t len)
 {
     for (int i = 0; i < count; i++)
-        if (strcmp(options[i].name, name) == 0)
+        if (strlen(options[i].name) == len && memcmp(options[i].name, name, len) == 0)
             return &options[i];
     return NULL;
 }
@@ -84,16 +85,13 @@ static bool is_name(const char *arg)
     return arg[0] == '-' && (arg[1] == '-' || (arg[1] >= 'a' && arg[1] <= 'z'));
 }
 
-int tool_parse(tool_option_t *options, int count, int argc, char **argv)
+static int parse(tool_option_t *options, int count, int argc, char **argv)
 {
     char q[TOOL_QUOTE_MAX];
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i], *eq = strchr(arg, '=');
         size_t len = eq ? (size_t)(eq - arg) : strlen(arg);
-        tool_option_t *o = NULL;
-        for (int k = 0; k < count && !o; k++)
-            if (strlen(options[k].name) == len && memcmp(options[k].name, arg, len) == 0)
-                o = &options[k];
+        tool_option_t *o = find(options, count, arg, len);
         if (!o)
             return tool_refuse("argument %d: unknown option %s; see --help", i, tool_quote(q, arg));
         if (o->given)
@@ -131,10 +129,10 @@ int tool_parse(tool_option_t *options, int count, int argc, char **argv)
 int tool_start(tool_option_t *options, int count, int argc, char **argv, const char *help,
                const char *examples)
 {
-    TOOL_TRY(tool_parse(options, count, argc, argv));
-    if (tool_find(options, count, "--help")->given)
+    TOOL_TRY(parse(options, count, argc, argv));
+    if (find(options, count, "--help", 6)->given) /* both are in the table of each tool */
         printf("%s%s", help, examples);
-    else if (tool_find(options, count, "--version")->given)
+    else if (find(options, count, "--version", 9)->given)
         printf("%s %s\n", tool_name, colo_version());
     else
         return TOOL_GO_ON;

@@ -55,17 +55,10 @@ int tool_complain(int code, const char *fmt, ...) __attribute__((format(printf, 
 #define tool_refuse(...) tool_complain(TOOL_WRONG_USE, __VA_ARGS__)
 #define tool_problem(...) tool_complain(TOOL_PROBLEM, __VA_ARGS__)
 
-/* Fills given and value. Returns TOOL_OK or, after the complaint, TOOL_WRONG_USE. Stops at --help
- * or --version, whatever follows. */
-int tool_parse(tool_option_t *options, int count, int argc, char **argv);
-
-/* The same, and does what --help, two texts, and --version ask for. Returns TOOL_GO_ON, or what the
- * tool ends with. */
+/* Fills given and value, and does what --help, two texts, and --version ask for, at which it stops,
+ * whatever follows. Returns TOOL_GO_ON, or what the tool ends with. */
 int tool_start(tool_option_t *options, int count, int argc, char **argv, const char *help,
                const char *examples);
-
-/* The row of that name; the table is the tool's own, so it is there. */
-tool_option_t *tool_find(tool_option_t *options, int count, const char *name);
 
 /* Decimal digits only, lo <= *value <= hi. Leaves *value alone when the option was not given. */
 int tool_i64(const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value);

@@ -37,7 +37,7 @@ static int utf8_length(const unsigned char *s)
     return c < smallest[n] || c > 0x10ffff || c >> 11 == 27 ? 0 : n;
 }
 
-void svg_text(FILE *f, const char *text)
+static void put_text(FILE *f, const char *text)
 {
     static const char special[] = "&<>\"'";
     static const char *const entity[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
@@ -70,7 +70,7 @@ static const char *put_value(FILE *f, const char *fmt, va_list *args)
     const int places = strchr(one, '*') ? va_arg(*args, int) : 0;
     const char kind = one[n - 1];
     if (kind == 's')
-        svg_text(f, va_arg(*args, const char *));
+        put_text(f, va_arg(*args, const char *));
     else if (kind == '%')
         fputc('%', f);
     else if (wide)

@@ -13,8 +13,6 @@
 
 #include <colobridge/grid.h>
 
-/* Text as markup: <, >, &, quotes as entities, control bytes and broken UTF-8 as \xNN. */
-void svg_text(FILE *f, const char *text);
 /* "tp=2,dp=4": the spec without dims of extent 1 */
 void svg_grid(FILE *f, const colo_grid_t *grid);
 /* "96 B", "24 KiB", "1.5 MiB"; returns text */
@@ -46,8 +44,8 @@ void svg_add_panel(svg_page_t *page, svg_draw_fn draw, const void *what);
 /* Writes the page to the file @path, which appears whole or not at all. 0, or an errno. */
 int svg_page(const svg_page_t *page, const char *path);
 
-/* Markup: printf(), in whose @fmt ' stands for ", and what %s brings is text, as svg_text() writes
- * it. Takes %s without a width, %d, %lld, %g, %f, %%. */
+/* Markup: printf(), in whose @fmt ' stands for ", and what %s brings is text: <, >, &, quotes as
+ * entities, control bytes and broken UTF-8 as \xNN. Takes %s without a width, %d, %lld, %g, %f, %%. */
 void svg_put(FILE *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* What pictures are made of; numbers with one decimal. @class is of the page's styles. */
 void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ...)

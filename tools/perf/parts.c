@@ -45,11 +45,3 @@ void perf_part_free(perf_part_t *part)
     free(part->s);
     *part = (perf_part_t){0};
 }
-
-bool perf_part_has_row(const perf_part_t *part, int64_t row)
-{
-    for (int64_t i = 0; i < part->ns; i++)
-        if (part->s[i] == row)
-            return true;
-    return false;
-}

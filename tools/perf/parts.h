@@ -21,7 +21,6 @@ typedef struct perf_part {
 int perf_part_make(perf_part_t *part, const colo_grid_t *grid, int64_t rank, bool dst,
                    int64_t samples, int64_t rows, bool full);
 void perf_part_free(perf_part_t *part);
-bool perf_part_has_row(const perf_part_t *part, int64_t row);
 /* 0 where the grid has no such dim or not that rank */
 int64_t perf_coord(const colo_grid_t *grid, int64_t rank, const char *dim);
 
