@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ._structs import SAMPLES
@@ -62,11 +62,28 @@ def _is_process_group_member(group: Any) -> bool:
 
 @dataclass
 class _View:
-    """One factorisation of the grid's ranks."""
+    """One factorisation of the grid's ranks. core: of _core()"""
     name: str
     shape: list[int]
     dim_names: list[str]
-    shared_dims: list[str] = field(default_factory=list)
+    shared_dims: list[str]
+    core: tuple[Grid, dict[str, str]]
+
+    def checked(self, dims: str | Sequence[str]) -> list[str]:
+        wanted = _list(dims)
+        for dim in wanted:
+            if dim not in self.dim_names:
+                raise ValueError("'%s' is not in view '%s' with dim_names %s" % (dim, self.name, self.dim_names))
+        return wanted
+
+    def enum(self, dims: Sequence[str], as_given: bool = False) -> list[list[int]]:
+        """All groups."""
+        grid, alias = self.core
+        names = [alias[dim] for dim in dims]
+        groups = grid.groups(names)
+        if as_given:
+            groups = [grid.group(names, group[0], as_given=True) for group in groups]
+        return [group.ranks() for group in groups]
 
 
 class HyperCommGrid:
@@ -101,8 +118,8 @@ class HyperCommGrid:
             raise RuntimeError("Grid shape %s is over sized with world size %d and rank offset %d"
                                % (shape, world, rank_offset))
         self._pgs: dict[Any, Any] = {}
-        self._views = {'base': _View('base', list(shape), list(dim_names), list(dim_names))}
-        self._grids = {'base': _core(shape, dim_names, rank_offset)}
+        self._views = {'base': _View('base', list(shape), list(dim_names), list(dim_names),
+                                     _core(shape, dim_names, rank_offset))}
 
     # ---- views ----
 
@@ -131,16 +148,15 @@ class HyperCommGrid:
             if dim not in dim_names:
                 raise ValueError("Shared dim '%s' of view '%s' is not in the view's dim_names %s"
                                  % (dim, name, dim_names))
-        core = _core(sizes, dim_names, self.rank_offset)
+        base, view = self._views['base'], _View(name, sizes, list(dim_names), shared, _core(sizes, dim_names, self.rank_offset))
         for dim in shared:
-            if self._enum(core, [dim]) != self._enum(self._grids['base'], [dim]):
+            if view.enum([dim]) != base.enum([dim]):
                 raise ValueError("Shared dim '%s' has different membership in view '%s' and in the base "
                                  "view" % (dim, name))
-        if len(shared) > 1 and self._enum(core, shared) != self._enum(self._grids['base'], shared):
+        if len(shared) > 1 and view.enum(shared) != base.enum(shared):
             raise ValueError("Shared dims %s have different membership in view '%s' and in the base view"
                              % (shared, name))
-        self._views[name] = _View(name, sizes, list(dim_names), shared)
-        self._grids[name] = core
+        self._views[name] = view
 
     @staticmethod
     def _extent(name: str, shape: Any, n: Any) -> int:
@@ -158,35 +174,18 @@ class HyperCommGrid:
             raise KeyError("View '%s' is not registered" % name)
         return self._views[name]
 
-    def _checked(self, view: _View, dims: str | Sequence[str]) -> list[str]:
-        wanted = _list(dims)
-        for dim in wanted:
-            if dim not in view.dim_names:
-                raise ValueError("'%s' is not in view '%s' with dim_names %s"
-                                 % (dim, view.name, view.dim_names))
-        return wanted
-
     # ---- ranks ----
-
-    @staticmethod
-    def _enum(core: tuple[Grid, dict[str, str]], dims: Sequence[str],
-              as_given: bool = False) -> list[list[int]]:
-        grid, alias = core
-        names = [alias[dim] for dim in dims]
-        groups = grid.groups(names)
-        if as_given:
-            groups = [grid.group(names, group[0], as_given=True) for group in groups]
-        return [group.ranks() for group in groups]
 
     def _gen_rank_enum(self, dims: str | list[str]) -> list[list[int]]:
         """Groups of the base grid in the order as given: the last dim varies fastest in a group."""
-        return self._enum(self._grids['base'], self._checked(self._views['base'], dims), True)
+        base = self._views['base']
+        return base.enum(base.checked(dims), True)
 
     def get_rank_enum(self, dims: str | list[str], *, view: str | None = None) -> list[list[int]]:
         """All groups of a dim set, canonical order: members ascend. KeyError: no such view;
         ValueError: no such dim."""
         chosen = self._view(view)
-        return self._enum(self._grids[chosen.name], self._checked(chosen, dims))
+        return chosen.enum(chosen.checked(dims))
 
     @staticmethod
     def _order_dims_for(dim_names: list[str], dims: str | list[str]) -> tuple[list[str], str]:
@@ -205,7 +204,7 @@ class HyperCommGrid:
         """(the view whose groups are meant, dims in canonical order, key): the base view's when all
         dims are shared."""
         chosen = self._view(view)
-        ordered, key = self._order_dims_for(chosen.dim_names, self._checked(chosen, dims))
+        ordered, key = self._order_dims_for(chosen.dim_names, chosen.checked(dims))
         if all(dim in chosen.shared_dims for dim in ordered):
             ordered, key = self._order_dims_for(self.dim_names, ordered)
             return self._views['base'], ordered, key
@@ -218,8 +217,7 @@ class HyperCommGrid:
         if key in self._pgs:
             raise KeyError("Process group %s%s has already been created"
                            % (ordered, '' if chosen.name == 'base' else " for view '%s'" % chosen.name))
-        made = _dist().new_subgroups_by_enumeration(self._enum(self._grids[chosen.name], ordered),
-                                                    backend=self.backend, **kwargs)
+        made = _dist().new_subgroups_by_enumeration(chosen.enum(ordered), backend=self.backend, **kwargs)
         self._pgs[key] = made[0]
         return made[0]
 
@@ -276,13 +274,10 @@ class ColocatedBridgeCommunicator:
 
     By default the limits are those of the all-gather / all-reduce algorithm, in its order and its words
     (ValueError): tp and dp in both grids, equal ranks, pp 1, source cp 1, cp before dp, dp sizes that
-    divide; a batch that divides. Keywords lift them: algo="exact" takes every pair of layouts;
-    output="sharded" gives each rank its own rows (then exact, positions: length of the LLM's sequence,
-    position_offset: where the rows begin in it); grad="disjoint" declares gradients that are zero
-    outside own rows; extra: names of dims, other than tp, cp, pp, dp and ep, along which ranks hold
-    copies; data: dims along which samples are split on inside of a dp rank, as Megatron does along gtp_remat;
-    dp sizes and positions then count them. A grid with an undeclared one above 1 is refused. algo="collective" runs that
-    algorithm itself, for comparison. transport=, buffers=: how CUDA tensors travel (colobridge.torch.Bridge).
+    divide; a batch that divides. Keywords lift them: docs/python.md#switching-a-runtime-three-imports. output="sharded"
+    is exact, too; positions: length of the LLM's sequence, position_offset: where the rows begin in it. extra, data: names
+    of dims other than tp, cp, pp, dp and ep, along which ranks hold copies, or samples are split on inside of a dp rank; dp
+    sizes and positions then count these.
     """
 
     def __init__(self, src_grid: Any, dest_grid: Any, src_module_name: str = 'src',
@@ -328,13 +323,14 @@ class ColocatedBridgeCommunicator:
                           BridgeDirection.FAN_OUT if self.src_dp_size < self.dest_dp_size else
                           BridgeDirection.EQUAL)
         self.scale = many // few if many % few == 0 else None
-        self._maps()
+        # (dp, tp) of each rank, and (dp, tp, cp); on the destination's side the former are of its first context ranks
+        self.rank_to_src_pos = {r: (replica_of(self._src, r), src.coords(r).get('tp', 0)) for r in src.ranks()}
+        self.rank_to_dest_coords = {r: (replica_of(self._dst, r), dst.coords(r).get('tp', 0), dst.coords(r).get('cp', 0))
+                                    for r in dst.ranks()}
+        self.rank_to_dest_pos = {r: (dp, tp) for r, (dp, tp, cp) in self.rank_to_dest_coords.items() if cp == 0}
         self.current_rank = _dist().get_rank()
-        self.gather_pg: Any = None
         self.gather_group_ranks = self._gather_groups()
-        if self.gather_group_ranks:
-            self.gather_pg = _dist().new_subgroups_by_enumeration(
-                self.gather_group_ranks, backend=getattr(dest_grid, 'backend', None))[0]
+        self.gather_pg: Any = self._new_group(self.gather_group_ranks) if self.gather_group_ranks else None
         self._own_pgs = [self.gather_pg]
         self.dest_cp_pg = self._cp_group() if self.dest_cp_size > 1 else None
         self._options: dict[str, Any] = {'algo': algo or 'exact', 'output': output, 'grad': grad,
@@ -344,20 +340,6 @@ class ColocatedBridgeCommunicator:
         self._destroyed = False
 
     # ---- where each rank is ----
-
-    def _maps(self) -> None:
-        src, dst = self._src.grid, self._dst.grid
-        self.rank_to_src_pos: dict[int, tuple[int, int]] = {}
-        self.rank_to_dest_pos: dict[int, tuple[int, int]] = {}
-        self.rank_to_dest_coords: dict[int, tuple[int, int, int]] = {}
-        for rank in src.ranks():
-            self.rank_to_src_pos[rank] = replica_of(self._src, rank), src.coords(rank).get('tp', 0)
-        for rank in dst.ranks():
-            coords = dst.coords(rank)
-            dp, tp, cp = replica_of(self._dst, rank), coords.get('tp', 0), coords.get('cp', 0)
-            self.rank_to_dest_coords[rank] = (dp, tp, cp)
-            if cp == 0:
-                self.rank_to_dest_pos[rank] = (dp, tp)
 
     def _gather_groups(self) -> list[list[int]]:
         """Siblings whose batches concatenate, in that order; none when dp sizes are equal or (exact
@@ -375,14 +357,15 @@ class ColocatedBridgeCommunicator:
             groups.setdefault(key, []).append((place, rank))
         return [[rank for _, rank in sorted(members)] for _, members in sorted(groups.items())]
 
+    def _new_group(self, ranks: list[list[int]]) -> Any:
+        return _dist().new_subgroups_by_enumeration(ranks, backend=getattr(self.dest_grid, 'backend', None))[0]
+
     def _cp_group(self) -> Any:
         """The destination's cp group: the one its grid has, else one of our own."""
         try:
             return self.dest_grid.get_pg('cp')
         except (KeyError, AttributeError):
-            enum_ = [group.ranks() for group in self._dst.grid.groups('cp')]
-            group = _dist().new_subgroups_by_enumeration(
-                enum_, backend=getattr(self.dest_grid, 'backend', None))[0]
+            group = self._new_group([group.ranks() for group in self._dst.grid.groups('cp')])
             self._own_pgs.append(group)
             return group
 
