@@ -2,6 +2,7 @@
 """The tables of a ragged batch, and the balance of segments over replicas; docs/ragged.md."""
 import array
 import ctypes as c
+import functools
 from typing import Any
 
 from . import _structs as s
@@ -106,7 +107,7 @@ class Segments(Comparable):
         return self._raw.count
 
     def __reduce__(self) -> Any:
-        return _again, (*self._tables.values(), self.packing)
+        return functools.partial(Segments, **self._tables, packing=self.packing), ()
 
     def _sums(self, options: Any, dst: Layout) -> bool:
         """Are gradients added up over context ranks."""
@@ -131,11 +132,6 @@ def _property(name: str) -> property:
 
 for _name in _TABLES:
     setattr(Segments, _name, _property(_name))
-
-
-def _again(rows: Any, src: Any, seq: Any, pos: Any, row_pos: Any, seq_len: Any, seq_dp: Any,
-           packing: Any) -> Segments:
-    return Segments(rows, src=src, seq=seq, pos=pos, row_pos=row_pos, seq_len=seq_len, seq_dp=seq_dp, packing=packing)
 
 
 def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists: bool = False) -> Any:

@@ -436,13 +436,21 @@ def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
     return Ticket(self, flight, lambda: Finish.apply(flight, begun, y)[0])
 
 
-def _bridge_of(src: Layout | str, dst: Layout | str, group: Any, options: tuple[Any, ...]) -> Bridge:
+def _made(src: Layout | str, dst: Layout | str, group: Any, options: tuple[tuple[str, Any], ...]) -> Bridge:
     return Bridge(src, dst, group=group, **dict(options))
 
 
 # Ranks make the same calls, so the same ones go on all of them.
-_kept_bridges = functools.lru_cache(maxsize=_LAYOUTS)
-_of_groups = _kept_bridges(_bridge_of)
+_keeping = functools.lru_cache(maxsize=_LAYOUTS)
+_of_groups = _keeping(_made)
+
+
+def kept(src: Layout | str, dst: Layout | str, group: Any, *options: tuple[str, Any]) -> Bridge:
+    """A Bridge of these arguments, the same until 32 others have been asked for since."""
+    of = _of_groups
+    if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
+        of = group.__dict__.get('_bridges') or group.__dict__.setdefault('_bridges', _keeping(_made))
+    return of(src, dst, group, options)
 
 
 def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples: int | None = None,
@@ -452,8 +460,4 @@ def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples:
     Bridge is made at the first call and kept until 32 others have been used since."""
     if isinstance(src, str) or isinstance(dst, str):
         options['extra'] = extra if isinstance(extra, str) else tuple(extra)
-    of = _of_groups
-    if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
-        of = group.__dict__.get('_bridges') or group.__dict__.setdefault('_bridges', _kept_bridges(_bridge_of))
-    made = of(src, dst, group, tuple(sorted(options.items())))
-    return made(x, samples=samples, shape=shape, like=like)
+    return kept(src, dst, group, *sorted(options.items()))(x, samples=samples, shape=shape, like=like)

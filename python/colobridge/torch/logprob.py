@@ -129,13 +129,13 @@ class LogprobPlan:
                 "%s: inplace_backward would write the rows between those of a slice; shape %s, strides %s")
 
     def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
-                 in_place: bool, ranks: int, targets: View | None = None, mask: View | None = None):
+                 in_place: bool, ranks: int, targets: View | None, mask: View | None):
         self.rows, self.plain = rows, rows.plain
         self.config, self.in_place, self.device = config, in_place, logits.device
         self.cuda = logits.device.type == 'cuda'
         self.real = torch.float64 if logits.dtype == torch.float64 else torch.float32
         self.logits = View(logits, 'logits', (rows.count, rows.columns), (rows.stride, 1))
-        self.targets, self.mask = self.second(targets), mask
+        self.targets, self.mask = targets, mask
         dtype, mem, ordinal = self.logits.raw.dtype, self.logits.raw.mem, self.logits.raw.device
         self.d_logits = make(0, dtype, (rows.count, rows.columns), (max(rows.columns, 1), 1), mem,
                              ordinal)
@@ -152,10 +152,6 @@ class LogprobPlan:
         self.calls: list[_Call] = []
         self.run_forward = entry('colo_%s_forward' % self.NAME)
         self.run_backward = entry('colo_%s_backward' % self.NAME)
-
-    def second(self, given: View | None) -> View | None:
-        """What comes with the logits"""
-        return given if given or self.INPUTS == 3 else targets_of(self.rows, self.device)
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         return outputs_of(self.rows, names, self.real, self.device)
@@ -376,7 +372,7 @@ def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...]
     read, rows = rows_of(logits)
     if kind.INPUTS == 2:
         members = logprob_members(members, vocab, names)
-        views = None if support is None else targets_of(rows, logits.device, Listed), None
+        views = targets_of(rows, logits.device, View if support is None else Listed), None
     else:
         second, mask = arranged(rows, second, mask)
         views = (None if second is None else View(second, '%s: %s' % (what, kind.SECOND), (rows.count, second.shape[-1]),

@@ -2,10 +2,9 @@
 """Ragged batches as an autograd function: what Bridge(..., ragged=True) does with a call."""
 import array
 import collections
-import contextlib
 import ctypes as c
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Union
 
 from .. import _structs as s
@@ -142,14 +141,9 @@ class Ragged:
         self.forget()
         groups.heard(self.comm, why)
 
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def telling(self) -> groups.telling:
         """groups.telling() that forgets."""
-        try:
-            yield
-        except BaseException as why:
-            self.heard(why)
-            raise
+        return groups.telling(self.comm, before=self.forget)
 
     def destroy(self) -> None:
         self.forget()

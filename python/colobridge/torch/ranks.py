@@ -28,7 +28,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .. import comm as comms
@@ -202,16 +202,18 @@ class _Board:
 
 
 class telling:
-    """heard() around what uses a communicator."""
+    """heard() around what uses a communicator. before: is called if there is an error."""
 
-    def __init__(self, comm: Comm | None, doing: dict[str, Any] | None = None):
-        self.comm, self.doing = comm, doing
+    def __init__(self, comm: Comm | None, doing: dict[str, Any] | None = None, before: Callable[[], None] | None = None):
+        self.comm, self.doing, self.before = comm, doing, before
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, why: Any, trace: Any) -> None:
         if kind is not None:
+            if self.before is not None:
+                self.before()
             heard(self.comm, why, self.doing)
 
 

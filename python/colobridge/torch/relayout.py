@@ -10,7 +10,7 @@ from ..errors import ArgumentError
 from ..layout import Layout
 from ..packing import Packing
 from . import ranks as groups
-from .bridge import Bridge
+from .bridge import kept
 from .lazy import torch
 from .tensors import called, eager, operator, said
 
@@ -52,20 +52,6 @@ def _cut(packing: Packing, split: str) -> Packing:
 def _layout(size: int, heads: bool) -> Layout:
     layout = Layout.dst('cp=%d' % size)
     return layout.clear('rows').split('features', 'cp') if heads else layout
-
-
-@functools.lru_cache(maxsize=32)
-def _bridge(size: int, src: bool, dst: bool, group: Any) -> Bridge:
-    return Bridge(_layout(size, src), _layout(size, dst), group=group, packed=True)
-
-
-def _bridge_of(size: int, src: bool, dst: bool, group: Any) -> Bridge:
-    if not isinstance(group, Comm):
-        return _bridge(size, src, dst, group)
-    kept = group.__dict__.setdefault('_relayouts', {})  # ranks that are threads: one each, which lives with its Comm
-    if (src, dst) not in kept:
-        kept[src, dst] = Bridge(_layout(size, src), _layout(size, dst), group=group, packed=True)
-    return kept[src, dst]
 
 
 def _shape(given: dict[str, Any]) -> list[Any]:
@@ -132,6 +118,6 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
                             % (list(x.shape), dim))
     packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
     tables = _cut(packing, src), _cut(packing, dst)
-    carry = _bridge_of(size, *heads, group)
+    carry = kept(_layout(size, heads[0]), _layout(size, heads[1]), group, ('packed', True))
     y = carry(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), src=tables[0], dst=tables[1])
     return y.view(_shape({'x': x, 'src': src, 'dst': dst, 'group': group, 'dim': dim}))
