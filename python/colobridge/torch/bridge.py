@@ -48,14 +48,9 @@ class Bridge(Unique):
     features). frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
     and ep, declared as dims along which ranks hold copies (Layout.src()).
 
-    transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
-    the other rank's; others by NCCL. "nccl": always so. "peer": an error
-    if ranks do not reach each other, on the host and with algo="collective", too. The same on all
-    ranks; COLO_TRANSPORT overrides it.
-    buffers: where y and d_x of such a bridge are. None: PyTorch makes them in a registered block of its
-    allocator's. An integer: that many y, and d_x, are blocks of the library's memory. 0: all are copied. When a call copies,
-    what a block asks of its user, and when y and d_x are PyTorch's own, as nothing moves:
-    docs/python.md#memory-that-gpus-reach.
+    transport: "auto", "nccl" or "peer"; buffers: None, or how many blocks: how CUDA tensors of ranks that reach each other's
+    memory travel, where y and d_x are then, and when these are PyTorch's own, as nothing moves:
+    docs/python.md#memory-that-gpus-reach. transport is the same on all ranks; COLO_TRANSPORT overrides it.
 
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run

@@ -393,13 +393,9 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl],
     which never exist as a whole; with entropy= and loss=, a tuple of those, each differentiable.
 
-    mode: "logprob" makes logits again in backward, "keep" keeps them, "auto" keeps them when they fit
-    into budget bytes (0: 1 GiB). chunk_size: tokens a chunk, 0 or None: from budget. max_valid: an upper
-    bound of the tokens that are not ignored, which saves products. logits_dtype: of the workspace, float32
-    or hidden's. d_hidden: over tp_group the gradient of hidden is "all_reduce": the sum, on every rank;
-    "partial": this rank's part, which the caller sums; "reduce_scatter": hidden is this rank's slice of
-    the first axis (sequence parallel), gathered here, and its gradient is the sum's slice.
-    main_grad: weight's gradient is added to weight.main_grad (float32) and weight.grad stays None.
+    mode ("auto", "logprob", "keep"), d_hidden ("all_reduce", "partial", "reduce_scatter"), max_valid, main_grad: the table of
+    docs/python.md#the-lm_head. "auto" keeps logits when they fit into budget bytes (0: 1 GiB). chunk_size: tokens a chunk,
+    0 or None: from budget. logits_dtype: of the workspace, float32 or hidden's.
 
     A head that is sharded over data parallel ranks (docs/python.md#the-lm_head): weight is a DTensor with Shard(0), a
     parameter of DeepSpeed's, this rank's rows with head_group= those ranks and head_rows= Vl, or with

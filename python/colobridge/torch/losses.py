@@ -232,8 +232,7 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     (dp x cp, never tp): advantages times log-probabilities, say. values [...], floats; weights [...] or None: 1;
     mask [...] or None: tokens where it is 0 do not count and are not read.
 
-    value and num are differentiable in values. Gradients of a rank come from its own tokens, and value is already
-    divided by the tokens of all ranks: sum gradients over the group, do not average. weights get no gradient. Sums
+    value and num are differentiable in values; weights get no gradient. Sum gradients over the group, as nll() has it. Sums
     are f64, in a fixed order: the same bits on every rank. One gather forward, none backward; every rank calls, one
     without tokens, too. Nothing waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/logprob.md.
     """
