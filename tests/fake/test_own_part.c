@@ -58,33 +58,6 @@ T_CASE_ON_GPUS(RANKS, a_rank_copies_its_own_part_while_a_peer_does_not_come)
 
 /* ---- captures ---- */
 
-T_CASE_ON_GPUS(RANKS, captured_calls_join_the_stream_of_the_capture)
-{
-    const t_case_t c = the_case();
-    colo_bridge_t *bridge = NULL;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    T_GPU_CALL(forward);
-    T_GPU_CALL(backward);
-    rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(place(&forward, r, &c, 1, false));
-    rank_try(place(&backward, r, &c, 1, true));
-    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    colo_status_t st = t_gpu_call_run(&forward, bridge, r->stream);
-    if (st == COLO_OK)
-        st = t_gpu_call_run(&backward, bridge, r->stream);
-    const cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
-    rank_try(st);
-    rank_cuda(e); /* each stream that works in the capture has joined the caller's again */
-    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    rank_cuda(cudaGraphLaunch(exec, r->stream));
-    rank_try(t_gpu_call_compare(&forward));
-    rank_try(t_gpu_call_compare(&backward));
-    rank_cuda(cudaGraphExecDestroy(exec));
-    rank_cuda(cudaGraphDestroy(graph));
-    return t_gpu_end(r, &bridge);
-}
-
 /* The capture is still open when another stream runs the bridge, and the other way round. */
 T_CASE_ON_GPUS(RANKS, a_call_outside_an_open_capture_keeps_its_values)
 {

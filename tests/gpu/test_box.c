@@ -270,108 +270,26 @@ static double sum_rule(colo_dtype_t dtype, const double *v, int n)
     return loss_round(dtype, s);
 }
 
-/* The sum by the rule, in place in the host arena. */
-static void sum_loop(unsigned char *arena, const int64_t *offset, const colo_box_t *b, int n,
-                     colo_dtype_t dtype)
-{
-    const int64_t *e = b[0].extent;
-    double v[COLO_MAX_ADDENDS];
-    for (int64_t i = 0; i < e[0]; i++)
-        for (int64_t j = 0; j < e[1]; j++)
-            for (int64_t k = 0; k < e[2]; k++) {
-                for (int a = 1; a <= n; a++)
-                    v[a - 1] =
-                        loss_load(dtype, arena + offset[a],
-                                  i * b[a].stride[0] + j * b[a].stride[1] + k * b[a].stride[2]);
-                int64_t off = i * b[0].stride[0] + j * b[0].stride[1] + k * b[0].stride[2];
-                loss_store(dtype, arena + offset[0], off, sum_rule(dtype, v, n));
-            }
-}
-
-/* @raw: any finite bits, against the host's table; else moderate values, against the rule. */
-static void run_sum(int n, colo_dtype_t dtype, bool raw)
-{
-    const int64_t elem = (int64_t)colo_dtype_size(dtype), off = t_below(&rng, 6) == 0; /* a byte */
-    const bool wild = t_below(&rng, 2);
-    COLO_AUTOFREE colo_box_t *b = calloc((size_t)n + 1, sizeof *b);
-    COLO_AUTOFREE int64_t *offset = calloc((size_t)n + 1, sizeof *offset);
-    int64_t extent[3], stride[3], capacity = 0;
-    draw_extent(extent);
-    int64_t span = draw_strides(extent, stride);
-    for (int i = 0; i <= n; i++) {
-        if (wild)
-            span = draw_strides(extent, stride);
-        b[i] = box(NULL, extent, stride);
-        offset[i] = capacity + (wild ? elem * t_below(&rng, 8) : 0);
-        capacity = (offset[i] + span * elem + 63) & ~INT64_C(63);
-    }
-    if (t_below(&rng, 3) == 0) { /* in place of an addend */
-        int64_t q = 1 + t_below(&rng, n);
-        b[0] = b[q];
-        offset[0] = offset[q];
-    }
-    COLO_AUTOFREE unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
-    for (int64_t i = 0; i < capacity / elem; i++)
-        if (!raw)
-            loss_store(dtype, host, i,
-                       loss_round(dtype, loss_round(COLO_F32, 8 * t_uniform(&rng) - 4)));
-        else if (!isfinite(loss_load(dtype, host, i)))
-            memset(host + i * elem, 0x11, (size_t)elem);
-    GPU_AUTOFREE unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
-    assert_cuda(t_to_device(device + off, host, (size_t)capacity));
-    for (int i = 0; i <= n; i++)
-        b[i].data = device + off + offset[i];
-    assert_ok(gpu_ops()->box_sum(&b[0], &b[1], n, dtype, NULL));
-    gpu_get(got, device + off, (size_t)capacity);
-    for (int i = 0; i <= n; i++)
-        b[i].data = host + offset[i];
-    if (raw)
-        assert_ok(colo_ops_host.box_sum(&b[0], &b[1], n, dtype, NULL));
-    else
-        sum_loop(host, offset, b, n, dtype);
-    for (int64_t i = 0; i < capacity; i++)
-        if (got[i] != host[i])
-            fail_msg("%d addends of %s: byte %lld is %02x, expected %02x (%s, destination at %lld, "
-                     "extents %d %d %d, strides %d %d %d, pointers + %d)",
-                     n, colo_dtype_name(dtype), (long long)i, got[i], host[i],
-                     raw ? "raw bits" : "moderate", (long long)offset[0], (int)extent[0],
-                     (int)extent[1], (int)extent[2], (int)b[0].stride[0], (int)b[0].stride[1],
-                     (int)b[0].stride[2], (int)off);
-}
-
-T_CASE(sums_follow_the_rule_to_the_bit)
-{
-    static const int counts[] = {1, 2, 3, 8, 9, 31, 256};
-    for (int64_t i = 0; i < t_scaled(112); i++)
-        run_sum(counts[i / 4 % 7], floats[i % 4], false);
-}
-
-T_CASE(sums_of_any_finite_bits_are_the_hosts)
-{
-    static const int counts[] = {1, 2, 4, 8, 12};
-    for (int64_t i = 0; i < t_scaled(80); i++)
-        run_sum(counts[i / 4 % 5], floats[i % 4], true);
-}
-
-/* ---- sums of several dtypes ---- */
-
-typedef struct mixed {
-    colo_mixed_sum_t sum;
+/* A destination and its addends, which may have dtypes of their own. */
+typedef struct sum {
+    int n;
     int64_t offset[COLO_MAX_ADDENDS + 1];
     colo_box_t box[COLO_MAX_ADDENDS + 1]; /* the destination, then the addends */
     colo_dtype_t dtype[COLO_MAX_ADDENDS + 1];
-} mixed_t;
+} sum_t;
 
-/* Draws a sum of @n addends behind @capacity bytes of the arena; returns where it ends. */
-static int64_t draw_mixed(mixed_t *m, int n, int64_t capacity)
+/* Draws a sum of @n addends behind @capacity bytes of the arena; returns where it ends. @dtype:
+ * everyone's, NULL: any. */
+static int64_t draw_sum(sum_t *m, int n, const colo_dtype_t *dtype, int64_t capacity)
 {
     static const colo_dtype_t narrow[] = {COLO_F32, COLO_BF16, COLO_F16};
-    const bool wild = t_below(&rng, 3) == 0, f64 = t_below(&rng, 16) == 0;
+    const bool wild = t_below(&rng, dtype ? 2 : 3) == 0, f64 = t_below(&rng, 16) == 0;
     int64_t extent[3], stride[3];
     draw_extent(extent);
     int64_t span = draw_strides(extent, stride);
+    m->n = n;
     for (int i = 0; i <= n; i++) {
-        m->dtype[i] = f64 ? COLO_F64 : narrow[t_below(&rng, 3)];
+        m->dtype[i] = dtype ? *dtype : f64 ? COLO_F64 : narrow[t_below(&rng, 3)];
         const int64_t elem = (int64_t)colo_dtype_size(m->dtype[i]);
         if (wild)
             span = draw_strides(extent, stride);
@@ -385,7 +303,6 @@ static int64_t draw_mixed(mixed_t *m, int n, int64_t capacity)
         m->dtype[0] = m->dtype[q];
         m->offset[0] = m->offset[q];
     }
-    m->sum = (colo_mixed_sum_t){.from = m->box + 1, .from_dtype = m->dtype + 1, .n = n};
     return capacity;
 }
 
@@ -394,64 +311,99 @@ static int64_t index_in(const colo_box_t *b, int64_t i, int64_t j, int64_t k)
     return i * b->stride[0] + j * b->stride[1] + k * b->stride[2];
 }
 
-/* Fills the addends, then adds them up in place, by the rule. */
-static void fill_mixed(const mixed_t *m, unsigned char *arena, bool adds)
+/* Fills the addends, or adds them up in place, by the rule. Of random bytes only what is not finite
+ * is filled. */
+enum fill { RANDOM, MODERATE, ADD };
+static void fill_sum(const sum_t *m, unsigned char *arena, enum fill what)
 {
     const int64_t *e = m->box[0].extent;
     double v[COLO_MAX_ADDENDS];
     for (int64_t i = 0; i < e[0]; i++)
         for (int64_t j = 0; j < e[1]; j++)
             for (int64_t k = 0; k < e[2]; k++) {
-                for (int a = 1; a <= m->sum.n; a++)
-                    if (adds)
-                        v[a - 1] = loss_load(m->dtype[a], arena + m->offset[a],
-                                             index_in(&m->box[a], i, j, k));
-                    else
+                for (int a = 1; a <= m->n; a++) {
+                    const colo_dtype_t dtype = m->dtype[a];
+                    unsigned char *at = arena + m->offset[a];
+                    const int64_t n = index_in(&m->box[a], i, j, k);
+                    v[a - 1] = loss_load(dtype, at, n);
+                    if (what == MODERATE || (what == RANDOM && !isfinite(v[a - 1])))
                         loss_store(
-                            m->dtype[a], arena + m->offset[a], index_in(&m->box[a], i, j, k),
-                            loss_round(m->dtype[a], loss_round(COLO_F32, 8 * t_uniform(&rng) - 4)));
-                if (adds)
+                            dtype, at, n,
+                            loss_round(dtype, loss_round(COLO_F32, 8 * t_uniform(&rng) - 4)));
+                }
+                if (what == ADD)
                     loss_store(m->dtype[0], arena + m->offset[0], index_in(&m->box[0], i, j, k),
-                               sum_rule(m->dtype[0], v, m->sum.n));
+                               sum_rule(m->dtype[0], v, m->n));
             }
 }
 
-/* @n sums of at most @most addends in one call. */
-static void run_mixed(int n, int most)
+static void place_sum(sum_t *m, unsigned char *arena)
 {
-    COLO_AUTOFREE mixed_t *m = calloc((size_t)n, sizeof *m);
+    for (int a = 0; a <= m->n; a++)
+        m->box[a].data = arena + m->offset[a];
+}
+
+/* @n sums of at most @most addends in one call; or one of @most of @dtype. @raw: any finite bits,
+ * against the host's table; else moderate values, against the rule. */
+static void run_sums(int n, int most, const colo_dtype_t *dtype, bool raw)
+{
+    COLO_AUTOFREE sum_t *m = calloc((size_t)n, sizeof *m);
     COLO_AUTOFREE colo_mixed_sum_t *sums = calloc((size_t)n, sizeof *sums);
     const int64_t off = t_below(&rng, 6) == 0; /* a byte */
     int64_t capacity = 0;
     for (int i = 0; i < n; i++)
-        capacity = draw_mixed(&m[i], 1 + (int)t_below(&rng, most), capacity);
+        capacity = draw_sum(&m[i], dtype ? most : 1 + (int)t_below(&rng, most), dtype, capacity);
     COLO_AUTOFREE unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
     for (int i = 0; i < n; i++)
-        fill_mixed(&m[i], host, false);
+        fill_sum(&m[i], host, raw ? RANDOM : MODERATE);
     GPU_AUTOFREE unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
     assert_cuda(t_to_device(device + off, host, (size_t)capacity));
     for (int i = 0; i < n; i++) {
-        for (int a = 0; a <= m[i].sum.n; a++)
-            m[i].box[a].data = device + off + m[i].offset[a];
-        sums[i] = m[i].sum;
-        sums[i].to = m[i].box[0];
-        sums[i].dtype = m[i].dtype[0];
+        place_sum(&m[i], device + off);
+        sums[i] = (colo_mixed_sum_t){.to = m[i].box[0],
+                                     .from = m[i].box + 1,
+                                     .from_dtype = m[i].dtype + 1,
+                                     .dtype = m[i].dtype[0],
+                                     .n = m[i].n};
     }
-    assert_ok(gpu_ops()->box_sums(sums, n, NULL));
+    assert_ok(dtype ? gpu_ops()->box_sum(m->box, m->box + 1, most, *dtype, NULL)
+                    : gpu_ops()->box_sums(sums, n, NULL));
     gpu_get(got, device + off, (size_t)capacity);
-    for (int i = 0; i < n; i++)
-        fill_mixed(&m[i], host, true);
+    place_sum(m, host);
+    if (raw)
+        assert_ok(colo_ops_host.box_sum(m->box, m->box + 1, most, *dtype, NULL));
+    for (int i = 0; i < n && !raw; i++)
+        fill_sum(&m[i], host, ADD);
     for (int64_t i = 0; i < capacity; i++)
         if (got[i] != host[i])
-            fail_msg("%d sums of up to %d addends: byte %lld is %02x, expected %02x", n, most,
-                     (long long)i, got[i], host[i]);
+            fail_msg("%d sums of up to %d addends of %s: byte %lld is %02x, expected %02x (%s, "
+                     "destination at %lld, extents %d %d %d, strides %d %d %d, pointers + %d)",
+                     n, most, dtype ? colo_dtype_name(*dtype) : "any dtype", (long long)i, got[i],
+                     host[i], raw ? "raw bits" : "moderate", (long long)m->offset[0],
+                     (int)m->box->extent[0], (int)m->box->extent[1], (int)m->box->extent[2],
+                     (int)m->box->stride[0], (int)m->box->stride[1], (int)m->box->stride[2],
+                     (int)off);
+}
+
+T_CASE(sums_follow_the_rule_to_the_bit)
+{
+    static const int counts[] = {1, 2, 3, 8, 9, 31, 256};
+    for (int64_t i = 0; i < t_scaled(112); i++)
+        run_sums(1, counts[i / 4 % 7], &floats[i % 4], false);
+}
+
+T_CASE(sums_of_any_finite_bits_are_the_hosts)
+{
+    static const int counts[] = {1, 2, 4, 8, 12};
+    for (int64_t i = 0; i < t_scaled(80); i++)
+        run_sums(1, counts[i / 4 % 5], &floats[i % 4], true);
 }
 
 T_CASE(lists_of_sums_of_several_dtypes_follow_the_rule_to_the_bit)
 {
     static const int sizes[][2] = {{1, 1}, {1, 8}, {8, 3}, {9, 8}, {70, 4}, {5, 12}, {2, 256}};
     for (int64_t i = 0; i < t_scaled(112); i++)
-        run_mixed(sizes[i % 7][0], sizes[i % 7][1]);
+        run_sums(sizes[i % 7][0], sizes[i % 7][1], NULL, false);
 }
 
 T_CASE(sums_of_nothing_or_of_integers_are_refused)

@@ -38,7 +38,15 @@ static void row_is(numbers_t what, const loss_case_t *c, int64_t t)
     assert_true(all_of(what, c->dz + t * V, V));
 }
 
-/* ---- NaN and +inf: on one column, the row is NaN on all ranks, its neighbours are not ---- */
+/* ---- rows that are NaN, zero or finite on all ranks, whatever their neighbours are ---- */
+
+static const char *rows; /* n, 0 or f for each token */
+
+static void rows_are(loss_case_t *c)
+{
+    for (int64_t t = 0; t < c->tokens; t++)
+        row_is(rows[t] == 'n' ? IS_NAN : rows[t] == '0' ? IS_ZERO : IS_FINITE, c, t);
+}
 
 static double poison;
 
@@ -49,25 +57,6 @@ static void poison_each_column(loss_case_t *c)
     c->targets[4] = 4; /* also as the target */
 }
 
-static void poisoned_rows_are_nan(loss_case_t *c)
-{
-    for (int64_t t = 0; t < c->tokens - 1; t++)
-        row_is(IS_NAN, c, t);
-    row_is(IS_FINITE, c, c->tokens - 1);
-}
-
-T_CASE(nan_on_any_shard_is_nan_on_all_ranks)
-{
-    poison = NAN;
-    everywhere(V + 1, poison_each_column, poisoned_rows_are_nan);
-}
-
-T_CASE(plus_infinity_makes_the_row_nan)
-{
-    poison = INFINITY;
-    everywhere(V + 1, poison_each_column, poisoned_rows_are_nan);
-}
-
 static void nan_beats_plus_infinity_and_minus_infinity(loss_case_t *c)
 {
     for (int j = 0; j < V; j++)
@@ -75,29 +64,37 @@ static void nan_beats_plus_infinity_and_minus_infinity(loss_case_t *c)
     c->z[7] = NAN;
 }
 
-static void first_row_is_nan(loss_case_t *c)
-{
-    row_is(IS_NAN, c, 0);
-    row_is(IS_FINITE, c, 1);
-}
-
-T_CASE(a_row_of_all_kinds_of_infinity_is_nan)
-{
-    everywhere(2, nan_beats_plus_infinity_and_minus_infinity, first_row_is_nan);
-}
-
-/* ---- -inf ---- */
-
 static void all_minus_infinity(loss_case_t *c)
 {
     for (int j = 0; j < V; j++)
         c->z[j] = -INFINITY;
 }
 
-T_CASE(a_row_of_minus_infinity_is_nan)
+static void ignored_garbage(loss_case_t *c)
 {
-    everywhere(2, all_minus_infinity, first_row_is_nan);
+    for (int64_t t = 0; t < c->tokens; t += 2) {
+        c->targets[t] = -100;
+        for (int j = 0; j < V; j++)
+            c->z[t * V + j] = t % 4 ? NAN : INFINITY;
+    }
 }
+
+T_CASE(nan_and_infinity_stay_in_their_row_and_ignored_rows_are_not_read)
+{
+    static const double poisons[] = {NAN, INFINITY};
+    for (int i = 0; i < 2; i++) {
+        poison = poisons[i];
+        rows = "nnnnnnnnnnnnnnnnf";
+        everywhere(V + 1, poison_each_column, rows_are);
+    }
+    rows = "nf";
+    everywhere(2, nan_beats_plus_infinity_and_minus_infinity, rows_are);
+    everywhere(2, all_minus_infinity, rows_are);
+    rows = "0f0f0f0f";
+    everywhere(8, ignored_garbage, rows_are);
+}
+
+/* ---- -inf ---- */
 
 /* Masked logits: -inf everywhere but on columns 3 and 12. As if the vocabulary were those two. */
 static void two_finite_columns(loss_case_t *c)
@@ -316,28 +313,6 @@ T_CASE(an_x_that_overflows_fp32_is_infinite)
 
     assert_true(isnan(c.dz[1]) && isnan(c.dz[12]));
     assert_true(all_of(IS_FINITE, c.dz + 4, 8));
-}
-
-/* ---- rows that must not be read ---- */
-
-static void ignored_garbage(loss_case_t *c)
-{
-    for (int64_t t = 0; t < c->tokens; t += 2) {
-        c->targets[t] = -100;
-        for (int j = 0; j < V; j++)
-            c->z[t * V + j] = t % 4 ? NAN : INFINITY;
-    }
-}
-
-static void ignored_rows_are_zero(loss_case_t *c)
-{
-    for (int64_t t = 0; t < c->tokens; t++)
-        row_is(t % 2 ? IS_FINITE : IS_ZERO, c, t);
-}
-
-T_CASE(nan_in_an_ignored_row_stays_there)
-{
-    everywhere(8, ignored_garbage, ignored_rows_are_zero);
 }
 
 T_MAIN("loss/logprob_special")
