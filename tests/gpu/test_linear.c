@@ -139,12 +139,13 @@ T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
 
 enum { T = 300, V = 130, H = 48 };
 
+enum { HIDDEN, TARGETS, WEIGHT, OUT, D_HIDDEN, D_WEIGHT, ARRAYS };
+static const size_t bytes_of[] = {T * H * 4, T * 8, V *H * 4, T * 4, T *H * 4, V *H * 4};
+
 typedef struct step {
-    void *h, *targets, *w, *out, *d_h, *d_w, *work;
-    size_t bytes[3]; /* of out, d_h, d_w */
+    void *at[ARRAYS], *work;
     colo_linear_logprob_t *linear;
     colo_lm_head_t *head;
-    colo_comm_t *self;
 } step_t;
 
 static void step_inputs(const step_t *s)
@@ -155,26 +156,26 @@ static void step_inputs(const step_t *s)
         h[i] = (float)(2 * t_uniform(&rng) - 1);
     for (int i = 0; i < T; i++)
         targets[i] = t_below(&rng, 4) ? t_below(&rng, V) : -100;
-    assert_cuda(t_to_device(s->h, h, sizeof h));
-    assert_cuda(t_to_device(s->targets, targets, sizeof targets));
+    assert_cuda(t_to_device(s->at[HIDDEN], h, sizeof h));
+    assert_cuda(t_to_device(s->at[TARGETS], targets, sizeof targets));
 }
 
 static colo_status_t step_run(const step_t *s, cudaStream_t stream)
 {
-    colo_tensor_t hidden = colo_tensor_cuda(s->h, COLO_F32, 0, 2, (int64_t[]){T, H});
-    colo_tensor_t targets = colo_tensor_cuda(s->targets, COLO_I64, 0, 1, (int64_t[]){T});
-    colo_tensor_t d_h = colo_tensor_cuda(s->d_h, COLO_F32, 0, 2, (int64_t[]){T, H});
-    colo_tensor_t d_w = colo_tensor_cuda(s->d_w, COLO_F32, 0, 2, (int64_t[]){V, H});
+    colo_tensor_t hidden = colo_tensor_cuda(s->at[HIDDEN], COLO_F32, 0, 2, (int64_t[]){T, H});
+    colo_tensor_t targets = colo_tensor_cuda(s->at[TARGETS], COLO_I64, 0, 1, (int64_t[]){T});
+    colo_tensor_t d_h = colo_tensor_cuda(s->at[D_HIDDEN], COLO_F32, 0, 2, (int64_t[]){T, H});
+    colo_tensor_t d_w = colo_tensor_cuda(s->at[D_WEIGHT], COLO_F32, 0, 2, (int64_t[]){V, H});
     colo_linear_batch_t batch = {&hidden, &targets, -1, NULL};
     colo_linear_upstream_t up = {.logp = -1, .mean = true};
-    colo_logprob_out_t out = {.logp = s->out};
+    colo_logprob_out_t out = {.logp = s->at[OUT]};
     colo_linear_grads_t grads = {&d_h, &d_w, NULL};
     return colo_linear_logprob_loss(s->linear, &batch, &up, &out, &grads, s->work, stream);
 }
 
 T_CASE(a_captured_loss_follows_its_inputs)
 {
-    step_t s = {.bytes = {T * 4, T * H * 4, V * H * 4}};
+    step_t s;
     size_t bytes;
     float w[V * H];
     cudaStream_t stream;
@@ -182,23 +183,18 @@ T_CASE(a_captured_loss_follows_its_inputs)
     cudaGraphExec_t exec;
     for (int i = 0; i < V * H; i++)
         w[i] = (float)(2 * t_uniform(&rng) - 1);
-    s.h = gpu_put(NULL, T * H * 4);
-    s.targets = gpu_put(NULL, T * 8);
-    s.w = gpu_put(w, sizeof w);
-    s.out = gpu_put(NULL, s.bytes[0]);
-    s.d_h = gpu_put(NULL, s.bytes[1]);
-    s.d_w = gpu_put(NULL, s.bytes[2]);
-    assert_ok(colo_comm_create_self(&s.self));
+    for (int i = 0; i < ARRAYS; i++)
+        s.at[i] = gpu_put(i == WEIGHT ? w : NULL, bytes_of[i]);
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H, .mem = COLO_CUDA};
     hc.device = 0;
     assert_ok(colo_lm_head_create(&s.head, &hc, NULL));
-    colo_tensor_t weight = colo_tensor_cuda(s.w, COLO_F32, 0, 2, (int64_t[]){V, H});
+    colo_tensor_t weight = colo_tensor_cuda(s.at[WEIGHT], COLO_F32, 0, 2, (int64_t[]){V, H});
     assert_ok(colo_lm_head_bind(s.head, &weight, NULL, NULL));
     colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
     config.logprob.logits.vocab = V;
     config.logprob.chunk_size = 64;
     config.d_weight_add = false;
-    assert_ok(colo_linear_logprob_create(&s.linear, &config, s.head, s.self));
+    assert_ok(colo_linear_logprob_create(&s.linear, &config, s.head, t_self()));
     assert_ok(colo_linear_logprob_workspace_size(s.linear, COLO_LINEAR_LOSS, T, -1, &bytes));
     s.work = gpu_put(NULL, bytes);
     assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -210,22 +206,19 @@ T_CASE(a_captured_loss_follows_its_inputs)
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
     for (int nth = 0; nth < 20; nth++) {
-        void *outs[] = {s.out, s.d_h, s.d_w}, *replayed[3];
+        static unsigned char eager[ARRAYS][V * H * 4 + T * H * 4],
+            replayed[ARRAYS][sizeof eager[0]];
         step_inputs(&s);
         assert_cuda(cudaGraphLaunch(exec, stream));
-        for (int k = 0; k < 3; k++) {
-            replayed[k] = malloc(s.bytes[k]);
-            gpu_get(replayed[k], outs[k], s.bytes[k]);
-            assert_cuda(cudaMemset(outs[k], 0xff, s.bytes[k]));
+        for (int k = OUT; k < ARRAYS; k++) {
+            gpu_get(replayed[k], s.at[k], bytes_of[k]);
+            assert_cuda(cudaMemset(s.at[k], 0xff, bytes_of[k]));
         }
         assert_ok(step_run(&s, stream));
-        for (int k = 0; k < 3; k++) {
-            void *eager = malloc(s.bytes[k]);
-            gpu_get(eager, outs[k], s.bytes[k]);
-            if (memcmp(eager, replayed[k], s.bytes[k]) != 0)
-                fail_msg("replay %d: output %d differs from a launched call's", nth, k);
-            free(eager);
-            free(replayed[k]);
+        for (int k = OUT; k < ARRAYS; k++) {
+            gpu_get(eager[k], s.at[k], bytes_of[k]);
+            if (memcmp(eager[k], replayed[k], bytes_of[k]) != 0)
+                fail_msg("replay %d: output %d differs from a launched call's", nth, k - OUT);
         }
     }
     cudaGraphExecDestroy(exec);
@@ -233,10 +226,9 @@ T_CASE(a_captured_loss_follows_its_inputs)
     cudaStreamDestroy(stream);
     colo_linear_logprob_destroy(&s.linear);
     colo_lm_head_destroy(&s.head);
-    colo_comm_destroy(&s.self);
-    void *all[] = {s.h, s.targets, s.w, s.out, s.d_h, s.d_w, s.work};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        gpu_free(all[i]);
+    for (int i = 0; i < ARRAYS; i++)
+        gpu_free(s.at[i]);
+    gpu_free(s.work);
 }
 
 T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/linear")
