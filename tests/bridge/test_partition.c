@@ -78,17 +78,6 @@ static void check_all_ranks(colo_partition_t p)
 
 /* ---- the closed form ---- */
 
-T_CASE(eight_positions_on_two_cp_ranks)
-{
-    static const int64_t want[2][4] = {{0, 1, 6, 7}, {2, 3, 4, 5}};
-    for (int64_t c = 0; c < 2; c++) {
-        colo_partition_t p = {.cp = 2, .cp_rank = c, .tp = 1, .positions = 8};
-        assert_int_equal(colo_partition_count(&p), 4);
-        for (int64_t i = 0; i < 4; i++)
-            assert_int_equal(colo_partition_index(&p, i), want[c][i]);
-    }
-}
-
 T_CASE(two_packed_segments_on_two_cp_ranks)
 {
     static const int64_t cu[] = {0, 4, 12}, want[2][6] = {{0, 3, 4, 5, 10, 11}, {1, 2, 6, 7, 8, 9}};
@@ -295,41 +284,6 @@ T_CASE(a_thousand_segments_are_moved)
     }
 }
 
-/* <shard x, y> == <x, unshard y> in integers, for every rank. */
-T_CASE(unshard_is_the_adjoint_of_shard)
-{
-    enum { S = 48, H = 5 };
-    int64_t x[S * H], y[S * H], sx[S * H], uy[S * H];
-    uint64_t rng = t_seed();
-    for (int64_t r = 0; r < 6; r++) {
-        colo_partition_t p = {.cp = 3, .cp_rank = r / 2, .tp = 2, .tp_rank = r % 2, .positions = S};
-        int64_t n = colo_partition_count(&p), left = 0, right = 0;
-        assert_int_equal(n, S / 6);
-        for (int i = 0; i < S * H; i++) {
-            x[i] = t_below(&rng, 2001) - 1000;
-            y[i] = t_below(&rng, 2001) - 1000;
-        }
-        colo_tensor_t tx, ty, tsx, tuy;
-        there(x, COLO_I64, 2, (int64_t[]){S, H}, &tx);
-        there(y, COLO_I64, 2, (int64_t[]){n, H}, &ty);
-        there(NULL, COLO_I64, 2, (int64_t[]){n, H}, &tsx);
-        there(NULL, COLO_I64, 2, (int64_t[]){S, H}, &tuy);
-        assert_ok(colo_partition_shard(&p, &tx, 0, &tsx, NULL));
-        assert_ok(colo_partition_unshard(&p, &ty, 0, &tuy, NULL));
-        where.get(sx, tsx.data, (size_t)(n * H) * sizeof *sx);
-        where.get(uy, tuy.data, sizeof uy);
-        where.drop(tx.data);
-        where.drop(ty.data);
-        where.drop(tsx.data);
-        where.drop(tuy.data);
-        for (int64_t i = 0; i < n * H; i++)
-            left += sx[i] * y[i];
-        for (int64_t i = 0; i < S * H; i++)
-            right += x[i] * uy[i];
-        assert_true(left == right && left != 0);
-    }
-}
-
 T_CASE(empty_tensors_are_moved_without_a_pointer)
 {
     colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 0};
@@ -365,22 +319,6 @@ static void check_targets(const colo_partition_t *p, int32_t ndim, const int64_t
     assert_there(from.data, want, bytes);
     where.drop(from.data);
     where.drop(to.data);
-}
-
-T_CASE(targets_are_the_next_tokens_of_each_sample)
-{
-    static const int64_t tokens[2][4] = {{10, 11, 12, 13}, {20, 21, 22, 23}};
-    static const int64_t want[2][4] = {{11, 12, 13, -100}, {21, 22, 23, -100}};
-    colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 4};
-    check_targets(&p, 2, (int64_t[]){2, 4}, tokens[0], -100, want[0]);
-}
-
-T_CASE(packed_targets_stop_at_each_segment)
-{
-    static const int64_t cu[] = {0, 3, 3, 4, 8}, want[8] = {1, 2, -1, -1, 5, 6, 7, -1};
-    static const int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8, .segments = 4, .cu_padded = cu};
-    check_targets(&p, 1, (int64_t[]){8}, tokens, -1, want);
 }
 
 /* Rows of several tiles of a kernel, and more segments than a list takes. */
