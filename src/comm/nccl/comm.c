@@ -228,55 +228,6 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
 
 /* ---- a first one ---- */
 
-struct load {
-    struct colo_abandon abandon;
-    const colo_nccl_lib_t *lib;
-    int32_t device;
-    int64_t *counts;
-    char why[400];
-};
-
-/* Kernels must not load while others wait. Zeroes the counts, on a stream of its own: the default
- * stream is the caller's. */
-static void load_main(void *p)
-{
-    struct load *t = p;
-    (void)colo_capture_relax(); /* somebody may be capturing */
-    cudaError_t e = cudaSetDevice(t->device);
-    const char *why = e != cudaSuccess
-                          ? cudaGetErrorString(e)
-                          : colo_nccl_warm(t->lib, NULL, 0, 1, (char *)t->counts,
-                                           COLO_COUNTS * sizeof *t->counts, &t->abandon);
-    if (why)
-        snprintf(t->why, sizeof t->why, "%.399s", why);
-}
-
-static void load_abandoned(void *p)
-{
-    struct load *t = p;
-    cudaFree(t->counts);
-    free(t);
-}
-
-static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_ms)
-{
-    colo_status_t st = COLO_OK;
-    struct load *t = calloc(1, sizeof *t);
-    COLO_FAIL_IF(!t, COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
-    *t = (struct load){{.end = load_abandoned}, f->lib, f->device, f->counts, {0}};
-    st = colo_run_for((double)timeout_ms * 1e-3, NULL, NULL, load_main, &t->abandon, t);
-    if (st == COLO_ERR_TIMEOUT) {
-        f->counts = NULL; /* the helper's */
-        return colo_fail(st, "nccl create: device %d did not run a first kernel within %lld ms",
-                         (int)f->device, (long long)timeout_ms);
-    }
-    if (t->why[0])
-        st = colo_fail(COLO_ERR_CUDA, "nccl create: first kernels on device %d: %s", (int)f->device,
-                       t->why);
-    free(t);
-    return st;
-}
-
 static colo_status_t check_borrowed(const struct colo_nccl_context *f, ncclComm_t nccl,
                                     const colo_comm_t *control)
 {
@@ -310,7 +261,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
     COLO_THEN(st, colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
                                   control->world_rank));
     COLO_THEN(st, group_new(&x));
-    COLO_THEN(st, load_kernels(f, colo_comm_i_timeout(control)));
+    COLO_THEN(st, colo_nccl_load(f, colo_comm_i_timeout(control)));
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
     c->timeout_ms = colo_comm_i_timeout(control);
     colo_comm_i_relate(c, control, 0);

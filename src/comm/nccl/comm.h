@@ -167,6 +167,9 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
 void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched);
 
 /* ---- connection.c ---- */
+/* Loads all kernels, which must not load while others wait, and zeroes the counts, on a stream of
+ * its own: the default stream is the caller's. */
+colo_status_t colo_nccl_load(struct colo_nccl_context *f, int64_t timeout_ms);
 /* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
  * all. Else it knows whether they share. */
 colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control);

@@ -25,25 +25,25 @@
 
 enum { IDLE_CONNECTIONS = 4 }; /* kept without a user */
 
-/* ---- connecting ---- */
+/* ---- first operations ---- */
 
-struct connect {
+struct first { /* of a helper thread: what may wait without limit */
     struct colo_abandon abandon;
     const colo_nccl_lib_t *lib;
     int32_t device, rank, n;
     ncclUniqueId id;
     bool borrowed;
-    ncclComm_t nccl;
-    char *memory;
+    ncclComm_t nccl; /* out, unless it is borrowed or of one rank */
+    void *memory;
     size_t memory_bytes;
-    char why[400];
+    char why[400]; /* out: "", or an error message */
 };
 
-static void connect_main(void *memory)
+static void first_main(void *memory)
 {
-    struct connect *task = memory;
+    struct first *task = memory;
     (void)colo_capture_relax(); /* somebody may be capturing */
-    cudaSetDevice(task->device);
+    cudaError_t device = cudaSetDevice(task->device);
     if (task->n > 1 && !task->borrowed) {
         ncclResult_t error = task->lib->init_rank(&task->nccl, task->n, task->id, task->rank);
         if (error != ncclSuccess) {
@@ -54,21 +54,59 @@ static void connect_main(void *memory)
             return;
         }
     }
-    const char *why = colo_nccl_warm(task->lib, task->nccl, task->rank, task->n, task->memory,
-                                     task->memory_bytes, &task->abandon);
+    const char *why = device != cudaSuccess
+                          ? cudaGetErrorString(device)
+                          : colo_nccl_warm(task->lib, task->nccl, task->rank, task->n, task->memory,
+                                           task->memory_bytes, &task->abandon);
     if (why)
-        snprintf(task->why, sizeof task->why, "first operations: %.350s", why);
+        snprintf(task->why, sizeof task->why, "%s%.350s", task->nccl ? "first operations: " : "",
+                 why);
 }
 
 /* Operations of other ranks' threads may have been enqueued that this rank will never come to:
  * until the abort, the device would be busy, and whatever waits for it would hang. */
-static void connect_abandoned(void *memory)
+static void first_abandoned(void *memory)
 {
-    struct connect *task = memory;
+    struct first *task = memory;
     if (task->nccl && !task->borrowed)
         (void)task->lib->abort(task->nccl);
     cudaFree(task->memory);
     free(task);
+}
+
+/* COLO_ERR_TIMEOUT: the memory is the helper's from now on. @control: NULL, or whose death ends the
+ * wait. */
+static colo_status_t run_first(struct first *task, const struct colo_nccl_context *context,
+                               const colo_comm_t *control, int64_t timeout_ms)
+{
+    struct first *copy = malloc(sizeof *copy);
+    COLO_FAIL_IF(!copy, COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *copy);
+    task->abandon.end = first_abandoned;
+    task->lib = context->lib;
+    task->device = context->device;
+    *copy = *task;
+    colo_status_t st = colo_run_for((double)timeout_ms * 1e-3, control ? colo_nccl_is_dead : NULL,
+                                    control, first_main, &copy->abandon, copy);
+    if (st == COLO_ERR_TIMEOUT)
+        return st;
+    *task = *copy;
+    free(copy);
+    return st;
+}
+
+colo_status_t colo_nccl_load(struct colo_nccl_context *context, int64_t timeout_ms)
+{
+    struct first task = {
+        .n = 1, .memory = context->counts, .memory_bytes = COLO_COUNTS * sizeof *context->counts};
+    const colo_status_t st = run_first(&task, context, NULL, timeout_ms);
+    if (st == COLO_ERR_TIMEOUT) {
+        context->counts = NULL; /* the helper's */
+        return colo_fail(st, "nccl create: device %d did not run a first kernel within %lld ms",
+                         (int)context->device, (long long)timeout_ms);
+    }
+    COLO_FAIL_IF(task.why[0], COLO_ERR_CUDA, "nccl create: first kernels on device %d: %s",
+                 (int)context->device, task.why);
+    return st;
 }
 
 /* Connects the ranks of @control; all or none succeed. */
@@ -79,26 +117,17 @@ static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t
     cudaError_t error = context->memory
                             ? cudaSuccess
                             : cudaMalloc((void **)&context->memory, context->memory_bytes);
-    struct connect *task = calloc(1, sizeof *task);
-    if (!task || error != cudaSuccess) {
-        free(task);
-        return error != cudaSuccess
-                   ? colo_cuda_error("nccl create", error)
-                   : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *task);
-    }
-    *task = (struct connect){.abandon = {.end = connect_abandoned},
-                             .lib = context->lib,
-                             .device = context->device,
-                             .rank = control->rank,
-                             .n = control->size,
-                             .id = *id,
-                             .borrowed = borrowed != NULL,
-                             .nccl = borrowed,
-                             .memory = context->memory,
-                             .memory_bytes = context->memory_bytes};
+    COLO_TRY(colo_cuda_error("nccl create", error));
+    struct first task = {.rank = control->rank,
+                         .n = control->size,
+                         .id = *id,
+                         .borrowed = borrowed != NULL,
+                         .nccl = borrowed,
+                         .memory = context->memory,
+                         .memory_bytes = context->memory_bytes};
     char why[900];
-    colo_status_t st = colo_run_for((double)colo_comm_i_timeout(control) * 1e-3, colo_nccl_is_dead,
-                                    control, connect_main, &task->abandon, task);
+    const int64_t timeout_ms = colo_comm_i_timeout(control);
+    const colo_status_t st = run_first(&task, context, control, timeout_ms);
     if (st == COLO_ERR_TIMEOUT) {
         context->memory = NULL; /* the helper's */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
@@ -106,15 +135,12 @@ static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, "
                          "world rank %lld, device %d)",
-                         (int)control->size, (long long)colo_comm_i_timeout(control),
-                         (int)control->rank, (long long)control->world_rank[control->rank],
-                         (int)context->device);
+                         (int)control->size, (long long)timeout_ms, (int)control->rank,
+                         (long long)control->world_rank[control->rank], (int)context->device);
     }
-    if (task->why[0])
-        st = colo_fail(COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s", (int)control->rank,
-                       (int)context->device, task->why);
-    connection->nccl = task->nccl;
-    free(task);
+    connection->nccl = task.nccl;
+    COLO_FAIL_IF(task.why[0], COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s",
+                 (int)control->rank, (int)context->device, task.why);
     return st;
 }
 
