@@ -131,12 +131,15 @@ T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
 
 /* ---- strangers ---- */
 
-static int call(const colo_endpoint_t *endpoint)
+/* As rank @as, or without a name. */
+static int call(const colo_endpoint_t *endpoint, int32_t as)
 {
-    struct sockaddr_un a;
-    const socklen_t size = colo_endpoint_address(endpoint, &a);
+    struct sockaddr_un a, from;
+    const socklen_t size = colo_endpoint_address(endpoint, &a),
+                    own = colo_endpoint_caller(endpoint, as, &from);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    if (connect(fd, (struct sockaddr *)&a, size) == 0)
+    if ((as < 0 || bind(fd, (struct sockaddr *)&from, own) == 0) &&
+        connect(fd, (struct sockaddr *)&a, size) == 0)
         return fd;
     close(fd);
     return -1;
@@ -144,7 +147,7 @@ static int call(const colo_endpoint_t *endpoint)
 
 static bool is_open(const colo_endpoint_t *endpoint)
 {
-    int fd = call(endpoint);
+    int fd = call(endpoint, -1);
     close(fd);
     return fd >= 0;
 }
@@ -180,58 +183,46 @@ T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)
     t_expect_all(t_fork_within(3000, 3, check_again), COLO_OK, "");
 }
 
-struct hello { /* as connect.c has it */
-    uint32_t magic;
-    int32_t rank;
-    uint8_t token[COLO_TOKEN];
-};
-
-/* Is @hello answered? Waits for a hang-up or a byte. */
-static bool is_answered(int fd, const struct hello *hello)
+/* Waits for a hang-up or a byte. */
+static bool is_answered(int fd)
 {
     struct pollfd p = {fd, POLLIN, 0};
     char byte;
-    send(fd, hello, sizeof *hello, MSG_NOSIGNAL);
     return poll(&p, 1, 2000) == 1 && recv(fd, &byte, 1, 0) > 0;
 }
 
 /* Another user that knows the token; only root can play one. */
-static bool another_user_is_answered(const colo_endpoint_t *endpoint, const struct hello *hello)
+static bool another_user_is_answered(const colo_endpoint_t *endpoint)
 {
     int status = 0;
     if (geteuid() != 0)
         return false;
     pid_t pid = fork();
     if (pid == 0)
-        _exit(setuid(65534) == 0 && is_answered(call(endpoint), hello));
+        _exit(setuid(65534) == 0 && is_answered(call(endpoint, 1)));
     return waitpid(pid, &status, 0) != pid || status != 0;
 }
 
-/* More callers than rank 0 remembers: silent ones, ones that stop halfway, and liars. */
+/* Silent callers without a name, and some whose name another token or another rank makes. */
 static void crowd_the_doors(t_forked_t *me, void *endpoints, size_t bytes)
 {
     const colo_endpoint_t *endpoint = endpoints;
-    struct hello right = {COLO_ENDPOINT_MAGIC, 1, {0}};
-    memcpy(right.token, endpoint->token, COLO_TOKEN);
     usleep(100 * 1000);
     for (int i = 0; i < STRANGERS; i++) {
-        struct hello h = right;
-        int fd = call(endpoint);
-        size_t n = i % 4 == 0 ? 0 : i % 4 == 1 ? 9 : sizeof h;
-        if (i % 8 < 4)
-            h.token[i % COLO_TOKEN] ^= 1;
-        else
-            h.rank = i % 2 ? 0 : 7;
+        colo_endpoint_t to = *endpoint;
+        const bool silent = i % 4 == 0, token = i % 8 < 4;
+        to.token[i % COLO_TOKEN] ^= token;
+        const int fd = call(&to, silent ? -1 : token ? 1 : i % 2 ? 0 : 7);
         if (fd < 0)
             _exit(2);
-        if (n < sizeof h)
-            send(fd, &h, n, MSG_NOSIGNAL);
-        else if (is_answered(fd, &h)) {
+        if (!silent && is_answered(fd)) {
             fprintf(stderr, "a stranger was answered\n");
             _exit(1);
         }
+        if (!silent)
+            close(fd);
     }
-    if (another_user_is_answered(endpoint, &right)) {
+    if (another_user_is_answered(endpoint)) {
         fprintf(stderr, "another user was answered\n");
         _exit(1);
     }
@@ -322,11 +313,19 @@ static void never_call(t_forked_t *me)
     t_note(me, COLO_OK);
 }
 
+/* Is it rank 1 that calls @mine? */
+static bool is_rank_1(int fd, const colo_endpoint_t *mine)
+{
+    struct sockaddr_un from = {0}, expected;
+    socklen_t size = sizeof from;
+    return getpeername(fd, (struct sockaddr *)&from, &size) == 0 &&
+           size == colo_endpoint_caller(mine, 1, &expected) && memcmp(&from, &expected, size) == 0;
+}
+
 /* Rank 0, played: takes the first call, answers it a byte a time and late, then leaves. */
 static void answer_and_leave(t_forked_t *me)
 {
     colo_endpoint_t all[3], mine;
-    struct hello hello;
     const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0};
     if (me->rank != 0) {
         me->after = as_on_one_host;
@@ -336,8 +335,7 @@ static void answer_and_leave(t_forked_t *me)
     int door = play(me, all, &mine);
     int fd = accept(door, NULL, NULL);
     usleep(200 * 1000);
-    bool good = recv(fd, &hello, sizeof hello, MSG_WAITALL) == (ssize_t)sizeof hello &&
-                hello.magic == COLO_ENDPOINT_MAGIC && hello.rank == 1;
+    bool good = is_rank_1(fd, &mine);
     for (size_t i = 0; i < sizeof answer; i++, usleep(20 * 1000))
         good = good && send(fd, (const char *)answer + i, 1, MSG_NOSIGNAL) == 1;
     usleep(100 * 1000);
@@ -427,7 +425,6 @@ static void sleep_until_the_door_is_shut(t_forked_t *me, void *endpoints, size_t
 static void answer_and_shut(t_forked_t *me)
 {
     colo_endpoint_t all[2], mine;
-    struct hello hello;
     const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0};
     alarm(30);
     if (me->rank == 1) {
@@ -436,11 +433,12 @@ static void answer_and_shut(t_forked_t *me)
         return;
     }
     const int door = play(me, all, &mine), fd = accept(door, NULL, NULL);
-    const bool good = recv(fd, &hello, sizeof hello, MSG_WAITALL) == (ssize_t)sizeof hello &&
+    const bool good = is_rank_1(fd, &mine) &&
                       send(fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer;
+    char byte;
     close(door);
     t_note(me, good ? COLO_OK : colo_fail(COLO_ERR_STATE, "no call"));
-    (void)!recv(fd, &hello, 1, MSG_WAITALL); /* of the first frame */
+    (void)!recv(fd, &byte, 1, MSG_WAITALL); /* of the first frame */
     close(fd);
 }
 

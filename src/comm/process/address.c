@@ -42,13 +42,36 @@ colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *boot, int error)
 
 /* ---- this rank's endpoint ---- */
 
-socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *address)
+static socklen_t abstract(const char *name, size_t n, struct sockaddr_un *address)
 {
-    size_t n = strnlen(to->name, sizeof to->name);
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    memcpy(address->sun_path + 1, to->name, n);
+    memcpy(address->sun_path + 1, name, n);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+}
+
+socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *address)
+{
+    return abstract(to->name, strnlen(to->name, sizeof to->name), address);
+}
+
+socklen_t colo_endpoint_caller(const colo_endpoint_t *to, int32_t caller,
+                               struct sockaddr_un *address)
+{
+    char name[48]; /* with a hash of the token: names are no secret */
+    const uint64_t proof = colo_hash_bytes(COLO_HASH_INIT, to->token, COLO_TOKEN);
+    const int n = snprintf(name, sizeof name, "colobridge-%d-%016llx", (int)caller,
+                           (unsigned long long)colo_hash_i64(proof, caller));
+    return abstract(name, (size_t)n, address);
+}
+
+int32_t colo_endpoint_rank(const struct sockaddr_un *address, socklen_t size)
+{
+    char name[sizeof *address + 1] = "";
+    int rank = -1;
+    memcpy(name, address, size <= sizeof *address ? size : 0);
+    (void)sscanf(name + offsetof(struct sockaddr_un, sun_path) + 1, "colobridge-%d-", &rank);
+    return rank;
 }
 
 /* Returns a shortage, or 0. Without Unix sockets the name stays empty. */

@@ -44,6 +44,12 @@ bool colo_endpoint_near(const colo_endpoint_t *a, const colo_endpoint_t *b, bool
 colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot,
                                       const colo_endpoint_t *endpoint);
 socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *address);
+/* Where rank @caller calls @to from: its name proves that it knows the token, which only ranks do.
+ */
+socklen_t colo_endpoint_caller(const colo_endpoint_t *to, int32_t caller,
+                               struct sockaddr_un *address);
+/* The rank that @address says it is of; -1: none. */
+int32_t colo_endpoint_rank(const struct sockaddr_un *address, socklen_t size);
 /* No descriptor left? errno of the call that failed; names what to do about it. */
 colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *boot, int error);
 

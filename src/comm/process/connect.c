@@ -8,7 +8,8 @@
  * says what is late. A rank keeps its door until it has met all others, so one whose door has gone
  * without that has ended or failed, and no rank waits for it:
  *
- *   caller    hello: its rank, and the token of the rank that it calls, which only ranks know
+ *   caller    calls from an address that names its rank, and proves that it knows the token of the
+ *             rank that it calls, which only ranks do
  *   answerer  its rank
  *
  * A rank that times out says so before it hangs up.
@@ -36,13 +37,7 @@
 static const double AGAIN_SECONDS = 0.01, /* between a refused call and the next */
     CHECK_SECONDS = 0.05; /* between two checks that the ranks that have not been met are there */
 
-enum { GUESTS = 64, WHY = 100 };
-
-struct hello {
-    uint32_t magic;
-    int32_t rank;              /* of the caller */
-    uint8_t token[COLO_TOKEN]; /* of the answerer */
-};
+enum { WHY = 100 };
 
 struct call {     /* to a lower rank */
     int fd;       /* -1: to be made */
@@ -52,21 +47,14 @@ struct call {     /* to a lower rank */
     char why[WHY]; /* the last one failed */
 };
 
-struct guest { /* a caller */
-    int fd;
-    size_t got;
-    struct hello hello;
-};
-
 struct meeting {
     const colo_bootstrap_t *boot;
     double begin, next_check;
     int64_t timeout_ms;
     colo_endpoint_t *endpoint; /* [size] */
     int door;
-    struct call *call; /* [rank] */
-    struct guest guest[GUESTS];
-    struct pollfd *poll; /* calls, the door, guests, ranks */
+    struct call *call;   /* [rank] */
+    struct pollfd *poll; /* calls, the door, ranks */
     int *fd;             /* [size] out */
     bool *near;          /* [size] ranks to meet; the others are UCX's */
     int32_t left;        /* of them */
@@ -92,18 +80,6 @@ static bool same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
-/* A descriptor is wanted and there is none: a stranger's goes, the oldest first. */
-static bool show_a_guest_out(struct meeting *meeting)
-{
-    for (int i = 0; i < GUESTS; i++)
-        if (meeting->guest[i].fd >= 0) {
-            colo_socket_close(meeting->guest[i].fd);
-            meeting->guest[i].fd = -1;
-            return true;
-        }
-    return false;
-}
-
 static bool is_met(const struct meeting *meeting, int32_t r)
 {
     return !meeting->near[r] || meeting->fd[r] >= 0;
@@ -123,21 +99,20 @@ static void hang_up(struct call *call, const char *what, int error)
 static colo_status_t dial(struct meeting *meeting, int32_t r)
 {
     struct call *call = &meeting->call[r];
-    struct sockaddr_un address;
-    const socklen_t size = colo_endpoint_address(&meeting->endpoint[r], &address);
-    struct hello hello = {.magic = COLO_ENDPOINT_MAGIC, .rank = meeting->boot->rank};
-    memcpy(hello.token, meeting->endpoint[r].token, COLO_TOKEN);
+    struct sockaddr_un address, from;
+    const socklen_t size = colo_endpoint_address(&meeting->endpoint[r], &address),
+                    own = colo_endpoint_caller(&meeting->endpoint[r], meeting->boot->rank, &from);
     call->fd = colo_socket_open();
-    if (call->fd < 0 && (errno == EMFILE || errno == ENFILE) && !show_a_guest_out(meeting))
+    if (call->fd < 0 && (errno == EMFILE || errno == ENFILE))
         return colo_endpoint_no_socket(meeting->boot, errno);
     if (call->fd < 0)
         hang_up(call, "socket", errno);
+    else if (bind(call->fd, (struct sockaddr *)&from, own) != 0)
+        hang_up(call, "bind", errno);
     else if (connect(call->fd, (struct sockaddr *)&address, size) != 0)
         hang_up(call, "connect", errno);
     else if (!same_user(call->fd))
         hang_up(call, "another user's process answered", 0);
-    else if (send(call->fd, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello)
-        hang_up(call, "send", errno);
     return COLO_OK;
 }
 
@@ -166,57 +141,37 @@ static void read_answer(struct meeting *meeting, int32_t r)
 
 /* ---- from higher ranks ---- */
 
+/* The rank that calls on @fd; -1: none of those to be met. */
+static int32_t caller_of(const struct meeting *meeting, int fd)
+{
+    const colo_bootstrap_t *boot = meeting->boot;
+    struct sockaddr_un from, expected;
+    socklen_t size = sizeof from;
+    if (!same_user(fd) || getpeername(fd, (struct sockaddr *)&from, &size) != 0)
+        return -1;
+    const int32_t r = colo_endpoint_rank(&from, size);
+    return r > boot->rank && r < boot->size && !is_met(meeting, r) &&
+                   colo_endpoint_caller(&meeting->endpoint[boot->rank], r, &expected) == size &&
+                   memcmp(&from, &expected, size) == 0
+               ? r
+               : -1;
+}
+
 static colo_status_t welcome(struct meeting *meeting)
 {
-    int fd = colo_socket_accept(meeting->door), index = 0;
+    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, (uint32_t)meeting->boot->rank};
+    const int fd = colo_socket_accept(meeting->door);
     if (fd < 0)
-        return (errno == EMFILE || errno == ENFILE) && !show_a_guest_out(meeting)
-                   ? colo_endpoint_no_socket(meeting->boot, errno)
-                   : COLO_OK;
-    if (!same_user(fd)) {
-        colo_socket_close(fd);
+        return errno == EMFILE || errno == ENFILE ? colo_endpoint_no_socket(meeting->boot, errno)
+                                                  : COLO_OK;
+    const int32_t r = caller_of(meeting, fd);
+    if (r < 0 || send(fd, answer, sizeof answer, MSG_NOSIGNAL) != (ssize_t)sizeof answer) {
+        colo_socket_close(fd); /* a stranger, or it has hung up; a peer calls again */
         return COLO_OK;
     }
-    while (index < GUESTS && meeting->guest[index].fd >= 0)
-        index++;
-    if (index == GUESTS) { /* strangers that keep quiet go first; a peer calls again */
-        colo_socket_close(meeting->guest[0].fd);
-        memmove(meeting->guest, meeting->guest + 1, (GUESTS - 1) * sizeof meeting->guest[0]);
-        index = GUESTS - 1;
-    }
-    meeting->guest[index] = (struct guest){.fd = fd};
-    return COLO_OK;
-}
-
-/* One of those to be met, if it knows the token. */
-static bool is_awaited(const struct meeting *meeting, const struct hello *hello)
-{
-    const colo_endpoint_t *mine = &meeting->endpoint[meeting->boot->rank];
-    return hello->magic == COLO_ENDPOINT_MAGIC && hello->rank > meeting->boot->rank &&
-           hello->rank < meeting->boot->size && !is_met(meeting, hello->rank) &&
-           memcmp(hello->token, mine->token, COLO_TOKEN) == 0;
-}
-
-/* False: hang up. */
-static bool read_hello(struct meeting *meeting, struct guest *guest)
-{
-    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, (uint32_t)meeting->boot->rank};
-    ssize_t n = recv(guest->fd, (char *)&guest->hello + guest->got,
-                     sizeof guest->hello - guest->got, MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return true;
-    if (n <= 0)
-        return false;
-    guest->got += (size_t)n;
-    if (guest->got < sizeof guest->hello)
-        return true;
-    if (!is_awaited(meeting, &guest->hello) ||
-        send(guest->fd, answer, sizeof answer, MSG_NOSIGNAL) != (ssize_t)sizeof answer)
-        return false;
-    meeting->fd[guest->hello.rank] = guest->fd;
+    meeting->fd[r] = fd;
     meeting->left--;
-    guest->fd = -1;
-    return true;
+    return COLO_OK;
 }
 
 /* ---- all together ---- */
@@ -285,8 +240,6 @@ static nfds_t list_all(const struct meeting *meeting)
     for (int32_t r = 0; r < meeting->boot->rank; r++)
         *polled++ = (struct pollfd){.fd = meeting->call[r].fd, .events = POLLIN};
     *polled++ = (struct pollfd){.fd = meeting->door, .events = POLLIN};
-    for (int i = 0; i < GUESTS; i++)
-        *polled++ = (struct pollfd){.fd = meeting->guest[i].fd, .events = POLLIN};
     for (int32_t r = 0; r < meeting->boot->size; r++)
         *polled++ = (struct pollfd){.fd = meeting->fd[r], .events = POLLRDHUP};
     return (nfds_t)(polled - meeting->poll);
@@ -309,15 +262,9 @@ static colo_status_t poll_once(struct meeting *meeting)
         if (polled->fd >= 0 && polled->revents)
             read_answer(meeting, r);
     const struct pollfd *door = polled++;
-    for (int i = 0; i < GUESTS; i++, polled++)
-        if (polled->fd >= 0 && polled->revents && !read_hello(meeting, &meeting->guest[i])) {
-            colo_socket_close(meeting->guest[i].fd);
-            meeting->guest[i].fd = -1;
-        }
     for (int32_t r = 0; r < meeting->boot->size; r++, polled++)
         if (polled->fd >= 0 && polled->revents && meeting->left > 0)
             return gone(meeting, r);
-    /* last: guests may change their places */
     return door->fd >= 0 && door->revents ? welcome(meeting) : COLO_OK;
 }
 
@@ -340,8 +287,6 @@ static colo_status_t connect_sockets(struct meeting *meeting)
 static void end_meeting(struct meeting *meeting)
 {
     colo_socket_close(meeting->door);
-    for (int i = 0; i < GUESTS; i++)
-        colo_socket_close(meeting->guest[i].fd);
     for (int32_t r = 0; meeting->call && r < meeting->boot->rank; r++)
         colo_socket_close(meeting->call[r].fd);
     free(meeting->call);
@@ -465,11 +410,8 @@ static colo_status_t connect_all(const colo_bootstrap_t *boot, int64_t timeout_m
     struct meeting meeting = {.boot = boot, .timeout_ms = timeout_ms, .fd = fd};
     struct carrier far = {.ops = NULL};
     colo_endpoint_t mine;
-    for (int i = 0; i < GUESTS; i++)
-        meeting.guest[i].fd = -1;
     meeting.call = calloc((size_t)boot->rank + 1, sizeof *meeting.call);
-    meeting.poll =
-        calloc((size_t)boot->rank + 1 + GUESTS + (size_t)boot->size, sizeof *meeting.poll);
+    meeting.poll = calloc((size_t)boot->rank + 1 + (size_t)boot->size, sizeof *meeting.poll);
     meeting.near = calloc((size_t)boot->size, sizeof *meeting.near);
     for (int32_t r = 0; meeting.call && r < boot->rank; r++)
         meeting.call[r].fd = -1;
