@@ -234,12 +234,10 @@ const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)
 
 int64_t colo_batch_runs(const colo_batch_t *batch, colo_run_t *runs, int64_t cap)
 {
-    const colo_ragged_places_t *places = batch ? &batch->places : NULL;
-    for (int64_t i = 0; runs && places && i < places->n && i < cap; i++) {
-        const colo_stored_t *stored = &places->stored[i];
-        runs[i] = (colo_run_t){.row = stored->first, .count = stored->count, .local = stored->row};
-    }
-    return places ? places->n : 0;
+    const int64_t n = batch ? batch->places.n : 0;
+    for (int64_t i = 0; runs && i < n && i < cap; i++)
+        runs[i] = batch->places.stored[i];
+    return n;
 }
 
 void colo_batch_destroy(colo_batch_t **batch)

@@ -82,7 +82,7 @@ colo_status_t colo_call_verify_zeros(const colo_call_t *call)
     for (int32_t k = 0; k < call->frame.n; k++)
         for (int64_t i = 0;
              call->carried[k].in.data && call->carried[k].per > 0 && i < places->nforeign; i++)
-            COLO_TRY(check_zeros(call, k, places->foreign[i].row, places->foreign[i].count));
+            COLO_TRY(check_zeros(call, k, places->foreign[i].local, places->foreign[i].count));
     return COLO_OK;
 }
 
@@ -144,11 +144,12 @@ static colo_status_t compare(const colo_bridge_t *bridge, colo_pass_t pass, uint
     return COLO_OK;
 }
 
-static colo_status_t add_rows(const colo_call_t *call, int32_t k, colo_run_t rows, uint64_t *hash)
+static colo_status_t add_rows(const colo_call_t *call, int32_t k, const colo_run_t *rows,
+                              uint64_t *hash)
 {
     const colo_plan_t *plan = call->frame.program->plan;
     const colo_owned_t *own = call->frame.pass == COLO_FORWARD ? &plan->own_src : &plan->own_dst;
-    const colo_box_t box = rows_of(&call->carried[k], own, rows.row, rows.count);
+    const colo_box_t box = rows_of(&call->carried[k], own, rows->local, rows->count);
     uint64_t mine = 0;
     if (colo_box_count(&box) <= 0) /* a view of nothing may have a pointer, or none */
         return COLO_OK;
@@ -170,12 +171,9 @@ colo_status_t colo_call_verify_replicas(const colo_call_t *call)
         if (!call->carried[k].in.data)
             continue;
         if (!places)
-            st = add_rows(call, k, all, &hash);
+            st = add_rows(call, k, &all, &hash);
         for (int64_t i = 0; st == COLO_OK && places && i < places->n; i++)
-            st = add_rows(
-                call, k,
-                (colo_run_t){.row = places->stored[i].row, .count = places->stored[i].count},
-                &hash);
+            st = add_rows(call, k, &places->stored[i], &hash);
         if (st < 0)
             return colo_comm_i_fail(call->bridge->comm, st);
     }

@@ -114,8 +114,7 @@ static colo_status_t load_segments(colo_ragged_t *ragged, const colo_segments_t 
 {
     const int64_t nsrc = ragged->src.axes.replicas, ndst = ragged->dst.axes.replicas;
     const colo_segments_t *segments = &ragged->own;
-    COLO_TRY(colo_segments_read(&ragged->given, given));
-    ragged->own = ragged->given;
+    COLO_TRY(colo_segments_read(&ragged->own, given));
     int64_t **const table[] = {&ragged->src_rows, &ragged->src_dp, &ragged->dst_lo, &ragged->row};
     if (!colo_tables_lay(&ragged->entries, table,
                          (const int64_t[]){nsrc, nsrc, ndst, segments->count}, 4))
@@ -132,7 +131,7 @@ colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_tables_t *table
     COLO_TRY(ragged->packed ? load_packings(ragged, tables->src, tables->dst)
                             : load_segments(ragged, tables->segments));
     *n = ragged->packed ? colo_packings_keep(table, tables->src, tables->dst)
-                        : colo_segments_keep(table, &ragged->given);
+                        : colo_segments_keep(table, &ragged->own);
     return COLO_OK;
 }
 

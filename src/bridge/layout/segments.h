@@ -30,12 +30,12 @@ typedef struct colo_tables {
  * tables. src and dst are set before the first load.
  */
 typedef struct colo_ragged {
-    bool packed;                /* two packings, src and dst, and no segments */
-    colo_packed_t src, dst;     /* src of segments: all rows of a replica are one sequence */
-    colo_segments_t given, own; /* own: with the sequences of a packing. The tables are the
-                                   caller's: of the call only */
-    colo_list_t zeros;          /* int64_t: a seq_dp that is NULL */
-    int64_t rows;               /* of all segments */
+    bool packed;            /* two packings, src and dst, and no segments */
+    colo_packed_t src, dst; /* src of segments: all rows of a replica are one sequence */
+    colo_segments_t own;    /* with the sequences of a packing. The tables are the caller's: of
+                               the call only */
+    colo_list_t zeros;      /* int64_t: a seq_dp that is NULL */
+    int64_t rows;           /* of all segments */
     bool sorted; /* each segment is one part, and both replicas ascend: the tables list the parts */
     int64_t *row;                /* [segments] if sorted: the first of each on the source axis */
     colo_list_t in_order, parts; /* else, colo_part_t: by segment; by source row */

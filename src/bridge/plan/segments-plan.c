@@ -33,8 +33,7 @@ static int64_t merged_rows(const colo_side_t *side, const int64_t *coords, int64
  * index. @merged: where each run begins on the axis of the context rank is in builder->on_rank,
  * unless rows are full. @out: [whole->n] of the plan's pool; @rows: of that tensor. */
 static colo_status_t store(colo_builder_t *builder, const colo_side_t *side, const int64_t *coords,
-                           const colo_runs_t *whole, bool merged, colo_stored_t **out,
-                           int64_t *rows)
+                           const colo_runs_t *whole, bool merged, colo_run_t **out, int64_t *rows)
 {
     const int64_t n = whole->n, *on_rank = builder->on_rank.items;
     int64_t first = 0;
@@ -44,18 +43,18 @@ static colo_status_t store(colo_builder_t *builder, const colo_side_t *side, con
     bool sorted = true;
     for (int64_t i = 0; i < n; i++) {
         const colo_run_t *run = &whole->run[i];
-        (*out)[i] = (colo_stored_t){run->local, run->count,
-                                    !merged      ? 0
-                                    : side->full ? run->local
-                                                 : on_rank[i]};
-        sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
+        (*out)[i] = (colo_run_t){run->local, run->count,
+                                 !merged      ? 0
+                                 : side->full ? run->local
+                                              : on_rank[i]};
+        sorted = sorted && (i == 0 || (*out)[i - 1].row < run->local);
     }
     if (!sorted)
-        COLO_SORT(*out, n, first);
+        COLO_SORT(*out, n, row);
     if (merged)
         *rows = merged_rows(side, coords, &first);
     for (int64_t i = 0, pos = 0; i < n; pos += (*out)[i++].count)
-        (*out)[i].row = merged ? (*out)[i].row - first : pos;
+        (*out)[i].local = merged ? (*out)[i].local - first : pos;
     return COLO_OK;
 }
 
@@ -68,8 +67,8 @@ static colo_status_t list_foreign(const colo_runs_t *mine, colo_pool_t *pool,
         colo_pool_take(pool, (size_t)(places->n + mine->n + 1) * sizeof *places->foreign);
     COLO_FAIL_IF(!places->foreign, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)places->n);
     for (int64_t i = 0, k = 0; i < places->n; i++) {
-        const colo_stored_t *stored = &places->stored[i];
-        int64_t pos = stored->first;
+        const colo_run_t *stored = &places->stored[i];
+        int64_t pos = stored->row;
         const int64_t end = pos + stored->count;
         while (pos < end) {
             while (k < mine->n && mine->run[k].local + mine->run[k].count <= pos)
@@ -77,7 +76,7 @@ static colo_status_t list_foreign(const colo_runs_t *mine, colo_pool_t *pool,
             const int64_t lo = k < mine->n && mine->run[k].local < end ? mine->run[k].local : end;
             if (pos < lo)
                 places->foreign[places->nforeign++] =
-                    (colo_stored_t){pos, lo - pos, stored->row + (pos - stored->first)};
+                    (colo_run_t){pos, lo - pos, stored->local + (pos - stored->row)};
             pos = lo < end ? mine->run[k].local + mine->run[k].count : end;
         }
     }
@@ -91,26 +90,25 @@ static int by_local(const void *first, const void *second)
     return (row > other) - (row < other);
 }
 
-static bool has_index(const colo_stored_t *stored, int64_t pos)
+static bool has_index(const colo_run_t *stored, int64_t pos)
 {
-    return (uint64_t)(pos - stored->first) < (uint64_t)stored->count;
+    return (uint64_t)(pos - stored->row) < (uint64_t)stored->count;
 }
 
 /* The tensor's row of index @pos, which is one of them. @hint: in and out, in [0, n): which run was
  * found last; the next one is usually it or follows it. */
-static int64_t find(const colo_stored_t *stored, int64_t n, int64_t pos, int64_t *hint)
+static int64_t find(const colo_run_t *stored, int64_t n, int64_t pos, int64_t *hint)
 {
-    enum { STEP = sizeof *stored / sizeof stored->first };
+    enum { STEP = sizeof *stored / sizeof stored->row };
     int64_t low = *hint;
     if (!has_index(&stored[low], pos) && (++low == n || !has_index(&stored[low], pos)))
-        low = colo_last_begun(&stored->first, STEP, n, pos);
+        low = colo_last_begun(&stored->row, STEP, n, pos);
     *hint = low;
-    return stored[low].row + (pos - stored[low].first);
+    return stored[low].local + (pos - stored[low].row);
 }
 
 /* Replaces indices by the tensor's rows, in regions whose addend is at least @least. */
-static void place(const colo_routes_t *routes, int64_t least, const colo_stored_t *stored,
-                  int64_t n)
+static void place(const colo_routes_t *routes, int64_t least, const colo_run_t *stored, int64_t n)
 {
     int64_t hint = 0;
     for (int64_t i = 0; i < routes->nregions; i++)
@@ -122,12 +120,12 @@ static void place(const colo_routes_t *routes, int64_t least, const colo_stored_
 
 /* Where destination ranks have the rows of their tensors, by block; made when it is needed. */
 typedef struct blocks {
-    colo_stored_t **stored; /* [dst.replicas * cp * sp] */
+    colo_run_t **stored; /* [dst.replicas * cp * sp] */
     int64_t *count;
 } blocks_t;
 
 static colo_status_t rows_of(colo_builder_t *builder, const colo_side_t *side,
-                             const int64_t *coords, bool merged, colo_stored_t **stored, int64_t *n)
+                             const int64_t *coords, bool merged, colo_run_t **stored, int64_t *n)
 {
     colo_side_t own = *side;
     int64_t rows;
@@ -171,7 +169,7 @@ colo_status_t colo_ragged_place_peers(colo_builder_t *builder, const colo_ragged
         (size_t)(ragged->dst.axes.replicas * ragged->dst.axes.cp * ragged->dst.axes.sp);
     if (ragged->packed || (merged && side.full)) /* row = index */
         return COLO_OK;
-    COLO_AUTOFREE colo_stored_t **stored = calloc(n, sizeof *stored);
+    COLO_AUTOFREE colo_run_t **stored = calloc(n, sizeof *stored);
     COLO_AUTOFREE int64_t *count = calloc(n, sizeof *count);
     blocks_t blocks = {stored, count};
     COLO_FAIL_IF(!stored || !count, COLO_ERR_NOMEM, "bridge: %zu blocks", n);
@@ -220,7 +218,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
         places->n = *rows > 0;
         places->stored = colo_pool_take(plan->pool, sizeof *places->stored);
         COLO_FAIL_IF(!places->stored, COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
-        *places->stored = (colo_stored_t){.count = *rows};
+        *places->stored = (colo_run_t){.count = *rows};
         return COLO_OK;
     }
     places->n = whole->n;

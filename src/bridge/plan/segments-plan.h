@@ -7,17 +7,12 @@
 #include "bridge/layout/segments.h"
 #include "bridge/plan/routing.h"
 
-/* Rows at indices first, first + 1 .. of the replica's axis are at row, row + 1 .. of the tensor.
- */
-typedef struct colo_stored {
-    int64_t first, count, row; /* first comes first: they are sorted by it */
-} colo_stored_t;
-
-/* Rows of the batch in this rank's destination tensor, by position. */
+/* Rows of the batch in this rank's destination tensor, by position: row is an index on the
+ * replica's axis, local the tensor's row. */
 typedef struct colo_ragged_places {
-    colo_stored_t *stored; /* [n] owned */
+    colo_run_t *stored; /* [n] owned */
     int64_t n;
-    colo_stored_t *foreign; /* [nforeign] owned: DISJOINT: those that other context ranks own */
+    colo_run_t *foreign; /* [nforeign] owned: DISJOINT: those that other context ranks own */
     int64_t nforeign;
 } colo_ragged_places_t;
 
