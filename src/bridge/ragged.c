@@ -137,12 +137,12 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_tables_t *tabl
     COLO_TRY_GOTO(st, colo_ragged_load(&ragged->axes, tables, made->table, &made->ntables), done);
     made->hash = colo_tables_hash(made->table, made->ntables);
     COLO_TRY_GOTO(st, check_rows(ragged), done);
-    made->pool = ragged->spare;
+    const colo_pool_t spare = ragged->spare;
     ragged->spare.chunk = NULL;
     COLO_TRY_GOTO(st,
                   colo_ragged_plan(&made->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
                                    &ragged->axes, &ragged->builder, ragged->merged, made->hash,
-                                   &made->pool, &made->places),
+                                   spare, &made->places),
                   done);
     if (bridge->peers.path)
         COLO_TRY_GOTO(st, colo_ragged_place_peers(&ragged->builder, &ragged->axes, ragged->merged),
@@ -244,8 +244,9 @@ void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)
         return;
+    if ((*batch)->loaded.program.plan)
+        colo_pool_recycle(&(*batch)->loaded.program.plan->pool, &(*batch)->bridge->ragged->spare);
     colo_run_unload((*batch)->bridge, &(*batch)->loaded);
-    colo_pool_recycle(&(*batch)->pool, &(*batch)->bridge->ragged->spare);
     free(*batch);
     *batch = NULL;
 }

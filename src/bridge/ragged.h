@@ -37,9 +37,8 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *bridge);
 
 struct colo_batch {
     colo_bridge_t *bridge;
-    colo_pool_t pool; /* of its plan, places and boxes */
     colo_loaded_t loaded;
-    colo_ragged_places_t places;
+    colo_ragged_places_t places; /* of the plan's pool */
     colo_table_t table[COLO_TABLES];
     int32_t ntables;
     uint64_t hash; /* of all tables */

@@ -37,12 +37,10 @@ typedef struct colo_chunk {
     size_t size, used; /* this header included */
 } colo_chunk_t;
 
-enum { ALIGNED = 64, SMALLEST = 1 << 16 };
+enum { ALIGNED = 64, SMALLEST = 1 << 12 };
 
 void *colo_pool_take(colo_pool_t *pool, size_t bytes)
 {
-    if (!pool)
-        return malloc(bytes);
     colo_chunk_t *chunk = pool->chunk;
     bytes = (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
     if (!chunk || bytes > chunk->size - chunk->used) {

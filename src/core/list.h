@@ -92,14 +92,8 @@ typedef struct colo_pool {
     struct colo_chunk *chunk;
 } colo_pool_t;
 
-/* @bytes from @pool, or from malloc() without one. NULL: there is no memory. */
+/* NULL: there is no memory. */
 void *colo_pool_take(colo_pool_t *pool, size_t bytes);
-/* Frees what came from malloc(); the rest goes with its pool. */
-static inline void colo_pool_drop(const colo_pool_t *pool, void *data)
-{
-    if (!pool)
-        free(data);
-}
 /* Frees all but the largest chunk of @pool and of @spare, which is that of @spare then. */
 void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare);
 void colo_pool_deinit(colo_pool_t *pool);

@@ -61,14 +61,6 @@ static void store(const colo_entry_t *entry, int64_t lo, int64_t hi, size_t elem
     }
 }
 
-static void routes_deinit(const colo_pool_t *pool, colo_routes_t *routes)
-{
-    colo_pool_drop(pool, routes->message);
-    colo_pool_drop(pool, routes->region);
-    colo_pool_drop(pool, routes->offset);
-    memset(routes, 0, sizeof *routes);
-}
-
 /* Does @behind come behind @entry; nearly all do in the first pass. */
 static bool ascends(const colo_entry_t *entry, const colo_entry_t *behind)
 {
@@ -141,8 +133,8 @@ static colo_status_t store_sorted(colo_builder_t *builder, colo_list_t *list, si
         lo += run[k].peer < builder->plan->rank ? run[k].n : 0;
         hi += run[k].peer <= builder->plan->rank ? run[k].n : 0;
     }
-    COLO_TRY(reserve(builder->plan->pool, out, n - (hi - lo), peers));
-    COLO_TRY(reserve(builder->plan->pool, local, hi - lo, 1));
+    COLO_TRY(reserve(&builder->plan->pool, out, n - (hi - lo), peers));
+    COLO_TRY(reserve(&builder->plan->pool, local, hi - lo, 1));
     store(entry, 0, lo, elem, out);
     store(entry, lo, hi, elem, local);
     store(entry, hi, n, elem, out);
@@ -462,13 +454,7 @@ void colo_plan_destroy(colo_plan_t **plan)
 {
     if (!plan || !*plan)
         return;
-    for (int pass = 0; pass < 2; pass++) {
-        routes_deinit((*plan)->pool, &(*plan)->local[pass]);
-        for (int i = 0; i < COLO_EXCHANGES; i++) {
-            routes_deinit((*plan)->pool, &(*plan)->exchange[pass][i].send);
-            routes_deinit((*plan)->pool, &(*plan)->exchange[pass][i].recv);
-        }
-    }
+    colo_pool_deinit(&(*plan)->pool);
     free((*plan)->term);
     free(*plan);
     *plan = NULL;

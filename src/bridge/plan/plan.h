@@ -63,8 +63,8 @@ struct colo_plan {
     int64_t addends;
     int64_t own_addend; /* of this rank among the addends; -1 when it holds nothing of dst */
     uint64_t hash;
-    colo_pool_t *pool; /* of the lists, and of what is made for them; NULL: malloc() */
-    int64_t work;      /* ranks and runs of rows looked at while it was made: what planning costs */
+    colo_pool_t pool; /* of the lists, and of what is made for them */
+    int64_t work;     /* ranks and runs of rows looked at while it was made: what planning costs */
 };
 
 /* Do nodes add up addends of PARTIAL gradients? The same on all ranks. */

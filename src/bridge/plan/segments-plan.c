@@ -38,7 +38,7 @@ static colo_status_t store(colo_builder_t *builder, const colo_side_t *side, con
     const int64_t n = whole->n, *on_rank = builder->on_rank.items;
     int64_t first = 0;
     *rows = whole->rows;
-    *out = colo_pool_take(builder->plan->pool, (size_t)(n + 1) * sizeof **out);
+    *out = colo_pool_take(&builder->plan->pool, (size_t)(n + 1) * sizeof **out);
     COLO_FAIL_IF(!*out, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
     bool sorted = true;
     for (int64_t i = 0; i < n; i++) {
@@ -216,7 +216,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
     if (ragged->packed) { /* which are where the rows of the block say */
         *rows = whole->rows;
         places->n = *rows > 0;
-        places->stored = colo_pool_take(plan->pool, sizeof *places->stored);
+        places->stored = colo_pool_take(&builder->plan->pool, sizeof *places->stored);
         COLO_FAIL_IF(!places->stored, COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
         *places->stored = (colo_run_t){.count = *rows};
         return COLO_OK;
@@ -229,7 +229,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
     COLO_TRY(dst.owns->rows(&dst, coords, NULL, mine));
     if (mine->n > 1)
         qsort(mine->run, (size_t)mine->n, sizeof *mine->run, by_local);
-    return list_foreign(mine, plan->pool, places);
+    return list_foreign(mine, &builder->plan->pool, places);
 }
 
 static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const colo_ragged_t *ragged,
@@ -285,7 +285,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
 
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
                                const colo_ragged_t *ragged, colo_builder_t *builder, bool merged,
-                               uint64_t hash, colo_pool_t *pool, colo_ragged_places_t *places)
+                               uint64_t hash, colo_pool_t spare, colo_ragged_places_t *places)
 {
     colo_plan_config_t batch_config = *config;
     colo_plan_t *made;
@@ -305,7 +305,7 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     batch_config.shape = (colo_shape_t){.samples = 1, .rows = ragged->rows, .features = units};
     COLO_TRY(colo_plan_new(&made, &batch_config, rank));
     made->elem *= (size_t)(config->shape.features / units);
-    made->pool = pool;
+    made->pool = spare;
     colo_status_t st = build(builder, made, ragged, merged, places);
     if (st < 0) {
         colo_plan_destroy(&made);
@@ -337,11 +337,9 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
         return colo_fail_prefix(st, "plan");
     st = colo_ragged_load(&ragged, tables, table, &n);
     COLO_THEN(st, colo_ragged_plan(plan, &own, rank, &ragged, &builder, false,
-                                   colo_tables_hash(table, n), NULL, &places));
+                                   colo_tables_hash(table, n), (colo_pool_t){0}, &places));
     colo_ragged_deinit(&ragged);
     colo_builder_deinit(&builder);
-    free(places.stored);
-    free(places.foreign);
     return st;
 }
 

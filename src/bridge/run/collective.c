@@ -13,7 +13,6 @@
 #include "comm/comm.h"
 #include "core/error.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- groups and staging ---- */
@@ -119,7 +118,8 @@ static colo_status_t find_rows(colo_loaded_t *loaded)
         return COLO_OK;
     COLO_TRY(
         colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, NULL, 0, &loaded->nruns));
-    loaded->run = malloc((size_t)(loaded->nruns + 1) * sizeof *loaded->run);
+    loaded->run = colo_pool_take(&loaded->program.plan->pool,
+                                 (size_t)(loaded->nruns + 1) * sizeof *loaded->run);
     COLO_FAIL_IF(!loaded->run, COLO_ERR_NOMEM, "bridge: %lld runs of rows",
                  (long long)loaded->nruns);
     return colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, loaded->run, loaded->nruns,
@@ -333,12 +333,6 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     return find_members(bridge, plan);
 }
 
-static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
-{
-    (void)bridge;
-    free(loaded->run);
-}
-
 static colo_status_t create(colo_bridge_t *bridge, bool *whole)
 {
     *whole = true;
@@ -377,7 +371,6 @@ static void fail(colo_bridge_t *bridge, colo_status_t st)
 }
 
 const colo_executor_t colo_over_groups = {.load = load,
-                                          .unload = unload,
                                           .create = create,
                                           .destroy = destroy,
                                           .reshape = reshape,

@@ -44,7 +44,6 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages, int64_t
         message->boxes = next + (message->boxes - messages->box) / messages->tensors * n;
         message->nboxes = message->nboxes / messages->tensors * n;
     }
-    colo_pool_drop(pool, messages->box);
     messages->box = next;
     messages->tensors = n;
     return COLO_OK;
@@ -53,11 +52,11 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages, int64_t
 /* Boxes for @n tensors a call from now on. */
 static colo_status_t widen_all(colo_loaded_t *loaded, colo_pass_t pass, int32_t n)
 {
-    const colo_plan_t *plan = loaded->program.plan;
+    colo_plan_t *plan = loaded->program.plan;
     for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
         colo_messages_t *messages = &loaded->over_comm.messages[pass][i / 2][i % 2];
         if (messages->tensors != n)
-            COLO_TRY(widen(plan->pool, messages,
+            COLO_TRY(widen(&plan->pool, messages,
                            colo_plan_routes(plan, pass, i / 2, i % 2)->nregions, n));
     }
     return COLO_OK;
@@ -94,10 +93,10 @@ static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
 
 static colo_status_t load_messages(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    const colo_plan_t *plan = loaded->program.plan;
+    colo_plan_t *plan = loaded->program.plan;
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
-            COLO_TRY(make(bridge, plan->pool,
+            COLO_TRY(make(bridge, &plan->pool,
                           colo_plan_routes(plan, (colo_pass_t)pass, i / 2, i % 2),
                           &loaded->over_comm.messages[pass][i / 2][i % 2]));
     return COLO_OK;
@@ -188,7 +187,7 @@ static colo_status_t find_route(colo_bridge_t *bridge, colo_loaded_t *loaded)
 
 static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    const colo_plan_t *plan = loaded->program.plan;
+    colo_plan_t *plan = loaded->program.plan;
     const int64_t locals = plan->local[0].nregions > plan->local[1].nregions
                                ? plan->local[0].nregions
                                : plan->local[1].nregions;
@@ -196,7 +195,7 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     int32_t messages = 0;
     COLO_TRY(load_messages(bridge, loaded));
     for (int i = 0; i < 2; i++) {
-        over->own_box[i] = boxes_of(plan->pool, locals);
+        over->own_box[i] = boxes_of(&plan->pool, locals);
         COLO_FAIL_IF(!over->own_box[i], COLO_ERR_NOMEM, "bridge: %lld boxes that stay",
                      (long long)locals);
     }
@@ -219,17 +218,8 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_comm_t *over = &loaded->over_comm;
-    const colo_pool_t *pool = loaded->program.plan ? loaded->program.plan->pool : NULL;
     if (over->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
         bridge->comm->ops->subconnection_destroy(bridge->comm, over->subconnection);
-    for (int i = 0; i < 4 * COLO_EXCHANGES; i++) {
-        const colo_messages_t *messages =
-            &over->messages[i / 2 / COLO_EXCHANGES][i / 2 % COLO_EXCHANGES][i % 2];
-        colo_pool_drop(pool, messages->message);
-        colo_pool_drop(pool, messages->box);
-    }
-    colo_pool_drop(pool, over->own_box[0]);
-    colo_pool_drop(pool, over->own_box[1]);
     free(over->members);
 }
 

@@ -15,8 +15,6 @@
 #include "core/device.h"
 #include "core/error.h"
 
-#include <stdlib.h>
-
 /* ---- partial sums ---- */
 
 void colo_partial_extent(const colo_plan_t *plan, int64_t extent[3])
@@ -83,10 +81,10 @@ static void need_groups(colo_program_t *program, const colo_term_t *term)
 
 static colo_status_t find_partials(colo_program_t *program, const colo_add_t *add)
 {
-    const colo_plan_t *plan = program->plan;
+    colo_plan_t *plan = program->plan;
     const bool nodes = colo_plan_sums_nodes(plan);
     const int64_t keys = colo_sum_key(plan, nodes ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
-    program->partial_of = malloc((size_t)keys * sizeof *program->partial_of);
+    program->partial_of = colo_pool_take(&plan->pool, (size_t)keys * sizeof *program->partial_of);
     COLO_FAIL_IF(!program->partial_of, COLO_ERR_NOMEM, "bridge: %lld addends",
                  (long long)plan->addends);
     for (int64_t i = 0; i < keys; i++)
@@ -170,8 +168,8 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, bool laun
 
 colo_status_t colo_program_create(colo_program_t *program, bool launched)
 {
-    const colo_plan_t *plan = program->plan;
-    program->whole = launched ? colo_pool_take(plan->pool, sizeof *program->whole) : NULL;
+    colo_plan_t *plan = program->plan;
+    program->whole = launched ? colo_pool_take(&plan->pool, sizeof *program->whole) : NULL;
     COLO_FAIL_IF(launched && !program->whole, COLO_ERR_NOMEM, "bridge: %zu bytes",
                  sizeof *program->whole);
     for (int pass = 0; pass < (plan->config.no_grad ? 1 : 2); pass++) {
@@ -202,10 +200,7 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
 
 void colo_program_deinit(colo_program_t *program)
 {
-    if (program->plan)
-        colo_pool_drop(program->plan->pool, program->whole);
     colo_plan_destroy(&program->plan);
-    free(program->partial_of);
     *program = (colo_program_t){0};
 }
 

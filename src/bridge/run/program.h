@@ -78,7 +78,8 @@ typedef struct colo_program {
     bool bytes;        /* boxes count bytes, because tensors of a call differ in dtype */
     colo_steps_t pass[2];
     int32_t npartials;
-    int32_t *partial_of; /* by colo_sum_key(); -1: it has none. NULL: nothing is added up */
+    int32_t *partial_of; /* by colo_sum_key(); -1: it has none. NULL: nothing is added up. Of the
+                            plan's pool */
     struct colo_whole {  /* all of this rank's source part as one region; NULL: not needed */
         colo_routes_t routes;
         colo_region_t region;

@@ -104,7 +104,8 @@ struct colo_loaded {
     colo_program_t program;
     colo_over_comm_t over_comm;
     colo_over_peers_t over_peers;
-    colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
+    colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows; of the
+                        plan's pool */
     int64_t nruns;
 };
 
