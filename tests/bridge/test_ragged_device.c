@@ -103,27 +103,9 @@ static colo_status_t subconnection_create(colo_comm_t *c, const int32_t *members
     return t_sub_create(c, members, n, tag, route);
 }
 
-static int64_t bytes_of(const colo_message_t *m, int32_t n, size_t elem)
-{
-    int64_t bytes = 0;
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t k = 0; k < m[i].nboxes; k++) {
-            const int64_t *e = m[i].boxes[k].extent;
-            bytes += e[0] * e[1] * e[2] * (int64_t)elem;
-        }
-    return bytes;
-}
-
-/* Of messages below the size that is halved: all of them. */
-static size_t subconnection_stage(const colo_exchange_t *x)
-{
-    const size_t elem = colo_dtype_size(x->op.dtype);
-    return (size_t)(bytes_of(x->send, x->nsends, elem) + bytes_of(x->recv, x->nrecvs, elem));
-}
-
 static colo_status_t exchange(colo_comm_t *c, const colo_exchange_t *x, colo_stream_t stream)
 {
-    const size_t need = subconnection_stage(x);
+    const size_t need = t_sub_stage(x);
     rank_check(x->subconnection && x->stage_bytes >= need && (x->stage || need == 0));
     memset(x->stage ? x->stage : &(char){0}, 0x5a, x->stage ? need : 0);
     return colo_comm_threads_ops.exchange(c, x, stream);
@@ -137,7 +119,7 @@ static colo_status_t disguised(colo_comm_t *comm, void *arg)
     rank_try(t_disguise(&d, comm, &peers));
     d.ops.subconnection_create = subconnection_create;
     d.ops.subconnection_destroy = t_sub_destroy;
-    d.ops.subconnection_stage = subconnection_stage;
+    d.ops.subconnection_stage = t_sub_stage;
     d.ops.exchange = exchange;
     const colo_status_t st = body(comm, arg);
     return st < 0 ? colo_comm_i_fail(d.control, st) : st; /* others may wait on either */

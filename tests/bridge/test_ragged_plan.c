@@ -20,21 +20,12 @@ typedef struct plans {
 
 static colo_status_t plan_all(plans_t *p, const t_ragged_t *t)
 {
-    colo_dtype_t dtype = COLO_DTYPE_COUNT;
     const colo_segments_t s = t_ragged_segments(t);
-    assert_ok(t_layout(&p->src, &t->c.src));
-    assert_ok(t_layout(&p->dst, &t->c.dst));
-    p->src.positions = p->dst.positions = 0;
-    p->dst.map = COLO_MAP_IDENTITY;
-    p->dst.offset = 0;
-    assert_ok(colo_dtype_parse(t->dtype, &dtype));
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT,
-                                  .src = &p->src,
-                                  .dst = &p->dst,
-                                  .shape = {.features = t->c.h},
-                                  .dtype = dtype,
-                                  .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
-                                  .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT};
+    colo_bridge_config_t b;
+    assert_ok(t_ragged_config(t, &p->src, &p->dst, &b));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = b.src,     .dst = b.dst,
+                                  .shape = b.shape,      .dtype = b.dtype, .output = b.output,
+                                  .grad = b.grad};
     colo_status_t st = COLO_OK;
     for (int32_t r = 0; r < t->world && st == COLO_OK; r++)
         st = colo_plan_create_ragged(&p->of[r], &c, &s, r);

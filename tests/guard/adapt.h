@@ -10,6 +10,7 @@
 #define TESTS_GUARD_ADAPT_H
 
 #include "comm/comm.h"
+#include "harness/host_peers.h"
 
 #include <colobridge.h>
 
@@ -45,27 +46,9 @@ colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchan
     return __real_colo_comm_i_exchange_over(c, x, stream);
 }
 
-/* Of a comm's table: staging for all boxes; messages move as those of the comm do. */
-static size_t guard_bytes(const colo_message_t *m, int32_t n, size_t elem)
-{
-    size_t bytes = 0;
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t k = 0; k < m[i].nboxes; k++) {
-            const int64_t *extent = m[i].boxes[k].extent;
-            bytes += (size_t)(extent[0] * extent[1] * extent[2]) * elem;
-        }
-    return bytes;
-}
-
-static size_t sub_stage(const colo_exchange_t *x)
-{
-    const size_t elem = colo_dtype_size(x->op.dtype);
-    return guard_bytes(x->send, x->nsends, elem) + guard_bytes(x->recv, x->nrecvs, elem);
-}
-
 void guard_subconnections(colo_comm_ops_t *ops)
 {
-    ops->subconnection_stage = sub_stage;
+    ops->subconnection_stage = t_sub_stage;
 }
 
 __typeof__(colo_comm_i_all_gather) __real_colo_comm_i_all_gather, __wrap_colo_comm_i_all_gather;

@@ -296,15 +296,6 @@ static colo_status_t uniform_tensor(const job_t *j, t_role_t role, int64_t rank,
     return COLO_OK;
 }
 
-/* Tensor @i of a call has other features, and its dtype. */
-static colo_dtype_t ragged_dtype(const job_t *j, int32_t i)
-{
-    static const colo_dtype_t others[] = {COLO_BF16, COLO_F64, COLO_I64};
-    colo_dtype_t first = COLO_F32;
-    (void)colo_dtype_parse(j->r.dtype, &first);
-    return i == 0 ? first : others[(j->r.seed + (uint64_t)i) % 3];
-}
-
 static colo_status_t ragged_tensor(const job_t *j, t_role_t role, int64_t rank, int32_t i,
                                    t_buffer_t *b)
 {
@@ -319,7 +310,7 @@ static colo_status_t ragged_tensor(const job_t *j, t_role_t role, int64_t rank, 
         abort();
     ref_ragged_tensor(&c, roles[role], rank, "f64", i, code, &rows, &features);
     const t_stride_t stride = j->gap == 0 ? T_TIGHT : j->gap == 1 ? T_PADDED : T_SPREAD;
-    colo_status_t st = t_buffer_make(b, "th", ragged_dtype(j, i), stride, rows, 1, features);
+    colo_status_t st = t_buffer_make(b, "th", t_ragged_dtype(&j->r, i), stride, rows, 1, features);
     if (st == COLO_OK)
         fill(&b->t, in ? code : NULL);
     free(code);
@@ -344,7 +335,7 @@ static colo_status_t tensors_make(const job_t *j, bool backward, int64_t rank, i
     const bool sums = backward && j->kind == RAGGED && j->r.c.full && j->r.c.partial;
     memset(t, 0, sizeof *t);
     for (int32_t i = 0; i < j->tensors; i++) {
-        if (sums && !colo_dtype_is_float(ragged_dtype(j, i)))
+        if (sums && !colo_dtype_is_float(t_ragged_dtype(&j->r, i)))
             continue; /* has no gradient */
         for (int out = 0; out < 2; out++) {
             const t_role_t role = backward ? (out ? T_DX : T_DY) : out ? T_Y : T_X;
@@ -413,17 +404,25 @@ static bool both_ways(const job_t *j, colo_bridge_t *bridge, colo_batch_t *batch
     return j->c.no_grad || call(j, bridge, batch, rank, true, salt);
 }
 
-static void uniform(const job_t *j, colo_comm_t *comm, int64_t rank)
+static bool create(const job_t *j, colo_comm_t *comm, colo_bridge_t **bridge)
 {
-    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_layout_t src, dst;
     colo_bridge_config_t config;
-    bool go = said("config", t_case_config(&j->c, &src, &dst, &config));
+    if (!said("config", j->kind == RAGGED ? t_ragged_config(&j->r, &src, &dst, &config)
+                                          : t_case_config(&j->c, &src, &dst, &config)))
+        return false;
     config.mem = j->gpu ? COLO_CUDA : COLO_HOST;
     config.transport = j->transport;
     config.one_level = j->one_level;
     config.ranks_per_node = j->ranks_per_node;
-    go = go && said("create", colo_bridge_create(&bridge, &config, comm));
+    config.max_rows = j->max_rows;
+    return said("create", colo_bridge_create(bridge, &config, comm));
+}
+
+static void uniform(const job_t *j, colo_comm_t *comm, int64_t rank)
+{
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    bool go = create(j, comm, &bridge);
     if (go)
         say_plan(colo_bridge_plan(bridge));
     for (int64_t salt = 0; go && salt < (j->c.steps ? j->c.steps : 1); salt++)
@@ -445,30 +444,9 @@ static void ragged(const job_t *j, colo_comm_t *comm, int64_t rank)
 {
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
-    const t_ragged_t *t = &j->r;
-    colo_layout_t src, dst;
-    bool go =
-        said("layout", t_layout(&src, &t->c.src)) && said("layout", t_layout(&dst, &t->c.dst));
-    src.positions = dst.positions = 0;
-    dst.map = COLO_MAP_IDENTITY;
-    dst.offset = 0;
-    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
-                                         .src = &src,
-                                         .dst = &dst,
-                                         .shape = {.features = t->c.h},
-                                         .dtype = ragged_dtype(j, 0),
-                                         .mem = j->gpu ? COLO_CUDA : COLO_HOST,
-                                         .transport = j->transport,
-                                         .one_level = j->one_level,
-                                         .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
-                                         .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT,
-                                         .ranks_per_node = j->ranks_per_node,
-                                         .ragged = true,
-                                         .placement = t->c.merged ? COLO_MERGED : COLO_PACKED,
-                                         .max_rows = j->max_rows};
-    go = go && said("create", colo_bridge_create(&bridge, &config, comm));
-    const colo_segments_t segments = t_ragged_segments(t);
-    go = go && said("segments", colo_bridge_set_segments(bridge, &segments, &batch));
+    const colo_segments_t segments = t_ragged_segments(&j->r);
+    const bool go = create(j, comm, &bridge) &&
+                    said("segments", colo_bridge_set_segments(bridge, &segments, &batch));
     if (go) {
         colo_run_t run[256];
         int64_t rows[2];

@@ -282,6 +282,23 @@ void t_sub_destroy(colo_comm_t *c, colo_subconnection_t *s)
     free(s);
 }
 
+static size_t elements_of(const colo_message_t *m, int32_t n)
+{
+    size_t elements = 0;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < m[i].nboxes; k++) {
+            const int64_t *extent = m[i].boxes[k].extent;
+            elements += (size_t)(extent[0] * extent[1] * extent[2]);
+        }
+    return elements;
+}
+
+size_t t_sub_stage(const colo_exchange_t *x)
+{
+    return (elements_of(x->send, x->nsends) + elements_of(x->recv, x->nrecvs)) *
+           colo_dtype_size(x->op.dtype);
+}
+
 /* ---- a comm of GPUs ---- */
 
 colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_peer_ops_t *peers)

@@ -46,6 +46,8 @@ struct colo_subconnection {
 colo_status_t t_sub_create(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
                            colo_subconnection_t **s);
 void t_sub_destroy(colo_comm_t *c, colo_subconnection_t *s);
+/* What a comm stages of messages below the size that is halved: all of them. */
+size_t t_sub_stage(const colo_exchange_t *x);
 
 /* A comm that calls itself one of GPUs: with a control comm, and with the table @peers. */
 typedef struct t_disguise {

@@ -27,36 +27,49 @@ static colo_dtype_t dtype_of(const char *name)
     return d;
 }
 
+colo_dtype_t t_ragged_dtype(const t_ragged_t *t, int32_t i)
+{
+    static const colo_dtype_t others[] = {COLO_BF16, COLO_F64, COLO_I64};
+    return i == 0 ? dtype_of(t->dtype) : others[(t->seed + (uint64_t)i) % 3];
+}
+
 /* Tensor @i of a call: the case with other features, and its dtype. */
 static const char *tensor_of(const t_ragged_t *t, int32_t i, ref_ragged_t *c)
 {
-    static const char *const others[] = {"bf16", "f64", "i64"};
     *c = t->c;
     c->h *= 1 + i;
-    return i == 0 ? t->dtype : others[(t->seed + (uint64_t)i) % 3];
+    return colo_dtype_name(t_ragged_dtype(t, i));
+}
+
+colo_status_t t_ragged_config(const t_ragged_t *t, colo_layout_t *src, colo_layout_t *dst,
+                              colo_bridge_config_t *config)
+{
+    rank_try(t_layout(src, &t->c.src));
+    rank_try(t_layout(dst, &t->c.dst));
+    src->positions = dst->positions = 0;
+    dst->map = COLO_MAP_IDENTITY;
+    dst->offset = 0;
+    *config = (colo_bridge_config_t){COLO_BRIDGE_CONFIG_INIT,
+                                     .src = src,
+                                     .dst = dst,
+                                     .shape = {.features = t->c.h},
+                                     .dtype = t_ragged_dtype(t, 0),
+                                     .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
+                                     .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT,
+                                     .ragged = true,
+                                     .placement = t->c.merged ? COLO_MERGED : COLO_PACKED};
+    return COLO_OK;
 }
 
 colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
                               const t_ragged_options_t *o, colo_comm_t *comm)
 {
     colo_layout_t src, dst;
-    rank_try(t_layout(&src, &t->c.src));
-    rank_try(t_layout(&dst, &t->c.dst));
-    src.positions = dst.positions = 0;
-    dst.map = COLO_MAP_IDENTITY;
-    dst.offset = 0;
-    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
-                                         .src = &src,
-                                         .dst = &dst,
-                                         .shape = {.features = t->c.h},
-                                         .dtype = dtype_of(t->dtype),
-                                         .mem = o->where ? COLO_CUDA : COLO_HOST,
-                                         .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
-                                         .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT,
-                                         .ranks_per_node = o->ranks_per_node,
-                                         .ragged = true,
-                                         .placement = t->c.merged ? COLO_MERGED : COLO_PACKED,
-                                         .max_rows = o->max_rows};
+    colo_bridge_config_t config;
+    rank_try(t_ragged_config(t, &src, &dst, &config));
+    config.mem = o->where ? COLO_CUDA : COLO_HOST;
+    config.ranks_per_node = o->ranks_per_node;
+    config.max_rows = o->max_rows;
     return colo_bridge_create(bridge, &config, comm);
 }
 

@@ -24,6 +24,11 @@ typedef struct t_ragged_options {
 } t_ragged_options_t;
 
 colo_segments_t t_ragged_segments(const t_ragged_t *t);
+/* The dtype of tensor @i of a call; it has 1 + i times the features of the case. */
+colo_dtype_t t_ragged_dtype(const t_ragged_t *t, int32_t i);
+/* The library's config of a case; src and dst are where it keeps the layouts. */
+colo_status_t t_ragged_config(const t_ragged_t *t, colo_layout_t *src, colo_layout_t *dst,
+                              colo_bridge_config_t *config);
 /* The bridge of a case; collective. */
 colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
                               const t_ragged_options_t *o, colo_comm_t *comm);
