@@ -45,7 +45,7 @@ void svg_add_panel(svg_page_t *page, svg_draw_fn draw, const void *what);
 int svg_page(const svg_page_t *page, const char *path);
 
 /* Markup: printf(), in whose @fmt ' stands for ", and what %s brings is text: <, >, &, quotes as
- * entities, control bytes and broken UTF-8 as \xNN. Takes %s without a width, %d, %lld, %g, %f, %%. */
+ * entities, control bytes and broken UTF-8 as \xNN. Of %s no width. Takes %d, %lld, %g, %f, %%, too. */
 void svg_put(FILE *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* What pictures are made of; numbers with one decimal. @class is of the page's styles. */
 void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ...)
