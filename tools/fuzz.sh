@@ -13,22 +13,10 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-seconds=30 keep=no targets=()
-while [ $# -gt 0 ]; do
-    case $1 in
-    --seconds)
-        [ $# -ge 2 ] || die "--seconds wants a number"
-        seconds=$2
-        shift
-        ;;
-    --keep) keep=yes ;;
-    --build) seconds=0 ;;
-    --help) usage && exit 0 ;;
-    -*) die "unknown option \"$1\"; --help lists them" ;;
-    *) targets+=("$1") ;;
-    esac
-    shift
-done
+seconds=30 keep=no build=no words=()
+read_options seconds=number keep build words -- "$@"
+targets=("${words[@]}")
+[ "$build" = no ] || seconds=0
 corpus=tests/fuzz/corpus
 [ ${#targets[@]} != 0 ] || mapfile -t targets < <(cd $corpus && printf '%s\n' *.txt | sed 's/\.txt$//')
 has clang && has clang++ || die "fuzz.sh needs clang with libFuzzer (apt-get install clang)"

@@ -18,22 +18,14 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-parts=(one ranks mutants) asked=()
-while [ $# -gt 0 ]; do
-    case $1 in
-    --sanitize) parts+=(memcheck racecheck) ;;
-    --perf) parts+=(perf) ;;
-    --part)
-        [[ " one ranks mutants memcheck racecheck perf " = *" ${2:-} "* ]] || die "no part \"${2:-}\"; --help lists them"
-        asked+=("$2")
-        shift
-        ;;
-    --help) usage && exit 0 ;;
-    *) die "unknown option \"$1\"; --help lists them" ;;
-    esac
-    shift
+parts=(one ranks mutants) sanitize=no perf=no part=()
+read_options sanitize perf 'part[]=name; --help lists them' -- "$@"
+[ "$sanitize" = no ] || parts+=(memcheck racecheck)
+[ "$perf" = no ] || parts+=(perf)
+for asked in "${part[@]}"; do
+    [[ " one ranks mutants memcheck racecheck perf " = *" $asked "* ]] || die "no part \"$asked\"; --help lists them"
 done
-[ ${#asked[@]} = 0 ] || parts=("${asked[@]}")
+[ ${#part[@]} = 0 ] || parts=("${part[@]}")
 
 has nvcc || [ -x /usr/local/cuda/bin/nvcc ] || die "no nvcc: install the CUDA toolkit (12.1 or later)"
 has nvidia-smi && nvidia-smi -L || say "nvidia-smi sees no GPU: everything will be skipped"

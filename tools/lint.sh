@@ -13,16 +13,11 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-what=analyzers files=()
-while [ $# -gt 0 ]; do
-    case $1 in
-    --ubsan | --valgrind) what=${1#--} ;;
-    --help) usage && exit 0 ;;
-    -*) die "unknown option \"$1\"; --help lists them" ;;
-    *) files+=("$1") ;;
-    esac
-    shift
-done
+what=analyzers ubsan=no valgrind=no words=()
+read_options ubsan valgrind words -- "$@"
+files=("${words[@]}")
+[ "$ubsan" = no ] || what=ubsan
+[ "$valgrind" = no ] || what=valgrind
 
 missing=''
 case $what in

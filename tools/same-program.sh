@@ -21,27 +21,10 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-rev='' cases=20000 seed=20261124 one=''
-while [ $# -gt 0 ]; do
-    case $1 in
-    --help) usage && exit 0 ;;
-    --cases | --seed | --case)
-        [[ ${2:-} =~ ^[0-9]+$ ]] || die "$1 wants a number"
-        case $1 in
-        --cases) cases=$2 ;;
-        --seed) seed=$2 ;;
-        *) one=$2 ;;
-        esac
-        shift
-        ;;
-    -*) die "unknown option \"$1\"; --help lists them" ;;
-    *)
-        [ -z "$rev" ] || die "one commit, please: \"$rev\" or \"$1\"?"
-        rev=$1
-        ;;
-    esac
-    shift
-done
+cases=20000 seed=20261124 case='' words=()
+read_options cases=number seed=number case=number words -- "$@"
+rev=${words[0]:-} one=$case
+[ ${#words[@]} -lt 2 ] || die "one commit, please: \"$rev\" or \"${words[1]}\"?"
 [ -n "$rev" ] || die "usage: tools/same-program.sh REV [--cases N] [--seed S] [--case K]"
 commit=$(git rev-parse --verify --quiet "$rev^{commit}") || die "there is no commit \"$rev\""
 

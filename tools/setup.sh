@@ -28,6 +28,42 @@ usage() {
     sed -n '3,/^set /s/^# \{0,1\}//p' "$root/tools/$(basename "$0")"
 }
 
+# read_options SPECS... -- ARGS... - an option sets the variable of its name: "keep" to yes, "seconds=number" to what
+# follows; "ranks[]=value" adds that to a list. What stands behind = is said if it is missing. What is no option is
+# added to the list words, if "words" is a spec.
+read_options() {
+    local spec specs=() name wants
+    while [ "$1" != -- ]; do
+        specs+=("$1")
+        shift
+    done
+    while shift && [ $# -gt 0 ]; do
+        [ "$1" != --help ] || { usage && exit 0; }
+        if [[ $1 != -* && " ${specs[*]} " = *" words "* ]]; then
+            words+=("$1")
+            continue
+        fi
+        name=${1#--} spec=''
+        for wants in "${specs[@]}"; do
+            [[ $1 != "--${wants%%[=[]*}" || $wants = words ]] || spec=$wants
+        done
+        [ -n "$spec" ] || die "unknown option \"$1\"; --help lists them"
+        if [ "$spec" = "$name" ]; then
+            printf -v "$name" yes
+            continue
+        fi
+        wants=${spec#*=}
+        [ $# -ge 2 ] && [[ $wants != number || $2 =~ ^[0-9]+$ ]] || die "$1 wants a $wants"
+        if [[ $spec = *"[]="* ]]; then
+            local -n list=$name
+            list+=("$2")
+        else
+            printf -v "$name" %s "$2"
+        fi
+        shift
+    done
+}
+
 has() {
     command -v "$1" >/dev/null 2>&1
 }

@@ -17,40 +17,23 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-seconds='' kinds=() default=(threads sockets) seed=$(date +%s) worlds=0
-while [ $# -gt 0 ]; do
-    case $1 in
-    --help) usage && exit 0 ;;
-    --gpu)
-        default=(gpu gpu-sockets gpu-peers) seconds=${seconds:-100}
-        shift
-        continue
-        ;;
-    --minutes | --seconds | --ranks | --seed | --worlds) [ $# -ge 2 ] || die "$1 wants a value" ;;
-    *) die "unknown option \"$1\"; --help lists them" ;;
-    esac
-    case $1 in
-    --minutes) seconds=$(($2 * 60)) ;;
-    --seconds) seconds=$2 ;;
-    --ranks)
-        [[ " threads sockets gpu gpu-sockets gpu-peers " = *" $2 "* ]] ||
-            die "--ranks $2, expected threads, sockets, gpu, gpu-sockets or gpu-peers"
-        kinds+=("$2")
-        ;;
-    --seed) seed=$2 ;;
-    --worlds) worlds=$2 ;;
-    esac
-    shift 2
+minutes='' seconds='' gpu=no ranks=() default=(threads sockets) seed=$(date +%s) worlds=0
+read_options minutes=value seconds=value gpu 'ranks[]=value' seed=value worlds=value -- "$@"
+for kind in "${ranks[@]}"; do
+    [[ " threads sockets gpu gpu-sockets gpu-peers " = *" $kind "* ]] ||
+        die "--ranks $kind, expected threads, sockets, gpu, gpu-sockets or gpu-peers"
 done
-[ ${#kinds[@]} != 0 ] || kinds=("${default[@]}")
+[ -z "$minutes" ] || seconds=$((minutes * 60))
+[ "$gpu" = no ] || default=(gpu gpu-sockets gpu-peers) seconds=${seconds:-100}
+[ ${#ranks[@]} != 0 ] || ranks=("${default[@]}")
 seconds=${seconds:-600}
 
 install_missing test
-if [[ " ${kinds[*]} " = *" gpu"* ]]; then
+if [[ " ${ranks[*]} " = *" gpu"* ]]; then
     configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled -Dexamples=auto
     build build-gpu tests/gpu/soak.run
 fi
-if [[ " ${kinds[*]} " =~ " "(threads|sockets)" " ]]; then
+if [[ " ${ranks[*]} " =~ " "(threads|sockets)" " ]]; then
     configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled
     build build tests/soak/soak
 fi
@@ -58,19 +41,19 @@ fi
 # malloc()'s caches per thread would count as memory in use.
 export GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 table=() failed=no
-for kind in "${kinds[@]}"; do
-    of=build ranks=$kind command=(tests/soak/soak "$seconds" "$seed" "$worlds") rc=0
+for kind in "${ranks[@]}"; do
+    of=build way=$kind command=(tests/soak/soak "$seconds" "$seed" "$worlds") rc=0
     case $kind in
     gpu*)
-        of=build-gpu ranks=threads command=(env CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_NVLS_ENABLE=0
+        of=build-gpu way=threads command=(env CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_NVLS_ENABLE=0
             "COLO_BACKEND_DIR=$root/build-gpu/tests/gpu/backends" "${command[@]/soak\//gpu/}")
-        [ "$kind" != gpu-sockets ] || ranks=sockets
+        [ "$kind" != gpu-sockets ] || way=sockets
         # Its backend, of tests only, does not load kernels when a communicator is made.
         [ "$kind" != gpu-peers ] || command=(env SOAK_PEERS=1 CUDA_MODULE_LOADING=EAGER "${command[@]}")
         ;;
     esac
     say "ranks as $kind for $seconds s, seed $seed"
-    (cd $of && T_RANKS=$ranks timeout $((seconds + 120)) "${command[@]}" </dev/null) | tee $of/soak.log || rc=$?
+    (cd $of && T_RANKS=$way timeout $((seconds + 120)) "${command[@]}" </dev/null) | tee $of/soak.log || rc=$?
     [ $rc = 0 ] || [ $rc = 77 ] || failed=yes
     [ $rc != 124 ] || echo "a hang: ended 2 minutes after its time" | tee -a $of/soak.log
     table+=("$(printf '%-11s %6d s  seed %-12s %s' "$kind" "$seconds" "$seed" "$(tail -n 1 $of/soak.log)")")

@@ -16,23 +16,12 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-all=no torch=no list=no coverage=no suites=()
-while [ $# -gt 0 ]; do
-    case $1 in
-    --all) all=yes ;;
-    --quick) ;; # what it does anyway
-    --torch) torch=yes suites+=(--suite python) ;;
-    --list) list=yes ;;
-    --coverage) coverage=yes ;;
-    --suite)
-        [ $# -ge 2 ] || die "--suite wants a name; --list prints them"
-        suites+=(--suite "$2")
-        shift
-        ;;
-    --help) usage && exit 0 ;;
-    *) die "unknown option \"$1\"; --help lists them" ;;
-    esac
-    shift
+all=no torch=no list=no coverage=no suite=() suites=()
+# --quick is what it does anyway
+read_options all quick torch list coverage 'suite[]=name; --list prints them' -- "$@"
+[ "$torch" = no ] || suite+=(python)
+for name in "${suite[@]}"; do
+    suites+=(--suite "$name")
 done
 
 install_missing test
