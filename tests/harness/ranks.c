@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ranks.c - see ranks.h. After a run on processes each rank's memory is compared with what it was
- * before: the bytes that changed are what that rank wrote, and all of them together are the result.
- * What travels is old XOR new: a byte of 0 was not written.
+ * ranks.c - see ranks.h. After a run on processes each rank compares its memory with what it was
+ * before: the bytes that changed are what that rank wrote, and it puts them into the result, which
+ * all ranks share.
  */
 #include "harness/ranks.h"
 
@@ -29,9 +29,18 @@ struct region {
 static struct region *shared;
 static int nshared, capacity;
 
-struct report { /* of one rank; its memory follows */
+struct report { /* of one rank */
     colo_status_t status;
     char error_message[1100];
+};
+
+enum { CARD = 4096 };
+struct board { /* in memory that all processes share; what it points to follows */
+    _Atomic int32_t arrived;
+    int32_t size;
+    struct report *report; /* [size] */
+    unsigned char *cards;  /* two sets of them */
+    unsigned char *result; /* the regions, one after the other */
 };
 
 /* ---- which ---- */
@@ -114,18 +123,6 @@ static size_t all_bytes(void)
     return n;
 }
 
-static void save_changes(const unsigned char *restrict before, unsigned char *restrict to)
-{
-    for (int i = 0; i < nshared; i++) {
-        const unsigned char *restrict now = shared[i].data;
-        const size_t n = shared[i].bytes;
-        for (size_t k = 0; k < n; k++)
-            to[k] = (unsigned char)(before[k] ^ now[k]);
-        before += n;
-        to += n;
-    }
-}
-
 static void save(unsigned char *to)
 {
     for (int i = 0; i < nshared; to += shared[i++].bytes)
@@ -133,55 +130,40 @@ static void save(unsigned char *to)
             memcpy(to, shared[i].data, shared[i].bytes);
 }
 
-/* The regions = @before with every byte that a rank changed. @reports [n] reports with memory. */
-static void merge(const unsigned char *restrict before, const unsigned char *restrict reports,
-                  size_t report_size, int32_t n)
+static void load(const unsigned char *from)
 {
-    size_t offset = 0;
-    for (int i = 0; i < nshared; offset += shared[i++].bytes) {
-        unsigned char *restrict data = shared[i].data;
-        const size_t bytes = shared[i].bytes;
-        if (bytes)
-            memcpy(data, before + offset, bytes);
-        for (int32_t r = 0; r < n; r++) {
-            const unsigned char *change =
-                reports + (size_t)r * report_size + sizeof(struct report) + offset;
-            for (size_t k = 0; k < bytes; k++)
-                data[k] = change[k] ? before[offset + k] ^ change[k] : data[k];
-        }
+    for (int i = 0; i < nshared; from += shared[i++].bytes)
+        if (shared[i].bytes)
+            memcpy(shared[i].data, from, shared[i].bytes);
+}
+
+static void save_changes(const unsigned char *restrict before, unsigned char *restrict to)
+{
+    for (int i = 0; i < nshared; i++) {
+        const unsigned char *restrict now = shared[i].data;
+        const size_t n = shared[i].bytes;
+        for (size_t k = 0; k < n; k++)
+            if (now[k] != before[k])
+                to[k] = now[k];
+        before += n;
+        to += n;
     }
 }
 
 /* The error that a rank made by itself before those that were handed on. */
-static colo_status_t judge(const unsigned char *reports, size_t report_size, int32_t n)
+static colo_status_t judge(const struct board *b)
 {
-    int32_t worst = -1;
-    for (int32_t r = 0; r < n; r++) {
-        const struct report *p =
-            (const struct report *)(const void *)(reports + (size_t)r * report_size);
-        const struct report *w =
-            (const struct report *)(const void *)(reports +
-                                                  (size_t)(worst < 0 ? 0 : worst) * report_size);
+    const struct report *worst = NULL;
+    for (const struct report *p = b->report; p < b->report + b->size; p++)
         if (p->status < 0 &&
-            (worst < 0 || (w->status == COLO_ERR_PEER && p->status != COLO_ERR_PEER)))
-            worst = r;
-    }
-    if (worst < 0)
-        return COLO_OK;
-    const struct report *w =
-        (const struct report *)(const void *)(reports + (size_t)worst * report_size);
-    return colo_fail(w->status, "rank %d: %s", (int)worst, w->error_message);
+            (!worst || (worst->status == COLO_ERR_PEER && p->status != COLO_ERR_PEER)))
+            worst = p;
+    return worst ? colo_fail(worst->status, "rank %d: %s", (int)(worst - b->report),
+                             worst->error_message)
+                 : COLO_OK;
 }
 
 /* ---- one rank ---- */
-
-static void fill(struct report *report, colo_status_t st)
-{
-    memset(report, 0, sizeof *report);
-    report->status = st;
-    if (st < 0)
-        snprintf(report->error_message, sizeof report->error_message, "%s", colo_last_error());
-}
 
 static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, void *arg,
                     struct report *report)
@@ -189,7 +171,9 @@ static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, voi
     colo_status_t st = made;
     if (st == COLO_OK)
         st = fn(world, arg);
-    fill(report, st);
+    report->status = st;
+    if (st < 0)
+        snprintf(report->error_message, sizeof report->error_message, "%s", colo_last_error());
     if (world && st < 0 && colo_comm_check(world) == COLO_OK)
         colo_comm_i_fail(world, st); /* no rank should wait for this one in vain */
     colo_comm_destroy(&world);
@@ -197,11 +181,6 @@ static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, voi
 
 /* ---- sockets and UCX ---- */
 
-enum { CARD = 4096 };
-struct board { /* in memory that all processes share; two sets of cards follow */
-    _Atomic int32_t arrived;
-    int32_t size;
-};
 struct seat {
     struct board *board;
     int32_t rank, calls;
@@ -212,7 +191,7 @@ static colo_status_t over_board(void *user, const void *send, void *recv, size_t
     struct seat *seat = user;
     struct board *b = seat->board;
     const int32_t all = ++seat->calls * b->size;
-    unsigned char *cards = (unsigned char *)(b + 1) + (size_t)(seat->calls % 2 * b->size) * CARD;
+    unsigned char *cards = b->cards + (size_t)(seat->calls % 2 * b->size) * CARD;
     memcpy(cards + (size_t)seat->rank * bytes, send, bytes);
     atomic_fetch_add(&b->arrived, 1);
     for (int polls = 0; atomic_load(&b->arrived) < all; polls++) {
@@ -225,7 +204,7 @@ static colo_status_t over_board(void *user, const void *send, void *recv, size_t
 }
 
 static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void *arg,
-                       const unsigned char *before, unsigned char *report_size)
+                       const unsigned char *before)
 {
     struct seat seat = {board, rank, 0};
     colo_bootstrap_t b = {rank, board->size, over_board, &seat};
@@ -234,31 +213,25 @@ static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void 
     if (kind() == MIXED && !getenv("COLO_NODE")) /* two nodes, of which neither is a run of ranks */
         setenv("COLO_NODE", rank % 4 % 3 ? "1" : "0", 1);
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    run_one(st, world, fn, arg, (struct report *)(void *)report_size);
-    save_changes(before, report_size + sizeof(struct report));
+    run_one(st, world, fn, arg, &board->report[rank]);
+    save_changes(before, board->result);
     fflush(NULL);
     _exit(0);
 }
 
-static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *before,
-                       unsigned char *reports, size_t report_size)
+static void run_forked(struct board *board, colo_rank_fn fn, void *arg, const unsigned char *before)
 {
-    size_t bytes = (sizeof(struct board) + (size_t)n * 2 * CARD + 63) / 64 * 64;
-    unsigned char *shm = mmap(NULL, bytes + (size_t)n * report_size, PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    pid_t *pid = calloc((size_t)n, sizeof *pid);
-    if (shm == MAP_FAILED || !pid)
+    pid_t *pid = calloc((size_t)board->size, sizeof *pid);
+    if (!pid)
         abort();
-    struct board *board = (struct board *)(void *)shm;
-    board->size = n;
     fflush(NULL);
-    for (int32_t r = 0; r < n; r++) {
+    for (int32_t r = 0; r < board->size; r++) {
         pid[r] = fork();
         if (pid[r] == 0)
-            child_main(r, board, fn, arg, before, shm + bytes + (size_t)r * report_size);
+            child_main(r, board, fn, arg, before);
     }
-    for (int32_t r = 0; r < n; r++) {
-        struct report *report = (struct report *)(void *)(shm + bytes + (size_t)r * report_size);
+    for (int32_t r = 0; r < board->size; r++) {
+        struct report *report = &board->report[r];
         int status = 0;
         if (pid[r] > 0 && waitpid(pid[r], &status, 0) == pid[r] && WIFEXITED(status) &&
             WEXITSTATUS(status) == 0)
@@ -267,8 +240,6 @@ static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned cha
         snprintf(report->error_message, sizeof report->error_message,
                  "the process ended with status 0x%x", (unsigned)status);
     }
-    memcpy(reports, shm + bytes, (size_t)n * report_size);
-    munmap(shm, bytes + (size_t)n * report_size);
     free(pid);
 }
 
@@ -282,16 +253,26 @@ colo_status_t t_run_ranks(int32_t n, colo_rank_fn fn, void *arg, size_t bytes)
         return colo_fail(COLO_ERR_ARG, "test: %d ranks, expected 1 or more", (int)n);
     if (bytes)
         t_share(arg, bytes);
-    const size_t report_size = (sizeof(struct report) + all_bytes() + 63) / 64 * 64;
-    unsigned char *before = malloc(all_bytes() + 1), *reports = malloc(report_size * (size_t)n);
+    const size_t ranks = (size_t)n, size = sizeof(struct board) +
+                                           ranks * (sizeof(struct report) + 2 * CARD) + all_bytes();
+    struct board *board =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    unsigned char *before = malloc(all_bytes() + 1);
+    if (board == MAP_FAILED || !before)
+        abort();
+    board->size = n;
+    board->report = (struct report *)(board + 1);
+    board->cards = (unsigned char *)(board->report + n);
+    board->result = board->cards + ranks * 2 * CARD;
     save(before);
-    run_forked(n, fn, arg, before, reports, report_size);
-    merge(before, reports, report_size, n);
-    colo_status_t st = judge(reports, report_size, n);
+    save(board->result);
+    run_forked(board, fn, arg, before);
+    load(board->result);
+    colo_status_t st = judge(board);
     if (bytes)
         t_unshare(arg);
     free(before);
-    free(reports);
+    munmap(board, size);
     return st;
 }
 
