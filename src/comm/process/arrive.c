@@ -122,7 +122,7 @@ static void take_header(struct colo_process_group *group, const colo_frame_t *fr
         snprintf(error_message, sizeof error_message,
                  "rank %d of '%s' is three operations ahead of rank %d: its frames make no sense",
                  (int)frame->from, group->name, (int)group->rank);
-        colo_process_set_error(group, COLO_ERR_MISMATCH, -1, error_message);
+        colo_process_set_error(group, group->seq, COLO_ERR_MISMATCH, -1, error_message);
         return;
     }
     early->full = true;

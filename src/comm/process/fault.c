@@ -82,13 +82,10 @@ static void notify_all(struct colo_process_context *context)
 
 void colo_process_notify(struct colo_process_context *context)
 {
-    if (atomic_load_explicit(&context->to_notify, memory_order_relaxed) &&
-        atomic_exchange(&context->to_notify, false))
-        notify_all(context);
-    for (struct colo_process_group *group = context->group; group; group = group->next)
-        if (atomic_load_explicit(&group->to_notify, memory_order_relaxed) &&
-            atomic_exchange(&group->to_notify, false))
-            notify_members(group);
+    if (!context->to_notify)
+        return;
+    context->to_notify = false;
+    notify_all(context);
 }
 
 bool colo_process_must_fail(const struct colo_process_group *group)
@@ -109,10 +106,10 @@ bool colo_process_take_fault(struct colo_process_group *group, uint64_t seq, col
     return true;
 }
 
-void colo_process_set_error(struct colo_process_group *group, colo_status_t status, int32_t culprit,
-                            const char *error_message)
+void colo_process_set_error(struct colo_process_group *group, uint64_t seq, colo_status_t status,
+                            int32_t culprit, const char *error_message)
 {
-    if (colo_process_take_fault(group, group->seq, status, culprit, error_message))
+    if (colo_process_take_fault(group, seq, status, culprit, error_message))
         notify_members(group);
 }
 
@@ -130,7 +127,7 @@ void colo_process_set_error_all(struct colo_process_context *context, colo_statu
     if (colo_error_state_is_set(&context->error))
         return;
     colo_error_state_set(&context->error, status, culprit, culprit, error_message);
-    atomic_store(&context->to_notify, true);
+    context->to_notify = true;
 }
 
 /* ---- groups that all have left ---- */

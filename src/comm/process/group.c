@@ -170,23 +170,12 @@ void colo_process_fail(colo_comm_t *comm, colo_status_t status, const char *erro
 {
     struct colo_process_group *group = comm->impl;
     struct colo_process_context *context = group->context;
-    bool is_new;
-    if (status == COLO_ERR_ABORTED) {
-        is_new = !colo_error_state_is_set(&context->error);
-        colo_error_state_set(&context->error, status, -1, -1, error_message);
-        if (is_new)
-            atomic_store(&context->to_notify, true);
-    } else { /* only the thread that uses the group fails so, and a watchdog of GPUs for it */
-        COLO_HOLD(&context->lock);
-        is_new = colo_process_take_fault(
-            group, group->begun || group->running ? group->seq : group->seq + 1, status,
-            group->rank, error_message);
-        if (is_new)
-            atomic_store(&group->to_notify, true);
-    }
-    if (!is_new)
-        return;
     COLO_HOLD(&context->lock);
+    if (status == COLO_ERR_ABORTED)
+        colo_process_set_error_all(context, status, -1, error_message);
+    else /* only the thread that uses the group fails so, and a watchdog of GPUs for it */
+        colo_process_set_error(group, group->seq + !(group->begun || group->running), status,
+                               group->rank, error_message);
     colo_process_notify(context);
 }
 

@@ -61,7 +61,6 @@ struct colo_process_group { /* colo_comm.impl */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_error_state_t error;
     uint64_t dead_from; /* operations before this one may still end well on ranks that are late */
-    _Atomic bool to_notify; /* the members, at the next colo_process_notify() */
 
     struct colo_remote *peer; /* [size] */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
@@ -95,7 +94,7 @@ struct colo_process_context {
     int64_t timeout_ms; /* the longest of any comm: for destroy */
     bool alone;         /* its creation failed, and others may not know: no rank says goodbye */
     colo_error_state_t error;
-    _Atomic bool to_notify;
+    bool to_notify; /* all ranks, at the next colo_process_notify() */
 };
 
 /* ---- group.c ---- */
@@ -131,9 +130,10 @@ void colo_process_notify(struct colo_process_context *context);
 void colo_process_reap(struct colo_process_context *context);
 /* Will the operation that runs here not end well? */
 bool colo_process_must_fail(const struct colo_process_group *group);
-/* Kills the group, once, and tells its members; @culprit: rank, or -1 if all ranks are. */
-void colo_process_set_error(struct colo_process_group *group, colo_status_t status, int32_t culprit,
-                            const char *error_message);
+/* Kills the group from operation @seq on, once, and tells its members; @culprit: rank, or -1 if all
+ * ranks are. */
+void colo_process_set_error(struct colo_process_group *group, uint64_t seq, colo_status_t status,
+                            int32_t culprit, const char *error_message);
 /* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
  * is known. */
 bool colo_process_take_fault(struct colo_process_group *group, uint64_t seq, colo_status_t status,

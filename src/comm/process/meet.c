@@ -22,7 +22,7 @@ void colo_step_mismatch(struct colo_process_group *group, int32_t peer, const ch
     char error_message[COLO_BLAME];
     const colo_waiter_t me = colo_step_waiter(group, peer);
     colo_blame_mismatch(error_message, &me, found, group->peer[peer].gone);
-    colo_process_set_error(group, COLO_ERR_MISMATCH, -1, error_message);
+    colo_process_set_error(group, group->seq, COLO_ERR_MISMATCH, -1, error_message);
 }
 
 /* ---- headers ---- */

@@ -27,7 +27,7 @@ static void missing(struct colo_process_group *group, int32_t peer, int64_t time
     char error_message[COLO_BLAME];
     const colo_waiter_t me = colo_step_waiter(group, peer);
     colo_blame_missing(error_message, &me, timeout_ms, group->peer_step[peer].met);
-    colo_process_set_error(group, COLO_ERR_TIMEOUT, -1, error_message);
+    colo_process_set_error(group, group->seq, COLO_ERR_TIMEOUT, -1, error_message);
 }
 
 static colo_status_t verdict(const struct colo_process_group *group)
@@ -113,7 +113,7 @@ static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame
         char error_message[120];
         snprintf(error_message, sizeof error_message, "no memory to send %zu bytes to rank %d", all,
                  (int)peer);
-        colo_process_set_error(group, COLO_ERR_NOMEM, group->rank, error_message);
+        colo_process_set_error(group, group->seq, COLO_ERR_NOMEM, group->rank, error_message);
         return false;
     }
     frame->magic = COLO_FRAME_MAGIC;
