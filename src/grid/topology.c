@@ -87,56 +87,38 @@ static void spots_of_units(const colo_machine_t *machine, colo_share_t share, co
 
 /* ---- the scattered order ---- */
 
-/* Hands out the units of a machine, packages in turn, within a package its NUMA nodes in turn. */
-typedef struct deal {
-    const colo_machine_t *machine;
-    int32_t *next;   /* [nnuma * npackages] first processor of the pair not yet looked at */
-    int32_t *numa;   /* [npackages] NUMA node whose turn it is */
-    int32_t package; /* whose turn it is */
-} deal_t;
-
-/* The next core of that package and NUMA node, -1 when all are dealt. */
-static int32_t next_core(deal_t *deal, int32_t package, int32_t numa)
+/* How many are dealt before the @round-th of pile @mine, if @piles of @count each are dealt from in
+ * turn. */
+static int32_t dealt_before(const int32_t *count, int32_t piles, int32_t mine, int32_t round)
 {
-    int32_t *next = &deal->next[package * deal->machine->nnuma + numa];
-    for (; *next < deal->machine->npus; (*next)++) {
-        const colo_pu_t *p = &deal->machine->pu[*next];
-        bool begins = *next == 0 || p[-1].core != p->core;
-        if (begins && p->package == package && p->numa == numa) {
-            (*next)++;
-            return p->core;
-        }
-    }
-    return -1;
+    int32_t before = 0;
+    for (int32_t i = 0; i < piles; i++)
+        before += count[i] < round + (i < mine) ? count[i] : round + (i < mine);
+    return before;
 }
 
-static int32_t deal_core(deal_t *deal)
+/* Cores of packages in turn, within a package of its NUMA nodes in turn. @first: [ncores] each
+ * core's first processor; @order: [ncores] */
+static colo_status_t scatter_cores(const colo_machine_t *machine, const int32_t *first,
+                                   int32_t *order)
 {
-    for (int32_t i = 0; i < deal->machine->npackages; i++) {
-        int32_t package = (deal->package + i) % deal->machine->npackages;
-        for (int32_t k = 0; k < deal->machine->nnuma; k++) {
-            int32_t numa = (deal->numa[package] + k) % deal->machine->nnuma;
-            int32_t core = next_core(deal, package, numa);
-            if (core < 0)
-                continue;
-            deal->numa[package] = (numa + 1) % deal->machine->nnuma;
-            deal->package = (package + 1) % deal->machine->npackages;
-            return core;
-        }
+    const size_t nodes = (size_t)machine->nnuma, packages = (size_t)machine->npackages,
+                 pairs = nodes * packages;
+    COLO_AUTOFREE int32_t *memory = calloc(2 * pairs + packages, sizeof *memory);
+    COLO_FAIL_IF(!memory, COLO_ERR_NOMEM, "topology: no memory for %zu NUMA nodes", pairs);
+    int32_t *count = memory, *dealt = count + pairs, *of_package = dealt + pairs;
+    for (int32_t core = 0; core < machine->ncores; core++) {
+        const colo_pu_t *pu = &machine->pu[first[core]];
+        count[pu->package * machine->nnuma + pu->numa]++;
+        of_package[pu->package]++;
     }
-    return -1;
-}
-
-/* @order: [ncores] */
-static colo_status_t scatter_cores(const colo_machine_t *machine, int32_t *order)
-{
-    size_t pairs = (size_t)machine->nnuma * (size_t)machine->npackages;
-    COLO_AUTOFREE int32_t *next = calloc(pairs, sizeof *next);
-    COLO_AUTOFREE int32_t *numas = calloc((size_t)machine->npackages, sizeof *numas);
-    COLO_FAIL_IF(!next || !numas, COLO_ERR_NOMEM, "topology: no memory for %zu NUMA nodes", pairs);
-    deal_t d = {machine, next, numas, 0};
-    for (int32_t i = 0; i < machine->ncores; i++)
-        order[i] = deal_core(&d);
+    for (int32_t core = 0; core < machine->ncores; core++) {
+        const colo_pu_t *pu = &machine->pu[first[core]];
+        const int32_t *its = count + pu->package * machine->nnuma,
+                      round = dealt[its - count + pu->numa]++,
+                      among = dealt_before(its, machine->nnuma, pu->numa, round);
+        order[dealt_before(of_package, machine->npackages, pu->package, among)] = core;
+    }
     return COLO_OK;
 }
 
@@ -147,9 +129,9 @@ static colo_status_t scatter_pus(const colo_machine_t *machine, int64_t n, int32
     COLO_AUTOFREE int32_t *first = malloc((size_t)machine->ncores * sizeof *first);
     COLO_FAIL_IF(!order || !first, COLO_ERR_NOMEM, "topology: no memory for %d cores",
                  (int)machine->ncores);
-    COLO_TRY(scatter_cores(machine, order));
     for (int32_t i = machine->npus - 1; i >= 0; i--)
         first[machine->pu[i].core] = i;
+    COLO_TRY(scatter_cores(machine, first, order));
     int64_t l = 0;
     for (int32_t thread = 0; l < n; thread++)
         for (int32_t c = 0; c < machine->ncores && l < n; c++) {
