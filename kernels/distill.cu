@@ -11,7 +11,8 @@
  */
 #include "logprob.cuh"
 
-#include "losses-launch.h"
+#include "kernels.h"
+#include "loss/distill-pass.h"
 
 #include <algorithm>
 #include <type_traits>

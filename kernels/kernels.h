@@ -71,36 +71,17 @@ cudaError_t colo_k_box_nonzero(const colo_box_t *box, size_t elem_size, bool is_
 cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
                               int64_t count, double *num, int64_t *den, cudaStream_t stream);
 
-/* ---- loss on logits (logprob-stats.cu, logprob-grad.cu) ---- */
+/* ---- losses: logprob-stats.cu, logprob-grad.cu, topk.cu, topk-loss.cu, sampling.cu, distill.cu,
+ * sequence.cu (weighted sums, too) and rows.cu. The structs say what each one does. ---- */
 
-cudaError_t colo_k_logprob_stats(const struct colo_logprob_pass *p, cudaStream_t stream);
-cudaError_t colo_k_logprob_merge(const struct colo_logprob_pass *p, cudaStream_t stream);
-cudaError_t colo_k_logprob_grad(const struct colo_logprob_pass *p, cudaStream_t stream);
-
-/* ---- lm_head path (rows.cu): what src/loss/linear/rows.h says ---- */
-
-cudaError_t colo_k_rows_compact(const struct colo_linear_rows *p, cudaStream_t stream);
-cudaError_t colo_k_rows_upstream(const struct colo_linear_upstream_rows *u, cudaStream_t stream);
-cudaError_t colo_k_rows_factor(float *to, const float *from, double factor, const float *by,
-                               cudaStream_t stream);
-cudaError_t colo_k_rows_scatter(const struct colo_linear_scatter *s, cudaStream_t stream);
-/* strides in elements; to, from [hi - lo, hidden] contiguous */
-cudaError_t colo_k_rows_gather(const struct colo_linear_rows *p, int64_t lo, int64_t hi,
-                               int64_t hidden, void *to, const void *from, int64_t from_stride,
-                               colo_dtype_t dtype, cudaStream_t stream);
-cudaError_t colo_k_rows_restore(const struct colo_linear_rows *p, int64_t lo, int64_t hi,
-                                int64_t hidden, void *to, int64_t to_stride, const void *from,
-                                colo_dtype_t dtype, cudaStream_t stream);
-cudaError_t colo_k_rows_clear(const struct colo_linear_rows *p, int64_t hidden, void *to,
-                              int64_t to_stride, colo_dtype_t dtype, cudaStream_t stream);
-/* to[j * to_step] = beta to + sum over rows of z[., j], times *scale (NULL: 1); f32, f64 of f64 */
-cudaError_t colo_k_rows_sum(const void *z, int64_t stride, colo_dtype_t dtype, int64_t rows,
-                            int64_t columns, const float *scale, void *to, int64_t to_step,
-                            double beta, cudaStream_t stream);
-/* to [rows, columns] = from in to's dtype; a stride of 0 repeats a row of from */
-cudaError_t colo_k_rows_convert(void *to, int64_t to_stride, colo_dtype_t to_dtype,
-                                const void *from, int64_t from_stride, colo_dtype_t from_dtype,
-                                int64_t rows, int64_t columns, cudaStream_t stream);
+#define COLO_K_LAUNCHER(name, type) \
+    cudaError_t colo_k_##name(const struct type *p, cudaStream_t stream);
+COLO_LOSS_KERNELS(COLO_K_LAUNCHER)
+COLO_LOSS_ROWS(COLO_K_LAUNCHER)
+/* the candidates: those given; or the k largest, and in the same read what colo_k_logprob_stats()
+ * makes of p's base (topk.cu) */
+COLO_K_LAUNCHER(topk_given, colo_topk_pass)
+COLO_K_LAUNCHER(topk_largest, colo_topk_pass)
 
 #ifdef __cplusplus
 }

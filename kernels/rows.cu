@@ -242,11 +242,14 @@ uint64_t nan_of(colo_dtype_t dtype)
 }
 
 template <move HOW>
-cudaError_t move_rows(const colo_linear_rows &p, int64_t lo, int64_t hi, int64_t hidden, void *near,
-                      void *far, int64_t far_stride, colo_dtype_t dtype, cudaStream_t stream)
+cudaError_t move_rows(const colo_linear_move &m, int64_t lo, int64_t hi, void *near,
+                      cudaStream_t stream)
 {
+    const colo_linear_rows &p = *m.rows;
+    const colo_dtype_t dtype = m.tokens.dtype;
+    void *far = m.tokens.data;
     const int64_t elem = dtype == COLO_F64 ? 8 : dtype == COLO_F32 ? 4 : 2;
-    const int64_t row = hidden * elem, stride = far_stride * elem;
+    const int64_t row = m.hidden * elem, stride = m.tokens.stride * elem;
     const uint64_t n = nan_of(dtype);
     if (((uintptr_t)near | (uintptr_t)far | (uintptr_t)row | (uintptr_t)stride) % 16 == 0) {
         const uint32_t w = elem == 2 ? (uint32_t)(n | n << 16) : (uint32_t)n;
@@ -335,22 +338,19 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
     *value = beta != 0 ? (typename D::stat)beta * *value + all : all;
 }
 
-template <typename D>
-cudaError_t sum_rows(const void *z, int64_t stride, int64_t rows, int64_t columns,
-                     const float *scale, void *to, int64_t to_step, double beta,
-                     cudaStream_t stream)
+template <typename D> cudaError_t sum_rows(const colo_linear_sum &p, cudaStream_t stream)
 {
-    using E = typename D::elem;
     using S = typename D::stat;
+    const typename D::elem *z = (const typename D::elem *)p.z.data;
     const dim3 block(SUM_X, SUM_Y);
-    const bool loose = (uintptr_t)z % 16 || stride % D::N;
-    const int64_t width = SUM_X * (loose ? 1 : D::N), grid = (columns + width - 1) / width;
+    const bool loose = (uintptr_t)z % 16 || p.z.stride % D::N;
+    const int64_t width = SUM_X * (loose ? 1 : D::N), grid = (p.columns + width - 1) / width;
     if (loose)
         sum_loose_kernel<D><<<(unsigned)grid, block, 0, stream>>>(
-            (const E *)z, stride, rows, columns, scale, (S *)to, to_step, beta);
+            z, p.z.stride, p.rows, p.columns, p.scale, (S *)p.to, p.to_step, p.beta);
     else
-        sum_kernel<D><<<(unsigned)grid, block, 0, stream>>>((const E *)z, stride, rows, columns,
-                                                            scale, (S *)to, to_step, beta);
+        sum_kernel<D><<<(unsigned)grid, block, 0, stream>>>(z, p.z.stride, p.rows, p.columns,
+                                                            p.scale, (S *)p.to, p.to_step, p.beta);
     return cudaGetLastError();
 }
 
@@ -387,21 +387,20 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename O, typename D>
-cudaError_t convert(void *to, int64_t to_stride, const void *from, int64_t from_stride,
-                    int64_t rows, int64_t columns, cudaStream_t stream)
+cudaError_t convert(const colo_linear_convert &p, cudaStream_t stream)
 {
-    using T = typename O::elem;
-    using F = typename D::elem;
-    const bool four = (columns | to_stride | from_stride) % 4 == 0 &&
-                      (uintptr_t)to % (4 * sizeof(T)) == 0 &&
-                      (uintptr_t)from % (4 * sizeof(F)) == 0;
-    const unsigned grid = blocks_for(rows * (four ? columns / 4 : columns));
+    typename O::elem *to = (typename O::elem *)p.to.data;
+    const typename D::elem *from = (const typename D::elem *)p.from.data;
+    const bool four = (p.columns | p.to.stride | p.from.stride) % 4 == 0 &&
+                      (uintptr_t)to % (4 * sizeof *to) == 0 &&
+                      (uintptr_t)from % (4 * sizeof *from) == 0;
+    const unsigned grid = blocks_for(p.rows * (four ? p.columns / 4 : p.columns));
     if (four)
-        convert_kernel<O, D, 4><<<grid, THREADS, 0, stream>>>((T *)to, to_stride, (const F *)from,
-                                                              from_stride, rows, columns);
+        convert_kernel<O, D, 4>
+            <<<grid, THREADS, 0, stream>>>(to, p.to.stride, from, p.from.stride, p.rows, p.columns);
     else
-        convert_kernel<O, D, 1><<<grid, THREADS, 0, stream>>>((T *)to, to_stride, (const F *)from,
-                                                              from_stride, rows, columns);
+        convert_kernel<O, D, 1>
+            <<<grid, THREADS, 0, stream>>>(to, p.to.stride, from, p.from.stride, p.rows, p.columns);
     return cudaGetLastError();
 }
 
@@ -425,10 +424,9 @@ extern "C" cudaError_t colo_k_rows_upstream(const colo_linear_upstream_rows *u, 
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_rows_factor(float *to, const float *from, double factor,
-                                          const float *by, cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_factor(const colo_linear_factor *p, cudaStream_t stream)
 {
-    factor_kernel<<<1, 1, 0, stream>>>(to, from, factor, by);
+    factor_kernel<<<1, 1, 0, stream>>>(p->to, p->from, p->factor, p->by);
     return cudaGetLastError();
 }
 
@@ -439,50 +437,34 @@ extern "C" cudaError_t colo_k_rows_scatter(const colo_linear_scatter *s, cudaStr
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_rows_gather(const colo_linear_rows *p, int64_t lo, int64_t hi,
-                                          int64_t hidden, void *to, const void *from,
-                                          int64_t from_stride, colo_dtype_t dtype,
-                                          cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_gather(const colo_linear_move *p, cudaStream_t stream)
 {
-    return move_rows<TAKE>(*p, lo, hi, hidden, to, (void *)from, from_stride, dtype, stream);
+    return move_rows<TAKE>(*p, p->lo, p->hi, p->packed, stream);
 }
 
-extern "C" cudaError_t colo_k_rows_restore(const colo_linear_rows *p, int64_t lo, int64_t hi,
-                                           int64_t hidden, void *to, int64_t to_stride,
-                                           const void *from, colo_dtype_t dtype,
-                                           cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_restore(const colo_linear_move *p, cudaStream_t stream)
 {
-    return move_rows<PUT>(*p, lo, hi, hidden, (void *)from, to, to_stride, dtype, stream);
+    return move_rows<PUT>(*p, p->lo, p->hi, p->packed, stream);
 }
 
-extern "C" cudaError_t colo_k_rows_clear(const colo_linear_rows *p, int64_t hidden, void *to,
-                                         int64_t to_stride, colo_dtype_t dtype, cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_clear(const colo_linear_move *p, cudaStream_t stream)
 {
-    return move_rows<CLEAR>(*p, 0, p->tokens, hidden, NULL, to, to_stride, dtype, stream);
+    return move_rows<CLEAR>(*p, 0, p->rows->tokens, NULL, stream);
 }
 
-extern "C" cudaError_t colo_k_rows_sum(const void *z, int64_t stride, colo_dtype_t dtype,
-                                       int64_t rows, int64_t columns, const float *scale, void *to,
-                                       int64_t to_step, double beta, cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_sum(const colo_linear_sum *p, cudaStream_t stream)
 {
-    if (columns == 0)
+    if (p->columns == 0)
         return cudaSuccess;
-    return with_dtype(dtype, [&](auto d) {
-        return sum_rows<decltype(d)>(z, stride, rows, columns, scale, to, to_step, beta, stream);
-    });
+    return with_dtype(p->z.dtype, [&](auto d) { return sum_rows<decltype(d)>(*p, stream); });
 }
 
-extern "C" cudaError_t colo_k_rows_convert(void *to, int64_t to_stride, colo_dtype_t to_dtype,
-                                           const void *from, int64_t from_stride,
-                                           colo_dtype_t from_dtype, int64_t rows, int64_t columns,
-                                           cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_convert(const colo_linear_convert *p, cudaStream_t stream)
 {
-    if (rows == 0 || columns == 0)
+    if (p->rows == 0 || p->columns == 0)
         return cudaSuccess;
-    return with_dtype(to_dtype, [&](auto o) {
-        return with_dtype(from_dtype, [&](auto d) {
-            return convert<decltype(o), decltype(d)>(to, to_stride, from, from_stride, rows,
-                                                     columns, stream);
-        });
+    return with_dtype(p->to.dtype, [&](auto o) {
+        return with_dtype(p->from.dtype,
+                          [&](auto d) { return convert<decltype(o), decltype(d)>(*p, stream); });
     });
 }

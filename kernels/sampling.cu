@@ -14,7 +14,8 @@
  */
 #include "logprob.cuh"
 
-#include "losses-launch.h"
+#include "kernels.h"
+#include "loss/sampling-pass.h"
 
 #include <algorithm>
 

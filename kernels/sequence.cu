@@ -4,7 +4,9 @@
  * closed form), then a move. And weighted sums: one block adds, in an order that depends on nothing
  * but the count; every rank then adds the parts in rank order.
  */
-#include "losses-launch.h"
+#include "kernels.h"
+#include "loss/sequence-pass.h"
+#include "loss/weighted.h"
 
 #include <math_constants.h>
 

@@ -6,7 +6,8 @@
  */
 #include "logprob.cuh"
 
-#include "losses-launch.h"
+#include "kernels.h"
+#include "loss/topk-pass.h"
 
 #include <algorithm>
 

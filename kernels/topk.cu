@@ -32,7 +32,8 @@
  */
 #include "logprob-sums.cuh"
 
-#include "losses-launch.h"
+#include "kernels.h"
+#include "loss/topk-pass.h"
 
 #include <algorithm>
 

@@ -16,7 +16,8 @@
  */
 #include "variants.h"
 
-#include "losses-launch.h"
+#include "kernels.h"
+#include "loss/topk-pass.h"
 
 #include <numeric>
 

@@ -20,7 +20,7 @@
 struct colo_loss_ops; /* loss/loss.h */
 struct colo_transport_ops; /* comm/process/transport.h */
 
-#define COLO_BACKEND_ABI 13u
+#define COLO_BACKEND_ABI 14u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 typedef struct colo_backend {

@@ -339,10 +339,9 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     if (!result && none && call.bias) {
         call.bias = false;
         call.beta = 1;
-        COLO_TRY(colo_cuda_report(colo_k_rows_convert(call.x[2]->data, call.x[2]->stride,
-                                                      call.x[2]->dtype, bias, 0, call.x[0]->dtype,
-                                                      gemm->rows, gemm->columns, stream),
-                                  name));
+        const struct colo_linear_convert convert = {
+            *call.x[2], {(void *)(uintptr_t)bias, 0, call.x[0]->dtype}, gemm->rows, gemm->columns};
+        COLO_TRY(colo_cuda_report(colo_k_rows_convert(&convert, stream), name));
         result = choose(product, gemm, &call, NULL, &algo, &none);
     }
     struct descs descs;

@@ -12,7 +12,7 @@
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
 
-#include "losses-launch.h"
+#include "kernels.h"
 
 #include <string.h>
 
@@ -24,9 +24,9 @@ _Static_assert(sizeof(struct colo_weighted_part) == 32 && sizeof(colo_weighted_t
 /* ---- the pointers of a pass ---- */
 
 /* When a pointer is checked: bits of what a pass has. */
-enum { ALWAYS = 1, TOKENS = 2, COLUMNS = 4, LISTS = 8, IDS = 16 };
+enum { ALWAYS = 1, TOKENS = 2, COLUMNS = 4, LISTS = 8, IDS = 16, FORWARD = 32, BACKWARD = 64 };
 /* Dtypes of elements that are no member of the pass */
-enum { BYTES = -1, I64 = -2, F64 = -3 };
+enum { BYTES = -1, I64 = -2, F64 = -3, F32 = -4 };
 struct pointer {
     size_t offset; /* in the pass */
     int64_t dtype; /* where the pass has it, or one of those above */
@@ -37,7 +37,7 @@ struct pointer {
 static colo_status_t check_pointers(const void *pass, const struct pointer *list, size_t n,
                                     unsigned has)
 {
-    static const colo_dtype_t fixed[] = {[-I64] = COLO_I64, [-F64] = COLO_F64};
+    static const colo_dtype_t fixed[] = {[-I64] = COLO_I64, [-F64] = COLO_F64, [-F32] = COLO_F32};
     colo_queries_t queries = {0};
     for (const struct pointer *pointer = list; pointer < list + n; pointer++) {
         if (!(pointer->when & has))
@@ -66,171 +66,116 @@ static unsigned has_of(const struct colo_logprob_pass *pass)
     return has;
 }
 
-/* A pass that checks its pointers, and one whose pointers another pass has checked. */
-#define PASS(name, type, has, what)                                                       \
-    static colo_status_t name(const struct type *p, colo_stream_t stream)                 \
-    {                                                                                     \
-        TRY(check_pointers(p, of_##name, sizeof of_##name / sizeof of_##name[0], (has))); \
-        return colo_cuda_report(colo_k_##name(p, stream), what);                          \
+/* A pass that checks the pointers of a list, and one whose pointers another pass has checked. */
+#define PASS(name, type, list, has, what)                                     \
+    static colo_status_t name(const struct type *p, colo_stream_t stream)     \
+    {                                                                         \
+        TRY(check_pointers(p, (list), sizeof(list) / sizeof *(list), (has))); \
+        return colo_cuda_report(colo_k_##name(p, stream), what);              \
     }
 #define LAUNCH(name, type, what)                                          \
     static colo_status_t name(const struct type *p, colo_stream_t stream) \
     {                                                                     \
         return colo_cuda_report(colo_k_##name(p, stream), what);          \
     }
+#define AT(type, member) offsetof(struct colo_##type, member)
 
 /* ---- log-probabilities ---- */
 
-#define AT(member) offsetof(struct colo_logprob_pass, member)
 static const struct pointer of_logprob_stats[] = {
-    {AT(logits), AT(dtype), COLUMNS, "logits"},
-    {AT(targets), I64, TOKENS, "targets"},
-    {AT(support.ids), I64, IDS, "support: ids"},
-    {AT(support.begin), I64, LISTS, "support: begin"},
-    {AT(support.end), I64, LISTS, "support: end"},
-    {AT(blocks), BYTES, ALWAYS, "workspace"},
+    {AT(logprob_pass, logits), AT(logprob_pass, dtype), COLUMNS, "logits"},
+    {AT(logprob_pass, targets), I64, TOKENS, "targets"},
+    {AT(logprob_pass, support.ids), I64, IDS, "support: ids"},
+    {AT(logprob_pass, support.begin), I64, LISTS, "support: begin"},
+    {AT(logprob_pass, support.end), I64, LISTS, "support: end"},
+    {AT(logprob_pass, blocks), BYTES, ALWAYS, "workspace"},
     /* merge's, too: a wrong output must be known before anything is written */
-    {AT(out.logp), AT(stat_dtype), ALWAYS, "out.logp"},
-    {AT(out.entropy), AT(stat_dtype), ALWAYS, "out.entropy"},
-    {AT(out.loss), AT(stat_dtype), ALWAYS, "out.loss"},
-    {AT(out.correct), BYTES, ALWAYS, "out.correct"},
-    {AT(out.n_valid), I64, ALWAYS, "out.n_valid"},
-    {AT(out.n_invalid), I64, ALWAYS, "out.n_invalid"},
-    {AT(saved), BYTES, ALWAYS, "stats"},
+    {AT(logprob_pass, out.logp), AT(logprob_pass, stat_dtype), ALWAYS, "out.logp"},
+    {AT(logprob_pass, out.entropy), AT(logprob_pass, stat_dtype), ALWAYS, "out.entropy"},
+    {AT(logprob_pass, out.loss), AT(logprob_pass, stat_dtype), ALWAYS, "out.loss"},
+    {AT(logprob_pass, out.correct), BYTES, ALWAYS, "out.correct"},
+    {AT(logprob_pass, out.n_valid), I64, ALWAYS, "out.n_valid"},
+    {AT(logprob_pass, out.n_invalid), I64, ALWAYS, "out.n_invalid"},
+    {AT(logprob_pass, saved), BYTES, ALWAYS, "stats"},
 };
 static const struct pointer of_logprob_grad[] = {
-    {AT(logits), AT(dtype), COLUMNS, "logits"},
-    {AT(d_logits), AT(dtype), COLUMNS, "d_logits"},
-    {AT(targets), I64, COLUMNS, "targets"},
-    {AT(support.ids), I64, IDS, "support: ids"},
-    {AT(support.begin), I64, LISTS, "support: begin"},
-    {AT(support.end), I64, LISTS, "support: end"},
-    {AT(saved), BYTES, COLUMNS, "stats"},
-    {AT(upstream.d_logp), AT(stat_dtype), COLUMNS, "d_logp"},
-    {AT(upstream.d_entropy), AT(stat_dtype), COLUMNS, "d_entropy"},
-    {AT(upstream.d_loss), AT(stat_dtype), COLUMNS, "d_loss"},
+    {AT(logprob_pass, logits), AT(logprob_pass, dtype), COLUMNS, "logits"},
+    {AT(logprob_pass, d_logits), AT(logprob_pass, dtype), COLUMNS, "d_logits"},
+    {AT(logprob_pass, targets), I64, COLUMNS, "targets"},
+    {AT(logprob_pass, support.ids), I64, IDS, "support: ids"},
+    {AT(logprob_pass, support.begin), I64, LISTS, "support: begin"},
+    {AT(logprob_pass, support.end), I64, LISTS, "support: end"},
+    {AT(logprob_pass, saved), BYTES, COLUMNS, "stats"},
+    {AT(logprob_pass, upstream.d_logp), AT(logprob_pass, stat_dtype), COLUMNS, "d_logp"},
+    {AT(logprob_pass, upstream.d_entropy), AT(logprob_pass, stat_dtype), COLUMNS, "d_entropy"},
+    {AT(logprob_pass, upstream.d_loss), AT(logprob_pass, stat_dtype), COLUMNS, "d_loss"},
 };
-#undef AT
 /* before its first chunk */
-PASS(logprob_stats, colo_logprob_pass, p->lo == 0 ? has_of(p) : 0, "logprob forward")
+PASS(logprob_stats, colo_logprob_pass, of_logprob_stats, p->lo == 0 ? has_of(p) : 0,
+     "logprob forward")
 LAUNCH(logprob_merge, colo_logprob_pass, "logprob forward, merging")
-PASS(logprob_grad, colo_logprob_pass, p->lo == 0 && p->columns > 0 ? has_of(p) : 0,
+PASS(logprob_grad, colo_logprob_pass, of_logprob_grad, p->lo == 0 && p->columns > 0 ? has_of(p) : 0,
      "logprob backward")
 
 /* ---- rows of the lm_head path: each pointer of the caller's is checked by the first pass that
  * touches it ---- */
 
 static const struct pointer of_rows_compact[] = {
-    {offsetof(struct colo_linear_rows, targets), I64, TOKENS, "targets"},
-    {offsetof(struct colo_linear_rows, counts), BYTES, ALWAYS, "workspace"},
+    {AT(linear_rows, targets), I64, TOKENS, "targets"},
+    {AT(linear_rows, counts), BYTES, ALWAYS, "workspace"},
 };
-PASS(rows_compact, colo_linear_rows, p->tokens > 0 ? ALWAYS | TOKENS : ALWAYS, "lm_head: packing")
-
-#define AT(member) offsetof(struct colo_linear_upstream_rows, member)
 static const struct pointer of_rows_upstream[] = {
-    {AT(from[0]), AT(dtype), ALWAYS, "d_logp"},
-    {AT(from[1]), AT(dtype), ALWAYS, "d_entropy"},
-    {AT(from[2]), AT(dtype), ALWAYS, "d_loss"},
+    {AT(linear_upstream_rows, from[0]), AT(linear_upstream_rows, dtype), ALWAYS, "d_logp"},
+    {AT(linear_upstream_rows, from[1]), AT(linear_upstream_rows, dtype), ALWAYS, "d_entropy"},
+    {AT(linear_upstream_rows, from[2]), AT(linear_upstream_rows, dtype), ALWAYS, "d_loss"},
 };
-#undef AT
-PASS(rows_upstream, colo_linear_upstream_rows, ALWAYS, "lm_head: upstream gradients")
-
-#define AT(member) offsetof(struct colo_linear_scatter, member)
+static const struct pointer of_rows_factor[] = {{AT(linear_factor, by), F32, ALWAYS, "d_loss"}};
 static const struct pointer of_rows_scatter[] = {
-    {AT(to.logp), AT(dtype), ALWAYS, "out.logp"},
-    {AT(to.entropy), AT(dtype), ALWAYS, "out.entropy"},
-    {AT(to.loss), AT(dtype), ALWAYS, "out.loss"},
-    {AT(to.correct), BYTES, ALWAYS, "out.correct"},
-    {AT(to.n_valid), I64, ALWAYS, "out.n_valid"},
-    {AT(to.n_invalid), I64, ALWAYS, "out.n_invalid"},
+    {AT(linear_scatter, to.logp), AT(linear_scatter, dtype), ALWAYS, "out.logp"},
+    {AT(linear_scatter, to.entropy), AT(linear_scatter, dtype), ALWAYS, "out.entropy"},
+    {AT(linear_scatter, to.loss), AT(linear_scatter, dtype), ALWAYS, "out.loss"},
+    {AT(linear_scatter, to.correct), BYTES, ALWAYS, "out.correct"},
+    {AT(linear_scatter, to.n_valid), I64, ALWAYS, "out.n_valid"},
+    {AT(linear_scatter, to.n_invalid), I64, ALWAYS, "out.n_invalid"},
 };
-#undef AT
-PASS(rows_scatter, colo_linear_scatter, ALWAYS, "lm_head: outputs")
-
-static colo_status_t check_typed(bool first, const void *pointer, colo_dtype_t dtype,
-                                 const char *name)
-{
-    colo_queries_t queries = {0};
-    return first ? colo_cuda_typed(&queries, pointer, dtype, name) : COLO_OK;
-}
-
-static colo_status_t rows_factor(float *to, const float *from, double factor, const float *by,
-                                 colo_stream_t stream)
-{
-    TRY(check_typed(true, by, COLO_F32, "d_loss"));
-    return colo_cuda_report(colo_k_rows_factor(to, from, factor, by, stream), "lm_head: factor");
-}
-
-static colo_status_t rows_gather(const struct colo_linear_rows *rows, int64_t lo, int64_t hi,
-                                 int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                                 colo_stream_t stream)
-{
-    TRY(check_typed(lo == 0, from->data, from->dtype, "hidden"));
-    return colo_cuda_report(
-        colo_k_rows_gather(rows, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
-        "lm_head: hidden rows");
-}
-
-static colo_status_t rows_restore(const struct colo_linear_rows *rows, int64_t lo, int64_t hi,
-                                  int64_t hidden, const struct colo_linear_matrix *to,
-                                  const void *from, colo_stream_t stream)
-{
-    TRY(check_typed(lo == 0, to->data, to->dtype, "d_hidden"));
-    return colo_cuda_report(
-        colo_k_rows_restore(rows, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
-        "lm_head: d_hidden rows");
-}
-
-static colo_status_t rows_clear(const struct colo_linear_rows *rows, int64_t hidden,
-                                const struct colo_linear_matrix *to, colo_stream_t stream)
-{
-    TRY(check_typed(rows->tokens > 0, to->data, to->dtype, "d_hidden"));
-    return colo_cuda_report(
-        colo_k_rows_clear(rows, hidden, to->data, to->stride, to->dtype, stream),
-        "lm_head: d_hidden rows");
-}
-
-static colo_status_t rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                              const float *scale, void *to, int64_t to_step, double beta,
-                              colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_rows_sum(z->data, z->stride, z->dtype, rows, columns, scale, to,
-                                            to_step, beta, stream),
-                            "lm_head: d_bias");
-}
-
-static colo_status_t rows_convert(const struct colo_linear_matrix *to,
-                                  const struct colo_linear_matrix *from, int64_t rows,
-                                  int64_t columns, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_rows_convert(to->data, to->stride, to->dtype, from->data,
-                                                from->stride, from->dtype, rows, columns, stream),
-                            "lm_head: conversion");
-}
+static const struct pointer of_tokens[] = {
+    {AT(linear_move, tokens.data), AT(linear_move, tokens.dtype), FORWARD, "hidden"},
+    {AT(linear_move, tokens.data), AT(linear_move, tokens.dtype), BACKWARD, "d_hidden"},
+};
+PASS(rows_compact, colo_linear_rows, of_rows_compact, p->tokens > 0 ? ALWAYS | TOKENS : ALWAYS,
+     "lm_head: packing")
+PASS(rows_upstream, colo_linear_upstream_rows, of_rows_upstream, ALWAYS,
+     "lm_head: upstream gradients")
+PASS(rows_factor, colo_linear_factor, of_rows_factor, ALWAYS, "lm_head: factor")
+PASS(rows_scatter, colo_linear_scatter, of_rows_scatter, ALWAYS, "lm_head: outputs")
+PASS(rows_gather, colo_linear_move, of_tokens, p->lo == 0 ? FORWARD : 0, "lm_head: hidden rows")
+PASS(rows_restore, colo_linear_move, of_tokens, p->lo == 0 ? BACKWARD : 0, "lm_head: d_hidden rows")
+PASS(rows_clear, colo_linear_move, of_tokens, p->rows->tokens > 0 ? BACKWARD : 0,
+     "lm_head: d_hidden rows")
+LAUNCH(rows_sum, colo_linear_sum, "lm_head: d_bias")
+LAUNCH(rows_convert, colo_linear_convert, "lm_head: conversion")
 
 /* ---- picks ---- */
 
-#define AT(member) offsetof(struct colo_topk_pass, member)
 static const struct pointer of_topk_rows[] = {
-    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
-    {AT(ids), I64, ALWAYS, "ids"},
-    {AT(mask), BYTES, ALWAYS, "mask"},
-    {AT(base.blocks), BYTES, ALWAYS, "workspace"},
-    {AT(base.saved), BYTES, ALWAYS, "stats"},
-    {AT(out.logp), AT(base.stat_dtype), ALWAYS, "out.logp"},
-    {AT(out.ids), I64, ALWAYS, "out.ids"},
-    {AT(out.n_invalid), I64, ALWAYS, "out.n_invalid"},
+    {AT(topk_pass, base.logits), AT(topk_pass, base.dtype), COLUMNS, "logits"},
+    {AT(topk_pass, ids), I64, ALWAYS, "ids"},
+    {AT(topk_pass, mask), BYTES, ALWAYS, "mask"},
+    {AT(topk_pass, base.blocks), BYTES, ALWAYS, "workspace"},
+    {AT(topk_pass, base.saved), BYTES, ALWAYS, "stats"},
+    {AT(topk_pass, out.logp), AT(topk_pass, base.stat_dtype), ALWAYS, "out.logp"},
+    {AT(topk_pass, out.ids), I64, ALWAYS, "out.ids"},
+    {AT(topk_pass, out.n_invalid), I64, ALWAYS, "out.n_invalid"},
 };
 static const struct pointer of_topk_sum[] = {
-    {AT(d_logp), AT(base.stat_dtype), TOKENS, "d_logp"},
-    {AT(base.saved), BYTES, TOKENS, "stats"},
-    {AT(base.d_logits), AT(base.dtype), COLUMNS, "d_logits"},
+    {AT(topk_pass, d_logp), AT(topk_pass, base.stat_dtype), TOKENS, "d_logp"},
+    {AT(topk_pass, base.saved), BYTES, TOKENS, "stats"},
+    {AT(topk_pass, base.d_logits), AT(topk_pass, base.dtype), COLUMNS, "d_logits"},
 };
-#undef AT
 /* the first of the call */
-PASS(topk_rows, colo_topk_pass, p->count ? 0 : has_of(&p->base), "topk forward")
+PASS(topk_rows, colo_topk_pass, of_topk_rows, p->count ? 0 : has_of(&p->base), "topk forward")
 LAUNCH(topk_merge, colo_topk_pass, "topk forward, merging")
-PASS(topk_sum, colo_topk_pass, has_of(&p->base), "topk backward")
+PASS(topk_sum, colo_topk_pass, of_topk_sum, has_of(&p->base), "topk backward")
 LAUNCH(topk_fix, colo_topk_pass, "topk backward, picked columns")
 
 static colo_status_t topk_local(const struct colo_topk_pass *pass, colo_stream_t stream)
@@ -243,103 +188,78 @@ static colo_status_t topk_local(const struct colo_topk_pass *pass, colo_stream_t
 
 /* ---- what a sampler keeps ---- */
 
-#define AT(member) offsetof(struct colo_sampling_pass, member)
 static const struct pointer of_sampling_largest[] = {
-    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
-    {AT(out), AT(base.dtype), COLUMNS, "out"},
-    {AT(base.blocks), BYTES, ALWAYS, "workspace"},
+    {AT(sampling_pass, base.logits), AT(sampling_pass, base.dtype), COLUMNS, "logits"},
+    {AT(sampling_pass, out), AT(sampling_pass, base.dtype), COLUMNS, "out"},
+    {AT(sampling_pass, base.blocks), BYTES, ALWAYS, "workspace"},
 };
-#undef AT
-PASS(sampling_largest, colo_sampling_pass, has_of(&p->base), "sampling, the largest")
+PASS(sampling_largest, colo_sampling_pass, of_sampling_largest, has_of(&p->base),
+     "sampling, the largest")
 LAUNCH(sampling_sums, colo_sampling_pass, "sampling, sums")
 LAUNCH(sampling_find, colo_sampling_pass, "sampling, the last logit")
 LAUNCH(sampling_keep, colo_sampling_pass, "sampling, writing")
 
 /* ---- target distributions ---- */
 
-#define AT(member) offsetof(struct colo_distill_pass, member)
-static const struct pointer of_distill_stats[] = {
-    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
-    {AT(targets), AT(target_dtype), COLUMNS, "targets"},
-    {AT(saved), BYTES, ALWAYS, "stats"},
-    {AT(mask), BYTES, ALWAYS, "mask"},
-    {AT(base.blocks), BYTES, ALWAYS, "workspace"},
-    {AT(out.ce), AT(base.stat_dtype), ALWAYS, "out.ce"},
-    {AT(out.kl), AT(base.stat_dtype), ALWAYS, "out.kl"},
+static const struct pointer of_distill[] = {
+    {AT(distill_pass, base.logits), AT(distill_pass, base.dtype), COLUMNS, "logits"},
+    {AT(distill_pass, targets), AT(distill_pass, target_dtype), COLUMNS, "targets"},
+    {AT(distill_pass, saved), BYTES, ALWAYS, "stats"},
+    {AT(distill_pass, mask), BYTES, ALWAYS, "mask"},
+    {AT(distill_pass, base.blocks), BYTES, ALWAYS, "workspace"},
+    {AT(distill_pass, out.ce), AT(distill_pass, base.stat_dtype), ALWAYS, "out.ce"},
+    {AT(distill_pass, out.kl), AT(distill_pass, base.stat_dtype), ALWAYS, "out.kl"},
+    {AT(distill_pass, upstream.d_ce), AT(distill_pass, base.stat_dtype), ALWAYS, "d_ce"},
+    {AT(distill_pass, upstream.d_kl), AT(distill_pass, base.stat_dtype), ALWAYS, "d_kl"},
+    {AT(distill_pass, base.d_logits), AT(distill_pass, base.dtype), COLUMNS, "d_logits"},
 };
-static const struct pointer of_distill_grad[] = {
-    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
-    {AT(targets), AT(target_dtype), COLUMNS, "targets"},
-    {AT(saved), BYTES, ALWAYS, "stats"},
-    {AT(upstream.d_ce), AT(base.stat_dtype), ALWAYS, "d_ce"},
-    {AT(upstream.d_kl), AT(base.stat_dtype), ALWAYS, "d_kl"},
-    {AT(base.d_logits), AT(base.dtype), COLUMNS, "d_logits"},
-};
-#undef AT
-PASS(distill_stats, colo_distill_pass, has_of(&p->base), "distill forward")
+PASS(distill_stats, colo_distill_pass, of_distill, has_of(&p->base), "distill forward")
 LAUNCH(distill_merge, colo_distill_pass, "distill forward, merging")
-PASS(distill_grad, colo_distill_pass, has_of(&p->base), "distill backward")
+PASS(distill_grad, colo_distill_pass, of_distill, has_of(&p->base), "distill backward")
 
 /* ---- sequences ---- */
 
-#define AT(member) offsetof(struct colo_sequence_pass, member)
-static const struct pointer of_sequence_targets[] = {
-    {AT(lengths), I64, ALWAYS, "device_lengths"},
-    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
-    {AT(tokens), I64, ALWAYS, "tokens"},
-    {AT(targets), I64, ALWAYS, "targets"},
+static const struct pointer of_sequence[] = {
+    {AT(sequence_pass, lengths), I64, ALWAYS, "device_lengths"},
+    {AT(sequence_pass, cu_padded), I64, ALWAYS, "device_cu_padded"},
+    {AT(sequence_pass, tokens), I64, ALWAYS, "tokens"},
+    {AT(sequence_pass, targets), I64, ALWAYS, "targets"},
+    {AT(sequence_pass, mask), BYTES, ALWAYS, "mask"},
+    {AT(sequence_pass, elements), AT(sequence_pass, dtype), FORWARD, "local"},
+    {AT(sequence_pass, table), AT(sequence_pass, dtype), FORWARD, "out"},
+    {AT(sequence_pass, elements), AT(sequence_pass, dtype), BACKWARD, "d_local"},
+    {AT(sequence_pass, table), AT(sequence_pass, dtype), BACKWARD, "d_out"},
 };
-static const struct pointer of_sequence_mask[] = {
-    {AT(lengths), I64, ALWAYS, "device_lengths"},
-    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
-    {AT(mask), BYTES, ALWAYS, "mask"},
-};
-static const struct pointer of_sequence_scatter[] = {
-    {AT(lengths), I64, ALWAYS, "device_lengths"},
-    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
-    {AT(elements), AT(dtype), ALWAYS, "local"},
-    {AT(table), AT(dtype), ALWAYS, "out"},
-};
-static const struct pointer of_sequence_gather[] = {
-    {AT(lengths), I64, ALWAYS, "device_lengths"},
-    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
-    {AT(elements), AT(dtype), ALWAYS, "d_local"},
-    {AT(table), AT(dtype), ALWAYS, "d_out"},
-};
-#undef AT
-PASS(sequence_targets, colo_sequence_pass, ALWAYS, "sequence targets")
-PASS(sequence_mask, colo_sequence_pass, ALWAYS, "sequence mask")
-PASS(sequence_scatter, colo_sequence_pass, ALWAYS, "sequence gather")
-PASS(sequence_gather, colo_sequence_pass, ALWAYS, "sequence gather backward")
+PASS(sequence_targets, colo_sequence_pass, of_sequence, ALWAYS, "sequence targets")
+PASS(sequence_mask, colo_sequence_pass, of_sequence, ALWAYS, "sequence mask")
+PASS(sequence_scatter, colo_sequence_pass, of_sequence, ALWAYS | FORWARD, "sequence gather")
+PASS(sequence_gather, colo_sequence_pass, of_sequence, ALWAYS | BACKWARD,
+     "sequence gather backward")
 
 /* ---- weighted sums ---- */
 
-#define AT(member) offsetof(struct colo_weighted_pass, member)
 static const struct pointer of_weighted_local[] = {
-    {AT(values), AT(dtype), ALWAYS, "values"},
-    {AT(weights), AT(dtype), ALWAYS, "weights"},
-    {AT(mask), BYTES, ALWAYS, "mask"},
-    {AT(parts), BYTES, ALWAYS, "workspace"},
-    {AT(out), I64, ALWAYS, "out"},
-    {AT(d_values), AT(dtype), ALWAYS, "d_values"},
-    {AT(counted), I64, ALWAYS, "n_valid"},
-    {AT(mean.value), AT(dtype), ALWAYS, "value"},
-    {AT(mean.num), F64, ALWAYS, "num"},
-    {AT(mean.den), F64, ALWAYS, "den"},
-    {AT(mean.factor), F64, ALWAYS, "factor"},
+    {AT(weighted_pass, values), AT(weighted_pass, dtype), ALWAYS, "values"},
+    {AT(weighted_pass, weights), AT(weighted_pass, dtype), ALWAYS, "weights"},
+    {AT(weighted_pass, mask), BYTES, ALWAYS, "mask"},
+    {AT(weighted_pass, parts), BYTES, ALWAYS, "workspace"},
+    {AT(weighted_pass, out), I64, ALWAYS, "out"},
+    {AT(weighted_pass, d_values), AT(weighted_pass, dtype), ALWAYS, "d_values"},
+    {AT(weighted_pass, counted), I64, ALWAYS, "n_valid"},
+    {AT(weighted_pass, mean.value), AT(weighted_pass, dtype), ALWAYS, "value"},
+    {AT(weighted_pass, mean.num), F64, ALWAYS, "num"},
+    {AT(weighted_pass, mean.den), F64, ALWAYS, "den"},
+    {AT(weighted_pass, mean.factor), F64, ALWAYS, "factor"},
 };
-#undef AT
-#define AT(member) offsetof(struct colo_mean_grad_pass, member)
 static const struct pointer of_mean_grad[] = {
-    {AT(factor), F64, ALWAYS, "factor"},
-    {AT(d_value), AT(dtype), ALWAYS, "d_value"},
-    {AT(d_num), F64, ALWAYS, "d_num"},
-    {AT(d_values), AT(dtype), ALWAYS, "d_losses"},
+    {AT(mean_grad_pass, factor), F64, ALWAYS, "factor"},
+    {AT(mean_grad_pass, d_value), AT(mean_grad_pass, dtype), ALWAYS, "d_value"},
+    {AT(mean_grad_pass, d_num), F64, ALWAYS, "d_num"},
+    {AT(mean_grad_pass, d_values), AT(mean_grad_pass, dtype), ALWAYS, "d_losses"},
 };
-#undef AT
-PASS(weighted_local, colo_weighted_pass, ALWAYS, "weighted sum")
+PASS(weighted_local, colo_weighted_pass, of_weighted_local, ALWAYS, "weighted sum")
 LAUNCH(weighted_finish, colo_weighted_pass, "weighted sum over ranks")
-PASS(mean_grad, colo_mean_grad_pass, ALWAYS, "gradient of a loss's mean")
+PASS(mean_grad, colo_mean_grad_pass, of_mean_grad, ALWAYS, "gradient of a loss's mean")
 
 #define ENTRY(name, parameters) .name = name,
 const colo_loss_ops_t colo_loss_cuda = {.gemm = &colo_gemm_cuda, COLO_LOSS_PASSES(ENTRY)};

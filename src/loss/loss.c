@@ -5,7 +5,7 @@
 #include "core/backend.h"
 #include "core/error.h"
 
-#define ENTRY(name, parameters) .name = colo_host_##name,
+#define ENTRY(name, type) .name = colo_host_##name,
 const colo_loss_ops_t colo_loss_host = {.gemm = &colo_gemm_host, COLO_LOSS_PASSES(ENTRY)};
 
 colo_status_t colo_loss_ops_for(colo_mem_t mem, const colo_loss_ops_t **loss)

@@ -191,4 +191,49 @@ void colo_logprob_i_set_header(struct colo_logprob_pass *pass, uint64_t config, 
 /* of the targets of @pass, in host memory */
 uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *pass);
 
+/* ---- all passes, by name and struct: the table of loss.h has them, and the kernels ---- */
+
+struct colo_topk_pass;     /* topk-pass.h */
+struct colo_distill_pass;  /* distill-pass.h */
+struct colo_sampling_pass; /* sampling-pass.h */
+struct colo_sequence_pass; /* sequence-pass.h */
+struct colo_weighted_pass; /* weighted.h */
+struct colo_mean_grad_pass;
+
+/* linear/rows.h */
+#define COLO_LOSS_ROWS(X) \
+    X(rows_compact, colo_linear_rows) \
+    X(rows_upstream, colo_linear_upstream_rows) \
+    X(rows_factor, colo_linear_factor) \
+    X(rows_scatter, colo_linear_scatter) \
+    X(rows_gather, colo_linear_move) \
+    X(rows_restore, colo_linear_move) \
+    X(rows_clear, colo_linear_move) \
+    X(rows_sum, colo_linear_sum) \
+    X(rows_convert, colo_linear_convert)
+/* A kernel each, of its name */
+#define COLO_LOSS_KERNELS(X) \
+    X(logprob_stats, colo_logprob_pass) /* each segment that the rank has */ \
+    X(logprob_merge, colo_logprob_pass) \
+    X(logprob_grad, colo_logprob_pass) \
+    X(topk_rows, colo_topk_pass) \
+    X(topk_merge, colo_topk_pass) \
+    X(topk_sum, colo_topk_pass) \
+    X(topk_fix, colo_topk_pass) \
+    X(sampling_largest, colo_sampling_pass) \
+    X(sampling_sums, colo_sampling_pass) \
+    X(sampling_find, colo_sampling_pass) \
+    X(sampling_keep, colo_sampling_pass) \
+    X(distill_stats, colo_distill_pass) \
+    X(distill_merge, colo_distill_pass) \
+    X(distill_grad, colo_distill_pass) \
+    X(sequence_targets, colo_sequence_pass) \
+    X(sequence_mask, colo_sequence_pass) \
+    X(sequence_scatter, colo_sequence_pass) \
+    X(sequence_gather, colo_sequence_pass) \
+    X(weighted_local, colo_weighted_pass) \
+    X(weighted_finish, colo_weighted_pass) \
+    X(mean_grad, colo_mean_grad_pass)
+#define COLO_LOSS_PASSES(X) COLO_LOSS_KERNELS(X) COLO_LOSS_ROWS(X) X(topk_local, colo_topk_pass)
+
 #endif

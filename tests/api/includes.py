@@ -22,11 +22,12 @@ ALLOWED = {
     ('src/grid/hypergrid.c', 'src/comm/comm.h'): 'a HyperCommGrid tells the world when it has no memory',
     ('kernels/kernels.h', 'src/loss/linear/rows.h'): 'a pass struct that host and kernel read alike',
     ('kernels/kernels.h', 'src/loss/passes.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/losses-launch.h', 'src/loss/distill-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/losses-launch.h', 'src/loss/sampling-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/losses-launch.h', 'src/loss/sequence-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/losses-launch.h', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/losses-launch.h', 'src/loss/weighted.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/distill.cu', 'src/loss/distill-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/sampling.cu', 'src/loss/sampling-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/sequence.cu', 'src/loss/sequence-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/sequence.cu', 'src/loss/weighted.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/topk-loss.cu', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/topk.cu', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
 }
 # What no file of src/ may have, and why.
 NOT_NAMED = {

@@ -9,14 +9,16 @@
 #include "fake.h"
 
 #include "combine.h"
+#include "kernels.h"
 #include "load.h"
-#include "losses-launch.h"
 #include "progress.h"
 
 #include "comm/reduce.h"
 #include "core/box.h"
 #include "core/device.h"
-#include "loss/loss.h"
+#include "loss/call.h"
+#include "loss/sequence-pass.h"
+#include "loss/weighted.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -212,40 +214,20 @@ cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint
 
 /* ---- losses: the pass is copied, what it points to is device memory ---- */
 
-#define PASS(launcher, type, entry)                                      \
-    static void launcher##_run(void *arg)                                \
-    {                                                                    \
-        (void)colo_loss_host.entry(arg, NULL);                           \
-    }                                                                    \
-    cudaError_t launcher(const struct type *p, cudaStream_t stream)      \
-    {                                                                    \
-        FAKE_ENTER();                                                    \
-        return fake_enqueue(stream, launcher##_run, NULL, p, sizeof *p); \
+#define RUN(launcher, type, entry)                                                \
+    static void colo_k_##launcher##_run(void *arg)                                \
+    {                                                                             \
+        (void)colo_loss_host.entry(arg, NULL);                                    \
+    }                                                                             \
+    cudaError_t colo_k_##launcher(const struct type *p, cudaStream_t stream)      \
+    {                                                                             \
+        FAKE_ENTER();                                                             \
+        return fake_enqueue(stream, colo_k_##launcher##_run, NULL, p, sizeof *p); \
     }
-
-PASS(colo_k_logprob_stats, colo_logprob_pass, logprob_stats)
-PASS(colo_k_logprob_merge, colo_logprob_pass, logprob_merge)
-PASS(colo_k_logprob_grad, colo_logprob_pass, logprob_grad)
-PASS(colo_k_topk_rows, colo_topk_pass, topk_rows)
-PASS(colo_k_topk_given, colo_topk_pass, topk_local)
-PASS(colo_k_topk_largest, colo_topk_pass, topk_local)
-PASS(colo_k_topk_merge, colo_topk_pass, topk_merge)
-PASS(colo_k_topk_sum, colo_topk_pass, topk_sum)
-PASS(colo_k_topk_fix, colo_topk_pass, topk_fix)
-PASS(colo_k_sampling_largest, colo_sampling_pass, sampling_largest)
-PASS(colo_k_sampling_sums, colo_sampling_pass, sampling_sums)
-PASS(colo_k_sampling_find, colo_sampling_pass, sampling_find)
-PASS(colo_k_sampling_keep, colo_sampling_pass, sampling_keep)
-PASS(colo_k_distill_stats, colo_distill_pass, distill_stats)
-PASS(colo_k_distill_merge, colo_distill_pass, distill_merge)
-PASS(colo_k_distill_grad, colo_distill_pass, distill_grad)
-PASS(colo_k_sequence_targets, colo_sequence_pass, sequence_targets)
-PASS(colo_k_sequence_mask, colo_sequence_pass, sequence_mask)
-PASS(colo_k_sequence_scatter, colo_sequence_pass, sequence_scatter)
-PASS(colo_k_sequence_gather, colo_sequence_pass, sequence_gather)
-PASS(colo_k_weighted_local, colo_weighted_pass, weighted_local)
-PASS(colo_k_weighted_finish, colo_weighted_pass, weighted_finish)
-PASS(colo_k_mean_grad, colo_mean_grad_pass, mean_grad)
+#define PASS(name, type) RUN(name, type, name)
+COLO_LOSS_KERNELS(PASS)
+RUN(topk_given, colo_topk_pass, topk_local)
+RUN(topk_largest, colo_topk_pass, topk_local)
 
 /* ---- between ranks ---- */
 
@@ -336,27 +318,10 @@ cudaError_t colo_k_load(void)
 
 /* ---- left out ---- */
 
-#define NONE(launcher, ...)           \
-    cudaError_t launcher(__VA_ARGS__) \
-    {                                 \
-        fake_misused(__func__);       \
-        return cudaErrorNotSupported; \
+#define NONE(name, type)                                                 \
+    cudaError_t colo_k_##name(const struct type *p, cudaStream_t stream) \
+    {                                                                    \
+        fake_misused(__func__);                                          \
+        return cudaErrorNotSupported;                                    \
     }
-
-NONE(colo_k_rows_compact, const struct colo_linear_rows *p, cudaStream_t stream)
-NONE(colo_k_rows_upstream, const struct colo_linear_upstream_rows *u, cudaStream_t stream)
-NONE(colo_k_rows_factor, float *to, const float *from, double factor, const float *by,
-     cudaStream_t stream)
-NONE(colo_k_rows_scatter, const struct colo_linear_scatter *s, cudaStream_t stream)
-NONE(colo_k_rows_gather, const struct colo_linear_rows *p, int64_t lo, int64_t hi, int64_t hidden,
-     void *to, const void *from, int64_t from_stride, colo_dtype_t dtype, cudaStream_t stream)
-NONE(colo_k_rows_restore, const struct colo_linear_rows *p, int64_t lo, int64_t hi, int64_t hidden,
-     void *to, int64_t to_stride, const void *from, colo_dtype_t dtype, cudaStream_t stream)
-NONE(colo_k_rows_clear, const struct colo_linear_rows *p, int64_t hidden, void *to,
-     int64_t to_stride, colo_dtype_t dtype, cudaStream_t stream)
-NONE(colo_k_rows_sum, const void *z, int64_t stride, colo_dtype_t dtype, int64_t rows,
-     int64_t columns, const float *scale, void *to, int64_t to_step, double beta,
-     cudaStream_t stream)
-NONE(colo_k_rows_convert, void *to, int64_t to_stride, colo_dtype_t to_dtype, const void *from,
-     int64_t from_stride, colo_dtype_t from_dtype, int64_t rows, int64_t columns,
-     cudaStream_t stream)
+COLO_LOSS_ROWS(NONE)

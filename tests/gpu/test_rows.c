@@ -217,9 +217,11 @@ T_CASE(hidden_rows_are_taken_put_and_cleared)
         struct colo_linear_matrix from = {(char *)far + shift * elem, stride, dtype},
                                   dest = {(char *)to + shift * elem, stride, dtype};
         const int64_t half = p.r.rows / 2;
-        assert_ok(gpu_loss()->rows_gather(&p.r, 0, half, hidden, taken, &from, NULL));
-        assert_ok(gpu_loss()->rows_gather(&p.r, half, p.r.rows, hidden,
-                                          (char *)taken + half * hidden * elem, &from, NULL));
+        struct colo_linear_move first = {&p.r, 0, half, hidden, from, taken},
+                                second = {&p.r,   half, p.r.rows,
+                                          hidden, from, (char *)taken + half * hidden * elem};
+        assert_ok(gpu_loss()->rows_gather(&first, NULL));
+        assert_ok(gpu_loss()->rows_gather(&second, NULL));
         void *got = fetch(taken, (size_t)(p.r.rows * hidden * elem));
         for (int64_t r = 0; r < p.r.rows; r++)
             for (int64_t k = 0; k < hidden; k++) {
@@ -228,10 +230,10 @@ T_CASE(hidden_rows_are_taken_put_and_cleared)
                     fail_msg("case %d: row %d, element %d", i, (int)r, (int)k);
             }
         free(got);
-        assert_ok(gpu_loss()->rows_restore(&p.r, 0, half, hidden, &dest, taken, NULL));
-        assert_ok(gpu_loss()->rows_restore(&p.r, half, p.r.rows, hidden, &dest,
-                                           (char *)taken + half * hidden * elem, NULL));
-        assert_ok(gpu_loss()->rows_clear(&p.r, hidden, &dest, NULL));
+        first.tokens = second.tokens = dest;
+        assert_ok(gpu_loss()->rows_restore(&first, NULL));
+        assert_ok(gpu_loss()->rows_restore(&second, NULL));
+        assert_ok(gpu_loss()->rows_clear(&first, NULL));
         COLO_AUTOFREE unsigned char *all = fetch(to, bytes);
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t k = 0; k < stride; k++) {
@@ -263,10 +265,11 @@ T_CASE(rows_are_summed)
         void *z, *to;
         COLO_AUTOFREE double *v = draw(dtype, rows * stride, &z),
                              *was = draw(sum, columns * step, &to);
-        struct colo_linear_matrix m = {z, stride, dtype};
         static const float factor = 0.3F;
         GPU_AUTOFREE float *scale = i / 16 % 2 ? gpu_put(&factor, sizeof factor) : NULL;
-        assert_ok(gpu_loss()->rows_sum(&m, rows, columns, scale, to, step, beta, NULL));
+        const struct colo_linear_sum pass = {
+            {z, stride, dtype}, rows, columns, scale, to, step, beta};
+        assert_ok(gpu_loss()->rows_sum(&pass, NULL));
         COLO_AUTOFREE void *got = fetch(to, (size_t)(columns * step) * colo_dtype_size(sum));
         for (int64_t j = 0; j < columns * step; j++) {
             double want = was[j], size = fabs(want);
@@ -296,8 +299,9 @@ T_CASE(dtypes_are_converted_with_one_rounding)
                       from_stride = i % 11 == 0 ? 0 : columns + 4, to_stride = columns + 8;
         void *from, *to = gpu_put(NULL, (size_t)(rows * to_stride) * colo_dtype_size(b));
         COLO_AUTOFREE double *v = draw(a, rows * (columns + 4), &from);
-        struct colo_linear_matrix f = {from, from_stride, a}, t = {to, to_stride, b};
-        assert_ok(gpu_loss()->rows_convert(&t, &f, rows, columns, NULL));
+        const struct colo_linear_convert pass = {
+            {to, to_stride, b}, {from, from_stride, a}, rows, columns};
+        assert_ok(gpu_loss()->rows_convert(&pass, NULL));
         COLO_AUTOFREE unsigned char *got =
             fetch(to, (size_t)(rows * to_stride) * colo_dtype_size(b));
         for (int64_t r = 0; r < rows; r++)
@@ -411,10 +415,9 @@ T_CASE(host_memory_is_refused)
     struct colo_linear_rows r = p.r;
     r.targets = host;
     assert_fails(gpu_loss()->rows_compact(&r, NULL), COLO_ERR_ARG, "targets");
-    struct colo_linear_matrix m = {host, 1, COLO_F32};
-    assert_fails(gpu_loss()->rows_gather(&p.r, 0, 4, 1, p.device[1], &m, NULL), COLO_ERR_ARG,
-                 "hidden");
-    assert_fails(gpu_loss()->rows_clear(&p.r, 1, &m, NULL), COLO_ERR_ARG, "d_hidden");
+    const struct colo_linear_move move = {&p.r, 0, 4, 1, {host, 1, COLO_F32}, p.device[1]};
+    assert_fails(gpu_loss()->rows_gather(&move, NULL), COLO_ERR_ARG, "hidden");
+    assert_fails(gpu_loss()->rows_clear(&move, NULL), COLO_ERR_ARG, "d_hidden");
 }
 
 T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/rows")

@@ -87,12 +87,11 @@ static void scatter_one(const struct colo_linear_scatter *scatter, const void *f
     }
 }
 
-colo_status_t colo_host_rows_factor(float *to, const float *from, double factor, const float *by,
-                                    colo_stream_t stream)
+colo_status_t colo_host_rows_factor(const struct colo_linear_factor *p, colo_stream_t stream)
 {
-    to[0] = (float)((from ? from[0] : 1.0) * factor * (by ? by[0] : 1.0));
-    to[1] = 0;
-    to[2] = 1;
+    p->to[0] = (float)((p->from ? p->from[0] : 1.0) * p->factor * (p->by ? p->by[0] : 1.0));
+    p->to[1] = 0;
+    p->to[2] = 1;
     return COLO_OK;
 }
 
@@ -113,75 +112,73 @@ colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *scatter,
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                    int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                                    colo_stream_t stream)
+static char *token_at(const struct colo_linear_move *move, int64_t token)
 {
-    const size_t elem = colo_dtype_size(from->dtype), bytes = (size_t)hidden * elem;
-    for (int64_t i = lo; i < hi; i++) {
-        char *row = (char *)to + (size_t)(i - lo) * bytes;
-        int64_t token = r->token_of[i];
+    return (char *)move->tokens.data +
+           (size_t)(token * move->tokens.stride) * colo_dtype_size(move->tokens.dtype);
+}
+
+colo_status_t colo_host_rows_gather(const struct colo_linear_move *move, colo_stream_t stream)
+{
+    const size_t bytes = (size_t)move->hidden * colo_dtype_size(move->tokens.dtype);
+    char *row = move->packed;
+    for (int64_t i = move->lo; i < move->hi; i++, row += bytes) {
+        const int64_t token = move->rows->token_of[i];
         if (token < 0)
             memset(row, 0, bytes);
         else
-            memcpy(row, (const char *)from->data + (size_t)(token * from->stride) * elem, bytes);
+            memcpy(row, token_at(move, token), bytes);
     }
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                     int64_t hidden, const struct colo_linear_matrix *to,
-                                     const void *from, colo_stream_t stream)
+colo_status_t colo_host_rows_restore(const struct colo_linear_move *move, colo_stream_t stream)
 {
-    const size_t elem = colo_dtype_size(to->dtype), bytes = (size_t)hidden * elem;
-    for (int64_t i = lo; i < hi; i++) {
-        int64_t token = r->token_of[i];
-        if (token >= 0)
-            memcpy((char *)to->data + (size_t)(token * to->stride) * elem,
-                   (const char *)from + (size_t)(i - lo) * bytes, bytes);
-    }
+    const size_t bytes = (size_t)move->hidden * colo_dtype_size(move->tokens.dtype);
+    const char *row = move->packed;
+    for (int64_t i = move->lo; i < move->hi; i++, row += bytes)
+        if (move->rows->token_of[i] >= 0)
+            memcpy(token_at(move, move->rows->token_of[i]), row, bytes);
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_clear(const struct colo_linear_rows *r, int64_t hidden,
-                                   const struct colo_linear_matrix *to, colo_stream_t stream)
+colo_status_t colo_host_rows_clear(const struct colo_linear_move *move, colo_stream_t stream)
 {
+    const struct colo_linear_rows *r = move->rows;
     for (int64_t token = 0; token < r->tokens; token++)
-        for (int64_t j = 0; r->row_of[token] < 0 && j < hidden; j++)
-            colo_scalar_put(to->dtype, to->data, token * to->stride + j,
+        for (int64_t j = 0; r->row_of[token] < 0 && j < move->hidden; j++)
+            colo_scalar_put(move->tokens.dtype, token_at(move, token), j,
                             r->row_of[token] == -1 ? 0 : (double)NAN);
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                                 const float *scale, void *to, int64_t to_step, double beta,
-                                 colo_stream_t stream)
+colo_status_t colo_host_rows_sum(const struct colo_linear_sum *p, colo_stream_t stream)
 {
-    const double by = scale ? (double)*scale : 1;
+    const struct colo_linear_matrix *z = &p->z;
+    const double by = p->scale ? (double)*p->scale : 1;
     const colo_dtype_t dtype = z->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     double sum[TILE];
-    for (int64_t j = 0; j < columns; j += TILE) {
-        int64_t n = columns - j < TILE ? columns - j : TILE;
+    for (int64_t j = 0; j < p->columns; j += TILE) {
+        int64_t n = p->columns - j < TILE ? p->columns - j : TILE;
         memset(sum, 0, sizeof sum);
-        for (int64_t i = 0; i < rows; i++)
+        for (int64_t i = 0; i < p->rows; i++)
             for (int64_t k = 0; k < n; k++)
                 sum[k] += colo_scalar_get(z->dtype, z->data, i * z->stride + j + k);
         for (int64_t k = 0; k < n; k++) {
-            int64_t index = (j + k) * to_step;
-            colo_scalar_put(dtype, to, index,
-                            (beta != 0 ? colo_scalar_get(dtype, to, index) : 0) + by * sum[k]);
+            int64_t index = (j + k) * p->to_step;
+            colo_scalar_put(dtype, p->to, index,
+                            (p->beta != 0 ? colo_scalar_get(dtype, p->to, index) : 0) +
+                                by * sum[k]);
         }
     }
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
-                                     const struct colo_linear_matrix *from, int64_t rows,
-                                     int64_t columns, colo_stream_t stream)
+colo_status_t colo_host_rows_convert(const struct colo_linear_convert *p, colo_stream_t stream)
 {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++)
-            colo_scalar_put(to->dtype, to->data, i * to->stride + j,
-                            colo_scalar_get(from->dtype, from->data, i * from->stride + j));
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->columns; j++)
+            colo_scalar_put(p->to.dtype, p->to.data, i * p->to.stride + j,
+                            colo_scalar_get(p->from.dtype, p->from.data, i * p->from.stride + j));
     return COLO_OK;
 }

@@ -155,9 +155,11 @@ static colo_status_t deliver(const colo_lm_head_t *head, const colo_tensor_t *to
     if (head->count == 0)
         return COLO_OK;
     if (!add) {
-        struct colo_linear_matrix dst = {to->data, to_step, to->dtype},
-                                  src = {from, step, colo_head_sum_dtype(head)};
-        return head->loss->rows_convert(&dst, &src, rows, columns, stream);
+        const struct colo_linear_convert convert = {.to = {to->data, to_step, to->dtype},
+                                                    .from = {from, step, colo_head_sum_dtype(head)},
+                                                    .rows = rows,
+                                                    .columns = columns};
+        return head->loss->rows_convert(&convert, stream);
     }
     colo_box_t dst = colo_box_rows(to->data, rows, columns, to_step),
                addends[2] = {dst, colo_box_rows(from, rows, columns, step)};

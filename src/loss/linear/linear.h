@@ -42,13 +42,6 @@
 
 /* ---- products ---- */
 
-/* Columns contiguous, rows `stride` elements apart. */
-struct colo_linear_matrix {
-    void *data;
-    int64_t stride;
-    colo_dtype_t dtype;
-};
-
 /* NULL of nothing */
 static inline void *colo_linear_element(void *data, colo_dtype_t dtype, int64_t i)
 {

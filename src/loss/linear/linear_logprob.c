@@ -161,10 +161,13 @@ static colo_status_t make_upstream(struct colo_linear_call *call, const colo_lin
 /* Mode early, backward: the scale of the saved d_logits becomes this call's. */
 static colo_status_t make_factor(struct colo_linear_call *call, const colo_linear_upstream_t *up)
 {
-    const float *saved_scale = call->scale;
-    call->scale = colo_linear_place(call->workspace, call->memory.scale);
-    return call->linear->loss->rows_factor(call->scale, saved_scale, up->loss, up->d_loss,
-                                           call->main);
+    const struct colo_linear_factor factor = {
+        .to = colo_linear_place(call->workspace, call->memory.scale),
+        .from = call->scale,
+        .by = up->d_loss,
+        .factor = up->loss};
+    call->scale = factor.to;
+    return call->linear->loss->rows_factor(&factor, call->main);
 }
 
 static const struct colo_linear_saved nowhere = {-1, -1, -1, -1, 0};

@@ -29,14 +29,14 @@
 
 /* ---- order between the two streams ---- */
 
-static colo_status_t record(const struct colo_linear_call *call, int32_t event, colo_stream_t on)
+static colo_status_t record(const struct colo_linear_call *call, int64_t event, colo_stream_t on)
 {
-    return call->linear->ops->event_record(call->linear->aux, event, on);
+    return call->linear->ops->event_record(call->linear->aux, (int32_t)event, on);
 }
 
-static colo_status_t wait_for(const struct colo_linear_call *call, int32_t event, colo_stream_t on)
+static colo_status_t wait_for(const struct colo_linear_call *call, int64_t event, colo_stream_t on)
 {
-    return call->linear->ops->event_wait(call->linear->aux, event, on);
+    return call->linear->ops->event_wait(call->linear->aux, (int32_t)event, on);
 }
 
 /* ---- a call's beginning ---- */
@@ -86,15 +86,15 @@ static void *d_logits_at(const struct colo_linear_call *call, int64_t u);
 /* The first of a unit's logits. */
 static void *logits_at(const struct colo_linear_call *call, int64_t unit)
 {
-    if (call->size.early && call->size.in_place)
-        return d_logits_at(call, unit);
-    return call->size.keeps
-               ? colo_linear_element(call->saved_logits, call->linear->config.logits_dtype,
-                                     chunk_of(call, unit) * call->size.chunk * call->size.z_stride +
-                                         column_of(call, unit))
-           : call->size.in_place
-               ? joined_at(call, call->memory.z, unit, call->linear->dtype, call->size.z_stride)
-               : colo_linear_place(call->workspace, call->memory.z[unit % 2]);
+    if (call->size.keeps)
+        return colo_linear_element(call->saved_logits, call->linear->config.logits_dtype,
+                                   chunk_of(call, unit) * call->size.chunk * call->size.z_stride +
+                                       column_of(call, unit));
+    if (!call->size.in_place)
+        return colo_linear_place(call->workspace, call->memory.z[unit % 2]);
+    return call->size.early
+               ? d_logits_at(call, unit)
+               : joined_at(call, call->memory.z, unit, call->linear->dtype, call->size.z_stride);
 }
 
 /* The first of a unit's d_logits. */
@@ -125,7 +125,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tens
     const colo_linear_logprob_t *linear = call->linear;
     const colo_logprob_config_t *config = &linear->config.logprob;
     call->aux = linear->ops->stream_of(linear->aux);
-    call->hidden = *hidden;
+    call->hidden = (struct colo_linear_matrix){hidden->data, hidden->stride[0], hidden->dtype};
     call->rows = (struct colo_linear_rows){
         .tokens = call->size.tokens,
         .rows = call->size.rows,
@@ -165,19 +165,19 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tens
 
 static colo_status_t take_head(struct colo_linear_call *call)
 {
+    const colo_linear_logprob_t *linear = call->linear;
     colo_tensor_t w, b;
-    COLO_TRY(colo_lm_head_acquire(call->linear->head, call->main, &w, &b));
+    COLO_TRY(colo_lm_head_acquire(linear->head, call->main, &w, &b));
     call->weight = (struct colo_linear_matrix){w.data, w.stride[0], w.dtype};
-    call->bias = call->linear->has_bias ? b.data : NULL;
-    if (call->memory.bias >= 0) { /* a gathered bias is a column of the gathered head */
-        const colo_box_t to = colo_box_rows(colo_linear_place(call->workspace, call->memory.bias),
-                                            call->linear->columns, 1, 1),
-                         from = colo_box_rows(b.data, call->linear->columns, 1, b.stride[0]);
-        call->bias = to.data;
-        return call->linear->ops->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
-                                           call->main);
-    }
-    return COLO_OK;
+    call->bias = linear->has_bias ? b.data : NULL;
+    if (call->memory.bias < 0)
+        return COLO_OK;
+    /* a gathered bias is a column of the gathered head */
+    const colo_box_t to = colo_box_rows(colo_linear_place(call->workspace, call->memory.bias),
+                                        linear->columns, 1, 1),
+                     from = colo_box_rows(b.data, linear->columns, 1, b.stride[0]);
+    call->bias = to.data;
+    return linear->ops->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
 }
 
 /* ---- the pipeline ---- */
@@ -236,15 +236,19 @@ static struct colo_linear_matrix rows_of(const struct colo_linear_call *call,
         w->stride, w->dtype};
 }
 
+/* The unit's rows, in @packed, and their tokens. */
+static struct colo_linear_move move_of(const struct colo_linear_call *call,
+                                       struct colo_linear_matrix tokens, void *packed)
+{
+    return (struct colo_linear_move){&call->rows,          call->pass.lo, call->pass.hi,
+                                     call->linear->hidden, tokens,        packed};
+}
+
 static colo_status_t take_rows(struct colo_linear_call *call, int64_t unit)
 {
-    const struct colo_linear_matrix hidden = {call->hidden.data, call->hidden.stride[0],
-                                              call->linear->dtype};
-    return call->memory.h[0] < 0
-               ? COLO_OK
-               : call->linear->loss->rows_gather(
-                     &call->rows, call->pass.lo, call->pass.hi, call->linear->hidden,
-                     rows_at(call, chunk_of(call, unit)), &hidden, call->main);
+    const struct colo_linear_move move =
+        move_of(call, call->hidden, rows_at(call, chunk_of(call, unit)));
+    return call->memory.h[0] < 0 ? COLO_OK : call->linear->loss->rows_gather(&move, call->main);
 }
 
 /* A product of the unit, one for each of its segments: the rows of @w and columns of @z are its. */
@@ -307,12 +311,12 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
         return COLO_OK;
     if (call->size.segment) { /* every rank has the sum */
         const int64_t each = call->size.tokens / colo_comm_size(linear->group);
-        const colo_tensor_t *out = call->d_hidden_out;
         void *own = colo_linear_element(call->d_hidden.data, linear->dtype,
                                         each * colo_comm_rank(linear->group) * linear->hidden);
-        const colo_box_t to = colo_box_rows(out->data, each, linear->hidden, out->stride[0]),
+        const colo_box_t to = colo_box_rows(call->d_hidden_out->data, each, linear->hidden,
+                                            call->d_hidden_out->stride[0]),
                          from = colo_box_rows(own, each, linear->hidden, linear->hidden);
-        return linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE || each == 0
+        return linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
                    ? COLO_OK
                    : linear->ops->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
     }
@@ -338,8 +342,7 @@ static colo_status_t add(const struct colo_linear_call *call, const struct colo_
     const int64_t rows = call->pass.hi - call->pass.lo, hidden = call->linear->hidden;
     const colo_box_t both[] = {colo_box_rows(a->data, rows, hidden, hidden),
                                colo_box_rows(b->data, rows, hidden, hidden)};
-    return rows == 0 ? COLO_OK
-                     : call->linear->ops->box_sum(&both[0], both, 2, a->dtype, call->main);
+    return call->linear->ops->box_sum(&both[0], both, 2, a->dtype, call->main);
 }
 
 /* The @i-th chunk, of the sum dtype, of those at @offset, @rows each. */
@@ -364,9 +367,7 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
     const int32_t ranks = colo_comm_size(linear->group);
     for (int64_t from = 0; from < call->pass.columns; from += call->size.segment) {
         const int64_t leaf = (column_of(call, unit) + from) / call->size.segment;
-        int64_t depth = 0;
-        for (int64_t i = leaf; i > 0; i /= 2)
-            depth += i & 1;
+        int64_t depth = __builtin_popcountll((uint64_t)leaf);
         *sum = sum_at(call, call->memory.d_h_sum, rows, depth);
         struct colo_linear_gemm gemm = {
             .product = COLO_LINEAR_D_HIDDEN,
@@ -397,7 +398,6 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
             *sum = sum_at(call, call->memory.d_h_all, rows, r);
             COLO_TRY(add(call, sum, &right));
         }
-    *sum = sum_at(call, call->memory.d_h_all, rows, 0);
     return COLO_OK;
 }
 
@@ -433,11 +433,13 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
     if (sum.data && sum.dtype == d_h.dtype)
         d_h = sum;
     else if (sum.data)
-        COLO_TRY(ops->rows_convert(&d_h, &sum, call->pass.hi - call->pass.lo, hidden, call->main));
+        COLO_TRY(ops->rows_convert(
+            &(struct colo_linear_convert){d_h, sum, call->pass.hi - call->pass.lo, hidden},
+            call->main));
+    const struct colo_linear_move move = move_of(call, call->d_hidden, d_h.data);
     if (chunk == 0)
-        COLO_TRY(ops->rows_clear(&call->rows, hidden, &call->d_hidden, call->main));
-    COLO_TRY(ops->rows_restore(&call->rows, call->pass.lo, call->pass.hi, hidden, &call->d_hidden,
-                               d_h.data, call->main));
+        COLO_TRY(ops->rows_clear(&move, call->main));
+    COLO_TRY(ops->rows_restore(&move, call->main));
     return call->pass.hi == call->size.rows ? sum_d_hidden(call)
                                             : COLO_OK; /* during the last d_W */
 }
@@ -468,13 +470,16 @@ static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t unit)
         .scale = call->scale};
     COLO_TRY(multiply_all(call, gemm, unit));
     const colo_tensor_t *d_bias = &call->d_bias;
-    return call->linear->has_bias
-               ? call->linear->loss->rows_sum(
-                     &z, call->pass.hi - call->pass.lo, call->pass.columns, call->scale,
-                     colo_linear_element(d_bias->data, d_bias->dtype,
-                                         column_of(call, unit) * d_bias->stride[0]),
-                     d_bias->stride[0], gemm.beta, call->main)
-               : COLO_OK;
+    void *to =
+        colo_linear_element(d_bias->data, d_bias->dtype, column_of(call, unit) * d_bias->stride[0]);
+    const struct colo_linear_sum sum = {z,
+                                        call->pass.hi - call->pass.lo,
+                                        call->pass.columns,
+                                        call->scale,
+                                        to,
+                                        d_bias->stride[0],
+                                        gemm.beta};
+    return call->linear->has_bias ? call->linear->loss->rows_sum(&sum, call->main) : COLO_OK;
 }
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *call)
@@ -485,23 +490,18 @@ colo_status_t colo_linear_i_join(const struct colo_linear_call *call)
 
 /* ---- the pass ---- */
 
-/* A unit is a block of columns of a chunk of rows. */
-static int32_t of_unit(enum colo_linear_event pair, int64_t unit)
-{
-    return (int32_t)pair + (int32_t)(unit % 2);
-}
-
-/* On the caller's stream: a unit's logits, and with the first of a chunk its rows of hidden. */
+/* A unit is a block of columns of a chunk of rows. On the caller's stream: its logits, and with the
+ * first of a chunk its rows of hidden. */
 static colo_status_t begin_unit(struct colo_linear_call *call, int64_t unit)
 {
     set_unit(call, unit);
     if (unit >= 2) /* the auxiliary stream has read what was in this buffer */
-        COLO_TRY(wait_for(call, of_unit(COLO_EVENT_WORK, unit), call->main));
+        COLO_TRY(wait_for(call, COLO_EVENT_WORK + unit % 2, call->main));
     if (unit % call->size.blocks == 0)
         COLO_TRY(take_rows(call, unit));
     if (call->size.makes_logits)
         COLO_TRY(make_logits(call, unit));
-    return record(call, of_unit(COLO_EVENT_LOGITS, unit), call->main);
+    return record(call, COLO_EVENT_LOGITS + unit % 2, call->main);
 }
 
 /* On the auxiliary stream: what the pass makes of a unit's logits. */
@@ -512,7 +512,7 @@ static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
                alone = colo_logprob_i_alone(&call->pass), each = call->size.piecewise || alone;
     set_unit(call, unit);
     call->pass.block_lo = each ? call->pass.lo : 0;
-    COLO_TRY(wait_for(call, of_unit(COLO_EVENT_LOGITS, unit), call->aux));
+    COLO_TRY(wait_for(call, COLO_EVENT_LOGITS + unit % 2, call->aux));
     if (fore)
         COLO_TRY(ops->logprob_stats(&call->pass, call->aux));
     if (call->size.piecewise && !alone)
@@ -525,7 +525,7 @@ static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
     }
     if (call->size.makes_d_logits)
         COLO_TRY(make_d_logits(call, unit));
-    return record(call, of_unit(COLO_EVENT_WORK, unit), call->aux);
+    return record(call, COLO_EVENT_WORK + unit % 2, call->aux);
 }
 
 /* On the caller's stream, when the auxiliary stream has made d_logits: the gradients of unit @last
@@ -537,7 +537,7 @@ static colo_status_t make_grads(struct colo_linear_call *call, int64_t last)
     const int64_t hi = call->pass.hi;
     set_unit(call, first);
     call->pass.hi = hi;
-    COLO_TRY(wait_for(call, of_unit(COLO_EVENT_WORK, last), call->main));
+    COLO_TRY(wait_for(call, COLO_EVENT_WORK + last % 2, call->main));
     if (call->size.makes_d_hidden && !call->size.d_hidden_last)
         COLO_TRY(make_d_hidden(call, first));
     if (call->size.makes_d_weight)

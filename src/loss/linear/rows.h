@@ -8,6 +8,13 @@
 
 #include <colobridge/logprob.h>
 
+/* Columns contiguous, rows `stride` elements apart. */
+struct colo_linear_matrix {
+    void *data;
+    int64_t stride;
+    colo_dtype_t dtype;
+};
+
 /* What 16-bit d_logits are multiplied by, in fp32 and after they are summed; in the memory of the
  * operands, because a device makes it: the number, then the 0 and the 1 that beta may be. */
 enum { COLO_LINEAR_SCALE = 3 };
@@ -47,6 +54,41 @@ struct colo_linear_upstream_rows {
     float *scale; /* [COLO_LINEAR_SCALE], written; NULL: values are as said */
     double lift;
     bool exact;
+};
+
+/* to = {from[0] * factor * by[0], 0, 1}; @from, @by NULL: 1 */
+struct colo_linear_factor {
+    float *to; /* [COLO_LINEAR_SCALE] */
+    const float *from, *by;
+    double factor;
+};
+
+/* Rows [lo, hi) of hidden states, or of their gradients. gather: from tokens, 0 in a row without a
+ * token. restore: to tokens; those of other rows are left alone. clear: tokens without a row become
+ * 0, NaN when dropped; it needs neither @lo and @hi nor @packed. */
+struct colo_linear_move {
+    const struct colo_linear_rows *rows;
+    int64_t lo, hi, hidden;
+    struct colo_linear_matrix tokens; /* [T, hidden] */
+    void *packed;                     /* [hi - lo, hidden], contiguous, of the same dtype */
+};
+
+/* to[j * to_step] = beta to + scale[0] * sum over rows of z[., j] (scale NULL: 1); to is f32 (f64
+ * of f64), sums are in that dtype or a wider one, rows ascending or by a tree that depends on rows
+ * only */
+struct colo_linear_sum {
+    struct colo_linear_matrix z; /* [rows, columns] */
+    int64_t rows, columns;
+    const float *scale;
+    void *to;
+    int64_t to_step;
+    double beta;
+};
+
+/* to [rows, columns] = from, rounded to to's dtype; a stride of 0 repeats a row of from */
+struct colo_linear_convert {
+    struct colo_linear_matrix to, from;
+    int64_t rows, columns;
 };
 
 /* per-row values to tokens: 0 for an ignored token, NaN (correct: 0) for a dropped one; NULL

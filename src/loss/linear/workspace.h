@@ -115,7 +115,7 @@ struct colo_linear_call {
     void *shared;               /* d_weight's memory, which has d_logits, too */
     float *scale;               /* of d_logits; NULL: 1 */
     colo_stream_t main, aux;
-    colo_tensor_t hidden;
+    struct colo_linear_matrix hidden;
     struct colo_linear_rows rows;
     struct colo_logprob_pass pass;
     int64_t true_columns; /* of all blocks */
