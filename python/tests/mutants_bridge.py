@@ -197,8 +197,12 @@ BRIDGES = {
         'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])",
         "why.status == STATUS['ERR_PEER']", 'test_torch_arena.py', 'test_an_error_before_the_ranks_met'),
     'text under an image keeps its gradient': (
-        'torch/ragged.py', '.index_fill(0, call.ragged.written(call.held, flat.device), 0)', '', 'test_torch_ragged.py',
+        'torch/ragged.py', '.index_fill(0, call.ragged.written(call.held, d_y.device), 0)', '', 'test_torch_ragged.py',
         'test_random_batches_on_two_processes'),
+    'the gradient of a view goes to what is carried': (
+        'torch/ragged.py', 'return before, None, d_y', 'return d_y, None, before', 'test_torch_ragged.py', 'may_be_views'),
+    'what is carried into views has no gradient': (
+        'torch/ragged.py', 'Written.apply(buffer, call, y)', 'Written.apply(buffer, call, y.detach())', 'test_torch_ragged.py', 'may_be_views'),
     'rows that lose their gradient are counted from the wrong end of a run': (
         'torch/ragged.py', 'first - (count.cumsum(0) - count)', 'first - count', 'test_torch_ragged.py',
         'test_a_frozen_encoder'),

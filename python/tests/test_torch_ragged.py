@@ -2,6 +2,7 @@
 """Ragged batches as an autograd function, against an oracle on all rows (ragged_case.py): processes over gloo,
 ranks that are threads, checkpointing, autocast, nested tensors, bad input."""
 import gc
+import itertools
 import os
 import sys
 import weakref
@@ -364,6 +365,29 @@ def negative(world):
 def test_memory_of_other_signs_is_never_carried():
     with pytest.raises(ValueError, match=r'x\[0\]: its memory holds other signs'):
         cb.run_threads(2, negative)
+
+
+def buffers_that_are_views(rank):
+    """x and text have the gradients that they would have, had the buffers no base: what position p of rank r gets is 100 r + p + 1."""
+    carry = sharded()
+    rows = [[2, 7], [0, 1, 6, 7, 8, 9]][rank]
+    for count, learnt, halves in itertools.product((1, 2), (True, False), (True, False)):
+        x = column(MINE[rank]).requires_grad_()
+        words = torch.full((count, 10, 1), -1.).requires_grad_(learnt)
+        intos = [(words * 1)[i].view(2, 5, 1) for i in range(count)]
+        xs = tuple(x * (i + 1) for i in range(count))
+        out = carry.start(xs, worked(), into=intos).finish() if halves else carry(xs, worked(), into=intos)
+        up = (100. * rank + 1 + torch.arange(10.)).view(2, 5, 1)
+        sum((y * up).sum() for y in out).backward()
+        scale = sum(range(count + 1))
+        assert x.grad.flatten().tolist() == [scale * d for d in ([3, 101, 102], [8, 107, 108, 109, 110])[rank]]
+        if learnt:
+            left = up.flatten().index_fill(0, torch.tensor(rows), 0)
+            assert torch.equal(words.grad.view(count, 10), left.expand(count, 10))
+
+
+def test_buffers_may_be_views_of_what_learns(pair):
+    pair.run(buffers_that_are_views)
 
 
 def frozen(rank):

@@ -174,11 +174,11 @@ class _Call:
     def __init__(self, ragged: Ragged, batch: _Batch, segments: Tables, xs: list[Any], widths: list[int],
                  intos: list[Any], merged: bool):
         self.ragged, self.held, self.segments, self.merged = ragged, batch, segments, merged
-        self.n, self.widths, self.frozen = len(xs), widths, ragged.owner.frozen
+        self.n, self.widths = len(xs), widths
         self.sums = segments._sums(ragged.owner._options, ragged.owner.dst)
         self.kinds = [[_kind(t) for t in side] for side in (xs, intos)]
         self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
-        self.constant = [i for i in range(self.n) if i not in self.floating or (self.frozen and not merged)]
+        self.constant = [i for i in range(self.n) if i not in self.floating or ragged.owner.frozen]
         rows = batch.batch.rows[1]
         sides = [x.shape for x in xs], [(intos[i].numel() // w if merged and w else rows, w) for i, w in enumerate(widths)]
         self.shapes = sides[0]
@@ -215,16 +215,11 @@ class _Call:
     def gradients(self, d_ys: Sequence[Any], flight: Flight | None = None) -> list[Any]:
         """Of each x, from those of each y; None without one."""
         d_xs: list[Any] = [None] * self.n
-        if not self.frozen:
-            stream = stream_of(self.ragged.device)
-            for i in self.floating:
-                d_xs[i] = self.empty(d_ys[i], self.shapes[i], stream)
-            self.run(True, [self.flat(i, d_ys) for i in self.floating], [d_xs[i] for i in self.floating], stream, flight)
+        stream = stream_of(self.ragged.device)
+        for i in self.floating:
+            d_xs[i] = self.empty(d_ys[i], self.shapes[i], stream)
+        self.run(True, [d_ys[i] for i in self.floating], [d_xs[i] for i in self.floating], stream, flight)
         return d_xs
-
-    def flat(self, i: int, d_ys: Sequence[Any]) -> Any:
-        """The gradient of y i as [rows, features]."""
-        return d_ys[i] if d_ys[i].dim() == 2 else d_ys[i].reshape(-1, self.widths[i])
 
     def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
         """A new output, where peers reach it if they write it and there is space."""
@@ -248,24 +243,20 @@ class _Call:
 
 @Function
 class CarryRagged:
-    """ys from xs, or xs into the buffers that are given. Rows of a buffer that are written lose the
-    gradient of what was there."""
+    """ys [rows, features] from xs: new tensors, or the memory of the buffers that are given, of which Written tells autograd."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, flight: Flight | None, _anchor: Any, *tensors: Any) -> Any:
-        xs, ys = tensors[:call.n], tensors[call.n:]
+    def forward(ctx: Any, call: _Call, flight: Flight | None, intos: Any, _anchor: Any, *xs: Any) -> Any:
         ctx.call, ctx.flight, stream = call, flight, stream_of(call.ragged.device)
-        if ys:
-            ctx.mark_dirty(*ys)
-            flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
+        if call.merged:
+            flat: Any = [into.detach().view(-1, width) for into, width in zip(intos, call.widths)]
         else:
             rows = call.held.batch.rows[1]
-            flat = ys = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
+            flat = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
         call.run(False, xs, flat, stream, flight)
-        if call.constant:
-            ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
-        if call.merged and any(ctx.needs_input_grad[3 + call.n:]):
-            call.held.written(ys[0].device)  # before a CUDA graph is captured, not in it
+        # Autograd refuses that others write into a view which a function returns: Written does, and Finish.
+        ys = tuple(t.new_empty(0).set_(t) for t in flat) if call.merged else flat
+        ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
         return ys
 
     @staticmethod
@@ -276,12 +267,30 @@ class CarryRagged:
             d_xs = flight.landed()
         else:
             d_xs = call.gradients(d_ys)
-        d_intos: list[Any] = [None] * call.n if call.merged else []
-        for i in range(len(d_intos)):
-            if ctx.needs_input_grad[3 + call.n + i]:
-                flat = call.flat(i, d_ys)
-                d_intos[i] = flat.index_fill(0, call.ragged.written(call.held, flat.device), 0).view(d_ys[i].shape)
-        return (None, None, None, *d_xs, *d_intos)
+        return (None, None, None, None, *d_xs)
+
+
+@Function
+class Written:
+    """(into, a call, its y in the memory of into) -> into. Rows that were written lose the gradient of what was there. A
+    function of its own, of one output and with into first: into may be a view, and what autograd calls the gradient of a view that
+    a function writes is that of the first input."""
+
+    @staticmethod
+    def forward(ctx: Any, into: Any, call: _Call, y: Any) -> Any:
+        ctx.call, ctx.shape = call, y.shape
+        ctx.mark_dirty(into)
+        if ctx.needs_input_grad[0]:
+            call.held.written(into.device)  # before a CUDA graph is captured, not in it
+        return into
+
+    @staticmethod
+    @functools.partial(once, linear=True)
+    def backward(ctx: Any, d_into: Any) -> Any:
+        d_y, call, before = d_into.reshape(ctx.shape), ctx.call, None
+        if ctx.needs_input_grad[0]:
+            before = d_y.index_fill(0, call.ragged.written(call.held, d_y.device), 0).view(d_into.shape)
+        return before, None, d_y
 
 
 def _rows_of(x: Any) -> Any:
@@ -463,11 +472,13 @@ def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool
         xs[i].requires_grad for i in call.floating) else None
 
     def arrived(ys: Any) -> Any:
-        if merged:  # of a buffer without a gradient autograd returns an alias
-            ys = tuple(y if i in call.floating else into for i, (y, into) in enumerate(zip(ys, intos)))
+        if merged:
+            for buffer, y in zip(intos, ys):
+                Written.apply(buffer, call, y)
+            ys = tuple(intos)
         elif intos:
             with ragged.telling():
                 ys = tuple(y if t is None else _placed(ragged, call.held, segments, t, name, y, add, inplace)
                            for y, t, name in zip(ys, intos, names))
         return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]
-    return call, (anchor, *xs, *(intos if merged else ())), arrived
+    return call, (intos, anchor, *xs), arrived
