@@ -9,7 +9,12 @@
 
 #define MAX_RUNS 256
 
-/* Compares one rank; on a difference fails with the rank and the element. */
+static bool is_range(int64_t lo, int64_t hi, const int64_t *want, int64_t n)
+{
+    return hi - lo == n && (n == 0 || lo == want[0]);
+}
+
+/* Compares one rank; on a difference fails with the rank and its local row. */
 static void compare_rank(const char *what, const colo_layout_t *layout, const ref_side_t *side,
                          ref_shape_t shape, int64_t rank, bool full)
 {
@@ -17,48 +22,27 @@ static void compare_rank(const char *what, const colo_layout_t *layout, const re
     ref_part_make(&want, side, shape, rank, full);
     colo_owned_t got;
     colo_run_t runs[MAX_RUNS];
-    int64_t nruns = -1;
+    int64_t nruns = -1, local = 0;
     memset(&got, 0x5a, sizeof got);
     assert_ok(colo_layout_owned(
         layout, rank, &(colo_shape_t){.samples = shape.b, .rows = shape.n, .features = shape.h},
         full, &got, runs, MAX_RUNS, &nruns));
-    if (colo_layout_holds(layout, rank) != want.holds)
-        fail_msg("%s: rank %lld holds: %d expected %d", what, (long long)rank,
-                 colo_layout_holds(layout, rank), want.holds);
-    if (!want.holds) {
-        assert_int_equal(got.b0, 0);
-        assert_int_equal(got.b1, 0);
-        assert_int_equal(got.h0, 0);
-        assert_int_equal(got.h1, 0);
-        assert_int_equal(got.rows, 0);
-        assert_int_equal(nruns, 0);
-        return;
+    bool ok = colo_layout_holds(layout, rank) == want.holds && got.rows == want.ns &&
+              is_range(got.b0, got.b1, want.b, want.nb) &&
+              is_range(got.h0, got.h1, want.h, want.nh);
+    if (!want.holds)
+        ok = ok && !(got.b0 | got.b1 | got.h0 | got.h1 | got.rows | nruns);
+    for (int64_t i = 0; ok && i < nruns; i++) {
+        ok = runs[i].local == local && runs[i].count >= 1;
+        for (int64_t k = 0; ok && k < runs[i].count; k++, local += ok)
+            ok = local < want.ns && runs[i].row + k == want.s[local];
     }
-    if (got.b1 - got.b0 != want.nb || (want.nb && got.b0 != want.b[0]))
-        fail_msg("%s: rank %lld samples [%lld,%lld), expected %lld from %lld", what,
-                 (long long)rank, (long long)got.b0, (long long)got.b1, (long long)want.nb,
-                 (long long)(want.nb ? want.b[0] : 0));
-    if (got.h1 - got.h0 != want.nh || (want.nh && got.h0 != want.h[0]))
-        fail_msg("%s: rank %lld features [%lld,%lld), expected %lld from %lld", what,
-                 (long long)rank, (long long)got.h0, (long long)got.h1, (long long)want.nh,
-                 (long long)(want.nh ? want.h[0] : 0));
-    if (got.rows != want.ns)
-        fail_msg("%s: rank %lld has %lld rows, expected %lld", what, (long long)rank,
-                 (long long)got.rows, (long long)want.ns);
-    int64_t local = 0;
-    for (int64_t i = 0; i < nruns; i++) {
-        if (runs[i].local != local || runs[i].count < 1)
-            fail_msg(
-                "%s: rank %lld run %lld starts at local %lld with %lld rows, expected local %lld",
-                what, (long long)rank, (long long)i, (long long)runs[i].local,
-                (long long)runs[i].count, (long long)local);
-        for (int64_t k = 0; k < runs[i].count; k++, local++)
-            if (local >= want.ns || runs[i].row + k != want.s[local])
-                fail_msg("%s: rank %lld local row %lld is row %lld, expected %lld", what,
-                         (long long)rank, (long long)local, (long long)(runs[i].row + k),
-                         (long long)(local < want.ns ? want.s[local] : -1));
-    }
-    assert_int_equal(local, want.ns);
+    if (!ok || local != want.ns)
+        fail_msg("%s: rank %lld has samples [%lld,%lld) of %lld, features [%lld,%lld) of %lld, "
+                 "%lld rows of %lld; local row %lld differs",
+                 what, (long long)rank, (long long)got.b0, (long long)got.b1, (long long)want.nb,
+                 (long long)got.h0, (long long)got.h1, (long long)want.nh, (long long)got.rows,
+                 (long long)want.ns, (long long)local);
 }
 
 static void compare_all(const char *what, const ref_side_t *side, ref_shape_t shape)
