@@ -109,14 +109,11 @@ T_CASE_ON_THREADS(8, without_the_check_only_owned_rows_of_a_disjoint_gradient_mo
 T_CASE_ON(4, replicas_that_own_nothing_agree_whatever_they_pass)
 {
     const int64_t rank = colo_comm_rank(world), mine = rank / 2;
-    colo_layout_t src, dst;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     float x[8], y[8], d_x[8];
     rank_try(colo_comm_set_check(world, 2));
-    rank_try(t_layouts("tp=2,dp=2", "tp=2,dp=2", &src, &dst));
-    colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
-                                   .shape = {1, 4, 2, 0}, /* dp 1 has the only sample */
-                                   .dtype = COLO_F32};
+    T_BRIDGE_CONFIG(config, "tp=2,dp=2", "tp=2,dp=2",
+                    .shape = {1, 4, 2, 0}); /* dp 1 has the only sample */
     rank_try(colo_bridge_create(&bridge, &config, world));
     for (int i = 0; i < 8; i++) {
         x[i] = (float)(10 + i);

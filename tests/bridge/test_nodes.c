@@ -43,20 +43,11 @@ T_CASE(table_of_equal_nodes_gives_the_plan_of_ranks_per_node)
                                  t_plans_bytes(&by_table, (colo_pass_t)pass, from, to));
 }
 
-static void config_of(colo_plan_config_t *p, colo_layout_t l[2])
-{
-    assert_ok(t_layouts("tp=2,dp=4", "tp=2,cp=2,dp=2", &l[0], &l[1]));
-    *p = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &l[0], .dst = &l[1],
-                              .shape = {8, 16, 4, 0}};
-}
-
 T_CASE(nodes_that_cannot_be_are_refused)
 {
     colo_nodes_t *n = NULL;
-    colo_layout_t l[2];
-    colo_plan_config_t c;
     colo_plan_t *p = NULL;
-    config_of(&c, l);
+    T_PLAN_CONFIG(c, "tp=2,dp=4", "tp=2,cp=2,dp=2", .shape = {8, 16, 4, 0});
     assert_fails(colo_nodes_create(NULL, scattered, 4), COLO_ERR_ARG, "nodes is NULL");
     assert_fails(colo_nodes_create(&n, NULL, 4), COLO_ERR_ARG, "the table is NULL");
     assert_fails(colo_nodes_create(&n, scattered, 0), COLO_ERR_ARG, "there are no ranks");

@@ -11,11 +11,7 @@ enum { FEATURES = 2 };
 static colo_status_t bridge_of(colo_bridge_t **b, const char *src, const char *dst,
                                colo_comm_t *comm)
 {
-    colo_layout_t layout[2];
-    rank_try(t_layouts(src, dst, &layout[0], &layout[1]));
-    const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT, .src = &layout[0],
-                                    .dst = &layout[1],       .shape = {.features = FEATURES},
-                                    .dtype = COLO_F32,       .packed = true};
+    T_BRIDGE_CONFIG(c, src, dst, .shape = {.features = FEATURES}, .packed = true);
     return colo_bridge_create(b, &c, comm);
 }
 

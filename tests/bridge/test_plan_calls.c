@@ -20,15 +20,8 @@ static int64_t message_bytes(const colo_plan_message_t *m, int32_t n, int64_t pe
 
 T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
 {
-    colo_layout_t ls, ld;
-    assert_ok(t_layouts("tp=8,dp=131072", "tp=8,cp=4,dp=32768", &ls, &ld));
-    colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT,
-                             .src = &ls,
-                             .dst = &ld,
-                             .shape = {524288, 8192, 4096, 0},
-                             .dtype = COLO_BF16,
-                             .output = COLO_SHARDED,
-                             .ranks_per_node = 8};
+    T_PLAN_CONFIG(pc, "tp=8,dp=131072", "tp=8,cp=4,dp=32768", .shape = {524288, 8192, 4096, 0},
+                  .dtype = COLO_BF16, .output = COLO_SHARDED, .ranks_per_node = 8);
     static const int64_t ranks[] = {0, 1, 7, 8, 31, 32, 123456, 524288, 777777, 1048575};
     int64_t vd = 524288 / 32768 * INT64_C(8192) * 4096 * 2, k = 4, c = 4;
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
@@ -58,13 +51,9 @@ T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
 
 T_CASE(a_pass_that_is_none_has_no_messages)
 {
-    colo_layout_t src, dst;
     T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     int32_t n = 9;
-    assert_ok(t_layouts("dp=2", "cp=2", &src, &dst));
-    const colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT, .src = &src,
-                                       .dst = &dst,           .shape = {2, 4, 1, 0},
-                                       .dtype = COLO_F32,     .output = COLO_SHARDED};
+    T_PLAN_CONFIG(config, "dp=2", "cp=2", .shape = {2, 4, 1, 0}, .output = COLO_SHARDED);
     assert_ok(colo_plan_create(&plan, &config, 0));
     assert_non_null(colo_plan_sends(plan, COLO_FORWARD, NULL));
     assert_non_null(colo_plan_recvs(plan, COLO_FORWARD, NULL));
@@ -78,13 +67,9 @@ T_CASE(a_pass_that_is_none_has_no_messages)
  */
 static int64_t work_of(int64_t sources, int64_t destinations, int64_t per_node, int64_t features)
 {
-    colo_layout_t ls, ld;
-    assert_ok(t_layouts(t_text("tp=%lld", (long long)sources),
-                        t_text("tp=%lld@%lld", (long long)destinations, (long long)sources), &ls,
-                        &ld));
-    colo_plan_config_t pc = {
-        COLO_PLAN_CONFIG_INIT,         .src = &ls,         .dst = &ld,
-        .shape = {4, 64, features, 0}, .dtype = COLO_BF16, .ranks_per_node = per_node};
+    T_PLAN_CONFIG(pc, t_text("tp=%lld", (long long)sources),
+                  t_text("tp=%lld@%lld", (long long)destinations, (long long)sources),
+                  .shape = {4, 64, features, 0}, .dtype = COLO_BF16, .ranks_per_node = per_node);
     const int64_t ranks[] = {0, sources - 1, sources, sources + destinations - 1};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
@@ -118,12 +103,9 @@ T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
 {
     int64_t before = 0;
     for (int64_t n = 64; n <= 4096; n *= 4) {
-        colo_layout_t ls, ld;
-        assert_ok(t_layouts(t_text("tp=1,dp=%lld", (long long)n),
-                            t_text("cp=2,tp=%lld,dp=1", (long long)n / 2), &ls, &ld));
-        colo_plan_config_t pc = {
-            COLO_PLAN_CONFIG_INIT,   .src = &ls,         .dst = &ld,
-            .shape = {n, 20, 64, 0}, .dtype = COLO_BF16, .output = COLO_SHARDED};
+        T_PLAN_CONFIG(pc, t_text("tp=1,dp=%lld", (long long)n),
+                      t_text("cp=2,tp=%lld,dp=1", (long long)n / 2), .shape = {n, 20, 64, 0},
+                      .dtype = COLO_BF16, .output = COLO_SHARDED);
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create(&p, &pc, n - 1));
         if (before && p->work > 6 * before)
@@ -139,17 +121,11 @@ static void cost_on_nodes(int64_t nodes, int64_t *work, int64_t *kept)
 {
     *work = *kept = 0;
     for (int pair = 0; pair < 2; pair++) {
-        colo_layout_t ls, ld;
-        assert_ok(pair ? t_layouts(t_text("dp=%lld", (long long)(16 * nodes)),
-                                   t_text("tp=8,cp=2,dp=%lld", (long long)nodes), &ls, &ld)
-                       : t_layouts(t_text("tp=8,dp=%lld", (long long)(2 * nodes)),
-                                   t_text("tp=4,cp=4,dp=%lld", (long long)nodes), &ls, &ld));
-        const colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT,
-                                       .src = &ls,
-                                       .dst = &ld,
-                                       .shape = {16 * nodes, 64, 4096, 0},
-                                       .dtype = COLO_BF16,
-                                       .ranks_per_node = 16};
+        T_PLAN_CONFIG(pc,
+                      pair ? t_text("dp=%lld", (long long)(16 * nodes))
+                           : t_text("tp=8,dp=%lld", (long long)(2 * nodes)),
+                      t_text(pair ? "tp=8,cp=2,dp=%lld" : "tp=4,cp=4,dp=%lld", (long long)nodes),
+                      .shape = {16 * nodes, 64, 4096, 0}, .dtype = COLO_BF16, .ranks_per_node = 16);
         for (int64_t i = 0; i < 64; i++) {
             T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
             assert_ok(colo_plan_create(&p, &pc, i < 32 ? i : 16 * nodes - 1 - i * nodes / 8));
@@ -180,12 +156,9 @@ static void plan_few_samples(void)
 {
     static const char one[] = "dp=1", many[] = "dp=4611686018427387904";
     for (int from = 0; from < 2; from++) {
-        colo_layout_t src, dst;
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         int32_t n;
-        assert_ok(t_layouts(from ? one : many, from ? many : one, &src, &dst));
-        const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
-                                      .shape = {3, 1, 1, 0}};
+        T_PLAN_CONFIG(c, from ? one : many, from ? many : one, .shape = {3, 1, 1, 0});
         assert_ok(colo_plan_create(&p, &c, 0));
         const colo_plan_message_t *m =
             from ? colo_plan_sends(p, COLO_FORWARD, &n) : colo_plan_recvs(p, COLO_FORWARD, &n);
@@ -204,11 +177,8 @@ T_CASE(planning_passes_over_ranks_without_samples)
 
 T_CASE(messages_whose_sum_overflows_are_refused)
 {
-    colo_layout_t ls, ld;
     colo_plan_t *p = NULL;
-    assert_ok(t_layouts("dp=1", "tp=8", &ls, &ld));
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
-                                  .shape = {1 << 20, 1 << 20, 1 << 20, 0}}; /* 2^62 bytes */
+    T_PLAN_CONFIG(c, "dp=1", "tp=8", .shape = {1 << 20, 1 << 20, 1 << 20, 0}); /* 2^62 bytes */
     assert_ok(colo_plan_create(&p, &c, 1));
     assert_int_equal(colo_plan_bytes(p, COLO_FORWARD).recv, INT64_C(1) << 62);
     colo_plan_destroy(&p);
@@ -275,10 +245,7 @@ T_CASE(a_rank_outside_both_grids_gets_an_empty_plan)
 
 T_CASE(bad_arguments_are_refused_and_write_nothing)
 {
-    colo_layout_t ls, ld;
-    assert_ok(t_layouts("tp=2,dp=2", "tp=2,cp=2", &ls, &ld));
-    const colo_plan_config_t good = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
-                                     .shape = {4, 8, 2, 0}};
+    T_PLAN_CONFIG(good, "tp=2,dp=2", "tp=2,cp=2", .shape = {4, 8, 2, 0});
     colo_plan_t *sentinel = (colo_plan_t *)(uintptr_t)0x1230, *p = sentinel;
     colo_plan_config_t c = good;
     assert_fails(colo_plan_create(NULL, &c, 0), COLO_ERR_ARG, "plan");
@@ -318,10 +285,8 @@ T_CASE(bad_arguments_are_refused_and_write_nothing)
 
 T_CASE(a_plan_that_is_made_leaves_the_last_error_alone)
 {
-    colo_layout_t ls, ld;
     T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
-    assert_ok(t_layouts("tp=2,dp=3", "tp=3,dp=2", &ls, &ld));
-    colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld, .shape = {6, 8, 2, 0}};
+    T_PLAN_CONFIG(c, "tp=2,dp=3", "tp=3,dp=2", .shape = {6, 8, 2, 0});
     assert_fails(colo_plan_create(&p, &c, -7), COLO_ERR_ARG, "rank -7");
     assert_ok(colo_plan_create(&p, &c, 0)); /* asks itself whether COLLECTIVE would take the pair */
     assert_int_equal(colo_plan_bytes(p, COLO_FORWARD).collective_recv, -1);

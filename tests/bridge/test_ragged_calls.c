@@ -150,16 +150,13 @@ T_CASE_FOR(2, replicas_that_differ_in_rows_of_the_batch_are_refused, bool, x_dif
 {
     const int32_t rank = colo_comm_rank(world);
     float x[8 * H] = {0}, y[20 * H] = {0};
-    colo_layout_t src, dst;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     tables_t t = worked;
     memset(t.src_dp, 0, sizeof t.src_dp);
     const colo_segments_t s = segments_of(&t);
-    rank_try(t_layouts("tp=2,dp=1", "tp=2,dp=1", &src, &dst));
-    const colo_bridge_config_t c = {
-        COLO_BRIDGE_CONFIG_INIT,  .src = &src,    .dst = &dst,
-        .shape = {.features = H}, .ragged = true, .placement = COLO_MERGED};
+    T_BRIDGE_CONFIG(c, "tp=2,dp=1", "tp=2,dp=1", .shape = {.features = H}, .ragged = true,
+                    .placement = COLO_MERGED);
     rank_try(colo_bridge_create(&b, &c, world));
     rank_try(colo_comm_set_check(world, 2));
     rank_try(colo_bridge_set_segments(b, &s, &batch));

@@ -110,11 +110,7 @@ T_CASE(plans_without_a_bridge_have_the_oracles_rows_and_bytes)
 /* 8 samples of 6 rows: dp=4 has 2 samples each, dp=2 has 4. Rank 4 is in no grid. */
 T_CASE(rows_of_a_uniform_plan_are_those_of_all_its_samples)
 {
-    colo_layout_t src, dst;
-    assert_ok(t_layouts("dp=4", "tp=2,dp=2", &src, &dst));
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
-                                  .shape = {.samples = 8, .rows = 6, .features = 1},
-                                  .dtype = COLO_F32};
+    T_PLAN_CONFIG(c, "dp=4", "tp=2,dp=2", .shape = {.samples = 8, .rows = 6, .features = 1});
     for (int64_t rank = 0; rank < 5; rank++) {
         T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
         int64_t a, b;
@@ -127,12 +123,9 @@ T_CASE(rows_of_a_uniform_plan_are_those_of_all_its_samples)
 
 static void plan_without_features(void)
 {
-    colo_layout_t src, dst;
     const int64_t rows[] = {3}, zero[] = {0}, len[] = {8};
     const colo_segments_t s = {sizeof s, 1, rows, zero, zero, zero, NULL, 1, len, zero, NULL};
-    assert_ok(t_layouts("dp=1", "cp=4", &src, &dst));
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
-                                  .dtype = COLO_BF16, .ranks_per_node = 2};
+    T_PLAN_CONFIG(c, "dp=1", "cp=4", .dtype = COLO_BF16, .ranks_per_node = 2);
     for (int64_t rank = 0; rank < 4; rank++) {
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         int32_t n;
@@ -161,23 +154,19 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
     enum { MOST_IMAGES = 2000, EACH = 5 };
     static int64_t rows[MOST_IMAGES], src_dp[MOST_IMAGES], seq[MOST_IMAGES], pos[MOST_IMAGES];
     static int64_t len[MOST_IMAGES], dp[MOST_IMAGES];
-    colo_layout_t src, dst;
     T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
     int32_t n;
-    assert_ok(t_layouts(from, to, &src, &dst));
+    T_PLAN_CONFIG(c, from, to, .shape = {.features = 8}, .output = COLO_SHARDED);
     for (int64_t e = 0; e < images; e++) {
         rows[e] = 90;
-        src_dp[e] = e % colo_grid_extent(&src.grid, "dp");
+        src_dp[e] = e % colo_grid_extent(&c.src->grid, "dp");
         seq[e] = e / EACH;
         pos[e] = e % EACH * 100;
         len[e / EACH] = 512;
-        dp[e / EACH] = e / EACH * colo_grid_extent(&dst.grid, "dp") / (images / EACH);
+        dp[e / EACH] = e / EACH * colo_grid_extent(&c.dst->grid, "dp") / (images / EACH);
     }
     const colo_segments_t s = {sizeof s, images,        rows, src_dp, seq, pos,
                                NULL,     images / EACH, len,  dp,     NULL};
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src,
-                                  .dst = &dst,           .shape = {.features = 8},
-                                  .dtype = COLO_F32,     .output = COLO_SHARDED};
     assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
     (void)colo_plan_locals(p, COLO_FORWARD, runs);
     const colo_plan_message_t *m = colo_plan_recvs(p, COLO_FORWARD, &n);
@@ -306,16 +295,13 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
 {
     enum { N = 8 };
     int64_t rows[N], zero[N] = {0}, seq[N], len[N], most = 0;
-    colo_layout_t src, dst;
     for (int64_t e = 0; e < N; e++) {
         rows[e] = e % 2 ? 1 : 100;
         seq[e] = e;
         len[e] = 100;
     }
     const colo_segments_t s = {sizeof s, N, rows, zero, seq, zero, NULL, N, len, seq, NULL};
-    assert_ok(t_layouts("tp=2,dp=1", "dp=8", &src, &dst));
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
-                                  .shape = {.features = 1}, .dtype = COLO_U8};
+    T_PLAN_CONFIG(c, "tp=2,dp=1", "dp=8", .shape = {.features = 1}, .dtype = COLO_U8);
     for (int64_t rank = 0; rank < 2; rank++) {
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
@@ -329,12 +315,9 @@ T_CASE(segments_that_touch_on_both_sides_are_one_region)
 {
     const int64_t rows[] = {10, 10}, zero[2] = {0}, pos[] = {0, 10}, len = 20;
     const colo_segments_t s = {sizeof s, 2, rows, zero, zero, pos, NULL, 1, &len, zero, NULL};
-    colo_layout_t src, dst;
     T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
     int32_t n;
-    assert_ok(t_layouts("dp=1", "dp=1@1", &src, &dst));
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
-                                  .shape = {.features = 1}, .dtype = COLO_U8};
+    T_PLAN_CONFIG(c, "dp=1", "dp=1@1", .shape = {.features = 1}, .dtype = COLO_U8);
     assert_ok(colo_plan_create_ragged(&p, &c, &s, 0));
     const colo_plan_message_t *m = colo_plan_sends(p, COLO_FORWARD, &n);
     assert_int_equal(n, 1);
@@ -371,10 +354,7 @@ static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t ro
                                .nseqs = 1,
                                .seq_len = &rows,
                                .seq_dp = &zero};
-    colo_layout_t src, dst;
-    assert_ok(t_layouts("dp=2", "dp=2", &src, &dst));
-    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst, .shape = shape,
-                                  .dtype = COLO_F32};
+    T_PLAN_CONFIG(c, "dp=2", "dp=2", .shape = shape);
     return colo_plan_create_ragged(plan, &c, &s, rank);
 }
 

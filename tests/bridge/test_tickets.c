@@ -105,16 +105,12 @@ T_CASE_ON(2, batches_are_started_and_finished)
                                       .src_dp = src,      .seq = seq,         .pos = pos,
                                       .nseqs = 1,         .seq_len = seq_len, .seq_dp = seq_dp};
     const int64_t rank = colo_comm_rank(world), mine = rank ? 2 : 3;
-    colo_layout_t src_layout, dst_layout;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_batch_t *batch = NULL;
     colo_ticket_t *ticket = NULL;
     float x[3][2], want[8][2], got[8][2];
     int64_t n = 0;
-    rank_try(t_layouts("dp=2", "cp=2,dp=1", &src_layout, &dst_layout));
-    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src_layout,
-                                         .dst = &dst_layout,      .shape = {.features = 2},
-                                         .dtype = COLO_F32,       .ragged = true};
+    T_BRIDGE_CONFIG(config, "dp=2", "cp=2,dp=1", .shape = {.features = 2}, .ragged = true);
     rank_try(colo_bridge_create(&bridge, &config, world));
     rank_try(colo_bridge_set_segments(bridge, &segments, &batch));
     colo_bridge_rows(bridge, NULL, &n);

@@ -158,6 +158,16 @@ colo_comm_t *t_self(void);
 /* The usual layouts on grids as colo_grid_parse() reads them, in a world of any size */
 colo_status_t t_layout_of(const char *grid, bool is_src, colo_layout_t *layout);
 colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst);
+/* A config @name between them, with its other members; of a bridge, in a rank. */
+#define T_PLAN_CONFIG(name, from, to, ...) \
+    T_CONFIG_BY(assert_ok, colo_plan_config_t, name, from, to, __VA_ARGS__)
+#define T_BRIDGE_CONFIG(name, from, to, ...) \
+    T_CONFIG_BY(rank_try, colo_bridge_config_t, name, from, to, __VA_ARGS__)
+#define T_CONFIG_BY(check, type, name, from, to, ...)               \
+    colo_layout_t t_src_of_##name, t_dst_of_##name;                 \
+    check(t_layouts(from, to, &t_src_of_##name, &t_dst_of_##name)); \
+    type name = {                                                   \
+        .struct_size = sizeof name, .src = &t_src_of_##name, .dst = &t_dst_of_##name, __VA_ARGS__}
 
 /* A tensor of host memory for one call: its data, dtype and extents */
 #define T_TENSOR(data, dtype, ...)             \
