@@ -431,21 +431,25 @@ def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
     return Ticket(self, flight, lambda: Finish.apply(flight, begun, y)[0])
 
 
-def _made(src: Layout | str, dst: Layout | str, group: Any, options: tuple[tuple[str, Any], ...]) -> Bridge:
-    return Bridge(src, dst, group=group, **dict(options))
+def _of(make: Callable[..., Bridge], group: Any, *key: Any) -> Bridge:
+    return make(group, *key)
 
 
 # Ranks make the same calls, so the same ones go on all of them.
 _keeping = functools.lru_cache(maxsize=_LAYOUTS)
-_of_groups = _keeping(_made)
+_of_groups = _keeping(_of)
 
 
-def kept(src: Layout | str, dst: Layout | str, group: Any, *options: tuple[str, Any]) -> Bridge:
-    """A Bridge of these arguments, the same until 32 others have been asked for since."""
+def kept(make: Callable[..., Bridge], group: Any, *key: Any) -> Bridge:
+    """make(group, *key), made at the first call and kept until 32 others have been used since."""
     of = _of_groups
     if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
-        of = group.__dict__.get('_bridges') or group.__dict__.setdefault('_bridges', _keeping(_made))
-    return of(src, dst, group, options)
+        of = group.__dict__.get('_bridges') or group.__dict__.setdefault('_bridges', _keeping(_of))
+    return of(make, group, *key)
+
+
+def _bridge(group: Any, src: Layout | str, dst: Layout | str, options: tuple[Any, ...]) -> Bridge:
+    return Bridge(src, dst, group=group, **dict(options))
 
 
 def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples: int | None = None,
@@ -455,4 +459,5 @@ def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples:
     Bridge is made at the first call and kept until 32 others have been used since."""
     if isinstance(src, str) or isinstance(dst, str):
         options['extra'] = extra if isinstance(extra, str) else tuple(extra)
-    return kept(src, dst, group, *sorted(options.items()))(x, samples=samples, shape=shape, like=like)
+    made = kept(_bridge, group, src, dst, tuple(sorted(options.items())))
+    return made(x, samples=samples, shape=shape, like=like)

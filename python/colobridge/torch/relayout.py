@@ -10,7 +10,7 @@ from ..errors import ArgumentError
 from ..layout import Layout
 from ..packing import Packing
 from . import ranks as groups
-from .bridge import kept
+from .bridge import Bridge, kept
 from .lazy import torch
 from .tensors import called, eager, operator, said
 
@@ -54,10 +54,18 @@ def _layout(size: int, heads: bool) -> Layout:
     return layout.clear('rows').split('features', 'cp') if heads else layout
 
 
-def _shape(given: dict[str, Any]) -> list[Any]:
-    """Of y."""
-    x, src, dst, dim = given['x'], given['src'], given['dst'], given.get('dim', 0)
-    size, shape = groups.size_and_rank(given['group'], 'relayout: group')[0], list(x.shape)
+def _bridge(group: Any, size: int, src: bool, dst: bool) -> Bridge:
+    return Bridge(_layout(size, src), _layout(size, dst), group=group, packed=True)
+
+
+def _like(given: dict[str, Any]) -> tuple[Any, Any]:
+    """Shape and dtype of y."""
+    size = groups.size_and_rank(given['group'], 'relayout: group')[0]
+    return _shape(given['x'], size, given['src'], given['dst'], given.get('dim', 0)), given['x'].dtype
+
+
+def _shape(x: Any, size: int, src: str, dst: str, dim: int) -> list[Any]:
+    shape = list(x.shape)
     if -x.dim() <= dim < x.dim():  # else the call says what is wrong
         cut = ('zigzag', 'block')
         shape[dim] = shape[dim] * (size if src in cut else 1) // (size if dst in cut else 1)
@@ -67,7 +75,7 @@ def _shape(given: dict[str, Any]) -> list[Any]:
     return shape
 
 
-@operator(lambda given: [(_shape(given), given['x'].dtype)], run=called)
+@operator(lambda given: [_like(given)], run=called)
 def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: int = 0) -> Any:
     """x of sequences that the ranks of @group hold by the cut @src, as they hold them by @dst. With gradients.
 
@@ -118,6 +126,6 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
                             % (list(x.shape), dim))
     packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
     tables = _cut(packing, src), _cut(packing, dst)
-    carry = kept(_layout(size, heads[0]), _layout(size, heads[1]), group, ('packed', True))
+    carry = kept(_bridge, group, size, *heads)
     y = carry(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), src=tables[0], dst=tables[1])
-    return y.view(_shape({'x': x, 'src': src, 'dst': dst, 'group': group, 'dim': dim}))
+    return y.view(_shape(x, size, src, dst, dim))
