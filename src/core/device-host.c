@@ -183,75 +183,36 @@ static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int
     return COLO_OK;
 }
 
-/* One row of the innermost axis: n elements of every addend, strides in elements. */
-#define SUM_ROW(name, type, acc, load, store)                                               \
-    static void name(void *dst, int64_t dstep, const void *const *src, const int64_t *step, \
-                     int32_t nsrc, int64_t n)                                               \
-    {                                                                                       \
-        for (int64_t i = 0; i < n; i++) {                                                   \
-            acc sum = load(((const type *)src[0])[i * step[0]]);                            \
-            for (int32_t k = 1; k < nsrc; k++)                                              \
-                sum += load(((const type *)src[k])[i * step[k]]);                           \
-            ((type *)dst)[i * dstep] = store(sum);                                          \
-        }                                                                                   \
-    }
-#define SAME(x) (x)
-SUM_ROW(sum_f32, float, float, SAME, SAME)
-SUM_ROW(sum_f64, double, double, SAME, SAME)
-SUM_ROW(sum_bf16, uint16_t, float, colo_bf16_to_f32, colo_f32_to_bf16)
-SUM_ROW(sum_f16, uint16_t, float, colo_f16_to_f32, colo_f32_to_f16)
-
-static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
-                             colo_dtype_t dtype, colo_stream_t stream)
-{
-    void (*row)(void *, int64_t, const void *const *, const int64_t *, int32_t, int64_t) =
-        dtype == COLO_F32    ? sum_f32
-        : dtype == COLO_F64  ? sum_f64
-        : dtype == COLO_BF16 ? sum_bf16
-        : dtype == COLO_F16  ? sum_f16
-                             : NULL;
-    const size_t elem = colo_dtype_size(dtype);
-    const void *data[COLO_MAX_ADDENDS];
-    int64_t step[COLO_MAX_ADDENDS];
-    COLO_FAIL_IF(!row || n < 1 || n > COLO_MAX_ADDENDS, COLO_ERR_ARG,
-                 "sum: %d addends of %s, expected 1..%d of a float dtype", (int)n,
-                 colo_dtype_name(dtype), COLO_MAX_ADDENDS);
-    for (int32_t k = 0; k < n; k++)
-        step[k] = src[k].stride[2];
-    for (int64_t i = 0; i < dst->extent[0]; i++)
-        for (int64_t j = 0; j < dst->extent[1]; j++) {
-            for (int32_t k = 0; k < n; k++)
-                data[k] = at(&src[k], i, j, 0, elem);
-            row(at(dst, i, j, 0, elem), dst->stride[2], data, step, n, dst->extent[2]);
-        }
-    return COLO_OK;
-}
+/* Sums of a piece of a row: in fp64 if they are of it, else in fp32. */
+enum { PIECE = 512 };
+union sums {
+    float f32[PIECE];
+    double f64[PIECE];
+};
 
 /* sum[i] = row[i], or sum[i] + row[i] */
-COLO_INLINE void add_row(colo_dtype_t dtype, float *sum, const void *row, int64_t step, bool first,
-                         int64_t n)
+COLO_INLINE void add_row(colo_dtype_t dtype, union sums *sum, const void *row, int64_t step,
+                         bool first, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        const float x = (float)colo_scalar_get(dtype, row, i * step);
-        sum[i] = first ? x : sum[i] + x;
+        const double x = colo_scalar_get(dtype, row, i * step);
+        if (dtype == COLO_F64)
+            sum->f64[i] = first ? x : sum->f64[i] + x;
+        else
+            sum->f32[i] = first ? (float)x : sum->f32[i] + (float)x;
     }
 }
 
-COLO_INLINE void put_row(colo_dtype_t dtype, void *row, int64_t step, const float *sum, int64_t n)
+COLO_INLINE void put_row(colo_dtype_t dtype, void *row, int64_t step, const union sums *sum,
+                         int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        colo_scalar_put(dtype, row, i * step, sum[i]);
+        colo_scalar_put(dtype, row, i * step, dtype == COLO_F64 ? sum->f64[i] : sum->f32[i]);
 }
 
 static colo_status_t mixed_sum(const colo_mixed_sum_t *sums)
 {
-    enum { PIECE = 512 };
-    float sum[PIECE];
-    bool alike = true;
-    for (int32_t k = 0; k < sums->n; k++)
-        alike = alike && sums->from_dtype[k] == sums->dtype;
-    if (alike)
-        return box_sum(&sums->to, sums->from, sums->n, sums->dtype, NULL);
+    union sums sum;
     for (int64_t i = 0; i < sums->to.extent[0]; i++)
         for (int64_t j = 0; j < sums->to.extent[1]; j++)
             for (int64_t first = 0; first < sums->to.extent[2]; first += PIECE) {
@@ -259,14 +220,26 @@ static colo_status_t mixed_sum(const colo_mixed_sum_t *sums)
                               count = left < PIECE ? left : PIECE;
                 for (int32_t k = 0; k < sums->n; k++)
                     COLO_FOR_FLOAT(
-                        sums->from_dtype[k], add_row, sum,
+                        sums->from_dtype[k], add_row, &sum,
                         at(&sums->from[k], i, j, first, colo_dtype_size(sums->from_dtype[k])),
                         sums->from[k].stride[2], k == 0, count)
                 COLO_FOR_FLOAT(sums->dtype, put_row,
                                at(&sums->to, i, j, first, colo_dtype_size(sums->dtype)),
-                               sums->to.stride[2], sum, count)
+                               sums->to.stride[2], &sum, count)
             }
     return COLO_OK;
+}
+
+static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                             colo_dtype_t dtype, colo_stream_t stream)
+{
+    colo_dtype_t dtypes[COLO_MAX_ADDENDS];
+    COLO_FAIL_IF(!colo_dtype_is_float(dtype) || n < 1 || n > COLO_MAX_ADDENDS, COLO_ERR_ARG,
+                 "sum: %d addends of %s, expected 1..%d of a float dtype", (int)n,
+                 colo_dtype_name(dtype), COLO_MAX_ADDENDS);
+    for (int32_t k = 0; k < n; k++)
+        dtypes[k] = dtype;
+    return mixed_sum(&(colo_mixed_sum_t){*dst, src, dtypes, dtype, n});
 }
 
 static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stream_t stream)
