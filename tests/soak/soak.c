@@ -114,15 +114,11 @@ static void count(soak_t *s, bool prints)
 
 /* ---- processes that stay: each world after the first is made over the first ---- */
 
-static colo_status_t over_comm(void *user, const void *send, void *recv, size_t bytes)
-{
-    return colo_comm_all_gather(user, send, recv, (int64_t)bytes, COLO_U8, NULL);
-}
-
 static colo_status_t one_process(colo_comm_t *first, void *arg)
 {
     soak_t *s = arg;
-    colo_bootstrap_t b = {colo_comm_rank(first), (int32_t)colo_comm_size(first), over_comm, first};
+    colo_bootstrap_t b;
+    rank_try(colo_bootstrap_from_comm(first, &b));
     for (bool over = false;;) {
         rank_try(is_over(first, s, &over));
         if (over)
