@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_rows.c - the CUDA table of the lm_head path against plain loops: packing, per-token values,
- * hidden rows, sums, conversions bit for bit where nothing is added, products within the error of
- * fp32 accumulation, and a row's product the same bits whatever rows it comes with.
+ * test_rows.c - the CUDA table of the lm_head path: packing, per-token values, hidden rows and
+ * conversions against the host's, which the oracle judges in tests/loss; sums against plain loops,
+ * products within the error of fp32 accumulation, and a row's product the same bits whatever rows
+ * it comes with.
  */
 #include "gpu/gpu.h"
 
@@ -23,237 +24,194 @@ static double *draw(colo_dtype_t dtype, int64_t n, void **device)
     return product_draw(dtype, n, &rng, device);
 }
 
-/* ---- packing ---- */
+/* ---- rows: both tables do the same to memory that was the same ---- */
 
-typedef struct packing {
-    struct colo_linear_rows r;
-    int64_t *targets, *row_of, *token_of, *row_targets, counts[4]; /* as they should be */
-    void *device[5];
-} packing_t;
+static const colo_loss_ops_t *of[2]; /* the host's table and the GPU's */
 
-static void packing_init(packing_t *p, int64_t tokens, int64_t rows, int64_t stride, double ignored,
-                         double invalid)
+static struct array {
+    unsigned char *at[2];
+    int64_t n;
+    colo_dtype_t dtype;
+} arrays[16];
+static int count;
+
+/* @n numbers of @from, or drawn ones, or 0xa5 everywhere; the next array. */
+static int array(colo_dtype_t dtype, int64_t n, const void *from, bool drawn)
 {
-    const int64_t ignore = -100, vocab = 50;
-    *p = (packing_t){.targets = malloc((size_t)(tokens * stride + 1) * 8),
-                     .row_of = malloc((size_t)(tokens + 1) * 8),
-                     .token_of = malloc((size_t)(rows + 1) * 8),
-                     .row_targets = malloc((size_t)(rows + 1) * 8)};
-    int64_t index = 0;
-    for (int64_t i = 0; i < tokens * stride; i++)
-        p->targets[i] = 7; /* between tokens: not to be read */
-    for (int64_t t = 0; t < tokens; t++) {
-        double u = t_uniform(&rng);
-        int64_t target = u < ignored             ? ignore
-                         : u < ignored + invalid ? vocab + t_below(&rng, 9)
-                                                 : t_below(&rng, vocab);
-        p->targets[t * stride] = target;
-        p->row_of[t] = target == ignore ? -1 : index < rows ? index : -2;
-        if (target == ignore)
-            continue;
-        bool good = target < vocab && index < rows;
-        p->counts[COLO_LINEAR_COUNTED]++;
-        p->counts[good ? COLO_LINEAR_VALID : COLO_LINEAR_INVALID]++;
-        if (index < rows) {
-            p->token_of[index] = t;
-            p->row_targets[index++] = target;
+    const size_t bytes = (size_t)n * colo_dtype_size(dtype);
+    struct array *t = &arrays[count];
+    *t = (struct array){.n = n, .dtype = dtype, .at[0] = malloc(bytes + 1)};
+    memset(t->at[0], 0xa5, bytes);
+    if (from)
+        memcpy(t->at[0], from, bytes);
+    for (int64_t i = 0; i < n && drawn; i++)
+        loss_store(dtype, t->at[0], i, loss_round(dtype, 2 * t_uniform(&rng) - 1));
+    t->at[1] = gpu_put(t->at[0], bytes);
+    return count++;
+}
+
+static void *on(int side, int nth, int64_t first)
+{
+    return arrays[nth].at[side] + first * (int64_t)colo_dtype_size(arrays[nth].dtype);
+}
+
+/* Numbers are equal but for @units roundings; drops all arrays. */
+static void same(const char *what, int nth, double units)
+{
+    for (int k = 0; k < count; k++) {
+        const struct array *t = &arrays[k];
+        const size_t bytes = (size_t)t->n * colo_dtype_size(t->dtype);
+        const double u = units * (t->dtype == COLO_F64 ? 0x1p-53 : 0x1p-24);
+        COLO_AUTOFREE unsigned char *got = fetch(t->at[1], bytes);
+        for (int64_t i = 0; i < t->n && memcmp(got, t->at[0], bytes) != 0; i++) {
+            const bool number = colo_dtype_is_float(t->dtype);
+            const double g = number ? loss_load(t->dtype, got, i) : 0,
+                         want = number ? loss_load(t->dtype, t->at[0], i) : 0;
+            const size_t elem = colo_dtype_size(t->dtype), byte = (size_t)i * elem;
+            if (number ? !near(g, want, u * fabs(want))
+                       : memcmp(got + byte, t->at[0] + byte, elem) != 0)
+                fail_msg("%s, case %d: element %lld of array %d is %.9g, the host's is %.9g", what,
+                         nth, (long long)i, k, g, want);
         }
+        free(t->at[0]);
+        gpu_free(t->at[1]);
     }
-    for (; index < rows; index++) {
-        p->token_of[index] = -1;
-        p->row_targets[index] = ignore;
-    }
-    p->device[0] = gpu_put(p->targets, (size_t)(tokens * stride) * 8);
-    p->device[1] = gpu_put(NULL, (size_t)tokens * 8);
-    p->device[2] = gpu_put(NULL, (size_t)rows * 8);
-    p->device[3] = gpu_put(NULL, (size_t)rows * 8);
-    p->device[4] = gpu_put(NULL, 32);
-    p->r = (struct colo_linear_rows){.tokens = tokens,
-                                     .rows = rows,
-                                     .targets = p->device[0],
-                                     .target_stride = stride,
-                                     .ignore_index = ignore,
-                                     .vocab = vocab,
-                                     .row_of = p->device[1],
-                                     .token_of = p->device[2],
-                                     .row_targets = p->device[3],
-                                     .counts = p->device[4]};
+    count = 0;
 }
 
-static void packing_free(packing_t *p)
+/* Tokens packed by both tables. */
+static void pack(struct colo_linear_rows r[2], int64_t tokens, int64_t rows, int64_t stride,
+                 double ignored, double invalid)
 {
-    for (int i = 0; i < 5; i++)
-        gpu_free(p->device[i]);
-    free(p->targets);
-    free(p->row_of);
-    free(p->token_of);
-    free(p->row_targets);
-}
-
-static void compare_words(const int64_t *device, const int64_t *want, int64_t n, const char *what)
-{
-    COLO_AUTOFREE int64_t *got = fetch(device, (size_t)n * 8);
-    for (int64_t i = 0; i < n; i++)
-        if (got[i] != want[i])
-            fail_msg("%s[%lld] of %lld is %lld, expected %lld", what, (long long)i, (long long)n,
-                     (long long)got[i], (long long)want[i]);
+    const int64_t ignore = -100, vocab = 50, n = tokens * stride;
+    COLO_AUTOFREE int64_t *targets = malloc((size_t)(n + 1) * sizeof *targets);
+    for (int64_t i = 0; i < n; i++) {
+        const double u = t_uniform(&rng);
+        targets[i] = i % stride              ? 7 /* between tokens: not to be read */
+                     : u < ignored           ? ignore
+                     : u < ignored + invalid ? vocab + t_below(&rng, 9)
+                                             : t_below(&rng, vocab);
+    }
+    const int all[] = {array(COLO_I64, n, targets, false), array(COLO_I64, tokens, NULL, false),
+                       array(COLO_I64, rows, NULL, false), array(COLO_I64, rows, NULL, false),
+                       array(COLO_I64, COLO_LINEAR_COUNTS, NULL, false)};
+    for (int side = 0; side < 2; side++) {
+        r[side] = (struct colo_linear_rows){.tokens = tokens,
+                                            .rows = rows,
+                                            .targets = on(side, all[0], 0),
+                                            .target_stride = stride,
+                                            .ignore_index = ignore,
+                                            .vocab = vocab,
+                                            .row_of = on(side, all[1], 0),
+                                            .token_of = on(side, all[2], 0),
+                                            .row_targets = on(side, all[3], 0),
+                                            .counts = on(side, all[4], 0)};
+        assert_ok(of[side]->rows_compact(&r[side], NULL));
+    }
 }
 
 T_CASE(tokens_that_count_are_packed_in_order)
 {
     static const int64_t sizes[] = {0, 1, 3, 4095, 4096, 4097, 20000};
-    for (int64_t i = 0; i < 42; i++) {
+    for (int i = 0; i < 42; i++) {
         int64_t tokens = sizes[i % 7], kind = i / 7 % 6;
         double ignored = kind == 0 ? 0 : kind == 1 ? 1 : 0.4;
         int64_t rows = kind < 3 ? tokens : kind == 3 ? tokens / 3 : kind == 4 ? 0 : tokens - 1;
-        T_ENDS(packing_free) packing_t p;
-        packing_init(&p, tokens, rows < 0 ? 0 : rows, 1 + i % 3, ignored, kind == 2 ? 0.3 : 0.05);
-        assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
-        compare_words(p.r.row_of, p.row_of, tokens, "row_of");
-        compare_words(p.r.token_of, p.token_of, p.r.rows, "token_of");
-        compare_words(p.r.row_targets, p.row_targets, p.r.rows, "row_targets");
-        compare_words(p.r.counts, p.counts, 3, "counts");
+        struct colo_linear_rows r[2];
+        pack(r, tokens, rows < 0 ? 0 : rows, 1 + i % 3, ignored, kind == 2 ? 0.3 : 0.05);
+        same("packing", i, 0);
     }
 }
-
-/* ---- per-token values ---- */
 
 T_CASE(values_go_to_rows_and_back)
 {
     for (int i = 0; i < 24; i++) {
         const colo_dtype_t dtype = i % 2 ? COLO_F64 : COLO_F32;
-        const int64_t tokens = 700;
-        T_ENDS(packing_free) packing_t p;
-        packing_init(&p, tokens, i % 3 ? tokens : 200, 1, i == 5 ? 1 : 0.3, 0.1);
-        assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
-        void *from[2], *rows[3], *back[3], *correct = gpu_put(NULL, (size_t)p.r.rows),
-                                           *spread = gpu_put(NULL, (size_t)tokens),
-                                           *n[2] = {gpu_put(NULL, 8), gpu_put(NULL, 8)};
-        double *v[2] = {draw(dtype, tokens, &from[0]), draw(dtype, tokens, &from[1])};
-        const size_t elem = colo_dtype_size(dtype);
-        for (int k = 0; k < 3; k++) {
-            rows[k] = gpu_put(NULL, (size_t)p.r.rows * elem);
-            back[k] = gpu_put(NULL, (size_t)tokens * elem);
-        }
-        const double factor[3] = {2, -0.5, 3};
+        const int64_t tokens = 700, rows = i % 3 ? tokens : 200;
         const bool mean = i / 6 % 2;
-        struct colo_linear_upstream_rows u = {.rows = &p.r,
-                                              .dtype = dtype,
-                                              .from = {from[0], NULL, from[1]},
-                                              .factor = {factor[0], factor[1], factor[2]},
-                                              .to = {rows[0], rows[1], i % 4 ? rows[2] : NULL},
-                                              .mean = mean};
-        assert_ok(gpu_loss()->rows_upstream(&u, NULL));
-        for (int k = 0; k < (i % 4 ? 3 : 2); k++) {
-            COLO_AUTOFREE void *got = fetch(rows[k], (size_t)p.r.rows * elem);
-            for (int64_t r = 0; r < p.r.rows; r++) {
-                double want = 0, valid = (double)p.counts[COLO_LINEAR_VALID];
-                if (p.token_of[r] >= 0)
-                    want = factor[k] * (k == 1 ? 1 : v[k / 2][p.token_of[r]]);
-                if (mean)
-                    want = valid > 0 ? want / valid : 0;
-                if (loss_load(dtype, got, r) != loss_round(dtype, want))
-                    fail_msg("case %d: upstream %d of row %d is %.9g, expected %.9g", i, k, (int)r,
-                             loss_load(dtype, got, r), want);
-            }
-        }
-        assert_cuda(cudaMemset(correct, 1, (size_t)p.r.rows + 1));
-        struct colo_linear_scatter s = {
-            .rows = &p.r,
-            .dtype = dtype,
-            .from = {.logp = rows[0], .entropy = rows[1], .correct = correct},
-            .to = {.logp = back[0],
-                   .entropy = back[1],
-                   .correct = spread,
-                   .n_valid = n[0],
-                   .n_invalid = n[1]}};
-        assert_ok(gpu_loss()->rows_scatter(&s, NULL));
-        uint8_t *ones = fetch(spread, (size_t)tokens);
-        for (int k = 0; k < 2; k++) {
-            COLO_AUTOFREE void *got = fetch(back[k], (size_t)tokens * elem),
-                               *row = fetch(rows[k], (size_t)p.r.rows * elem);
-            for (int64_t t = 0; t < tokens; t++) {
-                double g = loss_load(dtype, got, t);
-                bool ok = p.row_of[t] >= 0    ? g == loss_load(dtype, row, p.row_of[t])
-                          : p.row_of[t] == -1 ? g == 0
-                                              : isnan(g);
-                if (!ok || ones[t] != (p.row_of[t] >= 0))
-                    fail_msg("case %d: value %d of token %d in row %d is %g, correct %d", i, k,
-                             (int)t, (int)p.row_of[t], g, ones[t]);
-            }
-        }
-        compare_words(n[0], &p.counts[COLO_LINEAR_VALID], 1, "n_valid");
-        compare_words(n[1], &p.counts[COLO_LINEAR_INVALID], 1, "n_invalid");
-        free(ones);
+        COLO_AUTOFREE uint8_t *ones = memset(malloc((size_t)rows), 1, (size_t)rows);
+        struct colo_linear_rows r[2];
+        pack(r, tokens, rows, 1, i == 5 ? 1 : 0.3, 0.1);
+        int from[2], row[3], back[2], n[2];
+        const int correct = array(COLO_U8, rows, ones, false),
+                  spread = array(COLO_U8, tokens, NULL, false);
         for (int k = 0; k < 3; k++) {
-            gpu_free(rows[k]);
-            gpu_free(back[k]);
+            row[k] = array(dtype, rows, NULL, false);
+            if (k == 2)
+                continue;
+            from[k] = array(dtype, tokens, NULL, true);
+            back[k] = array(dtype, tokens, NULL, false);
+            n[k] = array(COLO_I64, 1, NULL, false);
         }
-        for (int k = 0; k < 2; k++) {
-            gpu_free(from[k]);
-            gpu_free(n[k]);
-            free(v[k]);
+        for (int s = 0; s < 2; s++) {
+            struct colo_linear_upstream_rows u = {
+                .rows = &r[s],
+                .dtype = dtype,
+                .from = {on(s, from[0], 0), NULL, on(s, from[1], 0)},
+                .factor = {2, -0.5, 3},
+                .to = {on(s, row[0], 0), on(s, row[1], 0), i % 4 ? on(s, row[2], 0) : NULL},
+                .mean = mean};
+            assert_ok(of[s]->rows_upstream(&u, NULL));
+            struct colo_linear_scatter scatter = {.rows = &r[s],
+                                                  .dtype = dtype,
+                                                  .from = {.logp = on(s, row[0], 0),
+                                                           .entropy = on(s, row[1], 0),
+                                                           .correct = on(s, correct, 0)},
+                                                  .to = {.logp = on(s, back[0], 0),
+                                                         .entropy = on(s, back[1], 0),
+                                                         .correct = on(s, spread, 0),
+                                                         .n_valid = on(s, n[0], 0),
+                                                         .n_invalid = on(s, n[1], 0)}};
+            assert_ok(of[s]->rows_scatter(&scatter, NULL));
         }
-        gpu_free(correct);
-        gpu_free(spread);
+        same("values", i, mean ? 4 : 0); /* a product and a quotient in either order */
     }
 }
-
-/* ---- hidden rows ---- */
 
 T_CASE(hidden_rows_are_taken_put_and_cleared)
 {
     for (int i = 0; i < 32; i++) {
         const colo_dtype_t dtype = floats[i % 4];
-        const int64_t elem = (int64_t)colo_dtype_size(dtype), tokens = 90, hidden = 1 + i * 5 % 67,
-                      stride = hidden + i % 3 * 3, shift = i / 4 % 3;
-        T_ENDS(packing_free) packing_t p;
-        packing_init(&p, tokens, i % 2 ? tokens : 30, 1, 0.3, 0.1);
-        assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
-        void *far, *taken = gpu_put(NULL, (size_t)(p.r.rows * hidden * elem)), *to;
-        COLO_AUTOFREE double *v = draw(dtype, tokens * stride + shift, &far);
-        const size_t bytes = (size_t)((tokens * stride + shift) * elem);
-        to = gpu_put(NULL, bytes);
-        struct colo_linear_matrix from = {(char *)far + shift * elem, stride, dtype},
-                                  dest = {(char *)to + shift * elem, stride, dtype};
-        const int64_t half = p.r.rows / 2;
-        struct colo_linear_move first = {&p.r, 0, half, hidden, from, taken},
-                                second = {&p.r,   half, p.r.rows,
-                                          hidden, from, (char *)taken + half * hidden * elem};
-        assert_ok(gpu_loss()->rows_gather(&first, NULL));
-        assert_ok(gpu_loss()->rows_gather(&second, NULL));
-        void *got = fetch(taken, (size_t)(p.r.rows * hidden * elem));
-        for (int64_t r = 0; r < p.r.rows; r++)
-            for (int64_t k = 0; k < hidden; k++) {
-                double want = p.token_of[r] < 0 ? 0 : v[shift + p.token_of[r] * stride + k];
-                if (loss_load(dtype, got, r * hidden + k) != want)
-                    fail_msg("case %d: row %d, element %d", i, (int)r, (int)k);
-            }
-        free(got);
-        first.tokens = second.tokens = dest;
-        assert_ok(gpu_loss()->rows_restore(&first, NULL));
-        assert_ok(gpu_loss()->rows_restore(&second, NULL));
-        assert_ok(gpu_loss()->rows_clear(&first, NULL));
-        COLO_AUTOFREE unsigned char *all = fetch(to, bytes);
-        for (int64_t t = 0; t < tokens; t++)
-            for (int64_t k = 0; k < stride; k++) {
-                const int64_t index = shift + t * stride + k;
-                double g = loss_load(dtype, all, index);
-                bool ok = k >= hidden         ? all[index * elem] == 0xa5
-                          : p.row_of[t] >= 0  ? g == v[index]
-                          : p.row_of[t] == -1 ? g == 0
-                                              : isnan(g);
-                if (!ok)
-                    fail_msg("case %d: token %d (row %d), element %d is %g", i, (int)t,
-                             (int)p.row_of[t], (int)k, g);
-            }
-        gpu_free(far);
-        gpu_free(taken);
-        gpu_free(to);
+        const int64_t tokens = 90, hidden = 1 + i * 5 % 67, stride = hidden + i % 3 * 3,
+                      shift = i / 4 % 3, rows = i % 2 ? tokens : 30, half = rows / 2;
+        struct colo_linear_rows r[2];
+        pack(r, tokens, rows, 1, 0.3, 0.1);
+        const int far = array(dtype, tokens * stride + shift, NULL, true),
+                  taken = array(dtype, rows * hidden, NULL, false),
+                  to = array(dtype, tokens * stride + shift, NULL, false);
+        for (int s = 0; s < 2; s++) {
+            const struct colo_linear_matrix from = {on(s, far, shift), stride, dtype},
+                                            dest = {on(s, to, shift), stride, dtype};
+            struct colo_linear_move first = {&r[s], 0, half, hidden, from, on(s, taken, 0)},
+                                    second = {&r[s],  half, rows,
+                                              hidden, from, on(s, taken, half * hidden)};
+            assert_ok(of[s]->rows_gather(&first, NULL));
+            assert_ok(of[s]->rows_gather(&second, NULL));
+            first.tokens = second.tokens = dest;
+            assert_ok(of[s]->rows_restore(&first, NULL));
+            assert_ok(of[s]->rows_restore(&second, NULL));
+            assert_ok(of[s]->rows_clear(&first, NULL));
+        }
+        same("hidden rows", i, 0);
     }
 }
 
-/* ---- sums and conversions ---- */
+T_CASE(dtypes_are_converted_with_one_rounding)
+{
+    for (int i = 0; i < 64; i++) {
+        const colo_dtype_t a = floats[i % 4], b = floats[i / 4 % 4];
+        const int64_t rows = 1 + i % 5, columns = i % 3 ? 12 + 4 * (i % 7) : 7 + i,
+                      from_stride = i % 11 == 0 ? 0 : columns + 4, to_stride = columns + 8;
+        const int from = array(a, rows * (columns + 4), NULL, true),
+                  to = array(b, rows * to_stride, NULL, false);
+        for (int s = 0; s < 2; s++) {
+            const struct colo_linear_convert pass = {
+                {on(s, to, 0), to_stride, b}, {on(s, from, 0), from_stride, a}, rows, columns};
+            assert_ok(of[s]->rows_convert(&pass, NULL));
+        }
+        same(t_text("%s to %s", colo_dtype_name(a), colo_dtype_name(b)), i, 0);
+    }
+}
 
 T_CASE(rows_are_summed)
 {
@@ -287,34 +245,6 @@ T_CASE(rows_are_summed)
                 fail_msg("case %d: column %d is %.9g, expected %.9g", i, (int)j, g, want);
         }
         gpu_free(z);
-        gpu_free(to);
-    }
-}
-
-T_CASE(dtypes_are_converted_with_one_rounding)
-{
-    for (int i = 0; i < 64; i++) {
-        const colo_dtype_t a = floats[i % 4], b = floats[i / 4 % 4];
-        const int64_t rows = 1 + i % 5, columns = i % 3 ? 12 + 4 * (i % 7) : 7 + i,
-                      from_stride = i % 11 == 0 ? 0 : columns + 4, to_stride = columns + 8;
-        void *from, *to = gpu_put(NULL, (size_t)(rows * to_stride) * colo_dtype_size(b));
-        COLO_AUTOFREE double *v = draw(a, rows * (columns + 4), &from);
-        const struct colo_linear_convert pass = {
-            {to, to_stride, b}, {from, from_stride, a}, rows, columns};
-        assert_ok(gpu_loss()->rows_convert(&pass, NULL));
-        COLO_AUTOFREE unsigned char *got =
-            fetch(to, (size_t)(rows * to_stride) * colo_dtype_size(b));
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t j = 0; j < to_stride; j++) {
-                const int64_t index = r * to_stride + j;
-                bool ok = j < columns
-                              ? loss_load(b, got, index) == loss_round(b, v[r * from_stride + j])
-                              : got[index * (int64_t)colo_dtype_size(b)] == 0xa5;
-                if (!ok)
-                    fail_msg("%s to %s: row %d, column %d", colo_dtype_name(a), colo_dtype_name(b),
-                             (int)r, (int)j);
-            }
-        gpu_free(from);
         gpu_free(to);
     }
 }
@@ -409,15 +339,15 @@ T_CASE(a_rows_bits_do_not_depend_on_its_company)
 
 T_CASE(host_memory_is_refused)
 {
-    T_ENDS(packing_free) packing_t p;
     int64_t host[4] = {0};
-    packing_init(&p, 4, 4, 1, 0.5, 0);
-    struct colo_linear_rows r = p.r;
-    r.targets = host;
-    assert_fails(gpu_loss()->rows_compact(&r, NULL), COLO_ERR_ARG, "targets");
-    const struct colo_linear_move move = {&p.r, 0, 4, 1, {host, 1, COLO_F32}, p.device[1]};
-    assert_fails(gpu_loss()->rows_gather(&move, NULL), COLO_ERR_ARG, "hidden");
-    assert_fails(gpu_loss()->rows_clear(&move, NULL), COLO_ERR_ARG, "d_hidden");
+    struct colo_linear_rows r[2];
+    pack(r, 4, 4, 1, 0.5, 0);
+    const struct colo_linear_move move = {&r[1], 0, 4, 1, {host, 1, COLO_F32}, r[1].row_of};
+    assert_fails(of[1]->rows_gather(&move, NULL), COLO_ERR_ARG, "hidden");
+    assert_fails(of[1]->rows_clear(&move, NULL), COLO_ERR_ARG, "d_hidden");
+    r[1].targets = host;
+    assert_fails(of[1]->rows_compact(&r[1], NULL), COLO_ERR_ARG, "targets");
+    same("packing", 0, 0);
 }
 
-T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/rows")
+T_MAIN_AFTER(gpu_need(1), (rng = t_seed(), of[0] = &colo_loss_host, of[1] = gpu_loss()), "gpu/rows")

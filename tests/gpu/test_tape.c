@@ -138,12 +138,5 @@ T_CASE(halves_add_in_fp32_in_device_memory)
     }
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
-        return 1;
-    return t_main("gpu/tape");
-}
+T_MAIN_AFTER(gpu_need(1), assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)),
+             "gpu/tape")
