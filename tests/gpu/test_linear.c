@@ -29,22 +29,12 @@ T_CASE(all_options_at_once_agree_in_every_mode_and_dtype)
         one((1u << LINEAR_OPTIONS) - 1, i % 4, i / 4, 1 + i % 40);
 }
 
-/* As tests/loss/test_linear.c has it: upstream gradients that fp16 cannot hold, and some that it
- * cannot hold a probability of. */
+/* As tests/loss/test_linear.c has them. */
 T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
 {
-    static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
     for (int i = 0; i < 48; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
-        linear_case_init(&c, 1, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
-        linear_gpu_options(&c,
-                           WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                               (i / 4 % 2 ? WITH_TAU : LINEAR_MEAN),
-                           i / 2 % 4);
-        c.config.logprob.chunk_size = 4;
-        for (int k = 0; k < 3; k++)
-            c.factor[k] *= factors[i / 8 % 3];
-        c.config.frozen_hidden = true; /* which fp16 could not hold either; d_weight is f32 */
+        linear_case_upstream(&c, 1, i, &rng);
         linear_case_judge(&c, 1, "upstream far from 1");
     }
 }
@@ -53,13 +43,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
 {
     for (int i = 0; i < 24; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
-        linear_case_init(&c, 1, 1, 9, 21, 6, loss_dtypes[i % 4], &rng);
-        linear_gpu_options(&c,
-                           WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                               (i % 2 ? WITH_CAP : WITH_ZLOSS),
-                           i / 4 % 4);
-        linear_case_lists(&c, &rng);
-        c.config.logprob.chunk_size = 4;
+        linear_case_listed(&c, 1, 1, i, &rng);
         linear_case_judge(&c, 1, "lists");
     }
 }
@@ -71,7 +55,8 @@ T_CASE(long_chunks_agree_with_the_oracle)
     for (int i = 0; i < 8; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
-        linear_gpu_options(&c, WITH_ENTROPY | LINEAR_IGNORED, i % 4);
+        linear_case_options(&c, WITH_ENTROPY | LINEAR_IGNORED);
+        linear_case_mode(&c, i % 4);
         c.config.logits_dtype = i < 4 ? COLO_F32 : COLO_BF16;
         c.config.budget = 1;
         linear_case_judge(&c, 1, "long chunks");
@@ -82,22 +67,13 @@ T_CASE(long_chunks_agree_with_the_oracle)
 T_CASE(blocks_of_columns_agree_with_the_oracle)
 {
     for (int i = 0; i < 64; i++) {
-        linear_case_t c;
-        linear_gpu_case(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED,
-                        i % 4, 1, 1, i / 4, 0, &rng);
-        const colo_linear_logprob_config_t config = c.config;
-        const colo_dtype_t dtype = c.dtype;
-        linear_case_free(&c);
-        linear_case_init(&c, 1, 1, 24, 20011, 16, dtype, &rng);
-        linear_gpu_options(
-            &c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED, i % 4);
-        c.config.logits_dtype = config.logits_dtype;
-        c.config.d_weight_dtype = config.d_weight_dtype;
-        c.config.d_weight_add = config.d_weight_add;
-        c.config.keep_in_place = i % 4 == 1 && c.config.logits_dtype == dtype;
+        T_ENDS(linear_case_free) linear_case_t c;
+        linear_case_init(&c, 1, 1, 24, 20011, 16, linear_gpu_head(i / 4), &rng);
+        linear_gpu_ask(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED,
+                       i % 4, i / 4);
+        c.config.keep_in_place = i % 4 == 1 && c.config.logits_dtype == c.dtype;
         c.config.logprob.chunk_size = i / 32 * 7; /* 16 rows of blocks, or all */
         linear_case_judge(&c, 1, "blocks of columns");
-        linear_case_free(&c);
     }
 }
 
@@ -118,7 +94,8 @@ T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
         for (int k = 0; k < 5; k++) {
             uint64_t same = 77 + (uint64_t)i;
             linear_case_init(&c, 1, 1, 2200, 300, 40, i % 2 ? COLO_BF16 : COLO_F32, &same);
-            linear_gpu_options(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH, i / 2);
+            linear_case_options(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH);
+            linear_case_mode(&c, i / 2);
             c.config.logprob.chunk_size = chunks[k];
             c.config.budget = 1;
             if (linear_case_run(&c) != COLO_OK)

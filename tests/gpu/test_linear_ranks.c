@@ -44,7 +44,8 @@ T_CASE(d_hidden_is_summed_where_asked)
     static linear_case_t c[6];
     for (int i = 0; i < 6; i++) {
         linear_case_init(&c[i], 2, 1, 48, 61, 24, COLO_F32, &rng);
-        linear_gpu_options(&c[i], WITH_ENTROPY, i % 3);
+        linear_case_options(&c[i], WITH_ENTROPY);
+        linear_case_mode(&c[i], i % 3);
         c[i].config.d_hidden = i / 3 ? COLO_D_HIDDEN_REDUCE_SCATTER : COLO_D_HIDDEN_ALL_REDUCE;
         c[i].config.logprob.chunk_size = 20;
     }
@@ -59,7 +60,8 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
     for (int i = 0; i < 6; i++) {
         uint64_t same = 5;
         linear_case_init(&c[i], 1, 2, 50, 67, 24, COLO_BF16, &same);
-        linear_gpu_options(&c[i], LINEAR_BIAS | (i % 2 ? LINEAR_SHARDED : 0), i / 2);
+        linear_case_options(&c[i], LINEAR_BIAS | (i % 2 ? LINEAR_SHARDED : 0));
+        linear_case_mode(&c[i], i / 2);
         c[i].start_early = i % 2;
     }
     linear_case_judge(c, 6, "sharded and resident");

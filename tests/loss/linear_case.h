@@ -59,16 +59,20 @@ typedef struct linear_case {
 void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t tokens,
                       int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng);
 void linear_case_free(linear_case_t *c);
-/* What @bits of WITH_* and LINEAR_* ask for. Ignored tokens get hidden states that must not be
- * read. */
+/* What @bits of WITH_* and LINEAR_* ask for, and a loss where one of them needs it. Ignored tokens
+ * get hidden states that must not be read. */
 void linear_case_options(linear_case_t *c, unsigned bits);
-/* Lists of about a third of the ids. */
-void linear_case_lists(linear_case_t *c, uint64_t *rng);
 /* 0 logprob, 1 keep, 2 loss */
 void linear_case_mode(linear_case_t *c, int mode);
 void linear_case_shard(linear_case_t *c, shard_kind_t kind);
+/* Each makes a case anew. */
+/* The @i-th of 48 with upstream gradients that fp16 cannot hold, and some that it cannot hold a
+ * probability of. d_weight is f32; d_hidden could not hold its values. */
+void linear_case_upstream(linear_case_t *c, int32_t ranks, int i, uint64_t *rng);
+/* The @i-th of 36 with lists of about a third of the ids. */
+void linear_case_listed(linear_case_t *c, int32_t ranks, int32_t replicas, int i, uint64_t *rng);
 /* The @i-th of 36 cases with share_d_weight. With 1.5 times as many rows as columns of hidden,
- * gradients of logits lie in d_weight. Made anew. */
+ * gradients of logits lie in d_weight. */
 void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng);
 colo_status_t linear_case_run(linear_case_t *c);
 /* @n cases of one world, one after the other on the same communicators. */

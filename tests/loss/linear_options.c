@@ -12,6 +12,8 @@ void linear_case_shard(linear_case_t *c, shard_kind_t kind)
 
 void linear_case_options(linear_case_t *c, unsigned bits)
 {
+    if (bits & (WITH_SMOOTH | WITH_MEGATRON | WITH_ZLOSS))
+        bits |= WITH_LOSS;
     loss_options(&c->config.logprob, bits);
     c->has_bias = bits & LINEAR_BIAS;
     c->head = bits & LINEAR_SHARDED ? HEAD_SHARDED : HEAD_RESIDENT;
@@ -24,13 +26,6 @@ void linear_case_options(linear_case_t *c, unsigned bits)
         }
 }
 
-void linear_case_lists(linear_case_t *c, uint64_t *rng)
-{
-    c->support = calloc((size_t)(c->tokens * c->vocab) + 1, 1);
-    for (int64_t i = 0; i < c->tokens * c->vocab; i++)
-        c->support[i] = t_below(rng, 3) == 0;
-}
-
 void linear_case_mode(linear_case_t *c, int mode)
 {
     const bool wide = c->dtype == COLO_F64; /* what is early of others is loss of those */
@@ -38,6 +33,32 @@ void linear_case_mode(linear_case_t *c, int mode)
                      : mode == 3 && !wide ? COLO_LINEAR_EARLY
                                           : COLO_LINEAR_LOGPROB;
     c->loss_mode = mode == 2 || (mode == 3 && wide);
+}
+
+void linear_case_upstream(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
+{
+    static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
+    linear_case_init(c, ranks, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, rng);
+    linear_case_options(c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                               (i / 24 ? WITH_TAU : LINEAR_MEAN));
+    linear_case_mode(c, i / 2 % 4);
+    c->config.logprob.chunk_size = 4;
+    for (int k = 0; k < 3; k++)
+        c->factor[k] *= factors[i / 8 % 3];
+    c->config.frozen_hidden = true;
+}
+
+void linear_case_listed(linear_case_t *c, int32_t ranks, int32_t replicas, int i, uint64_t *rng)
+{
+    linear_case_init(c, ranks, replicas, 9, 21, 6, loss_dtypes[i % 4], rng);
+    linear_case_shard(c, i % SHARD_KINDS);
+    linear_case_options(c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                               (i % 2 ? WITH_CAP : WITH_ZLOSS));
+    linear_case_mode(c, i / 4 % 4);
+    c->support = calloc((size_t)(c->tokens * c->vocab) + 1, 1);
+    for (int64_t k = 0; k < c->tokens * c->vocab; k++)
+        c->support[k] = t_below(rng, 3) == 0;
+    c->config.logprob.chunk_size = 4;
 }
 
 void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)

@@ -29,13 +29,10 @@ T_CASE(every_option_and_pair_agrees_with_the_oracle)
     for (int i = 0; i < LINEAR_OPTIONS; i++)
         for (int j = i; j < LINEAR_OPTIONS; j++)
             for (int mode = 0; mode < MODES; mode++, nth++) {
-                unsigned bits = 1u << i | 1u << j;
                 /* of fewer, each option alone: the next case has all pairs in all modes */
                 if ((i != j || mode != i % MODES) && t_left_out(nth))
                     continue;
-                if (bits & (WITH_SMOOTH | WITH_MEGATRON | WITH_ZLOSS))
-                    bits |= WITH_LOSS;
-                one(bits, mode, 1 << nth % 3, 2, nth / 3 % 2 ? COLO_F64 : COLO_F32,
+                one(1u << i | 1u << j, mode, 1 << nth % 3, 2, nth / 3 % 2 ? COLO_F64 : COLO_F32,
                     nth % SHARD_KINDS, 1 + nth % 4, &rng);
             }
 }
@@ -82,24 +79,14 @@ T_CASE(every_dtype_agrees_in_every_mode)
             }
 }
 
-/* Upstream gradients that fp16 cannot hold, and some that it cannot hold a probability of. d_weight
- * is f32; d_hidden could not hold its values. */
 T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
 {
-    static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
     uint64_t rng = t_seed() + 13;
-    for (int i = 0; i < 36; i++) {
-        if (T_LEFT_OUT({i % 2, 2}, {i / 2 % MODES, MODES}, {i / 6 % 3, 3}, {i / 18, 2}))
+    for (int i = 0; i < 48; i++) {
+        if (T_LEFT_OUT({i % 2, 2}, {i / 2 % MODES, MODES}, {i / 8 % 3, 3}, {i / 24, 2}))
             continue;
         T_ENDS(linear_case_free) linear_case_t c;
-        linear_case_init(&c, 2, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
-        linear_case_options(&c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                                    (i % 4 < 2 ? WITH_TAU : LINEAR_MEAN));
-        linear_case_mode(&c, i / 2 % MODES);
-        c.config.logprob.chunk_size = 4;
-        for (int k = 0; k < 3; k++)
-            c.factor[k] *= factors[i / 6 % 3];
-        c.config.frozen_hidden = true;
+        linear_case_upstream(&c, 2, i, &rng);
         linear_case_judge(&c, 1, "upstream far from 1");
     }
 }
@@ -141,13 +128,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
         if (T_LEFT_OUT({i % 4, 4}, {i / 4 % MODES, MODES}, {i / 12, 3}))
             continue;
         T_ENDS(linear_case_free) linear_case_t c;
-        linear_case_init(&c, 1 + i % 3, 2, 9, 21, 6, loss_dtypes[i % 4], &rng);
-        linear_case_shard(&c, i % SHARD_KINDS);
-        linear_case_options(&c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                                    (i % 2 ? WITH_CAP : WITH_ZLOSS));
-        linear_case_mode(&c, i / 4 % MODES);
-        linear_case_lists(&c, &rng);
-        c.config.logprob.chunk_size = 4;
+        linear_case_listed(&c, 1 + i % 3, 2, i, &rng);
         linear_case_judge(&c, 1, "lists");
     }
 }
@@ -197,52 +178,49 @@ T_CASE(a_bound_on_valid_tokens_changes_no_bit)
     }
 }
 
-/* One case over modes and chunk sizes; d_weight is summed by chunk, so only there bits may move. */
-T_CASE(modes_and_chunks_change_no_bit_but_those_of_d_weight)
+/* One case over modes and chunk sizes; d_weight is summed by chunk, so only there bits may move.
+ * Also over more rows than products take at once. */
+static void modes_and_chunks(int k)
 {
-    static const int64_t chunks[] = {0, 1, 3, 4, 11};
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16};
+    enum { CHUNKS = 5 };
+    static const struct {
+        colo_dtype_t dtype;
+        int32_t ranks;
+        int64_t tokens, vocab, hidden, chunks[CHUNKS];
+    } of[] = {
+        {COLO_F32, 1, 11, 150, 140, {0, 1, 3, 4, 11}},
+        {COLO_F32, 2, 11, 150, 140, {0, 1, 3, 4, 11}},
+        {COLO_F64, 1, 11, 150, 140, {0, 1, 3, 4, 11}},
+        {COLO_F64, 2, 11, 150, 140, {0, 1, 3, 4, 11}},
+        {COLO_BF16, 1, 11, 150, 140, {0, 1, 3, 4, 11}},
+        {COLO_BF16, 2, 11, 150, 140, {0, 1, 3, 4, 11}},
+        {COLO_F32, 1, 150, 19, 12, {0, 7, 60, 128, 129}},
+    };
     uint64_t seed = t_seed() + 6;
-    for (int d = 0; d < 3; d++)
-        for (int32_t w = 1; w <= 2; w++) {
-            linear_case_t c[5 * MODES];
-            if (t_scaled(100) < 100 && (d + w) % 2)
-                continue;
-            for (int i = 0; i < 5 * MODES; i++) {
-                uint64_t rng = seed;
-                linear_case_init(&c[i], w, 1, 11, 150, 140, dtypes[d], &rng);
-                linear_case_shard(&c[i], SHARD_UNEVEN);
-                linear_case_options(&c[i], 255 | LINEAR_BIAS | LINEAR_IGNORED);
-                linear_case_mode(&c[i], i / 5);
-                c[i].config.logprob.chunk_size = chunks[i % 5];
-            }
-            linear_case_judge(c, 5 * MODES, "modes and chunks");
-            for (int i = 1; i < 5 * MODES; i++)
-                assert_true(linear_case_same(&c[0], &c[i], i % 5 == 0));
-            for (int i = 0; i < 5 * MODES; i++)
-                linear_case_free(&c[i]);
+    for (; k < 7; k++) {
+        linear_case_t c[CHUNKS * MODES];
+        if (t_scaled(100) < 100 && k % 4 != 2)
+            continue;
+        for (int i = 0; i < CHUNKS * MODES; i++) {
+            uint64_t rng = seed;
+            linear_case_init(&c[i], of[k].ranks, 1, of[k].tokens, of[k].vocab, of[k].hidden,
+                             of[k].dtype, &rng);
+            linear_case_shard(&c[i], SHARD_UNEVEN);
+            linear_case_options(&c[i], 255 | LINEAR_BIAS | LINEAR_IGNORED);
+            linear_case_mode(&c[i], i / CHUNKS);
+            c[i].config.logprob.chunk_size = of[k].chunks[i % CHUNKS];
         }
+        linear_case_judge(c, CHUNKS * MODES, "modes and chunks");
+        for (int i = 0; i < CHUNKS * MODES; i++)
+            assert_true(linear_case_same(&c[0], &c[i], i % CHUNKS == 0));
+        for (int i = 0; i < CHUNKS * MODES; i++)
+            linear_case_free(&c[i]);
+    }
 }
 
-/* The same over more rows than products take at once. */
-T_CASE(blocks_of_rows_change_no_bit_but_those_of_d_weight)
+T_CASE(modes_and_chunks_change_no_bit_but_those_of_d_weight)
 {
-    static const int64_t chunks[] = {0, 7, 60, 128, 129};
-    uint64_t seed = t_seed() + 12;
-    for (int mode = 0; mode < MODES; mode++) {
-        linear_case_t all[5];
-        for (int k = 0; k < 5; k++) {
-            uint64_t rng = seed;
-            linear_case_init(&all[k], 1, 1, 150, 19, 12, COLO_F32, &rng);
-            linear_case_options(&all[k], WITH_ENTROPY | LINEAR_BIAS);
-            linear_case_mode(&all[k], mode);
-            all[k].config.logprob.chunk_size = chunks[k];
-            linear_case_judge(&all[k], 1, modes[mode]);
-            assert_true(linear_case_same(&all[0], &all[k], k == 0));
-        }
-        for (int k = 0; k < 5; k++)
-            linear_case_free(&all[k]);
-    }
+    modes_and_chunks(0);
 }
 
 /* Products of gradients take three chunks of 512 rows, then two; chunks of f64 or 16-bit logits
@@ -451,7 +429,7 @@ T_CASE(a_cblas_that_tells_rows_apart_changes_no_bit)
     snprintf(odd, sizeof odd, "%s/libodd_cblas.so", getenv("T_CBLAS_DIR"));
     setenv("COLO_GEMM", odd, 1);
     a_bound_on_valid_tokens_changes_no_bit(state);
-    blocks_of_rows_change_no_bit_but_those_of_d_weight(state);
+    modes_and_chunks(6);
     setenv("COLO_GEMM", was, 1);
 }
 

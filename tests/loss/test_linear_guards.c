@@ -122,28 +122,6 @@ T_CASE(a_pass_that_does_not_multiply_by_the_weight_gathers_nothing)
     }
 }
 
-T_CASE(d_hidden_is_summed_once_and_to_the_right_value)
-{
-    uint64_t rng = t_seed() + 3;
-    int64_t most = 0;
-    for (linear_mode_t mode = 0; mode < MODES; mode++)
-        for (int how = COLO_D_HIDDEN_ALL_REDUCE; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++) {
-            T_ENDS(linear_case_free) linear_case_t c;
-            guard_case(&c, 2, 1, mode, 4, NULL, &rng);
-            c.config.d_hidden = (colo_d_hidden_t)how;
-            assert_ok(linear_case_run(&c));
-            for (int r = 0; r < 2; r++) {
-                const colo_comm_stats_t *l = &c.tp_all[r];
-                assert_int_equal(l->ops[COLO_OP_ALL_REDUCE][COLO_CATEGORY_LOSS] +
-                                     l->ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS],
-                                 1);
-                most = c.chunks[r] > most ? c.chunks[r] : most;
-            }
-            linear_case_compare(&c, modes[mode]);
-        }
-    vacuous(most, "sum of d_hidden");
-}
-
 /* ---- memory ---- */
 
 /* A backend whose reductions want staging, and write all that they are lent. */
@@ -231,23 +209,6 @@ T_CASE(the_workspace_is_chunks_and_a_few_numbers_a_token)
         /* one-hot targets, or all logits: each alone would be more than all of this */
         assert_true(large < (size_t)(64 * chunk) * (size_t)vocab * sizeof(float));
     }
-}
-
-T_CASE(nothing_is_written_apart_from_what_the_queries_said)
-{
-    uint64_t rng = t_seed() + 4;
-    for (linear_mode_t mode = 0; mode < MODES; mode++)
-        for (int bits = 0; bits < 8; bits++) {
-            T_ENDS(linear_case_free) linear_case_t c;
-            guard_case(&c, 2, 2, mode, bits & 1 ? 1 : 3, NULL, &rng);
-            c.head = bits & 2 ? HEAD_SHARDED : HEAD_RESIDENT;
-            c.has_bias = bits & 4;
-            c.config.d_hidden = bits & 4 ? COLO_D_HIDDEN_REDUCE_SCATTER : COLO_D_HIDDEN_PARTIAL;
-            assert_ok(linear_case_run(&c));
-            for (int r = 0; r < 4; r++)
-                if (c.spilled[r])
-                    fail_msg("%s, %d: rank %d wrote outside its memory", modes[mode], bits, r);
-        }
 }
 
 /* ---- what stays ---- */

@@ -108,22 +108,6 @@ T_CASE(the_library_is_its_own_central_difference_on_three_ranks)
     }
 }
 
-/* sum_j dlogp/dx_j = 0, as adding a constant to x changes no probability; also for the entropy */
-T_CASE(a_constant_added_to_a_row_changes_nothing)
-{
-    uint64_t rng = t_seed() + 2;
-    T_ENDS(loss_case_free) loss_case_t c;
-    loss_case_init(&c, 4, 6, 40, COLO_F64, 3, &rng);
-    c.config.want_entropy = true;
-    assert_ok(loss_case_run(&c));
-    for (int t = 0; t < 6; t++) {
-        double sum = 0;
-        for (int j = 0; j < 40; j++)
-            sum += c.dz[t * 40 + j];
-        assert_true(fabs(sum) < 1e-13);
-    }
-}
-
 /* p near 1: the target's gradient 1 - p is small, and must not come out as 0 in fp64 */
 T_CASE(the_targets_gradient_survives_a_probability_near_one)
 {
