@@ -41,7 +41,7 @@ static inline void colo_cursor_init(colo_cursor_t *cursor, const colo_box_t *box
 {
     memset(cursor, 0, sizeof *cursor);
     cursor->box = boxes;
-    cursor->end = boxes + n;
+    cursor->end = n > 0 ? boxes + n : boxes; /* NULL, perhaps */
     cursor->elem = (int64_t)elem;
     colo_cursor_load_(cursor);
 }
