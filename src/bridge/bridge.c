@@ -184,7 +184,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "bridge: comm is NULL");
     COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
     colo_status_t st = COLO_OK;
-    colo_bridge_t *made = calloc(1, sizeof *made);
+    COLO_ENDS(colo_bridge_destroy) colo_bridge_t *made = calloc(1, sizeof *made);
     if (made) {
         made->comm = comm;
         made->id.number = comm->bridges + 1;
@@ -200,22 +200,18 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     } else if (st < 0) {
         st = colo_comm_i_fail(comm, st);
     }
-    COLO_TRY_GOTO(st, st, fail);
+    COLO_TRY(st);
     made->id.tag = ++comm->split_tag;
     comm->bridges++;
     made->compared[0] = made->compared[1] = colo_bridge_exchanges_compare(made);
-    COLO_TRY_GOTO(st, colo_run_create(made), fail);
+    COLO_TRY(colo_run_create(made));
     st = colo_ragged_reserve(made);
-    if (st < 0) { /* a peer may be past it */
-        colo_comm_i_fail(comm, st);
-        goto fail;
-    }
+    if (st < 0) /* a peer may be past it */
+        return colo_comm_i_fail(comm, st);
     log_create(made);
     *bridge = made;
+    made = NULL;
     return COLO_OK;
-fail:
-    colo_bridge_destroy(&made);
-    return st;
 }
 
 /* A caller's allocator gets memory back that no call uses; cudaFree() waits by itself. */

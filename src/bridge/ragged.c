@@ -130,32 +130,24 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_tables_t *tabl
     colo_plan_config_t cfg = bridge->now.program.plan->config;
     cfg.src = &bridge->sides.src;
     cfg.dst = &bridge->sides.dst;
-    colo_batch_t *made = calloc(1, sizeof *made);
+    COLO_ENDS(colo_batch_destroy) colo_batch_t *made = calloc(1, sizeof *made);
     COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *made);
-    colo_status_t st = COLO_OK;
     made->bridge = bridge;
-    COLO_TRY_GOTO(st, colo_ragged_load(&ragged->axes, tables, made->table, &made->ntables), done);
+    COLO_TRY(colo_ragged_load(&ragged->axes, tables, made->table, &made->ntables));
     made->hash = colo_tables_hash(made->table, made->ntables);
-    COLO_TRY_GOTO(st, check_rows(ragged), done);
-    const colo_pool_t spare = ragged->spare;
-    ragged->spare.chunk = NULL;
-    COLO_TRY_GOTO(st,
-                  colo_ragged_plan(&made->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
-                                   &ragged->axes, &ragged->builder, ragged->merged, made->hash,
-                                   spare, &made->places),
-                  done);
+    COLO_TRY(check_rows(ragged));
+    COLO_TRY(colo_ragged_plan(&made->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
+                              &ragged->axes, &ragged->builder, ragged->merged, made->hash,
+                              &ragged->spare, &made->places));
     if (bridge->peers.path)
-        COLO_TRY_GOTO(st, colo_ragged_place_peers(&ragged->builder, &ragged->axes, ragged->merged),
-                      done);
+        COLO_TRY(colo_ragged_place_peers(&ragged->builder, &ragged->axes, ragged->merged));
     made->loaded.program.bytes = true;
-    COLO_TRY_GOTO(st, colo_run_load(bridge, &made->loaded), done);
+    COLO_TRY(colo_run_load(bridge, &made->loaded));
     ragged->src_rows = made->loaded.program.plan->own_src.rows;
     ragged->dst_rows = made->loaded.program.plan->own_dst.rows;
     *batch = made;
     made = NULL;
-done:
-    colo_batch_destroy(&made);
-    return st;
+    return COLO_OK;
 }
 
 /* Ranks whose arguments are right wait in the first call on their batch. This one brings its error

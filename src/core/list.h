@@ -17,6 +17,14 @@ typedef struct colo_list {
     int64_t n, cap;
 } colo_list_t;
 
+/* Calls @end with the variable's address when its scope ends. */
+#define COLO_ENDS(end) __attribute__((cleanup(end)))
+
+static inline void colo_list_deinit(colo_list_t *list)
+{
+    free(list->items);
+}
+
 /* Memory for @n elements in all; false: there is none, and the list is as it was. It grows to twice
  * what it was at least, so that single pushes cost little. */
 bool colo_list_reserve(colo_list_t *list, int64_t n, size_t size);

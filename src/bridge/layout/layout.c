@@ -244,7 +244,8 @@ static int64_t positions_of(const colo_layout_t *layout, int64_t rows)
     return layout->positions ? layout->positions : rows;
 }
 
-colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, int64_t rows)
+colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, int64_t rows,
+                               colo_pool_t *pool)
 {
     int64_t positions = positions_of(layout, rows);
     memset(map, 0, sizeof *map);
@@ -272,12 +273,10 @@ colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, 
     }
     if (n == 0)
         return COLO_OK;
-    map->by_row = malloc((size_t)n * sizeof *map->by_row);
-    map->by_pos = malloc((size_t)n * sizeof *map->by_pos);
-    if (!map->by_row || !map->by_pos) {
-        colo_posmap_deinit(map);
-        return colo_fail(COLO_ERR_NOMEM, "position map: %lld runs", (long long)n);
-    }
+    map->by_row = colo_pool_take(pool, (size_t)n * sizeof *map->by_row);
+    map->by_pos = colo_pool_take(pool, (size_t)n * sizeof *map->by_pos);
+    COLO_FAIL_IF(!map->by_row || !map->by_pos, COLO_ERR_NOMEM, "position map: %lld runs",
+                 (long long)n);
     for (int64_t i = 0; i < rows; i++) {
         if (i == 0 || layout->table[i] != layout->table[i - 1] + 1)
             map->by_row[map->n++] = (colo_map_run_t){.row = i, .count = 0, .pos = layout->table[i]};
@@ -287,24 +286,13 @@ colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, 
     COLO_SORT(map->by_pos, n, pos);
     for (int64_t i = 1; i < n; i++) {
         const colo_map_run_t *run = &map->by_pos[i - 1], *next = &map->by_pos[i];
-        if (run->pos + run->count > next->pos) {
-            int64_t other = run->row + (next->pos - run->pos), row = next->row, pos = next->pos;
-            colo_posmap_deinit(map);
-            return colo_fail(COLO_ERR_LAYOUT, "rows %lld and %lld both sit at position %lld",
-                             (long long)(other < row ? other : row),
-                             (long long)(other < row ? row : other), (long long)pos);
-        }
+        const int64_t other = run->row + (next->pos - run->pos), row = next->row;
+        COLO_FAIL_IF(run->pos + run->count > next->pos, COLO_ERR_LAYOUT,
+                     "rows %lld and %lld both sit at position %lld",
+                     (long long)(other < row ? other : row), (long long)(other < row ? row : other),
+                     (long long)next->pos);
     }
     return COLO_OK;
-}
-
-void colo_posmap_deinit(colo_posmap_t *map)
-{
-    if (map->by_pos != &map->one)
-        free(map->by_pos);
-    if (map->by_row != &map->one)
-        free(map->by_row);
-    memset(map, 0, sizeof *map);
 }
 
 /* ---- index sets ---- */
@@ -438,12 +426,11 @@ static colo_status_t check_sizes(const colo_layout_t *layout, int64_t samples, i
 colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t samples, int64_t rows,
                                 int64_t features)
 {
+    COLO_ENDS(colo_pool_deinit) colo_pool_t pool = {0};
     colo_posmap_t map;
     COLO_TRY(check_sizes(layout, samples, rows, features));
     COLO_TRY(colo_layout_check_rows(layout, rows));
-    colo_status_t st = colo_posmap_init(&map, layout, rows);
-    colo_posmap_deinit(&map);
-    return st;
+    return colo_posmap_init(&map, layout, rows, &pool);
 }
 
 bool colo_layout_coords(const colo_layout_t *layout, int64_t rank, int64_t *coords)
@@ -467,37 +454,32 @@ colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
     const int64_t samples = shape->samples, rows = shape->rows, features = shape->features;
     int64_t coords[COLO_MAX_DIMS];
     colo_span_t span[2 * COLO_MAX_SPANS];
-    colo_posmap_t map = {0};
-    colo_runs_t runs = {0};
+    COLO_ENDS(colo_pool_deinit) colo_pool_t pool = {0};
+    COLO_ENDS(colo_runs_deinit) colo_runs_t runs = {0};
+    colo_posmap_t map;
     colo_owned_t own = {0};
     COLO_TRY(check_sizes(layout, samples, rows, features));
     COLO_FAIL_IF(!owned, COLO_ERR_ARG, "layout: owned is NULL");
     if (!full_rows)
         COLO_TRY(colo_layout_check_rows(layout, rows));
-    colo_status_t st = COLO_OK;
-    COLO_TRY_GOTO(st, colo_posmap_init(&map, layout, rows), done);
+    COLO_TRY(colo_posmap_init(&map, layout, rows, &pool));
     if (colo_layout_coords(layout, rank, coords)) {
         if (colo_axis_spans(layout, COLO_SAMPLES, coords, samples, span))
             own.b0 = span[0].lo, own.b1 = span[0].hi;
         if (colo_axis_spans(layout, COLO_FEATURES, coords, features, span))
             own.h0 = span[0].lo, own.h1 = span[0].hi;
-        COLO_TRY_GOTO(st, colo_layout_runs(layout, &map, coords, full_rows, &runs), done);
+        COLO_TRY(colo_layout_runs(layout, &map, coords, full_rows, &runs));
         own.rows = runs.rows;
     }
     if (nruns)
         *nruns = runs.n;
-    if (out && runs.n > cap) {
-        st = colo_fail(COLO_ERR_ARG, "layout: cap is %lld, expected at least %lld runs",
-                       (long long)cap, (long long)runs.n);
-        goto done;
-    }
+    COLO_FAIL_IF(out && runs.n > cap, COLO_ERR_ARG,
+                 "layout: cap is %lld, expected at least %lld runs", (long long)cap,
+                 (long long)runs.n);
     if (out && runs.n)
         memcpy(out, runs.run, (size_t)runs.n * sizeof *out);
     *owned = own;
-done:
-    colo_runs_deinit(&runs);
-    colo_posmap_deinit(&map);
-    return st;
+    return COLO_OK;
 }
 
 uint64_t colo_layout_hash(const colo_layout_t *layout)

@@ -27,14 +27,13 @@ typedef struct colo_map_run {
 /* A position map as runs sorted by position; by_row holds the same runs sorted by row. */
 typedef struct colo_posmap {
     int64_t rows, positions, n;
-    colo_map_run_t *by_pos, *by_row; /* owned, or &one */
+    colo_map_run_t *by_pos, *by_row; /* of a pool, or &one */
     colo_map_run_t one;
 } colo_posmap_t;
 
-/* Checks the map against @rows. colo_posmap_deinit() takes a zeroed map. Must not be moved: by_pos
- * may point into it. */
-colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, int64_t rows);
-void colo_posmap_deinit(colo_posmap_t *map);
+/* Checks the map against @rows. Must not be moved: by_pos may point into it. */
+colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, int64_t rows,
+                               colo_pool_t *pool);
 
 /* The spans of an axis of @length that coordinates own (one span for samples and features). */
 int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t *coords,

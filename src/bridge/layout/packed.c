@@ -481,25 +481,22 @@ colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p
 static colo_status_t visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
 {
     const colo_packed_t *packed = side->table;
-    colo_list_t list = {0};
-    colo_status_t st = COLO_OK;
-    for (int64_t k = 0, i = 0; st == COLO_OK && k < mine->n; k++) {
+    COLO_ENDS(colo_list_deinit) colo_list_t list = {0};
+    for (int64_t k = 0, i = 0; k < mine->n; k++) {
         int64_t lo = mine->run[k].row;
         const int64_t hi = lo + mine->run[k].count;
-        const colo_piece_t *last = (const colo_piece_t *)packed->pieces.items + i;
-        if (lo >= last->row + last->count) /* seldom, if pieces are long */
+        const colo_piece_t *piece = (const colo_piece_t *)packed->pieces.items + i;
+        if (lo >= piece->row + piece->count) /* seldom, if pieces are long */
             i = first_piece(packed, NULL, i + 1, packed->pieces.n, lo);
-        for (; st == COLO_OK && lo < hi; i++) {
-            const colo_piece_t *piece = (const colo_piece_t *)packed->pieces.items + i;
+        for (; lo < hi; i++) {
+            piece = (const colo_piece_t *)packed->pieces.items + i;
             const int64_t behind = piece->row + piece->count, end = behind < hi ? behind : hi;
-            st = intersect(packed, piece, lo, end, &list);
+            COLO_TRY(intersect(packed, piece, lo, end, &list));
             lo = end;
         }
         i--; /* the next rows may begin in the same piece */
     }
-    COLO_THEN(st, colo_packed_blocks(side, packed, &list, met));
-    free(list.items);
-    return st;
+    return colo_packed_blocks(side, packed, &list, met);
 }
 
 const colo_ownership_t colo_owns_packed = {
@@ -527,24 +524,23 @@ static colo_status_t rows_of(colo_packed_t *packed, const colo_packing_t *given,
 static colo_status_t query(const colo_packing_t *packing, const colo_layout_t *layout, int64_t rank,
                            int64_t *count, int64_t *index)
 {
-    colo_packed_t packed = {0};
-    colo_runs_t runs = {0};
+    COLO_ENDS(colo_packed_deinit) colo_packed_t packed = {0};
+    COLO_ENDS(colo_runs_deinit) colo_runs_t runs = {0};
     int64_t seq = 0, at = 0;
-    colo_status_t st = rows_of(&packed, packing, layout, rank, &runs);
-    if (st == COLO_OK && count)
+    COLO_TRY(rows_of(&packed, packing, layout, rank, &runs));
+    if (count) {
         *count = runs.rows;
-    else if (st == COLO_OK && runs.rows && !index)
-        st = colo_fail(COLO_ERR_ARG, "packing: index is NULL");
-    for (int64_t i = 0; st == COLO_OK && !count && i < runs.n; i++)
+        return COLO_OK;
+    }
+    COLO_FAIL_IF(runs.rows && !index, COLO_ERR_ARG, "packing: index is NULL");
+    for (int64_t i = 0; i < runs.n; i++)
         for (int64_t row = runs.run[i].row; row < runs.run[i].row + runs.run[i].count; row++) {
             while (row >= packed.start[seq + 1])
                 seq++;
             index[at] = row - packed.start[seq];
             index[runs.rows + at++] = seq;
         }
-    colo_runs_deinit(&runs);
-    colo_packed_deinit(&packed);
-    return st;
+    return COLO_OK;
 }
 
 colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout_t *layout,

@@ -150,6 +150,7 @@ void colo_ragged_deinit(colo_ragged_t *ragged)
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
                                   const colo_layout_t *dst)
 {
+    COLO_ENDS(colo_ragged_deinit)
     colo_ragged_t ragged = {.src.what = "segments", .dst.what = "segments"};
     for (int i = 0; i < 2; i++) {
         const colo_status_t st = colo_layout_check_fields(i ? dst : src);
@@ -158,9 +159,7 @@ colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_la
         COLO_TRY(colo_ragged_axes(i ? &ragged.dst.axes : &ragged.src.axes, i ? dst : src, i == 0,
                                   "segments", i ? "destination" : "source"));
     }
-    colo_status_t st = load_segments(&ragged, segments);
-    colo_ragged_deinit(&ragged);
-    return st;
+    return load_segments(&ragged, segments);
 }
 
 /* ---- rows of a block ---- */
@@ -290,11 +289,9 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
                                        colo_list_t *out)
 {
     const colo_ragged_t *ragged = side->table;
-    colo_list_t met = {0};
-    colo_status_t st = intersect_rows(side, mine, &met);
-    COLO_THEN(st, colo_packed_blocks(side, &ragged->dst, &met, out));
-    free(met.items);
-    return st;
+    COLO_ENDS(colo_list_deinit) colo_list_t met = {0};
+    COLO_TRY(intersect_rows(side, mine, &met));
+    return colo_packed_blocks(side, &ragged->dst, &met, out);
 }
 
 const colo_ownership_t colo_owns_segments = {

@@ -170,8 +170,8 @@ static void pin(const colo_plan_t *plan, colo_side_t *dst, int64_t addend)
 
 /* All overlaps of one pass; backward PARTIAL: once per addend, with the context dims pinned, then
  * the sums with each addend. */
-colo_status_t colo_plan_route(colo_builder_t *builder, colo_pass_t pass, colo_side_t src,
-                              colo_side_t dst)
+static colo_status_t route(colo_builder_t *builder, colo_pass_t pass, colo_side_t src,
+                           colo_side_t dst)
 {
     const colo_plan_config_t *cfg = builder->cfg;
     colo_plan_t *plan = builder->plan;
@@ -274,7 +274,7 @@ static bool can_be_collective(const colo_plan_t *plan)
     return has;
 }
 
-colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
+static colo_status_t count_bytes(colo_plan_t *plan, bool by_table)
 {
     const size_t elem = plan->elem;
     const bool collective = !by_table && can_be_collective(plan);
@@ -304,6 +304,14 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
 }
 
 /* ---- create ---- */
+
+colo_status_t colo_plan_route(colo_builder_t *builder, colo_side_t src, colo_side_t dst)
+{
+    COLO_TRY(route(builder, COLO_FORWARD, src, dst));
+    if (!builder->cfg->no_grad)
+        COLO_TRY(route(builder, COLO_BACKWARD, src, dst));
+    return count_bytes(builder->plan, builder->by_table);
+}
 
 void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, bool by_table)
 {
@@ -369,8 +377,9 @@ static colo_status_t build(colo_plan_t *plan)
 {
     const colo_plan_config_t *config = &plan->config;
     const colo_shape_t *shape = &config->shape;
-    colo_builder_t builder = {0};
-    colo_posmap_t src_map = {0}, dst_map = {0};
+    COLO_ENDS(colo_builder_deinit) colo_builder_t builder = {0};
+    COLO_ENDS(colo_pool_deinit) colo_pool_t maps = {0};
+    colo_posmap_t src_map, dst_map;
     const bool full = config->output == COLO_FULL_SEQ;
     const colo_side_t src = {
         .owns = &colo_owns_uniform, .layout = &plan->src, .shape = shape, .table = &src_map};
@@ -379,29 +388,17 @@ static colo_status_t build(colo_plan_t *plan)
                              .shape = shape,
                              .table = &dst_map,
                              .whole = full};
-    colo_status_t st = COLO_OK;
     colo_builder_begin(&builder, plan, false);
-    COLO_TRY_GOTO(st, colo_layout_check_rows(&plan->src, shape->rows), done);
+    COLO_TRY(colo_layout_check_rows(&plan->src, shape->rows));
     if (!full ||
         (config->grad == COLO_DISJOINT && !config->no_grad)) /* else nothing splits by position */
-        COLO_TRY_GOTO(st, colo_layout_check_rows(&plan->dst, shape->rows), done);
-    COLO_TRY_GOTO(st, colo_posmap_init(&src_map, &plan->src, shape->rows), done);
-    COLO_TRY_GOTO(st, colo_posmap_init(&dst_map, &plan->dst, shape->rows), done);
-    COLO_TRY_GOTO(
-        st, colo_layout_owned(&plan->src, plan->rank, shape, false, &plan->own_src, NULL, 0, NULL),
-        done);
-    COLO_TRY_GOTO(
-        st, colo_layout_owned(&plan->dst, plan->rank, shape, full, &plan->own_dst, NULL, 0, NULL),
-        done);
-    COLO_TRY_GOTO(st, colo_plan_route(&builder, COLO_FORWARD, src, dst), done);
-    if (!config->no_grad)
-        COLO_TRY_GOTO(st, colo_plan_route(&builder, COLO_BACKWARD, src, dst), done);
-    st = colo_plan_count_bytes(plan, false);
-done:
-    colo_posmap_deinit(&src_map);
-    colo_posmap_deinit(&dst_map);
-    colo_builder_deinit(&builder);
-    return st;
+        COLO_TRY(colo_layout_check_rows(&plan->dst, shape->rows));
+    COLO_TRY(colo_posmap_init(&src_map, &plan->src, shape->rows, &maps));
+    COLO_TRY(colo_posmap_init(&dst_map, &plan->dst, shape->rows, &maps));
+    COLO_TRY(
+        colo_layout_owned(&plan->src, plan->rank, shape, false, &plan->own_src, NULL, 0, NULL));
+    COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, full, &plan->own_dst, NULL, 0, NULL));
+    return colo_plan_route(&builder, src, dst);
 }
 
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
@@ -435,18 +432,15 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
 colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
 {
     colo_plan_config_t own;
-    colo_plan_t *made;
+    COLO_ENDS(colo_plan_destroy) colo_plan_t *made = NULL;
     COLO_FAIL_IF(!plan, COLO_ERR_ARG, "plan: plan is NULL");
     COLO_FAIL_IF(rank < 0, COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
     COLO_TRY(colo_plan_check_config(config, &own));
     COLO_TRY(colo_plan_new(&made, &own, rank));
-    colo_status_t st = build(made);
-    if (st < 0) {
-        colo_plan_destroy(&made);
-        return st;
-    }
+    COLO_TRY(build(made));
     made->hash = hash_config(made);
     *plan = made;
+    made = NULL;
     return COLO_OK;
 }
 

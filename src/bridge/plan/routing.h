@@ -267,11 +267,9 @@ colo_status_t colo_sender_assign(colo_builder_t *builder, colo_schedule_t *sched
 colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own);
 /* A plan without lists; @config is checked. Its addends, and which of them is this rank's. */
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
-/* The lists of one pass between two sides, of which full, addend_fixed and fixed are set here. */
-colo_status_t colo_plan_route(colo_builder_t *builder, colo_pass_t pass, colo_side_t src,
-                              colo_side_t dst);
-/* COLO_ERR_ARG: more than 63 bits. */
-colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table);
+/* The lists of both passes between two sides, of which full, addend_fixed and fixed are set here,
+ * and their bytes. COLO_ERR_ARG: these have more than 63 bits. */
+colo_status_t colo_plan_route(colo_builder_t *builder, colo_side_t src, colo_side_t dst);
 /* Begins a plan; lists keep their memory. */
 void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, bool by_table);
 void colo_builder_deinit(colo_builder_t *builder);

@@ -261,10 +261,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     own(&src, plan->rank, config->shape.features, mine ? mine->rows : 0, &plan->own_src);
     COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows));
     own(&dst, plan->rank, config->shape.features, rows, &plan->own_dst);
-    COLO_TRY(colo_plan_route(builder, COLO_FORWARD, src, dst));
-    if (!config->no_grad)
-        COLO_TRY(colo_plan_route(builder, COLO_BACKWARD, src, dst));
-    COLO_TRY(colo_plan_count_bytes(plan, true));
+    COLO_TRY(colo_plan_route(builder, src, dst));
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
     plan->bytes[COLO_FORWARD].minimum =
@@ -285,10 +282,10 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
 
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
                                const colo_ragged_t *ragged, colo_builder_t *builder, bool merged,
-                               uint64_t hash, colo_pool_t spare, colo_ragged_places_t *places)
+                               uint64_t hash, colo_pool_t *spare, colo_ragged_places_t *places)
 {
     colo_plan_config_t batch_config = *config;
-    colo_plan_t *made;
+    COLO_ENDS(colo_plan_destroy) colo_plan_t *made = NULL;
     /* features in the units in which both sides cut them */
     const int64_t src_parts = colo_layout_parts(batch_config.src, COLO_FEATURES);
     const int64_t dst_parts = colo_layout_parts(batch_config.dst, COLO_FEATURES),
@@ -305,14 +302,12 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     batch_config.shape = (colo_shape_t){.samples = 1, .rows = ragged->rows, .features = units};
     COLO_TRY(colo_plan_new(&made, &batch_config, rank));
     made->elem *= (size_t)(config->shape.features / units);
-    made->pool = spare;
-    colo_status_t st = build(builder, made, ragged, merged, places);
-    if (st < 0) {
-        colo_plan_destroy(&made);
-        return st;
-    }
+    made->pool = *spare;
+    spare->chunk = NULL;
+    COLO_TRY(build(builder, made, ragged, merged, places));
     made->hash = hash;
     *plan = made;
+    made = NULL;
     return COLO_OK;
 }
 
@@ -321,8 +316,8 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
                             bool packed, const colo_tables_t *tables)
 {
     colo_plan_config_t own;
-    colo_ragged_t ragged = {0};
-    colo_builder_t builder = {0};
+    COLO_ENDS(colo_ragged_deinit) colo_ragged_t ragged = {0};
+    COLO_ENDS(colo_builder_deinit) colo_builder_t builder = {0};
     colo_ragged_places_t places = {0};
     colo_table_t table[COLO_TABLES];
     int32_t n;
@@ -332,15 +327,12 @@ static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config
     COLO_FAIL_IF(packed && (own.output || own.grad), COLO_ERR_ARG,
                  "plan: packed with %s, expected 0: the packings say what a rank has",
                  own.output ? "output" : "grad");
-    colo_status_t st = colo_ragged_init(&ragged, own.src, own.dst, &own.shape, packed);
+    const colo_status_t st = colo_ragged_init(&ragged, own.src, own.dst, &own.shape, packed);
     if (st < 0)
         return colo_fail_prefix(st, "plan");
-    st = colo_ragged_load(&ragged, tables, table, &n);
-    COLO_THEN(st, colo_ragged_plan(plan, &own, rank, &ragged, &builder, false,
-                                   colo_tables_hash(table, n), (colo_pool_t){0}, &places));
-    colo_ragged_deinit(&ragged);
-    colo_builder_deinit(&builder);
-    return st;
+    COLO_TRY(colo_ragged_load(&ragged, tables, table, &n));
+    return colo_ragged_plan(plan, &own, rank, &ragged, &builder, false, colo_tables_hash(table, n),
+                            &(colo_pool_t){0}, &places);
 }
 
 colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,

@@ -19,12 +19,12 @@ typedef struct colo_ragged_places {
 /* This rank's plan for the tables of @ragged. @config: of the bridge; of the shape, features count.
  * @builder: any plan's before, or zeros. @merged: the destination tensor is the whole sequence
  * axis.
- * @hash: of the tables. @spare: memory for the plan, whose pool gets it. @places: out, of this
+ * @hash: of the tables. @spare: memory that the plan's pool takes. @places: out, of this
  * pool.
  */
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
                                const colo_ragged_t *ragged, colo_builder_t *builder, bool merged,
-                               uint64_t hash, colo_pool_t spare, colo_ragged_places_t *places);
+                               uint64_t hash, colo_pool_t *spare, colo_ragged_places_t *places);
 /* Of the plan that @builder made last: in what this rank sends, and in addends that it receives,
  * the rows of the destination ranks' tensors take the place of indices. Those of a plan without
  * peer memory are never looked at. */
