@@ -213,33 +213,25 @@ T_CASE(the_groups_and_collectives_are_those_of_the_worked_maps)
         }
 }
 
-static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(8, reshape_keeps_the_groups_and_refuses_odd_batches, int, kind, 0, 1, 2)
 {
     static const colo_shape_t next[] = {{16, 4, 5, 0}, {4, 8, 1, 0}}, odd = {6, 8, 2, 0};
-    t_case_t c = *(const t_case_t *)arg;
-    T_STAND(s);
-    rank_try(t_stand_make(&s, &c, world));
-    rank_try(t_stand_step(&s, 0));
-    rank_check(colo_bridge_reshape(s.bridge, &odd) == COLO_ERR_SHAPE);
-    rank_try(t_stand_step(&s, 1)); /* the old shape stays */
-    for (int i = 0; i < 2; i++) {
-        rank_try(colo_bridge_reshape(s.bridge, &next[i]));
-        c.shape = (ref_shape_t){next[i].samples, next[i].rows, next[i].features};
-        rank_try(t_stand_step(&s, 2 + i));
+    for (int wide = 0; wide < 2; wide++) {
+        t_case_t c = wide ? t_collective("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 3)
+                          : t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+        T_STAND(s);
+        t_case_kind(&c, kind);
+        rank_try(t_stand_make(&s, &c, world));
+        rank_try(t_stand_step(&s, 0));
+        rank_check(colo_bridge_reshape(s.bridge, &odd) == COLO_ERR_SHAPE);
+        rank_try(t_stand_step(&s, 1)); /* the old shape stays */
+        for (int i = 0; i < 2; i++) {
+            rank_try(colo_bridge_reshape(s.bridge, &next[i]));
+            c.shape = (ref_shape_t){next[i].samples, next[i].rows, next[i].features};
+            rank_try(t_stand_step(&s, 2 + i));
+        }
     }
     return COLO_OK;
-}
-
-T_CASE(reshape_keeps_the_groups_and_refuses_odd_batches)
-{
-    for (int k = 0; k < 3; k++) {
-        t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-        t_case_kind(&c, k);
-        assert_ok(t_run_ranks(8, reshape_rank, &c, sizeof c));
-        c.src = t_side("tp=4,dp=2", true);
-        c.dst = t_side("tp=1,cp=2,dp=4", false);
-        assert_ok(t_run_ranks(8, reshape_rank, &c, sizeof c));
-    }
 }
 
 T_CASE(a_rank_outside_the_grids_takes_part_in_create_only)

@@ -134,6 +134,8 @@ static colo_status_t run_disguised(int32_t n, colo_rank_fn fn, void *arg)
 
 #define T_CASE_ON_DISGUISED(n, name) \
     T_CASE_BY(run_disguised(n, t_ranks_of_##name, NULL), name, colo_comm_t *comm)
+#define T_CASE_ON_DISGUISED_FOR(n, name, type, var, ...) \
+    T_CASE_FOR_BY(run_disguised(n, t_ranks_of_##name, t_one_), name, type, var, comm, __VA_ARGS__)
 
 /* ---- its memory: blocks of the host's ---- */
 
@@ -241,10 +243,10 @@ static const struct path {
              {NOT_REGISTERED, false, false}};
 
 /* Two batches of one bridge, the second made when ranks have agreed. */
-static colo_status_t run_paths(colo_comm_t *comm, void *arg)
+T_CASE_ON_DISGUISED_FOR(2, forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are,
+                        colo_transport_t, transport, COLO_TRANSPORT_AUTO, COLO_TRANSPORT_PEER)
 {
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
-    const colo_transport_t transport = *(const colo_transport_t *)arg;
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
     const t_told_t *me = &t_told[comm->rank];
     T_ENDS(t_ragged_free) t_ragged_t t = {0};
@@ -272,14 +274,6 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-T_CASE(forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are)
-{
-    for (int i = 0; i < 2; i++) {
-        colo_transport_t transport = i ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
-        assert_ok(run_disguised(2, run_paths, &transport));
-    }
-}
-
 /* ---- memory ---- */
 
 static size_t partials_of(const colo_bridge_t *bridge)
@@ -294,10 +288,10 @@ T_CASE_ON_DISGUISED(2, sums_of_large_regions_copy_no_gradient_of_the_rank_itself
 }
 
 /* Dense batches of more and more rows, up to max_rows of each source rank. */
-static colo_status_t run_growing(colo_comm_t *comm, void *arg)
+T_CASE_ON_DISGUISED_FOR(4, memory_on_a_device_grows_or_is_there_from_create, bool, reserves, false,
+                        true)
 {
     enum { MOST = 16, H = 4 };
-    const bool reserves = *(bool *)arg;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     const ref_side_t src = t_side("dp=4", true), dst = t_side("cp=2,dp=2", false);
     t_ragged_t t;
@@ -324,14 +318,6 @@ static colo_status_t run_growing(colo_comm_t *comm, void *arg)
     }
     rank_check(reserves ? last == first : last > first);
     return COLO_OK;
-}
-
-T_CASE(memory_on_a_device_grows_or_is_there_from_create)
-{
-    for (int i = 0; i < 2; i++) {
-        bool reserves = i > 0;
-        assert_ok(run_disguised(4, run_growing, &reserves));
-    }
 }
 
 int main(void)
