@@ -147,7 +147,8 @@ def cases_in(source):
         return re.findall(r'^@case.*\ndef (\w+)\(', content, re.M)
     if not re.search('T_CASE|cmocka_unit_test', content):
         return None
-    return re.findall(r'^T_CASE(?:_(?:ON|IF)\w*\((?:.*, )?|\()(\w+)\)', content, re.M)
+    named = r'^T_CASE(?:\w*_FOR\((?:[A-Z0-9]+, )?|_(?:ON|IF)\w*\((?:.*, )?|\()(\w+)[,)]'
+    return re.findall(named, content, re.M)
 
 
 def split_run(mutant, args, program):
