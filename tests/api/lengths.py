@@ -19,7 +19,7 @@ ROWS = (
     (('src/comm',), 10200, 11085),
     (('src/bridge',), 8600, 11414),
     (('src/loss',), 7200, 7815),
-    (('src/core', 'src/cuda', 'src/grid'), 6300, 7243),
+    (('src/core', 'src/cuda', 'src/grid'), 6300, 7072),
     (('python/colobridge',), 8300, 10770),
     (('tools',), 10200, 11690),
     (('tests',), 57000, 62030),
