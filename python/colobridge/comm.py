@@ -42,7 +42,7 @@ atexit.register(_end)
 
 class _Run:
     """One call of run_threads(). anew: by rank, communicators that took the place of ones that an error killed, which
-    the library's run does not know of; store: where ranks meet to make them."""
+    the library's run does not know of, some of them destroyed since; store: where ranks meet to make them."""
 
     def __init__(self) -> None:
         self.worlds: dict[int, Comm] = {}
@@ -52,13 +52,18 @@ class _Run:
     def end(self, rank: int, why: BaseException | None) -> None:
         for comm in self.anew.pop(rank, []):
             if why is not None:
-                comm.abort('rank %d: %s: %s' % (rank, type(why).__name__, why))
+                self._abort(comm, 'rank %d: %s: %s' % (rank, type(why).__name__, why))
             comm.destroy()
+
+    @staticmethod
+    def _abort(comm: 'Comm', why: str) -> None:
+        if comm._handle:
+            comm.abort(why)
 
     def interrupt(self) -> None:
         """Ends the waits of all ranks."""
         for comm in [*self.worlds.values(), *itertools.chain.from_iterable(self.anew.values())]:
-            comm.abort('interrupted')
+            self._abort(comm, 'interrupted')
 
 
 class Comm(Handle):
@@ -360,9 +365,11 @@ def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
             status = why.status if isinstance(why, Error) else 0
             return status or STATUS['ERR_STATE']
         finally:
-            run.end(me, failed)
-            del run.worlds[me], failed
-            comm.destroy()  # what it serves; itself is the library's
+            try:
+                run.end(me, failed)
+            finally:
+                del run.worlds[me], failed
+                comm.destroy()  # what it serves; itself is the library's
 
     run_ranks = lib().colo_comm_threads_run  # here, where an error of loading reaches the caller
     ended: list[tuple[int, str]] = []

@@ -454,6 +454,8 @@ MUTANTS = {
         'torch/ranks.py', 'again = group.told[0] and', 'again = False and', 'test_refusals.py', 'threads and list'),
     'ranks that are threads are left behind by one that fails': (
         'comm.py', 'run.end(me, failed)', 'run.end(me, None)', 'test_refusals.py', 'made_anew'),
+    'an exception of a rank meets a communicator that was destroyed': (
+        'comm.py', '        if comm._handle:\n            comm.abort(why)', '        comm.abort(why)', 'test_refusals.py', 'made_anew'),
     'ctrl-c waits for the ranks': (
         'comm.py', '        run.interrupt()', '        pass', 'test_core.py', 'ctrl_c'),
     'plans are made of tensors without memory': (
