@@ -35,6 +35,8 @@ MUTANTS = {
         'torch/tower.py', '    @eager  # so that the others hear of an error\n', '', 'test_refusals.py', 'tower'),
     'a bridge that one rank cannot make is waited for': (
         'torch/bridge.py', 'self._refuse(why, comm)', 'pass', 'test_refusals.py', 'new_bridge or new and bridge'),
+    'tables that one rank lacks are waited for': (
+        'torch/bridge.py', '@eager  # all of it', '# all of it', 'test_refusals.py', 'tables'),
     'a bridge of its own that one rank cannot make is waited for': (
         'torch/bridge.py', "if comm == 'own' and self._own is None:", 'if False:', 'test_refusals.py', 'of_its_own or own'),
     'a rank that knows no layout tells no rank': (

@@ -57,6 +57,8 @@ def mesh(rank, world=None):
 
 
 # name: (call of mesh() and a wrong argument, or None, which is right; the wrong argument)
+SEGMENTS = cb.Segments([T] * 4, src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, T, 2 * T, 3 * T], seq_len=[4 * T], seq_dp=[0])
+PACKING = cb.Packing([0, 4 * T], split='block')
 CALLS = {
     'nll': (lambda m, no: ct.nll(m.z, m.t if no is None else no, **m.mean).loss, torch.zeros(3, dtype=torch.int64)),
     'nll of a list': (lambda m, no: ct.nll(m.z, no or m.t, **m.mean).loss, [1, 2]),
@@ -89,8 +91,9 @@ CALLS = {
     'a new bridge of a spec': (lambda m, no: ct.bridge(m.z[None], 'dp=4', no or 'cp=4', group=m.world), 'cp='),
     'a new bridge of its own': (lambda m, no: in_own(m, no or 'bsh'), 'bhs!'),
     'a new tower': (lambda m, no: encodes(m, no or 'dp=4'), 'dp='),
-    'a ragged bridge': (lambda m, no: carries(m)(m.h, no or cb.Segments(
-        [T] * 4, src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, T, 2 * T, 3 * T], seq_len=[4 * T], seq_dp=[0])), [1]),
+    'a ragged bridge': (lambda m, no: carries(m)(m.h, no or SEGMENTS), [1]),
+    'a ragged bridge without tables': (lambda m, no: carries(m).start(m.h, None if no else SEGMENTS).finish(), True),
+    'a packed bridge': (lambda m, no: carries(m, packed=True)(m.h, src=PACKING, dst=None if no else PACKING), True),
     'vocab_parallel_entropy': (lambda m, no: compat.vocab_parallel_entropy(m.z, None, no or 1, m.tp), -1),
     'vocab_parallel_cross_entropy': (lambda m, no: compat.vocab_parallel_cross_entropy(
         m.z, m.t[:no], tp_group=m.tp), 3),
@@ -136,9 +139,9 @@ def encodes(m, llm):
     return vision(None, into=torch.zeros(1, 4, 8))
 
 
-def carries(m):
+def carries(m, packed=False):
     if not hasattr(m, 'carry'):
-        m.carry = ct.Bridge('dp=4', 'cp=4', group=m.world, ragged=True)
+        m.carry = ct.Bridge('cp=4' if packed else 'dp=4', 'cp=4', group=m.world, ragged=not packed, packed=packed)
     return m.carry
 
 

@@ -333,10 +333,7 @@ class Bridge(Unique):
                     into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
                     (self._ranks is None or groups.alive(self.group)):
                 return again[4](x, again[5], True, None)
-        tables = self._tables(segments, into, src, dst)
-        if self.ragged:
-            return ragged_batches.carry(self, x, tables, into, like, add, inplace)
-        return _call(self, x, samples, shape, like)
+        return _called(self, _CALLS, x, segments, into, samples, shape, like, add, inplace, src, dst)
 
     def _shape_of_y(self, x: Any, samples: int | None, shape: tuple[int, ...] | None) -> tuple[int, ...]:
         """Of this rank, by the layouts alone."""
@@ -354,10 +351,7 @@ class Bridge(Unique):
         while rows move, in backward, too. Until finish() nothing writes x or uses into. All ranks start the same calls in
         the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach (see
         buffers) runs in start() as a whole. docs/overlap.md."""
-        tables = self._tables(segments, into, src, dst)
-        if self.ragged:
-            return ragged_batches.start(self, x, tables, into, like, add, inplace)
-        return _start(self, x, samples, shape, like)
+        return _called(self, _STARTS, x, segments, into, samples, shape, like, add, inplace, src, dst)
 
     def destroy(self) -> None:
         """Frees workspace, and a communicator of its own; a shared one is kept for others. The second time does nothing."""
@@ -410,7 +404,6 @@ tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge'
     given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called
 
 
-@eager
 def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Any:
     x, here = _ready(self, x, samples, shape, like)
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
@@ -419,7 +412,6 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
     return Carry.apply(x, self._last[1], here, None)
 
 
-@eager
 def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Ticket:
     x, here = _ready(self, x, samples, shape, like)
     flight = Flight(x.device)
@@ -429,6 +421,18 @@ def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
     def begun(d_ys: Any, back: Flight) -> Any:
         return ready.carry(1, None, d_ys[0], d_ys[0], shape, back)
     return Ticket(self, flight, lambda: Finish.apply(flight, begun, y)[0])
+
+
+_CALLS, _STARTS = (_call, ragged_batches.carry), (_start, ragged_batches.start)
+
+
+@eager  # all of it, so that the others hear of any error
+def _called(self: Bridge, by: Any, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool,
+            inplace: bool, src: Any, dst: Any) -> Any:
+    tables = self._tables(segments, into, src, dst)
+    if self.ragged:
+        return by[1](self, x, tables, into, like, add, inplace)
+    return by[0](self, x, samples, shape, like)
 
 
 def _of(make: Callable[..., Bridge], group: Any, *key: Any) -> Bridge:

@@ -18,7 +18,7 @@ from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
 from .lazy import torch
-from .tensors import Function, checked, eager, once, said, stream_of
+from .tensors import Function, checked, once, said, stream_of
 from .ticket import Finish, Flight, Ticket
 
 _KEPT = 8  # batches of other tables
@@ -406,14 +406,12 @@ def _placed(ragged: Ragged, batch: _Batch, segments: Segments, into: Any, name: 
     return into if inplace else made.view(into.shape)
 
 
-@eager
 def carry(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Any:
     """Bridge.__call__() of a ragged bridge."""
     call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
     return arrived(CarryRagged.apply(call, None, *tensors))
 
 
-@eager
 def start(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Ticket:
     """Bridge.start() of a ragged bridge."""
     call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
