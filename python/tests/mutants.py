@@ -41,6 +41,9 @@ MUTANTS = {
         'torch/bridge.py', "if comm == 'own' and self._own is None:", 'if False:', 'test_refusals.py', 'of_its_own or own'),
     'a rank that knows no layout tells no rank': (
         'torch/bridge.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
+    'what calls need is made in the graph of the first one': (
+        'torch/tensors.py', 'prepared._dynamo_marked_constant = True', 'prepared._dynamo_marked_constant = False',
+        'test_torch_compiled.py', 'first_call'),
     'a graph drops what its backward needs': (
         'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',
         'losses_in_a_graph'),

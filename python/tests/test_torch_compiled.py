@@ -2,6 +2,7 @@
 """Losses and uniform bridges under torch.compile(fullgraph=True): the bits of eager calls, opcheck, what is refused."""
 import gc
 import os
+import subprocess
 import sys
 
 import pytest
@@ -171,6 +172,21 @@ def test_torchs_opcheck_passes():
             result = torch.library.opcheck(torch.ops.colobridge.run.default, (
                 tensors, number, [t.requires_grad for t in tensors]))
             assert set(result.values()) == {'SUCCESS'}, (asked, result)
+
+
+FIRST = '''
+import colobridge.torch as ct
+import torch
+z, t = torch.randn(3, 4), torch.tensor([0, 1, 2])
+made = torch.compile(lambda z: ct.nll(z, t).loss, fullgraph=True, backend='eager')(z)
+print(torch.equal(made, ct.nll(z, t).loss))
+'''
+
+
+def test_the_first_call_of_a_program_may_be_in_a_graph():
+    done = subprocess.run([sys.executable, '-c', FIRST], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False)
+    assert done.stdout == 'True\n', done.stdout
 
 
 def test_a_graph_serves_other_shapes():

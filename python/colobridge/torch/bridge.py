@@ -321,7 +321,7 @@ class Bridge(Unique):
 
         Packed: the rows that this rank holds by @src become those that it holds by @dst, both Packings of the same
         sequences; x as with ragged, without into."""
-        if tensors._asked and tensors._asked():  # not what is kept of the last call, on which no graph depends
+        if tensors.prepared() and tensors._asked():  # not what is kept of the last call, on which no graph depends
             # An operator of a tensor that goes from one uniform layout to another, on ranks of torch's that hold it.
             given = {'x': x, 'bridge': self._number, 'samples': samples, 'shape': None if shape is None else tuple(shape)}
             graphs = tensors._compiled

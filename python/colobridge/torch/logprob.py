@@ -413,7 +413,8 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
     tp_group: ranks that share the vocabulary (None: no others). vocab_start, vocab_end: this rank's columns,
-    by default equal shards in rank order; vocab_size: V if columns >= V are padding. Logits may
+    by default equal shards in rank order; vocab_size: V if columns >= V are padding, or if the group also serves another
+    vocabulary whose shard is the same on some ranks: without it V is asked once for a shard. Logits may
     have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all
     ranks: if some ranks copied a transposed batch, all do.
     logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never

@@ -107,8 +107,7 @@ class Function:
 
     @functools.cached_property
     def apply(self) -> Any:
-        if not _asked:
-            _prepare()
+        prepared()
         about = {'__module__': self._of.__module__, '__doc__': self._of.__doc__}
         return type(self._of.__name__, (self._of, torch.autograd.Function), about).apply
 
@@ -176,8 +175,11 @@ _RECORDERS = {'ProxyTorchDispatchMode': 'make_fx()', 'PreDispatchTorchFunctionMo
               'FakeTensorMode': 'FakeTensorMode'}
 
 
-def _prepare() -> None:
+def prepared() -> bool:
+    """Makes what calls need, once. torch.compile() runs it, too, while it makes a graph of a first call."""
     global _asked, _outside, _compiled, _tracing, _dispatching, _functions
+    if _asked:
+        return True
     if _compiled is None and tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 14):
         from . import compiled
         compiled.functions = _OPERATORS
@@ -189,6 +191,10 @@ def _prepare() -> None:
         # compiler.disable() imports torch._dynamo, which takes seconds; this does so when something compiles
         _outside = getattr(torch, '_disable_dynamo', torch.compiler.disable)(_run)
     _asked = asked  # last: another thread may look whether all is prepared
+    return True
+
+
+prepared._dynamo_marked_constant = True  # type: ignore[attr-defined] # assume_constant_result(), which imports a compiler
 
 
 def recorder() -> str | None:
@@ -232,8 +238,7 @@ def eager(fn: Any) -> Any:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _asked:
-            _prepare()
+        prepared()
         return (_outside if _asked() else _run)(fn, args, kwargs)
     return call
 
@@ -254,8 +259,7 @@ def operator(outputs: Callable[[dict[str, Any]], list[tuple[Any, Any]]], kind: A
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not _asked:
-                _prepare()
+            prepared()
             if not _asked():
                 return run(fn, args, kwargs)
             if _compiled is not None:
