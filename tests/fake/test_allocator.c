@@ -16,62 +16,16 @@ static t_case_t the_case(void)
                      .grad = COLO_PARTIAL, .dtype = COLO_F32);
 }
 
-/* ---- a caller's allocator ---- */
-
-struct owner {
-    _Atomic bool past; /* what the stream had to do before the call */
-    bool early;        /* memory came back before that */
-    bool refuses;
-    int live; /* blocks */
-};
-
-static void *owner_allocate(void *user, size_t bytes)
-{
-    struct owner *o = user;
-    void *p = NULL;
-    if (o->refuses || cudaMalloc(&p, bytes) != cudaSuccess)
-        return NULL;
-    o->live++;
-    return p;
-}
-
-static void owner_release(void *user, void *data)
-{
-    struct owner *o = user;
-    o->early = o->early || !o->past;
-    o->live--;
-    cudaFree(data);
-}
-
-static colo_status_t owned_bridge(t_gpu_rank_t *r, const t_case_t *c, struct owner *o,
-                                  colo_transport_t transport, colo_bridge_t **bridge)
-{
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
-    rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    config.transport = transport;
-    config.allocator = (colo_allocator_t){owner_allocate, owner_release, o};
-    return colo_bridge_create(bridge, &config, r->gpus);
-}
-
-static void be_late(void *user)
-{
-    usleep(50000);
-    ((struct owner *)user)->past = true;
-}
-
 T_CASE_ON_GPUS(RANKS, a_failed_call_uses_no_memory_of_an_allocator_that_has_it_back)
 {
     const t_case_t c = the_case();
-    struct owner o = {.early = false};
+    t_gpu_owner_t o = {.early = false};
     colo_bridge_t *bridge = NULL;
     T_GPU_CALL(k);
-    rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
+    rank_try(t_gpu_owned(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 0, true));
     rank_try(t_gpu_call_make(&k, r, &c, 0, true));
-    rank_try(t_gpu_quiet(r));
-    rank_cuda(cudaLaunchHostFunc(r->stream, be_late, &o));
+    rank_try(t_gpu_owner_late(r, &o));
     if (r->rank == 1)
         fake_fail_name(r->device, "colo_k_box_sum");
     const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
@@ -86,11 +40,11 @@ T_CASE_ON_GPUS(RANKS, a_failed_call_uses_no_memory_of_an_allocator_that_has_it_b
 T_CASE_ON_GPUS(RANKS, an_allocator_without_memory_in_a_call_is_an_error_on_all_ranks)
 {
     const t_case_t c = the_case();
-    struct owner o = {.past = true};
+    t_gpu_owner_t o = {.past = true};
     colo_bridge_t *bridge = NULL;
     T_GPU_CALL(k);
     rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
-    rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_AUTO, &bridge));
+    rank_try(t_gpu_owned(r, &c, &o, COLO_TRANSPORT_AUTO, &bridge));
     rank_check(o.live == 0);
     o.refuses = r->rank == 1;
     rank_try(colo_comm_set_timeout(r->gpus, 3000));

@@ -385,6 +385,51 @@ colo_status_t t_gpu_end(t_gpu_rank_t *r, colo_bridge_t **bridge)
     return COLO_OK;
 }
 
+static void *owner_allocate(void *user, size_t bytes)
+{
+    t_gpu_owner_t *o = user;
+    void *p = NULL;
+    if (o->refuses || cudaMalloc(&p, bytes) != cudaSuccess)
+        return NULL;
+    o->asked += bytes;
+    o->live++;
+    o->data = p;
+    return o->misplaces ? o->data + 8 : p;
+}
+
+static void owner_release(void *user, void *data)
+{
+    t_gpu_owner_t *o = user;
+    o->early = o->early || !o->past;
+    o->live--;
+    cudaFree(o->misplaces ? o->data : data);
+}
+
+static void owner_is_past(void *user)
+{
+    usleep(50000);
+    ((t_gpu_owner_t *)user)->past = true;
+}
+
+colo_status_t t_gpu_owner_late(t_gpu_rank_t *r, t_gpu_owner_t *o)
+{
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaLaunchHostFunc(r->stream, owner_is_past, o));
+    return COLO_OK;
+}
+
+colo_status_t t_gpu_owned(t_gpu_rank_t *r, const t_case_t *c, t_gpu_owner_t *o,
+                          colo_transport_t transport, colo_bridge_t **bridge)
+{
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    config.transport = transport;
+    config.allocator = (colo_allocator_t){owner_allocate, o->no_release ? NULL : owner_release, o};
+    return colo_bridge_create(bridge, &config, r->gpus);
+}
+
 colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c)
 {
     colo_bridge_t *bridge = NULL;

@@ -153,4 +153,16 @@ colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t 
 colo_status_t t_gpu_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge_t **bridge);
 colo_status_t t_gpu_end(t_gpu_rank_t *r, colo_bridge_t **bridge);
 
+/* A caller's allocator, and a bridge whose memory it has. */
+typedef struct t_gpu_owner {
+    _Atomic bool past;  /* what was enqueued before the last call */
+    size_t asked, live; /* bytes; blocks */
+    bool refuses, misplaces, no_release, early;
+    char *data;
+} t_gpu_owner_t;
+colo_status_t t_gpu_owned(t_gpu_rank_t *r, const t_case_t *c, t_gpu_owner_t *o,
+                          colo_transport_t transport, colo_bridge_t **bridge);
+/* Its stream is past it in so long; memory that comes back before is early. */
+colo_status_t t_gpu_owner_late(t_gpu_rank_t *r, t_gpu_owner_t *o);
+
 #endif

@@ -9,8 +9,6 @@
 
 #include "core/error.h"
 
-#include <stdatomic.h>
-#include <unistd.h>
 
 static int32_t gpus; /* ranks of this run */
 
@@ -161,40 +159,6 @@ T_CASE_ON_GPUS(gpus, a_bridge_of_the_other_memory_is_refused_and_the_comm_lives)
 
 /* ---- a caller's allocator ---- */
 
-typedef struct owner {
-    atomic_bool past;   /* what was enqueued before the last call */
-    size_t asked, live; /* bytes; blocks */
-    bool refuses, misplaces, early;
-    char *data;
-} owner_t;
-
-static void *owner_allocate(void *user, size_t bytes)
-{
-    owner_t *o = user;
-    void *p = NULL;
-    if (o->refuses || cudaMalloc(&p, bytes) != cudaSuccess)
-        return NULL;
-    o->asked += bytes;
-    o->live++;
-    o->data = p;
-    return o->misplaces ? o->data + 8 : p;
-}
-
-static void owner_release(void *user, void *data)
-{
-    owner_t *o = user;
-    o->early = o->early || !atomic_load(&o->past);
-    o->live--;
-    cudaFree(o->misplaces ? o->data : data);
-}
-
-static void be_late(void *user)
-{
-    owner_t *o = user;
-    usleep(30000);
-    atomic_store(&o->past, true);
-}
-
 static colo_status_t device_bytes(t_gpu_rank_t *r, size_t *bytes)
 {
     size_t total;
@@ -217,17 +181,12 @@ T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_
                       .dtype = COLO_F32,
                       .algo = k ? COLO_COLLECTIVE : COLO_EXACT};
         const size_t part = (size_t)2 * 64 * 64 * 4; /* of a destination rank: two samples */
-        owner_t o = {.live = 0};
-        colo_layout_t src, dst;
-        colo_bridge_config_t config;
+        t_gpu_owner_t o = {.live = 0};
         colo_bridge_t *bridge = NULL;
         T_GPU_CALL(call);
         size_t before, after;
-        rank_try(t_case_config(&c, &src, &dst, &config));
-        config.mem = COLO_CUDA;
-        config.transport = COLO_TRANSPORT_NCCL; /* or the first call allocates */
-        config.allocator = (colo_allocator_t){owner_allocate, owner_release, &o};
-        rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+        /* or the first call allocates */
+        rank_try(t_gpu_owned(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
         rank_check(o.asked == colo_bridge_workspace_size(bridge));
         rank_check(o.asked >= (k ? 3 * part : part));
         rank_try(device_bytes(r, &before));
@@ -239,8 +198,7 @@ T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_
         rank_try(device_bytes(r, &after));
         rank_check(before <= after + seen);
         rank_try(t_gpu_call_make(&call, r, &c, 0, true));
-        rank_try(t_gpu_quiet(r));
-        rank_cuda(cudaLaunchHostFunc(r->stream, be_late, &o));
+        rank_try(t_gpu_owner_late(r, &o));
         rank_try(t_gpu_call_run(&call, bridge, r->stream));
         colo_bridge_destroy(&bridge);
         rank_check(o.live == 0 && !o.early);
@@ -263,16 +221,11 @@ T_CASE_ON_GPUS(gpus, an_allocator_without_memory_is_an_error_on_all_ranks)
                   .dtype = COLO_F32};
     for (int k = 0; k < 3; k++) {
         const bool fails = r->rank == 1;
-        owner_t o = {.refuses = k == 0 && fails, .misplaces = k == 1 && fails};
-        colo_layout_t src, dst;
-        colo_bridge_config_t config;
+        t_gpu_owner_t o = {.refuses = k == 0 && fails,
+                           .misplaces = k == 1 && fails,
+                           .no_release = k == 2 && fails};
         colo_bridge_t *bridge = NULL;
-        rank_try(t_case_config(&c, &src, &dst, &config));
-        config.mem = COLO_CUDA;
-        config.transport = COLO_TRANSPORT_NCCL;
-        config.allocator = (colo_allocator_t){owner_allocate, owner_release, &o};
-        config.allocator.release = k == 2 && fails ? NULL : owner_release;
-        const colo_status_t st = colo_bridge_create(&bridge, &config, r->gpus);
+        const colo_status_t st = t_gpu_owned(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge);
         rank_check(st == (!fails ? COLO_ERR_PEER : k == 0 ? COLO_ERR_NOMEM : COLO_ERR_ARG));
         rank_check(!bridge && o.live == 0 && strstr(colo_last_error(), words[k]));
         rank_try(colo_comm_check(r->gpus));

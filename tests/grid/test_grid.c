@@ -174,32 +174,28 @@ T_CASE(the_order_of_a_list_does_not_matter_to_canonical_groups)
     }
 }
 
-T_CASE(a_million_ranks_in_sixteen_dims_match_counting)
+T_CASE(a_million_ranks_match_counting)
 {
-    static const int64_t extent[16] = {2, 2, 4, 1, 4, 2, 2, 1, 8, 2, 4, 2, 2, 2, 2, 4};
-    static const int64_t some[16] = {2, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 2};
+    static const struct {
+        int n;
+        int64_t offset, extent[16], some[16];
+        unsigned sets[8]; /* up to 0 */
+    } of[] = {{16,
+               0,
+               {2, 2, 4, 1, 4, 2, 2, 1, 8, 2, 4, 2, 2, 2, 2, 4},
+               {2, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 2},
+               {0x0001, 0x8421, 0x7fff}},
+              {5, 1000, {8, 4, 16, 32, 64}, {4, 2, 8, 16, 16}, {1, 6, 11, 16, 21, 26, 31}}};
     const bool all = t_scaled(100) == 100;
-    pair p;
-    make(&p, 16, all ? extent : some, 0);
-    assert_int_equal(p.ref.size, all ? 1048576 : 16384);
-    check_coords(&p);
-    check_set(&p, 0x0001);
-    check_set(&p, 0x8421);
-    check_set(&p, 0x7fff);
-    ref_grid_free(&p.ref);
-}
-
-T_CASE(a_million_ranks_in_five_dims_match_counting)
-{
-    static const int64_t extent[5] = {8, 4, 16, 32, 64}, some[5] = {4, 2, 8, 16, 16};
-    const bool all = t_scaled(100) == 100;
-    pair p;
-    make(&p, 5, all ? extent : some, 1000);
-    assert_int_equal(p.ref.size, all ? 1048576 : 16384);
-    check_coords(&p);
-    for (unsigned set = 1; set < 32; set += 5)
-        check_set(&p, set);
-    ref_grid_free(&p.ref);
+    for (int i = 0; i < 2; i++) {
+        pair p;
+        make(&p, of[i].n, all ? of[i].extent : of[i].some, of[i].offset);
+        assert_int_equal(p.ref.size, all ? 1048576 : 16384);
+        check_coords(&p);
+        for (int k = 0; of[i].sets[k]; k++)
+            check_set(&p, of[i].sets[k]);
+        ref_grid_free(&p.ref);
+    }
 }
 
 /* A materialised group of this grid would take terabytes; 100,000 queries take a moment. */
@@ -273,48 +269,43 @@ T_CASE(two_by_two_by_two_in_both_orders)
 
 T_CASE(the_first_dim_varies_fastest_and_the_offset_shifts_all)
 {
-    static const int64_t tp[] = {10, 11}, cp[] = {10, 12}, dp[] = {10, 14},
-                         cpdp[] = {11, 13, 15, 17};
+    static const struct {
+        const char *dims;
+        int64_t rank, members[4];
+    } of[] = {{"tp", 11, {10, 11}},
+              {"cp", 12, {10, 12}},
+              {"dp", 14, {10, 14}},
+              {"dp-cp", 17, {11, 13, 15, 17}}};
+    static const int64_t others[] = {12, 9, 19, INT64_MIN, INT64_MAX};
     colo_grid_t g;
     colo_group_t group;
     int64_t c;
     assert_ok(colo_grid_parse(&g, "tp=2,cp=2,dp=2@10", 18));
-    assert_ok(colo_grid_group(&g, "tp", 11, &group));
-    check_members(&group, tp);
-    assert_ok(colo_grid_group(&g, "cp", 12, &group));
-    check_members(&group, cp);
-    assert_ok(colo_grid_group(&g, "dp", 14, &group));
-    check_members(&group, dp);
-    assert_ok(colo_grid_group(&g, "dp-cp", 17, &group));
-    check_members(&group, cpdp);
+    for (int i = 0; i < 4; i++) {
+        assert_ok(colo_grid_group(&g, of[i].dims, of[i].rank, &group));
+        check_members(&group, of[i].members);
+    }
     assert_int_equal(group.index, 3);
     assert_int_equal(group.ordinal, 1);
-    assert_int_equal(colo_group_find(&group, 12), -1);
-    assert_int_equal(colo_group_find(&group, 9), -1);
-    assert_int_equal(colo_group_find(&group, 19), -1);
-    assert_int_equal(colo_group_find(&group, INT64_MIN), -1);
-    assert_int_equal(colo_group_find(&group, INT64_MAX), -1);
-    assert_ok(colo_grid_coord(&g, 15, "dp", &c));
-    assert_int_equal(c, 1);
-    assert_ok(colo_grid_coord(&g, 15, "cp", &c));
-    assert_int_equal(c, 0);
-    assert_ok(colo_grid_coord(&g, 15, "pp", &c));
-    assert_int_equal(c, 0);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(colo_group_find(&group, others[i]), -1);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(colo_grid_coord(&g, 15, ((const char *[]){"dp", "cp", "pp"})[i], &c));
+        assert_int_equal(c, i == 0);
+    }
 }
 
 T_CASE(keys_name_dims_in_reversed_naming_order)
 {
+    static const char *const of[][2] = {
+        {"tp-dp", "dp-tp"}, {"dp-tp", "dp-tp"}, {"tp-cp-pp-dp", "dp-pp-cp-tp"}, {"cp", "cp"}};
     colo_grid_t g;
     char key[COLO_KEY_MAX];
     assert_ok(colo_grid_parse(&g, "tp=2,cp=2,pp=1,dp=2", 0));
-    assert_ok(colo_grid_key(&g, "tp-dp", key));
-    assert_string_equal(key, "dp-tp");
-    assert_ok(colo_grid_key(&g, "dp-tp", key));
-    assert_string_equal(key, "dp-tp");
-    assert_ok(colo_grid_key(&g, "tp-cp-pp-dp", key));
-    assert_string_equal(key, "dp-pp-cp-tp");
-    assert_ok(colo_grid_key(&g, "cp", key));
-    assert_string_equal(key, "cp");
+    for (int i = 0; i < 4; i++) {
+        assert_ok(colo_grid_key(&g, of[i][0], key));
+        assert_string_equal(key, of[i][1]);
+    }
 }
 
 T_CASE(the_longest_key_fits)

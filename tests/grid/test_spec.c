@@ -40,26 +40,25 @@ T_CASE(both_styles_give_the_same_grid)
 
 T_CASE(odd_but_legal_specs_are_read)
 {
-    static const char *const one[] = {"x"}, *const digits[] = {"a1", "b_2"},
-                             *const under[] = {"_", "a1_"}, *const longest[] = {"fifteen_bytes_x"};
-    static const int64_t n7[] = {7}, n23[] = {2, 3}, big[] = {INT64_MAX};
+    static const struct {
+        const char *spec, *name[2];
+        int64_t extent[2];
+        int n;
+    } of[] = {{"x=7", {"x"}, {7}, 1},
+              {"x7@0", {"x"}, {7}, 1},
+              {"a1=2,b_2=3", {"a1", "b_2"}, {2, 3}, 2},
+              {"_2-a1_3", {"_", "a1_"}, {2, 3}, 2},
+              {"fifteen_bytes_x7", {"fifteen_bytes_x"}, {7}, 1},
+              {"x=9223372036854775807", {"x"}, {INT64_MAX}, 1}};
     colo_grid_t g;
-    assert_ok(colo_grid_parse(&g, "x=7", 0));
-    check_dims(&g, one, n7, 1);
-    assert_ok(colo_grid_parse(&g, "x7@0", 7));
-    check_dims(&g, one, n7, 1);
-    assert_ok(colo_grid_parse(&g, "a1=2,b_2=3", 0));
-    check_dims(&g, digits, n23, 2);
-    assert_ok(colo_grid_parse(&g, "_2-a1_3", 0));
-    check_dims(&g, under, n23, 2);
-    assert_ok(colo_grid_parse(&g, "fifteen_bytes_x7", 0));
-    check_dims(&g, longest, n7, 1);
-    assert_ok(colo_grid_parse(&g, "x=9223372036854775807", 0));
-    check_dims(&g, one, big, 1);
+    for (int i = 0; i < 6; i++) {
+        assert_ok(colo_grid_parse(&g, of[i].spec, 0));
+        check_dims(&g, of[i].name, of[i].extent, of[i].n);
+    }
     assert_ok(colo_grid_parse(&g, "x=1@9223372036854775806", INT64_MAX));
     assert_true(g.offset == INT64_MAX - 1);
     assert_ok(colo_grid_parse_n(&g, "x=7,y", 3, 0)); /* the length ends it */
-    check_dims(&g, one, n7, 1);
+    check_dims(&g, of[0].name, of[0].extent, 1);
 }
 
 /* ---- refusals ---- */
