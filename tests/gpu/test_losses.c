@@ -64,42 +64,63 @@ static double *fetch_row(const void *base, int64_t t, int64_t vocab)
     return row;
 }
 
-/* logp within what loss_gpu.c derives for V columns; the gradient with bf16's rounding. */
+/* Row @t, of @vocab logits @z: ids exactly; logp within what loss_gpu.c derives, for sums of which
+ * a thread adds one of @per terms; in f64 it is the serial sum here that errs. Gives the ids and
+ * the tolerance. */
+static double check_picks(const topks_t *m, const double *z, int64_t vocab, int64_t t, int64_t k,
+                          int64_t per, int64_t *want, const char *label)
+{
+    const ref_logprob_opts_t o = {.temperature = 1, .scale = m->scale, .ignore_index = INT64_MIN};
+    const colo_dtype_t stat = m->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const size_t wide = colo_dtype_size(stat);
+    int64_t got[COLO_TOPK_MAX];
+    double logp[COLO_TOPK_MAX], top = -INFINITY, low = INFINITY, sum = 0;
+    gpu_get(got, (int64_t *)m->ids + t * k, (size_t)k * 8);
+    gpu_get(logp, (char *)m->logp + (size_t)(t * k) * wide, (size_t)k * wide);
+    ref_topk_largest(&o, z, vocab, k, want);
+    for (int64_t j = 0; j < vocab; j++) {
+        const double x = m->scale * z[j];
+        top = x > top ? x : top;
+        low = x < low && x > -INFINITY ? x : low;
+    }
+    for (int64_t j = 0; j < vocab; j++)
+        sum += exp(m->scale * z[j] - top);
+    const double u = stat == COLO_F64 ? 0x1p-53 : 0x1p-24, l = 1 + log((double)vocab),
+                 terms = stat == COLO_F64 ? (double)vocab : (double)vocab / (double)per + 64,
+                 tol = (terms + 4 * l) * u + 8 * u * (top - low);
+    for (int64_t i = 0; i < k; i++) {
+        const double x = m->scale * z[want[i]], exact = x - top - log(sum),
+                     found = loss_load(stat, logp, i);
+        if (got[i] != want[i])
+            fail_msg("%s: row %d, pick %d: %lld, expected %lld", label, (int)t, (int)i,
+                     (long long)got[i], (long long)want[i]);
+        if (x == -INFINITY ? found != x : !(fabs(found - exact) <= tol + u * fabs(exact)))
+            fail_msg("%s: row %d, pick %d: logp %.17g, expected %.17g within %g", label, (int)t,
+                     (int)i, found, exact, tol);
+    }
+    return tol;
+}
+
+/* The gradient with bf16's rounding, too. */
 static void topk_check(const topks_t *m, int64_t t, int64_t vocab, int64_t k)
 {
     const ref_logprob_opts_t o = {.temperature = 1, .scale = 1, .ignore_index = INT64_MIN};
-    COLO_AUTOFREE double *z = fetch_row(m->z, t, vocab), *dz = fetch_row(m->dz, t, vocab);
-    double *one = malloc((size_t)vocab * sizeof *one), g[COLO_TOPK_MAX], sum = 0;
-    int64_t got[COLO_TOPK_MAX], want[COLO_TOPK_MAX];
-    float logp[COLO_TOPK_MAX];
-    ref_logprob_row_t row;
-    gpu_get(got, (int64_t *)m->ids + t * k, (size_t)k * 8);
-    gpu_get(logp, (float *)m->logp + t * k, (size_t)k * 4);
-    ref_topk_largest(&o, z, vocab, k, want);
-    ref_logprob(&o, z, vocab, want[0], &row);
-    const double u = 0x1p-24, l = 1 + log((double)vocab),
-                 tol = ((double)vocab / 256 + 64 + 4 * l) * u + 8 * u * row.range;
-    for (int64_t i = 0; i < k; i++) {
-        if (got[i] != want[i])
-            fail_msg("row %lld, pick %d: %lld, expected %lld", (long long)t, (int)i,
-                     (long long)got[i], (long long)want[i]);
-        const double exact = z[want[i]] - row.lse;
-        if (!(fabs(logp[i] - exact) <= tol + u * fabs(exact)))
-            fail_msg("row %lld, pick %d: logp %.9g, expected %.9g within %g", (long long)t, (int)i,
-                     logp[i], exact, tol);
-        g[i] = (double)(i + 1) / 64;
-        sum += g[i];
-    }
+    COLO_AUTOFREE double *z = fetch_row(m->z, t, vocab), *dz = fetch_row(m->dz, t, vocab),
+                         *one = malloc((size_t)vocab * sizeof *one);
+    double sum = 0;
+    int64_t want[COLO_TOPK_MAX];
+    const double tol = check_picks(m, z, vocab, t, k, 256, want, "long vocabulary");
+    for (int64_t i = 0; i < k; i++)
+        sum += (double)(i + 1) / 64;
     ref_logprob_grad(&o, z, vocab, -1, -sum, 0, 0, one); /* +sum p in every column */
     for (int64_t j = 0; j < vocab; j++)
         one[j] = -one[j];
     for (int64_t i = 0; i < k; i++)
-        one[want[i]] += g[i];
+        one[want[i]] += (double)(i + 1) / 64;
     for (int64_t j = 0; j < vocab; j++)
         if (!(fabs(dz[j] - one[j]) <= 2 * sum * tol + 0x1p-8 * fabs(one[j])))
             fail_msg("row %lld, column %lld: gradient %g, expected %g", (long long)t, (long long)j,
                      dz[j], one[j]);
-    free(one);
 }
 
 /* bf16 normals tie all the time; odd widths put rows at every place of a 16-byte word */
@@ -145,39 +166,6 @@ static double value_of(int order, int64_t j)
     }
 }
 
-/* ids exactly; logp within what loss_gpu.c derives; in f64 it is the serial sum here that errs */
-static void order_check(const topks_t *m, const double *z, int64_t t, int64_t k, const char *label)
-{
-    const ref_logprob_opts_t o = {.temperature = 1, .scale = m->scale, .ignore_index = INT64_MIN};
-    const colo_dtype_t stat = m->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    const size_t wide = colo_dtype_size(stat);
-    int64_t got[COLO_TOPK_MAX], want[COLO_TOPK_MAX];
-    double logp[COLO_TOPK_MAX], top = -INFINITY, low = INFINITY, sum = 0;
-    gpu_get(got, (int64_t *)m->ids + t * k, (size_t)k * 8);
-    gpu_get(logp, (char *)m->logp + (size_t)(t * k) * wide, (size_t)k * wide);
-    ref_topk_largest(&o, z, LONG, k, want);
-    for (int64_t j = 0; j < LONG; j++) {
-        const double x = m->scale * z[j];
-        top = x > top ? x : top;
-        low = x < low && x > -INFINITY ? x : low;
-    }
-    for (int64_t j = 0; j < LONG; j++)
-        sum += exp(m->scale * z[j] - top);
-    const double u = stat == COLO_F64 ? 0x1p-53 : 0x1p-24, l = 1 + log((double)LONG),
-                 terms = stat == COLO_F64 ? LONG : LONG / 128 + 64,
-                 tol = (terms + 4 * l) * u + 8 * u * (top - low);
-    for (int64_t i = 0; i < k; i++) {
-        const double x = m->scale * z[want[i]], exact = x - top - log(sum),
-                     found = loss_load(stat, logp, i);
-        if (got[i] != want[i])
-            fail_msg("%s: row %d, pick %d: %lld, expected %lld", label, (int)t, (int)i,
-                     (long long)got[i], (long long)want[i]);
-        if (x == -INFINITY ? found != x : !(fabs(found - exact) <= tol + u * fabs(exact)))
-            fail_msg("%s: row %d, pick %d: logp %.17g, expected %.17g within %g", label, (int)t,
-                     (int)i, found, exact, tol);
-    }
-}
-
 T_CASE(rows_in_any_order_have_exact_picks)
 {
     static const double scales[] = {1, -0.5};
@@ -198,8 +186,9 @@ T_CASE(rows_in_any_order_have_exact_picks)
                 topk_run(&m, rows, LONG, ks[i]);
                 const char *label = t_text("%s, scale %g, k %d", colo_dtype_name(loss_dtypes[d]),
                                            scales[s], (int)ks[i]);
+                int64_t want[COLO_TOPK_MAX];
                 for (int64_t t = 0; t < rows; t++)
-                    order_check(&m, z + t * LONG, t, ks[i], label);
+                    check_picks(&m, z + t * LONG, LONG, t, ks[i], 128, want, label);
                 topk_done(&m);
                 gpu_free(m.z);
             }
