@@ -208,12 +208,15 @@ static double weight_in(const world_t *w, int cp, int dp, int i)
     return w->masked && !counts(cp, dp, i) ? 0 : w->weighted ? weight_of(cp, dp, i) : 1;
 }
 
-/* What the ranks of dp x cp have in all. */
-static void serial(const world_t *w, double *num, double *den, double *weight)
+/* What the ranks of dp x cp have in all, or rank @r alone. */
+static void serial(const world_t *w, int r, double *num, double *den, double *weight)
 {
+    const bool alone = strcmp(w->group, "pp") == 0;
     *num = *den = *weight = 0;
     for (int dp = 0; dp < 2; dp++)
         for (int cp = 0; cp < 2; cp++) {
+            if (alone && (cp != r / 2 % 2 || dp != r / 4))
+                continue;
             *den += w->kind == MEAN ? (double)count_of(cp, dp) : 0;
             for (int i = 0; i < TOKENS; i++) {
                 const double u = weight_in(w, cp, dp, i);
@@ -226,16 +229,16 @@ static void serial(const world_t *w, double *num, double *den, double *weight)
 
 T_CASE(sums_over_dp_and_cp_are_the_serial_sum_and_so_are_their_gradients)
 {
-    for (int form = 0; form < 10; form++) { /* the last two: colo_loss_reduce() */
-        world_t w = {.kind = form < 8 ? WEIGHTED : REDUCE,
+    for (int form = 0; form < 12; form++) { /* 8, 9: colo_loss_reduce(); 10, 11: of one rank */
+        world_t w = {.kind = form < 8 || form >= 10 ? WEIGHTED : REDUCE,
                      .dtype = form & 1 ? COLO_F64 : COLO_F32,
                      .weighted = form & 2,
                      .masked = form & 4 || form >= 8,
-                     .group = "dp-cp"};
+                     .group = form < 10 ? "dp-cp" : "pp"};
         double num, den, weight;
-        serial(&w, &num, &den, &weight);
         run(&w);
         for (int r = 0; r < 8; r++) {
+            serial(&w, r, &num, &den, &weight);
             assert_true(w.num[r] == num && w.den[r] == den && w.value[r] == num / den);
             assert_true(w.kind == REDUCE || w.weight[r] == weight);
             for (int i = 0; i < TOKENS && w.kind == WEIGHTED; i++) {
@@ -257,7 +260,7 @@ T_CASE(the_mean_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient)
                      .group = "dp-cp"};
         const bool wide = w.dtype == COLO_F64;
         double num, den, unused;
-        serial(&w, &num, &den, &unused);
+        serial(&w, 0, &num, &den, &unused);
         const double over = w.divide ? den : 1, value = num / over;
         const double g = (w.no_num ? 0 : 0.25) + (w.no_value ? 0 : 3 / over);
         run(&w);
@@ -287,28 +290,6 @@ T_CASE(sums_over_dp_only_are_other_values)
         assert_true(fabs((part.value[0] + part.value[2]) / 2 - whole.value[0]) > 0.01);
         for (int r = 0; r < 8; r++)
             assert_true(part.den[r] < whole.den[r] && fabs(part.value[r] - whole.value[r]) > 0.01);
-    }
-}
-
-T_CASE(the_sum_over_one_rank_has_its_gradients)
-{
-    for (int form = 0; form < 2; form++) {
-        world_t w = {
-            .dtype = form ? COLO_F64 : COLO_F32, .weighted = true, .masked = true, .group = "pp"};
-        run(&w);
-        for (int r = 0; r < 8; r++) {
-            const int cp = r / 2 % 2, dp = r / 4;
-            double num = 0, den = 0;
-            for (int i = 0; i < TOKENS; i++) {
-                num += weight_in(&w, cp, dp, i) * value_of(cp, dp, i);
-                den += counts(cp, dp, i);
-            }
-            assert_true(w.num[r] == num && w.den[r] == den);
-            for (int i = 0; i < TOKENS; i++) {
-                const double want = weight_in(&w, cp, dp, i) / den;
-                assert_true(w.d[r][i] == (form ? want : (float)want));
-            }
-        }
     }
 }
 
