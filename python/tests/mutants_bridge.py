@@ -268,8 +268,8 @@ BRIDGES = {
         'torch/bridge.py', 'd_ys[0], shape, back)', 'd_ys[0], shape)', 'test_torch_ticket.py', 'lies_between'),
     'finish starts no gradient of a ragged batch': (
         'torch/ragged.py', 'for i in range(call.n)], back)', 'for i in range(call.n)])', 'test_torch_ticket.py', 'lies_between'),
-    'finish returns another tensor than the buffer': (
-        'torch/ticket.py', 'ctx.mark_dirty(*ys)  # so', '# so', 'test_torch_ticket.py', 'oracle'),
+    'what finish returns is a view': (
+        'torch/ticket.py', 'ctx.mark_dirty(*ys)  # so', '# so', 'test_torch_ticket.py', 'uniform_batches'),
     'a ticket is finished twice': (
         'torch/ticket.py', 'if finished is None:', 'if False:', 'test_torch_ticket.py', 'are_named'),
     'the gradient of a tower is not multiplied for what averages it': (

@@ -69,7 +69,7 @@ def uniform(rank, group=None):
             tickets = [carry.start(x) for x in xs]
             finished = {i: tickets[i].finish() for i in (2, 0, 3, 1)}
             ys = [finished[i] for i in range(4)]
-        loss = sum((y * weights(y, i)).sum() for i, y in enumerate(ys))
+        loss = sum((y.mul_(2) * weights(y, i)).sum() for i, y in enumerate(ys))
         loss.backward(retain_graph=True)
         loss.backward()
         sides.append(([y.detach() for y in ys], [x.grad for x in xs]))

@@ -50,12 +50,12 @@ class Flight:
 @Function
 class Finish:
     """(a flight, begun, its ys that have a gradient) -> the ys, as they are. Backward begins the way of their gradients
-    by begun(gradients, another flight), and hands them on, because those of what is written into are made of them."""
+    by begun(gradients, another flight), and hands them on to start's, which ends it."""
 
     @staticmethod
     def forward(ctx: Any, flight: Flight, begun: Callable[[Any, Flight], Any], *ys: Any) -> Any:
         ctx.flight, ctx.begun = flight, begun
-        ctx.mark_dirty(*ys)  # so that a buffer is returned itself, and the caller may go on with it
+        ctx.mark_dirty(*ys)  # so that they are no views, which autograd lets nobody write into
         return ys
 
     @staticmethod
