@@ -93,7 +93,8 @@ CALLS = {
     'a new tower': (lambda m, no: encodes(m, no or 'dp=4'), 'dp='),
     'a ragged bridge': (lambda m, no: carries(m)(m.h, no or SEGMENTS), [1]),
     'a ragged bridge without tables': (lambda m, no: carries(m).start(m.h, None if no else SEGMENTS).finish(), True),
-    'a packed bridge': (lambda m, no: carries(m, packed=True)(m.h, src=PACKING, dst=None if no else PACKING), True),
+    'a packed bridge': (lambda m, no: carries(m, packed=True)(
+        m.h, src=PACKING, dst=None if no else PACKING.with_split('zigzag')), True),
     'vocab_parallel_entropy': (lambda m, no: compat.vocab_parallel_entropy(m.z, None, no or 1, m.tp), -1),
     'vocab_parallel_cross_entropy': (lambda m, no: compat.vocab_parallel_cross_entropy(
         m.z, m.t[:no], tp_group=m.tp), 3),
