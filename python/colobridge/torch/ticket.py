@@ -55,7 +55,7 @@ class Finish:
     @staticmethod
     def forward(ctx: Any, flight: Flight, begun: Callable[[Any, Flight], Any], *ys: Any) -> Any:
         ctx.flight, ctx.begun = flight, begun
-        ctx.mark_dirty(*ys)  # so that they are no views, which autograd lets nobody write into
+        ctx.mark_dirty(*ys)  # so that they are no views, into which autograd lets no caller write
         return ys
 
     @staticmethod
