@@ -264,11 +264,9 @@ colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
 colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what);
 
 /* ---- host-collectives.c ----
- * A backend's collective of host memory, made of its @exchange. */
-typedef colo_status_t (*colo_exchange_fn)(colo_comm_t *c, const colo_exchange_t *exchange,
-                                          colo_stream_t stream);
+ * The collective of a backend of host memory, made of exchanges. */
 colo_status_t colo_host_collective(colo_comm_t *c, const void *send, void *recv,
-                                   colo_exchange_fn exchange);
+                                   colo_stream_t stream);
 struct colo_parts *colo_parts_new(int32_t size); /* NULL: there is no memory */
 void colo_parts_free(struct colo_parts *parts);
 

@@ -63,16 +63,16 @@ static void part(colo_comm_t *comm, int32_t peer, const void *out, int64_t nout,
     parts->recv[i] = (colo_message_t){peer, nin > 0, &box[1]};
 }
 
-static colo_status_t run(colo_comm_t *comm, colo_exchange_fn exchange, uint8_t step)
+static colo_status_t run(colo_comm_t *comm, uint8_t step)
 {
-    return exchange(comm,
-                    &(colo_exchange_t){.op = comm->op,
-                                       .send = comm->parts->send,
-                                       .recv = comm->parts->recv,
-                                       .nsends = comm->size - 1,
-                                       .nrecvs = comm->size - 1,
-                                       .step = step},
-                    NULL);
+    return comm->ops->exchange(comm,
+                               &(colo_exchange_t){.op = comm->op,
+                                                  .send = comm->parts->send,
+                                                  .recv = comm->parts->recv,
+                                                  .nsends = comm->size - 1,
+                                                  .nrecvs = comm->size - 1,
+                                                  .step = step},
+                               NULL);
 }
 
 struct slice {
@@ -86,8 +86,8 @@ static struct slice slice_of(const colo_comm_t *comm, int64_t count, int32_t r)
 }
 
 /* All ranks' slices of @all; this rank's own one is at @own. */
-static colo_status_t gather(colo_comm_t *comm, colo_exchange_fn exchange, uint8_t step,
-                            const char *own, char *all, int64_t count)
+static colo_status_t gather(colo_comm_t *comm, uint8_t step, const char *own, char *all,
+                            int64_t count)
 {
     const int64_t elem = (int64_t)colo_dtype_size(comm->op.dtype);
     const struct slice mine = slice_of(comm, count, comm->rank);
@@ -95,21 +95,20 @@ static colo_status_t gather(colo_comm_t *comm, colo_exchange_fn exchange, uint8_
         const struct slice its = slice_of(comm, count, r);
         part(comm, r, own, mine.n, all + its.lo * elem, its.n);
     }
-    return run(comm, exchange, step);
+    return run(comm, step);
 }
 
-static colo_status_t broadcast(colo_comm_t *comm, colo_exchange_fn exchange, void *buffer,
-                               int64_t count, int32_t root)
+static colo_status_t broadcast(colo_comm_t *comm, void *buffer, int64_t count, int32_t root)
 {
     for (int32_t r = 0; r < comm->size; r++)
         part(comm, r, buffer, comm->rank == root ? count : 0, buffer, r == root ? count : 0);
-    return run(comm, exchange, 0);
+    return run(comm, 0);
 }
 
 /* Brings this rank's slice of all ranks' @send together and reduces it into @dst, which may lie in
  * @send. @whole: the slice of each rank is all of it. */
-static colo_status_t reduce(colo_comm_t *comm, colo_exchange_fn exchange, const char *send,
-                            void *dst, int64_t count, bool whole)
+static colo_status_t reduce(colo_comm_t *comm, const char *send, void *dst, int64_t count,
+                            bool whole)
 {
     struct colo_parts *parts = comm->parts;
     const colo_dtype_t dtype = comm->op.dtype;
@@ -124,39 +123,38 @@ static colo_status_t reduce(colo_comm_t *comm, colo_exchange_fn exchange, const 
         parts->src[r] = r == comm->rank ? send + mine.lo * elem : place;
         part(comm, r, send + its.lo * elem, its.n, place, mine.n);
     }
-    COLO_TRY(run(comm, exchange, 0));
+    COLO_TRY(run(comm, 0));
     if (mine.n > 0)
         colo_reduce_host(dst, parts->src, comm->size, 0, mine.n, dtype,
                          (colo_redop_t)comm->op.param);
     return COLO_OK;
 }
 
-static colo_status_t all_reduce(colo_comm_t *comm, colo_exchange_fn exchange, const char *send,
-                                char *recv, int64_t count)
+static colo_status_t all_reduce(colo_comm_t *comm, const char *send, char *recv, int64_t count)
 {
     const int64_t elem = (int64_t)colo_dtype_size(comm->op.dtype);
     if (count <= SMALL_REDUCE / elem)
-        return reduce(comm, exchange, send, recv, count, true);
+        return reduce(comm, send, recv, count, true);
     char *own = recv + slice_of(comm, count, comm->rank).lo * elem;
-    COLO_TRY(reduce(comm, exchange, send, own, count, false));
-    return gather(comm, exchange, 1, own, recv, count);
+    COLO_TRY(reduce(comm, send, own, count, false));
+    return gather(comm, 1, own, recv, count);
 }
 
 colo_status_t colo_host_collective(colo_comm_t *comm, const void *send, void *recv,
-                                   colo_exchange_fn exchange)
+                                   colo_stream_t stream)
 {
     const colo_op_desc_t op = comm->op;
     const size_t bytes = (size_t)op.count * colo_dtype_size(op.dtype);
     char *own = recv;
     if (op.kind == COLO_OP_BROADCAST || op.count == 0) /* of nothing: a barrier */
-        return broadcast(comm, exchange, recv, op.count, op.param);
+        return broadcast(comm, recv, op.count, op.param);
     if (op.kind == COLO_OP_ALL_GATHER || op.kind == COLO_OP_SPLIT) {
         own += (size_t)comm->rank * bytes;
-        COLO_TRY(gather(comm, exchange, 0, send, recv, op.count * comm->size));
+        COLO_TRY(gather(comm, 0, send, recv, op.count * comm->size));
     } else if (comm->size > 1) {
         return op.kind == COLO_OP_ALL_REDUCE
-                   ? all_reduce(comm, exchange, send, recv, op.count)
-                   : reduce(comm, exchange, send, recv, op.count * comm->size, false);
+                   ? all_reduce(comm, send, recv, op.count)
+                   : reduce(comm, send, recv, op.count * comm->size, false);
     }
     if (own != send)
         memcpy(own, send, bytes);

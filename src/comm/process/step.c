@@ -289,15 +289,9 @@ static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *
     return colo_step_run(comm);
 }
 
-static colo_status_t process_collective(colo_comm_t *comm, const void *send, void *recv,
-                                        colo_stream_t stream)
-{
-    return colo_host_collective(comm, send, recv, process_exchange);
-}
-
 #define TABLE(backend)                                                                          \
     {                                                                                           \
-        .name = (backend), .abi = COLO_COMM_ABI, .collective = process_collective,              \
+        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,              \
         .exchange = process_exchange, .subset = colo_process_subset, .fail = colo_process_fail, \
         .state = colo_process_state, .destroy = colo_process_destroy,                           \
     }

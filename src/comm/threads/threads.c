@@ -339,12 +339,6 @@ static colo_status_t threads_exchange(colo_comm_t *comm, const colo_exchange_t *
     return close_slot(comm, st);
 }
 
-static colo_status_t threads_collective(colo_comm_t *comm, const void *send, void *recv,
-                                        colo_stream_t stream)
-{
-    return colo_host_collective(comm, send, recv, threads_exchange);
-}
-
 /* ---- failing and leaving ---- */
 
 static void threads_fail(colo_comm_t *comm, colo_status_t status, const char *error_message)
@@ -368,7 +362,7 @@ static void threads_destroy(colo_comm_t *comm)
 
 #define TABLE(backend)                                                                     \
     {                                                                                      \
-        .name = (backend), .abi = COLO_COMM_ABI, .collective = threads_collective,         \
+        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,         \
         .exchange = threads_exchange, .subset = colo_threads_subset, .fail = threads_fail, \
         .state = colo_threads_state, .destroy = threads_destroy,                           \
     }
