@@ -272,9 +272,9 @@ class CarryRagged:
 
 @Function
 class Written:
-    """(into, a call, its y in the memory of into) -> into. Rows that were written lose the gradient of what was there. A
-    function of its own, of one output and with into first: into may be a view, and what autograd calls the gradient of a view that
-    a function writes is that of the first input."""
+    """(into, a call, its y in the memory of into) -> into. Rows that were written lose the gradient of what was there. Of a
+    function that writes into a view, autograd takes the first input's gradient for the view's, and allows it one output. So
+    each buffer has a function of its own, and into comes first."""
 
     @staticmethod
     def forward(ctx: Any, into: Any, call: _Call, y: Any) -> Any:
