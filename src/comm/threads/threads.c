@@ -250,12 +250,22 @@ static colo_status_t same_boxes(colo_comm_t *comm, const colo_message_t *recv,
     return COLO_OK;
 }
 
+/* Ranks in the same collective have the same messages: there is nothing to compare or acknowledge,
+ * and a message of nothing is only a meeting. References would cost small ones most of their time.
+ */
+static bool is_collective(const colo_comm_t *comm)
+{
+    return comm->op.kind != COLO_OP_EXCHANGE;
+}
+
 /* Waits for the sender of @recv and checks its message; nothing is copied yet. */
 static colo_status_t visit_sender(colo_comm_t *comm, const colo_message_t *recv)
 {
     struct colo_slot *slot = slot_of(comm, recv->peer);
     COLO_TRY(await(comm, recv->peer, &slot->step));
     COLO_TRY(same_operation(comm, recv->peer));
+    if (is_collective(comm))
+        return COLO_OK;
     COLO_TRY(reference_peer(comm, recv->peer));
     int32_t i = find_message(slot->exchange->send, slot->exchange->nsends, comm->rank);
     colo_status_t st = i < 0
@@ -289,6 +299,8 @@ static colo_status_t visit_receiver(colo_comm_t *comm, int32_t peer, int32_t i)
 static colo_status_t take_message(colo_comm_t *comm, const colo_message_t *recv, size_t elem)
 {
     struct colo_slot *slot = slot_of(comm, recv->peer);
+    if (is_collective(comm) && recv->nboxes == 0)
+        return COLO_OK;
     COLO_TRY(reference_peer(comm, recv->peer));
     int32_t i = find_message(slot->exchange->send, slot->exchange->nsends, comm->rank);
     for (int32_t k = 0; k < recv->nboxes; k++)
@@ -324,7 +336,7 @@ static colo_status_t threads_exchange(colo_comm_t *comm, const colo_exchange_t *
     open_slot(comm, exchange->step);
     for (int32_t i = 0; i < nrecvs; i++)
         COLO_THEN(st, visit_sender(comm, &exchange->recv[i]));
-    for (int32_t i = 0; i < nsends; i++)
+    for (int32_t i = 0; i < nsends && !is_collective(comm); i++)
         COLO_THEN(st, visit_receiver(comm, exchange->send[i].peer, i));
     for (int32_t i = 0; i < nrecvs; i++)
         COLO_THEN(st, take_message(comm, &exchange->recv[i], elem));
@@ -333,8 +345,7 @@ static colo_status_t threads_exchange(colo_comm_t *comm, const colo_exchange_t *
     for (int32_t i = 0; i < nsends; i++) {
         const int32_t peer = exchange->send[i].peer;
         COLO_THEN(st, await(comm, peer,
-                            comm->op.kind == COLO_OP_EXCHANGE ? &self->ack[i]
-                                                              : &slot_of(comm, peer)->done));
+                            is_collective(comm) ? &slot_of(comm, peer)->done : &self->ack[i]));
     }
     return close_slot(comm, st);
 }
@@ -362,7 +373,7 @@ static void threads_destroy(colo_comm_t *comm)
 
 #define TABLE(backend)                                                                     \
     {                                                                                      \
-        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,         \
+        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,       \
         .exchange = threads_exchange, .subset = colo_threads_subset, .fail = threads_fail, \
         .state = colo_threads_state, .destroy = threads_destroy,                           \
     }
