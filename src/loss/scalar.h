@@ -18,6 +18,12 @@ static inline double colo_scalar_x(colo_dtype_t dtype, double z, double factor, 
     return x;
 }
 
+/* What is left of v in an array of the stat dtype. */
+static inline double colo_scalar_round(colo_dtype_t stat, double v)
+{
+    return stat == COLO_F64 ? v : (double)(float)v;
+}
+
 /* A log-probability, or what is never negative, made of sums that rounding moves to both sides of
  * 0. NaN stays. */
 static inline double colo_scalar_at_most_0(double v)

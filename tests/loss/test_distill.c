@@ -168,6 +168,26 @@ T_CASE(an_offset_of_5000_costs_no_digit)
     }
 }
 
+/* (5000 + z) / 0.7 is not on the grid of fp32, which has steps of 5e-4 there. The device makes x in
+ * fp32. */
+T_CASE_IF(where.mem == COLO_HOST, an_offset_that_fp32_cannot_hold_costs_no_digit)
+{
+    uint64_t rng = t_seed() + 9;
+    for (int w = 0; w < 4; w++)
+        for (int probs = 0; probs < 2; probs++) {
+            distill_case_init(&c, worlds[w], 5, 32, probs, COLO_F32, COLO_F32, 3, &rng);
+            c.config.logits.temperature = 0.7;
+            if (!probs)
+                c.config.target_temperature = 1.3;
+            for (int i = 0; i < 5 * 32; i++) {
+                c.z[i] = floor(c.z[i] * 2048) / 2048 + 5000;
+                c.w[i] = probs ? c.w[i] : floor(c.w[i] * 2048) / 2048 - 5000;
+            }
+            assert_ok(distill_case_run(&c));
+            distill_case_compare(&c, probs ? "probabilities" : "logits");
+        }
+}
+
 /* ---- special values ---- */
 
 enum { Z_NAN, Z_PLUS, Z_MINUS, W_NAN, W_PLUS, W_MINUS, MASKED, GAPS, PLAIN, ROWS };

@@ -3,6 +3,8 @@
  * distill.c - the passes of distill-pass.h in plain C, in fp64 whatever the dtypes are.
  *
  * Two running maxima, of x and of v, both from -inf; when one grows, the sums that hang on it move.
+ * A maximum is rounded to the stat dtype before anything is subtracted from it, because the other
+ * ranks and backward get it rounded: else a large offset would cost digits.
  * As in host/logprob.c every (-inf) - (-inf) and 0 * inf that legal input can make is kept away.
  */
 #include "loss/distill-pass.h"
@@ -42,24 +44,26 @@ static double base_of(double m)
 
 static struct row row_stats(const struct colo_distill_pass *pass, int64_t token)
 {
+    const colo_dtype_t stat = pass->base.stat_dtype;
     struct row row = {.mx = -INFINITY, .mv = pass->probs ? 0 : -INFINITY};
     for (int64_t j = 0; j < pass->base.true_columns; j++) {
         const double x = x_of(pass, token, j), v = v_of(pass, token, j);
+        const double top = colo_scalar_round(stat, x), top_v = colo_scalar_round(stat, v);
         if (!(x < INFINITY) || !(v < INFINITY))
             return (struct row){NAN, NAN, NAN, NAN, NAN, NAN};
-        if (x > row.mx) {
-            const double up = x - base_of(row.mx);
+        if (top > row.mx) {
+            const double up = top - base_of(row.mx);
             row.sx *= row.mx > -INFINITY ? exp(-up) : 0;
             row.c -= row.sv > 0 ? up * row.sv : 0;
             row.d += row.sv > 0 ? up * row.sv : 0;
-            row.mx = x;
+            row.mx = top;
         }
-        if (!pass->probs && v > row.mv) {
-            const double down = row.mv - v, c = exp(down);
+        if (!pass->probs && top_v > row.mv) {
+            const double down = row.mv - top_v, c = exp(down);
             row.d = c > 0 ? c * (row.d + down * row.sv) : 0;
             row.c = c > 0 ? c * row.c : 0;
             row.sv *= c;
-            row.mv = v;
+            row.mv = top_v;
         }
         if (x > -INFINITY)
             row.sx += exp(x - row.mx);

@@ -26,11 +26,6 @@
 
 enum { TILE = 256 };
 
-static double round_stat(colo_dtype_t stat, double v)
-{
-    return stat == COLO_F64 ? v : (double)(float)v;
-}
-
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
 static void load_x(const struct colo_logprob_pass *pass, int64_t token, int64_t j, int n, double *x)
 {
@@ -122,7 +117,7 @@ static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token,
         double top = -INFINITY;
         int arg = -1;
         for (int i = 0; i < n; i++) {
-            double v = round_stat(stat, x[i]);
+            double v = colo_scalar_round(stat, x[i]);
             if (!(v < INFINITY)) /* +inf or NaN: nothing of this row can be said */
                 return (struct row){.m = NAN, .s = NAN, .u = NAN, .d = NAN, .xt = NAN, .arg = -1};
             if (v > top) {
