@@ -46,8 +46,6 @@ static void world_put(struct world *w)
     pthread_mutex_unlock(&w->lock);
     if (!last)
         return;
-    for (int32_t i = 0; i < w->n; i++)
-        fake_data_put(w->seat[i].data);
     for (int32_t i = 0; i < w->n * w->n; i++)
         for (struct message *m = w->mailbox[i], *next; m; m = next) {
             next = m->next;
@@ -56,7 +54,6 @@ static void world_put(struct world *w)
         }
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
-    free(w->seat);
     free(w->mailbox);
     free(w->taken);
     free(w);
@@ -116,7 +113,6 @@ static struct world *world_of(const ncclUniqueId *id, int32_t n)
         pthread_mutex_init(&w->lock, NULL);
         pthread_cond_init(&w->changed, NULL);
         w->n = n;
-        w->seat = calloc((size_t)n, sizeof *w->seat);
         w->mailbox = calloc(pairs, sizeof(struct message *));
         w->taken = calloc(pairs, sizeof *w->taken);
         w->next = worlds;

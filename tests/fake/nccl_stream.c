@@ -45,155 +45,109 @@ void fake_data_put(struct data *d)
         free(d);
 }
 
-static bool all_posted(const struct world *w, int64_t number)
-{
-    for (int32_t i = 0; i < w->n; i++)
-        if (w->seat[i].posted < number)
-            return false;
-    return true;
-}
-
-static bool all_finished(const struct world *w, int64_t number)
-{
-    for (int32_t i = 0; i < w->n; i++)
-        if (w->seat[i].finished < number)
-            return false;
-    return true;
-}
-
-static bool all_alike(const struct world *w)
-{
-    const struct call *a = &w->seat[0].call;
-    for (int32_t i = 1; i < w->n; i++) {
-        const struct call *b = &w->seat[i].call;
-        if (a->kind != b->kind || a->bytes != b->bytes || a->peer != b->peer)
-            return false;
-    }
-    return true;
-}
-
-static void finish(const struct world *w, const struct call *k)
-{
-    char *to = k->recv;
-    int32_t sum, v;
-    switch (k->kind) {
-    case ALL_GATHER:
-        for (int32_t i = 0; i < w->n; i++)
-            memcpy(to + (size_t)i * k->bytes, w->seat[i].data->content, k->bytes);
-        break;
-    case ALL_REDUCE: /* sums of i32 alone: the library makes its own of others */
-        for (size_t pos = 0; pos < k->bytes; pos += sizeof sum) {
-            sum = 0;
-            for (int32_t i = 0; i < w->n; i++) {
-                memcpy(&v, w->seat[i].data->content + pos, sizeof v);
-                sum = (int32_t)((uint32_t)sum + (uint32_t)v);
-            }
-            memcpy(to + pos, &sum, sizeof sum);
-        }
-        break;
-    case BROADCAST:
-        memcpy(to, w->seat[k->peer].data->content, k->bytes);
-        break;
-    case SEND:
-    case RECV:
-        break;
-    }
-}
-
-static void collective(struct ncclComm *c, const struct call *k)
+/* @d: a reference, which the message has from now on. */
+static void post(struct ncclComm *c, const struct call *k, int32_t to, struct data *d)
 {
     struct world *w = c->world;
-    struct seat *me = &w->seat[c->rank];
-    const bool brings = k->kind != BROADCAST || k->peer == c->rank;
-    struct data *d = data_new(k->send, brings ? k->bytes : 0);
-    pthread_mutex_lock(&w->lock);
-    const int64_t number = ++c->collectives;
-    fake_data_put(me->data);
-    me->data = d;
-    me->call = *k;
-    me->posted = number;
-    pthread_cond_broadcast(&w->changed);
-    while (!all_posted(w, number) && !must_stop(c))
-        wait_for_change(w);
-    if (!must_stop(c) && !all_alike(w)) {
-        fake_misused("ranks differ in a collective");
-        while (!must_stop(c))
-            wait_for_change(w);
-    }
-    if (!must_stop(c)) {
-        finish(w, k);
-        me->finished = number;
-        pthread_cond_broadcast(&w->changed);
-        while (!all_finished(w, number) && !must_stop(c))
-            wait_for_change(w);
-    }
-    pthread_mutex_unlock(&w->lock);
-}
-
-static void post(struct ncclComm *c, const struct call *k)
-{
-    struct world *w = c->world;
-    struct message *m = calloc(1, sizeof *m), **link = &w->mailbox[c->rank * w->n + k->peer];
-    m->data = data_new(k->send, k->bytes);
+    struct message *m = calloc(1, sizeof *m), **link = &w->mailbox[c->rank * w->n + to];
+    *m = (struct message){.call = *k, .data = d};
     while (*link)
         link = &(*link)->next;
     *link = m;
-    c->sent[k->peer]++;
+    c->sent[to]++;
 }
 
-static void receive(struct ncclComm *c, const struct call *k)
+/* What the call brings to others. */
+static void bring(struct ncclComm *c, const struct call *k)
 {
-    struct world *w = c->world;
-    const int32_t pair = k->peer * w->n + c->rank;
-    while (!w->mailbox[pair] && !must_stop(c))
-        wait_for_change(w);
-    if (must_stop(c))
-        return;
-    struct message *m = w->mailbox[pair];
-    if (m->data->bytes != k->bytes) {
-        fake_misused("a message is not as long as what receives it");
-        while (!must_stop(c))
-            wait_for_change(w);
+    const bool brings = k->kind != BROADCAST || k->peer == c->rank;
+    struct data *d = data_new(k->send, brings ? k->bytes : 0);
+    if (k->kind == SEND) {
+        post(c, k, k->peer, d);
         return;
     }
-    memcpy(k->recv, m->data->content, k->bytes);
-    w->mailbox[pair] = m->next;
-    w->taken[pair]++;
-    fake_data_put(m->data);
-    free(m);
-    pthread_cond_broadcast(&w->changed);
+    d->refs = c->world->n;
+    for (int32_t to = 0; to < c->world->n; to++)
+        post(c, k, to, d);
 }
 
-static void messages(const struct group *g)
+/* Is what rank @from sends next what @k, of this rank, expects? */
+static bool is_expected(const struct call *sent, const struct call *k)
 {
-    struct ncclComm *c = g->comm;
+    return sent->bytes == k->bytes &&
+           (k->kind == RECV ? sent->kind == SEND : sent->kind == k->kind && sent->peer == k->peer);
+}
+
+/* A reference; NULL: this rank must stop. */
+static struct data *receive(struct ncclComm *c, const struct call *k, int32_t from)
+{
     struct world *w = c->world;
-    pthread_mutex_lock(&w->lock);
-    for (int32_t i = 0; i < g->n; i++)
-        if (g->call[i].kind == SEND)
-            post(c, &g->call[i]);
-    pthread_cond_broadcast(&w->changed);
-    for (int32_t i = 0; i < g->n; i++)
-        if (g->call[i].kind == RECV)
-            receive(c, &g->call[i]);
-    for (int32_t i = 0; i < w->n; i++)
-        while (w->taken[c->rank * w->n + i] < c->sent[i] && !must_stop(c))
+    const int32_t pair = from * w->n + c->rank;
+    while (!w->mailbox[pair] && !must_stop(c))
+        wait_for_change(w);
+    struct message *m = w->mailbox[pair];
+    if (m && !must_stop(c) && !is_expected(&m->call, k)) {
+        fake_misused("ranks differ in a collective, or in the bytes of a message");
+        while (!must_stop(c))
             wait_for_change(w);
-    pthread_mutex_unlock(&w->lock);
+    }
+    if (must_stop(c))
+        return NULL;
+    struct data *d = m->data;
+    w->mailbox[pair] = m->next;
+    w->taken[pair]++;
+    free(m);
+    pthread_cond_broadcast(&w->changed);
+    return d;
+}
+
+static void add(int32_t *to, const int32_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = (int32_t)((uint32_t)to[i] + (uint32_t)from[i]);
+}
+
+/* What the call takes from others, in the order of ranks. */
+static void take(struct ncclComm *c, const struct call *k)
+{
+    const int32_t n = c->world->n;
+    char *to = k->recv;
+    for (int32_t i = 0; i < (k->kind == RECV ? 1 : n); i++) {
+        struct data *d = receive(c, k, k->kind == RECV ? k->peer : i);
+        if (!d)
+            return;
+        if (k->kind == ALL_REDUCE &&
+            i > 0) /* sums of i32 alone: the library makes its own of others */
+            add(k->recv, (const int32_t *)(void *)d->content, k->bytes / sizeof(int32_t));
+        else if (k->kind == ALL_GATHER)
+            memcpy(to + (size_t)i * k->bytes, d->content, k->bytes);
+        else if (k->kind != BROADCAST || i == k->peer)
+            memcpy(to, d->content, k->bytes);
+        fake_data_put(d);
+    }
 }
 
 void fake_group_run(void *arg)
 {
     const struct group *g = arg;
     struct ncclComm *c = g->comm;
+    struct world *w = c->world;
     if (c->gone && !c->aborted)
         fake_misused("an operation runs on a communicator that was destroyed");
     if (c->gone)
         return;
     c->running++;
+    pthread_mutex_lock(&w->lock);
     for (int32_t i = 0; i < g->n; i++)
-        if (g->call[i].kind < SEND)
-            collective(c, &g->call[i]);
-    messages(g);
+        if (g->call[i].kind != RECV)
+            bring(c, &g->call[i]);
+    pthread_cond_broadcast(&w->changed);
+    for (int32_t i = 0; i < g->n; i++)
+        if (g->call[i].kind != SEND)
+            take(c, &g->call[i]);
+    for (int32_t i = 0; i < w->n; i++)
+        while (w->taken[c->rank * w->n + i] < c->sent[i] && !must_stop(c))
+            wait_for_change(w);
+    pthread_mutex_unlock(&w->lock);
     c->running--;
 }

@@ -19,11 +19,6 @@ struct data { /* what a rank has brought; under the world's lock */
     char content[];
 };
 
-struct message {
-    struct message *next;
-    struct data *data;
-};
-
 struct call {
     enum kind kind;
     const void *send;
@@ -32,10 +27,10 @@ struct call {
     int32_t peer; /* or the root */
 };
 
-struct seat {
-    struct call call;
+struct message { /* a collective is one from each rank to each */
+    struct message *next;
+    struct call call; /* of the rank that sends it */
     struct data *data;
-    int64_t posted, finished;
 };
 
 struct world { /* the ranks of one unique id */
@@ -45,7 +40,6 @@ struct world { /* the ranks of one unique id */
     pthread_cond_t changed;
     int32_t n, arrived, refs;
     bool ended;
-    struct seat *seat;        /* [n] */
     struct message **mailbox; /* [n][n]: from, to; oldest first */
     int64_t *taken;           /* [n][n] */
 };
@@ -57,8 +51,7 @@ struct ncclComm {
     _Atomic int32_t refs; /* the handle, and what is enqueued */
     _Atomic bool aborted, gone;
     _Atomic int32_t running;
-    int64_t collectives; /* the stream's */
-    int64_t *sent;       /* [n]: the stream's */
+    int64_t *sent; /* [n]: the stream's */
 };
 
 struct group { /* what one communicator enqueues at once */
