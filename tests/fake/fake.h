@@ -75,20 +75,21 @@ int64_t fake_misuse(void);
  * @end, unless NULL: runs once when the copy is not needed any more. */
 cudaError_t fake_enqueue(cudaStream_t stream, void (*fn)(void *arg), void (*end)(void *arg),
                          const void *arg, size_t bytes);
-/* The same; @always: on a broken device, too. */
-cudaError_t fake_put(cudaStream_t stream, void (*fn)(void *arg), void (*end)(void *arg),
-                     const void *arg, size_t bytes, bool always);
 /* Is it an operation that copies? Then @p has its extent. */
 bool fake_copy_of(void (*fn)(void *arg), const void *arg, struct cudaMemcpy3DParms *p);
-/* Where in a capture a stream is. */
-struct fake_captured {
-    uint64_t id; /* 0: in none */
-    const struct CUstream_st *stream;
-    int64_t operations; /* of it, so far */
+/* Behind so many operations of a stream, or of what it has in a capture. */
+struct fake_place {
+    struct CUstream_st *stream; /* a reference; NULL: no place, and reached */
+    uint64_t capture;           /* 0: in none */
+    int64_t operations;
 };
-struct fake_captured fake_capture_of(cudaStream_t stream);
-/* @stream waits for an event of a capture, so it joins that capture. */
-cudaError_t fake_join_capture(cudaStream_t stream, const struct fake_captured *event);
+/* Where the stream is; the same place once more; each ends. */
+struct fake_place fake_place_of(cudaStream_t stream);
+struct fake_place fake_place_again(const struct fake_place *place);
+void fake_place_end(struct fake_place *place);
+bool fake_is_reached(const struct fake_place *place, bool waits);
+/* @stream waits for the place, or joins its capture; takes it. */
+cudaError_t fake_follow(cudaStream_t stream, struct fake_place place);
 /* cudaSuccess, or what the call named @name has to return. */
 cudaError_t fake_enter(int device, const char *name);
 #define FAKE_ENTER() FAKE_TRY(fake_enter(fake_device(), __func__))

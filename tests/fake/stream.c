@@ -21,7 +21,6 @@ struct operation {
     struct operation *next;
     void (*fn)(void *arg);
     void (*end)(void *arg);
-    bool always; /* also on a broken device */
     max_align_t arg[];
 };
 
@@ -34,25 +33,19 @@ struct CUgraph_st {          /* of a capture; then of a graph and the ones made 
     struct operation *first, **last;
 };
 
-struct CUgraphExec_st {
-    struct CUgraph_st *graph; /* a reference */
-};
-
 struct CUstream_st {
     struct CUstream_st *next; /* all streams */
-    pthread_mutex_t lock;
     pthread_cond_t changed;
     int device;
-    int32_t refs;      /* under all_lock */
-    bool closing, own; /* own: the fake made it, and does not count it */
+    int32_t refs;
+    bool closing;
     int64_t put, done;
     struct operation *first, **last;
-    struct CUgraph_st *capture;   /* under capture_lock, as what follows */
+    struct CUgraph_st *capture;
     int64_t operations, followed; /* in it; of these, what other streams wait for */
 };
 
-static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER,
-                       capture_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all streams and captures */
 static struct CUstream_st *all, *of_device[FAKE_MOST];
 static struct CUgraph_st *captures;
 static uint64_t capture_ids;
@@ -65,7 +58,7 @@ static _Thread_local enum cudaStreamCaptureMode mode; /* of the thread */
 
 static void stream_put(struct CUstream_st *s)
 {
-    pthread_mutex_lock(&all_lock);
+    pthread_mutex_lock(&lock);
     const bool last = --s->refs == 0;
     if (last) {
         struct CUstream_st **link = &all;
@@ -73,11 +66,10 @@ static void stream_put(struct CUstream_st *s)
             link = &(*link)->next;
         *link = s->next;
     }
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&lock);
     if (!last)
         return;
     pthread_cond_destroy(&s->changed);
-    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
@@ -91,46 +83,44 @@ static void operation_free(struct operation *o)
 static void *stream_main(void *p)
 {
     struct CUstream_st *s = p;
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&lock);
     for (;;) {
         while (!s->first && !s->closing)
-            pthread_cond_wait(&s->changed, &s->lock);
+            pthread_cond_wait(&s->changed, &lock);
         struct operation *o = s->first;
         if (!o)
             break;
         s->first = o->next;
         if (!s->first)
             s->last = &s->first;
-        pthread_mutex_unlock(&s->lock);
-        if (o->always || !fake_is_broken(s->device))
+        pthread_mutex_unlock(&lock);
+        if (!fake_is_broken(s->device))
             o->fn(o->arg);
         operation_free(o);
-        pthread_mutex_lock(&s->lock);
+        pthread_mutex_lock(&lock);
         s->done++;
         ended++;
         pthread_cond_broadcast(&s->changed);
     }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&lock);
     stream_put(s);
     return NULL;
 }
 
-static cudaError_t stream_new(struct CUstream_st **out, int device, bool own)
+static cudaError_t stream_new(struct CUstream_st **out, int device)
 {
     pthread_t thread;
     struct CUstream_st *s = calloc(1, sizeof *s);
     if (!s)
         return cudaErrorMemoryAllocation;
     s->device = device;
-    s->own = own;
     s->refs = 2;
     s->last = &s->first;
-    pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    pthread_mutex_lock(&all_lock);
+    pthread_mutex_lock(&lock);
     s->next = all;
     all = s;
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&lock);
     if (pthread_create(&thread, NULL, stream_main, s) != 0) {
         stream_put(s);
         stream_put(s);
@@ -143,10 +133,10 @@ static cudaError_t stream_new(struct CUstream_st **out, int device, bool own)
 
 static void stream_close(struct CUstream_st *s)
 {
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&lock);
     s->closing = true;
     pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&lock);
     stream_put(s);
 }
 
@@ -182,12 +172,12 @@ static struct CUstream_st *stream_of(cudaStream_t handle)
             pthread_setspecific(per_thread, own);
         }
     }
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&lock);
-    if (!own[device] && stream_new(&own[device], device, true) != cudaSuccess)
+    static pthread_mutex_t made = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&made);
+    if (!own[device] && stream_new(&own[device], device) != cudaSuccess)
         abort();
     struct CUstream_st *s = own[device];
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&made);
     return s;
 }
 
@@ -195,16 +185,15 @@ static struct CUstream_st *stream_of(cudaStream_t handle)
 static void stream_wait(struct CUstream_st *s)
 {
     struct timespec until;
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&lock);
     bool hangs = false;
     for (const int64_t put = s->put; s->done < put && !hangs;) {
         const int64_t before = ended;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += HANG_SECONDS;
-        hangs =
-            pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT && ended == before;
+        hangs = pthread_cond_timedwait(&s->changed, &lock, &until) == ETIMEDOUT && ended == before;
     }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&lock);
     if (hangs)
         fake_misused("a call waits for a stream that does not end");
 }
@@ -213,72 +202,54 @@ void fake_wait_device(int device)
 {
     struct CUstream_st *list[256];
     int n = 0;
-    pthread_mutex_lock(&all_lock);
+    pthread_mutex_lock(&lock);
     for (struct CUstream_st *s = all; s && n < 256; s = s->next)
-        if (s->device == device && s->refs > 0) {
+        if (s->device == device) {
             s->refs++;
             list[n++] = s;
         }
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&lock);
     for (int i = 0; i < n; i++) {
         stream_wait(list[i]);
         stream_put(list[i]);
     }
 }
 
-static cudaError_t enqueue(cudaStream_t stream, struct operation *o)
-{
-    struct CUstream_st *s = stream_of(stream);
-    pthread_mutex_lock(&capture_lock);
-    struct CUgraph_st *g = s->capture;
-    if (g) {
-        *g->last = o;
-        g->last = &o->next;
-        s->operations++;
-    }
-    pthread_mutex_unlock(&capture_lock);
-    if (g)
-        return cudaSuccess;
-    pthread_mutex_lock(&s->lock);
-    *s->last = o;
-    s->last = &o->next;
-    s->put++;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-    return cudaSuccess;
-}
-
-cudaError_t fake_put(cudaStream_t stream, void (*fn)(void *), void (*end)(void *), const void *arg,
-                     size_t bytes, bool always)
-{
-    struct operation *o = malloc(sizeof *o + bytes);
-    if (!o)
-        return fake_error(cudaErrorMemoryAllocation);
-    *o = (struct operation){.fn = fn, .end = end, .always = always};
-    memcpy(o->arg, arg, bytes);
-    return enqueue(stream, o);
-}
-
 cudaError_t fake_enqueue(cudaStream_t stream, void (*fn)(void *), void (*end)(void *),
                          const void *arg, size_t bytes)
 {
-    return fake_put(stream, fn, end, arg, bytes, false);
+    struct CUstream_st *s = stream_of(stream);
+    struct operation *o = malloc(sizeof *o + bytes);
+    if (!o)
+        return fake_error(cudaErrorMemoryAllocation);
+    *o = (struct operation){.fn = fn, .end = end};
+    memcpy(o->arg, arg, bytes);
+    pthread_mutex_lock(&lock);
+    struct operation ***last = s->capture ? &s->capture->last : &s->last;
+    **last = o;
+    *last = &o->next;
+    ++*(s->capture ? &s->operations : &s->put);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&lock);
+    return cudaSuccess;
+}
+
+static cudaError_t create(cudaStream_t *stream, const char *call)
+{
+    FAKE_TRY(fake_enter(fake_device(), call));
+    FAKE_TRY(stream_new(stream, fake_device()));
+    fake_count(FAKE_STREAM, 1);
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
-    FAKE_ENTER();
-    FAKE_TRY(stream_new(stream, fake_device(), false));
-    fake_count(FAKE_STREAM, 1);
-    return cudaSuccess;
+    return create(stream, __func__);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 {
-    FAKE_ENTER();
-    FAKE_TRY(stream_new(stream, fake_device(), false));
-    fake_count(FAKE_STREAM, 1);
-    return cudaSuccess;
+    return create(stream, __func__);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
@@ -299,11 +270,11 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 /* A stream that is capturing cannot be waited for; the attempt ends the capture. */
 static cudaError_t not_capturing(struct CUstream_st *s)
 {
-    pthread_mutex_lock(&capture_lock);
+    pthread_mutex_lock(&lock);
     const bool capturing = s->capture != NULL;
     if (capturing)
         s->capture->broken = true;
-    pthread_mutex_unlock(&capture_lock);
+    pthread_mutex_unlock(&lock);
     return fake_error(capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
 
@@ -318,21 +289,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    struct CUstream_st *s = stream_of(stream);
     FAKE_ENTER();
-    FAKE_TRY(not_capturing(s));
-    pthread_mutex_lock(&s->lock);
-    const bool empty = s->done == s->put;
-    pthread_mutex_unlock(&s->lock);
-    return empty ? cudaSuccess : cudaErrorNotReady;
+    FAKE_TRY(not_capturing(stream_of(stream)));
+    return fake_pending(stream) == 0 ? cudaSuccess : cudaErrorNotReady;
 }
 
 int64_t fake_pending(cudaStream_t stream)
 {
     struct CUstream_st *s = stream_of(stream);
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&lock);
     const int64_t n = s->put - s->done;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&lock);
     return n;
 }
 
@@ -356,34 +323,86 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 
 /* ---- captures and graphs ---- */
 
-struct fake_captured fake_capture_of(cudaStream_t stream)
-{
-    const struct CUstream_st *s = stream_of(stream);
-    pthread_mutex_lock(&capture_lock);
-    const struct fake_captured c = {s->capture ? s->capture->id : 0, s, s->operations};
-    pthread_mutex_unlock(&capture_lock);
-    return c;
-}
-
-cudaError_t fake_join_capture(cudaStream_t stream, const struct fake_captured *event)
+struct fake_place fake_place_of(cudaStream_t stream)
 {
     struct CUstream_st *s = stream_of(stream);
-    pthread_mutex_lock(&all_lock);
-    pthread_mutex_lock(&capture_lock);
+    pthread_mutex_lock(&lock);
+    const struct fake_place place = {s, s->capture ? s->capture->id : 0,
+                                     s->capture ? s->operations : s->put};
+    s->refs++;
+    pthread_mutex_unlock(&lock);
+    return place;
+}
+
+struct fake_place fake_place_again(const struct fake_place *place)
+{
+    pthread_mutex_lock(&lock);
+    if (place->stream)
+        place->stream->refs++;
+    pthread_mutex_unlock(&lock);
+    return *place;
+}
+
+void fake_place_end(struct fake_place *place)
+{
+    if (place->stream)
+        stream_put(place->stream);
+    *place = (struct fake_place){.stream = NULL};
+}
+
+/* Under the lock. */
+static bool is_reached(const struct fake_place *place)
+{
+    return !place->stream || place->capture || place->stream->done >= place->operations;
+}
+
+bool fake_is_reached(const struct fake_place *place, bool waits)
+{
+    pthread_mutex_lock(&lock);
+    while (waits && !is_reached(place))
+        pthread_cond_wait(&place->stream->changed, &lock);
+    const bool reached = is_reached(place);
+    pthread_mutex_unlock(&lock);
+    return reached;
+}
+
+static void await_run(void *arg)
+{
+    (void)fake_is_reached(arg, true);
+}
+
+static void await_end(void *arg)
+{
+    fake_place_end(arg);
+}
+
+/* Under the lock: @s joins the capture that @place is in. */
+static cudaError_t join_capture(struct CUstream_st *s, const struct fake_place *place)
+{
     struct CUgraph_st *g = captures;
-    while (g && g->id != event->id)
+    while (g && g->id != place->capture)
         g = g->next;
     const bool other = s->capture && s->capture != g;
     if (other)
         s->capture->broken = true;
     else if (g)
         s->capture = g;
-    for (struct CUstream_st *from = all; g && from; from = from->next)
-        if (from == event->stream && from != s && from->followed < event->operations)
-            from->followed = event->operations;
-    pthread_mutex_unlock(&capture_lock);
-    pthread_mutex_unlock(&all_lock);
-    return fake_error(!g || other ? cudaErrorStreamCaptureIsolation : cudaSuccess);
+    if (g && place->stream != s && place->stream->followed < place->operations)
+        place->stream->followed = place->operations;
+    return !g || other ? cudaErrorStreamCaptureIsolation : cudaSuccess;
+}
+
+cudaError_t fake_follow(cudaStream_t stream, struct fake_place place)
+{
+    struct CUstream_st *s = stream_of(stream);
+    pthread_mutex_lock(&lock);
+    const bool captured = place.capture || s->capture;
+    const cudaError_t e = captured ? join_capture(s, &place) : cudaSuccess;
+    pthread_mutex_unlock(&lock);
+    if (place.stream && !captured)
+        return fake_enqueue(stream, await_run, await_end, &place, sizeof place);
+    fake_place_end(&place);
+    return fake_error(e);
 }
 
 cudaError_t fake_outside_captures(void)
@@ -393,10 +412,10 @@ cudaError_t fake_outside_captures(void)
         (local_captures > 0 || (mode == cudaStreamCaptureModeGlobal && global_captures > 0));
     if (!inside)
         return cudaSuccess;
-    pthread_mutex_lock(&capture_lock);
+    pthread_mutex_lock(&lock);
     for (struct CUgraph_st *g = captures; g; g = g->next) /* as CUDA does, whose call fails, too */
         g->broken = g->broken || g->mode == cudaStreamCaptureModeGlobal;
-    pthread_mutex_unlock(&capture_lock);
+    pthread_mutex_unlock(&lock);
     return fake_error(cudaErrorStreamCaptureUnsupported);
 }
 
@@ -424,16 +443,17 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     FAKE_ENTER();
     if (!stream)
         return fake_error(cudaErrorStreamCaptureUnsupported);
+    struct CUstream_st *s = stream_of(stream);
     struct CUgraph_st *g = calloc(1, sizeof *g);
     g->refs = 1;
     g->mode = how;
     g->last = &g->first;
-    pthread_mutex_lock(&capture_lock);
+    pthread_mutex_lock(&lock);
     g->id = ++capture_ids;
     g->next = captures;
     captures = g;
-    stream_of(stream)->capture = g;
-    pthread_mutex_unlock(&capture_lock);
+    s->capture = g;
+    pthread_mutex_unlock(&lock);
     local_captures += how != cudaStreamCaptureModeRelaxed;
     global_captures += how == cudaStreamCaptureModeGlobal;
     return cudaSuccess;
@@ -443,11 +463,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 {
     struct CUstream_st *s = stream_of(stream);
     FAKE_ENTER();
-    pthread_mutex_lock(&capture_lock);
+    pthread_mutex_lock(&lock);
     *status = !s->capture          ? cudaStreamCaptureStatusNone
               : s->capture->broken ? cudaStreamCaptureStatusInvalidated
                                    : cudaStreamCaptureStatusActive;
-    pthread_mutex_unlock(&capture_lock);
+    pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
 
@@ -457,7 +477,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
                                      size_t *n)
 {
     FAKE_ENTER();
-    *id = fake_capture_of(stream).id;
+    struct fake_place place = fake_place_of(stream);
+    *id = place.capture;
+    fake_place_end(&place);
     *status = *id ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
@@ -466,8 +488,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
     struct CUstream_st *origin = stream_of(stream);
     const cudaError_t e = fake_enter(fake_device(), __func__);
-    pthread_mutex_lock(&all_lock);
-    pthread_mutex_lock(&capture_lock);
+    pthread_mutex_lock(&lock);
     struct CUgraph_st *g = origin->capture;
     bool joined = true;
     for (struct CUstream_st *s = all; g && s; s = s->next)
@@ -481,8 +502,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
             *link = g->next;
             break;
         }
-    pthread_mutex_unlock(&capture_lock);
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&lock);
     *graph = NULL;
     if (!g)
         return fake_error(cudaErrorInvalidValue);
@@ -535,14 +555,13 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
     return e;
 }
 
+/* What is made ready from a graph is a reference to it. */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     FAKE_ENTER();
-    struct CUgraphExec_st *x = calloc(1, sizeof *x);
-    x->graph = graph;
     graph->refs++;
     fake_count(FAKE_GRAPH, 1);
-    *exec = x;
+    *exec = (cudaGraphExec_t)(void *)graph;
     return cudaSuccess;
 }
 
@@ -567,15 +586,15 @@ static void replay_end(void *arg)
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
     FAKE_ENTER();
-    exec->graph->refs++;
-    return fake_enqueue(stream, replay, replay_end, &exec->graph, sizeof exec->graph);
+    struct CUgraph_st *g = (void *)exec;
+    g->refs++;
+    return fake_enqueue(stream, replay, replay_end, &g, sizeof g);
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
     const cudaError_t e = fake_enter(fake_device(), __func__);
     fake_count(FAKE_GRAPH, -1);
-    graph_put(exec->graph);
-    free(exec);
+    graph_put((void *)exec);
     return e;
 }
