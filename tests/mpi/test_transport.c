@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_transport.c - communicators from an all-gather: making them, large and strided messages,
- * processes that die. What all backends do alike is in tests/comm/, which runs over sockets as
+ * processes that end. What all backends do alike is in tests/comm/, which runs over sockets as
  * well.
  *
  * Most cases connect threads of this process: a comm of threads is the bootstrap. Given FOLDER RANK
@@ -284,68 +284,92 @@ T_CASE(senseless_bootstraps_are_refused)
     assert_null(c);
 }
 
-/* ---- processes that die ---- */
+/* ---- processes that end ---- */
 
-static enum heir { NONE, FORKED, SPAWNED } heir; /* a child that outlives rank 2 */
+enum way { KILLED, KILLED_BEFORE_FORKED, KILLED_BEFORE_SPAWNED, EXITS, EXITS_AT_ONCE };
+static enum way way;
 
-/* It has whatever descriptors such a child of this process gets. */
-static void leave_child(t_page_t *page)
+/* Of the rank that ends; a child that outlives it has whatever descriptors such a child gets. */
+static void end(t_page_t *page)
 {
     char program[] = "sleep", seconds[] = "60", *const words[] = {program, seconds, NULL};
-    if (heir == FORKED) {
-        pid_t pid = fork();
-        if (pid == 0) {
-            sleep(60);
-            _exit(0);
-        }
-        page->child = pid;
+    colo_grid_t grid;
+    pid_t child = way == KILLED_BEFORE_FORKED ? fork() : -1;
+    if (child == 0) {
+        sleep(60);
+        _exit(0);
     }
-    if (heir == SPAWNED && posix_spawnp(&page->child, "sleep", NULL, NULL, words, environ) != 0)
-        page->child = -1;
+    if (way == KILLED_BEFORE_SPAWNED)
+        (void)!posix_spawnp(&child, "sleep", NULL, NULL, words, environ);
+    page->child = child;
+    usleep(50000);
+    (void)colo_grid_parse(&grid, "tp=two", 8); /* the cause */
+    if (way == EXITS)
+        exit(0);
+    if (way == EXITS_AT_ONCE)
+        _exit(0);
+    raise(SIGKILL);
 }
 
-/* Rank 2 is killed while the others wait for it in a group of all, and 3 in a group with 0. */
-T_LIFE(mortal)
+/* Rank 2 ends while rank 0 waits for it in the world, 1 in a group of two, and 3 in one with 0. */
+T_LIFE(one_ends)
 {
-    const bool in_pair = me->rank == 0 || me->rank == 3;
     rank_try(colo_comm_set_timeout(world, 15000));
-    rank_try(colo_comm_split_color(world, in_pair, me->rank, &me->pair));
-    if (me->rank == 2) {
-        leave_child(me->page);
-        usleep(50000);
-        raise(SIGKILL);
-    }
-    return colo_comm_barrier(me->rank == 3 ? me->pair : world, NULL);
+    rank_try(colo_comm_split_color(world, me->rank % 3 == 0, me->rank, &me->pair));
+    if (me->rank == 2)
+        end(me->page);
+    return colo_comm_barrier(me->rank == 0 ? world : me->pair, NULL);
 }
 
-static void kill_one_of_four(enum heir with)
+static void expect_on_others(enum way by, colo_status_t status, const char *text)
 {
-    heir = with;
-    const t_page_t *page = t_fork_mortals(4, mortal, 2);
-    if (heir != NONE) { /* it is still there, or this would prove nothing */
-        assert_true(page->child > 0);
+    way = by;
+    const t_page_t *page = t_fork_mortals(4, one_ends, way < EXITS ? 2 : -1);
+    if (way == KILLED_BEFORE_FORKED || way == KILLED_BEFORE_SPAWNED) {
+        assert_true(page->child > 0); /* it is still there, or this would prove nothing */
         assert_int_equal(kill(page->child, SIGKILL), 0);
     }
     for (int32_t r = 0; r < 4; r++)
         if (r != 2) {
-            t_expect(page, r, COLO_ERR_PEER,
-                     "world rank 2 ended without destroying its communicators, or was killed: its "
-                     "connection ended");
+            t_expect(page, r, status, text);
             assert_true(page->seconds[r] < 10);
         }
 }
 
+#define ENDED "world rank 2 ended without destroying its communicators"
+
 T_CASE(a_process_that_dies_is_an_error_on_all_others_at_once)
 {
-    kill_one_of_four(NONE);
+    expect_on_others(KILLED, COLO_ERR_PEER, ENDED ", or was killed: its connection ended");
+    expect_on_others(EXITS_AT_ONCE, COLO_ERR_PEER, ENDED ", or was killed: its connection ended");
+}
+
+T_CASE(process_that_exits_with_a_communicator_tells_its_last_error)
+{
+    expect_on_others(EXITS, COLO_ERR_ABORTED, ENDED "; its last error: grid spec");
 }
 
 T_CASE(process_that_dies_before_its_child_is_an_error_on_all_others_at_once)
 {
     if (strcmp(by(), "sockets") != 0)
         skip(); /* no call closes UCX's sockets in a child: the deadline finds that rank */
-    kill_one_of_four(FORKED);
-    kill_one_of_four(SPAWNED);
+    expect_on_others(KILLED_BEFORE_FORKED, COLO_ERR_PEER, ENDED);
+    expect_on_others(KILLED_BEFORE_SPAWNED, COLO_ERR_PEER, ENDED);
+}
+
+T_LIFE(child_exits)
+{
+    const pid_t child = me->rank == 2 ? fork() : 1;
+    if (child == 0)
+        exit(0);
+    if (me->rank == 2)
+        waitpid(child, NULL, 0);
+    return colo_comm_barrier(world, NULL);
+}
+
+T_CASE(child_that_exits_leaves_its_parents_communicators_alone)
+{
+    t_all_well(4, child_exits);
 }
 
 /* A child of rank 2 destroys what it inherited, when its descriptors are other ones. */
