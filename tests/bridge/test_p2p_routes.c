@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_p2p_routes.c - bridges of backends whose exchanges go over connections and compare
- * nothing: which calls are compared between ranks, and when a reshape connects anew.
+ * nothing: which calls are compared between ranks, which ranks connect, and when a reshape connects
+ * anew.
  */
 #include "p2p_stand.h"
 
 #include "comm/threads/threads.h"
+#include "harness/plan_world.h"
 
 /* ---- routes that count how often ranks connect ---- */
 
-static int connected[RANKS], disconnected[RANKS];
+static int connected[T_PEERS_RANKS], disconnected[T_PEERS_RANKS];
 
 static colo_status_t connect(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
                              colo_subconnection_t **route)
@@ -46,6 +48,16 @@ static colo_status_t over_route(colo_comm_t *c, const colo_exchange_t *x, colo_s
     const colo_subconnection_t *route = x->subconnection;
     rank_check(route && is_on(route, x->send, x->nsends) && is_on(route, x->recv, x->nrecvs));
     return colo_comm_threads_ops.exchange(c, x, stream);
+}
+
+/* From now on; the next reshape finds whom it connects with. */
+static void go_over_routes(struct stand *s)
+{
+    connected[s->on.comm->rank] = disconnected[s->on.comm->rank] = 0;
+    s->as.ops.subconnection_create = connect;
+    s->as.ops.subconnection_destroy = disconnect;
+    s->as.ops.subconnection_stage = no_stage;
+    s->as.ops.exchange = over_route;
 }
 
 /* ---- calls: backends whose exchanges compare nothing ---- */
@@ -103,23 +115,72 @@ static colo_status_t reshape_in_turn(struct stand *s, t_case_t *c)
     return COLO_OK;
 }
 
-static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL(a_reshape_connects_only_if_it_ties_other_ranks)
 {
     t_case_t c = T_BETWEEN("dp=4", "dp=3", 12, 8, 2, .grad = COLO_DISJOINT);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
-    s.as.ops.subconnection_create = connect;
-    s.as.ops.subconnection_destroy = disconnect;
-    s.as.ops.subconnection_stage = no_stage;
-    s.as.ops.exchange = over_route;
+    go_over_routes(&s);
     return reshape_in_turn(&s, &c);
 }
 
-T_CASE(a_reshape_connects_only_if_it_ties_other_ranks)
+/* ---- which ranks connect ---- */
+
+/* By rank: the lowest that messages tie it to, directly or through others. */
+static int32_t lowest[T_PEERS_RANKS];
+
+static void find_lowest(const t_plans_t *w)
 {
-    memset(connected, 0, sizeof connected);
-    memset(disconnected, 0, sizeof disconnected);
-    assert_ok(on_all(reshaped_routes, NULL));
+    for (int32_t r = 0; r < w->n; r++)
+        lowest[r] = r;
+    for (int32_t i = 0; i < 2 * w->n * w->n; i++) { /* as often as the longest chain may need */
+        const int32_t r = i / 2 % w->n;
+        int32_t n;
+        const colo_plan_message_t *m = colo_plan_sends(w->plan[r], (colo_pass_t)(i % 2), &n);
+        for (int32_t k = 0; k < n; k++) {
+            int32_t *one = &lowest[r], *other = &lowest[m[k].peer];
+            *one = *other = *one < *other ? *one : *other;
+        }
+    }
+}
+
+static colo_status_t connect_all_that_are_tied(colo_comm_t *c, const int32_t *members, int32_t n,
+                                               uint64_t tag, colo_subconnection_t **route)
+{
+    int32_t found = 0;
+    for (int32_t r = 0; r < c->size; r++)
+        if (lowest[r] == lowest[c->rank])
+            rank_check(found < n && members[found++] == r);
+    rank_check(found == n);
+    return connect(c, members, n, tag, route);
+}
+
+static colo_status_t connect_rank(colo_comm_t *comm, void *arg)
+{
+    const t_case_t *c = arg;
+    STAND(s);
+    rank_try(stand_up(&s, comm, c, COLO_TRANSPORT_NCCL));
+    go_over_routes(&s);
+    s.as.ops.subconnection_create = connect_all_that_are_tied;
+    rank_try(
+        colo_bridge_reshape(s.on.bridge, &(colo_shape_t){c->shape.b, c->shape.n, c->shape.h, 0}));
+    rank_try(expect(&s, COLO_FORWARD, false));
+    rank_check(connected[comm->rank] == 1);
+    return COLO_OK;
+}
+
+/* Of one more rank than is in the grids. */
+T_CASE(ranks_connect_with_all_that_messages_tie_them_to_and_with_no_other)
+{
+    T_EACH_PAIR (p, 1, 8) {
+        t_case_t c = t_pair_case(&p, 0, 0);
+        c.world = (int32_t)p.n + 1;
+        c.shape.b = 6; /* three parts on two: a chain */
+        T_PLANS(w, &c);
+        find_lowest(&w);
+        if (colo_comm_threads_run(c.world, connect_rank, &c) < 0)
+            fail_msg("%s: %s", t_case_text(&c), colo_last_error());
+    }
 }
 
 T_MAIN("bridge/p2p_routes")
