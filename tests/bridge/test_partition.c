@@ -78,18 +78,6 @@ static void check_all_ranks(colo_partition_t p)
 
 /* ---- the closed form ---- */
 
-T_CASE(two_packed_segments_on_two_cp_ranks)
-{
-    static const int64_t cu[] = {0, 4, 12}, want[2][6] = {{0, 3, 4, 5, 10, 11}, {1, 2, 6, 7, 8, 9}};
-    for (int64_t c = 0; c < 2; c++) {
-        colo_partition_t p = {
-            .cp = 2, .cp_rank = c, .tp = 1, .positions = 12, .segments = 2, .cu_padded = cu};
-        assert_ok(colo_partition_check(&p));
-        for (int64_t i = 0; i < 6; i++)
-            assert_int_equal(colo_partition_index(&p, i), want[c][i]);
-    }
-}
-
 T_CASE(dense_shards_match_cutting_by_hand)
 {
     for (int64_t cp = 1; cp <= 6; cp++)

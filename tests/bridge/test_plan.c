@@ -45,21 +45,6 @@ T_CASE(every_dim_order_of_8_ranks_delivers_exactly_once)
     assert_int_equal(pairs, 254);
 }
 
-T_CASE(sizes_and_offsets_of_the_grids_may_differ)
-{
-    static const char *const specs[] = {"tp=2,dp=2",        "tp=2,cp=2@3",     "dp=5@1",
-                                        "tp=3,dp=2,pp=2@2", "pp=2,tp=2,cp=2",  "tp=2,ep=2,dp=2",
-                                        "cp=2,xp=2@8",      "dp=2,cp=2,tp=2@4"};
-    const int n = (int)(sizeof specs / sizeof specs[0]);
-    for (int a = 0; a < n; a++)
-        for (int b = 0; b < n; b++)
-            for (int kind = 0; kind < 3; kind++) {
-                t_case_t c = t_between(specs[a], specs[b], 5, 4, 2);
-                t_case_kind(&c, kind);
-                t_plans_check(&c);
-            }
-}
-
 T_CASE(sequence_parallel_features_and_position_maps_deliver_exactly_once)
 {
     static const int64_t table[6] = {1, 2, 9, 14, 15, 20};
@@ -104,23 +89,7 @@ T_CASE(empty_batches_rows_and_widths_plan_to_nothing)
         }
 }
 
-/* ---- tiers and balance ---- */
-
-T_CASE(senders_are_the_nearest_that_hold_the_data)
-{
-    static const char *const specs[] = {"tp=2,dp=4",      "tp=4,dp=2", "dp=8",      "dp=2,tp=4",
-                                        "tp=2,cp=2,dp=2", "cp=4,tp=2", "dp=2,cp=4", "tp=8"};
-    const int n = (int)(sizeof specs / sizeof specs[0]);
-    for (int a = 0; a < n; a++)
-        for (int b = 0; b < n; b++)
-            for (int kind = 0; kind < 3; kind++)
-                for (int64_t rpn = 1; rpn <= 8; rpn++) {
-                    t_case_t c = t_between(specs[a], specs[b], 8, 8, 2);
-                    t_case_kind(&c, kind);
-                    c.ranks_per_node = rpn;
-                    t_plans_check(&c);
-                }
-}
+/* ---- balance ---- */
 
 /* Overlaps of 64 KiB and more: rows of 128 KiB times the ranks that may share one. */
 T_CASE(within_a_node_no_rank_sends_more_than_the_largest_receive)
@@ -142,23 +111,6 @@ T_CASE(within_a_node_no_rank_sends_more_than_the_largest_receive)
         }
     }
     assert_int_equal(plans, (1100 - 254 + 254 * 36) * 3);
-}
-
-T_CASE(large_pieces_that_are_cut_arrive_exactly_once)
-{
-    static const int64_t widths[] = {32768, 65536, 99991, 1000003};
-    static const char *const specs[] = {"tp=3,dp=2", "tp=2,dp=3", "tp=6",     "dp=6",
-                                        "cp=2,tp=3", "dp=2,tp=3", "cp=3,dp=2"};
-    const int n = (int)(sizeof specs / sizeof specs[0]);
-    for (int a = 0; a < n; a++)
-        for (int b = 0; b < n; b++)
-            for (int kind = 0; kind < 3; kind++)
-                for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
-                    t_case_t c = t_between(specs[a], specs[b], 3, 12, widths[i]);
-                    t_case_kind(&c, kind);
-                    c.dtype = COLO_F32;
-                    t_plans_check(&c);
-                }
 }
 
 /* ---- closed forms ---- */
