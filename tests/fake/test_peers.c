@@ -2,7 +2,8 @@
 /*
  * test_peers.c - peer memory where a GPU does not say: a device that others do not reach, as many
  * registrations as there are numbers, memory of lists that serves again, what a warm call asks the
- * runtime and the allocator, a launch that fails, an answer that CUDA owes.
+ * runtime and the allocator, a launch that fails, an answer that CUDA owes, an allocator of the
+ * caller's.
  */
 #include "processes.h"
 
@@ -371,6 +372,16 @@ T_CASE_ON_GPUS(RANKS, calls_of_a_bridge_by_two_threads_on_their_own_streams_foll
     return t_gpu_end(r, &bridge);
 }
 
+/* @st, or the error of the comm within a second. */
+static colo_status_t await_error(const t_gpu_rank_t *r, colo_status_t st)
+{
+    for (int i = 0; st == COLO_OK && i < 1000; i++) {
+        usleep(1000);
+        st = colo_comm_check(r->gpus);
+    }
+    return st;
+}
+
 /* ---- a launch that fails ---- */
 
 /* Its operation is recorded as failed, and not counted: where all ranks reach each other, and where
@@ -391,7 +402,7 @@ static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
     colo_comm_stats(r->gpus, &before);
     if (r->rank == 1)
         fake_fail_name(r->device, "colo_k_p2p");
-    colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
+    const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     rank_check(r->rank != 1 || st == COLO_ERR_CUDA);
     if (r->rank == 1) {
         const colo_comm_t *g = r->gpus;
@@ -400,11 +411,7 @@ static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
         rank_check(g->record[g->seq % COLO_RECORDS].status == COLO_ERR_CUDA);
         rank_check(!memcmp(&before, &after, sizeof before));
     }
-    for (int i = 0; st == COLO_OK && i < 1000; i++) {
-        usleep(1000);
-        st = colo_comm_check(r->gpus);
-    }
-    rank_check(r->rank == 1 || st == COLO_ERR_PEER);
+    rank_check(r->rank == 1 || await_error(r, st) == COLO_ERR_PEER);
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     colo_bridge_destroy(&bridge);
@@ -434,6 +441,51 @@ T_CASE_ON_GPUS(RANKS, a_gather_without_an_answer_leaves_no_error_to_the_next_lau
         r->gpus, COLO_CATEGORY_HEAD, all + 256 * r->rank, all, 256, COLO_U8, r->stream);
     rank_check(r->rank == LOST ? st == COLO_ERR_CUDA : st == COLO_ERR_PEER);
     rank_check(cudaGetLastError() == cudaSuccess); /* of the caller's next launch */
+    return COLO_OK;
+}
+
+/* ---- memory that a caller's allocator has ---- */
+
+T_CASE_ON_GPUS(RANKS, a_failed_call_uses_no_memory_of_an_allocator_that_has_it_back)
+{
+    const t_case_t c = the_case();
+    t_gpu_owner_t o = {.early = false};
+    colo_bridge_t *bridge = NULL;
+    T_GPU_CALL(k);
+    rank_try(t_gpu_owned(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
+    rank_try(t_gpu_pass(r, bridge, &c, 0, true));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, true));
+    rank_try(t_gpu_owner_late(r, &o));
+    if (r->rank == 1)
+        fake_fail_name(r->device, "colo_k_box_sum");
+    const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
+    rank_check(r->rank != 1 || (st < 0 && strstr(colo_last_error(), "sum")));
+    colo_bridge_destroy(&bridge);
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_check(r->rank != 1 || !o.early); /* others may have heard of it before their call */
+    return COLO_OK;
+}
+
+/* The comm has peers, so that a bridge without registered tensors allocates in its first call. */
+T_CASE_ON_GPUS(RANKS, an_allocator_without_memory_in_a_call_is_an_error_on_all_ranks)
+{
+    const t_case_t c = the_case();
+    t_gpu_owner_t o = {.past = true};
+    colo_bridge_t *bridge = NULL;
+    T_GPU_CALL(k);
+    rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
+    rank_try(t_gpu_owned(r, &c, &o, COLO_TRANSPORT_AUTO, &bridge));
+    rank_check(o.live == 0);
+    o.refuses = r->rank == 1;
+    rank_try(colo_comm_set_timeout(r->gpus, 3000));
+    rank_try(t_gpu_call_make(&k, r, &c, 0, true));
+    rank_try(t_gpu_quiet(r));
+    rank_fails(await_error(r, t_gpu_call_run(&k, bridge, r->stream)),
+               r->rank == 1 ? COLO_ERR_NOMEM : COLO_ERR_PEER,
+               "config.allocator returned NULL, expected ");
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    colo_bridge_destroy(&bridge);
+    rank_check(o.live == 0);
     return COLO_OK;
 }
 
