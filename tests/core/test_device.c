@@ -9,6 +9,8 @@
 #include "harness/harness.h"
 
 #include "core/tape_node.h"
+#include "loss/loss_alone.h"
+
 #include "core/backend.h"
 #include "core/memory.h"
 
@@ -106,40 +108,25 @@ T_CASE_WITHOUT_NCCL(bridge_without_nccl_carries_device_memory)
     }
 }
 
-/* Equal logits: each of V words has the probability 1 / V. */
-T_CASE_WITHOUT_NCCL(loss_without_nccl_runs_in_device_memory)
+T_CASE_WITHOUT_NCCL(losses_without_nccl_run_in_device_memory)
 {
     without_nccl();
-    enum { T = 3, V = 4 };
-    float z[T * V], d_z[T * V], logp[T], ones[T] = {1, 1, 1};
-    int64_t target[T] = {0, 3, 2};
-    size_t saved_bytes, workspace_bytes;
-    T_ENDS(colo_comm_destroy) colo_comm_t *self = NULL;
-    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
-    colo_logprob_saved_t saved;
-    for (int i = 0; i < T * V; i++)
-        z[i] = 2.5f;
-    const colo_tensor_t logits = on_device(z, COLO_F32, 2, (int64_t[]){T, V}),
-                        targets = on_device(target, COLO_I64, 1, (int64_t[]){T}),
-                        d_logits = on_device(d_z, COLO_F32, 2, (int64_t[]){T, V});
-    assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_logprob_saved_size(&config, COLO_F32, T, &saved_bytes));
-    assert_ok(colo_logprob_workspace_size(&config, COLO_F32, T, 1, &workspace_bytes));
-    void *stats = NULL, *workspace = NULL;
-    assert_ok(colo_mem_alloc(COLO_CUDA, saved_bytes, &stats));
-    assert_ok(colo_mem_alloc(COLO_CUDA, workspace_bytes, &workspace));
-    assert_ok(colo_logprob_forward(
-        &config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, self,
-        &(colo_logprob_out_t){.logp = logp}, &saved, stats, workspace, NULL));
-    assert_ok(
-        colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = ones}, &d_logits, NULL));
-    for (int t = 0; t < T; t++) {
-        assert_float_equal(logp[t], -1.3862943611f, 1e-6f); /* log 1/4; some ulp of fp32 */
-        for (int j = 0; j < V; j++)
-            assert_float_equal(d_z[t * V + j], (j == target[t]) - 0.25f, 1e-6f);
+    for (loss_t loss = 0; loss < LOSSES; loss++) {
+        alone_t host, device;
+        alone_init(&host, loss);
+        alone_init(&device, loss);
+        device.logits.mem = device.target.mem = device.masked.mem = COLO_CUDA;
+        device.d_logits.mem = COLO_CUDA;
+        assert_ok(alone_forward(&host));
+        assert_ok(alone_forward(&device));
+        if (loss != SAMPLING) {
+            assert_ok(alone_backward(&host));
+            assert_ok(alone_backward(&device));
+        }
+        assert_memory_equal(device.logp, host.logp, sizeof host.logp);
+        assert_memory_equal(device.kl, host.kl, sizeof host.kl);
+        assert_memory_equal(device.dz, host.dz, sizeof host.dz);
     }
-    colo_mem_free(COLO_CUDA, stats);
-    colo_mem_free(COLO_CUDA, workspace);
 }
 
 T_MAIN("core/device")

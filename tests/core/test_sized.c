@@ -6,13 +6,17 @@
  * Each struct is given with every size from 0 to some more than its own. Bytes behind the size are
  * 0xff, which no call would take for a default.
  */
-#include "harness/harness.h"
+#include "loss/loss_alone.h"
+
+#include "core/hash.h"
 
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MORE = 24, LARGEST = 512 };
+enum { MORE = 24, LONGEST = 512 };
+
+#define UP_TO(struct_, member) offsetof(__typeof__(struct_), member)
 
 /* ---- what a call makes of a struct: a status, and a number that depends on its members ---- */
 
@@ -83,98 +87,56 @@ static colo_status_t use_lm_head(const void *config, int64_t *result)
 }
 
 /* A saved struct of the caller's header ends with the caller's config. */
-static _Alignas(16) unsigned char saved_bytes[3 * LARGEST];
-
-static void *saved_at_rest(void)
+static colo_status_t use_loss(loss_t loss, const void *config, size_t before_config,
+                              int64_t *result)
 {
-    return memset(saved_bytes, 0xff, sizeof saved_bytes);
-}
-
-static void assert_saved(const void *config, size_t before_config)
-{
-    size_t size;
-    memcpy(&size, config, sizeof size);
-    for (size_t i = before_config + size; i < sizeof saved_bytes; i++)
-        assert_int_equal(saved_bytes[i], 0xff);
-}
-
-static float z[4] = {1, 2, 3, 4}, dz[4];
-static const float one = 1;
-static _Alignas(COLO_ALIGNMENT) double stats[64], workspace[256];
-
-static int64_t digits(float value)
-{
-    return (int64_t)((value + dz[0] * 10) * 1e6f);
+    static _Alignas(16) unsigned char saved[3 * LONGEST];
+    size_t bytes[2] = {0}, size;
+    alone_t a;
+    alone_init(&a, loss);
+    a.out = (colo_logprob_out_t){.logp = a.logp};
+    a.arg.config = config;
+    a.arg.saved = memset(saved, 0xff, sizeof saved);
+    colo_status_t st = alone_workspace_size(&a, COLO_F32, 1000, 2, &bytes[0]);
+    if (st == COLO_OK && before_config)
+        st = alone_saved_size(&a, COLO_F32, 1000, &bytes[1]);
+    if (st == COLO_OK)
+        st = alone_forward(&a);
+    if (st == COLO_OK && before_config) {
+        memcpy(&size, config, sizeof size);
+        for (size_t i = before_config + size; i < sizeof saved; i++)
+            assert_int_equal(saved[i], 0xff);
+        st = alone_backward(&a);
+    }
+    uint64_t hash = colo_hash_bytes(COLO_HASH_INIT, bytes, sizeof bytes);
+    hash = colo_hash_bytes(hash, a.logp, sizeof a.logp);
+    hash = colo_hash_bytes(hash, a.kl, sizeof a.kl);
+    *result = (int64_t)colo_hash_bytes(hash, a.dz, sizeof a.dz);
+    return st;
 }
 
 static colo_status_t use_logprob(const void *config, int64_t *result)
 {
-    float logp = 0;
-    size_t bytes = 0;
-    int64_t target = 2;
-    const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
-                        d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){1, 4}),
-                        targets = colo_tensor_host(&target, COLO_I64, 1, (int64_t[]){1});
-    colo_logprob_saved_t *saved = saved_at_rest();
-    colo_status_t st = colo_logprob_config_check(config);
-    if (st == COLO_OK)
-        st = colo_logprob_workspace_size(config, COLO_F32, 1000, 2, &bytes);
-    if (st == COLO_OK)
-        st = colo_logprob_forward(
-            config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, t_self(),
-            &(colo_logprob_out_t){.logp = &logp}, saved, stats, workspace, NULL);
-    if (st == COLO_OK) {
-        assert_saved(config, offsetof(colo_logprob_saved_t, config));
-        st = colo_logprob_backward(saved, &(colo_logprob_upstream_t){.d_logp = &one}, &d_logits,
-                                   NULL);
-    }
-    *result = digits(logp) + (int64_t)bytes * 100000000;
-    return st;
+    const colo_status_t st = colo_logprob_config_check(config);
+    return st < 0 ? st : use_loss(LOGPROB, config, UP_TO(colo_logprob_saved_t, config), result);
 }
 
 static colo_status_t use_topk(const void *config, int64_t *result)
 {
-    size_t bytes = 0, more = 0;
-    float logp[2] = {0}, up[2] = {1, 2};
-    int64_t id[2] = {2, 3};
-    const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
-                        d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){1, 4}),
-                        ids = colo_tensor_host(id, COLO_I64, 2, (int64_t[]){1, 2});
-    colo_topk_saved_t *saved = saved_at_rest();
-    colo_status_t st = colo_topk_config_check(config);
-    if (st == COLO_OK)
-        st = colo_topk_saved_size(config, 1000, &bytes);
-    if (st == COLO_OK)
-        st = colo_topk_workspace_size(config, COLO_F32, 1000, 2, &more);
-    if (st == COLO_OK)
-        st = colo_topk_forward(config, &(colo_topk_batch_t){.logits = &logits, .ids = &ids},
-                               t_self(), &(colo_topk_out_t){.logp = logp}, saved, stats, workspace,
-                               NULL);
-    if (st == COLO_OK) {
-        assert_saved(config, offsetof(colo_topk_saved_t, config));
-        st = colo_topk_backward(saved, &(colo_topk_upstream_t){.d_logp = up}, &d_logits, NULL);
-    }
-    *result = digits(logp[1]) + (int64_t)(bytes + more) * 100000000;
-    return st;
+    const colo_status_t st = colo_topk_config_check(config);
+    return st < 0 ? st : use_loss(GIVEN, config, UP_TO(colo_topk_saved_t, config), result);
 }
 
 static colo_status_t use_distill(const void *config, int64_t *result)
 {
-    float w[4] = {0, 1, 0, 1}, kl = 0;
-    const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
-                        d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){1, 4}),
-                        targets = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){1, 4});
-    colo_distill_saved_t *saved = saved_at_rest();
-    colo_status_t st = colo_distill_forward(
-        config, &(colo_distill_batch_t){.logits = &logits, .targets = &targets}, t_self(),
-        &(colo_distill_out_t){.kl = &kl}, saved, stats, workspace, NULL);
-    if (st == COLO_OK) {
-        assert_saved(config, offsetof(colo_distill_saved_t, config));
-        st =
-            colo_distill_backward(saved, &(colo_distill_upstream_t){.d_kl = &one}, &d_logits, NULL);
-    }
-    *result = digits(kl);
-    return st;
+    const colo_status_t st = colo_distill_config_check(config);
+    return st < 0 ? st : use_loss(DISTILL, config, UP_TO(colo_distill_saved_t, config), result);
+}
+
+static colo_status_t use_sampling(const void *config, int64_t *result) /* saves nothing */
+{
+    const colo_status_t st = colo_sampling_config_check(config);
+    return st < 0 ? st : use_loss(SAMPLING, config, 0, result);
 }
 
 static colo_status_t use_linear(const void *config, int64_t *result)
@@ -220,9 +182,10 @@ static const colo_topology_config_t place = {COLO_TOPOLOGY_CONFIG_INIT, .topolog
                                              .world = 4};
 static const colo_lm_head_config_t lm_head = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 2,
                                               .dtype = COLO_F32};
-static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 4};
-static const colo_topk_config_t pick = {COLO_TOPK_CONFIG_INIT, .logits.vocab = 4, .k = 2};
-static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = 4};
+static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
+static const colo_topk_config_t pick = {COLO_TOPK_CONFIG_INIT, .logits.vocab = V, .k = K};
+static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = V};
+static const colo_sampling_config_t sampling = {COLO_SAMPLING_CONFIG_INIT, .logits.vocab = V};
 static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
                                                     .logprob.logits.vocab = 4};
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
@@ -232,7 +195,6 @@ static const colo_segments_t segments = {COLO_SEGMENTS_INIT};
     {                                              \
 #use, &struct_, sizeof struct_, least, use \
     }
-#define UP_TO(struct_, member) offsetof(__typeof__(struct_), member)
 
 static const struct sized {
     const char *name;
@@ -250,6 +212,7 @@ static const struct sized {
     SIZED(logprob, UP_TO(logprob, label_smoothing), use_logprob),
     SIZED(pick, UP_TO(pick, topk), use_topk),
     SIZED(distill, UP_TO(distill, targets), use_distill),
+    SIZED(sampling, UP_TO(sampling, top_k), use_sampling),
     SIZED(linear, UP_TO(linear, mode), use_linear),
     SIZED(sequence, UP_TO(sequence, padded), use_sequence),
     SIZED(segments, UP_TO(segments, packing), use_segments),
@@ -259,7 +222,7 @@ enum { STRUCTS = sizeof table / sizeof table[0] };
 /* What the call makes of the first @size bytes. */
 static colo_status_t give(const struct sized *s, size_t size, int64_t *result)
 {
-    _Alignas(16) unsigned char bytes[LARGEST];
+    _Alignas(16) unsigned char bytes[LONGEST];
     memset(bytes, 0xff, sizeof bytes);
     memcpy(bytes, s->given, size < s->whole ? size : s->whole);
     memcpy(bytes, &size, sizeof size);
@@ -339,7 +302,7 @@ T_CASE(struct_within_a_struct_that_is_shorter_moves_what_follows)
                  mode = offsetof(colo_linear_logprob_config_t, mode);
     for (size_t inner = UP_TO(logprob, label_smoothing); inner <= sizeof logprob; inner += 8) {
         colo_linear_logprob_config_t config = linear;
-        _Alignas(16) unsigned char bytes[LARGEST];
+        _Alignas(16) unsigned char bytes[LONGEST];
         const size_t size = sizeof config - sizeof logprob + inner;
         int64_t result;
         config.mode = COLO_LINEAR_KEEP;

@@ -43,11 +43,12 @@ typedef struct alone {
     colo_topk_upstream_t d_picks;
     colo_distill_upstream_t d_divergences;
     struct {
+        const void *config; /* &cfg */
         colo_comm_t *group;
         const colo_tensor_t *logits, *targets;
-        bool no_out, no_saved, no_upstream;
-        void *stats, *workspace;
-    } arg; /* of forward and backward */
+        bool no_out, no_upstream;
+        void *saved, *stats, *workspace; /* &saved; NULL: none */
+    } arg;                               /* of forward and backward */
 } alone_t;
 
 static inline void alone_init(alone_t *a, loss_t loss)
@@ -103,56 +104,56 @@ static inline void alone_init(alone_t *a, loss_t loss)
     a->d_picks = (colo_topk_upstream_t){.d_logp = a->up};
     a->d_divergences = (colo_distill_upstream_t){.d_ce = a->up};
     memset(&a->arg, 0, sizeof a->arg);
+    a->arg.config = &a->cfg;
     a->arg.group = t_self();
     a->arg.logits = &a->logits;
     a->arg.targets = loss == LARGEST ? NULL : &a->target;
+    a->arg.saved = &a->saved;
     a->arg.stats = a->stats;
     a->arg.workspace = a->workspace;
 }
 
 static inline colo_status_t alone_forward(alone_t *a)
 {
-    const bool no_out = a->arg.no_out, no_saved = a->arg.no_saved;
+    const bool no_out = a->arg.no_out;
     switch (a->loss) {
     case LOGPROB:
         return colo_logprob_forward(
-            &a->cfg.logprob,
+            a->arg.config,
             &(colo_logprob_batch_t){.logits = a->arg.logits, .targets = a->arg.targets},
-            a->arg.group, no_out ? NULL : &a->out, no_saved ? NULL : &a->saved.logprob,
-            a->arg.stats, a->arg.workspace, NULL);
+            a->arg.group, no_out ? NULL : &a->out, a->arg.saved, a->arg.stats, a->arg.workspace,
+            NULL);
     case DISTILL:
-        return colo_distill_forward(
-            &a->cfg.distill,
-            &(colo_distill_batch_t){
-                .logits = a->arg.logits, .targets = a->arg.targets, .mask = &a->masked},
-            a->arg.group, no_out ? NULL : &a->divergences, no_saved ? NULL : &a->saved.distill,
-            a->arg.stats, a->arg.workspace, NULL);
+        return colo_distill_forward(a->arg.config,
+                                    &(colo_distill_batch_t){.logits = a->arg.logits,
+                                                            .targets = a->arg.targets,
+                                                            .mask = &a->masked},
+                                    a->arg.group, no_out ? NULL : &a->divergences, a->arg.saved,
+                                    a->arg.stats, a->arg.workspace, NULL);
     case SAMPLING:
-        return colo_sampling_keep(&a->cfg.sampling, a->arg.logits, &a->d_logits, a->arg.group,
+        return colo_sampling_keep(a->arg.config, a->arg.logits, &a->d_logits, a->arg.group,
                                   a->arg.workspace, NULL);
     default:
-        return colo_topk_forward(
-            &a->cfg.topk,
-            &(colo_topk_batch_t){
-                .logits = a->arg.logits, .ids = a->arg.targets, .mask = &a->masked},
-            a->arg.group, no_out ? NULL : &a->picks, no_saved ? NULL : &a->saved.topk, a->arg.stats,
-            a->arg.workspace, NULL);
+        return colo_topk_forward(a->arg.config,
+                                 &(colo_topk_batch_t){.logits = a->arg.logits,
+                                                      .ids = a->arg.targets,
+                                                      .mask = &a->masked},
+                                 a->arg.group, no_out ? NULL : &a->picks, a->arg.saved,
+                                 a->arg.stats, a->arg.workspace, NULL);
     }
 }
 
 static inline colo_status_t alone_backward(alone_t *a)
 {
-    const bool none = a->arg.no_upstream, no_saved = a->arg.no_saved;
+    const bool none = a->arg.no_upstream;
     switch (a->loss) {
     case LOGPROB:
-        return colo_logprob_backward(no_saved ? NULL : &a->saved.logprob,
-                                     none ? NULL : &a->upstream, &a->d_logits, NULL);
+        return colo_logprob_backward(a->arg.saved, none ? NULL : &a->upstream, &a->d_logits, NULL);
     case DISTILL:
-        return colo_distill_backward(no_saved ? NULL : &a->saved.distill,
-                                     none ? NULL : &a->d_divergences, &a->d_logits, NULL);
+        return colo_distill_backward(a->arg.saved, none ? NULL : &a->d_divergences, &a->d_logits,
+                                     NULL);
     default:
-        return colo_topk_backward(no_saved ? NULL : &a->saved.topk, none ? NULL : &a->d_picks,
-                                  &a->d_logits, NULL);
+        return colo_topk_backward(a->arg.saved, none ? NULL : &a->d_picks, &a->d_logits, NULL);
     }
 }
 
@@ -176,9 +177,9 @@ static inline bool alone_wrote_nothing(const alone_t *a)
 static inline colo_status_t alone_saved_size(const alone_t *a, colo_dtype_t dtype, int64_t tokens,
                                              size_t *bytes)
 {
-    return a->loss == LOGPROB   ? colo_logprob_saved_size(&a->cfg.logprob, dtype, tokens, bytes)
-           : a->loss == DISTILL ? colo_distill_saved_size(&a->cfg.distill, tokens, bytes)
-                                : colo_topk_saved_size(&a->cfg.topk, tokens, bytes);
+    return a->loss == LOGPROB   ? colo_logprob_saved_size(a->arg.config, dtype, tokens, bytes)
+           : a->loss == DISTILL ? colo_distill_saved_size(a->arg.config, tokens, bytes)
+                                : colo_topk_saved_size(a->arg.config, tokens, bytes);
 }
 
 static inline colo_status_t alone_workspace_size(const alone_t *a, colo_dtype_t dtype,
@@ -186,13 +187,13 @@ static inline colo_status_t alone_workspace_size(const alone_t *a, colo_dtype_t 
 {
     switch (a->loss) {
     case LOGPROB:
-        return colo_logprob_workspace_size(&a->cfg.logprob, dtype, tokens, ranks, bytes);
+        return colo_logprob_workspace_size(a->arg.config, dtype, tokens, ranks, bytes);
     case DISTILL:
-        return colo_distill_workspace_size(&a->cfg.distill, dtype, tokens, ranks, bytes);
+        return colo_distill_workspace_size(a->arg.config, dtype, tokens, ranks, bytes);
     case SAMPLING:
-        return colo_sampling_workspace_size(&a->cfg.sampling, dtype, tokens, ranks, bytes);
+        return colo_sampling_workspace_size(a->arg.config, dtype, tokens, ranks, bytes);
     default:
-        return colo_topk_workspace_size(&a->cfg.topk, dtype, tokens, ranks, bytes);
+        return colo_topk_workspace_size(a->arg.config, dtype, tokens, ranks, bytes);
     }
 }
 

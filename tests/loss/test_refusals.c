@@ -146,9 +146,9 @@ T_CASE(every_bad_pointer_is_refused)
     ARG(OF_GIVEN, a.picks.ids = a.chosen, "out.ids is given, config.topk is false");
     ARG(OF_LOGPROB | OF_DISTILL, a.arg.stats = NULL, "saved memory is NULL; it needs 256 bytes");
     ARG(OF_TOPK, a.arg.stats = NULL, "saved memory is NULL; it needs 512 bytes");
-    ARG(OF_BACKWARD, a.arg.no_saved = true, "saved memory is given, saved is NULL");
+    ARG(OF_BACKWARD, a.arg.saved = NULL, "saved memory is given, saved is NULL");
     ARG(OF_ALL, a.arg.workspace = NULL, "workspace is NULL");
-    ARG(OF_DISTILL, (a.arg.no_saved = true, a.arg.stats = a.arg.workspace = NULL),
+    ARG(OF_DISTILL, (a.arg.saved = NULL, a.arg.stats = a.arg.workspace = NULL),
         "workspace is NULL");
     ARG(OF_ALL, a.arg.workspace = a.workspace + 3, "workspace is 3 past a multiple of 256");
     for (int past = 8; past < COLO_ALIGNMENT; past *= 2) {
@@ -174,7 +174,7 @@ T_CASE(every_bad_backward_is_refused)
     alone_t b;
     REFUSED(OF_BACKWARD, (void)0, (void)0, alone_backward(&a), COLO_ERR_STATE,
             "no forward filled it", all_is_as_it_was);
-    REFUSED(OF_BACKWARD, (void)0, a.arg.no_saved = true, alone_backward(&a), COLO_ERR_ARG,
+    REFUSED(OF_BACKWARD, (void)0, a.arg.saved = NULL, alone_backward(&a), COLO_ERR_ARG,
             "saved is NULL", all_is_as_it_was);
     REJECT_BACKWARD(OF_BACKWARD, a.arg.no_upstream = true, COLO_ERR_ARG, "upstream is NULL");
     REJECT_BACKWARD(OF_TOPK, a.d_picks.d_logp = NULL, COLO_ERR_ARG, "d_logp is NULL");
@@ -301,7 +301,7 @@ static void run_exact(alone_t *a, colo_dtype_t dtype, bool saved, bool every_byt
                                 *x = t_aligned(workspace_bytes + 2 * MARGIN);
     memset(s, CANARY, stat_bytes + 2 * MARGIN);
     memset(x, CANARY, workspace_bytes + 2 * MARGIN);
-    a->arg.no_saved = !saved;
+    a->arg.saved = saved ? &a->saved : NULL;
     a->arg.stats = saved ? s + MARGIN : NULL;
     a->arg.workspace = x + MARGIN;
     assert_ok(alone_forward(a));
