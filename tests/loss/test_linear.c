@@ -2,12 +2,80 @@
 /*
  * test_linear.c - the lm_head path against the fp64 oracle: every option, every pair of them, all
  * modes, dtypes, ways to cut the vocabulary and the head. Tolerances are derived in
- * linear_compare.c.
+ * linear_compare.c. First the oracle itself, and with it that of logits, against its own outputs.
  */
 #include "loss/linear_case.h"
 
 static const char *const modes[] = {"logprob", "keep", "loss", "early"};
 enum { MODES = 4 };
+
+/* ---- the oracle ---- */
+
+/* What the upstream gradients weigh. */
+static double objective(const ref_linear_t *in)
+{
+    ref_linear_result_t r;
+    ref_linear_alloc(in, &r);
+    ref_linear(in, &r);
+    const double sum =
+        *in->g[0] * r.rows->logp + *in->g[1] * r.rows->entropy + *in->g[2] * r.rows->loss;
+    ref_linear_free(&r);
+    return sum;
+}
+
+/* A central difference of step s errs by s^2/6 times the third derivative, here at most 1000 or so,
+ * plus eps |f| / s, with |f| of order 100: some 2e-8 + 2e-9 of 1e-6. */
+static bool is_slope(const ref_linear_t *in, double *x, double gradient)
+{
+    const double was = *x, step = 1e-5;
+    *x = was + step;
+    const double above = objective(in);
+    *x = was - step;
+    const double slope = (above - objective(in)) / (2 * step);
+    *x = was;
+    return fabs(slope - gradient) <= 1e-6 * (1 + fabs(gradient));
+}
+
+/* By options alone and together, and by one output and all. With one token d_bias is the gradient
+ * of the logits, which is that of ref_logprob.h. */
+T_CASE(the_oracle_is_its_own_central_difference)
+{
+    enum { WORDS = 11, HIDDEN = 3 };
+    static const ref_logprob_opts_t options[] = {
+        {.temperature = 1, .scale = 1},
+        {.temperature = 0.6, .scale = 1},
+        {.temperature = 1, .scale = -1.7},
+        {.temperature = 1, .scale = 1, .softcap = 2.5},
+        {.temperature = 1, .scale = 1, .smoothing = 0.2},
+        {.temperature = 1, .scale = 1, .smoothing = 0.2, .megatron = true},
+        {.temperature = 1, .scale = 1, .z_loss = 0.05},
+        {0.8, 1.2, 3, .smoothing = 0.1, .z_loss = 0.03, .megatron = true},
+    };
+    static const double up[4][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0.7, -1.3, 0.9}};
+    uint64_t rng = t_seed();
+    for (int i = 0; i < 32; i++) {
+        double h[HIDDEN], w[WORDS * HIDDEN], b[WORDS], *all[] = {h, w, b};
+        const int64_t n[] = {HIDDEN, WORDS * HIDDEN, WORDS}, target = t_below(&rng, WORDS);
+        const double *g = up[i % 4];
+        ref_linear_t in = {options[i / 4],       1, WORDS, HIDDEN, h, w, b, &target, NULL,
+                           {&g[0], &g[1], &g[2]}};
+        ref_linear_result_t r;
+        in.opts.ignore_index = -100;
+        for (int k = 0; k < 3; k++)
+            for (int64_t j = 0; j < n[k]; j++)
+                all[k][j] = loss_normal(&rng);
+        ref_linear_alloc(&in, &r);
+        ref_linear(&in, &r);
+        for (int k = 0; k < 3; k++)
+            for (int64_t j = 0; j < n[k]; j++)
+                if (!is_slope(&in, &all[k][j], (const double *[]){r.d_h, r.d_w, r.d_b}[k][j]))
+                    fail_msg("options %d, output %d: element %d of %s", i / 4, i % 4, (int)j,
+                             (const char *[]){"d_h", "d_w", "d_b"}[k]);
+        ref_linear_free(&r);
+    }
+}
+
+/* ---- the library ---- */
 
 static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_dtype_t dtype,
                 shard_kind_t kind, int64_t chunk, uint64_t *rng)

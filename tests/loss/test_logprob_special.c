@@ -220,6 +220,21 @@ T_CASE(with_softcap_an_infinite_logit_is_a_finite_x)
 
 /* ---- extremes ---- */
 
+/* p near 1: the target's gradient 1 - p is small, and must not come out as 0 in fp64 */
+T_CASE(the_targets_gradient_survives_a_probability_near_one)
+{
+    uint64_t rng = t_seed() + 5;
+    T_ENDS(loss_case_free) loss_case_t c;
+    loss_case_init(&c, 2, 1, 4, COLO_F64, 0, &rng);
+    c.targets[0] = 2;
+    c.z[2] = 30;
+    c.up[0][0] = 1;
+    assert_ok(loss_case_run(&c));
+    double expected = 3 * exp(-30.0) / (1 + 3 * exp(-30.0)); /* 2.8e-13 */
+    assert_true(fabs(c.dz[2] - expected) < 5e-16);
+    assert_true(c.dz[2] > 0);
+}
+
 /* Below -88 every exp(x) underflows in fp32, below -745 in fp64: a running maximum that starts at 0
  * gives log 0 here. */
 T_CASE(all_logits_far_below_zero_are_ordinary)
