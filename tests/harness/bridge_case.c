@@ -339,7 +339,7 @@ static void expected_row(const t_case_t *c, t_role_t role, const ref_part_t *own
             else
                 for (int64_t addend = 0; addend < addends; addend++)
                     v += ref_code_partial(addend, b, s, h + 977 * salt, bits);
-            ref_encode_number(dtype, v, out);
+            ref_encode_number(dtype, (double)v, out);
         } else if (none) {
             memset(out, 0, ref_dtype_size(dtype)); /* DISJOINT: zero outside the rank's own rows */
         } else {

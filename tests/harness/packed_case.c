@@ -227,7 +227,7 @@ static void encode(const t_packed_t *t, int k, int64_t q, int64_t pos, int64_t h
     for (int64_t c = 0; c < ref_packed_cp(&t->side[1]); c++)
         if (k == 0 || c == own)
             sum += ref_code_partial(c, q, pos, h + (int64_t)t->seed, bits);
-    ref_encode_number(dtype, sum, to);
+    ref_encode_number(dtype, (double)sum, to);
 }
 
 /* What @rank has on side @k, in forward or backward; @blank: before a call has written it. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss_case.c - see loss_case.h; loss_run.c runs and compares. Storage formats are converted here
- * by arithmetic on exponents, not with the library's bit tricks.
+ * loss_case.c - see loss_case.h; loss_run.c runs and compares.
  *
  * Tolerances. Let u be the unit roundoff of the outputs (2^-24, or 2^-53 for f64 logits).
  * A per-token output is made of log Sum, x_t - M and U / Sum, each of magnitude at most
@@ -16,65 +15,37 @@
  * the logits (2^-9 relative for bf16, 2^-12 and 2^-26 absolute for f16, doubled for safety).
  */
 #include "loss/loss_case.h"
+#include "ref/ref_half.h"
 
-static int mantissa_bits(colo_dtype_t dtype)
+static struct ref_format format_of(colo_dtype_t dtype)
 {
-    return dtype == COLO_F64 ? 53 : dtype == COLO_F32 ? 24 : dtype == COLO_F16 ? 11 : 8;
+    return dtype == COLO_F16 ? ref_f16 : ref_bf16;
 }
 
 double loss_round(colo_dtype_t dtype, double v)
 {
-    if (dtype == COLO_F64 || v == 0 || !isfinite(v))
+    if (dtype == COLO_F64 || isnan(v))
         return v;
-    int e, bits = mantissa_bits(dtype);
-    double m = frexp(v, &e);
-    if (dtype == COLO_F16 && e < -13) /* subnormal: a multiple of 2^-24 */
-        return ldexp(nearbyint(ldexp(v, 24)), -24);
-    return ldexp(nearbyint(ldexp(m, bits)), e - bits);
+    return dtype == COLO_F32
+               ? (double)(float)v
+               : ref_half_value(format_of(dtype), ref_half_round(format_of(dtype), v));
 }
 
-/* For values that loss_round() returns unchanged, infinities and NaN. */
 void loss_store(colo_dtype_t dtype, void *base, int64_t i, double v)
 {
-    if (dtype == COLO_F64) {
+    if (dtype == COLO_F64)
         ((double *)base)[i] = v;
-    } else if (dtype == COLO_F32) {
+    else if (dtype == COLO_F32)
         ((float *)base)[i] = (float)v;
-    } else if (dtype == COLO_BF16) {
-        float f = (float)v;
-        uint32_t bits;
-        memcpy(&bits, &f, sizeof bits);
-        ((uint16_t *)base)[i] = (uint16_t)(bits >> 16);
-    } else {
-        uint16_t sign = signbit(v) ? 0x8000 : 0, body = 0;
-        int e;
-        double m = frexp(fabs(v), &e); /* in [0.5, 1) */
-        if (isnan(v))
-            body = 0x7e00;
-        else if (isinf(v))
-            body = 0x7c00;
-        else if (e < -13)
-            body = (uint16_t)ldexp(fabs(v), 24);
-        else if (v != 0)
-            body = (uint16_t)((e + 14) * 1024 + (int)ldexp(m, 11) - 1024);
-        ((uint16_t *)base)[i] = sign | body;
-    }
+    else
+        ((uint16_t *)base)[i] = ref_half_round(format_of(dtype), v);
 }
 
 double loss_load(colo_dtype_t dtype, const void *base, int64_t i)
 {
-    if (dtype == COLO_F64)
-        return ((const double *)base)[i];
-    if (dtype == COLO_F32)
-        return ((const float *)base)[i];
-    uint16_t h = ((const uint16_t *)base)[i];
-    int ebits = dtype == COLO_F16 ? 5 : 8, mbits = 15 - ebits;
-    int e = (h >> mbits) & ((1 << ebits) - 1), m = h & ((1 << mbits) - 1),
-        bias = (1 << (ebits - 1)) - 1;
-    double v = e == (1 << ebits) - 1 ? (m ? NAN : INFINITY)
-               : e                   ? ldexp((1 << mbits) + m, e - bias - mbits)
-                                     : ldexp(m, 1 - bias - mbits);
-    return h & 0x8000 ? -v : v;
+    return dtype == COLO_F64   ? ((const double *)base)[i]
+           : dtype == COLO_F32 ? (double)((const float *)base)[i]
+                               : ref_half_value(format_of(dtype), ((const uint16_t *)base)[i]);
 }
 
 double loss_normal(uint64_t *rng)

@@ -8,6 +8,7 @@
  * read off lists.
  */
 #include "ref/ref_bridge.h"
+#include "ref/ref_half.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -241,12 +242,8 @@ static void put_low_bytes(uint64_t v, size_t size, void *out)
 
 void ref_encode_move(const char *dtype, int64_t code, void *out)
 {
-    if (is(dtype, "f64")) {
-        double v = (double)code;
-        memcpy(out, &v, sizeof v);
-    } else if (is(dtype, "f32")) {
-        float v = (float)code;
-        memcpy(out, &v, sizeof v);
+    if (is(dtype, "f64") || is(dtype, "f32")) {
+        ref_encode_number(dtype, (double)code, out);
     } else if (is(dtype, "bf16") || is(dtype, "f16")) {
         uint64_t exponent = dtype[0] == 'b' ? 0x7f80 : 0x7c00;
         uint64_t v = (uint64_t)code * 40503u & 0xffff; /* odd factor: 65536 different patterns */
@@ -264,42 +261,15 @@ void ref_encode_move(const char *dtype, int64_t code, void *out)
     }
 }
 
-/* @v as a 16-bit float with @man explicit mantissa bits; no overflow to infinity is needed here. */
-static uint64_t half_bits(int64_t v, int man, int bias)
+void ref_encode_number(const char *dtype, double v, void *out)
 {
-    uint64_t sign = v < 0 ? 0x8000 : 0;
-    uint64_t a = v < 0 ? (uint64_t)-v : (uint64_t)v;
-    if (!a)
-        return sign;
-    int top = 0;
-    while (a >> (top + 1))
-        top++;
-    if (top > man) { /* drop bits: to nearest, ties to even */
-        int drop = top - man;
-        uint64_t rest = a & (((uint64_t)1 << drop) - 1), half = (uint64_t)1 << (drop - 1);
-        a >>= drop;
-        if (rest > half || (rest == half && (a & 1)))
-            a++;
-        if (a >> (man + 1)) {
-            a >>= 1;
-            top++;
-        }
-    } else {
-        a <<= man - top;
-    }
-    return sign | (uint64_t)(top + bias) << man | (a & (((uint64_t)1 << man) - 1));
-}
-
-void ref_encode_number(const char *dtype, int64_t v, void *out)
-{
-    if (is(dtype, "bf16"))
-        put_low_bytes(half_bits(v, 7, 127), 2, out);
-    else if (is(dtype, "f16"))
-        put_low_bytes(half_bits(v, 10, 15), 2, out);
-    else if (is(dtype, "f32") || is(dtype, "f64"))
-        ref_encode_move(dtype, v, out);
+    const float narrow = (float)v;
+    if (is(dtype, "f64"))
+        memcpy(out, &v, sizeof v);
+    else if (is(dtype, "f32"))
+        memcpy(out, &narrow, sizeof narrow);
     else
-        put_low_bytes((uint64_t)v, ref_dtype_size(dtype), out);
+        put_low_bytes(ref_half_round(is(dtype, "bf16") ? ref_bf16 : ref_f16, v), 2, out);
 }
 
 int ref_partial_bits(const char *dtype)

@@ -82,8 +82,8 @@ size_t ref_dtype_size(const char *dtype);
 /* Bytes that stand for a code in movement: exact numbers in f32, f64 and wide ints; a bit pattern
  * that is neither NaN nor infinity in bf16 and f16; the low bits in narrow ints. */
 void ref_encode_move(const char *dtype, int64_t code, void *out);
-/* The number @v rounded once to the dtype, nearest even. */
-void ref_encode_number(const char *dtype, int64_t v, void *out);
+/* The number @v rounded once to a float dtype, nearest even. */
+void ref_encode_number(const char *dtype, double v, void *out);
 /* How many bits of magnitude an addend of ref_code_partial() may have in this dtype. */
 int ref_partial_bits(const char *dtype);
 

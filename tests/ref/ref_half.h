@@ -28,7 +28,7 @@ static inline double ref_half_value(struct ref_format f, uint16_t bits)
     return bits & 0x8000 ? -v : v;
 }
 
-/* Nearest, ties to even; not for NaN. */
+/* Nearest, ties to even. */
 static inline uint16_t ref_half_round(struct ref_format f, double v)
 {
     int bias = (1 << (f.exp_bits - 1)) - 1, top = (1 << f.exp_bits) - 1, exp;
@@ -36,6 +36,8 @@ static inline uint16_t ref_half_round(struct ref_format f, double v)
     v = fabs(v);
     if (v == 0)
         return sign;
+    if (isnan(v))
+        return (uint16_t)(sign | top << f.man_bits | 1 << (f.man_bits - 1));
     frexp(v, &exp); /* v = m 2^exp, m in [1/2, 1) */
     if (isinf(v) || exp - 1 > bias)
         return (uint16_t)(sign | top << f.man_bits);

@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/ref_half.h"
-
 static void *take(int64_t n, size_t size)
 {
     void *p = calloc((size_t)(n > 0 ? n : 1), size);
@@ -211,20 +209,6 @@ static int64_t code_text(const ref_ragged_t *c, const ref_row_t *where, int64_t 
     return -(3 + h + c->h * (where->p + 509 * where->q));
 }
 
-/* A number rounded once to the dtype. */
-static void encode_real(const char *dtype, double v, void *out)
-{
-    if (strcmp(dtype, "f64") == 0) {
-        memcpy(out, &v, sizeof v);
-    } else if (strcmp(dtype, "f32") == 0) {
-        float f = (float)v;
-        memcpy(out, &f, sizeof f);
-    } else {
-        uint16_t bits = ref_half_round(dtype[0] == 'b' ? ref_bf16 : ref_f16, v);
-        memcpy(out, &bits, sizeof bits);
-    }
-}
-
 static double addend_value(const ref_ragged_t *c, int64_t addend, int64_t g, int64_t h,
                            const char *dtype, int64_t salt)
 {
@@ -313,7 +297,7 @@ static void put_sum(const ref_ragged_t *c, int64_t d, int64_t g, int64_t h, cons
             add(&all, node.wide, node.narrow);
     }
     free(home);
-    encode_real(dtype, strcmp(dtype, "f64") == 0 ? all.wide : (double)all.narrow, out);
+    ref_encode_number(dtype, strcmp(dtype, "f64") == 0 ? all.wide : (double)all.narrow, out);
 }
 
 /* Which places of @part the rank owns. */
@@ -355,7 +339,8 @@ static void put_d(const tensor_t *t, const ref_row_t *where, int64_t h, void *ou
         ref_encode_move(t->dtype,
                         code_text(c, where, h) * 3 - (partial ? t->part.addend : 0) - t->salt, out);
     else if (partial)
-        encode_real(t->dtype, addend_value(c, t->part.addend, where->g, h, t->dtype, t->salt), out);
+        ref_encode_number(t->dtype, addend_value(c, t->part.addend, where->g, h, t->dtype, t->salt),
+                          out);
     else
         ref_encode_move(t->dtype, code_d(where->g, h, t->total) + 5 * t->salt, out);
 }
