@@ -95,16 +95,6 @@ ref_distill_opts_t distill_case_opts(const distill_case_t *c)
     };
 }
 
-colo_status_t distill_case_run(distill_case_t *c)
-{
-    return gather_run(c, sizeof *c);
-}
-
-void distill_case_later(const distill_case_t *c, void (*check)(const void *))
-{
-    gather_later(c, sizeof *c, check);
-}
-
 static void compare_row(const distill_case_t *c, const char *label, int64_t t)
 {
     const ref_distill_opts_t o = distill_case_opts(c);

@@ -27,8 +27,6 @@ typedef struct distill_case {
 /* Draws logits of standard deviation @spread and targets that are near them. */
 void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, bool probs,
                        colo_dtype_t dtype, colo_dtype_t target_dtype, double spread, uint64_t *rng);
-colo_status_t distill_case_run(distill_case_t *c);
-void distill_case_later(const distill_case_t *c, void (*check)(const void *));
 ref_distill_opts_t distill_case_opts(const distill_case_t *c);
 /* Against the oracle, all values finite; the statistics: one gather, none backward. */
 void distill_case_compare(const distill_case_t *c, const char *label);

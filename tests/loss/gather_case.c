@@ -10,7 +10,8 @@ void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, 
     loss_case_shard(s, SHARD_EVEN);
 }
 
-colo_status_t gather_on_rank(colo_comm_t *world, void *c)
+/* Of a case that begins with its shape; then all memory is dropped. */
+static colo_status_t on_rank(colo_comm_t *world, void *c)
 {
     loss_case_t *s = c;
     gather_rank_t m = {.shape = s,
@@ -30,23 +31,30 @@ colo_status_t gather_on_rank(colo_comm_t *world, void *c)
 
 colo_status_t gather_run(void *c, size_t bytes)
 {
-    return t_run_ranks(((loss_case_t *)c)->ranks, gather_on_rank, c, bytes);
+    loss_case_t *s = c;
+    t_share(s->memory, s->bytes);
+    const colo_status_t st = t_run_ranks(s->ranks, on_rank, c, bytes);
+    t_unshare(s->memory);
+    return st;
 }
 
 static void after(void *arg, colo_status_t st)
 {
     loss_case_t *s = arg;
+    t_unshare(s->memory);
     assert_ok(st);
-    s->check(arg);
-    free(arg);
+    s->check(s);
+    loss_case_free(s);
+    free(s);
 }
 
-void gather_later(const void *c, size_t bytes, void (*check)(const void *c))
+void gather_later(const void *c, size_t bytes, void (*check)(loss_case_t *))
 {
     loss_case_t *copy = malloc(bytes);
     memcpy(copy, c, bytes);
     copy->check = check;
-    t_run_later(copy->ranks, gather_on_rank, copy, bytes, after);
+    t_share(copy->memory, copy->bytes);
+    t_run_later(copy->ranks, on_rank, copy, bytes, after);
 }
 
 void *gather_put(gather_rank_t *m, const void *from, size_t bytes)

@@ -29,12 +29,10 @@ typedef struct gather_rank {
 /* Of a case that @run runs on each rank. */
 void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype,
                   colo_status_t (*run)(void *c, gather_rank_t *m));
-/* The shape's run() of @c on this rank of @world; then all memory is dropped. @c begins with its
- * shape. */
-colo_status_t gather_on_rank(colo_comm_t *world, void *c);
-/* On all ranks; or a copy of @c in t_run_later(), then @check, which finds a label in the shape. */
+/* The shape's run() of @c, which begins with its shape, on all ranks; or of a copy in
+ * t_run_later(), then @check, which finds a label in the shape. */
 colo_status_t gather_run(void *c, size_t bytes);
-void gather_later(const void *c, size_t bytes, void (*check)(const void *c));
+void gather_later(const void *c, size_t bytes, void (*check)(loss_case_t *c));
 
 /* Memory of `where`: @bytes of @from; or of @n numbers in the dtype of outputs; or this rank's
  * columns of @from [T, V] in @dtype, in which padding, gaps and, if @from is NULL, all hold s->pad.

@@ -7,18 +7,27 @@
 
 enum { BEFORE = 256, CANARY_BYTE = 0x5a, FILLED = 1 << 20 };
 
-static double *draw(int64_t n, colo_dtype_t dtype, double spread, uint64_t *rng)
+/* Of the next numbers of a case's memory, @n. */
+static double *take(double **next, int64_t n)
 {
-    double *x = calloc((size_t)n + 1, sizeof *x);
+    double *x = *next;
+    *next += n + 1;
+    return x;
+}
+
+static double *draw(double **next, int64_t n, colo_dtype_t dtype, uint64_t *rng)
+{
+    double *x = take(next, n);
     for (int64_t i = 0; i < n; i++)
-        x[i] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
+        x[i] = loss_round(dtype, loss_round(COLO_F32, loss_normal(rng)));
     return x;
 }
 
 void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t tokens,
                       int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng)
 {
-    size_t t = (size_t)tokens + 1;
+    const int64_t t = tokens + 1, th = tokens * hidden + 1, v = vocab + 1, vh = vocab * hidden + 1,
+                  world = ranks * replicas;
     *c = (linear_case_t){.ranks = ranks,
                          .replicas = replicas,
                          .tokens = tokens,
@@ -32,46 +41,34 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
     c->config.mode = COLO_LINEAR_LOGPROB;
     c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    c->w = draw(vocab * hidden, dtype, 1, rng);
-    c->b = draw(vocab, dtype, 1, rng);
+    c->bytes =
+        (size_t)(2 * (vh + v) + replicas * (th + 4 * t) + world * (th + 4 * t)) * sizeof(double);
+    double *next = c->memory = calloc(c->bytes, 1);
+    c->w = draw(&next, vocab * hidden, dtype, rng);
+    c->b = draw(&next, vocab, dtype, rng);
     for (int d = 0; d < replicas; d++) {
-        c->h[d] = draw(tokens * hidden, dtype, 1, rng);
-        c->targets[d] = calloc(t, sizeof(int64_t));
+        c->h[d] = draw(&next, tokens * hidden, dtype, rng);
+        c->targets[d] = (int64_t *)take(&next, tokens);
         for (int64_t i = 0; i < tokens; i++)
             c->targets[d][i] = t_below(rng, vocab);
         for (int k = 0; k < 3; k++)
-            c->up[d][k] = draw(tokens, COLO_F32, 1, rng);
+            c->up[d][k] = draw(&next, tokens, COLO_F32, rng);
     }
-    for (int r = 0; r < ranks * replicas; r++) {
+    for (int r = 0; r < world; r++) {
         for (int k = 0; k < 3; k++)
-            c->out[r][k] = calloc(t, sizeof(double));
-        c->correct[r] = calloc(t, 1);
-        c->d_h[r] = calloc((size_t)(tokens * hidden) + 1, sizeof(double));
+            c->out[r][k] = take(&next, tokens);
+        c->correct[r] = (uint8_t *)take(&next, tokens);
+        c->d_h[r] = take(&next, tokens * hidden);
     }
-    c->d_w = calloc((size_t)(vocab * hidden) + 1, sizeof(double));
-    c->d_b = calloc((size_t)vocab + 1, sizeof(double));
+    c->d_w = take(&next, vocab * hidden);
+    c->d_b = take(&next, vocab);
     linear_case_shard(c, SHARD_EVEN);
 }
 
 void linear_case_free(linear_case_t *c)
 {
-    free(c->w);
-    free(c->b);
-    free(c->d_w);
-    free(c->d_b);
+    free(c->memory);
     free(c->support);
-    for (int d = 0; d < c->replicas; d++) {
-        free(c->h[d]);
-        free(c->targets[d]);
-        for (int k = 0; k < 3; k++)
-            free(c->up[d][k]);
-    }
-    for (int r = 0; r < c->ranks * c->replicas; r++) {
-        for (int k = 0; k < 3; k++)
-            free(c->out[r][k]);
-        free(c->correct[r]);
-        free(c->d_h[r]);
-    }
 }
 
 /* ---- memory with canaries on both sides ---- */
@@ -545,36 +542,17 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
-static void each_shared(linear_case_t *c, void (*f)(void *, size_t))
-{
-    const size_t t = (size_t)c->tokens;
-    f(c->d_w, (size_t)(c->vocab * c->hidden) * sizeof(double));
-    f(c->d_b, (size_t)c->vocab * sizeof(double));
-    for (int r = 0; r < c->ranks * c->replicas; r++) {
-        for (int k = 0; k < 3; k++)
-            f(c->out[r][k], t * sizeof(double));
-        f(c->correct[r], t);
-        f(c->d_h[r], t * (size_t)c->hidden * sizeof(double));
-    }
-}
-
-static void unshare(void *data, size_t bytes)
-{
-    t_unshare(data);
-}
-
 colo_status_t linear_case_run_all(linear_case_t *c, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         memset(c[i].spilled, 0, sizeof c[i].spilled);
         memset(c[i].second_differs, 0, sizeof c[i].second_differs);
-        if (!t_ranks_are_threads())
-            each_shared(&c[i], t_share);
+        t_share(c[i].memory, c[i].bytes);
     }
     ncases = n;
     colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, (size_t)n * sizeof *c);
-    for (int32_t i = 0; i < n && !t_ranks_are_threads(); i++)
-        each_shared(&c[i], unshare);
+    for (int32_t i = 0; i < n; i++)
+        t_unshare(c[i].memory);
     return st;
 }
 

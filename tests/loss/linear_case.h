@@ -37,6 +37,8 @@ typedef struct linear_case {
     bool arrays, mean;
     double prefill; /* what d_weight and d_bias hold before */
 
+    void *memory; /* what is not the support points into these @bytes */
+    size_t bytes;
     double *h[LOSS_RANKS];        /* [T, H] of each replica, exact in the dtype */
     double *w, *b;                /* [V, H], [V] */
     int64_t *targets[LOSS_RANKS]; /* [T] of each replica */

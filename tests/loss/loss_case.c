@@ -59,46 +59,39 @@ double loss_normal(uint64_t *rng)
 void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab,
                     colo_dtype_t dtype, double spread, uint64_t *rng)
 {
-    size_t n = (size_t)(tokens * vocab) + 1, t = (size_t)tokens + 1;
+    const size_t n = (size_t)(tokens * vocab) + 1, t = (size_t)tokens + 1, w = (size_t)ranks;
     *c = (loss_case_t){.ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype};
     c->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = vocab};
     c->pad = 1000;
-    c->z = calloc(n, sizeof(double));
-    c->dz = calloc(n, sizeof(double));
-    c->targets = calloc(t, sizeof(int64_t));
+    c->bytes = (2 * n + (4 + 3 * w) * t) * sizeof(double) + w * t;
+    c->memory = calloc(c->bytes, 1);
+    c->z = c->memory;
+    c->dz = c->z + n;
+    c->targets = (int64_t *)(c->dz + n);
     for (int64_t i = 0; i < tokens * vocab; i++)
         c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
     for (int64_t i = 0; i < tokens; i++)
         c->targets[i] = t_below(rng, vocab);
-    for (int k = 0; k < 3; k++) {
-        c->up[k] = calloc(t, sizeof(double));
+    double *next = c->dz + n + t;
+    for (int k = 0; k < 3; k++, next += t) {
+        c->up[k] = next;
         for (int64_t i = 0; i < tokens; i++)
             c->up[k][i] = loss_round(COLO_F32, loss_normal(rng));
     }
-    for (int r = 0; r < ranks; r++) {
-        for (int k = 0; k < 3; k++)
-            c->out[r][k] = calloc(t, sizeof(double));
-        c->correct[r] = calloc(t, 1);
-    }
+    for (int i = 0; i < 3 * ranks; i++, next += t)
+        c->out[i / 3][i % 3] = next;
+    for (int r = 0; r < ranks; r++)
+        c->correct[r] = (uint8_t *)next + (size_t)r * t;
     loss_case_shard(c, SHARD_EVEN);
 }
 
 void loss_case_free(loss_case_t *c)
 {
-    free(c->z);
-    free(c->dz);
-    free(c->targets);
+    free(c->memory);
     free(c->in);
     free(c->ids);
     free(c->begin);
     free(c->end);
-    for (int k = 0; k < 3; k++)
-        free(c->up[k]);
-    for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
-            free(c->out[r][k]);
-        free(c->correct[r]);
-    }
 }
 
 void loss_case_take(loss_case_t *c, const loss_case_t *from, int64_t lo, int64_t hi)

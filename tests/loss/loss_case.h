@@ -32,8 +32,10 @@ typedef struct loss_case {
     double pad;    /* what padding columns and gaps hold */
     char label[96];
     colo_status_t (*run)(void *, struct gather_rank *); /* this and what follows: gather_case.h */
-    void (*check)(const void *);
+    void (*check)(struct loss_case *);
 
+    void *memory; /* what is not of the lists points into these @bytes */
+    size_t bytes;
     double *z;        /* [T, V], values that the dtype holds exactly */
     int64_t *targets; /* [T] */
     double *up[3];    /* [T] each, exact in f32: d_logp, d_entropy, d_loss */

@@ -84,58 +84,18 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     return COLO_OK;
 }
 
-/* What ranks write besides *c. */
-static void share(loss_case_t *c)
-{
-    const size_t t = (size_t)c->tokens;
-    c->pad_worst = 0;
-    c->run = run_with;
-    t_share(c->dz, t * (size_t)c->vocab * sizeof *c->dz);
-    for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
-            t_share(c->out[r][k], t * sizeof *c->out[r][k]);
-        t_share(c->correct[r], t);
-    }
-}
-
-static void unshare(loss_case_t *c)
-{
-    t_unshare(c->dz);
-    for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
-            t_unshare(c->out[r][k]);
-        t_unshare(c->correct[r]);
-    }
-}
-
 colo_status_t loss_case_run(loss_case_t *c)
 {
-    share(c);
-    colo_status_t st = gather_run(c, sizeof *c);
-    unshare(c);
-    return st;
-}
-
-struct later {
-    loss_case_t c; /* first: it is what ranks get */
-    void (*check)(loss_case_t *);
-};
-
-static void after(void *arg, colo_status_t st)
-{
-    COLO_AUTOFREE struct later *l = arg;
-    unshare(&l->c);
-    assert_ok(st);
-    l->check(&l->c);
-    loss_case_free(&l->c);
+    c->pad_worst = 0;
+    c->run = run_with;
+    return gather_run(c, sizeof *c);
 }
 
 void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
 {
-    struct later *l = malloc(sizeof *l);
-    *l = (struct later){*c, check};
-    share(&l->c);
-    t_run_later(c->ranks, gather_on_rank, l, sizeof l->c, after);
+    loss_case_t copy = *c;
+    copy.run = run_with;
+    gather_later(&copy, sizeof copy, check);
 }
 
 /* ---- comparing ---- */

@@ -9,6 +9,11 @@ static const int32_t worlds[] = {1, 2, 4, 8};
 
 static distill_case_t c; /* large */
 
+static colo_status_t run(void)
+{
+    return gather_run(&c, sizeof c);
+}
+
 static void draw_options(uint64_t *rng)
 {
     if (t_below(rng, 2))
@@ -22,9 +27,9 @@ static void draw_options(uint64_t *rng)
     c.no_kl = t_below(rng, 4) == 0;
 }
 
-static void compare(const void *arg)
+static void compare(loss_case_t *shape)
 {
-    const distill_case_t *a = arg;
+    const distill_case_t *a = (const distill_case_t *)shape;
     distill_case_compare(a, a->shape.label);
 }
 
@@ -46,7 +51,7 @@ T_CASE(every_option_agrees_with_the_oracle)
                                  "W %d, %s from %s %s, shard %d", worlds[w],
                                  colo_dtype_name(loss_dtypes[d]), colo_dtype_name(other),
                                  probs ? "probabilities" : "logits", (int)kind);
-                        distill_case_later(&c, compare);
+                        gather_later(&c, sizeof c, compare);
                     }
     t_run_rest();
 }
@@ -61,7 +66,7 @@ T_CASE(a_student_that_is_its_teacher_has_no_kl)
             loss_case_shard(&c.shape, kind);
             memcpy(c.w, c.z, sizeof c.w);
             c.config.logits.temperature = c.config.target_temperature = 1.7;
-            assert_ok(distill_case_run(&c));
+            assert_ok(run());
             distill_case_compare(&c, "its own teacher");
             for (int t = 0; t < 4; t++)
                 assert_true(fabs(c.out[0][1][t]) < 1e-6);
@@ -70,9 +75,9 @@ T_CASE(a_student_that_is_its_teacher_has_no_kl)
         }
 }
 
-static void never_below_0(const void *arg)
+static void never_below_0(loss_case_t *shape)
 {
-    const distill_case_t *a = arg;
+    const distill_case_t *a = (const distill_case_t *)shape;
     const bool probs = a->config.targets == COLO_DISTILL_PROBS;
     for (int t = 0; t < DISTILL_TOKENS; t++)
         if (!(a->out[0][0][t] >= 0) || !(probs || a->out[0][1][t] >= 0))
@@ -98,7 +103,7 @@ T_CASE(divergence_and_cross_entropy_are_never_below_0)
         if (probs)
             c.config.target_temperature = 1;
         snprintf(c.shape.label, sizeof c.shape.label, "case %d", i);
-        distill_case_later(&c, never_below_0);
+        gather_later(&c, sizeof c, never_below_0);
     }
     t_run_rest();
 }
@@ -111,7 +116,7 @@ T_CASE(a_one_hot_target_is_the_log_probability)
         for (int t = 0; t < 5; t++)
             for (int j = 0; j < 32; j++)
                 c.w[t * 32 + j] = j == 7 * t % 32;
-        assert_ok(distill_case_run(&c));
+        assert_ok(run());
         for (int t = 0; t < 5; t++) {
             double sum = 0, target = c.z[t * 32 + 7 * t % 32];
             for (int j = 0; j < 32; j++)
@@ -129,12 +134,12 @@ T_CASE(probabilities_are_not_normalised)
     static double first[DISTILL_TOKENS * DISTILL_VOCAB], ce[4];
     distill_case_init(&c, 4, 4, 30, true, COLO_F64, COLO_F64, 2, &rng);
     c.no_kl = true;
-    assert_ok(distill_case_run(&c));
+    assert_ok(run());
     memcpy(first, c.dz, sizeof first);
     memcpy(ce, c.out[0][0], sizeof ce);
     for (int i = 0; i < 4 * 30; i++)
         c.w[i] = i < 30 ? 0 : 2 * c.w[i];
-    assert_ok(distill_case_run(&c));
+    assert_ok(run());
     for (int t = 1; t < 4; t++)
         assert_true(fabs(c.out[0][0][t] - 2 * ce[t]) < 1e-12);
     for (int i = 30; i < 4 * 30; i++)
@@ -154,14 +159,14 @@ T_CASE(an_offset_of_5000_costs_no_digit)
             c.z[i] = floor(c.z[i] * 2048) / 2048;
             c.w[i] = floor(c.w[i] * 2048) / 2048;
         }
-        assert_ok(distill_case_run(&c));
+        assert_ok(run());
         for (int k = 0; k < 2; k++)
             memcpy(first[k], c.out[0][k], sizeof first[k]);
         for (int i = 0; i < 5 * 32; i++) {
             c.z[i] += 5000;
             c.w[i] -= 5000;
         }
-        assert_ok(distill_case_run(&c));
+        assert_ok(run());
         for (int k = 0; k < 2; k++)
             for (int t = 0; t < 5; t++)
                 assert_true(c.out[0][k][t] == first[k][t]);
@@ -183,7 +188,7 @@ T_CASE_IF(where.mem == COLO_HOST, an_offset_that_fp32_cannot_hold_costs_no_digit
                 c.z[i] = floor(c.z[i] * 2048) / 2048 + 5000;
                 c.w[i] = probs ? c.w[i] : floor(c.w[i] * 2048) / 2048 - 5000;
             }
-            assert_ok(distill_case_run(&c));
+            assert_ok(run());
             distill_case_compare(&c, probs ? "probabilities" : "logits");
         }
 }
@@ -218,7 +223,7 @@ T_CASE(special_rows_are_as_documented)
                     }
                     c.masked = true;
                     c.mask[MASKED] = 0;
-                    assert_ok(distill_case_run(&c));
+                    assert_ok(run());
                     for (int r = 0; r < worlds[w]; r++)
                         for (int k = 0; k < 2; k++) {
                             assert_true(all_of(IS_NAN, c.out[r][k] + Z_NAN, W_MINUS - Z_NAN + 1));
@@ -255,7 +260,7 @@ T_CASE(a_target_where_the_student_has_none_is_infinite)
             for (int j = 2; j < 6; j++)
                 c.z[j] = -INFINITY;
             c.w[4] = 0.25; /* as a logit or a probability: some mass is there */
-            assert_ok(distill_case_run(&c));
+            assert_ok(run());
             assert_true(c.out[0][0][0] == INFINITY && c.out[0][1][0] == INFINITY);
             assert_true(all_of(IS_FINITE, c.dz, V));
             assert_true(c.dz[4] != 0);
@@ -267,17 +272,12 @@ T_CASE(no_tokens_still_join_the_gather)
     uint64_t rng = t_seed() + 7;
     for (int w = 0; w < 4; w++) {
         distill_case_init(&c, worlds[w], 0, 10, false, COLO_F32, COLO_F32, 2, &rng);
-        assert_ok(distill_case_run(&c));
+        assert_ok(run());
         distill_case_compare(&c, "no tokens");
     }
 }
 
 /* ---- gradient ---- */
-
-static colo_status_t run(void)
-{
-    return distill_case_run(&c);
-}
 
 static double weighted(int64_t t)
 {

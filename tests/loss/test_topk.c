@@ -10,6 +10,11 @@ static const int64_t ks[] = {1, 2, 5, 20};
 
 static topk_case_t c; /* large */
 
+static colo_status_t run(void)
+{
+    return gather_run(&c, sizeof c);
+}
+
 static void draw_options(uint64_t *rng)
 {
     if (t_below(rng, 2))
@@ -17,9 +22,9 @@ static void draw_options(uint64_t *rng)
     c.masked = gather_draw(&c.shape, &c.config.logits, c.mask, rng);
 }
 
-static void compare(const void *arg)
+static void compare(loss_case_t *shape)
 {
-    const topk_case_t *a = arg;
+    const topk_case_t *a = (const topk_case_t *)shape;
     topk_case_compare(a, a->shape.label);
 }
 
@@ -42,7 +47,7 @@ T_CASE(every_option_agrees_with_the_oracle)
                                  "W %d, %s, shard %d, k %d, %s", worlds[w],
                                  colo_dtype_name(loss_dtypes[d]), (int)kind, (int)c.config.k,
                                  topk ? "largest" : "given");
-                        topk_case_later(&c, compare);
+                        gather_later(&c, sizeof c, compare);
                     }
     t_run_rest();
 }
@@ -61,7 +66,7 @@ T_CASE(of_equal_logits_the_lowest_id_is_first_on_any_cut)
                     c.z[i] = (double)t_below(&rng, 3) - 1;
                 for (int32_t r = 0; r < worlds[w] && backwards; r++)
                     c.shape.start[r] = (worlds[w] - 1 - r) * c.shape.columns[r];
-                assert_ok(topk_case_run(&c));
+                assert_ok(run());
                 topk_case_compare(&c, "ties");
             }
 }
@@ -73,7 +78,7 @@ T_CASE(all_columns_can_be_asked_for)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             topk_case_init(&c, worlds[w], 3, 30, 30, true, COLO_F32, 2, &rng);
             loss_case_shard(&c.shape, kind);
-            assert_ok(topk_case_run(&c));
+            assert_ok(run());
             topk_case_compare(&c, "all columns");
         }
 }
@@ -83,14 +88,14 @@ T_CASE(a_scale_of_zero_makes_all_equal)
     uint64_t rng = t_seed() + 3;
     topk_case_init(&c, 4, 2, 20, 5, true, COLO_F32, 2, &rng);
     c.config.logits.scale = 0;
-    assert_ok(topk_case_run(&c));
+    assert_ok(run());
     topk_case_compare(&c, "scale 0");
     assert_int_equal(c.got[3][4], 4);
 }
 
-static void never_above_0(const void *arg)
+static void never_above_0(loss_case_t *shape)
 {
-    const topk_case_t *a = arg;
+    const topk_case_t *a = (const topk_case_t *)shape;
     for (int64_t i = 0; i < a->shape.tokens * a->config.k; i++)
         if (!(a->logp[0][i] <= 0))
             fail_msg("%s: logp is %.9g", a->shape.label, a->logp[0][i]);
@@ -111,7 +116,7 @@ T_CASE(log_probabilities_are_never_above_0)
         for (int64_t t = 0; t < TOPK_TOKENS * vocab; t++)
             c.z[t] = loss_round(dtype, c.z[t] + 3000);
         snprintf(c.shape.label, sizeof c.shape.label, "case %d", i);
-        topk_case_later(&c, never_above_0);
+        gather_later(&c, sizeof c, never_above_0);
     }
     t_run_rest();
 }
@@ -124,11 +129,11 @@ T_CASE(an_offset_of_5000_costs_no_digit)
         topk_case_init(&c, worlds[w], 5, 32, 6, true, COLO_F32, 3, &rng);
         for (int i = 0; i < 5 * 32; i++)
             c.z[i] = floor(c.z[i] * 2048) / 2048;
-        assert_ok(topk_case_run(&c));
+        assert_ok(run());
         memcpy(first, c.logp[0], sizeof first);
         for (int i = 0; i < 5 * 32; i++)
             c.z[i] += 5000;
-        assert_ok(topk_case_run(&c));
+        assert_ok(run());
         for (int i = 0; i < 5 * 6; i++)
             assert_true(c.logp[0][i] == first[i]);
     }
@@ -162,7 +167,7 @@ T_CASE(special_rows_are_as_documented)
                     for (int i = 0; i < K; i++)
                         c.ids[SOME_MINUS * K + i] = (int64_t[]){2, 9, 0, 1, 2, 15}[i];
                     c.shape.pad = 1000; /* gaps and padding are compared with == */
-                    assert_ok(topk_case_run(&c));
+                    assert_ok(run());
                     for (int r = 0; r < worlds[w]; r++)
                         for (int i = 0; i < K; i++) {
                             for (int t = NAN_ROW; t <= MINUS_ROW; t++) {
@@ -209,7 +214,7 @@ T_CASE(an_invalid_id_is_counted_and_spoils_its_row_only)
         c.ids[4 * 3 + 0] = c.ids[4 * 3 + 1] = c.ids[4 * 3 + 2] = -100; /* nothing is asked for */
         for (int j = 0; j < 20; j++)
             c.z[4 * 20 + j] = NAN;
-        assert_ok(topk_case_run(&c));
+        assert_ok(run());
         assert_int_equal(c.n_invalid[0], 3);
         assert_true(all_of(IS_ZERO, c.dz + 4 * 20, 20));
         c.shape.tokens = 4; /* the last row is not for the oracle */
@@ -222,7 +227,7 @@ T_CASE(an_id_that_occurs_twice_counts_twice)
     uint64_t rng = t_seed() + 7;
     for (int w = 0; w < 4; w++) {
         topk_case_init(&c, worlds[w], 4, 10, 20, false, COLO_F64, 2, &rng); /* 20 of 10: many do */
-        assert_ok(topk_case_run(&c));
+        assert_ok(run());
         topk_case_compare(&c, "twice");
     }
 }
@@ -232,17 +237,12 @@ T_CASE(no_tokens_still_join_the_gather)
     uint64_t rng = t_seed() + 8;
     for (int w = 0; w < 4; w++) {
         topk_case_init(&c, worlds[w], 0, 10, 2, true, COLO_F32, 2, &rng);
-        assert_ok(topk_case_run(&c));
+        assert_ok(run());
         topk_case_compare(&c, "no tokens");
     }
 }
 
 /* ---- gradient ---- */
-
-static colo_status_t run(void)
-{
-    return topk_case_run(&c);
-}
 
 static double weighted(int64_t t)
 {

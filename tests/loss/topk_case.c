@@ -76,16 +76,6 @@ ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
                                 .ignore_index = INT64_MIN};
 }
 
-colo_status_t topk_case_run(topk_case_t *c)
-{
-    return gather_run(c, sizeof *c);
-}
-
-void topk_case_later(const topk_case_t *c, void (*check)(const void *))
-{
-    gather_later(c, sizeof *c, check);
-}
-
 static void compare_row(const topk_case_t *c, const char *label, int64_t t)
 {
     const ref_logprob_opts_t o = topk_case_opts(c);

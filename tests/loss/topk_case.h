@@ -29,8 +29,6 @@ typedef struct topk_case {
 /* Draws logits of standard deviation @spread, ids (a row may repeat one) and upstream gradients. */
 void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng);
-colo_status_t topk_case_run(topk_case_t *c);
-void topk_case_later(const topk_case_t *c, void (*check)(const void *));
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c);
 /* Rows whose logits are finite, against the oracle; the statistics: one gather, none backward. */
 void topk_case_compare(const topk_case_t *c, const char *label);
