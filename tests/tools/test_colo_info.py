@@ -70,6 +70,7 @@ def world_that_waits_says_for_which_rank():
     equal(ran.exit, 1)
     in_order(ran.err, 'rank 0 of 2 waits for the file of rank 1, 100 ms at most\n',
              'rank 1 has left no file after 100 ms\n')
+    equal(ran.err.count('\n'), 2)
     equal(os.listdir(), ['colo-info-rank-0'])
 
 
@@ -81,12 +82,20 @@ def world_follows_no_link():
     ran = world(os.getcwd(), '1')
     equal((ran.exit, Path('other').read_bytes()), (1, b''))
     in_order(ran.err, 'expected a new folder for each run')
+    equal(ran.err.count('\n'), 1)
 
 
 @case
 def world_refuses_a_folder_whose_name_is_empty_or_too_long():
     for name in '', 481 * 'x':
         refused(world(name, '1'), '--world: the name of the folder has ')
+
+
+@case
+def world_stands_alone():
+    for other in '--json', '--grid tp=2', '--bind':
+        refuses(other.split()[0] + ': not with --world', '--world new ' + other)
+    equal(os.listdir(), [])
 
 
 main('colo-info')

@@ -151,6 +151,9 @@ int main(int argc, char **argv)
     int rc = tool_start(options, OPT_COUNT, argc, argv, help, "");
     if (rc != TOOL_GO_ON)
         return rc;
+    for (int i = 0; i < OPT_COUNT && options[OPT_WORLD].given; i++)
+        if (options[i].given && i != OPT_WORLD)
+            return tool_refuse("%s: not with --world", options[i].name);
     if (options[OPT_WORLD].given)
         return tool_finish(info_world(options[OPT_WORLD].value));
     TOOL_TRY(read_ask(&ask));

@@ -59,9 +59,10 @@ static void path_of(const folder_t *f, int32_t rank, const char *part, char out[
 
 static colo_status_t bad(const folder_t *f, const char *what)
 {
-    fprintf(stderr, "%s: rank %d of %d: %s/colo-info-rank-...: %s\n", tool_name, (int)f->rank,
-            (int)f->size, f->path, what);
-    return COLO_ERR_IO;
+    char words[PATH_BYTES + 200];
+    snprintf(words, sizeof words, "rank %d of %d: %s/colo-info-rank-...: %s", (int)f->rank,
+             (int)f->size, f->path, what);
+    return colo_bootstrap_fail(COLO_ERR_IO, words);
 }
 
 static colo_status_t leave(const folder_t *f, const void *data, size_t bytes)
