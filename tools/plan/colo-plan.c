@@ -370,27 +370,43 @@ static int read_ask(plan_ask_t *ask, plan_batch_t *batch)
 
 /* ---- --compare ---- */
 
-/* One word after a colon. */
-static int read_entry_word(const char *where, const char *word, plan_entry_t *e)
+/* One word after a colon; @given: a bit for each kind of word that came before. */
+static int read_entry_word(const char *where, const char *word, plan_entry_t *e, unsigned *given)
 {
-    colo_plan_config_t *c = &e->ask.config;
+    enum { SP, OUTPUT, GRAD };
+    static const char *const kinds[] = {"sp", "output", "gradient"};
+    static const struct {
+        const char *word;
+        int kind, value;
+    } known[] = {{"sp=none", SP, 0},
+                 {"sp=src", SP, 1},
+                 {"sp=dst", SP, 2},
+                 {"sp=both", SP, 3},
+                 {"full", OUTPUT, COLO_FULL_SEQ},
+                 {"sharded", OUTPUT, COLO_SHARDED},
+                 {"partial", GRAD, COLO_PARTIAL},
+                 {"disjoint", GRAD, COLO_DISJOINT}};
+    enum { KNOWN = sizeof known / sizeof known[0] };
     char q[TOOL_QUOTE_MAX];
-    for (int i = 0; i < 4; i++)
-        if (strncmp(word, "sp=", 3) == 0 && strcmp(word + 3, sp_sides[i]) == 0) {
-            e->sp = i;
-            return TOOL_OK;
-        }
-    if (strcmp(word, "full") == 0)
-        c->output = COLO_FULL_SEQ;
-    else if (strcmp(word, "sharded") == 0)
-        c->output = COLO_SHARDED;
-    else if (strcmp(word, "partial") == 0)
-        c->grad = COLO_PARTIAL;
-    else if (strcmp(word, "disjoint") == 0)
-        c->grad = COLO_DISJOINT;
-    else
+    int i = 0;
+    while (i < KNOWN && strcmp(word, known[i].word) != 0)
+        i++;
+    if (i == KNOWN)
         return tool_refuse("%s: %s is none of full, sharded, partial, disjoint, sp=SIDE", where,
                            tool_quote(q, word));
+    if (*given & 1U << known[i].kind)
+        return tool_refuse("%s: %s given twice, again as %s", where, kinds[known[i].kind], word);
+    *given |= 1U << known[i].kind;
+    switch (known[i].kind) {
+    case SP:
+        e->sp = known[i].value;
+        break;
+    case OUTPUT:
+        e->ask.config.output = known[i].value;
+        break;
+    default:
+        e->ask.config.grad = known[i].value;
+    }
     return TOOL_OK;
 }
 
@@ -405,9 +421,10 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
     memcpy(copy, text, n + 1);
     e->sp = sp;
     char *rest = copy, *word;
+    unsigned given = 0;
     (void)strsep(&rest, ":"); /* the pair itself */
     while ((word = strsep(&rest, ":")))
-        TOOL_TRY(read_entry_word(where, word, e));
+        TOOL_TRY(read_entry_word(where, word, e, &given));
     char *arrow = strstr(copy, "->");
     tool_option_t src = {.name = where, .value = copy}, dst = src;
     if (arrow) {
