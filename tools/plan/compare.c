@@ -15,18 +15,14 @@
 #include <math.h>
 #include <string.h>
 
-enum { COUNT_MAX = 131072, BAR = 40, TOTALS = 10 };
+enum { COUNT_MAX = 131072, BAR = 40, TOTALS = 2 * (PLAN_COUNTS - PLAN_MOST) };
 
 /* ---- counting ---- */
 
-static int64_t *total(plan_sums_t *s, int i)
+/* The @k-th of what all ranks have together, of both passes. */
+static int64_t *total(plan_sums_t *s, int k)
 {
-    plan_totals_t *t = &s->pass[i / 5];
-    return i % 5 == 0   ? &t->recv_total
-           : i % 5 == 1 ? &t->messages_total
-           : i % 5 == 2 ? &t->slow_total
-           : i % 5 == 3 ? &t->slow_minimum
-                        : &t->slow_one_level;
+    return &s->pass[k % 2].count[PLAN_MOST + k / 2];
 }
 
 static int count_sample(plan_entry_t *e)
@@ -38,13 +34,12 @@ static int count_sample(plan_entry_t *e)
     int rc = TOOL_OK;
     e->alike = true;
     plan_sums_init(&e->sums);
-    for (int64_t i = 0; i < PLAN_SAMPLE && e->ranks < COUNT_MAX; i++) {
+    for (int64_t i = 0; i < PLAN_SAMPLE && e->sums.ranks < COUNT_MAX; i++) {
         plan_part_t part;
         rc = plan_part_find(ask, plan_sample_rank(ask, i), &part);
         if (rc != TOOL_OK)
             break;
         plan_sums_merge(&e->sums, &part.sums);
-        e->ranks += part.n;
         e->parts++;
         for (int k = 0; k < TOTALS; k++)
             mean[k] +=
@@ -80,7 +75,6 @@ static int count(plan_entry_t *e)
 {
     if (e->ask.world - e->ask.first > PLAN_EXACT_MAX)
         return count_sample(e);
-    e->ranks = e->ask.world - e->ask.first;
     return plan_sweep(&e->ask, NULL, &e->sums);
 }
 
@@ -295,7 +289,7 @@ static int print_text(const plan_entry_t *entries, int n, int best)
                plan_entry_name(name, sizeof name, e, false),
                (long long)(e->ask.world - e->ask.first));
         if (e->parts)
-            printf(", estimated from %lld in %lld parts%s", (long long)e->ranks,
+            printf(", estimated from %lld in %lld parts%s", (long long)e->sums.ranks,
                    (long long)e->parts, e->alike ? ", all alike" : "");
         printf("\n");
     }

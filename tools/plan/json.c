@@ -174,26 +174,25 @@ static json_t *batch(const plan_batch_t *b)
                      (json_int_t)b->positions, "load", loads(b, 0), "balanced", loads(b, 1));
 }
 
+static json_t *into_node(const plan_totals_t *t)
+{
+    return json_pack("{s:I,s:I,s:I}", "in", (json_int_t)t->slow_total, "minimum",
+                     (json_int_t)t->slow_minimum, "one_level", (json_int_t)t->slow_one_level);
+}
+
 /* Bytes into each node that has a rank. */
 static json_t *nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans)
 {
-    static const char *const passes[] = {"forward", "backward"};
     int64_t n;
-    plan_node_t *node = plan_nodes(ask, plans, nplans, &n);
+    plan_sums_t *node = plan_nodes(ask, plans, nplans, &n);
     json_t *a = node ? json_array() : NULL;
     int bad = !a;
-    for (int64_t i = 0; i < n && !bad; i++) {
-        if (node[i].ranks == 0)
-            continue;
-        json_t *o =
-            json_pack("{s:I,s:I}", "node", (json_int_t)i, "ranks", (json_int_t)node[i].ranks);
-        for (int w = 0; w < 2; w++)
-            bad |= json_object_set_new(o, passes[w],
-                                       json_pack("{s:I,s:I,s:I}", "in", (json_int_t)node[i].in[w],
-                                                 "minimum", (json_int_t)node[i].minimum[w],
-                                                 "one_level", (json_int_t)node[i].one_level[w]));
-        bad |= json_array_append_new(a, o);
-    }
+    for (int64_t i = 0; i < n && !bad; i++)
+        if (node[i].ranks > 0)
+            bad = json_array_append_new(a, json_pack("{s:I,s:I,s:o,s:o}", "node", (json_int_t)i,
+                                                     "ranks", (json_int_t)node[i].ranks, "forward",
+                                                     into_node(&node[i].pass[0]), "backward",
+                                                     into_node(&node[i].pass[1])));
     free(node);
     return checked(a, bad);
 }
@@ -279,7 +278,7 @@ static json_t *entry(const plan_entry_t *e, bool best)
     char src[600], dst[600];
     colo_grid_print(&e->ask.src.grid, src, sizeof src);
     colo_grid_print(&e->ask.dst.grid, dst, sizeof dst);
-    json_t *sampled = e->parts ? json_pack("{s:I,s:I,s:b}", "ranks", (json_int_t)e->ranks, "parts",
+    json_t *sampled = e->parts ? json_pack("{s:I,s:I,s:b}", "ranks", (json_int_t)s->ranks, "parts",
                                            (json_int_t)e->parts, "alike", e->alike)
                                : json_null();
     return json_pack(

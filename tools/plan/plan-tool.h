@@ -41,19 +41,29 @@ typedef struct plan_ask {
     bool assumed[3]; /* samples, rows, features were not given */
 } plan_ask_t;
 
-/* Over all ranks, one pass. */
+/* Over all ranks, one pass. In count, too: first the PLAN_MOST that are the most of a rank, then
+ * what all ranks have together. */
+enum { PLAN_MOST = 5, PLAN_COUNTS = 11 };
 typedef struct plan_totals {
-    int64_t recv_max, recv_total, send_max, local_max;
-    int64_t minimum_total;                /* what must arrive */
-    int64_t collective_max;               /* -1 if COLLECTIVE rejects the pair */
-    int64_t messages_total, messages_max; /* max: the most that one rank receives or sends */
-    int64_t slow_total;                   /* bytes of messages between nodes */
-    int64_t slow_minimum, slow_one_level; /* that must enter nodes; that would on one level */
-    double seconds, seconds_one_level;    /* of the slowest rank, by the model */
+    union {
+        int64_t count[PLAN_COUNTS];
+        struct {
+            int64_t recv_max, send_max, local_max;
+            int64_t collective_max; /* -1 if COLLECTIVE rejects the pair */
+            int64_t messages_max;   /* that one rank receives or sends */
+            int64_t recv_total, messages_total;
+            int64_t minimum_total; /* what must arrive */
+            int64_t slow_total;    /* bytes of messages between nodes */
+            int64_t slow_minimum;  /* that must enter nodes */
+            int64_t slow_one_level;
+        };
+    };
+    double seconds, seconds_one_level; /* of the slowest rank, by the model */
 } plan_totals_t;
 
 typedef struct plan_sums {
     plan_totals_t pass[2]; /* by colo_pass_t */
+    int64_t ranks;         /* that were added: looked at */
     colo_direction_t direction;
     int64_t scale;      /* 0: no integer */
     int64_t memory_max; /* input + output + staging of the rank that has most of them */
@@ -76,8 +86,8 @@ typedef struct plan_entry {
     plan_ask_t ask;
     int sp; /* 0 none, 1 src, 2 dst, 3 both */
     plan_sums_t sums;
-    int64_t ranks, parts; /* looked at; parts 0: every rank was counted */
-    bool alike;           /* all parts that were looked at are */
+    int64_t parts; /* looked at; 0: every rank was counted */
+    bool alike;    /* all parts that were looked at are */
 } plan_entry_t;
 
 #define PLAN_ENTRIES_MAX 16
@@ -92,12 +102,9 @@ void plan_sums_add(plan_sums_t *sums, const plan_ask_t *ask, const colo_plan_t *
 bool plan_several_nodes(const plan_ask_t *ask);
 /* "8 ranks per node", "one node", "3 nodes"; returns @out */
 const char *plan_nodes_text(char out[48], const plan_ask_t *ask);
-/* Bytes into one node, by pass. */
-typedef struct plan_node {
-    int64_t ranks, in[2], minimum[2], one_level[2];
-} plan_node_t;
-/* Of the ranks whose plans are given: [*n], owned by the caller; NULL: complained. */
-plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
+/* The sums of each node's ranks, of those whose plans are given: [*n], owned by the caller; NULL:
+ * complained. */
+plan_sums_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                         int64_t *n);
 
 /* The part of rank @seed. On failure: complains, returns the exit code. */

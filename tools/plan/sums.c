@@ -36,25 +36,19 @@ void plan_sums_init(plan_sums_t *s)
 
 static void merge_pass(plan_totals_t *totals, const plan_totals_t *more, bool *overflow)
 {
-    totals->recv_max = max64(totals->recv_max, more->recv_max);
-    totals->send_max = max64(totals->send_max, more->send_max);
-    totals->local_max = max64(totals->local_max, more->local_max);
-    totals->collective_max = max64(totals->collective_max, more->collective_max);
-    totals->messages_max = max64(totals->messages_max, more->messages_max);
+    for (int k = 0; k < PLAN_MOST; k++)
+        totals->count[k] = max64(totals->count[k], more->count[k]);
+    for (int k = PLAN_MOST; k < PLAN_COUNTS; k++)
+        plus(&totals->count[k], more->count[k], overflow);
     totals->seconds = maxd(totals->seconds, more->seconds);
     totals->seconds_one_level = maxd(totals->seconds_one_level, more->seconds_one_level);
-    plus(&totals->slow_minimum, more->slow_minimum, overflow);
-    plus(&totals->slow_one_level, more->slow_one_level, overflow);
-    plus(&totals->recv_total, more->recv_total, overflow);
-    plus(&totals->messages_total, more->messages_total, overflow);
-    plus(&totals->slow_total, more->slow_total, overflow);
-    plus(&totals->minimum_total, more->minimum_total, overflow);
 }
 
 void plan_sums_merge(plan_sums_t *s, const plan_sums_t *more)
 {
     for (int w = 0; w < 2; w++)
         merge_pass(&s->pass[w], &more->pass[w], &s->overflow);
+    s->ranks += more->ranks;
     s->direction = more->direction;
     s->scale = more->scale;
     s->memory_max = max64(s->memory_max, more->memory_max);
@@ -164,7 +158,8 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
         if (plan_make(&one_level, &asked, rank) < 0)
             one_level = NULL; /* no memory: both are shown alike */
     }
-    plan_sums_t one = {.direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
+    plan_sums_t one = {
+        .ranks = 1, .direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
     for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
         const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
         const colo_plan_node_bytes_t node = colo_plan_node_bytes(plan, pass);
@@ -201,31 +196,15 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     plan_sums_merge(s, &one);
 }
 
-plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
+plan_sums_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                         int64_t *n)
 {
-    plan_ask_t asked = *ask;
     *n = ask->config.nodes ? colo_nodes_count(ask->config.nodes)
                            : (ask->world - 1) / ask->config.ranks_per_node + 1;
-    plan_node_t *node = calloc((size_t)*n, sizeof *node);
-    asked.config.one_level = true;
-    bool ok = node != NULL;
-    for (int64_t i = 0; i < nplans && ok; i++) {
-        colo_plan_t *one_level = NULL;
-        plan_node_t *to = &node[pic_node(&ask->config, colo_plan_rank(plans[i]))];
-        ok = plan_make(&one_level, &asked, colo_plan_rank(plans[i])) == COLO_OK;
-        to->ranks++;
-        for (colo_pass_t pass = COLO_FORWARD; ok && pass <= COLO_BACKWARD; pass++) {
-            const colo_plan_node_bytes_t b = colo_plan_node_bytes(plans[i], pass);
-            to->in[pass] += b.in;
-            to->minimum[pass] += b.minimum;
-            to->one_level[pass] += colo_plan_node_bytes(one_level, pass).in;
-        }
-        colo_plan_destroy(&one_level);
-    }
-    if (ok)
-        return node;
-    free(node);
-    (void)tool_problem("no memory for the bytes into %lld nodes", (long long)*n);
-    return NULL;
+    plan_sums_t *node = calloc((size_t)*n, sizeof *node);
+    if (!node)
+        (void)tool_problem("no memory for the bytes into %lld nodes", (long long)*n);
+    for (int64_t i = 0; node && i < nplans; i++)
+        plan_sums_add(&node[pic_node(&ask->config, colo_plan_rank(plans[i]))], ask, plans[i]);
+    return node;
 }

@@ -359,24 +359,25 @@ static void print_nodes_meaning(const plan_totals_t *totals)
 static int print_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans)
 {
     int64_t n;
-    plan_node_t *node = plan_nodes(ask, plans, nplans, &n);
+    plan_sums_t *node = plan_nodes(ask, plans, nplans, &n);
     if (!node)
         return TOOL_PROBLEM;
     printf("\n%sInto each node      forward                            backward%s\n", bold, plain);
     printf("%snode  ranks  levels  %9s  %9s  %9s    %9s  %9s  %9s%s\n", bold, "in", "minimum",
            "one level", "in", "minimum", "one level", plain);
     for (int64_t i = 0; i < n; i++) {
+        const plan_totals_t *pass = node[i].pass;
         bool two = false;
         if (node[i].ranks == 0)
             continue;
         for (int w = 0; w < 2; w++)
-            two |= node[i].one_level[w] > node[i].in[w];
+            two |= pass[w].slow_one_level > pass[w].slow_total;
         printf("%4lld  %5lld  %6s", (long long)i, (long long)node[i].ranks, two ? "two" : "one");
         for (int w = 0; w < 2; w++) {
             char cell[3][CELL];
-            bytes_cell(cell[0], node[i].in[w]);
-            bytes_cell(cell[1], node[i].minimum[w]);
-            bytes_cell(cell[2], node[i].one_level[w]);
+            bytes_cell(cell[0], pass[w].slow_total);
+            bytes_cell(cell[1], pass[w].slow_minimum);
+            bytes_cell(cell[2], pass[w].slow_one_level);
             printf("%s  %9s  %9s  %9s", w ? "  " : "", cell[0], cell[1], cell[2]);
         }
         printf("\n");
