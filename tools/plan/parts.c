@@ -12,13 +12,6 @@
 #include "plan-tool.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-/* Open addressing; -1 is free. */
-typedef struct set {
-    int64_t *bucket;
-    size_t mask;
-} set_t;
 
 static uint64_t scatter(uint64_t x)
 {
@@ -28,24 +21,17 @@ static uint64_t scatter(uint64_t x)
     return x ^ (x >> 31);
 }
 
-static bool set_add(set_t *s, int64_t rank) /* false: it is there */
-{
-    size_t i = (size_t)scatter((uint64_t)rank) & s->mask;
-    while (s->bucket[i] != -1 && s->bucket[i] != rank)
-        i = (i + 1) & s->mask;
-    if (s->bucket[i] == rank)
-        return false;
-    s->bucket[i] = rank;
-    return true;
-}
-
-static void follow(const pic_list_t *list, set_t *seen, plan_part_t *part)
+/* @seen: [world] */
+static void follow(const pic_list_t *list, bool *seen, plan_part_t *part)
 {
     for (int32_t i = 0; i < list->n; i++) {
-        if (part->n == PLAN_PART_MAX)
+        const int64_t peer = list->message[i].peer;
+        if (part->n == PLAN_PART_MAX) {
             part->cut = true;
-        else if (set_add(seen, list->message[i].peer))
-            part->rank[part->n++] = list->message[i].peer;
+        } else if (!seen[peer]) {
+            seen[peer] = true;
+            part->rank[part->n++] = peer;
+        }
     }
 }
 
@@ -57,19 +43,17 @@ void plan_part_free(plan_part_t *part)
 
 int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
 {
-    set_t seen = {.bucket = malloc(4 * PLAN_PART_MAX * sizeof *seen.bucket),
-                  .mask = 4 * PLAN_PART_MAX - 1};
+    bool *seen = calloc((size_t)ask->world, sizeof *seen);
     colo_status_t st = COLO_OK;
     *part = (plan_part_t){.rank = malloc(PLAN_PART_MAX * sizeof *part->rank)};
     plan_sums_init(&part->sums);
-    if (!seen.bucket || !part->rank) {
-        free(seen.bucket);
+    if (!seen || !part->rank) {
+        free(seen);
         plan_part_free(part);
         return tool_problem("no memory for the peers of rank %lld", (long long)seed);
     }
-    memset(seen.bucket, 0xff, 4 * PLAN_PART_MAX * sizeof *seen.bucket);
     part->rank[part->n++] = seed;
-    set_add(&seen, seed);
+    seen[seed] = true;
     for (int64_t i = 0; i < part->n && st >= 0; i++) {
         colo_plan_t *plan = NULL;
         st = plan_make(&plan, ask, part->rank[i]);
@@ -79,12 +63,12 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
             pic_list_t list[PIC_EXCHANGES][2];
             pic_lists(plan, pass, list);
             for (int k = 0; k < 2 * PIC_EXCHANGES; k++)
-                follow(&list[k / 2][k % 2], &seen, part);
+                follow(&list[k / 2][k % 2], seen, part);
         }
         plan_sums_add(&part->sums, ask, plan);
         colo_plan_destroy(&plan);
     }
-    free(seen.bucket);
+    free(seen);
     if (st < 0) {
         plan_part_free(part);
         return plan_complain(ask, st, colo_last_error());
