@@ -199,56 +199,28 @@ void plan_model_print(const plan_ask_t *ask, char line[3][200])
 
 /* ---- the table ---- */
 
-enum { COLS = 9, CELL = 24 };
-
-static void fill(char (*cell)[CELL], const plan_entry_t *e)
-{
-    const plan_sums_t *s = &e->sums;
-    char b[24];
-    int k = 0;
-    for (int w = 0; w < 2; w++) {
-        snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->pass[w].recv_max));
-        snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->pass[w].recv_total));
-    }
-    int64_t most = s->pass[0].messages_max > s->pass[1].messages_max ? s->pass[0].messages_max
-                                                                     : s->pass[1].messages_max;
-    snprintf(cell[k++], CELL, "%lld", (long long)most);
-    snprintf(cell[k++], CELL, "%lld",
-             (long long)(s->pass[0].messages_total + s->pass[1].messages_total));
-    snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->pass[0].slow_total + s->pass[1].slow_total));
-    snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->memory_max));
-    snprintf(cell[k++], CELL, "%s", plan_time(b, plan_entry_value(e, PLAN_TIME)));
-}
-
 static void print_table(const plan_entry_t *entries, int n, int best)
 {
-    static const char *const group[COLS] = {"forward", "",        "backward", "",    "messages",
-                                            "",        "between", "memory",   "time"};
-    static const char *const name[COLS] = {"max per rank", "in all",   "max per rank",
-                                           "in all",       "per rank", "in all",
-                                           "nodes",        "per rank", ""};
-    char cell[PLAN_ENTRIES_MAX][COLS][CELL];
-    int width[COLS];
-    for (int i = 0; i < n; i++)
-        fill(cell[i], &entries[i]);
-    for (int c = 0; c < COLS; c++) {
-        width[c] = (int)strlen(name[c]) > (int)strlen(group[c]) ? (int)strlen(name[c])
-                                                                : (int)strlen(group[c]);
-        for (int i = 0; i < n; i++)
-            width[c] = (int)strlen(cell[i][c]) > width[c] ? (int)strlen(cell[i][c]) : width[c];
+    char text[(PLAN_ENTRIES_MAX + 2) * 200], b[4][24];
+    int len = snprintf(text, sizeof text, "%s",
+                       "\tforward\t\tbackward\t\tmessages\t\tbetween\tmemory\ttime\n"
+                       "\tmax per rank\tin all\tmax per rank\tin all\tper rank\tin all\tnodes"
+                       "\tper rank\t\n");
+    for (int i = 0; i < n; i++) {
+        const plan_sums_t *s = &entries[i].sums;
+        const plan_totals_t *w = s->pass;
+        const int64_t *many = &w[w[0].messages_max < w[1].messages_max].messages_max;
+        len += snprintf(text + len, sizeof text - (size_t)len, "%c%3d\t%s\t%s\t%s\t%s",
+                        i == best ? '*' : ' ', i + 1, tool_bytes(b[0], w[0].recv_max),
+                        tool_bytes(b[1], w[0].recv_total), tool_bytes(b[2], w[1].recv_max),
+                        tool_bytes(b[3], w[1].recv_total));
+        len += snprintf(text + len, sizeof text - (size_t)len, "\t%lld\t%lld\t%s\t%s\t%s\n",
+                        (long long)*many, (long long)(w[0].messages_total + w[1].messages_total),
+                        tool_bytes(b[0], w[0].slow_total + w[1].slow_total),
+                        tool_bytes(b[1], s->memory_max),
+                        plan_time(b[2], plan_entry_value(&entries[i], PLAN_TIME)));
     }
-    for (int row = -2; row < n; row++) {
-        if (row < 0)
-            printf("    ");
-        else
-            printf("%c%3d", row == best ? '*' : ' ', row + 1);
-        for (int c = 0; c < COLS && !(row == -1 && !*name[c] && c + 1 == COLS); c++)
-            printf("%s%*s", c % 2 && c < 6 ? "  " : "    ", width[c],
-                   row == -2   ? group[c]
-                   : row == -1 ? name[c]
-                               : cell[row][c]);
-        printf("\n");
-    }
+    plan_table(text, "rRrRrRrRRR", NULL);
 }
 
 /* ---- bars ---- */

@@ -2,29 +2,18 @@
 /*
  * text.c - the plan for people: what was asked, one row a rank, what it means.
  *
- * Cells are made first and measured, then printed, so that columns are as wide as their widest
- * entry and no wider. ASCII only; colour (bold titles, dim idle ranks) only on a terminal. Programs
- * read plan/json.c's output; this one may change.
+ * A table is written to memory first and measured, then printed, so that columns are as wide as
+ * their widest entry and no wider. ASCII only; colour (bold titles, dim idle ranks) only on a
+ * terminal. Programs read plan/json.c's output; this one may change.
  */
 #include "plan-tool.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CELL 40
-#define COLUMNS_MAX (1 + 2 * COLO_MAX_DIMS + 2 + 8)
-
-typedef struct table {
-    int ncols;
-    struct {
-        const char *group; /* title over this and the next columns, NULL: same group */
-        const char *name;
-        bool left;
-        int width;
-    } col[COLUMNS_MAX];
-    char (*cell)[CELL]; /* [rows][ncols] */
-} table_t;
+enum { CELL = 40, COLUMNS_MAX = 1 + 2 * COLO_MAX_DIMS + 2 + 8 };
 
 static const char *bold = "", *dim = "", *plain = "";
 
@@ -37,26 +26,43 @@ static void want_colour(void)
     }
 }
 
-static void add_column(table_t *table, const char *group, const char *name, bool left)
+void plan_table(const char *text, const char *shape, const char *idle)
 {
-    table->col[table->ncols].group = group;
-    table->col[table->ncols].name = name;
-    table->col[table->ncols].left = left;
-    table->col[table->ncols++].width = (int)strlen(name);
-}
-
-static void add_grid(table_t *table, const char *group, const colo_grid_t *grid)
-{
-    for (int32_t i = 0; i < grid->ndims; i++)
-        add_column(table, i ? NULL : group, grid->name[i], false);
-}
-
-static void add_pass(table_t *table, const char *group)
-{
-    add_column(table, group, "receives", false);
-    add_column(table, NULL, "from", true);
-    add_column(table, NULL, "sends", false);
-    add_column(table, NULL, "to", true);
+    int width[COLUMNS_MAX] = {0}, c = 0, line = 0, owed = 0; /* owed: blanks before what is next */
+    size_t n;
+    for (const char *s = text; *s; s += n + 1) {
+        n = strcspn(s, "\t\n");
+        const bool title = idle && line == 0 && islower((unsigned char)shape[c + 1]);
+        width[c] = title || width[c] > (int)n ? width[c] : (int)n;
+        c = s[n] == '\n' ? 0 : c + 1;
+        line += c == 0;
+    }
+    line = 0;
+    for (const char *s = text; *s; s += n + 1) {
+        n = strcspn(s, "\t\n");
+        const int more = width[c] - (int)n;
+        const bool left = (idle && line == 0) || strchr("lL", shape[c]);
+        if (c == 0 && idle) {
+            const size_t end = strcspn(s, "\n"), len = strlen(idle);
+            fputs(line < 2                                         ? bold
+                  : end > len && !memcmp(s + end - len, idle, len) ? dim
+                                                                   : "",
+                  stdout);
+        }
+        owed += c == 0 ? 0 : isupper((unsigned char)shape[c]) ? 4 : 2;
+        owed += left ? 0 : more;
+        if (n > 0) {
+            printf("%*s%.*s", owed, "", (int)n, s);
+            owed = 0;
+        }
+        owed += left ? more : 0;
+        c++;
+        if (s[n] == '\n') {
+            printf("%s\n", idle ? plain : "");
+            c = owed = 0;
+            line++;
+        }
+    }
 }
 
 /* "1-3,5", or as many as fit and the count: "0,2,4,... (64)" */
@@ -91,129 +97,83 @@ static void bytes_cell(char *out, int64_t bytes)
     snprintf(out, CELL, "%s", bytes ? tool_bytes(text, bytes) : "-");
 }
 
-static int coord_cells(char (*cell)[CELL], const colo_grid_t *grid, int64_t rank)
+static void put_coords(FILE *f, const colo_grid_t *grid, int64_t rank)
 {
     int64_t c[COLO_MAX_DIMS];
     bool in = colo_grid_has_rank(grid, rank) && colo_grid_coords(grid, rank, c) == COLO_OK;
-    for (int32_t i = 0; i < grid->ndims; i++) {
+    for (int32_t i = 0; i < grid->ndims; i++)
         if (in)
-            snprintf(cell[i], CELL, "%" PRId64, c[i]);
+            fprintf(f, "\t%" PRId64, c[i]);
         else
-            snprintf(cell[i], CELL, "-");
-    }
-    return grid->ndims;
+            fputs("\t-", f);
 }
 
-static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell)[CELL])
+static void put_row(FILE *f, const plan_ask_t *ask, const colo_plan_t *plan)
 {
-    int64_t rank = colo_plan_rank(plan);
-    int k = 0;
-    snprintf(cell[k++], CELL, "%" PRId64, rank);
-    k += coord_cells(cell + k, &ask->src.grid, rank);
-    k += coord_cells(cell + k, &ask->dst.grid, rank);
-    if (ask->batch) {
-        int64_t rows[2];
-        colo_plan_rows(plan, &rows[0], &rows[1]);
-        for (int i = 0; i < 2; i++)
-            snprintf(cell[k++], CELL, "%" PRId64, rows[i]);
-    }
+    const int64_t rank = colo_plan_rank(plan);
+    int64_t rows[2];
+    fprintf(f, "%" PRId64, rank);
+    put_coords(f, &ask->src.grid, rank);
+    put_coords(f, &ask->dst.grid, rank);
+    colo_plan_rows(plan, &rows[0], &rows[1]);
+    if (ask->batch)
+        fprintf(f, "\t%" PRId64 "\t%" PRId64, rows[0], rows[1]);
     for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
         const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
         pic_list_t list[PIC_EXCHANGES][2];
         pic_lists(plan, pass, list);
         for (int sends = 0; sends < 2; sends++) {
-            bytes_cell(cell[k++], sends ? b.send : b.recv);
-            peers(cell[k], &list[PIC_FIRST][sends]);
+            char bytes[CELL], cell[4 * CELL], more[CELL];
+            bytes_cell(bytes, sends ? b.send : b.recv);
+            peers(cell, &list[PIC_FIRST][sends]);
             for (int i = PIC_SUMS; i < PIC_EXCHANGES; i++) {
-                char more[CELL];
                 if (list[i][sends].n == 0)
                     continue;
                 peers(more, &list[i][sends]);
-                const size_t pos = strcmp(cell[k], "-") ? strlen(cell[k]) : 0;
-                snprintf(cell[k] + pos, CELL - pos, "%s+%s", pos ? " " : "", more);
+                const size_t pos = strcmp(cell, "-") ? strlen(cell) : 0;
+                snprintf(cell + pos, sizeof cell - pos, "%s+%s", pos ? " " : "", more);
             }
-            k++;
+            fprintf(f, "\t%s\t%.*s", bytes, CELL - 1, cell);
         }
     }
+    fputc('\n', f);
 }
 
-static const char *gap(const table_t *table, int c)
+/* Both lines of titles; adds the columns to @shape. */
+static void put_head(FILE *f, const plan_ask_t *ask, char *shape)
 {
-    return c == 0 ? "" : table->col[c].group ? "    " : "  ";
-}
-
-/* One line of cells without blanks at its end: a left-bound last cell is not padded. */
-static void print_line(const table_t *table, const char *const *text)
-{
-    for (int c = 0; c < table->ncols; c++) {
-        int width = table->col[c].left && c + 1 == table->ncols ? 0 : table->col[c].width;
-        printf("%s%*s", gap(table, c), table->col[c].left ? -width : width, text[c]);
-    }
-    printf("%s\n", plain);
-}
-
-static void print_groups(const table_t *table)
-{
-    int owed = 0; /* blanks to print before the next title */
-    for (int c = 0; c < table->ncols; c++) {
-        int width = (int)strlen(gap(table, c)) + table->col[c].width;
-        if (table->col[c].group) {
-            owed += (int)strlen(gap(table, c));
-            printf("%*s%s", owed, "", table->col[c].group);
-            owed = table->col[c].width - (int)strlen(table->col[c].group);
-        } else {
-            owed += width;
+    const colo_grid_t *const grid[] = {&ask->src.grid, &ask->dst.grid};
+    for (int side = 0; side < 2; side++)
+        for (int32_t i = 0; i < grid[side]->ndims; i++) {
+            fprintf(f, "\t%s", i ? "" : side ? "dst" : "src");
+            strcat(shape, i ? "r" : "R");
         }
-    }
-    printf("%s\n", plain);
+    strcat(shape, ask->batch ? "RrRlrlRlrl" : "RlrlRlrl");
+    fprintf(f, "%s\tforward\t\t\t\tbackward\t\t\t\nrank", ask->batch ? "\trows\t" : "");
+    for (int side = 0; side < 2; side++)
+        for (int32_t i = 0; i < grid[side]->ndims; i++)
+            fprintf(f, "\t%s", grid[side]->name[i]);
+    fprintf(f, "%s\treceives\tfrom\tsends\tto\treceives\tfrom\tsends\tto\n",
+            ask->batch ? "\tsrc\tdst" : "");
 }
 
 static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t rows)
 {
-    table_t table = {.ncols = 0};
-    add_column(&table, "", "rank", false);
-    add_grid(&table, "src", &ask->src.grid);
-    add_grid(&table, "dst", &ask->dst.grid);
-    if (ask->batch) {
-        add_column(&table, "rows", "src", false);
-        add_column(&table, NULL, "dst", false);
-    }
-    add_pass(&table, "forward");
-    add_pass(&table, "backward");
-    int n = table.ncols;
-    table.cell = calloc((size_t)(rows * n), sizeof *table.cell);
-    if (!table.cell)
+    char shape[COLUMNS_MAX + 1] = "r", *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    if (f)
+        put_head(f, ask, shape);
+    for (int64_t r = 0; f && r < rows; r++)
+        put_row(f, ask, plans[r]);
+    const bool bad = !f || ferror(f);
+    if ((f && fclose(f) != 0) || bad) {
+        free(text);
         return tool_problem("no memory for a table of %lld ranks", (long long)rows);
-    for (int64_t r = 0; r < rows; r++)
-        fill_row(ask, plans[r], table.cell + r * n);
-    for (int64_t r = 0; r < rows; r++)
-        for (int c = 0; c < n; c++) {
-            int len = (int)strlen(table.cell[r * n + c]);
-            table.col[c].width = len > table.col[c].width ? len : table.col[c].width;
-        }
-    for (int c = 0; c < n; c++) /* a single column under "src" or "dst" is as wide as its title */
-        if (table.col[c].group && (c + 1 == n || table.col[c + 1].group)) {
-            int len = (int)strlen(table.col[c].group);
-            table.col[c].width = len > table.col[c].width ? len : table.col[c].width;
-        }
-
-    const char *text[COLUMNS_MAX];
-    printf("\n%s", bold);
-    print_groups(&table);
-    for (int c = 0; c < n; c++)
-        text[c] = table.col[c].name;
-    printf("%s", bold);
-    print_line(&table, text);
-    for (int64_t r = 0; r < rows; r++) {
-        bool idle = true;
-        for (int c = 0; c < n; c++) {
-            text[c] = table.cell[r * n + c];
-            idle &= c < n - 8 || strcmp(text[c], "-") == 0;
-        }
-        printf("%s", idle ? dim : "");
-        print_line(&table, text);
     }
-    free(table.cell);
+    printf("\n");
+    plan_table(text, shape, "\t-\t-\t-\t-\t-\t-\t-\t-");
+    free(text);
     return TOOL_OK;
 }
 
