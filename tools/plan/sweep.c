@@ -22,9 +22,9 @@ typedef struct sweep {
     const plan_ask_t *ask;
     colo_plan_t **plans;
     pthread_mutex_t lock;
-    pthread_cond_t finished;
     int64_t next, done; /* first rank that no thread took; ranks counted */
-    int running;
+    double begin, wake; /* when to say next how far it is */
+    bool shown;
     colo_status_t status; /* first failure */
     char error_message[512];
     plan_sums_t sums;
@@ -59,6 +59,30 @@ colo_status_t plan_make(colo_plan_t **plan, const plan_ask_t *ask, int64_t rank)
     return pic_plan(plan, &ask->config, &batch, rank);
 }
 
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Called with the lock held. On a terminal one line is rewritten every second, in a file a line is
+ * added every ten. */
+static void tell(sweep_t *s)
+{
+    const int64_t total = s->ask->world - s->ask->first;
+    const bool tty = isatty(fileno(stderr));
+    const double t = now();
+    if (t < s->wake || s->next >= s->ask->world)
+        return;
+    fprintf(stderr, "%s%s: planned %lld of %lld ranks (%lld %%), %.0f s%s", tty ? "\r" : "",
+            tool_name, (long long)s->done, (long long)total, (long long)(s->done * 100 / total),
+            t - s->begin, tty ? "" : "\n");
+    fflush(stderr);
+    s->shown = tty;
+    s->wake = t + (tty ? 1.0 : 10.0);
+}
+
 static void *worker(void *arg)
 {
     sweep_t *s = arg;
@@ -89,44 +113,12 @@ static void *worker(void *arg)
             s->status = st;
             snprintf(s->error_message, sizeof s->error_message, "%s", colo_last_error());
         }
+        tell(s);
     }
     if (any)
         plan_sums_merge(&s->sums, &mine);
-    s->running--;
-    pthread_cond_signal(&s->finished);
     pthread_mutex_unlock(&s->lock);
     return NULL;
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Called with the lock held; returns with it held and no worker running. On a terminal one line is
- * rewritten every second, in a file a line is added every ten. */
-static void watch(sweep_t *s)
-{
-    bool tty = isatty(fileno(stderr)), shown = false;
-    double begin = now(), wake = begin + PROGRESS_AFTER_S;
-    while (s->running > 0) {
-        struct timespec pause = {(time_t)wake, (long)((wake - (double)(time_t)wake) * 1e9)};
-        pthread_cond_timedwait(&s->finished, &s->lock, &pause);
-        double t = now();
-        if (s->running == 0 || t < wake)
-            continue;
-        int64_t total = s->ask->world - s->ask->first;
-        fprintf(stderr, "%s%s: planned %lld of %lld ranks (%lld %%), %.0f s%s", tty ? "\r" : "",
-                tool_name, (long long)s->done, (long long)total,
-                (long long)(total ? s->done * 100 / total : 100), t - begin, tty ? "" : "\n");
-        fflush(stderr);
-        shown = true;
-        wake = t + (tty ? 1.0 : 10.0);
-    }
-    if (shown && tty)
-        fputs("\r\033[K", stderr);
 }
 
 int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *error_message)
@@ -138,7 +130,7 @@ int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *error
 
 int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
 {
-    sweep_t s = {.ask = ask, .plans = plans, .next = plans ? 0 : ask->first};
+    sweep_t s = {.ask = ask, .plans = plans, .next = plans ? 0 : ask->first, .begin = now()};
     pthread_t thread[THREADS_MAX];
     int started = 0;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -148,20 +140,15 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
 
     plan_sums_init(&s.sums);
     pthread_mutex_init(&s.lock, NULL);
-    pthread_cond_init(&s.finished, NULL);
-    pthread_mutex_lock(&s.lock);
-    for (int64_t i = 0; i < want; i++)
+    s.wake = s.begin + PROGRESS_AFTER_S;
+    for (int64_t i = 1; i < want; i++) /* this one counts, too */
         if (pthread_create(&thread[started], NULL, worker, &s) == 0)
             started++;
-    s.running = started ? started : 1;
-    if (started)
-        watch(&s);
-    pthread_mutex_unlock(&s.lock);
-    if (!started)
-        worker(&s); /* no thread to be had: count here, without progress */
+    worker(&s);
     for (int i = 0; i < started; i++)
         pthread_join(thread[i], NULL);
-    pthread_cond_destroy(&s.finished);
+    if (s.shown)
+        fputs("\r\033[K", stderr);
     pthread_mutex_destroy(&s.lock);
 
     if (s.status < 0)
