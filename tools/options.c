@@ -126,10 +126,23 @@ static int parse(tool_option_t *options, int count, int argc, char **argv)
     return TOOL_OK;
 }
 
+const char *tool_bold = "", *tool_dim = "", *tool_plain = "";
+
+static void want_colour(void)
+{
+    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+    if (!isatty(STDOUT_FILENO) || (no && *no) || (term && strcmp(term, "dumb") == 0))
+        return;
+    tool_bold = "\033[1m";
+    tool_dim = "\033[2m";
+    tool_plain = "\033[0m";
+}
+
 int tool_start(tool_option_t *options, int count, int argc, char **argv, const char *help,
                const char *examples)
 {
     TOOL_TRY(parse(options, count, argc, argv));
+    want_colour();
     if (find(options, count, "--help", 6)->given) /* both are in the table of each tool */
         printf("%s%s", help, examples);
     else if (find(options, count, "--version", 9)->given)
@@ -268,12 +281,6 @@ const char *tool_bytes(char out[24], int64_t bytes)
     }
     snprintf(out, 24, u ? "%.1f %s" : "%.0f %s", v, unit[u]);
     return out;
-}
-
-bool tool_colour(FILE *f)
-{
-    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
-    return isatty(fileno(f)) && !(no && *no) && !(term && strcmp(term, "dumb") == 0);
 }
 
 int tool_finish(int code)

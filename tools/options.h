@@ -94,8 +94,9 @@ const char *tool_quote(char out[TOOL_QUOTE_MAX], const char *text);
 /* "0 B", "512 B", "1.5 KiB", "64.0 MiB"; returns @out */
 const char *tool_bytes(char out[24], int64_t bytes);
 
-/* A terminal that wants colour: isatty, TERM not "dumb", NO_COLOR unset or empty. */
-bool tool_colour(FILE *f);
+/* What makes text on stdout bold, dim and plain again: "" but on a terminal that wants colour, TERM
+ * not "dumb", NO_COLOR unset or empty. tool_start() finds out. */
+extern const char *tool_bold, *tool_dim, *tool_plain;
 
 /* Flushes stdout; a full disk or closed pipe is TOOL_PROBLEM with a complaint, else @code. */
 int tool_finish(int code);

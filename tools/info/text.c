@@ -9,8 +9,6 @@
 
 #include <string.h>
 
-static const char *on = "", *off = "";
-
 static const char *many(int64_t n)
 {
     return n == 1 ? "" : "s";
@@ -35,7 +33,7 @@ static void print_machine(const colo_topology_t *topology)
     const colo_topology_device_t *d;
     colo_topology_machine_t m;
     colo_topology_machine(topology, &m);
-    printf("%stopology%s %s\n", on, off, tool_quote(quoted, m.source));
+    printf("%stopology%s %s\n", tool_bold, tool_plain, tool_quote(quoted, m.source));
     printf("  %d package%s, %d NUMA node%s, %d core%s, %d processor%s\n", (int)m.packages,
            many(m.packages), (int)m.numa_nodes, many(m.numa_nodes), (int)m.cores, many(m.cores),
            (int)m.pus, many(m.pus));
@@ -49,16 +47,16 @@ static void print_basics(const info_found_t *f)
     const info_backend_t *b = info_backends();
     const char *hwloc = colo_topology_version();
     bool set;
-    printf("%scolobridge %s%s (headers %s, hwloc %s)\n\n%sbackends%s\n", on, colo_version(), off,
-           info_header_version(), hwloc ? hwloc : "none", on, off);
+    printf("%scolobridge %s%s (headers %s, hwloc %s)\n\n%sbackends%s\n", tool_bold, colo_version(),
+           tool_plain, info_header_version(), hwloc ? hwloc : "none", tool_bold, tool_plain);
     for (int i = 0; i < INFO_BACKENDS; i++)
         printf("  %-8s %-4s %s\n", b[i].name, b[i].built ? "yes" : "no", b[i].what);
-    printf("\n%sdevices%s\n  %s\n\n", on, off, info_cuda());
+    printf("\n%sdevices%s\n  %s\n\n", tool_bold, tool_plain, info_cuda());
     if (f->topology)
         print_machine(f->topology);
     else
-        printf("%stopology%s unknown\n  %s\n", on, off, f->lacks);
-    printf("\n%senvironment variables%s\n", on, off);
+        printf("%stopology%s unknown\n  %s\n", tool_bold, tool_plain, f->lacks);
+    printf("\n%senvironment variables%s\n", tool_bold, tool_plain);
     for (int i = 0; i < colo_env_count(); i++) {
         const colo_env_variable_t *k = colo_env_variable(i);
         const char *value = colo_env_value(k->name, &set);
@@ -94,19 +92,19 @@ static void print_audit(const info_ask_t *ask, const info_found_t *f)
     int64_t per_host = ask->ranks_per_node ? ask->ranks_per_node : ask->world;
     int64_t hosts = (ask->world + per_host - 1) / per_host;
     colo_grid_print(&ask->grid, spec, sizeof spec);
-    printf("\n%sgrid %s%s: %lld rank%s, %lld per host, %lld host%s, binding %s\n", on, spec, off,
-           (long long)ask->grid.size, many(ask->grid.size), (long long)per_host, (long long)hosts,
-           many(hosts), colo_bind_name(ask->policy));
+    printf("\n%sgrid %s%s: %lld rank%s, %lld per host, %lld host%s, binding %s\n", tool_bold, spec,
+           tool_plain, (long long)ask->grid.size, many(ask->grid.size), (long long)per_host,
+           (long long)hosts, many(hosts), colo_bind_name(ask->policy));
     print_table(&f->given);
     if (f->better_order) {
         colo_grid_print(&f->order.grid, spec, sizeof spec);
-        printf("\n%sbetter order %s%s\n", on, spec, off);
+        printf("\n%sbetter order %s%s\n", tool_bold, spec, tool_plain);
         print_table(&f->order);
     } else {
         printf("\nno other order of the dims crosses less\n");
     }
     if (f->better_binding) {
-        printf("\n%sbetter binding %s%s\n", on, colo_bind_name(f->binding.bind), off);
+        printf("\n%sbetter binding %s%s\n", tool_bold, colo_bind_name(f->binding.bind), tool_plain);
         print_table(&f->binding);
     } else {
         printf("\nno other binding crosses less\n");
@@ -118,8 +116,8 @@ static void print_bridge(const info_ask_t *ask, const info_found_t *f)
     char src[COLO_KEY_MAX * 3], dst[COLO_KEY_MAX * 3];
     colo_grid_print(&ask->src.grid, src, sizeof src);
     colo_grid_print(&ask->dst.grid, dst, sizeof dst);
-    printf("\n%sbridge %s -> %s%s\n  %-8s  %12s  %12s  %12s  %12s\n", on, src, dst, off, "", "sent",
-           "across NUMA", "package", "host");
+    printf("\n%sbridge %s -> %s%s\n  %-8s  %12s  %12s  %12s  %12s\n", tool_bold, src, dst,
+           tool_plain, "", "sent", "across NUMA", "package", "host");
     for (int w = 0; w < 2; w++) {
         const colo_topology_traffic_t *t = &f->traffic[w];
         char sent[24], numa[24], package[24], host[24];
@@ -170,7 +168,7 @@ static void print_ranks(const info_ask_t *ask, const info_found_t *f)
     bool gpus = false;
     for (int32_t i = 0; (d = colo_topology_device(f->topology, i)); i++)
         gpus |= d->kind == COLO_DEVICE_GPU;
-    printf("\n%sranks%s, binding %s\n  %6s  %6s  %7s  %4s  %5s%s  %s\n", on, off,
+    printf("\n%sranks%s, binding %s\n  %6s  %6s  %7s  %4s  %5s%s  %s\n", tool_bold, tool_plain,
            colo_bind_name(ask->policy), "rank", "host", "package", "NUMA", "core",
            gpus ? "  GPU              " : "", "processors");
     for (int64_t r = 0; r < ask->world; r++)
@@ -179,10 +177,6 @@ static void print_ranks(const info_ask_t *ask, const info_found_t *f)
 
 int info_print_text(const info_ask_t *ask, const info_found_t *f)
 {
-    if (tool_colour(stdout)) {
-        on = "\033[1m";
-        off = "\033[0m";
-    }
     if (info_is_plain(ask)) {
         print_basics(f);
         return TOOL_OK;

@@ -43,11 +43,11 @@ void plan_batch_print_minimum(const plan_totals_t *t)
                tool_bytes(bytes, t->minimum_total));
 }
 
-void plan_batch_print_balance(const plan_ask_t *ask, const char *bold, const char *plain)
+void plan_batch_print_balance(const plan_ask_t *ask)
 {
     const plan_batch_t *b = ask->batch;
     const plan_loads_t *l = &b->loads;
-    printf("\n%sRows of each source replica%s\n", bold, plain);
+    printf("\n%sRows of each source replica%s\n", tool_bold, tool_plain);
     if (b->replicas <= ask->max_ranks) {
         printf("  replica  as it is  after colo_balance()\n");
         for (int64_t d = 0; d < b->replicas; d++)

@@ -195,7 +195,7 @@ void plan_table(const char *text, const char *shape, const char *idle);
 /* batch-text.c: the lines about a batch in tables */
 void plan_batch_print_rows(const plan_ask_t *ask, const colo_region_t *g);
 void plan_batch_print_minimum(const plan_totals_t *t);
-void plan_batch_print_balance(const plan_ask_t *ask, const char *bold, const char *plain);
+void plan_batch_print_balance(const plan_ask_t *ask);
 /* "3 segments of 8 rows in 2 sequences of 20 positions"; returns @out */
 const char *plan_batch_size(char out[200], const plan_ask_t *ask);
 /* segments-svg.c, packing-svg.c: the panels of a batch */

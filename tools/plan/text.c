@@ -3,8 +3,8 @@
  * text.c - the plan for people: what was asked, one row a rank, what it means.
  *
  * A table is written to memory first and measured, then printed, so that columns are as wide as
- * their widest entry and no wider. ASCII only; colour (bold titles, dim idle ranks) only on a
- * terminal. Programs read plan/json.c's output; this one may change.
+ * their widest entry and no wider. ASCII only; colour (bold titles, dim idle ranks) only
+ * on a terminal. Programs read plan/json.c's output; this one may change.
  */
 #include "plan-tool.h"
 
@@ -14,17 +14,6 @@
 #include <string.h>
 
 enum { CELL = 40, COLUMNS_MAX = 1 + 2 * COLO_MAX_DIMS + 2 + 8 };
-
-static const char *bold = "", *dim = "", *plain = "";
-
-static void want_colour(void)
-{
-    if (tool_colour(stdout)) {
-        bold = "\033[1m";
-        dim = "\033[2m";
-        plain = "\033[0m";
-    }
-}
 
 void plan_table(const char *text, const char *shape, const char *idle)
 {
@@ -44,8 +33,8 @@ void plan_table(const char *text, const char *shape, const char *idle)
         const bool left = (idle && line == 0) || strchr("lL", shape[c]);
         if (c == 0 && idle) {
             const size_t end = strcspn(s, "\n"), len = strlen(idle);
-            fputs(line < 2                                         ? bold
-                  : end > len && !memcmp(s + end - len, idle, len) ? dim
+            fputs(line < 2                                         ? tool_bold
+                  : end > len && !memcmp(s + end - len, idle, len) ? tool_dim
                                                                    : "",
                   stdout);
         }
@@ -58,7 +47,7 @@ void plan_table(const char *text, const char *shape, const char *idle)
         owed += left ? more : 0;
         c++;
         if (s[n] == '\n') {
-            printf("%s\n", idle ? plain : "");
+            printf("%s\n", idle ? tool_plain : "");
             c = owed = 0;
             line++;
         }
@@ -247,7 +236,7 @@ static void print_ask(const plan_ask_t *ask)
     colo_grid_print(&ask->dst.grid, dst, sizeof dst);
     if (*plan_size_warning(line, ask))
         printf("%s\n", line);
-    printf("%s%s -> %s%s\n", bold, src, dst, plain);
+    printf("%s%s -> %s%s\n", tool_bold, src, dst, tool_plain);
     plan_batch_bytes(bytes, ask);
     if (ask->batch)
         printf("%s, %lld features, %s: %s\n", plan_batch_size(line, ask),
@@ -322,9 +311,10 @@ static int print_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
     plan_sums_t *node = plan_nodes(ask, plans, nplans, &n);
     if (!node)
         return TOOL_PROBLEM;
-    printf("\n%sInto each node      forward                            backward%s\n", bold, plain);
-    printf("%snode  ranks  levels  %9s  %9s  %9s    %9s  %9s  %9s%s\n", bold, "in", "minimum",
-           "one level", "in", "minimum", "one level", plain);
+    printf("\n%sInto each node      forward                            backward%s\n", tool_bold,
+           tool_plain);
+    printf("%snode  ranks  levels  %9s  %9s  %9s    %9s  %9s  %9s%s\n", tool_bold, "in", "minimum",
+           "one level", "in", "minimum", "one level", tool_plain);
     for (int64_t i = 0; i < n; i++) {
         const plan_totals_t *pass = node[i].pass;
         bool two = false;
@@ -350,7 +340,6 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                     const plan_sums_t *sums)
 {
     char scale[32] = "no integer scale";
-    want_colour();
     if (sums->scale > 0)
         snprintf(scale, sizeof scale, "scale %lld", (long long)sums->scale);
     print_ask(ask);
@@ -364,7 +353,7 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         printf("The table is left out, because %lld ranks are more than --max-ranks %lld.\n",
                (long long)ask->world, (long long)ask->max_ranks);
     }
-    printf("\n%sWhat this means%s\n", bold, plain);
+    printf("\n%sWhat this means%s\n", tool_bold, tool_plain);
     for (int w = 0; w < 2; w++) {
         print_meaning(w ? "backward" : "forward", w ? "An all-reduce" : "An all-gather",
                       &sums->pass[w]);
@@ -376,7 +365,7 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     if (sums->rejects[0])
         printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
     if (ask->batch && !ask->batch->packed)
-        plan_batch_print_balance(ask, bold, plain);
+        plan_batch_print_balance(ask);
     return TOOL_OK;
 }
 
@@ -449,9 +438,8 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     static const char *const verbs[] = {"receives",        "sends",         "then receives sums",
                                         "then sends sums", "then receives", "then sends"};
     int64_t rows[2];
-    want_colour();
     print_ask(ask);
-    printf("\n%srank %lld%s\n", bold, (long long)ask->rank, plain);
+    printf("\n%srank %lld%s\n", tool_bold, (long long)ask->rank, tool_plain);
     colo_plan_rows(plan, &rows[0], &rows[1]);
     print_owned("src", &ask->src, ask, false, rows[0]);
     print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
@@ -460,7 +448,7 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
         pic_list_t list[PIC_EXCHANGES][2];
         int32_t n = 0;
         pic_lists(plan, pass, list);
-        printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[pass], plain,
+        printf("\n%s%s%s: the rank keeps %s of its own\n", tool_bold, name[pass], tool_plain,
                tool_bytes(local, colo_plan_bytes(plan, pass).local));
         for (int k = 0; k < 2 * PIC_EXCHANGES; k++) {
             print_messages(verbs[k], k % 2 ? "to" : "from", &list[k / 2][k % 2], ask);
