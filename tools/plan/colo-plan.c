@@ -468,36 +468,26 @@ static int compare(void)
 }
 
 /* One rank costs O(peers), whatever the world; only its JSON carries totals, which cost a sweep. */
-static int show_rank(const plan_ask_t *ask)
+static int show(const plan_ask_t *ask)
 {
+    const bool one = ask->rank >= 0;
+    const int64_t n = one ? 1 : ask->world <= ask->max_ranks ? ask->world : 0;
     plan_sums_t sums;
-    colo_plan_t *plan = NULL;
-    if (ask->json)
-        TOOL_TRY(plan_sweep(ask, NULL, &sums));
-    colo_status_t st = plan_make(&plan, ask, ask->rank);
-    if (st < 0)
-        return plan_complain(ask, st, colo_last_error());
-    int rc = ask->svg ? plan_draw(ask) : TOOL_OK;
-    if (rc == TOOL_OK)
-        rc = ask->json ? plan_print_json(ask, &plan, 1, &sums) : plan_print_rank(ask, plan);
-    colo_plan_destroy(&plan);
-    return rc;
-}
-
-static int show_all(const plan_ask_t *ask)
-{
-    plan_sums_t sums;
-    colo_plan_t **plans = NULL;
-    int64_t n = ask->world <= ask->max_ranks ? ask->world : 0;
-    if (n > 0 && !(plans = calloc((size_t)n, sizeof(colo_plan_t *))))
-        return tool_problem("no memory for %lld plans", (long long)n);
-    int rc = plan_sweep(ask, plans, &sums);
+    colo_plan_t **plans = calloc((size_t)n + 1, sizeof(colo_plan_t *));
+    int rc = plans ? TOOL_OK : tool_problem("no memory for %lld plans", (long long)n);
+    if (rc == TOOL_OK && (!one || ask->json))
+        rc = plan_sweep(ask, one || n == 0 ? NULL : plans, &sums);
+    if (rc == TOOL_OK && one) {
+        const colo_status_t st = plan_make(plans, ask, ask->rank);
+        rc = st < 0 ? plan_complain(ask, st, colo_last_error()) : TOOL_OK;
+    }
     if (rc == TOOL_OK && ask->svg)
         rc = plan_draw(ask);
     if (rc == TOOL_OK)
         rc = ask->json ? plan_print_json(ask, plans, n, &sums)
+             : one     ? plan_print_rank(ask, plans[0])
                        : plan_print_text(ask, plans, n, &sums);
-    for (int64_t r = 0; r < n; r++)
+    for (int64_t r = 0; plans && r < n; r++)
         colo_plan_destroy(&plans[r]);
     free(plans);
     return rc;
@@ -517,7 +507,7 @@ int main(int argc, char **argv)
                            options[OPT_ALPHA].given ? "--alpha" : "--beta");
     rc = read_ask(&ask, &batch);
     if (rc == TOOL_OK)
-        rc = ask.rank >= 0 ? show_rank(&ask) : show_all(&ask);
+        rc = show(&ask);
     plan_batch_free(&batch);
     return tool_finish(rc);
 }
