@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * ref_grid.c - see ref_grid.h. Buckets are found through a hash table whose keys are whole
- * coordinate tuples, compared digit by digit: the hash only makes it fast.
- */
+/* ref_grid.c - see ref_grid.h. Ranks are sorted by coordinates, which are compared one by one. */
 #include "ref/ref_grid.h"
 
 #include <stdlib.h>
@@ -38,88 +35,67 @@ void ref_grid_free(ref_grid *g)
     g->coord = NULL;
 }
 
-static bool same_outside(const ref_grid *g, const bool *in, int64_t a, int64_t b)
+/* Dims by which ranks are sorted; those outside of groups first, the slowest of them before all. */
+typedef struct order {
+    const ref_grid *g;
+    int dim[REF_DIMS], outside, all;
+} order_t;
+
+static int compare(const order_t *o, int dims, int64_t a, int64_t b)
 {
-    for (int d = 0; d < g->ndims; d++)
-        if (!in[d] && g->coord[a * g->ndims + d] != g->coord[b * g->ndims + d])
-            return false;
-    return true;
+    const int32_t *x = o->g->coord + a * o->g->ndims, *y = o->g->coord + b * o->g->ndims;
+    for (int k = 0; k < dims; k++)
+        if (x[o->dim[k]] != y[o->dim[k]])
+            return x[o->dim[k]] < y[o->dim[k]] ? -1 : 1;
+    return 0;
 }
 
-static uint64_t hash_outside(const ref_grid *g, const bool *in, int64_t r)
+static int by_coordinates(const void *a, const void *b, void *order)
 {
-    uint64_t h = 88172645463325252u;
-    for (int d = 0; d < g->ndims; d++)
-        if (!in[d])
-            h = (h ^ (uint64_t)g->coord[r * g->ndims + d]) * 0xff51afd7ed558ccdu + (h >> 29);
-    return h ^ (h >> 32);
+    return compare(order, ((order_t *)order)->all, *(const int64_t *)a, *(const int64_t *)b);
 }
 
 bool ref_groups_make(ref_groups *out, const ref_grid *g, const bool *in)
 {
-    uint64_t buckets = 4;
-    while (buckets < 2 * (uint64_t)g->size)
-        buckets *= 2;
-    memset(out, 0, sizeof *out);
-    int64_t *bucket = malloc(buckets * sizeof *bucket);    /* a bucket's first rank, or -1 */
-    int64_t *fill = calloc((size_t)g->size, sizeof *fill); /* members so far, by group */
-    out->group = malloc((size_t)g->size * sizeof *out->group);
-    out->index = malloc((size_t)g->size * sizeof *out->index);
-    out->member = malloc((size_t)g->size * sizeof *out->member);
-    bool ok = bucket && fill && out->group && out->index && out->member;
-    if (ok) {
-        for (uint64_t s = 0; s < buckets; s++)
-            bucket[s] = -1;
-        for (int64_t r = 0; r < g->size; r++) {
-            uint64_t s = hash_outside(g, in, r) & (buckets - 1);
-            while (bucket[s] >= 0 && !same_outside(g, in, bucket[s], r))
-                s = (s + 1) & (buckets - 1);
-            if (bucket[s] < 0) {
-                bucket[s] = r;
-                out->group[r] = out->count++;
-            } else {
-                out->group[r] = out->group[bucket[s]];
-            }
-            out->index[r] = fill[out->group[r]]++;
-        }
-        out->each = fill[0];
-        for (int64_t r = 0; r < g->size; r++)
-            out->member[out->group[r] * out->each + out->index[r]] = r;
-    }
-    free(bucket);
-    free(fill);
-    if (!ok)
-        ref_groups_free(out);
-    return ok;
-}
-
-static bool before(const ref_grid *g, const int *given, int n, int64_t a, int64_t b)
-{
-    for (int k = 0; k < n; k++) {
-        int32_t x = g->coord[a * g->ndims + given[k]], y = g->coord[b * g->ndims + given[k]];
-        if (x != y)
-            return x < y;
-    }
-    return false;
+    int given[REF_DIMS], n = 0;
+    for (int d = g->ndims - 1; d >= 0; d--)
+        if (in[d])
+            given[n++] = d;
+    return ref_groups_make_as_given(out, g, given, n);
 }
 
 bool ref_groups_make_as_given(ref_groups *out, const ref_grid *g, const int *given, int n)
 {
+    order_t o = {.g = g};
     bool in[REF_DIMS] = {false};
+    int64_t begin = 0;
     for (int k = 0; k < n; k++)
         in[given[k]] = true;
-    if (!ref_groups_make(out, g, in))
+    for (int d = g->ndims - 1; d >= 0; d--)
+        if (!in[d])
+            o.dim[o.outside++] = d;
+    memcpy(o.dim + o.outside, given, (size_t)n * sizeof *given);
+    o.all = o.outside + n;
+    memset(out, 0, sizeof *out);
+    out->group = malloc((size_t)g->size * sizeof *out->group);
+    out->index = malloc((size_t)g->size * sizeof *out->index);
+    out->member = malloc((size_t)g->size * sizeof *out->member);
+    if (!out->group || !out->index || !out->member) {
+        ref_groups_free(out);
         return false;
-    for (int64_t q = 0; q < out->count; q++) {
-        int64_t *m = out->member + q * out->each;
-        for (int64_t i = 1; i < out->each; i++) { /* insertion sort: groups here are small */
-            int64_t r = m[i], j = i;
-            for (; j > 0 && before(g, given, n, r, m[j - 1]); j--)
-                m[j] = m[j - 1];
-            m[j] = r;
+    }
+    for (int64_t r = 0; r < g->size; r++)
+        out->member[r] = r;
+    qsort_r(out->member, (size_t)g->size, sizeof *out->member, by_coordinates, &o);
+    for (int64_t i = 0; i < g->size; i++) {
+        const int64_t r = out->member[i];
+        if (i == 0 || compare(&o, o.outside, out->member[i - 1], r) != 0) {
+            begin = i;
+            out->count++;
         }
-        for (int64_t i = 0; i < out->each; i++)
-            out->index[m[i]] = i;
+        out->group[r] = out->count - 1;
+        out->index[r] = i - begin;
+        out->each = i - begin + 1;
     }
     return true;
 }

@@ -3,8 +3,7 @@
  * ref_grid.h - grids by counting, not by formula: the oracle of src/grid/.
  *
  * Coordinates come from an odometer that is stepped once per rank. Groups come from sorting ranks
- * into buckets by equality of the coordinates outside the dim set: no stride, no division. Takes
- * memory and time in proportion to the ranks; shares no code with src/.
+ * by the coordinates outside the dim set: no stride, no division. Shares no code with src/.
  */
 #ifndef TESTS_REF_GRID_H
 #define TESTS_REF_GRID_H
