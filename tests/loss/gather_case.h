@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gather_case.h - what the runners of the other losses share (topk_case.c,
- * distill_case.c): the memory of a rank, shards of [T, V] in it, and central differences. The first
- * member of such a case is its shape, a loss_case_t without memory of its own. Fixed sizes: a case
- * is one piece of memory.
+ * gather_case.h - what the runners of losses and sequences share: the memory of a rank, shards of
+ * [T, V] in it, and central differences. The first member of such a case is its shape, a
+ * loss_case_t without memory of its own. Fixed sizes: a case is one piece of memory.
  */
 #ifndef TESTS_LOSS_GATHER_CASE_H
 #define TESTS_LOSS_GATHER_CASE_H

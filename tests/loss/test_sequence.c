@@ -4,13 +4,13 @@
  * ranks, against lists of tokens cut by hand. Values say which token they belong to, and are
  * compared with ==; sums in the adjoint are of small integers, so exact.
  */
-#include "loss/loss_case.h"
-#include "loss/where.h"
+#include "loss/gather_case.h"
 #include "ref/ref_sequence.h"
 
 enum { ROWS = 5, COLUMNS = 40, CAPACITY = 64, RANKS = 8, MOST = ROWS * CAPACITY, IGNORE = -77 };
 
 typedef struct batch {
+    loss_case_t shape;   /* its ranks */
     colo_sequence_t seq; /* its arrays are set on each rank */
     bool packed, has_lengths, stream;
     int64_t lengths[ROWS], cu[ROWS + 1];
@@ -89,68 +89,57 @@ static double d_out_of(int64_t r, int64_t row, int64_t column)
     return (double)((row * 31 + column * 7 + r * 13) % 101 - 50);
 }
 
-/* Everything a rank needs, where its memory is. */
-typedef struct memory {
-    void *tokens, *targets, *mask, *local, *d_local, *out, *d_out, *workspace, *lengths, *cu;
-    double *host;
-    colo_comm_t *group;
-} memory_t;
-
-static colo_status_t run_with(batch_t *g, colo_comm_t *world, memory_t *m)
+static colo_status_t run_with(void *batch, gather_rank_t *m)
 {
-    const int r = colo_comm_rank(world);
+    batch_t *g = batch;
+    const int r = m->rank;
     colo_sequence_t seq = g->seq;
     seq.cp_rank = r;
     seq.lengths = g->has_lengths ? g->lengths : NULL;
     seq.cu_padded = g->packed ? g->cu : NULL;
     const int64_t n = colo_sequence_count(&seq), cols = seq.positions - 1, stride = cols + 3,
                   table = seq.batch * stride;
+    double values[MOST];
     size_t bytes;
     colo_comm_stats_t stats;
     rank_check(n == g->n);
-    rank_try(where.group(world, &m->group));
-    m->lengths = where.put(g->lengths, sizeof g->lengths);
-    m->cu = where.put(g->cu, sizeof g->cu);
-    seq.device_lengths = seq.lengths ? m->lengths : NULL;
-    seq.device_cu_padded = seq.cu_padded ? m->cu : NULL;
+    void *lengths = gather_put(m, g->lengths, sizeof g->lengths),
+         *cu = gather_put(m, g->cu, sizeof g->cu);
+    seq.device_lengths = seq.lengths ? lengths : NULL;
+    seq.device_cu_padded = seq.cu_padded ? cu : NULL;
 
-    m->tokens = g->stream ? where.put(g->packed_tokens, sizeof g->packed_tokens)
-                          : where.put(g->tokens, sizeof g->tokens);
-    m->targets = where.put(NULL, (size_t)n * 8);
-    m->mask = where.put(NULL, (size_t)n);
-    colo_tensor_t tokens =
-        g->stream ? where_tensor(m->tokens, COLO_I64, 1, &g->cu[seq.batch])
-                  : where_tensor(m->tokens, COLO_I64, 2, (int64_t[]){seq.batch, seq.positions});
-    colo_tensor_t targets = where_tensor(m->targets, COLO_I64, 1, &n);
+    const colo_tensor_t tokens =
+        g->stream ? where_tensor(gather_put(m, g->packed_tokens, sizeof g->packed_tokens), COLO_I64,
+                                 1, &g->cu[seq.batch])
+                  : where_tensor(gather_put(m, g->tokens, sizeof g->tokens), COLO_I64, 2,
+                                 (int64_t[]){seq.batch, seq.positions});
+    const colo_tensor_t targets = where_tensor(gather_put(m, NULL, (size_t)n * 8), COLO_I64, 1, &n),
+                        mask = where_tensor(gather_put(m, NULL, (size_t)n), COLO_U8, 1, &n);
     rank_try(colo_sequence_targets(&seq, &tokens, IGNORE, &targets, NULL));
-    where.get(g->targets[r], m->targets, (size_t)n * 8);
+    where.get(g->targets[r], targets.data, (size_t)n * 8);
     for (int what = 0; what < 2; what++) {
-        colo_tensor_t mask = where_tensor(m->mask, COLO_U8, 1, &n);
         rank_try(colo_sequence_mask(&seq, (colo_sequence_mask_t)what, &mask, NULL));
-        where.get(g->mask[r][what], m->mask, (size_t)n);
+        where.get(g->mask[r][what], mask.data, (size_t)n);
     }
 
     /* local values: the token's own code; padding holds what must not be seen */
-    m->host = calloc((size_t)(n + table + 1), 8);
     for (int64_t i = 0; i < n; i++)
-        m->host[i] = g->want[r][i].x < 0 ? NAN : (double)code(g->want[r][i].row, g->want[r][i].x);
-    m->local = where.put(m->host, (size_t)n * 8);
-    m->d_local = where.put(NULL, (size_t)n * 8);
+        values[i] = g->want[r][i].x < 0 ? NAN : (double)code(g->want[r][i].row, g->want[r][i].x);
+    const colo_tensor_t lt = where_tensor(gather_put(m, values, (size_t)n * 8), COLO_F64, 1, &n),
+                        dlt = where_tensor(gather_put(m, NULL, (size_t)n * 8), COLO_F64, 1, &n);
     for (int64_t i = 0; i < table; i++)
-        m->host[i] = -5;
-    m->out = where.put(m->host, (size_t)table * 8);
+        values[i] = -5;
+    colo_tensor_t ot = where_tensor(gather_put(m, values, (size_t)table * 8), COLO_F64, 2,
+                                    (int64_t[]){seq.batch, cols});
+    ot.stride[0] = stride;
+    colo_tensor_t dot = ot;
     for (int64_t i = 0; i < table; i++)
-        m->host[i] = d_out_of(r, i / stride, i % stride);
-    m->d_out = where.put(m->host, (size_t)table * 8);
+        values[i] = d_out_of(r, i / stride, i % stride);
+    dot.data = gather_put(m, values, (size_t)table * 8);
     rank_try(colo_sequence_workspace_size(&seq, COLO_F64, &bytes));
-    m->workspace = where.put(NULL, bytes);
-    colo_tensor_t lt = where_tensor(m->local, COLO_F64, 1, &n), dlt = lt;
-    colo_tensor_t ot = where_tensor(m->out, COLO_F64, 2, (int64_t[]){seq.batch, cols}), dot = ot;
-    ot.stride[0] = dot.stride[0] = stride;
-    dlt.data = m->d_local;
-    dot.data = m->d_out;
+    void *workspace = gather_put(m, NULL, bytes);
     colo_comm_stats_reset(m->group);
-    rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, m->workspace, NULL));
+    rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, workspace, NULL));
     colo_comm_stats(m->group, &stats);
     g->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     g->total[r][0] = total_ops(&stats);
@@ -158,39 +147,27 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, memory_t *m)
         colo_comm_stats_reset(m->group);
         rank_try(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
                                                adjoint ? m->group : NULL,
-                                               adjoint ? m->workspace : NULL, NULL));
+                                               adjoint ? workspace : NULL, NULL));
         colo_comm_stats(m->group, &stats);
         g->scatters[r] = stats.ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS];
         g->total[r][1 + adjoint] = total_ops(&stats);
-        where.get(g->d_local[r][adjoint], m->d_local, (size_t)n * 8);
+        where.get(g->d_local[r][adjoint], dlt.data, (size_t)n * 8);
     }
-    where.get(m->host, m->out, (size_t)table * 8);
+    where.get(values, ot.data, (size_t)table * 8);
     for (int64_t i = 0; i < table; i++)
         if (i % stride < cols)
-            g->out[r][i / stride * cols + i % stride] = m->host[i];
+            g->out[r][i / stride * cols + i % stride] = values[i];
         else
-            rank_check(m->host[i] == -5); /* a gap */
+            rank_check(values[i] == -5); /* a gap */
     return COLO_OK;
-}
-
-static colo_status_t on_rank(colo_comm_t *world, void *arg)
-{
-    memory_t m = {0};
-    colo_status_t st = run_with(arg, world, &m);
-    void *all[] = {m.tokens, m.targets, m.mask,      m.local,   m.d_local,
-                   m.out,    m.d_out,   m.workspace, m.lengths, m.cu};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        where.drop(all[i]);
-    free(m.host);
-    where.leave(&m.group);
-    return st;
 }
 
 static void judge(const char *label)
 {
     const int64_t s = b.seq.positions, cp = b.seq.cp, cols = s - 1;
     double table[ROWS * COLUMNS];
-    assert_ok(t_run_ranks((int32_t)cp, on_rank, &b, sizeof b));
+    gather_shape(&b.shape, (int32_t)cp, 0, 1, COLO_F64, run_with);
+    assert_ok(gather_run(&b, sizeof b));
     memset(table, 0, sizeof table);
     for (int64_t r = 0; r < cp; r++)
         for (int64_t i = 0; i < b.n; i++) {

@@ -4,8 +4,7 @@
  * means by count, and colo_loss_reduce(). Tokens that count are spread unevenly; values and weights
  * are multiples of 1/8 and few, so sums are exact and compared with ==.
  */
-#include "loss/loss_case.h"
-#include "loss/where.h"
+#include "loss/gather_case.h"
 
 #include <stdatomic.h>
 #include <unistd.h>
@@ -52,34 +51,15 @@ typedef struct world {
 typedef struct rank {
     world_t *w;
     int r, cp, dp;
-    colo_comm_t *group, *mover;
-    void *all[10];
-    int n;
+    colo_comm_t *group;
+    gather_rank_t m; /* whose group moves memory */
 } rank_t;
-
-static void *put(rank_t *k, const void *from, size_t bytes)
-{
-    return k->all[k->n++] = where.put(from, bytes);
-}
 
 /* In the dtype of the world. NULL: memory for so many. */
 static void *put_numbers(rank_t *k, const double *from, int n)
 {
-    const bool wide = k->w->dtype == COLO_F64;
-    float narrow[TOKENS];
-    for (int i = 0; from && i < n; i++)
-        narrow[i] = (float)from[i];
-    return put(k, wide || !from ? (const void *)from : narrow,
-               (size_t)n * (wide ? sizeof *from : sizeof *narrow));
-}
-
-static void get_numbers(const rank_t *k, double *to, const void *from, int n)
-{
-    const bool wide = k->w->dtype == COLO_F64;
-    float narrow[TOKENS];
-    where.get(wide ? (void *)to : narrow, from, (size_t)n * (wide ? sizeof *to : sizeof *narrow));
-    for (int i = 0; !wide && i < n; i++)
-        to[i] = (double)narrow[i];
+    return from ? gather_put_stats(&k->m, from, n)
+                : gather_put(&k->m, NULL, (size_t)n * colo_dtype_size(k->m.stat));
 }
 
 static colo_tensor_t line(const rank_t *k, void *data)
@@ -89,7 +69,7 @@ static colo_tensor_t line(const rank_t *k, void *data)
 
 static void *put_workspace(rank_t *k)
 {
-    return put(k, NULL, colo_loss_weighted_workspace_size(colo_comm_size(k->group)));
+    return gather_put(&k->m, NULL, colo_loss_weighted_workspace_size(colo_comm_size(k->group)));
 }
 
 static colo_status_t weigh(rank_t *k)
@@ -103,19 +83,19 @@ static colo_status_t weigh(rank_t *k)
         v[i] = mask[i] ? value_of(k->cp, k->dp, i) : NAN; /* must not be read */
         u[i] = mask[i] ? weight_of(k->cp, k->dp, i) : NAN;
     }
-    void *d = put_numbers(k, NULL, TOKENS), *out = put(k, NULL, sizeof got);
+    void *d = put_numbers(k, NULL, TOKENS), *out = gather_put(&k->m, NULL, sizeof got);
     const colo_tensor_t vt = line(k, put_numbers(k, v, TOKENS)), dt = line(k, d),
                         ut = line(k, put_numbers(k, u, TOKENS)),
-                        mt = where_tensor(put(k, mask, sizeof mask), COLO_U8, 1,
+                        mt = where_tensor(gather_put(&k->m, mask, sizeof mask), COLO_U8, 1,
                                           (int64_t[]){TOKENS});
-    rank_try(colo_loss_weighted_sum(&vt, w->weighted ? &ut : NULL, w->masked ? &mt : NULL, k->mover,
-                                    out, &dt, put_workspace(k), NULL));
+    rank_try(colo_loss_weighted_sum(&vt, w->weighted ? &ut : NULL, w->masked ? &mt : NULL,
+                                    k->m.group, out, &dt, put_workspace(k), NULL));
     where.get(&got, out, sizeof got);
     w->num[k->r] = got.num;
     w->den[k->r] = (double)got.den;
     w->value[k->r] = got.value;
     w->weight[k->r] = got.weight;
-    get_numbers(k, w->d[k->r], d, TOKENS);
+    gather_get_stats(&k->m, w->d[k->r], d, TOKENS);
     return COLO_OK;
 }
 
@@ -128,13 +108,13 @@ static colo_status_t average(rank_t *k)
     for (int i = 0; i < TOKENS; i++)
         x[i] = loss_of(k->cp, k->dp, i);
     void *value = put_numbers(k, NULL, 1), *d = put_numbers(k, NULL, TOKENS);
-    void *d_value = put_numbers(k, &three, 1), *d_num = put(k, &quarter, sizeof quarter);
-    double *numbers = put(k, NULL, sizeof n);
+    void *d_value = put_numbers(k, &three, 1), *d_num = gather_put(&k->m, &quarter, sizeof quarter);
+    double *numbers = gather_put(&k->m, NULL, sizeof n);
     const colo_tensor_t xt = line(k, put_numbers(k, x, TOKENS)), dt = line(k, d);
     const colo_loss_mean_t out = {
         .value = value, .num = numbers, .den = numbers + 1, .factor = numbers + 2};
-    rank_try(colo_loss_mean_forward(&xt, put(k, &count, sizeof count), w->divide, k->mover, &out,
-                                    put_workspace(k), NULL));
+    rank_try(colo_loss_mean_forward(&xt, gather_put(&k->m, &count, sizeof count), w->divide,
+                                    k->m.group, &out, put_workspace(k), NULL));
     rank_try(colo_loss_mean_backward(
         out.factor,
         &(colo_loss_mean_upstream_t){.d_value = w->no_value ? NULL : d_value,
@@ -144,8 +124,8 @@ static colo_status_t average(rank_t *k)
     w->num[k->r] = n[0];
     w->den[k->r] = n[1];
     w->factor[k->r] = n[2];
-    get_numbers(k, &w->value[k->r], value, 1);
-    get_numbers(k, w->d[k->r], d, TOKENS);
+    gather_get_stats(&k->m, &w->value[k->r], value, 1);
+    gather_get_stats(&k->m, w->d[k->r], d, TOKENS);
     return COLO_OK;
 }
 
@@ -174,21 +154,23 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     static colo_status_t (*const run[])(rank_t * k) = {weigh, average, reduce};
     world_t *w = arg;
     const int r = colo_comm_rank(world);
-    rank_t k = {.w = w, .r = r, .cp = r / 2 % 2, .dp = r / 4};
+    double host[TOKENS];
+    rank_t k = {
+        .w = w, .r = r, .cp = r / 2 % 2, .dp = r / 4, .m = {.stat = w->dtype, .host = host}};
     colo_grid_t grid;
     colo_comm_stats_t stats;
     rank_try(colo_grid_parse(&grid, "tp=2,cp=2,dp=2,pp=1", 8));
     rank_try(colo_comm_split(world, &grid, w->group, &k.group));
-    rank_try(where.group(k.group, &k.mover));
-    colo_comm_t *asked = w->kind == REDUCE ? k.group : k.mover;
+    rank_try(where.group(k.group, &k.m.group));
+    colo_comm_t *asked = w->kind == REDUCE ? k.group : k.m.group;
     colo_comm_stats_reset(asked);
     const colo_status_t st = run[w->kind](&k);
     colo_comm_stats(asked, &stats);
     w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     w->total[r] = total_ops(&stats);
-    for (int i = 0; i < k.n; i++)
-        where.drop(k.all[i]);
-    where.leave(&k.mover);
+    for (int i = 0; i < k.m.count; i++)
+        where.drop(k.m.all[i]);
+    where.leave(&k.m.group);
     colo_comm_destroy(&k.group);
     return st;
 }
