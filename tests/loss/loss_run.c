@@ -106,10 +106,7 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
     const double *z = c->z + t * c->vocab, lambda = o.z_loss;
     const uint8_t *in = c->in ? c->in + t * c->vocab : NULL;
     ref_logprob_row_t ref;
-    if (in)
-        ref_support(&o, z, c->vocab, in, c->targets[t], &ref);
-    else
-        ref_logprob(&o, z, c->vocab, c->targets[t], &ref);
+    ref_support(&o, z, c->vocab, in, c->targets[t], &ref);
     const double want[3] = {ref.logp, ref.entropy, ref.loss};
     const bool asked[3] = {true, c->config.want_entropy, c->config.want_loss};
     static const char *const names[3] = {"logp", "entropy", "loss"};
@@ -138,10 +135,7 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
     double g[3];
     for (int k = 0; k < 3; k++)
         g[k] = asked[k] && !c->no_up[k] ? c->up[k][t] : 0;
-    if (in)
-        ref_support_grad(&o, z, c->vocab, in, c->targets[t], g[0], g[1], g[2], dz);
-    else
-        ref_logprob_grad(&o, z, c->vocab, c->targets[t], g[0], g[1], g[2], dz);
+    ref_support_grad(&o, z, c->vocab, in, c->targets[t], g[0], g[1], g[2], dz);
     if (!o.lenient && !ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
         for (int64_t j = 0; j < c->vocab; j++)
             dz[j] = NAN; /* nothing sensible flows back through a target that does not exist */

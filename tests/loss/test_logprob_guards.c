@@ -1,34 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_logprob_guards.c - what the loss guarantees about itself: how many collectives, which memory
- * it touches, that chunking changes no bit, that stale state is refused.
+ * test_logprob_guards.c - what the loss guarantees about itself: what its gather carries, which
+ * memory it touches, that chunking changes no bit, that stale state is refused.
  */
+#include "loss/gather_case.h"
 #include "loss/loss_alone.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 /* ---- collectives ---- */
-
-T_CASE(forward_gathers_once_and_backward_never)
-{
-    static const int64_t chunks[] = {0, 1, 3, 1000};
-    uint64_t rng = t_seed();
-    for (int32_t w = 1; w <= 8; w++)
-        for (int k = 0; k < 4; k++) {
-            T_ENDS(loss_case_free) loss_case_t c;
-            loss_case_init(&c, w, 10, 20, COLO_F32, 2, &rng);
-            c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
-            c.config.chunk_size = chunks[k];
-            assert_ok(loss_case_run(&c));
-            for (int r = 0; r < w; r++) {
-                const colo_comm_stats_t *f = &c.after_forward[r], *b = &c.after_backward[r];
-                assert_int_equal(f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS], w > 1);
-                assert_int_equal(total_ops(f), w > 1);
-                assert_memory_equal(f, b, sizeof *f);
-            }
-        }
-}
 
 /* 10 tokens of f32: header 64, then m, s, x_t (40 each); with entropy u; with correct 80 more */
 T_CASE(the_gather_carries_a_few_numbers_a_token)
@@ -71,6 +52,7 @@ T_CASE(chunking_changes_no_bit)
                 again.config.chunk_size = chunks[k];
                 assert_ok(loss_case_run(&again));
                 loss_case_same(&again, &c, 0, "chunks");
+                gather_check(&again, "chunks");
             }
         }
 }

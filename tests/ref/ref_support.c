@@ -13,7 +13,7 @@ static struct part part_of(const ref_logprob_opts_t *o, const double *z, int64_t
                            const uint8_t *in, int64_t target)
 {
     const size_t size = (size_t)vocab + 1;
-    struct part p = {calloc(size, sizeof(double)), calloc(size, sizeof(double)), 0, -1,
+    struct part p = {calloc(size, sizeof(double)), calloc(size, sizeof(double)), 0, target,
                      calloc(size, sizeof(int64_t))};
     for (int64_t j = 0; j < vocab; j++)
         if (!in || in[j] || j == target) {
