@@ -348,43 +348,43 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
 
 /* ---- ranks that disagree, or of which one errs ---- */
 
-typedef enum {
-    TEMPERATURE,
-    Z_LOSS,
-    IGNORED,
-    KIND,
-    TOP_K,
-    TOP_P,
-    TARGET,
-    PICK,
-    MASK,
-    HOLE,
-    TWICE,
-    LOST, /* on both ranks */
-    TOKENS,
-    WANTS,
-    WRONG,
-    PASS, /* as a device's pass that cannot use a pointer */
-} change_t;
+/* What rank 1 has otherwise than rank 0, of which losses the ranks then say so, and how. */
+#define CHANGES(ROW)                                                                            \
+    ROW(TEMPERATURE, OF_ALL, a->cfg.logits.temperature = 2, "rank 1 has another config")        \
+    ROW(Z_LOSS, OF_LOGPROB, a->cfg.logprob.z_loss = 2,                                          \
+        "rank 1 has another config, dtype or order of rows than rank 0")                        \
+    ROW(IGNORED, OF_GIVEN, a->cfg.topk.ignore_index = -1, "rank 1 has another config")          \
+    ROW(KIND, OF_DISTILL, a->cfg.distill.targets = COLO_DISTILL_PROBS,                          \
+        "rank 1 has another config")                                                            \
+    ROW(TOP_K, OF_SAMPLING, a->cfg.sampling.top_k = 3, "rank 1 has another config")             \
+    ROW(TOP_P, OF_SAMPLING, a->cfg.sampling.top_p = 0.5, "rank 1 has another config")           \
+    ROW(TARGET, OF_LOGPROB | OF_GIVEN, a->targets[3]++, "rank 1 has other targets than rank 0") \
+    ROW(PICK, OF_GIVEN, a->targets[0]++, "rank 1 has other targets")                            \
+    ROW(MASK, OF_MASKED, a->mask[1] = 0, "rank 1 has other targets")                            \
+    ROW(HOLE, OF_ALL, a->cfg.logits.vocab_start = 5,                                            \
+        "no rank of 2 holds column 4 of the vocabulary of 8")                                   \
+    ROW(TWICE, OF_LOGPROB | OF_DISTILL, a->cfg.logits.vocab_start = 3,                          \
+        "no rank of 2 holds column 7 of the vocabulary of 8")                                   \
+    ROW(LOST, OF_LOGPROB, a->cfg.logits.vocab_start = 0, /* on both ranks */                    \
+        "no rank of 2 holds column 4")                                                          \
+    ROW(TOKENS, OF_LOGPROB, a->logits.shape[0] = a->target.shape[0] = T - 1,                    \
+        "rank 1 has 3 tokens, rank 0 has 4")                                                    \
+    /* of cases of their own */                                                                 \
+    ROW(WANTS, 0, (a->cfg.logprob.want_entropy = false, a->out.entropy = NULL), "")             \
+    ROW(WRONG, 0, a->cfg.logits.softcap = -1, "")                                               \
+    ROW(PASS, 0, (void)0, "") /* as a device's pass that cannot use a pointer */
+#define NAME_OF(name, losses, change, words) name,
+#define ROW_OF(name, losses, change, words) {losses, words},
+#define CASE_OF(name, losses, change, words) \
+    case name:                               \
+        change;                              \
+        break;
+
+typedef enum { CHANGES(NAME_OF) } change_t;
 static const struct {
-    change_t change;
     int losses;
     const char *words;
-} table[] = {
-    {TEMPERATURE, OF_ALL, "rank 1 has another config"},
-    {Z_LOSS, OF_LOGPROB, "rank 1 has another config, dtype or order of rows than rank 0"},
-    {IGNORED, OF_GIVEN, "rank 1 has another config"},
-    {KIND, OF_DISTILL, "rank 1 has another config"},
-    {TOP_K, OF_SAMPLING, "rank 1 has another config"},
-    {TOP_P, OF_SAMPLING, "rank 1 has another config"},
-    {TARGET, OF_LOGPROB | OF_GIVEN, "rank 1 has other targets than rank 0"},
-    {PICK, OF_GIVEN, "rank 1 has other targets"},
-    {MASK, OF_MASKED, "rank 1 has other targets"},
-    {HOLE, OF_ALL, "no rank of 2 holds column 4 of the vocabulary of 8"},
-    {TWICE, OF_LOGPROB | OF_DISTILL, "no rank of 2 holds column 7 of the vocabulary of 8"},
-    {LOST, OF_LOGPROB, "no rank of 2 holds column 4"},
-    {TOKENS, OF_LOGPROB, "rank 1 has 3 tokens, rank 0 has 4"},
-};
+} table[] = {CHANGES(ROW_OF)};
 
 typedef struct disagreement {
     change_t change;
@@ -398,45 +398,7 @@ static atomic_int peer_is_back;
 static void change(alone_t *a, change_t what)
 {
     switch (what) {
-    case TEMPERATURE:
-        a->cfg.logits.temperature = 2;
-        break;
-    case Z_LOSS:
-        a->cfg.logprob.z_loss = 2;
-        break;
-    case IGNORED:
-        a->cfg.topk.ignore_index = -1;
-        break;
-    case KIND:
-        a->cfg.distill.targets = COLO_DISTILL_PROBS;
-        break;
-    case TOP_K:
-        a->cfg.sampling.top_k = 3;
-        break;
-    case TOP_P:
-        a->cfg.sampling.top_p = 0.5;
-        break;
-    case TARGET:
-    case PICK:
-        a->targets[what == TARGET ? 3 : 0]++;
-        break;
-    case MASK:
-        a->mask[1] = 0;
-        break;
-    case TOKENS:
-        a->logits.shape[0] = a->target.shape[0] = T - 1;
-        break;
-    case WANTS:
-        a->cfg.logprob.want_entropy = false;
-        a->out.entropy = NULL;
-        break;
-    case WRONG:
-        a->cfg.logits.softcap = -1;
-        break;
-    case PASS:
-        break;
-    default:
-        a->cfg.logits.vocab_start = what == HOLE ? 5 : what == TWICE ? 3 : 0;
+        CHANGES(CASE_OF)
     }
 }
 
@@ -497,7 +459,7 @@ T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
         const size_t loss = i / 2 % LOSSES, nth = i / 2 / LOSSES;
         if (!(table[nth].losses >> loss & 1))
             continue;
-        const disagreement_t d = disagree(table[nth].change, (loss_t)loss, 1 + (int)i % 2);
+        const disagreement_t d = disagree((change_t)nth, (loss_t)loss, 1 + (int)i % 2);
         assert_ok(d.ended);
         for (int r = 0; r < 2; r++)
             if (d.status[r] != COLO_ERR_MISMATCH || !strstr(d.error_message[r], table[nth].words))
