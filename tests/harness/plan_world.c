@@ -117,14 +117,6 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void *list_of(int64_t n, size_t size)
-{
-    void *list = calloc((size_t)n + 1, size);
-    if (!list)
-        abort();
-    return list;
-}
-
 static void add_edge(court_t *k, int64_t edge)
 {
     if (edge < 0 || edge > k->w->c->shape.h)
@@ -201,10 +193,10 @@ static void open_court(court_t *k, t_plans_t *w, colo_pass_t pass)
     k->addends = back && partial ? ref_side_addends(&c->dst) : 1;
     find_edges(k);
     k->cells = c->shape.b * k->ns * k->nc;
-    k->gives = list_of(k->addends * k->cells, sizeof *k->gives);
-    k->takes = list_of(k->cells, sizeof *k->takes);
-    k->got = list_of(2 * w->n * k->addends * k->cells, 1);
-    k->relayed = list_of(k->cells, sizeof *k->relayed);
+    k->gives = ref_zeros(k->addends * k->cells, sizeof *k->gives);
+    k->takes = ref_zeros(k->cells, sizeof *k->takes);
+    k->got = ref_zeros(2 * w->n * k->addends * k->cells, 1);
+    k->relayed = ref_zeros(k->cells, sizeof *k->relayed);
     for (int32_t r = 0; r < w->n; r++) {
         mark_part(k, r, &c->src, false, false, back ? k->takes : k->gives);
         mark_part(k, r, &c->dst, full && (!back || partial), k->addends > 1,

@@ -12,16 +12,6 @@
 #define SLACK 64 /* entries of row_pos beyond the rows, so that a mutated count stays in memory */
 #define MOST_SEGMENTS 64
 
-static int64_t *list_of(int64_t n)
-{
-    int64_t *list = calloc((size_t)(n > 0 ? n : 1), sizeof *list);
-    if (!list) {
-        fprintf(stderr, "test: no memory for %lld numbers\n", (long long)n);
-        abort();
-    }
-    return list;
-}
-
 static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
 {
     ref_side_t side = t_random_dims(r, most, (const int[]){85, 60, 60, 20, 15}, 4);
@@ -122,7 +112,7 @@ static void shuffle_segments(t_ragged_t *t, uint64_t *r)
 static void scatter(t_ragged_t *t, uint64_t *r)
 {
     for (int64_t q = 0; q < t->c.table.nseq; q++) {
-        int64_t len = t->seq_len[q], used = 0, *order = list_of(len);
+        int64_t len = t->seq_len[q], used = 0, *order = ref_zeros(len, sizeof(int64_t));
         for (int64_t i = 0; i < len; i++) {
             int64_t j = t_below(r, i + 1);
             order[i] = order[j];
@@ -149,12 +139,12 @@ static void point_tables(t_ragged_t *t, bool scattered)
 
 static void make_lists(t_ragged_t *t, int64_t nseg, int64_t nseq)
 {
-    t->rows = list_of(nseg);
-    t->src_dp = list_of(nseg);
-    t->seq = list_of(nseg);
-    t->pos = list_of(nseg);
-    t->seq_len = list_of(nseq);
-    t->seq_dp = list_of(nseq);
+    t->rows = ref_zeros(nseg, sizeof(int64_t));
+    t->src_dp = ref_zeros(nseg, sizeof(int64_t));
+    t->seq = ref_zeros(nseg, sizeof(int64_t));
+    t->pos = ref_zeros(nseg, sizeof(int64_t));
+    t->seq_len = ref_zeros(nseq, sizeof(int64_t));
+    t->seq_dp = ref_zeros(nseq, sizeof(int64_t));
 }
 
 static int32_t end_of(const ref_side_t *a, const ref_side_t *b)
@@ -200,7 +190,7 @@ void t_ragged_random(t_ragged_t *t, uint64_t seed, int64_t most)
     for (int64_t e = 0; e < t->c.table.nseg; e++)
         t->capacity += t->rows[e];
     t->capacity += SLACK;
-    t->row_pos = list_of(t->capacity);
+    t->row_pos = ref_zeros(t->capacity, sizeof(int64_t));
     bool scattered = t_chance(r, 35);
     if (scattered)
         scatter(t, r);
@@ -235,7 +225,7 @@ void t_ragged_uniform(t_ragged_t *t, const ref_side_t *src, const ref_side_t *ds
     t->c.table.nseg = t->c.table.nseq = shape.b;
     make_lists(t, shape.b, shape.b);
     t->capacity = shape.b * shape.n + SLACK;
-    t->row_pos = list_of(t->capacity);
+    t->row_pos = ref_zeros(t->capacity, sizeof(int64_t));
     for (int64_t b = 0; b < shape.b; b++) {
         t->rows[b] = shape.n;
         t->seq[b] = b;

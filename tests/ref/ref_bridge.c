@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void *ref_alloc(int64_t n)
+void *ref_zeros(int64_t n, size_t size)
 {
-    void *p = calloc((size_t)(n > 0 ? n : 1), sizeof(int64_t));
+    void *p = calloc((size_t)(n > 0 ? n : 1), size);
     if (!p) {
         fprintf(stderr, "oracle: out of memory\n");
         abort();
@@ -85,7 +85,7 @@ int64_t ref_side_dp(const ref_side_t *side)
 static int64_t cut(int64_t *list, int64_t n, ref_cut_t how, int64_t parts, int64_t c)
 {
     int64_t m = 0;
-    int64_t *kept = ref_alloc(n);
+    int64_t *kept = ref_zeros(n, sizeof *kept);
     if (how == REF_BLOCK || parts == 1) { /* one rank has all, whatever the number */
         for (int64_t i = 0; i < n; i++)
             if (i >= c * n / parts && i < (c + 1) * n / parts)
@@ -112,7 +112,7 @@ static int64_t cut(int64_t *list, int64_t n, ref_cut_t how, int64_t parts, int64
 static int64_t *axis_list(const ref_side_t *side, int axis, int64_t length, int64_t rank,
                           bool split, int64_t *n)
 {
-    int64_t *list = ref_alloc(length);
+    int64_t *list = ref_zeros(length, sizeof *list);
     for (int64_t i = 0; i < length; i++)
         list[i] = i;
     *n = length;
@@ -156,7 +156,7 @@ void ref_part_make(ref_part_t *part, const ref_side_t *side, ref_shape_t shape, 
     }
     int64_t npos, positions = side->positions ? side->positions : shape.n;
     int64_t *pos = axis_list(side, 1, positions, rank, true, &npos);
-    part->s = ref_alloc(shape.n);
+    part->s = ref_zeros(shape.n, sizeof *part->s);
     for (int64_t p = 0; p < npos; p++)
         for (int64_t row = 0; row < shape.n; row++)
             if (position_of(side, row) == pos[p])

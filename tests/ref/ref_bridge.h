@@ -53,6 +53,9 @@ typedef struct ref_part {
     int64_t *b, *s, *h;
 } ref_part_t;
 
+/* @n elements of zeros, for free(). Without memory it ends the program. */
+void *ref_zeros(int64_t n, size_t size);
+
 int64_t ref_side_size(const ref_side_t *side);
 int64_t ref_side_coord(const ref_side_t *side, int64_t rank, const char *dim); /* 0: no such dim */
 int64_t ref_side_extent(const ref_side_t *side, const char *dim);              /* 1: no such dim */

@@ -9,19 +9,8 @@
 #include "ref/ref_ragged.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static void *take(int64_t n, size_t size)
-{
-    void *p = calloc((size_t)(n > 0 ? n : 1), size);
-    if (!p) {
-        fprintf(stderr, "oracle: out of memory\n");
-        abort();
-    }
-    return p;
-}
 
 /* A rank's index among the parts that the chosen splits of one axis make; the first is major. */
 typedef enum chosen { ALL, CONTEXT, OTHERS } chosen_t;
@@ -74,7 +63,7 @@ int64_t ref_ragged_total(const ref_ragged_t *c)
 static ref_row_t *all_rows(const ref_ragged_t *c)
 {
     const ref_segments_t *t = &c->table;
-    ref_row_t *row = take(ref_ragged_total(c), sizeof *row);
+    ref_row_t *row = ref_zeros(ref_ragged_total(c), sizeof *row);
     int64_t g = 0;
     for (int64_t e = 0; e < t->nseg; e++)
         for (int64_t r = 0; r < t->rows[e]; r++, g++)
@@ -104,7 +93,7 @@ static bool begin(ref_rows_t *part, const ref_side_t *side, int64_t h, int64_t r
         return false;
     int64_t j, m = parts_of(side, 2, ALL, rank, &j);
     part->holds = true;
-    part->h = take(h, sizeof *part->h);
+    part->h = ref_zeros(h, sizeof *part->h);
     for (int64_t i = j * h / m; i < (j + 1) * h / m; i++)
         part->h[part->nh++] = i;
     parts_of(side, 0, ALL, rank, &part->replica);
@@ -118,7 +107,7 @@ void ref_ragged_src(ref_rows_t *part, const ref_ragged_t *c, int64_t rank)
         return;
     int64_t total = ref_ragged_total(c), jc, jo;
     ref_row_t *every = all_rows(c);
-    part->place = take(total, sizeof *part->place);
+    part->place = ref_zeros(total, sizeof *part->place);
     for (int64_t g = 0; g < total; g++)
         if (c->table.src_dp[every[g].e] == part->replica)
             part->place[part->axis++] = every[g];
@@ -128,7 +117,7 @@ void ref_ragged_src(ref_rows_t *part, const ref_ragged_t *c, int64_t rank)
     for (int64_t i = 0; i < part->axis; i++)
         part->place[i].index = i;
     part->n = part->axis;
-    part->row = take(part->n, sizeof *part->row);
+    part->row = ref_zeros(part->n, sizeof *part->row);
     memcpy(part->row, part->place, (size_t)part->n * sizeof *part->row);
     free(every);
 }
@@ -141,7 +130,7 @@ void ref_ragged_dst(ref_rows_t *part, const ref_ragged_t *c, int64_t rank, bool 
     int64_t sum = 0, jc, jo, total = ref_ragged_total(c);
     for (int64_t q = 0; q < t->nseq; q++)
         sum += t->seq_len[q];
-    part->place = take(sum, sizeof *part->place);
+    part->place = ref_zeros(sum, sizeof *part->place);
     int64_t mc = parts_of(&c->dst, 1, CONTEXT, rank, &jc);
     int64_t mo = parts_of(&c->dst, 1, OTHERS, rank, &jo);
     int64_t chunks = is_zigzag(&c->dst) ? 2 * mc : mc;
@@ -163,12 +152,12 @@ void ref_ragged_dst(ref_rows_t *part, const ref_ragged_t *c, int64_t rank, bool 
         part->axis = slice(part->place, part->axis, mo, jo);
     /* which row lies where */
     ref_row_t *every = all_rows(c);
-    int64_t *start = take(t->nseq + 1, sizeof *start), *lies = take(sum, sizeof *lies);
+    int64_t *start = ref_zeros(t->nseq + 1, sizeof *start), *lies = ref_zeros(sum, sizeof *lies);
     for (int64_t q = 0; q < t->nseq; q++)
         start[q + 1] = start[q] + t->seq_len[q];
     for (int64_t g = 0; g < total; g++)
         lies[start[every[g].q] + every[g].p] = g + 1;
-    part->row = take(part->axis, sizeof *part->row);
+    part->row = ref_zeros(part->axis, sizeof *part->row);
     for (int64_t i = 0; i < part->axis; i++) {
         ref_row_t *where = &part->place[i];
         int64_t g = lies[start[where->q] + where->p] - 1;
@@ -254,7 +243,7 @@ static bool node_holds(const ref_ragged_t *c, int64_t m, int64_t addend, int64_t
 static int64_t *homes(const ref_ragged_t *c, int64_t d, int64_t h, int64_t nodes)
 {
     const int64_t n = ref_ragged_addends(c);
-    int64_t *home = take(n, sizeof *home);
+    int64_t *home = ref_zeros(n, sizeof *home);
     for (int64_t a = 0; a < n; a++)
         home[a] = -1;
     for (int64_t left = n, best = 0, most = 0; left > 0; left -= most) {
@@ -281,7 +270,7 @@ static void put_sum(const ref_ragged_t *c, int64_t d, int64_t g, int64_t h, cons
     int64_t nodes = 1;
     for (int64_t r = c->dst.offset; c->node && r < c->dst.offset + ref_side_size(&c->dst); r++)
         nodes = c->node[r] >= nodes ? c->node[r] + 1 : nodes;
-    int64_t *home = c->node && c->rough ? homes(c, d, h, nodes) : take(n, sizeof *home);
+    int64_t *home = c->node && c->rough ? homes(c, d, h, nodes) : ref_zeros(n, sizeof *home);
     sum_t all = {.begun = false};
     for (int64_t m = 0; m < nodes; m++) {
         sum_t node = {.begun = false};
@@ -304,10 +293,11 @@ static void put_sum(const ref_ragged_t *c, int64_t d, int64_t g, int64_t h, cons
 static bool *own_places(const ref_ragged_t *c, const ref_rows_t *part, int64_t rank)
 {
     const ref_segments_t *t = &c->table;
-    int64_t *start = take(t->nseq + 1, sizeof *start);
+    int64_t *start = ref_zeros(t->nseq + 1, sizeof *start);
     for (int64_t q = 0; q < t->nseq; q++)
         start[q + 1] = start[q] + t->seq_len[q];
-    bool *mine = take(start[t->nseq], sizeof *mine), *owned = take(part->axis, sizeof *owned);
+    bool *mine = ref_zeros(start[t->nseq], sizeof *mine),
+         *owned = ref_zeros(part->axis, sizeof *owned);
     ref_rows_t own;
     ref_ragged_dst(&own, c, rank, false);
     for (int64_t i = 0; i < own.axis; i++)
@@ -402,7 +392,7 @@ void ref_ragged_tensor(const ref_ragged_t *c, ref_role_t role, int64_t rank, con
 
 static bool *members_of(const ref_ragged_t *c, const ref_rows_t *part)
 {
-    bool *member = take(ref_ragged_total(c) * c->h, sizeof *member);
+    bool *member = ref_zeros(ref_ragged_total(c) * c->h, sizeof *member);
     for (int64_t i = 0; i < part->n; i++)
         for (int64_t k = 0; k < part->nh; k++)
             member[part->row[i].g * c->h + part->h[k]] = true;

@@ -96,10 +96,8 @@ static int64_t shared(const ref_segments_t *t, int64_t e, int64_t e0, int64_t f,
 static void check_positions(list_t *l)
 {
     const ref_segments_t *t = &l->c->table;
-    int64_t *first = calloc((size_t)t->nseg + 1, sizeof *first);
-    bool *good = calloc((size_t)t->nseg + 1, sizeof *good);
-    if (!first || !good)
-        abort();
+    int64_t *first = ref_zeros(t->nseg + 1, sizeof *first);
+    bool *good = ref_zeros(t->nseg + 1, sizeof *good);
     for (int64_t e = 0; t->row_pos && e < t->nseg; e++)
         first[e + 1] = first[e] + t->rows[e];
     for (int64_t e = 0; e < t->nseg; e++) {
