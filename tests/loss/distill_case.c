@@ -86,9 +86,9 @@ void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t
 ref_distill_opts_t distill_case_opts(const distill_case_t *c)
 {
     return (ref_distill_opts_t){
-        .temperature = c->config.logits.temperature,
-        .scale = c->config.logits.scale,
-        .softcap = c->config.logits.softcap,
+        .logits = {.temperature = c->config.logits.temperature,
+                   .scale = c->config.logits.scale,
+                   .softcap = c->config.logits.softcap},
         .probs = c->config.targets == COLO_DISTILL_PROBS,
         .target_temperature = c->config.target_temperature,
         .target_scale = c->config.target_scale,
@@ -99,7 +99,7 @@ static void compare_row(const distill_case_t *c, const char *label, int64_t t)
 {
     const ref_distill_opts_t o = distill_case_opts(c);
     const double *z = c->z + t * c->shape.vocab, *w = c->w + t * c->shape.vocab,
-                 f = fabs(o.scale / o.temperature), v = (double)c->shape.vocab;
+                 f = fabs(o.logits.scale / o.logits.temperature), v = (double)c->shape.vocab;
     const bool skip = c->masked && !c->mask[t];
     double dz[DISTILL_VOCAB], u = where.slack * 0x1p-24;
     ref_distill_row_t row;

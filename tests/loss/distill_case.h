@@ -7,7 +7,6 @@
 #define TESTS_LOSS_DISTILL_CASE_H
 
 #include "loss/gather_case.h"
-#include "ref/ref_distill.h"
 
 enum { DISTILL_TOKENS = GATHER_TOKENS, DISTILL_VOCAB = GATHER_VOCAB };
 

@@ -2,7 +2,6 @@
 /* loss_run.c - see loss_case.h: runs a case where the memory of ranks is, and compares it with the
  * oracle. */
 #include "loss/gather_case.h"
-#include "ref/ref_support.h"
 
 static colo_tensor_t put_ids(gather_rank_t *m, const int64_t *from, int64_t n)
 {

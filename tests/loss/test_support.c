@@ -7,7 +7,6 @@
  * Tolerances: those of loss_case.c with the list for a vocabulary; on a GPU where.slack times that.
  */
 #include "loss/gather_case.h"
-#include "ref/ref_support.h"
 
 enum { T = 9, V = 70, LONG = 2347, MOST = 16717 }; /* MOST: tiles of a kernel */
 

@@ -99,3 +99,118 @@ void ref_logprob_grad(const ref_logprob_opts_t *o, const double *z, int64_t voca
     }
     free(lp);
 }
+
+/* ---- of a list: the columns side by side are the vocabulary ---- */
+
+struct part {
+    double *z, *dz;
+    int64_t n, target, *column;
+};
+
+static struct part part_of(const ref_logprob_opts_t *o, const double *z, int64_t vocab,
+                           const uint8_t *in, int64_t target)
+{
+    const size_t size = (size_t)vocab + 1;
+    struct part p = {calloc(size, sizeof(double)), calloc(size, sizeof(double)), 0, target,
+                     calloc(size, sizeof(int64_t))};
+    for (int64_t j = 0; j < vocab; j++)
+        if (!in || in[j] || j == target) {
+            p.target = j == target ? p.n : p.target;
+            p.z[p.n] = z[j];
+            p.column[p.n++] = j;
+        }
+    p.target = target == o->ignore_index ? target : p.target;
+    return p;
+}
+
+static void release(struct part *p)
+{
+    free(p->z);
+    free(p->dz);
+    free(p->column);
+}
+
+void ref_support(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const uint8_t *in,
+                 int64_t target, ref_logprob_row_t *row)
+{
+    struct part p = part_of(o, z, vocab, in, target);
+    ref_logprob(o, p.z, p.n, p.target, row);
+    release(&p);
+}
+
+void ref_support_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab,
+                      const uint8_t *in, int64_t target, double g_logp, double g_entropy,
+                      double g_loss, double *dz)
+{
+    struct part p = part_of(o, z, vocab, in, target);
+    ref_logprob_grad(o, p.z, p.n, p.target, g_logp, g_entropy, g_loss, p.dz);
+    for (int64_t j = 0; j < vocab; j++)
+        dz[j] = 0;
+    for (int64_t i = 0; i < p.n; i++)
+        dz[p.column[i]] = p.dz[i];
+    release(&p);
+}
+
+/* ---- against a distribution ---- */
+
+/* log p, q of a row; @row may be NULL */
+static void both(const ref_distill_opts_t *o, const double *z, const double *w, int64_t n,
+                 double *lp, double *q, ref_distill_row_t *row)
+{
+    const ref_logprob_opts_t targets = {.temperature = o->target_temperature,
+                                        .scale = o->target_scale};
+    double lo = INFINITY, hi = -INFINITY, qlo = INFINITY, qhi = -INFINITY;
+    log_softmax(&o->logits, z, n, lp);
+    if (!o->probs)
+        log_softmax(&targets, w, n, q);
+    for (int64_t j = 0; j < n; j++)
+        q[j] = o->probs ? w[j] : exp(q[j]);
+    if (!row)
+        return;
+    *row = (ref_distill_row_t){.mass = 0};
+    for (int64_t j = 0; j < n; j++) {
+        const double x = fabs(squash(&o->logits, z[j])),
+                     y = o->probs ? 0 : fabs(squash(&targets, w[j]));
+        row->top = x > row->top ? x : row->top;
+        row->target_top = y > row->target_top ? y : row->target_top;
+        lo = lp[j] < lo ? lp[j] : lo;
+        hi = lp[j] > hi ? lp[j] : hi;
+        row->mass += q[j];
+        if (q[j] > 0) {
+            qlo = log(q[j]) < qlo ? log(q[j]) : qlo;
+            qhi = log(q[j]) > qhi ? log(q[j]) : qhi;
+        }
+    }
+    row->range = hi - lo;
+    row->target_range = qhi > qlo ? qhi - qlo : 0;
+}
+
+void ref_distill(const ref_distill_opts_t *o, const double *z, const double *w, int64_t n,
+                 ref_distill_row_t *row)
+{
+    double *lp = malloc((size_t)n * sizeof *lp), *q = malloc((size_t)n * sizeof *q);
+    both(o, z, w, n, lp, q, row);
+    for (int64_t j = 0; j < n; j++)
+        if (q[j] > 0) {
+            row->ce -= q[j] * lp[j];
+            row->kl += q[j] * (log(q[j]) - lp[j]);
+        }
+    free(lp);
+    free(q);
+}
+
+/* Through the Jacobian of log softmax: d log p_i / d x_j = [i = j] - p_j. */
+void ref_distill_grad(const ref_distill_opts_t *o, const double *z, const double *w, int64_t n,
+                      double g_ce, double g_kl, double *dz)
+{
+    double *lp = malloc((size_t)n * sizeof *lp), *q = malloc((size_t)n * sizeof *q);
+    both(o, z, w, n, lp, q, NULL);
+    for (int64_t j = 0; j < n; j++) {
+        double dx = 0;
+        for (int64_t i = 0; i < n; i++)
+            dx -= (g_ce + g_kl) * q[i] * ((i == j) - exp(lp[j]));
+        dz[j] = dx * squash_slope(&o->logits, z[j]);
+    }
+    free(lp);
+    free(q);
+}
