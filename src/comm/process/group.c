@@ -174,8 +174,8 @@ void colo_process_fail(colo_comm_t *comm, colo_status_t status, const char *erro
     if (status == COLO_ERR_ABORTED)
         colo_process_set_error_all(context, status, -1, error_message);
     else /* only the thread that uses the group fails so, and a watchdog of GPUs for it */
-        colo_process_set_error(group, group->seq + !(group->begun || group->running), status,
-                               group->rank, error_message);
+        colo_process_set_error(group, group->seq + !group->running, status, group->rank,
+                               error_message);
     colo_process_notify(context);
 }
 

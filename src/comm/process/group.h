@@ -35,13 +35,18 @@ struct colo_remote {
     struct colo_early early[2];
 };
 
+struct colo_transit { /* a message of a step to a peer, or from it */
+    bool due;
+    struct colo_shape_ shape;
+    int64_t left; /* bytes */
+    colo_cursor_t cursor;
+};
+
 struct colo_process_step { /* what one step does with one peer */
-    bool active, sends, expects;
+    bool active;
     bool met;   /* its header is here and agrees */
     bool ready; /* it asked for the rest */
-    struct colo_shape_ sent, expected;
-    int64_t out_left, in_left;
-    colo_cursor_t out, in;
+    struct colo_transit out, in;
 };
 
 struct colo_unexpected { /* a frame of a group that this rank has not made yet */
@@ -66,7 +71,6 @@ struct colo_process_group { /* colo_comm.impl */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
 
     /* the last step begun */
-    bool begun;           /* its peer steps are being filled: what arrives is judged when it runs */
     bool running, moving; /* moving: all met */
     uint64_t seq;
     uint8_t step;
@@ -169,14 +173,6 @@ bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
                     const void *payload);
 
 /* ---- step.c ---- */
-
-/* Begins step @step of the operation in c->op; then add a message to or from each peer, then run.
- */
-void colo_step_begin(colo_comm_t *comm, uint8_t step);
-void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
-                   const colo_message_t *recv, size_t elem);
-colo_status_t colo_step_run(colo_comm_t *comm);
-
 extern const colo_comm_ops_t colo_comm_sockets_ops, colo_comm_ucx_ops;
 
 #endif

@@ -59,17 +59,23 @@ static bool agrees(struct colo_process_group *group, int32_t peer, const colo_fr
     if (header->desc != colo_op_pack(&group->op) || header->count != (uint64_t)group->op.count)
         colo_op_found(found, sizeof found, group->op, colo_op_unpack(header->desc, header->count),
                       header->seq);
-    else if (step->expects && !sends)
-        snprintf(found, sizeof found, "sends it no message where one is expected");
-    else if (sends && !step->expects)
-        snprintf(found, sizeof found, "sends it a message where none is expected");
-    else if (step->sends && !expects)
-        snprintf(found, sizeof found, "expects no message from it where it sends one");
-    else if (expects && !step->sends)
+    else if (!step->active && sends)
+        snprintf(found, sizeof found,
+                 "sends it one: rank %d expects no message from it where it sends one",
+                 (int)group->rank);
+    else if (!step->active)
         snprintf(found, sizeof found, "expects a message from it where it sends none");
-    else if (sends && shapes_differ(what, sizeof what, &header->sent, &step->expected))
+    else if (step->in.due && !sends)
+        snprintf(found, sizeof found, "sends it no message where one is expected");
+    else if (sends && !step->in.due)
+        snprintf(found, sizeof found, "sends it a message where none is expected");
+    else if (step->out.due && !expects)
+        snprintf(found, sizeof found, "expects no message from it where it sends one");
+    else if (expects && !step->out.due)
+        snprintf(found, sizeof found, "expects a message from it where it sends none");
+    else if (sends && shapes_differ(what, sizeof what, &header->sent, &step->in.shape))
         snprintf(found, sizeof found, "sends it %s", what);
-    else if (expects && shapes_differ(what, sizeof what, &step->sent, &header->expected))
+    else if (expects && shapes_differ(what, sizeof what, &step->out.shape, &header->expected))
         snprintf(found, sizeof found, "is sent %s", what);
     else
         return true;
@@ -83,28 +89,17 @@ void colo_step_poll(struct colo_process_group *group, int32_t peer)
     struct colo_process_step *step = &group->peer_step[peer];
     const struct colo_early *early = &remote->early[remote->first];
     char what[96], found[200];
-    if (!early->full || group->begun || (group->running && step->active && step->met))
-        return; /* begun: another thread takes in what arrives, the step looks when it runs */
+    if (!early->full || (group->running && step->active && step->met))
+        return;
     const colo_frame_t *header = &early->header;
     const bool same = header->seq == group->seq && header->step == group->step;
     const bool before =
         header->seq < group->seq || (header->seq == group->seq && header->step < group->step);
-    if (same && group->running && step->active) {
+    if (same && group->running) {
         if (agrees(group, peer, header)) {
             step->met = true;
             group->nmet++;
         }
-    } else if (same && group->running) {
-        if (header->flags & COLO_FRAME_SENDS)
-            snprintf(found, sizeof found,
-                     "sends it one: rank %d expects no message from it where it sends one",
-                     (int)group->rank);
-        else
-            snprintf(found, sizeof found, "expects a message from it where it sends none");
-        if (header->desc != colo_op_pack(&group->op) || header->count != (uint64_t)group->op.count)
-            colo_op_found(found, sizeof found, group->op,
-                          colo_op_unpack(header->desc, header->count), header->seq);
-        colo_step_mismatch(group, peer, found);
     } else if (same || before) {
         snprintf(found, sizeof found, "is in %s only now: rank %d went past it without that rank",
                  colo_op_describe(what, sizeof what, colo_op_unpack(header->desc, header->count),
@@ -132,9 +127,9 @@ bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
         return colo_error_state_is_set(&group->error) ||
                colo_error_state_is_set(&group->context->error); /* under way */
     const int64_t bytes = (int64_t)frame->bytes;
-    if (bytes <= 0 || bytes > step->in_left || bytes % step->in.elem != 0)
+    if (bytes <= 0 || bytes > step->in.left || bytes % step->in.cursor.elem != 0)
         return false;
-    colo_cursor_move(&step->in, NULL, payload, bytes);
-    step->in_left -= bytes;
+    colo_cursor_move(&step->in.cursor, NULL, payload, bytes);
+    step->in.left -= bytes;
     return true;
 }

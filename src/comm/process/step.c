@@ -57,45 +57,21 @@ static struct colo_shape_ shape_of(const colo_message_t *message, size_t elem)
     return s;
 }
 
-void colo_step_begin(colo_comm_t *comm, uint8_t step)
+/* Until the group runs no other thread reads the peer steps. */
+static void add(struct colo_process_group *group, const colo_message_t *message, bool is_sent,
+                size_t elem)
 {
-    struct colo_process_group *group = comm->impl;
-    COLO_HOLD(&group->context->lock);
-    if (step == 0) {
-        group->begin = colo_now();
-        snprintf(group->name, sizeof group->name, "%s", comm->name);
-    }
-    group->seq = comm->seq;
-    group->step = step;
-    group->op = comm->op;
-    group->nactive = group->nmet = 0;
-    group->moving = false;
-    group->begun = true;
-}
-
-/* Until colo_step_run() no other thread reads the peer steps. */
-void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
-                   const colo_message_t *recv, size_t elem)
-{
-    struct colo_process_group *group = comm->impl;
-    struct colo_process_step *step = &group->peer_step[peer];
+    struct colo_process_step *step = &group->peer_step[message->peer];
     if (!step->active) {
         memset(step, 0, sizeof *step);
         step->active = true;
-        group->active[group->nactive++] = peer;
+        group->active[group->nactive++] = message->peer;
     }
-    if (send) {
-        step->sends = true;
-        step->sent = shape_of(send, elem);
-        step->out_left = step->sent.bytes;
-        colo_cursor_init(&step->out, send->boxes, send->nboxes, elem);
-    }
-    if (recv) {
-        step->expects = true;
-        step->expected = shape_of(recv, elem);
-        step->in_left = step->expected.bytes;
-        colo_cursor_init(&step->in, recv->boxes, recv->nboxes, elem);
-    }
+    struct colo_transit *transit = is_sent ? &step->out : &step->in;
+    transit->due = true;
+    transit->shape = shape_of(message, elem);
+    transit->left = transit->shape.bytes;
+    colo_cursor_init(&transit->cursor, message->boxes, message->nboxes, elem);
 }
 
 /* Sends @frame with the next @bytes of the message to @peer. False: the peer is gone, or the group
@@ -122,8 +98,8 @@ static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame
     frame->group = group->key;
     frame->seq = group->seq;
     memcpy(place, frame, sizeof *frame);
-    colo_cursor_move(&step->out, place + sizeof *frame, NULL, bytes);
-    step->out_left -= bytes;
+    colo_cursor_move(&step->out.cursor, place + sizeof *frame, NULL, bytes);
+    step->out.left -= bytes;
     context->ops->commit(context->transport);
     return true;
 }
@@ -131,16 +107,16 @@ static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame
 static void send_header(struct colo_process_group *group, int32_t peer)
 {
     const struct colo_process_step *step = &group->peer_step[peer];
-    const int64_t bytes = step->sent.bytes;
+    const int64_t bytes = step->out.shape.bytes;
     colo_frame_t header = {
         .kind = COLO_FRAME_HEADER,
-        .flags = (uint8_t)((step->sends ? COLO_FRAME_SENDS : 0) |
-                           (step->expects ? COLO_FRAME_EXPECTS : 0)),
+        .flags = (uint8_t)((step->out.due ? COLO_FRAME_SENDS : 0) |
+                           (step->in.due ? COLO_FRAME_EXPECTS : 0)),
         .desc = colo_op_pack(&group->op),
         .count = (uint64_t)group->op.count,
         .bytes = (uint64_t)bytes,
-        .sent = step->sent,
-        .expected = step->expected,
+        .sent = step->out.shape,
+        .expected = step->in.shape,
     };
     (void)send_part(group, peer, &header, bytes < COLO_FRAME_EAGER ? bytes : COLO_FRAME_EAGER);
 }
@@ -156,13 +132,12 @@ static void take_eager(struct colo_process_group *group)
         struct colo_process_step *step = &group->peer_step[peer];
         struct colo_remote *remote = &group->peer[peer];
         struct colo_early *early = &remote->early[remote->first];
-        int64_t n =
-            step->expected.bytes < COLO_FRAME_EAGER ? step->expected.bytes : COLO_FRAME_EAGER;
-        colo_cursor_move(&step->in, NULL, (const char *)early->eager, n);
-        step->in_left -= n;
+        const int64_t n = step->in.left < COLO_FRAME_EAGER ? step->in.left : COLO_FRAME_EAGER;
+        colo_cursor_move(&step->in.cursor, NULL, (const char *)early->eager, n);
+        step->in.left -= n;
         early->full = false;
         remote->first ^= 1;
-        if (step->in_left > 0)
+        if (step->in.left > 0)
             colo_process_frame(group, peer, &ready, NULL);
     }
     group->moving = true;
@@ -172,8 +147,8 @@ static void send_data(struct colo_process_group *group, int32_t peer)
 {
     const struct colo_process_step *step = &group->peer_step[peer];
     const struct colo_process_context *context = group->context;
-    while (step->out_left > 0 && !context->ops->full(context->transport, group->world[peer])) {
-        const int64_t bytes = step->out_left < COLO_FRAME_CHUNK ? step->out_left : COLO_FRAME_CHUNK;
+    while (step->out.left > 0 && !context->ops->full(context->transport, group->world[peer])) {
+        const int64_t bytes = step->out.left < COLO_FRAME_CHUNK ? step->out.left : COLO_FRAME_CHUNK;
         colo_frame_t data = {.kind = COLO_FRAME_DATA, .bytes = (uint64_t)bytes};
         if (!send_part(group, peer, &data, bytes))
             return;
@@ -189,9 +164,9 @@ static int32_t pump(struct colo_process_group *group)
         struct colo_process_step *step = &group->peer_step[peer];
         if (!step->active)
             continue;
-        if (step->ready && step->out_left > 0)
+        if (step->ready && step->out.left > 0)
             send_data(group, peer);
-        if (step->out_left > 0 || step->in_left > 0 ||
+        if (step->out.left > 0 || step->in.left > 0 ||
             !group->context->ops->flushed(group->context->transport, group->world[peer]))
             undone = peer;
     }
@@ -217,7 +192,7 @@ static void judge(struct colo_process_group *group, int32_t peer, double waited,
             return;
         }
         if (group->peer[r].gone &&
-            (!step->met || (group->moving && step->in_left > 0) || step->out_left > 0)) {
+            (!step->met || (group->moving && step->in.left > 0) || step->out.left > 0)) {
             missing(group, r, 0);
             return;
         }
@@ -242,12 +217,19 @@ static int32_t poll_once(struct colo_process_group *group, const colo_comm_t *co
     return peer;
 }
 
-colo_status_t colo_step_run(colo_comm_t *comm)
+/* What arrives finds the step as a whole, or not yet. */
+static void begin(struct colo_process_group *group, const colo_comm_t *comm,
+                  const colo_exchange_t *exchange)
 {
-    struct colo_process_group *group = comm->impl;
-    pthread_mutex_t *lock = &group->context->lock;
-    pthread_mutex_lock(lock);
-    group->begun = false;
+    if (exchange->step == 0) {
+        group->begin = colo_now();
+        snprintf(group->name, sizeof group->name, "%s", comm->name);
+    }
+    group->seq = comm->seq;
+    group->step = exchange->step;
+    group->op = comm->op;
+    group->nmet = 0;
+    group->moving = false;
     group->running = true;
     for (int32_t k = 1; k < group->size; k++) {
         int32_t peer = (group->rank + k) % group->size;
@@ -257,6 +239,21 @@ colo_status_t colo_step_run(colo_comm_t *comm)
     for (int32_t r = 0; r < group->size; r++) /* also those with whom nothing is due */
         if (r != group->rank)
             colo_step_poll(group, r);
+}
+
+static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
+                                      colo_stream_t stream)
+{
+    struct colo_process_group *group = comm->impl;
+    pthread_mutex_t *lock = &group->context->lock;
+    const size_t elem = colo_dtype_size(exchange->op.dtype);
+    group->nactive = 0;
+    for (int32_t i = 0; i < exchange->nsends; i++)
+        add(group, &exchange->send[i], true, elem);
+    for (int32_t i = 0; i < exchange->nrecvs; i++)
+        add(group, &exchange->recv[i], false, elem);
+    pthread_mutex_lock(lock);
+    begin(group, comm, exchange);
     colo_wait_t wait = {.begin = group->begin};
     int32_t peer = poll_once(group, comm, false);
     while (peer >= 0) {
@@ -276,18 +273,6 @@ colo_status_t colo_step_run(colo_comm_t *comm)
 }
 
 /* ---- the backend ---- */
-
-static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
-                                      colo_stream_t stream)
-{
-    const size_t elem = colo_dtype_size(exchange->op.dtype);
-    colo_step_begin(comm, exchange->step);
-    for (int32_t i = 0; i < exchange->nsends; i++)
-        colo_step_add(comm, exchange->send[i].peer, &exchange->send[i], NULL, elem);
-    for (int32_t i = 0; i < exchange->nrecvs; i++)
-        colo_step_add(comm, exchange->recv[i].peer, NULL, &exchange->recv[i], elem);
-    return colo_step_run(comm);
-}
 
 #define TABLE(backend)                                                                          \
     {                                                                                           \
