@@ -20,13 +20,6 @@ enum {
     UNEXPECTED_MAX = 4 << 20, /* bytes kept of one peer: a thousand groups ahead of this rank */
 };
 
-static struct colo_process_group *find_group(struct colo_process_group *list, uint64_t key)
-{
-    while (list && list->key != key)
-        list = list->next;
-    return list;
-}
-
 static void nonsense(struct colo_process_context *context, int32_t peer)
 {
     char error_message[200];
@@ -158,12 +151,6 @@ static void take_close(struct colo_process_context *context, int32_t peer)
     colo_process_reap(context);
 }
 
-static void take_bye(struct colo_remote *remote, const colo_frame_t *frame)
-{
-    remote->gone = true;
-    remote->last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
-}
-
 /* @bytes: of frame and payload */
 static void dispatch(struct colo_process_context *context, int32_t peer, const colo_frame_t *frame,
                      size_t bytes)
@@ -184,8 +171,9 @@ static void dispatch(struct colo_process_context *context, int32_t peer, const c
             nonsense(context, peer);
         return;
     }
-    struct colo_process_group *group = find_group(context->group, frame->group);
-    const bool left = !group && (group = find_group(context->draining, frame->group)) != NULL;
+    struct colo_process_group *group = context->group;
+    while (group && group->key != frame->group)
+        group = group->next;
     if (!group) {
         unexpected(context, peer, frame, bytes);
         return;
@@ -194,13 +182,14 @@ static void dispatch(struct colo_process_context *context, int32_t peer, const c
         nonsense(context, peer);
         return;
     }
-    if (left) {
-        if (frame->kind == COLO_FRAME_BYE) {
-            group->peer[frame->from].gone = true;
-            colo_process_reap(context);
-        }
+    if (frame->kind == COLO_FRAME_BYE) {
+        group->peer[frame->from].gone = true;
+        group->peer[frame->from].last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
+        colo_process_reap(context);
         return;
     }
+    if (group->left)
+        return;
     switch ((colo_frame_kind_t)frame->kind) {
     case COLO_FRAME_HEADER:
         take_header(group, frame, payload);
@@ -214,9 +203,6 @@ static void dispatch(struct colo_process_context *context, int32_t peer, const c
         break;
     case COLO_FRAME_FAIL:
         take_fail(context, group, frame, payload);
-        break;
-    case COLO_FRAME_BYE:
-        take_bye(&group->peer[frame->from], frame);
         break;
     default:
         nonsense(context, peer);

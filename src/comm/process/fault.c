@@ -153,8 +153,8 @@ void colo_process_group_free(struct colo_process_group *group)
 
 void colo_process_reap(struct colo_process_context *context)
 {
-    for (struct colo_process_group **link = &context->draining, *x; (x = *link);) {
-        if (all_gone(x)) {
+    for (struct colo_process_group **link = &context->group, *x; (x = *link);) {
+        if (x->left && all_gone(x)) {
             *link = x->next;
             colo_process_group_free(x);
         } else {

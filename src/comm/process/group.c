@@ -3,7 +3,7 @@
  * group.c - contexts and groups over a transport: making them and leaving.
  *
  * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the
- * split and its members, which all members know. A left group stays as a draining group until all
+ * split and its members, which all members know. A group that this rank has left stays until all
  * its members have left, so that frames that are still under way find it.
  *
  * Left to others: what is told of faults (fault.c), what arrives (arrive.c), exchanges (step.c),
@@ -96,7 +96,7 @@ static void context_free(struct colo_process_context *context, bool clean)
 {
     colo_process_exit_remove(context);
     context->ops->close(context->transport, clean);
-    for (struct colo_process_group *group = context->draining, *next; group; group = next) {
+    for (struct colo_process_group *group = context->group, *next; group; group = next) {
         next = group->next;
         colo_process_group_free(group);
     }
@@ -224,13 +224,11 @@ void colo_process_destroy(colo_comm_t *comm)
     pthread_mutex_lock(&context->lock);
     colo_process_notify(context);
     colo_process_bye(group);
-    COLO_UNLINK(context->group, group);
-    free(group->eager); /* a draining group only counts the ranks that left */
+    group->left = true;
+    free(group->eager); /* from now on it only counts the ranks that left */
     free(group->peer_step);
     group->eager = NULL;
     group->peer_step = NULL;
-    group->next = context->draining;
-    context->draining = group;
     colo_process_reap(context);
     bool last = --context->live == 0;
     pthread_mutex_unlock(&context->lock);

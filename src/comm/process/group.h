@@ -60,6 +60,7 @@ struct colo_process_group { /* colo_comm.impl */
     struct colo_process_group *next;
     struct colo_process_context *context; /* a reference while live */
     uint64_t key;
+    bool left; /* by this rank, not yet by all others */
     int32_t rank, size;
     char name[32];        /* for the error messages of frames that come between operations */
     int32_t *world;       /* [size] owned; ranks on the transport */
@@ -89,8 +90,7 @@ struct colo_process_context {
     int32_t rank, size;
     pthread_mutex_t lock; /* all below, the groups' peers and steps, the transport */
     int32_t live;         /* groups that a comm uses */
-    struct colo_process_group *group,
-        *draining; /* draining groups: left by this rank, not yet by all others */
+    struct colo_process_group *group;
     struct colo_unexpected *unexpected, **unexpected_end;
     size_t *unexpected_bytes; /* [size] of the unexpected-message queue, per sender */
     bool *closed;             /* [size] */
