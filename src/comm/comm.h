@@ -248,12 +248,6 @@ void colo_fields_add_optional(colo_fields_t *f, const char *name, const char *fm
  * @what to @f. */
 colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
                                        colo_status_t mine);
-/* The end of making a world: the environment of one rank that is refused (colo_env_check) is an
- * error on all; and each rank learns the nodes of all. The ranks talk in a group of their own, so
- * that the world's operations count from 1. @agreed: false if ranks do not know how others fared.
- */
-colo_status_t colo_comm_i_agree_environment(colo_comm_t *world, const char *what, double begin,
-                                            bool *agreed);
 /* Two of this process are the same number, two of different ones are not. */
 COLO_FOR_MODULES uint64_t colo_comm_i_process(void);
 /* Are any two ranks of this host comm threads of one process? Collective; all get the same. */

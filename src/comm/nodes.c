@@ -4,8 +4,8 @@
  *
  * A node is a host: its boot id and its name, because containers share the first and virtual
  * machines may share the second. COLO_NODE overrides both, so that one machine can play several.
- * Ranks exchange this once, when a world is made (bootstrap.c); threads need no exchange. Nodes are
- * numbered by their first rank, also in a smaller comm.
+ * Ranks exchange this once, when a world is made (process/group.c); threads need no exchange. Nodes
+ * are numbered by their first rank, also in a smaller comm.
  */
 #include "comm/comm.h"
 #include "core/env.h"

@@ -441,6 +441,27 @@ static colo_status_t connect_all(const colo_bootstrap_t *boot, int64_t timeout_m
     return st;
 }
 
+/* ---- the public names ---- */
+
+colo_status_t colo_bootstrap_fail(colo_status_t status, const char *error_message)
+{
+    return colo_fail(status, "%s", error_message ? error_message : "");
+}
+
+static colo_status_t gather_over_comm(void *user, const void *send, void *recv, size_t bytes)
+{
+    return colo_comm_all_gather(user, send, recv, (int64_t)bytes, COLO_U8, NULL);
+}
+
+colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap)
+{
+    COLO_FAIL_IF(!comm || !bootstrap, COLO_ERR_ARG, "bootstrap_from_comm: %s is NULL",
+                 comm ? "bootstrap" : "comm");
+    *bootstrap =
+        (colo_bootstrap_t){colo_comm_rank(comm), colo_comm_size(comm), gather_over_comm, comm};
+    return COLO_OK;
+}
+
 colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm_t **comm)
 {
     COLO_RANGE();

@@ -11,9 +11,11 @@
  */
 #include "comm/process/group.h"
 
-#include "core/hash.h"
+#include "core/env.h"
 #include "core/error.h"
-#include "core/list.h"
+#include "core/hash.h"
+
+#include <colobridge/version.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,14 +155,35 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
 colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double begin,
                                  colo_comm_t **comm)
 {
-    bool agreed;
-    const colo_status_t st = colo_comm_i_agree_environment(world, what, begin, &agreed);
+    const int64_t left_ms = world->timeout_ms - (int64_t)((colo_now() - begin) * 1e3);
+    const int32_t n = world->size;
+    colo_comm_t *all = NULL; /* a group of their own: the world's operations count from 1 */
+    uint64_t mine;
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    COLO_AUTOFREE int32_t *members = malloc((size_t)n * sizeof *members);
+    COLO_AUTOFREE uint64_t *id = malloc((size_t)n * sizeof *id);
+    for (int32_t r = 0; members && r < n; r++)
+        members[r] = r;
+    colo_status_t st =
+        members && id ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
+    COLO_THEN(st, colo_comm_i_child(world, members, n, 0, what, &all)); /* splits count from 1 */
     if (st == COLO_OK) {
-        *comm = world;
-        return st;
+        all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
+        st = colo_env_check(NULL);
+        COLO_THEN(st, colo_node_id(world->rank, n, &mine));
+        colo_fields_add(&fields, "library version", "%s", colo_version());
+        st = colo_comm_i_agree_fields(all, what, &fields, st);
     }
-    ((struct colo_process_group *)world->impl)->context->alone = !agreed;
-    colo_comm_destroy(&world);
+    COLO_THEN(st, colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1));
+    COLO_THEN(st, colo_comm_i_set_nodes(world, id));
+    if (st == COLO_OK)
+        *comm = world;
+    else /* do the ranks know how others fared? */
+        ((struct colo_process_group *)world->impl)->context->alone =
+            !all || colo_comm_check(all) != COLO_OK;
+    colo_comm_destroy(&all);
+    if (st < 0)
+        colo_comm_destroy(&world);
     return st;
 }
 

@@ -106,8 +106,8 @@ struct colo_process_context {
 /* Takes the transport, also when it fails. */
 colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
                                 void *transport, int32_t rank, int32_t size, colo_comm_t **comm);
-/* The end of creating @world: it is @comm now if all ranks agree (colo_comm_i_agree_environment),
- * and destroyed if not. */
+/* The end of creating @world: the environment of one rank that is refused (colo_env_check) is an
+ * error on all, and each rank learns the nodes of all. It is @comm then, or destroyed. */
 colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double begin,
                                  colo_comm_t **comm);
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
