@@ -302,7 +302,7 @@ COLO_FOR_MODULES colo_status_t colo_comm_i_child(colo_comm_t *parent, const int3
 /* ---- gpu-open.c: loads the backend library of that name, whose table has a create. ---- */
 colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops);
 
-/* The table of a comm of one rank, and of its children. (threads/self.c) */
+/* The table of a comm of one rank, and of its children. (threads/threads.c) */
 extern const colo_comm_ops_t colo_comm_self_ops;
 
 /* Which memory it moves. */

@@ -2,8 +2,9 @@
 /*
  * launch.c - a run of a function on ranks that are threads: starting, failing, leaving.
  *
- * A run makes a root and a world shared state and starts the threads behind a start barrier, so
- * that no rank function runs when not all threads could be had.
+ * A run makes a root and a world shared state and starts the threads, which wait for its lock, so
+ * that no rank function runs when not all threads could be had. A comm of one rank, where an
+ * interface wants a group and the group has size 1, is a run of one thread, the caller's.
  *
  * A rank that has returned, or has ended its thread, has left all comms of the run, also those that
  * it did not destroy: no rank waits for it there.
@@ -24,9 +25,8 @@ struct launch {
     void *arg;
     struct colo_shared *shared;
     colo_topology_t *place; /* NULL: ranks run where the system puts them */
-    pthread_mutex_t lock;
-    pthread_cond_t opened;
-    int32_t start; /* 0 closed, 1 run, -1 go home */
+    pthread_mutex_t lock;   /* held until all threads are there, or one cannot be had */
+    bool runs;              /* all are */
     /* the error to return: the first that a rank made by itself, else the first handed on */
     colo_status_t status;
     int32_t rank;
@@ -90,11 +90,9 @@ static void *rank_main(void *arg)
     struct runner *me = arg;
     struct launch *launch = me->launch;
     pthread_mutex_lock(&launch->lock);
-    while (launch->start == 0)
-        pthread_cond_wait(&launch->opened, &launch->lock);
-    bool go = launch->start > 0;
+    const bool runs = launch->runs;
     pthread_mutex_unlock(&launch->lock);
-    if (go) {
+    if (runs) {
         if (launch->place && colo_topology_bind(launch->place, me->comm->rank) < 0)
             colo_log(COLO_LOG_WARN, "rank %d is not bound: %s", (int)me->comm->rank,
                      colo_last_error());
@@ -143,14 +141,11 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
         return colo_fail(COLO_ERR_NOMEM, "threads_run: no memory for %d ranks", (int)nranks);
     }
     pthread_mutex_init(&launch.lock, NULL);
-    pthread_cond_init(&launch.opened, NULL);
-
     colo_topology_create_env(&launch.place, nranks);
     int32_t started = 0;
-    colo_status_t st = start(&launch, ranks, nranks, &started);
     pthread_mutex_lock(&launch.lock);
-    launch.start = st == COLO_OK ? 1 : -1;
-    pthread_cond_broadcast(&launch.opened);
+    colo_status_t st = start(&launch, ranks, nranks, &started);
+    launch.runs = st == COLO_OK;
     pthread_mutex_unlock(&launch.lock);
     for (int32_t r = 0; r < started; r++)
         pthread_join(ranks[r].thread, NULL);
@@ -160,9 +155,26 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
         st = colo_fail(launch.status, "rank %d: %s", (int)launch.rank, launch.error_message);
 
     colo_topology_destroy(&launch.place);
-    pthread_cond_destroy(&launch.opened);
     pthread_mutex_destroy(&launch.lock);
     colo_shared_release(launch.shared);
     free(ranks);
     return st;
+}
+
+colo_status_t colo_comm_create_self(colo_comm_t **comm)
+{
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "create_self: comm is NULL");
+    colo_comm_t *made = NULL;
+    COLO_TRY(colo_env_check(NULL));
+    COLO_TRY(colo_comm_i_new(&made, &colo_comm_self_ops, 0, 1, NULL));
+    struct colo_shared *shared = colo_shared_of_run(1);
+    colo_status_t st = shared ? colo_shared_attach(made, shared)
+                              : colo_fail(COLO_ERR_NOMEM, "comm of one rank: no memory");
+    if (st < 0) {
+        colo_comm_destroy(&made);
+        return st;
+    }
+    colo_comm_set_name(made, "self");
+    *comm = made;
+    return COLO_OK;
 }
