@@ -21,26 +21,13 @@
 
 /* ---- the comms of this process ---- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+COLO_LOCK(lock);    /* what follows; in a child also its parent's comms, of other worlds */
 COLO_LOCK(writing); /* one file at a time: threads of a process write to one name first */
 static colo_comm_t *newest;
 static uint64_t worlds;
 
-static void forget_all(void) /* after fork() */
-{
-    pthread_mutex_init(&lock, NULL);
-    newest = NULL;
-}
-
-static void watch_fork(void)
-{
-    (void)pthread_atfork(NULL, NULL, forget_all);
-}
-
 void colo_comm_i_register(colo_comm_t *comm)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_fork);
     COLO_HOLD(&lock);
     comm->world = ++worlds;
     comm->older = newest;
