@@ -39,8 +39,10 @@ static const double AGAIN_SECONDS = 0.01, /* between a refused call and the next
 
 enum { WHY = 100 };
 
-struct call {     /* to a lower rank */
-    int fd;       /* -1: to be made */
+struct other { /* a rank */
+    bool near; /* to be met; else it is this one, or UCX's */
+    bool met;
+    /* of a call to a lower rank */
     double again; /* when to call again; 0: now */
     uint32_t answer[2];
     size_t got;
@@ -53,11 +55,10 @@ struct meeting {
     int64_t timeout_ms;
     colo_endpoint_t *endpoint; /* [size] */
     int door;
-    struct call *call;   /* [rank] */
-    struct pollfd *poll; /* calls, the door, ranks */
-    int *fd;             /* [size] out */
-    bool *near;          /* [size] ranks to meet; the others are UCX's */
-    int32_t left;        /* of them */
+    struct other *other; /* [size] */
+    struct pollfd *poll; /* [size] the door in the place of this rank's own */
+    int *fd;             /* [size] out; of a lower rank that was not met, the call, or -1 */
+    int32_t left;        /* to be met */
 };
 
 struct carrier { /* what carries between the ranks */
@@ -82,61 +83,65 @@ static bool same_user(int fd)
 
 static bool is_met(const struct meeting *meeting, int32_t r)
 {
-    return !meeting->near[r] || meeting->fd[r] >= 0;
+    return !meeting->other[r].near || meeting->other[r].met;
+}
+
+static void set_met(struct meeting *meeting, int32_t r, int fd)
+{
+    meeting->fd[r] = fd;
+    meeting->other[r].met = true;
+    meeting->left--;
 }
 
 /* ---- to lower ranks ---- */
 
-static void hang_up(struct call *call, const char *what, int error)
+static void hang_up(struct meeting *meeting, int32_t r, const char *what, int error)
 {
+    struct other *call = &meeting->other[r];
     snprintf(call->why, WHY, "%s%s%s", what, error ? ": " : "", error ? strerror(error) : "");
-    colo_socket_close(call->fd);
-    call->fd = -1;
+    colo_socket_close(meeting->fd[r]);
+    meeting->fd[r] = -1;
     call->got = 0;
     call->again = colo_now() + AGAIN_SECONDS;
 }
 
 static colo_status_t dial(struct meeting *meeting, int32_t r)
 {
-    struct call *call = &meeting->call[r];
     struct sockaddr_un address, from;
     const socklen_t size = colo_endpoint_address(&meeting->endpoint[r], &address),
                     own = colo_endpoint_caller(&meeting->endpoint[r], meeting->boot->rank, &from);
-    call->fd = colo_socket_open();
-    if (call->fd < 0 && (errno == EMFILE || errno == ENFILE))
+    const int fd = meeting->fd[r] = colo_socket_open();
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
         return colo_endpoint_no_socket(meeting->boot, errno);
-    if (call->fd < 0)
-        hang_up(call, "socket", errno);
-    else if (bind(call->fd, (struct sockaddr *)&from, own) != 0)
-        hang_up(call, "bind", errno);
-    else if (connect(call->fd, (struct sockaddr *)&address, size) != 0)
-        hang_up(call, "connect", errno);
-    else if (!same_user(call->fd))
-        hang_up(call, "another user's process answered", 0);
+    if (fd < 0)
+        hang_up(meeting, r, "socket", errno);
+    else if (bind(fd, (struct sockaddr *)&from, own) != 0)
+        hang_up(meeting, r, "bind", errno);
+    else if (connect(fd, (struct sockaddr *)&address, size) != 0)
+        hang_up(meeting, r, "connect", errno);
+    else if (!same_user(fd))
+        hang_up(meeting, r, "another user's process answered", 0);
     return COLO_OK;
 }
 
 static void read_answer(struct meeting *meeting, int32_t r)
 {
-    struct call *call = &meeting->call[r];
-    ssize_t n = recv(call->fd, (char *)call->answer + call->got, sizeof call->answer - call->got,
-                     MSG_DONTWAIT);
+    struct other *call = &meeting->other[r];
+    ssize_t n = recv(meeting->fd[r], (char *)call->answer + call->got,
+                     sizeof call->answer - call->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n <= 0) {
-        hang_up(call, "it hung up", n < 0 ? errno : 0);
+        hang_up(meeting, r, "it hung up", n < 0 ? errno : 0);
         return;
     }
     call->got += (size_t)n;
     if (call->got < sizeof call->answer)
         return;
-    if (call->answer[0] != COLO_ENDPOINT_MAGIC || call->answer[1] != (uint32_t)r) {
-        hang_up(call, "another process answered", 0);
-        return;
-    }
-    meeting->fd[r] = call->fd;
-    meeting->left--;
-    call->fd = -1;
+    if (call->answer[0] != COLO_ENDPOINT_MAGIC || call->answer[1] != (uint32_t)r)
+        hang_up(meeting, r, "another process answered", 0);
+    else
+        set_met(meeting, r, meeting->fd[r]);
 }
 
 /* ---- from higher ranks ---- */
@@ -169,8 +174,7 @@ static colo_status_t welcome(struct meeting *meeting)
         colo_socket_close(fd); /* a stranger, or it has hung up; a peer calls again */
         return COLO_OK;
     }
-    meeting->fd[r] = fd;
-    meeting->left--;
+    set_met(meeting, r, fd);
     return COLO_OK;
 }
 
@@ -181,7 +185,7 @@ static colo_status_t too_late(const struct meeting *meeting)
     int32_t r = 0;
     while (r < meeting->boot->size - 1 && is_met(meeting, r))
         r++;
-    const char *why = r < meeting->boot->rank ? meeting->call[r].why : "";
+    const char *why = meeting->other[r].why;
     return colo_fail(
         COLO_ERR_TIMEOUT,
         "create_bootstrap: rank %d of %d has no connection with %d ranks after %lld ms; "
@@ -199,8 +203,7 @@ static bool has_left(struct meeting *meeting, int32_t r)
     const int fd = colo_socket_open();
     const bool left = fd >= 0 && bind(fd, (struct sockaddr *)&address, size) == 0;
     colo_socket_close(fd);
-    if (left && r < meeting->boot->rank &&
-        meeting->call[r].fd >= 0) /* its last answer came before that */
+    if (left && meeting->fd[r] >= 0) /* its last answer came before that */
         read_answer(meeting, r);
     return left && !is_met(meeting, r);
 }
@@ -234,21 +237,12 @@ static colo_status_t gone(struct meeting *meeting, int32_t r)
     return blame(cause >= 0 ? cause : r);
 }
 
-static nfds_t list_all(const struct meeting *meeting)
-{
-    struct pollfd *polled = meeting->poll;
-    for (int32_t r = 0; r < meeting->boot->rank; r++)
-        *polled++ = (struct pollfd){.fd = meeting->call[r].fd, .events = POLLIN};
-    *polled++ = (struct pollfd){.fd = meeting->door, .events = POLLIN};
-    for (int32_t r = 0; r < meeting->boot->size; r++)
-        *polled++ = (struct pollfd){.fd = meeting->fd[r], .events = POLLRDHUP};
-    return (nfds_t)(polled - meeting->poll);
-}
-
 static colo_status_t poll_once(struct meeting *meeting)
 {
-    for (int32_t r = 0; r < meeting->boot->rank; r++)
-        if (meeting->call[r].fd < 0 && !is_met(meeting, r) && colo_now() >= meeting->call[r].again)
+    const int32_t rank = meeting->boot->rank, size = meeting->boot->size;
+    struct pollfd *polled = meeting->poll;
+    for (int32_t r = 0; r < rank; r++)
+        if (meeting->fd[r] < 0 && !is_met(meeting, r) && colo_now() >= meeting->other[r].again)
             COLO_TRY(dial(meeting, r));
     if (colo_now() >= meeting->next_check) {
         const int32_t left = find_left(meeting);
@@ -256,23 +250,27 @@ static colo_status_t poll_once(struct meeting *meeting)
             return blame(left);
         meeting->next_check = colo_now() + CHECK_SECONDS;
     }
-    poll(meeting->poll, list_all(meeting), 10);
-    const struct pollfd *polled = meeting->poll;
-    for (int32_t r = 0; r < meeting->boot->rank; r++, polled++)
-        if (polled->fd >= 0 && polled->revents)
+    for (int32_t r = 0; r < size; r++)
+        polled[r] = (struct pollfd){.fd = meeting->fd[r],
+                                    .events = is_met(meeting, r) ? POLLRDHUP : POLLIN};
+    polled[rank] = (struct pollfd){.fd = meeting->door, .events = POLLIN};
+    poll(polled, (nfds_t)size, 10);
+    for (int32_t r = 0; r < rank; r++)
+        if (polled[r].revents && !is_met(meeting, r)) {
             read_answer(meeting, r);
-    const struct pollfd *door = polled++;
-    for (int32_t r = 0; r < meeting->boot->size; r++, polled++)
-        if (polled->fd >= 0 && polled->revents && meeting->left > 0)
+            polled[r].revents = 0; /* its call's, not its connection's */
+        }
+    for (int32_t r = 0; r < size; r++)
+        if (polled[r].revents && r != rank && meeting->left > 0)
             return gone(meeting, r);
-    return door->fd >= 0 && door->revents ? welcome(meeting) : COLO_OK;
+    return polled[rank].revents ? welcome(meeting) : COLO_OK;
 }
 
 static colo_status_t connect_sockets(struct meeting *meeting)
 {
     bool called = false;
     for (int32_t r = meeting->boot->rank + 1; r < meeting->boot->size; r++)
-        called |= meeting->near[r];
+        called |= meeting->other[r].near;
     if (called && listen(meeting->door, meeting->boot->size) != 0)
         return colo_endpoint_no_socket(meeting->boot, errno);
     meeting->next_check = meeting->begin + CHECK_SECONDS;
@@ -287,21 +285,19 @@ static colo_status_t connect_sockets(struct meeting *meeting)
 static void end_meeting(struct meeting *meeting)
 {
     colo_socket_close(meeting->door);
-    for (int32_t r = 0; meeting->call && r < meeting->boot->rank; r++)
-        colo_socket_close(meeting->call[r].fd);
-    free(meeting->call);
+    free(meeting->other);
     free(meeting->poll);
-    free(meeting->near);
     if (meeting->endpoint)
         munmap(meeting->endpoint, (size_t)meeting->boot->size * sizeof *meeting->endpoint);
 }
 
 /* @timed_out: told to the ranks that were met. */
-static void close_all(const colo_bootstrap_t *boot, int *fd, bool timed_out)
+static void close_all(const struct meeting *meeting, bool timed_out)
 {
     const uint32_t last = COLO_ENDPOINT_MAGIC;
-    for (int32_t r = 0; fd && r < boot->size; r++) {
-        if (timed_out && fd[r] >= 0)
+    int *fd = meeting->fd;
+    for (int32_t r = 0; fd && r < meeting->boot->size; r++) {
+        if (timed_out && meeting->other[r].met)
             (void)!send(fd[r], &last, sizeof last, MSG_NOSIGNAL | MSG_DONTWAIT);
         colo_socket_close(fd[r]);
         fd[r] = -1;
@@ -353,7 +349,7 @@ static colo_status_t gather_workers(void *user, const void *send, void *recv, si
     COLO_TRY(gather(workers->m, workers->mine));
     for (int32_t r = 0; r < workers->m->boot->size; r++) {
         worker[r] = workers->m->endpoint[r].worker;
-        worker[r].near = workers->m->near[r];
+        worker[r].near = workers->m->other[r].near;
     }
     return COLO_OK;
 }
@@ -396,10 +392,10 @@ static void find_near(struct meeting *meeting)
     for (int32_t r = 0; r < meeting->boot->size; r++)
         insists |= meeting->endpoint[r].insists != 0;
     for (int32_t r = 0; r < meeting->boot->size; r++) {
-        meeting->near[r] =
+        meeting->other[r].near =
             r != meeting->boot->rank && colo_endpoint_near(&meeting->endpoint[meeting->boot->rank],
                                                            &meeting->endpoint[r], insists);
-        meeting->left += meeting->near[r];
+        meeting->left += meeting->other[r].near;
     }
 }
 
@@ -410,15 +406,11 @@ static colo_status_t connect_all(const colo_bootstrap_t *boot, int64_t timeout_m
     struct meeting meeting = {.boot = boot, .timeout_ms = timeout_ms, .fd = fd};
     struct carrier far = {.ops = NULL};
     colo_endpoint_t mine;
-    meeting.call = calloc((size_t)boot->rank + 1, sizeof *meeting.call);
-    meeting.poll = calloc((size_t)boot->rank + 1 + (size_t)boot->size, sizeof *meeting.poll);
-    meeting.near = calloc((size_t)boot->size, sizeof *meeting.near);
-    for (int32_t r = 0; meeting.call && r < boot->rank; r++)
-        meeting.call[r].fd = -1;
-    colo_endpoint_make(boot, meeting.call && meeting.poll && meeting.near, &mine, &meeting.door,
-                       fd);
+    meeting.other = calloc((size_t)boot->size, sizeof *meeting.other);
+    meeting.poll = calloc((size_t)boot->size, sizeof *meeting.poll);
+    colo_endpoint_make(boot, meeting.other && meeting.poll, &mine, &meeting.door, fd);
     colo_status_t st = gather(&meeting, &mine);
-    close_all(boot, fd, false); /* connections take their place */
+    close_all(&meeting, false); /* connections take their place */
     if (st == COLO_OK)
         find_near(&meeting);
     const bool all = meeting.left == boot->size - 1;
@@ -430,7 +422,7 @@ static colo_status_t connect_all(const colo_bootstrap_t *boot, int64_t timeout_m
         carrier->table = all ? &colo_comm_sockets_ops : &colo_comm_ucx_ops;
         st = connect_sockets(&meeting);
         if (st < 0)
-            close_all(boot, fd, st == COLO_ERR_TIMEOUT);
+            close_all(&meeting, st == COLO_ERR_TIMEOUT);
         if (st < 0 && far.ops)
             far.ops->close(far.transport, false);
         COLO_THEN(st, colo_transport_sockets_new(boot->rank, boot->size, fd, far.ops, far.transport,
