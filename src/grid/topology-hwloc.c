@@ -198,10 +198,12 @@ static colo_status_t fill_pus(hwloc_topology_t hwloc, colo_machine_t *machine, i
         if (!ancestor_core || ancestor_core != core)
             machine->ncores++;
         core = ancestor_core;
-        machine->pu[i] = (colo_pu_t){.os = (int32_t)pu->os_index, .core = machine->ncores - 1};
-        machine->pu[i].numa =
-            number(numa, node ? (int64_t)node->logical_index : 0, &machine->nnuma);
-        machine->pu[i].package =
+        machine->pu[i].os = (int32_t)pu->os_index;
+        int32_t *of = machine->pu[i].of;
+        of[SHARE_PU] = i;
+        of[SHARE_CORE] = machine->ncores - 1;
+        of[SHARE_NUMA] = number(numa, node ? (int64_t)node->logical_index : 0, &machine->nnuma);
+        of[SHARE_PACKAGE] =
             number(package, ancestor_package ? (int64_t)ancestor_package->logical_index : 0,
                    &machine->npackages);
     }
@@ -222,11 +224,11 @@ static bool kind_of(hwloc_obj_t pci, colo_device_kind_t *kind)
 }
 
 /* The number that processors of @local gave themselves, -1 when they differ. */
-static int32_t common(const colo_machine_t *machine, hwloc_const_cpuset_t local, bool package)
+static int32_t common(const colo_machine_t *machine, hwloc_const_cpuset_t local, colo_share_t share)
 {
     int32_t one = -2;
     for (int32_t i = 0; i < machine->npus && one != -1; i++) {
-        int32_t v = package ? machine->pu[i].package : machine->pu[i].numa;
+        int32_t v = machine->pu[i].of[share];
         if (local && hwloc_bitmap_isset(local, (unsigned)machine->pu[i].os))
             one = one == -2 || one == v ? v : -1;
     }
@@ -251,8 +253,8 @@ static void fill_device(hwloc_topology_t hwloc, const colo_machine_t *machine, h
         if (best)
             break;
     }
-    device->numa = common(machine, ancestor ? ancestor->cpuset : NULL, false);
-    device->package = common(machine, ancestor ? ancestor->cpuset : NULL, true);
+    device->numa = common(machine, ancestor ? ancestor->cpuset : NULL, SHARE_NUMA);
+    device->package = common(machine, ancestor ? ancestor->cpuset : NULL, SHARE_PACKAGE);
 }
 
 static colo_status_t fill_devices(hwloc_topology_t hwloc, colo_machine_t *machine)

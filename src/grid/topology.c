@@ -45,23 +45,6 @@ colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind)
 
 /* ---- units ---- */
 
-static int32_t unit_of(const colo_machine_t *machine, int32_t pu, colo_share_t share)
-{
-    switch (share) {
-    case SHARE_PU:
-        return pu;
-    case SHARE_CORE:
-        return machine->pu[pu].core;
-    case SHARE_NUMA:
-        return machine->pu[pu].numa;
-    case SHARE_PACKAGE:
-        return machine->pu[pu].package;
-    case SHARE_ALL:
-        break;
-    }
-    return 0;
-}
-
 /* A number that all processors of a unit share, or -1: @have becomes what it is with @v added. */
 static void merge(int32_t *have, int32_t v, bool first)
 {
@@ -75,11 +58,11 @@ static void spots_of_units(const colo_machine_t *machine, colo_share_t share, co
     for (int32_t i = 0; i < machine->npus; i++)
         spot[i].gpu = -2; /* nothing was merged into it yet */
     for (int32_t i = 0; i < machine->npus; i++) {
-        colo_spot_t *unit = &spot[unit_of(machine, i, share)];
+        colo_spot_t *unit = &spot[machine->pu[i].of[share]];
         bool first = unit->gpu == -2;
-        merge(&unit->package, machine->pu[i].package, first);
-        merge(&unit->numa, machine->pu[i].numa, first);
-        merge(&unit->core, machine->pu[i].core, first);
+        merge(&unit->package, machine->pu[i].of[SHARE_PACKAGE], first);
+        merge(&unit->numa, machine->pu[i].of[SHARE_NUMA], first);
+        merge(&unit->core, machine->pu[i].of[SHARE_CORE], first);
         merge(&unit->pu, machine->pu[i].os, first);
         unit->gpu = -1;
     }
@@ -109,15 +92,15 @@ static colo_status_t scatter_cores(const colo_machine_t *machine, const int32_t 
     int32_t *count = memory, *dealt = count + pairs, *of_package = dealt + pairs;
     for (int32_t core = 0; core < machine->ncores; core++) {
         const colo_pu_t *pu = &machine->pu[first[core]];
-        count[pu->package * machine->nnuma + pu->numa]++;
-        of_package[pu->package]++;
+        count[pu->of[SHARE_PACKAGE] * machine->nnuma + pu->of[SHARE_NUMA]]++;
+        of_package[pu->of[SHARE_PACKAGE]]++;
     }
     for (int32_t core = 0; core < machine->ncores; core++) {
         const colo_pu_t *pu = &machine->pu[first[core]];
-        const int32_t *its = count + pu->package * machine->nnuma,
-                      round = dealt[its - count + pu->numa]++,
-                      among = dealt_before(its, machine->nnuma, pu->numa, round);
-        order[dealt_before(of_package, machine->npackages, pu->package, among)] = core;
+        const int32_t *its = count + pu->of[SHARE_PACKAGE] * machine->nnuma,
+                      round = dealt[its - count + pu->of[SHARE_NUMA]]++,
+                      among = dealt_before(its, machine->nnuma, pu->of[SHARE_NUMA], round);
+        order[dealt_before(of_package, machine->npackages, pu->of[SHARE_PACKAGE], among)] = core;
     }
     return COLO_OK;
 }
@@ -130,13 +113,13 @@ static colo_status_t scatter_pus(const colo_machine_t *machine, int64_t n, int32
     COLO_FAIL_IF(!order || !first, COLO_ERR_NOMEM, "topology: no memory for %d cores",
                  (int)machine->ncores);
     for (int32_t i = machine->npus - 1; i >= 0; i--)
-        first[machine->pu[i].core] = i;
+        first[machine->pu[i].of[SHARE_CORE]] = i;
     COLO_TRY(scatter_cores(machine, first, order));
     int64_t l = 0;
     for (int32_t thread = 0; l < n; thread++)
         for (int32_t c = 0; c < machine->ncores && l < n; c++) {
             int32_t pu = first[order[c]] + thread;
-            if (pu < machine->npus && machine->pu[pu].core == order[c])
+            if (pu < machine->npus && machine->pu[pu].of[SHARE_CORE] == order[c])
                 unit[l++] = pu;
         }
     return COLO_OK;
@@ -147,31 +130,20 @@ static colo_status_t scatter_pus(const colo_machine_t *machine, int64_t n, int32
 static colo_status_t deal(const colo_machine_t *machine, colo_bind_t bind, int64_t n,
                           colo_share_t *share, int32_t *unit)
 {
-    bool cores = n <= machine->ncores;
-    switch (bind) {
-    case COLO_BIND_CORE:
-        *share = cores ? SHARE_CORE : SHARE_PU;
-        for (int64_t local = 0; local < n; local++)
-            unit[local] = (int32_t)local;
-        return COLO_OK;
-    case COLO_BIND_SCATTER:
-        *share = cores ? SHARE_CORE : SHARE_PU;
+    static const colo_share_t units[COLO_BIND_COUNT] = {
+        [COLO_BIND_NONE] = SHARE_ALL,        [COLO_BIND_CORE] = SHARE_CORE,
+        [COLO_BIND_SCATTER] = SHARE_CORE,    [COLO_BIND_NUMA] = SHARE_NUMA,
+        [COLO_BIND_PACKAGE] = SHARE_PACKAGE,
+    };
+    const bool whole = units[bind] != SHARE_CORE || n <= machine->ncores;
+    *share = whole ? units[bind] : SHARE_PU;
+    if (bind == COLO_BIND_SCATTER)
         COLO_TRY(scatter_pus(machine, n, unit));
-        for (int64_t local = 0; local < n && cores; local++)
-            unit[local] = machine->pu[unit[local]].core;
-        return COLO_OK;
-    case COLO_BIND_NUMA:
-    case COLO_BIND_PACKAGE:
-        *share = bind == COLO_BIND_NUMA ? SHARE_NUMA : SHARE_PACKAGE;
-        for (int64_t local = 0; local < n; local++)
-            unit[local] = unit_of(machine, (int32_t)(local * machine->npus / n), *share);
-        return COLO_OK;
-    case COLO_BIND_NONE:
-    case COLO_BIND_COUNT:
-        break;
+    for (int64_t local = 0; local < n; local++) {
+        const int64_t even = local * machine->npus / n;
+        const int32_t pu = bind == COLO_BIND_SCATTER ? unit[local] : (int32_t)even;
+        unit[local] = bind == COLO_BIND_CORE ? (int32_t)local : machine->pu[pu].of[*share];
     }
-    *share = SHARE_ALL;
-    memset(unit, 0, (size_t)n * sizeof *unit);
     return COLO_OK;
 }
 
@@ -356,7 +328,7 @@ static int32_t cpus_of(const colo_topology_t *topology, int64_t rank, int32_t *o
     const colo_machine_t *machine = &topology->machine;
     int32_t unit = topology->placed.unit[rank % topology->per_host], n = 0;
     for (int32_t i = 0; i < machine->npus; i++) {
-        if (unit_of(machine, i, topology->placed.share) != unit)
+        if (machine->pu[i].of[topology->placed.share] != unit)
             continue;
         int32_t k = n++;
         for (; k > 0 && os[k - 1] > machine->pu[i].os; k--) /* they nearly ascend already */

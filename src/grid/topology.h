@@ -12,9 +12,12 @@
 
 #include <colobridge/topology.h>
 
-/* A processor: its number for the system, and which core, NUMA node and package it belongs to. */
+/* What ranks of one policy share: a processor, a core, a NUMA node, a package, all. */
+typedef enum colo_share { SHARE_PU, SHARE_CORE, SHARE_NUMA, SHARE_PACKAGE, SHARE_ALL } colo_share_t;
+
+/* A processor: its number for the system, and which unit of each kind it is or belongs to. */
 typedef struct colo_pu {
-    int32_t os, core, numa, package;
+    int32_t os, of[SHARE_ALL + 1];
 } colo_pu_t;
 
 typedef struct colo_machine {
@@ -30,9 +33,6 @@ colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machi
 void colo_machine_i_free(colo_machine_t *machine);
 /* The calling thread on the processors with these system numbers. */
 colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *os, int32_t n);
-
-/* What ranks of one policy share: a processor, a core, a NUMA node, a package, all. */
-typedef enum colo_share { SHARE_PU, SHARE_CORE, SHARE_NUMA, SHARE_PACKAGE, SHARE_ALL } colo_share_t;
 
 /* What a policy gives to the ranks of a host. */
 typedef struct colo_placement {
