@@ -44,9 +44,14 @@ static inline int64_t colo_box_reach(const colo_box_t *box)
     return reach;
 }
 
+/* @n elements, whose steps are in bytes. */
 static inline void colo_box_run_(char *dst, int64_t dst_step, const char *src, int64_t src_step,
                                  int64_t n, size_t elem)
 {
+    if (dst_step == (int64_t)elem && src_step == (int64_t)elem) {
+        memcpy(dst, src, (size_t)n * elem);
+        return;
+    }
     switch (elem) { /* constant sizes become single moves */
     case 2:
         for (int64_t i = 0; i < n; i++)
@@ -97,18 +102,9 @@ static inline bool colo_box_coalesce(const colo_box_t *dst, const colo_box_t *sr
 static inline void colo_box_copy_host(const colo_box_t *dst, const colo_box_t *src,
                                       size_t elem_size)
 {
-    const int64_t elem = (int64_t)elem_size;
     int64_t extent[3], to[3], from[3];
-    if (!colo_box_coalesce(dst, src, elem, extent, to, from))
+    if (!colo_box_coalesce(dst, src, (int64_t)elem_size, extent, to, from))
         return;
-    if (to[0] == elem && from[0] == elem) {
-        size_t run = (size_t)(extent[0] * elem);
-        for (int64_t i = 0; i < extent[2]; i++)
-            for (int64_t j = 0; j < extent[1]; j++)
-                memcpy((char *)dst->data + i * to[2] + j * to[1],
-                       (const char *)src->data + i * from[2] + j * from[1], run);
-        return;
-    }
     for (int64_t i = 0; i < extent[2]; i++)
         for (int64_t j = 0; j < extent[1]; j++)
             colo_box_run_((char *)dst->data + i * to[2] + j * to[1], to[0],

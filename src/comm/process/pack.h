@@ -58,17 +58,14 @@ static inline void colo_cursor_move(colo_cursor_t *cursor, char *to, const char 
         int64_t n = cursor->extent[0] - cursor->index[0];
         if (n > bytes / elem)
             n = bytes / elem;
-        if (cursor->step[0] == elem)
-            memcpy(to ? to : element, to ? element : from, (size_t)(n * elem));
-        else if (to)
+        if (to) {
             colo_box_run_(to, elem, element, cursor->step[0], n, (size_t)elem);
-        else
-            colo_box_run_(element, cursor->step[0], from, elem, n, (size_t)elem);
-        bytes -= n * elem;
-        if (to)
             to += n * elem;
-        else
+        } else {
+            colo_box_run_(element, cursor->step[0], from, elem, n, (size_t)elem);
             from += n * elem;
+        }
+        bytes -= n * elem;
         cursor->index[0] += n;
         if (cursor->index[0] < cursor->extent[0])
             continue;
