@@ -50,6 +50,7 @@ typedef struct request {
     const view_t *view; /* the base view when all dims are shared */
     char dims[COLO_KEY_MAX];
     char key[KEY_MAX];
+    char label[KEY_MAX + 32]; /* "'dp-tp'" or "'dp-ep' for view 'moe'" */
 } request_t;
 
 colo_status_t colo_hypergrid_create(colo_hypergrid_t **hyper, const colo_grid_t *base)
@@ -197,8 +198,11 @@ static colo_status_t resolve(const colo_hypergrid_t *hyper, const char *view, co
     }
     request->view = found;
     colo_grid_i_key(&found->grid, &dims, request->dims);
-    snprintf(request->key, sizeof request->key, "%s%s%s", found == &hyper->base ? "" : found->name,
-             found == &hyper->base ? "" : ":", request->dims);
+    const bool base = found == &hyper->base;
+    const char *name = base ? "" : found->name;
+    snprintf(request->key, sizeof request->key, "%s%s%s", name, base ? "" : ":", request->dims);
+    snprintf(request->label, sizeof request->label, "'%s'%s%s%s", request->dims,
+             base ? "" : " for view '", name, base ? "" : "'");
     return COLO_OK;
 }
 
@@ -208,17 +212,6 @@ static entry_t *find_entry(const colo_hypergrid_t *hyper, const char *key)
         if (strcmp(entry->key, key) == 0)
             return entry;
     return NULL;
-}
-
-/* "'dp-tp'" or "'dp-ep' for view 'moe'" */
-static const char *label(const colo_hypergrid_t *hyper, const request_t *request, char *text,
-                         size_t cap)
-{
-    if (request->view == &hyper->base)
-        snprintf(text, cap, "'%s'", request->dims);
-    else
-        snprintf(text, cap, "'%s' for view '%s'", request->dims, request->view->name);
-    return text;
 }
 
 colo_status_t colo_hypergrid_key(const colo_hypergrid_t *hyper, const char *view, const char *dims,
@@ -234,20 +227,17 @@ colo_status_t colo_hypergrid_key(const colo_hypergrid_t *hyper, const char *view
 colo_status_t colo_hypergrid_create_comm(colo_hypergrid_t *hyper, const char *view,
                                          const char *dims, colo_comm_t *world, colo_comm_t **comm)
 {
-    char text[KEY_MAX + 32];
     request_t request;
     COLO_TRY(resolve(hyper, view, dims, &request));
     COLO_FAIL_IF(!world, COLO_ERR_ARG, "Process group %s: the world to split is NULL",
-                 label(hyper, &request, text, sizeof text));
+                 request.label);
     COLO_FAIL_IF(find_entry(hyper, request.key), COLO_ERR_EXISTS,
-                 "Process group %s has already been created",
-                 label(hyper, &request, text, sizeof text));
+                 "Process group %s has already been created", request.label);
     entry_t *entry = calloc(1, sizeof *entry);
     if (!entry) /* the one refusal that peers do not share: they must not wait for us in the split
                  */
         return colo_comm_i_fail(world, colo_fail(COLO_ERR_NOMEM, "Process group %s: %zu bytes",
-                                                 label(hyper, &request, text, sizeof text),
-                                                 sizeof *entry));
+                                                 request.label, sizeof *entry));
     memcpy(entry->key, request.key, sizeof entry->key);
     colo_status_t st = colo_comm_split(world, &request.view->grid, request.dims, &entry->comm);
     if (st < 0) {
@@ -264,14 +254,12 @@ colo_status_t colo_hypergrid_create_comm(colo_hypergrid_t *hyper, const char *vi
 colo_status_t colo_hypergrid_comm(const colo_hypergrid_t *hyper, const char *view, const char *dims,
                                   colo_comm_t **comm)
 {
-    char text[KEY_MAX + 32];
     request_t request;
     COLO_TRY(resolve(hyper, view, dims, &request));
-    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "Process group for %s: the output is NULL",
-                 label(hyper, &request, text, sizeof text));
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "Process group for %s: the output is NULL", request.label);
     const entry_t *entry = find_entry(hyper, request.key);
     COLO_FAIL_IF(!entry, COLO_ERR_MISSING, "Process group for %s hasn't been created",
-                 label(hyper, &request, text, sizeof text));
+                 request.label);
     *comm = entry->comm;
     return COLO_OK;
 }
