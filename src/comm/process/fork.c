@@ -12,19 +12,18 @@
  */
 #include "comm/process/transport-unix.h"
 
+#include "core/list.h"
 #include "core/lock.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 enum { FLAGS = SOCK_NONBLOCK | SOCK_CLOEXEC };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also: no fork() between open and keep */
-static int *fds;                                         /* [nfds] */
-static size_t nfds, capacity;
+static colo_list_t fds;                                  /* of int */
 
 static void before_fork(void)
 {
@@ -38,9 +37,10 @@ static void after_fork(void)
 
 static void in_child(void)
 {
-    for (size_t i = 0; i < nfds; i++)
-        close(fds[i]);
-    nfds = 0;
+    const int *fd = fds.items;
+    for (int64_t i = 0; i < fds.n; i++)
+        close(fd[i]);
+    fds.n = 0;
     pthread_mutex_unlock(&lock);
 }
 
@@ -63,19 +63,13 @@ static int keep(int fd)
         return fd;
     if (!registered)
         registered = pthread_atfork(before_fork, after_fork, in_child) == 0;
-    if (nfds == capacity) {
-        int *more = realloc(fds, (2 * capacity + 16) * sizeof *more);
-        if (more) {
-            fds = more;
-            capacity = 2 * capacity + 16;
-        }
-    }
-    if (!registered || nfds == capacity) {
+    int *place = registered ? colo_list_push(&fds, sizeof *place) : NULL;
+    if (!place) {
         close(fd);
         errno = ENOMEM;
         return -1;
     }
-    fds[nfds++] = fd;
+    *place = fd;
     return fd;
 }
 
@@ -96,9 +90,10 @@ void colo_socket_close(int fd)
     if (fd < 0)
         return;
     COLO_HOLD(&lock);
-    for (size_t i = nfds; i-- > 0;)
-        if (fds[i] == fd) {
-            fds[i] = fds[--nfds];
+    int *all = fds.items;
+    for (int64_t i = fds.n; i-- > 0;)
+        if (all[i] == fd) {
+            all[i] = all[--fds.n];
             break;
         }
     close(fd);
