@@ -120,8 +120,8 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  * colo_bridge_forward() - carry one activation from the source layout to the destination layout
  * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
  *                NULL, or of size 0, on ranks that own nothing of the source
- * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ), or own samples x
- *                own rows (SHARDED). It shares no element with @x (other memory, other columns of
+ * @y:       out  this rank's destination part: own samples x all rows, as they follow each other in
+ *                the sample (FULL_SEQ), or own samples x own rows, by position (SHARDED). It shares no element with @x (other memory, other columns of
  *                the same rows, and rows in between are allowed), and no two of its elements share
  *                an address. Every element is written
  * @stream:  NULL on the host, where the call returns when the work is done. On a GPU the call

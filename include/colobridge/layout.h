@@ -167,7 +167,7 @@ COLO_API bool colo_layout_holds(const colo_layout_t *layout, int64_t rank);
  * colo_layout_owned() - write what @rank owns. If colo_layout_holds() is false for @rank, all of it
  * is zero
  * @shape:      samples, rows and features of the tensor; positions is not read
- * @full_rows:  ignore the splits of rows, as a FULL_SEQ output does
+ * @full_rows:  all rows, as they follow each other in the sample, as in a FULL_SEQ output
  * @owned:      out
  * @runs:       out [cap], may be NULL: the runs in local order
  * @nruns:      out, may be NULL: the number of runs

@@ -36,7 +36,9 @@ typedef struct colo_logprob_config {
     int64_t chunk_size;   /* tokens per pass, bounds workspace only; 0 = chosen, < 0 = error */
     bool want_entropy;    /* out.entropy may be asked for, and may have a gradient */
     bool want_loss;
-    bool want_correct;    /* 1 if the argmax (lowest index on ties) is the target, else 0 */
+    /* 1 if the target is the argmax of x, as the dtype of the outputs holds x (lowest index on
+     * ties), else 0 */
+    bool want_correct;
     /* Targets outside [0, V) that are not ignore_index have no target term, instead of giving NaN:
      * logp is 0, loss is as if x_t were M, and gradients are those of the rest of the formula
      * (-p d_logp). n_invalid counts them all the same. */
