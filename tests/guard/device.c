@@ -30,7 +30,7 @@ static void release(void *p)
     host.free(p);
 }
 
-static int64_t number(colo_stream_t stream)
+static int number(colo_stream_t stream)
 {
     return stream != NULL;
 }
@@ -38,16 +38,17 @@ static int64_t number(colo_stream_t stream)
 static colo_status_t copy(const colo_box_t *dst, const colo_box_t *src, size_t elem,
                           colo_stream_t stream)
 {
-    say(BOXES, "copy %b = %b, %d bytes, stream %d", dst, src, (int64_t)elem, number(stream));
+    say(BOXES, "copy %s = %s, %zu bytes, stream %d", box_name(dst).text, box_name(src).text, elem,
+        number(stream));
     return host.box_copy(dst, src, elem, stream);
 }
 
 static void say_pairs(const char *name, const colo_box_t *dst, const colo_box_t *src, int64_t n,
                       int64_t what, colo_stream_t stream)
 {
-    say(BOXES, "%s of %d, %d, stream %d", name, n, what, number(stream));
+    say(BOXES, "%s of %ld, %ld, stream %d", name, n, what, number(stream));
     for (int64_t i = 0; i < n; i++)
-        say(BOXES, "  %b = %b", &dst[i], &src[i]);
+        say(BOXES, "  %s = %s", box_name(&dst[i]).text, box_name(&src[i]).text);
 }
 
 static colo_status_t list(const colo_box_t *dst, const colo_box_t *src, int64_t n, size_t elem,
@@ -74,40 +75,42 @@ static colo_status_t shift(const colo_box_t *dst, const colo_box_t *src, int64_t
 static colo_status_t sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                          colo_dtype_t dtype, colo_stream_t stream)
 {
-    say(BOXES, "sum %b, %d addends, %s, stream %d", dst, (int64_t)n, colo_dtype_name(dtype),
+    say(BOXES, "sum %s, %d addends, %s, stream %d", box_name(dst).text, n, colo_dtype_name(dtype),
         number(stream));
     for (int32_t i = 0; i < n; i++)
-        say(BOXES, "  + %b", &src[i]);
+        say(BOXES, "  + %s", box_name(&src[i]).text);
     return host.box_sum(dst, src, n, dtype, stream);
 }
 
 static colo_status_t sums(const colo_mixed_sum_t *s, int32_t n, colo_stream_t stream)
 {
-    say(BOXES, "%d sums, stream %d", (int64_t)n, number(stream));
+    say(BOXES, "%d sums, stream %d", n, number(stream));
     for (int32_t i = 0; i < n; i++) {
-        say(BOXES, "  %b %s", &s[i].to, colo_dtype_name(s[i].dtype));
+        say(BOXES, "  %s %s", box_name(&s[i].to).text, colo_dtype_name(s[i].dtype));
         for (int32_t k = 0; k < s[i].n; k++)
-            say(BOXES, "    + %b %s", &s[i].from[k], colo_dtype_name(s[i].from_dtype[k]));
+            say(BOXES, "    + %s %s", box_name(&s[i].from[k]).text,
+                colo_dtype_name(s[i].from_dtype[k]));
     }
     return host.box_sums(s, n, stream);
 }
 
 static colo_status_t hash(const colo_box_t *box, size_t elem, uint64_t *h, colo_stream_t stream)
 {
-    say(BOXES, "hash %b, %d bytes, stream %d", box, (int64_t)elem, number(stream));
+    say(BOXES, "hash %s, %zu bytes, stream %d", box_name(box).text, elem, number(stream));
     return host.box_hash(box, elem, h, stream);
 }
 
 static colo_status_t nonzero(const colo_box_t *box, colo_dtype_t dtype, int64_t *first,
                              colo_stream_t stream)
 {
-    say(BOXES, "nonzero %b, %s, stream %d", box, colo_dtype_name(dtype), number(stream));
+    say(BOXES, "nonzero %s, %s, stream %d", box_name(box).text, colo_dtype_name(dtype),
+        number(stream));
     return host.box_nonzero(box, dtype, first, stream);
 }
 
 static colo_status_t zero(void *p, size_t bytes, colo_stream_t stream)
 {
-    say(BOXES, "zero %p, %d bytes, stream %d", p, (int64_t)bytes, number(stream));
+    say(BOXES, "zero %s, %zu bytes, stream %d", place_name(p).text, bytes, number(stream));
     return host.zero(p, bytes, stream);
 }
 

@@ -103,64 +103,34 @@ int64_t memory_registered(const void *data, size_t bytes)
 
 /* ---- lines ---- */
 
-typedef struct text {
-    size_t n;
-    char at[4096];
-} text_t;
-
-static void put(text_t *t, const char *s)
+name_t place_name(const void *p)
 {
-    while (*s && t->n + 1 < sizeof t->at)
-        t->at[t->n++] = *s++;
-}
-
-static void put_number(text_t *t, uint64_t v, unsigned base)
-{
-    char digit[32];
-    int n = 31;
-    digit[n] = '\0';
-    do
-        digit[--n] = "0123456789abcdef"[v % base];
-    while ((v /= base) > 0);
-    put(t, digit + n);
-}
-
-static void put_signed(text_t *t, int64_t v)
-{
-    if (v < 0)
-        put(t, "-");
-    put_number(t, v < 0 ? -(uint64_t)v : (uint64_t)v, 10);
-}
-
-static void put_place(text_t *t, const void *p)
-{
+    name_t name;
     const memory_t *m = p ? find(p, 0) : NULL;
-    put(t, !p ? "0" : m ? m->name : "?");
-    if (!m)
-        return;
-    put(t, "+");
-    put_signed(t, (const char *)p - m->data);
+    if (m)
+        snprintf(name.text, sizeof name.text, "%s+%td", m->name, (const char *)p - m->data);
+    else
+        snprintf(name.text, sizeof name.text, "%s", p ? "?" : "0");
+    return name;
 }
 
 /* Steps of an axis of one element mean nothing; nor does the place of no element. */
-static void put_box(text_t *t, const colo_box_t *b)
+name_t box_name(const colo_box_t *b)
 {
-    const bool empty = b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0;
-    if (!empty)
-        put_place(t, b->data);
-    put(t, empty ? "none" : "[");
-    for (int i = 0; i < 3 && !empty; i++) {
-        put(t, i ? " " : "");
-        put_signed(t, b->extent[i]);
-        if (b->extent[i] > 1) {
-            put(t, "*");
-            put_signed(t, b->stride[i]);
-        }
-    }
-    put(t, empty ? "" : "]");
+    name_t name = {"none"};
+    const int64_t *n = b->extent;
+    int64_t step[3];
+    for (int i = 0; i < 3; i++)
+        step[i] = n[i] > 1 ? b->stride[i] : 0;
+    if (n[0] != 0 && n[1] != 0 && n[2] != 0 &&
+        snprintf(name.text, sizeof name.text, "%s[%ld*%ld %ld*%ld %ld*%ld]",
+                 place_name(b->data).text, n[0], step[0], n[1], step[1], n[2],
+                 step[2]) >= (int)sizeof name.text)
+        abort();
+    return name;
 }
 
-static void keep(recorder_t recorder, const text_t *t)
+static void keep(recorder_t recorder, const char *text)
 {
     if (me->n == me->cap) {
         me->cap = me->cap ? 2 * me->cap : 64;
@@ -168,55 +138,26 @@ static void keep(recorder_t recorder, const text_t *t)
         if (!me->line)
             abort();
     }
-    char *line = malloc(t->n + 2);
-    if (!line)
+    if (asprintf(&me->line[me->n++], "%d%s", recorder, text) < 0)
         abort();
-    line[0] = (char)('0' + recorder);
-    memcpy(line + 1, t->at, t->n + 1);
-    me->line[me->n++] = line;
 }
 
 void say(recorder_t recorder, const char *format, ...)
 {
+    char text[4096];
+    va_list args;
     if (!me)
         return;
-    text_t t;
-    t.n = 0;
-    va_list args;
     va_start(args, format);
-    for (const char *c = format; *c; c++) {
-        if (*c != '%') {
-            put(&t, (char[]){*c, '\0'});
-            continue;
-        }
-        switch (*++c) {
-        case 'd':
-            put_signed(&t, va_arg(args, int64_t));
-            break;
-        case 'x':
-            put_number(&t, va_arg(args, uint64_t), 16);
-            break;
-        case 's':
-            put(&t, va_arg(args, const char *));
-            break;
-        case 'p':
-            put_place(&t, va_arg(args, const void *));
-            break;
-        case 'b':
-            put_box(&t, va_arg(args, const colo_box_t *));
-            break;
-        default:
-            abort();
-        }
-    }
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    t.at[t.n] = '\0';
     if (keeps_text)
-        keep(recorder, &t);
+        keep(recorder, text);
+    const size_t bytes = strlen(text) + 1;
     if (me->in_bag)
-        me->bag += colo_hash_bytes(COLO_HASH_INIT, t.at, t.n + 1);
+        me->bag += colo_hash_bytes(COLO_HASH_INIT, text, bytes);
     else
-        me->hash[recorder] = colo_hash_bytes(me->hash[recorder], t.at, t.n + 1);
+        me->hash[recorder] = colo_hash_bytes(me->hash[recorder], text, bytes);
 }
 
 void bag_begin(recorder_t recorder)

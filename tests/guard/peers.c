@@ -75,19 +75,19 @@ static void no_longer_share(colo_memory_t *m)
 
 static void say_list(const colo_transfers_t *t, const colo_p2p_call_t *call)
 {
-    say(TRANSFERS, "%s: %d steps of %d bytes, pulls %d, %d addends, %d blocks, %d tensors", t->name,
-        t->nsteps, (int64_t)t->elem, (int64_t)t->pulls, (int64_t)t->addends, (int64_t)t->blocks,
-        (int64_t)call->n);
+    say(TRANSFERS, "%s: %ld steps of %zu bytes, pulls %d, %d addends, %d blocks, %d tensors",
+        t->name, t->nsteps, t->elem, t->pulls, t->addends, t->blocks, call->n);
     bag_begin(TRANSFERS);
     for (int32_t i = 0; i < t->nexposed; i++)
-        say(TRANSFERS, "  rank %d reaches this one", (int64_t)t->exposed[i]);
+        say(TRANSFERS, "  rank %d reaches this one", t->exposed[i]);
     bag_end(TRANSFERS);
     for (int32_t k = 0; k < call->n; k++) {
         const colo_p2p_tensor_t *x = &call->tensor[k];
-        say(TRANSFERS, "  %s, %d a feature: in %p by %d %d %d, out %p by %d %d %d, memory %d+%d",
-            colo_dtype_name(x->dtype), x->per, x->in, x->in_step[0], x->in_step[1], x->in_step[2],
-            x->out, x->out_step[0], x->out_step[1], x->out_step[2], (int64_t)x->id,
-            (int64_t)x->offset);
+        say(TRANSFERS,
+            "  %s, %ld a feature: in %s by %ld %ld %ld, out %s by %ld %ld %ld, memory %d+%lu",
+            colo_dtype_name(x->dtype), x->per, place_name(x->in).text, x->in_step[0], x->in_step[1],
+            x->in_step[2], place_name(x->out).text, x->out_step[0], x->out_step[1], x->out_step[2],
+            x->id, x->offset);
     }
     bag_begin(TRANSFERS);
     for (int64_t i = 0; i < t->nsteps; i++) {
@@ -100,12 +100,12 @@ static void say_list(const colo_transfers_t *t, const colo_p2p_call_t *call)
                           (long long)a->begin[2]);
         }
         if (t->addends)
-            say(TRANSFERS, "  [%d %d %d] to %d %d %d =%s", s->extent[0], s->extent[1], s->extent[2],
-                s->there[0], s->there[1], s->there[2], addends);
+            say(TRANSFERS, "  [%ld %ld %ld] to %ld %ld %ld =%s", s->extent[0], s->extent[1],
+                s->extent[2], s->there[0], s->there[1], s->there[2], addends);
         else
-            say(TRANSFERS, "  [%d %d %d] from %d %d %d, peer %d, to %d %d %d", s->extent[0],
-                s->extent[1], s->extent[2], s->here[0], s->here[1], s->here[2], s->peer,
-                s->there[0], s->there[1], s->there[2]);
+            say(TRANSFERS, "  [%ld %ld %ld] from %ld %ld %ld, peer %ld, to %ld %ld %ld",
+                s->extent[0], s->extent[1], s->extent[2], s->here[0], s->here[1], s->here[2],
+                s->peer, s->there[0], s->there[1], s->there[2]);
     }
     bag_end(TRANSFERS);
 }
@@ -140,7 +140,7 @@ static colo_status_t sub_create(colo_comm_t *c, const int32_t *members, int32_t 
                                 colo_subconnection_t **s)
 {
     for (int32_t i = 0; i < n; i++)
-        say(EXCHANGES, "member %d", (int64_t)members[i]);
+        say(EXCHANGES, "member %d", members[i]);
     return t_sub_create(c, members, n, tag, s);
 }
 

@@ -27,21 +27,20 @@
 static void say_messages(const char *name, const colo_message_t *m, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
-        say(EXCHANGES, "  %s rank %d: %d boxes", name, (int64_t)m[i].peer, (int64_t)m[i].nboxes);
+        say(EXCHANGES, "  %s rank %d: %d boxes", name, m[i].peer, m[i].nboxes);
         for (int32_t k = 0; k < m[i].nboxes; k++)
-            say(EXCHANGES, "    %b", &m[i].boxes[k]);
+            say(EXCHANGES, "    %s", box_name(&m[i].boxes[k]).text);
     }
 }
 
 static void guard_exchange(const colo_exchange_t *x, bool is_part, colo_stream_t stream)
 {
-    say(EXCHANGES, "exchange %x of %s%s, stage %p of %d, stream %d",
-        (uint64_t)(uint32_t)x->op.param, colo_dtype_name(x->op.dtype),
-        x->subconnection ? " over a subconnection" : "", x->stage, (int64_t)x->stage_bytes,
-        (int64_t)(stream != NULL));
+    say(EXCHANGES, "exchange %x of %s%s, stage %s of %zu, stream %d", (uint32_t)x->op.param,
+        colo_dtype_name(x->op.dtype), x->subconnection ? " over a subconnection" : "",
+        place_name(x->stage).text, x->stage_bytes, stream != NULL);
     if (is_part)
-        say(EXCHANGES, "  part of more: %d peers, %d bytes sent, %d received",
-            (int64_t)x->more_peers, x->more_sent, x->more_received);
+        say(EXCHANGES, "  part of more: %d peers, %ld bytes sent, %ld received", x->more_peers,
+            x->more_sent, x->more_received);
     say_messages("to", x->send, x->nsends);
     say_messages("from", x->recv, x->nrecvs);
 }
@@ -49,7 +48,8 @@ static void guard_exchange(const colo_exchange_t *x, bool is_part, colo_stream_t
 static void guard_collective(const char *name, const void *send, const void *recv, int64_t count,
                              colo_dtype_t dtype)
 {
-    say(EXCHANGES, "%s of %d %s, %p to %p", name, count, colo_dtype_name(dtype), send, recv);
+    say(EXCHANGES, "%s of %ld %s, %s to %s", name, count, colo_dtype_name(dtype),
+        place_name(send).text, place_name(recv).text);
 }
 
 /* ---- a case ---- */
@@ -188,8 +188,8 @@ static void print_job(const job_t *j)
 
 static void say_region(const char *name, const colo_region_t *r)
 {
-    say(PLAN, "  %s samples %d..%d, rows %d..%d, features %d..%d, addend %d", name, r->b[0],
-        r->b[1], r->s[0], r->s[1], r->h[0], r->h[1], (int64_t)r->addend);
+    say(PLAN, "  %s samples %ld..%ld, rows %ld..%ld, features %ld..%ld, addend %d", name, r->b[0],
+        r->b[1], r->s[0], r->s[1], r->h[0], r->h[1], r->addend);
 }
 
 static void say_plan(const colo_plan_t *plan)
@@ -198,19 +198,21 @@ static void say_plan(const colo_plan_t *plan)
     int64_t rows[2], n;
     int32_t count;
     colo_plan_rows(plan, &rows[0], &rows[1]);
-    say(PLAN, "plan %x of rank %d: %d rows, %d rows, %d addends, %s, scale %d",
+    say(PLAN, "plan %lx of rank %ld: %ld rows, %ld rows, %ld addends, %s, scale %ld",
         colo_plan_hash(plan), colo_plan_rank(plan), rows[0], rows[1], colo_plan_addends(plan),
         colo_direction_name(colo_plan_direction(plan)), colo_plan_scale(plan));
     for (int pass = 0; pass < 2; pass++) {
         const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)pass);
         const colo_plan_node_bytes_t nb = colo_plan_node_bytes(plan, (colo_pass_t)pass);
-        say(PLAN, "%s: %d bytes received, %d sent, %d local, minimum %d, collective %d, node %d %d",
+        say(PLAN,
+            "%s: %ld bytes received, %ld sent, %ld local, minimum %ld, collective %ld, node %ld "
+            "%ld",
             passes[pass], b.recv, b.send, b.local, b.minimum, b.collective_recv, nb.in, nb.minimum);
         for (int k = 0; k < 2 * GUARD_EXCHANGES; k++) {
             const colo_plan_message_t *m =
                 guard_messages(plan, (colo_pass_t)pass, k / 2, k % 2 == 0, &count);
             for (int32_t i = 0; i < count; i++) {
-                say(PLAN, " %s, exchange %d, %s rank %d: %d bytes", passes[pass], (int64_t)(k / 2),
+                say(PLAN, " %s, exchange %d, %s rank %ld: %ld bytes", passes[pass], k / 2,
                     k % 2 ? "from" : "to", m[i].peer, m[i].bytes);
                 for (int64_t q = 0; q < m[i].nregions; q++)
                     say_region("", &m[i].regions[q]);
@@ -389,8 +391,8 @@ static bool call(const job_t *j, colo_bridge_t *bridge, colo_batch_t *batch, int
     const bool ok = said(backward ? "backward" : "forward", st);
     for (int32_t i = 0; i < 2 * t.n; i++) {
         const t_buffer_t *b = &t.buffer[i % 2][i / 2];
-        say(OUTPUTS, "%s %s %d: %x", backward ? "backward" : "forward", i % 2 ? "out" : "in",
-            (int64_t)(i / 2), colo_hash_bytes(COLO_HASH_INIT, b->raw, b->bytes));
+        say(OUTPUTS, "%s %s %d: %lx", backward ? "backward" : "forward", i % 2 ? "out" : "in",
+            i / 2, colo_hash_bytes(COLO_HASH_INIT, b->raw, b->bytes));
     }
     tensors_drop(&t);
     return ok;
@@ -437,7 +439,7 @@ static void uniform(const job_t *j, colo_comm_t *comm, int64_t rank)
         if (go)
             both_ways(&other, bridge, NULL, rank, 3);
     }
-    say(STATUS, "workspace of %d", (int64_t)colo_bridge_workspace_size(bridge));
+    say(STATUS, "workspace of %zu", colo_bridge_workspace_size(bridge));
 }
 
 static void ragged(const job_t *j, colo_comm_t *comm, int64_t rank)
@@ -453,12 +455,12 @@ static void ragged(const job_t *j, colo_comm_t *comm, int64_t rank)
         colo_bridge_rows(bridge, &rows[0], &rows[1]);
         say_plan(colo_batch_plan(batch));
         const int64_t n = colo_batch_runs(batch, run, 256);
-        say(PLAN, "%d rows, %d rows, %d runs", rows[0], rows[1], n);
+        say(PLAN, "%ld rows, %ld rows, %ld runs", rows[0], rows[1], n);
         for (int64_t i = 0; i < n && i < 256; i++)
-            say(PLAN, "  rows %d from %d, at %d", run[i].count, run[i].row, run[i].local);
+            say(PLAN, "  rows %ld from %ld, at %ld", run[i].count, run[i].row, run[i].local);
         both_ways(j, bridge, batch, rank, 0);
     }
-    say(STATUS, "workspace of %d", (int64_t)colo_bridge_workspace_size(bridge));
+    say(STATUS, "workspace of %zu", colo_bridge_workspace_size(bridge));
 }
 
 static colo_status_t on_rank(colo_comm_t *comm, void *arg)

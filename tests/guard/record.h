@@ -24,8 +24,14 @@ void log_reset(bool keep_text);
 uint64_t log_hash(recorder_t recorder); /* of all ranks */
 void log_print(void);
 
-/* A line. %d int64_t, %x uint64_t, %s, %p memory, %b a box (const colo_box_t *). */
-void say(recorder_t recorder, const char *format, ...);
+/* A line. */
+void say(recorder_t recorder, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* How a line names an address, and a box. */
+typedef struct name {
+    char text[256];
+} name_t;
+name_t place_name(const void *p);
+name_t box_name(const colo_box_t *b);
 /* Lines up to the end are a multiset: their order does not count. */
 void bag_begin(recorder_t recorder);
 void bag_end(recorder_t recorder);
