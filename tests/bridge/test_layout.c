@@ -14,7 +14,15 @@ static bool is_range(int64_t lo, int64_t hi, const int64_t *want, int64_t n)
     return hi - lo == n && (n == 0 || lo == want[0]);
 }
 
-/* Compares one rank; on a difference fails with the rank and its local row. */
+static colo_status_t owned_by(const colo_layout_t *layout, int64_t rank, ref_shape_t s, bool full,
+                              colo_owned_t *own, colo_run_t *runs, int64_t cap, int64_t *nruns)
+{
+    const colo_shape_t shape = {.samples = s.b, .rows = s.n, .features = s.h};
+    return colo_layout_owned(layout, rank, &shape, full, own, runs, cap, nruns);
+}
+
+/* Compares one rank; on a difference fails with the rank and its
+ * local row. */
 static void compare_rank(const char *what, const colo_layout_t *layout, const ref_side_t *side,
                          ref_shape_t shape, int64_t rank, bool full)
 {
@@ -24,9 +32,7 @@ static void compare_rank(const char *what, const colo_layout_t *layout, const re
     colo_run_t runs[MAX_RUNS];
     int64_t nruns = -1, local = 0;
     memset(&got, 0x5a, sizeof got);
-    assert_ok(colo_layout_owned(
-        layout, rank, &(colo_shape_t){.samples = shape.b, .rows = shape.n, .features = shape.h},
-        full, &got, runs, MAX_RUNS, &nruns));
+    assert_ok(owned_by(layout, rank, shape, full, &got, runs, MAX_RUNS, &nruns));
     bool ok = colo_layout_holds(layout, rank) == want.holds && got.rows == want.ns &&
               is_range(got.b0, got.b1, want.b, want.nb) &&
               is_range(got.h0, got.h1, want.h, want.nh);
@@ -97,22 +103,6 @@ T_CASE(rows_follow_the_positions_of_the_llm_sequence)
     ref_side_t side = t_side("cp=2", false);
     side.positions = 8;
     compare_all("image first", &side, (ref_shape_t){2, 4, 1});
-    colo_layout_t layout;
-    colo_grid_t grid = t_grid(&side);
-    assert_ok(colo_layout_init_dst(&layout, &grid));
-    assert_ok(colo_layout_map_offset(&layout, 0, 8));
-    for (int64_t rank = 0; rank < 2; rank++) {
-        colo_owned_t own;
-        colo_run_t run[4];
-        int64_t n;
-        assert_ok(colo_layout_owned(&layout, rank,
-                                    &(colo_shape_t){.samples = 2, .rows = 4, .features = 1}, false,
-                                    &own, run, 4, &n));
-        assert_int_equal(own.rows, 2);
-        assert_int_equal(n, 1);
-        assert_int_equal(run[0].row, 2 * rank);
-        assert_int_equal(run[0].count, 2);
-    }
     for (int64_t offset = 0; offset <= 12; offset++)
         for (int cp = 1; cp <= 4; cp++) {
             const char *spec = t_text("cp=%d,dp=2,tp=2", cp);
@@ -197,59 +187,54 @@ T_CASE(parts_by_ceil_are_full_until_nothing_is_left)
 
 T_CASE(the_default_layouts_are_those_of_the_documentation)
 {
-    static const char *const specs[] = {"tp=2,cp=2,pp=2,dp=2", "tp=2,dp=3", "pp=2,cp=3", "tp=4"};
-    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
-        for (int src = 0; src < 2; src++) {
-            ref_side_t side = t_side(specs[i], src);
-            colo_grid_t grid = t_grid(&side);
-            colo_layout_t layout;
-            assert_ok(src ? colo_layout_init_src(&layout, &grid)
-                          : colo_layout_init_dst(&layout, &grid));
-            for (int64_t rank = 0; rank < ref_side_size(&side) + 1; rank++)
-                compare_rank(specs[i], &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
-        }
-    ref_side_t side = t_side("tp=2,cp=2,pp=2,dp=2", true);
-    colo_grid_t grid = t_grid(&side);
-    colo_layout_t layout;
-    assert_ok(colo_layout_init(&layout, &grid));
-    side = (ref_side_t){.ndims = side.ndims};
-    memcpy(side.extent, (int64_t[]){2, 2, 2, 2}, 4 * sizeof(int64_t));
-    for (int i = 0; i < 4; i++)
-        side.name[i] = grid.name[i];
-    for (int64_t rank = 0; rank < 16; rank++)
-        compare_rank("everything replicated", &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
-}
-
-T_CASE(declared_extra_dims_replicate)
-{
     static const struct {
         const char *spec, *extra;
     } cases[] = {
+        {"tp=2,cp=2,pp=2,dp=2", NULL},
+        {"tp=2,dp=3", NULL},
+        {"pp=2,cp=3", NULL},
+        {"tp=4", NULL},
+        {"tp=2,ep=2,dp=2", NULL},
+        /* declared extra dims replicate */
         {"tp=2,gtp_remat=2,cp=2,dp=2,pp=2", "gtp_remat"},
         {"xp=2,dp=2,gtp_remat=3", "gtp_remat-absent-xp"},
-        {"tp=2,ep=2,dp=2", NULL},
         {"tp=2,xp=1,dp=2", ""}, /* one rank: no copies to declare */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int src = 0; src < 2; src++) {
             ref_side_t side = t_side(cases[i].spec, src);
             colo_grid_t grid = t_grid(&side);
-            colo_layout_t layout;
+            colo_layout_t layout, plain;
             assert_ok(src ? colo_layout_init_src_extra(&layout, &grid, cases[i].extra)
                           : colo_layout_init_dst_extra(&layout, &grid, cases[i].extra));
             for (int64_t rank = 0; rank < ref_side_size(&side) + 1; rank++)
                 compare_rank(cases[i].spec, &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
+            if (cases[i].extra)
+                continue;
+            assert_ok(src ? colo_layout_init_src(&plain, &grid)
+                          : colo_layout_init_dst(&plain, &grid));
+            assert_true(colo_layout_hash(&plain) == colo_layout_hash(&layout));
         }
+}
+
+T_CASE(a_layout_without_splits_replicates_everything)
+{
+    ref_side_t side = t_side("tp=2,cp=2,pp=2,dp=2", true);
+    colo_grid_t grid = t_grid(&side);
+    colo_layout_t layout;
+    assert_ok(colo_layout_init(&layout, &grid));
+    memset(side.nsplits, 0, sizeof side.nsplits);
+    side.stage_dim = NULL;
+    for (int64_t rank = 0; rank < 16; rank++)
+        compare_rank("everything replicated", &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
 }
 
 /* ---- rejections ---- */
 
 static colo_layout_t base_layout(const char *spec)
 {
-    ref_side_t side = t_side(spec, false);
-    colo_grid_t grid = t_grid(&side);
     colo_layout_t layout;
-    assert_ok(colo_layout_init_dst(&layout, &grid));
+    assert_ok(t_layout_of(spec, false, &layout));
     return layout;
 }
 
@@ -267,9 +252,7 @@ static void refused(const colo_layout_t *layout, int64_t b, int64_t n, int64_t h
     memset(run, 0x5a, sizeof run);
     own0 = own;
     memcpy(run0, run, sizeof run);
-    assert_fails(colo_layout_owned(layout, 0,
-                                   &(colo_shape_t){.samples = b, .rows = n, .features = h}, false,
-                                   &own, run, 4, &nruns),
+    assert_fails(owned_by(layout, 0, (ref_shape_t){b, n, h}, false, &own, run, 4, &nruns),
                  COLO_ERR_LAYOUT, word1);
     assert_memory_equal(&own, &own0, sizeof own);
     assert_memory_equal(run, run0, sizeof run);
@@ -350,10 +333,10 @@ T_CASE(the_largest_axis_is_cut_by_ceil_without_overflow)
     colo_owned_t own;
     colo_layout_clear(&l, COLO_SAMPLES);
     assert_ok(colo_layout_split(&l, COLO_SAMPLES, "dp", COLO_CEIL));
-    const colo_shape_t shape = {.samples = INT64_MAX - 1, .rows = 1, .features = 1};
-    assert_ok(colo_layout_owned(&l, INT64_MAX - 2, &shape, false, &own, NULL, 0, NULL));
+    const ref_shape_t shape = {INT64_MAX - 1, 1, 1};
+    assert_ok(owned_by(&l, INT64_MAX - 2, shape, false, &own, NULL, 0, NULL));
     assert_true(own.b0 == INT64_MAX - 2 && own.b1 == INT64_MAX - 1);
-    assert_ok(colo_layout_owned(&l, INT64_MAX - 1, &shape, false, &own, NULL, 0, NULL));
+    assert_ok(owned_by(&l, INT64_MAX - 1, shape, false, &own, NULL, 0, NULL));
     assert_true(own.b0 == own.b1);
 }
 
@@ -481,11 +464,9 @@ T_CASE(missing_arguments_and_bad_sizes_are_refused)
     assert_non_null(strstr(colo_last_error(), "-3"));
     assert_fails(colo_layout_owned(&l, 0, NULL, false, &own, NULL, 0, NULL), COLO_ERR_ARG,
                  "shape is NULL");
-    assert_fails(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 1, .features = 1},
-                                   false, NULL, NULL, 0, NULL),
-                 COLO_ERR_ARG, "owned");
-    assert_ok(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 1, .features = 1},
-                                false, &own, NULL, 0, NULL)); /* runs are optional */
+    const ref_shape_t one = {1, 1, 1};
+    assert_fails(owned_by(&l, 0, one, false, NULL, NULL, 0, NULL), COLO_ERR_ARG, "owned");
+    assert_ok(owned_by(&l, 0, one, false, &own, NULL, 0, NULL)); /* runs are optional */
     /* memory for one run where there are two: the count is told, nothing else */
     l = base_layout("cp=2");
     colo_run_t run[2];
@@ -495,9 +476,8 @@ T_CASE(missing_arguments_and_bad_sizes_are_refused)
     colo_owned_t own0 = own;
     colo_run_t run0[2];
     memcpy(run0, run, sizeof run);
-    assert_fails(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 8, .features = 1},
-                                   false, &own, run, 1, &n),
-                 COLO_ERR_ARG, "2");
+    assert_fails(owned_by(&l, 0, (ref_shape_t){1, 8, 1}, false, &own, run, 1, &n), COLO_ERR_ARG,
+                 "2");
     assert_int_equal(n, 2);
     assert_memory_equal(&own, &own0, sizeof own);
     assert_memory_equal(run, run0, sizeof run);
@@ -515,9 +495,7 @@ T_CASE(the_largest_grids_divide_without_overflow)
     assert_fails(colo_layout_check(&l, 1, INT64_C(1) << 62, 1), COLO_ERR_LAYOUT,
                  "9223372036854775808");
     assert_ok(colo_layout_check(&l, 1, 0, 1)); /* nothing splits into nothing */
-    assert_ok(colo_layout_owned(&l, INT64_C(1) << 61,
-                                &(colo_shape_t){.samples = 1, .rows = 0, .features = 1}, false,
-                                &own, NULL, 0, &n));
+    assert_ok(owned_by(&l, INT64_C(1) << 61, (ref_shape_t){1, 0, 1}, false, &own, NULL, 0, &n));
     assert_int_equal(own.rows, 0);
     assert_int_equal(n, 0);
 }
@@ -525,27 +503,21 @@ T_CASE(the_largest_grids_divide_without_overflow)
 T_CASE(hashes_tell_layouts_apart_and_read_tables)
 {
     int64_t t1[4] = {0, 1, 2, 3}, t2[4] = {0, 1, 2, 3};
-    colo_layout_t l[12];
-    int n = 0;
-    l[n++] = base_layout("tp=2,cp=2,dp=2,pp=2");
-    l[n++] = base_layout("tp=2,dp=2,cp=2,pp=2");
-    l[n++] = base_layout("tp=2,cp=2,dp=4,pp=2");
-    l[n] = l[0];
-    assert_ok(colo_layout_split(&l[n++], COLO_ROWS, "tp", COLO_BLOCK));
-    l[n] = l[0];
-    assert_ok(colo_layout_split_context(&l[n++], "tp", COLO_BLOCK));
-    l[n] = l[0];
-    assert_ok(colo_layout_split(&l[n++], COLO_FEATURES, "tp", COLO_BLOCK));
-    l[n] = l[0];
-    assert_ok(colo_layout_stage(&l[n++], "pp", COLO_STAGE_LAST));
-    l[n] = l[0];
-    assert_ok(colo_layout_map_offset(&l[n++], 2, 8));
-    l[n] = l[0];
-    assert_ok(colo_layout_map_offset(&l[n++], 3, 8));
-    l[n] = l[0];
-    assert_ok(colo_layout_map_table(&l[n++], t1, 4, 8));
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < n; j++)
+    enum { N = 10 };
+    colo_layout_t l[N];
+    for (int i = 0; i < N; i++)
+        l[i] = base_layout("tp=2,cp=2,dp=2,pp=2");
+    l[1] = base_layout("tp=2,dp=2,cp=2,pp=2");
+    l[2] = base_layout("tp=2,cp=2,dp=4,pp=2");
+    assert_ok(colo_layout_split(&l[3], COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split_context(&l[4], "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&l[5], COLO_FEATURES, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_stage(&l[6], "pp", COLO_STAGE_LAST));
+    assert_ok(colo_layout_map_offset(&l[7], 2, 8));
+    assert_ok(colo_layout_map_offset(&l[8], 3, 8));
+    assert_ok(colo_layout_map_table(&l[9], t1, 4, 8));
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < N; j++)
             assert_int_equal(i == j, colo_layout_hash(&l[i]) == colo_layout_hash(&l[j]));
     colo_layout_t a = l[0], b = l[0];
     assert_ok(colo_layout_map_table(&a, t1, 4, 8));
