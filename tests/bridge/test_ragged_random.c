@@ -2,8 +2,9 @@
 /*
  * test_ragged_random.c - 3,000 seeded ragged batches of 1 to 12 ranks against the oracle.
  *
- * Both placements, all gradients, one to three tensors a call, gaps in memory, nodes of several
- * sizes, all check levels, ranks and replicas without rows. A failure prints the seed of its case.
+ * Both placements, all gradients, one to three tensors a call, calls in one or started and
+ * finished, gaps in memory, nodes of several sizes, all check levels, ranks and replicas without
+ * rows. A failure prints the seed of its case.
  */
 #include "harness/harness.h"
 
@@ -50,6 +51,7 @@ T_CASE(random_batches_arrive_as_the_oracle_says)
                                     .max_rows = t_below(&r, 4) ? 0 : 10000,
                                     .gap = t_below(&r, 3)};
         j->check = (int32_t)t_below(&r, 3);
+        j->o.tickets = t_below(&r, 2);
         several += j->o.tensors > 1;
         merged += j->t.c.merged;
         partial += j->t.c.partial && ref_ragged_addends(&j->t.c) > 1;

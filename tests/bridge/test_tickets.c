@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_tickets.c - calls that are started and finished in host memory: the oracle's values in any
- * order of finishing, and what is said of tickets that are not finished.
+ * order of finishing, and what is said of tickets that are not finished. test_ragged_random.c
+ * starts and finishes batches.
  */
 #include "harness/harness.h"
 
@@ -95,48 +96,6 @@ T_CASE_ON(4, records_name_the_ticket_of_an_operation)
     return COLO_OK;
 }
 
-/* ---- batches ---- */
-
-T_CASE_ON(2, batches_are_started_and_finished)
-{
-    const int64_t rows[3] = {3, 0, 2}, src[3] = {0, 1, 1}, seq[3] = {0, 0, 0}, pos[3] = {1, 0, 5},
-                  seq_len[1] = {8}, seq_dp[1] = {0};
-    const colo_segments_t segments = {COLO_SEGMENTS_INIT, .count = 3,         .rows = rows,
-                                      .src_dp = src,      .seq = seq,         .pos = pos,
-                                      .nseqs = 1,         .seq_len = seq_len, .seq_dp = seq_dp};
-    const int64_t rank = colo_comm_rank(world), mine = rank ? 2 : 3;
-    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
-    colo_ticket_t *ticket = NULL;
-    float x[3][2], want[8][2], got[8][2];
-    int64_t n = 0;
-    T_BRIDGE_CONFIG(config, "dp=2", "cp=2,dp=1", .shape = {.features = 2}, .ragged = true);
-    rank_try(colo_bridge_create(&bridge, &config, world));
-    rank_try(colo_bridge_set_segments(bridge, &segments, &batch));
-    colo_bridge_rows(bridge, NULL, &n);
-    for (int64_t i = 0; i < mine; i++)
-        for (int f = 0; f < 2; f++)
-            x[i][f] = (float)(100 * (rank + 1) + 10 * i + f);
-    memset(want, 0xA5, sizeof want);
-    memset(got, 0xA5, sizeof got);
-    colo_tensor_t tx = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){mine, 2}),
-                  ty = colo_tensor_host(want, COLO_F32, 2, (int64_t[]){n, 2}),
-                  tz = colo_tensor_host(got, COLO_F32, 2, (int64_t[]){n, 2});
-    rank_check(n == 5);
-    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
-    rank_try(colo_batch_forward_start(batch, &tx, &tz, 1, NULL, &ticket));
-    rank_try(colo_bridge_finish(&ticket, NULL));
-    rank_check(memcmp(want, got, sizeof want) == 0 && got[0][1] == 101 && got[4][1] == 211);
-    memset(x, 0xA5, sizeof x);
-    rank_try(colo_batch_backward_start(batch, &tz, &tx, 1, NULL, &ticket));
-    rank_try(colo_bridge_finish(&ticket, NULL));
-    rank_check(x[0][1] == 2 * (100 * (float)(rank + 1) + 1)); /* both context ranks have the rows */
-    colo_batch_destroy(&batch);
-    rank_check(colo_batch_forward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG &&
-               colo_batch_backward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG);
-    return COLO_OK;
-}
-
 /* ---- refusals ---- */
 
 T_CASE_ON(4, more_tickets_than_there_can_be_are_refused)
@@ -222,6 +181,8 @@ T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
                colo_bridge_finish(&none, NULL) == COLO_ERR_ARG && says("ticket is NULL"));
     rank_check(colo_bridge_forward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);
     rank_check(colo_bridge_backward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);
+    rank_check(colo_batch_forward_start(NULL, NULL, NULL, 1, NULL, &none) == COLO_ERR_ARG);
+    rank_check(colo_batch_backward_start(NULL, NULL, NULL, 1, NULL, &none) == COLO_ERR_ARG);
     rank_try(colo_comm_barrier(world, NULL));
     if (colo_comm_rank(world) == 0) { /* others would wait for it: they are told */
         rank_fails(colo_bridge_forward_start(bridge, NULL, NULL, NULL, NULL), COLO_ERR_ARG,

@@ -239,8 +239,15 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
     const colo_tensor_t *po = none && colo_tensor_count(to) == 0 ? NULL : to;
     const colo_stream_t stream = o->where ? o->where->stream : NULL;
     rank_try(t_buffers_quiet(o->where));
-    rank_try(fwd ? colo_batch_forward(batch, pi, po, n, stream)
-                 : colo_batch_backward(batch, pi, po, n, stream));
+    if (o->tickets) {
+        colo_ticket_t *ticket = NULL;
+        rank_try(fwd ? colo_batch_forward_start(batch, pi, po, n, stream, &ticket)
+                     : colo_batch_backward_start(batch, pi, po, n, stream, &ticket));
+        rank_try(colo_bridge_finish(&ticket, stream));
+    } else {
+        rank_try(fwd ? colo_batch_forward(batch, pi, po, n, stream)
+                     : colo_batch_backward(batch, pi, po, n, stream));
+    }
     const bool adds = !fwd && adds_up(batch, t);
     int64_t node[T_RAGGED_RANKS];
     const bool relays = several_nodes(batch) &&

@@ -20,6 +20,7 @@ typedef struct t_ragged_options {
     int32_t tensors; /* of a call, 1..T_RAGGED_TENSORS: other dtypes and features than the first */
     int64_t ranks_per_node, max_rows;
     int64_t gap;                   /* elements between rows and between the features of a row */
+    bool tickets;                  /* calls are started and finished */
     const t_ragged_where_t *where; /* NULL: host memory */
 } t_ragged_options_t;
 
