@@ -66,78 +66,70 @@ T_CASE_ON_SIZES(broadcast_gives_everyone_the_roots_buffer)
 
 /* ---- reductions ---- */
 
-/* Element @i of rank @r: floats of mixed sign and size, so that the order of a sum shows. */
-static void put(void *x, colo_dtype_t d, int64_t index, int32_t r, int64_t i)
+/* The bits of @v, or of @k if the dtype is one of integers. */
+static uint64_t bits_of(colo_dtype_t d, double v, int64_t k)
 {
-    uint64_t u = code(r, i);
-    double v = ldexp((double)(int64_t)(u >> 20 & 0xfff) - 2048, (int)(u & 15) - 8);
+    const float f = (float)v;
+    uint64_t bits = 0;
     switch (d) {
     case COLO_F32:
-        ((float *)x)[index] = (float)(v * 1.0009765);
-        break;
+        memcpy(&bits, &f, sizeof f);
+        return bits;
     case COLO_F64:
-        ((double *)x)[index] = v * 1.00097651;
-        break;
+        memcpy(&bits, &v, sizeof v);
+        return bits;
     case COLO_BF16:
-        ((uint16_t *)x)[index] = ref_half_round(ref_bf16, v);
-        break;
+        return ref_half_round(ref_bf16, v);
     case COLO_F16:
-        ((uint16_t *)x)[index] = ref_half_round(ref_f16, v / 64);
-        break;
-    case COLO_I32:
-        ((int32_t *)x)[index] = (int32_t)u;
-        break;
+        return ref_half_round(ref_f16, v);
     default:
-        ((int64_t *)x)[index] = (int64_t)u;
-        break;
+        return d == COLO_I32 ? (uint32_t)k : (uint64_t)k;
     }
 }
 
-/* What rank order gives for element @i of @n ranks, as bits. */
+static int64_t integer_of(colo_dtype_t d, uint64_t bits)
+{
+    return d == COLO_I32 ? (int32_t)bits : (int64_t)bits;
+}
+
+static double value_of(colo_dtype_t d, uint64_t bits)
+{
+    float f;
+    double v;
+    memcpy(&f, &bits, sizeof f);
+    memcpy(&v, &bits, sizeof v);
+    return d == COLO_F32    ? f
+           : d == COLO_F64  ? v
+           : d == COLO_BF16 ? ref_half_value(ref_bf16, (uint16_t)bits)
+                            : ref_half_value(ref_f16, (uint16_t)bits);
+}
+
+/* Element @i of rank @r: floats of mixed sign and size, so that the order of a sum shows. */
+static uint64_t element(colo_dtype_t d, int32_t r, int64_t i)
+{
+    const uint64_t u = code(r, i);
+    const double v = ldexp((double)(int64_t)(u >> 20 & 0xfff) - 2048, (int)(u & 15) - 8);
+    return bits_of(d, d == COLO_F16 ? v / 64 : v * 1.00097651, (int64_t)u);
+}
+
+/* What rank order gives for element @i of @n ranks: sums of halves are floats until the end. */
 static uint64_t expected(colo_dtype_t d, colo_redop_t op, int32_t n, int64_t i)
 {
-    union {
-        float f;
-        double d;
-        uint16_t h;
-        int32_t i;
-        int64_t l;
-        uint64_t bits;
-    } one, sum = {.bits = 0};
-    struct ref_format half = d == COLO_BF16 ? ref_bf16 : ref_f16;
-    float acc = 0;
-    for (int32_t r = 0; r < n; r++) {
-        one.bits = 0;
-        put(&one, d, 0, r, i);
-        float h = d == COLO_BF16 || d == COLO_F16 ? (float)ref_half_value(half, one.h) : 0;
-        if (r == 0) {
-            sum = one;
-            acc = h;
-        } else if (op == COLO_MAX) {
-            bool more = d == COLO_F32   ? one.f > sum.f
-                        : d == COLO_F64 ? one.d > sum.d
-                        : d == COLO_I32 ? one.i > sum.i
-                        : d == COLO_I64 ? one.l > sum.l
-                                        : h > acc;
-            sum = more ? one : sum;
-            acc = more ? h : acc;
-        } else if (d == COLO_F32) {
-            sum.f += one.f;
-        } else if (d == COLO_F64) {
-            sum.d += one.d;
-        } else if (d == COLO_I32) {
-            sum.i = (int32_t)((uint32_t)sum.i + (uint32_t)one.i);
-        } else if (d == COLO_I64) {
-            sum.l = (int64_t)((uint64_t)sum.l + (uint64_t)one.l);
+    double sum = value_of(d, element(d, 0, i));
+    int64_t total = integer_of(d, element(d, 0, i));
+    for (int32_t r = 1; r < n; r++) {
+        const uint64_t one = element(d, r, i);
+        const double v = value_of(d, one);
+        const int64_t k = integer_of(d, one);
+        if (op == COLO_SUM) {
+            sum = d == COLO_F64 ? sum + v : (float)(sum + v);
+            total = (int64_t)((uint64_t)total + (uint64_t)k);
         } else {
-            acc += h;
+            sum = v > sum ? v : sum;
+            total = k > total ? k : total;
         }
     }
-    if (d == COLO_BF16 || d == COLO_F16) {
-        sum.bits = 0;
-        sum.h = ref_half_round(half, (double)acc);
-    }
-    return sum.bits;
+    return bits_of(d, sum, total);
 }
 
 static uint64_t bits_at(const void *x, size_t elem, int64_t i)
@@ -145,6 +137,11 @@ static uint64_t bits_at(const void *x, size_t elem, int64_t i)
     uint64_t u = 0;
     memcpy(&u, (const char *)x + (size_t)i * elem, elem);
     return u;
+}
+
+static void put(void *x, size_t elem, int64_t i, uint64_t bits)
+{
+    memcpy((char *)x + (size_t)i * elem, &bits, elem);
 }
 
 struct reduction {
@@ -166,7 +163,7 @@ static colo_status_t reduce_rank(colo_comm_t *c, void *arg)
                           first = how->scatters ? count * me : 0;
             char *send = malloc(elem * (size_t)all + 1), *recv = malloc(elem * (size_t)count + 1);
             for (int64_t i = 0; i < all; i++)
-                put(send, how->dtype, i, me, i);
+                put(send, elem, i, element(how->dtype, me, i));
             char *to = in_place ? send + elem * (size_t)first : recv;
             const bool guarded = !in_place || !how->scatters; /* by a byte behind it */
             if (guarded)
@@ -177,11 +174,8 @@ static colo_status_t reduce_rank(colo_comm_t *c, void *arg)
             for (int64_t i = 0; i < count; i++)
                 rank_check(bits_at(to, elem, i) == expected(how->dtype, how->op, n, first + i));
             rank_check(!guarded || to[elem * (size_t)count] == 0x5a);
-            for (int64_t i = 0; !in_place && i < all; i++) {
-                uint64_t mine = 0;
-                put(&mine, how->dtype, 0, me, i);
-                rank_check(bits_at(send, elem, i) == mine);
-            }
+            for (int64_t i = 0; !in_place && i < all; i++)
+                rank_check(bits_at(send, elem, i) == element(how->dtype, me, i));
             free(send);
             free(recv);
         }
@@ -210,38 +204,29 @@ T_CASE(reduce_scatter_leaves_each_rank_its_slice)
     reduce(COLO_MAX, true);
 }
 
-/* element i is NaN on rank i % n only, and something larger than any other elsewhere */
+/* Every second element is NaN on one rank; f32 is infinite on rank 0 elsewhere. */
 T_CASE_ON_SIZES(max_keeps_a_nan_of_any_rank)
 {
-    int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
-    enum { COUNT = 3000 };
-    float *f = malloc(COUNT * sizeof *f);
-    double *d = malloc(COUNT * sizeof *d);
-    uint16_t *b = malloc(COUNT * sizeof *b), *h = malloc(COUNT * sizeof *h);
-    for (int i = 0; i < COUNT; i++) {
-        bool nan = i % 2 == 0 && i / 2 % n == me;
-        f[i] = nan ? NAN : me == 0 ? INFINITY : (float)me;
-        d[i] = nan ? NAN : (double)me;
-        b[i] = nan ? 0x7fc1 : ref_half_round(ref_bf16, me);
-        h[i] = nan ? 0xfe01 : ref_half_round(ref_f16, me);
+    enum { COUNT = 3000, FLOATS = 4 };
+    const int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
+    for (int k = 0; k < FLOATS; k++) {
+        const colo_dtype_t d = reducible[k];
+        const size_t elem = colo_dtype_size(d);
+        const double nan = d == COLO_F16 ? -NAN : NAN, top = d == COLO_F32 ? INFINITY : n - 1;
+        double x[COUNT];
+        for (int i = 0; i < COUNT; i++)
+            put(x, elem, i,
+                bits_of(d,
+                        i % 2 == 0 && i / 2 % n == me ? nan
+                        : me == 0 && top > n          ? top
+                                                      : me,
+                        0));
+        rank_try(colo_comm_all_reduce(world, x, x, COUNT, d, COLO_MAX, NULL));
+        for (int i = 0; i < COUNT; i++) {
+            const double got = value_of(d, bits_at(x, elem, i));
+            rank_check(i % 2 ? got == top : isnan(got));
+        }
     }
-    rank_try(colo_comm_all_reduce(world, f, f, COUNT, COLO_F32, COLO_MAX, NULL));
-    rank_try(colo_comm_all_reduce(world, d, d, COUNT, COLO_F64, COLO_MAX, NULL));
-    rank_try(colo_comm_all_reduce(world, b, b, COUNT, COLO_BF16, COLO_MAX, NULL));
-    rank_try(colo_comm_all_reduce(world, h, h, COUNT, COLO_F16, COLO_MAX, NULL));
-    for (int i = 0; i < COUNT; i++) {
-        bool nan = i % 2 == 0;
-        rank_check(nan ? isnan(f[i]) : isinf(f[i]));
-        rank_check(nan ? isnan(d[i]) : d[i] == n - 1);
-        rank_check(nan ? isnan(ref_half_value(ref_bf16, b[i]))
-                       : ref_half_value(ref_bf16, b[i]) == n - 1);
-        rank_check(nan ? isnan(ref_half_value(ref_f16, h[i]))
-                       : ref_half_value(ref_f16, h[i]) == n - 1);
-    }
-    free(f);
-    free(d);
-    free(b);
-    free(h);
     return COLO_OK;
 }
 
