@@ -7,6 +7,7 @@
 
 #include "comm/comm.h"
 #include "harness/held.h"
+#include "operation.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -226,20 +227,16 @@ T_CASE_ON(2, a_dead_comm_refuses_operations_and_answers_questions)
         colo_comm_abort(child, NULL);
     while (colo_comm_check(child) == COLO_OK)
         usleep(500);
-    float x[4] = {1, 2, 3, 4}, y[8] = {0};
+    float memory[8] = {[4] = 1};
     colo_grid_t grid;
     rank_try(colo_grid_parse(&grid, "dp=2", 2));
-    rank_check(colo_comm_all_gather(child, x, y, 1, COLO_F32, NULL) == COLO_ERR_ABORTED);
-    rank_check(colo_comm_all_reduce(child, x, y, 1, COLO_F32, COLO_SUM, NULL) == COLO_ERR_ABORTED);
-    rank_check(colo_comm_reduce_scatter(child, x, y, 1, COLO_F32, COLO_SUM, NULL) ==
-               COLO_ERR_ABORTED);
-    rank_check(colo_comm_broadcast(child, x, 1, COLO_F32, 0, NULL) == COLO_ERR_ABORTED);
-    rank_check(colo_comm_barrier(child, NULL) == COLO_ERR_ABORTED);
-    rank_check(colo_comm_exchange(child, NULL, 0, NULL, 0, COLO_F32, NULL) == COLO_ERR_ABORTED);
+    for (int kind = 0; kind < COLO_OP_SPLIT; kind++)
+        rank_check(operate(child, &(operation_t){(colo_op_kind_t)kind, 1, 4, 0}, memory) ==
+                   COLO_ERR_ABORTED);
     rank_check(colo_comm_split(child, &grid, "dp", &other) == COLO_ERR_ABORTED && !other);
     rank_check(colo_comm_split_color(child, 0, 0, &other) == COLO_ERR_ABORTED && !other);
     rank_check(says("comm 'short-lived' is dead: aborted by rank 1"));
-    rank_check(y[0] == 0 && x[0] == 1);
+    rank_check(memory[0] == 0);
     rank_check(colo_comm_size(child) == 2 && colo_comm_rank(child) == 1 - me);
     rank_check(colo_comm_world_rank(child, 0) == 1);
     colo_comm_stats_t stats;
@@ -255,18 +252,11 @@ T_CASE_ON(2, a_dead_comm_refuses_operations_and_answers_questions)
 
 T_CASE(null_comms_are_an_error_never_the_world)
 {
-    float x = 0;
+    float memory[8] = {0};
     colo_comm_t *out = NULL;
-    assert_fails(colo_comm_all_gather(NULL, &x, &x, 1, COLO_F32, NULL), COLO_ERR_ARG,
-                 "comm is NULL");
-    assert_fails(colo_comm_all_reduce(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG,
-                 "comm is NULL");
-    assert_fails(colo_comm_reduce_scatter(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG,
-                 "comm is NULL");
-    assert_fails(colo_comm_broadcast(NULL, &x, 1, COLO_F32, 0, NULL), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_barrier(NULL, NULL), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_exchange(NULL, NULL, 0, NULL, 0, COLO_F32, NULL), COLO_ERR_ARG,
-                 "comm is NULL");
+    for (int kind = 0; kind < COLO_OP_SPLIT; kind++)
+        assert_fails(operate(NULL, &(operation_t){(colo_op_kind_t)kind, 1, 4, 0}, memory),
+                     COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_split_color(NULL, 0, 0, &out), COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_split(NULL, NULL, "tp", &out), COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_check(NULL), COLO_ERR_ARG, "comm is NULL");

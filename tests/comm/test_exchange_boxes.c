@@ -197,9 +197,9 @@ T_CASE_ON(5, a_chain_of_one_way_messages_arrives_transposed)
 /* ---- two sides that differ ---- */
 
 struct clash {
+    const char *words, *checked; /* below check level 2, and there */
     int64_t extent[2][3];        /* what 0 sends, what 1 expects */
     int32_t nboxes[2];           /* 0: no message */
-    const char *words, *checked; /* below check level 2, and there */
     int32_t check;
 };
 
@@ -238,22 +238,14 @@ static colo_status_t clash_rank(colo_comm_t *c, void *arg)
 T_CASE(sides_that_differ_are_a_mismatch)
 {
     struct clash table[] = {
-        {{{1, 4, 3}, {1, 3, 4}},
-         {1, 1},
-         "box 0 of 1x4x3 elements where 1x3x4 are expected",
-         .checked = "rank 0 sends rank 1 other boxes"},
-        {{{1, 2, 2}, {1, 2, 2}},
-         {2, 1},
-         "2 boxes where 1 are expected",
-         .checked = "rank 0 sends rank 1 other boxes"},
-        {{{1, 2, 2}, {1, 2, 2}},
-         {1, 0},
-         "rank 1",
-         .checked = "rank 0 sends rank 1 a message, which expects none"},
-        {{{1, 2, 2}, {1, 2, 2}},
-         {0, 1},
-         "rank 0",
-         .checked = "rank 0 sends rank 1 no message, which expects one"},
+        {"box 0 of 1x4x3 elements where 1x3x4 are expected", "rank 0 sends rank 1 other boxes",
+         .extent = {{1, 4, 3}, {1, 3, 4}}, .nboxes = {1, 1}},
+        {"2 boxes where 1 are expected", "rank 0 sends rank 1 other boxes",
+         .extent = {{1, 2, 2}, {1, 2, 2}}, .nboxes = {2, 1}},
+        {"rank 1", "rank 0 sends rank 1 a message, which expects none",
+         .extent = {{1, 2, 2}, {1, 2, 2}}, .nboxes = {1, 0}},
+        {"rank 0", "rank 0 sends rank 1 no message, which expects one",
+         .extent = {{1, 2, 2}, {1, 2, 2}}, .nboxes = {0, 1}},
     };
     for (int i = 0; i < 12; i++) {
         struct clash *k = &table[i / 3];

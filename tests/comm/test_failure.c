@@ -10,6 +10,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "operation.h"
 
 #include <stdatomic.h>
 #include <unistd.h>
@@ -102,60 +103,57 @@ T_CASE(a_timed_out_call_leaves_no_rank_reading_its_buffers)
 
 /* ---- ranks that do different things ---- */
 
-/* What most ranks call and what rank 2 does; see disagree(). */
-static const char *const calls[][2] = {
-    {"broadcast #1 (4 f32 from rank 0)", "all_reduce #1 (sum of 4 f32)"},
-    {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (sum of 5 f32)"},
-    {"all_gather #1 (4 f32)", "all_gather #1 (4 i32)"},
-    {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (max of 4 f32)"},
-    {"broadcast #1 (4 f32 from rank 0)", "broadcast #1 (4 f32 from rank 1)"},
-    {"reduce_scatter #1 (sum of 1 f32)", "barrier #1"},
+/* Memory of a rank: 40 elements that nothing may change, and what it gives. */
+enum { Y = 0, X = 40, MEMORY = 48 };
+
+struct call {
+    const char *words; /* of the call, or of its refusal */
+    operation_t what;
 };
+
+enum { ROOT_0, ROOT_1, SUM_OF_4, SUM_OF_5, MAX_OF_4, GATHER_F32, GATHER_I32, SCATTER, BARRIER };
+static const struct call calls[] = {
+    [ROOT_0] = {"broadcast #1 (4 f32 from rank 0)", {COLO_OP_BROADCAST, 4, X, Y}},
+    [ROOT_1] = {"broadcast #1 (4 f32 from rank 1)", {COLO_OP_BROADCAST, 4, X, Y, 1}},
+    [SUM_OF_4] = {"all_reduce #1 (sum of 4 f32)", {COLO_OP_ALL_REDUCE, 4, X, Y}},
+    [SUM_OF_5] = {"all_reduce #1 (sum of 5 f32)", {COLO_OP_ALL_REDUCE, 5, X, Y}},
+    [MAX_OF_4] = {"all_reduce #1 (max of 4 f32)", {COLO_OP_ALL_REDUCE, 4, X, Y, COLO_MAX}},
+    [GATHER_F32] = {"all_gather #1 (4 f32)", {COLO_OP_ALL_GATHER, 4, X, Y}},
+    [GATHER_I32] = {"all_gather #1 (4 i32)", {COLO_OP_ALL_GATHER, 4, X, Y, .dtype = COLO_I32}},
+    [SCATTER] = {"reduce_scatter #1 (sum of 1 f32)", {COLO_OP_REDUCE_SCATTER, 1, Y + 8, Y}},
+    [BARRIER] = {"barrier #1", {COLO_OP_BARRIER}},
+};
+
+/* What most ranks call, and what rank 2 calls. */
+static const int disagreements[][2] = {{ROOT_0, SUM_OF_4},       {SUM_OF_4, SUM_OF_5},
+                                       {GATHER_F32, GATHER_I32}, {SUM_OF_4, MAX_OF_4},
+                                       {ROOT_0, ROOT_1},         {SCATTER, BARRIER}};
 
 struct disagreement {
     int which, check;
     char words[4][1200]; /* by rank */
 };
 
-static colo_status_t disagree(colo_comm_t *c, int which, bool odd, float *x, float *y)
-{
-    switch (which) {
-    case 0:
-        return odd ? colo_comm_all_reduce(c, x, y, 4, COLO_F32, COLO_SUM, NULL)
-                   : colo_comm_broadcast(c, y, 4, COLO_F32, 0, NULL);
-    case 1:
-        return colo_comm_all_reduce(c, x, y, odd ? 5 : 4, COLO_F32, COLO_SUM, NULL);
-    case 2:
-        return colo_comm_all_gather(c, x, y, 4, odd ? COLO_I32 : COLO_F32, NULL);
-    case 3:
-        return colo_comm_all_reduce(c, x, y, 4, COLO_F32, odd ? COLO_MAX : COLO_SUM, NULL);
-    case 4:
-        return colo_comm_broadcast(c, y, 4, COLO_F32, odd ? 1 : 0, NULL);
-    default:
-        return odd ? colo_comm_barrier(c, NULL)
-                   : colo_comm_reduce_scatter(c, y + 8, y, 1, COLO_F32, COLO_SUM, NULL);
-    }
-}
-
 static colo_status_t disagree_rank(colo_comm_t *c, void *arg)
 {
     struct disagreement *d = arg;
     int32_t me = colo_comm_rank(c);
-    float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[40];
-    for (int i = 0; i < 40; i++)
-        y[i] = -1;
+    float memory[MEMORY];
+    for (int i = 0; i < MEMORY; i++)
+        memory[i] = i < X ? -1 : (float)i;
     rank_try(colo_comm_set_check(c, d->check));
     rank_try(colo_comm_set_timeout(c, 20000));
-    rank_fails(disagree(c, d->which, me == 2, x, y), COLO_ERR_MISMATCH,
+    const struct call *most = &calls[disagreements[d->which][0]],
+                      *odd = &calls[disagreements[d->which][1]];
+    rank_fails(operate(c, me == 2 ? &odd->what : &most->what, memory), COLO_ERR_MISMATCH,
                d->check < 2 ? "rank 2 is in" : "rank 0 is about to run");
-    rank_check(d->check < 2 ? says(calls[d->which][0]) && says(calls[d->which][1])
-                            : says(", rank 2 "));
+    rank_check(d->check < 2 ? says(most->words) && says(odd->words) : says(", rank 2 "));
     /* a rank that came last finds "comm 'world' is dead: " in front of the same words */
     const char *words = d->check < 2 ? strstr(colo_last_error(), "on 'world'") : colo_last_error();
     rank_check(words);
     snprintf(d->words[me], sizeof d->words[me], "%s", words);
-    for (int i = 0; i < 40; i++)
-        rank_check(y[i] == -1);
+    for (int i = 0; i < X; i++)
+        rank_check(memory[i] == -1);
     if (d->check < 2) {
         rank_check(colo_comm_check(c) == COLO_ERR_MISMATCH);
         rank_fails(colo_comm_barrier(c, NULL), COLO_ERR_MISMATCH, "comm 'world' is dead");
@@ -254,71 +252,48 @@ T_CASE(wrong_arguments_on_one_rank_wake_its_peers)
     assert_string_equal(colo_last_error(), "rank 3: all_reduce: send is NULL for 4 bytes");
 }
 
-static colo_status_t run_wrong(colo_comm_t *c, int which, float *x, float *y, colo_stream_t none)
-{
-    switch (which) {
-    case 0:
-        return colo_comm_all_gather(c, x, y, -1, COLO_F32, none);
-    case 1:
-        return colo_comm_all_gather(c, x, y, INT64_MAX / 4, COLO_F32, none);
-    case 2:
-        return colo_comm_all_gather(c, x, NULL, 2, COLO_F32, none);
-    case 3:
-        return colo_comm_all_gather(c, y + 1, y, 2, COLO_F32, none);
-    case 4:
-        return colo_comm_all_reduce(c, x, y, 2, COLO_I8, COLO_SUM, none);
-    case 5:
-        return colo_comm_all_reduce(c, x, y, 2, COLO_F32, (colo_redop_t)7, none);
-    case 6:
-        return colo_comm_all_reduce(c, y + 1, y, 2, COLO_F32, COLO_SUM, none);
-    case 7:
-        return colo_comm_reduce_scatter(c, y, y + 1, 2, COLO_F32, COLO_SUM, none);
-    case 8:
-        return colo_comm_broadcast(c, y, 2, COLO_F32, 3, none);
-    case 9:
-        return colo_comm_broadcast(c, NULL, 2, COLO_F32, 0, none);
-    default:
-        return colo_comm_broadcast(c, y, 2, (colo_dtype_t)-1, 0, none);
-    }
-}
+static const struct call wrong[] = {
+    {"all_gather: count -1", {COLO_OP_ALL_GATHER, -1, X, Y}},
+    {"pass 2^63", {COLO_OP_ALL_GATHER, INT64_MAX / 4, X, Y}},
+    {"recv is NULL for 24 bytes", {COLO_OP_ALL_GATHER, 2, X, NOWHERE}},
+    {"overlap other than in place", {COLO_OP_ALL_GATHER, 2, Y + 1, Y}},
+    {"dtype i8", {COLO_OP_ALL_REDUCE, 2, X, Y, .dtype = COLO_I8}},
+    {"operation 7", {COLO_OP_ALL_REDUCE, 2, X, Y, 7}},
+    {"overlap other than in place", {COLO_OP_ALL_REDUCE, 2, Y + 1, Y}},
+    {"overlap other than in place", {COLO_OP_REDUCE_SCATTER, 2, Y, Y + 1}},
+    {"root 3, expected 0..2", {COLO_OP_BROADCAST, 2, X, Y, 3}},
+    {"buffer is NULL for 8 bytes", {COLO_OP_BROADCAST, 2, X, NOWHERE}},
+    {"dtype -1 is unknown", {COLO_OP_BROADCAST, 2, X, Y, .dtype = (colo_dtype_t)-1}},
+};
 
-T_CASE_FOR(3, at_check_2_wrong_arguments_leave_the_comm_alive, int, which, 0, 1, 2, 3, 4, 5, 6, 7,
-           8, 9, 10)
+T_CASE_ON(3, at_check_2_wrong_arguments_leave_the_comm_alive)
 {
-    static const char *const text[] = {
-        "all_gather: count -1",
-        "pass 2^63",
-        "recv is NULL for 24 bytes",
-        "overlap other than in place",
-        "dtype i8",
-        "operation 7",
-        "overlap other than in place",
-        "overlap other than in place",
-        "root 3, expected 0..2",
-        "buffer is NULL for 8 bytes",
-        "dtype -1 is unknown",
-    };
-    float x[8] = {0}, y[16];
-    for (int i = 0; i < 16; i++)
-        y[i] = 5;
     rank_try(colo_comm_set_check(world, 2));
-    if (colo_comm_rank(world) == which % 2)
-        rank_fails(run_wrong(world, which, x, y, NULL), COLO_ERR_ARG, text[which]);
-    else
-        rank_fails(colo_comm_barrier(world, NULL), COLO_ERR_PEER,
-                   which % 2 ? "rank 1 failed: " : "rank 0 failed: ");
-    rank_check(says(text[which]));
-    for (int i = 0; i < 16; i++)
-        rank_check(y[i] == 5);
-    rank_check(colo_comm_check(world) == COLO_OK);
-    return colo_comm_barrier(world, NULL);
+    for (int which = 0; which < (int)(sizeof wrong / sizeof wrong[0]); which++) {
+        float memory[MEMORY];
+        for (int i = 0; i < MEMORY; i++)
+            memory[i] = 5;
+        if (colo_comm_rank(world) == which % 2)
+            rank_fails(operate(world, &wrong[which].what, memory), COLO_ERR_ARG,
+                       wrong[which].words);
+        else
+            rank_fails(colo_comm_barrier(world, NULL), COLO_ERR_PEER,
+                       which % 2 ? "rank 1 failed: " : "rank 0 failed: ");
+        rank_check(says(wrong[which].words));
+        for (int i = 0; i < MEMORY; i++)
+            rank_check(memory[i] == 5);
+        rank_check(colo_comm_check(world) == COLO_OK);
+        rank_try(colo_comm_barrier(world, NULL));
+    }
+    return COLO_OK;
 }
 
 /* ---- agreement and splits that go wrong ---- */
 
+/* "tp" of a grid, and what rank 1 asks for. */
 struct splitting {
-    const char *spec[2], *dims[2]; /* of most ranks, of rank 1 */
-    int32_t ranks, culprit;        /* whose status and words these are; -1: of all */
+    const char *spec, *odd_spec, *odd_dims;
+    int32_t ranks, culprit; /* whose status and words these are; -1: of all */
     colo_status_t status;
     const char *words;
 };
@@ -328,9 +303,9 @@ static colo_status_t bad_split_rank(colo_comm_t *c, void *arg)
     const struct splitting *s = arg;
     int32_t me = colo_comm_rank(c), odd = me == 1;
     colo_grid_t grid;
-    rank_try(colo_grid_parse(&grid, s->spec[odd], 0));
+    rank_try(colo_grid_parse(&grid, odd ? s->odd_spec : s->spec, 0));
     colo_comm_t *child = (colo_comm_t *)&grid;
-    const colo_status_t st = colo_comm_split(c, &grid, s->dims[odd], &child);
+    const colo_status_t st = colo_comm_split(c, &grid, odd ? s->odd_dims : "tp", &child);
     if (s->culprit < 0 || s->culprit == me)
         rank_fails(st, s->status, s->words);
     else
@@ -343,26 +318,15 @@ static colo_status_t bad_split_rank(colo_comm_t *c, void *arg)
 T_CASE(splits_that_differ_or_are_wrong_on_one_rank_fail_on_all)
 {
     static struct splitting table[] = {
-        {{"tp=2,dp=2", "tp=4"},
-         {"tp", "tp"},
-         4,
-         -1,
-         COLO_ERR_MISMATCH,
+        {"tp=2,dp=2", "tp=4", "tp", 4, -1, COLO_ERR_MISMATCH,
          "split: grid: rank 1 of 'world' has tp=4, rank 0 tp=2,dp=2"},
-        {{"tp=2,dp=2", "tp=2,dp=2"},
-         {"tp", "dp"},
-         4,
-         -1,
-         COLO_ERR_MISMATCH,
+        {"tp=2,dp=2", "tp=2,dp=2", "dp", 4, -1, COLO_ERR_MISMATCH,
          "split: dims: rank 1 of 'world' has dp, rank 0 tp"},
-        {{"tp=2,dp=2", "tp=2,dp=2"}, {"tp", "qp"}, 4, 1, COLO_ERR_ARG, "qp"},
+        {"tp=2,dp=2", "tp=2,dp=2", "qp", 4, 1, COLO_ERR_ARG, "qp"},
         /* rank 4's partner is 5 */
-        {{"tp=2,dp=3", "tp=2,dp=3"},
-         {"tp", "tp"},
-         5,
-         4,
-         COLO_ERR_MISSING,
-         "world rank 5 of the group of world rank 4 is not in comm"}};
+        {"tp=2,dp=3", "tp=2,dp=3", "tp", 5, 4, COLO_ERR_MISSING,
+         "world rank 5 of the group of world rank 4 is not in comm"},
+    };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         assert_ok(t_run_ranks(table[i].ranks, bad_split_rank, &table[i], 0));
 }

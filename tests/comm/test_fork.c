@@ -4,6 +4,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "operation.h"
 
 #include <colobridge/bootstrap.h>
 
@@ -19,18 +20,14 @@ static int use_all(colo_comm_t *c)
     colo_grid_t grid;
     colo_comm_t *made = NULL;
     colo_bootstrap_t b;
-    float x[2] = {1, 2}, all[2 * RANKS];
+    float x[2 + 2 * RANKS] = {1, 2};
     char dump[16] = "";
     colo_comm_stats_t stats = {.ops = {{77}}};
 #define REFUSED(number, call)                                         \
     if ((call) != COLO_ERR_STATE || !strstr(colo_last_error(), text)) \
     return number
-    REFUSED(1, colo_comm_barrier(c, NULL));
-    REFUSED(2, colo_comm_all_reduce(c, x, x, 2, COLO_F32, COLO_SUM, NULL));
-    REFUSED(3, colo_comm_all_gather(c, x, all, 2, COLO_F32, NULL));
-    REFUSED(4, colo_comm_reduce_scatter(c, all, x, 2, COLO_F32, COLO_SUM, NULL));
-    REFUSED(5, colo_comm_broadcast(c, x, 2, COLO_F32, 0, NULL));
-    REFUSED(6, colo_comm_exchange(c, NULL, 0, NULL, 0, COLO_F32, NULL));
+    for (int kind = 0; kind < COLO_OP_SPLIT; kind++)
+        REFUSED(kind + 1, operate(c, &(operation_t){(colo_op_kind_t)kind, 2, 0, 2}, x));
     REFUSED(7, colo_comm_check(c));
     REFUSED(8, colo_comm_split_color(c, 0, 0, &made));
     if (colo_grid_parse(&grid, "dp=3", RANKS) != COLO_OK)
@@ -39,7 +36,7 @@ static int use_all(colo_comm_t *c)
     REFUSED(11, colo_comm_set_world_ranks(c, (int64_t[]){5, 6, 7}));
     if (colo_bootstrap_from_comm(c, &b) != COLO_OK)
         return 12;
-    REFUSED(13, b.all_gather(b.user, x, all, sizeof x));
+    REFUSED(13, b.all_gather(b.user, x, x + 2, 2 * sizeof *x));
     REFUSED(14, colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_SUM, NULL)); /* tells no rank */
 #undef REFUSED
     colo_comm_stats(c, &stats);
