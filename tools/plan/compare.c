@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * compare.c - several pairs of layouts side by side: counted, ordered as given, the one with
- * the least bridge time marked.
+ * compare.c - several pairs of layouts side by side: counted, printed and drawn, ordered as given,
+ * the one with the least bridge time marked.
  *
  * That is the least estimated time of forward and backward together; then the fewest bytes in all,
  * then the least memory, then the first. Worlds of different size are not compared that way: more
@@ -98,48 +98,45 @@ const char *plan_compare_warning(char out[200], const plan_entry_t *entries, int
     return out;
 }
 
-const char *const plan_quantity_title[PLAN_QUANTITIES] = {
-    [PLAN_TIME] = "Estimated time, forward + backward",
-    [PLAN_FORWARD] = "Forward: most bytes into a rank",
-    [PLAN_BACKWARD] = "Backward: most bytes into a rank",
-    [PLAN_BUSIEST] = "Bytes into the busiest rank, forward + backward",
-    [PLAN_RECEIVED] = "Bytes into all ranks, forward + backward",
-    [PLAN_SLOW] = "Bytes between nodes, forward + backward",
-    [PLAN_SLOW_ONE_LEVEL] = "Bytes between nodes on one level",
-    [PLAN_TIME_ONE_LEVEL] = "Estimated time on one level",
-    [PLAN_MEMORY] = "Memory per rank: input, output, staging",
-    [PLAN_MESSAGES] = "Messages of all ranks, forward + backward"};
+/* What entries are compared by. */
+#define BOTH(member) ((double)s->pass[0].member + (double)s->pass[1].member)
+#define QUANTITIES(X)                                                             \
+    X(TIME, "Estimated time, forward + backward", BOTH(seconds))                  \
+    X(FORWARD, "Forward: most bytes into a rank", (double)s->pass[0].recv_max)    \
+    X(BACKWARD, "Backward: most bytes into a rank", (double)s->pass[1].recv_max)  \
+    X(BUSIEST, "Bytes into the busiest rank, forward + backward", BOTH(recv_max)) \
+    X(RECEIVED, "Bytes into all ranks, forward + backward", BOTH(recv_total))     \
+    X(SLOW, "Bytes between nodes, forward + backward", BOTH(slow_total))          \
+    X(SLOW_ONE_LEVEL, "Bytes between nodes on one level", BOTH(slow_one_level))   \
+    X(TIME_ONE_LEVEL, "Estimated time on one level", BOTH(seconds_one_level))     \
+    X(MEMORY, "Memory per rank: input, output, staging", (double)s->memory_max)   \
+    X(MESSAGES, "Messages of all ranks, forward + backward", BOTH(messages_total))
+#define NAME(name, title, value) name,
+#define TITLE(name, title, value) title,
+#define VALUE(name, title, value) value,
+enum quantity { QUANTITIES(NAME) };
+static const char *const titles[] = {QUANTITIES(TITLE)};
 
-double plan_entry_value(const plan_entry_t *e, plan_quantity_t what)
+static double value_of(const plan_entry_t *e, enum quantity what)
 {
-    const plan_totals_t *forward = &e->sums.pass[0], *backward = &e->sums.pass[1];
-    const double value[PLAN_QUANTITIES] = {
-        [PLAN_TIME] = forward->seconds + backward->seconds,
-        [PLAN_FORWARD] = (double)forward->recv_max,
-        [PLAN_BACKWARD] = (double)backward->recv_max,
-        [PLAN_BUSIEST] = (double)forward->recv_max + (double)backward->recv_max,
-        [PLAN_RECEIVED] = (double)forward->recv_total + (double)backward->recv_total,
-        [PLAN_SLOW] = (double)forward->slow_total + (double)backward->slow_total,
-        [PLAN_SLOW_ONE_LEVEL] = (double)forward->slow_one_level + (double)backward->slow_one_level,
-        [PLAN_TIME_ONE_LEVEL] = forward->seconds_one_level + backward->seconds_one_level,
-        [PLAN_MEMORY] = (double)e->sums.memory_max,
-        [PLAN_MESSAGES] = (double)forward->messages_total + (double)backward->messages_total};
+    const plan_sums_t *s = &e->sums;
+    const double value[] = {QUANTITIES(VALUE)};
     return value[what];
 }
 
-double plan_entry_most(const plan_entry_t *entries, int n, plan_quantity_t what)
+static double most_of(const plan_entry_t *entries, int n, enum quantity what)
 {
     double most = 0;
     for (int i = 0; i < n; i++)
-        most = fmax(most, plan_entry_value(&entries[i], what));
+        most = fmax(most, value_of(&entries[i], what));
     return most;
 }
 
 static bool better(const plan_entry_t *a, const plan_entry_t *b)
 {
-    static const plan_quantity_t order[] = {PLAN_TIME, PLAN_RECEIVED, PLAN_MEMORY};
+    static const enum quantity order[] = {TIME, RECEIVED, MEMORY};
     for (int i = 0; i < 3; i++) {
-        const double x = plan_entry_value(a, order[i]), y = plan_entry_value(b, order[i]);
+        const double x = value_of(a, order[i]), y = value_of(b, order[i]);
         if (x != y)
             return x < y;
     }
@@ -161,7 +158,7 @@ const char *plan_time(char out[24], double s)
     return out;
 }
 
-const char *plan_entry_name(char *out, size_t cap, const plan_entry_t *e, bool dst_only)
+static const char *name_of(char *out, size_t cap, const plan_entry_t *e, bool dst_only)
 {
     static const char *const sp[] = {"", ", sp src", ", sp dst", ", sp both"};
     const colo_plan_config_t *c = &e->ask.config;
@@ -177,7 +174,7 @@ const char *plan_entry_name(char *out, size_t cap, const plan_entry_t *e, bool d
     return out;
 }
 
-void plan_model_print(const plan_ask_t *ask, char line[3][200])
+static void print_model(const plan_ask_t *ask, char line[3][200])
 {
     const plan_model_t *m = &ask->model;
     snprintf(
@@ -214,33 +211,33 @@ static void print_table(const plan_entry_t *entries, int n, int best)
                         i == best ? '*' : ' ', i + 1, tool_bytes(b[0], w[0].recv_max),
                         tool_bytes(b[1], w[0].recv_total), tool_bytes(b[2], w[1].recv_max),
                         tool_bytes(b[3], w[1].recv_total));
-        len += snprintf(text + len, sizeof text - (size_t)len, "\t%lld\t%lld\t%s\t%s\t%s\n",
-                        (long long)*many, (long long)(w[0].messages_total + w[1].messages_total),
-                        tool_bytes(b[0], w[0].slow_total + w[1].slow_total),
-                        tool_bytes(b[1], s->memory_max),
-                        plan_time(b[2], plan_entry_value(&entries[i], PLAN_TIME)));
+        len +=
+            snprintf(text + len, sizeof text - (size_t)len, "\t%lld\t%lld\t%s\t%s\t%s\n",
+                     (long long)*many, (long long)(w[0].messages_total + w[1].messages_total),
+                     tool_bytes(b[0], w[0].slow_total + w[1].slow_total),
+                     tool_bytes(b[1], s->memory_max), plan_time(b[2], value_of(&entries[i], TIME)));
     }
     plan_table(text, "rRrRrRrRRR", NULL);
 }
 
 /* ---- bars ---- */
 
-static void print_bars(const plan_entry_t *entries, int n, int best, plan_quantity_t what)
+static void print_bars(const plan_entry_t *entries, int n, int best, enum quantity what)
 {
-    const double most = plan_entry_most(entries, n, what);
-    const bool time = what == PLAN_TIME || what == PLAN_TIME_ONE_LEVEL;
+    const double most = most_of(entries, n, what);
+    const bool time = what == TIME || what == TIME_ONE_LEVEL;
     if (most == 0)
         return;
-    printf("\n%s\n", plan_quantity_title[what]);
+    printf("\n%s\n", titles[what]);
     for (int i = 0; i < n; i++) {
-        const double v = plan_entry_value(&entries[i], what);
+        const double v = value_of(&entries[i], what);
         const int len = (int)ceil(BAR * v / most - 1e-9);
         char text[24];
         printf(" %3d  ", i + 1);
         for (int k = 0; k < len; k++)
             putchar('#');
         printf("%s%s%s\n", len ? " " : "", time ? plan_time(text, v) : tool_bytes(text, (int64_t)v),
-               what == PLAN_TIME && i == best ? "  least bridge time" : "");
+               what == TIME && i == best ? "  least bridge time" : "");
     }
 }
 
@@ -258,8 +255,7 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     for (int i = 0; i < n; i++) {
         const plan_entry_t *e = &entries[i];
         printf("%c%3d  %s: %lld ranks", i == best ? '*' : ' ', i + 1,
-               plan_entry_name(name, sizeof name, e, false),
-               (long long)(e->ask.world - e->ask.first));
+               name_of(name, sizeof name, e, false), (long long)(e->ask.world - e->ask.first));
         if (e->parts)
             printf(", estimated from %lld in %lld parts%s", (long long)e->sums.ranks,
                    (long long)e->parts, e->alike ? ", all alike" : "");
@@ -267,25 +263,116 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     }
     printf("\n");
     print_table(entries, n, best);
-    print_bars(entries, n, best, PLAN_TIME);
-    print_bars(entries, n, best, PLAN_BUSIEST);
-    print_bars(entries, n, best, PLAN_SLOW);
+    print_bars(entries, n, best, TIME);
+    print_bars(entries, n, best, BUSIEST);
+    print_bars(entries, n, best, SLOW);
     bool saves = false;
     for (int i = 0; i < n; i++)
-        saves |= plan_entry_value(&entries[i], PLAN_SLOW_ONE_LEVEL) >
-                 plan_entry_value(&entries[i], PLAN_SLOW);
+        saves |= value_of(&entries[i], SLOW_ONE_LEVEL) > value_of(&entries[i], SLOW);
     if (saves) {
-        print_bars(entries, n, best, PLAN_SLOW_ONE_LEVEL);
-        print_bars(entries, n, best, PLAN_TIME_ONE_LEVEL);
+        print_bars(entries, n, best, SLOW_ONE_LEVEL);
+        print_bars(entries, n, best, TIME_ONE_LEVEL);
     }
-    print_bars(entries, n, best, PLAN_MEMORY);
-    plan_model_print(&entries[0].ask, line);
+    print_bars(entries, n, best, MEMORY);
+    print_model(&entries[0].ask, line);
     printf("\n%s", best < 0
                        ? ""
                        : "* least bridge time; on a tie the fewest bytes, then the least memory\n");
     for (int i = 0; i < 3; i++)
         printf("%s\n", line[i]);
     return TOOL_OK;
+}
+
+/* ---- the picture: one panel a quantity, a bar an entry ---- */
+
+enum { ROW = 42, TOP = 26, BAR_MAX = 236, TIME_BAR_MAX = 150 /* words follow */ };
+
+static const enum quantity drawn[] = {TIME, FORWARD, BACKWARD, SLOW, MEMORY, MESSAGES};
+enum { CHARTS = sizeof drawn / sizeof drawn[0] };
+
+typedef struct chart {
+    const plan_entry_t *entries;
+    int n, best;
+    bool dst_only;
+    enum quantity what;
+} chart_t;
+
+static void put_name(FILE *f, const chart_t *c, int i)
+{
+    char name[1300], text[1400];
+    name_of(name, sizeof name, &c->entries[i], c->dst_only);
+    char *arrow = strstr(name, " -> ");
+    if (arrow)
+        snprintf(text, sizeof text, "%d  %.*s \xe2\x86\x92 %s", i + 1, (int)(arrow - name), name,
+                 arrow + 4);
+    else
+        snprintf(text, sizeof text, "%d  %s", i + 1, name);
+    svg_fit(f, "strong", 52, 340, text);
+}
+
+static int draw_chart(FILE *f, const void *what)
+{
+    const chart_t *c = what;
+    const double most = most_of(c->entries, c->n, c->what);
+    svg_put(f, "<text class='head2' x='0' y='14'>%s</text>\n", titles[c->what]);
+    if (most == 0)
+        svg_put(f, "<text x='0' y='34'>None in any of them.</text>\n");
+    for (int i = 0; i < c->n && most > 0; i++) {
+        int widest = c->what == TIME ? TIME_BAR_MAX : BAR_MAX;
+        double v = value_of(&c->entries[i], c->what), width = widest * v / most;
+        bool best = c->what == TIME && i == c->best;
+        char text[32];
+        if (c->what == TIME)
+            plan_time(text, v);
+        else if (c->what == MESSAGES)
+            svg_count((int64_t)v, text);
+        else
+            svg_bytes(v, text);
+        svg_put(f, "<g transform='translate(0 %d)'>", TOP + i * ROW);
+        put_name(f, c, i);
+        svg_bar(f, 0, 20, widest, width, best);
+        svg_put(f, "<text class='%s' x='%d' y='31'>%s%s</text></g>\n", best ? "good" : "strong",
+                widest + 8, text, best ? " least bridge time" : "");
+    }
+    return TOP + (most > 0 ? c->n * ROW : ROW / 2);
+}
+
+static int draw_page(const plan_entry_t *entries, int n, int best)
+{
+    const plan_ask_t *ask = &entries[0].ask;
+    chart_t chart[CHARTS];
+    char src[160], text[3][200], nodes[48], words[200], from[180] = "";
+    svg_page_t page = {.title = "Layouts compared",
+                       .label = "bar charts of several pairs of layouts"};
+    bool same = true, sampled = false;
+    for (int i = 0; i < n; i++) {
+        same &= colo_grid_equal(&entries[i].ask.src.grid, &ask->src.grid);
+        sampled |= entries[i].parts > 0;
+    }
+    colo_grid_print(&ask->src.grid, src, sizeof src);
+    if (*plan_compare_warning(words, entries, n))
+        svg_add_line(&page, "%s.", words);
+    if (same)
+        snprintf(from, sizeof from, "From %s. ", src);
+    svg_add_line(&page, "%s%s; %s.", from, plan_shape(words, ask, "\xc3\x97"),
+                 plan_nodes_text(nodes, ask));
+    if (*plan_assumed(words, ask))
+        svg_add_line(&page, "%s.", words);
+    if (*plan_positions(words, ask))
+        svg_add_line(&page, "%s.", words);
+    if (sampled)
+        svg_add_line(&page, "Worlds of more than %d ranks are estimated from parts drawn by lot.",
+                     PLAN_EXACT_MAX);
+    print_model(ask, text);
+    for (int i = 0; i < 3; i++)
+        svg_add_line(&page, "%s", text[i]);
+    for (int i = 0; i < CHARTS; i++) {
+        if (drawn[i] == SLOW && ask->config.ranks_per_node == 0 && !ask->config.nodes)
+            continue;
+        chart[i] = (chart_t){entries, n, best, same, drawn[i]};
+        svg_add_panel(&page, draw_chart, &chart[i]);
+    }
+    return plan_page(ask, &page);
 }
 
 int plan_compare(plan_entry_t *entries, int n)
@@ -300,6 +387,6 @@ int plan_compare(plan_entry_t *entries, int n)
     if (*plan_compare_warning(warning, entries, n))
         best = -1;
     if (entries[0].ask.svg)
-        TOOL_TRY(plan_compare_draw(entries, n, best));
+        TOOL_TRY(draw_page(entries, n, best));
     return entries[0].ask.json ? plan_compare_json(entries, n, best) : print_text(entries, n, best);
 }

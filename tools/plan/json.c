@@ -290,7 +290,7 @@ static json_t *entry(const plan_entry_t *e, bool best)
         "backward", entry_pass(&s->pass[1]), "memory", "input_bytes_max", (json_int_t)s->input_max,
         "output_bytes_max", (json_int_t)s->output_max, "staging_bytes_max",
         (json_int_t)s->staging_max, "bytes_max", (json_int_t)s->memory_max, "seconds",
-        plan_entry_value(e, PLAN_TIME), "best", best);
+        s->pass[0].seconds + s->pass[1].seconds, "best", best);
 }
 
 int plan_compare_json(const plan_entry_t *entries, int n, int best)

@@ -135,33 +135,10 @@ int plan_compare(plan_entry_t *entries, int n);
 /* @best: index of the entry with the least bridge time, or -1: worlds of different size have none
  */
 int plan_compare_json(const plan_entry_t *entries, int n, int best);
-int plan_compare_draw(const plan_entry_t *entries, int n, int best);
-/* "tp=2,dp=4 -> tp=8, sharded"; without the source when @dst_only; returns @out */
-const char *plan_entry_name(char *out, size_t cap, const plan_entry_t *entry, bool dst_only);
 /* "1.24 ms"; returns @out */
 const char *plan_time(char out[24], double seconds);
 
-/* What entries are compared by. Both: forward + backward. */
-typedef enum plan_quantity {
-    PLAN_TIME,    /* both */
-    PLAN_FORWARD, /* most bytes into a rank */
-    PLAN_BACKWARD,
-    PLAN_BUSIEST,  /* both */
-    PLAN_RECEIVED, /* by all ranks, both */
-    PLAN_SLOW,     /* bytes between nodes, both */
-    PLAN_SLOW_ONE_LEVEL,
-    PLAN_TIME_ONE_LEVEL,
-    PLAN_MEMORY,
-    PLAN_MESSAGES, /* of all ranks, both */
-    PLAN_QUANTITIES
-} plan_quantity_t;
-extern const char *const plan_quantity_title[PLAN_QUANTITIES];
-double plan_entry_value(const plan_entry_t *entry, plan_quantity_t what);
-/* of @n entries */
-double plan_entry_most(const plan_entry_t *entries, int n, plan_quantity_t what);
-/* how the time was estimated, in error messages: [3] lines */
-void plan_model_print(const plan_ask_t *ask, char line[3][200]);
-/* see plan_model_print() */
+/* defaults of --alpha and --beta, see print_model() in compare.c */
 /* clang-format off */
 #define PLAN_ALPHA_US {8, 12}
 #define PLAN_BETA_GB_S {285, 45}
