@@ -149,23 +149,25 @@ static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const 
                                int64_t elem, int64_t *bytes)
 {
     int64_t n = colo_box_count(box), reach;
-    COLO_FAIL_IF(n < 0, COLO_ERR_ARG, "exchange: %s of rank %d, box %d has extents %lldx%lldx%lld",
-                 side, (int)peer, (int)k, (long long)box->extent[0], (long long)box->extent[1],
-                 (long long)box->extent[2]);
+    COLO_FAIL_IF(
+        n < 0, COLO_ERR_ARG,
+        "exchange: %s rank %d, box %d has extents %lldx%lldx%lld, expected >= 0, below 2^63 in all",
+        side, (int)peer, (int)k, (long long)box->extent[0], (long long)box->extent[1],
+        (long long)box->extent[2]);
     if (n == 0)
         return COLO_OK;
     COLO_FAIL_IF(!box->data, COLO_ERR_ARG,
-                 "exchange: %s of rank %d, box %d: data is NULL for %lld elements", side, (int)peer,
+                 "exchange: %s rank %d, box %d: data is NULL for %lld elements", side, (int)peer,
                  (int)k, (long long)n);
     for (int i = 0; i < 3; i++)
         COLO_FAIL_IF(box->stride[i] < 0, COLO_ERR_ARG,
-                     "exchange: %s of rank %d, box %d: axis %d has stride "
+                     "exchange: %s rank %d, box %d: axis %d has stride "
                      "%lld, expected >= 0",
                      side, (int)peer, (int)k, i, (long long)box->stride[i]);
     reach = colo_box_reach(box);
     COLO_FAIL_IF(reach < 0 || !colo_mul_ok(reach, elem, &reach) || !colo_mul_ok(n, elem, &n) ||
                      !colo_add_ok(*bytes, n, bytes),
-                 COLO_ERR_ARG, "exchange: %s of rank %d, box %d: more than 2^63 bytes", side,
+                 COLO_ERR_ARG, "exchange: %s rank %d, box %d: more than 2^63 bytes", side,
                  (int)peer, (int)k);
     return COLO_OK;
 }

@@ -52,10 +52,15 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
     return COLO_OK;
 }
 
+static bool agrees(const colo_comm_t *parent)
+{
+    return parent->check >= 1 || parent->ops->connect; /* nothing else ends a wait in connect() */
+}
+
 static colo_status_t agree(colo_comm_t *parent, const char *what, colo_fields_t *fields,
                            colo_status_t st)
 {
-    if (parent->check >= 1 || parent->ops->connect) /* nothing else ends a wait in connect() */
+    if (agrees(parent))
         return colo_comm_i_agree_fields(parent, what, fields, st);
     return st < 0 ? colo_comm_i_fail(parent, st) : COLO_OK;
 }
@@ -159,8 +164,9 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t categ
                                       int64_t key, colo_comm_t **comm)
 {
     COLO_TRY(colo_comm_i_alive(parent, "split_color"));
-    if (!comm)
-        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_ARG, "split_color: comm is NULL"));
+    colo_status_t st = comm ? COLO_OK : colo_fail(COLO_ERR_ARG, "split_color: comm is NULL");
+    if (st < 0 && !agrees(parent))
+        return colo_comm_i_fail(parent, st);
     const size_t ranks = (size_t)parent->size;
     COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * ranks);
     COLO_AUTOFREE struct place *place = malloc(sizeof *place * ranks);
@@ -181,8 +187,8 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t categ
     snprintf(name, sizeof name, "color %lld", (long long)color);
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_comm_t *child = NULL;
-    const colo_status_t st =
-        n > 0 ? colo_comm_i_child(parent, members, n, tag, name, &child) : COLO_OK;
+    if (st == COLO_OK && n > 0)
+        st = colo_comm_i_child(parent, members, n, tag, name, &child);
     COLO_TRY(agree_on_child(parent, "split_color", &fields, st, &child));
     *comm = child;
     return COLO_OK;

@@ -98,6 +98,25 @@ T_CASE_ON(8, split_by_dims_follows_the_grid)
     return COLO_OK;
 }
 
+/* The others have gathered its colour when they hear of it. */
+T_CASE_ON_THREADS(3, split_without_a_place_for_its_comm_is_an_error_on_all_ranks)
+{
+    const int32_t me = colo_comm_rank(world);
+    for (int32_t check = 2; check >= 0; check--) {
+        colo_comm_t *part = (colo_comm_t *)&check;
+        rank_try(colo_comm_set_check(world, check));
+        rank_check(colo_comm_split_color(world, 0, 0, me == 1 ? NULL : &part) ==
+                   (me == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
+        rank_check(strstr(colo_last_error(), "split_color: comm is NULL"));
+        rank_check(part == (colo_comm_t *)&check);
+        if (check > 0)
+            rank_try(colo_comm_barrier(world, NULL));
+        else
+            rank_check(colo_comm_check(world) != COLO_OK);
+    }
+    return COLO_OK;
+}
+
 /* Ranks 1 and 3 make no comm, so that of their partners is never met in full. */
 T_CASE_ON_THREADS(4, split_that_some_ranks_leave_out_is_freed)
 {
