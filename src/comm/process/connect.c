@@ -51,21 +51,19 @@ struct other { /* a rank */
 
 struct meeting {
     const colo_bootstrap_t *boot;
-    double begin, next_check;
+    double begin, next_check; /* begin: when the last all-gather was through; of the deadline */
     int64_t timeout_ms;
-    colo_endpoint_t *endpoint; /* [size] */
+    colo_endpoint_t mine, *endpoint; /* [size] */
     int door;
     struct other *other; /* [size] */
     struct pollfd *poll; /* [size] the door in the place of this rank's own */
     int *fd;             /* [size] out; of a lower rank that was not met, the call, or -1 */
     int32_t left;        /* to be met */
-};
-
-struct carrier { /* what carries between the ranks */
+    /* What carries between the ranks. */
+    bool told; /* the all-gather of UCX's addresses has been */
     const colo_transport_ops_t *ops;
     const colo_comm_ops_t *table;
     void *transport;
-    double begin; /* of the deadline: when the last all-gather was through */
 };
 
 static double waited_ms(const struct meeting *meeting)
@@ -287,6 +285,7 @@ static void end_meeting(struct meeting *meeting)
     colo_socket_close(meeting->door);
     free(meeting->other);
     free(meeting->poll);
+    free(meeting->fd);
     if (meeting->endpoint)
         munmap(meeting->endpoint, (size_t)meeting->boot->size * sizeof *meeting->endpoint);
 }
@@ -305,11 +304,12 @@ static void close_all(const struct meeting *meeting, bool timed_out)
 }
 
 /* The endpoints come in pages of their own: a rank without memory must still be able to say so. */
-static colo_status_t gather(struct meeting *meeting, const colo_endpoint_t *mine)
+static colo_status_t gather(struct meeting *meeting)
 {
     const colo_bootstrap_t *boot = meeting->boot;
+    const size_t bytes = sizeof meeting->mine;
     if (!meeting->endpoint)
-        meeting->endpoint = mmap(NULL, (size_t)boot->size * sizeof *mine, PROT_READ | PROT_WRITE,
+        meeting->endpoint = mmap(NULL, (size_t)boot->size * bytes, PROT_READ | PROT_WRITE,
                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (meeting->endpoint == MAP_FAILED) {
         meeting->endpoint = NULL;
@@ -318,7 +318,7 @@ static colo_status_t gather(struct meeting *meeting, const colo_endpoint_t *mine
                          (int)boot->size);
     }
     (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
-    colo_status_t st = boot->all_gather(boot->user, mine, meeting->endpoint, sizeof *mine);
+    colo_status_t st = boot->all_gather(boot->user, &meeting->mine, meeting->endpoint, bytes);
     meeting->begin = colo_now();
     COLO_FAIL_IF(st > 0, COLO_ERR_ARG,
                  "create_bootstrap: the all-gather callback of rank %d returned %d, expected "
@@ -332,37 +332,28 @@ static colo_status_t gather(struct meeting *meeting, const colo_endpoint_t *mine
 
 /* ---- UCX ---- */
 
-struct workers {
-    struct meeting *m;
-    colo_endpoint_t *mine;
-    bool told; /* the second all-gather has been */
-};
-
 /* The second all-gather, as the transport sees it. */
 static colo_status_t gather_workers(void *user, const void *send, void *recv, size_t bytes)
 {
-    struct workers *workers = user;
+    struct meeting *meeting = user;
     colo_worker_t *worker = recv;
     (void)bytes;
-    workers->mine->worker = *(const colo_worker_t *)send;
-    workers->told = true;
-    COLO_TRY(gather(workers->m, workers->mine));
-    for (int32_t r = 0; r < workers->m->boot->size; r++) {
-        worker[r] = workers->m->endpoint[r].worker;
-        worker[r].near = workers->m->other[r].near;
+    meeting->mine.worker = *(const colo_worker_t *)send;
+    meeting->told = true;
+    COLO_TRY(gather(meeting));
+    for (int32_t r = 0; r < meeting->boot->size; r++) {
+        worker[r] = meeting->endpoint[r].worker;
+        worker[r].near = meeting->other[r].near;
     }
     return COLO_OK;
 }
 
 /* A rank without UCX says so in the second all-gather, for which the others wait. */
-static colo_status_t open_ucx(struct meeting *meeting, colo_endpoint_t *mine,
-                              struct carrier *carrier)
+static colo_status_t open_ucx(struct meeting *meeting)
 {
-    struct workers workers = {.m = meeting, .mine = mine};
     const colo_bootstrap_t boot = {meeting->boot->rank, meeting->boot->size, gather_workers,
-                                   &workers};
+                                   meeting};
     const colo_backend_t *ucx = NULL;
-    void *transport = NULL;
     colo_status_t st = colo_backend_load("ucx", &ucx);
     if (st == COLO_OK && (!ucx->transport || ucx->transport->abi != COLO_TRANSPORT_ABI))
         st =
@@ -376,13 +367,15 @@ static colo_status_t open_ucx(struct meeting *meeting, colo_endpoint_t *mine,
             "(apt install libucx0, or pip install libucx-cu12 or libucx-cu13): %.300s",
             (int)boot.rank, colo_last_error());
     else
-        st = ucx->transport->open(&boot, &transport);
-    if (st < 0 && !workers.told) {
-        colo_endpoint_set_error(mine, st);
-        return gather(meeting, mine);
+        st = ucx->transport->open(&boot, &meeting->transport);
+    if (st < 0 && !meeting->told) {
+        colo_endpoint_set_error(&meeting->mine, st);
+        return gather(meeting);
     }
-    *carrier = (struct carrier){ucx->transport, &colo_comm_ucx_ops, transport, 0};
-    return st;
+    COLO_TRY(st);
+    meeting->ops = ucx->transport;
+    meeting->table = &colo_comm_ucx_ops;
+    return COLO_OK;
 }
 
 /* Which ranks Unix sockets reach. That all reach all is known to all alike. */
@@ -399,38 +392,36 @@ static void find_near(struct meeting *meeting)
     }
 }
 
-/* Connects all ranks of @boot with each other. */
-static colo_status_t connect_all(const colo_bootstrap_t *boot, int64_t timeout_ms, int *fd,
-                                 struct carrier *carrier)
+/* Connects all ranks with each other. */
+static colo_status_t connect_all(struct meeting *meeting)
 {
-    struct meeting meeting = {.boot = boot, .timeout_ms = timeout_ms, .fd = fd};
-    struct carrier far = {.ops = NULL};
-    colo_endpoint_t mine;
-    meeting.other = calloc((size_t)boot->size, sizeof *meeting.other);
-    meeting.poll = calloc((size_t)boot->size, sizeof *meeting.poll);
-    colo_endpoint_make(boot, meeting.other && meeting.poll, &mine, &meeting.door, fd);
-    colo_status_t st = gather(&meeting, &mine);
-    close_all(&meeting, false); /* connections take their place */
-    if (st == COLO_OK)
-        find_near(&meeting);
-    const bool all = meeting.left == boot->size - 1;
-    if (st == COLO_OK && !all)
-        st = open_ucx(&meeting, &mine, &far);
-    *carrier = far;
-    if (st == COLO_OK && (all || meeting.left > 0)) {
-        carrier->ops = &colo_transport_sockets;
-        carrier->table = all ? &colo_comm_sockets_ops : &colo_comm_ucx_ops;
-        st = connect_sockets(&meeting);
-        if (st < 0)
-            close_all(&meeting, st == COLO_ERR_TIMEOUT);
-        if (st < 0 && far.ops)
-            far.ops->close(far.transport, false);
-        COLO_THEN(st, colo_transport_sockets_new(boot->rank, boot->size, fd, far.ops, far.transport,
-                                                 &carrier->transport));
-    }
-    carrier->begin = meeting.begin;
-    end_meeting(&meeting);
-    return st;
+    const colo_bootstrap_t *boot = meeting->boot;
+    meeting->other = calloc((size_t)boot->size, sizeof *meeting->other);
+    meeting->poll = calloc((size_t)boot->size, sizeof *meeting->poll);
+    colo_endpoint_make(boot, meeting->other && meeting->poll, &meeting->mine, &meeting->door,
+                       meeting->fd);
+    colo_status_t st = gather(meeting);
+    close_all(meeting, false); /* connections take their place */
+    COLO_TRY(st);
+    find_near(meeting);
+    const bool all = meeting->left == boot->size - 1;
+    if (!all)
+        COLO_TRY(open_ucx(meeting));
+    if (!all && meeting->left == 0)
+        return COLO_OK;
+    const colo_transport_ops_t *far = meeting->ops;
+    void *far_transport = meeting->transport;
+    st = connect_sockets(meeting);
+    if (st < 0)
+        close_all(meeting, st == COLO_ERR_TIMEOUT);
+    if (st < 0 && far)
+        far->close(far_transport, false);
+    COLO_TRY(st);
+    meeting->ops = &colo_transport_sockets;
+    if (all)
+        meeting->table = &colo_comm_sockets_ops;
+    return colo_transport_sockets_new(boot->rank, boot->size, meeting->fd, far, far_transport,
+                                      &meeting->transport);
 }
 
 /* ---- the public names ---- */
@@ -466,13 +457,14 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm
                  "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
                  "below it",
                  (int)boot->rank, (int)boot->size);
-    COLO_AUTOFREE int *fd = malloc((size_t)boot->size * sizeof *fd);
-    struct carrier carrier = {.ops = NULL};
+    struct meeting meeting = {.boot = boot};
     colo_comm_t *world = NULL;
-    int64_t timeout_ms;
-    (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
-    COLO_TRY(connect_all(boot, timeout_ms, fd, &carrier));
-    COLO_TRY(colo_process_comm(carrier.table, carrier.ops, carrier.transport, boot->rank,
+    meeting.fd = malloc((size_t)boot->size * sizeof *meeting.fd);
+    (void)colo_env_i64("COLO_TIMEOUT_MS", &meeting.timeout_ms); /* refused below, on all ranks */
+    const colo_status_t st = connect_all(&meeting);
+    end_meeting(&meeting);
+    COLO_TRY(st);
+    COLO_TRY(colo_process_comm(meeting.table, meeting.ops, meeting.transport, boot->rank,
                                boot->size, &world));
-    return colo_process_agree(world, "create_bootstrap", carrier.begin, comm);
+    return colo_process_agree(world, "create_bootstrap", meeting.begin, comm);
 }
