@@ -73,17 +73,6 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c);
  * running test. */
 void loss_case_compare(const loss_case_t *c, const char *label);
 
-/* Case @i of LOSS_SURE: targets of a probability near 1, where rounding errors of the outputs are
- * on both sides of 0. */
-enum { LOSS_SURE = 360 };
-void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng);
-/* logp <= 0, entropy >= 0 and loss >= 0, and no -0 of the last two. */
-void loss_case_check_signs(loss_case_t *c);
-
-/* Smoothing over a rank's own columns, in Megatron-LM's words: the losses of @rank and, by d_loss
- * alone, the gradient of its columns. No softcap, scale, or temperature. */
-void loss_case_check_local(const loss_case_t *c, int rank);
-
 /* Of a sum or a gradient: as a special value, or within @tol. */
 static inline bool near(double got, double want, double tol)
 {
