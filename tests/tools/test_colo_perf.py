@@ -62,7 +62,7 @@ def no_gpu_is_exit_2_and_says_so():
 @case
 def what_is_no_record_is_refused_and_leaves_no_picture():
     line = 'plot in.json --svg ' + PICTURE
-    refuses('in.json": line -1: unable to open', line)
+    refuses('plot: unable to open in.json: No such file or directory', line)
     for text, words, code in (
             ('{"tool": ', 'in.json": line 1', 2),
             ('{"tool": "colo-plan"}', 'is not what --json prints', 2),

@@ -372,6 +372,8 @@ int perf_plot_file(perf_t *p)
     json_error_t e;
     char q[TOOL_QUOTE_MAX];
     json_t *doc = json_load_file(p->file, JSON_REJECT_DUPLICATES, &e);
+    if (!doc && e.line < 0) /* the words of a file that cannot be opened name it */
+        return tool_refuse("plot: %s", e.text);
     if (!doc)
         return tool_refuse("plot: %s: line %d: %s", tool_quote(q, p->file), e.line, e.text);
     int rc = strcmp(text_of(doc, "tool"), tool_name) == 0
