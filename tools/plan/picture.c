@@ -55,48 +55,31 @@ static void consider(plan_part_t *shown, plan_part_t *part, kinds_t *kinds, doub
     }
 }
 
-static int walk(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
+/* Every part of a world that is walked whole, or those of ranks drawn by lot. */
+static int look(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
 {
-    bool *seen = calloc((size_t)ask->world, sizeof *seen);
+    const int64_t world = ask->world - ask->first;
+    kinds->exact = world <= PLAN_EXACT_MAX;
+    const bool all = kinds->exact;
+    bool *seen = calloc(all ? (size_t)ask->world : 1, sizeof *seen);
     int rc = seen ? TOOL_OK : tool_problem("no memory for %lld ranks", (long long)ask->world);
-    kinds->exact = true;
-    for (int64_t r = ask->first; rc == TOOL_OK && r < ask->world; r++) {
+    for (int64_t i = 0; rc == TOOL_OK && i < (all ? world : PLAN_SAMPLE); i++) {
+        const int64_t rank = all ? ask->first + i : plan_sample_rank(ask, i);
         plan_part_t part;
-        if (seen[r])
+        if (all && seen[rank])
             continue;
-        rc = plan_part_find(ask, r, &part);
+        rc = plan_part_find(ask, rank, &part);
         if (rc != TOOL_OK)
             break;
-        for (int64_t i = 0; i < part.n; i++)
-            seen[part.rank[i]] = true;
+        for (int64_t k = 0; all && k < part.n; k++)
+            seen[part.rank[k]] = true;
         kinds->exact &= !part.cut; /* its other end may look like a part of its own */
-        consider(shown, &part, kinds, 1);
+        consider(shown, &part, kinds, all ? 1 : (double)world / PLAN_SAMPLE / (double)part.n);
     }
+    if (rc == TOOL_OK && !all && kinds->all_alike)
+        kinds->parts = (double)(world / shown->n);
     free(seen);
     return rc;
-}
-
-static int draw_lots(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
-{
-    int rc = TOOL_OK;
-    for (int64_t i = 0; rc == TOOL_OK && i < PLAN_SAMPLE; i++) {
-        plan_part_t part;
-        rc = plan_part_find(ask, plan_sample_rank(ask, i), &part);
-        if (rc == TOOL_OK)
-            consider(shown, &part, kinds,
-                     (double)(ask->world - ask->first) / PLAN_SAMPLE / (double)part.n);
-    }
-    if (rc == TOOL_OK && kinds->all_alike)
-        kinds->parts = (double)((ask->world - ask->first) / shown->n);
-    return rc;
-}
-
-static int choose(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
-{
-    if (ask->rank >= 0)
-        return plan_part_find(ask, ask->rank, shown);
-    return ask->world - ask->first <= PLAN_EXACT_MAX ? walk(ask, shown, kinds)
-                                                     : draw_lots(ask, shown, kinds);
 }
 
 /* ---- words ---- */
@@ -224,7 +207,7 @@ static int prepare(drawing_t *drawing)
         if (!part.rank)
             return tool_problem("no memory for %lld ranks", (long long)n);
     } else {
-        int rc = choose(ask, &part, &kinds);
+        int rc = ask->rank >= 0 ? plan_part_find(ask, ask->rank, &part) : look(ask, &part, &kinds);
         if (rc != TOOL_OK) {
             plan_part_free(&part);
             return rc;
