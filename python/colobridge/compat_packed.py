@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens of packed sequences, and of context ranks, as the runtimes of compat.py lay them out."""
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 from .errors import ArgumentError
 from .torch.lazy import torch
 from .torch.ranks import comm_of, telling
-from .torch.tensors import Function, once, stream_of
+from .torch.tensors import Function, stream_of
 
 
 def own_index(cu: Any, cp: int, rank: int, count: int) -> Any:
@@ -22,30 +21,27 @@ def own_index(cu: Any, cp: int, rank: int, count: int) -> Any:
 
 
 @Function
-class _GatherContext:
+def _GatherContext(ctx: Any, part: Any, order: Any, comm: Any, add: bool) -> Any:
     """[n / cp] of every cp rank -> [n] in global order. Backward takes this rank's part of the
     gradient, added over cp first where @add."""
+    ctx.order, ctx.comm, ctx.add, ctx.count = order, comm, add, len(part)
+    parts = torch.empty(len(part) * comm.size, dtype=part.dtype, device=part.device)
+    with telling(comm):
+        comm.all_gather(part.contiguous(), parts, stream=stream_of(part.device))
+    whole = torch.empty_like(parts)
+    whole[order] = parts
+    return whole
 
-    @staticmethod
-    def forward(ctx: Any, part: Any, order: Any, comm: Any, add: bool) -> Any:
-        ctx.order, ctx.comm, ctx.add, ctx.count = order, comm, add, len(part)
-        parts = torch.empty(len(part) * comm.size, dtype=part.dtype, device=part.device)
-        with telling(comm):
-            comm.all_gather(part.contiguous(), parts, stream=stream_of(part.device))
-        whole = torch.empty_like(parts)
-        whole[order] = parts
-        return whole
 
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, d_whole: Any) -> Any:
-        d_whole = d_whole.contiguous()
-        if ctx.add:
-            d_whole = d_whole.clone()
-            with telling(ctx.comm):
-                ctx.comm.all_reduce(d_whole, stream=stream_of(d_whole.device))
-        mine = ctx.order[ctx.comm.rank * ctx.count:(ctx.comm.rank + 1) * ctx.count]
-        return d_whole[mine], None, None, None
+@_GatherContext.adjoint
+def _(ctx: Any, d_whole: Any) -> Any:
+    d_whole = d_whole.contiguous()
+    if ctx.add:
+        d_whole = d_whole.clone()
+        with telling(ctx.comm):
+            ctx.comm.all_reduce(d_whole, stream=stream_of(d_whole.device))
+    mine = ctx.order[ctx.comm.rank * ctx.count:(ctx.comm.rank + 1) * ctx.count]
+    return d_whole[mine], None, None, None
 
 
 def context_of(group: Any, device: Any) -> tuple[int, int, Any]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PartitionAdapter and PartitionConfig of Megatron's MIMO model: each context and tensor rank's part of merged
 embeddings, labels and masks. Import them from colobridge.megatron."""
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ from .errors import ArgumentError
 from .partition import Partition
 from .torch.partition import shard
 from .torch.ranks import comm_of, size_and_rank
-from .torch.tensors import Function, once, stream_of
+from .torch.tensors import Function, stream_of
 
 
 @dataclass(frozen=True)
@@ -80,18 +79,15 @@ class PartitionAdapter:
 
 
 @Function
-class _Scatter:
+def _Scatter(ctx: Any, x: Any, group: Any, size: int, rank: int) -> Any:
     """This tp rank's block of rows that all of them hold; gradients are gathered."""
+    ctx.group = group
+    return x.chunk(size)[rank].contiguous()
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any, size: int, rank: int) -> Any:
-        ctx.group = group
-        return x.chunk(size)[rank].contiguous()
 
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, g: Any) -> Any:
-        comm = comm_of(ctx.group, g.device, 'PartitionAdapter: tp_group')
-        whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))
-        comm.all_gather(g.contiguous(), whole, stream=stream_of(g.device) if g.is_cuda else None)
-        return whole, None, None, None
+@_Scatter.adjoint
+def _(ctx: Any, g: Any) -> Any:
+    comm = comm_of(ctx.group, g.device, 'PartitionAdapter: tp_group')
+    whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))
+    comm.all_gather(g.contiguous(), whole, stream=stream_of(g.device) if g.is_cuda else None)
+    return whole, None, None, None

@@ -181,4 +181,3 @@ class Repacking(Comparable):
 
     def __repr__(self) -> str:
         return 'src=%r, dst=%r' % (self.src, self.dst)
-

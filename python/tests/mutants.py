@@ -335,8 +335,8 @@ MUTANTS = {
         'torch/tensors.py', 'except _ERRORS as why:',
         'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
     'main_grad is written over': (
-        'torch/linear.py', 'd_head,\n                               main is not None)',
-        'd_head,\n                               False)',
+        'torch/linear.py', 'd_head,\n                           main is not None)',
+        'd_head,\n                           False)',
         'test_torch_linear.py', 'test_gradients_are_added_to_main_grad'),
     'a sequence-parallel rank reads its own tokens as all': (
         'torch/linear.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",

@@ -40,8 +40,8 @@ BRIDGES = {
         'megatron.py', "if id(value) in old and module is not sys.modules[__name__]:",
         "if id(value) in old and module.__name__ in _UPSTREAM.values():", 'test_megatron_core.py', 'test_install_replaces'),
     'gradients of rows are not gathered over tp': (
-        'megatron_shard.py', 'whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))\n        comm.all_gather('
-        'g.contiguous(), whole,', 'whole = g.repeat(comm.size, *[1] * (g.dim() - 1))\n        comm.all_gather('
+        'megatron_shard.py', 'whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))\n    comm.all_gather('
+        'g.contiguous(), whole,', 'whole = g.repeat(comm.size, *[1] * (g.dim() - 1))\n    comm.all_gather('
         'g.contiguous(), whole.clone(),', 'test_megatron_core.py', 'test_partition_adapter_shards'),
     'packed batches are cut as if they were dense': (
         'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',

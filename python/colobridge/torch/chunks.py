@@ -7,7 +7,7 @@ from ..errors import ArgumentError
 from . import ranks as groups
 from .head import autocast
 from .lazy import torch
-from .tensors import Function, eager, once, saved_tensors, stream_of
+from .tensors import Function, eager, saved_tensors, stream_of
 
 
 def _rows_of(hidden: Any, step: int) -> list[slice]:
@@ -15,31 +15,28 @@ def _rows_of(hidden: Any, step: int) -> list[slice]:
 
 
 @Function
-class OverChunks:
+def OverChunks(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any, add: bool) -> Any:
     """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator, does it sum d_hidden?) -> fn's outputs
     [T, ..]. Logits are made again in backward, under the autocast of forward."""
+    parts = []
+    for rows in _rows_of(hidden, step):
+        out = fn(torch.nn.functional.linear(hidden[rows], weight, bias), rows)
+        parts.append(out if isinstance(out, tuple) else (out,))
+    ctx.save_for_backward(hidden, weight, bias)
+    ctx.fn, ctx.step, ctx.comm, ctx.add = fn, step, comm, add
+    ctx.product = autocast(hidden.device.type)
+    ctx.set_materialize_grads(False)
+    out = tuple(torch.cat(each) for each in zip(*parts))
+    ctx.mark_non_differentiable(*(t for t in out if not t.is_floating_point()))
+    return out
 
-    @staticmethod
-    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any, add: bool) -> Any:
-        parts = []
-        for rows in _rows_of(hidden, step):
-            out = fn(torch.nn.functional.linear(hidden[rows], weight, bias), rows)
-            parts.append(out if isinstance(out, tuple) else (out,))
-        ctx.save_for_backward(hidden, weight, bias)
-        ctx.fn, ctx.step, ctx.comm, ctx.add = fn, step, comm, add
-        ctx.product = autocast(hidden.device.type)
-        ctx.set_materialize_grads(False)
-        out = tuple(torch.cat(each) for each in zip(*parts))
-        ctx.mark_non_differentiable(*(t for t in out if not t.is_floating_point()))
-        return out
 
-    @staticmethod
-    @once
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
-        with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
-                                                      enabled=ctx.product is not None):
-            return *_gradients(ctx, hidden, weight, bias, upstream), None, None, None, None
+@OverChunks.backward
+def _(ctx: Any, *upstream: Any) -> Any:
+    hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
+    with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
+                                                  enabled=ctx.product is not None):
+        return *_gradients(ctx, hidden, weight, bias, upstream), None, None, None, None
 
 
 def _gradients(ctx: Any, hidden: Any, weight: Any, bias: Any, upstream: Any) -> Any:

@@ -54,49 +54,46 @@ def _pair(target: Any) -> Any:
 
 
 @Function
-class Linear:
+def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) -> Any:
     """(hidden, weight, bias, targets, Call) -> the outputs that were asked for."""
+    plan, comm, head_comm, main, grad = o
+    d_hidden, d_weight, d_bias = ctx.needs_input_grad[:3]
+    d_head = d_weight or d_bias
+    backward = grad and (d_hidden or d_head)
+    try:
+        ready = plan.ready(comm, head_comm, backward and not d_hidden, backward and not d_head,
+                           main is not None)
+        out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
+    except BaseException as why:
+        groups.heard_over(why, comm, head_comm)
+        raise
+    if backward:
+        ctx.ready, ctx.o = ready, o
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept)
+    if not plan.plain:
+        out = [t if name[0] == 'n' else plan.rows.gather(t) for name, t in zip(plan.names, out)]
+    if plan.counts:
+        ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
+    return tuple(out)
 
-    @staticmethod
-    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) -> Any:
-        plan, comm, head_comm, main, grad = o
-        d_hidden, d_weight, d_bias = ctx.needs_input_grad[:3]
-        d_head = d_weight or d_bias
-        backward = grad and (d_hidden or d_head)
-        try:
-            ready = plan.ready(comm, head_comm, backward and not d_hidden, backward and not d_head,
-                               main is not None)
-            out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
-        except BaseException as why:
-            groups.heard_over(why, comm, head_comm)
-            raise
-        if backward:
-            ctx.ready, ctx.o = ready, o
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept)
-        if not plan.plain:
-            out = [t if name[0] == 'n' else plan.rows.gather(t) for name, t in zip(plan.names, out)]
-        if plan.counts:
-            ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
-        return tuple(out)
 
-    @staticmethod
-    @once
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        ready, (_, comm, head_comm, main, _) = ctx.ready, ctx.o
-        ready.core.alive()
-        saved = saved_tensors(ctx, 'linear_logprob: hidden, weight, bias or target')
-        need = ctx.needs_input_grad
-        try:
-            d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
-        except BaseException as why:
-            groups.heard_over(why, comm, head_comm)
-            raise
-        return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
+@Linear.backward
+def _(ctx: Any, *upstream: Any) -> Any:
+    ready, (_, comm, head_comm, main, _) = ctx.ready, ctx.o
+    ready.core.alive()
+    saved = saved_tensors(ctx, 'linear_logprob: hidden, weight, bias or target')
+    need = ctx.needs_input_grad
+    try:
+        d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
+    except BaseException as why:
+        groups.heard_over(why, comm, head_comm)
+        raise
+    return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
 
 @Function
-class LinearLoss:
+def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of, o: Call) -> Any:
     """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into side of Of,
     because outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
     Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
@@ -105,106 +102,102 @@ class LinearLoss:
     are made here, those of weight and bias in fp32, and backward multiplies them. If the upstream gradient is
     known, they are made with it, and backward compares. Gradients of entropies are made in backward, if it asks
     for them."""
+    plan, comm, head_comm, main, grad = o
+    den, group, mean, side, weights, ctx.entropy, known, anchor = of
+    need = ctx.needs_input_grad if grad else (False,) * 3
+    d_head = need[1] or need[2]
+    early = plan.early and d_head
+    try:
+        ready = plan.ready(comm, head_comm, not need[0], not d_head,
+                           (early or known is not None) and main is not None, early)
+        if weights is not None:
+            weights = plan.rows.spread(weights, 0)
+        out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main, early)
+    except BaseException as why:
+        groups.heard_over(why, comm, head_comm)
+        raise
+    ctx.of = main, need, early, ready, comm
+    if early:
+        kept, ctx.kept, shared = made
+        ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
+        made = ()
+    ctx.made, ctx.known = made, known
+    if known is not None:
+        ctx.run = torch.tensor(next(_runs), device='cpu')
+        ctx.groups = comm, head_comm, group
+        ctx.save_for_backward(anchor, ctx.run)
+    elif anchor is not None:
+        ctx.save_for_backward(anchor)
+    if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
+        ctx.save_for_backward(*made, hidden, weight, bias, target)
+        ctx.set_materialize_grads(False)
+        ctx.made = ()
+    value, num, tokens, factor = ready.total(mean and den is None, weights, group)
+    del losses
+    if den is not None:
+        factor = 1 / den
+        value = (num * factor).to(plan.real)
+    ctx.factor = factor if weights is None and den is None else factor.reshape(1)
+    side += num, tokens, *out[1:]
+    if not ctx.entropy:
+        return value
+    return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
 
-    @staticmethod
-    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
-                o: Call) -> Any:
-        plan, comm, head_comm, main, grad = o
-        den, group, mean, side, weights, ctx.entropy, known, anchor = of
-        need = ctx.needs_input_grad if grad else (False,) * 3
-        d_head = need[1] or need[2]
-        early = plan.early and d_head
+
+@LinearLoss.backward
+def _(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
+    if ctx.made is None:
+        raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
+                          "mode=\"logprob\" keeps what a second one needs")
+    made, (main, needs, early, ready, comm) = ctx.made, ctx.of
+    plan = ready.plan
+    if ctx.known is not None:
+        ctx.made = None
         try:
-            ready = plan.ready(comm, head_comm, not need[0], not d_head,
-                               (early or known is not None) and main is not None, early)
-            if weights is not None:
-                weights = plan.rows.spread(weights, 0)
-            out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main, early)
+            _compared(ctx, g, [d for d in made if d is not None] or [main[0][:1]])
         except BaseException as why:
-            groups.heard_over(why, comm, head_comm)
+            for of in ctx.groups:
+                groups.refuse(of, why)
             raise
-        ctx.of = main, need, early, ready, comm
-        if early:
-            kept, ctx.kept, shared = made
-            ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
-            made = ()
-        ctx.made, ctx.known = made, known
-        if known is not None:
-            ctx.run = torch.tensor(next(_runs), device='cpu')
-            ctx.groups = comm, head_comm, group
-            ctx.save_for_backward(anchor, ctx.run)
-        elif anchor is not None:
-            ctx.save_for_backward(anchor)
-        if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
-            ctx.save_for_backward(*made, hidden, weight, bias, target)
-            ctx.set_materialize_grads(False)
-            ctx.made = ()
-        value, num, tokens, factor = ready.total(mean and den is None, weights, group)
-        del losses
-        if den is not None:
-            factor = 1 / den
-            value = (num * factor).to(plan.real)
-        ctx.factor = factor if weights is None and den is None else factor.reshape(1)
-        side += num, tokens, *out[1:]
-        if not ctx.entropy:
-            return value
-        return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
-        if ctx.made is None:
-            raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
-                              "mode=\"logprob\" keeps what a second one needs")
-        made, (main, needs, early, ready, comm) = ctx.made, ctx.of
-        plan = ready.plan
-        if ctx.known is not None:
+        return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
+    # The factor is not 0-dim: then the dtype of what multiplies would not count.
+    by = None if g is None else (ctx.factor * g).to(plan.real)
+    if early:
+        ready.core.alive()
+        saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
+        try:
+            made = ready.backward(comm, saved, ctx.kept, None, main, by)
+        except BaseException as why:
+            groups.heard(comm, why)
+            raise
+        if saved[6] is not None:
             ctx.made = None
-            try:
-                _compared(ctx, g, [d for d in made if d is not None] or [main[0][:1]])
-            except BaseException as why:
-                for of in ctx.groups:
-                    groups.refuse(of, why)
-                raise
-            return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
-        # The factor is not 0-dim: then the dtype of what multiplies would not count.
-        by = None if g is None else (ctx.factor * g).to(plan.real)
-        if early:
-            ready.core.alive()
-            saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
-            try:
-                made = ready.backward(comm, saved, ctx.kept, None, main, by)
-            except BaseException as why:
-                groups.heard(comm, why)
-                raise
-            if saved[6] is not None:
-                ctx.made = None
-            return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
-        if ctx.entropy:
-            *made, hidden, weight, bias, target = saved_tensors(
-                ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
-        else:
-            ctx.made = None
-            saved_tensors(ctx, 'linear_nll')
-        if g_entropy is not None:
-            ready.core.alive()
-            more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
-                             g_entropy.to(plan.real).reshape(1))
-            if by is not None:
-                more = [None if e is None else d * by + e * by_more for d, e in zip(made, more)]
-                by_more = torch.ones_like(by)
-            made, by = more, by_more
-        if by is None:
-            return (None,) * 6
-        d_hidden, d_weight, d_bias = made
-        if main is not None and d_weight is not None:
-            for sums, grad in zip(main, (d_weight, d_bias)):
-                if grad is not None:
-                    sums.addcmul_(grad, by.to(sums.dtype))
-            d_weight = d_bias = None
-        return (*(None if d is None or not need else torch.mul(d, by, out=(
-            d if d.dtype is plan.dtype and not ctx.entropy else torch.empty_like(d, dtype=plan.dtype)))
-                  for d, need in zip((d_hidden, d_weight, d_bias), needs)), None, None, None)
+        return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
+    if ctx.entropy:
+        *made, hidden, weight, bias, target = saved_tensors(
+            ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
+    else:
+        ctx.made = None
+        saved_tensors(ctx, 'linear_nll')
+    if g_entropy is not None:
+        ready.core.alive()
+        more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
+                         g_entropy.to(plan.real).reshape(1))
+        if by is not None:
+            more = [None if e is None else d * by + e * by_more for d, e in zip(made, more)]
+            by_more = torch.ones_like(by)
+        made, by = more, by_more
+    if by is None:
+        return (None,) * 6
+    d_hidden, d_weight, d_bias = made
+    if main is not None and d_weight is not None:
+        for sums, grad in zip(main, (d_weight, d_bias)):
+            if grad is not None:
+                sums.addcmul_(grad, by.to(sums.dtype))
+        d_weight = d_bias = None
+    return (*(None if d is None or not need else torch.mul(d, by, out=(
+        d if d.dtype is plan.dtype and not ctx.entropy else torch.empty_like(d, dtype=plan.dtype)))
+              for d, need in zip((d_hidden, d_weight, d_bias), needs)), None, None, None)
 
 
 def _compared(ctx: Any, g: Any, made: list[Any]) -> None:

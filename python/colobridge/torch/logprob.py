@@ -276,26 +276,23 @@ class LogprobPlan:
 
 
 @Function
-class VocabParallel:
+def VocabParallel(ctx: Any, logits: Any, second: Any, o: tuple[LogprobPlan, Comm, bool, Any]) -> Any:
     """(logits, what comes with them, (LogprobPlan, Comm, is a backward to be prepared, what else forward() of the plan
     takes)) -> the outputs that were asked for. Inside of a function autograd does not say whether gradients are
     wanted."""
+    plan, comm, grad, more = o
+    keeps = grad and ctx.needs_input_grad[0]
+    out, stats = plan.forward(logits, second, comm, keeps, more)
+    if keeps:
+        plan.keep(ctx, logits, second if plan.KEEPS else None, stats)
+    if plan.counts:
+        ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
+    return tuple(out)
 
-    @staticmethod
-    def forward(ctx: Any, logits: Any, second: Any, o: tuple[LogprobPlan, Comm, bool, Any]) -> Any:
-        plan, comm, grad, more = o
-        keeps = grad and ctx.needs_input_grad[0]
-        out, stats = plan.forward(logits, second, comm, keeps, more)
-        if keeps:
-            plan.keep(ctx, logits, second if plan.KEEPS else None, stats)
-        if plan.counts:
-            ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
-        return tuple(out)
 
-    @staticmethod
-    @once
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        return ctx.plan.backward(ctx, upstream), None, None
+@VocabParallel.backward
+def _(ctx: Any, *upstream: Any) -> Any:
+    return ctx.plan.backward(ctx, upstream), None, None
 
 
 # Names of the C config's members that calls of ours give, in this order.

@@ -3,8 +3,7 @@
 distillation, entropy alone; and weighted sums of per-token values. docs/topk.md, distill.md, logprob.md.
 
 Those of logits are calls of logprob.py's autograd function with plans of their own, which are made once for
-shapes, strides, dtypes, device and options, and kept with the communicator. The others are one autograd
-function, apply(), of an operation.
+shapes, strides, dtypes, device and options, and kept with the communicator.
 """
 from typing import Any, NamedTuple
 
@@ -14,39 +13,7 @@ from .lazy import torch
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _weighted, across
 from .ready import like, scalars
-from .tensors import Function, checked, eager, of_integers, once, operator, said
-
-
-def _gradient(ctx: Any, *upstream: Any) -> Any:
-    return ctx.op.backward(ctx, *upstream), None, None, None
-
-
-_of_linear, _of_others = once(_gradient, linear=True), once(_gradient)
-
-
-@Function
-class Operation:
-    """(a tensor, an operation, its arguments) -> what operation.forward(ctx, tensor, keeps, *arguments)
-    returns. It saves on ctx what operation.backward(ctx, *upstream) makes the tensor's gradient of."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, op: Any, arguments: tuple[Any, ...], grad: bool) -> Any:
-        keeps = grad and ctx.needs_input_grad[0]
-        out = op.forward(ctx, x, keeps, *arguments)
-        if keeps:
-            ctx.op = op
-            ctx.set_materialize_grads(False)
-        if op.counts:  # outputs that have no gradient
-            ctx.mark_non_differentiable(*(out[i] for i in op.counts))
-        return tuple(out)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        return (_of_linear if ctx.op.linear else _of_others)(ctx, *upstream)
-
-
-def apply(x: Any, op: Any, *arguments: Any) -> Any:
-    return Operation.apply(x, op, arguments, torch.is_grad_enabled())
+from .tensors import Function, checked, eager, of_integers, operator, said
 
 
 # ---- over logits ----
@@ -202,28 +169,31 @@ class Weighted(NamedTuple):
     den: Any
 
 
-class _Sum:
-    counts, linear = (2, 3), True
+@Function
+def _Sum(ctx: Any, values: Any, comm: Any, weights: Any, mask: Any, grad: bool) -> Any:
+    """(values, communicator, weights, mask, is a backward to be prepared) -> the members of Weighted"""
+    keeps = grad and ctx.needs_input_grad[0]
+    with groups.telling(comm):
+        d = torch.empty_like(values) if keeps else None
+        tensors = [None if t is None else checked(t.reshape(-1), what) for t, what in (
+            (values, 'values'), (weights, 'weights'), (mask, 'mask'), (d, 'd_values'))]
+        out = _weighted(comm, values.device, *tensors)
+    num, weight, _, value = out.unbind()
+    den = out.view(torch.int64)[2]
+    out = value.to(values.dtype), num.clone(), weight.clone(), den.clone()
+    if keeps:
+        ctx.save_for_backward(d, den)
+        ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*out[2:])
+    return out
 
-    @staticmethod
-    def forward(ctx: Any, values: Any, keeps: bool, comm: Any, weights: Any, mask: Any) -> Any:
-        with groups.telling(comm):
-            d = torch.empty_like(values) if keeps else None
-            tensors = [None if t is None else checked(t.reshape(-1), what) for t, what in (
-                (values, 'values'), (weights, 'weights'), (mask, 'mask'), (d, 'd_values'))]
-            out = _weighted(comm, values.device, *tensors)
-        num, weight, _, value = out.unbind()
-        den = out.view(torch.int64)[2]
-        if keeps:
-            ctx.save_for_backward(d, den)
-        return value.to(values.dtype), num.clone(), weight.clone(), den.clone()
 
-    @staticmethod
-    def backward(ctx: Any, value: Any, num: Any, _weight: Any, _den: Any) -> Any:
-        d, den = ctx.saved_tensors
-        by = 0 if value is None else value.double()
-        by = by if num is None else by + num * den
-        return None if isinstance(by, int) else d * by.to(d.dtype)
+@_Sum.adjoint
+def _(ctx: Any, value: Any, num: Any, _weight: Any, _den: Any) -> Any:
+    d, den = ctx.saved_tensors
+    by = 0 if value is None else value.double()
+    by = by if num is None else by + num * den
+    return None if isinstance(by, int) else d * by.to(d.dtype), None, None, None, None
 
 
 @eager
@@ -250,4 +220,4 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     values = values.contiguous()
     weights = None if weights is None else weights.detach().to(values.dtype).contiguous()
     mask = None if mask is None else (mask != 0).contiguous().view(torch.uint8)
-    return Weighted(*apply(values, _Sum, comm, weights, mask))
+    return Weighted(*_Sum.apply(values, comm, weights, mask, torch.is_grad_enabled()))

@@ -160,40 +160,37 @@ _mean = functools.lru_cache(maxsize=256)(Mean)
 
 
 @Function
-class Reduced:
+def Reduced(ctx: Any, loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm, side: list[Any]) -> Any:
     """(loss of each token, number of valid ones, weight of each or None, mean or sum, reduce group, a list) -> value,
     num"""
+    made = _mean(loss.numel(), loss.dtype, loss.device)
+    ctx.made, ctx.shape = made, loss.shape
+    ctx.set_materialize_grads(False)
+    rows = loss.contiguous()
+    if weights is None:
+        memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
+        address = memory.data_ptr()
+        value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
+                                       aligned(address + 8), mean, comm)
+        ctx.save_for_backward(memory, None)
+    else:
+        weights = weights.contiguous()
+        value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
+        ctx.save_for_backward(factor, weights)
+    side.append(den)
+    return value, num
 
-    @staticmethod
-    def forward(ctx: Any, loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm, side: list[Any]) -> Any:
-        made = _mean(loss.numel(), loss.dtype, loss.device)
-        ctx.made, ctx.shape = made, loss.shape
-        ctx.set_materialize_grads(False)
-        rows = loss.contiguous()
-        if weights is None:
-            memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
-            address = memory.data_ptr()
-            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
-                                           aligned(address + 8), mean, comm)
-            ctx.save_for_backward(memory, None)
-        else:
-            weights = weights.contiguous()
-            value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
-            ctx.save_for_backward(factor, weights)
-        side.append(den)
-        return value, num
 
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
-        made, (factor, weights) = ctx.made, ctx.saved_tensors  # held: a hook may have made them for this call alone
-        if weights is None:
-            d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
-            made.backward(MeanCall(made), factor.data_ptr(), d_value, d_num, d.data_ptr())
-        else:
-            by = 0 if d_value is None else d_value * factor
-            d = weights * (by if d_num is None else by + d_num).to(weights.dtype)
-        return d, None, None, None, None, None
+@Reduced.adjoint
+def _(ctx: Any, d_value: Any, d_num: Any) -> Any:
+    made, (factor, weights) = ctx.made, ctx.saved_tensors  # held: a hook may have made them for this call alone
+    if weights is None:
+        d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
+        made.backward(MeanCall(made), factor.data_ptr(), d_value, d_num, d.data_ptr())
+    else:
+        by = 0 if d_value is None else d_value * factor
+        d = weights * (by if d_num is None else by + d_num).to(weights.dtype)
+    return d, None, None, None, None, None
 
 
 def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss:

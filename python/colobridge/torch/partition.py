@@ -15,21 +15,19 @@ def _axis(t: Any, axis: int, what: str) -> int:
 
 
 @Function
-class Along:
+def Along(ctx: Any, x: Any, partition: Partition, axis: int, back: bool) -> Any:
     """(x, partition, axis, back) -> its shard, or back, a tensor whose shard is x. Each is the other's adjoint, so that
     gradients of gradients need nothing more."""
+    ctx.of = partition, axis, not back
+    count = partition.positions if back else len(partition)
+    y = x.new_empty([count if a == axis else n for a, n in enumerate(x.shape)])
+    (partition.unshard if back else partition.shard)(x, axis, y)
+    return y
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, partition: Partition, axis: int, back: bool) -> Any:
-        ctx.of = partition, axis, not back
-        count = partition.positions if back else len(partition)
-        y = x.new_empty([count if a == axis else n for a, n in enumerate(x.shape)])
-        (partition.unshard if back else partition.shard)(x, axis, y)
-        return y
 
-    @staticmethod
-    def backward(ctx: Any, d_y: Any) -> Any:
-        return Along.apply(d_y, *ctx.of), None, None, None
+@Along.differentiable
+def _(ctx: Any, d_y: Any) -> Any:
+    return Along.apply(d_y, *ctx.of), None, None, None
 
 
 @eager

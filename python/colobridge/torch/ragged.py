@@ -3,7 +3,6 @@
 import array
 import collections
 import ctypes as c
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
@@ -18,7 +17,7 @@ from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
 from .lazy import torch
-from .tensors import Function, checked, once, said, stream_of
+from .tensors import Function, checked, said, stream_of
 from .ticket import Finish, Flight, Ticket
 
 _KEPT = 8  # batches of other tables
@@ -242,55 +241,49 @@ class _Call:
 
 
 @Function
-class CarryRagged:
+def CarryRagged(ctx: Any, call: _Call, flight: Flight | None, intos: Any, _anchor: Any, *xs: Any) -> Any:
     """ys [rows, features] from xs: new tensors, or the memory of the buffers that are given, of which Written tells autograd."""
+    ctx.call, ctx.flight, stream = call, flight, stream_of(call.ragged.device)
+    if call.merged:
+        flat: Any = [into.detach().view(-1, width) for into, width in zip(intos, call.widths)]
+    else:
+        rows = call.held.batch.rows[1]
+        flat = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
+    call.run(False, xs, flat, stream, flight)
+    # Autograd refuses that others write into a view which a function returns: Written does, and Finish.
+    ys = tuple(t.new_empty(0).set_(t) for t in flat) if call.merged else flat
+    ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
+    return ys
 
-    @staticmethod
-    def forward(ctx: Any, call: _Call, flight: Flight | None, intos: Any, _anchor: Any, *xs: Any) -> Any:
-        ctx.call, ctx.flight, stream = call, flight, stream_of(call.ragged.device)
-        if call.merged:
-            flat: Any = [into.detach().view(-1, width) for into, width in zip(intos, call.widths)]
-        else:
-            rows = call.held.batch.rows[1]
-            flat = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
-        call.run(False, xs, flat, stream, flight)
-        # Autograd refuses that others write into a view which a function returns: Written does, and Finish.
-        ys = tuple(t.new_empty(0).set_(t) for t in flat) if call.merged else flat
-        ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
-        return ys
 
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, *d_ys: Any) -> Any:
-        call, flight = ctx.call, ctx.flight
-        if flight is not None and flight.back:  # finish's backward has begun it
-            d_xs = flight.landed()
-        else:
-            d_xs = call.gradients(d_ys)
-        return (None, None, None, None, *d_xs)
+@CarryRagged.adjoint
+def _(ctx: Any, *d_ys: Any) -> Any:
+    call, flight = ctx.call, ctx.flight
+    if flight is not None and flight.back:  # finish's backward has begun it
+        d_xs = flight.landed()
+    else:
+        d_xs = call.gradients(d_ys)
+    return (None, None, None, None, *d_xs)
 
 
 @Function
-class Written:
+def Written(ctx: Any, into: Any, call: _Call, y: Any) -> Any:
     """(into, a call, its y in the memory of into) -> into. Rows that were written lose the gradient of what was there. Of a
     function that writes into a view, autograd takes the first input's gradient for the view's, and allows it one output. So
     each buffer has a function of its own, and into comes first."""
+    ctx.call, ctx.shape = call, y.shape
+    ctx.mark_dirty(into)
+    if ctx.needs_input_grad[0]:
+        call.held.written(into.device)  # before a CUDA graph is captured, not in it
+    return into
 
-    @staticmethod
-    def forward(ctx: Any, into: Any, call: _Call, y: Any) -> Any:
-        ctx.call, ctx.shape = call, y.shape
-        ctx.mark_dirty(into)
-        if ctx.needs_input_grad[0]:
-            call.held.written(into.device)  # before a CUDA graph is captured, not in it
-        return into
 
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, d_into: Any) -> Any:
-        d_y, call, before = d_into.reshape(ctx.shape), ctx.call, None
-        if ctx.needs_input_grad[0]:
-            before = d_y.index_fill(0, call.ragged.written(call.held, d_y.device), 0).view(d_into.shape)
-        return before, None, d_y
+@Written.adjoint
+def _(ctx: Any, d_into: Any) -> Any:
+    d_y, call, before = d_into.reshape(ctx.shape), ctx.call, None
+    if ctx.needs_input_grad[0]:
+        before = d_y.index_fill(0, call.ragged.written(call.held, d_y.device), 0).view(d_into.shape)
+    return before, None, d_y
 
 
 def _rows_of(x: Any) -> Any:

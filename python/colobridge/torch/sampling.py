@@ -7,10 +7,9 @@ from .._lib import call, size_of
 from ..comm import Comm
 from .lazy import torch
 from .logprob import config_of, shard
-from .losses import apply
 from .ranks import comm_of, telling
 from .ready import reserved
-from .tensors import checked, stream_of
+from .tensors import Function, checked, stream_of
 
 _WORKSPACE = 1 << 26  # bytes, about: 32,768 tokens of one rank
 
@@ -39,38 +38,37 @@ def kept(what: str, logits: Any, target: Any, start: int, vocab: int, group: Any
     are not kept: other ids that are not kept have none. chunk (0: any): tokens that are searched together; it
     changes no bit, as the number of ranks does not."""
     comm = comm_of(group, logits.device, what + ': tp_group')
-    return apply(logits, _Kept, comm, target, start, vocab, top_k, top_p, chunk)[0]
+    return _Kept.apply(logits, comm, target, start, vocab, top_k, top_p, chunk, torch.is_grad_enabled())
 
 
-class _Kept:
-    counts, linear = (), False
+@Function
+def _Kept(ctx: Any, logits: Any, comm: Comm, target: Any, start: int, vocab: int, top_k: int, top_p: float,
+          chunk: int, grad: bool) -> Any:
+    """kept() of a communicator, and is a backward to be prepared?"""
+    with telling(comm):
+        rows = logits.flatten(0, -2)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+        config = config_of('sampling', start, vocab, top_k=top_k, top_p=top_p)
+        dtype, count = checked(rows, 'logits').dtype, len(rows)
+        each = size_of('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size)
+        step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // each))
+        most = size_of('colo_sampling_workspace_size', config, dtype, step, comm.size)
+        workspace = reserved(most, rows.device)
+        for i in range(0, max(count, 1), step):
+            call('colo_sampling_keep', config, checked(rows[i:i + step], 'logits'), checked(out[i:i + step], 'out'),
+                 comm.handle, workspace[1], stream_of(rows.device))
+    out = out.view(logits.shape)
+    if grad and ctx.needs_input_grad[0] and out.shape[-1]:
+        column = (target.long() - start).unsqueeze(-1)
+        here = column.clamp(0, out.shape[-1] - 1)
+        ctx.save_for_backward(here, (here == column) & (out.gather(-1, here) == -math.inf))
+    return out
 
-    @staticmethod
-    def forward(ctx: Any, logits: Any, keeps: bool, comm: Comm, target: Any, start: int, vocab: int, top_k: int,
-                top_p: float, chunk: int) -> Any:
-        with telling(comm):
-            rows = logits.flatten(0, -2)
-            rows = rows if rows.stride(1) == 1 else rows.contiguous()
-            out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-            config = config_of('sampling', start, vocab, top_k=top_k, top_p=top_p)
-            dtype, count = checked(rows, 'logits').dtype, len(rows)
-            each = size_of('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size)
-            step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // each))
-            most = size_of('colo_sampling_workspace_size', config, dtype, step, comm.size)
-            workspace = reserved(most, rows.device)
-            for i in range(0, max(count, 1), step):
-                call('colo_sampling_keep', config, checked(rows[i:i + step], 'logits'), checked(out[i:i + step], 'out'),
-                     comm.handle, workspace[1], stream_of(rows.device))
-        out = out.view(logits.shape)
-        if keeps and out.shape[-1]:
-            column = (target.long() - start).unsqueeze(-1)
-            here = column.clamp(0, out.shape[-1] - 1)
-            ctx.save_for_backward(here, (here == column) & (out.gather(-1, here) == -math.inf))
-        return out,
 
-    @staticmethod
-    def backward(ctx: Any, d_out: Any) -> Any:
-        if ctx.saved_tensors:
-            here, lost = ctx.saved_tensors
-            d_out.scatter_(-1, here, d_out.gather(-1, here).masked_fill(lost, 0))  # logprob's, which no other reads
-        return d_out
+@_Kept.backward
+def _(ctx: Any, d_out: Any) -> Any:
+    if ctx.saved_tensors:
+        here, lost = ctx.saved_tensors
+        d_out.scatter_(-1, here, d_out.gather(-1, here).masked_fill(lost, 0))  # logprob's, which no other reads
+    return d_out, *(None,) * 8

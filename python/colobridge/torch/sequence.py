@@ -11,9 +11,8 @@ from .._lib import call, lib, size_of
 from ..errors import ArgumentError
 from . import ranks as groups
 from .lazy import torch
-from .losses import apply
 from .ready import reserved
-from .tensors import checked, eager, stream_of
+from .tensors import Function, checked, eager, stream_of
 
 _ADJOINT = {'slice': 0, 'sum': 1}
 _MASKS = {'tokens': 0, 'targets': 1}
@@ -129,38 +128,37 @@ def _gather(seq: Sequence, local: Any, adjoint: str, cp_group: Any) -> Any:
             "Sequence.gather: values are %s of %s and adjoint is %r, expected a tensor %s of float32 or float64 and "
             "'slice' or 'sum'" % (found, dtype, adjoint, list(seq.shape)))
     comm = groups.comm_of(cp_group, local.device, 'cp_group')
-    return apply(local, _Gather, seq, comm, adjoint)[0]
+    return _Gather.apply(local, seq, comm, adjoint)
 
 
-class _Gather:
-    counts, linear = (), True
+def _workspace(raw: Any, like: Any) -> tuple[Any, int]:
+    return reserved(size_of('colo_sequence_workspace_size', raw, checked(like, 'values').dtype), like.device)
 
-    @staticmethod
-    def workspace(raw: Any, like: Any) -> tuple[Any, int]:
-        return reserved(size_of('colo_sequence_workspace_size', raw, checked(like, 'values').dtype), like.device)
 
-    @classmethod
-    def forward(cls, ctx: Any, local: Any, keeps: bool, seq: Sequence, comm: Any, adjoint: str) -> Any:
-        with groups.telling(comm):
-            raw, flat = seq.on(local.device), local.contiguous().view(-1)
-            memory, address = cls.workspace(raw, flat)
-            out = torch.empty(seq.batch, seq.positions - 1, dtype=local.dtype, device=local.device)
-            call('colo_sequence_gather', raw, checked(flat, 'values'), checked(out, 'out'), comm.handle, address,
-                 stream_of(local.device))
-        del memory
-        if keeps:
-            ctx.seq, ctx.comm, ctx.adjoint, ctx.shape = seq, comm, adjoint, local.shape
-        return out,
+@Function
+def _Gather(ctx: Any, local: Any, seq: Sequence, comm: Any, adjoint: str) -> Any:
+    """(values of this rank's elements, their Sequence, communicator, adjoint) -> those of all ranks"""
+    with groups.telling(comm):
+        raw, flat = seq.on(local.device), local.contiguous().view(-1)
+        memory, address = _workspace(raw, flat)
+        out = torch.empty(seq.batch, seq.positions - 1, dtype=local.dtype, device=local.device)
+        call('colo_sequence_gather', raw, checked(flat, 'values'), checked(out, 'out'), comm.handle, address,
+             stream_of(local.device))
+    del memory
+    ctx.seq, ctx.comm, ctx.adjoint, ctx.shape = seq, comm, adjoint, local.shape
+    ctx.set_materialize_grads(False)
+    return out
 
-    @classmethod
-    def backward(cls, ctx: Any, d_out: Any) -> Any:
-        if d_out is None and ctx.adjoint == 'slice':
-            return None
-        with groups.telling(ctx.comm):
-            raw, d_out = ctx.seq.on(d_out.device), d_out.contiguous()
-            d = torch.empty(ctx.shape, dtype=d_out.dtype, device=d_out.device)
-            memory, address = cls.workspace(raw, d_out)
-            call('colo_sequence_gather_backward', raw, _ADJOINT[ctx.adjoint], checked(d_out, 'd_out'),
-                 checked(d.view(-1), 'd_values'), ctx.comm.handle, address, stream_of(d_out.device))
-        del memory
-        return d
+
+@_Gather.adjoint
+def _(ctx: Any, d_out: Any) -> Any:
+    if d_out is None and ctx.adjoint == 'slice':
+        return None, None, None, None
+    with groups.telling(ctx.comm):
+        raw, d_out = ctx.seq.on(d_out.device), d_out.contiguous()
+        d = torch.empty(ctx.shape, dtype=d_out.dtype, device=d_out.device)
+        memory, address = _workspace(raw, d_out)
+        call('colo_sequence_gather_backward', raw, _ADJOINT[ctx.adjoint], checked(d_out, 'd_out'),
+             checked(d.view(-1), 'd_values'), ctx.comm.handle, address, stream_of(d_out.device))
+    del memory
+    return d, None, None, None

@@ -98,39 +98,6 @@ def written(t: Any) -> None:
     t.detach()[..., :0].zero_()
 
 
-class Function:
-    """An autograd function with forward() and backward() of a class. It is made when it is applied first, because torch
-    is imported then."""
-
-    def __init__(self, of: type):
-        self._of = of
-
-    @functools.cached_property
-    def apply(self) -> Any:
-        prepared()
-        about = {'__module__': self._of.__module__, '__doc__': self._of.__doc__}
-        return type(self._of.__name__, (self._of, torch.autograd.Function), about).apply
-
-
-@Function
-class FirstOnly:
-    """(a tuple of tensors, what they depend on) -> the tensors; an error where a derivative of them is asked for"""
-
-    @staticmethod
-    def forward(ctx: Any, made: Any, *of: Any) -> Any:
-        return tuple(t.detach() for t in made)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise FailedError("this gradient was made by a function of colobridge.torch, which one cannot differentiate "
-                          "twice; make the loss of a gradient penalty with torch's functions")
-
-
-def anchor(*of: Any) -> Any:
-    """An empty tensor that depends on tensors. A backward that reads none of them saves it: see once()."""
-    return FirstOnly.apply((of[0].detach().new_empty(0),), *of)[0]
-
-
 def once(backward: Any, linear: bool = False) -> Any:
     """@backward, of whose gradients a derivative is an error. They depend on the upstream gradients and, unless the
     function is @linear, on what backward asks saved_tensors() for: from each of these autograd must find the error,
@@ -154,6 +121,51 @@ def once(backward: Any, linear: bool = False) -> Any:
         out = iter(FirstOnly.apply(tuple(t for t in made if t is not None), *(grads if linear else read)))
         return tuple(None if t is None else next(out) for t in made)
     return call
+
+
+class Function:
+    """An autograd function: of forward(ctx, ..), which this decorates, and of what one of its methods decorates. It is made
+    when it is applied first, because torch is imported then."""
+
+    def __init__(self, forward: Any):
+        self._forward = self._backward = forward
+
+    def backward(self, fn: Any) -> None:
+        """Decorates what makes gradients; see once()."""
+        self._backward = once(fn)
+
+    def adjoint(self, fn: Any) -> None:
+        """The same of a function that is linear."""
+        self._backward = once(fn, linear=True)
+
+    def differentiable(self, fn: Any) -> None:
+        """The same, if its gradients have gradients, too."""
+        self._backward = fn
+
+    @functools.cached_property
+    def apply(self) -> Any:
+        prepared()
+        of = self._forward
+        return type(of.__name__, (torch.autograd.Function,), {
+            'forward': staticmethod(of), 'backward': staticmethod(self._backward), '__module__': of.__module__,
+            '__doc__': of.__doc__}).apply
+
+
+@Function
+def FirstOnly(ctx: Any, made: Any, *of: Any) -> Any:
+    """(a tuple of tensors, what they depend on) -> the tensors; an error where a derivative of them is asked for"""
+    return tuple(t.detach() for t in made)
+
+
+@FirstOnly.backward
+def _(ctx: Any, *_: Any) -> Any:
+    raise FailedError("this gradient was made by a function of colobridge.torch, which one cannot differentiate "
+                      "twice; make the loss of a gradient penalty with torch's functions")
+
+
+def anchor(*of: Any) -> Any:
+    """An empty tensor that depends on tensors. A backward that reads none of them saves it: see once()."""
+    return FirstOnly.apply((of[0].detach().new_empty(0),), *of)[0]
 
 
 @functools.lru_cache(maxsize=None)

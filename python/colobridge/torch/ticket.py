@@ -5,7 +5,6 @@ Two autograd functions stand for one call. In backward, that of finish starts th
 finishes it, so what lies between the two in forward runs at the same time in both passes.
 """
 import ctypes as c
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from .._lib import Unique, check
 from ..errors import FailedError
 from .ready import entry
-from .tensors import Function, eager, once, stream_of
+from .tensors import Function, eager, stream_of
 
 
 class Flight:
@@ -48,22 +47,19 @@ class Flight:
 
 
 @Function
-class Finish:
+def Finish(ctx: Any, flight: Flight, begun: Callable[[Any, Flight], Any], *ys: Any) -> Any:
     """(a flight, begun, its ys that have a gradient) -> the ys, as they are. Backward begins the way of their gradients
     by begun(gradients, another flight), and hands them on to start's, which ends it."""
+    ctx.flight, ctx.begun = flight, begun
+    ctx.mark_dirty(*ys)  # so that they are no views, into which autograd lets no caller write
+    return ys
 
-    @staticmethod
-    def forward(ctx: Any, flight: Flight, begun: Callable[[Any, Flight], Any], *ys: Any) -> Any:
-        ctx.flight, ctx.begun = flight, begun
-        ctx.mark_dirty(*ys)  # so that they are no views, into which autograd lets no caller write
-        return ys
 
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, *d_ys: Any) -> Any:
-        back = Flight(ctx.flight.device)
-        ctx.flight.back.append((back, ctx.begun(d_ys, back)))
-        return (None, None, *d_ys)
+@Finish.adjoint
+def _(ctx: Any, *d_ys: Any) -> Any:
+    back = Flight(ctx.flight.device)
+    ctx.flight.back.append((back, ctx.begun(d_ys, back)))
+    return (None, None, *d_ys)
 
 
 class Ticket(Unique):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a bridge of uniform batches as autograd functions, and the memory that peers write into."""
 import ctypes as c
-import functools
 import weakref
 from typing import Any
 
@@ -16,7 +15,7 @@ from . import moves
 from . import ranks as groups
 from .lazy import torch
 from .ready import entry
-from .tensors import Function, checked, once, stream_on
+from .tensors import Function, checked, stream_on
 from .ticket import Flight
 
 _FITTING = 1024  # shapes that are known to fit the memory
@@ -205,19 +204,16 @@ class Ready:
 
 
 @Function
-class Carry:
+def Carry(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight | None) -> Any:
     """y = R x forward, d_x = R^T d_y backward. With a flight forward is begun, and backward ended."""
+    ctx.ready, ctx.here, ctx.shape, ctx.flight = ready, here, x.shape, flight
+    return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight | None) -> Any:
-        ctx.ready, ctx.here, ctx.shape, ctx.flight = ready, here, x.shape, flight
-        return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
 
-    @staticmethod
-    @functools.partial(once, linear=True)
-    def backward(ctx: Any, d_y: Any) -> Any:
-        if ctx.flight is not None:  # Finish's backward has sent d_y
-            d_x = ctx.flight.landed()
-        else:
-            d_x = ctx.ready.carry(1, None, d_y, d_y, ctx.shape if ctx.here else None)
-        return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None
+@Carry.adjoint
+def _(ctx: Any, d_y: Any) -> Any:
+    if ctx.flight is not None:  # Finish's backward has sent d_y
+        d_x = ctx.flight.landed()
+    else:
+        d_x = ctx.ready.carry(1, None, d_y, d_y, ctx.shape if ctx.here else None)
+    return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None
