@@ -300,7 +300,7 @@ MUTANTS = {
         'torch/linear.py', '(ctx.factor * g)', 'ctx.factor', 'test_torch_linear.py',
         'test_loss_mode_and_the_others_agree'),
     'no loss keeps gradients of logits': (
-        'torch/linear.py', "early = begins == 'loss' and", 'early = False and', 'test_torch_linear.py',
+        'torch/linear_plan.py', "early = begins == 'loss' and", 'early = False and', 'test_torch_linear.py',
         'test_loss_mode_of_a_narrow_head'),
     'kept gradients of logits are multiplied by 1': (
         'torch/linear_plan.py', 'up.loss, up.d_loss = 1.0, by.data_ptr()', 'up.loss, up.d_loss = 1.0, None',
@@ -312,10 +312,10 @@ MUTANTS = {
         'torch/linear.py', 'if saved[6] is not None:', 'if False:', 'test_torch_linear.py',
         'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a chunk size does not bind kept gradients of logits': (
-        'torch/linear.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
+        'torch/linear_plan.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
         'test_loss_mode_of_a_narrow_head'),
     'kept gradients of logits take any memory': (
-        'torch/linear.py', 'bound * hidden.element_size() <=', '0 <=', 'test_torch_linear.py',
+        'torch/linear_plan.py', 'bound * hidden.element_size() <=', '0 <=', 'test_torch_linear.py',
         'test_loss_mode_of_a_narrow_head'),
     'the upstream gradient is rounded to 16 bits before it multiplies': (
         'torch/linear.py', '(ctx.factor * g).to(plan.real)', '(ctx.factor * g).to(plan.dtype)',
@@ -339,7 +339,7 @@ MUTANTS = {
         'd_head,\n                           False)',
         'test_torch_linear.py', 'test_gradients_are_added_to_main_grad'),
     'a sequence-parallel rank reads its own tokens as all': (
-        'torch/linear.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
+        'torch/linear_plan.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
         'scatter = False', 'test_torch_linear.py', 'test_d_hidden_partial_and_scattered'),
     'ranks of a mismatch do not tell each other what they were doing': (
         'torch/ranks.py', 'if isinstance(why, MismatchError) and doing and board is not None:', 'if False:',

@@ -10,27 +10,19 @@ import itertools
 import math
 from typing import Any
 
-from .. import _structs as s
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
-from ..plan import choice
-from ..tensor import torch_dtype
 from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary, partitioned
 from .lazy import torch
 from .linear_plan import LinearPlan
-from .logprob import Columns, MEMBERS, NAMES, check_target, config_of, logprob_members, per_token, shard, targets_for
+from .logprob import Columns, MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import scalars, table
-from .rows import rows_of, whole
 from .support import Support
-from .tensors import Function, anchor, once, operator, saved_tensors
+from .tensors import Function, anchor, operator, saved_tensors
 
-MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
 _runs = itertools.count()  # of forwards that added to main_grad
-PARTITIONS = {'rows': 0, 'flat': 1}  # values of colo_lm_head_partition_t
-D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
-_REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 
 
 # How a loss that makes its gradients in forward is reduced; a plain tuple, because that costs least:
@@ -71,8 +63,7 @@ def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) 
         ctx.ready, ctx.o = ready, o
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept)
-    if not plan.plain:
-        out = [t if name[0] == 'n' else plan.rows.gather(t) for name, t in zip(plan.names, out)]
+    out = plan.gathered(out)
     if plan.counts:
         ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
     return tuple(out)
@@ -257,15 +248,13 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
            target.shape, target.dtype, target.device,
            None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
            head_rows, head_partition, linear, values, members, support is None)
-    found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
-    if found is None:
-        found = kept.add(key, _made(what, hidden, weight, bias, target, names, comm, tp_group,
-                                    columns, head_comm, head_rows, head_partition, linear, main,
-                                    dict(zip(members, values)), support))
-    plan, copies_hidden, copies_weight = found
-    if copies_hidden:
+    plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
+    if plan is None:
+        plan = kept.add(key, LinearPlan(what, hidden, weight, bias, target, names, comm, tp_group, columns, head_comm, head_rows,
+                                        head_partition, linear, main, dict(zip(members, values)), support))
+    if plan.copies_hidden:
         hidden = hidden.contiguous()
-    if copies_weight:
+    if plan.copies_weight:
         weight = weight.contiguous()
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
@@ -289,87 +278,6 @@ def _sharded(what: str, weight: Any, bias: Any) -> tuple[Any, Any, Any, int | No
             raise ArgumentError("%s: weight has %s sharded rows and bias %s; shard both alike"
                                 % (what, rows, bias_rows))
     return weight, bias, group, rows
-
-
-def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
-          comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, head_rows: int | None,
-          head_partition: str, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None
-          ) -> tuple[LinearPlan, bool, bool]:
-    """(the plan of calls with such arguments, whether hidden and weight have to be copied); checks
-    them."""
-    mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
-    if mode not in MODES or d_hidden not in D_HIDDEN:
-        raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
-                            % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))
-    if head_comm is not None and head_rows is None:
-        raise ArgumentError("%s: head_group is given, so head_rows= (the rows of all its ranks "
-                            "together) is needed" % what)
-    owned = None
-    if choice(what + ': head_partition', head_partition, PARTITIONS) and (
-            head_comm is None or weight.dim() != 1 or bias is not None):
-        raise ArgumentError("%s: head_partition is 'flat', weight is %s, head_group is %s and bias is %s; expected "
-                            "this rank's elements of the flattened weight in 1 axis, a group and no bias"
-                            % (what, list(weight.shape), 'None' if head_comm is None else 'given',
-                               'None' if bias is None else 'given'))
-    flat = head_comm is not None and head_partition == 'flat'
-    if weight.numel() == 0 and weight.dim() == 1 and not flat:
-        raise ArgumentError("%s: weight has 0 elements, which stand for a parameter that is partitioned elsewhere; "
-                            "pass this rank's part, head_group=, head_rows= and head_partition='flat'" % what)
-    if not flat and (hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]):
-        raise ArgumentError("%s: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
-                            % (what, list(hidden.shape), list(weight.shape)))
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise ArgumentError("%s: bias is %s, expected [%d], the weight's rows"
-                            % (what, list(bias.shape), weight.shape[0]))
-    for name, t in (('weight', weight), ('bias', bias)):
-        if t is not None and (t.dtype != hidden.dtype or t.device != hidden.device):
-            raise ArgumentError("%s: %s is %s on %s, hidden is %s on %s"
-                                % (what, name, t.dtype, t.device, hidden.dtype, hidden.device))
-    if not hidden.dtype.is_floating_point:
-        raise ArgumentError("%s: hidden is of %s, expected a floating-point dtype"
-                            % (what, hidden.dtype))
-    scatter = d_hidden == 'reduce_scatter' and comm.size > 1
-    shape = list(hidden.shape[:-1])
-    if scatter and shape:
-        shape[0] *= comm.size
-    check_target(what, target, shape, "hidden's first axis times the group's %d ranks" % comm.size if scatter else
-                 "hidden's shape without the last axis", hidden.device, 'hidden is')
-    rows_here = weight.shape[0] if head_comm is None else head_rows
-    assert rows_here is not None
-    if head_comm is not None and flat:
-        elements = rows_here * hidden.shape[-1]
-        each = -(-elements // head_comm.size)
-        owned = max(min(elements - each * head_comm.rank, each), 0)
-        if weight.shape[0] not in (owned, each):
-            raise ArgumentError("%s: weight has %d elements, expected %d, or %d with padding: rank %d of %d's part of "
-                                "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
-                                             rows_here, hidden.shape[-1]))
-    start, vocab = shard(comm, tp_group, rows_here, *columns)
-    config = config_of('logprob', start, vocab, **logprob_members(members, vocab, names))
-    copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
-    if copies_weight:
-        weight = weight.contiguous()
-    if bias is not None:
-        bias = bias.contiguous()
-    if scatter:
-        read = hidden.contiguous()
-        rows = whole(tuple(shape), hidden.shape[-1])
-    else:
-        read, rows = rows_of(hidden)
-    number = torch_dtype(hidden.dtype)
-    logits = s.DTYPE[_REAL.get(s.DTYPES[number], 'f32')] if logits_dtype is None \
-        else torch_dtype(logits_dtype, 'logits_dtype')
-    parts = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget,
-             'd_hidden': D_HIDDEN[d_hidden]}
-    bound = math.prod(shape) if max_valid is None else max_valid
-    # Per column, kept gradients of logits take no more than sums of d_W and two chunks of 2,048 logits with gradients.
-    chunk = min(config.chunk_size or 2048, bound)
-    early = begins == 'loss' and head_comm is None and hidden.dtype != torch.float64 and \
-        bound * hidden.element_size() <= 4 * hidden.shape[-1] + \
-        2 * chunk * (s.DTYPE_SIZE[logits] + (hidden.element_size() if logits != number else 0))
-    plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, owned, parts, names, bound,
-                      begins in ('loss', 'sums') and not early, early, support is not None)
-    return plan, read is not hidden, copies_weight
 
 
 @operator(per_token)

@@ -10,16 +10,22 @@ from typing import Any
 from .. import _structs as s
 from .._lib import check
 from ..comm import Comm
+from ..errors import ArgumentError
+from ..plan import choice
 from ..tensor import make, torch_dtype
 from .head import Core
 from .lazy import torch
-from .logprob import DIFFERENTIABLE, outputs_of, targets_of
+from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
 from .nll import Mean, MeanCall
 from .ready import SMALL, HostWorkspace, View, entry, like, made_like, reserved, table
-from .rows import Rows
-from .support import Listed
+from .rows import rows_of, whole
+from .support import Listed, Support
 from .tensors import checked, stream_of
 
+MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
+PARTITIONS = {'rows': 0, 'flat': 1}  # values of colo_lm_head_partition_t
+D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
+_REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 _CORES = 32  # C objects of other sizes or options, for a communicator
 _HOST_WORKSPACE = 1 << 20  # bytes of workspace that a core keeps on the host
 _SHARED = 1 << 20  # bytes of a weight whose gradient, before it is made, holds those of logits
@@ -34,42 +40,106 @@ def _moved(t: Any, size: int) -> Any:
     return memory.narrow(0, address - memory.data_ptr(), size).view(t.dtype).view(t.shape).copy_(t)
 
 
-class LinearPlan:
-    """What calls of the same shapes, strides, dtypes, device and options share: views, config, outputs.
-    hidden: as the library reads it, or this rank's slice of the tokens; main: main_grads or None. Of losses
-    whose gradients begin in forward, early: those of logits are kept; sums: those of weight and bias are, as
-    the library sums them, in fp32 (fp64 of fp64)."""
+class LinearPlan(Plan):
+    """Of hidden states, the head that multiplies them, and targets. Of losses whose gradients begin in forward, early: those
+    of logits are kept; else those of weight and bias are, as the library sums them, in fp32 (fp64 of fp64)."""
 
-    def __init__(self, hidden: Any, weight: Any, bias: Any, main: Any, rows: Rows, scatter: bool,
-                 config: s.LogprobConfig, head_rows: int, owned: int | None, linear: dict[str, int],
-                 names: tuple[str, ...], max_valid: int, sums: bool, early: bool, listed: bool = False):
-        self.rows, self.scatter, self.config, self.head_rows, self.owned = rows, scatter, config, head_rows, owned
-        self.linear, self.max_valid, self.names, self.early = linear, max_valid, names, early
-        self.plain = rows.plain
-        self.grads = [(i, name, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
-        self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
-        self.device, self.dtype = hidden.device, hidden.dtype
-        self.cuda = hidden.device.type == 'cuda'
-        self.real = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        shape, stride = (rows.count, rows.columns), (rows.stride, 1)
-        self.hidden = View(hidden, 'hidden') if scatter else View(hidden, 'hidden', shape, stride)
+    def __init__(self, what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
+                 comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, head_rows: int | None,
+                 head_partition: str, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None):
+        """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
+        copied?"""
+        mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
+        if mode not in MODES or d_hidden not in D_HIDDEN:
+            raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
+                                % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))
+        if head_comm is not None and head_rows is None:
+            raise ArgumentError("%s: head_group is given, so head_rows= (the rows of all its ranks "
+                                "together) is needed" % what)
+        owned = None
+        if choice(what + ': head_partition', head_partition, PARTITIONS) and (
+                head_comm is None or weight.dim() != 1 or bias is not None):
+            raise ArgumentError("%s: head_partition is 'flat', weight is %s, head_group is %s and bias is %s; expected "
+                                "this rank's elements of the flattened weight in 1 axis, a group and no bias"
+                                % (what, list(weight.shape), 'None' if head_comm is None else 'given',
+                                   'None' if bias is None else 'given'))
+        flat = head_comm is not None and head_partition == 'flat'
+        if weight.numel() == 0 and weight.dim() == 1 and not flat:
+            raise ArgumentError("%s: weight has 0 elements, which stand for a parameter that is partitioned elsewhere; "
+                                "pass this rank's part, head_group=, head_rows= and head_partition='flat'" % what)
+        if not flat and (hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]):
+            raise ArgumentError("%s: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
+                                % (what, list(hidden.shape), list(weight.shape)))
+        if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+            raise ArgumentError("%s: bias is %s, expected [%d], the weight's rows"
+                                % (what, list(bias.shape), weight.shape[0]))
+        for name, t in (('weight', weight), ('bias', bias)):
+            if t is not None and (t.dtype != hidden.dtype or t.device != hidden.device):
+                raise ArgumentError("%s: %s is %s on %s, hidden is %s on %s"
+                                    % (what, name, t.dtype, t.device, hidden.dtype, hidden.device))
+        if not hidden.dtype.is_floating_point:
+            raise ArgumentError("%s: hidden is of %s, expected a floating-point dtype"
+                                % (what, hidden.dtype))
+        scatter = d_hidden == 'reduce_scatter' and comm.size > 1
+        shape = list(hidden.shape[:-1])
+        if scatter and shape:
+            shape[0] *= comm.size
+        check_target(what, target, shape, "hidden's first axis times the group's %d ranks" % comm.size if scatter else
+                     "hidden's shape without the last axis", hidden.device, 'hidden is')
+        rows_here = weight.shape[0] if head_comm is None else head_rows
+        assert rows_here is not None
+        if head_comm is not None and flat:
+            elements = rows_here * hidden.shape[-1]
+            each = -(-elements // head_comm.size)
+            owned = max(min(elements - each * head_comm.rank, each), 0)
+            if weight.shape[0] not in (owned, each):
+                raise ArgumentError("%s: weight has %d elements, expected %d, or %d with padding: rank %d of %d's part of "
+                                    "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
+                                                 rows_here, hidden.shape[-1]))
+        start, vocab = shard(comm, tp_group, rows_here, *columns)
+        config = config_of('logprob', start, vocab, **logprob_members(members, vocab, names))
+        copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
+        if copies_weight:
+            weight = weight.contiguous()
+        if bias is not None:
+            bias = bias.contiguous()
+        if scatter:
+            read = hidden.contiguous()
+            rows = whole(tuple(shape), hidden.shape[-1])
+        else:
+            read, rows = rows_of(hidden)
+        number = torch_dtype(hidden.dtype)
+        logits = s.DTYPE[_REAL.get(s.DTYPES[number], 'f32')] if logits_dtype is None \
+            else torch_dtype(logits_dtype, 'logits_dtype')
+        bound = math.prod(shape) if max_valid is None else max_valid
+        # Per column, kept gradients of logits take no more than sums of d_W and two chunks of 2,048 logits with gradients.
+        chunk = min(config.chunk_size or 2048, bound)
+        early = begins == 'loss' and head_comm is None and hidden.dtype != torch.float64 and \
+            bound * hidden.element_size() <= 4 * hidden.shape[-1] + \
+            2 * chunk * (s.DTYPE_SIZE[logits] + (hidden.element_size() if logits != number else 0))
+        super().__init__(hidden, rows, config, names)
+        self.scatter, self.head_rows, self.owned, self.names, self.early = scatter, rows_here, owned, names, early
+        self.copies_hidden, self.copies_weight, self.dtype = read is not hidden, copies_weight, hidden.dtype
+        self.linear = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget, 'd_hidden': D_HIDDEN[d_hidden]}
+        self.max_valid = bound
+        flat_shape, stride = (rows.count, rows.columns), (rows.stride, 1)
+        self.hidden = View(read, 'hidden') if scatter else View(read, 'hidden', flat_shape, stride)
         raw = self.hidden.raw
         mem, ordinal = raw.mem, raw.device
-        self.tokens = make(0, raw.dtype, shape, stride, mem, ordinal) if scatter else raw
-        self.targets = targets_of(rows, hidden.device, Listed if listed else View)
+        self.tokens = make(0, number, flat_shape, stride, mem, ordinal) if scatter else raw
+        self.targets = targets_of(rows, self.device, View if support is None else Listed)
         self.weight = View(weight, 'weight')
         self.bias = None if bias is None else View(bias, 'bias')
-        self.out = outputs_of(rows, names, self.real, self.device)
         # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is
-        self.new_hidden = like(tuple(hidden.shape) if rows.plain or scatter else shape, self.dtype,
-                               self.device)
+        self.new_hidden = like(tuple(hidden.shape) if rows.plain or scatter else flat_shape, self.dtype, self.device)
         self.d_view = not (rows.plain or scatter)
         mine = math.prod(hidden.shape[:-1]) if scatter else rows.count
         width = max(rows.columns, 1)
-        self.d_hidden = make(0, raw.dtype, (mine, rows.columns), (width, 1), mem, ordinal)
+        self.d_hidden = make(0, number, (mine, rows.columns), (width, 1), mem, ordinal)
         self.main = None if main is None else tuple(
             None if t is None else View(t, name + '.main_grad')
             for name, t in zip(('weight', 'bias'), main))
+        sums = begins in ('loss', 'sums') and not early
         self.d_dtype = (self.real if sums else weight.dtype) if main is None else main[0].dtype
         self.d_weight = make(0, torch_dtype(self.d_dtype, 'main_grad'), tuple(weight.shape),
                              (width, 1)[-weight.dim():], mem, ordinal)
@@ -77,7 +147,7 @@ class LinearPlan:
         self.new_weight = like(tuple(weight.shape), self.d_dtype, self.device)
         # more gradients of logits than d_weight has memory, and enough of it that backward may run only once
         self.shared = math.prod(weight.shape) * weight.element_size()
-        if self.shared < _SHARED or 2 * max_valid <= 3 * rows.columns or config.segment:
+        if self.shared < _SHARED or 2 * bound <= 3 * rows.columns or config.segment:
             self.shared = 0
         self.new_bias = like((weight.shape[0],), self.d_dtype, self.device)
         self.kept: dict[Any, _Ready] = {}
@@ -112,7 +182,7 @@ class LinearPlan:
             if len(cores) > _CORES:  # the one used last longest ago goes, on all ranks the same
                 old = min((k for k in cores if k != key), key=lambda k: cores[k].used)
                 cores.pop(old).kept = False
-                for plan, _, _ in table(comm, '_linear_plans').kept.values():
+                for plan in table(comm, '_linear_plans').kept.values():
                     plan.kept.clear()
         core.used = next(_clock)
         ready = self.kept[which] = _Ready(self, core, not frozen_hidden, not frozen_weight, add, share)
@@ -262,15 +332,10 @@ class _Ready:
             if by is not None:
                 up.logp = up.entropy = 0.0
                 up.loss, up.d_loss = 1.0, by.data_ptr()
-            for i, name, d_name in () if by is not None else plan.grads:
-                g = upstream[i]
-                setattr(up, name, 0.0 if g is None else 1.0)
-                if g is not None:
-                    if not (plan.plain and g.is_contiguous()):
-                        g = plan.rows.spread(g, 0)
-                    held.append(g)
-                    g = g.data_ptr()
-                setattr(up, d_name, g)
+            if by is None:
+                for i, name in plan.grads:
+                    setattr(up, name[2:], 0.0 if upstream[i] is None else 1.0)
+                held.append(plan.gradients(self, upstream, 0))
             up.mean = False
             d_weight = _moved(shared[0], plan.shared) if shared and shared[0] is not None else None
             self.saved.d_weight = None if d_weight is None else d_weight.data_ptr()

@@ -18,7 +18,7 @@ from .lazy import torch
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
-from .tensors import Function, of_integers, once, operator, saved_tensors, stream_of, written
+from .tensors import Function, of_integers, operator, saved_tensors, stream_of, written
 
 Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
@@ -63,14 +63,6 @@ def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | No
     return start, known[start, end]
 
 
-def outputs_of(rows: Rows, names: tuple[str, ...], real: Any, device: Any) -> list[tuple[str, Any]]:
-    """(name, what they are like) of tensors that outputs are written to"""
-    kinds = {'correct': torch.uint8, 'n_valid': torch.int64, 'n_invalid': torch.int64}
-    per_token = rows.shape if rows.plain else (rows.count,)
-    return [(name, like(() if name[0] == 'n' else per_token, kinds.get(name, real), device))
-            for name in names]
-
-
 def targets_of(rows: Rows, device: Any, kind: type[View] = View) -> View:
     like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=device)
     return kind(like, 'target', (rows.count,), (1,))
@@ -113,11 +105,48 @@ class _Call:
                          c.addressof(self.d_logits))
 
 
-class LogprobPlan:
-    """What calls of the same shapes, strides, dtypes, device and options share. Of logits that are read
-    without a copy, and of their targets [shape]; losses.py has plans of other losses."""
-    __slots__ = ('rows', 'plain', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
-                 'targets', 'mask', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
+class Plan:
+    """What calls of the same shapes, strides, dtypes, device and options share: of a tensor [.., n] that is read as @rows, and
+    of outputs."""
+    __slots__ = 'rows', 'plain', 'config', 'device', 'cuda', 'real', 'out', 'grads', 'counts'
+
+    def __init__(self, of: Any, rows: Rows, config: Any, names: tuple[str, ...]):
+        self.rows, self.plain, self.config, self.device = rows, rows.plain, config, of.device
+        self.cuda, self.real = of.device.type == 'cuda', real_of(of.dtype)
+        self.out = self.outputs(names)
+        self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
+        self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
+
+    def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+        """(name, what they are like) of tensors that outputs are written to"""
+        kinds = {'correct': torch.uint8, 'n_valid': torch.int64, 'n_invalid': torch.int64}
+        per_token = self.rows.shape if self.plain else (self.rows.count,)
+        return [(name, like(() if name[0] == 'n' else per_token, kinds.get(name, self.real), self.device))
+                for name in names]
+
+    def gathered(self, out: list[Any]) -> list[Any]:
+        """Those of the tokens that the caller has."""
+        return out if self.plain else [
+            t if name[0] == 'n' else self.rows.gather(t) for (name, _), t in zip(self.out, out)]
+
+    def gradients(self, now: Any, upstream: Any, _stats: int) -> Any:
+        """Says where the upstream gradients are; what it returns has to live as long as the call. stats:
+        where that is which was kept."""
+        held = []
+        for i, name in self.grads:
+            g = upstream[i]
+            if g is not None:
+                if not (self.plain and g.is_contiguous()):
+                    g = self.rows.spread(g, 0)
+                held.append(g)
+                g = g.data_ptr()
+            setattr(now.upstream, name, g)
+        return held
+
+
+class LogprobPlan(Plan):
+    """Of logits that are read without a copy, and of their targets [shape]; losses.py has plans of other losses."""
+    __slots__ = ('copies', 'in_place', 'logits', 'targets', 'mask', 'd_logits', 'gradient', 'saved', 'workspace', 'calls',
                  'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward in addition to the library's
     NAME = WHAT = 'logprob'  # of C functions and structs, and in errors
@@ -128,23 +157,35 @@ class LogprobPlan:
                 "strides %s",  # and if rows lie between
                 "%s: inplace_backward would write the rows between those of a slice; shape %s, strides %s")
 
-    def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
-                 in_place: bool, ranks: int, targets: View | None, mask: View | None):
-        self.rows, self.plain = rows, rows.plain
-        self.config, self.in_place, self.device = config, in_place, logits.device
-        self.cuda = logits.device.type == 'cuda'
-        self.real = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    def __init__(self, what: str, given: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
+                 columns: Columns, in_place: bool, members: dict[str, Any], support: Support | None):
+        """Checks the arguments of planned(). copies: do logits have to be copied?"""
+        if given.dim() < 1 or not given.dtype.is_floating_point:
+            raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
+                                % (what, list(given.shape), given.dtype))
+        self.check(what, given, second, mask)
+        start, vocab = shard(comm, tp_group, given.shape[-1], *columns)
+        logits, rows = rows_of(given)
+        self.copies, self.in_place = logits is not given, in_place
+        if self.INPUTS == 2:
+            members = logprob_members(members, vocab, names)
+            self.targets, self.mask = targets_of(rows, given.device, View if support is None else Listed), None
+        else:
+            second, mask = arranged(rows, second, mask)
+            self.targets = None if second is None else View(
+                second, '%s: %s' % (what, self.SECOND), (rows.count, second.shape[-1]), (second.shape[-1], 1))
+            self.mask = None if mask is None else View(mask, what + ': mask', (rows.count,), (1,))
+        config = config_of(self.NAME, start, vocab, order=rows.order, **members)
+        if in_place and (self.copies or rows.gap):
+            raise ArgumentError(self.IN_PLACE[not self.copies] % (what, list(given.shape), list(given.stride())))
+        super().__init__(logits, rows, config, names)
         self.logits = View(logits, 'logits', (rows.count, rows.columns), (rows.stride, 1))
-        self.targets, self.mask = targets, mask
         dtype, mem, ordinal = self.logits.raw.dtype, self.logits.raw.mem, self.logits.raw.device
         self.d_logits = make(0, dtype, (rows.count, rows.columns), (max(rows.columns, 1), 1), mem,
                              ordinal)
         self.gradient = like(tuple(logits.shape) if rows.plain else (rows.count, rows.columns),
                              logits.dtype, self.device)
-        self.out = self.outputs(names)
-        self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
-        self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
-        self.workspace = size_of('colo_%s_workspace_size' % self.NAME, config, dtype, rows.count, ranks)
+        self.workspace = size_of('colo_%s_workspace_size' % self.NAME, config, dtype, rows.count, comm.size)
         given_dtype = (dtype,) if self.INPUTS == 2 else ()
         self.saved = size_of('colo_%s_saved_size' % self.NAME, config, *given_dtype, rows.count) // 8
         kept = self.saved + self.EXTRA
@@ -152,9 +193,6 @@ class LogprobPlan:
         self.calls: list[_Call] = []
         self.run_forward = entry('colo_%s_forward' % self.NAME)
         self.run_backward = entry('colo_%s_backward' % self.NAME)
-
-    def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
-        return outputs_of(self.rows, names, self.real, self.device)
 
     def memory(self, now: _Call, keeps: bool, size_of_workspace: int) -> tuple[Any, Any, Any, int]:
         """(what is kept for backward, its address; what holds workspace, its address). On the host what is
@@ -216,9 +254,7 @@ class LogprobPlan:
             raise
         self.calls.append(now)
         del apart
-        if not self.plain:
-            out = [t if name[0] == 'n' else self.rows.gather(t) for (name, _), t in zip(self.out, out)]
-        return out, stats
+        return self.gathered(out), stats
 
     def keep(self, ctx: Any, logits: Any, target: Any, stats: Any) -> None:
         ctx.plan, ctx.ended = self, False
@@ -259,20 +295,6 @@ class LogprobPlan:
         self.calls.append(now)
         del held
         return d_logits
-
-    def gradients(self, now: _Call, upstream: Any, _stats: int) -> Any:
-        """Says where the upstream gradients are; what it returns has to live as long as the call. stats:
-        where that is which was kept."""
-        held = []
-        for i, name in self.grads:
-            g = upstream[i]
-            if g is not None:
-                if not (self.plain and g.is_contiguous()):
-                    g = self.rows.spread(g, 0)
-                held.append(g)
-                g = g.data_ptr()
-            setattr(now.upstream, name, g)
-        return held
 
 
 @Function
@@ -322,12 +344,11 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
            second is None or (second.shape, second.dtype, second.device),
            mask is None or (mask.shape, mask.dtype, mask.device), names, columns, in_place, values, members, kind,
            support is None)
-    found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
-    if found is None:
-        found = kept.add(key, _made(what, logits, second, mask, names, comm, tp_group, columns, in_place,
-                                    dict(zip(members, values)), kind, support))
-    plan, copies = found
-    if copies:
+    plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
+    if plan is None:
+        plan = kept.add(key, kind(what, logits, second, mask, names, comm, tp_group, columns, in_place,
+                                  dict(zip(members, values)), support))
+    if plan.copies:
         logits = logits.contiguous()
     if masked:
         second, more = arranged(plan.rows, second, mask)
@@ -355,30 +376,6 @@ def check_target(what: str, target: Any, shape: list[int], why: str, device: Any
         raise ArgumentError("%s: target is of %s, expected an integer dtype" % (what, target.dtype))
     if target.device != device:
         raise ArgumentError("%s: target is on %s, %s on %s" % (what, target.device, source, device))
-
-
-def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
-          columns: Columns, in_place: bool, members: dict[str, Any], kind: Any, support: Support | None
-          ) -> tuple[LogprobPlan, bool]:
-    """(the plan of calls with such arguments, whether their logits have to be copied); checks them."""
-    if logits.dim() < 1 or not logits.dtype.is_floating_point:
-        raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
-                            % (what, list(logits.shape), logits.dtype))
-    kind.check(what, logits, second, mask)
-    start, vocab = shard(comm, tp_group, logits.shape[-1], *columns)
-    read, rows = rows_of(logits)
-    if kind.INPUTS == 2:
-        members = logprob_members(members, vocab, names)
-        views = targets_of(rows, logits.device, View if support is None else Listed), None
-    else:
-        second, mask = arranged(rows, second, mask)
-        views = (None if second is None else View(second, '%s: %s' % (what, kind.SECOND), (rows.count, second.shape[-1]),
-                                                  (second.shape[-1], 1)),
-                 None if mask is None else View(mask, what + ': mask', (rows.count,), (1,)))
-    config = config_of(kind.NAME, start, vocab, order=rows.order, **members)
-    if in_place and (read is not logits or rows.gap):
-        raise ArgumentError(kind.IN_PLACE[read is logits] % (what, list(logits.shape), list(logits.stride())))
-    return kind(read, rows, config, names, in_place, comm.size, *views), read is not logits
 
 
 def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,

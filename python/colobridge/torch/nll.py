@@ -14,7 +14,7 @@ from .lazy import torch
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
 from .ready import SLACK, aligned, entry, like, scalars
 from .support import Support
-from .tensors import Function, of_integers, once, operator, said, stream_of
+from .tensors import Function, of_integers, operator, said, stream_of
 
 
 class Loss(NamedTuple):
