@@ -215,7 +215,7 @@ class Bridge(Unique):
         ready = self._kept.get(key)
         if ready is None:
             doing = about(shape, dtype)
-            with groups.telling(comm, doing):
+            with groups.telling(comm, doing=doing):
                 made = self._cores.get((dtype, device))
                 if made is None:
                     made = self._cores[dtype, device] = Core(self, comm, shape, dtype, device)

@@ -52,13 +52,10 @@ def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) 
     d_hidden, d_weight, d_bias = ctx.needs_input_grad[:3]
     d_head = d_weight or d_bias
     backward = grad and (d_hidden or d_head)
-    try:
+    with groups.telling(comm, head_comm):
         ready = plan.ready(comm, head_comm, backward and not d_hidden, backward and not d_head,
                            main is not None)
         out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
-    except BaseException as why:
-        groups.heard_over(why, comm, head_comm)
-        raise
     if backward:
         ctx.ready, ctx.o = ready, o
         ctx.set_materialize_grads(False)
@@ -75,11 +72,8 @@ def _(ctx: Any, *upstream: Any) -> Any:
     ready.core.alive()
     saved = saved_tensors(ctx, 'linear_logprob: hidden, weight, bias or target')
     need = ctx.needs_input_grad
-    try:
+    with groups.telling(comm, head_comm):
         d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
-    except BaseException as why:
-        groups.heard_over(why, comm, head_comm)
-        raise
     return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
 
@@ -98,15 +92,12 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: O
     need = ctx.needs_input_grad if grad else (False,) * 3
     d_head = need[1] or need[2]
     early = plan.early and d_head
-    try:
+    with groups.telling(comm, head_comm):
         ready = plan.ready(comm, head_comm, not need[0], not d_head,
                            (early or known is not None) and main is not None, early)
         if weights is not None:
             weights = plan.rows.spread(weights, 0)
         out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main, early)
-    except BaseException as why:
-        groups.heard_over(why, comm, head_comm)
-        raise
     ctx.of = main, need, early, ready, comm
     if early:
         kept, ctx.kept, shared = made
@@ -156,11 +147,8 @@ def _(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
     if early:
         ready.core.alive()
         saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
-        try:
+        with groups.telling(comm):
             made = ready.backward(comm, saved, ctx.kept, None, main, by)
-        except BaseException as why:
-            groups.heard(comm, why)
-            raise
         if saved[6] is not None:
             ctx.made = None
         return (*(d if need else None for d, need in zip(made, needs)), None, None, None)

@@ -71,6 +71,7 @@ class Ragged:
         self._bridges: dict[bool, core.Bridge] = {}
         self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
         self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
+        self.telling = groups.telling(comm, before=self.forget)
         self.last: _Call | None = None
         self._capturing = arenas.capturing(device)
         self._graphs: dict[int, Any] = {}  # by address: indices that a graph reads, as long as there is the bridge
@@ -135,15 +136,6 @@ class Ragged:
             self._graphs[index.data_ptr()] = index
         return index
 
-    def heard(self, why: BaseException) -> None:
-        """groups.heard(), which forgets."""
-        self.forget()
-        groups.heard(self.comm, why)
-
-    def telling(self) -> groups.telling:
-        """groups.telling() that forgets."""
-        return groups.telling(self.comm, before=self.forget)
-
     def destroy(self) -> None:
         self.forget()
         for bridge in self._bridges.values():
@@ -195,7 +187,7 @@ class _Call:
     def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None,
             flight: Flight | None = None) -> None:
         """One call of the library on tensors [rows, features]. flight: it is started there, and not finished."""
-        try:
+        with self.ragged.telling:
             reached = self._reached(backward, given, out, stream)
             arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
             if flight is None or any(a is not b for a, b in zip((*given, *out), (*reached[0], *reached[1]))):
@@ -207,9 +199,6 @@ class _Call:
                 for t, here in zip(out, reached[1]):
                     if here is not t:
                         t.copy_(here)
-        except BaseException as why:
-            self.ragged.heard(why)
-            raise
 
     def gradients(self, d_ys: Sequence[Any], flight: Flight | None = None) -> list[Any]:
         """Of each x, from those of each y; None without one."""
@@ -449,7 +438,7 @@ def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool
             _check_leaf(t, name)
     ragged = self._ragged_of(device)
     if call is None or call is not ragged.last:  # another communicator
-        with ragged.telling():
+        with ragged.telling:
             batch = ragged.batch(segments, merged)
             if intos and not merged and batch.merged is None:
                 batch.merged = ragged.batch(segments, True, carried=False)
@@ -468,7 +457,7 @@ def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool
                 Written.apply(buffer, call, y)
             ys = tuple(intos)
         elif intos:
-            with ragged.telling():
+            with ragged.telling:
                 ys = tuple(y if t is None else _placed(ragged, call.held, segments, t, name, y, add, inplace)
                            for y, t, name in zip(ys, intos, names))
         return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]

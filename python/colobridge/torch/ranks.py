@@ -138,12 +138,10 @@ def _is_dead(comm: Comm) -> bool:
     return lib().colo_comm_check(comm.handle) < 0
 
 
-def heard(comm: Comm | None, why: BaseException, doing: dict[str, Any] | None = None) -> None:
+def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -> None:
     """Notes that this rank has heard of the error that killed a communicator. An error that the library
     does not know of is told to the other ranks, which would wait for this one. doing: what this rank's
     call is about, to be compared with the others' after a mismatch."""
-    if comm is None:
-        return
     if not getattr(why, 'status', 0):
         refuse(comm, why)
         return
@@ -155,17 +153,6 @@ def heard(comm: Comm | None, why: BaseException, doing: dict[str, Any] | None = 
             differs = board.compare(doing)
             if differs:
                 why.args = ('%s (%s)' % (differs, why), *why.args[1:])
-
-
-def heard_over(why: BaseException, *comms: Comm | None) -> None:
-    """heard() of what uses several communicators: of those that live on, other ranks may not be in the one that the
-    error came from."""
-    several = [comm for comm in comms if comm is not None and comm.size > 1]
-    for comm in several:
-        if len(several) == 1 or comm._handle and _is_dead(comm):
-            heard(comm, why)
-        else:
-            refuse(comm, why)
 
 
 class _Board:
@@ -202,23 +189,26 @@ class _Board:
 
 
 class telling:
-    """heard() around what uses a communicator. before: is called if there is an error."""
+    """heard() around what uses communicators. If they are several: of those that live on, other ranks may not be in the one
+    that the error came from. before: is called if there is an error."""
 
-    def __init__(self, comm: Comm | None, doing: dict[str, Any] | None = None, before: Callable[[], None] | None = None):
-        self.comm, self.doing, self.before = comm, doing, before
+    def __init__(self, *comms: Comm | None, doing: dict[str, Any] | None = None, before: Callable[[], None] | None = None):
+        self.comms, self.doing, self.before = comms, doing, before
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, why: Any, trace: Any) -> None:
-        if kind is not None:
-            if self.before is not None:
-                self.before()
-            heard(self.comm, why, self.doing)
-
-
-def _default_group(dist: Any) -> Any:
-    return dist.distributed_c10d._get_default_group()
+        if kind is None:
+            return
+        if self.before is not None:
+            self.before()
+        several = [comm for comm in self.comms if comm is not None and comm.size > 1]
+        for comm in several:
+            if len(several) == 1 or comm._handle and _is_dead(comm):
+                heard(comm, why, self.doing)
+            else:
+                refuse(comm, why)
 
 
 def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
@@ -227,8 +217,7 @@ def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
     if not (dist.is_available() and dist.is_initialized()):
         raise FailedError("%s: torch.distributed is not initialised (or was destroyed); call "
                           "init_process_group() first" % what, STATUS['ERR_STATE'])
-    world = _default_group(dist)
-    if group is dist.group.WORLD or group is world:
+    if group is dist.group.WORLD or group is dist.distributed_c10d._get_default_group():
         return tuple(range(dist.get_world_size()))
     if group is dist.GroupMember.NON_GROUP_MEMBER or not isinstance(group, dist.ProcessGroup):
         what_it_is = ('is a group without this rank %d' % dist.get_rank()
