@@ -2,6 +2,7 @@
 """Which rank holds which positions of packed sequences; docs/packed.md."""
 import array
 import ctypes as c
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, cast
@@ -57,6 +58,9 @@ class Packing(Comparable):
             require_entries('packing', name[4:], self._tables[name], n, 'sequence')
         self._fill(s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split]), self._tables)
         self._key = self.split.encode() + self._key
+        self._again = {'seq_len': held, 'split': self.split, 'pieces': pieces and [
+            [(int(count), int(owner)) for count, owner in of] for of in pieces]}  # the arguments that make it again
+        self._again.update((name[4:], self._tables[name]) for name in ('seq_dp', 'seq_cp', 'seq_first'))
 
     seq_len = property(lambda self: self._tables['seq_len'].tolist())
 
@@ -110,34 +114,22 @@ class Packing(Comparable):
         for q, of in enumerate(dp):
             if not 0 <= of < n:
                 raise ArgumentError("packing: sequence %d is on replica %d, expected one of the %d replicas" % (q, of, n))
-
-        def mine(t: Any) -> Any:
-            return None if t is None else [t[q] for q, of in enumerate(dp) if of == replica]
-        return Packing(seq_len=mine(self._tables['seq_len']), cp=mine(self._tables['seq_cp']),
-                       first=mine(self._tables['seq_first']), split=self.split, pieces=mine(_pieces(self._tables)))
+        mine = [q for q, of in enumerate(dp) if of == replica]
+        given: dict[str, Any] = {name: [t[q] for q in mine] if name != 'split' and t is not None else t
+                                 for name, t in dict(self._again, dp=None).items()}
+        return Packing(**given)
 
     def __len__(self) -> int:
         """Sequences."""
         return self._raw.nseqs
 
     def __reduce__(self) -> Any:
-        return _again, (dict(self._tables), self.split)
+        return functools.partial(Packing, **self._again), ()
 
     def __repr__(self) -> str:
         tables = ((name, self._tables.get(name)) for name in ('seq_dp', 'seq_cp', 'seq_first', 'piece_len', 'piece_owner'))
         more = ''.join(', %s=%s' % (name.partition('_')[2], list(t[:8])) for name, t in tables if t)
         return 'Packing(%d sequences of %d positions, %s%s)' % (len(self), sum(self.seq_len), self.split, more)
-
-
-def _pieces(tables: dict[str, Any]) -> list[list[tuple[int, int]]] | None:
-    start = tables.get('piece_start')
-    return None if start is None else [
-        list(zip(tables['piece_len'][a:b], tables['piece_owner'][a:b])) for a, b in zip(start, start[1:])]
-
-
-def _again(tables: dict[str, Any], split: str) -> Packing:
-    return Packing(seq_len=tables['seq_len'], dp=tables['seq_dp'], cp=tables['seq_cp'], first=tables['seq_first'],
-                   split=split, pieces=_pieces(tables))
 
 
 def joined(parts: dict[int, Packing], cp: int) -> Packing:
@@ -147,7 +139,7 @@ def joined(parts: dict[int, Packing], cp: int) -> Packing:
     split, replicas = next(p.split for p in parts.values()), [replica for replica, p in parts.items() for _ in range(len(p))]
     if split == 'table':
         return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split,
-                       pieces=[pieces for p in parts.values() for pieces in _pieces(p._tables) or ()])
+                       pieces=[pieces for p in parts.values() for pieces in p._again['pieces']])
     cut = split != 'whole'
     return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, cp=of('seq_cp', cp) if cut else None,
                    first=of('seq_first', 0) if cut else None)

@@ -51,9 +51,6 @@ class Segments(Comparable):
             require_entries('segments', name, t, *(
                 (len(tables['seq_len'] or ()), 'sequence') if name.startswith('seq_') else
                 (total, 'row') if name == 'row_pos' else (count, 'segment')))
-        self._set(tables, packing)
-
-    def _set(self, tables: 'dict[str, array.array[int] | None]', packing: Packing | None = None) -> None:
         self._tables, self.packing = tables, packing
         self._fill(s.Segments(struct_size=c.sizeof(s.Segments), count=len(tables['rows'] or ()),
                               nseqs=len(tables['seq_len'] or ())), {m: tables[n] for n, m in zip(_TABLES, _MEMBERS)})
@@ -81,7 +78,7 @@ class Segments(Comparable):
         made = c.POINTER(s.Segments)()
         call('colo_segments_gather', c.byref(made), None if local is None else local._raw, group.handle)
         try:
-            raw, out = made.contents, cls.__new__(cls)
+            raw = made.contents
             total = sum((s.i64 * raw.count).from_address(raw.rows)) if raw.count else 0
             sizes = (raw.count,) * 4 + (total,) + (raw.nseqs,) * 2
             scattered = bool(raw.row_pos)
@@ -92,10 +89,9 @@ class Segments(Comparable):
                     t.frombytes(c.string_at(getattr(raw, member), 8 * n)
                                     if getattr(raw, member) else b'')
                 tables[name] = None if name == ('pos' if scattered else 'row_pos') else t
-            out._set(tables)
         finally:
             lib().colo_segments_free(c.byref(made))
-        return out
+        return cls(**tables)
 
     def check(self, src: Layout, dst: Layout) -> None:
         """ValueError when the tables do not fit a bridge from @src to @dst; it names the segment or the

@@ -210,7 +210,7 @@ BRIDGES = {
         'segments.py', "'pos': pos, 'row_pos'", "'pos': pos and [p + 1 for p in pos], 'row_pos'", 'test_ragged.py',
         'test_worked_example'),
     'a rank goes on with its own tables': (
-        'segments.py', 'out._set(tables)', 'out._set(local._tables if local else tables)', 'test_torch_ragged.py',
+        'segments.py', 'cls(**tables)', 'cls(**(local._tables if local else tables))', 'test_torch_ragged.py',
         'test_tables_are_gathered'),
     'batches of as many segments are one': (
         'torch/ragged.py', 'key = merged, segments', 'key = merged, len(segments)', 'test_torch_ragged.py',
@@ -301,7 +301,7 @@ BRIDGES = {
         'torch/tower.py', "if len({getattr(text, 'split', None) for _, text in texts.values()}) > 1:", 'if False:',
         'test_torch_tower.py', 'another-split or split'),
     'a replica has the sequences of all': (
-        'packing.py', 'for q, of in enumerate(dp) if of == replica]', 'for q in range(len(dp))]', 'test_torch_tower.py',
+        'packing.py', 'q for q, of in enumerate(dp) if of == replica]', 'q for q in range(len(dp))]', 'test_torch_tower.py',
         'cut_by_themselves'),
     'sequences on all context ranks are on one, among others': (
         'packing.py', "cp=of('seq_cp', cp) if cut", "cp=of('seq_cp', 1) if cut", 'test_torch_tower.py', 'cut_by_themselves'),

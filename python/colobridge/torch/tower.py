@@ -14,7 +14,7 @@ from ..comm import Comm
 from ..errors import STATUS, ArgumentError, MismatchError
 from ..grid import Grid
 from ..layout import Layout, context_of, parts_of, replica_of
-from ..packing import Packing, _again, joined
+from ..packing import Packing, joined
 from ..segments import Segments, balance
 from ..tables import one_of, require_entries
 from ..tables import table as as_table
@@ -142,13 +142,13 @@ class _Table(NamedTuple):
     def write(self) -> bytes:
         text = self.text
         if isinstance(text, Packing):
-            text = {'split': text.split, 'tables': {n: None if t is None else t.tolist() for n, t in text._tables.items()}}
+            text = {name: t.tolist() if hasattr(t, 'tolist') else t for name, t in text._again.items()}
         return json.dumps((*self[:-1], text)).encode()
 
     @classmethod
     def read(cls, said: bytes) -> '_Table':
         grid, seq, pos, scattered, kind, text = json.loads(said)
-        return cls([tuple(g) for g in grid], seq, pos, scattered, tuple(kind), _again(**text) if isinstance(text, dict) else text)
+        return cls([tuple(g) for g in grid], seq, pos, scattered, tuple(kind), Packing(**text) if isinstance(text, dict) else text)
 
 
 class EncoderParallel:
