@@ -32,12 +32,6 @@ def _named(path: str) -> str | None:
     return path if os.path.exists(path) else None
 
 
-def _same_folder() -> str | None:
-    """In this package. An editable install has it elsewhere, and its loader knows where."""
-    there = importlib.resources.files('colobridge') / SONAME
-    return str(there) if there.is_file() else None
-
-
 def _pkg_config() -> str | None:
     try:
         done = subprocess.run(['pkg-config', '--variable=libdir', 'colobridge'], text=True,
@@ -64,7 +58,8 @@ def find() -> str:
         if path is None:
             raise FailedError("COLOBRIDGE_LIBRARY is '%s', where there is no %s" % (said, SONAME))
         return path
-    return _same_folder() or _installed() or _pkg_config() or SONAME
+    there = importlib.resources.files('colobridge') / SONAME  # an editable install has it elsewhere, and its loader knows where
+    return str(there) if there.is_file() else _installed() or _pkg_config() or SONAME
 
 
 def load(path: str) -> c.CDLL:

@@ -100,21 +100,15 @@ class Grid:
     def group(self, dims: str | Sequence[str], rank: int, *, as_given: bool = False) -> Group:
         """The group of a dim set that contains @rank; dims joined by "-" or a list. Members ascend;
         as_given: the last given dim varies fastest inside the group."""
-        raw = s.Group()
-        call('colo_grid_group_as_given' if as_given else 'colo_grid_group', self._raw,
-             text(_joined(dims)), rank, raw)
-        return Group(raw)
+        name = 'colo_grid_group_as_given' if as_given else 'colo_grid_group'
+        return Group(result(s.Group, name, self._raw, text(_joined(dims)), rank))
 
     def groups(self, dims: str | Sequence[str]) -> list[Group]:
         """All groups of a dim set, in order."""
-        first = s.Group()
-        call('colo_grid_group_at', self._raw, text(_joined(dims)), 0, first)
-        out = [Group(first)]
-        for i in range(1, first.count):
-            raw = s.Group()
-            call('colo_grid_group_at', self._raw, text(_joined(dims)), i, raw)
-            out.append(Group(raw))
-        return out
+        def at(i: int) -> Group:
+            return Group(result(s.Group, 'colo_grid_group_at', self._raw, text(_joined(dims)), i))
+        first = at(0)
+        return [first, *map(at, range(1, first.count))]
 
     def key(self, dims: str | Sequence[str]) -> str:
         """Canonical name of a dim set: its names in the reverse order of the grid, joined by "-"."""

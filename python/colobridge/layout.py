@@ -37,16 +37,16 @@ class Layout:
         """The encoder's: samples BLOCK over dp, rows ZIGZAG over cp, on the last pp stage. Ranks along tp
         and ep hold copies. extra: names of other dims along which they do; a name that the grid lacks
         has no effect. ValueError: a dim above 1 with another name that is not in extra."""
-        layout = cls(grid)
-        call('colo_layout_init_src_extra', layout._raw, layout.grid._raw, text(_joined(extra)))
-        return layout
+        return cls(grid)._usual('colo_layout_init_src_extra', extra)
 
     @classmethod
     def dst(cls, grid: Grid | str, *, extra: str | Sequence[str] = ()) -> 'Layout':
         """The LLM's: the same, on pp stage 0."""
-        layout = cls(grid)
-        call('colo_layout_init_dst_extra', layout._raw, layout.grid._raw, text(_joined(extra)))
-        return layout
+        return cls(grid)._usual('colo_layout_init_dst_extra', extra)
+
+    def _usual(self, init: str, extra: str | Sequence[str]) -> 'Layout':
+        call(init, self._raw, self.grid._raw, text(_joined(extra)))
+        return self
 
     def split(self, axis: str, dim: str, kind: str = 'block', *, context: bool = False) -> 'Layout':
         """Append a split of "samples", "rows" or "features" over a dim: "block", "zigzag", "replicate", or

@@ -31,8 +31,8 @@ BRIDGES = {
         'layout.py', 'in splits_of(layout, s.SAMPLES):', 'in splits_of(layout, s.SAMPLES)[::-1]:', 'test_megatron.py',
         'test_dims_of_data'),
     'samples count over dp alone': (
-        'torch/bridge.py', 'return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS)',
-        "return self.src.grid.extent('dp'), parts_of(self.src, s.ROWS)", 'test_megatron.py', 'test_samples_of_gtp'),
+        'torch/bridge.py', 'parts_of(self.src, axis) for axis in',
+        "parts_of(self.src, axis) if axis else self.src.grid.extent('dp') for axis in", 'test_megatron.py', 'test_samples_of_gtp'),
     'the whole sequence fits the recipe, not each part': (
         'partition.py', 'choice(\'recipe\', recipe, RECIPES) * cp', 'choice(\'recipe\', recipe, RECIPES)',
         'test_megatron_core.py', 'test_padding_by_the_name'),

@@ -122,7 +122,8 @@ class Bridge(Unique):
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}
         self.frozen, self.transport, self.buffers = frozen, transport, buffers
-        self._parts = self._split_sizes()
+        # into how many parts the source cuts samples, rows and features
+        self._parts = tuple(parts_of(self.src, axis) for axis in (s.SAMPLES, s.ROWS, s.FEATURES))
         self._dst_features = parts_of(self.dst, s.FEATURES)
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | Repacking | None = None  # tables that fit the layouts, the last ones
@@ -167,10 +168,6 @@ class Bridge(Unique):
         if not self.ragged and moves.plain(self.src) and moves.plain(self.dst):
             return moves.component(self.src.grid, self.dst.grid, dist.get_rank())
         return inside
-
-    def _split_sizes(self) -> tuple[int, int, int]:
-        """Into how many parts the source layout cuts samples, rows and features."""
-        return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS), parts_of(self.src, s.FEATURES)
 
     @property
     def _talks_to(self) -> Any:

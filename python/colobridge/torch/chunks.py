@@ -34,36 +34,32 @@ def OverChunks(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int
 @OverChunks.backward
 def _(ctx: Any, *upstream: Any) -> Any:
     hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
-    with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
-                                                  enabled=ctx.product is not None):
-        return *_gradients(ctx, hidden, weight, bias, upstream), None, None, None, None
-
-
-def _gradients(ctx: Any, hidden: Any, weight: Any, bias: Any, upstream: Any) -> Any:
     need = ctx.needs_input_grad
     real = torch.float64 if weight.dtype == torch.float64 else torch.float32
     d_hidden = torch.zeros_like(hidden) if need[0] else None
     d_weight = torch.zeros_like(weight, dtype=real) if need[1] else None
     d_bias = torch.zeros_like(bias, dtype=real) if need[2] else None
-    for rows in _rows_of(hidden, ctx.step):
-        h = hidden[rows]
-        with torch.enable_grad():
-            z = torch.nn.functional.linear(h, weight, bias).detach().requires_grad_()
-            out = ctx.fn(z, rows)
-            out = out if isinstance(out, tuple) else (out,)
-            used = [(o, g[rows]) for o, g in zip(out, upstream) if g is not None and o.requires_grad]
-        d = torch.autograd.grad([o for o, _ in used], z, [g for _, g in used])[0] if used \
-            else torch.zeros_like(z)
-        if d_hidden is not None:
-            d_hidden[rows] = d @ weight
-        if d_weight is not None:
-            d_weight += d.t() @ h
-        if d_bias is not None:
-            d_bias += d.sum(0, dtype=real)
-    if d_hidden is not None and ctx.add:
-        ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
+    with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
+                                                  enabled=ctx.product is not None):
+        for rows in _rows_of(hidden, ctx.step):
+            h = hidden[rows]
+            with torch.enable_grad():
+                z = torch.nn.functional.linear(h, weight, bias).detach().requires_grad_()
+                out = ctx.fn(z, rows)
+                out = out if isinstance(out, tuple) else (out,)
+                used = [(o, g[rows]) for o, g in zip(out, upstream) if g is not None and o.requires_grad]
+            d = torch.autograd.grad([o for o, _ in used], z, [g for _, g in used])[0] if used \
+                else torch.zeros_like(z)
+            if d_hidden is not None:
+                d_hidden[rows] = d @ weight
+            if d_weight is not None:
+                d_weight += d.t() @ h
+            if d_bias is not None:
+                d_bias += d.sum(0, dtype=real)
+        if d_hidden is not None and ctx.add:
+            ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
     return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-            None if d_bias is None else d_bias.to(bias.dtype))
+            None if d_bias is None else d_bias.to(bias.dtype), None, None, None, None)
 
 
 @eager

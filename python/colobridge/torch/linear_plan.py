@@ -16,7 +16,7 @@ from ..tensor import make, torch_dtype
 from .head import Core
 from .lazy import torch
 from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
-from .nll import Mean, MeanCall
+from .nll import Mean, MeanCall, mean_workspace
 from .ready import SMALL, HostWorkspace, View, entry, like, made_like, reserved, table
 from .rows import rows_of, whole
 from .support import Listed, Support
@@ -399,7 +399,7 @@ class _Ready:
         if self.placed == group.size:
             return None
         mean = self.plan.mean
-        parts = mean.workspace(group)
+        parts = mean_workspace(group.size)
         size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
         holds, workspace = self.numbers.reserve(size, self.plan.device, self.plan.cuda)
         valid = workspace + parts

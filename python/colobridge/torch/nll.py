@@ -32,7 +32,7 @@ def across(reduce_group: Any, device: Any, what: str) -> Comm:
 
 
 @functools.lru_cache(maxsize=None)
-def _parts(ranks: int) -> int:
+def mean_workspace(ranks: int) -> int:
     """Bytes of workspace of a mean over so many ranks."""
     return lib().colo_loss_weighted_workspace_size(ranks)
 
@@ -41,7 +41,7 @@ def _weighted(comm: Comm, device: Any, values: s.Tensor | None, weights: s.Tenso
               mask: s.Tensor | None = None, d_values: s.Tensor | None = None) -> Any:
     """Num, weight, den, which is an i64, and value (colo_weighted_t) as one tensor of fp64."""
     at = [None if t is None else c.addressof(t) for t in (values, weights, mask, d_values)]
-    parts = _parts(comm.size)
+    parts = mean_workspace(comm.size)
     memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=device)
     address = aligned(memory.data_ptr())
     check(entry('colo_loss_weighted_sum')(*at[:3], comm.handle, address + parts, at[3], address, stream_of(device)))
@@ -73,9 +73,6 @@ class Mean:
         self.device = device
         self.run_forward, self.run_backward = (entry('colo_loss_mean_forward'),
                                                entry('colo_loss_mean_backward'))
-
-    def workspace(self, comm: Comm) -> int:
-        return _parts(comm.size)
 
     def forward(self, now: MeanCall, losses: int, n_valid: int, factor: int, workspace: int, mean: bool,
                 comm: Comm) -> tuple[Any, Any, Any]:
@@ -130,7 +127,7 @@ class NllPlan(LogprobPlan):
         # Workspace: parts of the mean, the loss's own, the mean's factor, n_valid, losses. What is kept: the
         # loss's own, and the factor.
         try:
-            parts = _parts(group.size)
+            parts = mean_workspace(group.size)
             stats, address, apart, workspace = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
             n_valid, out = workspace + parts + self.workspace + 8, now.out
             if now.of != n_valid:
@@ -168,7 +165,7 @@ def Reduced(ctx: Any, loss: Any, valid: Any, weights: Any, mean: bool, comm: Com
     ctx.set_materialize_grads(False)
     rows = loss.contiguous()
     if weights is None:
-        memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
+        memory = torch.empty(1 + SLACK + mean_workspace(comm.size) // 8, dtype=torch.float64, device=loss.device)
         address = memory.data_ptr()
         value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
                                        aligned(address + 8), mean, comm)

@@ -240,11 +240,8 @@ def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
 
 def require_alive(group: Any, what: str) -> None:
     """RuntimeError when a group that was alive is not any more; cheap."""
-    if dist.is_initialized():
-        state = getattr(dist.distributed_c10d, '_world', None)
-        if state is not None and (group is dist.group.WORLD or group in state.pg_group_ranks):
-            return
-    group_ranks(group, what)
+    if not (dist.is_initialized() and (group is dist.group.WORLD or alive(group))):
+        group_ranks(group, what)
 
 
 def _timeout() -> datetime.timedelta:
