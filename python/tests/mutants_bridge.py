@@ -265,7 +265,7 @@ BRIDGES = {
     'a ticket that is dropped keeps its place': (
         'torch/ticket.py', 'the call uses it\n        self.end()', 'the call uses it\n        pass', 'test_torch_ticket.py', 'are_named'),
     'finish starts no gradient': (
-        'torch/bridge.py', 'd_ys[0], shape, back)', 'd_ys[0], shape)', 'test_torch_ticket.py', 'lies_between'),
+        'torch/bridge.py', 'd_ys[0], given, back)', 'd_ys[0], given)', 'test_torch_ticket.py', 'lies_between'),
     'finish starts no gradient of a ragged batch': (
         'torch/ragged.py', 'for i in range(call.n)], back)', 'for i in range(call.n)])', 'test_torch_ticket.py', 'lies_between'),
     'what finish returns is a view': (

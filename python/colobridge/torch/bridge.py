@@ -5,6 +5,7 @@ import collections
 import functools
 import itertools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from . import ranks as groups
 from . import tensors
 from .lazy import dist, torch
 from .tensors import eager, watched
-from .ticket import Finish, Flight, Ticket
+from .ticket import Asked, Ticket
 from .uniform import Carry, Core, Ready, about
 
 _BRIDGES: Any = weakref.WeakValueDictionary()  # by number
@@ -330,7 +331,7 @@ class Bridge(Unique):
                     into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
                     (self._ranks is None or groups.alive(self.group)):
                 return again[4](x, again[5], True, None)
-        return _called(self, _CALLS, x, segments, into, samples, shape, like, add, inplace, src, dst)
+        return _called(self, False, x, segments, into, samples, shape, like, add, inplace, src, dst)
 
     def _shape_of_y(self, x: Any, samples: int | None, shape: tuple[int, ...] | None) -> tuple[int, ...]:
         """Of this rank, by the layouts alone."""
@@ -348,7 +349,7 @@ class Bridge(Unique):
         while rows move, in backward, too. Until finish() nothing writes x or uses into. All ranks start the same calls in
         the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach (see
         buffers) runs in start() as a whole. docs/overlap.md."""
-        return _called(self, _STARTS, x, segments, into, samples, shape, like, add, inplace, src, dst)
+        return _called(self, True, x, segments, into, samples, shape, like, add, inplace, src, dst)
 
     def destroy(self) -> None:
         """Frees workspace, and a communicator of its own; a shared one is kept for others. The second time does nothing."""
@@ -364,21 +365,27 @@ class Bridge(Unique):
             self.group.destroy()
 
 
-def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> tuple[Any, bool]:
-    """x, and does this rank have one. Then self._last[1] is what carries it."""
+def _carried(x: Any, bridge: str, samples: Any, shape: Any) -> Any:
+    return _BRIDGES[bridge](x, samples=samples, shape=shape)
+
+
+tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge']]._shape_of_y(
+    given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called
+
+
+def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Asked:
+    """A call on one tensor from one uniform layout to another."""
     told = like if x is None else x
     if not isinstance(told, torch.Tensor):
         raise ArgumentError("bridge: x is a %s, expected a torch.Tensor%s"
                             % (type(told).__name__, ', or like= one' if x is None else ''))
+    here = x is not None
     if x is None:
         if shape is None:
             raise ArgumentError("bridge: x is None, so shape=(samples, rows, features) is needed")
         # Outputs have gradients when an input has.
         x = torch.empty(0, dtype=told.dtype, device=told.device,
                         requires_grad=told.dtype.is_floating_point and not self.frozen)
-        here = False
-    else:
-        here = True
     if shape is not None:
         shape = tuple(shape)
         if self.axes == 'bh' and len(shape) == 2:
@@ -390,46 +397,21 @@ def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
         if shape is None:
             shape = self.global_shape(x, samples)
         self._last = asked, self._core(comm, shape, x.dtype, device)
-    return x, here
-
-
-def _carried(x: Any, bridge: str, samples: Any, shape: Any) -> Any:
-    return _BRIDGES[bridge](x, samples=samples, shape=shape)
-
-
-tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge']]._shape_of_y(
-    given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called
-
-
-def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Any:
-    x, here = _ready(self, x, samples, shape, like)
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
-    lasts = here and (self._ranks is None or len(self._ranks) > 1)
-    self._again = (type(x), self._last[0], self._comm.told, watched, Carry.apply, self._last[1]) if lasts else None
-    return Carry.apply(x, self._last[1], here, None)
-
-
-def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Ticket:
-    x, here = _ready(self, x, samples, shape, like)
-    flight = Flight(x.device)
-    ready, shape = self._last[1], x.shape if here else None
-    y = Carry.apply(x, ready, here, flight)
-
-    def begun(d_ys: Any, back: Flight) -> Any:
-        return ready.carry(1, None, d_ys[0], d_ys[0], shape, back)
-    return Ticket(self, flight, lambda: Finish.apply(flight, begun, y)[0])
-
-
-_CALLS, _STARTS = (_call, ragged_batches.carry), (_start, ragged_batches.start)
+    ready, lasts = self._last[1], here and (self._ranks is None or len(self._ranks) > 1)
+    self._again = (type(x), self._last[0], self._comm.told, watched, Carry.apply, ready) if lasts else None
+    given = x.shape if here else None
+    return Asked(device, lambda flight: (Carry.apply(x, ready, here, flight),),
+                 lambda d_ys, back: ready.carry(1, None, d_ys[0], d_ys[0], given, back), [0], operator.itemgetter(0))
 
 
 @eager  # all of it, so that the others hear of any error
-def _called(self: Bridge, by: Any, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool,
+def _called(self: Bridge, halves: bool, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool,
             inplace: bool, src: Any, dst: Any) -> Any:
     tables = self._tables(segments, into, src, dst)
-    if self.ragged:
-        return by[1](self, x, tables, into, like, add, inplace)
-    return by[0](self, x, samples, shape, like)
+    asked = ragged_batches.asked(self, x, tables, into, like, add, inplace) if self.ragged else _uniform(
+        self, x, samples, shape, like)
+    return asked.start(self) if halves else asked.arrived(asked.carry(None))
 
 
 def _of(make: Callable[..., Bridge], group: Any, *key: Any) -> Bridge:

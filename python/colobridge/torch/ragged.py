@@ -3,7 +3,7 @@
 import array
 import collections
 import ctypes as c
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Union
 
 from .. import _structs as s
@@ -18,7 +18,7 @@ from . import arena as arenas
 from . import ranks as groups
 from .lazy import torch
 from .tensors import Function, checked, said, stream_of
-from .ticket import Finish, Flight, Ticket
+from .ticket import Asked, Flight
 
 _KEPT = 8  # batches of other tables
 Tables = Union[Segments, Repacking]
@@ -169,7 +169,8 @@ class _Call:
         self.sums = segments._sums(ragged.owner._options, ragged.owner.dst)
         self.kinds = [[_kind(t) for t in side] for side in (xs, intos)]
         self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
-        self.constant = [i for i in range(self.n) if i not in self.floating or ragged.owner.frozen]
+        self.passed = [] if ragged.owner.frozen else self.floating  # whose ys have gradients
+        self.constant = [i for i in range(self.n) if i not in self.passed]
         rows = batch.batch.rows[1]
         sides = [x.shape for x in xs], [(intos[i].numel() // w if merged and w else rows, w) for i, w in enumerate(widths)]
         self.shapes = sides[0]
@@ -388,35 +389,9 @@ def _placed(ragged: Ragged, batch: _Batch, segments: Segments, into: Any, name: 
     return into if inplace else made.view(into.shape)
 
 
-def carry(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Any:
-    """Bridge.__call__() of a ragged bridge."""
-    call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
-    return arrived(CarryRagged.apply(call, None, *tensors))
-
-
-def start(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Ticket:
-    """Bridge.start() of a ragged bridge."""
-    call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
-    flight = Flight(call.ragged.device)
-    ys = list(CarryRagged.apply(call, flight, *tensors))
-
-    def begun(d_ys: Any, back: Flight) -> Any:
-        of = dict(zip((i for i in range(call.n) if i not in call.constant), d_ys))
-        return call.gradients([of.get(i) for i in range(call.n)], back)
-
-    def finished() -> Any:
-        passed = [i for i in range(call.n) if i not in call.constant]
-        if passed:
-            for i, y in zip(passed, Finish.apply(flight, begun, *(ys[i] for i in passed))):
-                ys[i] = y
-        return arrived(tuple(ys))
-    return Ticket(self, flight, finished)
-
-
-def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> tuple[
-        _Call, tuple[Any, ...], Callable[[Any], Any]]:
-    """A call, its tensors, and what becomes of its ys. Rows are merged by the library if all go into buffers that are
-    written in place; else they come packed, and those that have a buffer are placed there."""
+def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Asked:
+    """A call of a ragged bridge. Rows are merged by the library if all go into buffers that are written in place; else they
+    come packed, and those that have a buffer are placed there."""
     told = _told(given, into, like)
     device = torch.device('cpu') if told is None else told.device
     ragged = self._ragged.get(device)
@@ -461,4 +436,8 @@ def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool
                 ys = tuple(y if t is None else _placed(ragged, call.held, segments, t, name, y, add, inplace)
                            for y, t, name in zip(ys, intos, names))
         return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]
-    return call, (intos, anchor, *xs), arrived
+
+    def begun(d_ys: Any, back: Flight) -> Any:
+        of = dict(zip(call.passed, d_ys))
+        return call.gradients([of.get(i) for i in range(call.n)], back)
+    return Asked(device, lambda flight: CarryRagged.apply(call, flight, intos, anchor, *xs), begun, call.passed, arrived)

@@ -7,7 +7,7 @@ finishes it, so what lies between the two in forward runs at the same time in bo
 import ctypes as c
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._lib import Unique, check
 from ..errors import FailedError
@@ -77,6 +77,29 @@ class Ticket(Unique):
         if getattr(self, '_finished', None) is not None:
             warnings.warn("colobridge: a ticket is dropped whose call was started and not finished; call finish(), which "
                           "returns y", ResourceWarning)
+
+
+class Asked(NamedTuple):
+    """A call of a bridge. carry(flight): its ys, of a call that is begun there or, without a flight, ended. begun(gradients
+    of the ys of the numbers @passed, flight): what it writes backward, begun there. arrived(ys): what the caller gets."""
+    device: Any
+    carry: Callable[[Flight | None], tuple[Any, ...]]
+    begun: Callable[[Any, Flight], Any]
+    passed: list[int]
+    arrived: Callable[[tuple[Any, ...]], Any]
+
+    def start(self, bridge: Any) -> Ticket:
+        """The first half of it."""
+        flight = Flight(self.device)
+        ys = list(self.carry(flight))
+        _, _, begun, passed, arrived = self  # a ticket does not hold what is carried
+
+        def finished() -> Any:
+            if passed:
+                for i, y in zip(passed, Finish.apply(flight, begun, *(ys[i] for i in passed))):
+                    ys[i] = y
+            return arrived(tuple(ys))
+        return Ticket(bridge, flight, finished)
 
 
 @eager
