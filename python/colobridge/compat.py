@@ -137,8 +137,8 @@ class ChunkedDistributedLogprobWithSampling:
 
 # ---- context parallelism ----
 
-def _shifted(what: str, source: Any, target: Any, tp_group: Any, cp_group: Any,
-             logp_of: Callable[[Any], Any], pre_rolled: bool = False) -> Any:
+def _shifted(what: str, source: Any, target: Any, cp_group: Any, logp_of: Callable[[Any], Any],
+             pre_rolled: bool = False) -> Any:
     """logp [B, S - 1] of a dense batch. source: logits or hidden [B, S' / cp, ..]; logp_of(targets of its
     elements) are theirs."""
     cp, rank, comm = context_of(cp_group, source.device)
@@ -160,7 +160,7 @@ def _shifted(what: str, source: Any, target: Any, tp_group: Any, cp_group: Any,
     return logp.reshape(batch, count)[:, :seq - 1]
 
 
-def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any, cp_group: Any,
+def _packed(what: str, source: Any, target: Any, cu: Any, width: int, cp_group: Any,
             attention_mask: Any, sub_seq_lengths: Any, logp_of: Callable[[Any], Any], add: bool = False,
             pre_rolled: bool = False) -> Any:
     """logp [rows, width - 1] of packed sequences; add: gradients over cp. Otherwise as _shifted()."""
@@ -195,7 +195,7 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
     top_k < -1, or top_p outside of (0, 1].
     """
     what = 'from_parallel_logits_to_logprobs'
-    return _shifted(what, vocab_parallel_logits, target, tp_group, cp_group, lambda own: _sampled(
+    return _shifted(what, vocab_parallel_logits, target, cp_group, lambda own: _sampled(
         vocab_parallel_logits, own, vocab_start_index, vocab_end_index, tp_group, chunk_size, inference_only, what,
         sampling_params), target_is_pre_rolled)
 
@@ -216,7 +216,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     a sum, as in the original: every cp rank is expected to have computed the whole loss.
     """
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
-    return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group,
+    return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, cp_group,
                    attention_mask, sub_seq_lengths, lambda own: _logp(
                        vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
                        inference_only, what))
@@ -233,7 +233,7 @@ def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
     the logits are cut, or [1, T] all of them; and in backward gradients are added over cp: every cp rank is expected
     to have computed the loss of its own part only."""
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
-    return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group,
+    return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, cp_group,
                    None, None, lambda own: _sampled(
                        vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
                        inference_only, what, sampling_params), True, target_is_pre_rolled)
@@ -300,7 +300,7 @@ def from_parallel_hidden_to_logprobs(hidden: Any, lm_head_weight: Any, target: A
     logits never exist as a whole. The gradient of hidden is this rank's part, which the caller sums over tp.
     fused_backend is for the original, and has no effect."""
     what = 'from_parallel_hidden_to_logprobs'
-    return _shifted(what, hidden, target, tp_group, cp_group, lambda own: _from_hidden(
+    return _shifted(what, hidden, target, cp_group, lambda own: _from_hidden(
         what, hidden, lm_head_weight, own, vocab_start_index, vocab_end_index, tp_group, chunk_size, inference_only,
         temperature))
 
@@ -315,7 +315,7 @@ def from_parallel_hidden_to_logprobs_packed_sequences(
     """from_parallel_logits_to_logprobs_packed_sequences() of hidden [1, T / cp, H], as
     from_parallel_hidden_to_logprobs() has it."""
     what = 'from_parallel_hidden_to_logprobs_packed_sequences'
-    return _packed(what, hidden, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group, attention_mask,
+    return _packed(what, hidden, target, cu_seqlens_padded, unpacked_seqlen, cp_group, attention_mask,
                    sub_seq_lengths, lambda own: _from_hidden(
                        what, hidden, lm_head_weight, own, vocab_start_index, vocab_end_index, group, chunk_size,
                        inference_only, temperature))

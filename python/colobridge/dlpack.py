@@ -41,37 +41,32 @@ class _Versioned(c.Structure):
 
 _KINDS = {b'dltensor': _Legacy, b'dltensor_versioned': _Versioned}
 _USED = {b'dltensor': b'used_dltensor', b'dltensor_versioned': b'used_dltensor_versioned'}
+# Capsules are addresses here, also those that are being destroyed, of which none takes a reference.
 _py = c.PyDLL(None)
-_py.PyCapsule_GetName.restype, _py.PyCapsule_GetName.argtypes = c.c_char_p, [c.py_object]
-_py.PyCapsule_GetPointer.restype = c.c_void_p
-_py.PyCapsule_GetPointer.argtypes = [c.py_object, c.c_char_p]
-_py.PyCapsule_SetName.restype, _py.PyCapsule_SetName.argtypes = c.c_int, [c.py_object, c.c_char_p]
+_py.PyCapsule_GetName.restype, _py.PyCapsule_GetName.argtypes = c.c_char_p, [c.c_void_p]
+_py.PyCapsule_GetPointer.restype, _py.PyCapsule_GetPointer.argtypes = c.c_void_p, [c.c_void_p, c.c_char_p]
+_py.PyCapsule_SetName.restype, _py.PyCapsule_SetName.argtypes = c.c_int, [c.c_void_p, c.c_char_p]
 _CapsuleEnd = c.CFUNCTYPE(None, c.c_void_p)
 _py.PyCapsule_New.restype = c.py_object
 _py.PyCapsule_New.argtypes = [c.c_void_p, c.c_char_p, _CapsuleEnd]
-_borrowed = c.PyDLL(None)  # the same calls on a capsule that is being destroyed: no reference taken
-_borrowed.PyCapsule_GetName.restype = c.c_char_p
-_borrowed.PyCapsule_GetName.argtypes = [c.c_void_p]
-_borrowed.PyCapsule_GetPointer.restype = c.c_void_p
-_borrowed.PyCapsule_GetPointer.argtypes = [c.c_void_p, c.c_char_p]
 
 
 class Borrowed:
     """A tensor of another library, held until release(); .view is the library's view of it."""
 
     def __init__(self, capsule: Any):
-        name = _py.PyCapsule_GetName(capsule) if type(capsule).__name__ == 'PyCapsule' else None
+        name = _py.PyCapsule_GetName(id(capsule)) if type(capsule).__name__ == 'PyCapsule' else None
         if name not in _KINDS:
             raise ArgumentError("from_dlpack: a capsule named %r, expected 'dltensor' or "
                                 "'dltensor_versioned'; each is taken once" % (name and name.decode()))
-        managed = _KINDS[name].from_address(_py.PyCapsule_GetPointer(capsule, name))
+        managed = _KINDS[name].from_address(_py.PyCapsule_GetPointer(id(capsule), name))
         if isinstance(managed, _Versioned):
             if managed.major != 1:
                 raise ArgumentError("from_dlpack: DLPack %d.%d, expected 1.x"
                                     % (managed.major, managed.minor))
         self.view = _view(managed.tensor)
         self.read_only = bool(isinstance(managed, _Versioned) and managed.flags & _READ_ONLY)
-        _py.PyCapsule_SetName(capsule, _USED[name])
+        _py.PyCapsule_SetName(id(capsule), _USED[name])
         self._managed: Any = managed
 
     def release(self) -> None:
@@ -124,7 +119,7 @@ def _take_back(address: int, given: dict[int, Any] = _given) -> None:
         end()
 
 
-def _capsule_end(capsule: int, kinds: Any = tuple(_KINDS), py: Any = _borrowed,
+def _capsule_end(capsule: int, kinds: Any = tuple(_KINDS), py: Any = _py,
                  take_back: Any = _take_back) -> None:
     """A capsule that no consumer took still owns its tensor."""
     name = py.PyCapsule_GetName(capsule)

@@ -58,7 +58,7 @@ class Packing(Comparable):
             require_entries('packing', name[4:], self._tables[name], n, 'sequence')
         self._fill(s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split]), self._tables)
         self._key = self.split.encode() + self._key
-        self._again = {'seq_len': held, 'split': self.split, 'pieces': pieces and [
+        self._again: dict[str, Any] = {'seq_len': held, 'split': self.split, 'pieces': pieces and [
             [(int(count), int(owner)) for count, owner in of] for of in pieces]}  # the arguments that make it again
         self._again.update((name[4:], self._tables[name]) for name in ('seq_dp', 'seq_cp', 'seq_first'))
 

@@ -82,7 +82,7 @@ class Segments(Comparable):
             total = sum((s.i64 * raw.count).from_address(raw.rows)) if raw.count else 0
             sizes = (raw.count,) * 4 + (total,) + (raw.nseqs,) * 2
             scattered = bool(raw.row_pos)
-            tables: dict[str, array.array[int] | None] = {}
+            tables: dict[str, Any] = {}
             for name, member, n in zip(_TABLES, _MEMBERS, sizes):
                 t = array.array('q')
                 if n:

@@ -75,7 +75,7 @@ def test_what_is_no_capsule_and_unknown_types_are_refused():
     with pytest.raises(BufferError):
         out.__dlpack__(copy=True)
     capsule = out.__dlpack__()
-    managed = dlpack._Legacy.from_address(dlpack._py.PyCapsule_GetPointer(capsule, b'dltensor'))
+    managed = dlpack._Legacy.from_address(dlpack._py.PyCapsule_GetPointer(id(capsule), b'dltensor'))
     for member, value, words in (('bits', 24, '24 bits'), ('lanes', 4, '4 lanes'),
                                  ('device_type', 7, 'device type 7')):
         kept = getattr(managed.tensor, member)

@@ -20,7 +20,7 @@ ROWS = (
     (('src/bridge',), 8600, 11414),
     (('src/loss',), 7200, 7815),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7072),
-    (('python/colobridge',), 8300, 10770),
+    (('python/colobridge',), 8300, 10573),
     (('tools',), 10200, 11690),
     (('tests',), 57000, 61640),
 )

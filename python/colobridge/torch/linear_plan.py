@@ -270,7 +270,7 @@ class _Ready:
         check(function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None))
         del work
 
-    def gradients(self, weight: Any, bias: Any, main: Any, shared: Any = None) -> tuple[Any, Any, Any]:
+    def gradients(self, bias: Any, main: Any, shared: Any = None) -> tuple[Any, Any, Any]:
         """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to; @shared: weight's,
         from forward."""
         plan = self.plan
@@ -339,7 +339,7 @@ class _Ready:
             up.mean = False
             d_weight = _moved(shared[0], plan.shared) if shared and shared[0] is not None else None
             self.saved.d_weight = None if d_weight is None else d_weight.data_ptr()
-            grads = self.gradients(weight, bias, main, d_weight)
+            grads = self.gradients(bias, main, d_weight)
             if small is not None:
                 self.saved.memory = (c.addressof(small) + 255) & ~255
             else:
@@ -366,7 +366,7 @@ class _Ready:
             out, at_out = ([], self.at_sums) if plan.unseen else (made_like(self.plan.out, self.out), self.at_out)
             losses = self.place(out, group)
             if not early:
-                made = self._in_one_pass(weight, bias, self.at_whole, at_out, None if by is None else main)
+                made = self._in_one_pass(bias, self.at_whole, at_out, None if by is None else main)
             else:
                 kept, small, buffer = self.keep()
                 shared = None
@@ -384,13 +384,13 @@ class _Ready:
         """Gradients of the sum of entropies, of tensors that a forward saved."""
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, target, View.again), made_like(self.plan.out, self.out)
-            grads = self._in_one_pass(weight, bias, self.at_entropy, self.at_out, None)
+            grads = self._in_one_pass(bias, self.at_entropy, self.at_out, None)
         del held
         return grads
 
-    def _in_one_pass(self, weight: Any, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, Any, Any]:
+    def _in_one_pass(self, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, Any, Any]:
         """Outputs and gradients of what bind() was told."""
-        grads = self.gradients(weight, bias, main)
+        grads = self.gradients(bias, main)
         self.run(self.run_loss, s.LINEAR_LOSS, self.at_batch, upstream, out, self.at_grads)
         return grads
 

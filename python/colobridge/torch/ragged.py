@@ -377,7 +377,7 @@ def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any)
     return xs, intos, widths
 
 
-def _placed(ragged: Ragged, batch: _Batch, segments: Segments, into: Any, name: str, y: Any, add: bool, inplace: bool) -> Any:
+def _placed(ragged: Ragged, batch: _Batch, into: Any, name: str, y: Any, add: bool, inplace: bool) -> Any:
     """into with the packed rows y at their positions, or added there: PyTorch's operation, also in backward."""
     rows = into.view(-1, y.shape[1]) if inplace else into.reshape(-1, y.shape[1])
     where = batch.merged.batch.rows[1]
@@ -433,7 +433,7 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
             ys = tuple(intos)
         elif intos:
             with ragged.telling:
-                ys = tuple(y if t is None else _placed(ragged, call.held, segments, t, name, y, add, inplace)
+                ys = tuple(y if t is None else _placed(ragged, call.held, t, name, y, add, inplace)
                            for y, t, name in zip(ys, intos, names))
         return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]
 

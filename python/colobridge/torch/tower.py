@@ -195,7 +195,6 @@ class EncoderParallel:
         elif cost is not None:
             self.alpha = float(cost)
         towers = Layout.src(Grid([('dp', self.llm.grid.size)], offset=self.llm.grid.offset))
-        self._grid = towers.grid
         self._pixels = Bridge(towers, Layout.dst(towers.grid), group=group, ragged=True, frozen=True)
         self._carries = [Bridge(towers, self.llm, group=group, ragged=True, output=output, grad=grad, frozen=frozen)
                          for frozen in (False, True)]
