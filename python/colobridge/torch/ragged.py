@@ -297,12 +297,6 @@ def _kind(t: Any) -> Any:
         t, 'is_nested', False) and t.layout is torch.strided else None
 
 
-def _told(x: Any, into: Any, like: Any) -> Any:
-    """The first tensor of the arguments."""
-    return x if isinstance(x, torch.Tensor) else next(
-        (t for t in _list(x) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
-
-
 def _check_x(x: Any, what: str, like: Any, device: Any) -> Any:
     """x as [rows, features]; without rows if the rank holds none of the source."""
     if x is None and isinstance(like, torch.Tensor):
@@ -392,7 +386,8 @@ def _placed(ragged: Ragged, batch: _Batch, into: Any, name: str, y: Any, add: bo
 def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Asked:
     """A call of a ragged bridge. Rows are merged by the library if all go into buffers that are written in place; else they
     come packed, and those that have a buffer are placed there."""
-    told = _told(given, into, like)
+    told = given if isinstance(given, torch.Tensor) else next(
+        (t for t in _list(given) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
     device = torch.device('cpu') if told is None else told.device
     ragged = self._ragged.get(device)
     call = None if ragged is None else ragged.last

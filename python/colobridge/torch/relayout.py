@@ -58,12 +58,6 @@ def _bridge(group: Any, size: int, src: bool, dst: bool) -> Bridge:
     return Bridge(_layout(size, src), _layout(size, dst), group=group, packed=True)
 
 
-def _like(given: dict[str, Any]) -> tuple[Any, Any]:
-    """Shape and dtype of y."""
-    size = groups.size_and_rank(given['group'], 'relayout: group')[0]
-    return _shape(given['x'], size, given['src'], given['dst'], given.get('dim', 0)), given['x'].dtype
-
-
 def _shape(x: Any, size: int, src: str, dst: str, dim: int) -> list[Any]:
     shape = list(x.shape)
     if -x.dim() <= dim < x.dim():  # else the call says what is wrong
@@ -75,7 +69,8 @@ def _shape(x: Any, size: int, src: str, dst: str, dim: int) -> list[Any]:
     return shape
 
 
-@operator(lambda given: [_like(given)], run=called)
+@operator(lambda given: [(_shape(given['x'], groups.size_and_rank(given['group'], 'relayout: group')[0], given['src'],
+                                 given['dst'], given.get('dim', 0)), given['x'].dtype)], run=called)
 def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: int = 0) -> Any:
     """x of sequences that the ranks of @group hold by the cut @src, as they hold them by @dst. With gradients.
 

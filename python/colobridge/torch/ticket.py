@@ -67,11 +67,17 @@ class Ticket(Unique):
 
     def __init__(self, bridge: Any, flight: Flight, finished: Callable[[], Any]):
         self._bridge = bridge  # which may not be destroyed before
-        self._flight, self._finished = flight, finished
+        self._flight = flight
+        self._finished: Callable[[], Any] | None = finished
 
+    @eager
     def finish(self) -> Any:
         """y. The current stream waits for the call; the host does not. Once."""
-        return _finish(self)
+        finished, self._finished = self._finished, None
+        if finished is None:
+            raise FailedError("bridge: finish() of a ticket that was finished; expected one that start() returned")
+        self._flight.end()
+        return finished()
 
     def __del__(self) -> None:
         if getattr(self, '_finished', None) is not None:
@@ -100,12 +106,3 @@ class Asked(NamedTuple):
                     ys[i] = y
             return arrived(tuple(ys))
         return Ticket(bridge, flight, finished)
-
-
-@eager
-def _finish(ticket: Ticket) -> Any:
-    finished, ticket._finished = ticket._finished, None
-    if finished is None:
-        raise FailedError("bridge: finish() of a ticket that was finished; expected one that start() returned")
-    ticket._flight.end()
-    return finished()
