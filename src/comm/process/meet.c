@@ -55,23 +55,22 @@ static bool agrees(struct colo_process_group *group, int32_t peer, const colo_fr
     const struct colo_process_step *step = &group->peer_step[peer];
     const bool sends = header->flags & COLO_FRAME_SENDS,
                expects = header->flags & COLO_FRAME_EXPECTS;
+    const bool in = step->active && step->in.due, out = step->active && step->out.due;
     char what[200], found[240];
     if (header->desc != colo_op_pack(&group->op) || header->count != (uint64_t)group->op.count)
         colo_op_found(found, sizeof found, group->op, colo_op_unpack(header->desc, header->count),
                       header->seq);
-    else if (!step->active && sends)
+    else if (sends && !step->active)
         snprintf(found, sizeof found,
                  "sends it one: rank %d expects no message from it where it sends one",
                  (int)group->rank);
-    else if (!step->active)
-        snprintf(found, sizeof found, "expects a message from it where it sends none");
-    else if (step->in.due && !sends)
+    else if (in && !sends)
         snprintf(found, sizeof found, "sends it no message where one is expected");
-    else if (sends && !step->in.due)
+    else if (sends && !in)
         snprintf(found, sizeof found, "sends it a message where none is expected");
-    else if (step->out.due && !expects)
+    else if (out && !expects)
         snprintf(found, sizeof found, "expects no message from it where it sends one");
-    else if (expects && !step->out.due)
+    else if (!out && (expects || !step->active))
         snprintf(found, sizeof found, "expects a message from it where it sends none");
     else if (sends && shapes_differ(what, sizeof what, &header->sent, &step->in.shape))
         snprintf(found, sizeof found, "sends it %s", what);
