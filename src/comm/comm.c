@@ -234,8 +234,11 @@ void colo_comm_abort(colo_comm_t *comm, const char *why)
     pthread_mutex_lock(comm->lock); /* the owner may be naming it */
     snprintf(error_message, sizeof error_message, "aborted by rank %d of '%s': %s", (int)comm->rank,
              comm->name, why ? why : "no reason given");
+    const bool waits = comm->thread != 0; /* another thread, which records how its operation ends */
     pthread_mutex_unlock(comm->lock);
     comm->ops->fail(comm, COLO_ERR_ABORTED, error_message);
+    if (!waits)
+        colo_comm_i_record_failure(comm);
 }
 
 colo_status_t colo_comm_check(const colo_comm_t *comm)

@@ -5,6 +5,8 @@
  */
 #include "harness/harness.h"
 
+#include "core/error.h"
+
 #include <fcntl.h>
 #include <jansson.h>
 #include <pthread.h>
@@ -157,6 +159,42 @@ T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
     close(after);
     assert_int_equal(after, before);
     assert_int_equal(rmdir(prefix), 0);
+}
+
+/* The rank that ends the job knows most of it: aborts, or comes back with an error. */
+static colo_status_t end_the_job(colo_comm_t *c, void *arg)
+{
+    rank_try(colo_comm_barrier(c, NULL));
+    if (colo_comm_rank(c) == 1 && *(bool *)arg)
+        return colo_fail(COLO_ERR_IO, "no more data");
+    if (colo_comm_rank(c) == 1)
+        colo_comm_abort(c, "no more data");
+    else
+        rank_check(colo_comm_barrier(c, NULL) < 0);
+    return COLO_OK;
+}
+
+T_CASE(a_rank_that_ends_the_job_leaves_a_flight_record_too)
+{
+    char folder[] = "/tmp/colo-flight-XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(setenv("COLO_FLIGHT_RECORDER", t_text("%s/rank", folder), 1), 0);
+    for (int fails = 0; fails < 2; fails++) {
+        bool arg = fails;
+        assert_int_equal(colo_comm_threads_run(3, end_the_job, &arg),
+                         fails ? COLO_ERR_IO : COLO_OK);
+        for (int r = 0; r < 3; r++) {
+            const char *path = t_text("%s/rank%d", folder, r);
+            json_t *record = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+            json_t *world = json_array_get(json_object_get(record, "comms"), 0);
+            const char *why = json_string_value(json_object_get(world, "error"));
+            assert_true(why && strstr(why, "no more data"));
+            json_decref(record);
+            assert_int_equal(unlink(path), 0);
+        }
+    }
+    assert_int_equal(unsetenv("COLO_FLIGHT_RECORDER"), 0);
+    assert_int_equal(rmdir(folder), 0);
 }
 
 /* A file system that hangs, for ten seconds at most: then what waits for it shows. */

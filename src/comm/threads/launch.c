@@ -39,9 +39,11 @@ struct runner {
     colo_comm_t *comm;
 };
 
-/* Rank @rank came back with an error: note it, and wake all ranks that wait for it. */
-static void rank_failed(struct launch *launch, int32_t rank, colo_status_t status)
+/* A rank came back with an error: note it, and wake all ranks that wait for it. */
+static void rank_failed(struct runner *me, colo_status_t status)
 {
+    struct launch *launch = me->launch;
+    const int32_t rank = me->comm->rank;
     const char *error_message = colo_last_error();
     if (!error_message[0])
         error_message = colo_status_string(status);
@@ -54,6 +56,7 @@ static void rank_failed(struct launch *launch, int32_t rank, colo_status_t statu
     pthread_mutex_unlock(&launch->lock);
     colo_error_state_set(&launch->shared->root->error, status, status == COLO_ERR_PEER ? -1 : rank,
                          rank, error_message);
+    colo_comm_i_record_failure(me->comm);
 }
 
 /* Nothing more comes from this rank, in whatever comm of the run. */
@@ -67,12 +70,10 @@ static void leave(struct runner *me)
 static void thread_ended(void *arg)
 {
     struct runner *me = arg;
-    const int32_t rank = me->comm->rank;
-    rank_failed(me->launch, rank,
-                colo_fail(COLO_ERR_STATE,
-                          "the thread of rank %d ended before its function returned; return from "
-                          "it instead of pthread_exit()",
-                          (int)rank));
+    rank_failed(me, colo_fail(COLO_ERR_STATE,
+                              "the thread of rank %d ended before its function returned; return "
+                              "from it instead of pthread_exit()",
+                              (int)me->comm->rank));
     leave(me);
 }
 
@@ -98,7 +99,7 @@ static void *rank_main(void *arg)
                      colo_last_error());
         colo_status_t st = call(me);
         if (st < 0)
-            rank_failed(launch, me->comm->rank, st);
+            rank_failed(me, st);
     }
     leave(me);
     return NULL;
