@@ -56,7 +56,7 @@ static void consider(plan_part_t *shown, plan_part_t *part, kinds_t *kinds, doub
 }
 
 /* Every part of a world that is walked whole, or those of ranks drawn by lot. */
-static int look(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
+static int walk(const plan_ask_t *ask, plan_part_t *shown, kinds_t *kinds)
 {
     const int64_t world = ask->world - ask->first;
     kinds->exact = world <= PLAN_EXACT_MAX;
@@ -207,7 +207,7 @@ static int prepare(drawing_t *drawing)
         if (!part.rank)
             return tool_problem("no memory for %lld ranks", (long long)n);
     } else {
-        int rc = ask->rank >= 0 ? plan_part_find(ask, ask->rank, &part) : look(ask, &part, &kinds);
+        int rc = ask->rank >= 0 ? plan_part_find(ask, ask->rank, &part) : walk(ask, &part, &kinds);
         if (rc != TOOL_OK) {
             plan_part_free(&part);
             return rc;
