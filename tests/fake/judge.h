@@ -29,17 +29,30 @@ static inline colo_status_t works(t_gpu_rank_t *r)
     return COLO_OK;
 }
 
+/* How many there are of each kind of object. */
+typedef struct objects {
+    int64_t n[FAKE_KINDS];
+} objects_t;
+
+static inline objects_t live_objects(void)
+{
+    objects_t live;
+    for (int kind = 0; kind < FAKE_KINDS; kind++)
+        live.n[kind] = fake_live((enum fake_kind)kind);
+    return live;
+}
+
 /* Helper threads may still be on their way out, also some that @before has counted. */
-static inline void assert_nothing_left(const char *what, const int64_t *before)
+static inline void assert_nothing_left(const char *what, objects_t before)
 {
     for (int kind = 0; kind < FAKE_KINDS; kind++) {
-        for (int i = 0; i < 500 && fake_live((enum fake_kind)kind) > before[kind]; i++) {
+        for (int i = 0; i < 500 && fake_live((enum fake_kind)kind) > before.n[kind]; i++) {
             fake_end_inits();
             usleep(10000);
         }
-        if (fake_live((enum fake_kind)kind) > before[kind])
+        if (fake_live((enum fake_kind)kind) > before.n[kind])
             fail_msg("%s: %lld of kind %d are left, expected at most %lld", what,
-                     (long long)fake_live((enum fake_kind)kind), kind, (long long)before[kind]);
+                     (long long)fake_live((enum fake_kind)kind), kind, (long long)before.n[kind]);
     }
 }
 

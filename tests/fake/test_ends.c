@@ -90,9 +90,7 @@ static colo_status_t destroys_on_a_hung_device(t_gpu_rank_t *r, void *arg)
 
 T_CASE(a_hung_device_keeps_no_destroy_and_its_memory_is_freed_later)
 {
-    int64_t before[FAKE_KINDS];
-    for (int kind = 0; kind < FAKE_KINDS; kind++)
-        before[kind] = fake_live((enum fake_kind)kind);
+    const objects_t before = live_objects();
     setenv("COLO_TIMEOUT_MS", t_text("%d", DEADLINE_MS), 1);
     for (int registered = 0; registered < 2; registered++) {
         bool arg = registered;
@@ -181,11 +179,9 @@ static int threads(void)
 T_CASE(hundred_worlds_that_are_aborted_leave_no_object_and_no_thread)
 {
     t_case_t c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4);
-    int64_t before[FAKE_KINDS];
     assert_ok(t_gpus_run(RANKS, false, aborts, &c)); /* what a device keeps is there */
     usleep(100000);
-    for (int kind = 0; kind < FAKE_KINDS; kind++)
-        before[kind] = fake_live((enum fake_kind)kind);
+    const objects_t before = live_objects();
     const int threads_before = threads();
     for (int64_t i = 0; i < t_scaled(100); i++)
         assert_ok(t_gpus_run(RANKS, false, aborts, &c));

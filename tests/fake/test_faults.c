@@ -182,10 +182,9 @@ static colo_status_t on_a_new_world(t_gpu_rank_t *r, void *arg)
 
 static void run(struct fault *f)
 {
-    int64_t before[FAKE_KINDS];
+    objects_t before = live_objects();
     const int64_t misuse = fake_misuse();
-    for (int kind = 0; kind < FAKE_KINDS; kind++)
-        before[kind] = fake_live((enum fake_kind)kind);
+    setenv("COLO_TRANSPORT", f->registered ? "auto" : "nccl", 1);
     f->name = NULL;
     f->hit = false;
     arrived = 0;
@@ -208,54 +207,38 @@ static void run(struct fault *f)
      * write. */
     const bool dies = f->registered && (f->stage != CREATE || f->what == ALLOCATION) && f->k > 0;
     for (int kind = FAKE_MEMORY; kind <= FAKE_PINNED && dies; kind++)
-        if (fake_live((enum fake_kind)kind) <= before[kind] + RANKS)
-            before[kind] = fake_live((enum fake_kind)kind);
+        if (fake_live((enum fake_kind)kind) <= before.n[kind] + RANKS)
+            before.n[kind] = fake_live((enum fake_kind)kind);
     if (f->what == CALL || f->stage != DESTROY) /* a helper that cannot start ends nothing */
         assert_nothing_left(what, before);
     if (fake_misuse() != misuse)
         fail_msg("%s: misuse", what);
 }
 
-static void each_call_fails(enum stage stage, bool registered)
+static void each_call_fails(bool registered)
 {
-    struct fault f = {.stage = stage,
-                      .registered = registered,
+    struct fault f = {.registered = registered,
                       .c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4)};
-    run(&f);
-    const int64_t calls = f.calls[stage];
-    assert_true(calls > 0);
-    print_message("%lld calls in %s\n", (long long)calls, stage_names[stage]);
-    for (f.k = 1; f.k <= calls; f.k++)
-        if (!t_left_out(f.k - 1))
-            run(&f);
+    for (f.stage = CREATE; f.stage < STAGES; f.stage++) {
+        f.k = 0;
+        run(&f);
+        const int64_t calls = f.calls[f.stage];
+        assert_true(calls > 0);
+        print_message("%lld calls in %s\n", (long long)calls, stage_names[f.stage]);
+        for (f.k = 1; f.k <= calls; f.k++)
+            if (!t_left_out(f.k - 1))
+                run(&f);
+    }
 }
 
-T_CASE(a_call_that_fails_in_create_is_told_to_all)
+T_CASE(a_call_that_fails_is_told_to_all)
 {
-    each_call_fails(CREATE, false);
-}
-
-T_CASE(a_call_that_fails_in_forward_is_told_to_all)
-{
-    each_call_fails(FORWARD, false);
-}
-
-T_CASE(a_call_that_fails_in_backward_is_told_to_all)
-{
-    each_call_fails(BACKWARD, false);
-}
-
-T_CASE(a_call_that_fails_in_destroy_leaves_nothing)
-{
-    each_call_fails(DESTROY, false);
+    each_call_fails(false);
 }
 
 T_CASE(a_call_that_fails_between_peers_is_told_to_all)
 {
-    setenv("COLO_TRANSPORT", "auto", 1);
-    for (enum stage stage = CREATE; stage < STAGES; stage++)
-        each_call_fails(stage, true);
-    setenv("COLO_TRANSPORT", "nccl", 1);
+    each_call_fails(true);
 }
 
 #ifndef SANITIZED
@@ -313,9 +296,7 @@ T_CASE(an_allocation_that_fails_is_told_to_all)
 
 T_CASE(an_allocation_that_fails_between_peers_is_told_to_all)
 {
-    setenv("COLO_TRANSPORT", "auto", 1);
     each_fails(ALLOCATION, true);
-    setenv("COLO_TRANSPORT", "nccl", 1);
 }
 
 T_CASE(a_thread_that_does_not_start_is_told_to_all)
@@ -463,57 +444,30 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
     return works(r);
 }
 
-static void run_row(enum deed deed, colo_status_t own, colo_status_t others, const char *words)
+T_CASE(what_the_program_does_on_one_rank_is_told_to_all)
 {
-    int64_t before[FAKE_KINDS];
-    const int64_t misuse = fake_misuse();
-    for (int kind = 0; kind < FAKE_KINDS; kind++)
-        before[kind] = fake_live((enum fake_kind)kind);
-    struct row w = {deed, own, others, words, t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4)};
-    assert_ok(t_gpus_run(RANKS, true, one_row, &w));
-    assert_nothing_left("row", before);
-    /* calls of NCCL that name a communicator which has ended */
-    assert_int_equal(fake_misuse() - misuse, deed == ABORTS_BORROWED);
-}
-
-T_CASE(a_device_with_an_error_before_create_is_told_to_all)
-{
-    run_row(BREAKS_BEFORE_CREATE, COLO_ERR_CUDA, COLO_ERR_PEER, "illegal");
-}
-
-T_CASE(a_device_with_an_error_before_forward_is_told_to_all)
-{
-    run_row(BREAKS, COLO_ERR_CUDA, COLO_ERR_PEER, "illegal");
-}
-
-T_CASE(an_error_that_nccl_reports_later_is_told_to_all)
-{
-    run_row(NCCL_FAILS, COLO_ERR_NCCL, COLO_ERR_PEER, "NCCL reports");
-}
-
-T_CASE(a_forward_without_one_rank_keeps_no_destroy_beyond_the_deadline)
-{
-    run_row(LEAVES, COLO_OK, COLO_OK, "");
-}
-
-T_CASE(a_capture_on_one_rank_costs_all_their_deadline)
-{
-    run_row(CAPTURES, COLO_ERR_PEER, COLO_ERR_PEER, "");
-}
-
-T_CASE(a_borrowed_communicator_of_another_size_is_told_to_all)
-{
-    run_row(BORROWS_ANOTHER_SIZE, COLO_ERR_ARG, COLO_ERR_PEER, "is rank 0 of 1, the parent");
-}
-
-T_CASE(a_borrowed_communicator_that_is_aborted_is_told_to_all)
-{
-    run_row(ABORTS_BORROWED, COLO_ERR_NCCL, COLO_ERR_PEER, "invalid argument");
-}
-
-T_CASE(a_borrowed_communicator_that_is_destroyed_first_is_not_used)
-{
-    run_row(DESTROYS_BORROWED, COLO_OK, COLO_OK, "");
+    static const struct row rows[] = {
+        {BREAKS_BEFORE_CREATE, COLO_ERR_CUDA, COLO_ERR_PEER, "illegal"},
+        {BREAKS, COLO_ERR_CUDA, COLO_ERR_PEER, "illegal"},
+        {NCCL_FAILS, COLO_ERR_NCCL, COLO_ERR_PEER, "NCCL reports"},
+        {LEAVES, COLO_OK, COLO_OK, ""},
+        {CAPTURES, COLO_ERR_PEER, COLO_ERR_PEER, ""},
+        {BORROWS_ANOTHER_SIZE, COLO_ERR_ARG, COLO_ERR_PEER, "is rank 0 of 1, the parent"},
+        {ABORTS_BORROWED, COLO_ERR_NCCL, COLO_ERR_PEER, "invalid argument"},
+        {DESTROYS_BORROWED, COLO_OK, COLO_OK, ""},
+    };
+    setenv("COLO_TRANSPORT", "nccl", 1);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const objects_t before = live_objects();
+        const int64_t misuse = fake_misuse();
+        struct row w = rows[i];
+        w.c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4);
+        if (t_gpus_run(RANKS, true, one_row, &w) < 0)
+            fail_msg("deed %d: %s", (int)w.deed, colo_last_error());
+        assert_nothing_left(t_text("deed %d", (int)w.deed), before);
+        /* calls of NCCL that name a communicator which has ended */
+        assert_int_equal(fake_misuse() - misuse, w.deed == ABORTS_BORROWED);
+    }
 }
 
 T_MAIN("fake/faults")
