@@ -180,4 +180,13 @@ static inline void t_all_well(int32_t n, void (*fn)(t_forked_t *me))
     t_expect_all(t_fork_ranks(n, fn), COLO_OK, "");
 }
 
+/* A case whose body each of @n ranks runs and notes. */
+#define T_CASE_ON_FORKED(n, name)                \
+    static void t_forked_##name(t_forked_t *me); \
+    T_CASE(name)                                 \
+    {                                            \
+        t_all_well(n, t_forked_##name);          \
+    }                                            \
+    static void t_forked_##name(t_forked_t *me)
+
 #endif

@@ -63,16 +63,11 @@ static colo_status_t print(t_forked_t *me, colo_comm_t *world)
     return colo_comm_barrier(world, NULL);
 }
 
-static void without_streams(t_forked_t *me)
+T_CASE_ON_FORKED(3, connections_of_a_rank_without_standard_streams_do_not_take_their_numbers)
 {
     for (int fd = 0; fd < 3; fd++)
         close(fd);
     t_live_by(me, print);
-}
-
-T_CASE(connections_of_a_rank_without_standard_streams_do_not_take_their_numbers)
-{
-    t_all_well(3, without_streams);
 }
 
 /* ---- endpoints ---- */

@@ -97,7 +97,7 @@ static bool flush(void *ucx, int64_t ms)
     return UCX->flushed(ucx, 1);
 }
 
-static void in_order(t_forked_t *me)
+T_CASE_ON_FORKED(2, frames_of_all_sizes_arrive_in_the_order_in_which_they_were_sent)
 {
     void *ucx = open_ucx(me);
     const unsigned char *frame = NULL;
@@ -118,11 +118,6 @@ static void in_order(t_forked_t *me)
     UCX->close(ucx, false);
 }
 
-T_CASE(frames_of_all_sizes_arrive_in_the_order_in_which_they_were_sent)
-{
-    t_all_well(2, in_order);
-}
-
 /* What each rank says; waits for it without a call of the transport. */
 static int32_t say(t_forked_t *me, int32_t number)
 {
@@ -131,7 +126,7 @@ static int32_t say(t_forked_t *me, int32_t number)
 }
 
 /* Rank 1 makes no call any more once it has both frames; the first one makes the connection. */
-static void without_the_peer(t_forked_t *me)
+T_CASE_ON_FORKED(2, frame_is_flushed_without_a_further_call_of_its_receiver)
 {
     void *ucx = open_ucx(me);
     const void *frame = NULL;
@@ -150,13 +145,8 @@ static void without_the_peer(t_forked_t *me)
     UCX->close(ucx, false);
 }
 
-T_CASE(frame_is_flushed_without_a_further_call_of_its_receiver)
-{
-    t_all_well(2, without_the_peer);
-}
-
 /* Rank 0 sends until the system takes no more. Then rank 1 reads, and rank 0 makes no call. */
-static void without_the_sender(t_forked_t *me)
+T_CASE_ON_FORKED(2, flushed_frame_arrives_without_a_further_call_of_its_sender)
 {
     enum { MANY = 20000 };
     void *ucx = open_ucx(me);
@@ -180,11 +170,6 @@ static void without_the_sender(t_forked_t *me)
     (void)say(me, 0);
     t_note(me, st);
     UCX->close(ucx, false);
-}
-
-T_CASE(flushed_frame_arrives_without_a_further_call_of_its_sender)
-{
-    t_all_well(2, without_the_sender);
 }
 
 static void too_long(t_forked_t *me)
@@ -254,7 +239,7 @@ int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const si
     return got;
 }
 
-static void idle(t_forked_t *me)
+T_CASE_ON_FORKED(2, wait_asks_for_no_more_than_its_time)
 {
     void *ucx = open_ucx(me);
     const double end = colo_now() + (double)t_long_wait() / 1e3;
@@ -274,11 +259,6 @@ static void idle(t_forked_t *me)
     UCX->close(ucx, false);
 }
 
-T_CASE(wait_asks_for_no_more_than_its_time)
-{
-    t_all_well(2, idle);
-}
-
 /* ---- two nodes ---- */
 
 static bool has_socket_to(pid_t pid)
@@ -295,7 +275,7 @@ static bool has_socket_to(pid_t pid)
 }
 
 /* Ranks 0 and 3 are one node, 1 and 2 the other. */
-static void on_two_nodes(t_forked_t *me)
+T_CASE_ON_FORKED(4, pairs_of_one_node_have_a_socket_and_the_others_ucx)
 {
     enum { MANY = 300000 }; /* bytes of each rank: more than two data frames */
     static unsigned char mine[MANY], all[4 * MANY];
@@ -321,11 +301,6 @@ static void on_two_nodes(t_forked_t *me)
         if (all[i] != 'a' + i / MANY)
             st = colo_fail(COLO_ERR_STATE, "byte %d is %d", i, all[i]);
     t_note(me, st);
-}
-
-T_CASE(pairs_of_one_node_have_a_socket_and_the_others_ucx)
-{
-    t_all_well(4, on_two_nodes);
 }
 
 T_MAIN("ucx/ucx")
