@@ -151,6 +151,57 @@ T_CASE(random_patterns_move_exactly_their_boxes)
     free(p);
 }
 
+/* ---- messages of several pieces ---- */
+
+T_CASE_ON(3, large_messages_go_in_pieces)
+{
+    enum { BIG = 3 * 1000 * 1000 + 7 };
+    const int32_t n = colo_comm_size(world), me = colo_comm_rank(world), from = (me + n - 1) % n;
+    uint32_t *x = malloc(BIG * sizeof *x), *y = malloc(BIG * sizeof *y);
+    colo_box_t out = {x, {1, 1, BIG}, {0, 0, 1}}, in = {y, {1, 1, BIG}, {0, 0, 1}};
+    colo_message_t send = {(me + 1) % n, 1, &out}, recv = {from, 1, &in};
+    for (int64_t i = 0; i < BIG; i++)
+        x[i] = (uint32_t)code(me, i, 0);
+    rank_try(colo_comm_exchange(world, &send, 1, &recv, 1, COLO_I32, NULL));
+    for (int64_t i = 0; i < BIG; i++)
+        rank_check(y[i] == (uint32_t)code(from, i, 0));
+    free(x);
+    free(y);
+    return COLO_OK;
+}
+
+/* Rank r sends to every higher rank a box of columns, received with the axes the other way round.
+ */
+T_CASE_ON(4, strided_boxes_of_several_pieces_arrive_element_by_element)
+{
+    enum { A = 300, B = 7, C = 50, ROW = 64, PART = A * B * C };
+    const int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
+    uint16_t *x = malloc(sizeof *x * A * B * ROW), *y = malloc(sizeof *y * (size_t)n * PART);
+    for (int64_t i = 0; i < A * B * ROW; i++)
+        x[i] = (uint16_t)code(me, i, 0);
+    memset(y, 0xff, sizeof *y * (size_t)n * PART);
+    colo_box_t out[2] = {{x + 3, {A, B, C}, {B * ROW, ROW, 1}}, {x, {0, B, C}, {0, 0, 0}}},
+               in[RANKS][2];
+    colo_message_t send[RANKS], recv[RANKS];
+    int32_t sends = 0, recvs = 0;
+    for (int32_t r = me + 1; r < n; r++)
+        send[sends++] = (colo_message_t){r, 2, out};
+    for (int32_t r = 0; r < me; r++) {
+        in[r][0] = (colo_box_t){y + (int64_t)r * PART, {A, B, C}, {1, A, (int64_t)A * B}};
+        in[r][1] = (colo_box_t){NULL, {0, B, C}, {0, 0, 0}};
+        recv[recvs++] = (colo_message_t){r, 2, in[r]};
+    }
+    rank_try(colo_comm_exchange(world, send, sends, recv, recvs, COLO_BF16, NULL));
+    for (int32_t r = 0; r < n; r++)
+        for (int64_t i = 0; i < PART; i++) {
+            const int64_t from = 3 + i % A * B * ROW + i / A % B * ROW + i / A / B;
+            rank_check(y[r * PART + i] == (r < me ? (uint16_t)code(r, from, 0) : 0xffff));
+        }
+    free(x);
+    free(y);
+    return COLO_OK;
+}
+
 /* ---- which rank waits for which ---- */
 
 static colo_status_t pairs_rank(colo_comm_t *c, void *arg)

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_transport.c - communicators from an all-gather: making them, large and strided messages,
- * processes that end. What all backends do alike is in tests/comm/, which runs over sockets as
- * well.
+ * test_transport.c - communicators from an all-gather: making them, processes that end. What all
+ * backends do alike is in tests/comm/, which runs over sockets as well.
  *
- * Most cases connect threads of this process: a comm of threads is the bootstrap. Given FOLDER RANK
- * SIZE the program is one rank of a world whose all-gather is that folder: tests/mpi/two-hosts.py.
+ * Given FOLDER RANK SIZE the program is one rank of a world whose all-gather is that folder:
+ * tests/mpi/two-hosts.py.
  */
 #include "harness/bridge_case.h"
 #include "harness/harness.h"
@@ -18,8 +17,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdatomic.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -31,103 +28,7 @@ static const char *by(void)
     return transport ? transport : "sockets";
 }
 
-/* ---- on threads: @fn with a comm over sockets ---- */
-
-struct job {
-    colo_rank_fn fn;
-    void *arg;
-};
-
-static colo_status_t with_sockets(colo_comm_t *threads, void *arg)
-{
-    const struct job *job = arg;
-    colo_bootstrap_t b;
-    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
-    rank_try(colo_bootstrap_from_comm(threads, &b));
-    rank_check(b.rank == colo_comm_rank(threads) && b.size == colo_comm_size(threads));
-    rank_try(colo_comm_create_bootstrap(&b, &world));
-    rank_check(strcmp(colo_comm_backend(world), by()) == 0);
-    rank_check(colo_comm_rank(world) == b.rank && colo_comm_size(world) == b.size);
-    colo_status_t st = job->fn(world, job->arg);
-    if (st < 0 && colo_comm_check(world) == COLO_OK)
-        colo_comm_i_fail(world, st);
-    return st;
-}
-
-static colo_status_t on_sockets(int32_t n, colo_rank_fn fn, void *arg)
-{
-    struct job job = {fn, arg};
-    return colo_comm_threads_run(n, with_sockets, &job);
-}
-
-/* ---- messages of several pieces ---- */
-
-enum { BIG = 3 * 1000 * 1000 + 7 };
-
-static uint32_t code(int32_t r, int64_t i)
-{
-    uint64_t s = (uint64_t)r << 40 | (uint64_t)i;
-    return (uint32_t)t_rand(&s);
-}
-
-static colo_status_t big_rank(colo_comm_t *c, void *arg)
-{
-    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
-    uint32_t *x = malloc(BIG * sizeof *x), *all = malloc((size_t)n * BIG * sizeof *all);
-    for (int64_t i = 0; i < BIG; i++)
-        x[i] = code(me, i);
-    rank_try(colo_comm_all_gather(c, x, all, BIG, COLO_I32, NULL));
-    for (int32_t r = 0; r < n; r++)
-        for (int64_t i = 0; i < BIG; i++)
-            rank_check(all[(int64_t)r * BIG + i] == code(r, i));
-    free(x);
-    free(all);
-    return COLO_OK;
-}
-
-T_CASE(large_messages_go_in_pieces)
-{
-    assert_ok(on_sockets(3, big_rank, NULL));
-}
-
-/* Rank r sends to every higher rank a box of columns, received with the axes the other way round.
- */
-static colo_status_t strided_rank(colo_comm_t *c, void *arg)
-{
-    enum { A = 300, B = 7, C = 50, ROW = 64 };
-    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
-    uint16_t *x = malloc(sizeof *x * A * B * ROW), *y = malloc(sizeof *y * (size_t)n * A * B * C);
-    for (int64_t i = 0; i < A * B * ROW; i++)
-        x[i] = (uint16_t)code(me, i);
-    memset(y, 0xff, sizeof *y * (size_t)n * A * B * C);
-    colo_box_t out[2] = {{x + 3, {A, B, C}, {B * ROW, ROW, 1}}, {x, {0, B, C}, {0, 0, 0}}},
-               in[8][2];
-    colo_message_t send[8], recv[8];
-    int32_t sends = 0, recvs = 0;
-    for (int32_t r = me + 1; r < n; r++)
-        send[sends++] = (colo_message_t){r, 2, out};
-    for (int32_t r = 0; r < me; r++) {
-        in[r][0] = (colo_box_t){y + (int64_t)r * A * B * C, {A, B, C}, {1, A, (int64_t)A * B}};
-        in[r][1] = (colo_box_t){NULL, {0, B, C}, {0, 0, 0}};
-        recv[recvs++] = (colo_message_t){r, 2, in[r]};
-    }
-    rank_try(colo_comm_exchange(c, send, sends, recv, recvs, COLO_BF16, NULL));
-    for (int32_t r = 0; r < n; r++)
-        for (int64_t i = 0; i < A; i++)
-            for (int64_t j = 0; j < B; j++)
-                for (int64_t k = 0; k < C; k++)
-                    rank_check(
-                        y[(int64_t)r * A * B * C + i + A * j + A * B * k] ==
-                        (r < me ? (uint16_t)code(r, 3 + i * B * ROW + j * ROW + k) : 0xffff));
-    free(x);
-    free(y);
-    return COLO_OK;
-}
-
-T_CASE(strided_boxes_of_several_pieces_arrive_element_by_element)
-{
-    assert_ok(on_sockets(4, strided_rank, NULL));
-}
+/* ---- pieces of messages ---- */
 
 T_CASE(a_stream_cut_anywhere_is_the_boxes_in_row_major_order)
 {
@@ -359,6 +260,7 @@ T_CASE(process_that_dies_before_its_child_is_an_error_on_all_others_at_once)
 
 T_LIFE(child_exits)
 {
+    rank_check(strcmp(colo_comm_backend(world), by()) == 0);
     const pid_t child = me->rank == 2 ? fork() : 1;
     if (child == 0)
         exit(0);
@@ -505,6 +407,23 @@ static colo_status_t over_folder(void *user, const void *send, void *recv, size_
     return COLO_OK;
 }
 
+/* Messages of several pieces. */
+static colo_status_t gather_much(colo_comm_t *world)
+{
+    enum { MUCH = 3 * 1000 * 1000 + 7 };
+    const int32_t n = colo_comm_size(world), me = colo_comm_rank(world);
+    int32_t *x = malloc(MUCH * sizeof *x), *all = malloc((size_t)n * MUCH * sizeof *all);
+    for (int32_t i = 0; i < MUCH; i++)
+        x[i] = i * n + me;
+    rank_try(colo_comm_all_gather(world, x, all, MUCH, COLO_I32, NULL));
+    for (int32_t r = 0; r < n; r++)
+        for (int32_t i = 0; i < MUCH; i++)
+            rank_check(all[(int64_t)r * MUCH + i] == i * n + r);
+    free(x);
+    free(all);
+    return COLO_OK;
+}
+
 /* Of ranks 0 and 2 on one host, 1 and 3 on another: values, and that @pass has two levels. */
 static colo_status_t on_two_hosts(colo_comm_t *world, const char *src, const char *dst,
                                   colo_pass_t pass)
@@ -533,7 +452,7 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
         strcmp(colo_comm_backend(world), getenv("T_BACKEND")) != 0)
         st = colo_fail(COLO_ERR_STATE, "the backend is %s", colo_comm_backend(world));
     if (st == COLO_OK)
-        st = big_rank(world, NULL);
+        st = gather_much(world);
     if (st == COLO_OK)
         st = on_two_hosts(world, "dp=4", "tp=4", COLO_FORWARD);
     if (st == COLO_OK) /* each host has one of the two addends */
