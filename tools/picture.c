@@ -41,14 +41,6 @@ static int cell_lines(const colo_layout_t *l, const pic_row_t *row)
     return (dims > 2 ? (dims + 1) / 2 : 1) + (row->alike > 0);
 }
 
-static void put_line(FILE *f, int y, const char *class, const char *text)
-{
-    svg_put(f, "<text class='%s' x='%d' y='%d'", class, CELL / 2, y);
-    if (strlen(text) > 15)
-        svg_put(f, " textLength='92' lengthAdjust='spacingAndGlyphs'");
-    svg_put(f, ">%s</text>", text);
-}
-
 static void put_cell(FILE *f, const colo_layout_t *l, const pic_row_t *row, int x, int y,
                      int height)
 {
@@ -59,7 +51,7 @@ static void put_cell(FILE *f, const colo_layout_t *l, const pic_row_t *row, int 
             "<g transform='translate(%d %d)'><g class='%s'><rect width='%d' height='%d' rx='6'/>",
             x, y, colo_layout_holds(l, row->rank) ? "cell" : "cell none", CELL, height);
     snprintf(text, sizeof text, "rank %lld", (long long)row->rank);
-    put_line(f, top, "rank", text);
+    svg_fit(f, "rank", CELL / 2, top, 15, 92, text);
     for (int i = 0; i < lines; i++) {
         int dims = coords_line(l, row->rank, 2 * i, text);
         if (row->alike && i + 1 == lines)
@@ -68,7 +60,7 @@ static void put_cell(FILE *f, const colo_layout_t *l, const pic_row_t *row, int 
             snprintf(text, sizeof text, "not in the grid");
         else if (!dims)
             snprintf(text, sizeof text, "alone");
-        put_line(f, top + 14 * (i + 1), "at", text);
+        svg_fit(f, "at", CELL / 2, top + 14 * (i + 1), 15, 92, text);
     }
     fputs("</g></g>\n", f);
 }

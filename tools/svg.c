@@ -118,9 +118,9 @@ void svg_line(FILE *f, const char *class, double x1, double y1, double x2, doubl
             y2);
 }
 
-void svg_fit(FILE *f, const char *class, size_t most, int width, const char *text)
+void svg_fit(FILE *f, const char *class, int x, int y, size_t most, int width, const char *text)
 {
-    svg_put(f, "<text class='%s' x='0' y='14'", class);
+    svg_put(f, "<text class='%s' x='%d' y='%d'", class, x, y);
     if (strlen(text) > most)
         svg_put(f, " textLength='%d' lengthAdjust='spacingAndGlyphs'", width);
     svg_put(f, ">%s</text>", text);

@@ -53,8 +53,8 @@ void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ..
 void svg_rect(FILE *f, const char *class, double x, double y, double width, double height);
 void svg_line(FILE *f, const char *class, double x1, double y1, double x2, double y2);
 
-/* @text as a line at 0, 14, narrowed to @width if it has more than @most bytes */
-void svg_fit(FILE *f, const char *class, size_t most, int width, const char *text);
+/* @text as a line, narrowed to @width if it has more than @most bytes */
+void svg_fit(FILE *f, const char *class, int x, int y, size_t most, int width, const char *text);
 /* A bar of a chart, @width of @widest; @best: in another colour */
 void svg_bar(FILE *f, int x, int y, int widest, double width, bool best);
 

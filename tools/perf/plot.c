@@ -287,7 +287,7 @@ static int draw(FILE *f, const void *what)
 {
     const chart_t *chart = what;
     double x[2], y[2];
-    svg_fit(f, "head2", 50, 342, chart->title);
+    svg_fit(f, "head2", 0, 14, 50, 342, chart->title);
     svg_put(f, "<text x='0' y='32'>%s%s</text>\n", chart->unit,
             chart->bars ? "" : "; the most of each below");
     if (chart->bars) {

@@ -307,7 +307,7 @@ static void put_name(FILE *f, const chart_t *c, int i)
                  arrow + 4);
     else
         snprintf(text, sizeof text, "%d  %s", i + 1, name);
-    svg_fit(f, "strong", 52, 340, text);
+    svg_fit(f, "strong", 0, 14, 52, 340, text);
 }
 
 static int draw_chart(FILE *f, const void *what)
