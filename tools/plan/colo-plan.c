@@ -474,8 +474,10 @@ static int show(const plan_ask_t *ask)
     const int64_t n = one ? 1 : ask->world <= ask->max_ranks ? ask->world : 0;
     plan_sums_t sums;
     colo_plan_t **plans = calloc((size_t)n + 1, sizeof(colo_plan_t *));
-    int rc = plans ? TOOL_OK : tool_problem("no memory for %lld plans", (long long)n);
-    if (rc == TOOL_OK && (!one || ask->json))
+    int rc = TOOL_OK;
+    if (!plans)
+        return tool_problem("no memory for %lld plans", (long long)n);
+    if (!one || ask->json)
         rc = plan_sweep(ask, one || n == 0 ? NULL : plans, &sums);
     if (rc == TOOL_OK && one) {
         const colo_status_t st = plan_make(plans, ask, ask->rank);
@@ -487,7 +489,7 @@ static int show(const plan_ask_t *ask)
         rc = ask->json ? plan_print_json(ask, plans, n, &sums)
              : one     ? plan_print_rank(ask, plans[0])
                        : plan_print_text(ask, plans, n, &sums);
-    for (int64_t r = 0; plans && r < n; r++)
+    for (int64_t r = 0; r < n; r++)
         colo_plan_destroy(&plans[r]);
     free(plans);
     return rc;

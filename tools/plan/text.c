@@ -128,16 +128,18 @@ static void put_row(FILE *f, const plan_ask_t *ask, const colo_plan_t *plan)
     fputc('\n', f);
 }
 
-/* Both lines of titles; adds the columns to @shape. */
-static void put_head(FILE *f, const plan_ask_t *ask, char *shape)
+/* Both lines of titles; writes @shape. */
+static void put_head(FILE *f, const plan_ask_t *ask, char shape[COLUMNS_MAX + 1])
 {
     const colo_grid_t *const grid[] = {&ask->src.grid, &ask->dst.grid};
+    int n = 0;
+    shape[n++] = 'r';
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < grid[side]->ndims; i++) {
             fprintf(f, "\t%s", i ? "" : side ? "dst" : "src");
-            strcat(shape, i ? "r" : "R");
+            shape[n++] = i ? 'r' : 'R';
         }
-    strcat(shape, ask->batch ? "RrRlrlRlrl" : "RlrlRlrl");
+    snprintf(shape + n, (size_t)(COLUMNS_MAX + 1 - n), ask->batch ? "RrRlrlRlrl" : "RlrlRlrl");
     fprintf(f, "%s\tforward\t\t\t\tbackward\t\t\t\nrank", ask->batch ? "\trows\t" : "");
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < grid[side]->ndims; i++)
@@ -148,7 +150,7 @@ static void put_head(FILE *f, const plan_ask_t *ask, char *shape)
 
 static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t rows)
 {
-    char shape[COLUMNS_MAX + 1] = "r", *text = NULL;
+    char shape[COLUMNS_MAX + 1], *text = NULL;
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
     if (f)
