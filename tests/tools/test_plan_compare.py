@@ -188,6 +188,7 @@ def wrong_use_is_named_in_one_line():
             (' --src tp=2 --compare tp=2:sp=src:sp=src', '--compare entry 1: sp given twice, again as sp=src'),
             (' --src tp=2 --compare tp=2:partial:full:disjoint',
              '--compare entry 1: gradient given twice, again as disjoint'),
+            (' --compare :full', '--compare entry 1: ":full" names no source'),
             (' --src tp=2 --compare tp=2:half', '--compare entry 1: "half" is none of full, sharded'),
             (' --src tp=2 --compare tp=2:', '--compare entry 1: "" is none of'),
             (' --src tp=2 --compare tp=2:sp=tp', '--compare entry 1: "sp=tp"'),

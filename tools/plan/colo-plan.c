@@ -430,7 +430,7 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
     if (arrow) {
         *arrow = '\0';
         dst.value = arrow + 2;
-    } else if (n > 0 && copy[strlen(copy) - 1] == '-') {
+    } else if (*copy && copy[strlen(copy) - 1] == '-') { /* of ":full" nothing is left */
         return tool_refuse("%s: %s ends in -; put SRC->DST in quotes, or the shell takes the >",
                            where, tool_quote(q, copy));
     } else if (options[OPT_SRC].given) {
