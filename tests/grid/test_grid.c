@@ -99,10 +99,11 @@ static void check_groups(const pair *p, const char *dims, const ref_groups *want
     }
 }
 
+/* Groups do not depend on the order of the list: some grids are asked by the reverse, too. */
 static void check_set(const pair *p, unsigned set)
 {
     bool in[REF_DIMS] = {false};
-    int given[REF_DIMS], n = 0;
+    int given[REF_DIMS] = {0}, reverse[REF_DIMS] = {0}, n = 0;
     char dims[COLO_KEY_MAX];
     T_ENDS(ref_groups_free) ref_groups want;
     for (int d = 0; d < p->grid.ndims; d++)
@@ -111,6 +112,11 @@ static void check_set(const pair *p, unsigned set)
     list_dims(dims, given, n);
     assert_true(ref_groups_make(&want, &p->ref, in));
     check_groups(p, dims, &want, false);
+    for (int k = 0; k < n; k++)
+        reverse[k] = given[n - 1 - k];
+    list_dims(dims, reverse, n);
+    if (n > 1 && p->ref.size < 100)
+        check_groups(p, dims, &want, false);
 }
 
 T_CASE(every_small_grid_in_every_dim_order_matches_counting)
@@ -160,18 +166,6 @@ T_CASE(as_given_order_matches_sorting_by_the_given_dims)
         }
     }
     ref_grid_free(&p.ref);
-}
-
-T_CASE(the_order_of_a_list_does_not_matter_to_canonical_groups)
-{
-    colo_grid_t g;
-    colo_group_t a, b;
-    assert_ok(colo_grid_parse(&g, "tp=2,cp=3,dp=4", 0));
-    for (int64_t r = 0; r < 24; r++) {
-        assert_ok(colo_grid_group(&g, "cp-dp", r, &a));
-        assert_ok(colo_grid_group(&g, "dp-cp", r, &b));
-        assert_memory_equal(&a, &b, sizeof a);
-    }
 }
 
 T_CASE(a_million_ranks_match_counting)
@@ -244,46 +238,27 @@ T_CASE(the_largest_grid_that_fits_63_bits_works)
 
 /* ---- golden ---- */
 
-static void check_members(const colo_group_t *g, const int64_t *want)
-{
-    for (int64_t i = 0; i < g->size; i++)
-        assert_int_equal(colo_group_member(g, i), want[i]);
-}
-
-T_CASE(two_by_two_by_two_in_both_orders)
-{
-    static const int64_t given[2][4] = {{0, 2, 1, 3}, {4, 6, 5, 7}};
-    static const int64_t canon[2][4] = {{0, 1, 2, 3}, {4, 5, 6, 7}};
-    colo_grid_t g;
-    colo_group_t group;
-    assert_ok(colo_grid_parse(&g, "a=2,b=2,c=2", 8));
-    for (int64_t r = 0; r < 8; r++) {
-        assert_ok(colo_grid_group_as_given(&g, "a-b", r, &group));
-        assert_int_equal(group.count, 2);
-        assert_int_equal(group.ordinal, r / 4);
-        check_members(&group, given[r / 4]);
-        assert_ok(colo_grid_group(&g, "a-b", r, &group));
-        check_members(&group, canon[r / 4]);
-    }
-}
-
 T_CASE(the_first_dim_varies_fastest_and_the_offset_shifts_all)
 {
     static const struct {
         const char *dims;
         int64_t rank, members[4];
-    } of[] = {{"tp", 11, {10, 11}},
-              {"cp", 12, {10, 12}},
-              {"dp", 14, {10, 14}},
-              {"dp-cp", 17, {11, 13, 15, 17}}};
+        bool as_given;
+    } of[] = {{"tp", 11, {10, 11}, false},
+              {"cp", 12, {10, 12}, false},
+              {"dp", 14, {10, 14}, false},
+              {"cp-dp", 17, {11, 15, 13, 17}, true},
+              {"dp-cp", 17, {11, 13, 15, 17}, false}};
     static const int64_t others[] = {12, 9, 19, INT64_MIN, INT64_MAX};
     colo_grid_t g;
     colo_group_t group;
     int64_t c;
     assert_ok(colo_grid_parse(&g, "tp=2,cp=2,dp=2@10", 18));
-    for (int i = 0; i < 4; i++) {
-        assert_ok(colo_grid_group(&g, of[i].dims, of[i].rank, &group));
-        check_members(&group, of[i].members);
+    for (int i = 0; i < 5; i++) {
+        assert_ok(of[i].as_given ? colo_grid_group_as_given(&g, of[i].dims, of[i].rank, &group)
+                                 : colo_grid_group(&g, of[i].dims, of[i].rank, &group));
+        for (int64_t k = 0; k < group.size; k++)
+            assert_int_equal(colo_group_member(&group, k), of[i].members[k]);
     }
     assert_int_equal(group.index, 3);
     assert_int_equal(group.ordinal, 1);
