@@ -111,17 +111,15 @@ static void stand_end(stand_t *s)
 /* Whole sequences on both context ranks, with a gradient that is their sum. */
 static void pack(t_packed_t *t)
 {
-    static const int64_t extent[2][REF_PACKED_DIMS] = {{2, 1, 4}, {2, 2, 2}};
     const int64_t n = SAMPLES / 2; /* sequences, which are twice as long */
     *t = (t_packed_t){.h = H, .dtype = COLO_F32, .world = RANKS, .ranks_per_node = RANKS};
     for (int64_t q = 0; q < n; q++)
         t->len[q] = 2 * ROWS;
     for (int k = 0; k < 2; k++) {
         ref_packed_t *side = &t->side[k];
-        *side = (ref_packed_t){.order = {REF_TP, REF_CP, REF_DP}, .features = -1};
-        memcpy(side->extent, extent[k], sizeof extent[k]);
+        side->grid = t_side(k ? "tp=2,cp=2,dp=2" : "tp=2,cp=1,dp=4", k == 0);
         for (int64_t q = 0; q < n; q++)
-            t->dp[k][q] = q * extent[k][REF_DP] / n;
+            t->dp[k][q] = q * ref_side_dp(&side->grid) / n;
         side->p = (ref_packing_t){
             .nseq = n, .len = t->len, .dp = t->dp[k], .cut = k ? REF_CUT_WHOLE : REF_CUT_BLOCK};
     }

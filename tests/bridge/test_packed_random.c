@@ -34,6 +34,13 @@ static void after(void *arg, colo_status_t st)
     assert_ok(st);
 }
 
+/* Is the last cut of that axis over @dim? */
+static bool is_cut_over(const ref_packed_t *s, int axis, const char *dim)
+{
+    const int n = s->grid.nsplits[axis];
+    return n && strcmp(s->grid.split[axis][n - 1].dim, dim) == 0;
+}
+
 T_CASE(random_packings_arrive_as_the_oracle_says)
 {
     const uint64_t seed = t_seed();
@@ -48,9 +55,9 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
         const ref_packed_t *s = j->t.side;
         pair[s[0].p.cut][s[1].p.cut]++;
         sums += t_packed_sums(&j->t);
-        parts += s[0].sp || s[1].sp;
+        parts += is_cut_over(&s[0], 1, "tp") || is_cut_over(&s[1], 1, "tp");
         own += s[0].p.cp || s[1].p.cp;
-        heads += s[0].features == REF_CP || s[1].features == REF_CP;
+        heads += is_cut_over(&s[0], 2, "cp") || is_cut_over(&s[1], 2, "cp");
         for (int64_t k = 0; k < j->t.world; k++)
             if (t_packed_receives(&j->t, k, COLO_FORWARD)) {
                 moved++;
@@ -147,7 +154,7 @@ static colo_status_t run_images(colo_comm_t *comm, void *arg)
     colo_batch_t *batch = NULL;
     colo_layout_t src, dst;
     rank_try(t_layout_of(t_text("dp=%d", (int)m->t.world), true, &src));
-    rank_try(t_packed_layout(&dst, &m->t.side[1], false));
+    rank_try(t_layout(&dst, &m->t.side[1].grid));
     const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,
                                     .src = &src,
                                     .dst = &dst,
@@ -178,7 +185,7 @@ T_CASE(images_arrive_on_the_context_ranks_of_their_sequence)
             free(m);
             continue;
         }
-        m->t.world = (int32_t)ref_packed_size(&m->t.side[1]);
+        m->t.world = (int32_t)ref_side_size(&m->t.side[1].grid);
         random_images(m, &r);
         own += m->t.side[1].p.cp != NULL;
         tables += m->t.side[1].p.cut == REF_CUT_TABLE;

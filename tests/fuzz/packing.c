@@ -11,10 +11,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_t f = {data, size};
     int64_t len[MOST], dp[MOST], cp[MOST], first[MOST], start[MOST + 1], piece[PIECES],
         owner[PIECES], rows;
-    ref_packed_t s = {.order = {REF_TP, REF_CP, REF_DP}, .features = -1};
-    for (int i = 0; i < REF_PACKED_DIMS; i++)
-        s.extent[i] = fuzz_range(&f, 1, 3);
-    s.sp = s.extent[REF_TP] > 1 && fuzz_range(&f, 0, 1);
+    const int64_t tp = fuzz_range(&f, 1, 3), context = fuzz_range(&f, 1, 3);
+    ref_packed_t s = {.grid = t_side_ordered(0, tp, context, fuzz_range(&f, 1, 3), false)};
+    const bool sp = tp > 1 && fuzz_range(&f, 0, 1);
+    t_packed_split(&s, sp, NULL);
     s.p = (ref_packing_t){.nseq = fuzz_range(&f, 0, MOST), .len = len};
     s.p.cut = (ref_packed_cut_t)fuzz_range(&f, 0, 3);
     const uint8_t given = fuzz_u8(&f);
@@ -46,12 +46,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t all = 0;
     for (int64_t q = 0; q < s.p.nseq; q++) {
         if (len[q] > 1000)
-            len[q] = s.sp ? len[q] % 1000 : len[q];
+            len[q] = sp ? len[q] % 1000 : len[q];
         all |= len[q];
     }
     const colo_packing_t p = t_packing(&s.p);
     colo_layout_t layout;
-    FUZZ_CHECK(t_packed_layout(&layout, &s, false) == COLO_OK, "%s", colo_last_error());
+    FUZZ_CHECK(t_layout(&layout, &s.grid) == COLO_OK, "%s", colo_last_error());
     const int64_t rank = fuzz_range(&f, 0, 30);
     const bool valid = ref_packed_valid(&s);
     const colo_status_t st = colo_packing_rows(&p, &layout, rank, &rows);

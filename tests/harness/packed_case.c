@@ -12,20 +12,26 @@
 
 static void random_side(ref_packed_t *s, uint64_t *r, int64_t most)
 {
-    static const int orders[][REF_PACKED_DIMS] = {
-        {REF_TP, REF_CP, REF_DP}, {REF_TP, REF_DP, REF_CP}, {REF_CP, REF_TP, REF_DP},
-        {REF_CP, REF_DP, REF_TP}, {REF_DP, REF_TP, REF_CP}, {REF_DP, REF_CP, REF_TP}};
+    int64_t tp, cp, dp;
     do {
-        s->extent[REF_TP] = 1 + t_below(r, 2);
-        s->extent[REF_CP] = 1 + t_below(r, 8);
-        s->extent[REF_DP] = 1 + t_below(r, 4);
-    } while (ref_packed_size(s) > most);
-    memcpy(s->order, orders[t_below(r, 6)], sizeof s->order);
-    s->sp = s->extent[REF_TP] > 1 && t_below(r, 2);
-    s->features = t_below(r, 4) == 0 ? REF_CP : s->extent[REF_TP] > 1 && !s->sp ? REF_TP : -1;
-    if (t_below(r, 3) == 0 && s->features == REF_TP)
-        s->features = -1;
+        tp = 1 + t_below(r, 2);
+        cp = 1 + t_below(r, 8);
+        dp = 1 + t_below(r, 4);
+    } while (tp * cp * dp > most);
+    s->grid = t_side_ordered((int)t_below(r, T_ORDERS), tp, cp, dp, false);
+    const bool sp = tp > 1 && t_below(r, 2), heads = t_below(r, 4) == 0, whole = t_below(r, 3) == 0;
     s->p.cut = (ref_packed_cut_t)t_below(r, 4);
+    t_packed_split(s, sp, heads ? "cp" : tp > 1 && !sp && !whole ? "tp" : NULL);
+}
+
+void t_packed_split(ref_packed_t *s, bool sp, const char *features)
+{
+    if (features && strcmp(features, "cp") == 0)
+        s->grid.nsplits[1] = 0;
+    if (sp)
+        t_side_split(&s->grid, 1, "tp", REF_BLOCK, false);
+    if (features)
+        t_side_split(&s->grid, 2, features, REF_BLOCK, false);
 }
 
 static void random_tables(t_packed_t *t, int k, uint64_t *r)
@@ -36,7 +42,7 @@ static void random_tables(t_packed_t *t, int k, uint64_t *r)
     const bool own = cuts && t_below(r, 2); /* context ranks of each sequence */
     int64_t pieces = 0;
     s->p.len = t->len;
-    s->p.dp = t_below(r, 4) || s->extent[REF_DP] > 1 ? t->dp[k] : NULL;
+    s->p.dp = t_below(r, 4) || ref_side_dp(&s->grid) > 1 ? t->dp[k] : NULL;
     s->p.cp = own ? t->cp[k] : NULL;
     s->p.first = own && t_below(r, 4) ? t->first[k] : NULL;
     s->p.start = s->p.cut == REF_CUT_TABLE ? t->start[k] : NULL;
@@ -44,7 +50,7 @@ static void random_tables(t_packed_t *t, int k, uint64_t *r)
     s->p.owner = s->p.start ? t->owner[k] : NULL;
     t->start[k][0] = 0;
     for (int64_t q = 0; q < n; q++) {
-        t->dp[k][q] = t_below(r, s->extent[REF_DP]);
+        t->dp[k][q] = t_below(r, ref_side_dp(&s->grid));
         t->first[k][q] = t_below(r, cp);
         t->cp[k][q] = 1 + t_below(r, s->p.first ? cp - t->first[k][q] : cp);
         int64_t left = t->len[q];
@@ -82,15 +88,16 @@ void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most)
             random_tables(t, k, &r);
         }
     } while (!ref_packed_valid(&t->side[0]) || !ref_packed_valid(&t->side[1]));
-    t->h = t->side[0].extent[REF_TP] * t->side[0].extent[REF_CP] * t->side[1].extent[REF_TP] *
-           t->side[1].extent[REF_CP];
-    t->h = t->side[0].features < 0 && t->side[1].features < 0 ? 1 + t_below(&r, 5) : t->h;
+    const ref_side_t *src = &t->side[0].grid, *dst = &t->side[1].grid;
+    t->h = src->nsplits[2] || dst->nsplits[2]
+               ? ref_side_extent(src, "tp") * ref_side_extent(src, "cp") *
+                     ref_side_extent(dst, "tp") * ref_side_extent(dst, "cp")
+               : 1 + t_below(&r, 5);
     t->dtype = dtypes[t_below(&r, t_packed_sums(t) ? 3 : 5)];
     t->ranks_per_node = t_below(&r, 2) ? 0 : 1 + t_below(&r, 4);
     t->max_rows = t_below(&r, 4) ? 0 : 10000;
-    t->world = (int32_t)ref_packed_size(&t->side[0]);
-    if (ref_packed_size(&t->side[1]) > t->world)
-        t->world = (int32_t)ref_packed_size(&t->side[1]);
+    t->world = (int32_t)(ref_side_size(src) > ref_side_size(dst) ? ref_side_size(src)
+                                                                 : ref_side_size(dst));
 }
 
 const char *t_packed_text(const t_packed_t *t)
@@ -101,11 +108,10 @@ const char *t_packed_text(const t_packed_t *t)
                          (unsigned long long)t->seed, (long long)t->h, colo_dtype_name(t->dtype));
     for (int64_t q = 0; q < t->side[0].p.nseq && n < sizeof text; q++)
         n += (size_t)snprintf(text + n, sizeof text - n, " %lld", (long long)t->len[q]);
-    for (int k = 0; k < 2 && n < sizeof text; k++)
-        n += (size_t)snprintf(
-            text + n, sizeof text - n, "; tp %lld cp %lld dp %lld cut %d sp %d f %d",
-            (long long)t->side[k].extent[0], (long long)t->side[k].extent[1],
-            (long long)t->side[k].extent[2], t->side[k].p.cut, t->side[k].sp, t->side[k].features);
+    for (int k = 0; k < 2 && n < sizeof text; k++) {
+        n += (size_t)snprintf(text + n, sizeof text - n, "; cut %d, ", t->side[k].p.cut);
+        n += n < sizeof text ? t_side_text(&t->side[k].grid, text + n, sizeof text - n) : 0;
+    }
     return text;
 }
 
@@ -125,24 +131,6 @@ colo_packing_t t_packing(const ref_packing_t *p)
                             .piece_owner = p->owner};
 }
 
-colo_status_t t_packed_layout(colo_layout_t *layout, const ref_packed_t *side, bool is_src)
-{
-    static const char *const names[] = {"tp", "cp", "dp"};
-    const int *order = side->order;
-    const int64_t *extent = side->extent;
-    rank_try(t_layout_of(t_text("%s=%d,%s=%d,%s=%d", names[order[0]], (int)extent[order[0]],
-                                names[order[1]], (int)extent[order[1]], names[order[2]],
-                                (int)extent[order[2]]),
-                         is_src, layout));
-    if (side->features == REF_CP)
-        colo_layout_clear(layout, COLO_ROWS);
-    if (side->sp)
-        rank_try(colo_layout_split(layout, COLO_ROWS, "tp", COLO_BLOCK));
-    if (side->features >= 0)
-        rank_try(colo_layout_split(layout, COLO_FEATURES, names[side->features], COLO_BLOCK));
-    return COLO_OK;
-}
-
 bool t_packed_sums(const t_packed_t *t)
 {
     return t->side[1].p.cut == REF_CUT_WHOLE && ref_packed_cp(&t->side[1]) > 1;
@@ -156,8 +144,8 @@ static colo_status_t same_plan(const colo_batch_t *batch, const t_packed_t *t, i
     colo_layout_t src, dst;
     colo_plan_t *b = NULL;
     int64_t rows[2][2];
-    rank_try(t_packed_layout(&src, &t->side[0], true));
-    rank_try(t_packed_layout(&dst, &t->side[1], false));
+    rank_try(t_layout(&src, &t->side[0].grid));
+    rank_try(t_layout(&dst, &t->side[1].grid));
     const colo_plan_config_t *own = colo_plan_config(a); /* a bridge finds the nodes by itself */
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src,
                                   .dst = &dst,           .shape = {.features = t->h},
@@ -185,8 +173,8 @@ static colo_status_t same_plan(const colo_batch_t *batch, const t_packed_t *t, i
 colo_status_t t_packed_bridge(colo_bridge_t **bridge, const t_packed_t *t, colo_comm_t *comm)
 {
     colo_layout_t src, dst;
-    rank_try(t_packed_layout(&src, &t->side[0], true));
-    rank_try(t_packed_layout(&dst, &t->side[1], false));
+    rank_try(t_layout(&src, &t->side[0].grid));
+    rank_try(t_layout(&dst, &t->side[1].grid));
     const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
                                          .src = &src,
                                          .dst = &dst,
@@ -246,7 +234,8 @@ static colo_status_t make(block_t *b, const t_packed_t *t, int k, int64_t rank, 
     rank_try(t_buffer_rows(&b->b, t->dtype, b->rows, n, step, 1));
     for (int64_t i = 0; !blank && i < b->rows; i++)
         for (int64_t h = 0; h < n; h++)
-            encode(t, k, b->q[i], b->pos[i], b->lo + h, sums, ref_packed_coord(side, rank, REF_CP),
+            encode(t, k, b->q[i], b->pos[i], b->lo + h, sums,
+                   ref_side_coord(&side->grid, rank, "cp"),
                    b->b.raw + (size_t)(i * step + h) * colo_dtype_size(t->dtype));
     return COLO_OK;
 }
@@ -335,13 +324,13 @@ colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_
     return COLO_OK;
 }
 
-static colo_status_t check_index(const t_packed_t *t, int k, int64_t rank, bool is_src)
+static colo_status_t check_index(const t_packed_t *t, int k, int64_t rank)
 {
     colo_layout_t layout;
     T_ENDS(drop) block_t b = {0};
     int64_t rows, index[2 * 512];
     const colo_packing_t p = t_packing(&t->side[k].p);
-    rank_try(t_packed_layout(&layout, &t->side[k], is_src));
+    rank_try(t_layout(&layout, &t->side[k].grid));
     rank_try(make(&b, t, k, rank, false, true));
     rank_try(colo_packing_rows(&p, &layout, rank, &rows));
     rank_check(rows == b.rows && rows <= 512);
@@ -357,8 +346,8 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     const colo_packing_t src = t_packing(&t->side[0].p), dst = t_packing(&t->side[1].p);
     int64_t rows[2];
-    rank_try(check_index(t, 0, rank, true));
-    rank_try(check_index(t, 1, rank, false));
+    rank_try(check_index(t, 0, rank));
+    rank_try(check_index(t, 1, rank));
     rank_try(colo_bridge_set_packing(bridge, &src, &dst, batch));
     colo_bridge_rows(bridge, &rows[0], &rows[1]);
     rank_check(rows[0] == ref_packed_rows(&t->side[0], rank, NULL, NULL) &&

@@ -31,7 +31,9 @@ void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most);
 /* The case in words; static storage of the calling thread. */
 const char *t_packed_text(const t_packed_t *t);
 colo_packing_t t_packing(const ref_packing_t *p);
-colo_status_t t_packed_layout(colo_layout_t *layout, const ref_packed_t *side, bool is_src);
+/* Cuts rows of a context rank over tp, too; features over that dim, NULL: not. If it is cp, rows
+ * are not cut over it. */
+void t_packed_split(ref_packed_t *side, bool sp, const char *features);
 /* Is the gradient a sum over context ranks? */
 bool t_packed_sums(const t_packed_t *t);
 /* Elements that @rank must receive. */

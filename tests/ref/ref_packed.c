@@ -4,21 +4,18 @@
 
 #include <stdlib.h>
 
-int64_t ref_packed_size(const ref_packed_t *side)
-{
-    return side->extent[0] * side->extent[1] * side->extent[2];
-}
-
-int64_t ref_packed_coord(const ref_packed_t *side, int64_t rank, int dim)
-{
-    for (int k = 0; side->order[k] != dim; k++)
-        rank /= side->extent[side->order[k]];
-    return rank % side->extent[dim];
-}
-
 int64_t ref_packed_cp(const ref_packed_t *side)
 {
-    return side->features == REF_CP ? 1 : side->extent[REF_CP];
+    return ref_side_addends(&side->grid);
+}
+
+/* Parts in which the rows of a context rank are cut. */
+static int64_t sp_of(const ref_side_t *grid)
+{
+    for (int k = 0; k < grid->nsplits[1]; k++)
+        if (!grid->split[1][k].context)
+            return ref_side_extent(grid, grid->split[1][k].dim);
+    return 1;
 }
 
 static int64_t at(const int64_t *table, int64_t i, int64_t absent)
@@ -54,21 +51,16 @@ bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos
 int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q_of, int64_t *pos_of)
 {
     const ref_packing_t *p = &side->p;
-    if (rank >= ref_packed_size(side))
+    if (!ref_side_has(&side->grid, rank))
         return 0;
-    const int64_t d = ref_packed_coord(side, rank, REF_DP);
-    const int64_t c = side->features == REF_CP ? 0 : ref_packed_coord(side, rank, REF_CP);
+    const int64_t d = ref_side_coord(&side->grid, rank, "dp"), sp = sp_of(&side->grid);
+    const int64_t c = ref_packed_cp(side) > 1 ? ref_side_coord(&side->grid, rank, "cp") : 0;
     int64_t n = 0, lo, hi;
     for (int64_t q = 0; q < p->nseq; q++)
         for (int64_t pos = 0; at(p->dp, q, 0) == d && pos < p->len[q]; pos++)
             n += ref_packed_owns(side, c, q, pos);
-    lo = 0;
-    hi = n;
-    if (side->sp) {
-        const int64_t block = n / side->extent[REF_TP];
-        lo = block * ref_packed_coord(side, rank, REF_TP);
-        hi = lo + block;
-    }
+    lo = sp > 1 ? n / sp * ref_side_coord(&side->grid, rank, "tp") : 0;
+    hi = lo + n / sp;
     n = 0;
     for (int64_t q = 0; q_of && q < p->nseq; q++)
         for (int64_t pos = 0; at(p->dp, q, 0) == d && pos < p->len[q]; pos++)
@@ -85,12 +77,10 @@ int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q_of, i
 void ref_packed_features(const ref_packed_t *side, int64_t rank, int64_t h, int64_t *lo,
                          int64_t *hi)
 {
-    *lo = 0;
-    *hi = rank < ref_packed_size(side) ? h : 0;
-    if (side->features < 0 || *hi == 0)
-        return;
-    const int64_t part = h / side->extent[side->features];
-    *lo = part * ref_packed_coord(side, rank, side->features);
+    const ref_side_t *grid = &side->grid;
+    const char *dim = grid->nsplits[2] ? grid->split[2][0].dim : "none";
+    const int64_t part = ref_side_has(grid, rank) ? h / ref_side_extent(grid, dim) : 0;
+    *lo = part * ref_side_coord(grid, rank, dim);
     *hi = *lo + part;
 }
 
@@ -117,7 +107,7 @@ bool ref_packed_valid(const ref_packed_t *side)
     int64_t left = INT64_MAX;
     for (int64_t q = 0; q < p->nseq; q++) {
         const int64_t d = at(p->dp, q, 0), cp = at(p->cp, q, most), first = at(p->first, q, 0);
-        if (d < 0 || d >= side->extent[REF_DP] || p->len[q] < 0 || p->len[q] > left)
+        if (d < 0 || d >= ref_side_dp(&side->grid) || p->len[q] < 0 || p->len[q] > left)
             return false;
         left -= p->len[q];
         if (p->cut == REF_CUT_TABLE
@@ -129,11 +119,11 @@ bool ref_packed_valid(const ref_packed_t *side)
         if (p->cut <= REF_CUT_ZIGZAG && p->len[q] % (zigzag ? 2 * cp : cp))
             return false;
     }
-    for (int64_t rank = 0; side->sp && rank < ref_packed_size(side); rank++) {
-        ref_packed_t all = *side;
-        all.sp = false;
-        if (ref_packed_rows(&all, rank, NULL, NULL) % side->extent[REF_TP])
+    const int64_t sp = sp_of(&side->grid);
+    ref_packed_t all = *side; /* rows that are not cut over tp */
+    all.grid.nsplits[1] = most > 1;
+    for (int64_t rank = 0; sp > 1 && rank < ref_side_size(&side->grid); rank++)
+        if (ref_packed_rows(&all, rank, NULL, NULL) % sp)
             return false;
-    }
     return true;
 }

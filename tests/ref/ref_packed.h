@@ -3,14 +3,13 @@
  * ref_packed.h - packings by brute force: which rank holds a position, what a rank has, what is
  * refused.
  *
- * Every question is answered position by position from the text of docs/packed.md. Shares nothing
- * with the library.
+ * Every question is answered position by position from the text of docs/packed.md. Shares the
+ * description of a grid with ref_bridge.h, and nothing with the library.
  */
 #ifndef TESTS_REF_PACKED_H
 #define TESTS_REF_PACKED_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "ref/ref_bridge.h"
 
 typedef enum ref_packed_cut {
     REF_CUT_BLOCK,
@@ -26,18 +25,14 @@ typedef struct ref_packing {
     const int64_t *start, *piece, *owner; /* REF_CUT_TABLE */
 } ref_packing_t;
 
-/* A side: ranks 0 .. tp * cp * dp - 1. */
-enum { REF_TP, REF_CP, REF_DP, REF_PACKED_DIMS };
+/* A side: a grid at rank 0 of tp, cp and dp, and what is packed on it. Samples are cut over dp.
+ * Rows are cut over cp, if that is a context split, and what a context rank holds over tp, if rows
+ * have that split, too. */
 typedef struct ref_packed {
-    int64_t extent[REF_PACKED_DIMS];
-    int order[REF_PACKED_DIMS]; /* which dim varies fastest, which comes next */
-    bool sp;                    /* what a context rank holds is cut over tp, too */
-    int features; /* the dim over which features are cut, -1: none; REF_CP: then rows are not */
+    ref_side_t grid;
     ref_packing_t p;
 } ref_packed_t;
 
-int64_t ref_packed_size(const ref_packed_t *side);
-int64_t ref_packed_coord(const ref_packed_t *side, int64_t rank, int dim);
 /* Context ranks that cut rows. */
 int64_t ref_packed_cp(const ref_packed_t *side);
 /* Does context rank @c have position @pos of sequence @q? */
