@@ -39,6 +39,8 @@ MUTANTS = {
         'torch/bridge.py', '@eager  # all of it', '# all of it', 'test_refusals.py', 'tables'),
     'a bridge of its own that one rank cannot make is waited for': (
         'torch/bridge.py', "if comm == 'own' and self._own is None:", 'if False:', 'test_refusals.py', 'of_its_own or own'),
+    'what is no group is looked up in torch.distributed first': (
+        'torch/ranks.py', 'not isinstance(group, dist.ProcessGroup)', 'False', 'test_torch_logprob.py', 'bad_arguments'),
     'a rank that knows no layout tells no rank': (
         'torch/bridge.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
     'what calls need is made in the graph of the first one': (

@@ -214,17 +214,16 @@ class telling:
 def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
     """World ranks of a torch process group, in group order. ValueError: not a group, or one without
     this rank; RuntimeError: torch.distributed is not initialised, or the group was destroyed."""
+    outside = dist.is_available() and dist.GroupMember.NON_GROUP_MEMBER
+    if dist.is_available() and group is not dist.group.WORLD and group is not outside and not isinstance(group, dist.ProcessGroup):
+        raise ArgumentError("%s is a %s, expected a torch process group, a colobridge.Comm or None" % (what, type(group).__name__))
     if not (dist.is_available() and dist.is_initialized()):
         raise FailedError("%s: torch.distributed is not initialised (or was destroyed); call "
                           "init_process_group() first" % what, STATUS['ERR_STATE'])
     if group is dist.group.WORLD or group is dist.distributed_c10d._get_default_group():
         return tuple(range(dist.get_world_size()))
-    if group is dist.GroupMember.NON_GROUP_MEMBER or not isinstance(group, dist.ProcessGroup):
-        what_it_is = ('is a group without this rank %d' % dist.get_rank()
-                      if group is dist.GroupMember.NON_GROUP_MEMBER
-                      else 'is a %s, expected a torch process group, a colobridge.Comm or None'
-                      % type(group).__name__)
-        raise ArgumentError("%s %s" % (what, what_it_is))
+    if group is outside:
+        raise ArgumentError("%s is a group without this rank %d" % (what, dist.get_rank()))
     c10d: Any = dist.distributed_c10d
     state: Any = getattr(c10d, '_world', None)  # torch 1.13 has the table itself
     table: Any = c10d._pg_group_ranks if state is None else state.pg_group_ranks
