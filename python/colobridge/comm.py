@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
@@ -48,12 +48,25 @@ class _Run:
         self.worlds: dict[int, Comm] = {}
         self.anew: dict[int, list[Comm]] = {}
         self.store: Any = None
+        self.interrupted = False
+        self._left: dict[int, str] = {}  # by rank: how it ended
+
+    def why_not(self, ranks: Iterable[int]) -> str:
+        """Why these ranks do not meet any more; '': they may."""
+        return 'interrupted' if self.interrupted else next((self._left[r] for r in ranks if r in self._left), '')
+
+    def begin(self, comm: 'Comm') -> None:
+        comm._run, self.worlds[comm.rank] = self, comm
+        if self.interrupted:
+            self._abort(comm, 'interrupted')
 
     def end(self, rank: int, why: BaseException | None) -> None:
+        self._left[rank] = 'rank %d%s' % (rank, ' has ended' if why is None else ': %s: %s' % (type(why).__name__, why))
         for comm in self.anew.pop(rank, []):
             if why is not None:
-                self._abort(comm, 'rank %d: %s: %s' % (rank, type(why).__name__, why))
+                self._abort(comm, self._left[rank])
             comm.destroy()
+        del self.worlds[rank]
 
     @staticmethod
     def _abort(comm: 'Comm', why: str) -> None:
@@ -62,6 +75,7 @@ class _Run:
 
     def interrupt(self) -> None:
         """Ends the waits of all ranks."""
+        self.interrupted = True
         for comm in [*self.worlds.values(), *itertools.chain.from_iterable(self.anew.values())]:
             self._abort(comm, 'interrupted')
 
@@ -354,7 +368,7 @@ def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
     def rank(world: int, _arg: int) -> int:
         comm = Comm(c.c_void_p(world), owned=False)
         me, failed = comm.rank, None
-        comm._run, run.worlds[me] = run, comm
+        run.begin(comm)
         try:
             results[me] = fn(comm)
             return 0
@@ -368,26 +382,32 @@ def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
             try:
                 run.end(me, failed)
             finally:
-                del run.worlds[me], failed
+                del failed
                 comm.destroy()  # what it serves; itself is the library's
 
     run_ranks = lib().colo_comm_threads_run  # here, where an error of loading reaches the caller
     ended: list[tuple[int, str]] = []
-    end = threading.Event()  # join() of an interrupted thread takes it for one that has ended
+    # join() of an interrupted thread takes it for one that has ended, and start() may be interrupted, too
+    begin, end = threading.Event(), threading.Event()
 
     def start() -> None:
+        begin.wait()
         try:
-            ended.append((run_ranks(nranks, s.RankFn(rank), None), error_message()))
+            if not run.interrupted:
+                ended.append((run_ranks(nranks, s.RankFn(rank), None), error_message()))
         finally:
             end.set()
 
-    # The main thread, which alone runs handlers of signals, does not wait in C.
-    threading.Thread(target=start).start()
-    try:
+    try:  # the main thread, which alone runs handlers of signals, does not wait in C
+        threading.Thread(target=start).start()
+        begin.set()
         end.wait()
     except BaseException:
         run.interrupt()
-        end.wait()
+        begun = begin.is_set()
+        begin.set()
+        if begun:
+            end.wait()
         raise
     if raised:
         peer = STATUS['ERR_PEER']

@@ -436,7 +436,7 @@ MUTANTS = {
     'a refusal stays on its rank if it has no group of its own': (
         'torch/ranks.py', "getattr(value, '_talks_to', None)", 'None', 'test_refusals.py', 'bridge'),
     'a refusal waits for a meeting': (
-        'torch/ranks.py', '            _Meeting(self).refuse(why)', '            refuse(_Meeting(self).comm(), why)',
+        'torch/ranks.py', '            _Meeting(self).refuse(str(why))', '            refuse(_Meeting(self).comm(), why)',
         'test_refusals.py', 'third_rank'),
     'an error that the others have is told again': (
         'torch/ranks.py', '_reached(why).add(id(comm.told))  # the library', 'pass  #', 'test_torch_losses.py',
@@ -449,7 +449,11 @@ MUTANTS = {
     'those that a refusal finds at a meeting wait for the rest': (
         'torch/ranks.py', "self.store.compare_set(key, '', words)", 'pass', 'test_refusals.py', 'third_rank'),
     'a rank that gave up a meeting says nothing': (
-        'torch/ranks.py', '            self.refuse(why)\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
+        'torch/ranks.py', '            self.refuse(str(why))\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
+    'a rank that has ended is waited for where ranks meet': (
+        'torch/ranks.py', 'if why_not:', 'if False:', 'test_refusals.py', 'has_ended'),
+    'a rank that ends says nothing at the next meeting': (
+        'torch/ranks.py', 'len(self.ranks) > 1 and self.store is not None', 'False', 'test_torch_ended.py', 'cause and by'),
     'the group that is set for entropies hears of no refusal': (
         'compat.py', '@eager\ndef _entropy(', 'def _entropy(', 'test_refusals.py', 'that_is_set'),
     'what is left at exit ends when modules are gone': (
@@ -463,6 +467,10 @@ MUTANTS = {
         'comm.py', 'run.end(me, failed)', 'run.end(me, None)', 'test_refusals.py', 'made_anew'),
     'an exception of a rank meets a communicator that was destroyed': (
         'comm.py', '        if comm._handle:\n            comm.abort(why)', '        comm.abort(why)', 'test_refusals.py', 'made_anew'),
+    'ranks begin though their start was interrupted': (
+        'comm.py', 'if not run.interrupted:', 'if True:', 'test_core.py', 'before_there_are'),
+    'a rank that begins after ctrl-c waits': (
+        'comm.py', '        if self.interrupted:\n', '        if False:\n', 'test_core.py', 'while_ranks_begin'),
     'ctrl-c waits for the ranks': (
         'comm.py', '        run.interrupt()', '        pass', 'test_core.py', 'ctrl_c'),
     'plans are made of tensors without memory': (
@@ -475,7 +483,9 @@ WAITING = {
     'a bridge that one rank cannot make is waited for',
     'a head that ranks do not agree on is told to those of the head alone',
     'a rank that failed before the others were there tries again without them',
+    'a rank that ends says nothing at the next meeting',
     'a rank that gave up a meeting says nothing',
+    'a rank that has ended is waited for where ranks meet',
     'a rank that knows no layout tells no rank',
     'a rank without rows does not come to backward',
     'a refusal of this rank alone is one that it has heard of',

@@ -18,6 +18,7 @@ import pytest
 
 import colobridge as cb
 from colobridge import _structs as s
+from colobridge import comm as comms
 from colobridge.tensor import view
 
 
@@ -422,6 +423,35 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_the_waits_of_all_ranks():
     done = subprocess.run([sys.executable, '-c', INTERRUPTED], text=True, capture_output=True, check=False)
     assert (done.stdout, done.returncode) == ('[True, True]\n', 0), done.stderr
+
+
+def test_ctrl_c_before_there_are_ranks(monkeypatch):
+    began, start = [], threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, 'start', interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cb.run_threads(2, lambda world: began.append(world.rank))
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(60)
+    assert not began
+
+
+def test_ctrl_c_while_ranks_begin(monkeypatch):
+    begin, lock = comms._Run.begin, threading.Lock()
+
+    def interrupted(run, comm):
+        with lock:
+            if not run.interrupted:
+                run.interrupt()
+        begin(run, comm)
+    monkeypatch.setattr(comms._Run, 'begin', interrupted)
+    with pytest.raises(RuntimeError, match='interrupted'):
+        cb.run_threads(2, lambda world: world.barrier())
 
 
 LATE = '''

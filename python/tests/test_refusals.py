@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 import types
 from concurrent import futures
 
@@ -217,7 +218,7 @@ def test_an_exception_of_a_rank_reaches_communicators_that_were_made_anew():
             with pytest.raises(ValueError):
                 ct.entropy(z, mask=torch.ones(2), tp_group=world)
             assert ct.entropy(z, tp_group=world).isfinite().all()
-        through.wait(60)  # or the exception ends this call of a rank that is slower
+            through.wait(60)  # or what a rank does next ends this call of a slower one
         if world.rank == 2:
             raise KeyError('no such row')
         with pytest.raises(RuntimeError) as why:
@@ -227,6 +228,35 @@ def test_an_exception_of_a_rank_reaches_communicators_that_were_made_anew():
     with pytest.raises(KeyError, match='no such row'):
         cb.run_threads(4, fails_later)
     assert heard == [True] * 3
+
+
+@pytest.mark.parametrize('how, words', [('with an exception', 'rank 1: KeyError'), ('well', 'rank 1 has ended'),
+                                        ('before the others meet', 'rank 1: KeyError'), ('by Ctrl-C', 'interrupted')])
+def test_a_rank_that_has_ended_is_not_waited_for_to_make_a_communicator(how, words):
+    heard, over = [], threading.Event()
+
+    def one_rank(world):
+        z = mesh(world.rank, world).z
+        with pytest.raises(ValueError):
+            ct.entropy(z, mask=torch.ones(2), tp_group=world)
+        if world.rank == 1:
+            if how == 'by Ctrl-C':
+                world._run.interrupt()
+            over.set()
+            if how in ('well', 'by Ctrl-C'):
+                return
+            raise KeyError('no such row')
+        over.wait(60)
+        if how == 'before the others meet':
+            while 1 in world._run.worlds:
+                time.sleep(0.01)
+        with pytest.raises(RuntimeError) as why:
+            ct.entropy(z, tp_group=world)
+        heard.append(str(why.value))
+
+    with pytest.raises(KeyError) if 'KeyError' in words else contextlib.nullcontext():
+        cb.run_threads(4, one_rank)
+    assert len(heard) == 3 and all(words in why for why in heard), heard
 
 
 def step(carry, tensor):

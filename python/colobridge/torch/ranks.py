@@ -42,6 +42,7 @@ _made: dict[Any, '_Ranks'] = {}  # by ranks, or Own
 _owners: collections.Counter[tuple[int, ...]] = collections.Counter()
 _alone = threading.local()
 _ended: list[Any] = []
+_GLANCE = datetime.timedelta(milliseconds=50)  # after which a rank that is a thread looks whether the others have ended
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
 _last_error = ''  # of a call
 _failure: tuple[str, Any] = '', None  # with which sys.exit() ends the program, and _counted() then
@@ -118,7 +119,18 @@ class _Ranks:
             for comm in (self.host, self.gpu):
                 refuse(comm, why)  # of one that is dead already this rank hears by its own error
         elif self.store is not None:
-            _Meeting(self).refuse(why)
+            reached.add(id(self))
+            _Meeting(self).refuse(str(why))
+
+    def leave(self, why: str) -> None:
+        """Tells the other ranks, wherever they wait for this one, that it comes no more."""
+        if self.host is not None:
+            self.host.abort(why)
+        if len(self.ranks) > 1 and self.store is not None and self.store() is not None:
+            try:
+                _Meeting(self).refuse(why)
+            except Exception:
+                pass  # the store's server has ended
 
     def destroy(self) -> None:
         if self.host is not None:
@@ -270,7 +282,8 @@ class _Meeting:
             made = Comm.from_all_gather(of.ranks.index(of.me), len(of.ranks), self._all_gather)
             self._all_gather(b'')  # else a rank that is done may refuse its call, which ends this for slower ones
         except BaseException as why:
-            self.refuse(why)
+            _reached(why).add(id(of))
+            self.refuse(str(why))
             raise
         made.set_world_ranks(range(len(of.ranks)) if isinstance(of.key, Own) and of.key.counted else of.ranks)
         made._board = _Board(self.store, self.name, of.ranks, of.me)  # type: ignore[attr-defined]
@@ -281,7 +294,9 @@ class _Meeting:
         keys, limit = self._keys(self.step), _timeout()
         self.store.set(keys[self.of.ranks.index(self.of.me)], b'+' + mine)
         try:
-            self.store.wait(keys, limit)
+            self._wait(keys, limit)
+        except FailedError:
+            raise
         except Exception as why:
             there = getattr(self.store, 'check', lambda _keys: False)  # torch 1.13 has none
             missing = [rank for rank, key in zip(self.of.ranks, keys) if not there([key])]
@@ -294,10 +309,23 @@ class _Meeting:
                 raise FailedError(words[1:].decode(), STATUS['ERR_PEER'])
         return [words[1:] for words in said]
 
-    def refuse(self, why: BaseException) -> None:
+    def _wait(self, keys: list[str], limit: datetime.timedelta) -> None:
+        """Until there are all. A rank that is a thread, and ended before this wait for its answer began, says nothing here: it
+        may not know of the meeting."""
+        run, end = self.of.given and self.of.given._run, time.monotonic() + limit.total_seconds()
+        while True:
+            why_not = run and run.why_not(self.of.ranks)
+            try:
+                return self.store.wait(keys, min(limit, _GLANCE) if run else limit)
+            except Exception:
+                if why_not:
+                    raise FailedError(why_not, STATUS['ERR_PEER']) from None
+                if not run or time.monotonic() > end:
+                    raise
+
+    def refuse(self, why: str) -> None:
         """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: a rank that
         has not come either finds that all have answered."""
-        _reached(why).add(id(self.of))
         words = '-rank %d: %s' % (self.of.me, why)
         for step in {max(self.step, 1), self.step + 1}:
             for rank, key in zip(self.of.ranks, self._keys(step)):
@@ -463,8 +491,7 @@ def _end() -> None:
         with _lock:
             made = list(_made.values())
         for of in made:
-            if of.host is not None:
-                of.host.abort(words)
+            of.leave(words)
     shutdown()
 
 
