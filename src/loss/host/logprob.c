@@ -103,7 +103,9 @@ struct row {
     int64_t arg;
 };
 
-static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token, int64_t target)
+/* @target: its column, or -1; @none: it is in no vocabulary, and counts as the largest x */
+static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token, int64_t target,
+                            bool none)
 {
     const colo_dtype_t stat = pass->stat_dtype;
     const bool want_u = pass->block.u >= 0, want_d = pass->block.d >= 0;
@@ -129,6 +131,8 @@ static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token,
             xt = x[target - *column];
         for (int i = 0; i < n && left.listed; i++)
             xt = column[i] == target ? x[i] : xt;
+        for (int i = 0; i < n && none; i++)
+            xt = x[i] > xt ? x[i] : xt;
         if (top > row.m) {
             if (row.m > -INFINITY) {
                 double down = row.m - top, c = exp(down);
@@ -174,7 +178,9 @@ static void shard_stats(const struct colo_logprob_pass *pass)
         if (target != pass->config.ignore_index) {
             bool legal =
                 target >= pass->config.logits.vocab_start && target < pass->config.logits.vocab;
-            row = row_stats(pass, token, legal ? target - pass->config.logits.vocab_start : -1);
+            row = row_stats(pass, token, legal ? target - pass->config.logits.vocab_start : -1,
+                            pass->config.lenient_targets &&
+                                (target < 0 || target >= pass->config.logits.vocab));
         }
         colo_scalar_put(pass->stat_dtype, block + offsets->m, k, row.m);
         colo_scalar_put(pass->stat_dtype, block + offsets->s, k, row.s);
@@ -241,8 +247,9 @@ static struct merged merge_row(const struct colo_logprob_pass *pass, int64_t k, 
             u += c * (colo_scalar_get(stat, block + b->u, k) + down * s);
         if (own_d)
             d += colo_scalar_get(stat, block + b->d, k) + (double)head->columns * down;
-        if (target >= head->start && target - head->start < head->columns)
-            g.xt = colo_scalar_get(stat, block + b->xt, k) + down;
+        const double xt = colo_scalar_get(stat, block + b->xt, k) + down;
+        if (target < 0 ? xt > g.xt : target >= head->start && target - head->start < head->columns)
+            g.xt = xt;
         if (b->arg >= 0 && m == g.m) {
             int64_t arg = ((const int64_t *)(block + b->arg))[k];
             g.arg = arg < g.arg ? arg : g.arg;
@@ -272,7 +279,7 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo
             loss = 0 - logp;                    /* not -0 */
             if (!legal && c->lenient_targets) { /* without a target term; NaN rows stay NaN */
                 logp = isnan(g.m) ? NAN : 0;
-                loss = colo_scalar_at_least_0(g.log_sum);
+                loss = colo_scalar_at_least_0(g.log_sum - g.xt);
             }
             if (eps > 0)
                 loss = (1 - eps) * loss + eps * colo_scalar_at_least_0(g.log_sum - g.mean);
