@@ -29,7 +29,11 @@ bool colo_ragged_wanted(const colo_bridge_config_t *config)
 
 colo_status_t colo_ragged_create(colo_bridge_t *bridge, const colo_bridge_config_t *config)
 {
-    if (!colo_ragged_wanted(config))
+    const bool wanted = colo_ragged_wanted(config);
+    COLO_FAIL_IF(!wanted && (config->placement || config->max_rows), COLO_ERR_ARG,
+                 "bridge: placement %d, max_rows %lld without ragged; expected 0",
+                 (int)config->placement, (long long)config->max_rows);
+    if (!wanted)
         return COLO_OK;
     COLO_FAIL_IF(!bridge->algorithm->tables, COLO_ERR_ARG,
                  "bridge: ragged batches with %s, expected EXACT", bridge->algorithm->name);

@@ -189,6 +189,7 @@ T_CASE(one_ranks_error_is_its_own_and_peer_elsewhere)
         {SET(dtype, COLO_I32), COLO_ERR_ARG, NULL},    {BY(odd_rows), COLO_ERR_LAYOUT, NULL},
         {SET(mem, COLO_CUDA), COLO_ERR_UNBUILT, NULL}, {SET(mem, 7), COLO_ERR_ARG, NULL},
         {SET(transport, 3), COLO_ERR_ARG, NULL},       {SET(axes, "bh"), COLO_ERR_ARG, NULL},
+        {SET(placement, 1), COLO_ERR_ARG, NULL},       {SET(max_rows, -1), COLO_ERR_ARG, NULL},
         {BY(forgotten_layout), COLO_ERR_ARG, NULL},    {BY(edited_layout), COLO_ERR_ARG, NULL}};
     disagree(list, sizeof list / sizeof list[0], 1);
 }
