@@ -71,11 +71,21 @@ static void bring(struct ncclComm *c, const struct call *k)
         post(c, k, to, d);
 }
 
-/* Is what rank @from sends next what @k, of this rank, expects? */
+/* What leads to the oldest message that can be for @k, or to NULL. A rank in a collective and one
+ * that sends to it never meet: both wait, as in NCCL. */
+static struct message **find(const struct world *w, int32_t pair, const struct call *k)
+{
+    struct message **link = &w->mailbox[pair];
+    while (*link && ((*link)->call.kind == SEND) != (k->kind == RECV))
+        link = &(*link)->next;
+    return link;
+}
+
+/* Is @sent what @k, of this rank, expects? */
 static bool is_expected(const struct call *sent, const struct call *k)
 {
     return sent->bytes == k->bytes &&
-           (k->kind == RECV ? sent->kind == SEND : sent->kind == k->kind && sent->peer == k->peer);
+           (k->kind == RECV || (sent->kind == k->kind && sent->peer == k->peer));
 }
 
 /* A reference; NULL: this rank must stop. */
@@ -83,9 +93,9 @@ static struct data *receive(struct ncclComm *c, const struct call *k, int32_t fr
 {
     struct world *w = c->world;
     const int32_t pair = from * w->n + c->rank;
-    while (!w->mailbox[pair] && !must_stop(c))
+    while (!*find(w, pair, k) && !must_stop(c))
         wait_for_change(w);
-    struct message *m = w->mailbox[pair];
+    struct message **link = find(w, pair, k), *m = *link;
     if (m && !must_stop(c) && !is_expected(&m->call, k)) {
         fake_misused("ranks differ in a collective, or in the bytes of a message");
         while (!must_stop(c))
@@ -94,7 +104,7 @@ static struct data *receive(struct ncclComm *c, const struct call *k, int32_t fr
     if (must_stop(c))
         return NULL;
     struct data *d = m->data;
-    w->mailbox[pair] = m->next;
+    *link = m->next;
     w->taken[pair]++;
     free(m);
     pthread_cond_broadcast(&w->changed);
