@@ -231,8 +231,8 @@ T_CASE_ON(2, a_dead_comm_refuses_operations_and_answers_questions)
     colo_grid_t grid;
     rank_try(colo_grid_parse(&grid, "dp=2", 2));
     for (int kind = 0; kind < COLO_OP_SPLIT; kind++)
-        rank_check(operate(child, &(operation_t){(colo_op_kind_t)kind, 1, 4, 0}, memory) ==
-                   COLO_ERR_ABORTED);
+        rank_check(operate(child, &(operation_t){(colo_op_kind_t)kind, 1, .from = 4, .to = 0},
+                           memory) == COLO_ERR_ABORTED);
     rank_check(colo_comm_split(child, &grid, "dp", &other) == COLO_ERR_ABORTED && !other);
     rank_check(colo_comm_split_color(child, 0, 0, &other) == COLO_ERR_ABORTED && !other);
     rank_check(says("comm 'short-lived' is dead: aborted by rank 1"));
@@ -255,8 +255,9 @@ T_CASE(null_comms_are_an_error_never_the_world)
     float memory[8] = {0};
     colo_comm_t *out = NULL;
     for (int kind = 0; kind < COLO_OP_SPLIT; kind++)
-        assert_fails(operate(NULL, &(operation_t){(colo_op_kind_t)kind, 1, 4, 0}, memory),
-                     COLO_ERR_ARG, "comm is NULL");
+        assert_fails(
+            operate(NULL, &(operation_t){(colo_op_kind_t)kind, 1, .from = 4, .to = 0}, memory),
+            COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_split_color(NULL, 0, 0, &out), COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_split(NULL, NULL, "tp", &out), COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_check(NULL), COLO_ERR_ARG, "comm is NULL");

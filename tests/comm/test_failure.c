@@ -113,15 +113,19 @@ struct call {
 
 enum { ROOT_0, ROOT_1, SUM_OF_4, SUM_OF_5, MAX_OF_4, GATHER_F32, GATHER_I32, SCATTER, BARRIER };
 static const struct call calls[] = {
-    [ROOT_0] = {"broadcast #1 (4 f32 from rank 0)", {COLO_OP_BROADCAST, 4, X, Y}},
-    [ROOT_1] = {"broadcast #1 (4 f32 from rank 1)", {COLO_OP_BROADCAST, 4, X, Y, 1}},
-    [SUM_OF_4] = {"all_reduce #1 (sum of 4 f32)", {COLO_OP_ALL_REDUCE, 4, X, Y}},
-    [SUM_OF_5] = {"all_reduce #1 (sum of 5 f32)", {COLO_OP_ALL_REDUCE, 5, X, Y}},
-    [MAX_OF_4] = {"all_reduce #1 (max of 4 f32)", {COLO_OP_ALL_REDUCE, 4, X, Y, COLO_MAX}},
-    [GATHER_F32] = {"all_gather #1 (4 f32)", {COLO_OP_ALL_GATHER, 4, X, Y}},
-    [GATHER_I32] = {"all_gather #1 (4 i32)", {COLO_OP_ALL_GATHER, 4, X, Y, .dtype = COLO_I32}},
-    [SCATTER] = {"reduce_scatter #1 (sum of 1 f32)", {COLO_OP_REDUCE_SCATTER, 1, Y + 8, Y}},
-    [BARRIER] = {"barrier #1", {COLO_OP_BARRIER}},
+    [ROOT_0] = {"broadcast #1 (4 f32 from rank 0)", {COLO_OP_BROADCAST, 4, .from = X, .to = Y}},
+    [ROOT_1] = {"broadcast #1 (4 f32 from rank 1)",
+                {COLO_OP_BROADCAST, 4, .from = X, .to = Y, .how = 1}},
+    [SUM_OF_4] = {"all_reduce #1 (sum of 4 f32)", {COLO_OP_ALL_REDUCE, 4, .from = X, .to = Y}},
+    [SUM_OF_5] = {"all_reduce #1 (sum of 5 f32)", {COLO_OP_ALL_REDUCE, 5, .from = X, .to = Y}},
+    [MAX_OF_4] = {"all_reduce #1 (max of 4 f32)",
+                  {COLO_OP_ALL_REDUCE, 4, .from = X, .to = Y, .how = COLO_MAX}},
+    [GATHER_F32] = {"all_gather #1 (4 f32)", {COLO_OP_ALL_GATHER, 4, .from = X, .to = Y}},
+    [GATHER_I32] = {"all_gather #1 (4 i32)",
+                    {COLO_OP_ALL_GATHER, 4, .from = X, .to = Y, .dtype = COLO_I32}},
+    [SCATTER] = {"reduce_scatter #1 (sum of 1 f32)",
+                 {COLO_OP_REDUCE_SCATTER, 1, .from = Y + 8, .to = Y}},
+    [BARRIER] = {"barrier #1", {.kind = COLO_OP_BARRIER}},
 };
 
 /* What most ranks call, and what rank 2 calls. */
@@ -253,17 +257,17 @@ T_CASE(wrong_arguments_on_one_rank_wake_its_peers)
 }
 
 static const struct call wrong[] = {
-    {"all_gather: count -1", {COLO_OP_ALL_GATHER, -1, X, Y}},
-    {"pass 2^63", {COLO_OP_ALL_GATHER, INT64_MAX / 4, X, Y}},
-    {"recv is NULL for 24 bytes", {COLO_OP_ALL_GATHER, 2, X, NOWHERE}},
-    {"overlap other than in place", {COLO_OP_ALL_GATHER, 2, Y + 1, Y}},
-    {"dtype i8", {COLO_OP_ALL_REDUCE, 2, X, Y, .dtype = COLO_I8}},
-    {"operation 7", {COLO_OP_ALL_REDUCE, 2, X, Y, 7}},
-    {"overlap other than in place", {COLO_OP_ALL_REDUCE, 2, Y + 1, Y}},
-    {"overlap other than in place", {COLO_OP_REDUCE_SCATTER, 2, Y, Y + 1}},
-    {"root 3, expected 0..2", {COLO_OP_BROADCAST, 2, X, Y, 3}},
-    {"buffer is NULL for 8 bytes", {COLO_OP_BROADCAST, 2, X, NOWHERE}},
-    {"dtype -1 is unknown", {COLO_OP_BROADCAST, 2, X, Y, .dtype = (colo_dtype_t)-1}},
+    {"all_gather: count -1", {COLO_OP_ALL_GATHER, -1, .from = X, .to = Y}},
+    {"pass 2^63", {COLO_OP_ALL_GATHER, INT64_MAX / 4, .from = X, .to = Y}},
+    {"recv is NULL for 24 bytes", {COLO_OP_ALL_GATHER, 2, .from = X, .to = NOWHERE}},
+    {"overlap other than in place", {COLO_OP_ALL_GATHER, 2, .from = Y + 1, .to = Y}},
+    {"dtype i8", {COLO_OP_ALL_REDUCE, 2, .from = X, .to = Y, .dtype = COLO_I8}},
+    {"operation 7", {COLO_OP_ALL_REDUCE, 2, .from = X, .to = Y, .how = 7}},
+    {"overlap other than in place", {COLO_OP_ALL_REDUCE, 2, .from = Y + 1, .to = Y}},
+    {"overlap other than in place", {COLO_OP_REDUCE_SCATTER, 2, .from = Y, .to = Y + 1}},
+    {"root 3, expected 0..2", {COLO_OP_BROADCAST, 2, .from = X, .to = Y, .how = 3}},
+    {"buffer is NULL for 8 bytes", {COLO_OP_BROADCAST, 2, .from = X, .to = NOWHERE}},
+    {"dtype -1 is unknown", {COLO_OP_BROADCAST, 2, .from = X, .to = Y, .dtype = (colo_dtype_t)-1}},
 };
 
 T_CASE_ON(3, at_check_2_wrong_arguments_leave_the_comm_alive)

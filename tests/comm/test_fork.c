@@ -27,7 +27,8 @@ static int use_all(colo_comm_t *c)
     if ((call) != COLO_ERR_STATE || !strstr(colo_last_error(), text)) \
     return number
     for (int kind = 0; kind < COLO_OP_SPLIT; kind++)
-        REFUSED(kind + 1, operate(c, &(operation_t){(colo_op_kind_t)kind, 2, 0, 2}, x));
+        REFUSED(kind + 1,
+                operate(c, &(operation_t){(colo_op_kind_t)kind, 2, .from = 0, .to = 2}, x));
     REFUSED(7, colo_comm_check(c));
     REFUSED(8, colo_comm_split_color(c, 0, 0, &made));
     if (colo_grid_parse(&grid, "dp=3", RANKS) != COLO_OK)

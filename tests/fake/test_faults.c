@@ -447,14 +447,14 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
 T_CASE(what_the_program_does_on_one_rank_is_told_to_all)
 {
     static const struct row rows[] = {
-        {BREAKS_BEFORE_CREATE, COLO_ERR_CUDA, COLO_ERR_PEER, "illegal"},
-        {BREAKS, COLO_ERR_CUDA, COLO_ERR_PEER, "illegal"},
-        {NCCL_FAILS, COLO_ERR_NCCL, COLO_ERR_PEER, "NCCL reports"},
-        {LEAVES, COLO_OK, COLO_OK, ""},
-        {CAPTURES, COLO_ERR_PEER, COLO_ERR_PEER, ""},
-        {BORROWS_ANOTHER_SIZE, COLO_ERR_ARG, COLO_ERR_PEER, "is rank 0 of 1, the parent"},
-        {ABORTS_BORROWED, COLO_ERR_NCCL, COLO_ERR_PEER, "invalid argument"},
-        {DESTROYS_BORROWED, COLO_OK, COLO_OK, ""},
+        {BREAKS_BEFORE_CREATE, COLO_ERR_CUDA, COLO_ERR_PEER, .words = "illegal"},
+        {BREAKS, COLO_ERR_CUDA, COLO_ERR_PEER, .words = "illegal"},
+        {NCCL_FAILS, COLO_ERR_NCCL, COLO_ERR_PEER, .words = "NCCL reports"},
+        {LEAVES, COLO_OK, COLO_OK, .words = ""},
+        {CAPTURES, COLO_ERR_PEER, COLO_ERR_PEER, .words = ""},
+        {BORROWS_ANOTHER_SIZE, COLO_ERR_ARG, COLO_ERR_PEER, .words = "is rank 0 of 1, the parent"},
+        {ABORTS_BORROWED, COLO_ERR_NCCL, COLO_ERR_PEER, .words = "invalid argument"},
+        {DESTROYS_BORROWED, COLO_OK, COLO_OK, .words = ""},
     };
     setenv("COLO_TRANSPORT", "nccl", 1);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
