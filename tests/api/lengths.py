@@ -16,12 +16,12 @@ ENDINGS = '.c', '.h', '.cu', '.cuh', '.py', '.sh', '.build'
 # (folders, the goal in lines, what they may have). Where the goal is not met, lower the last figure to what is there plus
 # 1 % when you made a folder shorter, and to the goal plus 3 % at the end. Raise it only for a feature, in its commit.
 ROWS = (
-    (('src/comm',), 10200, 11085),
-    (('src/bridge',), 8600, 11414),
+    (('src/comm',), 10200, 10918),
+    (('src/bridge',), 8600, 11237),
     (('src/loss',), 7200, 7815),
-    (('src/core', 'src/cuda', 'src/grid'), 6300, 7072),
+    (('src/core', 'src/cuda', 'src/grid'), 6300, 7038),
     (('python/colobridge',), 8300, 10573),
-    (('tools',), 10200, 11690),
+    (('tools',), 10200, 11517),
     (('tests',), 57000, 60230),
 )
 
