@@ -387,7 +387,7 @@ def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
 
     run_ranks = lib().colo_comm_threads_run  # here, where an error of loading reaches the caller
     ended: list[tuple[int, str]] = []
-    # join() of an interrupted thread takes it for one that has ended, and start() may be interrupted, too
+    # Two events, because Ctrl-C may interrupt Thread.start(), and a join() that it interrupts takes the thread for ended.
     begin, end = threading.Event(), threading.Event()
 
     def start() -> None:

@@ -31,7 +31,7 @@ colo_status_t colo_ragged_create(colo_bridge_t *bridge, const colo_bridge_config
 {
     const bool wanted = colo_ragged_wanted(config);
     COLO_FAIL_IF(!wanted && (config->placement || config->max_rows), COLO_ERR_ARG,
-                 "bridge: placement %d, max_rows %lld without ragged; expected 0",
+                 "bridge: placement %d and max_rows %lld without ragged; expected 0 and 0",
                  (int)config->placement, (long long)config->max_rows);
     if (!wanted)
         return COLO_OK;

@@ -151,7 +151,8 @@ static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const 
     int64_t n = colo_box_count(box), reach;
     COLO_FAIL_IF(
         n < 0, COLO_ERR_ARG,
-        "exchange: %s rank %d, box %d has extents %lldx%lldx%lld, expected >= 0, below 2^63 in all",
+        "exchange: %s rank %d, box %d has extents %lldx%lldx%lld, expected >= 0, and fewer than "
+        "2^63 elements",
         side, (int)peer, (int)k, (long long)box->extent[0], (long long)box->extent[1],
         (long long)box->extent[2]);
     if (n == 0)

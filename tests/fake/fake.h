@@ -83,7 +83,7 @@ struct fake_place {
     uint64_t capture;           /* 0: in none */
     int64_t operations;
 };
-/* Where the stream is; the same place once more; each ends. */
+/* The place where the stream is, and another reference to a place. The caller ends each of them. */
 struct fake_place fake_place_of(cudaStream_t stream);
 struct fake_place fake_place_again(const struct fake_place *place);
 void fake_place_end(struct fake_place *place);

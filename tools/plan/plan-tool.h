@@ -166,8 +166,8 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                     const plan_sums_t *sums);
 /* Prints the lines of @text so that their cells, which are behind tabs, line up. @shape has a
  * letter for each column: l, r the side that its cells are bound to; L, R for the first of a group,
- * which four blanks precede, not two. @idle: NULL, or both head lines are bold, the first of them
- * with a title for each group, and lines that end so are dim. */
+ * which four blanks precede, not two. @idle: NULL, or what dim lines end in; then
+ * the first two lines are bold, and the first one has a title for each group. */
 void plan_table(const char *text, const char *shape, const char *idle);
 /* batch-text.c: the lines about a batch in tables */
 void plan_batch_print_rows(const plan_ask_t *ask, const colo_region_t *g);

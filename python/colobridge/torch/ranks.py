@@ -310,8 +310,8 @@ class _Meeting:
         return [words[1:] for words in said]
 
     def _wait(self, keys: list[str], limit: datetime.timedelta) -> None:
-        """Until there are all. A rank that is a thread, and ended before this wait for its answer began, says nothing here: it
-        may not know of the meeting."""
+        """Waits until all ranks have answered. A rank that is a thread may end and not know of this meeting, so those that
+        wait look for that themselves. They look before each wait: what a rank answered before it ended is there by then."""
         run, end = self.of.given and self.of.given._run, time.monotonic() + limit.total_seconds()
         while True:
             why_not = run and run.why_not(self.of.ranks)

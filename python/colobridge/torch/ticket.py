@@ -86,8 +86,8 @@ class Ticket(Unique):
 
 
 class Asked(NamedTuple):
-    """A call of a bridge. carry(flight): its ys, of a call that is begun there or, without a flight, ended. begun(gradients
-    of the ys of the numbers @passed, flight): what it writes backward, begun there. arrived(ys): what the caller gets."""
+    """A call of a bridge. carry(flight) begins it and returns its ys; carry(None) runs it whole. begun(gradients, flight)
+    begins its backward, from the gradients of the ys whose numbers are in passed. arrived(ys) is what the caller gets."""
     device: Any
     carry: Callable[[Flight | None], tuple[Any, ...]]
     begun: Callable[[Any, Flight], Any]

@@ -250,8 +250,8 @@ static colo_status_t same_boxes(colo_comm_t *comm, const colo_message_t *recv,
     return COLO_OK;
 }
 
-/* Ranks in the same collective have the same messages: there is nothing to compare or acknowledge,
- * and a message of nothing is only a meeting. References would cost small ones most of their time.
+/* Ranks in the same collective have the same messages, so none is compared or acknowledged. Of a
+ * message of nothing there is nothing to read: a reference to it would take longer than the rest.
  */
 static bool is_collective(const colo_comm_t *comm)
 {

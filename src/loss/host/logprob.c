@@ -103,7 +103,7 @@ struct row {
     int64_t arg;
 };
 
-/* @target: its column, or -1; @none: it is in no vocabulary, and counts as the largest x */
+/* @target: its column, or -1; @none: it is no token, and its x counts as the largest one */
 static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token, int64_t target,
                             bool none)
 {
