@@ -102,6 +102,8 @@ MUTANTS = {
         'torch/ranks.py', ' and _failure[1] == _counted()', '', 'test_torch_ended.py', 'cause and goes'),
     'the last error of a call is no cause': (
         'torch/ranks.py', '_last_error = _words(error)', 'pass', 'test_torch_ended.py', 'cause and caught'),
+    'what ranks that meet were told is told again': (
+        'torch/ranks.py', 'if id(of) not in _reached(why):', 'if True:', 'test_refusals.py', 'meeting_that_a_third'),
     'a thread that ends ends its rank': (
         'torch/ranks.py', 'if threading.current_thread() is threading.main_thread():', 'if True:', 'test_torch_ended.py',
         'cause and thread'),
@@ -447,7 +449,8 @@ MUTANTS = {
     'a head that ranks do not agree on is told to those of the head alone': (
         'torch/ranks.py', 'if len(several) == 1 or', 'if True or', 'test_refusals.py', 'other_rows or other and rows'),
     'those that a refusal finds at a meeting wait for the rest': (
-        'torch/ranks.py', "self.store.compare_set(key, '', words)", 'pass', 'test_refusals.py', 'third_rank'),
+        'torch/ranks.py', 'for key in self._keys(step):', 'for key in [self._keys(step)[self.of.me]]:', 'test_refusals.py',
+        'third_rank'),
     'a rank that gave up a meeting says nothing': (
         'torch/ranks.py', '            self.refuse(str(why))\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
     'a rank that has ended is waited for where ranks meet': (

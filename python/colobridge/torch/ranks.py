@@ -282,8 +282,9 @@ class _Meeting:
             made = Comm.from_all_gather(of.ranks.index(of.me), len(of.ranks), self._all_gather)
             self._all_gather(b'')  # else a rank that is done may refuse its call, which ends this for slower ones
         except BaseException as why:
-            _reached(why).add(id(of))
-            self.refuse(str(why))
+            if id(of) not in _reached(why):
+                _reached(why).add(id(of))
+                self.refuse(str(why))
             raise
         made.set_world_ranks(range(len(of.ranks)) if isinstance(of.key, Own) and of.key.counted else of.ranks)
         made._board = _Board(self.store, self.name, of.ranks, of.me)  # type: ignore[attr-defined]
@@ -306,7 +307,9 @@ class _Meeting:
         said = [bytes(self.store.get(key)) for key in keys]
         for words in said:
             if words[:1] != b'+':
-                raise FailedError(words[1:].decode(), STATUS['ERR_PEER'])
+                why_not = FailedError(words[1:].decode(), STATUS['ERR_PEER'])
+                _reached(why_not).add(id(self.of))  # all of them, from where it came
+                raise why_not
         return [words[1:] for words in said]
 
     def _wait(self, keys: list[str], limit: datetime.timedelta) -> None:
@@ -324,18 +327,14 @@ class _Meeting:
                     raise
 
     def refuse(self, why: str) -> None:
-        """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: a rank that
-        has not come either finds that all have answered."""
-        words = '-rank %d: %s' % (self.of.me, why)
+        """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: this answers
+        for all of its ranks, at the step of this one and at the next, where a faster one may wait already."""
         for step in {max(self.step, 1), self.step + 1}:
-            for rank, key in zip(self.of.ranks, self._keys(step)):
+            for key in self._keys(step):
                 try:
-                    if rank == self.of.me:
-                        self.store.set(key, words)
-                    else:
-                        self.store.compare_set(key, '', words)
+                    self.store.set(key, '-rank %d: %s' % (self.of.me, why))
                 except Exception:
-                    pass  # its server has ended, or it cannot compare
+                    pass  # its server has ended
 
 
 def alone(world_rank: int | None = None) -> Comm:
