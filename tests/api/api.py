@@ -23,6 +23,14 @@ def opt_in_flags(header):
     return None
 
 
+def complaints(compiler, standard, text, *flags):
+    """What a compiler says of a text in C or C++ that includes the public headers; "" if nothing, and it succeeds."""
+    language = 'c++' if '++' in standard else 'c'
+    done = subprocess.run([*compiler, '-x', language, '-std=' + standard, '-I', str(INCLUDE), *flags, '-'], input=text,
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.stdout or ('' if done.returncode == 0 else 'exit status %d' % done.returncode)
+
+
 def headers():
     """Public headers as one includes them: "colobridge.h", "colobridge/grid.h" ..."""
     return sorted(str(p.relative_to(INCLUDE)) for p in INCLUDE.rglob('*.h'))

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from api import INCLUDE, foreign, headers
+from api import INCLUDE, complaints, foreign, headers
 
 STRICT = ['-Wall', '-Wextra', '-Wpedantic', '-Werror']
 # How to ask where a header that is not on the compiler's path lives.
@@ -42,13 +42,9 @@ def compiles_under_nvcc(compiler, flags, text):
 def compiles(compiler, std, flags, text):
     if std == 'cuda17':
         return compiles_under_nvcc(compiler, flags, text)
-    language = 'c++' if '++' in std else 'c'
-    if language == 'c':
-        flags = flags + ['-Wshadow', '-Wstrict-prototypes', '-Wmissing-prototypes']
-    done = subprocess.run(
-        compiler + ['-std=' + std, '-x', language, '-fsyntax-only', '-I', str(INCLUDE)] + STRICT
-        + flags + ['-'], input=text, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode == 0 and not done.stdout, done.stdout
+    of_c = [] if '++' in std else ['-Wshadow', '-Wstrict-prototypes', '-Wmissing-prototypes']
+    said = complaints(compiler, std, text, '-fsyntax-only', *STRICT, *flags, *of_c)
+    return not said, said
 
 
 def found(compiler, std, names):

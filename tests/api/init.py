@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from api import INCLUDE
+from api import INCLUDE, complaints
 
 WARNINGS = ['-Wall', '-Wextra', '-pedantic-errors', '-Werror']
 
@@ -31,13 +31,8 @@ def objects(names, prefix):
     return '\n'.join(lines) + '\n'
 
 
-def compiles(compiler, standard, text, out, extra=()):
-    """What the compiler says, "" when it says nothing and succeeds."""
-    language = 'c++' if '++' in standard else 'c'
-    done = subprocess.run(compiler + ['-x', language, '-std=' + standard, '-I', str(INCLUDE), '-c', '-o', str(out)]
-                          + WARNINGS + list(extra) + ['-'], input=text, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.stdout or ('' if done.returncode == 0 else 'exit status %d' % done.returncode)
+def compiled(compiler, standard, text, out):
+    return complaints(compiler, standard, text, '-c', '-o', str(out), *WARNINGS)
 
 
 def difference(names, c, cpp, folder, change=lambda text: text):
@@ -48,10 +43,10 @@ def difference(names, c, cpp, folder, change=lambda text: text):
     main += ['if (std::memcmp(&in_c_%s, &in_cpp_%s, sizeof in_c_%s)) { std::puts("%s differs in C and C++"); bad = 1; }'
              % (name, name, name, name) for name, _ in names]
     main += ['return bad; }']
-    said = compiles(c, 'c11', objects(names, 'in_c'), folder / 'c.o')
+    said = compiled(c, 'c11', objects(names, 'in_c'), folder / 'c.o')
     text = change('extern "C" {\n' + objects(names, 'in_cpp') + '}\n')
-    said += compiles(cpp, 'c++17', text, folder / 'cpp.o')
-    said += compiles(cpp, 'c++17', '\n'.join(main) + '\n', folder / 'main.o')
+    said += compiled(cpp, 'c++17', text, folder / 'cpp.o')
+    said += compiled(cpp, 'c++17', '\n'.join(main) + '\n', folder / 'main.o')
     if said:
         return said
     subprocess.run(cpp + ['-o', str(folder / 'run')] + [str(folder / n) for n in ('main.o', 'c.o', 'cpp.o')], check=True)

@@ -7,10 +7,9 @@ its type; it takes neither a tensor's address nor, in a union of f32 and f64, th
 tensors, a function of a loss takes void * for memory only.
 """
 import re
-import subprocess
 import sys
 
-from api import INCLUDE, headers
+from api import INCLUDE, complaints, headers
 
 STRUCT = re.compile(r'^typedef struct colo_\w+ \{\n((?: .*\n|\n)*)\} (colo_\w+_(?:out|upstream|mean)_t);', re.M)
 MEMBER = re.compile(r'^\s*(?:const )?(\w+) \*(\w+);', re.M)
@@ -39,14 +38,10 @@ def refused(compiler, standard, lines):
     text += '    colo_tensor_t tensor;\n    (void)tensor;\n'
     first = text.count('\n') + 1
     text += ''.join('    { %s (void)x; }\n' % statement for _, statement in lines) + '}\n'
-    language = 'c++' if '++' in standard else 'c'
-    done = subprocess.run(
-        compiler + ['-x', language, '-std=' + standard, '-I', str(INCLUDE), '-fsyntax-only',
-                    '-Werror=incompatible-pointer-types', '-'],
-        input=text, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    at = {int(n) - first for n in re.findall(r'^<stdin>:(\d+):\d+: error', done.stdout, re.M)}
-    if not at <= set(range(len(lines))) or bool(at) != bool(done.returncode):
-        sys.exit('the program around the assignments does not compile:\n' + done.stdout)
+    said = complaints(compiler, standard, text, '-fsyntax-only', '-Werror=incompatible-pointer-types')
+    at = {int(n) - first for n in re.findall(r'^<stdin>:(\d+):\d+: error', said, re.M)}
+    if not at <= set(range(len(lines))) or bool(at) != bool(said):
+        sys.exit('the program around the assignments does not compile:\n' + said)
     return [lines[i][0] for i in sorted(at)]
 
 

@@ -7,10 +7,9 @@ it; an ellipsis stands for what a page leaves out. A snippet with MPI's header i
 tests/mpi compile the same lines.
 """
 import re
-import subprocess
 import sys
 
-from api import ROOT
+from api import ROOT, complaints
 
 ALL = '''#include <colobridge.h>
 #include <colobridge/nccl.h>
@@ -57,30 +56,25 @@ NAMES = {
 }
 
 
-def complaints(compiler, page, code):
+def complaints_of(compiler, page, code):
     """What the compiler says of a snippet of that page; "" if nothing"""
     code = re.sub(r'^.*\(…[^;]*;', '', code, flags=re.M)
     if not re.search(r'^\w[^;=]*\)\n\{', code, re.M):
         code = 'int snippet(void);\nint snippet(void)\n{\n%s\nreturn 0;\n}\n' % code
-    done = subprocess.run(
-        compiler + ['-std=c11', '-Wall', '-Wextra', '-Wno-unused', '-Wno-unused-parameter', '-Werror',
-                    '-I', str(ROOT / 'include'), '-fsyntax-only', '-x',
-                    'c', '-'],
-        input=ALL + NAMES.get(page, '') + '\n#line 1\n' + code, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT)
-    return done.stdout or ('' if done.returncode == 0 else 'exit status %d' % done.returncode)
+    return complaints(compiler, 'c11', ALL + NAMES.get(page, '') + '\n#line 1\n' + code, '-Wall', '-Wextra', '-Wno-unused',
+                      '-Wno-unused-parameter', '-Werror', '-fsyntax-only')
 
 
 def main(*compiler):
     compiler, checked, bad = list(compiler), 0, 0
-    if complaints(compiler, 'grid', 'use(1);') or not complaints(compiler, 'grid', 'use(base.lost);'):
+    if complaints_of(compiler, 'grid', 'use(1);') or not complaints_of(compiler, 'grid', 'use(base.lost);'):
         sys.exit('a planted member that does not exist was not found, or a right line was refused')
     for path in sorted((ROOT / 'docs').glob('*.md')):
         for code in re.findall(r'^```c\n(.*?)^```', path.read_text(), re.M | re.S):
             if '/mpi.h>' in code:
                 continue
             checked += 1
-            said = complaints(compiler, path.stem, code)
+            said = complaints_of(compiler, path.stem, code)
             if said:
                 bad += 1
                 print('docs/%s:\n%s%s' % (path.name, code, said))
