@@ -38,7 +38,8 @@ def refused(compiler, standard, lines):
     text += '    colo_tensor_t tensor;\n    (void)tensor;\n'
     first = text.count('\n') + 1
     text += ''.join('    { %s (void)x; }\n' % statement for _, statement in lines) + '}\n'
-    said = complaints(compiler, standard, text, '-fsyntax-only', '-Werror=incompatible-pointer-types')
+    of_c = [] if '++' in standard else ['-Werror=incompatible-pointer-types']
+    said = complaints(compiler, standard, text, '-fsyntax-only', *of_c)
     at = {int(n) - first for n in re.findall(r'^<stdin>:(\d+):\d+: error', said, re.M)}
     if not at <= set(range(len(lines))) or bool(at) != bool(said):
         sys.exit('the program around the assignments does not compile:\n' + said)
