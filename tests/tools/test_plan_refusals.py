@@ -54,6 +54,9 @@ def a_wrong_option_is_named_in_one_line():
             (GOOD + ' --nodes 0,0,1,x', '--nodes: "0,0,1,x" is not a list of at most 65536 numbers'),
             (GOOD + ' --nodes 0,', '(byte 2)'),
             (GOOD + ' --nodes 0,0,1', '--nodes: rank 7 has no node; give 8 numbers, one per rank'),
+            (GOOD + ' --nodes 0,0,0,0,1,1,1,1,2', '--nodes: rank 8 does not exist; give 8 numbers, one per rank'),
+            ('--src dp=2 --compare tp=2 dp=4->tp=4 --nodes 0,0,1', '--nodes: rank 3 has no node; give 4 numbers'),
+            ('--src dp=2 --compare tp=2 dp=4->tp=4 --nodes 0,0,1,1,1', '--nodes: rank 4 does not exist; give 4'),
             (GOOD + ' --nodes 0,1 --ranks-per-node 1', '--nodes: not with --ranks-per-node'),
             (GOOD + ' --max-ranks -1', '--max-ranks: "-1"'),
             (GOOD + ' --rank 8', '--rank: "8" is outside 0..7')):

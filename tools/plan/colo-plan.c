@@ -188,9 +188,6 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
     int64_t src_end = src->offset + src->size, dst_end = dst->offset + dst->size;
     ask->world = src_end > dst_end ? src_end : dst_end;
     ask->first = src->offset < dst->offset ? src->offset : dst->offset;
-    if (ask->config.nodes && colo_nodes_find(ask->config.nodes, ask->world - 1) < 0)
-        return tool_refuse("--nodes: rank %lld has no node; give %lld numbers, one per rank",
-                           (long long)ask->world - 1, (long long)ask->world);
     return TOOL_OK;
 }
 
@@ -211,6 +208,21 @@ static int check_extra(const plan_ask_t *const *asks, int n)
                                tool_quote(q, options[OPT_EXTRA].value),
                                (size_t)(list - options[OPT_EXTRA].value));
     }
+    return TOOL_OK;
+}
+
+/* One number for each rank of the largest of the @n asks. */
+static int check_nodes(const plan_ask_t *const *asks, int n)
+{
+    const colo_nodes_t *nodes = asks[0]->config.nodes;
+    int64_t world = 0;
+    for (int i = 0; i < n; i++)
+        world = asks[i]->world > world ? asks[i]->world : world;
+    const bool few = nodes && colo_nodes_find(nodes, world - 1) < 0;
+    if (few || colo_nodes_find(nodes, world) >= 0)
+        return tool_refuse("--nodes: rank %lld %s; give %lld numbers, one per rank",
+                           (long long)world - few, few ? "has no node" : "does not exist",
+                           (long long)world);
     return TOOL_OK;
 }
 
@@ -362,6 +374,7 @@ static int read_ask(plan_ask_t *ask, plan_batch_t *batch)
     TOOL_TRY(read_common(ask, &sp));
     TOOL_TRY(read_layouts(ask, &options[OPT_SRC], &options[OPT_DST], sp));
     TOOL_TRY(check_extra((const plan_ask_t *const[]){ask}, 1));
+    TOOL_TRY(check_nodes((const plan_ask_t *const[]){ask}, 1));
     ask->config.src = &ask->src;
     ask->config.dst = &ask->dst;
     TOOL_TRY(read_batch(ask, batch));
@@ -464,6 +477,7 @@ static int compare(void)
         asks[i] = &entries[i].ask;
     }
     TOOL_TRY(check_extra(asks, n));
+    TOOL_TRY(check_nodes(asks, n));
     return plan_compare(entries, n);
 }
 
