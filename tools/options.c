@@ -283,6 +283,13 @@ const char *tool_bytes(char out[24], int64_t bytes)
     return out;
 }
 
+int tool_svg(int code, const char *path, int error)
+{
+    char q[TOOL_QUOTE_MAX];
+    return error ? tool_complain(code, "--svg: %s: %s", tool_quote(q, path), strerror(error))
+                 : TOOL_OK;
+}
+
 int tool_finish(int code)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

@@ -98,6 +98,9 @@ const char *tool_bytes(char out[24], int64_t bytes);
  * not "dumb", NO_COLOR unset or empty. tool_start() finds out. */
 extern const char *tool_bold, *tool_dim, *tool_plain;
 
+/* Complains of the picture @path if @error is an errno; returns @code then, else TOOL_OK. */
+int tool_svg(int code, const char *path, int error);
+
 /* Flushes stdout; a full disk or closed pipe is TOOL_PROBLEM with a complaint, else @code. */
 int tool_finish(int code);
 

@@ -40,7 +40,9 @@ int out_file_open(out_file_t *out, const char *path)
     struct stat st;
     int error = 0;
     *out = (out_file_t){.path = path};
-    if (stat(path, &st) != 0 || S_ISREG(st.st_mode)) {
+    if (!*path) {
+        error = ENOENT;
+    } else if (stat(path, &st) != 0 || S_ISREG(st.st_mode)) {
         error = open_new(out);
     } else if (S_ISDIR(st.st_mode)) {
         error = EISDIR;
@@ -49,6 +51,17 @@ int out_file_open(out_file_t *out, const char *path)
         error = out->f ? 0 : errno;
     }
     errno = 0; /* what is in it at commit comes from the writes */
+    return error;
+}
+
+int out_file_check(const char *path)
+{
+    struct stat st;
+    out_file_t out;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return access(path, W_OK) == 0 ? 0 : errno; /* its reader would see an end */
+    const int error = out_file_open(&out, path);
+    out_file_drop(&out);
     return error;
 }
 

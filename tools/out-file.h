@@ -17,6 +17,9 @@ typedef struct out_file {
 
 /* 0, or an errno with nothing left behind (EISDIR for a folder). */
 int out_file_open(out_file_t *out, const char *path);
+/* Would it open? 0, or an errno; nothing is left behind, and a pipe keeps its reader. For programs
+ * that work for long before they write. */
+int out_file_check(const char *path);
 /* Flushes, closes, gives the file its name. 0, or an errno (EIO: unknown) with nothing left behind.
  */
 int out_file_commit(out_file_t *out);

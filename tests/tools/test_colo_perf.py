@@ -54,6 +54,12 @@ def a_pair_as_long_as_the_line_is_refused():
 
 
 @case
+def a_picture_that_cannot_be_written_is_told_before_anything_is_measured():
+    for line in 'link', 'logprob', 'bridge --src dp=2 --dst tp=2', 'plot none.json':
+        refuses('--svg: "none/plot.svg": No such file or directory', line + ' --svg none/plot.svg', code=1)
+
+
+@case
 def no_gpu_is_exit_2_and_says_so():
     for line in 'link', 'logprob --json', 'bridge --layouts dp=2->tp=2 dp=2->cp=2 -n 3':
         refuses('no CUDA device', line)

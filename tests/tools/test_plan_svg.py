@@ -150,6 +150,24 @@ def a_path_that_cannot_be_written_is_one_line():
             equal(os.listdir(), [])
 
 
+@case
+def a_path_that_cannot_be_written_is_told_before_the_work():
+    """Of a plan that the library refuses once it is made, the path is what is said."""
+    Path('file').write_text('')
+    for path in 'none/plan.svg', os.getcwd(), 'file/plan.svg', '':
+        for line in '--src dp=8 --dst cp=4,dp=2', '--src dp=8 --compare cp=4,dp=2':
+            refuses('colo-plan: --svg: "', line + ' --batch 8 --seq 12 --hidden 4 --grad disjoint --svg %s', path)
+            equal(os.listdir(), ['file'])
+
+
+@case
+def a_pipe_is_opened_for_the_picture_alone():
+    """This one has no reader, for whom opening it would wait."""
+    os.mkfifo(PATH)
+    refuses('12', '--src dp=8 --dst cp=4,dp=2 --batch 8 --seq 12 --hidden 4 --grad disjoint --svg ' + PATH, code=1,
+            timeout=10)
+
+
 def small_disk():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))

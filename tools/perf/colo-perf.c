@@ -9,6 +9,8 @@
  */
 #include "perf.h"
 
+#include "out-file.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +211,8 @@ static int read_options(perf_t *p, tool_option_t *o, unsigned what)
         return tool_refuse("-g %lld: logprob measures one GPU", (long long)p->gpus);
     if (1u << what == PLOT && !p->svg)
         return tool_refuse("--svg is missing; see --help");
+    if (p->svg)
+        TOOL_TRY(tool_svg(TOOL_PROBLEM, p->svg, out_file_check(p->svg)));
     return 1u << what == BRIDGE ? read_bridge(p, o) : TOOL_OK;
 }
 

@@ -355,14 +355,9 @@ int perf_plot(const json_t *doc, const char *path)
         if (chart->n > 0)
             svg_add_panel(&page, draw, chart);
     }
-    int rc = TOOL_OK;
-    if (page.npanels == 0) {
-        rc = tool_problem("nothing to draw: no rows of bridge, link or logprob");
-    } else {
-        const int error = svg_page(&page, path);
-        if (error)
-            rc = tool_problem("--svg: %s: %s", path, strerror(error));
-    }
+    const int rc = page.npanels == 0
+                       ? tool_problem("nothing to draw: no rows of bridge, link or logprob")
+                       : tool_svg(TOOL_PROBLEM, path, svg_page(&page, path));
     free(all);
     return rc;
 }

@@ -10,6 +10,8 @@
  */
 #include "plan-tool.h"
 
+#include "out-file.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -315,7 +317,7 @@ static int read_common(plan_ask_t *ask, int *sp)
     ask->axes = axes[axis];
     ask->json = options[OPT_JSON].given;
     ask->svg = options[OPT_SVG].value;
-    return TOOL_OK;
+    return ask->svg ? tool_svg(TOOL_WRONG_USE, ask->svg, out_file_check(ask->svg)) : TOOL_OK;
 }
 
 static int need(const int *which, size_t n)

@@ -9,7 +9,6 @@
  */
 #include "bars.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -233,9 +232,7 @@ static int prepare(drawing_t *drawing)
 
 int plan_page(const plan_ask_t *ask, const svg_page_t *page)
 {
-    char q[TOOL_QUOTE_MAX];
-    const int error = svg_page(page, ask->svg);
-    return error ? tool_refuse("--svg: %s: %s", tool_quote(q, ask->svg), strerror(error)) : TOOL_OK;
+    return tool_svg(TOOL_WRONG_USE, ask->svg, svg_page(page, ask->svg));
 }
 
 int plan_draw(const plan_ask_t *ask)
