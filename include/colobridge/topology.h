@@ -80,12 +80,13 @@ COLO_API const char *colo_topology_version(void);
 /* ---- the machine ---- */
 
 typedef struct colo_topology_machine {
-    char source[64]; /* "this machine", the file's name, or the description, cut to fit */
+    const char *source; /* "this machine", the file's name, or the description; a view */
     int32_t packages, numa_nodes, cores, pus, devices;
 } colo_topology_machine_t;
 /**
  * colo_topology_machine() - what the machine consists of; local
- * @machine:  out, written by the call; all 0 if @topology is NULL
+ * @machine:  out, written by the call; all 0 if @topology is NULL. Its source lives as long as
+ *            @topology
  * Objects are numbered from 0 in topology order. If the topology names no packages, NUMA nodes or
  * cores, the machine has one package, one NUMA node, or one core per processor. NUMA nodes without
  * processors are not counted.

@@ -211,8 +211,8 @@ static colo_status_t build(colo_topology_t *made, const colo_topology_config_t *
     COLO_TRY(colo_machine_i_load(config->topology, devices, &made->machine));
     made->world = config->world;
     made->per_host = config->ranks_per_node ? config->ranks_per_node : config->world;
-    snprintf(made->source, sizeof made->source, "%s",
-             config->topology ? config->topology : "this machine");
+    made->source = strdup(config->topology ? config->topology : "this machine");
+    COLO_FAIL_IF(!made->source, COLO_ERR_NOMEM, "topology: no memory for its name");
     COLO_FAIL_IF(made->per_host > made->machine.npus, COLO_ERR_ARG,
                  "topology: %lld ranks on a host, the machine has %d processors%s",
                  (long long)made->per_host, (int)made->machine.npus,
@@ -249,6 +249,7 @@ void colo_topology_destroy(colo_topology_t **topology)
     if (!topology || !*topology)
         return;
     colo_machine_i_free(&(*topology)->machine);
+    free((*topology)->source);
     free((*topology)->gpus);
     colo_topology_i_drop(&(*topology)->placed);
     free(*topology);
@@ -278,12 +279,12 @@ void colo_topology_machine(const colo_topology_t *topology, colo_topology_machin
         return;
     }
     const colo_machine_t *own = &topology->machine;
-    *machine = (colo_topology_machine_t){.packages = own->npackages,
+    *machine = (colo_topology_machine_t){.source = topology->source,
+                                         .packages = own->npackages,
                                          .numa_nodes = own->nnuma,
                                          .cores = own->ncores,
                                          .pus = own->npus,
                                          .devices = own->ndevices};
-    memcpy(machine->source, topology->source, sizeof machine->source);
 }
 
 const colo_topology_device_t *colo_topology_device(const colo_topology_t *topology, int32_t i)

@@ -44,7 +44,7 @@ typedef struct colo_placement {
 
 struct colo_topology {
     colo_machine_t machine;
-    char source[64];
+    char *source; /* owned */
     int64_t world, per_host;
     int32_t *gpus; /* [ngpus] device numbers */
     int32_t ngpus;

@@ -20,6 +20,8 @@
 #define FOUR "package:2 numa:2 core:4 pu:1" /* 2 packages of 2 NUMA nodes of 4 cores */
 #define T_CASE_BUILT(name) T_CASE_IF(colo_topology_version(), name)
 #define GPUS TOPOLOGIES "/two-packages-four-gpus.xml"
+/* the same by more than 64 bytes */
+#define LONG TOPOLOGIES "/../topologies/../topologies/../topologies/two-packages-four-gpus.xml"
 
 static colo_topology_t *place_of(const char *topology, int64_t world, int64_t per_host,
                                  colo_bind_t bind)
@@ -61,11 +63,13 @@ T_CASE_BUILT(a_machine_is_counted)
                 {TWO, 2, 1, 16, 16, 0},
                 {FOUR, 2, 4, 16, 16, 0},
                 {GPUS, 2, 2, 8, 16, 6},
+                {LONG, 2, 2, 8, 16, 6},
                 {"numa:2 pu:4", 1, 2, 8, 8, 0}}; /* names neither packages nor cores */
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         colo_topology_machine_t m;
         colo_topology_t *p = place_of(want[i].topology, 1, 0, COLO_BIND_CORE);
         colo_topology_machine(p, &m);
+        assert_string_equal(m.source, want[i].topology);
         assert_int_equal(m.packages, want[i].packages);
         assert_int_equal(m.numa_nodes, want[i].numa);
         assert_int_equal(m.cores, want[i].cores);
