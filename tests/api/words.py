@@ -60,7 +60,7 @@ NAMES = [
     (r"guard", "check, watchdog", r"^(src|kernels|include|tools)/"),
     (r"tear|untold|news|meet(_blocks)?|look|pick|ways?|spread_\w+|\w+_say_\w+",
      "abort, notify, intersect, barrier, lookup, part, broadcast, print", r"^(src|kernels|include|tools)/"),
-    (r"pieces?(_t)?", "part; a packing cuts sequences into pieces", r"^(src|kernels|include|tools)/(?!.*(pack|segments|tables))"),
+    (r"pieces?(_t)?", "part; a packing cuts sequences into pieces", r"^(src|kernels|include|tools)/(?!.*(pack|segments|tables|bars))"),
 ]
 LEFT_OUT = re.compile(r"^(NEWS\.md|LICENSE|bench/results/|tests/api/words\.py)|\.(gz|csv|png|svg|xml)$")
 

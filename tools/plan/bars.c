@@ -5,6 +5,119 @@
 #include <stdarg.h>
 #include <string.h>
 
+/* ---- pieces ---- */
+
+bars_side_t bars_side(const plan_ask_t *ask, int k)
+{
+    const plan_batch_t *b = ask->batch;
+    const colo_layout_t *layout = k ? &ask->dst : &ask->src;
+    bars_side_t side = {ask, layout, b->side[k], colo_grid_extent(&layout->grid, "cp"), 1};
+    if (!b->packed)
+        side.packing = (colo_packing_t){COLO_PACKING_INIT, .nseqs = b->tables.nseqs,
+                                        .seq_len = b->tables.seq_len, .seq_dp = b->tables.seq_dp,
+                                        .split = COLO_PACKING_ZIGZAG};
+    for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++)
+        if (!layout->split[COLO_ROWS][i].context)
+            side.sp *= layout->grid.extent[layout->split[COLO_ROWS][i].dim];
+    return side;
+}
+
+int64_t bars_replica(const bars_side_t *side, int64_t q)
+{
+    return side->packing.seq_dp ? side->packing.seq_dp[q] : 0;
+}
+
+int64_t bars_pieces(const bars_side_t *side, int64_t q)
+{
+    const colo_packing_t *p = &side->packing;
+    const int64_t ranks = p->seq_cp ? p->seq_cp[q] : side->cp;
+    return p->split == COLO_PACKING_WHOLE   ? 1
+           : p->split == COLO_PACKING_TABLE ? p->piece_start[q + 1] - p->piece_start[q]
+           : p->split == COLO_PACKING_ZIGZAG && ranks > 1 ? 2 * ranks
+                                                          : ranks;
+}
+
+bars_piece_t bars_piece(const bars_side_t *side, int64_t q, int64_t k, int64_t pos)
+{
+    const colo_packing_t *p = &side->packing;
+    const int64_t n = bars_pieces(side, q), first = p->seq_first ? p->seq_first[q] : 0;
+    if (p->split == COLO_PACKING_WHOLE)
+        return (bars_piece_t){0, 0, p->seq_len[q], BARS_ALL, 0};
+    if (p->split == COLO_PACKING_TABLE)
+        return (bars_piece_t){k, pos, p->piece_len[p->piece_start[q] + k],
+                              p->piece_owner[p->piece_start[q] + k], 0};
+    const bool mirrored = p->split == COLO_PACKING_ZIGZAG && n > 1 && k >= n / 2;
+    return (bars_piece_t){k, pos, p->seq_len[q] / n, first + (mirrored ? n - 1 - k : k), 0};
+}
+
+/* Rows of context rank @owner in sequences of the path's replica, up to position @pos of @q. */
+static int64_t rows_before(const bars_path_t *path, int64_t owner, int64_t q, int64_t pos)
+{
+    const bars_side_t *side = &path->side;
+    const int64_t dp = bars_replica(side, path->q);
+    int64_t rows = 0;
+    for (int64_t r = 0; r < side->packing.nseqs && r <= q; r++) {
+        const int64_t n = bars_replica(side, r) == dp ? bars_pieces(side, r) : 0;
+        for (int64_t k = 0, at = 0; k < n && (r < q || at < pos); k++) {
+            const bars_piece_t piece = bars_piece(side, r, k, at);
+            if (owner == BARS_ALL || piece.owner == owner)
+                rows += r < q ? piece.count : bars_at_most(piece.count, pos - at);
+            at += piece.count;
+        }
+    }
+    return rows;
+}
+
+int64_t bars_row(const bars_path_t *path, int64_t owner, int64_t pos)
+{
+    return rows_before(path, owner, path->q, pos);
+}
+
+void bars_add(bars_path_t *path, bars_piece_t piece)
+{
+    int64_t k = 0;
+    while (k < path->nranks && path->owner[k] != piece.owner)
+        k++;
+    if (path->n == PARTS_MAX || k == BARS_MAX) {
+        path->more++;
+        return;
+    }
+    path->piece[path->n++] = piece;
+    if (k == path->nranks) {
+        path->owner[path->nranks++] = piece.owner;
+        path->length[k] = rows_before(path, piece.owner, path->side.packing.nseqs, 0);
+    }
+}
+
+const char *bars_ranks(char out[48], int64_t *first, const bars_side_t *side, int64_t q,
+                       int64_t owner)
+{
+    enum { NAMED = 4 };
+    const plan_ask_t *ask = side->ask;
+    const colo_grid_t *grid = &side->layout->grid;
+    const int32_t dp = colo_grid_dim(grid, "dp"), cp = colo_grid_dim(grid, "cp");
+    int named = 0;
+    size_t n = 0;
+    if (first)
+        *first = owner;
+    for (int64_t r = ask->first; ask->world <= PLAN_PART_MAX && r < ask->world; r++) {
+        int64_t x[COLO_MAX_DIMS];
+        if (!colo_layout_holds(side->layout, r) || colo_grid_coords(grid, r, x) != COLO_OK ||
+            (dp >= 0 && x[dp] != bars_replica(side, q)) ||
+            (cp >= 0 && owner >= 0 && x[cp] != owner))
+            continue;
+        if (first && named == 0)
+            *first = r;
+        if (named++ < NAMED)
+            n += (size_t)snprintf(out + n, 48 - n, "%s%lld", n ? "," : "", (long long)r);
+    }
+    if (named == 0 || named > NAMED)
+        snprintf(out, 48, owner < 0 ? "all" : "cp %lld", (long long)owner);
+    return out;
+}
+
+/* ---- bars ---- */
+
 const char bars_style[] =
     ".seg{fill:hsl(var(--h) 60% var(--l));stroke:var(--bg);stroke-width:.7}"
     ".faded{opacity:.28}.ribbon{fill:hsl(var(--h) 60% var(--l));opacity:.25}\n"
@@ -82,28 +195,4 @@ double bars_left_out(FILE *f, double y, int64_t n, const char *what)
         return y;
     svg_say(f, "text", 0, y + 12, "%lld more %s are not drawn.", (long long)n, what);
     return y + SVG_LINE;
-}
-
-const char *bars_ranks(char out[48], int64_t *first, const plan_ask_t *ask,
-                       const colo_layout_t *layout, int64_t dp, int64_t cp)
-{
-    enum { NAMED = 4 };
-    const int32_t d = colo_grid_dim(&layout->grid, "dp"), k = colo_grid_dim(&layout->grid, "cp");
-    int named = 0;
-    size_t n = 0;
-    if (first)
-        *first = cp;
-    for (int64_t r = ask->first; ask->world <= PLAN_PART_MAX && r < ask->world; r++) {
-        int64_t x[COLO_MAX_DIMS];
-        if (!colo_layout_holds(layout, r) || colo_grid_coords(&layout->grid, r, x) != COLO_OK ||
-            (d >= 0 && x[d] != dp) || (k >= 0 && cp >= 0 && x[k] != cp))
-            continue;
-        if (first && named == 0)
-            *first = r;
-        if (named++ < NAMED)
-            n += (size_t)snprintf(out + n, 48 - n, "%s%lld", n ? "," : "", (long long)r);
-    }
-    if (named == 0 || named > NAMED)
-        snprintf(out, 48, cp < 0 ? "all" : "cp %lld", (long long)cp);
-    return out;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bars.h - rows of an axis as a bar, as wide as the panel: boxes on it, and ribbons to other bars.
- */
+/* bars.h - what the panels of batches share: how context ranks cut sequences into pieces, and rows
+ * of an axis as a bar, as wide as the panel: boxes on it, and ribbons to other bars. */
 #ifndef TOOLS_PLAN_BARS_H
 #define TOOLS_PLAN_BARS_H
 
@@ -15,6 +15,49 @@ enum {
     TOP = 72,         /* of what is below a caption */
     STRIP = 14        /* height of the owners below a bar */
 };
+
+/* ---- pieces ---- */
+
+enum { BARS_ALL = -1 }; /* in place of a context rank: all of them */
+
+/* One side of the batch; of segments, the destination. */
+typedef struct bars_side {
+    const plan_ask_t *ask;
+    const colo_layout_t *layout;
+    colo_packing_t packing; /* that of the batch, or the sequences of its segments */
+    int64_t cp, sp;
+} bars_side_t;
+bars_side_t bars_side(const plan_ask_t *ask, int k);
+
+/* Positions of a sequence that follow each other on one context rank, or on all. */
+typedef struct bars_piece {
+    int64_t number, pos, count, owner;
+    int64_t row; /* of the segment that has these positions */
+} bars_piece_t;
+/* of sequence @q */
+int64_t bars_pieces(const bars_side_t *side, int64_t q);
+int64_t bars_replica(const bars_side_t *side, int64_t q);
+/* Piece @k, which begins at @pos. */
+bars_piece_t bars_piece(const bars_side_t *side, int64_t q, int64_t k, int64_t pos);
+
+/* Pieces of a sequence, as many as are drawn, and the context ranks that hold some of them. */
+typedef struct bars_path {
+    bars_side_t side;
+    int64_t q;
+    int64_t n, more; /* pieces; those that are not drawn */
+    bars_piece_t piece[PARTS_MAX];
+    int64_t nranks, owner[BARS_MAX], length[BARS_MAX]; /* of their axes */
+} bars_path_t;
+void bars_add(bars_path_t *path, bars_piece_t piece);
+/* The row on the axis of context rank @owner that position @pos of the sequence is. */
+int64_t bars_row(const bars_path_t *path, int64_t owner, int64_t pos);
+/* "0,1" or, if there are many, "cp 3": the ranks that hold a piece of @owner of sequence @q.
+ * @first: out, may be NULL: the first of them, or @owner if the world has too many. Returns @out.
+ */
+const char *bars_ranks(char out[48], int64_t *first, const bars_side_t *side, int64_t q,
+                       int64_t owner);
+
+/* ---- bars ---- */
 
 extern const char bars_style[];
 
@@ -38,11 +81,6 @@ void bars_cut(FILE *f, int64_t length, int64_t offset, double y);
 void bars_ribbon(FILE *f, int64_t hue, bars_span_t from, double y0, bars_span_t to, double y1);
 /* "3 more sequences are not drawn."; returns the y below. */
 double bars_left_out(FILE *f, double y, int64_t n, const char *what);
-/* "0,1" or, if there are many, "cp 3": the ranks of @layout that own what context rank @cp of
- * replica @dp owns; @cp -1: all of the replica. @first: out, may be NULL: the first of them, or @cp
- * if the world has too many. Returns @out. */
-const char *bars_ranks(char out[48], int64_t *first, const plan_ask_t *ask,
-                       const colo_layout_t *layout, int64_t dp, int64_t cp);
 int64_t bars_at_most(int64_t n, int64_t most);
 int64_t bars_longest(const int64_t *length, int64_t n);
 

@@ -3,86 +3,30 @@
  * packing-svg.c - the panels of a packed batch: how both sides cut each sequence, and the path of
  * one.
  *
- * Pieces are those of docs/packed.md, found here again from the tables. A box has the colour of the
- * first rank that holds it, so what has one colour on both sides stays where it is. What is drawn
- * is bounded; the panels say what they leave out.
+ * Pieces are those of docs/packed.md, found again from the tables (bars.c). A box has the colour of
+ * the first rank that holds it, so what has one colour on both sides stays where it is. What is
+ * drawn is bounded; the panels say what they leave out.
  */
 #include "bars.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-enum { ROW = 44, PAIR = 2 * BAR + 2, EVERY = -1 }; /* heights of a rank's bar, of both cuts */
-
-/* Positions of a sequence that follow each other on one context rank, or on all. */
-typedef struct piece {
-    int64_t pos, count, owner; /* EVERY: all context ranks hold it */
-    int64_t local;             /* on the axis of its owner */
-} piece_t;
-
-/* One side of the batch. */
-typedef struct side {
-    const plan_ask_t *ask;
-    const colo_packing_t *packing;
-    const colo_layout_t *layout;
-    int64_t cp, sp;
-} side_t;
-
-static side_t side_of(const plan_ask_t *ask, int k)
-{
-    const colo_layout_t *layout = k ? &ask->dst : &ask->src;
-    side_t side = {ask, &ask->batch->side[k], layout, colo_grid_extent(&layout->grid, "cp"), 1};
-    for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++)
-        if (!layout->split[COLO_ROWS][i].context)
-            side.sp *= layout->grid.extent[layout->split[COLO_ROWS][i].dim];
-    return side;
-}
-
-static int64_t replica_of(const side_t *side, int64_t q)
-{
-    return side->packing->seq_dp ? side->packing->seq_dp[q] : 0;
-}
-
-static int64_t pieces_of(const side_t *side, int64_t q)
-{
-    const colo_packing_t *p = side->packing;
-    const int64_t ranks = p->seq_cp ? p->seq_cp[q] : side->cp;
-    return p->split == COLO_PACKING_WHOLE   ? 1
-           : p->split == COLO_PACKING_TABLE ? p->piece_start[q + 1] - p->piece_start[q]
-           : p->split == COLO_PACKING_ZIGZAG && ranks > 1 ? 2 * ranks
-                                                          : ranks;
-}
-
-/* Piece @k of sequence @q, which begins at @pos. */
-static piece_t piece_at(const side_t *side, int64_t q, int64_t k, int64_t pos)
-{
-    const colo_packing_t *p = side->packing;
-    const int64_t n = pieces_of(side, q), first = p->seq_first ? p->seq_first[q] : 0;
-    if (p->split == COLO_PACKING_WHOLE)
-        return (piece_t){0, p->seq_len[q], EVERY, 0};
-    if (p->split == COLO_PACKING_TABLE)
-        return (piece_t){pos, p->piece_len[p->piece_start[q] + k],
-                         p->piece_owner[p->piece_start[q] + k], 0};
-    const bool mirrored = p->split == COLO_PACKING_ZIGZAG && n > 1 && k >= n / 2;
-    return (piece_t){pos, p->seq_len[q] / n, first + (mirrored ? n - 1 - k : k), 0};
-}
+enum { ROW = 44, PAIR = 2 * BAR + 2 }; /* heights of a rank's bar, of both cuts */
 
 /* A box with its ranks' names. */
-static void draw_piece(FILE *f, const side_t *side, int64_t q, int64_t owner, bars_span_t at,
+static void draw_piece(FILE *f, const bars_side_t *side, int64_t q, int64_t owner, bars_span_t at,
                        double y, bool faded)
 {
     char ranks[48];
     int64_t rank;
-    bars_ranks(ranks, &rank, side->ask, side->layout, replica_of(side, q), owner);
-    bars_box(f, owner < 0 ? EVERY : rank, faded, at, y, BAR, "%s", ranks);
+    bars_ranks(ranks, &rank, side, q, owner);
+    bars_box(f, owner < 0 ? BARS_ALL : rank, faded, at, y, BAR, "%s", ranks);
 }
 
-static void draw_cut(FILE *f, const side_t *side, int64_t q, int64_t axis, double y)
+static void draw_cut(FILE *f, const bars_side_t *side, int64_t q, int64_t axis, double y)
 {
-    const int64_t n = bars_at_most(pieces_of(side, q), RECTS_MAX);
-    bars_track(f, bars_span(axis, 0, side->packing->seq_len[q]), y);
+    const int64_t n = bars_at_most(bars_pieces(side, q), RECTS_MAX);
+    bars_track(f, bars_span(axis, 0, side->packing.seq_len[q]), y);
     for (int64_t k = 0, pos = 0; k < n; k++) {
-        const piece_t x = piece_at(side, q, k, pos);
+        const bars_piece_t x = bars_piece(side, q, k, pos);
         if (x.count > 0)
             draw_piece(f, side, q, x.owner, bars_span(axis, pos, x.count), y, false);
         pos += x.count;
@@ -92,7 +36,7 @@ static void draw_cut(FILE *f, const side_t *side, int64_t q, int64_t axis, doubl
 static void draw_pair(FILE *f, const plan_ask_t *ask, int64_t q, int64_t axis, double y)
 {
     for (int k = 0; k < 2; k++) {
-        const side_t side = side_of(ask, k);
+        const bars_side_t side = bars_side(ask, k);
         draw_cut(f, &side, q, axis, y + k * (PAIR - BAR));
     }
 }
@@ -103,7 +47,7 @@ static int draw_cuts(FILE *f, const void *what)
 {
     const plan_ask_t *ask = what;
     const plan_batch_t *b = ask->batch;
-    const side_t src = side_of(ask, 0), dst = side_of(ask, 1);
+    const bars_side_t src = bars_side(ask, 0), dst = bars_side(ask, 1);
     const int64_t n = bars_at_most(b->count, BARS_MAX), axis = bars_longest(b->length, n);
     char line[300], from[48] = "";
     double y = TOP;
@@ -116,7 +60,7 @@ static int draw_cuts(FILE *f, const void *what)
     for (int64_t q = 0; q < n; q++, y += PAIR + 28) {
         if (b->side[0].seq_dp || b->side[1].seq_dp)
             snprintf(from, sizeof from, ", replica %lld \xe2\x86\x92 %lld",
-                     (long long)replica_of(&src, q), (long long)replica_of(&dst, q));
+                     (long long)bars_replica(&src, q), (long long)bars_replica(&dst, q));
         svg_say(f, "text", 0, y + 12, "sequence %lld: %lld positions%s", (long long)q,
                 (long long)b->length[q], from);
         draw_pair(f, ask, q, axis, y + 17);
@@ -126,91 +70,51 @@ static int draw_cuts(FILE *f, const void *what)
 
 /* ---- the path of one sequence ---- */
 
-/* The pieces of the sequence on one side, and the axes of the context ranks that hold some. */
-typedef struct end {
-    side_t side;
-    int64_t n, more; /* pieces; those that are not drawn */
-    piece_t piece[PARTS_MAX];
-    int64_t nranks, owner[BARS_MAX], length[BARS_MAX];
-} end_t;
-
-typedef struct path {
-    int64_t q;
-    end_t end[2];
-} path_t;
-
-static int64_t rank_index(const end_t *e, int64_t owner)
+static bars_path_t end_of(const plan_ask_t *ask, int k)
 {
-    int64_t k = 0;
-    while (k < e->nranks && e->owner[k] != owner)
-        k++;
-    return k;
-}
-
-/* Walks over the sequences of the replica in table order; what each rank has grows. */
-static void find_end(end_t *e, const plan_ask_t *ask, int k, int64_t q)
-{
-    *e = (end_t){.side = side_of(ask, k)};
-    const side_t *side = &e->side;
-    for (int pass = 0; pass < 2; pass++) /* which ranks; then their axes */
-        for (int64_t r = pass ? 0 : q; r < (pass ? ask->batch->count : q + 1); r++) {
-            const int64_t n = replica_of(side, r) == replica_of(side, q) ? pieces_of(side, r) : 0;
-            for (int64_t j = 0, pos = 0, drawn = 0; j < n; j++) {
-                piece_t x = piece_at(side, r, j, pos);
-                const int64_t i = rank_index(e, x.owner);
-                pos += x.count;
-                if (x.count == 0)
-                    continue;
-                if (!pass && i < BARS_MAX && e->n < PARTS_MAX) {
-                    e->owner[i] = x.owner;
-                    e->nranks = i == e->nranks ? i + 1 : e->nranks;
-                    e->piece[e->n++] = x;
-                } else if (!pass) {
-                    e->more++;
-                } else if (i < e->nranks) {
-                    if (r == q && drawn < e->n && e->piece[drawn].pos == x.pos)
-                        e->piece[drawn++].local = e->length[i];
-                    e->length[i] += x.count;
-                }
-            }
-        }
+    bars_path_t end = {.side = bars_side(ask, k), .q = ask->item};
+    const int64_t n = bars_pieces(&end.side, end.q);
+    for (int64_t i = 0, pos = 0; i < n; i++) {
+        const bars_piece_t x = bars_piece(&end.side, end.q, i, pos);
+        pos += x.count;
+        if (x.count > 0)
+            bars_add(&end, x);
+    }
+    return end;
 }
 
 /* The part that begins at @pos, of one piece on either side: how long it is, 0 behind the last. */
-static int64_t part_at(const path_t *path, int64_t pos, const piece_t *piece[2])
+static int64_t part_at(const bars_path_t path[2], int64_t pos, const bars_piece_t *piece[2])
 {
     int64_t end = INT64_MAX;
     for (int k = 0; k < 2; k++) {
         int64_t i = 0;
-        while (i < path->end[k].n && path->end[k].piece[i].pos + path->end[k].piece[i].count <= pos)
+        while (i < path[k].n && path[k].piece[i].pos + path[k].piece[i].count <= pos)
             i++;
-        if (i == path->end[k].n || path->end[k].piece[i].pos > pos)
+        if (i == path[k].n || path[k].piece[i].pos > pos)
             return 0;
-        piece[k] = &path->end[k].piece[i];
+        piece[k] = &path[k].piece[i];
         end = bars_at_most(end, piece[k]->pos + piece[k]->count);
     }
     return end - pos;
 }
 
 /* The lines that list the parts; returns the y below. */
-static double list_parts(FILE *f, const path_t *path, double y)
+static double list_parts(FILE *f, const bars_path_t path[2], double y)
 {
-    const piece_t *x[2];
+    const bars_piece_t *x[2];
     char ranks[2][48];
     int64_t n = 0, pos = 0;
     for (int64_t count; (count = part_at(path, pos, x)) > 0; pos += count) {
         if (n++ >= LINES_MAX)
             continue;
-        for (int k = 0; k < 2; k++) {
-            const side_t *side = &path->end[k].side;
-            bars_ranks(ranks[k], NULL, side->ask, side->layout, replica_of(side, path->q),
-                       x[k]->owner);
-        }
+        for (int k = 0; k < 2; k++)
+            bars_ranks(ranks[k], NULL, &path[k].side, path[k].q, x[k]->owner);
         svg_say(f, "text strong", 0, y + 12,
                 "positions %lld..%lld: rank %s, row %lld \xe2\x86\x92 rank %s, row %lld",
                 (long long)pos, (long long)(pos + count - 1), ranks[0],
-                (long long)(x[0]->local + pos - x[0]->pos), ranks[1],
-                (long long)(x[1]->local + pos - x[1]->pos));
+                (long long)bars_row(&path[0], x[0]->owner, pos), ranks[1],
+                (long long)bars_row(&path[1], x[1]->owner, pos));
         y += SVG_LINE;
     }
     return bars_left_out(f, y, n - LINES_MAX, "parts");
@@ -218,28 +122,27 @@ static double list_parts(FILE *f, const path_t *path, double y)
 
 /* The axis of context rank @i of one end, at @y, and ribbons to the sequence, whose edge is at
  * @sequence_y. @ribbons: only these, which lie below all bars. */
-static void draw_rank(FILE *f, const path_t *path, int k, int64_t i, bool ribbons,
+static void draw_rank(FILE *f, const bars_path_t *e, int k, int64_t i, bool ribbons,
                       double sequence_y, double y)
 {
-    const end_t *e = &path->end[k];
-    const side_t *side = &e->side;
+    const bars_side_t *side = &e->side;
     char ranks[48];
     int64_t rank;
-    bars_ranks(ranks, &rank, side->ask, side->layout, replica_of(side, path->q), e->owner[i]);
+    bars_ranks(ranks, &rank, side, e->q, e->owner[i]);
     if (!ribbons) {
         svg_say(f, "text", 0, y + 12, "%s rank %s: its %lld rows", k ? "destination" : "source",
                 ranks, (long long)e->length[i]);
         bars_track(f, bars_span(1, 0, 1), y + 17);
     }
     for (int64_t j = 0; j < e->n; j++) {
-        const piece_t *x = &e->piece[j];
-        const bars_span_t row = bars_span(e->length[i], x->local, x->count);
-        const bars_span_t of = bars_span(side->packing->seq_len[path->q], x->pos, x->count);
-        const int64_t hue = x->owner < 0 ? EVERY : rank;
+        const bars_piece_t *x = &e->piece[j];
         if (x->owner != e->owner[i])
             continue;
+        const bars_span_t row = bars_span(e->length[i], bars_row(e, x->owner, x->pos), x->count);
+        const bars_span_t of = bars_span(side->packing.seq_len[e->q], x->pos, x->count);
+        const int64_t hue = x->owner < 0 ? BARS_ALL : rank;
         if (!ribbons)
-            draw_piece(f, side, path->q, x->owner, row, y + 17, false);
+            draw_piece(f, side, e->q, x->owner, row, y + 17, false);
         else if (k)
             bars_ribbon(f, hue, of, sequence_y, row, y + 17);
         else
@@ -252,23 +155,21 @@ static void draw_rank(FILE *f, const path_t *path, int k, int64_t i, bool ribbon
 static int draw_path(FILE *f, const void *what)
 {
     const plan_ask_t *ask = what;
-    path_t path = {.q = ask->item};
-    for (int k = 0; k < 2; k++)
-        find_end(&path.end[k], ask, k, path.q);
-    const int64_t length = ask->batch->length[path.q];
-    const double y = 36 + (double)path.end[0].nranks * ROW + 17;
-    svg_say(f, "head2", 0, 14, "Path of sequence %lld", (long long)path.q);
+    const bars_path_t path[2] = {end_of(ask, 0), end_of(ask, 1)};
+    const int64_t length = ask->batch->length[ask->item];
+    const double y = 36 + (double)path[0].nranks * ROW + 17;
+    svg_say(f, "head2", 0, 14, "Path of sequence %lld", (long long)ask->item);
     svg_say(f, "text", 0, 31,
             length ? "Source ranks, its positions, destination ranks."
                    : "It has no positions: nothing moves.");
     for (int i = 0; i < 4; i++) /* ribbons of both ends, then their bars */
-        for (int64_t k = 0; k < path.end[i % 2].nranks; k++)
-            draw_rank(f, &path, i % 2, k, i < 2, i % 2 ? y + PAIR : y,
+        for (int64_t k = 0; k < path[i % 2].nranks; k++)
+            draw_rank(f, &path[i % 2], i % 2, k, i < 2, i % 2 ? y + PAIR : y,
                       (i % 2 ? y + PAIR + 6 : 36) + (double)k * ROW);
-    svg_say(f, "text", 0, y - 5, "sequence %lld: %lld positions", (long long)path.q,
+    svg_say(f, "text", 0, y - 5, "sequence %lld: %lld positions", (long long)ask->item,
             (long long)length);
-    draw_pair(f, ask, path.q, length, y);
-    return (int)list_parts(f, &path, y + PAIR + 6 + (double)path.end[1].nranks * ROW) + 17;
+    draw_pair(f, ask, ask->item, length, y);
+    return (int)list_parts(f, path, y + PAIR + 6 + (double)path[1].nranks * ROW) + 17;
 }
 
 void plan_packing_panels(svg_page_t *page, const plan_ask_t *ask)
