@@ -110,4 +110,39 @@ static inline void blank(float *y, int64_t rows)
         y[i] = GAP;
 }
 
+/* A bridge with one batch; x of the example, and tensors that nothing has arrived in. */
+typedef struct stand {
+    colo_bridge_t *b;
+    colo_batch_t *batch;
+    int64_t src, dst; /* rows */
+    float x[5 * H], y[20 * H], dx[5 * H];
+    colo_tensor_t tx, ty, tdx;
+} stand_t;
+#define STAND(name) T_ENDS(stand_end) stand_t name = {.b = NULL}
+
+static inline void stand_end(stand_t *d)
+{
+    colo_batch_destroy(&d->batch);
+    colo_bridge_destroy(&d->b);
+}
+
+static inline colo_status_t stand_up(stand_t *d, const options_t *o, const tables_t *t,
+                                     colo_comm_t *comm)
+{
+    const colo_segments_t s = segments_of(t);
+    rank_try(make(&d->b, o, comm));
+    colo_bridge_rows(d->b, &d->src, &d->dst);
+    rank_check(d->src == 0 && d->dst == 0);
+    rank_try(colo_bridge_set_segments(d->b, &s, &d->batch));
+    colo_bridge_rows(d->b, &d->src, &d->dst);
+    rank_check(d->src <= 5 && d->dst <= 20);
+    fill_x(d->x, colo_comm_rank(comm));
+    blank(d->y, 20);
+    blank(d->dx, 5);
+    d->tx = tensor(d->x, d->src);
+    d->ty = tensor(d->y, d->dst);
+    d->tdx = tensor(d->dx, d->src);
+    return COLO_OK;
+}
+
 #endif

@@ -89,21 +89,15 @@ enum { CALLS = 500 }; /* so many that what each of them took from the batch woul
 
 static colo_status_t ragged_rank(colo_comm_t *world, void *arg)
 {
-    const int32_t rank = colo_comm_rank(world);
-    const colo_segments_t s = segments_of(&worked);
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
-    float x[5 * H], y[10 * H];
-    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
-    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
-    rank_try(make(&b, &o, world));
-    rank_try(colo_bridge_set_segments(b, &s, &batch));
-    const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
+    STAND(d);
+    rank_try(stand_up(&d, &o, &worked, world));
     for (int rep = 0; rep < CALLS; rep++) {
         if (rep == 1) {
             rank_try(colo_comm_barrier(world, NULL));
             atomic_store(&counting, true);
         }
-        rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+        rank_try(colo_batch_forward(d.batch, &d.tx, &d.ty, 1, NULL));
     }
     rank_try(colo_comm_barrier(world, NULL));
     atomic_store(&counting, false);
