@@ -198,6 +198,9 @@ static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_pass
     memcpy(&call->size, call->given, sizeof call->size);
     COLO_TRY(check_values(kind, &call->config));
     call->base = base_of(kind, &call->config);
+    COLO_FAIL_IF(!call->batch, COLO_ERR_ARG, "%s: batch is NULL, expected one with logits",
+                 kind->name);
+    memcpy(&call->logits, call->batch, sizeof call->logits); /* its first member in every kind */
     COLO_TRY(colo_loss_i_check_matrix(call->logits, "logits", false));
     if (kind->check_inputs)
         COLO_TRY(kind->check_inputs(call));
@@ -214,8 +217,6 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
     COLO_FAIL_IF(!call->group, COLO_ERR_ARG,
                  "%s: group is NULL; colo_comm_create_self() makes one of one rank",
                  call->kind->name);
-    if (call->batch) /* its first member, whatever the kind */
-        memcpy(&call->logits, call->batch, sizeof call->logits);
     const colo_status_t st = check(call, pass);
     snprintf(text, sizeof text, "%s forward", call->kind->name);
     return colo_loss_i_ready(call->group, text, st);

@@ -116,8 +116,8 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
     struct colo_sampling_pass pass;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = config,
+                                  .batch = &logits, /* all that its batch would have */
                                   .out = out,
-                                  .logits = logits,
                                   .group = group,
                                   .workspace = workspace,
                                   .stream = stream};

@@ -165,7 +165,7 @@ T_CASE(a_call_without_a_batch_is_refused)
     alone_init(&a, LOGPROB);
     assert_fails(colo_logprob_forward(&a.cfg.logprob, NULL, t_self(), &a.out, &a.saved.logprob,
                                       a.stats, a.workspace, NULL),
-                 COLO_ERR_ARG, "logits");
+                 COLO_ERR_ARG, "logprob: batch is NULL, expected one with logits");
     assert_true(all_is_as_it_was(&a));
 }
 
