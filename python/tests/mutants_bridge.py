@@ -6,6 +6,13 @@ BRIDGES = {
         'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_recorded.py', 'like_the_one_before'),
     'signs of what a bridge carries are those of its memory': (
         'torch/uniform.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
+    'a frozen bridge lets the gradient back': (
+        'torch/bridge.py', 'if self.frozen and x is not None:', 'if False:', 'test_torch_bridge.py', 'frozen'),
+    'a frozen bridge lets it back from the second call on': (
+        'torch/bridge.py', '_frozen if self.frozen else Carry.apply', 'Carry.apply', 'test_torch_bridge.py', 'frozen'),
+    'a frozen bridge of a graph lets the gradient back': (
+        'torch/bridge.py', 'x.detach() if self.frozen and x is not None else x', 'x', 'test_torch_compiled.py',
+        'bridge_in_a_graph'),
     'rows that are added replace what is there': (
         'torch/ragged.py', "('index_add' if add else 'index_copy')", "'index_copy'", 'test_torch_placed.py', 'oracle_places'),
     'a buffer that is not written in place is': (

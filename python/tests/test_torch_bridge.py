@@ -459,6 +459,18 @@ def test_a_rank_that_does_not_call_is_a_timeout_that_names_it(world):
     world.run(late)
 
 
+def without_gradient(world):
+    for src, dst in (('dp=2', 'cp=2'), ('dp=2', 'dp=2')):  # of which one moves, and one stays
+        carry = ct.Bridge(src, dst, group=world, frozen=True)
+        x = torch.ones(1, 4, 3, requires_grad=True)
+        for _ in range(3):
+            assert not carry(x).requires_grad and not carry.start(x).finish().requires_grad
+
+
+def test_no_gradient_flows_back_through_a_frozen_bridge():
+    cb.run_threads(2, without_gradient)
+
+
 def staged(rank):
     """The encoder's last pp stage has the activation, the LLM's first takes it."""
     src, dst = cb.Layout.src('dp=2,pp=2'), cb.Layout.dst('dp=2,pp=2')
