@@ -284,6 +284,9 @@ MUTANTS = {
     'the last chunk gives the gradient of the weight': (
         'torch/chunks.py', 'd_weight += d.t() @ h', 'd_weight = d.t() @ h', 'test_torch_chunks.py',
         'test_losses_of_chunks'),
+    'sums of gradients lie as hidden states do': (
+        'torch/chunks.py', 'torch.zeros_like(hidden, memory_format=torch.contiguous_format)', 'torch.zeros_like(hidden)',
+        'test_torch_chunks.py', 'transposed'),
     'no tokens have no outputs': (
         'torch/chunks.py', 'max(len(hidden), 1)', 'len(hidden)', 'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the gradient of a mean is added over ranks again': (
@@ -338,6 +341,8 @@ MUTANTS = {
     'the end of a recomputation is told as an error': (
         'torch/tensors.py', 'except _ERRORS as why:',
         'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
+    'strides of an empty shard count': (
+        'torch/ready.py', 'if shape is None and not like.numel():', 'if False:', 'test_torch_linear.py', 'any_strides'),
     'main_grad is written over': (
         'torch/linear.py', 'd_head,\n                           main is not None)',
         'd_head,\n                           False)',

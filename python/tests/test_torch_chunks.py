@@ -63,6 +63,21 @@ def test_a_partial_gradient_is_left_to_the_caller():
     cb.run_threads(4, partial)
 
 
+def transposed(world):
+    h, w, b, _, _ = case((15,))
+    lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
+    grads = []
+    for x in (leaf(h), leaf(h.t().contiguous())):
+        ct.over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi),
+                       x if x.shape == h.shape else x.t(), w[lo:hi], b[lo:hi], chunk_size=4, tp_group=world).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[0], grads[1].t(), rtol=1e-12, atol=1e-12)
+
+
+def test_hidden_states_may_be_transposed():
+    cb.run_threads(4, transposed)
+
+
 def test_one_output_of_many_and_what_is_frozen():
     h, w, b, t, g = case()
     x = leaf(h)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from linear_case import V, H, CUTS, case, expected, near, leaf  # noqa: E402
+from linear_case import V, H, CUTS, case, expected, near, leaf, plain  # noqa: E402
 
 
 def agrees(rank, size, group, dtype, mode, has_bias, chunk, softcap):
@@ -466,6 +466,17 @@ def test_gradients_are_added_to_main_grad():
         near(z.main_grad, want[4] + 2, torch.bfloat16, mode)
     with pytest.raises(ValueError, match='weight has no attribute main_grad'):
         ct.linear_logprob(h, w, target=t, main_grad=True)
+
+
+def test_an_empty_shard_may_have_any_strides():
+    h, w, b, t, _ = case()
+
+    def rank(world):
+        lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
+        wide, doubled = torch.stack((w[lo:hi], w[lo:hi]), -1), torch.stack((b[lo:hi], b[lo:hi]), -1)
+        out = ct.linear_logprob(leaf(h), wide[..., 0], doubled[:, 0], target=t, tp_group=world, vocab_start=lo, vocab_end=hi)
+        near(out, plain(h, w, b, t)[0], torch.float64, 'logp')
+    cb.run_threads(4, rank)
 
 
 # ---- around it ----

@@ -36,7 +36,7 @@ def _(ctx: Any, *upstream: Any) -> Any:
     hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
     need = ctx.needs_input_grad
     real = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    d_hidden = torch.zeros_like(hidden) if need[0] else None
+    d_hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format) if need[0] else None
     d_weight = torch.zeros_like(weight, dtype=real) if need[1] else None
     d_bias = torch.zeros_like(bias, dtype=real) if need[2] else None
     with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,

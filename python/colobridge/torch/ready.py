@@ -16,6 +16,7 @@ from typing import Any
 from .. import _structs as s
 from .._lib import lib
 from ..errors import ArgumentError
+from ..tensor import contiguous
 from .lazy import torch
 from .tensors import checked
 
@@ -68,6 +69,8 @@ class View:
         """shape, stride: how the library sees it, where that is not how torch does."""
         self.raw = raw = s.Tensor.from_buffer_copy(checked(like, what))
         raw.data = None
+        if shape is None and not like.numel():
+            shape, stride = like.shape, contiguous(like.shape)  # Tensor.contiguous() leaves those of an empty tensor
         if shape is not None:
             raw.ndim = len(shape)
             raw.shape[:len(shape)] = shape
