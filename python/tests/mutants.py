@@ -341,6 +341,11 @@ MUTANTS = {
     'the end of a recomputation is told as an error': (
         'torch/tensors.py', 'except _ERRORS as why:',
         'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
+    'main_grad of what is frozen is written': (
+        'torch/head.py', 'if not t.requires_grad:', 'if not t.requires_grad and not hasattr(t, "main_grad"):',
+        'test_torch_linear.py', 'what_is_frozen'),
+    'main_grad of what is frozen is needed': (
+        'torch/head.py', 'if not t.requires_grad:', 'if False:', 'test_torch_linear.py', 'what_is_frozen'),
     'strides of an empty shard count': (
         'torch/ready.py', 'if shape is None and not like.numel():', 'if False:', 'test_torch_linear.py', 'any_strides'),
     'main_grad is written over': (

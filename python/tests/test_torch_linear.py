@@ -465,7 +465,36 @@ def test_gradients_are_added_to_main_grad():
         near(y.main_grad, want[3] + 1, torch.bfloat16, mode)  # d_logits are rounded to bf16
         near(z.main_grad, want[4] + 2, torch.bfloat16, mode)
     with pytest.raises(ValueError, match='weight has no attribute main_grad'):
-        ct.linear_logprob(h, w, target=t, main_grad=True)
+        ct.linear_logprob(h, leaf(w), target=t, main_grad=True)
+
+
+@pytest.mark.parametrize('mode', ('logprob', 'keep', 'loss'))
+def test_main_grad_of_what_is_frozen_is_neither_needed_nor_written(mode):
+    h, w, b, t, g = case(dtype=torch.float32)
+    want = expected(h, w, b, t, torch.stack((torch.full_like(g[0], -1.0), torch.zeros_like(g[0]))))
+
+    def run(x, y, z):
+        got = ct.linear_nll(x, y, z, target=t, reduction='sum', main_grad=True, mode=mode)
+        got.loss.backward()
+        near(x.grad, want[2], torch.float32, 'hidden')
+    for has in (False, True):
+        x, y, z = leaf(h), leaf(w), leaf(b)
+        z.requires_grad_(False)
+        y.main_grad = torch.zeros(V, H)
+        if has:
+            z.main_grad = torch.ones(V)
+        run(x, y, z)
+        near(y.main_grad, want[3], torch.float32, 'weight')
+        assert not has or (z.main_grad == 1).all()
+        x, y, z = leaf(h), w, leaf(b)
+        z.main_grad = torch.zeros(V)
+        if has:
+            y = w.clone()
+            y.main_grad = torch.ones(V, H)
+        run(x, y, z)
+        near(z.main_grad, want[4], torch.float32, 'bias')
+        assert not has or (y.main_grad == 1).all()
+    run(leaf(h), w, b)
 
 
 def test_an_empty_shard_may_have_any_strides():

@@ -110,16 +110,23 @@ def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, str]:
     return part, weight.ds_process_group if group is None else group, weight.ds_shape[0], 'flat'
 
 
-def main_grads(what: str, weight: Any, bias: Any) -> tuple[Any, Any]:
-    found = []
-    for name, t in (('weight', weight), ('bias', bias)):
-        grad = None if t is None else getattr(t, 'main_grad', None)
-        if t is not None:
-            if grad is None:
-                raise ArgumentError("%s: main_grad=True, but %s has no attribute main_grad" % (what, name))
-            grad = local(grad, name + '.main_grad')[0].detach()
-            if grad.dtype not in (torch.float32, torch.float64):
-                raise ArgumentError("%s: %s.main_grad is of %s, expected torch.float32 (or float64 of a "
-                                    "float64 head)" % (what, name, grad.dtype))
-        found.append(grad)
-    return found[0], found[1]
+def main_grads(what: str, weight: Any, bias: Any) -> Any:
+    """(main_grad of weight, main_grad of bias or None), or None if neither is trained. The gradient of one that is frozen,
+    which is made together with the other's, goes into memory that is not read."""
+    found: dict[str, Any] = {}
+    given = {name: t for name, t in (('weight', weight), ('bias', bias)) if t is not None}
+    for name, t in given.items():
+        if not t.requires_grad:
+            continue
+        grad = getattr(t, 'main_grad', None)
+        if grad is None:
+            raise ArgumentError("%s: main_grad=True, but %s has no attribute main_grad" % (what, name))
+        grad = local(grad, name + '.main_grad')[0].detach()
+        if grad.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError("%s: %s.main_grad is of %s, expected torch.float32 (or float64 of a "
+                                "float64 head)" % (what, name, grad.dtype))
+        found[name] = grad
+    for grad in list(found.values())[:1]:
+        for name in given.keys() - found.keys():
+            found[name] = grad.new_zeros(local(given[name], name)[0].shape)
+    return (found['weight'], found.get('bias')) if found else None
