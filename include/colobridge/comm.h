@@ -231,8 +231,8 @@ COLO_API colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream
  * colo_comm_exchange() - every message of every rank, at once; waits only for the peers named
  * @sends, @recvs: at most one message per peer each, peers ascending. Box k of a send and box k
  *                  of its receive have equal extents; their strides may differ. Receives must not
- *                  overlap each other or the sends. Empty lists are legal: the rank still takes
- *                  part.
+ *                  overlap each other or the sends; COLO_CHECK=2 looks for that. Empty lists are
+ *                  legal: the rank still takes part.
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (a peer's message has other boxes than expected, or
  *          the peer runs another operation), COLO_ERR_TIMEOUT, COLO_ERR_PEER
  */

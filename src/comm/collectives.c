@@ -14,6 +14,7 @@
 #include "comm/reduce.h"
 #include "core/box.h"
 #include "core/error.h"
+#include "core/overlap.h"
 #include "core/range.h"
 
 /* @mine: the verdict on this rank's own arguments */
@@ -202,6 +203,46 @@ static colo_status_t check_messages(const colo_comm_t *comm, const char *side,
     return COLO_OK;
 }
 
+/* Of messages that are received and then those that are sent. */
+static const colo_message_t *message_at(const colo_exchange_t *exchange, int32_t i)
+{
+    return i < exchange->nrecvs ? &exchange->recv[i] : &exchange->send[i - exchange->nrecvs];
+}
+
+static colo_tensor_t view_of(const colo_box_t *box, colo_dtype_t dtype)
+{
+    colo_tensor_t view = colo_tensor_host(box->data, dtype, 3, box->extent);
+    memcpy(view.stride, box->stride, sizeof box->stride);
+    return view;
+}
+
+/* Does box @k of message @i share no element with those after it? Each pair is looked at. */
+static colo_status_t check_apart(const colo_exchange_t *exchange, int32_t i, int32_t k)
+{
+    const colo_message_t *message = message_at(exchange, i);
+    const colo_tensor_t view = view_of(&message->boxes[k], exchange->op.dtype);
+    for (int32_t j = i; j < exchange->nrecvs + exchange->nsends; j++) {
+        const colo_message_t *other = message_at(exchange, j);
+        for (int32_t l = j == i ? k + 1 : 0; l < other->nboxes; l++) {
+            const colo_tensor_t its = view_of(&other->boxes[l], exchange->op.dtype);
+            COLO_FAIL_IF(!colo_tensors_apart(&view, &its), COLO_ERR_ARG,
+                         "exchange: message from rank %d, box %d overlaps message %s rank %d, box "
+                         "%d, expected memory of its own",
+                         (int)message->peer, (int)k, j < exchange->nrecvs ? "from" : "to",
+                         (int)other->peer, (int)l);
+        }
+    }
+    return COLO_OK;
+}
+
+static colo_status_t check_received_apart(const colo_exchange_t *exchange)
+{
+    for (int32_t i = 0; i < exchange->nrecvs; i++)
+        for (int32_t k = 0; k < exchange->recv[i].nboxes; k++)
+            COLO_TRY(check_apart(exchange, i, k));
+    return COLO_OK;
+}
+
 colo_status_t colo_comm_i_exchange_over(colo_comm_t *comm, const colo_exchange_t *exchange,
                                         colo_stream_t stream)
 {
@@ -212,6 +253,8 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *comm, const colo_exchange_t
         check_messages(comm, "message to", exchange->send, exchange->nsends, dtype, &sent);
     COLO_THEN(st, check_messages(comm, "message from", exchange->recv, exchange->nrecvs, dtype,
                                  &received));
+    if (comm->check >= 2 && exchange->op.category == COLO_CATEGORY_USER) /* a plan's are apart */
+        COLO_THEN(st, check_received_apart(exchange));
     COLO_TRY(check_call(comm, exchange->op, st));
     if (comm->check >= 2)
         COLO_TRY(colo_comm_i_compare_messages(comm, exchange));

@@ -350,10 +350,32 @@ static colo_status_t refusal_rank(colo_comm_t *c, void *arg)
     return colo_comm_barrier(c, NULL);
 }
 
+/* Each sends one row to all, and receives rows of theirs into columns that lie in turn. */
+T_CASE_ON(3, boxes_of_which_only_sends_overlap_are_taken)
+{
+    enum { N = 5 };
+    const int32_t me = colo_comm_rank(world);
+    float x[N], y[N][2];
+    for (int i = 0; i < N; i++)
+        x[i] = (float)(10 * me + i);
+    const colo_box_t out = {x, {1, 1, N}, {0, 0, 1}},
+                     in[2] = {{&y[0][0], {1, 1, N}, {0, 0, 2}}, {&y[0][1], {1, 1, N}, {0, 0, 2}}};
+    const int32_t peer[2] = {me == 0, me == 2 ? 1 : 2};
+    const colo_message_t send[2] = {{peer[0], 1, &out}, {peer[1], 1, &out}},
+                         recv[2] = {{peer[0], 1, &in[0]}, {peer[1], 1, &in[1]}};
+    rank_try(colo_comm_set_check(world, 2));
+    rank_try(colo_comm_exchange(world, send, 2, recv, 2, COLO_F32, NULL));
+    for (int i = 0; i < N; i++)
+        rank_check(y[i][0] == (float)(10 * peer[0] + i) && y[i][1] == (float)(10 * peer[1] + i));
+    return COLO_OK;
+}
+
 T_CASE(senseless_messages_are_refused_with_their_place)
 {
     static float x[8];
     static const colo_box_t ok = {x, {1, 1, 4}, {0, 0, 1}};
+    static const colo_box_t last = {x + 3, {1, 1, 4}, {0, 0, 1}};
+    static const colo_box_t pair[2] = {{x, {1, 1, 3}, {0, 0, 2}}, {x + 1, {1, 1, 2}, {0, 0, 3}}};
     static const colo_box_t negative = {x, {1, -1, 4}, {0, 0, 1}};
     static const colo_box_t null = {NULL, {1, 1, 4}, {0, 0, 1}};
     static const colo_box_t backwards = {x, {1, 1, 4}, {0, 0, -1}};
@@ -377,6 +399,14 @@ T_CASE(senseless_messages_are_refused_with_their_place)
         {"message from rank 2, box 0: axis 2 has stride -1", .nrecvs = 1, .recv = {{2, 1, &backwards}}},
         {"box 0 has extents 4611686018427387903x3x1", .nsends = 1, .send = {{0, 1, &huge}}},
         {"message to rank 0, box 0: more than 2^63 bytes", .nsends = 1, .send = {{0, 1, &far}}},
+        {"message from rank 2, box 0 overlaps message to rank 0, box 0", .nsends = 1, .nrecvs = 1,
+         .send = {{0, 1, &ok}}, .recv = {{2, 1, &last}}},
+        {"message from rank 2, box 0 overlaps message to rank 2, box 0", .nsends = 1, .nrecvs = 1,
+         .send = {{2, 1, &last}}, .recv = {{2, 1, &ok}}},
+        {"message from rank 0, box 0 overlaps message from rank 2, box 0", .nrecvs = 2,
+         .recv = {{0, 1, &last}, {2, 1, &ok}}},
+        {"message from rank 0, box 0 overlaps message from rank 0, box 1", .nrecvs = 1,
+         .recv = {{0, 2, pair}}},
         {"-1 entries", .nsends = -1},
         {"dtype 42", .dtype = (colo_dtype_t)42},
         {.text = NULL},
