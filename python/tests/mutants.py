@@ -356,7 +356,7 @@ MUTANTS = {
         'torch/linear_plan.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
         'scatter = False', 'test_torch_linear.py', 'test_d_hidden_partial_and_scattered'),
     'ranks of a mismatch do not tell each other what they were doing': (
-        'torch/ranks.py', 'if isinstance(why, MismatchError) and doing and board is not None:', 'if False:',
+        'torch/ranks.py', 'if doing and board is not None:', 'if False:',
         'test_torch_bridge.py', 'test_rows_that_differ_are_named_with_their_ranks'),
     'no group is the group of rank 0': (
         'torch/ranks.py', 'def alone(world_rank: int | None = None)',
@@ -476,6 +476,8 @@ MUTANTS = {
         'test_torch_layouts.py', 'by_last_use'),
     'ranks that are threads have one communicator for ever': (
         'torch/ranks.py', 'again = group.told[0] and', 'again = False and', 'test_refusals.py', 'threads and list'),
+    'ranks that are threads are not told what differs': (
+        'torch/ranks.py', 'if made is None and comm._run is not None:', 'if False:', 'test_torch_bridge.py', 'rows_that_differ'),
     'ranks that are threads are left behind by one that fails': (
         'comm.py', 'run.end(me, failed)', 'run.end(me, None)', 'test_refusals.py', 'made_anew'),
     'an exception of a rank meets a communicator that was destroyed': (

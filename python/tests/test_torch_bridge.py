@@ -7,6 +7,7 @@ import os
 import random
 import re
 import socket
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -260,11 +261,11 @@ def test_a_gradient_that_stays_on_its_rank_is_part_of_that_of_y(world):
     world.run(stays)
 
 
-def other_rows(rank):
+def other_rows(rank, group=None, meet=meet):
     good, odd = torch.ones(1, 8, 2), torch.ones(1, 12, 2)
     # All make a bridge; or one does, and rank 1, which is late, repeats its last call, or comes with another type.
     for late in None, good, torch.nn.Parameter(good):
-        bridge = ct.Bridge('dp=4', 'tp=4,dp=1', group=dist.group.WORLD)
+        bridge = ct.Bridge('dp=4', 'tp=4,dp=1', group=group or dist.group.WORLD)
         if late is not None:
             bridge(good)
         meet()
@@ -273,13 +274,15 @@ def other_rows(rank):
         with pytest.raises(cb.MismatchError) as caught:
             bridge(odd if rank == 2 else late if rank == 1 and late is not None else good)
         words = ("bridge create: rows: rank 2 of 'world' has 12, rank 0 8" if late is None else
-                 r"rows: ranks 0, 1, 3 have 8, rank 2 has 12 \((bridge forward: comm 'world' is dead: )?on")
+                 r"rows: ranks 0, 1, 3 have 8, rank 2 has 12 \(((bridge forward|exchange): comm 'world' is dead: )?on")
         assert re.search(words, str(caught.value)), caught.value
         assert torch.equal(bridge(good), torch.ones(4, 8, 2))
 
 
 def test_rows_that_differ_are_named_with_their_ranks(world):
     world.run(other_rows)
+    meet_here = threading.Barrier(4).wait
+    cb.run_threads(4, lambda comm: other_rows(comm.rank, comm, meet_here))
 
 
 def one_rank_flat(rank):

@@ -89,6 +89,7 @@ class _Ranks:
         self.key, self.me, self.store = key, me, store and weakref.ref(store)
         self.ranks: tuple[int, ...] = key.ranks if isinstance(key, Own) else key
         self.host, self.gpu, self.given = host, None, host
+        self.name = 'colobridge/' + hashlib.sha1(repr(tuple(key)).encode()).hexdigest()[:16]
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time, and after an error of which this rank has
@@ -160,8 +161,8 @@ def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -
     _reached(why).add(id(comm.told))  # the library told them, whether or not the communicator lives on
     if comm._handle and _is_dead(comm):
         comm.told[0] = True
-        board: _Board | None = getattr(comm, '_board', None)
-        if isinstance(why, MismatchError) and doing and board is not None:
+        board = _board_of(comm) if isinstance(why, MismatchError) else None
+        if doing and board is not None:
             differs = board.compare(doing)
             if differs:
                 why.args = ('%s (%s)' % (differs, why), *why.args[1:])
@@ -198,6 +199,17 @@ class _Board:
                     ('ranks %s have %s' if on[1:] else 'rank %s has %s') % (', '.join(on), value)
                     for value, on in having.items())))
         return '; '.join(words)
+
+
+def _board_of(comm: Comm) -> _Board | None:
+    """Ranks of run_threads() use none of the run's communicators any more after the first that an error killed, so those
+    share a board."""
+    made: _Board | None = getattr(comm, '_board', None)
+    if made is None and comm._run is not None:
+        of = _ranks_of(comm)
+        store = of.store and of.store()
+        made = store and _Board(store, of.name, of.ranks, of.me)
+    return made
 
 
 class telling:
@@ -267,10 +279,9 @@ class _Meeting:
 
     def __init__(self, of: _Ranks):
         self.of, self.step, self.store = of, 0, of.store()
-        self.name = 'colobridge/' + hashlib.sha1(repr(tuple(of.key)).encode()).hexdigest()[:16]
         # How often this rank met those, which the store counts: it may be one that served a torch.distributed
         # before, and still have what was said then.
-        self.name += '/%d' % self.store.add('%s/%d' % (self.name, of.me), 1)
+        self.name = '%s/%d' % (of.name, self.store.add('%s/%d' % (of.name, of.me), 1))
 
     def _keys(self, step: int) -> list[str]:
         return ['%s/%d/%d' % (self.name, step, rank) for rank in self.of.ranks]
