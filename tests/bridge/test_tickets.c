@@ -139,12 +139,6 @@ T_CASE_ON(4, a_ticket_that_is_not_finished_by_the_deadline_is_named)
     return COLO_OK;
 }
 
-static void collect(colo_log_level_t level, const char *message, void *user)
-{
-    if (level == COLO_LOG_ERROR && strstr(message, "is not finished"))
-        snprintf(user, 256, "%s", message);
-}
-
 static colo_status_t destroyed_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t c = {
@@ -164,11 +158,11 @@ static colo_status_t destroyed_rank(colo_comm_t *world, void *arg)
 
 T_CASE(a_bridge_that_is_destroyed_names_its_tickets)
 {
-    char said[256] = "";
-    colo_log_set(collect, said, COLO_LOG_ERROR);
+    t_lines_t said = {0};
+    colo_log_set(t_keep_line, &said, COLO_LOG_ERROR);
     assert_ok(t_run_ranks(1, destroyed_rank, NULL, 0));
     colo_log_set(NULL, NULL, COLO_LOG_OFF);
-    assert_non_null(strstr(said, "ticket 2 (backward) is not finished"));
+    assert_non_null(strstr(said.last, "ticket 2 (backward) is not finished"));
 }
 
 T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)

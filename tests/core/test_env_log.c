@@ -58,20 +58,6 @@ T_CASE(a_value_says_where_it_comes_from)
     assert_null(colo_env_value("PATH", NULL)); /* not ours */
 }
 
-struct lines {
-    int count;
-    colo_log_level_t level;
-    char last[1100];
-};
-
-static void collect(colo_log_level_t level, const char *line, void *user)
-{
-    struct lines *l = user;
-    l->count++;
-    l->level = level;
-    snprintf(l->last, sizeof l->last, "%s", line);
-}
-
 static colo_status_t must_not_run(colo_comm_t *world, void *arg)
 {
     *(bool *)arg = true;
@@ -233,9 +219,9 @@ T_CASE(a_comm_takes_its_settings_from_the_variables)
 
 T_CASE(lines_above_the_level_are_dropped)
 {
-    struct lines l = {0};
+    t_lines_t l = {0};
     for (int level = COLO_LOG_OFF; level <= COLO_LOG_DEBUG; level++) {
-        colo_log_set(collect, &l, (colo_log_level_t)level);
+        colo_log_set(t_keep_line, &l, (colo_log_level_t)level);
         for (int line = COLO_LOG_ERROR; line <= COLO_LOG_DEBUG; line++) {
             l.count = 0;
             colo_log((colo_log_level_t)line, "line %d", line);
@@ -379,9 +365,9 @@ T_CASE(child_logs_though_its_parent_was_logging)
     fflush(NULL);
     const pid_t pid = fork();
     if (pid == 0) {
-        struct lines l = {0};
+        t_lines_t l = {0};
         alarm(3);
-        colo_log_set(collect, &l, COLO_LOG_WARN);
+        colo_log_set(t_keep_line, &l, COLO_LOG_WARN);
         colo_log(COLO_LOG_WARN, "a line of the child");
         _exit(l.count != 1);
     }

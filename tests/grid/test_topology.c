@@ -466,18 +466,6 @@ T_CASE_BUILT(thread_ranks_are_bound_when_asked)
     unsetenv("COLO_BIND");
 }
 
-struct lines {
-    int count;
-    char last[1100];
-};
-
-static void collect(colo_log_level_t level, const char *line, void *user)
-{
-    struct lines *l = user;
-    l->count += level == COLO_LOG_WARN;
-    snprintf(l->last, sizeof l->last, "%s", line);
-}
-
 static colo_status_t nothing(colo_comm_t *world, void *arg)
 {
     atomic_fetch_add((atomic_int *)arg, 1);
@@ -488,9 +476,9 @@ static colo_status_t nothing(colo_comm_t *world, void *arg)
 T_CASE(ranks_run_unbound_with_one_warning)
 {
     bool built = colo_topology_version() != NULL;
-    struct lines l = {0};
+    t_lines_t l = {0};
     atomic_int ran = 0;
-    colo_log_set(collect, &l, COLO_LOG_WARN);
+    colo_log_set(t_keep_line, &l, COLO_LOG_WARN);
     setenv("COLO_BIND", "core", 1);
     if (built) { /* a launcher that goes on in spite of what every communicator refuses */
         colo_topology_t *topology = NULL;
@@ -502,7 +490,7 @@ T_CASE(ranks_run_unbound_with_one_warning)
         setenv("COLO_BIND", "none", 1);
     }
     assert_ok(colo_comm_threads_run(3, nothing, &ran));
-    assert_int_equal(l.count, 1);
+    assert_true(l.count == 1 && l.level == COLO_LOG_WARN);
     assert_non_null(strstr(l.last, built ? "COLO_BIND=cores: ranks are not bound: bind: 'cores'"
                                          : "COLO_BIND=core: ranks are not bound: placement: this "
                                            "build has no hwloc"));

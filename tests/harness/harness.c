@@ -64,6 +64,14 @@ const char *t_text(const char *format, ...)
     return to;
 }
 
+void t_keep_line(colo_log_level_t level, const char *line, void *lines)
+{
+    t_lines_t *l = lines;
+    l->count++;
+    l->level = level;
+    snprintf(l->last, sizeof l->last, "%s", line);
+}
+
 colo_comm_t *t_self(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* ranks that are threads ask, too */

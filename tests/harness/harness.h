@@ -152,6 +152,14 @@ colo_status_t t_rank_fail_otherwise(const char *file, int line, colo_status_t go
  * seven more. */
 const char *t_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* What the log said: colo_log_set(t_keep_line, &lines, LEVEL) */
+typedef struct t_lines {
+    int count;
+    colo_log_level_t level; /* of the last one */
+    char last[1100];
+} t_lines_t;
+void t_keep_line(colo_log_level_t level, const char *line, void *lines);
+
 /* A comm of one rank, which the program keeps: for calls that leave it as it is */
 colo_comm_t *t_self(void);
 

@@ -92,18 +92,6 @@ static void check_product(int nth, enum colo_linear_product what, colo_dtype_t d
 
 /* ---- which ---- */
 
-struct lines {
-    int count;
-    char last[1100];
-};
-
-static void collect(colo_log_level_t level, const char *line, void *user)
-{
-    struct lines *l = user;
-    l->count++;
-    snprintf(l->last, sizeof l->last, "%s", line);
-}
-
 static colo_status_t created(const char *gemm)
 {
     T_ENDS(product_case_free) product_case_t p;
@@ -116,8 +104,8 @@ static colo_status_t created(const char *gemm)
 /* First of all: a process is told once. */
 T_CASE_IF(HAS_ODD, a_process_is_told_once_which)
 {
-    struct lines l = {0};
-    colo_log_set(collect, &l, COLO_LOG_INFO);
+    t_lines_t l = {0};
+    colo_log_set(t_keep_line, &l, COLO_LOG_INFO);
     assert_ok(created("loops"));
     assert_ok(created("auto"));
     colo_log_set(NULL, NULL, COLO_LOG_OFF);
