@@ -95,7 +95,7 @@ MUTANTS = {
     'an exception that a launcher caught stays in its process': (
         'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and plain'),
     'an uncaught exception is kept to itself': (
-        'torch/ranks.py', '    if words:', '    if False:', 'test_torch_ended.py', 'cause and by'),
+        'torch/ranks.py', 'if words or of.host', 'if of.host', 'test_torch_ended.py', 'cause and by'),
     'an exception that a script caught stays in its process': (
         'torch/ranks.py', 'words = _failure[0]', 'pass', 'test_torch_ended.py', 'cause and catches'),
     'a caught SystemExit ends a rank that goes on': (
@@ -465,6 +465,11 @@ MUTANTS = {
         'torch/ranks.py', '            self.refuse(str(why))\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
     'a rank that has ended is waited for where ranks meet': (
         'torch/ranks.py', 'if why_not:', 'if False:', 'test_refusals.py', 'has_ended'),
+    'a rank that ends well after an error is waited for': (
+        'torch/ranks.py', ' or of.host is not None and of.host._forks', ' or False and of.host._forks', 'test_torch_ended.py',
+        'cause and well'),
+    'a child of a rank says that the rank has ended': (
+        'torch/ranks.py', 'and of.host._forks == comms._forks and', 'and', 'test_torch_ended.py', 'cause and child'),
     'a rank that ends says nothing at the next meeting': (
         'torch/ranks.py', 'len(self.ranks) > 1 and self.store is not None', 'False', 'test_torch_ended.py', 'cause and by'),
     'the group that is set for entropies hears of no refusal': (
@@ -499,6 +504,7 @@ WAITING = {
     'a head that ranks do not agree on is told to those of the head alone',
     'a rank that failed before the others were there tries again without them',
     'a rank that ends says nothing at the next meeting',
+    'a rank that ends well after an error is waited for',
     'a rank that gave up a meeting says nothing',
     'a rank that has ended is waited for where ranks meet',
     'a rank that knows no layout tells no rank',

@@ -493,15 +493,16 @@ def _cause(why: BaseException | None) -> str:
 
 def _end() -> None:
     """At exit. After an exception that nothing caught, or that ends a process of multiprocessing, which catches it, the
-    other ranks hear which one it was; so they do if a script catches it and calls sys.exit()."""
+    other ranks hear which one it was; so they do if a script catches it and calls sys.exit(). Those that make a communicator
+    anew after an error wait for this rank, however it ends."""
     words = _cause(sys.exc_info()[1] or getattr(sys, 'last_value', None))
     if not words and _failure[1] == _counted():  # else the script caught SystemExit, and went on
         words = _failure[0]
-    if words:
-        with _lock:
-            made = list(_made.values())
-        for of in made:
-            of.leave(words)
+    with _lock:
+        made = list(_made.values())
+    for of in made:
+        if words or of.host is not None and of.host._forks == comms._forks and _is_dead(of.host):
+            of.leave(words or 'its process has ended')
     shutdown()
 
 
