@@ -341,6 +341,16 @@ MUTANTS = {
     'the end of a recomputation is told as an error': (
         'torch/tensors.py', 'except _ERRORS as why:',
         'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
+    'shards are not asked for again after a mismatch': (
+        'torch/ranks.py', "for known in ('_shards', '_logprobs', '_linear_plans'):", 'for known in ():', 'test_torch_logprob.py',
+        'one_rank_corrects'),
+    'plans of a head keep shards after a mismatch': (
+        'torch/ranks.py', "'_logprobs', '_linear_plans')", "'_logprobs')", 'test_torch_logprob.py', 'one_rank_corrects'),
+    'a head that one rank cannot make is waited for': (
+        'torch/linear_plan.py', 'groups.refuse(comm, why), groups.refuse(head_comm, why)', 'pass', 'test_refusals.py',
+        'cannot_be_made or cannot and made'),
+    'a sequence that one rank cannot make is waited for': (
+        'torch/sequence.py', '    @eager  # so that the others hear of an error\n', '', 'test_refusals.py', 'new_sequence or new and sequence'),
     'main_grad of what is frozen is written': (
         'torch/head.py', 'if not t.requires_grad:', 'if not t.requires_grad and not hasattr(t, "main_grad"):',
         'test_torch_linear.py', 'what_is_frozen'),

@@ -74,12 +74,15 @@ CALLS = {
         m.h.requires_grad_(), m.w, target=m.t, reduction='sum', upstream=no or 1., **m.mean).loss, float('inf')),
     'linear_nll of a head of cp': (lambda m, no: ct.linear_nll(
         m.h, m.rows[:, :no], target=m.t, reduce_group=m.cp, **m.head).loss, 3),
+    'linear_logprob of a head that cannot be made': (lambda m, no: ct.linear_logprob(
+        m.h, m.w, target=m.t, logits_dtype=no, **m.columns), torch.float16),
     'linear_logprob of a head of other rows': (lambda m, no: ct.linear_logprob(
         m.h, m.rows, target=m.t, **dict(m.head, head_rows=no or 6)), 4),
     'linear_logprob of a head of cp': (lambda m, no: ct.linear_logprob(
         m.h, m.rows, target=m.t if no is None else no, **m.head), 'none'),
     'weighted_sum': (lambda m, no: ct.weighted_sum(m.z, mask=no, reduce_group=m.cp).value, torch.ones(2)),
     'gather': (lambda m, no: m.seq.gather(m.z.new_zeros(1, T), no or 'sum'), 'mean'),
+    'a new sequence': (lambda m, no: ct.Sequence(1, 2 * T, lengths=no, cp_group=m.cp).gather(m.z.new_zeros(1, T)), [-1]),
     'topk_logprob': (lambda m, no: ct.topk_logprob(m.z, no or 3, **m.columns).logp, -1),
     'logprob_at': (lambda m, no: ct.logprob_at(m.z, no or m.t[:, None], **m.columns), [3]),
     'distill': (lambda m, no: ct.distill(m.z, m.z[:, :no], **m.columns).kl, 2),
@@ -123,7 +126,7 @@ CALLS = {
         m.h[None], m.w, *m.packed, *m.actions, m.tp, temperature=no or 1.)[0], -1.),
 }
 COMPARED = {'linear_logprob of a head of other rows'}  # by the ranks, which wait for each other
-OVER = {1: ('nll per token', 'topk_logprob', 'logprob_at', 'distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy'), 2: ('weighted_sum', 'gather')}  # a rank talks to the rank of this number xor its own, in other calls to all
+OVER = {1: ('nll per token', 'linear_logprob of a head that cannot be made', 'topk_logprob', 'logprob_at', 'distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy'), 2: ('weighted_sum', 'gather', 'a new sequence')}  # a rank talks to the rank of this number xor its own, in other calls to all
 WRONG = {'all ranks': {0, 1, 2, 3}, 'one rank': {1}, 'one row': {0, 1}, 'one column': {1, 3}}
 
 

@@ -498,6 +498,23 @@ def test_one_ranks_mistake_is_every_ranks_error(world):
     world.run(mistakes)
 
 
+@pytest.mark.parametrize('linear', (False, True))
+def test_shards_that_one_rank_corrects_are_asked_for_again(linear):
+    def corrected(world):
+        z, t, _ = case((2, 3), torch.float32)
+        lo = 5 * world.rank
+
+        def call(first):
+            if linear:
+                return ct.linear_logprob(z[..., :4], torch.ones(5, 4), target=t % 20, tp_group=world, vocab_start=first)
+            return ct.logprob(z[..., lo:lo + 5], t % 20, tp_group=world, vocab_start=first)
+        with pytest.raises(cb.MismatchError, match='of the vocabulary'):
+            call(9 if world.rank == 1 else lo)
+        assert call(lo).shape == (2, 3)
+
+    cb.run_threads(4, corrected)
+
+
 def without_memory(*_, **__):
     raise MemoryError('no memory for a copy')
 

@@ -10,9 +10,10 @@ from typing import Any
 from .. import _structs as s
 from .._lib import check
 from ..comm import Comm
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Error
 from ..plan import choice
 from ..tensor import make, torch_dtype
+from . import ranks as groups
 from .head import Core
 from .lazy import torch
 from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
@@ -175,10 +176,13 @@ class LinearPlan(Plan):
         key = (head_comm, bytes(self.config), tuple(members.items()), tuple(head.items()))
         core = cores.get(key)
         if core is None:
-            core = cores[key] = Core(
-                comm, head_comm, s.LmHeadConfig(struct_size=c.sizeof(s.LmHeadConfig), **head),
-                s.LinearLogprobConfig(struct_size=c.sizeof(s.LinearLogprobConfig), logprob=self.config,
-                               **members))
+            try:
+                core = cores[key] = Core(
+                    comm, head_comm, s.LmHeadConfig(struct_size=c.sizeof(s.LmHeadConfig), **head),
+                    s.LinearLogprobConfig(struct_size=c.sizeof(s.LinearLogprobConfig), logprob=self.config, **members))
+            except Error as why:  # which the library tells no other rank, because it makes these alone
+                groups.refuse(comm, why), groups.refuse(head_comm, why)
+                raise
             if len(cores) > _CORES:  # the one used last longest ago goes, on all ranks the same
                 old = min((k for k in cores if k != key), key=lambda k: cores[k].used)
                 cores.pop(old).kept = False

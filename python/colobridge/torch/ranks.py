@@ -159,6 +159,9 @@ def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -
         refuse(comm, why)
         return
     _reached(why).add(id(comm.told))  # the library told them, whether or not the communicator lives on
+    if isinstance(why, MismatchError):  # on all of them: what they know of each other's shards may be wrong
+        for known in ('_shards', '_logprobs', '_linear_plans'):
+            comm.__dict__.pop(known, None)
     if comm._handle and _is_dead(comm):
         comm.told[0] = True
         board = _board_of(comm) if isinstance(why, MismatchError) else None

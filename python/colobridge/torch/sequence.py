@@ -38,6 +38,7 @@ class Sequence:
     ValueError: rows that do not fit, lengths that 2 cp does not divide; it names the row.
     """
 
+    @eager  # so that the others hear of an error
     def __init__(self, batch: int, positions: int, *, padded: int = 0, lengths: Any = None,
                  cu_padded: Any = None, left_padded: bool = False, cp_group: Any = None):
         self.cp_group = cp_group
