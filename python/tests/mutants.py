@@ -351,6 +351,18 @@ MUTANTS = {
         'cannot_be_made or cannot and made'),
     'a sequence that one rank cannot make is waited for': (
         'torch/sequence.py', '    @eager  # so that the others hear of an error\n', '', 'test_refusals.py', 'new_sequence or new and sequence'),
+    'an integer of too many bits is cut': (
+        'torch/logprob.py', 'if isinstance(value, int) and getattr(at, member) != value:', 'if False:', 'test_refusals.py', 'names_it'),
+    'a fraction is cut to an integer': (
+        'torch/ready.py', "if not hasattr(value, '__index__'):", 'if False:', 'test_refusals.py', 'names_it'),
+    'what is no number is told in the words of Python': (
+        'torch/ready.py', 'except (TypeError, ValueError) as why:', 'except ZeroDivisionError as why:', 'test_refusals.py', 'names_it'),
+    'the imaginary part of a weight is dropped': (
+        'torch/losses.py', 'or weights is not None and weights.is_complex():', ':', 'test_refusals.py', 'names_it'),
+    'the bias of over_chunks is not looked at': (
+        'torch/chunks.py', ' or bias is not None and b != w[:1]:', ':', 'test_refusals.py', 'names_it'),
+    'what is no support is used as one': (
+        'torch/support.py', 'if not isinstance(self, Support):', 'if False:', 'test_refusals.py', 'names_it'),
     'main_grad of what is frozen is written': (
         'torch/head.py', 'if not t.requires_grad:', 'if not t.requires_grad and not hasattr(t, "main_grad"):',
         'test_torch_linear.py', 'what_is_frozen'),

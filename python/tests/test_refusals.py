@@ -82,7 +82,7 @@ CALLS = {
         m.h, m.rows, target=m.t if no is None else no, **m.head), 'none'),
     'weighted_sum': (lambda m, no: ct.weighted_sum(m.z, mask=no, reduce_group=m.cp).value, torch.ones(2)),
     'gather': (lambda m, no: m.seq.gather(m.z.new_zeros(1, T), no or 'sum'), 'mean'),
-    'a new sequence': (lambda m, no: ct.Sequence(1, 2 * T, lengths=no, cp_group=m.cp).gather(m.z.new_zeros(1, T)), [-1]),
+    'a new sequence': (lambda m, no: ct.Sequence(1, 2 * T, lengths=no, cp_group=m.cp).gather(m.z.new_zeros(1, T)), [1.5]),
     'topk_logprob': (lambda m, no: ct.topk_logprob(m.z, no or 3, **m.columns).logp, -1),
     'logprob_at': (lambda m, no: ct.logprob_at(m.z, no or m.t[:, None], **m.columns), [3]),
     'distill': (lambda m, no: ct.distill(m.z, m.z[:, :no], **m.columns).kl, 2),
@@ -210,6 +210,43 @@ def test_ranks_that_are_threads_go_on_after_a_refusal(name):
             assert not torch.isnan(call(m, None)).any()
 
     cb.run_threads(4, one_rank)
+
+
+NOT_NUMBERS = {
+    'temperature is None': lambda z, t: ct.logprob(z, t, temperature=None),
+    'softcap is [3.0]': lambda z, t: ct.topk_logprob(z, 2, softcap=[3.0]),
+    "target_temperature is 'hot'": lambda z, t: ct.distill(z, z, target_temperature='hot'),
+    'k is 1.5': lambda z, t: ct.topk_logprob(z, 1.5),
+    'ignore_index is 1.5': lambda z, t: ct.logprob_at(z, t[..., None], ignore_index=1.5),
+    'ignore_index is None': lambda z, t: ct.nll(z, t, ignore_index=None),
+    'ignore_index is %d, which has too many bits' % 2**80: lambda z, t: ct.logprob(z, t, ignore_index=2**80),
+    'chunk_size is 1.5': lambda z, t: ct.logprob(z, t, chunk_size=1.5),
+    "vocab_start is 'a'": lambda z, t: ct.logprob(z, t, vocab_start='a'),
+    'max_valid is 1.5': lambda z, t: ct.linear_logprob(z, z[0], target=t, max_valid=1.5),
+    "upstream is 'x'": lambda z, t: ct.linear_nll(z, z[0], target=t, reduction='sum', upstream='x'),
+    'dim is 1.5': lambda z, t: ct.relayout(z, [0, 2], 'zigzag', 'block', group=cb.Comm.self(), dim=1.5),
+    'cu_seqlens is a int': lambda z, t: ct.relayout(z, 2, 'zigzag', 'block', group=cb.Comm.self()),
+    'chunk_size is None': lambda z, t: ct.over_chunks(lambda z, rows: z, z, z[0], chunk_size=None),
+    'lengths is a list, expected integers': lambda z, t: ct.Sequence(2, 3, lengths=[1.5, 2]),
+    'expected floats and numbers': lambda z, t: ct.weighted_sum(z, z.to(torch.complex64)),
+    'support is a list': lambda z, t: ct.logprob(z, t, support=[[1]]),
+    'bias is a int': lambda z, t: ct.linear_logprob(z, z[0], 3, target=t),
+    'src is a NoneType': lambda z, t: ct.Bridge(None, 'dp=1', group=cb.Comm.self()),
+    'logits has layout': lambda z, t: ct.logprob(z.to_sparse(), t),
+    'hidden has layout': lambda z, t: ct.linear_logprob(z.to_sparse(), z[0], target=t),
+    'y has layout|x has layout': lambda z, t: ct.Bridge('dp=1', 'dp=1', group=cb.Comm.self())(z.to_sparse()),
+    "shape a NoneType": lambda z, t: ct.distill(None, z),
+    'hidden is a NoneType': lambda z, t: ct.over_chunks(lambda z, rows: z, None, z[0]),
+    r'bias is \[5\]': lambda z, t: ct.over_chunks(lambda z, rows: z, z, z[0], torch.ones(5)),
+    'expected one dtype': lambda z, t: ct.over_chunks(lambda z, rows: z, z, z[0].double()),
+}
+
+
+@pytest.mark.parametrize('words', list(NOT_NUMBERS))
+def test_what_is_no_number_or_tensor_is_a_value_error_that_names_it(words):
+    z, t = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=words.replace('[3.0]', r'\[3.0\]')):
+        NOT_NUMBERS[words](z, t)
 
 
 def test_an_exception_of_a_rank_reaches_communicators_that_were_made_anew():

@@ -7,7 +7,8 @@ from ..errors import ArgumentError
 from . import ranks as groups
 from .head import autocast
 from .lazy import torch
-from .tensors import Function, eager, saved_tensors, stream_of
+from .ready import integer
+from .tensors import Function, eager, said, saved_tensors, stream_of
 
 
 def _rows_of(hidden: Any, step: int) -> list[slice]:
@@ -75,15 +76,20 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     each chunk, in forward and again in backward, both under the autocast of forward. Gradients of weight and bias are
     added up in fp32 (fp64 of fp64).
     """
-    if d_hidden not in ('all_reduce', 'partial') or chunk_size < 1:
+    if d_hidden not in ('all_reduce', 'partial') or integer('chunk_size', chunk_size) < 1:
         raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
                             "a number above 0" % (d_hidden, chunk_size))
-    if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
-        raise ArgumentError("over_chunks: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
-                            % (list(hidden.shape), list(weight.shape)))
+    given = hidden, weight, bias
+    h, w, b = (tuple(t.shape) if isinstance(t, torch.Tensor) and t.layout is torch.strided else () for t in given)
+    if not h or len(w) != 2 or h[-1] != w[1] or bias is not None and b != w[:1]:
+        raise ArgumentError("over_chunks: hidden is %s and weight %s, expected [..., H] and [Vl, H]; bias is %s, expected "
+                            "[Vl] or None" % tuple(said(t, '%(shape)s') for t in given))
+    if autocast(hidden.device.type) is None and {hidden.dtype, weight.dtype} != {getattr(bias, 'dtype', weight.dtype)}:
+        raise ArgumentError("over_chunks: hidden is of %s, weight of %s and bias of %s, expected one dtype"
+                            % (hidden.dtype, weight.dtype, getattr(bias, 'dtype', None)))
     comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
-    out = OverChunks.apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size), comm,
+    out = OverChunks.apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, chunk_size, comm,
                            d_hidden == 'all_reduce' and comm.size > 1)
     first, *others = (t.reshape(shape + t.shape[1:]) for t in out)
     return (first, *others) if others else first

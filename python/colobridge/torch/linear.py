@@ -18,9 +18,9 @@ from .lazy import torch
 from .linear_plan import LinearPlan
 from .logprob import Columns, MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
-from .ready import scalars, table
+from .ready import number, scalars, table
 from .support import Support
-from .tensors import Function, anchor, operator, saved_tensors
+from .tensors import Function, anchor, checked, operator, saved_tensors
 
 _runs = itertools.count()  # of forwards that added to main_grad
 
@@ -204,12 +204,14 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     and whether gradients begin in forward: 'loss' in either way, 'sums' as sums for later, in fp32, 'known' as they
     will be, None if not at all."""
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
-            isinstance(target, torch.Tensor)):
-        for name, t in (('hidden', hidden), ('weight', weight), ('target', target)):
+            isinstance(target, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))):
+        for name, t in (('hidden', hidden), ('weight', weight), ('target', target), ('bias', bias)):
             if not isinstance(t, torch.Tensor):
                 raise ArgumentError("%s: %s is a %s, expected a torch.Tensor"
                                     % (what, name, type(t).__name__))
     device = hidden.device
+    if hidden.layout is not torch.strided or device.type == 'meta':
+        checked(hidden, what + ': hidden')
     comm = groups.comm_of(tp_group, device, what + ': tp_group')
     head_comm: Comm | None = None
     main = None
@@ -249,7 +251,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
         target = targets_for(plan.rows, target, plan.config.ignore_index)
     if support is not None:
-        target = support.behind(what, target, plan.rows)
+        target = Support.behind(support, what, target, plan.rows)
     return hidden, weight, bias, target, (plan, comm, head_comm, main, torch.is_grad_enabled())
 
 
@@ -382,6 +384,6 @@ def _known(upstream: Any, reduction: str, mode: str, hidden: Any) -> Any:
             raise ArgumentError("linear_nll: upstream is %s on %s, expected one element on %s, where hidden is; "
                                 "pass float(upstream)" % (list(upstream.shape), upstream.device, device))
         return upstream.detach().reshape(1).double().resolve_neg()
-    if not math.isfinite(upstream):
+    if not math.isfinite(number('upstream', upstream)):
         raise ArgumentError("linear_nll: upstream is %s, expected a finite number" % upstream)
     return torch.full((1,), upstream, dtype=torch.float64, device=device)

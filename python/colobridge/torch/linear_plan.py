@@ -18,7 +18,7 @@ from .head import Core
 from .lazy import torch
 from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
 from .nll import Mean, MeanCall, mean_workspace
-from .ready import SMALL, HostWorkspace, View, entry, like, made_like, reserved, table
+from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, reserved, table
 from .rows import rows_of, whole
 from .support import Listed, Support
 from .tensors import checked, stream_of
@@ -51,6 +51,7 @@ class LinearPlan(Plan):
         """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
         copied?"""
         mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
+        integer('budget', budget), integer('max_valid', max_valid or 0)
         if mode not in MODES or d_hidden not in D_HIDDEN:
             raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
                                 % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))

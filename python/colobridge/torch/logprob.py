@@ -15,10 +15,10 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
 from .lazy import torch
-from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, scalars, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
-from .tensors import Function, of_integers, operator, saved_tensors, stream_of, written
+from .tensors import Function, checked, of_integers, operator, saved_tensors, stream_of, written
 
 Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
@@ -32,7 +32,13 @@ def config_of(name: str, start: int, vocab: int, **members: Any) -> Any:
     kind = getattr(s, name.capitalize() + 'Config')
     raw = kind(struct_size=c.sizeof(kind), logits=s.LogitsOptions(vocab, start, temperature=1.0, scale=1.0))
     for member, value in members.items():
-        setattr(raw.logits if hasattr(raw.logits, member) else raw, member, value)
+        at = raw.logits if hasattr(raw.logits, member) else raw
+        try:
+            setattr(at, member, value)
+        except TypeError:
+            raise ArgumentError("%s: %s is %r, expected an integer" % (name, member, value)) from None
+        if isinstance(value, int) and getattr(at, member) != value:
+            raise ArgumentError("%s: %s is %d, which has too many bits" % (name, member, value))
     call('colo_%s_config_check' % name, raw)
     return raw
 
@@ -43,6 +49,9 @@ def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | No
     largest end of all shards, gathered on the host once for a group and a shard; where a group serves vocabularies
     whose shards are equal on some ranks and differ on others, it has to be said."""
     size = comm.size
+    for name, given in (('vocab_start', start), ('vocab_end', end), ('vocab_size', vocab)):
+        if given is not None:
+            integer(name, given)
     if start is None:
         start = comm.rank * columns if vocab is None or size > 1 else 0
     if end is None:
@@ -340,6 +349,8 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
     device = logits.device
     comm = groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_logprobs')
+    if logits.layout is not torch.strided:
+        checked(logits, what + ': logits')
     key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
            second is None or (second.shape, second.dtype, second.device),
            mask is None or (mask.shape, mask.dtype, mask.device), names, columns, in_place, values, members, kind,
@@ -355,7 +366,7 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
     elif not (second.dtype is torch.int64 and plan.plain and second.is_contiguous()):
         second = targets_for(plan.rows, second, plan.config.ignore_index)
     if support is not None:
-        second = support.behind(what, second, plan.rows)
+        second = Support.behind(support, what, second, plan.rows)
     return logits, second, (plan, comm, torch.is_grad_enabled(), more)
 
 
@@ -410,7 +421,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     by default equal shards in rank order; vocab_size: V if columns >= V are padding, or if the group also serves another
     vocabulary whose shard is the same on some ranks: without it V is asked once for a shard. Logits may
     have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all
-    ranks: if some ranks copied a transposed batch, all do.
+    ranks: if some ranks copied a transposed batch, all do, and if a shard is empty, all logits are contiguous.
     logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never
     smoothed: label_smoothing and z_loss are for the loss. A target of ignore_index gives 0, one outside
     of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is

@@ -12,7 +12,7 @@ from . import ranks as groups
 from .lazy import torch
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _weighted, across
-from .ready import like, scalars
+from .ready import integer, like, number, scalars
 from .tensors import Function, checked, eager, of_integers, operator, said
 
 
@@ -63,6 +63,10 @@ class _Distill(_Masked):
     MEMBERS = 'targets', 'target_temperature', 'target_scale', 'temperature', 'softcap'
 
 
+def _options(temperature: Any, softcap: Any) -> tuple[float, float]:
+    return number('temperature', temperature), number('softcap', softcap or 0.0)
+
+
 class TopK(NamedTuple):
     """logp [..., k], differentiable; ids [..., k], global, i64"""
     logp: Any
@@ -83,7 +87,7 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
     """
     return TopK(*VocabParallel.apply(*planned(
         'topk_logprob', vocab_parallel_logits, None, ('logp', 'ids'), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (int(k), True, -100, float(temperature), float(softcap or 0.0)), _Topk.MEMBERS, _Topk, more=mask)))
+        inplace_backward, (integer('k', k), True, -100, *_options(temperature, softcap)), _Topk.MEMBERS, _Topk, more=mask)))
 
 
 @eager
@@ -101,7 +105,7 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
     return VocabParallel.apply(*planned(
         'logprob_at', vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (ids.shape[-1], False, int(ignore_index), float(temperature), float(softcap or 0.0)),
+        inplace_backward, (ids.shape[-1], False, integer('ignore_index', ignore_index), *_options(temperature, softcap)),
         _Topk.MEMBERS, _Topk, more=mask))[0]
 
 
@@ -127,13 +131,13 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     logprob(). Formulas and special values: docs/distill.md.
     """
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
-            targets.shape[-1:] != vocab_parallel_logits.shape[-1:]:
+            targets.shape[-1:] != getattr(vocab_parallel_logits, 'shape', ())[-1:]:
         raise ArgumentError("distill: targets are %s, expected floats of the logits' shape %s" % (
-            said(targets, '%(shape)s of %(dtype)s'), list(vocab_parallel_logits.shape)))
+            said(targets, '%(shape)s of %(dtype)s'), said(vocab_parallel_logits, '%(shape)s')))
     return Distilled(*VocabParallel.apply(*planned(
         'distill', vocab_parallel_logits, targets.detach(), ('ce', 'kl'), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (int(bool(soft_labels)), float(target_temperature), 1.0, float(temperature), float(softcap or 0.0)),
-        _Distill.MEMBERS, _Distill, more=mask)))
+        inplace_backward, (int(bool(soft_labels)), number('target_temperature', target_temperature), 1.0,
+                           *_options(temperature, softcap)), _Distill.MEMBERS, _Distill, more=mask)))
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])
@@ -212,8 +216,9 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
                 t.shape != values.shape or t.device != device):
             expected = 'torch.Tensor' if name == 'values' else 'tensor like values, ' + said(values)
             raise ArgumentError("weighted_sum: %s is %s, expected a %s" % (name, said(t), expected))
-    if not values.dtype.is_floating_point:
-        raise ArgumentError("weighted_sum: values are of %s, expected floats" % values.dtype)
+    if not values.dtype.is_floating_point or weights is not None and weights.is_complex():
+        raise ArgumentError("weighted_sum: values are of %s and weights of %s, expected floats and numbers"
+                            % (values.dtype, getattr(weights, 'dtype', None)))
     comm = across(reduce_group, device, 'weighted_sum')
     if values.dtype not in (torch.float32, torch.float64):
         values = values.float()

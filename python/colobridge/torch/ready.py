@@ -32,11 +32,25 @@ def entry(name: str) -> Any:
     return fn
 
 
+def number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as why:
+        raise ArgumentError("%s is %r, expected a number (%s)" % (name, value, why)) from None
+
+
+def integer(name: str, value: Any) -> int:
+    if not hasattr(value, '__index__'):
+        raise ArgumentError("%s is %r, expected an integer" % (name, value))
+    return value.__index__()
+
+
 def scalars(temperature: Any, softcap: Any, label_smoothing: Any, z_loss: Any, ignore_index: Any,
             chunk_size: Any, invariant: Any = False) -> tuple[Any, ...]:
     """Options as plain numbers: a tensor would be a key that changes, and be compared on its device."""
-    return (float(temperature), float(softcap or 0.0), float(label_smoothing), float(z_loss),
-            ignore_index, chunk_size or 0, -1 if invariant is True else int(invariant))
+    return (number('temperature', temperature), number('softcap', softcap or 0.0),
+            number('label_smoothing', label_smoothing), number('z_loss', z_loss), ignore_index, chunk_size or 0,
+            -1 if invariant is True else int(number('invariant', invariant)))
 
 
 @functools.lru_cache(maxsize=None)

@@ -12,6 +12,7 @@ from ..packing import Packing
 from . import ranks as groups
 from .bridge import Bridge, kept
 from .lazy import torch
+from .ready import integer
 from .tensors import called, eager, operator, said
 
 _KEPT = 8
@@ -22,7 +23,7 @@ _tables: list[tuple[Any, int, Packing]] = []  # the last tensors of lengths, by 
 def _packing(cu: Any) -> Packing:
     """Of cumulative lengths; those of a tensor are read once, as long as it is the same."""
     if not hasattr(cu, '_version'):
-        return _of_lengths(tuple(cu))
+        return _of_lengths(tuple(cu)) if hasattr(cu, '__iter__') else Packing(cu, split='block')  # which is an error
     for i, (of, version, packing) in enumerate(_tables):
         if of() is cu and version == cu._version:
             _tables.append(_tables.pop(i))
@@ -106,7 +107,7 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
     for name, cut in (('src', src), ('dst', dst)):
         if cut not in _CUTS:
             raise ArgumentError("relayout: %s is %r, expected one of %s" % (name, cut, ', '.join(_CUTS)))
-    if not isinstance(x, torch.Tensor) or not -x.dim() <= dim < x.dim():
+    if not isinstance(x, torch.Tensor) or not -x.dim() <= integer('dim', dim) < x.dim():
         raise ArgumentError("relayout: x is %s, expected a torch.Tensor with an axis %d" % (said(x, '%(shape)s'), dim))
     dim %= x.dim()
     heads = src == 'heads', dst == 'heads'

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _structs as s
 from .._lib import call, lib, size_of
 from ..errors import ArgumentError
+from ..tables import table
 from . import ranks as groups
 from .lazy import torch
 from .ready import reserved
@@ -18,9 +19,8 @@ _ADJOINT = {'slice': 0, 'sum': 1}
 _MASKS = {'tokens': 0, 'targets': 1}
 
 
-def _numbers(values: Any) -> list[int] | None:
-    return None if values is None else [int(n) for n in (
-        values.tolist() if hasattr(values, 'tolist') else values)]
+def _numbers(name: str, values: Any) -> Any:
+    return None if values is None else table('Sequence', name, values)
 
 
 def _long(shape: Iterable[int]) -> list[int]:
@@ -48,8 +48,8 @@ class Sequence:
                                      left_padded=bool(left_padded), cp=cp, cp_rank=rank)
         self._held: list[Any] = []
         self._host: dict[str, Any] = {}
-        for name, values, count in (('lengths', _numbers(lengths), self.batch),
-                                    ('cu_padded', _numbers(cu_padded), self.batch + 1)):
+        for name, values, count in (('lengths', _numbers('lengths', lengths), self.batch),
+                                    ('cu_padded', _numbers('cu_padded', cu_padded), self.batch + 1)):
             if values is None:
                 continue
             if len(values) != count:
@@ -69,7 +69,7 @@ class Sequence:
     @staticmethod
     def pack(lengths: Iterable[int], *, tp: int = 1, cp: int = 1, fp8: bool = False) -> list[int]:
         """cu_padded of rows of these lengths, each padded so that tp, 2 cp and, with fp8, 16 divide."""
-        values = _numbers(lengths) or []
+        values = _numbers('lengths', lengths) or []
         given, made = (c.c_int64 * max(len(values), 1))(*values), (c.c_int64 * (len(values) + 1))()
         call('colo_sequence_pack', given, len(values), tp, cp, fp8, made)
         return list(made)

@@ -56,6 +56,8 @@ class Support:
 
     def behind(self, what: str, target: Any, rows: Rows) -> tuple[Any, Any]:
         """(targets [T] as the library has them, begin and end in one tensor; ids)"""
+        if not isinstance(self, Support):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError("%s: support is a %s, expected a colobridge.torch.Support" % (what, type(self).__name__))
         tokens = math.prod(rows.shape)
         if len(self.begin) != tokens or self.ids.device != target.device:
             raise ArgumentError("%s: support has lists of %d tokens on %s, target has %d on %s"

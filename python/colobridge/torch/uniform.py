@@ -128,7 +128,7 @@ class Ready:
         self.shapes = core.bridge.src_shape, core.bridge.dst_shape
         mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
         self.views = [make(0, core.dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
-        self.stream, self.contiguous = stream_on(device), torch.contiguous_format
+        self.stream, self.contiguous, self.strided = stream_on(device), torch.contiguous_format, torch.strided
         self.doing: dict[str, Any] = {}  # what its calls are about
         self._arena: Any = None
         self.run = entry('colo_bridge_forward'), entry('colo_bridge_backward')
@@ -150,8 +150,8 @@ class Ready:
 
     def view(self, side: int, t: Any, what: str) -> s.Tensor:
         """Of a tensor on the source's (0) or the destination's side (1)."""
-        address = t.data_ptr()
-        if address and t.is_contiguous() and t.shape == self.shapes[side] and not t.is_neg():
+        if t.layout is self.strided and (address := t.data_ptr()) and t.is_contiguous() and \
+                t.shape == self.shapes[side] and not t.is_neg():
             raw = self.views[side]
             raw.data = address
             return raw
