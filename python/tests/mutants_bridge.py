@@ -12,7 +12,7 @@ BRIDGES = {
         'torch/bridge.py', '_frozen if self.frozen else Carry.apply', 'Carry.apply', 'test_torch_bridge.py', 'frozen'),
     'a frozen bridge of a graph lets the gradient back': (
         'torch/bridge.py', 'x.detach() if self.frozen and x is not None else x', 'x', 'test_torch_compiled.py',
-        'bridge_in_a_graph'),
+        'frozen'),
     'rows that are added replace what is there': (
         'torch/ragged.py', "('index_add' if add else 'index_copy')", "'index_copy'", 'test_torch_placed.py', 'oracle_places'),
     'a buffer that is not written in place is': (
