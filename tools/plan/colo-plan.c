@@ -48,7 +48,7 @@ static const char help[] =
     "  --ranks-per-node N   0: one node (default 0); peers on the node are preferred\n"
     "  --nodes N,N,...      the node of each rank, in place of --ranks-per-node: nodes of any\n"
     "                       size, whose ranks need not follow each other\n"
-    "  --one-level          each rank of a node receives what it lacks by itself; without it,\n"
+    "  --one-level          each rank receives what it lacks by itself; without this option,\n"
     "                       data that several ranks of a node lack enter the node once, and the\n"
     "                       ranks pass them on; gradients of a node are added up before they\n"
     "                       leave it\n"
