@@ -37,9 +37,10 @@ static const struct row {
                   "deadline of every wait for another rank, in milliseconds"},
      .lo = 1,
      .hi = COLO_TIMEOUT_MAX},
-    {.variable = {"COLO_CHECK", "1",
-                  "0 local checks only; 1 also agreement at create; 2 also a fingerprint before "
-                  "every operation and the verification of declared preconditions"},
+    {.variable =
+         {"COLO_CHECK", "1",
+          "0: each rank checks its own arguments; 1: the ranks also agree at create; 2: they "
+          "also compare every operation before it runs, and verify declared preconditions"},
      .lo = 0,
      .hi = 2},
     {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
@@ -49,8 +50,8 @@ static const struct row {
      .open = "a folder",
      .part = ""},
     {.variable = {"COLO_NODE", "",
-                  "node of this process, or of each rank (0,0,1,1), beyond which no GPU memory is "
-                  "reached; empty: the host, by boot id and name"},
+                  "name of this process's node, or of each rank's (0,0,1,1); ranks reach no GPU "
+                  "memory of another node; empty: the host, by boot id and name"},
      .open = "any text",
      .part = ""},
     {.variable = {"COLO_FLIGHT_RECORDER", "",
@@ -65,20 +66,20 @@ static const struct row {
      .lo = 0,
      .hi = 1},
     {.variable = {"COLO_TRANSPORT", "auto",
-                  "bridges between GPUs: auto is peers' memory where it is registered and "
-                  "reachable, else NCCL; nccl and peer insist; ucx: processes use UCX, also on one "
-                  "host unless COLO_NODE puts them on one node"},
+                  "bridges between GPUs: auto is peers' memory if it is registered and reachable, "
+                  "else NCCL; nccl, peer: only that one; ucx: processes use UCX, also on one host "
+                  "unless COLO_NODE puts them on one node"},
      .words = {"auto", "nccl", "peer", "ucx"}},
     {.variable =
          {"COLO_PEER_BLOCKS", "0",
-          "most blocks of a bridge's peer-to-peer kernel, which are the multiprocessors that it "
-          "holds while it moves boxes or waits for a peer; 0: as few as keep the links busy"},
+          "the most blocks of a bridge's peer-to-peer kernel, which holds as many multiprocessors "
+          "while it moves boxes or waits for a peer; 0: as few as keep the links busy"},
      .lo = 0,
      .hi = 1024},
     {.variable =
          {"COLO_GEMM", "auto",
-          "products of the lm_head in host memory: auto is a CBLAS where one is found, else loops; "
-          "cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
+          "products of the lm_head in host memory: auto is a CBLAS if one is found, else loops; "
+          "cblas: only a CBLAS; loops; or the name of a CBLAS library, libmkl_rt.so.2"},
      .words = {"auto", "cblas", "loops"},
      .open = "the name of a library (libmkl_rt.so.2)",
      .part = ".so"},
