@@ -226,7 +226,7 @@ MUTANTS = {
         'torch/logprob.py', '-(-vocab // 128) * 16', '-(-vocab // 16) * 16', 'test_torch_logprob.py',
         'test_invariant'),
     'invariant is dropped on the way': (
-        'torch/ready.py', '-1 if invariant is True else int(invariant))', '0)', 'test_torch_logprob.py',
+        'torch/ready.py', "-1 if invariant is True else int(number('invariant', invariant)))", '0)', 'test_torch_logprob.py',
         'test_invariant'),
     'rows whose mask is 0 are read': (
         'torch/logprob.py', 'self.launch(now, logits, target, more, comm,', 'self.launch(now, logits, target, None, comm,',
@@ -234,7 +234,7 @@ MUTANTS = {
     'soft labels are a teacher that is not normalised': (
         'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
     'the teacher has the temperature of the student': (
-        'torch/losses.py', 'float(target_temperature),', 'float(temperature),', 'test_torch_losses.py', 'threads'),
+        'torch/losses.py', "number('target_temperature', target_temperature)", 'float(temperature)', 'test_torch_losses.py', 'threads'),
     'values of several numbers per token are spread as if of one': (
         'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
         'test_logits_of_any_strides'),
@@ -460,7 +460,7 @@ MUTANTS = {
         'compat.py', "'partial', 0, most, None", "'partial', 0, None, None", 'test_compat.py',
         'test_head_and_loss_of_few_tokens'),
     'an option that is a tensor is kept as it was': (
-        'torch/ready.py', 'float(temperature)', 'temperature', 'test_torch_logprob.py',
+        'torch/ready.py', "number('temperature', temperature)", 'temperature', 'test_torch_logprob.py',
         'test_an_option_that_is_a_tensor'),
     'what was kept is read from the next multiple of 256': (
         'torch/linear_plan.py', 'if t.data_ptr() % 256 == 0:', 'if True:', 'test_torch_linear.py',

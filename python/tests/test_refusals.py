@@ -231,7 +231,7 @@ NOT_NUMBERS = {
     'expected floats and numbers': lambda z, t: ct.weighted_sum(z, z.to(torch.complex64)),
     'support is a list': lambda z, t: ct.logprob(z, t, support=[[1]]),
     'bias is a int': lambda z, t: ct.linear_logprob(z, z[0], 3, target=t),
-    'src is a NoneType': lambda z, t: ct.Bridge(None, 'dp=1', group=cb.Comm.self()),
+    'src is None': lambda z, t: ct.Bridge(None, 'dp=1', group=cb.Comm.self()),
     'logits has layout': lambda z, t: ct.logprob(z.to_sparse(), t),
     'hidden has layout': lambda z, t: ct.linear_logprob(z.to_sparse(), z[0], target=t),
     'y has layout|x has layout': lambda z, t: ct.Bridge('dp=1', 'dp=1', group=cb.Comm.self())(z.to_sparse()),

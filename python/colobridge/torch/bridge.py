@@ -95,10 +95,8 @@ class Bridge(Unique):
                 ranks_per_node: int, transport: str, buffers: int | None, extra: str | Sequence[str], ragged: bool,
                 comm: str) -> None:
         group, packed = self.group, self.packed
-        for name, side in (('src', src), ('dst', dst)):
-            if not isinstance(side, (str, Layout)):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ArgumentError("bridge: %s is a %s, expected a Layout or the spec of a grid"
-                                    % (name, type(side).__name__))
+        if not all(isinstance(side, (str, Layout)) for side in (src, dst)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError("bridge: src is %r and dst %r, expected Layouts or the specs of grids" % (src, dst))
         self.src = Layout.src(src, extra=extra) if isinstance(src, str) else src
         self.dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)

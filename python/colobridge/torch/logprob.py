@@ -33,10 +33,7 @@ def config_of(name: str, start: int, vocab: int, **members: Any) -> Any:
     raw = kind(struct_size=c.sizeof(kind), logits=s.LogitsOptions(vocab, start, temperature=1.0, scale=1.0))
     for member, value in members.items():
         at = raw.logits if hasattr(raw.logits, member) else raw
-        try:
-            setattr(at, member, value)
-        except TypeError:
-            raise ArgumentError("%s: %s is %r, expected an integer" % (name, member, value)) from None
+        setattr(at, member, value)
         if isinstance(value, int) and getattr(at, member) != value:
             raise ArgumentError("%s: %s is %d, which has too many bits" % (name, member, value))
     call('colo_%s_config_check' % name, raw)

@@ -63,10 +63,6 @@ class _Distill(_Masked):
     MEMBERS = 'targets', 'target_temperature', 'target_scale', 'temperature', 'softcap'
 
 
-def _options(temperature: Any, softcap: Any) -> tuple[float, float]:
-    return number('temperature', temperature), number('softcap', softcap or 0.0)
-
-
 class TopK(NamedTuple):
     """logp [..., k], differentiable; ids [..., k], global, i64"""
     logp: Any
@@ -87,7 +83,7 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
     """
     return TopK(*VocabParallel.apply(*planned(
         'topk_logprob', vocab_parallel_logits, None, ('logp', 'ids'), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (integer('k', k), True, -100, *_options(temperature, softcap)), _Topk.MEMBERS, _Topk, more=mask)))
+        inplace_backward, (integer('k', k), True, -100, *scalars(temperature, softcap)[:2]), _Topk.MEMBERS, _Topk, more=mask)))
 
 
 @eager
@@ -105,7 +101,7 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
     return VocabParallel.apply(*planned(
         'logprob_at', vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (ids.shape[-1], False, integer('ignore_index', ignore_index), *_options(temperature, softcap)),
+        inplace_backward, (ids.shape[-1], False, integer('ignore_index', ignore_index), *scalars(temperature, softcap)[:2]),
         _Topk.MEMBERS, _Topk, more=mask))[0]
 
 
@@ -137,7 +133,7 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     return Distilled(*VocabParallel.apply(*planned(
         'distill', vocab_parallel_logits, targets.detach(), ('ce', 'kl'), tp_group, (vocab_start, vocab_end, vocab_size),
         inplace_backward, (int(bool(soft_labels)), number('target_temperature', target_temperature), 1.0,
-                           *_options(temperature, softcap)), _Distill.MEMBERS, _Distill, more=mask)))
+                           *scalars(temperature, softcap)[:2]), _Distill.MEMBERS, _Distill, more=mask)))
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])

@@ -19,10 +19,6 @@ _ADJOINT = {'slice': 0, 'sum': 1}
 _MASKS = {'tokens': 0, 'targets': 1}
 
 
-def _numbers(name: str, values: Any) -> Any:
-    return None if values is None else table('Sequence', name, values)
-
-
 def _long(shape: Iterable[int]) -> list[int]:
     """Axes that order elements"""
     return [n for n in shape if n != 1]
@@ -48,10 +44,10 @@ class Sequence:
                                      left_padded=bool(left_padded), cp=cp, cp_rank=rank)
         self._held: list[Any] = []
         self._host: dict[str, Any] = {}
-        for name, values, count in (('lengths', _numbers('lengths', lengths), self.batch),
-                                    ('cu_padded', _numbers('cu_padded', cu_padded), self.batch + 1)):
-            if values is None:
+        for name, given, count in (('lengths', lengths, self.batch), ('cu_padded', cu_padded, self.batch + 1)):
+            if given is None:
                 continue
+            values = table('Sequence', name, given)
             if len(values) != count:
                 raise ArgumentError("Sequence: %s has %d numbers, expected %d" % (name, len(values), count))
             self._host[name] = array = (c.c_int64 * max(count, 1))(*values)
@@ -69,7 +65,7 @@ class Sequence:
     @staticmethod
     def pack(lengths: Iterable[int], *, tp: int = 1, cp: int = 1, fp8: bool = False) -> list[int]:
         """cu_padded of rows of these lengths, each padded so that tp, 2 cp and, with fp8, 16 divide."""
-        values = _numbers('lengths', lengths) or []
+        values = table('Sequence.pack', 'lengths', lengths)
         given, made = (c.c_int64 * max(len(values), 1))(*values), (c.c_int64 * (len(values) + 1))()
         call('colo_sequence_pack', given, len(values), tp, cp, fp8, made)
         return list(made)
