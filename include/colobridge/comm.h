@@ -278,7 +278,8 @@ COLO_API size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap);
  * Errors:   COLO_ERR_ARG, COLO_ERR_STATE (a child of fork()), COLO_ERR_NOMEM, COLO_ERR_IO; the file
  *           is then as before
  * Local, any thread, also while an operation hangs. With COLO_FLIGHT_RECORDER=prefix each rank does
- * this by itself after a failure. `python -m colobridge flight` reads the files, docs/comm.md.
+ * this by itself after a failure, and when its process ends by exit() with comms that talk to other
+ * processes. `python -m colobridge flight` reads the files, docs/comm.md.
  */
 COLO_API colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix);
 

@@ -196,7 +196,7 @@ static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo
         return COLO_OK;
     if (refused && (!comm->seq || comm->record[comm->seq % COLO_RECORDS].status == COLO_OK))
         colo_comm_i_end(comm, colo_comm_i_begin(comm, *refused, 0, 0, comm->size - 1), st);
-    colo_comm_i_record_failure(comm);
+    colo_comm_i_record_failure(comm, NULL);
     return colo_fail(st, "%s: comm '%s' is dead: %s", what, comm->name, error_message);
 }
 
@@ -216,7 +216,7 @@ colo_status_t colo_comm_i_fail(colo_comm_t *comm, colo_status_t status)
         return COLO_ERR_STATE;
     const colo_error_t earlier = colo_error_save(); /* the backend may say something of its own */
     comm->ops->fail(comm, status, earlier.text);
-    colo_comm_i_record_failure(comm);
+    colo_comm_i_record_failure(comm, NULL);
     return colo_error_restore(status, &earlier);
 }
 
@@ -238,7 +238,7 @@ void colo_comm_abort(colo_comm_t *comm, const char *why)
     pthread_mutex_unlock(comm->lock);
     comm->ops->fail(comm, COLO_ERR_ABORTED, error_message);
     if (!waits)
-        colo_comm_i_record_failure(comm);
+        colo_comm_i_record_failure(comm, NULL);
 }
 
 colo_status_t colo_comm_check(const colo_comm_t *comm)
@@ -250,6 +250,6 @@ colo_status_t colo_comm_check(const colo_comm_t *comm)
     colo_status_t st = comm->ops->state(comm, error_message, sizeof error_message);
     if (st == COLO_OK)
         return st;
-    colo_comm_i_record_failure((colo_comm_t *)comm);
+    colo_comm_i_record_failure((colo_comm_t *)comm, NULL);
     return colo_fail(st, "%s", error_message);
 }

@@ -190,8 +190,9 @@ void colo_comm_i_unregister(colo_comm_t *c);
 /* @c is made from @parent, as its comm number @tag. */
 COLO_FOR_MODULES void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag);
 /* Writes the file if COLO_FLIGHT_RECORDER asks for it, at the first failure of the world: later
- * some of its comms may be destroyed. Keeps this thread's last error. */
-void colo_comm_i_record_failure(colo_comm_t *c);
+ * some of its comms may be destroyed. Keeps this thread's last error. @why: of the abort by exit(),
+ * when what the comm's state needs is locked; NULL: its state says it. */
+void colo_comm_i_record_failure(colo_comm_t *c, const char *why);
 
 /* True in the process that made the comm; else its last error says so. */
 bool colo_comm_i_own(const colo_comm_t *c, const char *what);

@@ -79,13 +79,12 @@ static bool add_comm(colo_list_t *text, const colo_comm_t *comm, const colo_stat
 
 /* Made in memory: a file system may hang, and a thread that makes or destroys a comm wants the lock
  * meanwhile. */
-static colo_status_t make_text(const colo_comm_t *comm, colo_list_t *text)
+static colo_status_t make_text(const colo_comm_t *comm, colo_status_t state,
+                               const char *error_message, colo_list_t *text)
 {
-    char error_message[1000] = "";
     uint64_t ended = 0;
     COLO_FAIL_IF(!colo_list_reserve(text, 1 << 16, 1), COLO_ERR_NOMEM, "flight_record");
     COLO_HOLD(&lock);
-    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
     for (const colo_comm_t *other = newest; other; other = other->older)
         ended += other->world == comm->world ? other->ended : 0;
     text->n = snprintf(text->items, (size_t)text->cap, "{\"ended\":%llu,\"comms\":[",
@@ -102,12 +101,9 @@ static colo_status_t make_text(const colo_comm_t *comm, colo_list_t *text)
     return COLO_OK;
 }
 
-colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)
+static colo_status_t write_record(const colo_comm_t *comm, const char *prefix, colo_status_t state,
+                                  const char *error_message)
 {
-    COLO_FAIL_IF(!comm || !prefix || !*prefix, COLO_ERR_ARG, "flight_record: %s",
-                 !comm ? "comm is NULL" : "no prefix, expected the beginning of a file name");
-    if (!colo_comm_i_own(comm, "flight_record"))
-        return COLO_ERR_STATE;
     char path[4096], part[4096 + 32];
     const int length =
         snprintf(path, sizeof path, "%s%lld", prefix, (long long)comm->world_rank[comm->rank]);
@@ -115,7 +111,7 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
                  "flight_record: the prefix has %zu bytes, expected < 4000", strlen(prefix));
     snprintf(part, sizeof part, "%s.%d.part", path, (int)getpid());
     colo_list_t text = {0};
-    const colo_status_t st = make_text(comm, &text);
+    const colo_status_t st = make_text(comm, state, error_message, &text);
     COLO_AUTOFREE void *all = text.items;
     COLO_TRY(st);
     COLO_HOLD(&writing);
@@ -132,7 +128,18 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     return whole ? COLO_OK : colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(error));
 }
 
-void colo_comm_i_record_failure(colo_comm_t *comm)
+colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)
+{
+    COLO_FAIL_IF(!comm || !prefix || !*prefix, COLO_ERR_ARG, "flight_record: %s",
+                 !comm ? "comm is NULL" : "no prefix, expected the beginning of a file name");
+    if (!colo_comm_i_own(comm, "flight_record"))
+        return COLO_ERR_STATE;
+    char error_message[1000] = "";
+    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
+    return write_record(comm, prefix, state, error_message);
+}
+
+void colo_comm_i_record_failure(colo_comm_t *comm, const char *why)
 {
     const char *prefix = NULL;
     pthread_mutex_lock(&lock);
@@ -143,8 +150,10 @@ void colo_comm_i_record_failure(colo_comm_t *comm)
     if (again)
         return;
     const colo_error_t earlier = colo_error_save();
-    if (colo_env_text("COLO_FLIGHT_RECORDER", &prefix) == COLO_OK && *prefix &&
-        colo_comm_flight_record(comm, prefix) < 0)
+    const bool asked = colo_env_text("COLO_FLIGHT_RECORDER", &prefix) == COLO_OK && *prefix;
+    if (asked && why) /* and no log, whose sink may want what is locked */
+        (void)write_record(comm, prefix, COLO_ERR_ABORTED, why);
+    else if (asked && colo_comm_flight_record(comm, prefix) < 0)
         colo_log(COLO_LOG_WARN, "%s", colo_last_error());
     (void)colo_error_restore(COLO_OK, &earlier);
 }

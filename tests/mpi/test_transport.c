@@ -247,7 +247,21 @@ T_CASE(a_process_that_dies_is_an_error_on_all_others_at_once)
 
 T_CASE(process_that_exits_with_a_communicator_tells_its_last_error)
 {
+    char folder[] = "/tmp/colo-exit-XXXXXX", record[1 << 14] = "";
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(setenv("COLO_FLIGHT_RECORDER", t_text("%s/rank", folder), 1), 0);
     expect_on_others(EXITS, COLO_ERR_ABORTED, ENDED "; its last error: grid spec");
+    assert_int_equal(unsetenv("COLO_FLIGHT_RECORDER"), 0);
+    for (int r = 0; r < 4; r++) {
+        const char *path = t_text("%s/rank%d", folder, r);
+        FILE *file = fopen(path, "r");
+        assert_non_null(file);
+        record[fread(record, 1, sizeof record - 1, file)] = '\0';
+        fclose(file);
+        assert_non_null(strstr(record, ENDED "; its last error: grid spec"));
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(rmdir(folder), 0);
 }
 
 T_CASE(process_that_dies_before_its_child_is_an_error_on_all_others_at_once)

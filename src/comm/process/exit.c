@@ -46,6 +46,9 @@ static void abort_context(struct colo_process_context *context, const char *why)
         colo_process_progress(context);
         context->ops->wait(context->transport, 1e-3);
     }
+    for (struct colo_process_group *group = context->group; group; group = group->next)
+        if (!group->left)
+            colo_comm_i_record_failure(group->comm, error_message);
 }
 
 static void at_exit(void)

@@ -33,6 +33,7 @@ static colo_status_t group_new(colo_comm_t *comm, struct colo_process_context *c
     COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)comm->size);
     colo_error_state_init(&group->error);
     group->context = context;
+    group->comm = comm;
     group->key = key ? key : 1;
     group->rank = comm->rank;
     group->size = comm->size;

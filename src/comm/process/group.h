@@ -59,6 +59,7 @@ struct colo_unexpected { /* a frame of a group that this rank has not made yet *
 struct colo_process_group { /* colo_comm.impl */
     struct colo_process_group *next;
     struct colo_process_context *context; /* a reference while live */
+    colo_comm_t *comm;                    /* until this rank has left */
     uint64_t key;
     bool left; /* by this rank, not yet by all others */
     int32_t rank, size;

@@ -56,7 +56,7 @@ static void rank_failed(struct runner *me, colo_status_t status)
     pthread_mutex_unlock(&launch->lock);
     colo_error_state_set(&launch->shared->root->error, status, status == COLO_ERR_PEER ? -1 : rank,
                          rank, error_message);
-    colo_comm_i_record_failure(me->comm);
+    colo_comm_i_record_failure(me->comm, NULL);
 }
 
 /* Nothing more comes from this rank, in whatever comm of the run. */
