@@ -303,6 +303,40 @@ T_CASE(child_that_exits_sends_nothing)
     frames = NULL;
 }
 
+/* In a process of its own: rank 1 hears of an abort from rank 0, and ends. */
+static void end_having_heard(void)
+{
+    _Atomic int *count = frames;
+    frames = NULL;
+    (void)open_all(NULL);
+    colo_comm_abort(world[0], "the loss is not a number");
+    if (colo_comm_check(world[1]) != COLO_ERR_ABORTED)
+        _exit(1);
+    for (int32_t r = 0; r < RANKS; r++)
+        if (r != 1) {
+            colo_comm_destroy(&world[r]);
+            colo_comm_destroy(&mutant[r]);
+        }
+    frames = count;
+    exit(0);
+}
+
+T_CASE(why_all_is_over_comes_before_the_end_of_a_process_that_heard_it)
+{
+    int status = 1;
+    frames = mmap(NULL, sizeof *frames, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(frames != MAP_FAILED);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0)
+        end_having_heard();
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(atomic_load(frames), RANKS - 1);
+    munmap((void *)frames, sizeof *frames);
+    frames = NULL;
+}
+
 /* ---- a fault after which older operations go on ---- */
 
 /* @comm waits for a message of rank @from in its next operation. */

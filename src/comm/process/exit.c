@@ -40,6 +40,7 @@ static void abort_context(struct colo_process_context *context, const char *why)
              "world rank %d ended without destroying its communicators%s%.800s", (int)context->rank,
              why[0] ? "; its last error: " : "", why);
     colo_process_set_error_all(context, COLO_ERR_ABORTED, -1, error_message);
+    context->to_notify = true; /* an older error, too: ranks that see this end learn why */
     colo_process_notify(context);
     const double end = colo_now() + FLUSH_SECONDS;
     while (!colo_process_flushed(context) && colo_now() < end) {
