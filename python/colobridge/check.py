@@ -399,10 +399,10 @@ def members(count: int, kind: str = 'ranks') -> str:
 
 def main(arguments: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser('python -m colobridge', description='Checks this installation; reads flight records.')
+    parser = argparse.ArgumentParser('python -m colobridge', description='Checks this installation, or reads flight records.')
     commands = parser.add_subparsers(dest='command', required=True)
     command = commands.add_parser(
-        'check', help='versions, devices, transports, then bridges, a loss and their gradients',
+        'check', help='prints versions, devices, transports; checks bridges and a loss',
         description='Versions, devices, transports; then bridges, a loss and their gradients, compared with '
         'formulas in plain Python.', epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument('--ranks', type=int, default=4, choices=range(2, 9), help='how many ranks (default: 4)')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m colobridge flight: which rank is missing, and which operation differs, by the flight records of ranks.
+"""python -m colobridge flight reads flight records of ranks: it says which rank is missing or which operation differs.
 
 A record is JSON, docs/comm.md: what dump() says of each communicator that a rank made from one world. With -o it is
 written again as what the analyzer of PyTorch's Flight Recorder reads: a pickle with the keys of version 2.10 of that
@@ -20,7 +20,7 @@ EXAMPLE = """example:
   python -m colobridge flight trace/rank* -o torch
   python -m torch.distributed.flight_recorder.fr_trace torch -p rank
 
-The exit status is 1 if ranks differ or one has no record (not with -o), 2 if a file is no flight record."""
+The exit status is 1 if ranks differ or one has no record (0 with -o), and 2 if a file is no flight record."""
 LAST = 256  # operations of a rank, all communicators together, that the analyzer gets
 TORCH = {'split': 'all_gather', 'reduce_scatter': '_reduce_scatter_base', 'exchange': 'all_to_all',
          'barrier': 'all_reduce_barrier'}
@@ -143,7 +143,7 @@ def summary(records: dict[int, Record]) -> tuple[list[str], bool]:
 def add(commands: Any) -> None:
     """The command's arguments."""
     command = commands.add_parser(
-        'flight', help='what the flight records of ranks say, or the same for the analyzer of PyTorch',
+        'flight', help='says which rank is missing; -o: records for the analyzer of PyTorch',
         description=(__doc__ or '').split('\n')[0], epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument('files', nargs='+', metavar='FILES', help='the files that COLO_FLIGHT_RECORDER named')
     command.add_argument('-o', dest='out', metavar='OUT', help='a folder: rank0, rank1 and so on for the analyzer')
