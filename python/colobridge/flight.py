@@ -121,7 +121,7 @@ def summary(records: dict[int, Record]) -> tuple[list[str], bool]:
             lines.append('%sno record of %s' % (title, some(absent)))
         rings = {rank: {op['seq']: op for op in comm['ring']} for rank, comm in comms.items()}
         begun = [min(ring) for ring in rings.values() if ring]
-        said = 'all operations are alike'
+        said = 'the operations of the other ranks are alike' if absent else 'all operations are alike'
         for number in range(max(begun, default=1), max((comm['seq'] for comm in comms.values()), default=0) + 1):
             alike: dict[str, list[int]] = {}
             for rank in any_comm['members']:

@@ -7,6 +7,8 @@ from mutants_bridge import BRIDGES
 MUTANTS = {
     'a rank without a record is not missed': (
         'flight.py', 'if rank not in records]', 'if False]', 'test_flight.py', 'left_no_record'),
+    'a flight takes the operations of a rank without a record for alike': (
+        'flight.py', 'alike\' if absent else', 'alike\' if not absent else', 'test_flight.py', 'left_no_record'),
     'what left the ring differs': (
         'flight.py', 'range(max(begun, default=1)', 'range(min(begun, default=1)', 'test_flight.py', 'from_where_all'),
     'operations of destroyed communicators are not numbered': (

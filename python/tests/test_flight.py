@@ -69,6 +69,7 @@ def test_flight_refuses_a_record_that_lacks_something(tmp_path, capsys, key):
 def test_flight_says_which_rank_left_no_record(tmp_path, capsys):
     status, said = flight(capsys, record(tmp_path, 0, [op(1)]))
     assert status == 1 and 'world threads-00000000000000ff, ranks 0, 1: no record of rank 1\n' in said
+    assert said.endswith('ranks 0, 1: the operations of the other ranks are alike\n'), said
 
 
 def test_flight_compares_from_where_all_ranks_have_operations(tmp_path, capsys):
