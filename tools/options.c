@@ -212,7 +212,8 @@ int tool_word(const tool_option_t *option, const char *const *words, int *index)
         size_t n = strlen(all);
         snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", words[i]);
     }
-    return tool_refuse("%s: %s is none of %s", option->name, tool_quote(q, option->value), all);
+    return tool_refuse("%s: found %s, expected one of %s", option->name,
+                       tool_quote(q, option->value), all);
 }
 
 int tool_wrong(const tool_option_t *option)

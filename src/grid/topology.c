@@ -39,7 +39,8 @@ colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind)
             *bind = (colo_bind_t)i;
             return COLO_OK;
         }
-    return colo_fail(COLO_ERR_ARG, "bind: '%s' is none of none, core, scatter, numa, package",
+    return colo_fail(COLO_ERR_ARG,
+                     "bind: found '%s', expected one of none, core, scatter, numa, package",
                      COLO_QUOTED_STR(text));
 }
 

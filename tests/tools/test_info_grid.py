@@ -77,7 +77,7 @@ def what_cannot_be_is_one_line_and_exit_2():
              '--grid tp=4,dp=40 --ranks-per-node 9'),
             ('--grid: ', 'core:8 pu:1', '--grid tp=2,tp=2'),
             ('--grid: 33554432 ranks', 'core:8 pu:1', '--grid tp=33554432'),
-            ("--policy: bind: 'gpu' is none of", None, '--grid tp=2 --policy gpu'),
+            ("--policy: bind: found 'gpu', expected one of", None, '--grid tp=2 --policy gpu'),
             ('--policy: no ranks are named', None, '--policy core'),
             ('--bind: the number of ranks is missing', None, '--bind'),
             ('--bind: 8192 ranks; up to 4096', None, '--bind --grid dp=8192 --ranks-per-node 8'),

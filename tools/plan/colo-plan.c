@@ -407,8 +407,9 @@ static int read_entry_word(const char *where, const char *word, plan_entry_t *e,
     while (i < KNOWN && strcmp(word, known[i].word) != 0)
         i++;
     if (i == KNOWN)
-        return tool_refuse("%s: %s is none of full, sharded, partial, disjoint, sp=SIDE", where,
-                           tool_quote(q, word));
+        return tool_refuse(
+            "%s: found %s, expected one of full, sharded, partial, disjoint, sp=SIDE", where,
+            tool_quote(q, word));
     if (*given & 1U << known[i].kind)
         return tool_refuse("%s: %s given twice, again as %s", where, kinds[known[i].kind], word);
     *given |= 1U << known[i].kind;
