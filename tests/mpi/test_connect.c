@@ -369,6 +369,38 @@ T_CASE(ranks_that_met_and_miss_another_all_name_it)
                  "has no connection with 1 ranks after 1000 ms; the first is rank 2");
 }
 
+static int32_t called;
+
+/* Rank 2, played, calls one of the two and not the other. */
+static void call_one(t_forked_t *me)
+{
+    colo_endpoint_t all[3], mine;
+    const int door = play(me, all, &mine);
+    int fd;
+    while ((fd = call(&all[called], 2)) < 0)
+        usleep(1000); /* alarm() ends it */
+    stay_until(me, 2);
+    close(fd);
+    close(door);
+    t_note(me, COLO_OK);
+}
+
+static void wait_for_a_call_or_a_frame(t_forked_t *me)
+{
+    me->after = me->rank < 2 ? come_later : NULL;
+    (me->rank < 2 ? t_live : call_one)(me);
+}
+
+/* Rank 0 gives up first: all connected, or as one that rank 2 has not called. */
+T_CASE(rank_that_called_only_one_is_missed_by_both)
+{
+    for (called = 0; called < 2; called++) {
+        t_page_t *page = t_fork_within(1000, 3, wait_for_a_call_or_a_frame);
+        for (int32_t r = 0; r < 2; r++)
+            t_expect(page, r, COLO_ERR_TIMEOUT, "");
+    }
+}
+
 static int32_t ending;
 
 static void end(t_forked_t *me, void *endpoints, size_t bytes)

@@ -12,9 +12,10 @@
  *             rank that it calls, which only ranks do
  *   answerer  its rank
  *
- * A rank that times out says so before it hangs up.
- * Both must be of one user. Between hosts nothing of ours listens: a second all-gather carries the
- * addresses of UCX's workers, and libcolobridge-ucx.so connects them.
+ * A rank that times out says so before it hangs up, in a frame: some of those that it has met may
+ * be connected with all by then, and others may see frames of such a rank. Both must be of one
+ * user. Between hosts nothing of ours listens: a second all-gather carries the addresses of UCX's
+ * workers, and libcolobridge-ucx.so connects them.
  */
 #include "comm/process/group.h"
 #include "comm/process/address.h"
@@ -227,9 +228,7 @@ static colo_status_t blame(int32_t r)
  * of others, the rank for which they left. */
 static colo_status_t gone(struct meeting *meeting, int32_t r)
 {
-    uint32_t last = 0;
-    if (recv(meeting->fd[r], &last, sizeof last, MSG_PEEK | MSG_DONTWAIT) == (ssize_t)sizeof last &&
-        last == COLO_ENDPOINT_MAGIC)
+    if (colo_socket_failure(meeting->fd[r]) == COLO_ERR_TIMEOUT)
         return too_late(meeting);
     const int32_t cause = find_left(meeting);
     return blame(cause >= 0 ? cause : r);
@@ -293,11 +292,10 @@ static void end_meeting(struct meeting *meeting)
 /* @timed_out: told to the ranks that were met. */
 static void close_all(const struct meeting *meeting, bool timed_out)
 {
-    const uint32_t last = COLO_ENDPOINT_MAGIC;
     int *fd = meeting->fd;
     for (int32_t r = 0; fd && r < meeting->boot->size; r++) {
         if (timed_out && meeting->other[r].met)
-            (void)!send(fd[r], &last, sizeof last, MSG_NOSIGNAL | MSG_DONTWAIT);
+            colo_socket_fail(fd[r], COLO_ERR_TIMEOUT, colo_last_error());
         colo_socket_close(fd[r]);
         fd[r] = -1;
     }

@@ -153,7 +153,6 @@ void colo_process_frame(struct colo_process_group *group, int32_t to, colo_frame
  */
 void colo_process_set_error_all(struct colo_process_context *context, colo_status_t status,
                                 int32_t culprit, const char *error_message);
-enum { COLO_FAIL_TEXT = 880 }; /* bytes of an error message that travel */
 
 /* ---- arrive.c ---- */
 

@@ -67,6 +67,42 @@ static size_t padded(size_t bytes)
     return 8 + (bytes + 7) / 8 * 8;
 }
 
+void colo_socket_fail(int fd, colo_status_t status, const char *error_message)
+{
+    struct {
+        uint64_t bytes;
+        colo_frame_t frame;
+        char text[COLO_FAIL_TEXT];
+    } said = {.frame = {.magic = COLO_FRAME_MAGIC,
+                        .kind = COLO_FRAME_FAIL,
+                        .desc = (uint64_t)(int64_t)status,
+                        .count = UINT64_MAX, /* no culprit */
+                        .bytes = strnlen(error_message, COLO_FAIL_TEXT)}};
+    memcpy(said.text, error_message, said.frame.bytes);
+    said.bytes = sizeof said.frame + said.frame.bytes;
+    (void)!send(fd, &said, padded((size_t)said.bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* The frames of a rank that is through with connecting, and the one above, fit into this. */
+colo_status_t colo_socket_failure(int fd)
+{
+    unsigned char in[16 << 10];
+    const ssize_t n = recv(fd, in, sizeof in, MSG_PEEK | MSG_DONTWAIT);
+    const size_t end = n > 0 ? (size_t)n : 0;
+    uint64_t bytes;
+    colo_frame_t frame;
+    for (size_t offset = 0; offset + sizeof bytes + sizeof frame <= end;
+         offset += padded((size_t)bytes)) {
+        memcpy(&bytes, in + offset, sizeof bytes);
+        memcpy(&frame, in + offset + sizeof bytes, sizeof frame);
+        if (bytes > COLO_FRAME_MAX || frame.magic != COLO_FRAME_MAGIC)
+            break;
+        if (frame.kind == COLO_FRAME_FAIL)
+            return (colo_status_t)(int64_t)frame.desc;
+    }
+    return COLO_OK;
+}
+
 static void set_polled(struct transport *self, int32_t r, int fd, short events)
 {
     struct pollfd *polled = &self->fds[r];

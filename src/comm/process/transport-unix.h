@@ -17,6 +17,11 @@ int colo_socket_open(void);
 int colo_socket_accept(int listener);
 void colo_socket_close(int fd); /* any descriptor, or -1 */
 
+/* On a connection that this rank gives up: that it failed with @status, in words; and what a peer
+ * that gave it up has said so, or COLO_OK. Nothing is taken from the connection. */
+void colo_socket_fail(int fd, colo_status_t status, const char *error_message);
+colo_status_t colo_socket_failure(int fd);
+
 /* fd[r]: connected and non-blocking, -1 for @rank itself and for ranks that @far carries to, with
  * @far_transport; or NULL. Takes both, also when it fails. */
 colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,

@@ -41,6 +41,7 @@ typedef enum colo_frame_kind {
     COLO_FRAME_CLOSE = 6,  /* "nothing more will come from me" */
 } colo_frame_kind_t;
 
+enum { COLO_FAIL_TEXT = 880 }; /* bytes of an error message that travel */
 enum { COLO_FRAME_SENDS = 1, COLO_FRAME_EXPECTS = 2 }; /* flags of a header */
 
 typedef struct colo_frame { /* in front of the payload; ranks are of one architecture */
