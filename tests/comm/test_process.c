@@ -35,6 +35,9 @@ struct post {
     double chatter_until;         /* rank 1 has one frame more for rank 0 until then */
     bool died;                    /* rank 1, which rank 0 will be told */
     int waits;                    /* of all ranks */
+    pthread_mutex_t *lock;        /* of what rank 0 works on, looked at when it receives */
+    bool unlocked;                /* it was free once */
+    _Atomic int *counts;          /* when rank 0 waits the process ends, and counts what it sends */
 };
 
 struct desk { /* one rank's end */
@@ -60,7 +63,7 @@ static void *desk_reserve(void *transport, int32_t peer, size_t bytes)
     return d->written->frame;
 }
 
-static _Atomic int *frames; /* sent by any process, when it counts */
+static _Atomic int *frames; /* sent, when a process counts them */
 
 static void desk_commit(void *transport)
 {
@@ -76,6 +79,10 @@ static void desk_commit(void *transport)
 static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
 {
     struct desk *d = transport;
+    if (d->rank == 0 && d->post->lock && pthread_mutex_trylock(d->post->lock) == 0) {
+        d->post->unlocked = true;
+        pthread_mutex_unlock(d->post->lock);
+    }
     static const colo_frame_t chatter = {
         .magic = COLO_FRAME_MAGIC, .kind = COLO_FRAME_READY, .from = 1, .group = 1};
     if (d->rank == 0 && colo_now() < d->post->chatter_until) {
@@ -118,7 +125,12 @@ static bool desk_flushed(void *transport, int32_t peer)
 
 static void desk_wait(void *transport, double seconds)
 {
-    ((struct desk *)transport)->post->waits++;
+    struct desk *d = transport;
+    d->post->waits++;
+    if (d->rank == 0 && d->post->counts) {
+        frames = d->post->counts;
+        exit(0);
+    }
     nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
 }
 
@@ -286,55 +298,93 @@ T_CASE(create_that_fails_since_a_process_died_waits_for_no_goodbye)
     assert_int_equal(post.waits, 0);
 }
 
-/* What a transport's library does in a child of fork() is undefined. */
-T_CASE(child_that_exits_sends_nothing)
+/* Another thread may be in exit(), which works on the same transport. */
+T_CASE(the_last_destroy_holds_the_lock_whenever_it_talks)
 {
-    int status = 1;
-    frames = mmap(NULL, sizeof *frames, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(frames != MAP_FAILED);
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0)
-        exit(0);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
-    assert_int_equal(atomic_load(frames), 0);
-    munmap((void *)frames, sizeof *frames);
-    frames = NULL;
+    const struct colo_process_group *group = mutant[0]->impl;
+    colo_comm_destroy(&world[0]);
+    post.lock = &group->context->lock;
+    colo_comm_destroy(&mutant[0]);
+    post.lock = NULL;
+    assert_true(post.waits > 0);
+    assert_false(post.unlocked);
 }
 
-/* In a process of its own: rank 1 hears of an abort from rank 0, and ends. */
-static void end_having_heard(void)
+/* ---- processes that end ---- */
+
+/* In a process of its own: the ranks are new, and all but @rank have left. */
+static void only(int32_t rank)
 {
-    _Atomic int *count = frames;
-    frames = NULL;
-    (void)open_all(NULL);
-    colo_comm_abort(world[0], "the loss is not a number");
-    if (colo_comm_check(world[1]) != COLO_ERR_ABORTED)
-        _exit(1);
     for (int32_t r = 0; r < RANKS; r++)
-        if (r != 1) {
+        if (r != rank) {
             colo_comm_destroy(&world[r]);
             colo_comm_destroy(&mutant[r]);
         }
+}
+
+static void end_with_copies(_Atomic int *count)
+{
     frames = count;
     exit(0);
 }
 
-T_CASE(why_all_is_over_comes_before_the_end_of_a_process_that_heard_it)
+/* Rank 1 hears of an abort from rank 0. */
+static void end_having_heard(_Atomic int *count)
+{
+    (void)open_all(NULL);
+    colo_comm_abort(world[0], "the loss is not a number");
+    if (colo_comm_check(world[1]) != COLO_ERR_ABORTED)
+        _exit(1);
+    only(1);
+    frames = count;
+    exit(0);
+}
+
+/* Rank 0 has destroyed its last communicator, and waits for the others to say so, too. */
+static void end_while_leaving(_Atomic int *count)
+{
+    (void)open_all(NULL);
+    for (int32_t r = 1; r < RANKS; r++)
+        post.held[r][0] = true;
+    only(0);
+    post.counts = count;
+    colo_comm_destroy(&world[0]);
+    colo_comm_destroy(&mutant[0]);
+    _exit(1);
+}
+
+/* Frames that a process sends in exit(). */
+static int sent_at_the_end(void (*end)(_Atomic int *count))
 {
     int status = 1;
-    frames = mmap(NULL, sizeof *frames, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(frames != MAP_FAILED);
+    _Atomic int *count =
+        mmap(NULL, sizeof *count, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(count != MAP_FAILED);
     fflush(NULL);
-    pid_t pid = fork();
+    const pid_t pid = fork();
     if (pid == 0)
-        end_having_heard();
+        end(count);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
-    assert_int_equal(atomic_load(frames), RANKS - 1);
-    munmap((void *)frames, sizeof *frames);
-    frames = NULL;
+    const int sent = atomic_load(count);
+    munmap((void *)count, sizeof *count);
+    return sent;
+}
+
+/* What a transport's library does in a child of fork() is undefined. */
+T_CASE(child_that_exits_sends_nothing)
+{
+    assert_int_equal(sent_at_the_end(end_with_copies), 0);
+}
+
+T_CASE(why_all_is_over_comes_before_the_end_of_a_process_that_heard_it)
+{
+    assert_int_equal(sent_at_the_end(end_having_heard), RANKS - 1);
+}
+
+T_CASE(what_ends_while_it_leaves_aborts_nothing)
+{
+    assert_int_equal(sent_at_the_end(end_while_leaving), 0);
 }
 
 /* ---- a fault after which older operations go on ---- */

@@ -39,9 +39,11 @@ static void abort_context(struct colo_process_context *context, const char *why)
     snprintf(error_message, sizeof error_message,
              "world rank %d ended without destroying its communicators%s%.800s", (int)context->rank,
              why[0] ? "; its last error: " : "", why);
-    colo_process_set_error_all(context, COLO_ERR_ABORTED, -1, error_message);
-    context->to_notify = true; /* an older error, too: ranks that see this end learn why */
-    colo_process_notify(context);
+    if (context->live > 0) { /* else another thread destroys the last one at this moment */
+        colo_process_set_error_all(context, COLO_ERR_ABORTED, -1, error_message);
+        context->to_notify = true; /* an older error, too: ranks that see this end learn why */
+        colo_process_notify(context);
+    }
     const double end = colo_now() + FLUSH_SECONDS;
     while (!colo_process_flushed(context) && colo_now() < end) {
         colo_process_progress(context);

@@ -219,7 +219,8 @@ colo_status_t colo_process_state(const colo_comm_t *comm, char *error_message, s
 
 /* The last comm of this transport: say so, and give the others a moment to say it, too, so that
  * nothing is under way when the transport is taken down. If its creation failed, others may wait
- * for a connection and see only that this rank hangs up. */
+ * for a connection and see only that this rank hangs up. The lock is held, because another thread
+ * may be in exit(), which waits for it while this one frees it. */
 static void context_leave(struct colo_process_context *context)
 {
     colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = context->rank};
@@ -235,9 +236,13 @@ static void context_leave(struct colo_process_context *context)
         double waited = colo_now() - begin;
         if (waited > linger)
             break;
+        pthread_mutex_unlock(&context->lock);
         context->ops->wait(context->transport, waited < 1e-3 ? 0 : 1e-3);
+        pthread_mutex_lock(&context->lock);
     }
-    context_free(context, flushed && context->nclosed == context->size);
+    const bool clean = flushed && context->nclosed == context->size;
+    pthread_mutex_unlock(&context->lock);
+    context_free(context, clean);
 }
 
 void colo_process_destroy(colo_comm_t *comm)
@@ -254,8 +259,8 @@ void colo_process_destroy(colo_comm_t *comm)
     group->eager = NULL;
     group->peer_step = NULL;
     colo_process_reap(context);
-    bool last = --context->live == 0;
-    pthread_mutex_unlock(&context->lock);
-    if (last)
+    if (--context->live == 0)
         context_leave(context);
+    else
+        pthread_mutex_unlock(&context->lock);
 }
