@@ -92,14 +92,15 @@ def free_port():
 
 
 @pytest.fixture(scope='module')
-def ended(tmp_path_factory):
-    """By way: the status of rank 1, and what rank 0 says."""
+def ended(request, tmp_path_factory):
+    """By way, of those that are tested: the status of rank 1, and what rank 0 says."""
+    ways = [item.callspec.params['way'] for item in request.session.items if 'ended' in item.fixturenames]
     folder = tmp_path_factory.mktemp('ended')
-    done = subprocess.run([sys.executable, '-c', ENDS, json.dumps([(lines, free_port()) for lines, _, _ in WAYS.values()])],
+    done = subprocess.run([sys.executable, '-c', ENDS, json.dumps([(WAYS[way][0], free_port()) for way in ways])],
                           text=True, stdout=subprocess.PIPE, cwd=folder, check=True, timeout=250,
                           env={'COLO_TIMEOUT_MS': '60000', **os.environ})
     statuses = json.loads(done.stdout)
-    return {way: (statuses[2 * i + 1], (folder / ('%d-0' % i)).read_text()) for i, way in enumerate(WAYS)}
+    return {way: (statuses[2 * i + 1], (folder / ('%d-0' % i)).read_text()) for i, way in enumerate(ways)}
 
 
 @pytest.mark.parametrize('way', list(WAYS))
