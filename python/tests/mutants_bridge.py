@@ -7,9 +7,7 @@ BRIDGES = {
     'signs of what a bridge carries are those of its memory': (
         'torch/uniform.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
     'a frozen bridge lets the gradient back': (
-        'torch/bridge.py', 'if self.frozen and x is not None:', 'if False:', 'test_torch_bridge.py', 'frozen'),
-    'a frozen bridge lets it back from the second call on': (
-        'torch/bridge.py', '_frozen if self.frozen else Carry.apply', 'Carry.apply', 'test_torch_bridge.py', 'frozen'),
+        'torch/uniform.py', 'if ready.core.no_grad:', 'if False:', 'test_torch_bridge.py', 'frozen'),
     'a frozen bridge of a graph lets the gradient back': (
         'torch/bridge.py', 'x.detach() if self.frozen and x is not None else x', 'x', 'test_torch_compiled.py',
         'frozen'),

@@ -111,6 +111,8 @@ def test_a_bridge_in_a_graph_has_the_bits_of_an_eager_one(world):
 def frozen(rank):
     carry = ct.Bridge('dp=4', 'tp=4,dp=1', group=dist.group.WORLD, frozen=True)
     alike(lambda x: (x * carry(x * 2)).sum(), [torch.ones(1, 4, 3)])
+    in_graph = torch.compile(lambda x: carry(x * 2), fullgraph=True, backend=BACKEND)
+    assert not in_graph(torch.ones(1, 4, 3, requires_grad=True)).requires_grad
 
 
 def test_a_frozen_bridge_in_a_graph_lets_no_gradient_back(world):

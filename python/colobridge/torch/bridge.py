@@ -376,10 +376,6 @@ tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge'
     given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called
 
 
-def _frozen(x: Any, *rest: Any) -> Any:
-    return Carry.apply(x.detach(), *rest)
-
-
 def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Asked:
     """A call on one tensor from one uniform layout to another."""
     told = like if x is None else x
@@ -387,8 +383,6 @@ def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] |
         raise ArgumentError("bridge: x is a %s, expected a torch.Tensor%s"
                             % (type(told).__name__, ', or like= one' if x is None else ''))
     here = x is not None
-    if self.frozen and x is not None:
-        x = x.detach()
     if x is None:
         if shape is None:
             raise ArgumentError("bridge: x is None, so shape=(samples, rows, features) is needed")
@@ -408,8 +402,7 @@ def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] |
         self._last = asked, self._core(comm, shape, x.dtype, device)
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
     ready, lasts = self._last[1], here and (self._ranks is None or len(self._ranks) > 1)
-    apply = _frozen if self.frozen else Carry.apply
-    self._again = (type(x), self._last[0], self._comm.told, watched, apply, ready) if lasts else None
+    self._again = (type(x), self._last[0], self._comm.told, watched, Carry.apply, ready) if lasts else None
     given = x.shape if here else None
     return Asked(device, lambda flight: (Carry.apply(x, ready, here, flight),),
                  lambda d_ys, back: ready.carry(1, None, d_ys[0], d_ys[0], given, back), [0], operator.itemgetter(0))

@@ -38,7 +38,7 @@ class Core:
     def __init__(self, owner: Any, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any):
         self.comm, self.device, self.dtype, self.shape = comm, device, torch_dtype(dtype), shape
         self._between = owner.src, owner.dst, owner._options, comm
-        self._no_grad = owner.frozen or not dtype.is_floating_point
+        self.no_grad = owner.frozen or not dtype.is_floating_point
         self.buffers = 0 if owner.buffers and str(dtype) == 'torch.bool' else owner.buffers  # blocks are made as bytes
         self.region: arenas.Region | None = None
         self._graphs: list[arenas.Region] = []  # regions that a graph has
@@ -51,16 +51,16 @@ class Core:
         if reachable and owner._options['algo'] == 'exact' and transport != 'nccl' and self._fit(shape):
             transport = 'peer'
         self.bridge, far = owner._by_peers('nccl' if transport == 'auto' else transport, lambda by: core.Bridge(
-            comm, owner.src, owner.dst, shape, dtype=s.DTYPES[self.dtype], device=device.type, no_grad=self._no_grad,
+            comm, owner.src, owner.dst, shape, dtype=s.DTYPES[self.dtype], device=device.type, no_grad=self.no_grad,
             transport=by, allocator=arenas.allocator(device), **owner._options))
         if far:
             self.region = None
 
     def _reach(self, shape: tuple[int, ...], rank: int) -> Any:
-        return moves.reach(*self._between, shape, self.dtype, self._no_grad, rank)
+        return moves.reach(*self._between, shape, self.dtype, self.no_grad, rank)
 
     def stays(self, shape: tuple[int, ...], direction: str) -> Any:
-        return moves.stays(*self._between, shape, self._no_grad, direction)
+        return moves.stays(*self._between, shape, self.no_grad, direction)
 
     def _fit(self, shape: tuple[int, ...]) -> bool:
         """Have memory for a shape; what all ranks need is the same everywhere, so all of them come to make it, or
@@ -207,7 +207,10 @@ class Ready:
 def Carry(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight | None) -> Any:
     """y = R x forward, d_x = R^T d_y backward. With a flight forward is begun, and backward ended."""
     ctx.ready, ctx.here, ctx.shape, ctx.flight = ready, here, x.shape, flight
-    return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
+    y = ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
+    if ready.core.no_grad:
+        ctx.mark_non_differentiable(y)
+    return y
 
 
 @Carry.adjoint
