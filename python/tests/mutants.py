@@ -490,10 +490,10 @@ MUTANTS = {
     'a rank that has ended is waited for where ranks meet': (
         'torch/ranks.py', 'if why_not:', 'if False:', 'test_refusals.py', 'has_ended'),
     'a rank that ends well after an error is waited for': (
-        'torch/ranks.py', ' or of.host is not None and of.host._forks', ' or False and of.host._forks', 'test_torch_ended.py',
+        'torch/ranks.py', ' or of.host is not None and', ' or False and', 'test_torch_ended.py',
         'cause and well'),
     'a child of a rank says that the rank has ended': (
-        'torch/ranks.py', 'and of.host._forks == comms._forks and', 'and', 'test_torch_ended.py', 'cause and child'),
+        'torch/ranks.py', 'if of.forks == comms._forks and', 'if', 'test_torch_ended.py', 'cause and child'),
     'a rank that ends says nothing at the next meeting': (
         'torch/ranks.py', 'len(self.ranks) > 1 and self.store is not None', 'False', 'test_torch_ended.py', 'cause and by'),
     'the group that is set for entropies hears of no refusal': (

@@ -64,6 +64,7 @@ except ValueError:
     pass
 child = os.fork()
 if child == 0:
+    sys.last_value = ValueError('the data ran out')  # as Python sets it at an exception that ends a program
     ct.ranks._end()  # PyTorch would wait for threads that it has not got
     os._exit(0)
 os.waitpid(child, 0)''', 0, ('3 axes', None)),

@@ -88,7 +88,7 @@ class _Ranks:
         # Not held: as long as somebody has the store, its server answers in the next one's place.
         self.key, self.me, self.store = key, me, store and weakref.ref(store)
         self.ranks: tuple[int, ...] = key.ranks if isinstance(key, Own) else key
-        self.host, self.gpu, self.given = host, None, host
+        self.host, self.gpu, self.given, self.forks = host, None, host, comms._forks
         self.name = 'colobridge/' + hashlib.sha1(repr(tuple(key)).encode()).hexdigest()[:16]
 
     def comm(self, device: Any) -> Comm:
@@ -504,7 +504,7 @@ def _end() -> None:
     with _lock:
         made = list(_made.values())
     for of in made:
-        if words or of.host is not None and of.host._forks == comms._forks and _is_dead(of.host):
+        if of.forks == comms._forks and (words or of.host is not None and _is_dead(of.host)):  # not those of a parent
             of.leave(words or 'its process has ended')
     shutdown()
 
