@@ -21,7 +21,8 @@ static json_int_t integer(const json_t *object, const char *key)
 }
 
 struct flight {
-    char prefix[64], text[2][1 << 16];
+    const char *prefix;
+    char text[2][1 << 16];
 };
 
 static colo_status_t fly(colo_comm_t *c, void *arg)
@@ -30,7 +31,6 @@ static colo_status_t fly(colo_comm_t *c, void *arg)
     const int32_t me = colo_comm_rank(c);
     colo_comm_t *child = NULL;
     double x[4] = {0}, y[8];
-    char path[80];
     rank_try(colo_comm_split_color(c, 0, me, &child)); /* an all_gather of the world */
     for (int i = 0; i < 5; i++)
         rank_try(colo_comm_all_gather(child, x, y, 4, COLO_F64, NULL));
@@ -38,23 +38,23 @@ static colo_status_t fly(colo_comm_t *c, void *arg)
     for (int k = 0; k < 2; k++) {
         rank_try(colo_comm_flight_record(c, f->prefix));
         if (me == 0) {
-            snprintf(path, sizeof path, "%s0", f->prefix);
-            FILE *file = fopen(path, "r");
+            FILE *file = fopen(t_text("%s0", f->prefix), "r");
             rank_check(file && fread(f->text[k], 1, sizeof f->text[k] - 1, file) > 0);
             fclose(file);
         }
         colo_comm_destroy(&child);
     }
-    snprintf(path, sizeof path, "%s%d", f->prefix, (int)me);
-    rank_check(unlink(path) == 0);
+    rank_check(unlink(t_text("%s%d", f->prefix, (int)me)) == 0);
     return COLO_OK;
 }
 
 T_CASE(the_flight_record_numbers_operations_of_all_comms)
 {
     static struct flight f;
-    snprintf(f.prefix, sizeof f.prefix, "/tmp/colo-flight-%d-", (int)getpid());
+    const char *folder = t_folder();
+    f.prefix = t_text("%s/rank", folder);
     assert_ok(colo_comm_threads_run(2, fly, &f));
+    assert_int_equal(rmdir(folder), 0);
     json_t *record[2], *comms[2], *ring;
     for (int k = 0; k < 2; k++) {
         record[k] = json_loads(f.text[k], JSON_REJECT_DUPLICATES, NULL);
@@ -84,18 +84,16 @@ T_CASE(a_flight_record_of_many_operations_is_whole)
 {
     enum { COMMS = 4, KEPT = 256 };
     colo_comm_t *c[COMMS];
-    char prefix[64], path[80];
-    snprintf(prefix, sizeof prefix, "/tmp/colo-flight-%d-", (int)getpid());
+    const char *folder = t_folder(), *path = t_text("%s/rank0", folder);
     assert_ok(colo_comm_create_self(&c[0]));
     for (int k = 1; k < COMMS; k++)
         assert_ok(colo_comm_split_color(c[0], 0, 0, &c[k]));
     for (int k = 0; k < COMMS; k++)
         for (int i = 0; i < KEPT; i++)
             assert_ok(colo_comm_barrier(c[k], NULL));
-    assert_ok(colo_comm_flight_record(c[0], prefix));
-    snprintf(path, sizeof path, "%s0", prefix);
+    assert_ok(colo_comm_flight_record(c[0], t_text("%s/rank", folder)));
     json_t *record = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
-    assert_int_equal(unlink(path), 0);
+    assert_true(unlink(path) == 0 && rmdir(folder) == 0);
     json_t *comms = json_object_get(record, "comms");
     assert_int_equal(json_array_size(comms), COMMS);
     for (int k = 0; k < COMMS; k++)
@@ -118,14 +116,11 @@ T_CASE(a_flight_record_that_cannot_be_written_says_why)
 /* Another user can leave a link in a folder of all, and know the name beforehand. */
 T_CASE(flight_record_follows_no_link_where_it_is_written)
 {
-    char folder[] = "/tmp/colo-flight-XXXXXX", prefix[64], other[64], part[128], record[80],
-         word[8] = "";
+    const char *folder = t_folder(), *prefix = t_text("%s/rank", folder),
+               *other = t_text("%s/other", folder), *record = t_text("%s0", prefix),
+               *part = t_text("%s.%d.part", record, (int)getpid());
+    char word[8] = "";
     colo_comm_t *c = NULL;
-    assert_non_null(mkdtemp(folder));
-    snprintf(prefix, sizeof prefix, "%s/rank", folder);
-    snprintf(other, sizeof other, "%s/other", folder);
-    snprintf(record, sizeof record, "%s0", prefix);
-    snprintf(part, sizeof part, "%s.%d.part", record, (int)getpid());
     FILE *f = fopen(other, "w");
     assert_true(f && fputs("theirs", f) >= 0 && fclose(f) == 0);
     assert_int_equal(symlink(other, part), 0);
@@ -141,24 +136,23 @@ T_CASE(flight_record_follows_no_link_where_it_is_written)
 T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
 {
     const int before = dup(2); /* the lowest number that is free */
-    char prefix[] = "/tmp/colo-flight-XXXXXX";
+    const char *folder = t_folder();
     struct rlimit was;
     T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     close(before);
-    assert_non_null(mkdtemp(prefix));
     assert_ok(colo_comm_create_self(&c));
     for (int i = 0; i < 64; i++) /* more than stdio's buffer holds */
         assert_ok(colo_comm_barrier(c, NULL));
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){100, was.rlim_max}), 0);
-    const colo_status_t st = colo_comm_flight_record(c, prefix);
+    const colo_status_t st = colo_comm_flight_record(c, t_text("%s/rank", folder));
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
     assert_int_equal(st, COLO_ERR_IO);
     const int after = dup(2);
     close(after);
     assert_int_equal(after, before);
-    assert_int_equal(rmdir(prefix), 0);
+    assert_int_equal(rmdir(folder), 0);
 }
 
 /* The rank that ends the job knows most of it: aborts, or comes back with an error. */
@@ -176,8 +170,7 @@ static colo_status_t end_the_job(colo_comm_t *c, void *arg)
 
 T_CASE(a_rank_that_ends_the_job_leaves_a_flight_record_too)
 {
-    char folder[] = "/tmp/colo-flight-XXXXXX";
-    assert_non_null(mkdtemp(folder));
+    const char *folder = t_folder();
     assert_int_equal(setenv("COLO_FLIGHT_RECORDER", t_text("%s/rank", folder), 1), 0);
     for (int fails = 0; fails < 2; fails++) {
         bool arg = fails;
@@ -210,7 +203,7 @@ int rename(const char *from, const char *to)
 
 struct recorder {
     colo_comm_t *comm;
-    char prefix[64];
+    const char *prefix;
     colo_status_t status;
 };
 
@@ -223,10 +216,10 @@ static void *record(void *arg)
 
 T_CASE(a_file_system_that_hangs_keeps_no_communicator_from_being_made)
 {
-    struct recorder r = {.status = COLO_ERR_STATE};
+    const char *folder = t_folder();
+    struct recorder r = {.prefix = t_text("%s/rank", folder), .status = COLO_ERR_STATE};
     pthread_t thread;
     colo_comm_t *other;
-    snprintf(r.prefix, sizeof r.prefix, "/tmp/colo-flight-%d-", (int)getpid());
     assert_ok(colo_comm_create_self(&r.comm));
     hangs = true;
     goes_on = false;
@@ -242,7 +235,7 @@ T_CASE(a_file_system_that_hangs_keeps_no_communicator_from_being_made)
     assert_true(still);
     assert_ok(r.status);
     colo_comm_destroy(&r.comm);
-    assert_int_equal(unlink(t_text("%s0", r.prefix)), 0);
+    assert_true(unlink(t_text("%s0", r.prefix)) == 0 && rmdir(folder) == 0);
 }
 
 T_MAIN("comm/flight")

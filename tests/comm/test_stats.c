@@ -318,9 +318,9 @@ static bool set_comma(const char *folder)
 
 T_CASE(numbers_have_a_point_in_each_locale)
 {
-    char folder[] = "/tmp/colo-comma-XXXXXX", text[4096];
+    const char *folder = t_folder();
+    char text[4096];
     colo_comm_t *c = NULL;
-    assert_non_null(mkdtemp(folder));
     assert_true(set_comma(folder));
     const char *number = t_text("%.1f", 0.5);
     assert_ok(colo_comm_create_self(&c));

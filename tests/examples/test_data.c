@@ -280,10 +280,7 @@ T_CASE(bad_rows_are_refused_with_file_line_and_what_was_found)
         {1, 64, "3", "\n\n", ":3: field 1 of 65: expected a number, found the end of the line"},
         {2, 64, "", "", ":3: field 65 of 65: expected a number, found the end of the file"},
     };
-    char path[] = "/tmp/colo-digits-XXXXXX";
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    close(fd);
+    const char *folder = t_folder(), *path = t_text("%s/digits.csv", folder);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         FILE *f = fopen(path, "w");
         assert_non_null(f);
@@ -294,28 +291,27 @@ T_CASE(bad_rows_are_refused_with_file_line_and_what_was_found)
         fclose(f);
         check_refused(path, bad[i].want);
     }
-    remove(path);
+    assert_true(unlink(path) == 0 && rmdir(folder) == 0);
 }
 
 T_CASE(files_without_rows_are_refused)
 {
-    char path[] = "/tmp/colo-digits-XXXXXX";
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
+    const char *folder = t_folder(), *path = t_text("%s/digits.csv", folder);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
     check_refused(path, ":1: found no rows, expected lines of 65 numbers");
-    assert_int_equal(write(fd, "\0\0", 2), 2);
-    close(fd);
+    assert_true(fwrite("\0", 1, 2, f) == 2 && fclose(f) == 0);
     check_refused(path, ":1: field 1 of 65: expected a number, found byte 0x00");
-    remove(path);
+    assert_true(unlink(path) == 0 && rmdir(folder) == 0);
     check_refused(path, ": No such file or directory");
     check_refused("/", ":1: Is a directory");
 }
 
 T_CASE(a_last_line_without_newline_is_read)
 {
-    char path[] = "/tmp/colo-digits-XXXXXX", why[128] = "";
-    int fd = mkstemp(path);
-    FILE *f = fdopen(fd, "w");
+    const char *folder = t_folder(), *path = t_text("%s/digits.csv", folder);
+    char why[128] = "";
+    FILE *f = fopen(path, "w");
     cap_data_t d;
 
     assert_non_null(f);
@@ -332,7 +328,7 @@ T_CASE(a_last_line_without_newline_is_read)
     assert_int_equal(d.label[6], 3);
     cap_data_free(&d);
     assert_null(d.pixels);
-    remove(path);
+    assert_true(unlink(path) == 0 && rmdir(folder) == 0);
 }
 
 T_CASE(a_short_error_message_buffer_is_not_overrun)

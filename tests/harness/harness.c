@@ -64,6 +64,15 @@ const char *t_text(const char *format, ...)
     return to;
 }
 
+const char *t_folder(void)
+{
+    static char folder[1024];
+    const char *below = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/colo-XXXXXX", below ? below : "/tmp");
+    assert_non_null(mkdtemp(folder));
+    return folder;
+}
+
 void t_keep_line(colo_log_level_t level, const char *line, void *lines)
 {
     t_lines_t *l = lines;

@@ -152,6 +152,10 @@ colo_status_t t_rank_fail_otherwise(const char *file, int line, colo_status_t go
  * seven more. */
 const char *t_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* A new folder below TMPDIR, or /tmp. The case empties and removes it; where a mutant keeps it from
+ * that, must-fail.py does. The path is kept until the next call. */
+const char *t_folder(void);
+
 /* What the log said: colo_log_set(t_keep_line, &lines, LEVEL) */
 typedef struct t_lines {
     int count;

@@ -247,8 +247,8 @@ T_CASE(a_process_that_dies_is_an_error_on_all_others_at_once)
 
 T_CASE(process_that_exits_with_a_communicator_tells_its_last_error)
 {
-    char folder[] = "/tmp/colo-exit-XXXXXX", record[1 << 14] = "";
-    assert_non_null(mkdtemp(folder));
+    const char *folder = t_folder();
+    char record[1 << 14] = "";
     assert_int_equal(setenv("COLO_FLIGHT_RECORDER", t_text("%s/rank", folder), 1), 0);
     expect_on_others(EXITS, COLO_ERR_ABORTED, ENDED "; its last error: grid spec");
     assert_int_equal(unsetenv("COLO_FLIGHT_RECORDER"), 0);

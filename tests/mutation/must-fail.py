@@ -18,6 +18,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -145,4 +146,6 @@ def main(args):
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ['TMPDIR'] = folder  # for what a program leaves that is ended
+        sys.exit(main(sys.argv[1:]))

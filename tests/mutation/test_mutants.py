@@ -110,6 +110,9 @@ with tempfile.TemporaryDirectory() as name:
     expect('a hang after a crash that CMocka caught',
            judge(folder, 'echo "Test failed with exception: Segmentation fault" >&2\n' + FAILS.replace('x\'\n', 'x\' >&2\n') +
                  'sleep 30', '--limit', '20'), 1)
+    judge(folder, 'mktemp -d >%s/made\n' % folder + FAILS.replace('x\'\n', 'x\' >&2\n') + 'exec sleep 30',
+          '--limit', '20')
+    expect('the folder of a program that is ended', Path((folder / 'made').read_text().strip()).exists(), False)
     chosen = '[ "$T_MUTANT" = some ] || { ' + PASSES + ' exit 0; }\n'
     expect('a case that fails with a mutant only', judge(folder, chosen + FAILS + 'exit 1', '--mutant', 'some'), 0)
     expect('a case that fails without the mutant', judge(folder, FAILS + 'exit 1', '--mutant', 'some'), 1)
