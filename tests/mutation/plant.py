@@ -33,10 +33,12 @@ def load(path):
         """JSON itself lets the last one of two members of a name win."""
         for name, count in collections.Counter(name for name, _ in pairs).items():
             if count > 1:
-                sys.exit('%s: two of one object are named "%s"' % (path, name))
+                sys.exit('%s: two are named "%s"' % (path, name))
         return dict(pairs)
     what = json.loads(Path(path).read_text(), object_pairs_hook=once)
-    what['mutants'] = [{'name': name, **mutant} for name, mutant in what['mutants'].items()]
+    # A name stands for one mutant, whatever its source.
+    what['mutants'] = list(once([(name, {'name': name, 'source': source, **mutant})
+                                 for source, of in what['mutants'].items() for name, mutant in of.items()]).values())
     return what
 
 
@@ -128,10 +130,11 @@ def sources(program):
 
 
 def default_program(folder, name):
-    """A test program: test_NAME.c next to the list, or else in another folder of tests/; a judge is a test_NAME.py."""
+    """A test program: test_NAME.c next to the list, or else in another folder of tests/, in gpu if in no other; a judge is
+    a test_NAME.py."""
     same = folder / ('test_%s.c' % name)
-    found = [same] if same.exists() else [
-        p for p in ROOT.glob('tests/*/test_%s.*' % name) if p.suffix in ('.c', '.py') and p.parent.name != 'gpu']
+    every = [p for p in ROOT.glob('tests/*/test_%s.*' % name) if p.suffix in ('.c', '.py')]
+    found = [same] if same.exists() else [p for p in every if p.parent.name != 'gpu'] or every
     if len(found) != 1:
         sys.exit('mutants: "%s" is not listed and %d files in tests/ are named %s, expected one'
                  % (name, len(found), same.name))

@@ -19,11 +19,11 @@ def expect(what, got, want):
         print('%s: %s, expected %s' % (what, got, want))
 
 
-def plant(folder, old, new, *how, **more):
-    mutant = dict({'source': SOURCE, 'old': old, 'new': new, 'killed_by': ['p']}, **more)
+def plant(folder, old, new, *how, sources=(SOURCE,), **more):
+    mutant = dict({'old': old, 'new': new, 'killed_by': ['p']}, **more)
     path = folder / 'list.json'
     path.write_text(json.dumps({'programs': {'p': {'sources': ['tests/mutation/sample.c']}},
-                                'mutants': {'m': mutant}}))
+                                'mutants': {source: {'m': mutant} for source in sources}}))
     how = how or ('--plant', 'm', str(folder / 'out.c'))
     done = subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), str(path), *how],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -33,8 +33,8 @@ def plant(folder, old, new, *how, **more):
 def choose(folder, mutants):
     """What a program does without a mutant and with each, which are (name, old text, new text) in its source"""
     path, source = folder / 'list.json', 'tests/mutation/chosen.c'
-    path.write_text('{"mutants": {%s}}' % ', '.join(
-        '"%s": %s' % (name, json.dumps({'source': source, 'old': old, 'new': new, 'killed_by': ['p']})) for name, old, new in mutants))
+    path.write_text('{"mutants": {"%s": {%s}}}' % (source, ', '.join(
+        '"%s": %s' % (name, json.dumps({'old': old, 'new': new, 'killed_by': ['p']})) for name, old, new in mutants)))
     planted, program = folder / 'planted-tests-mutation-chosen.c', folder / 'chosen'
     if subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), '--plant-all', str(folder), str(path)],
                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
@@ -78,6 +78,8 @@ with tempfile.TemporaryDirectory() as name:
     for run, code in (('grid the_first_dim*', 0), ('grid no_such_case', 1), ('p no_such_case', 1),
                       ('product a_rows*', 0), ('product a_cblas_that*', 0)):
         expect('a list that runs %s' % run, plant(folder, 'return', 'bug;', '--list', killed_by=[run]), code)
+    expect('two sources with mutants of a name', plant(
+        folder, 'return', 'bug;', '--list', sources=(SOURCE, 'src/core/tape.c')), 1)
     expect('the lists of the tree', subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), '--check']).returncode, 0)
     expect('killed without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
 
