@@ -97,7 +97,7 @@ MUTANTS = {
     'an exception that a launcher caught stays in its process': (
         'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and plain'),
     'an uncaught exception is kept to itself': (
-        'torch/ranks.py', 'if words or of.host', 'if of.host', 'test_torch_ended.py', 'cause and by'),
+        'torch/ranks.py', '(words or of.host', '(of.host', 'test_torch_ended.py', 'cause and by'),
     'an exception that a script caught stays in its process': (
         'torch/ranks.py', 'words = _failure[0]', 'pass', 'test_torch_ended.py', 'cause and catches'),
     'a caught SystemExit ends a rank that goes on': (
