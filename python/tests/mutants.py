@@ -361,6 +361,13 @@ MUTANTS = {
         'torch/ready.py', 'except (TypeError, ValueError) as why:', 'except ZeroDivisionError as why:', 'test_refusals.py', 'names_it'),
     'the imaginary part of a weight is dropped': (
         'torch/losses.py', 'or weights is not None and weights.is_complex():', ':', 'test_refusals.py', 'names_it'),
+    'the imaginary part of a mask is dropped': (
+        'torch/tensors.py', 'if mask is not None and mask.is_complex():', 'if False:', 'test_refusals.py', 'names_it'),
+    'a budget below 0 is none': (
+        'torch/linear_plan.py', "if not 0 <= integer('budget', budget) < 2**64:", "if not integer('budget', budget) < 2**64:",
+        'test_refusals.py', 'names_it'),
+    'max_valid is cut': (
+        'torch/linear_plan.py', '>= 2**63:', '>= 2**99:', 'test_refusals.py', 'names_it'),
     'the bias of over_chunks is not looked at': (
         'torch/chunks.py', ' or bias is not None and b != w[:1]:', ':', 'test_refusals.py', 'names_it'),
     'what is no support is used as one': (

@@ -341,9 +341,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         raise ArgumentError("linear_nll: mode=\"loss\" makes gradients of a mean or a sum, and reduction "
                             "is 'none'; use mode=\"auto\"")
     known = None if upstream is None else _known(upstream, reduction, mode, hidden)
-    weights = None
-    if mask is not None:
-        target, weights = masked('linear_nll', mask, target, ignore_index)
+    target, weights = masked('linear_nll', mask, target, ignore_index)
     trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, weight, bias))
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
     group = across(reduce_group, getattr(hidden, 'device', None), 'linear_nll')

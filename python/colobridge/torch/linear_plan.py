@@ -51,7 +51,10 @@ class LinearPlan(Plan):
         """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
         copied?"""
         mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
-        integer('budget', budget), integer('max_valid', max_valid or 0)
+        if not 0 <= integer('budget', budget) < 2**64:
+            raise ArgumentError("%s: budget is %d, expected bytes: 0 (the default) to 2**64 - 1" % (what, budget))
+        if abs(integer('max_valid', max_valid or 0)) >= 2**63:
+            raise ArgumentError("%s: max_valid is %d, which has too many bits" % (what, max_valid))
         if mode not in MODES or d_hidden not in D_HIDDEN:
             raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
                                 % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))

@@ -13,7 +13,7 @@ from .lazy import torch
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _weighted, across
 from .ready import integer, like, number, scalars
-from .tensors import Function, checked, eager, of_integers, operator, said
+from .tensors import Function, checked, eager, of_integers, operator, refuse_complex, said
 
 
 # ---- over logits ----
@@ -33,6 +33,7 @@ class _Masked(LogprobPlan):
         if mask is not None and (mask.shape != logits.shape[:-1] or mask.device != logits.device):
             raise ArgumentError("%s: mask is %s on %s, expected %s on %s" % (
                 what, list(mask.shape), mask.device, shape[:-1], logits.device))
+        refuse_complex(what, mask)
         if second is not None and (second.shape[:-1] != logits.shape[:-1] or second.dim() != logits.dim()
                                    or second.device != logits.device):
             raise ArgumentError("%s: logits are %s on %s and %s on %s, expected the same shape but for the "
@@ -151,6 +152,7 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
         raise ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...] on one device"
                             % (said(logits), said(mask)))
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    refuse_complex('entropy', mask)
     if mask is not None:
         target.masked_fill_(mask == 0, -100)
     return VocabParallel.apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,
@@ -215,10 +217,9 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     if not values.dtype.is_floating_point or weights is not None and weights.is_complex():
         raise ArgumentError("weighted_sum: values are of %s and weights of %s, expected floats and numbers"
                             % (values.dtype, getattr(weights, 'dtype', None)))
+    refuse_complex('weighted_sum', mask)
     comm = across(reduce_group, device, 'weighted_sum')
-    if values.dtype not in (torch.float32, torch.float64):
-        values = values.float()
-    values = values.contiguous()
+    values = values.to(real_of(values.dtype)).contiguous()
     weights = None if weights is None else weights.detach().to(values.dtype).contiguous()
     mask = None if mask is None else (mask != 0).contiguous().view(torch.uint8)
     return Weighted(*_Sum.apply(values, comm, weights, mask, torch.is_grad_enabled()))

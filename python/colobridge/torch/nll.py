@@ -14,7 +14,7 @@ from .lazy import torch
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
 from .ready import SLACK, aligned, entry, like, scalars
 from .support import Support
-from .tensors import Function, of_integers, operator, said, stream_of
+from .tensors import Function, of_integers, operator, refuse_complex, said, stream_of
 
 
 class Loss(NamedTuple):
@@ -228,9 +228,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     """
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
-    weights = None
-    if mask is not None:
-        target, weights = masked('nll', mask, target, ignore_index)
+    target, weights = masked('nll', mask, target, ignore_index)
     numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
@@ -250,12 +248,13 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
 
 def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, Any]:
     """The target where the mask is not 0, and ignored elsewhere; and the mask, if it weighs tokens, else
-    None. ValueError: a mask that is no tensor, not of the target's shape, on another device, or has a weight that
-    is none."""
-    if not of_integers(target):
-        return target, None  # refused by the function that reads it
+    None. ValueError: a mask that is no tensor, not of the target's shape, on another device, of complex numbers, or
+    has a weight that is none."""
+    if mask is None or not of_integers(target):
+        return target, None  # such a target is refused by the function that reads it
     if not isinstance(mask, torch.Tensor) or mask.shape != target.shape or mask.device != target.device:
         raise ArgumentError("%s: mask is %s, expected %s, as the target is" % (what, said(mask), said(target)))
+    refuse_complex(what, mask)
     weights = mask.detach() if mask.dtype.is_floating_point else None
     if weights is not None and not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         bad = ~((weights >= 0) & (weights < float('inf')))

@@ -59,6 +59,11 @@ def of_integers(t: Any) -> bool:
         t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool)
 
 
+def refuse_complex(what: str, mask: Any) -> None:
+    if mask is not None and mask.is_complex():
+        raise ArgumentError("%s: mask is of %s, expected bools, integers or floats" % (what, mask.dtype))
+
+
 def stream_of(device: Any) -> int | None:
     """The current CUDA stream, None on the host."""
     if device.type != 'cuda':
