@@ -72,7 +72,9 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
 static colo_status_t call_batch(colo_batch_t *batch, colo_pass_t pass, const colo_tensor_t *in,
                                 const colo_tensor_t *out, int32_t n, colo_stream_t stream)
 {
-    COLO_FAIL_IF(!batch, COLO_ERR_ARG, "bridge: batch is NULL");
+    COLO_FAIL_IF(!batch, COLO_ERR_ARG,
+                 "bridge: batch is NULL, expected one that colo_bridge_set_segments() or "
+                 "colo_bridge_set_packing() made");
     colo_bridge_t *bridge = batch->bridge;
     COLO_TRY(alive(bridge, pass));
     COLO_FAIL_IF(pass == COLO_BACKWARD && bridge->now.program.plan->config.no_grad, COLO_ERR_STATE,

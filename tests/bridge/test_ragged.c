@@ -430,7 +430,8 @@ T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
     rank_check(colo_bridge_forward(b, &tx, &tx, NULL) == COLO_ERR_STATE);
     rank_check(colo_bridge_backward(b, &tx, &tx, NULL) == COLO_ERR_STATE);
     rank_check(colo_bridge_reshape(b, &shape) == COLO_ERR_STATE);
-    rank_check(colo_batch_forward(NULL, NULL, NULL, 1, NULL) == COLO_ERR_ARG);
+    rank_fails(colo_batch_forward(NULL, NULL, NULL, 1, NULL), COLO_ERR_ARG,
+               "batch is NULL, expected one that colo_bridge_set_segments() or ");
     rank_check(colo_bridge_set_segments(NULL, &s, &batch) == COLO_ERR_ARG);
     colo_batch_destroy(&batch);
     colo_batch_destroy(&batch);
