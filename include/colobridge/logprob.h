@@ -29,7 +29,7 @@ extern "C" {
 typedef struct colo_logprob_config {
     size_t struct_size;
     colo_logits_options_t logits;
-    double label_smoothing; /* e in [0, 1) */
+    double label_smoothing; /* e in [0, 1] */
     bool megatron_smoothing; /* e' = e V / (V - 1) */
     double z_loss;        /* lambda, >= 0 */
     int64_t ignore_index; /* -100 */

@@ -328,7 +328,7 @@ def losses(rank, groups_of):
     mask = torch.arange(t.numel()).view(t.shape) % 5 != 0
     results = []
     for reduction, mode, smoothing in itertools.product(('mean', 'sum'), ('loss', 'logprob', 'keep'),
-                                                        (0.0, 0.1)):
+                                                        (0.0, 0.1, 1.0)):
         sides = [case(seed=1)[0], case(seed=2)[0]]
         targets = [case(seed=1)[3], case(seed=2)[3]]
         targets[1].reshape(-1)[:7] = -100

@@ -46,8 +46,8 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
                  c->logits.temperature);
     COLO_FAIL_IF(!(c->logits.softcap >= 0) || isinf(c->logits.softcap), COLO_ERR_ARG,
                  "logprob: softcap is %g, expected finite and >= 0 (0 = off)", c->logits.softcap);
-    COLO_FAIL_IF(!(c->label_smoothing >= 0 && c->label_smoothing < 1), COLO_ERR_ARG,
-                 "logprob: label_smoothing is %g, expected in [0, 1)", c->label_smoothing);
+    COLO_FAIL_IF(!(c->label_smoothing >= 0 && c->label_smoothing <= 1), COLO_ERR_ARG,
+                 "logprob: label_smoothing is %g, expected in [0, 1]", c->label_smoothing);
     COLO_FAIL_IF(c->megatron_smoothing && c->label_smoothing > 0 && c->logits.vocab == 1,
                  COLO_ERR_ARG, "logprob: megatron_smoothing divides by vocab - 1, and vocab is 1");
     COLO_FAIL_IF(!(c->z_loss >= 0) || isinf(c->z_loss), COLO_ERR_ARG,

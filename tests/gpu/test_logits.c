@@ -22,7 +22,7 @@ static void draw_options(loss_case_t *c, int i)
     k->want_loss = i & 2;
     k->want_correct = i & 4;
     if (k->want_loss && t_below(&rng, 2)) {
-        k->label_smoothing = 0.1 + 0.3 * t_uniform(&rng);
+        k->label_smoothing = t_below(&rng, 4) ? 0.1 + 0.3 * t_uniform(&rng) : 1;
         k->megatron_smoothing = t_below(&rng, 2);
     }
     if (k->want_loss && t_below(&rng, 2))

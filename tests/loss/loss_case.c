@@ -175,7 +175,7 @@ void loss_options(colo_logprob_config_t *config, unsigned bits)
     config->logits.temperature = bits & WITH_TAU ? 0.7 : 1;
     config->logits.scale = bits & WITH_TAU ? 1.3 : 1;
     config->logits.softcap = bits & WITH_CAP ? 5 : 0;
-    config->label_smoothing = bits & WITH_SMOOTH ? 0.1 : 0;
+    config->label_smoothing = !(bits & WITH_SMOOTH) ? 0 : bits & WITH_ZLOSS ? 1 : 0.1;
     config->megatron_smoothing = bits & WITH_MEGATRON;
     config->z_loss = bits & WITH_ZLOSS ? 1e-2 : 0;
     config->want_entropy = bits & WITH_ENTROPY;

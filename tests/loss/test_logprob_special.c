@@ -149,6 +149,26 @@ T_CASE(smoothing_over_a_masked_column_is_infinite)
     everywhere(1, smoothing_over_minus_infinity, the_smoothed_loss_is_infinite);
 }
 
+static void nothing_but_smoothing(loss_case_t *c)
+{
+    c->targets[0] = 2;
+    c->z[2] = -INFINITY;
+    c->config.label_smoothing = 1;
+}
+
+/* As PyTorch: 0 times infinity. */
+static void the_loss_is_nan(loss_case_t *c)
+{
+    for (int r = 0; r < c->ranks; r++)
+        assert_true(c->out[r][0][0] == -INFINITY && isnan(c->out[r][2][0]));
+    assert_true(all_of(IS_FINITE, c->dz, V));
+}
+
+T_CASE(a_masked_target_of_weight_0_is_nan)
+{
+    everywhere(1, nothing_but_smoothing, the_loss_is_nan);
+}
+
 static void softcap_of_infinities(loss_case_t *c)
 {
     c->config.logits.softcap = 4;

@@ -65,7 +65,8 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_ALL, a.cfg.logits.scale = inf, "scale is inf, expected finite");
     ARG(OF_ALL, a.cfg.logits.softcap = -2, "softcap is -2");
     ARG(OF_ALL, a.cfg.logits.softcap = NAN, "softcap is ");
-    ARG(OF_LOGPROB, a.cfg.logprob.label_smoothing = 1, "label_smoothing is 1, expected in [0, 1)");
+    ARG(OF_LOGPROB, a.cfg.logprob.label_smoothing = 1.5,
+        "label_smoothing is 1.5, expected in [0, 1]");
     ARG(OF_LOGPROB, a.cfg.logprob.label_smoothing = -0.5, "label_smoothing is -0.5");
     ARG(OF_LOGPROB,
         (a.cfg.logits.vocab = 1, a.cfg.logprob.label_smoothing = 0.1,
