@@ -14,7 +14,7 @@ from .torch.linear import Linear, LinearLoss, prepare
 from .torch.logprob import outputs
 from .torch.losses import logprob_at, topk_logprob
 from .torch.ranks import alone, size_and_rank, telling
-from .torch.sampling import enough, kept, masses, vocabulary
+from .torch.sampling import dropped, kept, vocabulary
 from .torch.support import Support
 from .torch.tensors import eager, stream_of
 
@@ -260,8 +260,7 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
             return _logp(among, target, first, end, group, chunk, inference_only, what)
     with torch.no_grad():
         best = topk_logprob(logits, top_k, tp_group=group, vocab_start=first, vocab_end=end)
-        mass = masses(best.logp, best.logp[..., :1], top_k)
-        ids = best.ids.masked_fill(mass.cumsum(-1) - mass >= enough(top_p, mass.sum(-1, keepdim=True)), -1)
+        ids = best.ids.masked_fill(dropped(best.logp, top_p), -1)
         lost = ~(ids == target.unsqueeze(-1)).any(-1) & (target >= 0) & (target < vocab)
     # Without a target the list alone has the gradient, that of its softmax. A row of NaN has no list: NaN.
     logp = _logp(logits, target.masked_fill(lost, -1), first, end, group, chunk, inference_only, what, Support(ids))

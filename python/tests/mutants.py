@@ -159,7 +159,9 @@ MUTANTS = {
     'a target that top-p does not keep has a gradient': (
         'torch/sampling.py', '.masked_fill(lost, 0))', ')', 'test_sampling.py', 'test_a_target_that'),
     'the id that meets the mass is left out of a list': (
-        'compat.py', 'mass.cumsum(-1) - mass >=', 'mass.cumsum(-1) >=', 'test_sampling.py', 'test_the_fewest'),
+        'torch/sampling.py', 'mass.cumsum(-1) - mass >=', 'mass.cumsum(-1) >=', 'test_sampling.py', 'test_the_fewest'),
+    'a top-p of 1 leaves out ids whose mass rounds to 0': (
+        'torch/sampling.py', 'if top_p == 1:  # keeps', 'if False:  # keeps', 'test_sampling.py', 'top_p_of_1'),
     'a row of NaN has a list': (
         'compat.py', 'Support(ids))', 'Support(ids.clamp(min=0)))', 'test_sampling.py',
         'test_rows_without'),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """sampling_params of colobridge.compat: top-k and top-p over sharded vocabularies, against lists that are sorted
 row by row, in exact arithmetic where a sum decides."""
+import itertools
 import math
 import types
 from fractions import Fraction
@@ -115,6 +116,12 @@ def test_equal_logits_are_kept_by_id_and_a_sum_that_is_met_ends_the_list():
         assert kept_ids(torch.zeros(64), 8, 0.5, size) == list(range(4))  # of what top_k left
         assert kept_ids(torch.tensor([-0.0, 0.0, -1.0, 0.0, -0.0]), None, 0.25, size) == [0, 1]
         assert kept_ids(torch.tensor([-9.0, 1.0, -INF, 1.0]), None, 0.2, size) == [1]
+
+
+def test_a_top_p_of_1_keeps_ids_however_small_their_mass_is():
+    row = torch.tensor([0.0, -50.0, -1.0, -90.0])
+    for size, top_k in itertools.product((1, 3), (3, 4, 300)):  # 300: a copy, else a list
+        assert kept_ids(row, top_k, 1.0, size) == [0, 1, 2, 3][:top_k]
 
 
 def test_many_tokens_are_searched_in_little_memory(monkeypatch):

@@ -14,14 +14,14 @@ from .tensors import Function, checked, stream_of
 _WORKSPACE = 1 << 26  # bytes, about: 32,768 tokens of one rank
 
 
-def masses(x: Any, largest: Any, count: int) -> Any:
-    """exp(x - largest), which add up to less than 2^63, as integers: sums are exact in any order"""
-    return ((x.double() - largest).exp() * 2.0 ** (62 - count.bit_length())).nan_to_num().long()
-
-
-def enough(top_p: float, total: Any) -> Any:
-    """The least mass of the ids that are kept"""
-    return torch.minimum((total.double() * top_p).ceil().long(), total).clamp(min=1)
+def dropped(logp: Any, top_p: float) -> Any:
+    """Which ids of log-probabilities [.., k], the largest first, top_p does not keep, or have no mass at all"""
+    if top_p == 1:  # keeps an id whose mass rounds to 0, too
+        return logp == -math.inf
+    # Integers that add up to less than 2^63: sums are exact in any order.
+    mass = ((logp.double() - logp[..., :1]).exp() * 2.0 ** (62 - logp.shape[-1].bit_length())).nan_to_num().long()
+    total = mass.sum(-1, keepdim=True)
+    return mass.cumsum(-1) - mass >= torch.minimum((total.double() * top_p).ceil().long(), total).clamp(min=1)
 
 
 def vocabulary(what: str, logits: Any, start: int, end: int, group: Any) -> int:
