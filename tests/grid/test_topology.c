@@ -305,8 +305,7 @@ T_CASE_BUILT(a_file_that_cannot_be_read_is_refused)
     refuse("missing.xml", COLO_ERR_IO, "No such file");
     refuse("/tmp/", COLO_ERR_IO, "not a regular file");
     refuse("/dev/zero", COLO_ERR_IO, "not a regular file");
-    char fifo[64];
-    snprintf(fifo, sizeof fifo, "%s.fifo", file);
+    const char *fifo = t_text("%s.fifo", file);
     assert_int_equal(mkfifo(fifo, 0600), 0);
     refuse(fifo, COLO_ERR_IO, "not a regular file"); /* and the call waits for no writer */
     unlink(fifo);
