@@ -186,6 +186,24 @@ def test_what_is_reached_goes_by_the_hosts_too(monkeypatch):
         cb.run_threads(8, lambda comm: rank(comm, 'tp=4,dp=2', 'tp=2,cp=4', nodes))
 
 
+def test_memory_that_cannot_be_opened_is_made_elsewhere(monkeypatch):
+    """Where bridges have memory already, and need more. The others go on without."""
+    comm, places, alloc = cb.Comm.self(), [], memory.Memory.alloc
+
+    def placed(comm, nbytes):
+        held = alloc(comm, nbytes)
+        places.append(held.data)
+        return held
+    monkeypatch.setattr(memory.Memory, 'alloc', placed)
+    monkeypatch.setattr(memory.Memory, 'is_p2p', property(lambda self: len(places) == 3))
+    held = arena.memory_of(comm, 256, True)
+    assert held.data == places[2] and len(set(places)) == 3, places
+    places.clear()
+    assert arena.memory_of(comm, 256, False) is None and len(places) == 1
+    monkeypatch.setattr(memory.Memory, 'is_p2p', False)
+    assert arena.memory_of(comm, 256, True) is None
+
+
 EXIT = '''
 import gc, threading, sys
 import torch, colobridge as cb
