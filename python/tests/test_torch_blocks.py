@@ -187,21 +187,28 @@ def test_what_is_reached_goes_by_the_hosts_too(monkeypatch):
 
 
 def test_memory_that_cannot_be_opened_is_made_elsewhere(monkeypatch):
-    """Where bridges have memory already, and need more. The others go on without."""
-    comm, places, alloc = cb.Comm.self(), [], memory.Memory.alloc
+    """Where bridges have memory already, and need more: what was made before stays until then, and what is garbage goes. The
+    others go on without."""
+    comm, made, alloc = cb.Comm.self(), [], memory.Memory.alloc
+    garbage = type('Garbage', (), {})()
+    garbage.itself, seen = garbage, weakref.ref(garbage)
+    del garbage
 
-    def placed(comm, nbytes):
+    def elsewhere(comm, nbytes):
+        assert all(held() and held()._handle for held in made)
         held = alloc(comm, nbytes)
-        places.append(held.data)
+        made.append(weakref.ref(held))
         return held
-    monkeypatch.setattr(memory.Memory, 'alloc', placed)
-    monkeypatch.setattr(memory.Memory, 'is_p2p', property(lambda self: len(places) == 3))
+    monkeypatch.setattr(memory.Memory, 'alloc', elsewhere)
+    monkeypatch.setattr(memory.Memory, 'is_p2p', property(lambda self: len(made) == 3))
     held = arena.memory_of(comm, 256, True)
-    assert held.data == places[2] and len(set(places)) == 3, places
-    places.clear()
-    assert arena.memory_of(comm, 256, False) is None and len(places) == 1
+    assert [one() for one in made] == [None, None, held] and seen() is None
+    made.clear()
+    assert arena.memory_of(comm, 256, False) is None and len(made) == 1
     monkeypatch.setattr(memory.Memory, 'is_p2p', False)
-    assert arena.memory_of(comm, 256, True) is None
+    made.clear()
+    with pytest.raises(RuntimeError, match="ranks cannot open each other's memory"):
+        arena.memory_of(comm, 256, True)
 
 
 EXIT = '''

@@ -17,6 +17,7 @@ Left to others: which tensors are reached, and when memory is made (bridge.py).
 import collections
 import ctypes as c
 import functools
+import gc
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -95,9 +96,8 @@ def _shared(comm: Comm, why: Error) -> bool:
     has what the others hear of it after "peer memory: rank n failed: "."""
     if lib().colo_comm_check(comm.handle) < 0 or why.status == STATUS['ERR_MISMATCH']:
         return False
-    if why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG']):
-        return str(why).startswith(('peer memory: ', 'memory: ', 'register: '))
-    return True
+    return why.status not in (STATUS['ERR_PEER'], STATUS['ERR_ARG']) or str(why).startswith(
+        ('peer memory: ', 'memory: ', 'register: '))
 
 
 def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:
@@ -118,9 +118,9 @@ def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:
             continue
         if memory.is_p2p:
             return memory
-        # CUDA opens none at an address where a rank has not closed yet what the owner has freed. The next lies elsewhere.
-        passed.append(memory)
-    return None
+        passed.append(memory), gc.collect()  # a freed one may still be open at its address: close that, and go elsewhere
+    if needed:
+        raise FailedError("bridge: ranks cannot open each other's memory; COLO_LOG=info says why", STATUS['ERR_UNBUILT'])
 
 
 def nbytes_of(counts: tuple[int, int], dtype: int, reached: tuple[bool, bool], sums: bool, buffers: int) -> int:
