@@ -415,11 +415,9 @@ extern "C" cudaError_t colo_k_rows_compact(const colo_linear_rows *p, cudaStream
 extern "C" cudaError_t colo_k_rows_upstream(const colo_linear_upstream_rows *u, cudaStream_t stream)
 {
     const colo_linear_rows *p = u->rows;
-    if (p->rows == 0)
-        return cudaSuccess;
-    if (u->scale)
+    if (u->scale) /* written without rows, too: sums of none are multiplied by it */
         scaled_upstream_kernel<<<1, PACK_THREADS, 0, stream>>>(*p, *u);
-    else
+    else if (p->rows > 0)
         upstream_kernel<<<blocks_for(p->rows), THREADS, 0, stream>>>(*p, *u);
     return cudaGetLastError();
 }

@@ -39,6 +39,15 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
     }
 }
 
+T_CASE(without_tokens_gradients_of_the_head_are_0)
+{
+    for (int i = 0; i < 12; i++) {
+        T_ENDS(linear_case_free) linear_case_t c;
+        linear_case_empty(&c, 1, i, &rng);
+        linear_case_judge(&c, 1, "no tokens");
+    }
+}
+
 T_CASE(a_support_takes_the_vocabularys_place)
 {
     for (int i = 0; i < 24; i++) {

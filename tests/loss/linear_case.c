@@ -5,7 +5,7 @@
  */
 #include "loss/linear_case.h"
 
-enum { BEFORE = 256, CANARY_BYTE = 0x5a, FILLED = 1 << 20 };
+enum { BEFORE = 256, CANARY_BYTE = 0xff /* NaN in every dtype */, FILLED = 1 << 20 };
 
 /* Of the next numbers of a case's memory, @n. */
 static double *take(double **next, int64_t n)

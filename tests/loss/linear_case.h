@@ -71,6 +71,8 @@ void linear_case_shard(linear_case_t *c, shard_kind_t kind);
 /* The @i-th of 48 with upstream gradients that fp16 cannot hold, and some that it cannot hold a
  * probability of. d_weight is f32; d_hidden could not hold its values. */
 void linear_case_upstream(linear_case_t *c, int32_t ranks, int i, uint64_t *rng);
+/* The @i-th of 12 without tokens, where gradients of the head are 0. */
+void linear_case_empty(linear_case_t *c, int32_t ranks, int i, uint64_t *rng);
 /* The @i-th of 36 with lists of about a third of the ids. */
 void linear_case_listed(linear_case_t *c, int32_t ranks, int32_t replicas, int i, uint64_t *rng);
 /* The @i-th of 36 cases with share_d_weight. With 1.5 times as many rows as columns of hidden,

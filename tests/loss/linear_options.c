@@ -48,6 +48,14 @@ void linear_case_upstream(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
     c->config.frozen_hidden = true;
 }
 
+void linear_case_empty(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
+    linear_case_init(c, ranks, 1, 0, 23, 12, dtypes[i / 3], rng);
+    linear_case_options(c, LINEAR_BIAS);
+    linear_case_mode(c, i % 3);
+}
+
 void linear_case_listed(linear_case_t *c, int32_t ranks, int32_t replicas, int i, uint64_t *rng)
 {
     linear_case_init(c, ranks, replicas, 9, 21, 6, loss_dtypes[i % 4], rng);

@@ -105,6 +105,16 @@ T_CASE(every_option_and_pair_agrees_with_the_oracle)
             }
 }
 
+T_CASE(without_tokens_gradients_of_the_head_are_0)
+{
+    uint64_t rng = t_seed() + 11;
+    for (int i = 0; i < 12; i++) {
+        T_ENDS(linear_case_free) linear_case_t c;
+        linear_case_empty(&c, 1 + i % 2, i, &rng);
+        linear_case_judge(&c, 1, "no tokens");
+    }
+}
+
 T_CASE(all_options_at_once_agree_on_every_world)
 {
     static const int32_t worlds[][2] = {{1, 1}, {2, 1}, {4, 1}, {8, 1},
