@@ -201,14 +201,14 @@ def test_memory_that_cannot_be_opened_is_made_elsewhere(monkeypatch):
         return held
     monkeypatch.setattr(memory.Memory, 'alloc', elsewhere)
     monkeypatch.setattr(memory.Memory, 'is_p2p', property(lambda self: len(made) == 3))
-    held = arena.memory_of(comm, 256, True)
+    held = arena.memory_of(comm, 256, False, True)
     assert [one() for one in made] == [None, None, held] and seen() is None
     made.clear()
-    assert arena.memory_of(comm, 256, False) is None and len(made) == 1
+    assert arena.memory_of(comm, 256, True, False) is None and len(made) == 1
     monkeypatch.setattr(memory.Memory, 'is_p2p', False)
     made.clear()
     with pytest.raises(RuntimeError, match="ranks cannot open each other's memory"):
-        arena.memory_of(comm, 256, True)
+        arena.memory_of(comm, 256, False, True)
 
 
 EXIT = '''

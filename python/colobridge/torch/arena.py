@@ -36,8 +36,7 @@ from .tensors import stream_of
 
 _ROUND = 512
 _SMALL = 1 << 20  # up to here PyTorch's allocator keeps tensors apart from larger ones
-NO_PEERS = ("bridge: transport is 'peer' and x is on %s, but peers reach memory of GPUs only; take "
-            "transport='auto'")
+NO_PEERS = "bridge: transport is 'peer' and x is on %s, but peers reach memory of GPUs only; take transport='auto'"
 
 
 def _padded(count: int, elem: int) -> int:
@@ -100,27 +99,28 @@ def _shared(comm: Comm, why: Error) -> bool:
         ('peer memory: ', 'memory: ', 'register: '))
 
 
-def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:
-    """Memory that all ranks of @comm reach, @nbytes of this rank's; collective. None on all of them: they
-    do not reach each other, or there is none, which is an exception where it is @needed."""
-    failed, passed = False, []
-    while len(passed) < (4 if needed else 1):
+def memory_of(comm: Comm, nbytes: int, needed: bool, grows: bool) -> Memory | None:
+    """Memory that all ranks of @comm reach, @nbytes of this rank's; collective. None on all of them: they do not reach each
+    other, or there is none. An exception instead where there is none and it is @needed, and where what is there @grows."""
+    passed: list[Memory | None] = []  # stays, so that the next one lies elsewhere
+    while len(passed) < 4:
         try:
             memory = Memory.alloc(comm, nbytes)
+            if memory.is_p2p:
+                return memory
+            if not grows:
+                return None
+            passed.append(memory)
         except Error as why:
-            if (failed and needed) or not _shared(comm, why):
+            if passed and (needed or grows) or not _shared(comm, why):
                 raise
-            if failed:
+            if passed:
                 warnings.warn("bridge: no memory that peers reach, so it goes through NCCL: %s" % why)
                 return None
-            failed = True
+            passed.append(None)
             torch.cuda.empty_cache()
-            continue
-        if memory.is_p2p:
-            return memory
-        passed.append(memory), gc.collect()  # a freed one may still be open at its address: close that, and go elsewhere
-    if needed:
-        raise FailedError("bridge: ranks cannot open each other's memory; COLO_LOG=info says why", STATUS['ERR_UNBUILT'])
+        gc.collect()  # dropped bridges: they hold memory, and have some open that was freed, at whose address CUDA opens none
+    raise FailedError("bridge: ranks cannot open each other's memory; COLO_LOG=info says why", STATUS['ERR_UNBUILT'])
 
 
 def nbytes_of(counts: tuple[int, int], dtype: int, reached: tuple[bool, bool], sums: bool, buffers: int) -> int:
@@ -358,7 +358,7 @@ class Workspace(_Ordered):
         stale, self._stale = self._stale, False
         if old is None or nbytes > old.nbytes or stale:
             nbytes = max(nbytes, 1 if old is None or stale else old.nbytes * 5 // 4)
-            self._memory = memory_of(self._comm, nbytes, self._needed or old is not None)
+            self._memory = memory_of(self._comm, nbytes, self._needed, old is not None)
             # All ranks were there, with nothing on its way: no rank reaches the old one any more.
             if old is not None and self._captured:
                 self._kept.append(old)

@@ -81,7 +81,7 @@ class Core:
             reached = reached[0] or old.reached[0], reached[1] or old.reached[1]
             counts = _grown(counts[0], old.counts[0]), _grown(counts[1], old.counts[1])
         own, nbytes = self.buffers or 0, arenas.nbytes_of(counts, self.dtype, reached, sums, self.buffers or 0)
-        memory = arenas.memory_of(self.comm, nbytes, self._needed or old is not None)
+        memory = arenas.memory_of(self.comm, nbytes, self._needed, old is not None)
         if memory is None:
             return False
         if old is not None and old.captured:
