@@ -16,7 +16,7 @@ ENDINGS = '.c', '.h', '.cu', '.cuh', '.py', '.sh', '.build'
 # (folders, the goal in lines, what they may have). Where the goal is not met, lower the last figure to what is there plus
 # 1 % when you made a folder shorter, and to the goal plus 3 % at the end. Raise it only for a feature, in its commit.
 ROWS = (
-    (('src/comm',), 10200, 10918),
+    (('src/comm',), 10200, 10952),
     (('src/bridge',), 8600, 11237),
     (('src/loss',), 7200, 7815),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7038),

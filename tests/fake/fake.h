@@ -48,6 +48,8 @@ void fake_async_error(int device, ncclResult_t e);
 void fake_lose_device(int device, bool silent);
 /* Memory is made with the words @first, @first + 1 and so on in it, 0: with what means nothing. */
 void fake_leave_words(uint64_t first);
+/* The allocation @p is freed and made again at its address, of @bytes, no more than it had. */
+void fake_remake(void *p, size_t bytes);
 /* ncclCommInitRank() ends where it waits for ranks that do not come, as when their process ends. */
 void fake_end_inits(void);
 
@@ -56,6 +58,7 @@ void fake_end_inits(void);
 enum fake_kind {
     FAKE_MEMORY,
     FAKE_PINNED,
+    FAKE_OPENED, /* by other processes */
     FAKE_STREAM,
     FAKE_EVENT,
     FAKE_GRAPH,

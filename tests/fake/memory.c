@@ -13,7 +13,13 @@ struct block {
     size_t bytes;
     int device;
     bool pinned;
-    int opened; /* by other processes */
+};
+
+struct opened { /* by a device, as if in another process */
+    struct opened *next;
+    const char *base;
+    size_t bytes;
+    int device;
 };
 
 static const size_t TOTAL = (size_t)1 << 34; /* of a device */
@@ -21,6 +27,7 @@ static const size_t FILLED = 1 << 20;        /* of an allocation, with what mean
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct block *blocks;
+static struct opened *opens;
 static _Atomic uint64_t left;
 
 /* The block that holds @p; under the lock. */
@@ -74,6 +81,22 @@ static cudaError_t take(void **p, size_t bytes, bool pinned)
     return cudaSuccess;
 }
 
+/* Under the lock. */
+static bool is_opened(const struct block *b)
+{
+    const struct opened *o = opens;
+    while (o && (o->base != b->base || o->bytes != b->bytes))
+        o = o->next;
+    return o != NULL;
+}
+
+void fake_remake(void *p, size_t bytes)
+{
+    pthread_rwlock_wrlock(&lock);
+    find(p)->bytes = bytes;
+    pthread_rwlock_unlock(&lock);
+}
+
 static cudaError_t give(void *p)
 {
     pthread_rwlock_wrlock(&lock);
@@ -83,12 +106,13 @@ static cudaError_t give(void *p)
     struct block *b = *link;
     if (b)
         *link = b->next;
+    const bool opened = b && is_opened(b);
     pthread_rwlock_unlock(&lock);
     if (!b) {
         fake_misused("memory is freed that is not there");
         return fake_error(cudaErrorInvalidValue);
     }
-    if (b->opened > 0)
+    if (opened)
         fake_misused("memory is freed that another rank has open");
     fake_count(b->pinned ? FAKE_PINNED : FAKE_MEMORY, -1);
     free(b->base);
@@ -295,31 +319,57 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
     if (!find_copy(p, &b) || b.pinned)
         return fake_error(cudaErrorInvalidValue);
     memset(handle, 0, sizeof *handle);
-    memcpy(handle, &b.base, sizeof b.base);
+    memcpy(handle, &(struct opened){.base = b.base, .bytes = b.bytes}, sizeof(struct opened));
     return cudaSuccess;
 }
 
-static cudaError_t count_opened(const void *p, int by)
+/* Under the lock. An older allocation that is open, at the same place and of another extent, is in
+ * the way. */
+static cudaError_t open_block(struct opened *made)
 {
-    pthread_rwlock_wrlock(&lock);
-    struct block *b = find(p);
-    if (b)
-        b->opened += by;
-    pthread_rwlock_unlock(&lock);
-    return b ? cudaSuccess : fake_error(cudaErrorInvalidValue);
+    const struct block *b = find(made->base);
+    if (!b || b->bytes != made->bytes)
+        return cudaErrorInvalidValue;
+    for (const struct opened *o = opens; o; o = o->next)
+        if (o->device == made->device && o->base < made->base + made->bytes &&
+            made->base < o->base + o->bytes && (o->base != made->base || o->bytes != made->bytes))
+            return cudaErrorAlreadyMapped;
+    made->next = opens;
+    opens = made;
+    return cudaSuccess;
 }
 
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags)
 {
     FAKE_ENTER();
-    memcpy(p, &handle, sizeof *p);
-    return count_opened(*p, 1);
+    struct opened *made = malloc(sizeof *made);
+    memcpy(made, &handle, sizeof *made);
+    made->device = fake_device();
+    *p = (void *)(uintptr_t)made->base;
+    pthread_rwlock_wrlock(&lock);
+    const cudaError_t e = open_block(made);
+    pthread_rwlock_unlock(&lock);
+    fake_count(FAKE_OPENED, e == cudaSuccess);
+    if (e != cudaSuccess)
+        free(made);
+    return fake_error(e);
 }
 
 cudaError_t cudaIpcCloseMemHandle(void *p)
 {
     cudaError_t e = fake_enter(fake_device(), __func__);
-    (void)count_opened(p, -1); /* what was freed is not there any more */
+    pthread_rwlock_wrlock(&lock);
+    struct opened **link = &opens;
+    while (*link && ((*link)->base != p || (*link)->device != fake_device()))
+        link = &(*link)->next;
+    struct opened *o = *link;
+    if (o)
+        *link = o->next;
+    pthread_rwlock_unlock(&lock);
+    if (!o)
+        fake_misused("memory is closed that is not open");
+    fake_count(FAKE_OPENED, o ? -1 : 0);
+    free(o);
     return e;
 }
 

@@ -140,6 +140,48 @@ T_CASE(memory_that_others_have_open_is_not_freed_behind_an_error)
     assert_int_equal(fake_live(FAKE_MEMORY), memory);
 }
 
+/* ---- memory where older memory was, which others have still open ---- */
+
+static colo_status_t opens_anew(t_gpu_rank_t *r, void *arg)
+{
+    const int64_t *misuse = arg;
+    const t_case_t c = the_case();
+    colo_memory_t *older = NULL, *newer = NULL, *again = NULL;
+    char *block = NULL;
+    rank_try(be_processes(r));
+    const int64_t open = fake_live(FAKE_OPENED);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaMalloc((void **)&block, 8192));
+    rank_try(colo_memory_register(r->gpus, block, 8192, &older));
+    if (r->rank == 1 || r->rank == 2) /* keep theirs */
+        rank_try(colo_comm_barrier(r->host, NULL));
+    else {
+        colo_memory_destroy(&older);
+        rank_try(colo_comm_barrier(r->host, NULL));
+        fake_remake(block, 4096);
+    }
+    rank_try(colo_memory_register(r->gpus, block, 4096, &newer));
+    rank_try(colo_memory_register(r->gpus, block, 4096, &again)); /* of the same extent */
+    rank_check(colo_memory_is_p2p(newer) && colo_memory_is_p2p(again));
+    colo_memory_destroy(&older);
+    colo_memory_destroy(&again);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_check(fake_live(FAKE_OPENED) == open + RANKS * (RANKS - 1) && fake_misuse() == *misuse);
+    t_gpu_lie_in(r, newer);
+    rank_try(t_gpu_case(r, &c));
+    colo_memory_destroy(&newer);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_check(fake_live(FAKE_OPENED) == open);
+    rank_cuda(cudaFree(block));
+    return COLO_OK;
+}
+
+T_CASE(memory_is_opened_where_a_rank_has_older_memory_open_that_was_freed)
+{
+    int64_t misuse = fake_misuse();
+    assert_ok(t_gpus_run(RANKS, false, opens_anew, &misuse));
+}
+
 /* ---- another device is current ---- */
 
 T_CASE_ON_GPUS(RANKS, memory_on_a_device_that_is_not_the_comm_s_is_refused)

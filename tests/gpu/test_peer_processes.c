@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_peer_processes.c - ranks that are processes with a GPU each, over peers' memory: what a
- * bridge takes of the GPUs, two comms whose calls are on streams crosswise, a rank that is killed.
+ * bridge takes of the GPUs, memory that comes and goes, two comms whose calls are on streams
+ * crosswise, a rank that is killed.
  * T_ONE_GPU: each process sees its own GPU only.
  */
 #include "gpu/gpu_ranks.h"
@@ -78,6 +79,26 @@ T_CASE_ON_GPUS(gpus, a_bridge_takes_no_context_on_the_gpu_of_a_peer)
                          took, r->device, colo_memory_bytes(s.memory));
     rank_try(look(r, &s));
     t_gpu_stand_end(&s);
+    return COLO_OK;
+}
+
+/* CUDA does not open an allocation at an address where an older one of another size is open. */
+T_CASE_ON_GPUS(gpus, ranks_that_destroy_memory_at_different_times_reach_what_is_made_there)
+{
+    enum { TURNS = 200 };
+    colo_memory_t *m[TURNS] = {NULL};
+    uint64_t seed = t_seed() + (uint64_t)r->rank;
+    (void)arg;
+    for (int i = 0; i < TURNS; i++) {
+        rank_try(colo_memory_alloc(r->gpus, (size_t)512 << i * 7 % 9, &m[i]));
+        if (!colo_memory_is_p2p(m[i]))
+            return colo_fail(COLO_ERR_STATE, "turn %d: not reached: %s", i, colo_last_error());
+        for (int k = 0; k <= i; k++)
+            if (t_below(&seed, 8) == 0)
+                colo_memory_destroy(&m[k]);
+    }
+    for (int i = 0; i < TURNS; i++)
+        colo_memory_destroy(&m[i]);
     return COLO_OK;
 }
 

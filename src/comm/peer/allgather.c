@@ -64,11 +64,11 @@ static colo_status_t check_memory(const struct colo_peer *p, const colo_share_t 
                                   const struct colo_gather *g, size_t bytes)
 {
     for (int32_t k = 0; k < p->size; k++)
-        COLO_FAIL_IF(s->bytes[k] < g->offset + bytes * (size_t)p->size, COLO_ERR_MISMATCH,
+        COLO_FAIL_IF(s->offers[k].bytes < g->offset + bytes * (size_t)p->size, COLO_ERR_MISMATCH,
                      "all_gather of a head: %zu bytes at offset %llu of registered memory "
                      "%d, of which rank %d has %zu",
                      bytes * (size_t)p->size, (unsigned long long)g->offset, (int)g->id, (int)k,
-                     s->bytes[k]);
+                     s->offers[k].bytes);
     return COLO_OK;
 }
 

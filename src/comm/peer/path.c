@@ -96,7 +96,7 @@ static void end_on(int device, void *arg)
     if (d->peer->used)
         (void)cudaEventSynchronize(d->peer->order->done);
     d->end(d);
-    colo_peer_unshare(d->peer, &d->share);
+    colo_peer_unshare(&d->share);
     if (!d->dead) {
         if (d->mailboxes)
             colo_peer_retire(d->peer, d->mailboxes);
@@ -148,7 +148,7 @@ colo_status_t colo_path_enter(colo_path_t *path, colo_status_t st)
     struct colo_peer *p = path->peer;
     st = colo_peer_agree(path->comm, st);
     if (st < 0) {
-        st = colo_peer_close(path->comm, p, &path->share, st);
+        st = colo_peer_close(path->comm, &path->share, st);
         path_free(path);
         return st;
     }

@@ -129,7 +129,7 @@ colo_status_t colo_peer_try(colo_comm_t *c, struct colo_peer *p)
     st = colo_peer_share(c, p, t.page, n * sizeof *t.page, NULL, &s);
     COLO_THEN(st, run(c, p, &t, &s));
     p->tried = true;
-    st = colo_peer_close(c, p, &s, st);
+    st = colo_peer_close(c, &s, st);
     if (s.stays) /* a rank that has not heard of it may still write there */
         t.page = NULL;
 done:

@@ -302,7 +302,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
     st = colo_peer_share(c, p, m->data, m->bytes, &m->id, &x->share);
     if (st == COLO_OK) {
         st = colo_peer_agree_alike(c, write_rows(p, m->id, x->share.base));
-        st = st < 0 ? colo_peer_close(c, p, &x->share, st) : COLO_OK;
+        st = st < 0 ? colo_peer_close(c, &x->share, st) : COLO_OK;
     }
     if (st < 0) {
         if (m->owned && x->share.stays)
@@ -347,7 +347,7 @@ static void unshare_on(int device, void *arg)
     p->memory[x->id] = NULL;
     p->memories--;
     pthread_mutex_unlock(&p->lock);
-    colo_peer_unshare(p, &x->share);
+    colo_peer_unshare(&x->share);
     cudaFree(x->owned);
     (void)cudaGetLastError();
     colo_peer_drop(p);

@@ -48,11 +48,20 @@ struct colo_peer {
     int32_t nretired;
 };
 
+struct colo_offer { /* what a rank says of its memory, and which numbers it has not free */
+    uint64_t process, base, size; /* of the allocation */
+    uint64_t offset, bytes;
+    cudaIpcMemHandle_t handle;
+    uint64_t taken[COLO_K_MEMORIES / 64];
+};
+
 typedef struct colo_share {
-    char **base;     /* [size] owned: the allocation of each rank, reachable here */
-    size_t *bytes;   /* [size] owned: how much of it */
-    void **imported; /* [size] owned: to close, NULL in the same process */
-    bool stays;      /* another rank may still have this one's open: it is never freed */
+    struct colo_share *next; /* of this process */
+    struct colo_peer *peer;
+    struct colo_offer *offers; /* [size] owned */
+    char **base;               /* [size] owned: where each rank's is reachable here */
+    void **imported;           /* [size] owned: to close, NULL in the same process */
+    bool stays;                /* another rank may still have this one's open: it is never freed */
 } colo_share_t;
 
 /* peer.h's table, whose calls are launch.c's, and what it has of registry.c. */
@@ -101,12 +110,11 @@ colo_status_t colo_peer_agree_alike(colo_comm_t *c, colo_status_t mine);
  * COLO_ERR_UNBUILT, on all: some rank cannot open what another one offers. */
 colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
                               int32_t *id, colo_share_t *s);
-void colo_peer_unshare(struct colo_peer *p, colo_share_t *s);
+void colo_peer_unshare(colo_share_t *s);
 /* The same of all ranks, behind an error that all of them have, or where @st is COLO_OK: then no
  * rank has open what another one is to free, or s->stays. Collective; returns @st, or an error of
  * its own. */
-colo_status_t colo_peer_close(colo_comm_t *c, struct colo_peer *p, colo_share_t *s,
-                              colo_status_t st);
+colo_status_t colo_peer_close(colo_comm_t *c, colo_share_t *s, colo_status_t st);
 /* Frees device memory when the comm and all that was registered over it are gone. */
 void colo_peer_retire(struct colo_peer *p, void *memory);
 

@@ -6,52 +6,43 @@
 #include "comm/peer/registry.h"
 
 #include "core/error.h"
+#include "core/lock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct offer {
-    uint64_t base, offset, bytes;
-    cudaIpcMemHandle_t handle;
-    uint64_t taken[COLO_K_MEMORIES / 64];
-};
 
 typedef int (*range_fn)(unsigned long long *base, size_t *size, unsigned long long p);
 
 /* The allocation that @p lies in, from the driver: the runtime does not say. */
 static colo_status_t range_of(void *p, char **base, size_t *size)
 {
-    static range_fn _Atomic known; /* threads of ranks look it up at a time */
-    range_fn range = atomic_load(&known);
+    range_fn range;
     void *fn = NULL;
     enum cudaDriverEntryPointQueryResult found;
-    if (!range) {
 #if CUDART_VERSION >= 12050
-        cudaError_t e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &fn, 12000,
-                                                         cudaEnableDefault, &found);
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &fn, 12000,
+                                                     cudaEnableDefault, &found);
 #else
-        cudaError_t e =
-            cudaGetDriverEntryPoint("cuMemGetAddressRange", &fn, cudaEnableDefault, &found);
+    cudaError_t e = cudaGetDriverEntryPoint("cuMemGetAddressRange", &fn, cudaEnableDefault, &found);
 #endif
-        if (e != cudaSuccess || !fn)
-            return colo_cuda_error("peer memory: cuMemGetAddressRange",
-                                   e != cudaSuccess ? e : cudaErrorSymbolNotFound);
-        memcpy(&range, &fn, sizeof range);
-        atomic_store(&known, range);
-    }
+    if (e != cudaSuccess || !fn)
+        return colo_cuda_error("peer memory: cuMemGetAddressRange",
+                               e != cudaSuccess ? e : cudaErrorSymbolNotFound);
+    memcpy(&range, &fn, sizeof range);
     unsigned long long begin = 0;
     int r = range(&begin, size, (unsigned long long)(uintptr_t)p);
     *base = (char *)(uintptr_t)begin;
     return r == 0 ? COLO_OK : colo_fail(COLO_ERR_ARG, "register: %p is no device allocation", p);
 }
 
-/* Is it memory of this device, all of it, that can be given away? */
-static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t bytes, char **base)
+/* Is it memory of this device, all of it, that can be given away? Then it is offered. */
+static colo_status_t offer_memory(const struct colo_peer *p, void *ptr, size_t bytes,
+                                  struct colo_offer *o)
 {
     struct cudaPointerAttributes a;
+    char *base = NULL;
     size_t size = 0;
-    cudaIpcMemHandle_t handle;
     COLO_TRY(colo_cuda_error("register", cudaPointerGetAttributes(&a, ptr)));
     COLO_FAIL_IF(a.type != cudaMemoryTypeDevice, COLO_ERR_ARG,
                  "register: %p is %s memory, expected memory of device %d", ptr,
@@ -59,11 +50,16 @@ static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t by
     COLO_FAIL_IF(a.device != p->device, COLO_ERR_ARG,
                  "register: %p is memory of device %d, comm '%s' is on device %d", ptr, a.device,
                  p->name, (int)p->device);
-    COLO_TRY(range_of(ptr, base, &size));
-    COLO_FAIL_IF((size_t)((char *)ptr - *base) + bytes > size, COLO_ERR_ARG,
+    COLO_TRY(range_of(ptr, &base, &size));
+    o->process = colo_comm_i_process();
+    o->base = (uint64_t)(uintptr_t)base;
+    o->size = size;
+    o->offset = (uint64_t)((char *)ptr - base);
+    o->bytes = bytes;
+    COLO_FAIL_IF(o->offset + bytes > size, COLO_ERR_ARG,
                  "register: %zu bytes from %p end %zu bytes past their allocation", bytes, ptr,
-                 (size_t)((char *)ptr - *base) + bytes - size);
-    const cudaError_t e = cudaIpcGetMemHandle(&handle, *base);
+                 (size_t)o->offset + bytes - size);
+    const cudaError_t e = cudaIpcGetMemHandle(&o->handle, base);
     if (e == cudaSuccess)
         return COLO_OK;
     (void)cudaGetLastError();
@@ -72,24 +68,17 @@ static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t by
                      ptr, cudaGetErrorString(e));
 }
 
-static colo_status_t make_offer(struct colo_peer *p, void *mine, size_t bytes, struct offer *o)
+static colo_status_t make_offer(struct colo_peer *p, void *mine, size_t bytes, struct colo_offer *o)
 {
-    char *base = NULL;
     memset(o, 0, sizeof *o);
     pthread_mutex_lock(&p->lock);
     for (int32_t i = 0; i < COLO_K_MEMORIES; i++)
         o->taken[i / 64] |= (uint64_t)(p->memory[i] != NULL) << (i % 64);
     pthread_mutex_unlock(&p->lock);
-    if (bytes == 0)
-        return COLO_OK;
-    COLO_TRY(check_range(p, mine, bytes, &base));
-    o->base = (uint64_t)(uintptr_t)base;
-    o->offset = (uint64_t)((char *)mine - base);
-    o->bytes = bytes;
-    return colo_cuda_error("register", cudaIpcGetMemHandle(&o->handle, base));
+    return bytes == 0 ? COLO_OK : offer_memory(p, mine, bytes, o);
 }
 
-static colo_status_t free_id(const struct colo_peer *p, const struct offer *all, int32_t *id)
+static colo_status_t free_id(const struct colo_peer *p, const struct colo_offer *all, int32_t *id)
 {
     for (int32_t i = 0; i < COLO_K_MEMORIES; i++) {
         bool taken = false;
@@ -118,15 +107,47 @@ static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError
                      cudaGetErrorString(e));
 }
 
-static colo_status_t import_all(struct colo_peer *p, const struct offer *all, colo_share_t *s)
+/* CUDA opens no allocation at an address where an older one of another extent is open
+ * (cudaErrorAlreadyMapped). The owner has freed that one, so it is not used any more, but ranks
+ * destroy memory at different times. So it is closed as soon as one is offered that lies there. */
+COLO_LOCK(lock); /* what follows, and imported of shares that are in it; no call of CUDA, which may
+                    hang on one device */
+static colo_share_t *shares;
+
+static void *take_older(const struct colo_offer *o, int32_t device)
+{
+    COLO_HOLD(&lock);
+    for (colo_share_t *s = shares; s; s = s->next)
+        for (int32_t r = 0; s->peer->device == device && r < s->peer->size; r++) {
+            const struct colo_offer *old = &s->offers[r];
+            void *at = s->imported[r];
+            if (at && old->process == o->process && old->base < o->base + o->size &&
+                o->base < old->base + old->size && (old->base != o->base || old->size != o->size)) {
+                s->imported[r] = NULL;
+                return at;
+            }
+        }
+    return NULL;
+}
+
+static void close_at(void *at)
+{
+    if (at && cudaIpcCloseMemHandle(at) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+static colo_status_t import_all(struct colo_peer *p, colo_share_t *s)
 {
     for (int32_t r = 0; r < p->size; r++) {
-        char *base = (char *)(uintptr_t)all[r].base;
-        if (all[r].bytes == 0 || !p->reach[r])
+        const struct colo_offer *o = &s->offers[r];
+        char *base = (char *)(uintptr_t)o->base;
+        if (o->bytes == 0 || !p->reach[r])
             continue;
         if (p->foreign[r]) { /* on the current device, this rank's */
-            cudaError_t e = cudaIpcOpenMemHandle(&s->imported[r], all[r].handle,
-                                                 cudaIpcMemLazyEnablePeerAccess);
+            for (void *at; (at = take_older(o, p->device));)
+                close_at(at);
+            cudaError_t e =
+                cudaIpcOpenMemHandle(&s->imported[r], o->handle, cudaIpcMemLazyEnablePeerAccess);
             if (e != cudaSuccess) {
                 const colo_status_t st = cannot_open(p, r, e);
                 if (p->tried || st != COLO_ERR_UNBUILT)
@@ -136,28 +157,35 @@ static colo_status_t import_all(struct colo_peer *p, const struct offer *all, co
             }
             base = s->imported[r];
         }
-        s->base[r] = base + all[r].offset;
-        s->bytes[r] = all[r].bytes;
+        s->base[r] = base + o->offset;
     }
+    COLO_HOLD(&lock);
+    s->next = shares;
+    shares = s;
     return COLO_OK;
 }
 
-void colo_peer_unshare(struct colo_peer *p, colo_share_t *s)
+void colo_peer_unshare(colo_share_t *s)
 {
-    for (int32_t r = 0; s->imported && r < p->size; r++)
-        if (s->imported[r] && cudaIpcCloseMemHandle(s->imported[r]) != cudaSuccess)
-            (void)cudaGetLastError();
+    colo_share_t **link = &shares;
+    pthread_mutex_lock(&lock);
+    while (*link && *link != s)
+        link = &(*link)->next;
+    if (*link)
+        *link = s->next;
+    pthread_mutex_unlock(&lock);
+    for (int32_t r = 0; s->imported && r < s->peer->size; r++)
+        close_at(s->imported[r]);
     free(s->imported);
-    free(s->bytes);
     free(s->base);
+    free(s->offers);
     *s = (colo_share_t){0};
 }
 
-colo_status_t colo_peer_close(colo_comm_t *c, struct colo_peer *p, colo_share_t *s,
-                              colo_status_t st)
+colo_status_t colo_peer_close(colo_comm_t *c, colo_share_t *s, colo_status_t st)
 {
     const colo_error_t why = colo_error_save();
-    colo_peer_unshare(p, s);
+    colo_peer_unshare(s);
     const colo_status_t closed = colo_peer_agree_alike(c, COLO_OK);
     s->stays = closed < 0;
     return st < 0 ? colo_error_restore(st, &why) : closed;
@@ -167,21 +195,21 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
                               int32_t *id, colo_share_t *s)
 {
     const size_t n = (size_t)c->size;
-    struct offer offer;
-    COLO_AUTOFREE struct offer *all = calloc(n, sizeof *all);
-    *s = (colo_share_t){.base = calloc(n, sizeof *s->base),
-                        .bytes = calloc(n, sizeof *s->bytes),
+    struct colo_offer offer;
+    *s = (colo_share_t){.peer = p,
+                        .offers = calloc(n, sizeof *s->offers),
+                        .base = calloc(n, sizeof *s->base),
                         .imported = calloc(n, sizeof *s->imported)};
     colo_status_t st = make_offer(p, mine, bytes, &offer);
-    if (!all || !s->base || !s->bytes || !s->imported)
+    if (!s->offers || !s->base || !s->imported)
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
     COLO_TRY_GOTO(st, colo_peer_agree_alike(c, st), fail);
-    COLO_TRY_GOTO(st, colo_peer_gather(c, &offer, all, sizeof offer), fail);
-    st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
-    COLO_THEN(st, import_all(p, all, s));
+    COLO_TRY_GOTO(st, colo_peer_gather(c, &offer, s->offers, sizeof offer), fail);
+    st = id ? free_id(p, s->offers, id) : COLO_OK; /* the same verdict on all ranks */
+    COLO_THEN(st, import_all(p, s));
     st = colo_peer_agree(c, st);
-    return st < 0 ? colo_peer_close(c, p, s, st) : COLO_OK;
+    return st < 0 ? colo_peer_close(c, s, st) : COLO_OK;
 fail: /* nothing is open */
-    colo_peer_unshare(p, s);
+    colo_peer_unshare(s);
     return st;
 }
