@@ -248,12 +248,10 @@ BRIDGES = {
     'memory that peers reach stays as small as it was': (
         'torch/arena.py', 'if old is None or nbytes > old.nbytes or stale:', 'if old is None or stale:',
         'test_torch_arena.py', 'test_memory_of_ragged'),
-    'memory that cannot be opened is made at its place again': (
-        'torch/arena.py', 'passed.append(memory)', 'passed.append(memory.destroy())', 'test_torch_blocks.py', 'cannot_be_opened'),
-    'memory of dropped bridges stays open where it is in the way': (
-        'torch/arena.py', 'gc.collect()', 'pass', 'test_torch_blocks.py', 'cannot_be_opened'),
-    'a bridge whose memory cannot be opened makes no other': (
-        'torch/arena.py', 'if not grows:', 'if True:', 'test_torch_blocks.py', 'cannot_be_opened'),
+    'dropped bridges take the memory that another one needs': (
+        'torch/arena.py', 'gc.collect()', 'pass', 'test_torch_blocks.py', 'garbage_is_gone'),
+    'a bridge whose memory cannot be opened goes on without': (
+        'torch/arena.py', 'if grows and not memory', 'if False and not memory', 'test_torch_blocks.py', 'garbage_is_gone'),
     'memory of a call that was refused stays': (
         'torch/ragged.py', 'self.workspace.forget()', 'pass', 'test_torch_arena.py', 'test_features_that_differ'),
     'an argument that Python refuses stays on its rank': (

@@ -102,25 +102,23 @@ def _shared(comm: Comm, why: Error) -> bool:
 def memory_of(comm: Comm, nbytes: int, needed: bool, grows: bool) -> Memory | None:
     """Memory that all ranks of @comm reach, @nbytes of this rank's; collective. None on all of them: they do not reach each
     other, or there is none. An exception instead where there is none and it is @needed, and where what is there @grows."""
-    passed: list[Memory | None] = []  # stays, so that the next one lies elsewhere
-    while len(passed) < 4:
+    try:
+        memory = Memory.alloc(comm, nbytes)
+    except Error as first:
+        if not _shared(comm, first):
+            raise
+        gc.collect()  # dropped bridges, which hold memory
+        torch.cuda.empty_cache()
         try:
             memory = Memory.alloc(comm, nbytes)
-            if memory.is_p2p:
-                return memory
-            if not grows:
-                return None
-            passed.append(memory)
         except Error as why:
-            if passed and (needed or grows) or not _shared(comm, why):
+            if needed or grows or not _shared(comm, why):
                 raise
-            if passed:
-                warnings.warn("bridge: no memory that peers reach, so it goes through NCCL: %s" % why)
-                return None
-            passed.append(None)
-            torch.cuda.empty_cache()
-        gc.collect()  # dropped bridges: they hold memory, and have some open that was freed, at whose address CUDA opens none
-    raise FailedError("bridge: ranks cannot open each other's memory; COLO_LOG=info says why", STATUS['ERR_UNBUILT'])
+            warnings.warn("bridge: no memory that peers reach, so it goes through NCCL: %s" % why)
+            return None
+    if grows and not memory.is_p2p:
+        raise FailedError("bridge: ranks cannot open each other's memory; COLO_LOG=info says why", STATUS['ERR_UNBUILT'])
+    return memory if memory.is_p2p else None
 
 
 def nbytes_of(counts: tuple[int, int], dtype: int, reached: tuple[bool, bool], sums: bool, buffers: int) -> int:
