@@ -202,7 +202,7 @@ BRIDGES = {
         'torch/arena.py', "why.status not in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])",
         "why.status != STATUS['ERR_PEER']", 'test_torch_arena.py', 'test_an_error_before_the_ranks_met'),
     'text under an image keeps its gradient': (
-        'torch/ragged.py', '.index_fill(0, call.ragged.written(call.held, d_y.device), 0)', '', 'test_torch_ragged.py',
+        'torch/ragged.py', '.index_fill(0, ctx.ragged.written(call.held, d_y.device), 0)', '', 'test_torch_ragged.py',
         'test_random_batches_on_two_processes'),
     'the gradient of a view goes to what is carried': (
         'torch/ragged.py', 'return before, None, d_y', 'return d_y, None, before', 'test_torch_ragged.py', 'may_be_views'),
@@ -252,6 +252,15 @@ BRIDGES = {
         'torch/arena.py', 'gc.collect()', 'pass', 'test_torch_blocks.py', 'garbage_is_gone'),
     'a bridge whose memory cannot be opened goes on without': (
         'torch/arena.py', 'if grows and not memory', 'if False and not memory', 'test_torch_blocks.py', 'garbage_is_gone'),
+    'a dropped bridge waits for the garbage collector': (
+        'torch/ragged.py', 'weakref.proxy(owner)', 'owner', 'test_torch_placed.py', 'dropped'),
+    'the same, by its last call': (
+        'torch/ragged.py', '= weakref.ref(ragged), batch', '= (lambda: ragged), batch', 'test_torch_placed.py', 'dropped'),
+    'the same, by what an error calls': (
+        'torch/ragged.py', 'lambda me=weakref.proxy(self): me.forget()', 'self.forget', 'test_torch_placed.py', 'dropped'),
+    'a dropped bridge is gone before the gradient of its buffer': (
+        'torch/ragged.py', 'call, call.ragged(), y.shape', 'call, weakref.proxy(call.ragged()), y.shape', 'test_torch_placed.py',
+        'dropped'),
     'memory of a call that was refused stays': (
         'torch/ragged.py', 'self.workspace.forget()', 'pass', 'test_torch_arena.py', 'test_features_that_differ'),
     'an argument that Python refuses stays on its rank': (

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of ragged batches that come packed and are placed by PyTorch: no buffer for some tensors, rows that are added,
-buffers that are not written; against the oracle on all rows (ragged_case.py)."""
+buffers that are not written; against the oracle on all rows (ragged_case.py). Bridges that go before backward."""
+import gc
+import itertools
 import os
+import weakref
 
 import pytest
 
@@ -11,7 +14,7 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 from ragged_case import Case  # noqa: E402
-from test_torch_ragged import bridge_of, column, sharded, worked  # noqa: E402
+from test_torch_ragged import MINE, bridge_of, column, sharded, worked  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
 
@@ -87,3 +90,28 @@ def refused(rank, change, words):
             carry(x, worked(), **dict(good, **(change if rank else {})))
     assert words in str(why.value)
     assert carry(x, worked(), into=torch.zeros(10, 1), add=True).sum() == [22, 99][rank]
+
+
+def dropped(rank):
+    """Before backward, of each kind of call: what it needs is there until then, and gone behind it, without a collection."""
+    left = [[1, 1, 0, 1, 1, 1, 1, 0, 1, 1], [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]][rank]
+    ways = [({}, True)] + [(options, False) for options in (None, {}, dict(add=True), dict(inplace=False))]
+    gc.collect(), gc.disable()
+    for ticket, (options, is_frozen) in itertools.product((False, True), ways):
+        carry = sharded(frozen=is_frozen)
+        x, text = column(MINE[rank]).requires_grad_(), torch.ones(10, 1, requires_grad=True)
+        given = {} if options is None else dict(options, into=text * 1)
+        y = carry.start(x, worked(), **given).finish() if ticket else carry(x, worked(), **given)
+        core = weakref.ref(carry._ragged[x.device]._bridges[options == {}])
+        del carry, given
+        assert core() is not None
+        y.sum().backward()
+        del y
+        assert core() is None, (options, is_frozen, ticket)
+        assert x.grad is None if is_frozen else x.grad.flatten().tolist() == [1.] * len(x)
+        assert options is None or text.grad.flatten().tolist() == ([1] * 10 if 'add' in options else left)
+    gc.enable()
+
+
+def test_a_dropped_bridge_is_gone_behind_its_last_backward(pair):
+    pair.run(dropped)

@@ -3,6 +3,7 @@
 import array
 import collections
 import ctypes as c
+import weakref
 from collections.abc import Sequence
 from typing import Any, Union
 
@@ -63,15 +64,15 @@ def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool, full:
 
 
 class Ragged:
-    """The library's bridges of one Bridge, on one device: packed, and merged into the caller's buffers. Each
-    is made when it is first asked for, by all ranks together."""
+    """The library's bridges of one Bridge, on one device: packed, and merged into the caller's buffers. Each is made when it
+    is first asked for, by all ranks together. No cycle holds them: a dropped Bridge gives its memory back at once."""
 
     def __init__(self, owner: Any, comm: Any, device: Any):
-        self.owner, self.comm, self.device = owner, comm, device
+        self.owner, self.comm, self.device = weakref.proxy(owner), comm, device
         self._bridges: dict[bool, core.Bridge] = {}
         self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
         self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
-        self.telling = groups.telling(comm, before=self.forget)
+        self.telling = groups.telling(comm, before=lambda me=weakref.proxy(self): me.forget())
         self.last: _Call | None = None
         self._capturing = arenas.capturing(device)
         self._graphs: dict[int, Any] = {}  # by address: indices that a graph reads, as long as there is the bridge
@@ -160,11 +161,11 @@ class _Views:
 
 
 class _Call:
-    """Forwards with the tables, shapes and dtypes of one call, and their backwards: all but the addresses."""
+    """Forwards with the tables, shapes and dtypes of one call, and their backwards, which hold the Ragged: all but addresses."""
 
     def __init__(self, ragged: Ragged, batch: _Batch, segments: Tables, xs: list[Any], widths: list[int],
                  intos: list[Any], merged: bool):
-        self.ragged, self.held, self.segments, self.merged = ragged, batch, segments, merged
+        self.ragged, self.held, self.segments, self.merged = weakref.ref(ragged), batch, segments, merged
         self.n, self.widths = len(xs), widths
         self.sums = segments._sums(ragged.owner._options, ragged.owner.dst)
         self.kinds = [[_kind(t) for t in side] for side in (xs, intos)]
@@ -188,7 +189,7 @@ class _Call:
     def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None,
             flight: Flight | None = None) -> None:
         """One call of the library on tensors [rows, features]. flight: it is started there, and not finished."""
-        with self.ragged.telling:
+        with self.ragged().telling:
             reached = self._reached(backward, given, out, stream)
             arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
             if flight is None or any(a is not b for a, b in zip((*given, *out), (*reached[0], *reached[1]))):
@@ -204,7 +205,7 @@ class _Call:
     def gradients(self, d_ys: Sequence[Any], flight: Flight | None = None) -> list[Any]:
         """Of each x, from those of each y; None without one."""
         d_xs: list[Any] = [None] * self.n
-        stream = stream_of(self.ragged.device)
+        stream = stream_of(self.ragged().device)
         for i in self.floating:
             d_xs[i] = self.empty(d_ys[i], self.shapes[i], stream)
         self.run(True, [d_ys[i] for i in self.floating], [d_xs[i] for i in self.floating], stream, flight)
@@ -212,13 +213,13 @@ class _Call:
 
     def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
         """A new output, where peers reach it if they write it and there is space."""
-        workspace = self.ragged.workspace
+        workspace = self.ragged().workspace
         return like.new_empty(shape) if workspace is None else workspace.empty(like, shape, stream)
 
     def _reached(self, backward: bool, given: Any, out: Any, stream: int | None) -> tuple[Any, Any]:
         """Input and output. The one that peers reach is in memory that they reach: y, or x of a merged call; d_x, or
         d_y if gradients are added up."""
-        workspace = self.ragged.workspace
+        workspace = self.ragged().workspace
         if workspace is None:
             return given, out
         writes = not (self.sums if backward else self.merged)
@@ -233,7 +234,7 @@ class _Call:
 @Function
 def CarryRagged(ctx: Any, call: _Call, flight: Flight | None, intos: Any, _anchor: Any, *xs: Any) -> Any:
     """ys [rows, features] from xs: new tensors, or the memory of the buffers that are given, of which Written tells autograd."""
-    ctx.call, ctx.flight, stream = call, flight, stream_of(call.ragged.device)
+    ctx.call, ctx.ragged, ctx.flight, stream = call, call.ragged(), flight, stream_of(call.ragged().device)
     if call.merged:
         flat: Any = [into.detach().view(-1, width) for into, width in zip(intos, call.widths)]
     else:
@@ -261,7 +262,7 @@ def Written(ctx: Any, into: Any, call: _Call, y: Any) -> Any:
     """(into, a call, its y in the memory of into) -> into. Rows that were written lose the gradient of what was there. Of a
     function that writes into a view, autograd takes the first input's gradient for the view's, and allows it one output. So
     each buffer has a function of its own, and into comes first."""
-    ctx.call, ctx.shape = call, y.shape
+    ctx.call, ctx.ragged, ctx.shape = call, call.ragged(), y.shape
     ctx.mark_dirty(into)
     if ctx.needs_input_grad[0]:
         call.held.written(into.device)  # before a CUDA graph is captured, not in it
@@ -272,7 +273,7 @@ def Written(ctx: Any, into: Any, call: _Call, y: Any) -> Any:
 def _(ctx: Any, d_into: Any) -> Any:
     d_y, call, before = d_into.reshape(ctx.shape), ctx.call, None
     if ctx.needs_input_grad[0]:
-        before = d_y.index_fill(0, call.ragged.written(call.held, d_y.device), 0).view(d_into.shape)
+        before = d_y.index_fill(0, ctx.ragged.written(call.held, d_y.device), 0).view(d_into.shape)
     return before, None, d_y
 
 
