@@ -236,17 +236,16 @@ static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
     rank_try(colo_comm_split_color(c, me / 2, 0, &pair));
     rank_try(colo_comm_set_timeout(pair, 20000));
     float x = 1;
-    /* rank 3 is wrong in its pair (2, 3): 2 learns at once, 0 and 1 when 3 returns */
-    if (me < 2) {
-        rank_fails(colo_comm_barrier(c, NULL), COLO_ERR_PEER, "send is NULL for 4 bytes");
-        return COLO_OK;
+    /* rank 3 is wrong in its pair (2, 3): rank 2 hears of it at once, over @c all when 3 returns */
+    if (me > 1) {
+        const colo_status_t st =
+            colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL);
+        rank_check(x == 1 && colo_comm_check(pair) == st);
+        if (me == 3)
+            return st;
+        rank_fails(st, COLO_ERR_PEER, "rank 1 (world rank 3) failed: all_reduce: send is NULL");
     }
-    const colo_status_t st =
-        colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL);
-    rank_check(x == 1 && colo_comm_check(pair) == st);
-    if (me == 3)
-        return st;
-    rank_fails(st, COLO_ERR_PEER, "rank 1 (world rank 3) failed: all_reduce: send is NULL");
+    rank_fails(colo_comm_barrier(c, NULL), COLO_ERR_PEER, "send is NULL for 4 bytes");
     return COLO_OK;
 }
 
