@@ -161,7 +161,8 @@ class _Views:
 
 
 class _Call:
-    """Forwards with the tables, shapes and dtypes of one call, and their backwards, which hold the Ragged: all but addresses."""
+    """What forwards and backwards with the tables, shapes and dtypes of one call share: all but addresses. It does not hold the
+    Ragged, which holds it; each backward that is to come does."""
 
     def __init__(self, ragged: Ragged, batch: _Batch, segments: Tables, xs: list[Any], widths: list[int],
                  intos: list[Any], merged: bool):

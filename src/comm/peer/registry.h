@@ -56,7 +56,7 @@ struct colo_offer { /* what a rank says of its memory, and which numbers it has 
 };
 
 typedef struct colo_share {
-    struct colo_share *next; /* of this process */
+    struct colo_share *next; /* in the list of this process */
     struct colo_peer *peer;
     struct colo_offer *offers; /* [size] owned */
     char **base;               /* [size] owned: where each rank's is reachable here */

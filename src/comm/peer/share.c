@@ -107,11 +107,11 @@ static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError
                      cudaGetErrorString(e));
 }
 
-/* CUDA opens no allocation at an address where an older one of another extent is open
- * (cudaErrorAlreadyMapped). The owner has freed that one, so it is not used any more, but ranks
- * destroy memory at different times. So it is closed as soon as one is offered that lies there. */
-COLO_LOCK(lock); /* what follows, and imported of shares that are in it; no call of CUDA, which may
-                    hang on one device */
+/* CUDA does not open an allocation that overlaps an older one of another size which is still open
+ * (cudaErrorAlreadyMapped). Ranks destroy memory at different times, so this is common. The offer
+ * shows that the owner has freed the older one: nobody uses it, and it is closed first. */
+COLO_LOCK(lock); /* guards the list, and imported[] of what is in it; not held in calls of CUDA,
+                    which may hang on one device */
 static colo_share_t *shares;
 
 static void *take_older(const struct colo_offer *o, int32_t device)
