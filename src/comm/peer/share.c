@@ -109,7 +109,7 @@ static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError
 
 /* CUDA does not open an allocation that overlaps an older one of another size which is still open
  * (cudaErrorAlreadyMapped). Ranks destroy memory at different times, so this is common. The offer
- * shows that the owner has freed the older one: nobody uses it, and it is closed first. */
+ * shows that the owner has freed the older one, which no rank uses then. It is closed first. */
 COLO_LOCK(lock); /* guards the list, and imported[] of what is in it; not held in calls of CUDA,
                     which may hang on one device */
 static colo_share_t *shares;
