@@ -193,7 +193,7 @@ __device__ void read_columns(sums<typename D::real> &a, const colo_distill_pass 
 {
     using R = typename D::real;
     constexpr int N = D::N;
-    const R factor = (R)p.base.factor, cap = (R)p.base.config.logits.softcap,
+    const R factor = (R)p.base.factor, cap = (R)p.base.cap,
             target_factor = (R)p.target_factor;
     for (int64_t j = from + (int64_t)threadIdx.x * N; j < end; j += (int64_t)THREADS * N) {
         R x[N], w[N], v[N];
@@ -363,7 +363,7 @@ template <typename R> struct row_numbers {
 template <typename R, int N>
 __device__ void gradient(const colo_distill_pass &p, const row_numbers<R> &k, R *x, const R *w)
 {
-    const R factor = (R)p.base.factor, cap = (R)p.base.config.logits.softcap,
+    const R factor = (R)p.base.factor, cap = (R)p.base.cap,
             target_factor = (R)p.target_factor;
 #pragma unroll
     for (int e = 0; e < N; e++) {
@@ -466,7 +466,7 @@ template <typename D, typename E> struct launcher {
         const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
         const unsigned grid = (unsigned)std::min<int64_t>(rows, 1 << 30);
         constexpr bool can = std::is_same<D, E>::value && sizeof(typename D::stat) == 4;
-        const bool plain = can && !p.probs && p.base.config.logits.softcap == 0 &&
+        const bool plain = can && !p.probs && p.base.cap == 0 &&
                            (float)p.base.factor > 0 && (float)p.target_factor > 0 &&
                            std::isfinite((float)p.base.factor) &&
                            std::isfinite((float)p.target_factor);

@@ -51,7 +51,7 @@ __device__ void look_up(const colo_logprob_pass &p, int64_t t, lookup<R> &found)
                  g_l = p.upstream.d_loss ? get(p.upstream.d_loss, wide, t) : 0;
     coefficients<R> k;
     k.factor = (R)p.factor;
-    k.cap = (R)p.config.logits.softcap;
+    k.cap = (R)p.cap;
     k.m = (R)m;
     k.log_sum = (R)log_sum;
     k.a = (R)(p.factor *

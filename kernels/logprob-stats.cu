@@ -51,7 +51,7 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p
         return;
     R x = D::one(((const typename D::elem *)row)[j]);
     if (!PLAIN)
-        x = x_of(x, (R)p.factor, (R)p.config.logits.softcap);
+        x = x_of(x, (R)p.factor, (R)p.cap);
     absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1);
 }
 
@@ -63,7 +63,7 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
-    const R factor = (R)p.factor, cap = (R)p.config.logits.softcap;
+    const R factor = (R)p.factor, cap = (R)p.cap;
     const int64_t first = WIDTH < THREADS ? 0 : first_vector<D>(row), end = (columns - first) / N;
     const int64_t step = WIDTH;
     /* in ascending order of columns, for of equal maxima the first is kept */
@@ -232,7 +232,7 @@ __device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_pas
         const int64_t j = id - start;
         if (j < 0 || j >= p.true_columns)
             return;
-        const R x = x_of(D::one(row[j]), (R)p.factor, (R)p.config.logits.softcap);
+        const R x = x_of(D::one(row[j]), (R)p.factor, (R)p.cap);
         absorb_x<R, ALL, 1>(a, &x, j, (R)1);
         a.arg = x == a.top && j < a.arg ? j : a.arg; /* the target may be left of what was taken */
     };

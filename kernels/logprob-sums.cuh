@@ -240,7 +240,7 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
         if (counts && any && target < p.config.logits.vocab && j >= 0 && j < here.columns) {
             R z = D::one(((const typename D::elem *)row)[j]);
             double x = PLAIN ? (double)factor * (double)z
-                             : (double)x_of(z, (R)p.factor, (R)p.config.logits.softcap);
+                             : (double)x_of(z, (R)p.factor, (R)p.cap);
             xt = isinf((typename D::stat)x) ? -CUDART_INF : x - (double)m;
         }
         double top_x = m;

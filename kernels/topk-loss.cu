@@ -107,7 +107,7 @@ __device__ void emit(const colo_topk_pass &p, int64_t t, int64_t i, int64_t id, 
     const int64_t index = t * p.k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : CUDART_NAN;
     if (id >= 0) {
-        double x = x_of(z, p.base.factor, p.base.config.logits.softcap);
+        double x = x_of(z, p.base.factor, p.base.cap);
         if (!wide && isinf((float)x))
             x = x > 0 ? CUDART_INF : -CUDART_INF;
         down = x - p.base.saved[t];
@@ -211,8 +211,8 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
         if (!first)
             continue;
         double dx = g - exp(p.down[index] - log_sum) * get(p.sum, WIDE, t);
-        if (p.base.config.logits.softcap > 0) {
-            const double th = (p.down[index] + m) / p.base.config.logits.softcap;
+        if (p.base.cap > 0) {
+            const double th = (p.down[index] + m) / p.base.cap;
             dx *= 1 - th * th;
         }
         ((typename D::elem *)p.base.d_logits)[t * p.base.d_row_stride + j] =

@@ -225,7 +225,7 @@ __device__ typename D::real absorb_vector(part<typename D::real, SUM> &a,
     for (int e = 0; e < D::N; e++)
         if (j + e >= 0 && j + e < p.true_columns) {
             best = max_nan(best, key_of(z[e], p.factor));
-            z[e] = x_of(z[e], (R)p.factor, (R)p.config.logits.softcap);
+            z[e] = x_of(z[e], (R)p.factor, (R)p.cap);
         } /* else -inf, which adds nothing */
     absorb_x<R, SUM, D::N>(a, z, j, (R)1);
     return best;

@@ -3,7 +3,7 @@
  * logits.h - how raw logits z become the x of a softmax, and which columns of them a rank has. The
  * same struct is a member of every config of a loss over logits.
  *
- *   y = scale z / temperature;   x = softcap tanh(y / softcap), or y if softcap is 0
+ *   y = scale z;   x = softcap tanh(y / softcap) / temperature, or y / temperature if softcap is 0
  */
 #ifndef COLOBRIDGE_LOGITS_H
 #define COLOBRIDGE_LOGITS_H
@@ -20,7 +20,7 @@ typedef struct colo_logits_options {
     int64_t vocab_start; /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
     double temperature;  /* finite, > 0 */
     double scale;        /* finite, as is scale / temperature */
-    double softcap;      /* finite, >= 0; 0: off */
+    double softcap;      /* finite, >= 0; 0: off; an f32 holds softcap / temperature */
 } colo_logits_options_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_LOGITS_OPTIONS_INIT 0, 0, 1.0, 1.0, 0.0

@@ -3,8 +3,9 @@
  * logprob.h - log-probability, entropy and loss of targets under vocabulary-parallel logits.
  *
  * Letters: T tokens on this rank, V vocabulary, W ranks of the vocabulary group, Vl columns
- * here. Raw logits z; y = scale z / temperature; x = cap tanh(y / cap) with softcap, else y. M =
- * max x, Sum = sum_j exp(x_j - M) over the whole vocabulary, lse = M + log Sum, target t:
+ * here. Raw logits z; y = scale z; x = cap tanh(y / cap) / temperature with softcap, else
+ * y / temperature. M = max x, Sum = sum_j exp(x_j - M) over the whole vocabulary, lse = M + log
+ * Sum, target t:
  *   logp    = (x_t - M) - log Sum                                  (never smoothed)
  *   entropy = log Sum - U / Sum,  U = sum_j exp(x_j - M)(x_j - M)
  *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2

@@ -16,21 +16,21 @@ def case(shape=(3, 5), dtype=torch.float64, seed=0):
     return h, w, b, t, draw(2, *shape)
 
 
-def plain(h, w, b, t, softcap=None):
+def plain(h, w, b, t, softcap=None, temperature=1.0, scale=1.0):
     """logp and entropy by PyTorch, f64"""
-    x = h.double() @ w.double().t() + (0 if b is None else b.double())
+    x = scale * (h.double() @ w.double().t() + (0 if b is None else b.double()))
     if softcap:
         x = softcap * torch.tanh(x / softcap)
-    lp = torch.log_softmax(x, -1)
+    lp = torch.log_softmax(x / temperature, -1)
     nothing = torch.zeros((), dtype=torch.float64)
     logp = torch.where(t != -100, lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1), nothing)
     return logp, torch.where(t != -100, -(lp.exp() * lp).sum(-1), nothing)
 
 
-def expected(h, w, b, t, g, softcap=None):
+def expected(h, w, b, t, g, **options):
     """(logp, entropy, d_h, d_w, d_b) of sum(g * outputs)"""
     leaves = [None if x is None else x.double().clone().requires_grad_() for x in (h, w, b)]
-    out = plain(*leaves, t, softcap)
+    out = plain(*leaves, t, **options)
     (out[0] * g[0] + out[1] * g[1]).sum().backward()
     return (*(o.detach() for o in out), *(None if x is None else x.grad for x in leaves))
 

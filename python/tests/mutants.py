@@ -237,6 +237,8 @@ MUTANTS = {
         'test_torch_losses.py', 'threads'),
     'soft labels are a teacher that is not normalised': (
         'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
+    'the scale is dropped on the way': (
+        'torch/ready.py', "number('scale', scale)", '1.0', 'test_torch_logprob.py', 'threads_and_alone'),
     'the teacher has the temperature of the student': (
         'torch/losses.py', "number('target_temperature', target_temperature)", 'float(temperature)', 'test_torch_losses.py', 'threads'),
     'values of several numbers per token are spread as if of one': (

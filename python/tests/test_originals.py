@@ -172,7 +172,7 @@ def test_linear_cross_entropy_equals_verls_in_pytorch(temperature):
         torch.testing.assert_close(b, a, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize('temperature, softcap', ((1.0, None), (0.7, None), (1.0, 5.0)))
+@pytest.mark.parametrize('temperature, softcap', ((1.0, None), (0.7, None), (1.0, 5.0), (0.7, 5.0)))
 def test_linear_logprob_equals_trls(temperature, softcap):
     if not hasattr(torch, 'get_autocast_dtype'):
         pytest.skip('trl wants a later PyTorch')

@@ -16,14 +16,14 @@ import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, CUTS, case, expected, near, leaf, plain  # noqa: E402
 
 
-def agrees(rank, size, group, dtype, mode, has_bias, chunk, softcap):
+def agrees(rank, size, group, dtype, mode, has_bias, chunk, options):
     h, w, b, t, g = case(dtype=dtype)
     b = b if has_bias else None
-    want = expected(h, w, b, t, g, softcap)
+    want = expected(h, w, b, t, g, **options)
     lo, hi = (CUTS[rank], CUTS[rank + 1]) if size == 4 else (0, V)
     mine = [leaf(h), leaf(w[lo:hi]), leaf(None if b is None else b[lo:hi])]
     logp, entropy = ct.linear_logprob(*mine, target=t, tp_group=group, vocab_start=lo, entropy=True,
-                                      mode=mode, chunk_size=chunk, softcap=softcap)
+                                      mode=mode, chunk_size=chunk, **options)
     assert logp.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     near(logp, want[0], dtype, 'logp')
     near(entropy, want[1], dtype, 'entropy')
@@ -37,9 +37,10 @@ def agrees(rank, size, group, dtype, mode, has_bias, chunk, softcap):
 
 
 def many(rank, dtype):
-    return [agrees(rank, 4, dist.group.WORLD, dtype, mode, bias, chunk, softcap)
-            for mode, bias, chunk, softcap in
-            itertools.product(('logprob', 'keep', 'auto'), (False, True), (None, 4), (None, 5.0))]
+    return [agrees(rank, 4, dist.group.WORLD, dtype, mode, bias, chunk, options)
+            for mode, bias, chunk, options in itertools.product(
+                ('logprob', 'keep', 'auto'), (False, True), (None, 4),
+                ({}, {'softcap': 5.0, 'temperature': 0.7, 'scale': 1.3}))]
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
@@ -50,9 +51,8 @@ def test_outputs_and_gradients_on_processes(world, dtype):
 
 def test_outputs_and_gradients_on_threads_and_alone():
     for mode, chunk in itertools.product(('logprob', 'keep'), (None, 4)):
-        cb.run_threads(4, lambda world: agrees(world.rank, 4, world, torch.float64, mode, True, chunk,
-                                               None))
-        agrees(0, 1, None, torch.float32, mode, True, chunk, None)
+        cb.run_threads(4, lambda world: agrees(world.rank, 4, world, torch.float64, mode, True, chunk, {}))
+        agrees(0, 1, None, torch.float32, mode, True, chunk, {})
 
 
 @pytest.mark.parametrize('fn', [ct.linear_logprob, ct.linear_nll])
@@ -142,16 +142,15 @@ def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
     spread = torch.full((V, 2 * H), float('nan'), dtype=torch.float64)
     spread[:, :H] = w
     other = (w * 1.5).clone()
-    cap = {'softcap': 2.0}
     for _ in range(3):
         for name, (x, y, z, options) in {
                 'as it is': (h, w, b, {}), 'another weight': (h, other, b, {}), 'another bias': (h, w, -b, {}),
                 'no bias': (h, w, None, {}), 'weight with strides': (h, spread[:, :H], b, {}),
-                'a transposed weight': (h, w.t().contiguous().t(), b, {}), 'softcap': (h, w, b, cap),
+                'a transposed weight': (h, w.t().contiguous().t(), b, {}), 'softcap': (h, w, b, {'softcap': 2.0}), 'scale': (h, w, b, {'scale': -0.5}),
                 'hidden with strides': (h.transpose(0, 1).contiguous().transpose(0, 1), w, b, {}),
                 'keep': (h, w, b, {'mode': 'keep'}), 'as it was': (h, w, b, {})}.items():
             leaves = [None if v is None else v.detach().requires_grad_() for v in (x, y, z)]
-            want = expected(x, y, z, t, g, options.get('softcap'))
+            want = expected(x, y, z, t, g, **{k: v for k, v in options.items() if k != 'mode'})
             out = ct.linear_logprob(*leaves, target=t, entropy=True, **options)
             (out[0] * g[0] + out[1] * g[1]).sum().backward()
             near(out[0], want[0], torch.float64, name)

@@ -31,12 +31,12 @@ def case(shape, dtype=torch.float64, seed=0, spread=3.0):
     return z, t, g
 
 
-def plain(z, t, temperature=1.0, softcap=None):
+def plain(z, t, temperature=1.0, softcap=None, scale=1.0):
     """logp and entropy by PyTorch, in f64."""
-    x = z.double() / temperature
+    x = scale * z.double()
     if softcap:
         x = softcap * torch.tanh(x / softcap)
-    lp = torch.log_softmax(x, -1)
+    lp = torch.log_softmax(x / temperature, -1)
     keep = t != -100
     logp = torch.where(keep, lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1), torch.zeros(()).double())
     h = torch.where(keep, -(lp.exp() * lp).sum(-1), torch.zeros(()).double())
@@ -61,13 +61,13 @@ def shards(rank, size, how):
 def agrees(rank, size, group, dtype, how, shape):
     z, t, g = case(shape, dtype)
     lo, hi = shards(rank, size, how)
-    for temperature, softcap, chunk in ((1.0, None, None), (0.7, 5.0, 2)):
+    for temperature, softcap, scale, chunk in ((1.0, None, 1.0, None), (0.7, 5.0, 1.3, 2), (0.7, None, -0.5, 3)):
         whole = z.double().clone().requires_grad_()
-        want = plain(whole, t, temperature, softcap)
+        want = plain(whole, t, temperature, softcap, scale)
         (want[0] * g[0] + want[1] * g[1]).sum().backward()
         mine = z[..., lo:hi].clone().requires_grad_()
         logp, h = ct.logprob(mine, t, tp_group=group, vocab_start=lo, vocab_end=hi, entropy=True,
-                             temperature=temperature, softcap=softcap, chunk_size=chunk)
+                             temperature=temperature, softcap=softcap, scale=scale, chunk_size=chunk)
         real = torch.float64 if dtype == torch.float64 else torch.float32
         assert logp.dtype == h.dtype == real
         near, near_grad = TOLERANCE[dtype]
@@ -149,7 +149,7 @@ def test_gradcheck():
     z.requires_grad_()
     assert torch.autograd.gradcheck(
         lambda z: ct.logprob(z, t, entropy=True, loss=True, label_smoothing=0.1, z_loss=1e-2,
-                             softcap=4.0, temperature=0.8), (z,))
+                             softcap=4.0, temperature=0.8, scale=1.5), (z,))
     for reduction in ('sum', 'mean', 'none'):
         assert torch.autograd.gradcheck(
             lambda z: ct.nll(z, t, reduction=reduction, label_smoothing=0.2)[0], (z,))
@@ -193,7 +193,7 @@ def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
         'as it is': (z, t, {}), 'f32': (z.float(), t, {}), 'int32 targets': (z, t32, {}),
         'strides': (wide[:, :4, 2:2 + V], t, {}), 'other strides': (z.transpose(0, 1).contiguous().transpose(0, 1), t, {}),
         'targets with strides': (z, t.t().contiguous().t(), {}), 'temperature': (z, t, {'temperature': 0.5}),
-        'softcap': (z, t, {'softcap': 3.0}), 'ignore_index': (z, t.where(t >= 0, torch.tensor(3)), {'ignore_index': 3}),
+        'softcap': (z, t, {'softcap': 3.0}), 'scale': (z, t, {'scale': 0.5}), 'ignore_index': (z, t.where(t >= 0, torch.tensor(3)), {'ignore_index': 3}),
         'one axis': (z.reshape(12, V), t.reshape(12), {}), 'one token': (z[1, 2], t[1, 2], {}),
         'V': (z, t.clamp(max=9), {'vocab_size': 10, 'vocab_end': 10})}
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
             whole = logits.detach().double().requires_grad_()
             keep = target if options.get('ignore_index') is None else target.where(target != 3, torch.tensor(-100))
             cut = whole[..., :10] if name == 'V' else whole
-            want = plain(cut, keep.long(), options.get('temperature', 1.0), options.get('softcap'))
+            want = plain(cut, keep.long(), options.get('temperature', 1.0), options.get('softcap'), options.get('scale', 1.0))
             near = TOLERANCE[logits.dtype][0] * 10
             for a, b in zip(out, want):
                 torch.testing.assert_close(a.double(), b, rtol=near, atol=near, msg=name)

@@ -34,9 +34,9 @@ def drawn(shape, dtype, vocab=V, seed=0):
     return z, q, ids, mask, torch.randn(2, *shape, K, generator=rng, dtype=torch.float64)
 
 
-def log_softmax(z, temperature, softcap=None):
-    x = z.double() / temperature
-    return torch.log_softmax(softcap * torch.tanh(x / softcap) if softcap else x, -1)
+def log_softmax(z, temperature, softcap=None, scale=1.0):
+    x = scale * z.double()
+    return torch.log_softmax((softcap * torch.tanh(x / softcap) if softcap else x) / temperature, -1)
 
 
 def largest(z, k):
@@ -69,8 +69,8 @@ def ours(name, z, q, ids, mask, lo, hi, **o):
     return torch.stack(out, -1), None
 
 
-def theirs(name, z, q, ids, mask, temperature, softcap):
-    lp = log_softmax(z, temperature, softcap)
+def theirs(name, z, q, ids, mask, temperature, softcap, scale=1.0):
+    lp = log_softmax(z, temperature, softcap, scale)
     if name == 'topk':
         return masked(at(lp, largest(z.detach(), min(K, z.shape[-1]))), mask)
     if name == 'at':
@@ -89,12 +89,12 @@ def agrees(rank, size, group, dtype, how, shape, vocab=V):
     z, q, ids, mask, g = drawn(shape, dtype, vocab)
     lo, hi = shards(rank, size, how) if vocab == V else (min(rank, vocab), min(rank + 1, vocab))
     said = []
-    for name, (temperature, softcap) in itertools.product(OVER, ((1.0, None), (0.7, 5.0))):
+    for name, (temperature, softcap, scale) in itertools.product(OVER, ((1.0, None, 1.0), (0.7, 5.0, 1.3))):
         targets = q.double().softmax(-1).to(dtype) if name == 'soft labels' else q
         whole, mine = z.double().clone().requires_grad_(), z[..., lo:hi].clone().requires_grad_()
-        want = theirs(name, whole, targets, ids, mask, temperature, softcap)
+        want = theirs(name, whole, targets, ids, mask, temperature, softcap, scale)
         got, found = ours(name, mine, targets[..., lo:hi], ids, mask, lo, hi, tp_group=group, vocab=vocab,
-                          temperature=temperature, softcap=softcap)
+                          temperature=temperature, softcap=softcap, scale=scale)
         assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         near, near_grad = TOLERANCE[dtype]
         torch.testing.assert_close(got.double(), want, rtol=near, atol=near, msg=name)
@@ -221,7 +221,7 @@ def test_gradcheck():
     z.requires_grad_()
     for name in OVER:
         assert torch.autograd.gradcheck(lambda z: ours(
-            name, z, q.softmax(-1), ids, mask, 0, V, vocab=V, softcap=4.0, temperature=0.8)[0], (z,)), name
+            name, z, q.softmax(-1), ids, mask, 0, V, vocab=V, softcap=4.0, temperature=0.8, scale=1.5)[0], (z,)), name
     assert torch.autograd.gradcheck(lambda z: ct.weighted_sum(z[..., 0], g[0][..., 0], mask)[:2], (z,))
 
 

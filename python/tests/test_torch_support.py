@@ -35,8 +35,7 @@ def csr(ids):
 
 def plain(z, t, ids, temperature=1.0, softcap=None):
     """logp and entropy over ids and targets, f64"""
-    x = z.double() / temperature
-    x = softcap * torch.tanh(x / softcap) if softcap else x
+    x = (softcap * torch.tanh(z.double() / softcap) if softcap else z.double()) / temperature
     inside = torch.zeros(*t.shape, x.shape[-1] + 1, dtype=torch.bool)
     inside.scatter_(-1, torch.where(ids < 0, x.shape[-1], ids), True)
     inside = inside[..., :-1].scatter(-1, t.clamp(min=0).unsqueeze(-1), True)

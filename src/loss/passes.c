@@ -76,7 +76,7 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dt
 {
     uint64_t hash = colo_hash_i64(COLO_HASH_INIT, config->logits.vocab);
     hash = hash_f64(hash, config->logits.scale / config->logits.temperature);
-    hash = hash_f64(hash, config->logits.softcap);
+    hash = hash_f64(hash, config->logits.softcap / config->logits.temperature);
     hash = hash_f64(hash, smoothing_of(config));
     hash = hash_f64(hash, config->z_loss);
     hash = colo_hash_i64(hash, config->ignore_index);
@@ -129,6 +129,7 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
         .d_dtype = logits->dtype,
         .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
         .factor = config->logits.scale / config->logits.temperature,
+        .cap = config->logits.softcap / config->logits.temperature,
         .smoothing = e,
         .own = own,
         .segments = 1,

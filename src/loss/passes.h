@@ -84,7 +84,8 @@ struct colo_logprob_pass {
     colo_dtype_t dtype;      /* of logits */
     colo_dtype_t d_dtype;    /* of d_logits: dtype, or a narrower one in a buffer of its own */
     colo_dtype_t stat_dtype; /* of the block, the outputs and the upstream gradients: f32 or f64 */
-    double factor;           /* scale / temperature */
+    double factor;           /* scale / temperature: x = factor z, or cap tanh(factor z / cap) */
+    double cap;              /* softcap / temperature; 0: off */
     double smoothing;        /* e, or Megatron's e'; 0 when no loss is wanted */
     int64_t own;             /* this rank's columns with local_smoothing, else 0 */
     int64_t lo, hi;          /* tokens of this pass, [lo, hi) of [0, T); may be empty */

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/sized.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -46,6 +47,10 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
                  c->logits.temperature);
     COLO_FAIL_IF(!(c->logits.softcap >= 0) || isinf(c->logits.softcap), COLO_ERR_ARG,
                  "logprob: softcap is %g, expected finite and >= 0 (0 = off)", c->logits.softcap);
+    const double cap = c->logits.softcap / c->logits.temperature;
+    COLO_FAIL_IF(c->logits.softcap > 0 && !(cap >= FLT_MIN && cap <= FLT_MAX), COLO_ERR_ARG,
+                 "logprob: softcap / temperature = %g / %g, expected what an f32 holds",
+                 c->logits.softcap, c->logits.temperature);
     COLO_FAIL_IF(!(c->label_smoothing >= 0 && c->label_smoothing <= 1), COLO_ERR_ARG,
                  "logprob: label_smoothing is %g, expected in [0, 1]", c->label_smoothing);
     COLO_FAIL_IF(c->megatron_smoothing && c->label_smoothing > 0 && c->logits.vocab == 1,

@@ -100,7 +100,7 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
     s.nt = steps_of(c, c->tokens);
     s.e = steps_of(c, H) * most + roundoff(c->config.logits_dtype) * top;
     s.f = fabs(in->opts.scale / in->opts.temperature);
-    s.cap = in->opts.softcap;
+    s.cap = in->opts.softcap / in->opts.temperature; /* of x */
     s.lambda = in->opts.z_loss;
     for (int k = 0; k < 3; k++)
         for (int64_t t = 0; t < c->tokens && in->g[k]; t++)
@@ -111,8 +111,8 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
 
 static double scaled(const ref_linear_t *in, double z)
 {
-    const double x = in->opts.scale * z / in->opts.temperature, cap = in->opts.softcap;
-    return cap > 0 ? cap * tanh(x / cap) : x;
+    const double y = in->opts.scale * z, cap = in->opts.softcap;
+    return (cap > 0 ? cap * tanh(y / cap) : y) / in->opts.temperature;
 }
 
 /* Do errors of the logits @z of one token decide whether the largest is the target's? */

@@ -46,6 +46,7 @@ T_CASE(the_oracle_is_its_own_central_difference)
         {.temperature = 0.6, .scale = 1},
         {.temperature = 1, .scale = -1.7},
         {.temperature = 1, .scale = 1, .softcap = 2.5},
+        {.temperature = 0.6, .scale = 1.3, .softcap = 2.5},
         {.temperature = 1, .scale = 1, .smoothing = 0.2},
         {.temperature = 1, .scale = 1, .smoothing = 0.2, .megatron = true},
         {.temperature = 1, .scale = 1, .z_loss = 0.05},

@@ -65,6 +65,9 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_ALL, a.cfg.logits.scale = inf, "scale is inf, expected finite");
     ARG(OF_ALL, a.cfg.logits.softcap = -2, "softcap is -2");
     ARG(OF_ALL, a.cfg.logits.softcap = NAN, "softcap is ");
+    ARG(OF_ALL, a.cfg.logits.softcap = 1e-50, "softcap / temperature = 1e-50 / 1, expected what");
+    ARG(OF_ALL, (a.cfg.logits.softcap = 1e30, a.cfg.logits.temperature = 1e-20),
+        "softcap / temperature = 1e+30 / 1e-20, expected what an f32 holds");
     ARG(OF_LOGPROB, a.cfg.logprob.label_smoothing = 1.5,
         "label_smoothing is 1.5, expected in [0, 1]");
     ARG(OF_LOGPROB, a.cfg.logprob.label_smoothing = -0.5, "label_smoothing is -0.5");

@@ -11,18 +11,15 @@
 
 static double squash(const ref_logprob_opts_t *o, double z)
 {
-    double y = o->scale * z / o->temperature;
-    return o->softcap > 0 ? o->softcap * tanh(y / o->softcap) : y;
+    const double capped =
+        o->softcap > 0 ? o->softcap * tanh(o->scale * z / o->softcap) : o->scale * z;
+    return capped / o->temperature;
 }
 
 static double squash_slope(const ref_logprob_opts_t *o, double z)
 {
-    double slope = o->scale / o->temperature;
-    if (o->softcap > 0) {
-        double ch = cosh(o->scale * z / o->temperature / o->softcap);
-        slope /= ch * ch;
-    }
-    return slope;
+    const double ch = o->softcap > 0 ? cosh(o->scale * z / o->softcap) : 1;
+    return o->scale / (ch * ch) / o->temperature;
 }
 
 static double epsilon(const ref_logprob_opts_t *o, int64_t vocab)

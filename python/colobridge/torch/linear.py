@@ -274,7 +274,7 @@ def _sharded(what: str, weight: Any, bias: Any) -> tuple[Any, Any, Any, int | No
 def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, tp_group: Any = None,
                    vocab_start: int | None = None, vocab_end: int | None = None,
                    vocab_size: int | None = None, entropy: bool = False, loss: bool = False,
-                   temperature: float = 1.0, softcap: float | None = None,
+                   temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0,
                    label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
                    mode: str = 'auto', chunk_size: int | None = None, budget: int = 0,
                    max_valid: int | None = None, logits_dtype: Any = None,
@@ -304,7 +304,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
         (mode, d_hidden, budget, max_valid, logits_dtype, None),
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant), support=support,
+        scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant), support=support,
         head_partition=head_partition))
     return out if len(names) > 1 else out[0]
 
@@ -314,7 +314,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                mask: Any = None, reduce_group: Any = None, tp_group: Any = None,
                vocab_start: int | None = None, vocab_end: int | None = None,
                vocab_size: int | None = None, temperature: float = 1.0,
-               softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+               softcap: float | None = None, scale: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
                ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None,
                budget: int = 0, max_valid: int | None = None, logits_dtype: Any = None,
                d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
@@ -350,7 +350,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         (vocab_start, vocab_end, vocab_size),
         ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
          ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
+        scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
         support=support, head_partition=head_partition)
     if weights is not None:
         weights = counted(weights, target, o[0].config, o[0].real)

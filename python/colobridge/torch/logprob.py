@@ -324,7 +324,7 @@ def _(ctx: Any, *upstream: Any) -> Any:
 
 
 # Names of the C config's members that calls of ours give, in this order.
-MEMBERS = ('temperature', 'softcap', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size', 'segment')
+MEMBERS = ('temperature', 'softcap', 'scale', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size', 'segment')
 
 
 def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...]) -> dict[str, Any]:
@@ -408,8 +408,8 @@ def per_token(given: dict[str, Any]) -> list[tuple[Any, Any]]:
 def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
             vocab_start: int | None = None, vocab_end: int | None = None,
             vocab_size: int | None = None, entropy: bool = False, loss: bool = False,
-            temperature: float = 1.0, softcap: float | None = None, label_smoothing: float = 0.0,
-            z_loss: float = 0.0, ignore_index: int = -100, chunk_size: int | None = None,
+            temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0,
+            label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100, chunk_size: int | None = None,
             inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
     """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
@@ -419,8 +419,9 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     vocabulary whose shard is the same on some ranks: without it V is asked once for a shard. Logits may
     have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all
     ranks: if some ranks copied a transposed batch, all do, and if a shard is empty, all logits are contiguous.
-    logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never
-    smoothed: label_smoothing and z_loss are for the loss. A target of ignore_index gives 0, one outside
+    logp = (x_t - M) - log Sum, x = scale * logits / temperature, with a softcap
+    softcap * tanh(scale * logits / softcap) / temperature; it is never smoothed: label_smoothing and z_loss are
+    for the loss. A target of ignore_index gives 0, one outside
     of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is
     written over the logits; a later backward of another function that saved them is a RuntimeError.
     support: lists of ids that take the place of the vocabulary; entropy and loss are then theirs, too.
@@ -438,6 +439,6 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     out = VocabParallel.apply(*planned(
         'logprob', vocab_parallel_logits, target, names, tp_group,
         (vocab_start, vocab_end, vocab_size), inplace_backward,
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
+        scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
         support=support))
     return out if len(names) > 1 else out[0]

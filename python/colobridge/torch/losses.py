@@ -50,7 +50,7 @@ class _Topk(_Masked):
     __slots__ = ()
     NAME = WHAT = 'topk'
     KEEPS, SECOND = False, 'ids'
-    MEMBERS = 'k', 'topk', 'ignore_index', 'temperature', 'softcap'
+    MEMBERS = 'k', 'topk', 'ignore_index', 'temperature', 'softcap', 'scale'
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         per_token = (self.rows.shape if self.plain else (self.rows.count,)) + (self.config.k,)
@@ -61,7 +61,7 @@ class _Topk(_Masked):
 class _Distill(_Masked):
     __slots__ = ()
     NAME = WHAT = 'distill'
-    MEMBERS = 'targets', 'target_temperature', 'target_scale', 'temperature', 'softcap'
+    MEMBERS = 'targets', 'target_temperature', 'target_scale', 'temperature', 'softcap', 'scale'
 
 
 class TopK(NamedTuple):
@@ -74,7 +74,7 @@ class TopK(NamedTuple):
 def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_group: Any = None,
                  vocab_start: int | None = None, vocab_end: int | None = None,
                  vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-                 inplace_backward: bool = False) -> TopK:
+                 scale: float = 1.0, inplace_backward: bool = False) -> TopK:
     """The k largest of logits [..., Vl], k <= 256: their log-probabilities and global ids, both [..., k].
 
     logp_i = (x_i - M) - log Sum over the whole vocabulary, f32 (f64 for f64 logits), differentiable; the
@@ -84,14 +84,14 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
     """
     return TopK(*VocabParallel.apply(*planned(
         'topk_logprob', vocab_parallel_logits, None, ('logp', 'ids'), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (integer('k', k), True, -100, *scalars(temperature, softcap)[:2]), _Topk.MEMBERS, _Topk, more=mask)))
+        inplace_backward, (integer('k', k), True, -100, *scalars(temperature, softcap, scale)[:3]), _Topk.MEMBERS, _Topk, more=mask)))
 
 
 @eager
 def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_group: Any = None,
                vocab_start: int | None = None, vocab_end: int | None = None,
                vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-               ignore_index: int = -100, inplace_backward: bool = False) -> Any:
+               scale: float = 1.0, ignore_index: int = -100, inplace_backward: bool = False) -> Any:
     """logp [..., k] of global ids [..., k] under logits [..., Vl], k <= 256: those of a teacher's or a sampler's
     top k, say. f32 (f64 for f64 logits), differentiable.
 
@@ -102,7 +102,7 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
     return VocabParallel.apply(*planned(
         'logprob_at', vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (ids.shape[-1], False, integer('ignore_index', ignore_index), *scalars(temperature, softcap)[:2]),
+        inplace_backward, (ids.shape[-1], False, integer('ignore_index', ignore_index), *scalars(temperature, softcap, scale)[:3]),
         _Topk.MEMBERS, _Topk, more=mask))[0]
 
 
@@ -117,7 +117,7 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
             target_temperature: float = 1.0, mask: Any = None, tp_group: Any = None,
             vocab_start: int | None = None, vocab_end: int | None = None,
             vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-            inplace_backward: bool = False) -> Distilled:
+            scale: float = 1.0, inplace_backward: bool = False) -> Distilled:
     """Cross entropy and KL divergence [...] of the student's logits [..., Vl] from targets [..., Vl], which
     are sharded like them: a teacher's logits, q = softmax(targets / target_temperature), or with soft_labels
     probabilities q as they are, not normalised.
@@ -134,14 +134,14 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     return Distilled(*VocabParallel.apply(*planned(
         'distill', vocab_parallel_logits, targets.detach(), ('ce', 'kl'), tp_group, (vocab_start, vocab_end, vocab_size),
         inplace_backward, (int(bool(soft_labels)), number('target_temperature', target_temperature), 1.0,
-                           *scalars(temperature, softcap)[:2]), _Distill.MEMBERS, _Distill, more=mask)))
+                           *scalars(temperature, softcap, scale)[:3]), _Distill.MEMBERS, _Distill, more=mask)))
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])
 def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = None,
             vocab_start: int | None = None, vocab_end: int | None = None,
             vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-            chunk_size: int | None = None, inplace_backward: bool = False) -> Any:
+            scale: float = 1.0, chunk_size: int | None = None, inplace_backward: bool = False) -> Any:
     """Entropy [...] of logits [..., Vl], differentiable: logprob(entropy=True)'s, without targets. mask [...]:
     where it is 0, the entropy is 0 and the row is not read. Of packed sequences: Sequence.mask() is a mask, and
     Sequence.gather() takes the result. Other arguments and errors: logprob()."""
@@ -157,7 +157,7 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
         target.masked_fill_(mask == 0, -100)
     return VocabParallel.apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,
                                         (vocab_start, vocab_end, vocab_size), inplace_backward,
-                                        scalars(temperature, softcap, 0.0, 0.0, -100, chunk_size)))[1]
+                                        scalars(temperature, softcap, scale, 0.0, 0.0, -100, chunk_size)))[1]
 
 
 # ---- of per-token values ----

@@ -210,7 +210,7 @@ def loss_of(given: dict[str, Any]) -> list[tuple[Any, Any]]:
 def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mask: Any = None,
         tp_group: Any = None, reduce_group: Any = None, vocab_start: int | None = None,
         vocab_end: int | None = None, vocab_size: int | None = None, temperature: float = 1.0,
-        softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+        softcap: float | None = None, scale: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, chunk_size: int | None = None,
         inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
@@ -229,7 +229,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
     target, weights = masked('nll', mask, target, ignore_index)
-    numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
+    numbers = scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
         loss = VocabParallel.apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,

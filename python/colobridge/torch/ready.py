@@ -45,11 +45,11 @@ def integer(name: str, value: Any) -> int:
     return value.__index__()
 
 
-def scalars(temperature: Any, softcap: Any, label_smoothing: Any = 0.0, z_loss: Any = 0.0, ignore_index: Any = -100,
-            chunk_size: Any = 0, invariant: Any = False) -> tuple[Any, ...]:
+def scalars(temperature: Any, softcap: Any, scale: Any, label_smoothing: Any = 0.0, z_loss: Any = 0.0,
+            ignore_index: Any = -100, chunk_size: Any = 0, invariant: Any = False) -> tuple[Any, ...]:
     """Options as plain numbers: a tensor would be a key that changes, and be compared on its device."""
-    return (number('temperature', temperature), number('softcap', softcap or 0.0), number('label_smoothing', label_smoothing),
-            number('z_loss', z_loss), integer('ignore_index', ignore_index), integer('chunk_size', chunk_size or 0),
+    return (number('temperature', temperature), number('softcap', softcap or 0.0), number('scale', scale),
+            number('label_smoothing', label_smoothing), number('z_loss', z_loss), integer('ignore_index', ignore_index), integer('chunk_size', chunk_size or 0),
             -1 if invariant is True else int(number('invariant', invariant)))
 
 

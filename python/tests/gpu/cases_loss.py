@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses, from logits and from hidden states, and shards of sequences."""
+import itertools
 import types
 
 import torch
@@ -9,27 +10,28 @@ from torch.utils.checkpoint import checkpoint
 import colobridge.torch as ct
 from colobridge import Partition, compat
 
-from common import H, V, Skip, cut, leaf, linear_case, logits_case, me, near, plain, size
+from common import CAPPED, H, V, Skip, cut, leaf, linear_case, logits_case, me, near, plain, size
 
 
 def case_logprob_is_that_of_the_whole_vocabulary():
     lo, hi = cut(V)
     for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
-        z, t, g = logits_case(dtype=dtype)
-        whole = leaf(z.double())
-        want = plain(whole, t)
-        (want[0] * g[0] + want[1] * g[1]).sum().backward()
-        seen = []
-        for chunk in (None, 1, 7, 16, 64, 512):
-            mine = leaf(z[:, lo:hi])
-            logp, h = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
-                                 entropy=True, chunk_size=chunk)
-            (logp.double() * g[0] + h.double() * g[1]).sum().backward()
-            near(logp, want[0].detach(), min(bound, 1e-4), 'logp')
-            near(h, want[1].detach(), min(bound, 1e-4), 'entropy')
-            near(mine.grad, whole.grad[:, lo:hi], bound, 'd_logits')
-            seen.append((logp.detach(), mine.grad))
-        assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(seen, seen[1:]))
+        for options in ({}, CAPPED):
+            z, t, g = logits_case(dtype=dtype)
+            whole = leaf(z.double())
+            want = plain(whole, t, **options)
+            (want[0] * g[0] + want[1] * g[1]).sum().backward()
+            seen = []
+            for chunk in (None, 1, 7, 16, 64, 512):
+                mine = leaf(z[:, lo:hi])
+                logp, h = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                                     entropy=True, chunk_size=chunk, **options)
+                (logp.double() * g[0] + h.double() * g[1]).sum().backward()
+                near(logp, want[0].detach(), min(bound, 1e-4), 'logp')
+                near(h, want[1].detach(), min(bound, 1e-4), 'entropy')
+                near(mine.grad, whole.grad[:, lo:hi], bound, 'd_logits')
+                seen.append((logp.detach(), mine.grad))
+            assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(seen, seen[1:]))
 
 
 def case_a_mean_is_divided_once_over_all_ranks():
@@ -82,13 +84,14 @@ def case_linear_is_the_product_and_its_loss():
     for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 5e-4), (torch.bfloat16, 3e-2)):
         h, w, t = linear_case(dtype=dtype)
         _, _, g = logits_case()
-        x, y = leaf(h.double()), leaf(w.double())
-        want = plain(x @ y.t(), t)
-        (want[0] * g[0] + want[1] * g[1]).sum().backward()
-        for mode, chunk in (('logprob', None), ('keep', None), ('auto', 32)):
+        for (mode, chunk), options in itertools.product(
+                (('logprob', None), ('keep', None), ('auto', 32)), ({}, CAPPED)):
+            x, y = leaf(h.double()), leaf(w.double())
+            want = plain(x @ y.t(), t, **options)
+            (want[0] * g[0] + want[1] * g[1]).sum().backward()
             a, b = leaf(h), leaf(w[lo:hi])
             out = ct.linear_logprob(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
-                                    vocab_size=V, entropy=True, mode=mode, chunk_size=chunk)
+                                    vocab_size=V, entropy=True, mode=mode, chunk_size=chunk, **options)
             (out[0].double() * g[0] + out[1].double() * g[1]).sum().backward()
             for got, right, name in ((out[0], want[0].detach(), 'logp'), (a.grad, x.grad, 'd_hidden'),
                                      (b.grad, y.grad[lo:hi], 'd_weight')):

@@ -57,7 +57,12 @@ def linear_case(tokens=96, dtype=torch.float32, seed=0):
     return h, (w * 0.3).to(dtype).cuda(), logits_case(tokens)[1]
 
 
-def plain(x, t):
+CAPPED = {'softcap': 5.0, 'scale': 1.3, 'temperature': 0.7}
+
+
+def plain(x, t, softcap=None, scale=1.0, temperature=1.0):
+    x = scale * x
+    x = (x if softcap is None else softcap * torch.tanh(x / softcap)) / temperature
     lp = torch.log_softmax(x, -1)
     keep = t != -100
     nothing = torch.zeros((), dtype=x.dtype, device=x.device)

@@ -16,7 +16,7 @@ static double x_of(const struct colo_distill_pass *pass, int64_t token, int64_t 
 {
     double z =
         colo_scalar_get(pass->base.dtype, pass->base.logits, token * pass->base.row_stride + j);
-    return colo_scalar_x(pass->base.dtype, z, pass->base.factor, pass->base.config.logits.softcap);
+    return colo_scalar_x(pass->base.dtype, z, pass->base.factor, pass->base.cap);
 }
 
 static double target_of(const struct colo_distill_pass *pass, int64_t token, int64_t j)
@@ -187,7 +187,7 @@ static double upstream(const struct colo_distill_pass *pass, int64_t token)
 
 static double slope(const struct colo_distill_pass *pass, double x)
 {
-    const double cap = pass->base.config.logits.softcap;
+    const double cap = pass->base.cap;
     return pass->base.factor * (cap > 0 ? 1 - (x / cap) * (x / cap) : 1);
 }
 

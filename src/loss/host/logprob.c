@@ -32,7 +32,7 @@ static void load_x(const struct colo_logprob_pass *pass, int64_t token, int64_t 
     int64_t index = (token - pass->row_lo) * pass->row_stride + j;
     COLO_FOR_FLOAT(pass->dtype, colo_scalar_get_each, pass->logits, index, x, n)
     for (int i = 0; i < n; i++)
-        x[i] = colo_scalar_x(pass->dtype, x[i], pass->factor, pass->config.logits.softcap);
+        x[i] = colo_scalar_x(pass->dtype, x[i], pass->factor, pass->cap);
 }
 
 /* The columns of a row that are in its softmax and on this shard, ascending. */
@@ -356,8 +356,8 @@ static void row_grad(const struct colo_logprob_pass *pass, int64_t token, int64_
                 dx += prob * (a + b * down);
             if (j + i == target)
                 dx += c;
-            if (cfg->logits.softcap > 0) {
-                double th = x[i] / cfg->logits.softcap;
+            if (pass->cap > 0) {
+                double th = x[i] / pass->cap;
                 dx *= 1 - th * th;
             }
             x[i] = dx * pass->factor;

@@ -150,8 +150,7 @@ static void emit(const struct colo_topk_pass *pass, int64_t token, int64_t i, in
     const int64_t index = token * pass->k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : NAN;
     if (id >= 0) {
-        down = colo_scalar_x(pass->base.dtype, z, pass->base.factor,
-                             pass->base.config.logits.softcap) -
+        down = colo_scalar_x(pass->base.dtype, z, pass->base.factor, pass->base.cap) -
                pass->base.saved[token];
         logp = colo_scalar_at_most_0(down - pass->base.saved[pass->base.tokens + token]);
     }
@@ -224,7 +223,7 @@ colo_status_t colo_host_topk_sum(const struct colo_topk_pass *pass, colo_stream_
 colo_status_t colo_host_topk_fix(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
     const int64_t rows = pass->base.tokens, start = pass->base.config.logits.vocab_start;
-    const double cap = pass->base.config.logits.softcap;
+    const double cap = pass->base.cap;
     for (int64_t token = 0; token < rows; token++) {
         const double m = pass->base.saved[token], log_sum = pass->base.saved[rows + token];
         if (pass->rows[token] < 0 || isnan(m))
