@@ -23,7 +23,8 @@ extern "C" {
 
 #define COLO_TICKETS_MAX 64 /* of one bridge */
 
-/** A call that was started. Owned by the bridge. */
+/** A call that was started. Finish it once, at any time: also when its bridge, its batch or their
+ * comm were destroyed. */
 typedef struct colo_ticket colo_ticket_t;
 
 /**
@@ -55,12 +56,13 @@ COLO_API colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo
                                                  colo_stream_t stream, colo_ticket_t **ticket);
 /**
  * colo_bridge_finish() - make a stream wait for a call that was started; local
- * @ticket:  set to NULL; NULL before is COLO_ERR_ARG. A bridge that is destroyed ends its tickets,
- *           and logs the calls that were not finished, by number, as errors
+ * @ticket:  set to NULL; NULL before is COLO_ERR_ARG. Any thread may finish it. A bridge that is
+ *           destroyed ends its calls, and logs those that were not finished, by number, as errors;
+ *           their tickets are valid until finish, which says so
  * @stream:  what it is given from now on runs after the call. Any stream of the device. NULL on the
  *           host
- * Errors:   COLO_ERR_ARG, COLO_ERR_CUDA. How the call fared, the stream's next operation and the
- *           comm tell, as after colo_bridge_forward()
+ * Errors:   COLO_ERR_ARG, COLO_ERR_CUDA; COLO_ERR_STATE: the bridge was destroyed before. How
+ *           the call fared, the stream's next operation and the comm tell, as after colo_bridge_forward()
  */
 COLO_API colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream);
 

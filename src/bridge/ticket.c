@@ -6,11 +6,16 @@
  * Decides which stream a call runs on, and nothing about the call, which is forward or backward as
  * it is. A stream per ticket would let calls overtake each other, which the comm forbids anyway, so
  * one stream serves them all, with an event per ticket.
+ *
+ * The tickets of a bridge are one block of memory, which lives until the bridge is destroyed and
+ * each call that was started is finished. So finish is right at any time and on any thread: garbage
+ * collectors run it when they like.
  */
 #include "bridge/ragged.h"
 
 #include "core/env.h"
 #include "core/error.h"
+#include "core/lock.h"
 #include "core/range.h"
 
 #include <colobridge/ticket.h>
@@ -25,9 +30,13 @@ struct colo_ticket {
 };
 
 struct colo_tickets {
-    colo_bridge_t *bridge;
+    pthread_mutex_t lock;  /* bridge, stream, taken, and which tickets are free */
+    colo_bridge_t *bridge; /* NULL: destroyed */
+    const colo_ops_t *ops;
     void *stream; /* of calls, with an event per ticket, and one more for what they follow */
-    uint64_t started;
+    int64_t rank;
+    uint64_t number, started; /* of the bridge; tickets so far */
+    int32_t taken;
     colo_ticket_t ticket[COLO_TICKETS_MAX];
 };
 
@@ -48,6 +57,12 @@ static long long rank_of(const colo_bridge_t *bridge)
     return (long long)bridge->now.program.plan->rank;
 }
 
+static void tickets_free(colo_tickets_t *all)
+{
+    pthread_mutex_destroy(&all->lock);
+    free(all);
+}
+
 /* ---- which are taken ---- */
 
 /* Those of @bridge, made at the first start. */
@@ -56,10 +71,14 @@ static colo_status_t tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
     if (!bridge->tickets) {
         colo_tickets_t *made = calloc(1, sizeof *made);
         COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "bridge start: %zu bytes", sizeof *made);
+        pthread_mutex_init(&made->lock, NULL);
         made->bridge = bridge;
+        made->ops = bridge->ops;
+        made->rank = bridge->now.program.plan->rank;
+        made->number = bridge->id.number;
         const colo_status_t st = bridge->ops->stream_create(COLO_TICKETS_MAX + 1, &made->stream);
         if (st < 0) {
-            free(made);
+            tickets_free(made);
             return st;
         }
         bridge->tickets = made;
@@ -76,6 +95,7 @@ static colo_status_t take(colo_tickets_t *all, colo_pass_t pass, colo_ticket_t *
     const double now = colo_now(), deadline = (double)colo_comm_i_timeout(bridge->comm) * 1e-3;
     const colo_ticket_t *oldest = NULL;
     *ticket = NULL;
+    COLO_HOLD(&all->lock);
     for (int32_t i = 0; i < COLO_TICKETS_MAX; i++) {
         colo_ticket_t *other = &all->ticket[i];
         if (!other->of)
@@ -103,6 +123,7 @@ void colo_tickets_destroy(colo_bridge_t *bridge)
     colo_tickets_t *all = bridge->tickets;
     if (!all)
         return;
+    pthread_mutex_lock(&all->lock);
     for (int32_t i = 0; i < COLO_TICKETS_MAX; i++)
         if (all->ticket[i].of)
             colo_log(COLO_LOG_ERROR,
@@ -110,8 +131,12 @@ void colo_tickets_destroy(colo_bridge_t *bridge)
                      "call colo_bridge_finish() before",
                      rank_of(bridge), (unsigned long long)bridge->id.number,
                      (unsigned long long)all->ticket[i].number, pass_name(all->ticket[i].pass));
-    bridge->ops->stream_destroy(all->stream); /* waits */
-    free(all);
+    all->ops->stream_destroy(all->stream); /* waits */
+    all->bridge = NULL;
+    const bool last = all->taken == 0; /* else the last finish frees it */
+    pthread_mutex_unlock(&all->lock);
+    if (last)
+        tickets_free(all);
     bridge->tickets = NULL;
 }
 
@@ -178,7 +203,9 @@ static colo_status_t start(const started_t *started, colo_stream_t stream, colo_
     }
     if (recorded < 0)
         return colo_bridge_fail(bridge, recorded);
+    COLO_HOLD(&all->lock);
     taken->of = all;
+    all->taken++;
     all->started++;
     *ticket = taken;
     return COLO_OK;
@@ -220,15 +247,36 @@ colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t
 
 /* ---- finish ---- */
 
+static colo_status_t finish(colo_tickets_t *all, colo_ticket_t *ticket, colo_stream_t stream,
+                            bool *last)
+{
+    COLO_HOLD(&all->lock);
+    ticket->of = NULL;
+    *last = --all->taken == 0 && !all->bridge;
+    COLO_FAIL_IF(
+        !all->bridge, COLO_ERR_STATE,
+        "rank %lld: bridge %llu was destroyed while ticket %llu (%s) was not finished; call "
+        "colo_bridge_finish() before",
+        (long long)all->rank, (unsigned long long)all->number, (unsigned long long)ticket->number,
+        pass_name(ticket->pass));
+    return all->ops->event_wait(all->stream, event_of(all, ticket), stream);
+}
+
 colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream)
 {
     COLO_RANGE();
+    bool last = false;
     COLO_FAIL_IF(!ticket || !*ticket, COLO_ERR_ARG,
                  "bridge finish: ticket is NULL, expected one that a start "
                  "returned and that is not finished");
     colo_ticket_t *finished = *ticket;
     colo_tickets_t *all = finished->of;
     *ticket = NULL;
-    finished->of = NULL;
-    return all->bridge->ops->event_wait(all->stream, event_of(all, finished), stream);
+    COLO_FAIL_IF(!all, COLO_ERR_ARG,
+                 "bridge finish: ticket %llu (%s) is finished, expected one that is not",
+                 (unsigned long long)finished->number, pass_name(finished->pass));
+    const colo_status_t st = finish(all, finished, stream, &last);
+    if (last)
+        tickets_free(all);
+    return st;
 }

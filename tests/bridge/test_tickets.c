@@ -8,6 +8,7 @@
 
 #include "harness/bridge_case.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 static t_case_t the_case(void)
@@ -134,6 +135,7 @@ T_CASE_ON(4, a_ticket_that_is_not_finished_by_the_deadline_is_named)
     rank_check(colo_bridge_backward_start(bridge, &step.in.t, &step.out.t, NULL, &more) ==
                COLO_ERR_TIMEOUT);
     rank_check(says("ticket 1 (forward) was started") && says("the deadline is 0.0 s"));
+    rank_try(colo_bridge_finish(&step.ticket, NULL));
     t_buffer_free(&step.in);
     t_buffer_free(&step.out);
     return COLO_OK;
@@ -144,25 +146,72 @@ static colo_status_t destroyed_rank(colo_comm_t *world, void *arg)
     const t_case_t c = {
         .src = t_side("dp=1", true), .dst = t_side("dp=1", false), .shape = {2, 3, 4}};
     colo_bridge_t *bridge = NULL;
-    step_t step[2] = {{.ticket = NULL}};
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    colo_comm_t *comm = NULL;
+    step_t step[3] = {{.ticket = NULL}};
+    rank_try(colo_comm_split_color(world, 0, 0, &comm));
+    rank_try(t_case_bridge(&bridge, &c, comm, COLO_HOST));
     rank_try(start(bridge, &c, 0, true, 0, &step[0]));
     rank_try(start(bridge, &c, 0, false, 1, &step[1]));
+    rank_try(start(bridge, &c, 0, true, 2, &step[2]));
+    colo_ticket_t *again = step[0].ticket;
     rank_try(finish(&c, 0, true, 0, &step[0]));
+    rank_fails(colo_bridge_finish(&again, NULL), COLO_ERR_ARG, "ticket 1 (forward) is finished");
+    rank_check(again == NULL);
     colo_bridge_destroy(&bridge);
-    t_buffer_free(&step[1].in);
-    t_buffer_free(&step[1].out);
-    (void)arg;
+    if (*(const bool *)arg)
+        colo_comm_destroy(&comm);
+    for (int i = 1; i < 3; i++) { /* valid, but ended */
+        rank_fails(colo_bridge_finish(&step[i].ticket, NULL), COLO_ERR_STATE,
+                   i == 1 ? "bridge 1 was destroyed while ticket 2 (backward) was not finished"
+                          : "bridge 1 was destroyed while ticket 3 (forward) was not finished");
+        rank_check(step[i].ticket == NULL);
+        t_buffer_free(&step[i].in);
+        t_buffer_free(&step[i].out);
+    }
+    colo_comm_destroy(&comm);
     return COLO_OK;
 }
 
-T_CASE(a_bridge_that_is_destroyed_names_its_tickets)
+T_CASE(a_bridge_that_is_destroyed_names_its_tickets_and_finish_refuses_them)
 {
-    t_lines_t said = {0};
-    colo_log_set(t_keep_line, &said, COLO_LOG_ERROR);
-    assert_ok(t_run_ranks(1, destroyed_rank, NULL, 0));
-    colo_log_set(NULL, NULL, COLO_LOG_OFF);
-    assert_non_null(strstr(said.last, "ticket 2 (backward) is not finished"));
+    for (int i = 0; i < 2; i++) {
+        bool comm_too = i == 1;
+        t_lines_t said = {0};
+        colo_log_set(t_keep_line, &said, COLO_LOG_ERROR);
+        assert_ok(t_run_ranks(1, destroyed_rank, &comm_too, sizeof comm_too));
+        colo_log_set(NULL, NULL, COLO_LOG_OFF);
+        assert_non_null(strstr(said.last, "ticket 3 (forward) is not finished"));
+    }
+}
+
+/* As a garbage collector of a program does it. */
+static void *finish_elsewhere(void *ticket)
+{
+    const bool good = colo_bridge_finish(ticket, NULL) == COLO_OK;
+    return good ? ticket : NULL;
+}
+
+T_CASE_ON(2, another_thread_finishes_tickets_while_calls_are_started)
+{
+    const t_case_t c = {
+        .src = t_side("dp=2", true), .dst = t_side("cp=2", false), .shape = {2, 4, 3}};
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    const int64_t rank = colo_comm_rank(world);
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    for (int i = 0; i < 200; i++) { /* more than there are at a time */
+        step_t step[2] = {{.ticket = NULL}};
+        pthread_t thread;
+        void *good = NULL;
+        rank_try(start(bridge, &c, rank, true, i, &step[0]));
+        rank_check(pthread_create(&thread, NULL, finish_elsewhere, &step[0].ticket) == 0);
+        rank_try(start(bridge, &c, rank, false, i, &step[1]));
+        rank_check(pthread_join(thread, &good) == 0 && good && !step[0].ticket);
+        rank_try(t_case_compare(&c, T_Y, rank, i, &step[0].out));
+        t_buffer_free(&step[0].in);
+        t_buffer_free(&step[0].out);
+        rank_try(finish(&c, rank, false, i, &step[1]));
+    }
+    return COLO_OK;
 }
 
 T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
