@@ -281,13 +281,24 @@ BRIDGES = {
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
     'a ticket that is dropped keeps its place': (
-        'torch/ticket.py', 'the call uses it\n        self.end()', 'the call uses it\n        pass', 'test_torch_ticket.py', 'are_named'),
+        'torch/ticket.py', 'self.end()\n            except', 'pass\n            except', 'test_torch_ticket.py', 'are_named'),
     'finish starts no gradient': (
         'torch/bridge.py', 'd_ys[0], given, back)', 'd_ys[0], given)', 'test_torch_ticket.py', 'lies_between'),
     'finish starts no gradient of a ragged batch': (
         'torch/ragged.py', 'for i in range(call.n)], back)', 'for i in range(call.n)])', 'test_torch_ticket.py', 'lies_between'),
     'what finish returns is a view': (
         'torch/ticket.py', 'ctx.mark_dirty(*ys)  # so', '# so', 'test_torch_ticket.py', 'uniform_batches'),
+    'a started call lies in a cycle with its output': (
+        'torch/uniform.py', 'held=[t.detach() for t in (x, y) if t is not None]', 'held=(x, y)', 'test_torch_ticket.py',
+        'next_step_right and uniform'),
+    'a started ragged call lies in a cycle with its output': (
+        'torch/ragged.py', 'held=[t.detach() for t in (*given, *out)]', 'held=(given, out)', 'test_torch_ticket.py',
+        'next_step_right and ragged'),
+    'a gradient under way when backward failed is taken for that of the next one': (
+        'torch/ticket.py', 'ctx.flight.back = back, ctx.begun(d_ys, back)',
+        'ctx.flight.back = ctx.flight.back or (back, ctx.begun(d_ys, back))', 'test_torch_ticket.py', 'next_step_right and uniform'),
+    'a ticket of which nothing is under way outlives its bridge': (
+        'torch/ticket.py', '_ = self._of.handle', '_ = self._of', 'test_torch_ticket.py', 'next_step_right and uniform'),
     'a ticket is finished twice': (
         'torch/ticket.py', 'if finished is None:', 'if False:', 'test_torch_ticket.py', 'are_named'),
     'the gradient of a tower is not multiplied for what averages it': (

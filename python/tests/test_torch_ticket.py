@@ -2,7 +2,10 @@
 """Calls that are started and finished: the oracle's values, what runs in between in both passes, tickets that are not
 finished, and one encoder batch for several micro-batches."""
 import gc
+import subprocess
+import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -187,6 +190,116 @@ def unfinished(rank):
 
 def test_tickets_that_are_not_finished_are_named(world):
     world.run(unfinished)
+
+
+class Fails(torch.autograd.Function):
+    """Backward raises, but for the second time."""
+    @staticmethod
+    def forward(ctx, x, times):
+        ctx.times = times
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        ctx.times.append(1)
+        if len(ctx.times) == 1:
+            raise MemoryError("the step's own error")
+        return d, None
+
+
+def started(kind, rank, group):
+    """(a bridge of two ranks, what starts a call of it on a leaf, the leaf, sum of its gradient times the weights 1, 2, ..)"""
+    if kind == 'uniform':
+        carry, x = ct.Bridge('dp=2', 'cp=2', group=group), torch.ones(1, 8, 1, requires_grad=True)
+        return carry, lambda: carry.start(x * 1), x
+    if kind == 'packed':
+        carry, x = ct.Bridge('cp=2', 'cp=2', group=group, packed=True), torch.ones(4, 3, requires_grad=True)
+        cuts = [cb.Packing([0, 8], split=split) for split in ('zigzag', 'block')]
+        return carry, lambda: carry.start(x * 1, src=cuts[0], dst=cuts[1]), x
+    carry, x = ct.Bridge('dp=2', 'cp=2', group=group, ragged=True), torch.ones(2 + rank, 3, requires_grad=True)
+    segments = cb.Segments([2, 3], src=[0, 1], seq=[0, 0], pos=[0, 4], seq_len=[8], seq_dp=[0])
+    into = (lambda: {'into': torch.zeros(8, 3)}) if kind == 'merged' else dict
+    return carry, lambda: carry.start(x * 1, segments, **into()), x
+
+
+def dropped(rank, kind, group=None):
+    """Whatever ends a step between start and finish, in forward or backward, the next one is right."""
+    carry, start, x = started(kind, rank, group or dist.group.WORLD)
+    gc.disable()  # a ticket that is dropped is finished at once
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            begun = start()
+            assert begun._flight._ticket and begun._flight._held
+            flight = weakref.ref(begun._flight)
+            del begun
+            assert flight() is None
+            with pytest.raises(KeyError):
+                begun = start()
+                raise KeyError("the step's own error")
+            del begun
+    want = None
+    for fails in (False, True):
+        x.grad, text, times = None, torch.ones(3, requires_grad=True), [1] * (not fails)
+        begun = start()
+        flight, t = begun._flight, Fails.apply(text, times)
+        y = begun.finish()
+        if fails:  # its gradients are not those of the next one
+            with pytest.raises(MemoryError, match="the step's own"):
+                (5 * y.sum() + t.sum()).backward(retain_graph=True)
+            assert flight.back is not None and x.grad is None  # under way
+        ((y * torch.arange(1., y.numel() + 1).view(y.shape)).sum() + t.sum()).backward()
+        assert flight.back is None and (want is None or torch.equal(want, x.grad))
+        want = x.grad
+    begun = start()
+    carry.destroy()
+    with pytest.raises(RuntimeError, match='was destroyed'):
+        begun.finish()
+    with pytest.raises(RuntimeError, match='was finished'):
+        begun.finish()
+    stays = ct.Bridge('dp=2', 'dp=2', group=group or dist.group.WORLD)  # where nothing moves
+    for _ in range(2):
+        begun = stays.start(torch.ones(1, 4, 1))
+    assert not begun._flight._ticket
+    stays.destroy()
+    with pytest.raises(RuntimeError, match='was destroyed'):
+        begun.finish()
+    del begun, y, t, flight
+    gc.enable()
+
+
+@pytest.mark.parametrize('kind', ('uniform', 'ragged', 'merged', 'packed'))
+def test_an_exception_between_start_and_finish_leaves_the_next_step_right(pair, kind):
+    pair.run(dropped, kind)
+    cb.run_threads(2, lambda world: dropped(world.rank, kind, world))
+
+
+ENDS = """
+import sys, torch, torch.distributed as dist, colobridge as cb, colobridge.torch as ct
+sys.path.insert(0, %r)
+import test_torch_ticket as this
+def step(rank, group, backward):
+    text = torch.ones(3, requires_grad=True)
+    carry, start, x = this.started('uniform' if backward else 'ragged', rank, group)
+    begun = start()
+    t = this.Fails.apply(text, [])
+    if not backward:
+        raise MemoryError("the step's own error")
+    (begun.finish().sum() + t.sum()).backward()
+if sys.argv[1] == 'gloo':
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    begun = ct.Bridge('dp=1', 'cp=1', group=dist.group.WORLD).start(torch.ones(1, 4, 1))
+    raise MemoryError("the step's own error")
+cb.run_threads(2, lambda world: step(world.rank, world, sys.argv[1] == 'backward'))
+"""
+
+
+@pytest.mark.parametrize('where', ('forward', 'backward', 'gloo'))
+def test_a_program_that_an_exception_ends_between_start_and_finish_ends_with_it(where):
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', ENDS % str(Path(__file__).parent), where],
+                          stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "MemoryError: the step's own error" in done.stderr, (done.returncode, done.stderr)
+    assert 'Exception ignored' not in done.stderr
 
 
 def page(which):

@@ -404,7 +404,7 @@ def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] |
     ready, lasts = self._last[1], here and (self._ranks is None or len(self._ranks) > 1)
     self._again = (type(x), self._last[0], self._comm.told, watched, Carry.apply, ready) if lasts else None
     given = x.shape if here else None
-    return Asked(device, lambda flight: (Carry.apply(x, ready, here, flight),),
+    return Asked(device, ready.bridge, lambda flight: (Carry.apply(x, ready, here, flight),),
                  lambda d_ys, back: ready.carry(1, None, d_ys[0], d_ys[0], given, back), [0], operator.itemgetter(0))
 
 

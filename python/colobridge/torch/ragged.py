@@ -197,7 +197,8 @@ class _Call:
                 check(self.entries[backward](self.held.batch.handle, *arrays, len(given), stream))
             else:
                 flight.begin(('batch_forward', 'batch_backward')[backward], self.held.batch.handle,
-                             *(c.addressof(array) for array in arrays), len(given), stream, held=(given, out))
+                             *(c.addressof(array) for array in arrays), len(given), stream,
+                             held=[t.detach() for t in (*given, *out)])
             if reached[1] is not out:
                 for t, here in zip(out, reached[1]):
                     if here is not t:
@@ -437,4 +438,5 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
     def begun(d_ys: Any, back: Flight) -> Any:
         of = dict(zip(call.passed, d_ys))
         return call.gradients([of.get(i) for i in range(call.n)], back)
-    return Asked(device, lambda flight: CarryRagged.apply(call, flight, intos, anchor, *xs), begun, call.passed, arrived)
+    return Asked(device, call.held.batch, lambda flight: CarryRagged.apply(call, flight, intos, anchor, *xs), begun, call.passed,
+                 arrived)

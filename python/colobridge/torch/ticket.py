@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._lib import Unique, check
+from .. import comm as comms
+from .._lib import Handle, Unique, check
 from ..errors import FailedError
 from .ready import entry
 from .tensors import Function, eager, stream_of
@@ -20,11 +21,14 @@ class Flight:
     that copies between tensors and memory that peers reach: it waits for that memory, so it ran as a whole."""
 
     def __init__(self, device: Any):
-        self.device, self._ticket, self._held = device, c.c_void_p(), ()
-        self.back: list[Any] = []  # flights of gradients, with what they write, from finish's backward to start's
+        self.device, self._ticket, self._held, self._forks = device, c.c_void_p(), (), comms._forks
+        # The flight of the gradient, with what it writes, from finish's backward to start's. That of a backward which an
+        # exception ended in between is dropped with the graph, or by the next one.
+        self.back: Any = None
 
     def begin(self, name: str, *arguments: Any, held: Any) -> None:
-        """Calls colo_@name_start()."""
+        """Calls colo_@name_start(). held: no output that autograd knows, whose graph holds this: a cycle would end when the
+        garbage collector comes."""
         status = entry('colo_%s_start' % name)(*arguments, c.addressof(self._ticket))
         self._held = held if self._ticket else ()
         check(status)
@@ -38,12 +42,16 @@ class Flight:
 
     def landed(self) -> Any:
         """The gradients of which Finish began the way."""
-        back, gradients = self.back.pop(0)
+        (back, gradients), self.back = self.back, None
         back.end()
         return gradients
 
     def __del__(self) -> None:  # else the memory of its tensors is given away while the call uses it
-        self.end()
+        if self._ticket and self._forks == comms._forks:
+            try:
+                self.end()
+            except Exception:  # its bridge was destroyed, which ended the call; or the interpreter ends
+                pass
 
 
 @Function
@@ -58,24 +66,25 @@ def Finish(ctx: Any, flight: Flight, begun: Callable[[Any, Flight], Any], *ys: A
 @Finish.adjoint
 def _(ctx: Any, *d_ys: Any) -> Any:
     back = Flight(ctx.flight.device)
-    ctx.flight.back.append((back, ctx.begun(d_ys, back)))
+    ctx.flight.back = back, ctx.begun(d_ys, back)
     return (None, None, *d_ys)
 
 
 class Ticket(Unique):
     """What start() of a Bridge returns: finish() gives what the call without a ticket returns."""
 
-    def __init__(self, bridge: Any, flight: Flight, finished: Callable[[], Any]):
-        self._bridge = bridge  # which may not be destroyed before
-        self._flight = flight
+    def __init__(self, bridge: Any, of: Handle, flight: Flight, finished: Callable[[], Any]):
+        self._bridge = bridge  # which lives at least as long
+        self._of, self._flight = of, flight
         self._finished: Callable[[], Any] | None = finished
 
     @eager
     def finish(self) -> Any:
-        """y. The current stream waits for the call; the host does not. Once."""
+        """y. The current stream waits for the call; the host does not. Once. RuntimeError: the bridge was destroyed."""
         finished, self._finished = self._finished, None
         if finished is None:
             raise FailedError("bridge: finish() of a ticket that was finished; expected one that start() returned")
+        _ = self._of.handle  # an error if it was destroyed, also of a call of which nothing is under way
         self._flight.end()
         return finished()
 
@@ -87,8 +96,10 @@ class Ticket(Unique):
 
 class Asked(NamedTuple):
     """A call of a bridge. carry(flight) begins it and returns its ys; carry(None) runs it whole. begun(gradients, flight)
-    begins its backward, from the gradients of the ys whose numbers are in passed. arrived(ys) is what the caller gets."""
+    begins its backward, from the gradients of the ys whose numbers are in passed. arrived(ys) is what the caller gets.
+    of: what the library runs."""
     device: Any
+    of: Handle
     carry: Callable[[Flight | None], tuple[Any, ...]]
     begun: Callable[[Any, Flight], Any]
     passed: list[int]
@@ -98,11 +109,11 @@ class Asked(NamedTuple):
         """The first half of it."""
         flight = Flight(self.device)
         ys = list(self.carry(flight))
-        _, _, begun, passed, arrived = self  # a ticket does not hold what is carried
+        _, of, _, begun, passed, arrived = self  # a ticket does not hold what is carried
 
         def finished() -> Any:
             if passed:
                 for i, y in zip(passed, Finish.apply(flight, begun, *(ys[i] for i in passed))):
                     ys[i] = y
             return arrived(tuple(ys))
-        return Ticket(bridge, flight, finished)
+        return Ticket(bridge, of, flight, finished)

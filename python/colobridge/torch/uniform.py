@@ -192,7 +192,7 @@ class Ready:
                 check(self.run[direction](self.bridge.handle, *ends, stream))
             else:
                 flight.begin(('bridge_forward', 'bridge_backward')[direction], self.bridge.handle, *ends, stream,
-                             held=(x, y))
+                             held=[t.detach() for t in (x, y) if t is not None])
             if own is not None and not (direction and arena.sums):
                 own.copy_(there)
             if stays == ():
