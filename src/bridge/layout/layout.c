@@ -433,6 +433,16 @@ colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t samples, in
     return colo_posmap_init(&map, layout, rows, &pool);
 }
 
+int colo_layout_context_dims(const colo_layout_t *layout, int32_t *dims)
+{
+    int n = 0;
+    for (int dim = 0; dim < layout->grid.ndims; dim++)
+        for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++)
+            if (layout->split[COLO_ROWS][i].dim == dim && layout->split[COLO_ROWS][i].context)
+                dims[n++] = dim;
+    return n;
+}
+
 bool colo_layout_coords(const colo_layout_t *layout, int64_t rank, int64_t *coords)
 {
     return colo_layout_check_fields(layout) == COLO_OK && colo_grid_has_rank(&layout->grid, rank) &&

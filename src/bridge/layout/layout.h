@@ -110,6 +110,10 @@ static inline int64_t colo_split_part(colo_split_kind_t kind, int64_t length, in
                              : colo_block_part(length, parts, i);
 }
 
+/* The dims that context splits name, ascending and first fastest, so that addends ascend with the
+ * rank. @dims: [COLO_MAX_SPLITS]; returns how many. */
+int colo_layout_context_dims(const colo_layout_t *layout, int32_t *dims);
+
 /* Does @rank hold anything of it? Then @coords: out, its own. */
 bool colo_layout_coords(const colo_layout_t *layout, int64_t rank, int64_t *coords);
 

@@ -3,7 +3,7 @@
  * blocks.c - the blocks of a side (layout/ownership.h): their coordinates, replicas and bounds, and
  * the choices among those that meet a block of the other side.
  */
-#include "bridge/plan/routing.h"
+#include "bridge/plan/builder.h"
 
 #include "core/error.h"
 
@@ -34,6 +34,22 @@ colo_status_t colo_block_ranks(colo_builder_t *builder, colo_list_t *out, const 
         if (i == grid->ndims)
             return COLO_OK;
     }
+}
+
+int colo_source_cmp(const void *first, const void *second)
+{
+    _Static_assert(sizeof(colo_source_t) == 2 * sizeof(int64_t), "a key and a rank");
+    return colo_compare(first, second, 2);
+}
+
+int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, int64_t n,
+                         int64_t key, int64_t rank)
+{
+    const colo_source_t wanted = {.key = key, .rank = rank};
+    int64_t low = 0, work = 0;
+    COLO_SEARCH(low, n, i, (work++, colo_source_cmp(&source[i], &wanted) < 0))
+    builder->plan->work += work;
+    return low;
 }
 
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *block)

@@ -5,7 +5,7 @@
  * COLLECTIVE refuses what it cannot express, in the reference's order; where the reference would be
  * silently wrong it refuses, too. It says so of layouts alone, so a plan can tell without a bridge.
  */
-#include "bridge/plan/routing.h"
+#include "bridge/plan/plan.h"
 
 #include "core/error.h"
 #include "core/sized.h"

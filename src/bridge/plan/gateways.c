@@ -13,67 +13,69 @@
  * The destinations on a node and the sources of a block follow from coordinates, so all ranks cut
  * alike without asking.
  */
+#include "bridge/plan/builder.h"
 #include "bridge/plan/nodes.h"
-#include "bridge/plan/routing.h"
 
 #include "core/error.h"
 
 #include <stdlib.h>
 
 /* Adds the nodes that have sources of @block, at @addend. */
-static colo_status_t add_sources(colo_builder_t *builder, const colo_side_t *hold,
-                                 const colo_block_t *block, int64_t addend)
+static colo_status_t add_sources(colo_builder_t *builder, bool nodes_add_up,
+                                 const colo_side_t *hold, const colo_block_t *block, int64_t addend)
 {
-    COLO_TRY(colo_block_ranks(builder, &builder->ranks, &hold->layout->grid, block));
-    for (int64_t i = 0; i < builder->ranks.n; i++) {
-        const int64_t rank = ((int64_t *)builder->ranks.items)[i];
+    colo_gateways_t *gateways = &builder->gateways;
+    COLO_TRY(colo_block_ranks(builder, &gateways->ranks, &hold->layout->grid, block));
+    for (int64_t i = 0; i < gateways->ranks.n; i++) {
+        const int64_t rank = ((int64_t *)gateways->ranks.items)[i];
         const int64_t node = colo_location_of(builder->cfg, rank).node;
-        COLO_PUSH(&builder->held.nodes, "plan: %lld sources", (colo_source_t){node, addend});
-        if (builder->summing)
-            COLO_PUSH(&builder->held.addends, "plan: %lld sources",
+        COLO_PUSH(&gateways->nodes, "plan: %lld sources", (colo_source_t){node, addend});
+        if (nodes_add_up)
+            COLO_PUSH(&builder->sums.sources, "plan: %lld sources",
                       (colo_addend_source_t){node, addend, rank});
     }
     return COLO_OK;
 }
 
-colo_status_t colo_gateways_hold(colo_builder_t *builder, const colo_side_t *hold,
-                                 const colo_block_t *part)
+colo_status_t colo_gateways_hold(colo_builder_t *builder, bool nodes_add_up,
+                                 const colo_side_t *hold, const colo_block_t *part)
 {
+    colo_gateways_t *gateways = &builder->gateways;
     colo_block_t block = *part;
-    builder->held.nodes.n = builder->held.addends.n = builder->held.rotation = 0;
-    builder->held.naddends = 1;
-    if (!builder->held.several_nodes)
+    gateways->nodes.n = builder->sums.sources.n = gateways->rotation = 0;
+    gateways->naddends = 1;
+    if (!gateways->several_nodes)
         return COLO_OK;
     for (int i = 0; i < COLO_MAX_DIMS; i++)
         if (hold->addend_fixed && hold->fixed[i] >= 0)
-            builder->held.naddends *= hold->layout->grid.extent[i];
+            gateways->naddends *= hold->layout->grid.extent[i];
         else
-            builder->held.rotation += part->coord[i] > 0 ? part->coord[i] : 0;
-    for (int64_t addend = 0; addend < builder->held.naddends; addend++) {
+            gateways->rotation += part->coord[i] > 0 ? part->coord[i] : 0;
+    for (int64_t addend = 0; addend < gateways->naddends; addend++) {
         int64_t left = addend;
         for (int i = 0; i < COLO_MAX_DIMS; i++)
             if (hold->addend_fixed && hold->fixed[i] >= 0) {
                 block.coord[i] = left % hold->layout->grid.extent[i];
                 left /= hold->layout->grid.extent[i];
             }
-        COLO_TRY(add_sources(builder, hold, &block, addend));
+        COLO_TRY(add_sources(builder, nodes_add_up, hold, &block, addend));
     }
-    colo_source_t *source = builder->held.nodes.items;
+    colo_source_t *source = gateways->nodes.items;
     int64_t n = 0;
-    qsort(source, (size_t)builder->held.nodes.n, sizeof *source, colo_source_cmp);
-    for (int64_t i = 0; i < builder->held.nodes.n; i++)
+    qsort(source, (size_t)gateways->nodes.n, sizeof *source, colo_source_cmp);
+    for (int64_t i = 0; i < gateways->nodes.n; i++)
         if (n == 0 || colo_source_cmp(&source[n - 1], &source[i]) != 0)
             source[n++] = source[i];
-    builder->held.nodes.n = n;
-    return builder->summing ? colo_node_sums_group(builder) : COLO_OK;
+    gateways->nodes.n = n;
+    return nodes_add_up ? colo_node_sums_group(builder) : COLO_OK;
 }
 
 /* How many addends of the held block @node has. */
 static int64_t held_on(colo_builder_t *builder, int64_t node)
 {
-    const colo_source_t *held = builder->held.nodes.items;
-    return colo_source_find(builder, held, builder->held.nodes.n, node + 1, -1) -
-           colo_source_find(builder, held, builder->held.nodes.n, node, -1);
+    const colo_list_t *nodes = &builder->gateways.nodes;
+    return colo_source_find(builder, nodes->items, nodes->n, node + 1, -1) -
+           colo_source_find(builder, nodes->items, nodes->n, node, -1);
 }
 
 static int by_node_and_block(const void *first, const void *second)
@@ -82,20 +84,20 @@ static int by_node_and_block(const void *first, const void *second)
 }
 
 /* Does @rank need a sum of the held block from another node? */
-static bool gets_sums(colo_builder_t *builder, int64_t rank)
+static bool gets_sums(colo_builder_t *builder, colo_values_t values, int64_t rank)
 {
-    for (builder->held.addend = 0; builder->held.addend < builder->held.naddends;
-         builder->held.addend++)
-        if (colo_node_sums_reach(builder, rank))
+    for (values.addend = 0; values.addend < builder->gateways.naddends; values.addend++)
+        if (colo_node_sums_reach(builder, &values, rank))
             return true;
     return false;
 }
 
-/* Does @node lack anything of @hold that its rank @rank needs? If builder->sums is set: any sum? A
- * ragged batch may bring any rows, so the answer is yes. */
-static colo_status_t is_lacking(colo_builder_t *builder, const colo_side_t *need,
-                                const colo_side_t *hold, int64_t rank, int64_t node, bool *lacks)
+/* Does @node lack anything of what is asked about that its rank @rank needs? A ragged batch may
+ * bring any rows, so the answer is yes. */
+static colo_status_t is_lacking(colo_builder_t *builder, const colo_node_question_t *question,
+                                int64_t rank, int64_t node, bool *lacks)
 {
+    const colo_side_t *need = question->side, *hold = question->hold;
     const colo_shape_t *shape = &builder->cfg->shape;
     int64_t coords[COLO_MAX_DIMS];
     colo_runs_t *rows = &builder->other;
@@ -108,28 +110,28 @@ static colo_status_t is_lacking(colo_builder_t *builder, const colo_side_t *need
         return COLO_OK;
     COLO_TRY(need->owns->rows(need, coords, NULL, rows));
     COLO_TRY(colo_blocks_meet(hold, &bounds, builder->fed));
-    for (int64_t i = 0; i < builder->fed[0].n * builder->fed[1].n * builder->fed[2].n && !*lacks;
-         i++) {
+    for (int64_t i = 0; i < colo_blocks_count(builder->fed) && !*lacks; i++) {
         colo_blocks_nth(builder->fed, i, coords, &extent);
         colo_block_of(hold, coords, &block);
-        COLO_TRY(colo_gateways_hold(builder, hold, &block));
-        *lacks = builder->sums ? gets_sums(builder, rank)
-                               : held_on(builder, node) < builder->held.naddends;
+        COLO_TRY(colo_gateways_hold(builder, question->values.nodes_add_up, hold, &block));
+        *lacks = question->values.kind == COLO_SUMS
+                     ? gets_sums(builder, question->values, rank)
+                     : held_on(builder, node) < builder->gateways.naddends;
     }
     return COLO_OK;
 }
 
-colo_status_t colo_gateways_share_node(colo_builder_t *builder, const colo_side_t *side,
-                                       const colo_side_t *hold, bool addends, int64_t least,
-                                       bool *share)
+colo_status_t colo_gateways_ask(colo_builder_t *builder, const colo_node_question_t *question,
+                                bool *yes)
 {
     enum { LARGE = 1024 }; /* ranks that are looked at */
+    const colo_side_t *side = question->side;
     const colo_grid_t *grid = &side->layout->grid;
     colo_side_t all = *side;
     int64_t n = 0;
     all.addend_fixed = false;
-    *share = grid->size > LARGE;
-    if (*share)
+    *yes = grid->size > LARGE;
+    if (*yes)
         return COLO_OK;
     COLO_AUTOFREE int64_t(*key)[3] = malloc((size_t)grid->size * sizeof *key);
     COLO_FAIL_IF(!key, COLO_ERR_NOMEM, "plan: %lld ranks", (long long)grid->size);
@@ -143,68 +145,70 @@ colo_status_t colo_gateways_share_node(colo_builder_t *builder, const colo_side_
         key[n][1] = key[n][2] = 0;
         for (int i = 0; i < grid->ndims; i++) {
             key[n][1] = key[n][1] * grid->extent[i] + (block.coord[i] < 0 ? 0 : coords[i]);
-            if (addends && side->fixed[i] >= 0)
+            if (question->addends && side->fixed[i] >= 0)
                 key[n][2] = key[n][2] * grid->extent[i] + coords[i];
         }
-        if (!addends)
+        if (!question->addends)
             key[n][2] = rank;
         n++;
     }
     qsort(key, (size_t)n, sizeof *key, by_node_and_block);
-    for (int64_t i = 0, k = 0; i < n && !*share; i++) {
+    for (int64_t i = 0, k = 0; i < n && !*yes; i++) {
         const bool first = i == 0 || key[i][0] != key[i - 1][0] || key[i][1] != key[i - 1][1];
         const bool other = first || key[i][2] != key[i - 1][2];
         k = first ? 1 : k + other;
-        *share = k >= least;
-        if (k == least && other && hold)
-            COLO_TRY(is_lacking(builder, side, hold, key[i][2], key[i][0], share));
-        else if (hold)
-            *share = false;
+        *yes = k >= question->least;
+        if (k == question->least && other && question->hold)
+            COLO_TRY(is_lacking(builder, question, key[i][2], key[i][0], yes));
+        else if (question->hold)
+            *yes = false;
     }
     return COLO_OK;
 }
 
-colo_status_t colo_gateways_need(colo_builder_t *builder)
+colo_status_t colo_gateways_need(colo_builder_t *builder, const colo_list_t *ranks)
 {
-    const int64_t *rank = builder->destinations.items;
-    builder->held.needed_by.n = 0;
-    for (int64_t i = 0; builder->held.several_nodes && i < builder->destinations.n; i++)
-        COLO_PUSH(&builder->held.needed_by, "plan: %lld destinations",
+    const int64_t *rank = ranks->items;
+    colo_list_t *needed_by = &builder->gateways.needed_by;
+    needed_by->n = 0;
+    for (int64_t i = 0; builder->gateways.several_nodes && i < ranks->n; i++)
+        COLO_PUSH(needed_by, "plan: %lld destinations",
                   (colo_source_t){colo_location_of(builder->cfg, rank[i]).node, rank[i]});
-    if (builder->cfg->nodes && builder->held.needed_by.n > 1) /* else ascending as they came */
-        qsort(builder->held.needed_by.items, (size_t)builder->held.needed_by.n,
-              sizeof(colo_source_t), colo_source_cmp);
+    if (builder->cfg->nodes && needed_by->n > 1) /* else ascending as they came */
+        qsort(needed_by->items, (size_t)needed_by->n, sizeof(colo_source_t), colo_source_cmp);
     return COLO_OK;
 }
 
 colo_destinations_t colo_gateways_of(colo_builder_t *builder, int64_t destination)
 {
     const int64_t node = colo_location_of(builder->cfg, destination).node;
-    const colo_source_t *all = builder->held.needed_by.items;
+    const colo_list_t *needed_by = &builder->gateways.needed_by;
+    const colo_source_t *all = needed_by->items;
     colo_destinations_t destinations = {0};
-    if (!builder->held.several_nodes)
+    if (!builder->gateways.several_nodes)
         return destinations;
-    const int64_t lo = colo_source_find(builder, all, builder->held.needed_by.n, node, -1);
-    destinations.n = colo_source_find(builder, all, builder->held.needed_by.n, node + 1, -1) - lo;
+    const int64_t lo = colo_source_find(builder, all, needed_by->n, node, -1);
+    destinations.n = colo_source_find(builder, all, needed_by->n, node + 1, -1) - lo;
     destinations.items = all + lo;
     destinations.mine =
         colo_source_find(builder, destinations.items, destinations.n, node, destination);
     destinations.enters = !builder->cfg->one_level && destinations.n > 1 &&
-                          held_on(builder, node) < builder->held.naddends;
+                          held_on(builder, node) < builder->gateways.naddends;
     return destinations;
 }
 
 bool colo_gateways_share(const colo_builder_t *builder, const colo_destinations_t *destinations,
                          int64_t i, const colo_extent_t *extent, colo_gateway_share_t *share)
 {
-    *share = (colo_gateway_share_t){.whole = true, .extent = *extent};
+    *share = (colo_gateway_share_t){.uncut = true, .extent = *extent};
     if (!destinations->enters)
         return true;
     colo_extent_t part = *extent;
     const int axis = colo_cut_axis(extent, destinations->n);
-    const int64_t length = extent->of[axis], rotation = builder->held.rotation % destinations->n;
+    const int64_t length = extent->of[axis],
+                  rotation = builder->gateways.rotation % destinations->n;
     part.of[axis] = length / destinations->n;
-    if (colo_is_small(builder, &part))
+    if (colo_is_small(&part, builder->elem))
         return i == rotation;
     *share = (colo_gateway_share_t){.axis = axis,
                                     .lo = colo_part_lo(length, destinations->n, i, rotation),
@@ -214,32 +218,32 @@ bool colo_gateways_share(const colo_builder_t *builder, const colo_destinations_
     return share->lo < share->hi;
 }
 
-colo_status_t colo_gateway_cut(colo_builder_t *builder, const colo_gateway_share_t *share,
-                               colo_list_t *out, int64_t peer)
+colo_status_t colo_gateway_cut(const colo_overlap_t *overlap, const colo_gateway_share_t *share,
+                               int64_t peer, colo_list_t *out)
 {
-    const int64_t hi = share->whole ? share->extent.of[0] : share->hi;
-    return colo_overlaps_cut(builder, out, share->whole ? COLO_SAMPLES : share->axis,
-                             share->whole ? 0 : share->lo, hi, peer);
+    return share->uncut ? colo_overlap_push(overlap, peer, out)
+                        : colo_overlap_cut(overlap, share->axis, share->lo, share->hi, peer, out);
 }
 
 colo_status_t colo_gateways_pass_on(colo_builder_t *builder,
                                     const colo_destinations_t *destinations,
-                                    const colo_extent_t *extent)
+                                    const colo_overlap_t *overlap)
 {
+    const colo_extent_t *extent = &overlap->extent;
+    colo_found_t *relays = &builder->found[COLO_RELAYS];
     colo_gateway_share_t mine, other;
     if (!destinations->enters)
         return COLO_OK;
     const bool gives =
         colo_gateways_share(builder, destinations, destinations->mine, extent, &mine);
     for (int64_t i = 0; i < destinations->n; i++) {
+        const int64_t peer = destinations->items[i].rank;
         if (i == destinations->mine)
             continue;
         if (gives)
-            COLO_TRY(colo_gateway_cut(builder, &mine, &builder->found[COLO_RELAYS].sends,
-                                      destinations->items[i].rank));
+            COLO_TRY(colo_gateway_cut(overlap, &mine, peer, &relays->sends));
         if (colo_gateways_share(builder, destinations, i, extent, &other))
-            COLO_TRY(colo_gateway_cut(builder, &other, &builder->found[COLO_RELAYS].recvs,
-                                      destinations->items[i].rank));
+            COLO_TRY(colo_gateway_cut(overlap, &other, peer, &relays->recvs));
     }
     return COLO_OK;
 }

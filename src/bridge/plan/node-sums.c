@@ -13,8 +13,8 @@
  * Any rank with an addend of the group, on a node that has all of it, may send the sum (senders.c).
  * It collects the other addends from ranks of its node before.
  */
+#include "bridge/plan/builder.h"
 #include "bridge/plan/nodes.h"
-#include "bridge/plan/routing.h"
 
 #include "core/error.h"
 
@@ -22,33 +22,33 @@
 
 static const colo_sum_group_t *groups_of(const colo_builder_t *builder)
 {
-    return builder->held.groups.items;
+    return builder->sums.groups.items;
 }
 
 /* How many addends of the group that @lead leads @node lacks. */
 static int64_t lacks(colo_builder_t *builder, int64_t node, int64_t lead)
 {
-    const colo_source_t *source = builder->held.nodes.items;
+    const colo_source_t *source = builder->gateways.nodes.items;
     const colo_sum_group_t *group = groups_of(builder);
     int64_t n = group[lead].n;
-    for (int64_t i = colo_source_find(builder, source, builder->held.nodes.n, node, -1);
-         i < builder->held.nodes.n && source[i].key == node; i++)
+    for (int64_t i = colo_source_find(builder, source, builder->gateways.nodes.n, node, -1);
+         i < builder->gateways.nodes.n && source[i].key == node; i++)
         n -= group[source[i].rank].lead == lead;
     return n;
 }
 
 static bool sum_is_smaller(const colo_builder_t *builder, int64_t addends)
 {
-    return addends * (int64_t)builder->elem > (int64_t)builder->sum_elem;
+    return addends * (int64_t)builder->elem > (int64_t)(builder->elem * builder->wide);
 }
 
 /* The node with most addends that are in no group yet; @most: how many. */
 static int64_t next_home(const colo_builder_t *builder, int64_t *most)
 {
-    const colo_source_t *source = builder->held.nodes.items;
+    const colo_source_t *source = builder->gateways.nodes.items;
     int64_t home = -1, n = 0;
     *most = 0;
-    for (int64_t i = 0; i < builder->held.nodes.n; i++) {
+    for (int64_t i = 0; i < builder->gateways.nodes.n; i++) {
         n = (i > 0 && source[i].key == source[i - 1].key ? n : 0) +
             (groups_of(builder)[source[i].rank].n == 0);
         if (n > *most) {
@@ -61,16 +61,17 @@ static int64_t next_home(const colo_builder_t *builder, int64_t *most)
 
 colo_status_t colo_node_sums_group(colo_builder_t *builder)
 {
-    const colo_source_t *source = builder->held.nodes.items;
+    const colo_source_t *source = builder->gateways.nodes.items;
     colo_sum_group_t *group =
-        colo_list_zeroed(&builder->held.groups, builder->held.naddends, sizeof *group);
-    COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "plan: %lld addends", (long long)builder->held.naddends);
-    for (int64_t left = builder->held.naddends, most; left > 0; left -= most) {
+        colo_list_zeroed(&builder->sums.groups, builder->gateways.naddends, sizeof *group);
+    COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "plan: %lld addends",
+                 (long long)builder->gateways.naddends);
+    for (int64_t left = builder->gateways.naddends, most; left > 0; left -= most) {
         const int64_t home = next_home(builder, &most);
         const bool sums = sum_is_smaller(builder, most);
         int64_t lead = -1;
-        for (int64_t i = colo_source_find(builder, source, builder->held.nodes.n, home, -1);
-             i < builder->held.nodes.n && source[i].key == home; i++) {
+        for (int64_t i = colo_source_find(builder, source, builder->gateways.nodes.n, home, -1);
+             i < builder->gateways.nodes.n && source[i].key == home; i++) {
             const int64_t addend = source[i].rank;
             if (group[addend].n)
                 continue;
@@ -81,38 +82,38 @@ colo_status_t colo_node_sums_group(colo_builder_t *builder)
     return COLO_OK;
 }
 
-bool colo_node_sums_reach(colo_builder_t *builder, int64_t rank)
+bool colo_node_sums_reach(colo_builder_t *builder, const colo_values_t *values, int64_t rank)
 {
-    if (!builder->summing)
+    if (!values->nodes_add_up)
         return true;
-    const int64_t lead = groups_of(builder)[builder->held.addend].lead;
-    return builder->sums ==
+    const int64_t lead = groups_of(builder)[values->addend].lead;
+    return (values->kind == COLO_SUMS) ==
            sum_is_smaller(builder, lacks(builder, colo_location_of(builder->cfg, rank).node, lead));
 }
 
-bool colo_node_sums_lead(const colo_builder_t *builder)
+bool colo_node_sums_lead(const colo_builder_t *builder, const colo_values_t *values)
 {
-    return groups_of(builder)[builder->held.addend].lead == builder->held.addend;
+    return groups_of(builder)[values->addend].lead == values->addend;
 }
 
-int64_t colo_node_sums_saving(const colo_builder_t *builder)
+int64_t colo_node_sums_saving(const colo_builder_t *builder, const colo_values_t *values)
 {
-    return groups_of(builder)[builder->held.addend].n * (int64_t)builder->elem -
-           (int64_t)builder->sum_elem;
+    return (groups_of(builder)[values->addend].n - (int64_t)builder->wide) * (int64_t)builder->elem;
 }
 
-colo_status_t colo_node_sums_sources(colo_builder_t *builder)
+colo_status_t colo_node_sums_sources(colo_builder_t *builder, const colo_values_t *values,
+                                     colo_list_t *ranks)
 {
-    const colo_addend_source_t *source = builder->held.addends.items;
-    const int64_t lead = groups_of(builder)[builder->held.addend].lead;
-    builder->ranks.n = 0;
-    for (int64_t i = 0; i < builder->held.addends.n; i++) {
+    const colo_addend_source_t *source = builder->sums.sources.items;
+    const int64_t lead = groups_of(builder)[values->addend].lead;
+    ranks->n = 0;
+    for (int64_t i = 0; i < builder->sums.sources.n; i++) {
         if (groups_of(builder)[source[i].addend].lead != lead ||
             lacks(builder, source[i].node, lead) > 0)
             continue;
-        COLO_PUSH(&builder->ranks, "plan: %lld sources", (int64_t)source[i].rank);
+        COLO_PUSH(ranks, "plan: %lld sources", (int64_t)source[i].rank);
     }
-    qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), colo_by_first);
+    qsort(ranks->items, (size_t)ranks->n, sizeof(int64_t), colo_by_first);
     return COLO_OK;
 }
 
@@ -145,27 +146,28 @@ static bool is_known(const colo_list_t *terms, int64_t n, int32_t *first)
     return false;
 }
 
-colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, bool one_group,
+colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, int64_t one,
                                    int32_t *first)
 {
-    const colo_sum_group_t *group = groups_of(builder), *mine = &group[builder->held.addend];
-    const int64_t begin = builder->terms.n;
-    COLO_AUTOFREE const colo_sum_group_t **by = malloc((size_t)builder->held.naddends * sizeof *by);
-    COLO_FAIL_IF(!by, COLO_ERR_NOMEM, "plan: %lld addends", (long long)builder->held.naddends);
-    for (int64_t addend = 0; addend < builder->held.naddends; addend++)
+    const colo_sum_group_t *group = groups_of(builder);
+    const int64_t begin = builder->sums.terms.n;
+    COLO_AUTOFREE const colo_sum_group_t **by =
+        malloc((size_t)builder->gateways.naddends * sizeof *by);
+    COLO_FAIL_IF(!by, COLO_ERR_NOMEM, "plan: %lld addends", (long long)builder->gateways.naddends);
+    for (int64_t addend = 0; addend < builder->gateways.naddends; addend++)
         by[addend] = &group[addend];
-    qsort(by, (size_t)builder->held.naddends, sizeof *by, by_home);
+    qsort(by, (size_t)builder->gateways.naddends, sizeof *by, by_home);
     colo_term_t *term = NULL;
-    for (int64_t i = 0; i < builder->held.naddends; i++) {
+    for (int64_t i = 0; i < builder->gateways.naddends; i++) {
         const int64_t addend = by[i] - group;
         const bool sum =
-            !one_group && sum_is_smaller(builder, lacks(builder, node, group[addend].lead));
-        if ((one_group && group[addend].lead != mine->lead) ||
+            one < 0 && sum_is_smaller(builder, lacks(builder, node, group[addend].lead));
+        if ((one >= 0 && group[addend].lead != group[one].lead) ||
             (sum && group[addend].lead != addend))
             continue;
-        term = colo_list_push(&builder->terms, sizeof *term);
-        COLO_FAIL_IF(!term || builder->terms.n > INT32_MAX, COLO_ERR_NOMEM,
-                     "plan: %lld terms of sums", (long long)builder->terms.n);
+        term = colo_list_push(&builder->sums.terms, sizeof *term);
+        COLO_FAIL_IF(!term || builder->sums.terms.n > INT32_MAX, COLO_ERR_NOMEM,
+                     "plan: %lld terms of sums", (long long)builder->sums.terms.n);
         *term = (colo_term_t){(int32_t)addend,
                               (sum ? COLO_TERM_SUM : 0) |
                                   (group[addend].lead == addend ? COLO_TERM_FIRST : 0)};
@@ -173,8 +175,8 @@ colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, bool o
     if (term) /* always: there are addends */
         term->use |= COLO_TERM_LAST;
     *first = (int32_t)begin;
-    if (is_known(&builder->terms, builder->terms.n - begin, first))
-        builder->terms.n = begin;
+    if (is_known(&builder->sums.terms, builder->sums.terms.n - begin, first))
+        builder->sums.terms.n = begin;
     return COLO_OK;
 }
 
@@ -182,11 +184,11 @@ colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, bool o
 
 int64_t colo_node_sums_helper(const colo_builder_t *builder, int64_t collector, int64_t addend)
 {
-    const colo_addend_source_t *source = builder->held.addends.items, *helper = source;
+    const colo_addend_source_t *source = builder->sums.sources.items, *helper = source;
     int64_t before = 0, n = 0, first = -1;
     while (helper->rank != collector)
         helper++;
-    for (int64_t i = 0; i < builder->held.addends.n; i++) {
+    for (int64_t i = 0; i < builder->sums.sources.n; i++) {
         before += source[i].node == helper->node && source[i].addend == helper->addend &&
                   &source[i] < helper;
         if (source[i].node != helper->node || source[i].addend != addend)

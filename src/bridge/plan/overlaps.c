@@ -1,41 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * overlaps.c - what senders.c, gateways.c and node-sums.c share: looking up a source, and cutting
- * an overlap. Which part goes to which rank is theirs to say.
+ * overlaps.c - cuts an overlap. Which part goes to which rank, senders.c and gateways.c say.
  */
-#include "bridge/plan/routing.h"
+#include "bridge/plan/overlaps.h"
 
 #include "core/error.h"
 
 #define SMALL_OVERLAP 65536 /* bytes below which an overlap is not cut */
 
-/* ---- sources, sorted by key and rank ---- */
-
-int colo_source_cmp(const void *first, const void *second)
-{
-    _Static_assert(sizeof(colo_source_t) == 2 * sizeof(int64_t), "a key and a rank");
-    return colo_compare(first, second, 2);
-}
-
-int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, int64_t n,
-                         int64_t key, int64_t rank)
-{
-    const colo_source_t wanted = {.key = key, .rank = rank};
-    int64_t low = 0, work = 0;
-    COLO_SEARCH(low, n, i, (work++, colo_source_cmp(&source[i], &wanted) < 0))
-    builder->plan->work += work;
-    return low;
-}
-
 /* ---- where to cut ---- */
 
-bool colo_is_small(const colo_builder_t *builder, const colo_extent_t *extent)
+bool colo_is_small(const colo_extent_t *extent, size_t elem)
 {
-    return colo_extent_count(extent) * (int64_t)builder->elem < SMALL_OVERLAP;
+    return colo_extent_count(extent) * (int64_t)elem < SMALL_OVERLAP;
 }
 
-/* Along which axis an overlap is cut in @n: one that divides, else the longest, whose slices are
- * the smallest. Rows before samples before features, so that boxes stay whole rows if they can. */
+/* The slices of the longest axis are the smallest. Rows come before samples and features, so that
+ * boxes stay whole rows if they can. */
 int colo_cut_axis(const colo_extent_t *extent, int64_t n)
 {
     static const int order[3] = {COLO_ROWS, COLO_SAMPLES, COLO_FEATURES};
@@ -49,7 +30,6 @@ int colo_cut_axis(const colo_extent_t *extent, int64_t n)
     return longest;
 }
 
-/* Where part @k of @n of a @length starts, if the longer parts are from @rotation on. */
 int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t rotation)
 {
     int64_t longer = length % n, end = rotation + longer, more;
@@ -81,36 +61,34 @@ int colo_entry_cmp(const void *first, const void *second)
 
 /* ---- cutting ---- */
 
-colo_status_t colo_overlaps_push(colo_builder_t *builder, int64_t peer)
+colo_status_t colo_overlap_push(const colo_overlap_t *overlap, int64_t peer, colo_list_t *out)
 {
-    const int64_t n = builder->overlaps.n;
-    colo_list_t *out = builder->out;
+    const int64_t n = overlap->n;
     if (n == 0)
         return COLO_OK;
     COLO_FAIL_IF(!colo_list_reserve(out, out->n + n, sizeof(colo_entry_t)), COLO_ERR_NOMEM,
                  "plan: %lld regions", (long long)(out->n + n));
     colo_entry_t *entry = (colo_entry_t *)out->items + out->n;
     for (int64_t i = 0; i < n; i++) {
-        entry[i] = ((const colo_entry_t *)builder->overlaps.items)[i];
+        entry[i] = overlap->region[i];
         entry[i].peer = peer;
     }
     out->n += n;
     return COLO_OK;
 }
 
-colo_status_t colo_overlaps_cut(colo_builder_t *builder, colo_list_t *out, int axis, int64_t lo,
-                                int64_t hi, int64_t peer)
+colo_status_t colo_overlap_cut(const colo_overlap_t *overlap, int axis, int64_t lo, int64_t hi,
+                               int64_t peer, colo_list_t *out)
 {
-    const colo_entry_t *overlap = builder->overlaps.items;
     int64_t begin = 0;
-    for (int64_t i = 0; i < builder->overlaps.n && lo < hi; i++) {
-        const int64_t *rows = overlap[i].region.s, len = rows[1] - rows[0];
+    for (int64_t i = 0; i < overlap->n && lo < hi; i++) {
+        const int64_t *rows = overlap->region[i].region.s, len = rows[1] - rows[0];
         const int64_t first = lo > begin ? lo - begin : 0,
                       last = hi - begin < len ? hi - begin : len;
         begin += axis == COLO_ROWS ? len : 0;
         if (axis == COLO_ROWS && first >= last)
             continue;
-        colo_entry_t entry = overlap[i];
+        colo_entry_t entry = overlap->region[i];
         entry.peer = peer;
         int64_t *range = axis == COLO_SAMPLES ? entry.region.b : entry.region.h;
         if (axis == COLO_ROWS) {

@@ -3,7 +3,7 @@
  * plan-get.c - what a plan says of itself. These functions have no status, so they take NULL.
  */
 #include "bridge/plan/nodes.h"
-#include "bridge/plan/routing.h"
+#include "bridge/plan/plan.h"
 
 static bool known(const colo_plan_t *plan, colo_pass_t pass)
 {

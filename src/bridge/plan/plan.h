@@ -81,4 +81,11 @@ static inline const colo_routes_t *colo_plan_routes(const colo_plan_t *plan, col
     return sends ? &exchange->send : &exchange->recv;
 }
 
+/* The caller's config, its missing members filled in, all its values checked (config.c). */
+colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own);
+/* A plan without lists; @config is checked. Its addends, and which of them is this rank's. */
+colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
+/* Counts the bytes of the plan's lists (bytes.c). COLO_ERR_ARG: they have more than 63 bits. */
+colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table);
+
 #endif

@@ -261,7 +261,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     own(&src, plan->rank, config->shape.features, mine ? mine->rows : 0, &plan->own_src);
     COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows));
     own(&dst, plan->rank, config->shape.features, rows, &plan->own_dst);
-    COLO_TRY(colo_plan_route(builder, src, dst));
+    COLO_TRY(colo_builder_route(builder, src, dst));
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
     plan->bytes[COLO_FORWARD].minimum =

@@ -5,7 +5,7 @@
 #define COLO_BRIDGE_SEGMENTS_PLAN_H
 
 #include "bridge/layout/segments.h"
-#include "bridge/plan/routing.h"
+#include "bridge/plan/builder.h"
 
 /* Rows of the batch in this rank's destination tensor, by position: row is an index on the
  * replica's axis, local the tensor's row. */

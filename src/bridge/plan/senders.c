@@ -24,8 +24,8 @@
  * Both ends of a message know the overlaps of a held block, their destinations and their sources
  * from coordinates, so both derive the same sender without asking.
  */
+#include "bridge/plan/builder.h"
 #include "bridge/plan/nodes.h"
-#include "bridge/plan/routing.h"
 
 #include "core/error.h"
 
@@ -33,36 +33,34 @@
 
 /* ---- candidates ---- */
 
-colo_status_t colo_sender_sources(colo_builder_t *builder, const colo_side_t *hold,
-                                  const colo_block_t *block)
+colo_status_t colo_sender_sources(colo_builder_t *builder, const colo_values_t *values,
+                                  const colo_side_t *hold, const colo_block_t *block)
 {
-    COLO_TRY(colo_gateways_hold(builder, hold, block));
-    COLO_TRY(builder->sums
-                 ? colo_node_sums_sources(builder)
-                 : colo_block_ranks(builder, &builder->ranks, &hold->layout->grid, block));
-    const int64_t *rank = builder->ranks.items;
+    colo_senders_t *senders = &builder->senders;
+    colo_list_t *by_node = &senders->by_node, *by_rail = &senders->by_rail;
+    COLO_TRY(colo_gateways_hold(builder, values->nodes_add_up, hold, block));
+    COLO_TRY(values->kind == COLO_SUMS
+                 ? colo_node_sums_sources(builder, values, &senders->ranks)
+                 : colo_block_ranks(builder, &senders->ranks, &hold->layout->grid, block));
+    const int64_t *rank = senders->ranks.items;
     const bool known = colo_nodes_known(builder->cfg);
-    builder->held.by_node.n = builder->held.by_rail.n = 0;
-    for (int64_t i = 0; i < builder->ranks.n; i++) {
+    by_node->n = by_rail->n = 0;
+    for (int64_t i = 0; i < senders->ranks.n; i++) {
         const colo_location_t where = colo_location_of(builder->cfg, rank[i]);
-        COLO_PUSH(&builder->held.by_node, "plan: %lld sources",
-                  (colo_source_t){where.node, rank[i]});
+        COLO_PUSH(by_node, "plan: %lld sources", (colo_source_t){where.node, rank[i]});
         if (known)
-            COLO_PUSH(&builder->held.by_rail, "plan: %lld sources",
-                      (colo_source_t){where.rail, rank[i]});
+            COLO_PUSH(by_rail, "plan: %lld sources", (colo_source_t){where.rail, rank[i]});
     }
     if (builder->cfg->nodes) /* else ascending as they came */
-        qsort(builder->held.by_node.items, (size_t)builder->held.by_node.n, sizeof(colo_source_t),
-              colo_source_cmp);
-    if (builder->held.by_rail.n > 1)
-        qsort(builder->held.by_rail.items, (size_t)builder->held.by_rail.n, sizeof(colo_source_t),
-              colo_source_cmp);
+        qsort(by_node->items, (size_t)by_node->n, sizeof(colo_source_t), colo_source_cmp);
+    if (by_rail->n > 1)
+        qsort(by_rail->items, (size_t)by_rail->n, sizeof(colo_source_t), colo_source_cmp);
     return COLO_OK;
 }
 
 colo_sharers_t colo_sender_candidates(colo_builder_t *builder, int tier, int64_t rank)
 {
-    const colo_list_t *list = tier == 2 ? &builder->held.by_rail : &builder->held.by_node;
+    const colo_list_t *list = tier == 2 ? &builder->senders.by_rail : &builder->senders.by_node;
     colo_sharers_t sharers = {.tier = tier, .n = list->n, .items = list->items};
     if (tier == 3 || list->n == 0)
         return sharers;
@@ -91,27 +89,28 @@ bool colo_sender_watched(const colo_schedule_t *schedule, const colo_sharers_t *
            schedule[sharers->tier].group.key == sharers->key;
 }
 
-colo_status_t colo_sender_list(colo_builder_t *builder, const colo_side_t *need,
-                               const colo_block_t *block)
+colo_status_t colo_sender_list(colo_builder_t *builder, const colo_values_t *values,
+                               const colo_side_t *need, const colo_block_t *block)
 {
-    COLO_TRY(colo_block_ranks(builder, &builder->destinations, &need->layout->grid, block));
-    int64_t *rank = builder->destinations.items, n = 0;
-    for (int64_t i = 0; i < builder->destinations.n; i++)
-        if (colo_node_sums_reach(builder, rank[i]))
+    colo_list_t *destinations = &builder->senders.destinations;
+    COLO_TRY(colo_block_ranks(builder, destinations, &need->layout->grid, block));
+    int64_t *rank = destinations->items, n = 0;
+    for (int64_t i = 0; i < destinations->n; i++)
+        if (colo_node_sums_reach(builder, values, rank[i]))
             rank[n++] = rank[i];
-    builder->destinations.n = n;
-    return colo_gateways_need(builder);
+    destinations->n = n;
+    return colo_gateways_need(builder, destinations);
 }
 
-colo_status_t colo_sender_count(colo_builder_t *builder, colo_schedule_t *schedule,
-                                const colo_side_t *need, const colo_block_t *block,
-                                const colo_extent_t *extent)
+colo_status_t colo_sender_count(colo_builder_t *builder, const colo_values_t *values,
+                                colo_schedule_t *schedule, const colo_side_t *need,
+                                const colo_block_t *block, const colo_extent_t *extent)
 {
-    COLO_TRY(colo_sender_list(builder, need, block));
-    const int64_t *rank = builder->destinations.items;
+    COLO_TRY(colo_sender_list(builder, values, need, block));
+    const int64_t *rank = builder->senders.destinations.items;
     for (int tier = 1; tier <= 3; tier++)
         schedule[tier].m = 0;
-    for (int64_t i = 0; i < builder->destinations.n; i++) {
+    for (int64_t i = 0; i < builder->senders.destinations.n; i++) {
         colo_sharers_t sharers = colo_sender_group(builder, rank[i]);
         colo_schedule_t *dealt = &schedule[sharers.tier];
         colo_gateway_share_t share;
@@ -140,13 +139,13 @@ static bool deals_by_size(const colo_builder_t *builder, const colo_schedule_t *
 static int64_t deal(colo_schedule_t *schedule, const colo_extent_t *extent)
 {
     const int64_t n = schedule->group.n;
-    int64_t least = schedule->whole;
+    int64_t least = schedule->uncut;
     for (int64_t i = 1; i < n; i++) {
-        const int64_t k = (schedule->whole + i) % n;
+        const int64_t k = (schedule->uncut + i) % n;
         least = schedule->dealt[k] < schedule->dealt[least] ? k : least;
     }
     schedule->dealt[least] += colo_extent_count(extent);
-    schedule->whole = (least + 1) % n;
+    schedule->uncut = (least + 1) % n;
     schedule->done++;
     return schedule->last = least;
 }
@@ -159,12 +158,12 @@ void colo_sender_pass(const colo_builder_t *builder, colo_schedule_t *schedule,
         if (n < 2 || (count % n == 0 && schedule[tier].started))
             continue;
         if (count % n == 0)
-            schedule[tier].whole = schedule[tier].slice = (schedule[tier].whole + 1) % n;
-        else if (colo_is_small(builder, extent) && deals_by_size(builder, &schedule[tier]))
+            schedule[tier].uncut = schedule[tier].slice = (schedule[tier].uncut + 1) % n;
+        else if (colo_is_small(extent, builder->elem) && deals_by_size(builder, &schedule[tier]))
             while (schedule[tier].done < count)
                 (void)deal(&schedule[tier], extent);
-        else if (colo_is_small(builder, extent))
-            schedule[tier].whole = (schedule[tier].whole + count) % n;
+        else if (colo_is_small(extent, builder->elem))
+            schedule[tier].uncut = (schedule[tier].uncut + count) % n;
         else
             schedule[tier].slice =
                 (schedule[tier].slice + count % n * (extent->of[colo_cut_axis(extent, n)] % n)) % n;
@@ -181,44 +180,43 @@ static int64_t dealt_to(colo_schedule_t *schedule, const colo_extent_t *extent, 
     return schedule->last;
 }
 
+/* @part: what the destination gets of the overlap of @extent. */
 static colo_status_t assign(colo_builder_t *builder, colo_schedule_t *schedule,
-                            const colo_extent_t *extent, const colo_extent_t *part,
-                            const colo_served_t *to)
+                            const colo_extent_t *extent, const colo_overlap_t *part,
+                            const colo_served_t *to, colo_list_t *out)
 {
     const colo_source_t *source = schedule->group.items;
-    int64_t n = schedule->group.n;
-    bool even = schedule->m % n == 0;
-    if (even || colo_is_small(builder, part)) {
+    const bool sends = to->sender != COLO_ANY_SENDER, even = schedule->m % schedule->group.n == 0;
+    const int64_t n = schedule->group.n;
+    if (even || colo_is_small(&part->extent, builder->elem)) {
         const int64_t k = even                               ? schedule->first + to->i
                           : deals_by_size(builder, schedule) ? dealt_to(schedule, extent, to->i)
-                                                             : schedule->whole + to->i;
+                                                             : schedule->uncut + to->i;
         const int64_t sender = source[k % n].rank;
-        return to->sends && sender != builder->self
+        return sends && sender != to->sender
                    ? COLO_OK
-                   : colo_overlaps_push(builder, to->sends ? to->rank : sender);
+                   : colo_overlap_push(part, sends ? to->rank : sender, out);
     }
-    int axis = colo_cut_axis(part, n);
-    int64_t length = part->of[axis], rotation = (schedule->slice + to->i % n * (length % n)) % n;
+    const int axis = colo_cut_axis(&part->extent, n);
+    const int64_t length = part->extent.of[axis],
+                  rotation = (schedule->slice + to->i % n * (length % n)) % n;
     for (int64_t k = 0; k < n; k++)
-        if (!to->sends || source[k].rank == builder->self)
-            COLO_TRY(colo_overlaps_cut(
-                builder, builder->out, axis, colo_part_lo(length, n, k, rotation),
-                colo_part_lo(length, n, k + 1, rotation), to->sends ? to->rank : source[k].rank));
+        if (!sends || source[k].rank == to->sender)
+            COLO_TRY(colo_overlap_cut(part, axis, colo_part_lo(length, n, k, rotation),
+                                      colo_part_lo(length, n, k + 1, rotation),
+                                      sends ? to->rank : source[k].rank, out));
     return COLO_OK;
 }
 
 colo_status_t colo_sender_assign(colo_builder_t *builder, colo_schedule_t *schedule,
-                                 const colo_extent_t *extent, const colo_gateway_share_t *share,
-                                 const colo_served_t *to)
+                                 const colo_overlap_t *overlap, const colo_gateway_share_t *share,
+                                 const colo_served_t *to, colo_list_t *out)
 {
-    const colo_list_t all = builder->overlaps;
-    if (share->whole)
-        return assign(builder, schedule, extent, extent, to);
-    builder->share.n = 0;
-    COLO_TRY(colo_gateway_cut(builder, share, &builder->share, to->rank));
-    builder->overlaps = builder->share; /* as far as this destination is concerned */
-    const colo_status_t st = assign(builder, schedule, extent, &share->extent, to);
-    builder->share = builder->overlaps;
-    builder->overlaps = all;
-    return st;
+    colo_list_t *cut = &builder->senders.share;
+    if (share->uncut)
+        return assign(builder, schedule, &overlap->extent, overlap, to, out);
+    cut->n = 0;
+    COLO_TRY(colo_gateway_cut(overlap, share, to->rank, cut));
+    const colo_overlap_t part = {cut->items, cut->n, share->extent};
+    return assign(builder, schedule, &overlap->extent, &part, to, out);
 }

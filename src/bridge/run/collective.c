@@ -8,7 +8,6 @@
  * into zeros). What it cannot express, plan/config.c refuses before any collective.
  */
 #include "bridge/run/run.h"
-#include "bridge/plan/routing.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
