@@ -53,7 +53,8 @@ COLO_API int colo_env_count(void);
 COLO_API const colo_env_variable_t *colo_env_variable(int i);
 
 /**
- * colo_env_value() - the value in force of an environment variable: as set, else its fallback
+ * colo_env_value() - the value in force of an environment variable: as set, else its fallback. An
+ * empty value is one that is not set.
  * A program with more rights than its user (set-user-ID, capabilities) ignores what is set.
  * @name:      "COLO_TIMEOUT_MS" and so on
  * @from_env:  out, may be NULL: true if the environment sets it

@@ -248,7 +248,7 @@ def core_loss(world: Comm, logits: Values, targets: list[int]) -> tuple[Values, 
 def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -> None:
     """One rank. Sends (what is checked: '' or what is wrong, how ranks talk), or an exception's text."""
     try:
-        os.environ.setdefault('COLO_TIMEOUT_MS', '20000')
+        os.environ['COLO_TIMEOUT_MS'] = os.environ.get('COLO_TIMEOUT_MS') or '20000'
         import torch
         import torch.distributed as dist
 

@@ -11,6 +11,7 @@
 #include "core/env.h"
 #include "core/list.h"
 #include "core/lock.h"
+#include "core/signals.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -115,6 +116,7 @@ static colo_status_t write_record(const colo_comm_t *comm, const char *prefix, c
     COLO_AUTOFREE void *all = text.items;
     COLO_TRY(st);
     COLO_HOLD(&writing);
+    COLO_HOLD_SIGNALS();
     /* Left by a process that ended; in a folder of all users, perhaps a link. */
     (void)unlink(part);
     errno = 0;

@@ -4,8 +4,8 @@
  *
  * Decides which values are allowed. One that is not is refused by whatever uses it, and by every
  * call that makes a first communicator, whichever variable it is: a typo is an error, not a
- * default. A program with more rights than its user (set-user-ID) ignores them all, because some
- * name code to load.
+ * default. An empty value is none, as of a variable that is not set. A program with more rights
+ * than its user (set-user-ID) ignores them all, because some name code to load.
  *
  * Values are read when asked for, so a test may set them; objects copy what they need at create.
  */
@@ -103,12 +103,18 @@ static const struct row *find(const char *name)
     return NULL;
 }
 
+static const char *set_to(const struct row *row)
+{
+    const char *set = secure_getenv(row->variable.name);
+    return set && set[0] ? set : NULL;
+}
+
 const char *colo_env_value(const char *name, bool *from_env)
 {
     const struct row *row = find(name);
     if (!row)
         return NULL;
-    const char *set = secure_getenv(row->variable.name);
+    const char *set = set_to(row);
     if (from_env)
         *from_env = set != NULL;
     return set ? set : row->variable.fallback;
@@ -147,7 +153,7 @@ static bool is_allowed(const struct row *row, const char *text)
     int64_t value;
     if (strlen(text) > TEXT_MAX)
         return false;
-    if (row->is_path && text[0])
+    if (row->is_path)
         return can_write(text);
     if (row->hi)
         return parse(row, text, &value);
@@ -185,7 +191,7 @@ static colo_status_t refuse(const struct row *row, const char *text)
 static colo_status_t read_text(const struct row *row, const char **text)
 {
     *text = row->variable.fallback;
-    const char *set = secure_getenv(row->variable.name);
+    const char *set = set_to(row);
     if (!set)
         return COLO_OK;
     if (!is_allowed(row, set))

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/lock.h"
+#include "core/signals.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -75,6 +76,7 @@ void colo_log(colo_log_level_t level, const char *fmt, ...)
         inside = false;
         (void)colo_error_restore(COLO_OK, &earlier);
     } else {
+        COLO_HOLD_SIGNALS();
         fprintf(stderr, "colobridge: %s: %s\n", names[level], line);
     }
 }

@@ -104,6 +104,8 @@ T_CASE(a_flight_record_of_many_operations_is_whole)
         colo_comm_destroy(&c[k]);
 }
 
+static volatile sig_atomic_t signals;
+
 T_CASE(a_flight_record_that_cannot_be_written_says_why)
 {
     T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
@@ -143,7 +145,6 @@ T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
     assert_ok(colo_comm_create_self(&c));
     for (int i = 0; i < 64; i++) /* more than stdio's buffer holds */
         assert_ok(colo_comm_barrier(c, NULL));
-    signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){100, was.rlim_max}), 0);
     const colo_status_t st = colo_comm_flight_record(c, t_text("%s/rank", folder));
@@ -152,6 +153,41 @@ T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
     const int after = dup(2);
     close(after);
     assert_int_equal(after, before);
+    assert_int_equal(rmdir(folder), 0); /* and no file, and the program was not killed */
+}
+
+static void count_signal(int number)
+{
+    (void)number;
+    signals++;
+}
+
+T_CASE(a_flight_record_that_is_too_large_raises_no_signal_and_takes_none)
+{
+    const char *folder = t_folder();
+    struct rlimit was;
+    sigset_t pipe, pending;
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    signal(SIGXFSZ, count_signal);
+    signal(SIGPIPE, count_signal);
+    pthread_sigmask(SIG_BLOCK, &pipe, NULL);
+    raise(SIGPIPE); /* the program's own, which waits */
+    assert_ok(colo_comm_create_self(&c));
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){100, was.rlim_max}), 0);
+    const colo_status_t st = colo_comm_flight_record(c, t_text("%s/rank", folder));
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_fails(st, COLO_ERR_IO, "File too large");
+    assert_int_equal(signals, 0);
+    assert_true(sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE) == 1);
+    pthread_sigmask(SIG_UNBLOCK, &pipe, NULL);
+    assert_int_equal(signals, 1);
+    raise(SIGXFSZ); /* as before, it is not blocked */
+    assert_int_equal(signals, 2);
+    signal(SIGXFSZ, SIG_DFL);
+    signal(SIGPIPE, SIG_DFL);
     assert_int_equal(rmdir(folder), 0);
 }
 

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -68,7 +69,6 @@ static const struct {
     const char *name, *value, *allowed;
 } nonsense[] = {
     {"COLO_TIMEOUT_MS", "abc", "expected a number from 1 to 1000000000000"},
-    {"COLO_TIMEOUT_MS", "", "expected a number from 1"},
     {"COLO_TIMEOUT_MS", "0", "expected a number from 1"},
     {"COLO_TIMEOUT_MS", "-1", "expected a number from 1"},
     {"COLO_TIMEOUT_MS", "+5", "expected a number from 1"},
@@ -108,6 +108,24 @@ T_CASE(value_that_is_not_allowed_is_refused_by_every_create)
     }
     assert_ok(colo_env_check(NULL));
     assert_fails(colo_env_check("PATH"), COLO_ERR_MISSING, "'PATH'");
+}
+
+T_CASE(empty_variable_is_one_that_is_not_set)
+{
+    for (int i = 0; i < colo_env_count(); i++) {
+        const colo_env_variable_t *variable = colo_env_variable(i);
+        T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
+        const char *text = NULL;
+        bool from_env = true;
+        setenv(variable->name, "", 1);
+        assert_ok(colo_env_check(variable->name));
+        assert_ok(colo_comm_create_self(&c));
+        assert_string_equal(colo_env_value(variable->name, &from_env), variable->fallback);
+        assert_false(from_env);
+        assert_ok(colo_env_text(variable->name, &text));
+        assert_string_equal(text, variable->fallback);
+        unsetenv(variable->name);
+    }
 }
 
 T_CASE(flight_records_may_begin_in_each_folder_that_can_be_written)
@@ -268,6 +286,34 @@ T_CASE(stderr_is_silent_unless_the_environment_asks)
     setenv("COLO_LOG", "loud", 1); /* unknown: off */
     capture(talk, text, sizeof text);
     assert_string_equal(text, "");
+}
+
+static volatile sig_atomic_t signals;
+static void count_signal(int number)
+{
+    (void)number;
+    signals++;
+}
+
+static void talk_to_nobody(void)
+{
+    int pipe_fd[2];
+    assert_int_equal(pipe(pipe_fd), 0);
+    dup2(pipe_fd[1], 2);
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+    talk();
+}
+
+T_CASE(stderr_that_nobody_reads_raises_no_signal)
+{
+    char text[1024];
+    setenv("COLO_LOG", "warn", 1);
+    signal(SIGPIPE, count_signal);
+    capture(talk_to_nobody, text, sizeof text);
+    signal(SIGPIPE, SIG_DFL);
+    assert_int_equal(signals, 0);
+    clearerr(stderr);
 }
 
 struct storm {

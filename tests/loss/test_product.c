@@ -116,7 +116,6 @@ T_CASE_IF(HAS_ODD, a_process_is_told_once_which)
 T_CASE_IF(HAS_ODD, a_cblas_that_cannot_be_used_is_refused)
 {
     assert_fails(created("lops"), COLO_ERR_ARG, "COLO_GEMM is 'lops', expected auto, cblas");
-    assert_fails(created(""), COLO_ERR_ARG, "COLO_GEMM is ''");
     assert_fails(created(cblas("no_such")), COLO_ERR_UNBUILT, "cannot be loaded");
     assert_fails(created(cblas("half")), COLO_ERR_UNBUILT, "has no cblas_dgemm");
     assert_fails(created(cblas("wrong")), COLO_ERR_UNBUILT, "gives wrong products; name another");
