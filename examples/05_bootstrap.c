@@ -4,7 +4,7 @@
  *
  * "launcher" stands for yours: it forks four workers and can do one thing for them, an all-gather
  * of a few bytes, here over pipes through the parent. That callback is all the library needs: it
- * swaps addresses through it once and then talks over sockets. With MPI there is
+ * swaps addresses through it and then talks over sockets. With MPI there is
  * colo_comm_create_mpi() in <colobridge/mpi.h> instead; the rest is the same.
  */
 #include <stdio.h>

@@ -4,7 +4,8 @@
  *
  * A program that can give every rank the same few bytes of every other rank can make a
  * communicator: with a launcher's key-value store, a pipe to a parent process, a file, or another
- * communicator. The library calls the callback while it makes the comm, and never after that.
+ * communicator. The library calls the callback while it makes the comm, and never after that. It
+ * must not throw (status.h).
  */
 #ifndef COLOBRIDGE_BOOTSTRAP_H
 #define COLOBRIDGE_BOOTSTRAP_H
@@ -29,12 +30,13 @@ typedef struct colo_bootstrap {
  * colo_comm_create_bootstrap() - a world comm of processes that talk over Unix sockets and
  * UCX; collective
  * @comm:   out, owned by the caller. Pairs of one host and network namespace use Unix sockets. The
- *          others use UCX, which each rank must have then. There is one all-gather, and a second
+ *          others use UCX, which each rank must have then. There are two all-gathers, and a third
  *          one for UCX. The deadline (COLO_TIMEOUT_MS) begins at the end of the last, so a rank may
  *          be late by less than the deadline
  * Threads: one thread at a time uses all comms made from it; any thread may abort, check and dump
  * Failure: if a process dies, all other ranks get COLO_ERR_PEER at once
- * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes or versions),
+ * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes, or
+ *          versions of the library),
  *          COLO_ERR_TIMEOUT (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors), COLO_ERR_NOMEM,
  *          COLO_ERR_UNBUILT (several hosts, and this rank has no UCX), COLO_ERR_PEER (another rank
  *          failed), and the status that the callback returned

@@ -27,6 +27,9 @@
  * header knows. The library serves a shorter struct, as an older header has it, and gives the
  * members that it lacks their defaults. Members that have no default must be there. It refuses a
  * longer struct with COLO_ERR_ARG, because it cannot know what the members ask for.
+ *
+ * Callbacks (of a rank, an all-gather, an allocator, the log, a tape) return. They must not throw a
+ * C++ exception, longjmp() out of the call, or end the thread.
  */
 #ifndef COLOBRIDGE_STATUS_H
 #define COLOBRIDGE_STATUS_H

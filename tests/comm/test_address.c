@@ -144,22 +144,44 @@ T_CASE(endpoint_tells_that_its_rank_lacks_memory)
 
 /* ---- endpoints of others ---- */
 
+/* Where a rank of any other version reads them, too: never to be changed. */
+T_CASE(hello_has_its_bytes_where_all_versions_have_them)
+{
+    static const uint8_t frozen[] = {0xcd, 0x5a, 0x10, 0xc0};
+    const colo_hello_t hello = colo_endpoint_hello(&(colo_bootstrap_t){3, 9, NULL, NULL});
+    uint8_t found[32];
+    uint32_t word[8];
+    memcpy(found, &hello, sizeof found);
+    memcpy(word, &hello, sizeof word);
+    assert_int_equal(sizeof hello, 32);
+    assert_memory_equal(found, frozen, 4);
+    assert_int_equal(word[1], colo_version_number());
+    assert_int_equal(word[2], 3);
+    assert_int_equal(word[3], 9);
+    assert_int_equal(word[4], sizeof(colo_endpoint_t));
+    assert_int_equal(word[5] | word[6] | word[7], 0);
+}
+
 T_CASE(endpoints_that_do_not_fit_are_refused)
 {
     const colo_bootstrap_t b = {.rank = 0, .size = 2};
-    const uint32_t version = colo_version_number();
-    for (int i = 0; i < 5; i++) {
-        colo_endpoint_t e[2] = {{.magic = COLO_ENDPOINT_MAGIC, .version = version, .size = 2},
-                                {.magic = COLO_ENDPOINT_MAGIC,
-                                 .version = i == 4 ? version + 1 : version,
-                                 .rank = i == 2 ? 0 : 1,
-                                 .size = i == 3 ? 3 : 2}};
+    for (int i = 0; i < 6; i++) {
+        colo_endpoint_t e[2];
+        for (int32_t r = 0; r < 2; r++)
+            e[r] = (colo_endpoint_t){
+                .hello = colo_endpoint_hello(&(colo_bootstrap_t){r, 2, NULL, NULL})};
+        colo_hello_t *other = &e[1].hello;
+        other->rank = i == 2 ? 0 : 1;
+        other->size = i == 3 ? 3 : 2;
+        other->version += i == 4;
+        other->bytes += i == 5;
         if (i == 1)
-            e[1].magic = 7;
+            other->magic = 7;
         const colo_status_t st = colo_endpoint_check_all(&b, e);
         static const char *const words[] = {
             "", "does not hold what rank 1 brought", "comes from rank 0 of 2, expected rank 1 of 2",
-            "comes from rank 1 of 3, expected rank 1 of 2", "rank 1 runs library version "};
+            "comes from rank 1 of 3, expected rank 1 of 2", "rank 1 runs library version ",
+            "rank 1 runs another build of library version 0.1.0 than rank 0: its addresses have "};
         if (i == 0)
             assert_ok(st);
         else

@@ -14,13 +14,15 @@ static void read_endpoint(fuzz_t *f, colo_endpoint_t *e, int32_t rank)
     const uint8_t right = fuzz_u8(f);
     fuzz_bytes(f, e, sizeof *e);
     if (right & 1)
-        e->magic = COLO_ENDPOINT_MAGIC;
+        e->hello.magic = COLO_ENDPOINT_MAGIC;
     if (right & 2)
-        e->rank = rank;
+        e->hello.rank = rank;
     if (right & 4)
-        e->size = RANKS;
-    if (right & 8)
-        e->version = 1;
+        e->hello.size = RANKS;
+    if (right & 8) {
+        e->hello.version = 1;
+        e->hello.bytes = sizeof *e;
+    }
     if (right & 16)
         e->status = -(int32_t)fuzz_range(f, 0, 1);
     if (right & 32)

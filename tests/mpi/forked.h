@@ -6,6 +6,7 @@
 #include "harness/harness.h"
 
 #include "comm/comm.h"
+#include "comm/process/address.h"
 #include "core/error.h"
 
 #include <colobridge/bootstrap.h>
@@ -34,7 +35,7 @@ typedef struct t_page {
 typedef struct t_forked {
     t_page_t *page;
     int32_t rank, calls;
-    void (*after)(struct t_forked *me, void *endpoints, size_t bytes); /* the all-gather; or NULL */
+    void (*after)(struct t_forked *me, void *endpoints, size_t bytes); /* they came; or NULL */
     colo_comm_t *pair; /* that t_live_by()'s body may make; it ends after the verdict */
 } t_forked_t;
 
@@ -53,7 +54,7 @@ static inline colo_status_t t_over_page(void *user, const void *send, void *recv
                          (int)me->rank);
     for (int32_t r = 0; r < page->size; r++)
         memcpy((char *)recv + (size_t)r * bytes, endpoint[r], bytes);
-    if (me->after)
+    if (me->after && bytes != sizeof(colo_hello_t))
         me->after(me, recv, bytes);
     page->gathered[me->rank] = colo_now();
     return COLO_OK;

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -76,7 +77,7 @@ T_CASE_ON_FORKED(3, connections_of_a_rank_without_standard_streams_do_not_take_t
 T_CASE(reason_that_does_not_end_is_cut)
 {
     const colo_bootstrap_t b = {.rank = 0, .size = 1};
-    colo_endpoint_t e = {.magic = COLO_ENDPOINT_MAGIC, .size = 1, .status = COLO_ERR_IO};
+    colo_endpoint_t e = {.hello = {.magic = COLO_ENDPOINT_MAGIC, .size = 1}, .status = COLO_ERR_IO};
     memset(e.why, 'x', sizeof e.why);
     memset(&e.worker, 'y', sizeof e.worker);
     assert_fails(colo_endpoint_check_all(&b, &e), COLO_ERR_IO, "create_bootstrap: xxx");
@@ -101,8 +102,8 @@ static void on_hosts(t_forked_t *me)
         setenv("COLO_BACKEND_DIR", "/nowhere", 1);
     me->after = scatter;
     t_live(me);
-    if (me->calls != 2)
-        t_note(me, colo_fail(COLO_ERR_STATE, "%d all-gathers, expected 2", (int)me->calls));
+    if (me->calls != 3)
+        t_note(me, colo_fail(COLO_ERR_STATE, "%d all-gathers, expected 3", (int)me->calls));
 }
 
 T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
@@ -124,14 +125,36 @@ T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
     }
 }
 
+static colo_status_t miss_the_third(void *user, const void *send, void *recv, size_t bytes)
+{
+    t_forked_t *me = user;
+    return me->calls == 2 ? colo_fail(COLO_ERR_TIMEOUT, "rank 1 did not come")
+                          : t_over_page(user, send, recv, bytes);
+}
+
+static void create_without_workers(t_forked_t *me)
+{
+    const colo_bootstrap_t b = {me->rank, me->page->size, miss_the_third, me};
+    colo_comm_t *world = NULL;
+    me->after = scatter;
+    t_note(me, colo_comm_create_bootstrap(&b, &world));
+}
+
+T_CASE(all_gather_of_workers_that_fails_is_the_error_of_create)
+{
+    t_expect_all(t_fork_ranks(2, create_without_workers), COLO_ERR_TIMEOUT, "rank 1 did not come");
+}
+
 /* ---- strangers ---- */
 
 /* As rank @as, or without a name. */
 static int call(const colo_endpoint_t *endpoint, int32_t as)
 {
+    static uint64_t nonce;
     struct sockaddr_un a, from;
     const socklen_t size = colo_endpoint_address(endpoint, &a),
-                    own = colo_endpoint_caller(endpoint, as, &from);
+                    own = colo_endpoint_caller(endpoint, as, (uint64_t)getpid() << 32 | ++nonce,
+                                               &from);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if ((as < 0 || bind(fd, (struct sockaddr *)&from, own) == 0) &&
         connect(fd, (struct sockaddr *)&a, size) == 0)
@@ -162,7 +185,7 @@ static void check_doors(t_forked_t *me, void *endpoints, size_t bytes)
 static colo_status_t find_doors_shut(t_forked_t *me, colo_comm_t *world)
 {
     for (int32_t r = 0; r < 3; r++)
-        if (is_open((colo_endpoint_t *)(void *)me->page->endpoint[0][r]))
+        if (is_open((colo_endpoint_t *)(void *)me->page->endpoint[1][r]))
             return colo_fail(COLO_ERR_STATE, "rank %d still listens", (int)r);
     return colo_comm_barrier(world, NULL);
 }
@@ -261,6 +284,77 @@ T_CASE(rank_of_another_version_is_a_mismatch_on_all_at_create)
                  "library version: rank 1 of 'create_bootstrap' has 0.1.1, rank 0 0.1.0");
 }
 
+/* Rank 1, played: all that another version has in common with this one. */
+static void bring_another_hello(t_forked_t *me)
+{
+    colo_hello_t hello =
+        colo_endpoint_hello(&(colo_bootstrap_t){me->rank, me->page->size, NULL, NULL});
+    char all[3 * sizeof hello];
+    if (me->rank != 1) {
+        t_live(me);
+        if (me->calls != 1)
+            t_note(me, colo_fail(COLO_ERR_STATE, "%d all-gathers, expected 1", (int)me->calls));
+        return;
+    }
+    hello.version += 0x10203;
+    hello.bytes += 8;
+    t_note(me, t_over_page(me, &hello, all, sizeof hello));
+}
+
+T_CASE(rank_of_a_version_with_other_addresses_is_a_mismatch_that_names_both)
+{
+    t_page_t *page = t_fork_ranks(3, bring_another_hello);
+    t_expect(page, 1, COLO_OK, "");
+    for (int32_t r = 0; r < 3; r += 2)
+        t_expect(page, r, COLO_ERR_MISMATCH, "rank 1 runs library version 1.3.3, rank 0 0.1.0");
+}
+
+/* ---- callbacks that do not return ---- */
+
+typedef colo_status_t (*all_gather_fn)(void *user, const void *send, void *recv, size_t bytes);
+
+static colo_status_t leave(void *user, const void *send, void *recv, size_t bytes)
+{
+    if (bytes > 1000)
+        pthread_exit(user); /* unwinds the stack, as an exception of C++ does */
+    for (int32_t r = 0; r < 3; r++) {
+        colo_hello_t *hello = (colo_hello_t *)recv + r;
+        *hello = *(const colo_hello_t *)send;
+        hello->rank = r;
+    }
+    return COLO_OK;
+}
+
+static colo_status_t leave_at_once(void *user, const void *send, void *recv, size_t bytes)
+{
+    pthread_exit(user);
+}
+
+static void *create_in_vain(void *all_gather)
+{
+    const colo_bootstrap_t b = {0, 3, *(const all_gather_fn *)all_gather, NULL};
+    colo_comm_t *c = NULL;
+    (void)colo_comm_create_bootstrap(&b, &c);
+    return all_gather;
+}
+
+T_CASE(callback_that_leaves_by_another_way_leaves_no_descriptor_open)
+{
+    all_gather_fn way[] = {leave, leave_at_once};
+    for (int i = 0; i < 2; i++) {
+        const int before = dup(0); /* the lowest number that is free */
+        pthread_t thread;
+        void *made = &thread;
+        close(before);
+        assert_int_equal(pthread_create(&thread, NULL, create_in_vain, &way[i]), 0);
+        assert_int_equal(pthread_join(thread, &made), 0);
+        assert_null(made);
+        const int after = dup(0);
+        close(after);
+        assert_int_equal(after, before);
+    }
+}
+
 /* ---- ranks that this test plays ---- */
 
 /* Brings an endpoint of @me to the all-gather; the door that it names. */
@@ -270,16 +364,14 @@ static int play(t_forked_t *me, colo_endpoint_t *all, colo_endpoint_t *mine)
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     alarm(30);
     memset(mine, 0, sizeof *mine);
-    mine->magic = COLO_ENDPOINT_MAGIC;
-    mine->rank = me->rank;
-    mine->size = me->page->size;
-    mine->version = colo_version_number();
+    mine->hello = colo_endpoint_hello(&(colo_bootstrap_t){me->rank, me->page->size, NULL, NULL});
     snprintf(mine->name, sizeof mine->name, "colobridge-test-%d", (int)getpid());
     const socklen_t size = colo_endpoint_address(mine, &a);
     if (bind(fd, (struct sockaddr *)&a, size) != 0)
         _exit(3);
     if (listen(fd, 8) != 0)
         _exit(4);
+    t_over_page(me, &mine->hello, all, sizeof mine->hello);
     t_over_page(me, mine, all, sizeof *mine);
     return fd;
 }
@@ -289,6 +381,12 @@ static void as_on_one_host(t_forked_t *me, void *endpoints, size_t bytes)
 {
     colo_endpoint_t *endpoint = endpoints;
     endpoint[0].host = endpoint[2].host = endpoint[1].host;
+}
+
+static void as_rank_0_is_near(t_forked_t *me, void *endpoints, size_t bytes)
+{
+    colo_endpoint_t *endpoint = endpoints;
+    endpoint[0].host = endpoint[1].host;
 }
 
 /* Until ranks below @n have said how they fared. */
@@ -313,15 +411,23 @@ static bool is_rank_1(int fd, const colo_endpoint_t *mine)
 {
     struct sockaddr_un from = {0}, expected;
     socklen_t size = sizeof from;
+    uint64_t nonce;
     return getpeername(fd, (struct sockaddr *)&from, &size) == 0 &&
-           size == colo_endpoint_caller(mine, 1, &expected) && memcmp(&from, &expected, size) == 0;
+           colo_endpoint_rank(&from, size, &nonce) == 1 &&
+           size == colo_endpoint_caller(mine, 1, nonce, &expected) &&
+           memcmp(&from, &expected, size) == 0;
+}
+
+static bool answer_1(int fd, const colo_endpoint_t *all)
+{
+    const uint64_t answer = colo_endpoint_answer(&all[1], 0);
+    return send(fd, &answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer;
 }
 
 /* Rank 0, played: takes the first call, answers it a byte a time and late, then leaves. */
 static void answer_and_leave(t_forked_t *me)
 {
     colo_endpoint_t all[3], mine;
-    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0};
     if (me->rank != 0) {
         me->after = as_on_one_host;
         (me->rank == 2 ? never_call : t_live)(me);
@@ -329,10 +435,11 @@ static void answer_and_leave(t_forked_t *me)
     }
     int door = play(me, all, &mine);
     int fd = accept(door, NULL, NULL);
+    const uint64_t answer = colo_endpoint_answer(&all[1], 0);
     usleep(200 * 1000);
     bool good = is_rank_1(fd, &mine);
     for (size_t i = 0; i < sizeof answer; i++, usleep(20 * 1000))
-        good = good && send(fd, (const char *)answer + i, 1, MSG_NOSIGNAL) == 1;
+        good = good && send(fd, (const char *)&answer + i, 1, MSG_NOSIGNAL) == 1;
     usleep(100 * 1000);
     struct pollfd p = {door, POLLIN, 0};
     good = good && poll(&p, 1, 0) == 0; /* the one call was not given up for another */
@@ -346,6 +453,44 @@ T_CASE(rank_that_leaves_before_all_have_met_is_an_error_at_once)
     t_expect(page, 0, COLO_OK, "");
     t_expect(page, 1, COLO_ERR_PEER, "rank 0 left before all ranks were connected");
     assert_true(page->seconds[1] < 10);
+}
+
+/* Rank 0, played: hangs up the first call, of which another process takes the name, and answers the
+ * second as one that does not know the token. */
+static void take_the_name(t_forked_t *me)
+{
+    colo_endpoint_t all[2], mine;
+    struct sockaddr_un name = {0};
+    socklen_t size = sizeof name;
+    uint64_t wrong = 0;
+    char byte;
+    if (me->rank != 0) {
+        me->after = as_rank_0_is_near;
+        t_live(me);
+        return;
+    }
+    const int door = play(me, all, &mine), taken = socket(AF_UNIX, SOCK_STREAM, 0);
+    int fd = accept(door, NULL, NULL);
+    bool good = is_rank_1(fd, &mine) && getpeername(fd, (struct sockaddr *)&name, &size) == 0;
+    close(fd);
+    while (good && bind(taken, (struct sockaddr *)&name, size) != 0)
+        usleep(100); /* alarm() ends it */
+    fd = accept(door, NULL, NULL);
+    good = good && send(fd, &wrong, sizeof wrong, MSG_NOSIGNAL) == (ssize_t)sizeof wrong;
+    good = good && recv(fd, &byte, 1, 0) == 0; /* it hangs up */
+    close(fd);
+    fd = accept(door, NULL, NULL);
+    good = good && is_rank_1(fd, &mine) && answer_1(fd, all);
+    t_note(me, good ? COLO_OK : colo_fail(COLO_ERR_STATE, "not as it should be"));
+    (void)!recv(fd, &byte, 1, MSG_WAITALL); /* of the first frame */
+    close(fd);
+}
+
+T_CASE(process_that_takes_a_callers_name_or_answers_in_a_ranks_place_keeps_no_rank_out)
+{
+    t_page_t *page = t_fork_within(t_long_wait(), 2, take_the_name);
+    t_expect(page, 0, COLO_OK, "");
+    t_expect(page, 1, COLO_ERR_PEER, "world rank 0 ended without destroying its communicators");
 }
 
 static void come_later(t_forked_t *me, void *endpoints, size_t bytes)
@@ -457,7 +602,6 @@ static void sleep_until_the_door_is_shut(t_forked_t *me, void *endpoints, size_t
 static void answer_and_shut(t_forked_t *me)
 {
     colo_endpoint_t all[2], mine;
-    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0};
     alarm(30);
     if (me->rank == 1) {
         me->after = sleep_until_the_door_is_shut;
@@ -465,8 +609,7 @@ static void answer_and_shut(t_forked_t *me)
         return;
     }
     const int door = play(me, all, &mine), fd = accept(door, NULL, NULL);
-    const bool good = is_rank_1(fd, &mine) &&
-                      send(fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer;
+    const bool good = is_rank_1(fd, &mine) && answer_1(fd, all);
     char byte;
     close(door);
     t_note(me, good ? COLO_OK : colo_fail(COLO_ERR_STATE, "no call"));

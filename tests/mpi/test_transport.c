@@ -92,7 +92,7 @@ static colo_status_t gather_wrong(void *user, const void *send, void *recv, size
         free(first);
     } else if (w->which == 1) {
         memset(recv, 0, (size_t)n * bytes);
-    } else if (w->which == 2 && me == 1) {
+    } else if (w->which == 2 && me == 1 && bytes > 100) { /* in the last */
         return colo_fail(COLO_ERR_IO, "the store of rank 1 is full");
     }
     return COLO_OK;

@@ -26,34 +26,18 @@ extern const colo_backend_t colo_backend; /* transport-ucx.c is linked into this
 
 static void *open_ucx(t_forked_t *me)
 {
-    const colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
+    colo_worker_t mine = {0}, all[T_FORKED_MAX];
     void *transport = NULL;
-    colo_status_t st = UCX->open(&b, &transport);
+    colo_status_t st = UCX->open(me->rank, me->page->size, &mine, &transport);
+    COLO_THEN(st, t_over_page(me, &mine, all, sizeof mine));
+    COLO_THEN(st, UCX->connect(transport, all, sizeof mine));
     if (st < 0) {
         fprintf(stderr, "rank %d: %s\n", (int)me->rank, colo_last_error());
         _exit(1);
     }
-    unsigned char here = 1, all[T_FORKED_MAX]; /* no rank leaves before both are connected */
-    (void)t_over_page(me, &here, all, sizeof here);
+    unsigned char here = 1, there[T_FORKED_MAX]; /* no rank leaves before both are connected */
+    (void)t_over_page(me, &here, there, sizeof here);
     return transport;
-}
-
-static colo_status_t without_others(void *user, const void *send, void *recv, size_t bytes)
-{
-    return colo_fail(COLO_ERR_TIMEOUT, "rank 1 did not come");
-}
-
-static void open_alone(t_forked_t *me)
-{
-    const colo_bootstrap_t b = {0, 2, without_others, NULL};
-    void *transport = NULL;
-    t_note(me, UCX->open(&b, &transport));
-}
-
-T_CASE(all_gather_that_a_rank_misses_is_the_error_of_open)
-{
-    t_page_t *page = t_fork_ranks(1, open_alone);
-    t_expect(page, 0, COLO_ERR_TIMEOUT, "rank 1 did not come");
 }
 
 static size_t bytes_of(int i)

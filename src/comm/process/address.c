@@ -55,23 +55,37 @@ socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *a
     return abstract(to->name, strnlen(to->name, sizeof to->name), address);
 }
 
-socklen_t colo_endpoint_caller(const colo_endpoint_t *to, int32_t caller,
+/* That rank @rank knows the token of @of. */
+static uint64_t knows(const colo_endpoint_t *of, int32_t rank)
+{
+    return colo_hash_i64(colo_hash_bytes(COLO_HASH_INIT, of->token, COLO_TOKEN), rank);
+}
+
+uint64_t colo_endpoint_answer(const colo_endpoint_t *caller, int32_t answerer)
+{
+    return colo_hash_i64(knows(caller, answerer), COLO_ENDPOINT_MAGIC);
+}
+
+socklen_t colo_endpoint_caller(const colo_endpoint_t *to, int32_t caller, uint64_t nonce,
                                struct sockaddr_un *address)
 {
-    char name[48]; /* with a hash of the token: names are no secret */
-    const uint64_t proof = colo_hash_bytes(COLO_HASH_INIT, to->token, COLO_TOKEN);
-    const int n = snprintf(name, sizeof name, "colobridge-%d-%016llx", (int)caller,
-                           (unsigned long long)colo_hash_i64(proof, caller));
+    char name[64]; /* with a hash of the token: names are no secret */
+    const uint64_t proof = colo_hash_i64(knows(to, caller), (int64_t)nonce);
+    const int n = snprintf(name, sizeof name, "colobridge-%d-%016llx-%016llx", (int)caller,
+                           (unsigned long long)nonce, (unsigned long long)proof);
     return abstract(name, (size_t)n, address);
 }
 
-int32_t colo_endpoint_rank(const struct sockaddr_un *address, socklen_t size)
+int32_t colo_endpoint_rank(const struct sockaddr_un *address, socklen_t size, uint64_t *nonce)
 {
     char name[sizeof *address + 1] = "";
+    unsigned long long found = 0;
     int rank = -1;
     memcpy(name, address, size <= sizeof *address ? size : 0);
-    (void)sscanf(name + offsetof(struct sockaddr_un, sun_path) + 1, "colobridge-%d-", &rank);
-    return rank;
+    const int n = sscanf(name + offsetof(struct sockaddr_un, sun_path) + 1, "colobridge-%d-%16llx-",
+                         &rank, &found);
+    *nonce = found;
+    return n == 2 ? rank : -1;
 }
 
 /* Returns a shortage, or 0. Without Unix sockets the name stays empty. */
@@ -121,14 +135,20 @@ static colo_status_t make(const colo_bootstrap_t *boot, colo_endpoint_t *endpoin
     return error ? colo_endpoint_no_socket(boot, error) : COLO_OK;
 }
 
+colo_hello_t colo_endpoint_hello(const colo_bootstrap_t *boot)
+{
+    return (colo_hello_t){.magic = COLO_ENDPOINT_MAGIC,
+                          .version = colo_version_number(),
+                          .rank = boot->rank,
+                          .size = boot->size,
+                          .bytes = sizeof(colo_endpoint_t)};
+}
+
 void colo_endpoint_make(const colo_bootstrap_t *boot, bool enough, colo_endpoint_t *endpoint,
                         int *door, int *fd)
 {
     memset(endpoint, 0, sizeof *endpoint);
-    *endpoint = (colo_endpoint_t){.magic = COLO_ENDPOINT_MAGIC,
-                                  .version = colo_version_number(),
-                                  .rank = boot->rank,
-                                  .size = boot->size};
+    endpoint->hello = colo_endpoint_hello(boot);
     *door = -1;
     for (int32_t r = 0; fd && r < boot->size; r++)
         fd[r] = -1;
@@ -149,10 +169,12 @@ void colo_endpoint_set_error(colo_endpoint_t *endpoint, colo_status_t status)
 
 /* ---- all endpoints ---- */
 
-colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot, const colo_endpoint_t *endpoint)
+colo_status_t colo_endpoint_check_hello(const colo_bootstrap_t *boot, const colo_hello_t *hello,
+                                        size_t stride)
 {
+    const colo_hello_t *first = hello, *other;
     for (int32_t r = 0; r < boot->size; r++) {
-        const colo_endpoint_t *other = &endpoint[r];
+        other = (const colo_hello_t *)(const void *)((const char *)hello + (size_t)r * stride);
         COLO_FAIL_IF(other->magic != COLO_ENDPOINT_MAGIC, COLO_ERR_MISMATCH,
                      "create_bootstrap: entry %d of the all-gather does not hold what rank %d "
                      "brought; rank r's bytes belong at recv + r * bytes",
@@ -161,14 +183,26 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot, const colo_e
                      "create_bootstrap: entry %d of the all-gather comes from rank %d of %d, "
                      "expected rank %d of %d",
                      (int)r, (int)other->rank, (int)other->size, (int)r, (int)boot->size);
-        COLO_FAIL_IF(
-            other->version != endpoint[0].version, COLO_ERR_MISMATCH,
-            "create_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
-            "%u.%u.%u",
-            (int)r, (unsigned)(other->version >> 16), (unsigned)(other->version >> 8 & 0xff),
-            (unsigned)(other->version & 0xff), (unsigned)(endpoint[0].version >> 16),
-            (unsigned)(endpoint[0].version >> 8 & 0xff), (unsigned)(endpoint[0].version & 0xff));
+        COLO_FAIL_IF(other->version != first->version, COLO_ERR_MISMATCH,
+                     "create_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
+                     "%u.%u.%u",
+                     (int)r, (unsigned)(other->version >> 16),
+                     (unsigned)(other->version >> 8 & 0xff), (unsigned)(other->version & 0xff),
+                     (unsigned)(first->version >> 16), (unsigned)(first->version >> 8 & 0xff),
+                     (unsigned)(first->version & 0xff));
+        COLO_FAIL_IF(other->bytes != first->bytes, COLO_ERR_MISMATCH,
+                     "create_bootstrap: rank %d runs another build of library version %u.%u.%u "
+                     "than rank 0: its addresses have %u bytes, rank 0's %u",
+                     (int)r, (unsigned)(other->version >> 16),
+                     (unsigned)(other->version >> 8 & 0xff), (unsigned)(other->version & 0xff),
+                     (unsigned)other->bytes, (unsigned)first->bytes);
     }
+    return COLO_OK;
+}
+
+colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot, const colo_endpoint_t *endpoint)
+{
+    COLO_TRY(colo_endpoint_check_hello(boot, &endpoint->hello, sizeof *endpoint));
     if (endpoint[boot->rank].status < 0) /* its own error before that of any other */
         return colo_fail((colo_status_t)endpoint[boot->rank].status, "%s%.*s", CALL,
                          (int)sizeof endpoint[boot->rank].why, endpoint[boot->rank].why);

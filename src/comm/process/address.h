@@ -16,9 +16,18 @@
 enum { COLO_TOKEN = 16 };
 #define COLO_ENDPOINT_MAGIC 0xC0105ACDu
 
-typedef struct colo_endpoint {
+/* What the first all-gather carries. It is the same in every version of the library, for ever:
+ * ranks of two versions learn here that they are, before anything has another size. */
+typedef struct colo_hello {
     uint32_t magic, version;
     int32_t rank, size;
+    uint32_t bytes; /* of the endpoint, which the second all-gather carries */
+    uint32_t unused[3];
+} colo_hello_t;
+_Static_assert(sizeof(colo_hello_t) == 32, "all versions of the library must agree");
+
+typedef struct colo_endpoint {
+    colo_hello_t hello;
     int32_t status;  /* < 0: the rank failed, and says why */
     int32_t insists; /* COLO_TRANSPORT is ucx here */
     uint64_t host;   /* of the machine and its network namespace; 0: unknown */
@@ -26,8 +35,13 @@ typedef struct colo_endpoint {
     uint8_t token[COLO_TOKEN];
     char name[48]; /* abstract Unix name without the leading NUL; "": none */
     char why[400];
-    colo_worker_t worker; /* of the second all-gather, which is for UCX alone */
+    colo_worker_t worker; /* of the third all-gather, which is for UCX alone */
 } colo_endpoint_t;
+
+colo_hello_t colo_endpoint_hello(const colo_bootstrap_t *boot);
+/* @hello [size], @stride bytes apart: in the order of ranks, of one version and one build? */
+colo_status_t colo_endpoint_check_hello(const colo_bootstrap_t *boot, const colo_hello_t *hello,
+                                        size_t stride);
 
 /* This rank's endpoint, and in @fd [b->size] a descriptor in the place of each connection. A rank
  * without descriptors, or without memory (@enough false, @fd NULL), thus fails before the others
@@ -45,11 +59,14 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot,
                                       const colo_endpoint_t *endpoint);
 socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *address);
 /* Where rank @caller calls @to from: its name proves that it knows the token, which only ranks do.
+ * @nonce: another one in each call, or a process that saw the name could take it before the next.
  */
-socklen_t colo_endpoint_caller(const colo_endpoint_t *to, int32_t caller,
+socklen_t colo_endpoint_caller(const colo_endpoint_t *to, int32_t caller, uint64_t nonce,
                                struct sockaddr_un *address);
-/* The rank that @address says it is of; -1: none. */
-int32_t colo_endpoint_rank(const struct sockaddr_un *address, socklen_t size);
+/* What rank @answerer answers @caller with: it knows the token of the caller. */
+uint64_t colo_endpoint_answer(const colo_endpoint_t *caller, int32_t answerer);
+/* The rank that @address says it is of, and its nonce; -1: none. */
+int32_t colo_endpoint_rank(const struct sockaddr_un *address, socklen_t size, uint64_t *nonce);
 /* No descriptor left? errno of the call that failed; names what to do about it. */
 colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *boot, int error);
 

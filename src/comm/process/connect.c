@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * connect.c - from one all-gather of endpoints (address.h) to a connection of every two ranks.
+ * connect.c - from all-gathers, of a hello and of endpoints (address.h), to a connection of every
+ * two ranks.
  *
  * On one host each rank calls all lower ranks and answers all higher ones, over Unix sockets, in
  * one poll() loop under one deadline. A rank that is late does not listen yet, so that a call is
@@ -10,12 +11,16 @@
  *
  *   caller    calls from an address that names its rank, and proves that it knows the token of the
  *             rank that it calls, which only ranks do
- *   answerer  its rank
+ *   answerer  proves that it knows the caller's
  *
  * A rank that times out says so before it hangs up, in a frame: some of those that it has met may
  * be connected with all by then, and others may see frames of such a rank. Both must be of one
- * user. Between hosts nothing of ours listens: a second all-gather carries the addresses of UCX's
- * workers, and libcolobridge-ucx.so connects them.
+ * user. Between hosts UCX listens: a third all-gather carries the addresses of its workers, and
+ * libcolobridge-ucx.so connects them.
+ *
+ * A callback must not throw, but if one of C++ does, what is open here is closed: this file is
+ * compiled with -fexceptions. The two functions that this needs are in every process in which
+ * something is thrown; a program of C does without them.
  */
 #include "comm/process/group.h"
 #include "comm/process/address.h"
@@ -31,9 +36,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+__asm__(".weak _Unwind_Resume\n.weak __gcc_personality_v0");
 
 static const double AGAIN_SECONDS = 0.01, /* between a refused call and the next */
     CHECK_SECONDS = 0.05; /* between two checks that the ranks that have not been met are there */
@@ -45,7 +53,7 @@ struct other { /* a rank */
     bool met;
     /* of a call to a lower rank */
     double again; /* when to call again; 0: now */
-    uint32_t answer[2];
+    uint64_t answer;
     size_t got;
     char why[WHY]; /* the last one failed */
 };
@@ -55,16 +63,15 @@ struct meeting {
     double begin, next_check; /* begin: when the last all-gather was through; of the deadline */
     int64_t timeout_ms;
     colo_endpoint_t mine, *endpoint; /* [size] */
-    int door;
+    int door; /* or -1 */
     struct other *other; /* [size] */
     struct pollfd *poll; /* [size] the door in the place of this rank's own */
-    int *fd;             /* [size] out; of a lower rank that was not met, the call, or -1 */
+    int *fd;             /* [size] of a lower rank that was not met, the call; or -1 */
     int32_t left;        /* to be met */
     /* What carries between the ranks. */
-    bool told; /* the all-gather of UCX's addresses has been */
     const colo_transport_ops_t *ops;
     const colo_comm_ops_t *table;
-    void *transport;
+    void *transport; /* NULL: none, or handed on */
 };
 
 static double waited_ms(const struct meeting *meeting)
@@ -107,8 +114,11 @@ static void hang_up(struct meeting *meeting, int32_t r, const char *what, int er
 static colo_status_t dial(struct meeting *meeting, int32_t r)
 {
     struct sockaddr_un address, from;
+    uint64_t nonce = 0; /* without one the name is that of the last call */
+    (void)!getrandom(&nonce, sizeof nonce, 0);
     const socklen_t size = colo_endpoint_address(&meeting->endpoint[r], &address),
-                    own = colo_endpoint_caller(&meeting->endpoint[r], meeting->boot->rank, &from);
+                    own = colo_endpoint_caller(&meeting->endpoint[r], meeting->boot->rank, nonce,
+                                               &from);
     const int fd = meeting->fd[r] = colo_socket_open();
     if (fd < 0 && (errno == EMFILE || errno == ENFILE))
         return colo_endpoint_no_socket(meeting->boot, errno);
@@ -126,7 +136,7 @@ static colo_status_t dial(struct meeting *meeting, int32_t r)
 static void read_answer(struct meeting *meeting, int32_t r)
 {
     struct other *call = &meeting->other[r];
-    ssize_t n = recv(meeting->fd[r], (char *)call->answer + call->got,
+    ssize_t n = recv(meeting->fd[r], (char *)&call->answer + call->got,
                      sizeof call->answer - call->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
@@ -137,7 +147,7 @@ static void read_answer(struct meeting *meeting, int32_t r)
     call->got += (size_t)n;
     if (call->got < sizeof call->answer)
         return;
-    if (call->answer[0] != COLO_ENDPOINT_MAGIC || call->answer[1] != (uint32_t)r)
+    if (call->answer != colo_endpoint_answer(&meeting->mine, r))
         hang_up(meeting, r, "another process answered", 0);
     else
         set_met(meeting, r, meeting->fd[r]);
@@ -151,11 +161,13 @@ static int32_t caller_of(const struct meeting *meeting, int fd)
     const colo_bootstrap_t *boot = meeting->boot;
     struct sockaddr_un from, expected;
     socklen_t size = sizeof from;
+    uint64_t nonce;
     if (!same_user(fd) || getpeername(fd, (struct sockaddr *)&from, &size) != 0)
         return -1;
-    const int32_t r = colo_endpoint_rank(&from, size);
+    const int32_t r = colo_endpoint_rank(&from, size, &nonce);
     return r > boot->rank && r < boot->size && !is_met(meeting, r) &&
-                   colo_endpoint_caller(&meeting->endpoint[boot->rank], r, &expected) == size &&
+                   colo_endpoint_caller(&meeting->endpoint[boot->rank], r, nonce, &expected) ==
+                       size &&
                    memcmp(&from, &expected, size) == 0
                ? r
                : -1;
@@ -163,13 +175,14 @@ static int32_t caller_of(const struct meeting *meeting, int fd)
 
 static colo_status_t welcome(struct meeting *meeting)
 {
-    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, (uint32_t)meeting->boot->rank};
     const int fd = colo_socket_accept(meeting->door);
     if (fd < 0)
         return errno == EMFILE || errno == ENFILE ? colo_endpoint_no_socket(meeting->boot, errno)
                                                   : COLO_OK;
     const int32_t r = caller_of(meeting, fd);
-    if (r < 0 || send(fd, answer, sizeof answer, MSG_NOSIGNAL) != (ssize_t)sizeof answer) {
+    const uint64_t answer =
+        r < 0 ? 0 : colo_endpoint_answer(&meeting->endpoint[r], meeting->boot->rank);
+    if (r < 0 || send(fd, &answer, sizeof answer, MSG_NOSIGNAL) != (ssize_t)sizeof answer) {
         colo_socket_close(fd); /* a stranger, or it has hung up; a peer calls again */
         return COLO_OK;
     }
@@ -279,16 +292,6 @@ static colo_status_t connect_sockets(struct meeting *meeting)
     return COLO_OK;
 }
 
-static void end_meeting(struct meeting *meeting)
-{
-    colo_socket_close(meeting->door);
-    free(meeting->other);
-    free(meeting->poll);
-    free(meeting->fd);
-    if (meeting->endpoint)
-        munmap(meeting->endpoint, (size_t)meeting->boot->size * sizeof *meeting->endpoint);
-}
-
 /* @timed_out: told to the ranks that were met. */
 static void close_all(const struct meeting *meeting, bool timed_out)
 {
@@ -301,22 +304,27 @@ static void close_all(const struct meeting *meeting, bool timed_out)
     }
 }
 
-/* The endpoints come in pages of their own: a rank without memory must still be able to say so. */
-static colo_status_t gather(struct meeting *meeting)
+static void end_meeting(struct meeting *meeting)
+{
+    close_all(meeting, false);
+    if (meeting->transport)
+        meeting->ops->close(meeting->transport, false);
+    colo_socket_close(meeting->door);
+    free(meeting->other);
+    free(meeting->poll);
+    free(meeting->fd);
+    if (meeting->endpoint)
+        munmap(meeting->endpoint, (size_t)meeting->boot->size * sizeof *meeting->endpoint);
+}
+
+/* ---- the all-gathers ---- */
+
+/* What each rank brings comes to the front of the endpoints. */
+static colo_status_t gather(struct meeting *meeting, const void *mine, size_t bytes)
 {
     const colo_bootstrap_t *boot = meeting->boot;
-    const size_t bytes = sizeof meeting->mine;
-    if (!meeting->endpoint)
-        meeting->endpoint = mmap(NULL, (size_t)boot->size * bytes, PROT_READ | PROT_WRITE,
-                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (meeting->endpoint == MAP_FAILED) {
-        meeting->endpoint = NULL;
-        return colo_fail(COLO_ERR_NOMEM,
-                         "create_bootstrap: no memory for the endpoints of %d ranks",
-                         (int)boot->size);
-    }
     (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
-    colo_status_t st = boot->all_gather(boot->user, &meeting->mine, meeting->endpoint, bytes);
+    colo_status_t st = boot->all_gather(boot->user, mine, meeting->endpoint, bytes);
     meeting->begin = colo_now();
     COLO_FAIL_IF(st > 0, COLO_ERR_ARG,
                  "create_bootstrap: the all-gather callback of rank %d returned %d, expected "
@@ -325,55 +333,65 @@ static colo_status_t gather(struct meeting *meeting)
     COLO_FAIL_IF(st < 0 && !colo_last_error()[0], st,
                  "create_bootstrap: the all-gather callback of rank %d returned %s",
                  (int)boot->rank, colo_status_name(st));
-    return st < 0 ? st : colo_endpoint_check_all(boot, meeting->endpoint);
+    return st;
+}
+
+/* The endpoints come in pages of their own: a rank without memory must still be able to say so. */
+static colo_status_t greet(struct meeting *meeting)
+{
+    const colo_bootstrap_t *boot = meeting->boot;
+    const colo_hello_t mine = colo_endpoint_hello(boot);
+    meeting->endpoint = mmap(NULL, (size_t)boot->size * sizeof *meeting->endpoint,
+                             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (meeting->endpoint == MAP_FAILED) {
+        meeting->endpoint = NULL;
+        return colo_fail(COLO_ERR_NOMEM,
+                         "create_bootstrap: no memory for the endpoints of %d ranks",
+                         (int)boot->size);
+    }
+    COLO_TRY(gather(meeting, &mine, sizeof mine));
+    return colo_endpoint_check_hello(boot, (const colo_hello_t *)(const void *)meeting->endpoint,
+                                     sizeof mine);
+}
+
+static colo_status_t gather_endpoints(struct meeting *meeting)
+{
+    COLO_TRY(gather(meeting, &meeting->mine, sizeof meeting->mine));
+    return colo_endpoint_check_all(meeting->boot, meeting->endpoint);
 }
 
 /* ---- UCX ---- */
 
-/* The second all-gather, as the transport sees it. */
-static colo_status_t gather_workers(void *user, const void *send, void *recv, size_t bytes)
+static colo_status_t load_ucx(struct meeting *meeting)
 {
-    struct meeting *meeting = user;
-    colo_worker_t *worker = recv;
-    (void)bytes;
-    meeting->mine.worker = *(const colo_worker_t *)send;
-    meeting->told = true;
-    COLO_TRY(gather(meeting));
-    for (int32_t r = 0; r < meeting->boot->size; r++) {
-        worker[r] = meeting->endpoint[r].worker;
-        worker[r].near = meeting->other[r].near;
-    }
-    return COLO_OK;
-}
-
-/* A rank without UCX says so in the second all-gather, for which the others wait. */
-static colo_status_t open_ucx(struct meeting *meeting)
-{
-    const colo_bootstrap_t boot = {meeting->boot->rank, meeting->boot->size, gather_workers,
-                                   meeting};
+    const colo_bootstrap_t *boot = meeting->boot;
     const colo_backend_t *ucx = NULL;
-    colo_status_t st = colo_backend_load("ucx", &ucx);
-    if (st == COLO_OK && (!ucx->transport || ucx->transport->abi != COLO_TRANSPORT_ABI))
-        st =
-            colo_fail(COLO_ERR_UNBUILT,
-                      "create_bootstrap: libcolobridge-ucx.so has another transport interface than "
-                      "this library; install both from the same build");
-    else if (st < 0)
-        st = colo_fail(
+    const colo_status_t st = colo_backend_load("ucx", &ucx);
+    if (st < 0)
+        return colo_fail(
             st,
             "create_bootstrap: rank %d has no UCX, which carries between hosts; install it "
             "(apt install libucx0, or pip install libucx-cu12 or libucx-cu13): %.300s",
-            (int)boot.rank, colo_last_error());
-    else
-        st = ucx->transport->open(&boot, &meeting->transport);
-    if (st < 0 && !meeting->told) {
-        colo_endpoint_set_error(&meeting->mine, st);
-        return gather(meeting);
-    }
-    COLO_TRY(st);
+            (int)boot->rank, colo_last_error());
+    COLO_FAIL_IF(!ucx->transport || ucx->transport->abi != COLO_TRANSPORT_ABI, COLO_ERR_UNBUILT,
+                 "create_bootstrap: libcolobridge-ucx.so has another transport interface than "
+                 "this library; install both from the same build");
     meeting->ops = ucx->transport;
     meeting->table = &colo_comm_ucx_ops;
-    return COLO_OK;
+    return meeting->ops->open(boot->rank, boot->size, &meeting->mine.worker, &meeting->transport);
+}
+
+/* A rank without UCX says so in the all-gather, for which the others wait. */
+static colo_status_t open_ucx(struct meeting *meeting)
+{
+    const colo_status_t st = load_ucx(meeting);
+    if (st < 0)
+        colo_endpoint_set_error(&meeting->mine, st);
+    COLO_TRY(gather_endpoints(meeting));
+    for (int32_t r = 0; r < meeting->boot->size; r++)
+        meeting->endpoint[r].worker.near = meeting->other[r].near;
+    return meeting->ops->connect(meeting->transport, &meeting->endpoint->worker,
+                                 sizeof *meeting->endpoint);
 }
 
 /* Which ranks Unix sockets reach. That all reach all is known to all alike. */
@@ -390,15 +408,32 @@ static void find_near(struct meeting *meeting)
     }
 }
 
+/* The descriptors and the far transport, if there is one, become one transport. */
+static colo_status_t join(struct meeting *meeting)
+{
+    const colo_transport_ops_t *far = meeting->ops;
+    void *far_transport = meeting->transport;
+    meeting->ops = &colo_transport_sockets;
+    meeting->transport = NULL;
+    const colo_status_t st =
+        colo_transport_sockets_new(meeting->boot->rank, meeting->boot->size, meeting->fd, far,
+                                   far_transport, &meeting->transport);
+    for (int32_t r = 0; r < meeting->boot->size; r++)
+        meeting->fd[r] = -1;
+    return st;
+}
+
 /* Connects all ranks with each other. */
 static colo_status_t connect_all(struct meeting *meeting)
 {
     const colo_bootstrap_t *boot = meeting->boot;
+    COLO_TRY(greet(meeting));
     meeting->other = calloc((size_t)boot->size, sizeof *meeting->other);
     meeting->poll = calloc((size_t)boot->size, sizeof *meeting->poll);
+    meeting->fd = malloc((size_t)boot->size * sizeof *meeting->fd);
     colo_endpoint_make(boot, meeting->other && meeting->poll, &meeting->mine, &meeting->door,
                        meeting->fd);
-    colo_status_t st = gather(meeting);
+    colo_status_t st = gather_endpoints(meeting);
     close_all(meeting, false); /* connections take their place */
     COLO_TRY(st);
     find_near(meeting);
@@ -407,19 +442,25 @@ static colo_status_t connect_all(struct meeting *meeting)
         COLO_TRY(open_ucx(meeting));
     if (!all && meeting->left == 0)
         return COLO_OK;
-    const colo_transport_ops_t *far = meeting->ops;
-    void *far_transport = meeting->transport;
     st = connect_sockets(meeting);
     if (st < 0)
         close_all(meeting, st == COLO_ERR_TIMEOUT);
-    if (st < 0 && far)
-        far->close(far_transport, false);
     COLO_TRY(st);
-    meeting->ops = &colo_transport_sockets;
     if (all)
         meeting->table = &colo_comm_sockets_ops;
-    return colo_transport_sockets_new(boot->rank, boot->size, meeting->fd, far, far_transport,
-                                      &meeting->transport);
+    return join(meeting);
+}
+
+/* @made: the world, over a transport that connects all ranks. */
+static colo_status_t meet(const colo_bootstrap_t *boot, double *begin, colo_comm_t **made)
+{
+    __attribute__((cleanup(end_meeting))) struct meeting meeting = {.boot = boot, .door = -1};
+    (void)colo_env_i64("COLO_TIMEOUT_MS", &meeting.timeout_ms); /* refused below, on all ranks */
+    COLO_TRY(connect_all(&meeting));
+    void *transport = meeting.transport;
+    meeting.transport = NULL;
+    *begin = meeting.begin;
+    return colo_process_comm(meeting.table, meeting.ops, transport, boot->rank, boot->size, made);
 }
 
 /* ---- the public names ---- */
@@ -455,14 +496,8 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm
                  "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
                  "below it",
                  (int)boot->rank, (int)boot->size);
-    struct meeting meeting = {.boot = boot};
     colo_comm_t *world = NULL;
-    meeting.fd = malloc((size_t)boot->size * sizeof *meeting.fd);
-    (void)colo_env_i64("COLO_TIMEOUT_MS", &meeting.timeout_ms); /* refused below, on all ranks */
-    const colo_status_t st = connect_all(&meeting);
-    end_meeting(&meeting);
-    COLO_TRY(st);
-    COLO_TRY(colo_process_comm(meeting.table, meeting.ops, meeting.transport, boot->rank,
-                               boot->size, &world));
-    return colo_process_agree(world, "create_bootstrap", meeting.begin, comm);
+    double begin = 0;
+    COLO_TRY(meet(boot, &begin, &world));
+    return colo_process_agree(world, "create_bootstrap", begin, comm);
 }

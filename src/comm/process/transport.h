@@ -17,14 +17,14 @@
 
 #include <colobridge/bootstrap.h>
 
-#define COLO_TRANSPORT_ABI 4u
+#define COLO_TRANSPORT_ABI 5u
 
 enum {
     COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a header */
     COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
 };
 
-typedef struct colo_worker { /* what the all-gather of open() carries of each rank */
+typedef struct colo_worker { /* what an all-gather carries of each rank, from open() to connect() */
     uint32_t bytes;
     uint32_t near; /* the all-gather sets it: this rank is reached by other means */
     unsigned char address[3064];
@@ -65,8 +65,10 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
 typedef struct colo_transport_ops {
     uint32_t abi;
     const char *name;
-    /* Collective: one all-gather, of a colo_worker_t. NULL where a transport is made otherwise. */
-    colo_status_t (*open)(const colo_bootstrap_t *b, void **transport);
+    /* This rank's part and its address. NULL where a transport is made otherwise. */
+    colo_status_t (*open)(int32_t rank, int32_t size, colo_worker_t *mine, void **transport);
+    /* To all ranks that are not near: rank r's address is @stride * r bytes behind @all. */
+    colo_status_t (*connect)(void *transport, const colo_worker_t *all, size_t stride);
     /* So much is under way to @peer that pieces of large messages should wait. */
     bool (*full)(void *transport, int32_t peer);
     /* Room for a frame of @bytes to @peer, full or not; commit() sends it. NULL: no memory. */

@@ -424,23 +424,31 @@ static colo_status_t write_address(struct transport *self, colo_worker_t *mine)
     return COLO_OK;
 }
 
-static colo_status_t connect_all(struct transport *self, const colo_worker_t *all)
+static const colo_worker_t *worker_of(const colo_worker_t *all, size_t stride, int32_t r)
 {
+    return (const colo_worker_t *)(const void *)((const char *)all + (size_t)r * stride);
+}
+
+static colo_status_t ucx_connect(void *transport, const colo_worker_t *all, size_t stride)
+{
+    struct transport *self = transport;
     self->token = COLO_HASH_INIT;
     for (int32_t r = 0; r < self->size; r++) {
-        COLO_FAIL_IF(all[r].bytes > sizeof all[r].address, COLO_ERR_MISMATCH,
+        const colo_worker_t *worker = worker_of(all, stride, r);
+        COLO_FAIL_IF(worker->bytes > sizeof worker->address, COLO_ERR_MISMATCH,
                      "create_bootstrap: the all-gather changed the UCX address of rank %d", (int)r);
-        self->token = colo_hash_bytes(self->token, all[r].address, all[r].bytes);
+        self->token = colo_hash_bytes(self->token, worker->address, worker->bytes);
     }
     self->token &= UINT64_MAX >> RANK_BITS;
     for (int32_t r = 0; r < self->size; r++) {
+        const colo_worker_t *worker = worker_of(all, stride, r);
         const ucp_ep_params_t params = {
             .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                           UCP_EP_PARAM_FIELD_ERR_HANDLER,
-            .address = (const ucp_address_t *)(const void *)all[r].address,
+            .address = (const ucp_address_t *)(const void *)worker->address,
             .err_mode = UCP_ERR_HANDLING_MODE_PEER,
             .err_handler = {on_failed, &self->peer[r]}};
-        const ucs_status_t st = r == self->rank || all[r].near
+        const ucs_status_t st = r == self->rank || worker->near
                                     ? UCS_OK
                                     : ucp_ep_create(self->worker, &params, &self->peer[r].ep);
         COLO_FAIL_IF(
@@ -454,27 +462,22 @@ static colo_status_t connect_all(struct transport *self, const colo_worker_t *al
     return COLO_OK;
 }
 
-static colo_status_t ucx_open(const colo_bootstrap_t *boot, void **transport)
+static colo_status_t ucx_open(int32_t rank, int32_t size, colo_worker_t *mine, void **transport)
 {
     struct transport *self = calloc(1, sizeof *self);
-    COLO_AUTOFREE colo_worker_t *mine = calloc(1, sizeof *mine);
-    COLO_AUTOFREE colo_worker_t *all = calloc((size_t)boot->size, sizeof *all);
-    bool enough =
-        self && mine && all && (self->peer = calloc((size_t)boot->size, sizeof *self->peer));
+    bool enough = self && (self->peer = calloc((size_t)size, sizeof *self->peer));
     for (int i = 0; i < RING && enough; i++)
         enough = (self->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64)) != NULL;
     colo_status_t st = enough ? COLO_OK : COLO_ERR_NOMEM;
     if (!enough)
-        (void)colo_fail(st, "create_bootstrap: rank %d has no memory for %d peers", (int)boot->rank,
-                        (int)boot->size - 1);
+        (void)colo_fail(st, "create_bootstrap: rank %d has no memory for %d peers", (int)rank,
+                        (int)size - 1);
     if (enough) {
-        self->rank = boot->rank;
-        self->size = boot->size;
+        self->rank = rank;
+        self->size = size;
         pthread_mutex_init(&self->lock, NULL);
         st = make_worker(self);
         COLO_THEN(st, write_address(self, mine));
-        COLO_THEN(st, boot->all_gather(boot->user, mine, all, sizeof *mine));
-        COLO_THEN(st, connect_all(self, all));
     }
     if (st == COLO_OK)
         *transport = self;
@@ -487,6 +490,7 @@ static const colo_transport_ops_t ucx_transport = {
     .abi = COLO_TRANSPORT_ABI,
     .name = "ucx",
     .open = ucx_open,
+    .connect = ucx_connect,
     .full = ucx_full,
     .reserve = ucx_reserve,
     .commit = ucx_commit,
