@@ -277,15 +277,15 @@ MUTANTS = {
         'self._restored(t[1] if raw.data == t[0].data_ptr() else t[1].clone().zero_())))', 'test_torch_support.py',
         'hooks'),
     'backward of chunks has no autocast': (
-        'torch/chunks.py', 'ctx.product = autocast(hidden.device.type)', 'ctx.product = None', 'test_torch_chunks.py',
+        'torch/chunks.py', ', under(product):', ':', 'test_torch_chunks.py',
         'as_autocast_had_it'),
     'chunks of an exception are kept to themselves': (
-        'torch/chunks.py', 'groups.telling(ctx.comm)', 'groups.telling(None)', 'test_torch_chunks.py',
+        'torch/chunks.py', 'groups.telling(comm)', 'groups.telling(None)', 'test_torch_chunks.py',
         'test_an_exception_of_one'),
     'gradients of chunks have the upstream of the first': (
-        'torch/chunks.py', '(o, g[rows])', '(o, g[:len(z)])', 'test_torch_chunks.py', 'test_losses_of_chunks'),
+        'torch/chunks.py', '(t, g[rows])', '(t, g[:len(z)])', 'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the gradient of hidden states of a chunk is one ranks part': (
-        'torch/chunks.py', 'ctx.comm.all_reduce(d_hidden', '(lambda *_a, **_o: None)(d_hidden',
+        'torch/chunks.py', 'comm.all_reduce(d_hidden', '(lambda *_a, **_o: None)(d_hidden',
         'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the last chunk gives the gradient of the weight': (
         'torch/chunks.py', 'd_weight += d.t() @ h', 'd_weight = d.t() @ h', 'test_torch_chunks.py',
@@ -293,6 +293,39 @@ MUTANTS = {
     'sums of gradients lie as hidden states do': (
         'torch/chunks.py', 'torch.zeros_like(hidden, memory_format=torch.contiguous_format)', 'torch.zeros_like(hidden)',
         'test_torch_chunks.py', 'transposed'),
+    'what fn captures is not looked for': (
+        'torch/chunks.py', '        if grad:\n', '        if False:\n', 'test_torch_chunks.py', 'captured_and_not_in_params'),
+    'what fn captures is looked for in its first chunk': (
+        'torch/chunks.py', '        if grad:\n', '        if grad and not whole:\n', 'test_torch_chunks.py', 'last'),
+    'what params were made of is looked for, too': (
+        'torch/chunks.py', 'node in seen or edge in known', 'node in seen', 'test_torch_chunks.py', 'params_get'),
+    'a captured tensor that is the output is not seen': (
+        'torch/chunks.py', '[o] if o.requires_grad and', '[o] if False and', 'test_torch_chunks.py', 'output or itself'),
+    'params get the gradient of the last chunk': (
+        'torch/chunks.py', 'd_params[i].add_(d) if', 'd if', 'test_torch_chunks.py', 'params_get'),
+    'gradients of params are added up in their dtype': (
+        'torch/chunks.py', 'd.to(_sums(d), copy=True)', 'd.clone()', 'test_torch_chunks.py', 'added_up_in_fp32'),
+    'gradients of params are added to the upstream gradient': (
+        'torch/chunks.py', 'd.to(_sums(d), copy=True)', 'd.to(_sums(d))', 'test_torch_chunks.py', 'is_not_written'),
+    'backward of chunks draws other random numbers': (
+        'torch/chunks.py', '            if states is not None:\n', '            if False:\n', 'test_torch_chunks.py',
+        'numbers_of_forward'),
+    'chunks draw the random numbers of the first one': (
+        'torch/chunks.py', 'before, after = after, random.now()', 'before = after; random.now()', 'test_torch_chunks.py',
+        'numbers_of_forward'),
+    'backward of chunks leaves its random numbers behind': (
+        'torch/chunks.py', 'ctx.random.restored(), ', '', 'test_torch_chunks.py', 'numbers_of_forward or same_numbers'),
+    'a chunk may not be written': (
+        'torch/chunks.py', 'return z.detach()\n', 'return z\n', 'test_torch_chunks.py', 'in_place'),
+    'a buffer of all chunks has the last one': (
+        'torch/chunks.py', 'for t, part in zip(whole, outs):', 'for t, part in zip(whole, outs) if rows.start else ():',
+        'test_torch_chunks.py', 'one_buffer'),
+    'outputs of chunks all require gradients': (
+        'torch/chunks.py', 'if not any(some)', 'if not t.is_floating_point()', 'test_torch_chunks.py', 'as_without_chunks'),
+    'other outputs in backward are taken': (
+        'torch/chunks.py', '!= flags:', '!= flags and False:', 'test_torch_chunks.py', 'something_else_in_backward'),
+    'outputs of a chunk may be of any kind': (
+        'torch/chunks.py', '        if [(t.shape[1:]', '        if False and [(t.shape[1:]', 'test_torch_chunks.py', 'no_tokens'),
     'no tokens have no outputs': (
         'torch/chunks.py', 'max(len(hidden), 1)', 'len(hidden)', 'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the gradient of a mean is added over ranks again': (

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any loss of logits straight from hidden states, a chunk of tokens at a time."""
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, FailedError
 from . import ranks as groups
-from .head import autocast
+from .head import autocast, autocasts, cast, under
 from .lazy import torch
 from .ready import integer
 from .tensors import Function, eager, said, saved_tensors, stream_of
@@ -16,65 +17,212 @@ def _rows_of(hidden: Any, step: int) -> list[slice]:
 
 
 @Function
-def OverChunks(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any, add: bool) -> Any:
-    """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator, does it sum d_hidden?) -> fn's outputs
-    [T, ..]. Logits are made again in backward, under the autocast of forward."""
-    parts = []
+def Logits(ctx: Any, z: Any) -> Any:
+    """The leaf that a chunk's gradient is of -> the same memory, which a function may write in place."""
+    return z.detach()
+
+
+@Logits.differentiable
+def _(ctx: Any, g: Any) -> Any:
+    return g
+
+
+def _called(fn: Any, z: Any, rows: slice) -> tuple[Any, ...]:
+    """fn's outputs for a chunk, each with a number or more per token."""
+    out = fn(z, rows)
+    outs = out if isinstance(out, tuple) else (out,)
+    for i, o in enumerate(outs):
+        if not isinstance(o, torch.Tensor) or o.shape[:1] != z.shape[:1]:
+            raise ArgumentError("over_chunks: output %d of fn is %s for %d tokens, expected a tensor [%d, ..]"
+                                % (i, said(o, '%(shape)s'), len(z), len(z)))
+    if not outs:
+        raise ArgumentError("over_chunks: fn returned no output, expected a tensor or a tuple of them")
+    return outs
+
+
+def _captured(outs: Any, leaf: Any, params: Any) -> None:
+    """ArgumentError, if outputs depend on a leaf that is neither the chunk's nor in @params or before one of them:
+    backward would give it no gradient."""
+    known = {(p.grad_fn, p.output_nr) for p in params if p.grad_fn is not None}
+    own = {id(leaf), *map(id, params)}
+    for i, o in enumerate(outs):
+        seen, edges = set(), [(o.grad_fn, o.output_nr)]
+        found = [o] if o.requires_grad and o.grad_fn is None else []
+        while edges:
+            edge = edges.pop()
+            node = edge[0]
+            if node is None or node in seen or edge in known:
+                continue
+            seen.add(node)
+            edges += node.next_functions
+            if type(node).__name__ == 'AccumulateGrad':
+                found.append(node.variable)
+        for t in found:
+            if id(t) not in own and (t.numel() or hasattr(t, 'ds_tensor')):
+                raise ArgumentError(
+                    "over_chunks: output %d of fn depends on a tensor %s of %s that requires a gradient and is not fn's "
+                    "argument, so it would get none; pass params=[..] with it, or detach() it" % (i, list(t.shape), t.dtype))
+
+
+class _Random:
+    """States of the generators that a fn draws from: those of the host and of a device."""
+
+    def __init__(self, device: Any):
+        self.device, self.cuda = device, device.type == 'cuda'
+
+    def captures(self) -> bool:
+        return self.cuda and torch.cuda.is_current_stream_capturing()
+
+    def now(self) -> Any:
+        on_device = torch.cuda.get_rng_state(self.device) if self.cuda and not self.captures() else None
+        return torch.get_rng_state(), on_device
+
+    def again(self, states: Any) -> None:
+        torch.set_rng_state(states[0])
+        if states[1] is not None:
+            torch.cuda.set_rng_state(states[1], self.device)
+
+    @contextlib.contextmanager
+    def restored(self) -> Any:
+        """Afterwards they are as before."""
+        before = self.now()
+        try:
+            yield
+        finally:
+            self.again(before)
+
+    @contextlib.contextmanager
+    def refused(self) -> Any:
+        """RuntimeError, if something is drawn while a graph is captured: states cannot be read there."""
+        if not self.captures():
+            yield
+            return
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if torch.Tag.nondeterministic_seeded in func.tags:
+                    raise FailedError("over_chunks: fn draws random numbers (%s) while a CUDA graph is captured, and backward "
+                                      "could not draw the same; draw them before, for all tokens" % func)
+                return func(*args, **kwargs or {})
+        with Watch():
+            yield
+
+
+def _same(a: Any, b: Any) -> bool:
+    return all(x is y or torch.equal(x, y) for x, y in zip(a, b))
+
+
+def _sums(t: Any) -> Any:
+    """The dtype in which gradients of @t are added up"""
+    return torch.float32 if t.dtype in (torch.float16, torch.bfloat16) else t.dtype
+
+
+# fn, tokens a chunk, communicator, does it sum d_hidden, are gradients recorded
+Call = tuple[Any, int, Any, bool, bool]
+
+
+@Function
+def OverChunks(ctx: Any, o: Call, hidden: Any, weight: Any, bias: Any, *params: Any) -> Any:
+    """(Call, hidden [T, H], weight, bias, what else fn's outputs depend on) -> fn's outputs [T, ..]. Logits are made
+    again in backward, under the autocast and with the random numbers of forward."""
+    fn, step, _, _, grad = o
+    need = ctx.needs_input_grad[1:]
+    keeps, trains = grad and any(need), grad and any(need[:3])
+    product, random = autocasts(hidden.device), _Random(hidden.device)
+    head, whole, ctx.flags, ctx.states = [cast(t, product) for t in (weight, bias)], [], [], []
+    after = random.now() if keeps else None
     for rows in _rows_of(hidden, step):
-        out = fn(torch.nn.functional.linear(hidden[rows], weight, bias), rows)
-        parts.append(out if isinstance(out, tuple) else (out,))
-    ctx.save_for_backward(hidden, weight, bias)
-    ctx.fn, ctx.step, ctx.comm, ctx.add = fn, step, comm, add
-    ctx.product = autocast(hidden.device.type)
-    ctx.set_materialize_grads(False)
-    out = tuple(torch.cat(each) for each in zip(*parts))
-    ctx.mark_non_differentiable(*(t for t in out if not t.is_floating_point()))
-    return out
+        z = torch.nn.functional.linear(cast(hidden[rows], product), *head)
+        with torch.set_grad_enabled(grad), random.refused() if keeps else contextlib.nullcontext():
+            outs = _called(fn, Logits.apply(z.requires_grad_()) if trains else z, rows)
+        if grad:
+            _captured(outs, z, params)
+        if keeps:
+            before, after = after, random.now()
+            ctx.states.append(None if _same(before, after) else before)
+        if not whole:
+            whole = [t.detach().new_empty((len(hidden), *t.shape[1:])) for t in outs]
+        if [(t.shape[1:], t.dtype) for t in outs] != [(t.shape[1:], t.dtype) for t in whole]:
+            raise ArgumentError("over_chunks: fn's outputs are %s for tokens %d to %d, expected those of the first chunk, %s" % (
+                _kinds(outs), rows.start, rows.stop, _kinds(whole)))
+        for t, part in zip(whole, outs):
+            t[rows].copy_(part.detach())  # at once: the next chunk may write over it
+        ctx.flags.append([t.requires_grad for t in outs])
+        del z, outs
+    if keeps:
+        ctx.save_for_backward(hidden, weight, bias, *params)
+        ctx.o, ctx.product, ctx.random = o, product, random
+        ctx.params = params  # as fn has them
+        ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*(t for t, some in zip(whole, zip(*ctx.flags)) if not any(some)))
+    return tuple(whole)
+
+
+def _kinds(outs: Any) -> str:
+    return ', '.join('[n%s] of %s' % (''.join(', %d' % n for n in t.shape[1:]), t.dtype) for t in outs)
 
 
 @OverChunks.backward
 def _(ctx: Any, *upstream: Any) -> Any:
-    hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
-    need = ctx.needs_input_grad
-    real = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    hidden, weight, bias, *_ = saved_tensors(ctx, 'over_chunks: hidden, weight, bias or params')
+    (fn, step, comm, add, _), need, product = ctx.o, ctx.needs_input_grad[1:], ctx.product
     d_hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format) if need[0] else None
-    d_weight = torch.zeros_like(weight, dtype=real) if need[1] else None
-    d_bias = torch.zeros_like(bias, dtype=real) if need[2] else None
-    with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
-                                                  enabled=ctx.product is not None):
-        for rows in _rows_of(hidden, ctx.step):
-            h = hidden[rows]
+    d_weight = torch.zeros_like(weight, dtype=_sums(weight)) if need[1] else None
+    d_bias = torch.zeros_like(bias, dtype=_sums(bias)) if need[2] else None
+    params, d_params = [t for t, wanted in zip(ctx.params, need[3:]) if wanted], {}
+    trains = any(need[:3])
+    with groups.telling(comm), ctx.random.restored(), under(product):
+        w, b = cast(weight, product), cast(bias, product)
+        for rows, states, flags in zip(_rows_of(hidden, step), ctx.states, ctx.flags):
+            h = cast(hidden[rows], product)
+            z = torch.nn.functional.linear(h, w, b).detach()
+            if states is not None:
+                ctx.random.again(states)
             with torch.enable_grad():
-                z = torch.nn.functional.linear(h, weight, bias).detach().requires_grad_()
-                out = ctx.fn(z, rows)
-                out = out if isinstance(out, tuple) else (out,)
-                used = [(o, g[rows]) for o, g in zip(out, upstream) if g is not None and o.requires_grad]
-            d = torch.autograd.grad([o for o, _ in used], z, [g for _, g in used])[0] if used \
-                else torch.zeros_like(z)
+                outs = _called(fn, Logits.apply(z.requires_grad_()) if trains else z, rows)
+            if [t.requires_grad for t in outs] != flags:
+                raise FailedError("over_chunks: which outputs of fn require a gradient: %s in backward, %s in forward; fn has to "
+                                  "return the same in both" % ([t.requires_grad for t in outs], flags))
+            used = [(t, g[rows]) for t, g in zip(outs, upstream) if g is not None and t.requires_grad]
+            of = [z] * trains + params
+            made = torch.autograd.grad([t for t, _ in used], of, [g for _, g in used], allow_unused=True) if used else ()
+            for i, d in enumerate(made[int(trains):]):
+                if d is not None:
+                    d_params[i] = d_params[i].add_(d) if i in d_params else d.to(_sums(d), copy=True)  # d may be upstream's
+            d = made[0] if trains and made else None
+            if d is None:
+                continue
             if d_hidden is not None:
-                d_hidden[rows] = d @ weight
+                d_hidden[rows] = d @ w
             if d_weight is not None:
                 d_weight += d.t() @ h
             if d_bias is not None:
-                d_bias += d.sum(0, dtype=real)
-        if d_hidden is not None and ctx.add:
-            ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
-    return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-            None if d_bias is None else d_bias.to(bias.dtype), None, None, None, None)
+                d_bias += d.sum(0, dtype=d_bias.dtype)
+        if d_hidden is not None and add:
+            comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
+    found = iter([d_params[i].to(t.dtype) if i in d_params else None for i, t in enumerate(params)])
+    return (None, d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype), *(next(found) if wanted else None for wanted in need[3:]))
 
 
 @eager
 def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias: Any = None, *,
-                chunk_size: int = 2048, tp_group: Any = None, d_hidden: str = 'all_reduce') -> Any:
+                chunk_size: int = 2048, tp_group: Any = None, d_hidden: str = 'all_reduce',
+                params: Iterable[Any] = ()) -> Any:
     """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl], of which one chunk of tokens exists
     at a time; backward makes them again. For losses that linear_logprob() does not have: docs/python.md#other-losses.
 
     fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice
-    of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..].
+    of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..]. fn may
+    write its logits in place, and runs again in backward, where it has to return the same.
+    params: the other tensors that outputs depend on and that get gradients: factors of a LoRA, a logit scale. An output that
+    depends on one that is missing here is a ValueError.
     tp_group: ranks that share the vocabulary; over it the gradient of hidden is "all_reduce": the sum, on every
-    rank, or "partial": this rank's part. All ranks have the same tokens and chunk_size. fn's collectives run for
-    each chunk, in forward and again in backward, both under the autocast of forward. Gradients of weight and bias are
-    added up in fp32 (fp64 of fp64).
+    rank, or "partial": this rank's part. Gradients of params are this rank's part. All ranks have the same tokens and
+    chunk_size. fn's collectives run for each chunk, in forward and again in backward, both under the autocast of forward and
+    with the same numbers of torch's default generators, of the host and of hidden's device. Other generators draw anew.
+    Gradients of weight, bias and params are added up in fp32 (fp64 of fp64).
     """
     if d_hidden not in ('all_reduce', 'partial') or integer('chunk_size', chunk_size) < 1:
         raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
@@ -87,9 +235,14 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     if autocast(hidden.device.type) is None and {hidden.dtype, weight.dtype} != {getattr(bias, 'dtype', weight.dtype)}:
         raise ArgumentError("over_chunks: hidden is of %s, weight of %s and bias of %s, expected one dtype"
                             % (hidden.dtype, weight.dtype, getattr(bias, 'dtype', None)))
+    others = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
+    for t in others:
+        if not isinstance(t, torch.Tensor):
+            raise ArgumentError("over_chunks: params have a %s, expected torch.Tensors" % type(t).__name__)
+    others = {id(t): t for t in others}.values()  # each once
     comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
-    out = OverChunks.apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, chunk_size, comm,
-                           d_hidden == 'all_reduce' and comm.size > 1)
-    first, *others = (t.reshape(shape + t.shape[1:]) for t in out)
-    return (first, *others) if others else first
+    out = OverChunks.apply((fn, chunk_size, comm, d_hidden == 'all_reduce' and comm.size > 1, torch.is_grad_enabled()),
+                           hidden.reshape(-1, hidden.shape[-1]), weight, bias, *others)
+    first, *rest = (t.reshape(shape + t.shape[1:]) for t in out)
+    return (first, *rest) if rest else first
