@@ -90,14 +90,18 @@ typedef struct colo_bridge_config {
 typedef struct colo_bridge colo_bridge_t;
 
 /**
- * colo_bridge_create() - plan, agree, allocate; collective over @comm
+ * colo_bridge_create() - plan, agree, allocate; collective over the ranks of both grids
  * @bridge:  out, owned by the caller
  * @config:  borrowed for the call
  * @comm:    borrowed, must outlive the bridge; contains every rank that the plan names. Its world
- *           ranks are the grids' ranks. A rank outside both grids creates a bridge that does
- *           nothing. On a comm of GPUs (<colobridge/nccl.h>) EXACT connects the ranks that the
- *           plan ties together, and allocates staging for messages that are not contiguous.
- * Check:    COLO_CHECK >= 1: all ranks of @comm compare the config first (axes with COLLECTIVE
+ *           ranks are the grids' ranks. The bridge, its calls and its batches concern the ranks of
+ *           @comm that are in a grid: it is of their colo_comm_part(). A rank outside both grids
+ *           need not call; if it does, its bridge does nothing. On a comm of GPUs
+ *           (<colobridge/nccl.h>) EXACT connects the ranks that the plan ties together, and
+ *           allocates staging for messages that are not contiguous. With transport PEER, or AUTO
+ *           if memory is registered over @comm, all ranks of @comm call; pass the part of the
+ *           grids' ranks, and register over that, if some are outside.
+ * Check:    COLO_CHECK >= 1: these ranks compare the config first (axes with COLLECTIVE
  *           only). If it differs, all get COLO_ERR_MISMATCH, with the field and both values in the
  *           error message. If one rank has an error (a bad argument), that rank gets it and all
  *           others get COLO_ERR_PEER.

@@ -143,6 +143,19 @@ COLO_API colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color,
                                              colo_comm_t **comm);
 
 /**
+ * colo_comm_part() - the comm of some ranks of @comm, for which no other rank has to call; local
+ * @world_ranks:  [n], distinct, in any order, the same on these ranks, this one among them
+ * @part:         out, owned by @comm, whose end is its end, too; its ranks are in @comm's order.
+ *                The same ranks get the same one each time, and all of @comm's ranks get @comm
+ *
+ * A bridge whose grids have fewer ranks than its comm makes it of theirs. What its peers are to
+ * reach is registered over it: colo_memory_create().
+ * Errors:  COLO_ERR_ARG, COLO_ERR_MISSING (a rank is not in @comm), COLO_ERR_NOMEM
+ */
+COLO_API colo_status_t colo_comm_part(colo_comm_t *comm, const int64_t *world_ranks, int32_t n,
+                                      colo_comm_t **part);
+
+/**
  * colo_comm_destroy() - local; takes NULL and dead comms, leaves *comm NULL
  * Between processes, destroying the last comm of a world waits until the others have done so, too:
  * at most one second, or the deadline if that is less. In a child made by fork() it leaves the
@@ -181,11 +194,11 @@ COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
 COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
 /** colo_comm_name() - the name set by colo_comm_set_name(), else "". The comm owns the string */
 COLO_API const char *colo_comm_name(const colo_comm_t *comm);
-/** colo_comm_set_timeout() - the deadline of waits in milliseconds, > 0; local. Comms made from
- * this one later inherit it. Errors: COLO_ERR_ARG */
+/** colo_comm_set_timeout() - the deadline of waits in milliseconds, > 0; local. Its parts have
+ * it, too, and comms made from this one later inherit it. Errors: COLO_ERR_ARG */
 COLO_API colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms);
 /** colo_comm_set_check() - the COLO_CHECK level 0..2 of this comm, the same on all ranks; local.
- *  Comms made from this one later inherit it. Errors: COLO_ERR_ARG */
+ *  Its parts have it, too, and comms made from this one later inherit it. Errors: COLO_ERR_ARG */
 COLO_API colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level);
 /** colo_comm_check_level() - the COLO_CHECK level in force for this comm, 0..2; 0 if @comm is NULL
  */
@@ -253,11 +266,11 @@ COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 /* ---- statistics ---- */
 
 /**
- * colo_comm_stats() - copy the counters of this rank; local, any thread
+ * colo_comm_stats() - copy the counters of this rank, with those of parts; local, any thread
  * @stats:  out, written by the call; untouched if @comm is NULL or belongs to a parent process
  */
 COLO_API void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats);
-/** colo_comm_stats_reset() - set all counters of this rank to 0; local, any thread */
+/** colo_comm_stats_reset() - set them to 0; local, any thread */
 COLO_API void colo_comm_stats_reset(colo_comm_t *comm);
 /** colo_op_name() - "all_gather", "exchange" and so on; "?" for another value. Static storage */
 COLO_API const char *colo_op_name(colo_op_kind_t kind);

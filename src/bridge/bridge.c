@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/range.h"
 #include "core/sized.h"
+#include "grid/dims.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -65,8 +66,6 @@ fail:
 
 static colo_status_t check_config(const colo_bridge_config_t *config)
 {
-    COLO_FAIL_IF(!config->src || !config->dst, COLO_ERR_ARG, "bridge: config.%s is NULL",
-                 config->src ? "dst" : "src");
     COLO_FAIL_IF(!colo_algorithm_of(config->algo), COLO_ERR_ARG,
                  "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)", (int)config->algo);
     COLO_FAIL_IF((unsigned)config->transport > COLO_TRANSPORT_PEER, COLO_ERR_ARG,
@@ -120,24 +119,51 @@ static colo_status_t choose_blocks(colo_bridge_t *bridge, const colo_bridge_conf
     return COLO_OK;
 }
 
-static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_config_t *config)
+/* The ranks of the comm that are in the grids, or this one alone if it is in neither, are the
+ * bridge's comm: of @config, which is as far right. What names no ranks is refused on all of it. If
+ * peers may reach memory that is registered over it, all of its ranks call. */
+static colo_status_t find_comm(colo_bridge_t *bridge, const colo_bridge_config_t *config)
 {
-    colo_bridge_config_t own = {COLO_BRIDGE_CONFIG_INIT};
-    const colo_bridge_config_t *given = &own;
-    COLO_TRY(COLO_SIZED_READ(&own, config, axes, "bridge: config", "COLO_BRIDGE_CONFIG_INIT"));
+    colo_comm_t *comm = bridge->comm;
+    const colo_layout_t *side[2] = {config->src, config->dst};
+    COLO_FAIL_IF(!side[0] || !side[1], COLO_ERR_ARG, "bridge: config.%s is NULL",
+                 side[0] ? "dst" : "src");
+    for (int i = 0; i < 2; i++)
+        if (side[i]->grid.ndims == 0 || colo_grid_i_check(&side[i]->grid) < 0)
+            return colo_layout_check_fields(side[i]);
+    bridge->algorithm = colo_algorithm_of(config->algo);
+    bridge->mem = config->mem;
+    if (config->mem == COLO_CUDA)
+        COLO_TRY(colo_transport_wanted(&bridge->transport));
+    if (config->mem == COLO_CUDA && bridge->transport == COLO_TRANSPORT_AUTO)
+        bridge->transport = config->transport;
+    bridge->lazy = colo_run_likely(bridge);
+    if (bridge->lazy)
+        return COLO_OK;
+    COLO_AUTOFREE int64_t *rank = malloc(sizeof *rank * (size_t)comm->size);
+    COLO_FAIL_IF(!rank, COLO_ERR_NOMEM, "bridge: %d ranks", (int)comm->size);
+    int32_t n = 0;
+    bool inside = false;
+    for (int32_t i = 0; i < comm->size; i++) {
+        rank[n] = comm->world_rank[i];
+        if (colo_grid_has_rank(&side[0]->grid, rank[n]) ||
+            colo_grid_has_rank(&side[1]->grid, rank[n])) {
+            inside = inside || i == comm->rank;
+            n++;
+        }
+    }
+    return inside ? colo_comm_part(comm, rank, n, &bridge->comm)
+                  : colo_comm_part(comm, &comm->world_rank[comm->rank], 1, &bridge->comm);
+}
+
+static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_config_t *given)
+{
     COLO_TRY(check_config(given));
-    bridge->algorithm = colo_algorithm_of(given->algo);
     COLO_TRY(parse_axes(bridge, !given->axes && colo_ragged_wanted(given) ? "th" : given->axes));
     COLO_TRY(colo_ragged_create(bridge, given));
     COLO_TRY(colo_ops_for(given->mem, &bridge->ops));
-    bridge->mem = given->mem;
     bridge->allocator = given->allocator;
-    if (given->mem == COLO_CUDA)
-        COLO_TRY(colo_transport_wanted(&bridge->transport));
-    if (given->mem == COLO_CUDA && bridge->transport == COLO_TRANSPORT_AUTO)
-        bridge->transport = given->transport;
     COLO_TRY(choose_blocks(bridge, given));
-    bridge->lazy = colo_run_likely(bridge);
     bridge->sides.src = *given->src;
     bridge->sides.dst = *given->dst;
     colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT,
@@ -183,15 +209,23 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     COLO_RANGE();
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "bridge: comm is NULL");
     COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
-    colo_status_t st = COLO_OK;
+    colo_bridge_config_t own = {COLO_BRIDGE_CONFIG_INIT};
+    colo_status_t st =
+        COLO_SIZED_READ(&own, config, axes, "bridge: config", "COLO_BRIDGE_CONFIG_INIT");
+    colo_bridge_t none = {.comm = comm};
     COLO_ENDS(colo_bridge_destroy) colo_bridge_t *made = calloc(1, sizeof *made);
-    if (made) {
+    if (made)
         made->comm = comm;
+    COLO_THEN(st, find_comm(made ? made : &none, &own));
+    comm = made ? made->comm : none.comm;
+    COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
+    if (!bridge)
+        st = colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    else if (!made)
+        st = colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *made);
+    else
         made->id.number = comm->bridges + 1;
-    }
-    st = !bridge ? colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL")
-         : !made ? colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *made)
-                 : create_local(made, config);
+    COLO_THEN(st, create_local(made, &own));
     if (colo_comm_check_level(comm) >= 1) {
         colo_fields_t fields = {COLO_FIELDS_INIT};
         if (st == COLO_OK)

@@ -71,6 +71,11 @@ void colo_comm_destroy(colo_comm_t **comm)
     *comm = NULL;
     if (!colo_comm_i_own(made, "comm_destroy"))
         return; /* a thread that fork() did not copy may hold its locks: the copy stays */
+    while (made->part) {
+        colo_comm_t *part = made->part;
+        made->part = part->next_part;
+        colo_comm_destroy(&part);
+    }
     colo_comm_i_unregister(made);
     if (made->impl)
         made->ops->destroy(made);
@@ -139,8 +144,11 @@ void colo_comm_set_name(colo_comm_t *comm, const char *name)
 {
     if (!comm || !name || !colo_comm_i_own(comm, "set_name"))
         return;
-    COLO_HOLD(comm->lock);
+    pthread_mutex_lock(comm->lock);
     snprintf(comm->name, sizeof comm->name, "%s", name);
+    pthread_mutex_unlock(comm->lock);
+    for (colo_comm_t *part = comm->part; part; part = part->next_part)
+        colo_comm_set_name(part, name);
 }
 
 const char *colo_comm_name(const colo_comm_t *comm)
@@ -155,6 +163,8 @@ colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms)
                  "set_timeout: %lld ms, expected 1..%lld", (long long)ms,
                  (long long)COLO_TIMEOUT_MAX);
     __atomic_store_n(&comm->timeout_ms, ms, __ATOMIC_RELAXED); /* a backend's watchdog reads it */
+    for (colo_comm_t *part = comm->part; part; part = part->next_part)
+        COLO_TRY(colo_comm_set_timeout(part, ms));
     return COLO_OK;
 }
 
@@ -164,6 +174,8 @@ colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level)
     COLO_FAIL_IF(level < 0 || level > 2, COLO_ERR_ARG, "set_check: level %d, expected 0..2",
                  (int)level);
     comm->check = level;
+    for (colo_comm_t *part = comm->part; part; part = part->next_part)
+        COLO_TRY(colo_comm_set_check(part, level));
     return COLO_OK;
 }
 

@@ -89,7 +89,7 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 13u
+#define COLO_COMM_ABI 14u
 #define COLO_RECORDS 256
 
 /* The exchange of bridge @number of its comm, of @pass, by the plan of that hash: two bridges of
@@ -162,6 +162,7 @@ struct colo_comm {
     colo_comm_stats_t stats;
     colo_record_t record[COLO_RECORDS];
     uint64_t ticket; /* of operations that begin now; set by the comm's thread */
+    colo_comm_t *part, *next_part; /* owned: colo_comm_part()'s; the next one of the same comm */
 };
 
 /* ---- the recorder (stats.c) ----

@@ -2,6 +2,9 @@
 /*
  * split.c - smaller comms out of larger ones.
  *
+ * A part needs no communication, and no other rank: its members make it when they need it, and the
+ * comm keeps it, so that calls of all that they share it for have one order.
+ *
  * Splitting by grid dims needs no communication: every rank computes its group from the grid.
  * Splitting by colour gathers (color, key) once. Each rank makes its child by itself (subset), and
  * what talks then is the agreement that all have one, of the same grid and dims (COLO_CHECK >= 1).
@@ -78,6 +81,68 @@ static colo_status_t agree_on_child(colo_comm_t *parent, const char *what, colo_
     if (st < 0)
         colo_comm_destroy(child);
     return st;
+}
+
+/* ---- parts ---- */
+
+static const uint64_t PART = UINT64_MAX; /* splits count from 1 */
+
+static bool is_part(const colo_comm_t *part, const colo_comm_t *comm, const int32_t *members,
+                    int32_t n)
+{
+    for (int32_t i = 0; part->size == n && i < n; i++)
+        if (part->world_rank[i] != comm->world_rank[members[i]])
+            return false;
+    return part->size == n;
+}
+
+/* @members: [comm->size], out: those ranks of @comm, ascending. */
+static colo_status_t find_part(const colo_comm_t *comm, const int64_t *world_ranks, int32_t n,
+                               int32_t *members)
+{
+    COLO_AUTOFREE bool *in = calloc((size_t)comm->size, sizeof *in);
+    COLO_FAIL_IF(!in, COLO_ERR_NOMEM, "part: %d members", (int)n);
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t rank = colo_comm_find(comm, world_ranks[i]);
+        COLO_FAIL_IF(rank < 0, COLO_ERR_MISSING,
+                     "part: world rank %lld is not in comm '%s' of %d ranks",
+                     (long long)world_ranks[i], comm->name, (int)comm->size);
+        COLO_FAIL_IF(in[rank], COLO_ERR_ARG, "part: world_ranks has %lld twice, expected it once",
+                     (long long)world_ranks[i]);
+        in[rank] = true;
+    }
+    COLO_FAIL_IF(!in[comm->rank], COLO_ERR_ARG,
+                 "part: world_ranks lacks this rank %lld, expected it among the %d",
+                 (long long)comm->world_rank[comm->rank], (int)n);
+    for (int32_t rank = 0; rank < comm->size; rank++)
+        if (in[rank])
+            *members++ = rank;
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_part(colo_comm_t *comm, const int64_t *world_ranks, int32_t n,
+                             colo_comm_t **part)
+{
+    COLO_RANGE();
+    COLO_TRY(colo_comm_i_alive(comm, "part"));
+    COLO_FAIL_IF(!world_ranks || !part, COLO_ERR_ARG, "part: %s is NULL",
+                 world_ranks ? "part" : "world_ranks");
+    COLO_FAIL_IF(n < 1 || n > comm->size, COLO_ERR_ARG, "part: %d ranks, expected 1..%d", (int)n,
+                 (int)comm->size);
+    COLO_AUTOFREE int32_t *members = malloc(sizeof *members * (size_t)comm->size);
+    COLO_FAIL_IF(!members, COLO_ERR_NOMEM, "part: %d members", (int)n);
+    COLO_TRY(find_part(comm, world_ranks, n, members));
+    colo_comm_t *made = n == comm->size ? comm : comm->part;
+    while (made && made != comm && !is_part(made, comm, members, n))
+        made = made->next_part;
+    if (!made) {
+        COLO_TRY(colo_comm_i_child(comm, members, n, PART, comm->name, &made));
+        made->next_part = comm->part;
+        COLO_HOLD(comm->lock); /* another thread may be reading its statistics */
+        comm->part = made;
+    }
+    *part = made;
+    return COLO_OK;
 }
 
 /* ---- by grid ---- */

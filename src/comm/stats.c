@@ -168,16 +168,32 @@ void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
 {
     if (!comm || !stats || !colo_comm_i_own(comm, "comm_stats"))
         return;
-    COLO_HOLD(comm->lock);
+    pthread_mutex_lock(comm->lock);
     *stats = comm->stats;
+    const colo_comm_t *part = comm->part;
+    pthread_mutex_unlock(comm->lock);
+    for (; part; part = part->next_part) { /* none goes before comm */
+        colo_comm_stats_t of;
+        colo_comm_stats(part, &of);
+        for (int k = 0; k < COLO_OP_COUNT; k++)
+            for (int w = 0; w < COLO_CATEGORY_COUNT; w++) {
+                stats->ops[k][w] += of.ops[k][w];
+                stats->sent_bytes[k][w] += of.sent_bytes[k][w];
+                stats->recv_bytes[k][w] += of.recv_bytes[k][w];
+            }
+    }
 }
 
 void colo_comm_stats_reset(colo_comm_t *comm)
 {
     if (!comm || !colo_comm_i_own(comm, "comm_stats_reset"))
         return;
-    COLO_HOLD(comm->lock);
+    pthread_mutex_lock(comm->lock);
     memset(&comm->stats, 0, sizeof comm->stats);
+    colo_comm_t *part = comm->part;
+    pthread_mutex_unlock(comm->lock);
+    for (; part; part = part->next_part)
+        colo_comm_stats_reset(part);
 }
 
 /* ---- JSON ---- */

@@ -184,7 +184,10 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
         rank_try(colo_comm_set_check(comm, (int32_t)t_below(&s, 3)));
         const enum mode mode = t_below(&s, 2) ? REGISTERED : (enum mode)t_below(&s, MODES);
         const int64_t before = runs_of(me), pulled = me->pulls;
+        /* ranks of a part read what others of these have set, and no rank waits for all */
+        rank_try(colo_comm_barrier(comm->control, NULL));
         set_mode(comm->rank, mode);
+        rank_try(colo_comm_barrier(comm->control, NULL));
         const colo_status_t st = t_ragged_on(&t, &o, comm);
         rank_check(st < 0 || (mode != NO_PEERS && mode != NOT_REGISTERED) || runs_of(me) == before);
         rank_check(st < 0 || (mode != REGISTERED && mode != OUTPUTS) || me->pulls == pulled);

@@ -2,6 +2,7 @@
 /* host_peers.c - see host_peers.h. */
 #include "harness/host_peers.h"
 
+#include "comm/threads/threads.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "harness/harness.h"
@@ -301,12 +302,28 @@ size_t t_sub_stage(const colo_exchange_t *x)
 
 /* ---- a comm of GPUs ---- */
 
+/* A part of a comm in disguise has its table, and a control comm of its own. */
+static colo_status_t part_of(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                             colo_comm_t *child)
+{
+    COLO_TRY(colo_comm_threads_ops.subset(parent, members, n, tag, child));
+    return colo_comm_i_child(parent->control, members, n, tag, "control", &child->control);
+}
+
+static void end_part(colo_comm_t *c)
+{
+    colo_comm_destroy(&c->control);
+    colo_comm_threads_ops.destroy(c);
+}
+
 colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_peer_ops_t *peers)
 {
     memset(shown[comm->rank], 0, sizeof shown[0]);
     *d = (t_disguise_t){.comm = comm, .was = comm->ops, .ops = *comm->ops};
     COLO_TRY(colo_comm_split_color(comm, 0, comm->rank, &d->control));
     d->ops.peer = peers;
+    d->ops.subset = part_of;
+    d->ops.destroy = end_part;
     comm->ops = &d->ops;
     comm->control = d->control;
     return COLO_OK;
@@ -316,6 +333,11 @@ void t_undisguise(t_disguise_t *d)
 {
     if (!d->control)
         return;
+    while (d->comm->part) { /* their table goes with @d */
+        colo_comm_t *part = d->comm->part;
+        d->comm->part = part->next_part;
+        colo_comm_destroy(&part);
+    }
     d->comm->ops = d->was;
     d->comm->control = NULL;
     colo_comm_destroy(&d->control);
