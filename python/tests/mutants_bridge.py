@@ -235,6 +235,8 @@ BRIDGES = {
     'indices that a graph reads go with their batch': (
         'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
         'test_what_a_graph_reads'),
+    'a view with history is written in place': (
+        'torch/ragged.py', 'into.requires_grad and into._base is not None', 'False', 'test_torch_ragged.py', 'views_of_what_learns'),
     'forward writes over a leaf': (
         'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
         'test_torch_ragged.py', 'test_bad_input_of_one_rank'),

@@ -371,14 +371,20 @@ def buffers_that_are_views(rank):
     """x and text have the gradients that they would have, had the buffers no base: what position p of rank r gets is 100 r + p + 1."""
     carry = sharded()
     rows = [[2, 7], [0, 1, 6, 7, 8, 9]][rank]
-    for count, learnt, halves in itertools.product((1, 2), (True, False), (True, False)):
+    for count, learnt, halves, inplace in itertools.product((1, 2), (True, False), (True, False), (None, True)):
         x = column(MINE[rank]).requires_grad_()
         words = torch.full((count, 10, 1), -1.).requires_grad_(learnt)
-        intos = [(words * 1)[i].view(2, 5, 1) for i in range(count)]
+        intos, heard = [(words * 1)[i].view(2, 5, 1) for i in range(count)], []
+        for into in intos if learnt else ():
+            into.register_hook(heard.append)
         xs = tuple(x * (i + 1) for i in range(count))
-        out = carry.start(xs, worked(), into=intos).finish() if halves else carry(xs, worked(), into=intos)
+        out = carry.start(xs, worked(), into=intos, inplace=inplace).finish() if halves else carry(
+            xs, worked(), into=intos, inplace=inplace)
+        for y, into in zip(out, intos):  # one with history is copied, unless the caller wants it otherwise
+            assert (y is into) == (bool(inplace) or not learnt) and torch.equal(into, y) == (y is into)
         up = (100. * rank + 1 + torch.arange(10.)).view(2, 5, 1)
         sum((y * up).sum() for y in out).backward()
+        assert len(heard) == (count if learnt and not inplace else 0)  # PyTorch drops them
         scale = sum(range(count + 1))
         assert x.grad.flatten().tolist() == [scale * d for d in ([3, 101, 102], [8, 107, 108, 109, 110])[rank]]
         if learnt:
@@ -388,6 +394,22 @@ def buffers_that_are_views(rank):
 
 def test_buffers_may_be_views_of_what_learns(pair):
     pair.run(buffers_that_are_views)
+
+
+def view_on_one_rank(rank):
+    """Ranks need not have views alike. One of a leaf is copied."""
+    carry, x = sharded(), column(MINE[rank]).requires_grad_()
+    words = torch.full((10, 1), -1.).requires_grad_()
+    y = carry(x, worked(), into=words[:] if rank else torch.full((10, 1), -1.))
+    assert y.flatten().tolist() == [[-1, -1, 1, -1, -1, -1, -1, 21, -1, -1], [2, 3, -1, -1, -1, -1, 22, 23, 24, 25]][rank]
+    y.sum().backward()
+    assert x.grad.flatten().tolist() == [1.] * len(x)
+    assert words.grad is None if rank == 0 else words.grad.flatten().tolist() == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert torch.equal(words, torch.full((10, 1), -1.))
+
+
+def test_a_view_of_one_rank_is_written_elsewhere(pair):
+    pair.run(view_on_one_rank)
 
 
 def frozen(rank):
@@ -474,7 +496,7 @@ def refused(rank, name):
             call.update(wrong(x, text))
         meet()
         with pytest.raises((ValueError, RuntimeError)) as caught:
-            carry(call['x'], call['segments'], into=call['into'])
+            carry(call.pop('x'), call.pop('segments'), **call)
         assert words in str(caught.value), caught.value
         assert rank != 1 or isinstance(caught.value, ValueError), caught.value
         assert torch.equal(text, torch.full_like(text, -1.))
@@ -495,7 +517,7 @@ def shared(x, t):
 
 BAD = {
     'a leaf that requires grad': (lambda x, t: {'into': leaf(t)}, 'into is a leaf that requires grad'),
-    'a view of one': (lambda x, t: {'into': leaf(t)[:]}, 'into is a view of a leaf that requires grad'),
+    'a view of one': (lambda x, t: {'into': leaf(t)[:], 'inplace': True}, 'into is a view of a leaf that requires grad'),
     'another dtype': (lambda x, t: {'into': t.double()}, 'into is of dtype torch.float64, expected torch.float32'),
     'another device': (lambda x, t: {'into': t.to('meta')}, 'into is on meta, expected cpu'),
     'other features': (lambda x, t: {'into': t.expand(10, 2).clone()}, 'into is of features: 2, expected 1'),

@@ -307,7 +307,7 @@ class Bridge(Unique):
 
     def __call__(self, x: Any, segments: Segments | None = None, *, into: Any = None,
                  samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None,
-                 add: bool = False, inplace: bool = True, src: Packing | None = None,
+                 add: bool = False, inplace: bool | None = None, src: Packing | None = None,
                  dst: Packing | None = None) -> Any:
         """y under the destination's layout. samples: the global batch if dp does not divide it;
         shape: (samples, rows, features[, positions]) if x does not determine it; like: a tensor whose
@@ -346,7 +346,7 @@ class Bridge(Unique):
         return (n['b'] * n['s'], n['h']) if self.axes == 'th' else tuple(n[axis] for axis in self.axes)
 
     def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, samples: int | None = None,
-              shape: tuple[int, ...] | None = None, like: Any = None, add: bool = False, inplace: bool = True,
+              shape: tuple[int, ...] | None = None, like: Any = None, add: bool = False, inplace: bool | None = None,
               src: Packing | None = None, dst: Packing | None = None) -> Ticket:
         """Begins bridge(x, ...), with its arguments: start(x).finish() is y. On a GPU what is enqueued in between runs
         while rows move, in backward, too. Until finish() nothing writes x or uses into. All ranks start the same calls in
@@ -410,7 +410,7 @@ def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] |
 
 @eager  # all of it, so that the others hear of any error
 def _called(self: Bridge, halves: bool, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool,
-            inplace: bool, src: Any, dst: Any) -> Any:
+            inplace: bool | None, src: Any, dst: Any) -> Any:
     tables = self._tables(segments, into, src, dst)
     asked = ragged_batches.asked(self, x, tables, into, like, add, inplace) if self.ragged else _uniform(
         self, x, samples, shape, like)

@@ -334,6 +334,12 @@ def _check_into(into: Any, what: str, x: Any, width: int) -> None:
                             "other; transpose it first" % (what, list(into.shape), into.stride())) from None
 
 
+def _is_view(into: Any) -> bool:
+    """Is it a view with history. A write in place would give the view another one, without the hooks that it has, as FSDP2's
+    on what a module returns."""
+    return isinstance(into, torch.Tensor) and into.requires_grad and into._base is not None
+
+
 def _check_leaf(into: Any, what: str) -> None:
     """Does forward write over a leaf."""
     for t, words in ((into, ''), (into._base, 'a view of ')):
@@ -386,9 +392,14 @@ def _placed(ragged: Ragged, batch: _Batch, into: Any, name: str, y: Any, add: bo
     return into if inplace else made.view(into.shape)
 
 
-def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Asked:
+def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool | None) -> Asked:
     """A call of a ragged bridge. Rows are merged by the library if all go into buffers that are written in place; else they
-    come packed, and those that have a buffer are placed there."""
+    come packed, and those that have a buffer are placed there. A copy of a buffer is written in place, too, so ranks need
+    not have one alike."""
+    if inplace is None:
+        inplace = True
+        into = [t.clone() if _is_view(t) else t for t in into] if isinstance(into, (list, tuple)) else (
+            into.clone() if _is_view(into) else into)
     told = given if isinstance(given, torch.Tensor) else next(
         (t for t in _list(given) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
     device = torch.device('cpu') if told is None else told.device
