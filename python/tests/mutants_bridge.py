@@ -237,6 +237,8 @@ BRIDGES = {
         'test_what_a_graph_reads'),
     'a view with history is written in place': (
         'torch/ragged.py', 'into.requires_grad and into._base is not None', 'False', 'test_torch_ragged.py', 'views_of_what_learns'),
+    'text with positions first is written as it lies': (
+        'torch/ragged.py', 'if min(length, count) > 1 and', 'if False and', 'test_torch_ragged.py', 'positions_first'),
     'forward writes over a leaf': (
         'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
         'test_torch_ragged.py', 'test_bad_input_of_one_rank'),

@@ -412,6 +412,27 @@ def test_a_view_of_one_rank_is_written_elsewhere(pair):
     pair.run(view_on_one_rank)
 
 
+def order(rank, output):
+    """Tables of 2 sequences of 12 positions: a buffer of 2 and 12, or 12 and 2. Other shapes are as many positions."""
+    parts = 2 if output == 'sharded' else 1
+    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, ragged=True, output=output)
+    tables, x = worked(seq_len=[12, 12]), column(MINE[rank])
+    each = 12 // parts
+    y = carry(x, tables, into=torch.zeros(2, each, 1))
+    for good in (2 * each,), (1, 2 * each), (2 * each, 1), (4, each // 2):
+        assert torch.equal(carry(x, tables, into=torch.zeros(*good, 1)).flatten(), y.flatten())
+    meet()
+    with pytest.raises((ValueError, RuntimeError)) as why:
+        carry(x, tables, into=torch.zeros(*((each, 2, 1) if rank else (2, each, 1))))
+    assert 'into is [%d, 2, 1], and the tables have 2 sequences of 12 positions; expected [2, %d, 1]' % (each, each) in str(why.value)
+    assert torch.equal(carry(x, tables, into=torch.zeros(2, each, 1)), y)
+
+
+@pytest.mark.parametrize('output', ['full', 'sharded'])
+def test_a_buffer_with_positions_first_is_refused(pair, output):
+    pair.run(order, output)
+
+
 def frozen(rank):
     carry = sharded(frozen=True)
     x = column(MINE[rank]).requires_grad_()

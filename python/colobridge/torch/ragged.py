@@ -11,7 +11,7 @@ from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
 from ..errors import STATUS, ArgumentError, FailedError
-from ..layout import Layout, parts_of
+from ..layout import Layout, parts_of, replica_of
 from ..packing import Repacking
 from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
@@ -331,7 +331,19 @@ def _check_into(into: Any, what: str, x: Any, width: int) -> None:
         into.detach().view(-1, width)
     except RuntimeError:
         raise ArgumentError("bridge: %s has shape %s and strides %s, expected positions that lie one behind the "
-                            "other; transpose it first" % (what, list(into.shape), into.stride())) from None
+                            "other; call contiguous() on it first" % (what, list(into.shape), into.stride())) from None
+
+
+def _check_order(owner: Any, segments: Any, into: Any, what: str, rank: int) -> None:
+    """Positions of a sequence lie one behind the other. [positions, sequences, features] has as many, in another order."""
+    if into.dim() != 3 or segments.packing is not None:
+        return
+    length, count = into.shape[:2]
+    parts = parts_of(owner.dst, s.ROWS) if owner._options['output'] == 'sharded' else 1
+    mine = [n for n, at in zip(segments.seq_len, segments.seq_dp) if at == replica_of(owner.dst, rank)]
+    if min(length, count) > 1 and length != count == len(mine) and set(mine) == {length * parts}:
+        raise ArgumentError("bridge: %s is %s, and the tables have %d sequences of %d positions; expected [%d, %d, %d]: "
+                            "transpose(0, 1).contiguous()" % (what, list(into.shape), count, length * parts, count, length, into.shape[2]))
 
 
 def _is_view(into: Any) -> bool:
@@ -427,6 +439,9 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
             if intos and not merged and batch.merged is None:
                 batch.merged = ragged.batch(segments, True, carried=False)
             ragged.reserve(batch, segments, merged, xs, widths)
+            for t, name in zip(intos, names):
+                if t is not None:
+                    _check_order(self, segments, t, name, ragged.comm.world_rank(ragged.comm.rank))
             call = ragged.last = _Call(ragged, batch, segments, xs, widths, intos, merged)
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
