@@ -235,10 +235,10 @@ BRIDGES = {
     'indices that a graph reads go with their batch': (
         'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
         'test_what_a_graph_reads'),
-    'a view with history is written in place': (
-        'torch/ragged.py', 'into.requires_grad and into._base is not None', 'False', 'test_torch_ragged.py', 'views_of_what_learns'),
     'text with positions first is written as it lies': (
         'torch/ragged.py', 'if min(length, count) > 1 and', 'if False and', 'test_torch_ragged.py', 'positions_first'),
+    'a view with history is written in place': (
+        'torch/ragged.py', 'into.requires_grad and into._base is not None', 'False', 'test_torch_ragged.py', 'views_of_what_learns'),
     'forward writes over a leaf': (
         'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
         'test_torch_ragged.py', 'test_bad_input_of_one_rank'),
@@ -339,12 +339,33 @@ BRIDGES = {
     'sequences on all context ranks are on one, among others': (
         'packing.py', "cp=of('seq_cp', cp) if cut", "cp=of('seq_cp', 1) if cut", 'test_torch_tower.py', 'cut_by_themselves'),
     'the grid of an image is that of the first rank that brings it': (
-        'torch/tower.py', 'if self.grid[at] != table.grid[e]:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
+        'torch/tower.py', 'if mine != its:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
     'a replica is a rank': (
         'layout.py', 'at = at * extent + coords[int(split.dim)]', 'at = rank', 'test_torch_tower.py', 'encodes_them_alone'),
     'positions of rows are those of their first': (
-        'torch/tower.py', '(at if len(at) == n else', '(range(at[0], at[0] + n) if len(at) == n else', 'test_torch_tower.py',
-        'positions_of_their_own'),
+        'torch/tower.py', 'return at if len(at) == rows else', 'return list(range(at[0], at[0] + rows)) if len(at) == rows else',
+        'test_torch_tower.py', 'positions_of_their_own'),
+    'positions of rows are those of the first rank that brings them': (
+        'torch/tower.py', 'if mine != its:', "if mine != its and what == 'grids':", 'test_torch_tower.py', 'elsewhere'),
+    'two images of a rank at a position are one': (
+        'torch/tower.py', 'if r in self._brought[other]:', 'if False:', 'test_torch_tower.py', 'images-at-a-position or position'),
+    'a cost below a half is none': (
+        'torch/tower.py', 'round(math.ldexp(cost, shift))', 'round(cost)', 'test_torch_tower.py', 'any_unit'),
+    'a cost may be anything': (
+        'torch/tower.py', '0 <= (found := float(value)) < math.inf', '(found := float(value)) is not None', 'test_torch_tower.py',
+        'no_number'),
+    'text of one position a sequence is one sequence': (
+        'torch/tower.py', 'if like.dim() == 3 else 1', 'if like.dim() == 3 and like.shape[1] > 1 else 1', 'test_torch_tower.py',
+        'one_position'),
+    'what run() has learns only with the tower': (
+        'torch/tower.py', 'itertools.chain(self.tower.parameters(), outs)', 'self.tower.parameters()', 'test_torch_tower.py',
+        'learns_nothing'),
+    'a tower runs where its first parameter is': (
+        'torch/tower.py', ', self._smallest[:1])', ')', 'test_torch_tower.py', 'learns_nothing'),
+    'a copy has the tower that was copied': (
+        'torch/tower.py', 'copy.deepcopy(self.tower, memo)', 'self.tower', 'test_torch_tower.py', 'another_one_of_its_ranks'),
+    'a tower writes in place, whatever is asked': (
+        'torch/tower.py', 'inplace=inplace)', ')', 'test_torch_tower.py', 'keeps_its_hooks'),
     'sequences of a part are as long as the part': (
         'torch/tower.py', "parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1", '1', 'test_torch_tower.py',
         'random_steps'),

@@ -4,8 +4,11 @@ sharded by FSDP2, with activation checkpointing, with accumulation; empty ranks,
 import copy
 import math
 import os
+import pickle
+import random
 import subprocess
 import sys
+from fractions import Fraction
 
 import pytest
 
@@ -13,6 +16,10 @@ try:  # before ranks are forked
     import transformers
 except ImportError:
     transformers = None
+try:
+    import numpy
+except ImportError:
+    numpy = None
 torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
@@ -403,6 +410,11 @@ BAD = {
     'behind the end': (dict(pos=[15]), 'segment '),
     'no text': (dict(into=None), 'into is None on rank 1'),
     'another dtype': (dict(pixels=torch.zeros(8, 6)), 'f64 on a CPU'),
+    'two images at a position': (dict(pixels=torch.zeros(16, 6, dtype=DTYPE), grid_thw=[[1, 2, 4]] * 2, seq=[0, 0], pos=[6, 6]),
+                                 'images 0 and 1 of rank 1 are at position 6 of sequence 0; expected one image at a position'),
+    'rows elsewhere': (dict(pos=None, row_pos=[4, 9]), 'ranks 0 and 1 bring an image of sequence 0 at position 4, with rows at '
+                       'positions [4, 5] and [4, 9]; expected the same'),
+    'text of four axes': (dict(into=torch.zeros(BATCH, 4, 4, H, dtype=DTYPE)), 'expected [batch, positions, H], or packing='),
     'another grid': (dict(grid_thw=[[1, 4, 2]]), 'bring an image of sequence 0 at position 4, with grids'),
     'other lengths': (dict(into=torch.zeros(BATCH, LENGTH - 4, H, dtype=DTYPE)), 'positions; expected the same'),
     'another cut': (dict(into=PACKED, packing=cb.Packing(seq_len=[LENGTH] * 2, split='block')),
@@ -433,6 +445,202 @@ def bad(rank, change, words, llm='tp=2,dp=2'):
 @pytest.mark.parametrize('name', list(BAD))
 def test_bad_input_of_one_rank_is_every_ranks_error(world, name):
     here(world, bad, *BAD[name])
+
+
+class Odd:
+    def __repr__(self):
+        return 'odd'
+
+
+COSTS = {'nan': math.nan, 'inf': math.inf, '-1.0': -1.0, 'None': None, "'7'": '7', 'odd': Odd(), '1j': 1j,
+         'tensor([1., 2.])': torch.ones(2).cumsum(0), 'tensor([1.])': torch.ones(1), '1' + 99 * '0': 10 ** 400}
+
+
+def costly(rank):
+    """What one rank says an image costs is told by all. What is a number is taken as one."""
+    tower, _, _, options = made('plain')
+    cost = 3.0
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=2,dp=2', **dict(options, cost=lambda grid: cost))
+    given = dict(pixels=torch.zeros(8, 6, dtype=DTYPE), grid_thw=[[1, 2, 4]], seq=[0], pos=[4], packing=[0, LENGTH])
+    for words, bad in COSTS.items():
+        cost = bad if rank == 1 else 3.0
+        with pytest.raises(ValueError) as why:
+            vision.plan(**given)
+        assert 'cost of image 0 of rank 1, of grid (1, 2, 4), is %s; expected a finite number of at least 0' % words in str(why.value)
+        with pytest.raises(ValueError, match='tower: cost is .* expected a function of an image\'s grid'):
+            ct.EncoderParallel(tower, group=cb.Comm.self(), llm='dp=1', **dict(options, cost=-2.0 if bad is None else bad))
+    for cost in (2, 2.0, Fraction(2), torch.tensor(2), torch.tensor(2.0), *((numpy.float32(2), numpy.int64(2)) if numpy else ())):
+        assert vision.plan(**given).cost == [2, 0, 2, 0]
+    cost = 1.0 + rank  # the first rank that brings it says what it costs
+    assert vision.plan(**given).cost == [1, 0, 3, 0]
+    good = vision.rows
+    for rows in 2.0, None, torch.ones(2):
+        vision.rows = (lambda grid: rows) if rank == 1 else good
+        with pytest.raises((ValueError, RuntimeError), match=r'tower: rows of an image of grid \(1, 2, 4\).*expected a whole number'):
+            vision.plan(**given)
+        vision.rows = good
+        assert vision.plan(**given).cost == [1, 0, 3, 0]
+        meet()
+
+
+def test_a_cost_that_is_no_number_is_every_ranks_error(world):
+    here(world, costly)
+
+
+def greedy(costs, ranks):
+    """The loads of as many ranks, if all images are on the first one, exactly."""
+    costs, load = [Fraction(c) for c in costs], [Fraction(0)] * ranks
+    for c in sorted(costs, reverse=True):
+        load[0 if load[0] + c <= sum(costs) / ranks else load.index(min(load))] += c
+    return sorted(load)
+
+
+def units(rank):
+    """A cost in seconds is balanced as one in nanoseconds; a millionth of the largest counts."""
+    tower, _, _, options = made('plain')
+    for unit in (1.0, 1e-3, 1e-9, 1e-300, 5e-324 * 2 ** 20, 1e300):
+        rng = random.Random(SEED)
+        costs = [unit * c for c in ([1 + rng.random() for _ in range(17)] + [1e-6 * (k + rng.random()) for k in range(8)])]
+        costs = costs[:17] if unit < 1e-300 else costs
+        vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=1,cp=1,tp=4', **dict(
+            options, cost=lambda grid: costs[grid[2] // 2 - 1]))
+        n = len(costs) if rank == 0 else 0
+        grids = [[1, 2, 2 * k + 2] for k in range(n)]
+        plan = vision.plan(torch.zeros(sum(map(math.prod, grids)), 6, dtype=DTYPE) if n else None, grids or None, seq=[0] * n,
+                           pos=[40 * k for k in range(n)], packing=[0, 40 * 25])
+        got = sorted(sum(Fraction(costs[e]) for e in plan.of(r)) for r in range(4))
+        want, most = greedy(costs, 4), max(costs)
+        assert all(abs(a - b) <= Fraction(most) / 10 ** 8 for a, b in zip(got, want)), (unit, got, want)
+        assert sorted(plan.cost) == pytest.approx([float(load) for load in want], rel=1e-6)
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=1,cp=1,tp=4', **dict(options, cost=lambda grid: 0))
+    assert vision.plan(torch.zeros(4, 6, dtype=DTYPE), [[1, 2, 2]], seq=[0], pos=[0], packing=[0, 16]).cost == [0.0] * 4
+
+
+def test_costs_of_any_unit_are_balanced_alike(world):
+    here(world, units)
+
+
+def one_position(rank):
+    """[batch, 1, H] is a batch: of sequences of 2 positions, each on a context rank of its own."""
+    llm = cb.Layout(cb.Grid('cp=2,dp=2')).split('samples', 'dp').split('rows', 'cp', 'block', context=True)
+    tower, _, _, options = made('plain')
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm=llm, output='sharded', **options)
+    pixels = torch.ones(4, 6, dtype=DTYPE)
+    row = Plain()(pixels, torch.tensor([[1, 2, 2]]))[0]
+    given = dict(pixels=pixels, grid_thw=[[1, 2, 2]], seq=[1], pos=[1]) if rank == 2 else dict(pixels=None)
+    hidden = vision(**given, into=torch.zeros(3, 1, H, dtype=DTYPE))
+    want = torch.zeros(3, 1, H, dtype=DTYPE)
+    if rank == 3:
+        want[1] = row
+    assert torch.allclose(hidden, want, rtol=0, atol=1e-12)
+    if rank == 2:  # of one sequence of 6
+        given = dict(given, seq=[0], pos=[4])
+    hidden = vision(**given, into=torch.zeros(3, 1, H, dtype=DTYPE), packing=[0, 6])
+    assert torch.allclose(hidden, want, rtol=0, atol=1e-12)
+
+
+def test_text_of_one_position_a_sequence_is_a_batch(world):
+    here(world, one_position)
+
+
+def views(rank):
+    """Text that a module of FSDP2 returns as a view has the gradients of one that it returns whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    class Words(torch.nn.Module):
+        def __init__(self, view):
+            super().__init__()
+            torch.manual_seed(1)
+            self.words, self.mix, self.view = torch.nn.Embedding(6, H, dtype=DTYPE), torch.nn.Linear(H, H, dtype=DTYPE), view
+
+        def forward(self, ids):
+            y = self.mix(self.words(ids))
+            return y.transpose(0, 1) if self.view else y
+    tower, _, _, options = made('plain')
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=4', **options)
+    given = dict(pixels=torch.ones(8, 6, dtype=DTYPE), grid_thw=[[1, 2, 4]], seq=[0], pos=[1])
+    left = torch.ones(1, 6, 1, dtype=DTYPE)
+    left[:, 1:3] = 0
+    plain = Words(False)
+    (2 * left * plain(torch.arange(6).view(1, 6)) ** 2).sum().backward()
+    for view, inplace in ((False, None), (False, False), (True, None), (True, False)):
+        words = Words(view)
+        fully_shard(words)
+        words.set_gradient_divide_factor(2.0)
+        text = words(torch.arange(6).view(6, 1) if view else torch.arange(6).view(1, 6))
+        hidden = vision(**given, into=text, inplace=inplace)
+        assert (hidden is text) == (not view and inplace is None)
+        (hidden ** 2).sum().backward()
+        for p, q in zip(words.parameters(), plain.parameters()):
+            assert torch.allclose(p.grad.full_tensor(), q.grad, rtol=1e-12, atol=1e-12), (view, inplace)
+
+
+def test_text_that_is_a_view_of_fsdp2s_keeps_its_hooks(world):
+    need('plain', 'sharded')
+    here(world, views)
+
+
+def projected(rank, frozen):
+    """What run() itself has learns, though the tower does not, or has nothing that could."""
+    torch.manual_seed(7)
+    tower, layer = torch.nn.Linear(6, 6, dtype=DTYPE) if frozen else torch.nn.Identity(), torch.nn.Linear(6, H, dtype=DTYPE)
+    tower.requires_grad_(False)
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=4', run=lambda tower, x, grid: layer(tower(x)),
+                                rows=lambda grid: grid[0], smallest=(torch.zeros(1, 6, dtype=DTYPE), [[1]]))
+    pixels = torch.arange(12.0, dtype=DTYPE).view(2, 6)
+    hidden = vision(*((pixels, [[2]]) if rank == 1 else (None,)), seq=[0] * (rank == 1), pos=[3] if rank == 1 else None,
+                    into=torch.zeros(1, 8, H, dtype=DTYPE))
+    assert torch.allclose(hidden[0, 3:5], layer(tower(pixels)) * (rank == 1), rtol=0, atol=1e-12)
+    (hidden * 3).sum().backward()
+    replica_sum(layer)
+    assert torch.allclose(layer.weight.grad, 3 * tower(pixels).sum(0).expand(H, 6), rtol=1e-12, atol=0)
+    with torch.no_grad():
+        assert not vision(None, into=torch.zeros(1, 8, H, dtype=DTYPE)).requires_grad
+
+
+@pytest.mark.parametrize('frozen', [True, False])
+def test_a_tower_that_learns_nothing_passes_gradients_to_run(world, frozen):
+    here(world, projected, frozen)
+
+
+def a_row(grid):
+    return math.prod(grid) // 4
+
+
+def copies(rank):
+    """A copy is another EncoderParallel, of the same ranks, whose tower is that of the module that is copied with it."""
+    torch.manual_seed(2)
+    model = torch.nn.Module()
+    model.tower = Plain()
+    model.vision = ct.EncoderParallel(model.tower, group=dist.group.WORLD, llm='tp=2,dp=2', output='sharded', run=plain_run, rows=a_row,
+                                      smallest=(torch.zeros(4, 6, dtype=DTYPE), [[1, 2, 2]]), cost=8.0)
+    model.vision.alpha, model.vision.grad_scale = 9.0, 2.0
+    given = dict(pixels=torch.ones(8, 6, dtype=DTYPE), grid_thw=[[1, 2, 4]], seq=[0], pos=[4])
+
+    def call(vision):
+        hidden = vision(**given, into=torch.zeros(BATCH, LENGTH, H, dtype=DTYPE))
+        hidden.sum().backward()
+        return hidden.detach()
+    want = call(model.vision)
+    for other in copy.deepcopy(model), pickle.loads(pickle.dumps(model)):
+        vision = other.vision
+        assert vision.tower is other.tower and vision.tower is not model.tower and vision._carry is not model.vision._carry
+        assert (vision.alpha, vision.grad_scale, vision.group) == (9.0, 2.0, dist.group.WORLD)
+        model.zero_grad(set_to_none=True), other.zero_grad(set_to_none=True)
+        assert torch.equal(call(vision), want) and all(p.grad is None for p in model.tower.parameters())
+        call(model.vision)
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.tower.parameters(), other.tower.parameters()))
+    shallow = copy.copy(model.vision)
+    assert shallow.tower is model.tower and torch.equal(call(shallow), want)
+    alone = ct.EncoderParallel(model.tower, group=cb.Comm.self(), llm='dp=1', run=plain_run, rows=a_row,
+                               smallest=(torch.zeros(4, 6, dtype=DTYPE), [[1, 2, 2]]))
+    assert copy.deepcopy(alone).group is alone.group
+    with pytest.raises(TypeError, match='pickle its tower, and make an EncoderParallel'):
+        pickle.dumps(alone)
+
+
+def test_a_copy_of_a_tower_is_another_one_of_its_ranks(world):
+    here(world, copies)
 
 
 def fails(rank):

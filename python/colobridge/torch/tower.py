@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder on all ranks of an LLM's grid: each image is encoded once, on the rank that balance() assigns it to, and its
 rows go to their positions among the embeddings. docs/for-vision.md."""
+import copy
 import itertools
 import json
 import math
+import operator
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Union, cast
+from typing import Any, NamedTuple, NoReturn, Union, cast
 
 from .. import _structs as s
 from ..comm import Comm
@@ -21,14 +23,19 @@ from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
 from . import ranks as groups
 from .bridge import Bridge
-from .lazy import torch
-from .tensors import eager
+from .lazy import dist, torch
+from .tensors import eager, said
 
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
 
 
-def _mismatch(words: str) -> None:
+# What all ranks find alike in what they gathered has a status, by which they know that no rank need be told.
+def _mismatch(words: str) -> NoReturn:
     raise MismatchError('tower: %s; expected the same' % words, STATUS['ERR_MISMATCH'])
+
+
+def _refuse(words: str) -> NoReturn:
+    raise ArgumentError('tower: ' + words, STATUS['ERR_ARG'])
 
 
 class TowerPlan:
@@ -44,6 +51,7 @@ class TowerPlan:
         found: dict[tuple[int, int, int], int] = {}
         self.patches, self.grid, self._brought = [], [], []
         rows: list[int] = []
+        costs: list[float] = []
         into: list[tuple[int, int, list[int]]] = []  # replica, sequence there, positions of the rows
         texts: dict[int, tuple[int, _Text]] = {}  # by replica: the rank that says so
         kinds: dict[tuple[Any, ...], int] = {}
@@ -57,20 +65,30 @@ class TowerPlan:
                               % (self._offset + first, self._offset + r, grid, _shown(said), _shown(table.text)))
             if table.seq:
                 kinds.setdefault(table.kind, r)
-            for e in range(len(table.seq)):
-                key = replica, table.seq[e], table.pos[e][0] if table.pos[e] else -1
+            for e, cost in enumerate(table.cost):
+                if isinstance(cost, str):
+                    _refuse("cost of image %d of rank %d, of grid %s, is %s; expected a finite number of at least 0"
+                            % (e, self._offset + r, table.grid[e], cost))
+                count = vision._rows(table.grid[e])
+                at = _places(table.pos[e], count)
+                key = replica, table.seq[e], at[0] if at else -1 - len(found)  # without rows: never the same
                 if key in found:
-                    at = found[key]
-                    self._brought[at][r] = e
-                    if self.grid[at] != table.grid[e]:
-                        _mismatch("ranks %d and %d bring an image of sequence %d at position %d, with grids %s and %s" % (
-                            self._offset + next(iter(self._brought[at])), self._offset + r, *key[1:], self.grid[at],
-                            table.grid[e]))
+                    other = found[key]
+                    first, known = next(iter(self._brought[other].items()))
+                    if r in self._brought[other]:
+                        _refuse("images %d and %d of rank %d are at position %d of sequence %d; expected one image at a position"
+                                % (self._brought[other][r], e, self._offset + r, key[2], key[1]))
+                    self._brought[other][r] = e
+                    for what, mine, its in (('grids', self.grid[other], table.grid[e]),
+                                            ('rows at positions', _places(into[other][2], count), at)):
+                        if mine != its:
+                            _mismatch("ranks %d and %d bring an image of sequence %d at position %d, with %s %s and %s" % (
+                                self._offset + first, self._offset + r, *key[1:], what, mine, its))
                     continue
                 found[key] = len(rows)
                 self._brought.append({r: e})  # rank: its own number of the image
                 self.grid.append(table.grid[e]), self.patches.append(math.prod(table.grid[e]))
-                rows.append(vision.rows(table.grid[e]))
+                rows.append(count), costs.append(cost)
                 into.append((replica, table.seq[e], table.pos[e]))
         if len(kinds) > 1:
             _mismatch("pixels of ranks %s are %s" % ([self._offset + r for r in kinds.values()], ' and '.join(
@@ -79,12 +97,14 @@ class TowerPlan:
             _mismatch("the sequences of ranks %s are cut in different ways, %s" % (
                 [self._offset + r for r, _ in texts.values()], ' and '.join(_shown(text) for _, text in texts.values())))
         self._kind = next(iter(kinds), None)
-        self._balance(vision, grid.size)
+        self._balance(vision, costs, grid.size)
         self._tables(rows, into, {replica: texts[replica][1] for replica in sorted(texts)}, scattered, vision, grid.size)
 
-    def _balance(self, vision: 'EncoderParallel', size: int) -> None:
+    def _balance(self, vision: 'EncoderParallel', given: list[float], size: int) -> None:
         """Ranks of the images: as few as possible leave a rank that has them; which of them sends is the least busy one."""
-        costs = [round(vision.cost(grid)) for grid in self.grid]
+        # Integers for balance(), of any unit: their sum stays below 2^52, so floats hold it, too.
+        shift = 52 - math.frexp(max(given, default=0.0))[1] - len(given).bit_length()
+        costs = [round(math.ldexp(cost, shift)) for cost in given]
         load, sends = [0] * size, [0] * size
         now: list[int] = []
         for cost, brought_by in zip(costs, self._brought):
@@ -93,7 +113,7 @@ class TowerPlan:
         self.rank: list[int] = balance(costs, size, current=now, stick=vision.stick)
         if max(load) <= (1 + vision.stick) * max(_by_rank(costs, self.rank, size)):  # as they are; balance() moves each image that is more than the mean
             self.rank = now
-        self.cost = _by_rank(costs, self.rank, size)
+        self.cost = _by_rank(given, self.rank, size)
         self._owner: list[int] = []
         for n, to, brought_by in zip(self.patches, self.rank, self._brought):
             owner = to if to in brought_by else min(brought_by, key=lambda r: (sends[r], r))
@@ -112,12 +132,11 @@ class TowerPlan:
             first[replica], nseqs = nseqs, nseqs + len(text)
         for e, (replica, seq, _) in enumerate(into):
             if not 0 <= seq < len(texts.get(replica, [])):
-                raise ArgumentError("tower: an image of rank %d is in sequence %d, expected one of the %d sequences of its "
-                                    "replica" % (self._offset + next(iter(self._brought[e])), seq, len(texts.get(replica, []))))
+                _refuse("an image of rank %d is in sequence %d, expected one of the %d sequences of its replica" % (
+                    self._offset + next(iter(self._brought[e])), seq, len(texts.get(replica, []))))
         where: dict[str, list[int]] = {'pos': [at[0] for _, _, at in into]}
         if scattered:
-            where = {'row_pos': [p for n, (_, _, at) in zip(rows, into)
-                                 for p in (at if len(at) == n else range(at[0], at[0] + n))]}
+            where = {'row_pos': [p for n, (_, _, at) in zip(rows, into) for p in _places(at, n)]}
         packed = {replica: text for replica, text in texts.items() if isinstance(text, Packing)}
         held: dict[str, Any] = {'packing': joined(packed, context_of(vision.llm))} if packed else {
             'seq_len': [n for text in texts.values() for n in cast(list[int], text)],
@@ -131,8 +150,10 @@ class TowerPlan:
 
 
 class _Table(NamedTuple):
-    """What a rank's data loader has, as all ranks hear of it. pos: of each row, if scattered, else of the first one."""
+    """What a rank's data loader has, as all ranks hear of it. pos: of each row, if scattered, else of the first one. cost: of
+    each image, words if it is no number."""
     grid: list[tuple[int, ...]]
+    cost: list[float | str]
     seq: list[int]
     pos: list[list[int]]
     scattered: bool
@@ -147,8 +168,9 @@ class _Table(NamedTuple):
 
     @classmethod
     def read(cls, said: bytes) -> '_Table':
-        grid, seq, pos, scattered, kind, text = json.loads(said)
-        return cls([tuple(g) for g in grid], seq, pos, scattered, tuple(kind), Packing(**text) if isinstance(text, dict) else text)
+        grid, cost, seq, pos, scattered, kind, text = json.loads(said)
+        return cls([tuple(g) for g in grid], cost, seq, pos, scattered, tuple(kind),
+                   Packing(**text) if isinstance(text, dict) else text)
 
 
 class EncoderParallel:
@@ -165,10 +187,14 @@ class EncoderParallel:
     spatial_merge_size², or SigLIP's number of patches. smallest: (pixels, grid_thw) of the smallest legal input, None:
     one image of zeros as the tower's config has it. A rank without images runs it, so that it takes part in all
     collectives of a sharded tower; its gradient is exactly 0.
-    cost: cost(grid) -> a number per image, or alpha of p (p + alpha) for p patches of a frame; None: alpha is 6 times
-    the tower's width, as the products and the attention of a transformer's layer have it. fit() measures it.
+    cost: cost(grid) -> a number per image in any unit, at least 0, on the rank that brings the image; or alpha of
+    p (p + alpha) for p patches of a frame; None: alpha is 6 times the tower's width, as the products and the attention of a
+    transformer's layer have it. fit() measures it.
     stick: as balance() has it, for images that are on a rank already.
     grad_scale: factor of the gradient that reaches the tower: docs/for-vision.md has a table.
+
+    A copy, deep or pickled, is another one, of a copy of the tower. One that is pickled has the group of all ranks, and so has
+    what is loaded.
 
     Raises ValueError, RuntimeError, MismatchError, TimeoutError: bad input of one rank is an error on all of them.
     """
@@ -180,6 +206,8 @@ class EncoderParallel:
                  smallest: tuple[Any, Any] | None = None, stick: float = 0.0, grad_scale: float = 1.0,
                  output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = ()):
         self.tower, self.group, self.stick, self.grad_scale = tower, group, stick, grad_scale
+        self._options: dict[str, Any] = dict(llm=llm, cost=cost, run=run, rows=rows, smallest=smallest, stick=stick,
+                                             grad_scale=grad_scale, output=output, grad=grad, extra=extra)
         self.llm = Layout.dst(llm, extra=extra) if isinstance(llm, str) else llm
         self._config = getattr(getattr(tower, 'module', tower), 'config', None)
         self._merge: int | None = getattr(self._config, 'spatial_merge_size', None)
@@ -193,7 +221,11 @@ class EncoderParallel:
         if callable(cost):
             self.cost = cost
         elif cost is not None:
-            self.alpha = float(cost)
+            alpha = _number(cost)
+            if isinstance(alpha, str):
+                raise ArgumentError("tower: cost is %s, expected a function of an image's grid, or a finite number of at least 0"
+                                    % alpha)
+            self.alpha = alpha
         towers = Layout.src(Grid([('dp', self.llm.grid.size)], offset=self.llm.grid.offset))
         self._pixels = Bridge(towers, Layout.dst(towers.grid), group=group, ragged=True, frozen=True)
         self._carries = [Bridge(towers, self.llm, group=group, ragged=True, output=output, grad=grad, frozen=frozen)
@@ -203,8 +235,25 @@ class EncoderParallel:
         self._times: Any = None  # when the call before the last one began, and the last one began and ended
         self._moved: dict[str, int] = {}
 
+    def _again(self) -> dict[str, Any]:
+        """What another one like it is made of."""
+        return dict(self._options, stick=self.stick, grad_scale=self.grad_scale)
+
+    def __copy__(self) -> 'EncoderParallel':
+        return _made(self.tower, self.group, self._again(), self.alpha)
+
+    def __deepcopy__(self, memo: Any) -> 'EncoderParallel':
+        return _made(copy.deepcopy(self.tower, memo), self.group, copy.deepcopy(self._again(), memo), self.alpha)
+
+    def __reduce__(self) -> Any:
+        if self.group is not dist.group.WORLD:
+            raise TypeError("tower: found an EncoderParallel of a group of its own to pickle, expected torch.distributed.group.WORLD; "
+                            "pickle its tower, and make an EncoderParallel of it and the group where it is loaded")
+        return _made, (self.tower, None, self._again(), self.alpha)
+
     def _of_config(self) -> tuple[Any, Any]:
-        of, m, dtype = self._config, self._merge, next(self.tower.parameters()).dtype
+        of, m = self._config, self._merge
+        dtype = next((p.dtype for p in self.tower.parameters()), torch.get_default_dtype())
         if of is not None and hasattr(of, 'patch_size'):
             channels = getattr(of, 'in_channels', None) or getattr(of, 'in_chans', None) or getattr(of, 'num_channels', 3)
             if m is not None:
@@ -222,6 +271,12 @@ class EncoderParallel:
             return math.prod(n // self._config.patch_size for n in self._smallest[0].shape[-2:])
         raise ArgumentError("tower: its config does not say how many rows an image has; pass rows=")
 
+    def _rows(self, grid: tuple[int, ...]) -> int:
+        try:
+            return operator.index(self.rows(grid))
+        except TypeError as why:
+            raise ArgumentError("tower: rows of an image of grid %s: %s; expected a whole number" % (grid, why)) from None
+
     def cost(self, grid: tuple[int, ...]) -> float:
         """Of an image: attention is within a frame."""
         frames, patches = (grid[0], math.prod(grid[1:])) if grid else (1, 1)
@@ -234,6 +289,11 @@ class EncoderParallel:
             raise ArgumentError("tower: the group has ranks %s, expected those of the grid %s, %s" % (
                 [comm.world_rank(r) for r in range(comm.size)][:8], grid, list(grid.ranks())[:8]))
         return comm, comm.rank
+
+    @property
+    def _device(self) -> Any:
+        """Where the tower runs; one without parameters and buffers where its smallest input is."""
+        return next(itertools.chain(self.tower.parameters(), self.tower.buffers(), self._smallest[:1])).device
 
     @property
     def _talks_to(self) -> Any:
@@ -249,7 +309,7 @@ class EncoderParallel:
         comm, _ = self._comm()
         with groups.telling(comm):
             said = comm.gather_bytes(table.write(), ragged=True)
-        return TowerPlan(self, [_Table.read(part) for part in said])
+            return TowerPlan(self, [_Table.read(part) for part in said])
 
     def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, packing: Any) -> _Table:
         grids = [] if grid_thw is None else _integers(grid_thw, 'grid_thw')
@@ -266,7 +326,8 @@ class EncoderParallel:
             if len(pixels) != need or any(len(g) != columns or min(g, default=1) < 1 for g in grids):
                 raise ArgumentError("tower: pixels has %d patches, grid_thw %s says %d; expected grids of %d numbers above 0, "
                                     "and their patches" % (len(pixels), grids[:4], need, columns))
-        rows = [self.rows(tuple(grid)) for grid in grids] if self._smallest[1] else [self.rows(())] * count
+        shapes = [tuple(grid) for grid in grids] if self._smallest[1] else [()] * count
+        rows = [self._rows(shape) for shape in shapes]
         seq = as_table('tower', 'seq', seq)
         if count:
             one_of('tower', ('pos', pos), ('row_pos', row_pos))
@@ -277,7 +338,7 @@ class EncoderParallel:
         require_entries('tower', 'row_pos', each, 0 if row_pos is None else sum(rows), 'row')
         places = [each[end - n:end].tolist() for n, end in zip(rows, itertools.accumulate(rows))] if row_pos is not None else [
             [p] for p in at]
-        return _Table([tuple(g) for g in grids] if self._smallest[1] else [()] * count, seq.tolist(), places,
+        return _Table(shapes, [_number(self.cost(shape)) for shape in shapes], seq.tolist(), places,
                       row_pos is not None and count > 0, kind, self._text(packing))
 
     def _text(self, packing: Any) -> _Text:
@@ -290,7 +351,7 @@ class EncoderParallel:
 
     @eager
     def __call__(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
-                 into: Any = None, packing: Any = None, plan: TowerPlan | None = None) -> Any:
+                 into: Any = None, packing: Any = None, plan: TowerPlan | None = None, inplace: bool | None = None) -> Any:
         """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
         and of the packed rows of the others, which index() places.
 
@@ -298,6 +359,7 @@ class EncoderParallel:
         rank that holds no sequences (another pipeline stage) passes None as into, and runs backward through what it
         gets. If into is a tuple, it has an entry for each tensor of the tower, None: packed.
         plan: of plan(), instead of grid_thw, seq, pos and packing.
+        inplace: as a ragged Bridge has it.
 
         Every rank calls, also in a step without images, and runs backward through what it gets."""
         me = self._comm()[1]
@@ -308,33 +370,35 @@ class EncoderParallel:
                                 % (self.llm.grid.offset + me))
         if plan is None and packing is None and held:
             packing = self._cumulative(intos)
-        before, begin = self._times and self._times[1], _now(next(self.tower.parameters()).device)
+        before, begin = self._times and self._times[1], _now(self._device)
         if plan is None:
             plan = self.plan(pixels, grid_thw, seq=seq, pos=pos, row_pos=row_pos, packing=packing)
         outs = self._encode(plan, me, pixels)
+        # run() may have parameters of its own
+        self._carry = self._carries[not any(t.requires_grad for t in itertools.chain(self.tower.parameters(), outs))]
         outs += [None] * (len(intos) - len(outs))
         intos += [None] * (len(outs) - len(intos))
         if into is None:
             intos[0] = outs[0].new_empty((0, outs[0].shape[1]))
-        self._carry = self._carries[not any(p.requires_grad for p in self.tower.parameters())]
-        made = self._carry(tuple(outs), plan.segments, into=tuple(intos))
-        self.last, self._times = plan, (before, begin, _now(next(self.tower.parameters()).device))
+        made = self._carry(tuple(outs), plan.segments, into=tuple(intos), inplace=inplace)
+        self.last, self._times = plan, (before, begin, _now(self._device))
         self._moved = self._bytes(plan, me, outs)
         return made[0] if len(made) == 1 else list(made)
 
     def _cumulative(self, intos: list[Any]) -> list[int]:
-        """The sequences of a batch [batch, positions, H], or one of [positions, H] or [positions, 1, H]."""
+        """The sequences of a batch [batch, positions, H], or one of [positions, H]."""
         like = next((t for t in intos if t is not None), None)
-        if like is None or like.dim() < 2:
-            raise ArgumentError("tower: into does not say how long sequences are; pass packing=, their cumulative lengths")
-        batch = like.shape[0] if like.dim() == 3 and like.shape[1] > 1 else 1
+        if like is None or like.dim() not in (2, 3):
+            raise ArgumentError("tower: into is %s, which does not say how long sequences are; expected [batch, positions, H], or "
+                                "packing=, their cumulative lengths" % said(like, '%(shape)s'))
+        batch = like.shape[0] if like.dim() == 3 else 1
         parts = parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1
         length = math.prod(like.shape[:-1]) // batch * parts if batch else 0
         return [length * k for k in range(batch + 1)]
 
     def _encode(self, plan: TowerPlan, me: int, pixels: Any) -> list[Any]:
         """The tower's tensors of this rank's images."""
-        device, mine, (small, least) = next(self.tower.parameters()).device, plan.of(me), self._smallest
+        device, mine, (small, least) = self._device, plan.of(me), self._smallest
         given = small if plan._kind is None else self._bring(plan, plan._kind, me, pixels)
         if mine:
             grids = [plan.grid[e] for e in mine]
@@ -360,7 +424,7 @@ class EncoderParallel:
         if pixels is None:
             name = next(name for name, kind in _TORCH.items() if kind == s.DTYPES[dtype])
             pixels = torch.empty((0, *shape), dtype=getattr(torch, name),
-                                 device=next(self.tower.parameters()).device if cuda else 'cpu')
+                                 device=self._device if cuda else 'cpu')
         own = {plan._brought[e][me]: plan.patches[e] for e, owner in enumerate(plan._owner) if owner == me}
         had = {plan._brought[e][me]: plan.patches[e] for e in range(len(plan.patches)) if me in plan._brought[e]}
         if list(own) != sorted(had):  # not all of them, or in another order
@@ -378,13 +442,13 @@ class EncoderParallel:
         hidden.view(-1, H).index_add(0, vision.index(), deep)."""
         if self.last is None:
             raise ArgumentError("tower: index() is that of the last call, and there was none")
-        return self._carry.index(self.last.segments, next(self.tower.parameters()).device if device is None else device)
+        return self._carry.index(self.last.segments, self._device if device is None else device)
 
     def fit(self, small: Any, large: Any) -> float:
         """Sets and returns alpha of the cost p (p + alpha), from the times of forward on two images of zeros, grids
         (1, h, w), on the first rank. Every rank calls."""
         (pixels, _), (comm, _), times = self._smallest, self._comm(), []
-        device = next(self.tower.parameters()).device
+        device = self._device
         for grid in (small, large):
             zeros = torch.zeros((math.prod(grid), *pixels.shape[1:]), dtype=pixels.dtype, device=device)
             with torch.no_grad():
@@ -424,6 +488,13 @@ class EncoderParallel:
                 'seconds': seconds, 'share': None if before is None else seconds / _seconds(before, begin)}
 
 
+def _made(tower: Any, group: Any, options: dict[str, Any], alpha: float) -> EncoderParallel:
+    """group: None: all ranks of the process that unpickles it."""
+    made = EncoderParallel(tower, group=dist.group.WORLD if group is None else group, **options)
+    made.alpha = alpha
+    return made
+
+
 def _now(device: Any) -> Any:
     """On the current stream of a GPU, or on the host."""
     if device.type != 'cuda':
@@ -447,9 +518,24 @@ def _integers(table: Any, name: str) -> list[list[int]]:
     return rows
 
 
-def _by_rank(values: list[int], ranks: list[int], size: int) -> list[int]:
+def _number(value: Any) -> float | str:
+    """A cost, or the words for what is none, of which all ranks hear."""
+    try:
+        if not isinstance(value, (str, bytes)) and not getattr(value, 'ndim', 0) and 0 <= (found := float(value)) < math.inf:
+            return found
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    return ' '.join(repr(value).split())[:100]
+
+
+def _places(at: list[int], rows: int) -> list[int]:
+    """Positions of an image's rows, of all of them or of the first one."""
+    return at if len(at) == rows else list(range(at[0], at[0] + rows))
+
+
+def _by_rank(values: list[Any], ranks: list[int], size: int) -> list[Any]:
     """Sums."""
-    out = [0] * size
+    out: list[Any] = [0] * size
     for value, rank in zip(values, ranks):
         out[rank] += value
     return out
