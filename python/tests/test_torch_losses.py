@@ -4,6 +4,7 @@ vocabularies and batches: processes, threads, dtypes, strides, masks, special va
 import copy
 import itertools
 import pickle
+import types
 
 import pytest
 
@@ -517,6 +518,47 @@ def orders(world):
         with pytest.raises(cb.MismatchError, match='rank 1 has another config, dtype or order of rows'):
             fn(mine.contiguous() if world.rank else mine)
         torch.testing.assert_close(fn(mine), want)
+
+
+WHOLE = {
+    'nll': lambda z, t, g: ct.nll(z, t, tp_group=g),
+    'logprob': lambda z, t, g: ct.logprob(z, t, tp_group=g, softcap=3.0, temperature=0.5),
+    'entropy': lambda z, t, g: ct.entropy(z, tp_group=g),
+    'topk_logprob': lambda z, t, g: ct.topk_logprob(z, 3, tp_group=g),
+    'logprob_at': lambda z, t, g: ct.logprob_at(z, t[:, None], tp_group=g),
+    'distill': lambda z, t, g: ct.distill(z, 2 * z, tp_group=g),
+    'linear_nll': lambda z, t, g: ct.linear_nll(z, z, target=t, tp_group=g),
+    'linear_logprob': lambda z, t, g: ct.linear_logprob(z, z, target=t, tp_group=g, chunk_size=2),
+    'Megatron': lambda z, t, g: compat.vocab_parallel_cross_entropy(z, t, tp_group=g),
+    'verl': lambda z, t, g: compat.linear_cross_entropy(z, z, t, 1.0, 'none', g),
+    'sampling': lambda z, t, g: compat.from_parallel_logits_to_logprobs(
+        z[None], t[None], 9 * g.rank, 9 * g.rank + 9, g, sampling_params=types.SimpleNamespace(top_k=4, top_p=None)),
+}
+
+
+@pytest.mark.parametrize('name', WHOLE)
+def test_logits_that_every_rank_has_as_a_whole_are_refused(name, monkeypatch):
+    """Each rank has all columns, and by default they are taken for shards: a loss that is off by the log of the ranks."""
+    z = torch.randn(9, 9, generator=torch.Generator().manual_seed(4))
+    t = torch.tensor([0, 3, 8, -100, 5, 3, 0, 1, 8] if name not in ('verl', 'logprob_at') else [0, 3, 8, 2, 5, 3, 0, 1, 8])
+
+    def refused(world):
+        with pytest.raises(cb.MismatchError, match='these are the same logits on 2 ranks; pass tp_group=None'):
+            WHOLE[name](z, t, world)
+    cb.run_threads(2, refused)
+    if name not in ('entropy', 'topk_logprob', 'distill', 'sampling'):
+        cb.run_threads(2, lambda world: WHOLE[name](z, t + 9 * (t == 8), world))  # made with one seed
+    monkeypatch.setenv('COLO_CHECK', '0')
+    cb.run_threads(2, lambda world: WHOLE[name](z, t, world))
+
+
+def test_each_ranks_whole_vocabulary_is_said():
+    z, t = torch.randn(4, 8), torch.tensor([1, 2, 3, 7])
+
+    def rank(world):
+        with pytest.raises(cb.MismatchError, match='each of 2 ranks holds all 8 columns; pass tp_group=None'):
+            ct.nll(z + world.rank, t, tp_group=world, vocab_start=0, vocab_end=8)
+    cb.run_threads(2, rank)
 
 
 def test_ranks_whose_rows_lie_in_other_orders_are_refused():

@@ -130,6 +130,7 @@ typedef struct colo_record {
     double begin, end;    /* seconds, monotonic clock */
 } colo_record_t;
 
+#define COLO_COMM_LOOKED 16
 struct colo_comm {
     const colo_comm_ops_t *ops;
     void *impl;
@@ -140,6 +141,7 @@ struct colo_comm {
     int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's watchdog reads it, too */
     int32_t process;    /* that made it; a child of fork() has a copy that no rank answers */
     int32_t check;
+    uint64_t looked[COLO_COMM_LOOKED]; /* losses of GPUs whose statistics were compared; 0: none */
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
      * What is not the caller's data goes through it (agree.c, split.c). */
     colo_comm_t *control;

@@ -74,6 +74,12 @@ static colo_status_t stream_check(colo_queries_t *q, colo_stream_t stream, bool 
     return COLO_OK;
 }
 
+static colo_status_t host_read(void *to, const void *from, size_t bytes, colo_stream_t stream)
+{
+    memcpy(to, from, bytes);
+    return COLO_OK;
+}
+
 static char *at(const colo_box_t *b, int64_t i, int64_t j, int64_t k, size_t elem)
 {
     return (char *)b->data +
@@ -282,6 +288,7 @@ const colo_ops_t colo_ops_host = {
     .stream_follow = stream_follow,
     .pointer_check = pointer_check,
     .stream_check = stream_check,
+    .read = host_read,
     .box_hash = box_hash,
     .box_nonzero = box_nonzero,
     .masked_sum = masked_sum,

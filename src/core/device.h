@@ -65,6 +65,8 @@ typedef struct colo_ops {
     /* Is @stream one of the current device; @capturing: out. */
     colo_status_t (*stream_check)(colo_queries_t *q, colo_stream_t stream, bool *capturing);
 
+    /* To the caller's memory. */
+    colo_status_t (*read)(void *to, const void *from, size_t bytes, colo_stream_t stream);
     /* A number that differs when the box's bits differ, comparable within one table only. */
     colo_status_t (*box_hash)(const colo_box_t *box, size_t elem_size, uint64_t *hash,
                               colo_stream_t stream);

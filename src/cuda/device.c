@@ -272,7 +272,14 @@ static colo_status_t stream_check(colo_queries_t *queries, colo_stream_t stream,
     return colo_cuda_report(error, "stream");
 }
 
-/* ---- what is in memory: kernels whose answer of sixteen bytes the host waits for ---- */
+/* ---- what is in memory: the host waits for it, or for a kernel's answer of sixteen bytes ---- */
+
+static colo_status_t device_read(void *to, const void *from, size_t bytes, colo_stream_t stream)
+{
+    cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
+    COLO_THEN(error, cudaStreamSynchronize(stream));
+    return colo_cuda_report(error, "read");
+}
 
 static bool is_empty(const colo_box_t *box)
 {
@@ -483,6 +490,7 @@ static const colo_ops_t colo_ops_cuda = {
     .stream_follow = stream_follow,
     .pointer_check = pointer_check,
     .stream_check = stream_check,
+    .read = device_read,
     .box_hash = box_hash,
     .box_nonzero = box_nonzero,
     .masked_sum = masked_sum,

@@ -11,11 +11,13 @@
  * because there is one gather for all tokens, however they are chunked.
  *
  * The block's header costs nothing on the transport and tells ranks apart that were configured
- * differently: other targets, another temperature, shards that leave a hole in the vocabulary.
- * All ranks see the same headers, so all return the same COLO_ERR_MISMATCH, the group lives on, and
- * nothing has been written. (Only host memory can be looked at without waiting for a stream.) Ranks
- * whose blocks differ in size (other token counts, other want_ members) do not get as far: the
- * gather itself refuses, and below COLO_CHECK=2 the group is dead.
+ * differently: other targets, another temperature, shards that leave a hole in the vocabulary; and
+ * equal statistics tell of logits that every rank brings as a whole. All ranks see the same blocks,
+ * so all return the same COLO_ERR_MISMATCH, the group lives on, and nothing has been written. (Only
+ * host memory can be looked at without waiting for a stream: on a device the first call for a
+ * vocabulary waits, and every call at COLO_CHECK=2.) Ranks whose blocks differ in size (other token
+ * counts, other want_ members) do not get as far: the gather itself refuses, and below COLO_CHECK=2
+ * the group is dead.
  *
  * A rank that finds its own arguments wrong does not join the gather: it marks the group failed
  * (COLO_CHECK=2: agrees with the others, and the group lives on), so that they return COLO_ERR_PEER
@@ -24,12 +26,15 @@
 #include "loss/call.h"
 
 #include "comm/comm.h"
+#include "core/device.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/sized.h"
 #include "loss/validate.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Tokens, where the caller lets us choose: some 200 to 500 KiB of block, and on a GPU passes that
@@ -222,13 +227,75 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
     return colo_loss_i_ready(call->group, text, st);
 }
 
-colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
-                                 bool check, colo_stream_t stream)
+static colo_status_t compare(const struct colo_logprob_pass *pass,
+                             const struct colo_loss_shown *shown, int32_t level, bool *told)
 {
+    *told = true;
+    COLO_TRY(colo_logprob_i_check_headers(pass));
+    return level >= 1 ? colo_loss_i_check_shards(pass, shown, told) : COLO_OK;
+}
+
+/* Where the group keeps that calls of this name for a vocabulary were compared; NULL: they were, or
+ * there is no place. The same on all ranks. */
+static uint64_t *first_of(colo_comm_t *group, const struct colo_logprob_pass *pass,
+                          const struct colo_loss_shown *shown, uint64_t *key)
+{
+    *key = colo_hash_bytes(colo_hash_i64(COLO_HASH_INIT, pass->config.logits.vocab), shown->name,
+                           strlen(shown->name)) |
+           1;
+    for (int32_t i = 0; i < COLO_COMM_LOOKED; i++)
+        if (group->looked[i] == 0 || group->looked[i] == *key)
+            return group->looked[i] ? NULL : &group->looked[i];
+    return NULL;
+}
+
+/* On a device, for which the host waits: the blocks and targets as the host's passes have them. */
+static colo_status_t look(colo_comm_t *group, const struct colo_logprob_pass *pass,
+                          const struct colo_loss_shown *shown, colo_mem_t mem, colo_stream_t stream)
+{
+    const int32_t level = colo_comm_check_level(group);
+    const size_t blocks = (size_t)pass->ranks * (size_t)pass->block.bytes,
+                 targets = shown->targets && pass->tokens > 0
+                               ? (size_t)((pass->tokens - 1) * shown->target_stride + 1) * 8
+                               : 0;
+    struct colo_logprob_pass seen = *pass;
+    struct colo_loss_shown all = *shown;
+    colo_queries_t queries = {0};
+    const colo_ops_t *ops;
+    bool capturing, told = false;
+    uint64_t key, *first = first_of(group, pass, shown, &key);
+    if (level < 1 || (level == 1 && !first))
+        return COLO_OK;
+    COLO_TRY(colo_ops_for(mem, &ops));
+    COLO_TRY(ops->stream_check(&queries, stream, &capturing));
+    if (capturing)
+        return COLO_OK;
+    COLO_AUTOFREE unsigned char *copy = malloc(blocks + targets);
+    COLO_FAIL_IF(!copy, COLO_ERR_NOMEM, "%s: %zu bytes of host memory", shown->name,
+                 blocks + targets);
+    seen.blocks = copy;
+    all.targets = targets ? (const int64_t *)(const void *)(copy + blocks) : NULL;
+    COLO_TRY(ops->read(copy, pass->blocks, blocks, stream));
+    if (targets)
+        COLO_TRY(ops->read(copy + blocks, shown->targets, targets, stream));
+    const colo_status_t st = compare(&seen, &all, level, &told);
+    if (first && told)
+        *first = key;
+    return st;
+}
+
+colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
+                                 const struct colo_loss_shown *shown, colo_mem_t mem,
+                                 colo_stream_t stream)
+{
+    bool told;
     COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
                                     colo_logprob_i_block(pass, pass->rank), pass->blocks,
                                     pass->segments * pass->block.bytes, COLO_U8, stream));
-    return check ? colo_logprob_i_check_headers(pass) : COLO_OK;
+    if (!shown)
+        return COLO_OK;
+    return mem == COLO_HOST ? compare(pass, shown, colo_comm_check_level(group), &told)
+                            : look(group, pass, shown, mem, stream);
 }
 
 /* Runs passes over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
@@ -259,7 +326,13 @@ colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_log
     if (alone)
         return over_chunks(call, pass, true, true);
     COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, pass, true, false)));
-    COLO_TRY(colo_loss_i_gather(call->group, pass, call->logits->mem == COLO_HOST, call->stream));
+    struct colo_loss_shown shown = {
+        kind->name,       pass->block.m, pass->block.s,
+        pass->stat_dtype, pass->targets, pass->target_stride,
+    };
+    if (kind->shown)
+        kind->shown(pass, &shown);
+    COLO_TRY(colo_loss_i_gather(call->group, pass, &shown, call->logits->mem, call->stream));
     return over_chunks(call, pass, false, true);
 }
 

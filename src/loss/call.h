@@ -11,6 +11,7 @@
 #include "loss/loss.h"
 #include "loss/sampling-pass.h"
 #include "loss/topk-pass.h"
+#include "loss/validate.h"
 
 /* Each begins with struct_size and the options of logits. */
 union colo_loss_config {
@@ -58,6 +59,8 @@ struct colo_loss_kind {
     void (*fill)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
     uint64_t (*hash_config)(const struct colo_logprob_pass *pass);
     uint64_t (*hash_inputs)(const struct colo_logprob_pass *pass); /* in host memory; or NULL */
+    /* where a block has what the logits path's has elsewhere; or NULL */
+    void (*shown)(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown);
     /* before the gather, and after it */
     colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
     colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);

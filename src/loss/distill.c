@@ -99,6 +99,13 @@ static uint64_t hash_mask(const struct colo_logprob_pass *base)
     return hash;
 }
 
+static void shown(const struct colo_logprob_pass *base, struct colo_loss_shown *shown)
+{
+    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
+    shown->m = pass->mx;
+    shown->s = pass->sx;
+}
+
 COLO_LOSS_STEP(local, distill_stats, colo_distill_pass)
 COLO_LOSS_STEP(merge, distill_merge, colo_distill_pass)
 
@@ -116,6 +123,7 @@ static const struct colo_loss_kind kind = {
     .fill = fill,
     .hash_config = hash_config,
     .hash_inputs = hash_mask,
+    .shown = shown,
     .local = local,
     .merge = merge};
 

@@ -61,6 +61,12 @@ static uint64_t hash_config(const struct colo_logprob_pass *base)
     return colo_hash_bytes(colo_hash_i64(hash, pass->top_k), &pass->top_p, sizeof pass->top_p);
 }
 
+static void shown(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown)
+{
+    shown->s = -1;
+    shown->dtype = COLO_F64;
+}
+
 COLO_LOSS_STEP(local, sampling_largest, colo_sampling_pass)
 
 static colo_status_t step(const struct colo_loss_call *call, struct colo_sampling_pass *pass,
@@ -103,6 +109,7 @@ static const struct colo_loss_kind kind = {
     .check_outputs = colo_loss_i_check_call_memory,
     .fill = fill,
     .hash_config = hash_config,
+    .shown = shown,
     .local = local,
     .merge = merge};
 

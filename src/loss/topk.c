@@ -113,13 +113,23 @@ static uint64_t hash_config(const struct colo_logprob_pass *base)
     return colo_hash_i64(hash, pass->ignore_index);
 }
 
+/* In the workspace */
+static int64_t *rows_behind(const struct colo_logprob_pass *pass)
+{
+    return (int64_t *)(pass->blocks + pass->ranks * pass->block.bytes) + 3 * pass->tokens;
+}
+
+static void shown(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown)
+{
+    shown->targets = rows_behind(pass);
+}
+
 static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
     struct colo_topk_pass *pass = (struct colo_topk_pass *)base;
     /* rows are in the caller's saved memory, which a mismatch leaves alone */
     int64_t *rows = pass->rows;
-    pass->rows = (int64_t *)(pass->base.blocks + pass->base.ranks * pass->base.block.bytes) +
-                 3 * base->tokens;
+    pass->rows = rows_behind(base);
     base->targets = pass->rows;
     COLO_TRY(call->loss->topk_rows(pass, call->stream));
     COLO_TRY(call->loss->topk_local(pass, call->stream));
@@ -162,6 +172,7 @@ static const struct colo_loss_kind kind = {
     .fill = fill,
     .hash_config = hash_config,
     .hash_inputs = hash_inputs,
+    .shown = shown,
     .local = local,
     .merge = merge};
 

@@ -13,6 +13,7 @@
 #include "comm/comm.h"
 #include "core/error.h"
 #include "core/sized.h"
+#include "loss/scalar.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -264,6 +265,8 @@ colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st)
 
 /* ---- after the gather ---- */
 
+#define ALONE "pass tp_group=None (in C a group of one rank), or each rank's columns"
+
 static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *pass, int32_t rank)
 {
     return (const colo_logprob_header_t *)(pass->blocks + rank * pass->block.bytes);
@@ -287,8 +290,14 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
                      (int)(pass->ranks / pass->segments), offset, vocab);
         offset = end;
     }
-    for (int32_t rank = 0; rank < pass->ranks; rank++)
+    bool whole = header_of(pass, 0)->columns == vocab;
+    for (int32_t rank = 0; rank < pass->ranks; rank++) {
         total += header_of(pass, rank)->columns;
+        whole = whole && header_of(pass, rank)->columns == vocab;
+    }
+    COLO_FAIL_IF(whole && total != vocab, COLO_ERR_MISMATCH,
+                 "logprob: each of %d ranks holds all %" PRId64 " columns; " ALONE,
+                 (int)(pass->ranks / pass->segments), vocab);
     COLO_FAIL_IF(total != vocab, COLO_ERR_MISMATCH,
                  "logprob: the shards of %d ranks hold %" PRId64
                  " columns, the vocabulary has %" PRId64 ": some are on two ranks",
@@ -316,6 +325,74 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass)
                      (int)(rank / pass->segments), header->targets, first->targets);
     }
     return check_tiling(pass);
+}
+
+/* Are the statistics of token @k those of the first rank on every rank, bit for bit? */
+static bool is_same(const struct colo_logprob_pass *pass, int64_t offset, int64_t k, size_t elem)
+{
+    for (int32_t block = pass->segments; block < pass->ranks && offset >= 0; block++) {
+        const int64_t at = offset + k * (int64_t)elem;
+        if (memcmp(colo_logprob_i_block(pass, block) + at,
+                   colo_logprob_i_block(pass, block % pass->segments) + at, elem) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Does the first rank's row @k show that its logits are not all alike? A sum of e^(x - m) that is
+ * an integer is one of zeros and ones. Without sums two maxima have to differ. */
+static bool is_varied(const struct colo_logprob_pass *pass, const struct colo_loss_shown *shown,
+                      int64_t k)
+{
+    for (int32_t i = 0; i < pass->segments; i++) {
+        const unsigned char *block = colo_logprob_i_block(pass, i);
+        const double m = colo_scalar_get(shown->dtype, block + shown->m, k),
+                     s = shown->s < 0 ? 0 : colo_scalar_get(shown->dtype, block + shown->s, k);
+        if (isfinite(m) &&
+            (shown->s < 0 ? k > 0 && m != colo_scalar_get(shown->dtype, block + shown->m, k - 1)
+                          : s != floor(s)))
+            return true;
+    }
+    return false;
+}
+
+/* Shards that were made with one seed are legal: of those some rank but the first has a target. */
+static bool is_behind(const struct colo_logprob_pass *pass, const struct colo_loss_shown *shown)
+{
+    int64_t first = 0;
+    for (int32_t i = 0; i < pass->segments; i++)
+        first += header_of(pass, i)->columns;
+    for (int64_t row = 0; row < pass->tokens && shown->targets; row++) {
+        const int64_t target = shown->targets[row * shown->target_stride];
+        if (target >= first && target < pass->config.logits.vocab &&
+            target != pass->config.ignore_index)
+            return true;
+    }
+    return false;
+}
+
+colo_status_t colo_loss_i_check_shards(const struct colo_logprob_pass *pass,
+                                       const struct colo_loss_shown *shown, bool *told)
+{
+    /* the maxima alone are seldom alike by chance in so many rows */
+    enum { ROWS = 8 };
+    const size_t elem = colo_dtype_size(shown->dtype);
+    const int64_t rows = pass->hi - pass->block_lo;
+    int64_t varied = 0;
+    *told = true;
+    for (int32_t block = pass->segments; block < pass->ranks; block++)
+        if (header_of(pass, block)->columns != header_of(pass, block % pass->segments)->columns)
+            return COLO_OK;
+    for (int64_t k = 0; k < rows; k++) { /* mostly over at the first row that counts */
+        if (!is_same(pass, shown->m, k, elem) || !is_same(pass, shown->s, k, elem))
+            return COLO_OK;
+        varied += is_varied(pass, shown, k);
+    }
+    *told = varied > 0 && (shown->s >= 0 || varied >= ROWS);
+    COLO_FAIL_IF(*told && !is_behind(pass, shown), COLO_ERR_MISMATCH,
+                 "%s: these are the same logits on %d ranks; " ALONE, shown->name,
+                 (int)(pass->ranks / pass->segments));
+    return COLO_OK;
 }
 
 /* ---- before backward ---- */

@@ -72,10 +72,24 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
  * can use, a launch) marks @group failed, for the others are on their way into the collective. */
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
 
-/* call.c: one gather of the blocks of all ranks; @check: then a look at their headers */
+/* By what logits are known that each rank has as a whole. */
+struct colo_loss_shown {
+    const char *name; /* of the call */
+    int64_t m, s;     /* byte offsets in a block; -1: not there */
+    colo_dtype_t dtype;
+    const int64_t *targets; /* as a pass has them */
+    int64_t target_stride;
+};
+
+/* call.c: one gather of the blocks of all ranks, in memory @mem; @shown: then a look at them, on a
+ * device in the first call for a vocabulary and at COLO_CHECK=2; NULL: none */
 colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
-                                 bool check, colo_stream_t stream);
+                                 const struct colo_loss_shown *shown, colo_mem_t mem,
+                                 colo_stream_t stream);
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass);
+/* Does every rank bring the same logits? As the headers. @told: could the blocks tell? */
+colo_status_t colo_loss_i_check_shards(const struct colo_logprob_pass *pass,
+                                       const struct colo_loss_shown *shown, bool *told);
 
 #endif

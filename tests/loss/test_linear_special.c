@@ -438,4 +438,31 @@ T_CASE(ranks_with_another_config_all_get_mismatch)
     }
 }
 
+/* In every mode and for any chunks; a target of the last rank, in the last row, makes it legal. */
+T_CASE(a_whole_head_on_every_rank_is_refused)
+{
+    uint64_t rng = t_seed() + 7;
+    for (int i = 0; i < 24; i++) {
+        T_ENDS(linear_case_free) linear_case_t c;
+        const int32_t ranks = i / 12 ? 4 : 2;
+        const int64_t each = 16, vocab = each * ranks, hidden = 6, tokens = 8;
+        linear_case_init(&c, ranks, 1, tokens, vocab, hidden, i % 2 ? COLO_F32 : COLO_F64, &rng);
+        linear_case_options(&c, LINEAR_BIAS);
+        linear_case_mode(&c, i / 2 % 3);
+        linear_case_shard(&c, SHARD_EVEN);
+        c.config.logprob.chunk_size = i / 6 % 2 ? 3 : 0;
+        for (int64_t v = 0; v < vocab; v++)
+            c.b[v] = c.b[v % each];
+        for (int64_t k = 0; k < vocab * hidden; k++)
+            c.w[k] = c.w[k % (each * hidden)];
+        for (int64_t t = 0; t < tokens; t++)
+            c.targets[0][t] %= each;
+        assert_fails(linear_case_run(&c), COLO_ERR_MISMATCH,
+                     t_text("linear: these are the same logits on %d ranks; pass tp_group=None",
+                            (int)ranks));
+        c.targets[0][tokens - 1] = vocab - 1;
+        linear_case_judge(&c, 1, t_text("case %d with a target behind the first rank's", i));
+    }
+}
+
 T_MAIN("loss/linear_special")

@@ -429,7 +429,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     padded to a multiple of 128 and cut evenly; a number: the columns of a segment (docs/invariant.md).
 
     Raises ValueError (shapes, dtypes, devices, options), MismatchError (ranks that differ in targets,
-    options, or shards with a hole), RuntimeError (destroyed group, another rank's error, logits
+    options, or shards with a hole; ranks that all have the same logits), RuntimeError (destroyed group, another rank's error, logits
     written since forward), TimeoutError.
     """
     if not loss and (label_smoothing or z_loss):

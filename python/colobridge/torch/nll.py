@@ -219,7 +219,8 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     is the sum over tokens and den their number (those with a legal target and, with mask [...], a mask
     that is not 0), added over reduce_group once: the dp x cp ranks, never tp. mean = num / den, 0
     when den is 0. Gradients of a rank come from its own tokens, and a mean is already divided by the tokens of
-    all ranks: sum gradients over the group, do not average. Other arguments and errors: logprob(). Nothing waits for the GPU.
+    all ranks: sum gradients over the group, do not average. Other arguments and errors: logprob(). Nothing waits for the GPU,
+    but the first call for a vocabulary on several ranks, which looks at what they bring.
 
     A mask of floats weighs tokens: the loss of a token is multiplied by its weight, and den is the sum of
     the weights, so that 0.5 counts as a half in both. All ranks of reduce_group give one then. A weight that

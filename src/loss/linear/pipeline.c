@@ -281,8 +281,13 @@ static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
 
 static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
-    const bool on_host = colo_lm_head_config(call->linear->head)->mem == COLO_HOST;
-    return colo_loss_i_gather(call->linear->group, &call->pass, unit == 0 && on_host, call->aux);
+    const struct colo_logprob_pass *pass = &call->pass;
+    const struct colo_loss_shown shown = {
+        "linear",         pass->block.m, pass->block.s,
+        pass->stat_dtype, pass->targets, pass->target_stride,
+    };
+    return colo_loss_i_gather(call->linear->group, pass, unit == 0 ? &shown : NULL,
+                              colo_lm_head_config(call->linear->head)->mem, call->aux);
 }
 
 /* The unit's d_logits; shared ones part by part. */
