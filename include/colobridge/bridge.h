@@ -179,6 +179,17 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
 /**
+ * colo_bridge_expect_backward() - does a backward follow forwards from now on? local; yes after
+ * create
+ * All ranks say the same, else some would wait in backward for others. A rank that says something
+ * else is COLO_ERR_MISMATCH in forward: on the host between ranks that exchange messages, between
+ * GPUs in the first call of a shape, everywhere with COLO_CHECK=2. Where forward moves nothing and
+ * backward adds up gradients, it is found in backward only.
+ * @bridge: may be NULL
+ */
+COLO_API void colo_bridge_expect_backward(colo_bridge_t *bridge, bool follows);
+
+/**
  * colo_bridge_src_shape() - the extents of this rank's source tensor (x and d_x); local
  * @shape:  out [3], or [2] if axes is "th" or "bh": extents in the order of axes, written by the
  * call Returns  the number of extents: 3, or 2 for "th" and "bh"; 0 if an argument is NULL

@@ -285,6 +285,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_bridge_create': (INT, [_p(P), _p(BridgeConfig), P]),
     'colo_bridge_destroy': (None, [_p(P)]),
     'colo_bridge_dst_shape': (i32, [P, P]),
+    'colo_bridge_expect_backward': (None, [P, BOOL]),
     'colo_bridge_finish': (INT, [_p(P), P]),
     'colo_bridge_forward': (INT, [P, _p(Tensor), _p(Tensor), P]),
     'colo_bridge_forward_start': (INT, [P, _p(Tensor), _p(Tensor), P, _p(P)]),

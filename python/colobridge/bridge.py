@@ -61,7 +61,7 @@ class Bridge(Handle):
             raw.transport = choice('transport', transport, TRANSPORTS)
             if allocator is not None:
                 raw.allocator = allocator
-        self._handle = c.c_void_p()
+        self._handle, self._follows = c.c_void_p(), True
         call('colo_bridge_create', c.byref(self._handle), raw, comm.handle)
         comm.serves(self._handle, 'colo_bridge_destroy')
         self._batches: dict[int, c.c_void_p] = {}  # handles, because a collected cycle has no weak references
@@ -102,6 +102,12 @@ class Bridge(Handle):
     def reshape(self, shape: tuple[int, ...]) -> None:
         """Another batch, length or width from now on; local, all ranks must do the same."""
         call('colo_bridge_reshape', self.handle, s.Shape(*shape))
+
+    def expect_backward(self, follows: bool) -> None:
+        """Does a backward follow forwards from now on? Yes, at first. All ranks say the same: forward compares it."""
+        if follows is not self._follows:
+            lib().colo_bridge_expect_backward(self.handle, follows)
+            self._follows = follows
 
     @property
     def src_shape(self) -> tuple[int, ...]:

@@ -303,6 +303,19 @@ BRIDGES = {
         'ctx.flight.back = ctx.flight.back or (back, ctx.begun(d_ys, back))', 'test_torch_ticket.py', 'next_step_right and uniform'),
     'a ticket of which nothing is under way outlives its bridge': (
         'torch/ticket.py', '_ = self._of.handle', '_ = self._of', 'test_torch_ticket.py', 'next_step_right and uniform'),
+    'a bridge does not say whether a backward follows': (
+        'torch/uniform.py', 'self.bridge.expect_backward(follows)', 'pass', 'test_torch_requires_grad.py', 'frozen_encoder_of_one_rank_is'),
+    'a ragged bridge does not say whether a backward follows': (
+        'torch/ragged.py', 'self.held.batch._bridge.expect_backward(follows)', 'pass', 'test_torch_requires_grad.py',
+        'no_grad and merged'),
+    'a call like the last one does not say whether a backward follows': (
+        'torch/bridge.py', 'True, None, x.requires_grad and torch.is_grad_enabled())', 'True, None, True)',
+        'test_torch_requires_grad.py', 'frozen_encoder_of_one_rank_is'),
+    'ranks do not tell which of them have a backward': (
+        'torch/uniform.py', 'dict(self.doing, requires_grad=follows)', 'self.doing', 'test_torch_requires_grad.py',
+        'only_backward_moves'),
+    'a tower that is frozen on one rank is not told from others': (
+        'torch/tower.py', 'if len({t.trains for t in tables}) > 1:', 'if False:', 'test_torch_requires_grad.py', 'frozen_on_one_rank'),
     'a ticket is finished twice': (
         'torch/ticket.py', 'if finished is None:', 'if False:', 'test_torch_ticket.py', 'are_named'),
     'the gradient of a tower is not multiplied for what averages it': (

@@ -264,7 +264,7 @@ def test_a_gradient_that_stays_on_its_rank_is_part_of_that_of_y(world):
 def other_rows(rank, group=None, meet=meet):
     good, odd = torch.ones(1, 8, 2), torch.ones(1, 12, 2)
     # All make a bridge; or one does, and rank 1, which is late, repeats its last call, or comes with another type.
-    for late in None, good, torch.nn.Parameter(good):
+    for late in None, good, torch.nn.Parameter(good, requires_grad=False):
         bridge = ct.Bridge('dp=4', 'tp=4,dp=1', group=group or dist.group.WORLD)
         if late is not None:
             bridge(good)

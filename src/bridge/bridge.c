@@ -300,6 +300,12 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     return st;
 }
 
+void colo_bridge_expect_backward(colo_bridge_t *bridge, bool follows)
+{
+    if (bridge)
+        bridge->alone = !follows;
+}
+
 const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
 {
     return bridge ? bridge->now.program.plan : NULL;

@@ -108,7 +108,8 @@ bool colo_bridge_exchanges_compare(const colo_bridge_t *bridge)
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *bridge, colo_pass_t pass)
 {
     const colo_plan_t *plan = bridge->now.program.plan;
-    return colo_op_of_bridge(plan->config.dtype, bridge->id.number, pass, plan->hash);
+    const bool alone = pass == COLO_FORWARD && bridge->alone;
+    return colo_op_of_bridge(plan->config.dtype, bridge->id.number, pass, alone, plan->hash);
 }
 
 colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_t n)
@@ -116,7 +117,8 @@ colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_
     const colo_bridge_t *bridge = batch->bridge;
     const uint64_t hash =
         colo_hash_i64(bridge->now.program.plan->hash, (int64_t)batch->loaded.program.plan->hash);
-    return colo_op_of_bridge(COLO_U8, bridge->id.number, pass, colo_hash_i64(hash, n));
+    const bool alone = pass == COLO_FORWARD && bridge->alone;
+    return colo_op_of_bridge(COLO_U8, bridge->id.number, pass, alone, colo_hash_i64(hash, n));
 }
 
 /* ---- calls ---- */
@@ -136,13 +138,21 @@ static void add_tables(colo_fields_t *fields, const colo_batch_t *batch)
     fields->hash = colo_hash_i64(fields->hash, (int64_t)batch->hash); /* all bits */
 }
 
+static void add_operation(colo_fields_t *fields, const colo_call_t *call)
+{
+    const colo_bridge_t *bridge = call->bridge;
+    const bool forward = call->frame.pass == COLO_FORWARD;
+    colo_fields_add(fields, "operation", "bridge %llu %s%s", (unsigned long long)bridge->id.number,
+                    forward ? "forward" : "backward",
+                    forward && bridge->alone ? " without backward" : "");
+}
+
 static colo_status_t agree_batch(const colo_call_t *call, colo_status_t mine)
 {
     const colo_bridge_t *bridge = call->bridge;
     colo_fields_t fields = {COLO_FIELDS_INIT};
     add_tables(&fields, call->batch);
-    colo_fields_add(&fields, "operation", "bridge %llu %s", (unsigned long long)bridge->id.number,
-                    call->frame.pass == COLO_FORWARD ? "forward" : "backward");
+    add_operation(&fields, call);
     colo_fields_add(&fields, "tensors", "%d", (int)call->frame.n);
     if (colo_comm_check_level(bridge->comm) >= 2) /* registered on all ranks or on none */
         colo_fields_add(&fields, "in registered memory", "%s",
@@ -170,8 +180,7 @@ static colo_status_t agree_uniform(const colo_call_t *call, colo_status_t mine)
     /* registered on all ranks or on none */
     const bool registered = strict && !call->asks && call->executor->registered;
     colo_fields_t fields = {COLO_FIELDS_INIT};
-    colo_fields_add(&fields, "operation", "bridge %llu %s", (unsigned long long)bridge->id.number,
-                    call->frame.pass == COLO_FORWARD ? "forward" : "backward");
+    add_operation(&fields, call);
     colo_fields_add(&fields, "calls before", "%llu", (unsigned long long)bridge->id.calls);
     colo_fields_add(&fields, "in registered memory", "%s", registered ? "yes" : "no");
     colo_fields_add(&fields, "captured", "%s", strict && call->capturing ? "yes" : "no");

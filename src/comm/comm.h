@@ -92,12 +92,15 @@ typedef struct colo_comm_ops {
 #define COLO_COMM_ABI 14u
 #define COLO_RECORDS 256
 
+#define COLO_OP_ALONE 0x80000000u /* of a bridge's forward: no backward follows */
+
 /* The exchange of bridge @number of its comm, of @pass, by the plan of that hash: two bridges of
  * one shape move the same boxes, and so may the two passes of one. */
 static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t number, int pass,
-                                               uint64_t plan)
+                                               bool alone, uint64_t plan)
 {
-    return (colo_op_desc_t){COLO_OP_EXCHANGE, dtype, (int32_t)(uint32_t)(2 * number) | pass,
+    const uint32_t which = (uint32_t)(2 * number) % COLO_OP_ALONE | (uint32_t)pass;
+    return (colo_op_desc_t){COLO_OP_EXCHANGE, dtype, (int32_t)(which | (alone ? COLO_OP_ALONE : 0)),
                             (int64_t)plan, COLO_CATEGORY_BRIDGE};
 }
 

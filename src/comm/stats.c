@@ -64,8 +64,10 @@ const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t
         break;
     case COLO_OP_EXCHANGE:
         if (op.param)
-            snprintf(detail, sizeof detail, " (bridge %u %s, %s)", (uint32_t)op.param / 2,
-                     op.param & 1 ? "backward" : "forward", colo_dtype_name(op.dtype));
+            snprintf(detail, sizeof detail, " (bridge %u %s%s, %s)",
+                     (uint32_t)op.param % COLO_OP_ALONE / 2, op.param & 1 ? "backward" : "forward",
+                     (uint32_t)op.param & COLO_OP_ALONE ? " without backward" : "",
+                     colo_dtype_name(op.dtype));
         else
             snprintf(detail, sizeof detail, " (%s)", colo_dtype_name(op.dtype));
         break;

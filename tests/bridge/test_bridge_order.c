@@ -45,6 +45,33 @@ T_CASE_FOR(4, two_bridges_of_one_shape_in_another_order_are_a_mismatch, int32_t,
     return t_stand_step(&two, 1);
 }
 
+/* ---- a backward that follows on some ranks only ---- */
+
+T_CASE_FOR(4, a_forward_that_a_backward_follows_on_some_ranks_only_is_a_mismatch, int32_t, check, 0,
+           1, 2)
+{
+    const t_case_t c = T_BETWEEN("dp=4", "tp=4", 4, 8, 2, .check = check); /* all with all */
+    T_STAND(s);
+    rank_try(after_a_step(&s, &c, world));
+    for (int i = 0; i < 2; i++) { /* alike on all ranks, and in any order */
+        colo_bridge_expect_backward(s.bridge, i == 1);
+        rank_try(t_stand_step(&s, i));
+    }
+    rank_try(colo_comm_barrier(world, NULL));
+    colo_bridge_expect_backward(s.bridge, s.rank != 2);
+    const colo_status_t st = t_stand_call(&s, COLO_FORWARD);
+    if (st != COLO_ERR_MISMATCH || !says("bridge 1 forward without backward"))
+        return not_told(st, __LINE__);
+    rank_check(untouched(&s.t[T_Y]));
+    if (check < 2)
+        return COLO_OK;
+    rank_check(says("operation: rank 2 of 'world' has bridge 1 forward without backward, rank 0 "
+                    "bridge 1 forward"));
+    colo_bridge_expect_backward(s.bridge, true);
+    colo_bridge_expect_backward(NULL, true);
+    return t_stand_step(&s, 3);
+}
+
 T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
 {
     const t_case_t c[2] = {

@@ -55,7 +55,8 @@ class Bridge(Unique):
 
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run
-    backward through their y, also when it is empty. Values move bitwise; dtypes stay as they are
+    backward through their y, also when it is empty. x requires grad on all ranks or on none (an x that is None does, unless
+    frozen): forward says where it differs, and with it torch.no_grad(). Values move bitwise; dtypes stay as they are
     (autocast does not matter). x is not saved.
 
     ragged: batches of images that have any number of rows, and samples any number of images. A call has
@@ -333,7 +334,7 @@ class Bridge(Unique):
             if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
                     into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
                     (self._ranks is None or groups.alive(self.group)):
-                return again[4](x, again[5], True, None)
+                return again[4](x, again[5], True, None, x.requires_grad and torch.is_grad_enabled())
         return _called(self, False, x, segments, into, samples, shape, like, add, inplace, src, dst)
 
     def _shape_of_y(self, x: Any, samples: int | None, shape: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -403,8 +404,8 @@ def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] |
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
     ready, lasts = self._last[1], here and (self._ranks is None or len(self._ranks) > 1)
     self._again = (type(x), self._last[0], self._comm.told, watched, Carry.apply, ready) if lasts else None
-    given = x.shape if here else None
-    return Asked(device, ready.bridge, lambda flight: (Carry.apply(x, ready, here, flight),),
+    given, follows = x.shape if here else None, x.requires_grad and torch.is_grad_enabled()
+    return Asked(device, ready.bridge, lambda flight: (Carry.apply(x, ready, here, flight, follows),),
                  lambda d_ys, back: ready.carry(1, None, d_ys[0], d_ys[0], given, back), [0], operator.itemgetter(0))
 
 

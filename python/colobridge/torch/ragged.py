@@ -188,9 +188,14 @@ class _Call:
         return segments is self.segments and merged is self.merged and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
 
     def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None,
-            flight: Flight | None = None) -> None:
-        """One call of the library on tensors [rows, features]. flight: it is started there, and not finished."""
-        with self.ragged().telling:
+            flight: Flight | None = None, follows: bool = True) -> None:
+        """One call of the library on tensors [rows, features]. flight: it is started there, and not finished. follows: a
+        backward follows forward."""
+        telling = self.ragged().telling
+        telling.doing = {'requires_grad': follows}
+        with telling:
+            if not (backward or self.ragged().owner.frozen):
+                self.held.batch._bridge.expect_backward(follows)
             reached = self._reached(backward, given, out, stream)
             arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
             if flight is None or any(a is not b for a, b in zip((*given, *out), (*reached[0], *reached[1]))):
@@ -234,7 +239,7 @@ class _Call:
 
 
 @Function
-def CarryRagged(ctx: Any, call: _Call, flight: Flight | None, intos: Any, _anchor: Any, *xs: Any) -> Any:
+def CarryRagged(ctx: Any, call: _Call, flight: Flight | None, intos: Any, follows: bool, _anchor: Any, *xs: Any) -> Any:
     """ys [rows, features] from xs: new tensors, or the memory of the buffers that are given, of which Written tells autograd."""
     ctx.call, ctx.ragged, ctx.flight, stream = call, call.ragged(), flight, stream_of(call.ragged().device)
     if call.merged:
@@ -242,7 +247,7 @@ def CarryRagged(ctx: Any, call: _Call, flight: Flight | None, intos: Any, _ancho
     else:
         rows = call.held.batch.rows[1]
         flat = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
-    call.run(False, xs, flat, stream, flight)
+    call.run(False, xs, flat, stream, flight, follows)
     # Autograd refuses that others write into a view which a function returns: Written does, and Finish.
     ys = tuple(t.new_empty(0).set_(t) for t in flat) if call.merged else flat
     ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
@@ -256,7 +261,7 @@ def _(ctx: Any, *d_ys: Any) -> Any:
         d_xs = flight.landed()
     else:
         d_xs = call.gradients(d_ys)
-    return (None, None, None, None, *d_xs)
+    return (None, None, None, None, None, *d_xs)
 
 
 @Function
@@ -464,5 +469,5 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
     def begun(d_ys: Any, back: Flight) -> Any:
         of = dict(zip(call.passed, d_ys))
         return call.gradients([of.get(i) for i in range(call.n)], back)
-    return Asked(device, call.held.batch, lambda flight: CarryRagged.apply(call, flight, intos, anchor, *xs), begun, call.passed,
+    return Asked(device, call.held.batch, lambda flight: CarryRagged.apply(call, flight, intos, bool(grad), anchor, *xs), begun, call.passed,
                  arrived)

@@ -43,6 +43,7 @@ _owners: collections.Counter[tuple[int, ...]] = collections.Counter()
 _alone = threading.local()
 _ended: list[Any] = []
 _GLANCE = datetime.timedelta(milliseconds=50)  # after which a rank that is a thread looks whether the others have ended
+_ALONE = 'without backward'  # how the library says that a rank's forward has none
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
 _last_error = ''  # of a call
 _failure: tuple[str, Any] = '', None  # with which sys.exit() ends the program, and _counted() then
@@ -159,6 +160,10 @@ def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -
         refuse(comm, why)
         return
     _reached(why).add(id(comm.told))  # the library told them, whether or not the communicator lives on
+    if doing and _ALONE in str(why):
+        why.args = ('%s; x requires grad and autograd records %s, expected the same on all ranks; on a rank whose encoder is '
+                    'frozen or whose x is None, pass frozen=True to the Bridge on all ranks, or use torch.no_grad() on all'
+                    % (why, 'here' if doing['requires_grad'] else 'elsewhere, not here'), *why.args[1:])
     if isinstance(why, MismatchError):  # on all of them: what they know of each other's shards may be wrong
         for known in ('_shards', '_logprobs', '_linear_plans'):
             comm.__dict__.pop(known, None)

@@ -56,6 +56,9 @@ class TowerPlan:
         texts: dict[int, tuple[int, _Text]] = {}  # by replica: the rank that says so
         kinds: dict[tuple[Any, ...], int] = {}
         scattered = any(t.scattered for t in tables)
+        if len({t.trains for t in tables}) > 1:
+            on, off = ([self._offset + r for r, t in enumerate(tables) if t.trains is trains] for trains in (True, False))
+            _mismatch("requires_grad of the tower's parameters: ranks %s have it, ranks %s have it of none" % (on, off))
         for r, table in enumerate(tables):
             replica = replica_of(vision.llm, self._offset + r)
             if table.text:
@@ -158,6 +161,7 @@ class _Table(NamedTuple):
     pos: list[list[int]]
     scattered: bool
     kind: tuple[int, ...]  # dtype, is it on a GPU, shape of a patch; () without pixels
+    trains: bool  # does a parameter require grad
     text: _Text
 
     def write(self) -> bytes:
@@ -168,8 +172,8 @@ class _Table(NamedTuple):
 
     @classmethod
     def read(cls, said: bytes) -> '_Table':
-        grid, cost, seq, pos, scattered, kind, text = json.loads(said)
-        return cls([tuple(g) for g in grid], cost, seq, pos, scattered, tuple(kind),
+        grid, cost, seq, pos, scattered, kind, trains, text = json.loads(said)
+        return cls([tuple(g) for g in grid], cost, seq, pos, scattered, tuple(kind), trains,
                    Packing(**text) if isinstance(text, dict) else text)
 
 
@@ -339,7 +343,10 @@ class EncoderParallel:
         places = [each[end - n:end].tolist() for n, end in zip(rows, itertools.accumulate(rows))] if row_pos is not None else [
             [p] for p in at]
         return _Table(shapes, [_number(self.cost(shape)) for shape in shapes], seq.tolist(), places,
-                      row_pos is not None and count > 0, kind, self._text(packing))
+                      row_pos is not None and count > 0, kind, self._trains(), self._text(packing))
+
+    def _trains(self) -> bool:
+        return any(p.requires_grad for p in self.tower.parameters())
 
     def _text(self, packing: Any) -> _Text:
         """The sequences of this rank's replica."""

@@ -158,12 +158,14 @@ class Ready:
         return checked(t, what)
 
     def carry(self, direction: int, x: Any, y: Any, like: Any = None, shape: Any = None,
-              flight: Flight | None = None) -> Any:
+              flight: Flight | None = None, follows: bool = True) -> Any:
         """y from x, forward (0), or x from y, backward (1), where y and x are gradients. Makes and returns a tensor
         of @shape if there is one: the output, one of the arena's where there is one. This is core.Bridge's forward()
         and backward() without what costs more than they do. Where nothing moves, a gradient is a view. flight: the call
-        is started there, and not finished."""
+        is started there, and not finished. follows: a backward follows forward."""
         try:
+            if not (direction or self.core.no_grad):
+                self.bridge.expect_backward(follows)
             stays = self.stays[direction]
             if stays is False:
                 stays = self.stays[direction] = self.core.stays(self.shape, ('forward', 'backward')[direction])
@@ -199,15 +201,16 @@ class Ready:
                 self.stays[direction] = False
             return made
         except BaseException as why:
-            groups.heard(self.bridge.comm, why, self.doing)
+            groups.heard(self.bridge.comm, why, dict(self.doing, requires_grad=follows))
             raise
 
 
 @Function
-def Carry(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight | None) -> Any:
-    """y = R x forward, d_x = R^T d_y backward. With a flight forward is begun, and backward ended."""
+def Carry(ctx: Any, x: Any, ready: Ready, here: bool, flight: Flight | None, follows: bool) -> Any:
+    """y = R x forward, d_x = R^T d_y backward. With a flight forward is begun, and backward ended. follows: backward does,
+    which a function is not told."""
     ctx.ready, ctx.here, ctx.shape, ctx.flight = ready, here, x.shape, flight
-    y = ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
+    y = ready.carry(0, x if here else None, None, x, ready.shapes[1], flight, follows)
     if ready.core.no_grad:
         ctx.mark_non_differentiable(y)
     return y
@@ -219,4 +222,4 @@ def _(ctx: Any, d_y: Any) -> Any:
         d_x = ctx.flight.landed()
     else:
         d_x = ctx.ready.carry(1, None, d_y, d_y, ctx.shape if ctx.here else None)
-    return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None
+    return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None, None

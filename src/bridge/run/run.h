@@ -161,6 +161,7 @@ struct colo_bridge {
     colo_bridge_id_t id;
     struct colo_ragged_bridge *ragged; /* ragged.h; NULL: of uniform batches */
     bool compared[2];        /* by pass: all ranks were once in this call, by the plan of now */
+    bool alone;              /* no backward follows forwards, as the caller says */
     colo_tickets_t *tickets; /* ticket.c; NULL: no call was started */
 };
 
