@@ -159,7 +159,8 @@ typedef struct colo_linear_logprob_saved {
  * @linear:  out, owned by the caller
  * @config:  borrowed for the call
  * @head:    gives sizes, dtype, memory and bias; borrowed for the object's life
- * @group:   the vocabulary (tp) group, borrowed for the object's life; NULL is an error
+ * @group:   the vocabulary (tp) group, borrowed for the object's life; NULL is an error. This rank
+ *           alone is in it and in the head's group: ranks of @group have the same tokens
  * One call at a time uses the object. Any number of forwards may wait for their backward.
  * Errors:   COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_UNBUILT
  */

@@ -97,6 +97,7 @@ class Comm(Handle):
         # Has this rank heard of the error that killed it? Of those made from each other an error kills all.
         self.told = [False] if parent is None else parent.told
         self._run: _Run | None = None if parent is None else parent._run
+        self._named = parent is not None and parent._named
         self._users: list[tuple[c.c_void_p, str]] = []
         _alive.add(self)
         self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
@@ -200,6 +201,11 @@ class Comm(Handle):
         """Rank of a world rank, -1 when it is no member."""
         return lib().colo_comm_find(self.handle, world_rank)
 
+    @property
+    def knows_world(self) -> bool:
+        """Are its world ranks those of a program, by set_world_ranks() or run_threads(), or just 0, 1, ..?"""
+        return self._named or self._run is not None
+
     nodes = property(lambda self: lib().colo_comm_nodes(self.handle))
 
     def node(self, rank: int) -> int:
@@ -218,6 +224,7 @@ class Comm(Handle):
         if len(world_ranks) != self.size:
             raise ValueError("world_ranks has %d entries, expected %d" % (len(world_ranks), self.size))
         call('colo_comm_set_world_ranks', self.handle, (s.i64 * self.size)(*world_ranks))
+        self._named = True
 
     def set_timeout(self, seconds: float) -> None:
         """Deadline of every wait; communicators made later inherit it."""

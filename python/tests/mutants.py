@@ -68,6 +68,8 @@ MUTANTS = {
     'what writes over its logits goes into a graph': (
         'torch/compiled.py', "if given.get('inplace_backward') or", 'if', 'test_torch_compiled.py', 'writes_its_arguments'),
     **BRIDGES,
+    'ranks with the same tokens may be in a group of other tokens': (
+        'torch/ranks.py', 'if len(both) > 1:', 'if False:', 'test_torch_groups.py', 'groups_of_the_same'),
     'what records operations sees the library\'s': (
         'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        return fn',
         '        return fn', 'test_torch_recorded.py', 'test_what_records'),

@@ -465,4 +465,27 @@ T_CASE(a_whole_head_on_every_rank_is_refused)
     }
 }
 
+T_CASE_ON(4, vocabulary_and_head_share_this_rank_alone)
+{
+    colo_grid_t grid;
+    T_ENDS(colo_comm_destroy) colo_comm_t *tp = NULL, *dp = NULL;
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *of_all = NULL, *of_tp = NULL, *of_dp = NULL;
+    T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
+    rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
+    rank_try(colo_comm_split(world, &grid, "tp", &tp));
+    rank_try(colo_comm_split(world, &grid, "dp", &dp));
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V / 2, .hidden = H};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    lc.logprob.logits.vocab = V;
+    lc.logprob.logits.vocab_start = colo_comm_rank(tp) * V / 2;
+    rank_try(colo_lm_head_create(&of_all, &hc, world));
+    rank_try(colo_lm_head_create(&of_tp, &hc, tp));
+    rank_try(colo_lm_head_create(&of_dp, &hc, dp));
+    rank_check(colo_linear_logprob_create(&linear, &lc, of_all, tp) == COLO_ERR_ARG && !linear);
+    rank_check(strstr(colo_last_error(), "2 ranks of group are in the head's group, too") != NULL);
+    rank_check(colo_linear_logprob_create(&linear, &lc, of_tp, tp) == COLO_ERR_ARG && !linear);
+    rank_try(colo_linear_logprob_create(&linear, &lc, of_dp, tp));
+    return COLO_OK;
+}
+
 T_MAIN("loss/linear_special")

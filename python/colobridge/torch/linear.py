@@ -227,6 +227,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
             head_group, head_rows = group, rows
     if head_group is not None:
         head_comm = groups.comm_of(head_group, device, what + ': head_group')
+        groups.require_apart(what, comm, 'head_group', head_comm)
     product = autocast(device.type)
     if product is not None and hidden.dtype != torch.float64:
         hidden, weight = hidden.to(product), weight.to(product)
@@ -352,6 +353,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
          ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
         scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
         support=support, head_partition=head_partition)
+    groups.require_apart('linear_nll', o[1], 'reduce_group', group)
     if weights is not None:
         weights = counted(weights, target, o[0].config, o[0].real)
     if known is not None:

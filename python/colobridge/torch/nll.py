@@ -217,7 +217,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
 
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
     is the sum over tokens and den their number (those with a legal target and, with mask [...], a mask
-    that is not 0), added over reduce_group once: the dp x cp ranks, never tp. mean = num / den, 0
+    that is not 0), added over reduce_group once: the dp x cp ranks, of which none but this one is in tp_group. mean = num / den, 0
     when den is 0. Gradients of a rank come from its own tokens, and a mean is already divided by the tokens of
     all ranks: sum gradients over the group, do not average. Other arguments and errors: logprob(). Nothing waits for the GPU,
     but the first call for a vocabulary on several ranks, which looks at what they bring.
@@ -241,6 +241,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     kind, more = (NllPlan, (mean, comm, side)) if weights is None else (LogprobPlan, None)
     o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
                 inplace_backward, numbers, kind=kind, support=support, more=more)
+    groups.require_apart('nll', o[2][1], 'reduce_group', comm)
     if weights is None:
         return Loss(*VocabParallel.apply(*o), side[0])
     weights = counted(weights, target, o[2][0].config, o[2][0].real)  # before any rank waits for this one

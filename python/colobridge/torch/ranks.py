@@ -424,6 +424,26 @@ def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
     return comm_of_ranks(group_ranks(group, what), device)
 
 
+def world_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
+    """World ranks of a group argument; none of no group."""
+    if group is None or isinstance(group, Comm):
+        return tuple(map(group.world_rank, range(group.size))) if group else ()
+    return group_ranks(group, what)
+
+
+def require_apart(what: str, tp: Comm, name: str, other: Comm | None) -> None:
+    """ValueError: ranks that share the vocabulary, which have the same tokens, are in a group whose ranks have other ones."""
+    if other is None or tp.size == 1 or other.size == 1 or other.__dict__.get('_apart') is tp:
+        return
+    if tp.told is other.told or tp.knows_world and other.knows_world:  # else each may number its ranks in its own way
+        both = sorted(set(world_ranks(tp)) & set(world_ranks(other)))
+        if len(both) > 1:
+            raise ArgumentError("%s: ranks %s are in tp_group %s and in %s %s; ranks of tp_group have the same tokens, those of "
+                                "%s have others (dp x cp), so that no two ranks are in both" % (
+                                    what, both, list(world_ranks(tp)), name, list(world_ranks(other)), name))
+    other._apart = tp  # type: ignore[attr-defined]
+
+
 def size_and_rank(group: Any, what: str = 'group') -> tuple[int, int]:
     """Of a group argument; no communication."""
     if group is None:

@@ -9,6 +9,7 @@
  */
 #include "loss/linear/workspace.h"
 
+#include "comm/comm.h"
 #include "core/error.h"
 #include "core/sized.h"
 #include "loss/validate.h"
@@ -42,6 +43,21 @@ static colo_status_t check_segments(const colo_linear_logprob_config_t *config,
         COLO_ERR_ARG,
         "linear: d_hidden is partial with segments, expected all-reduce or reduce-scatter: the "
         "caller's sum over ranks has another order on other numbers of ranks");
+    return COLO_OK;
+}
+
+/* Comms of two worlds may number their ranks in two ways. */
+static colo_status_t check_apart(const colo_comm_t *head, const colo_comm_t *group)
+{
+    int32_t both = 0;
+    if (!head || head->world != group->world)
+        return COLO_OK;
+    for (int32_t r = 0; r < group->size; r++)
+        both += colo_comm_find(head, colo_comm_world_rank(group, r)) >= 0;
+    COLO_FAIL_IF(both > 1, COLO_ERR_ARG,
+                 "linear: %d ranks of group are in the head's group, too, expected one: ranks of "
+                 "group have the same tokens, those of the head's group have others",
+                 (int)both);
     return COLO_OK;
 }
 
@@ -114,6 +130,7 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
         colo_dtype_name(own->d_weight_dtype), colo_lm_head_group(head) ? "a sharded" : "a resident",
         own->logprob.segment, (int)COLO_LINEAR_EARLY, colo_dtype_name(head_config->dtype));
     COLO_TRY(check_shard(&own->logprob, head_config, group));
+    COLO_TRY(check_apart(colo_lm_head_group(head), group));
     return check_segments(own, head_config, group);
 }
 
