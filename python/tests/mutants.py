@@ -68,15 +68,45 @@ MUTANTS = {
     'what writes over its logits goes into a graph': (
         'torch/compiled.py', "if given.get('inplace_backward') or", 'if', 'test_torch_compiled.py', 'writes_its_arguments'),
     **BRIDGES,
+    'a head over tp is a head that its ranks share': (
+        'torch/placed.py', 'if vocabulary in order:', 'if False:', 'test_torch_dtensor.py', 'mesh_of_one_dim and 16'),
+    'a strided shard is cut before what it is behind': (
+        'torch/placed.py', 'order.insert(place, i)', 'order.insert(0, i)', 'test_torch_dtensor.py', 'over_tensor_parallelism'),
+    'copies of a head have gradients of their own': (
+        'torch/placed.py', "comm.all_reduce(checked(g, 'gradient'), stream=stream_of(g.device))", 'pass',
+        'test_torch_dtensor.py', 'mesh_of_two_dims and 16'),
+    'ranks that bring the same tokens share a head': (
+        'torch/placed.py', 'if len(same) > 1:', 'if False:', 'test_torch_dtensor.py', 'same_tokens'),
+    'a head of FSDP2 has the sum where others have the mean': (
+        'torch/placed.py', 'return ranks if own is None else own', 'return 1 if own is None else own',
+        'test_torch_dtensor.py', 'unit_of_its_own and shape0'),
+    'a head of FSDP2 has the mean where others have the sum': (
+        'torch/placed.py', 'own = others.pop() if others else None', 'pass', 'test_torch_dtensor.py',
+        'unit_of_its_own and shape0'),
+    'head_grad of plain rows is not read': (
+        'torch/linear.py', 'if head_grad is not None:', 'if False:', 'test_torch_dtensor.py', 'sum_or_a_mean'),
+    'tokens of sequence parallelism are not gathered': (
+        'torch/placed.py', 'if want != list(t.placements):', 'if False:', 'test_torch_dtensor.py', 'hidden_states_and'),
+    'logits that all ranks have are shards': (
+        'torch/placed.py', "given['tp_group'] = None", 'pass', 'test_torch_dtensor.py', 'test_logits and 23'),
+    'a DTensor is read as the part that it is of': (
+        'torch/placed.py', 'if name not in takes:', 'if False:', 'test_torch_dtensor.py', 'other_calls'),
+    'the gradient of an output may be a DTensor, which has no memory': (
+        'torch/tensors.py', 'if _has_dtensor(grads):', 'if False:', 'test_torch_dtensor.py', 'other_calls'),
+    'rows of over_chunks have the gradient of one rank': (
+        'torch/placed.py', "comm.reduce_scatter(checked(whole, 'gradient'), checked(mine, 'gradient'), "
+        'stream=stream_of(g.device))', 'mine.copy_(whole[each * comm.rank:each * (comm.rank + 1)])', 'test_torch_dtensor.py',
+        'over_chunks'),
     'ranks with the same tokens may be in a group of other tokens': (
         'torch/ranks.py', 'if len(both) > 1:', 'if False:', 'test_torch_groups.py', 'groups_of_the_same'),
     'what records operations sees the library\'s': (
-        'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        return fn',
-        '        return fn', 'test_torch_recorded.py', 'test_what_records'),
+        'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n'
+        '        if _has_dtensor(args)',
+        '        if _has_dtensor(args)', 'test_torch_recorded.py', 'test_what_records'),
     'what records operations sees the library\'s in backward': (
         'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n'
-        '        if not torch.is_grad_enabled',
-        '        if not torch.is_grad_enabled', 'test_torch_recorded.py', 'test_what_records'),
+        '        if _has_dtensor(grads)',
+        '        if _has_dtensor(grads)', 'test_torch_recorded.py', 'test_what_records'),
     'whatever sees operations records them': (
         'torch/tensors.py', 'for mode in modes) if name in _RECORDERS), None)', 'for mode in modes) if name in _RECORDERS), '
         "'a mode' if modes else None)", 'test_torch_recorded.py', 'test_what_records'),

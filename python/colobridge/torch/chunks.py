@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..errors import ArgumentError, FailedError
+from . import placed
 from . import ranks as groups
 from .head import autocast, autocasts, cast, under
 from .lazy import torch
@@ -209,7 +210,7 @@ def _(ctx: Any, *upstream: Any) -> Any:
 @eager
 def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias: Any = None, *,
                 chunk_size: int = 2048, tp_group: Any = None, d_hidden: str = 'all_reduce',
-                params: Iterable[Any] = ()) -> Any:
+                params: Iterable[Any] = (), head_grad: str | None = None) -> Any:
     """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl], of which one chunk of tokens exists
     at a time; backward makes them again. For losses that linear_logprob() does not have: docs/python.md#other-losses.
 
@@ -223,10 +224,14 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     chunk_size. fn's collectives run for each chunk, in forward and again in backward, both under the autocast of forward and
     with the same numbers of torch's default generators, of the host and of hidden's device. Other generators draw anew.
     Gradients of weight, bias and params are added up in fp32 (fp64 of fp64).
+    DTensors, and head_grad: as linear_logprob(); rows that ranks share are gathered once in forward, and stay until backward.
     """
     if d_hidden not in ('all_reduce', 'partial') or integer('chunk_size', chunk_size) < 1:
         raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
                             "a number above 0" % (d_hidden, chunk_size))
+    if isinstance(hidden, torch.Tensor) and (placed.is_placed(weight) or placed.is_placed(bias)):
+        comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
+        weight, bias = placed.gathered('over_chunks', hidden, weight, bias, comm, head_grad)
     given = hidden, weight, bias
     h, w, b = (tuple(t.shape) if isinstance(t, torch.Tensor) and t.layout is torch.strided else () for t in given)
     if not h or len(w) != 2 or h[-1] != w[1] or bias is not None and b != w[:1]:

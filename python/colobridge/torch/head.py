@@ -12,6 +12,7 @@ from .._lib import call, lib, size_of
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
 from .lazy import torch
+from .placed import is_placed
 from .ready import HostWorkspace
 
 
@@ -99,22 +100,6 @@ def ordinary() -> tuple[Any, ...]:
     return torch.Tensor, torch.nn.Parameter, type(None)
 
 
-def local(t: Any, what: str) -> tuple[Any, Any, int | None]:
-    """(this rank's rows, the group that shares them, all rows) of a parameter: a DTensor that is
-    Shard(0) or Replicate() over one mesh dimension, or a tensor, which is what it is."""
-    if not hasattr(t, 'placements') or not hasattr(t, 'to_local'):
-        return t, None, None
-    if len(t.placements) != 1:
-        raise ArgumentError("%s: a DTensor over %d mesh dimensions, expected one; pass to_local(), "
-                            "head_group= and head_rows=" % (what, len(t.placements)))
-    placed = t.placements[0]
-    if placed.is_replicate():
-        return t.to_local(), None, None
-    if type(placed).__name__ != 'Shard' or placed.dim != 0:
-        raise ArgumentError("%s: a DTensor with %s, expected Shard(0) or Replicate()" % (what, placed))
-    return t.to_local(), t.device_mesh.get_group(), t.shape[0]
-
-
 def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, str]:
     """(this rank's part, the group that shares them, all rows, how they are cut) of a parameter of DeepSpeed's
     ZeRO-3, which has no elements itself while no module of DeepSpeed's gathers it. Its gradient is added to
@@ -143,12 +128,13 @@ def main_grads(what: str, weight: Any, bias: Any) -> Any:
         grad = getattr(t, 'main_grad', None)
         if grad is None:
             raise ArgumentError("%s: main_grad=True, but %s has no attribute main_grad" % (what, name))
-        grad = local(grad, name + '.main_grad')[0].detach()
+        grad = (grad.to_local() if is_placed(grad) else grad).detach()
         if grad.dtype not in (torch.float32, torch.float64):
             raise ArgumentError("%s: %s.main_grad is of %s, expected torch.float32 (or float64 of a "
                                 "float64 head)" % (what, name, grad.dtype))
         found[name] = grad
     for grad in list(found.values())[:1]:
         for name in given.keys() - found.keys():
-            found[name] = grad.new_zeros(local(given[name], name)[0].shape)
+            t = given[name]
+            found[name] = grad.new_zeros((t.to_local() if is_placed(t) else t).shape)
     return (found['weight'], found.get('bias')) if found else None

@@ -12,8 +12,9 @@ from typing import Any
 
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
+from . import placed
 from . import ranks as groups
-from .head import autocast, local, main_grads, ordinary, partitioned
+from .head import autocast, main_grads, ordinary, partitioned
 from .lazy import torch
 from .linear_plan import LinearPlan
 from .logprob import Columns, MEMBERS, NAMES, per_token, targets_for
@@ -199,7 +200,8 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
 def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
             tp_group: Any, head_group: Any, head_rows: int | None, main_grad: bool, columns: Columns,
             linear: tuple[Any, ...], values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
-            support: Support | None = None, head_partition: str = 'rows') -> tuple[Any, Any, Any, Any, Call]:
+            support: Support | None = None, head_partition: str = 'rows',
+            head_grad: str | None = None) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. linear: mode, d_hidden, budget, max_valid, logits_dtype,
     and whether gradients begin in forward: 'loss' in either way, 'sums' as sums for later, in fp32, 'known' as they
     will be, None if not at all."""
@@ -220,13 +222,15 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     if main_grad:
         main = main_grads(what, weight, bias)
     plain = ordinary()
-    if (type(weight) not in plain or type(bias) not in plain) and (
-            hasattr(weight, 'placements') or hasattr(bias, 'placements')):
-        weight, bias, group, rows = _sharded(what, weight, bias)
-        if group is not None:
-            head_group, head_rows = group, rows
-    if head_group is not None:
+    if (type(weight) not in plain or type(bias) not in plain) and (placed.is_placed(weight) or placed.is_placed(bias)):
+        comm, head_comm, weight, bias, head_rows, columns = placed.head(
+            what, hidden, weight, bias, target, comm, head_group, head_rows, columns,
+            linear[1], dict(zip(members, values)).get('ignore_index', -100), head_grad, main is not None)
+    elif head_group is not None:
         head_comm = groups.comm_of(head_group, device, what + ': head_group')
+        if head_grad is not None:
+            weight, bias = placed.averaged(what, weight, bias, weight, head_grad, head_comm.size, None, main is not None)
+    if head_comm is not None:
         groups.require_apart(what, comm, 'head_group', head_comm)
     product = autocast(device.type)
     if product is not None and hidden.dtype != torch.float64:
@@ -260,17 +264,6 @@ def _meta(t: Any) -> Any:
     return None if t is None else (t.shape, t.stride(), t.dtype, t.device)
 
 
-def _sharded(what: str, weight: Any, bias: Any) -> tuple[Any, Any, Any, int | None]:
-    """(weight, bias, group, rows) of DTensors: this rank's rows, the group that shares them, all rows"""
-    weight, group, rows = local(weight, what + ': weight')
-    if bias is not None:
-        bias, _, bias_rows = local(bias, what + ': bias')
-        if bias_rows != rows:
-            raise ArgumentError("%s: weight has %s sharded rows and bias %s; shard both alike"
-                                % (what, rows, bias_rows))
-    return weight, bias, group, rows
-
-
 @operator(per_token)
 def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, tp_group: Any = None,
                    vocab_start: int | None = None, vocab_end: int | None = None,
@@ -280,7 +273,8 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
                    mode: str = 'auto', chunk_size: int | None = None, budget: int = 0,
                    max_valid: int | None = None, logits_dtype: Any = None,
                    d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-                   head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None,
+                   head_rows: int | None = None, head_partition: str = 'rows', head_grad: str | None = None,
+                   support: Support | None = None,
                    invariant: bool | int = False) -> Any:
     """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl],
     which never exist as a whole; with entropy= and loss=, a tuple of those, each differentiable.
@@ -289,10 +283,11 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     docs/python.md#the-lm_head. "auto" keeps logits when they fit into budget bytes (0: 1 GiB). chunk_size: tokens a chunk,
     0 or None: from budget. logits_dtype: of the workspace, float32 or hidden's.
 
-    A head that is sharded over data parallel ranks (docs/python.md#the-lm_head): weight is a DTensor with Shard(0), a
-    parameter of DeepSpeed's, this rank's rows with head_group= those ranks and head_rows= Vl, or with
-    head_partition="flat" its elements of the flattened weight. Its gradient is the sum over the group, not the mean, and 0
-    in the padding. All ranks of the group call, also with no token.
+    A head that is sharded over data parallel ranks (docs/python.md#the-lm_head): weight is a DTensor
+    (docs/python.md#dtensors), a parameter of DeepSpeed's, this rank's rows with head_group= those ranks and head_rows= Vl, or
+    with head_partition="flat" its elements of the flattened weight. Its gradient is 0 in the padding. All ranks of the group
+    call, also with no token; none but this one is in tp_group. head_grad: over the group the gradient is the "sum" or the
+    "mean"; None: of a parameter of FSDP2's what FSDP2 makes of others (docs/for-fsdp2.md#sum-or-mean), else the sum.
     invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/invariant.md).
     Inside of autocast, hidden, weight and bias are cast as F.linear() would. Other arguments, special
     values and errors: logprob().
@@ -306,7 +301,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         main_grad, (vocab_start, vocab_end, vocab_size),
         (mode, d_hidden, budget, max_valid, logits_dtype, None),
         scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant), support=support,
-        head_partition=head_partition))
+        head_partition=head_partition, head_grad=head_grad))
     return out if len(names) > 1 else out[0]
 
 
@@ -319,7 +314,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None,
                budget: int = 0, max_valid: int | None = None, logits_dtype: Any = None,
                d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-               head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None,
+               head_rows: int | None = None, head_partition: str = 'rows', head_grad: str | None = None,
+               support: Support | None = None,
                invariant: bool | int = False, upstream: Any = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
@@ -352,7 +348,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
          ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
         scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
-        support=support, head_partition=head_partition)
+        support=support, head_partition=head_partition, head_grad=head_grad)
     groups.require_apart('linear_nll', o[1], 'reduce_group', group)
     if weights is not None:
         weights = counted(weights, target, o[0].config, o[0].real)

@@ -414,7 +414,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
-    tp_group: ranks that share the vocabulary (None: no others). vocab_start, vocab_end: this rank's columns,
+    tp_group: ranks that share the vocabulary (None: no others). DTensors: docs/python.md#dtensors. vocab_start, vocab_end: this rank's columns,
     by default equal shards in rank order; vocab_size: V if columns >= V are padding, or if the group also serves another
     vocabulary whose shard is the same on some ranks: without it V is asked once for a shard. Logits may
     have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all

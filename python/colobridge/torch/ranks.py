@@ -468,8 +468,6 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
 
 def _group_of(value: Any) -> _Ranks | None:
     """The ranks of an argument that is a group, or has one; None: it has none, or this rank is alone in it."""
-    if hasattr(value, 'placements') and hasattr(value, 'to_local'):  # a DTensor
-        value = value.device_mesh.get_group() if len(value.placements) == 1 else None
     value = getattr(value, 'ds_process_group', value)
     talks = getattr(value, '_talks_to', None)  # a Bridge's
     value = value if talks is None else talks
@@ -485,11 +483,16 @@ def tell(error: BaseException, arguments: Iterable[Any]) -> None:
     _last_error = _words(error)
     for value in arguments:
         try:
-            of = _group_of(value)
+            if hasattr(value, 'placements'):  # a DTensor
+                from .placed import groups_of
+                found = [_ranks(of) for of in groups_of(value) if len(of) > 1]
+            else:
+                found = [_group_of(value)]
         except Exception:  # no group
             continue
-        if of is not None:
-            of.refuse(error)
+        for of in found:
+            if of is not None:
+                of.refuse(error)
 
 
 def end(key: Own) -> None:

@@ -3,6 +3,7 @@
 import ctypes as c
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,11 @@ from .lazy import torch
 # What ends a call, but not what checkpoint() ends a recomputation by, which is an Exception itself.
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,
            ValueError, c.ArgumentError, Error, KeyboardInterrupt, SystemExit)
-_NO_MEMORY = ("%s: this %s has no memory of its own; pass to_local() of a DTensor, and call it outside of FakeTensorMode, "
+_NO_MEMORY = ("%s: this %s has no memory of its own; call it outside of FakeTensorMode, "
               "torch.export() and transforms of torch.func")
+
+
+PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight'))  # names of arguments that may be heads which ranks share
 
 
 def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
@@ -116,6 +120,8 @@ def once(backward: Any, linear: bool = False) -> Any:
                 break
         if _tracing() or _dispatching() or _functions():
             _unrecorded()
+        if _has_dtensor(grads):
+            raise ArgumentError("backward: the gradient of an output is a DTensor, expected a plain tensor, as the output is")
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         ctx.read = read = list(grads)
@@ -236,15 +242,25 @@ def watched() -> Any:
     return _asked() or (_tracing() or _dispatching() or _functions()) and recorder()
 
 
+def _has_dtensor(values: Any) -> bool:
+    tensor = sys.modules.get('torch.distributed.tensor')  # None: nobody can have made one
+    return tensor is not None and tensor.DTensor in map(type, values)
+
+
 def _run(fn: Any, args: Any, kwargs: Any) -> Any:
     try:
         if _tracing() or _dispatching() or _functions():
             _unrecorded()
+        if _has_dtensor(args) or _has_dtensor(kwargs.values()):
+            from .placed import taken
+            return fn(**taken(fn, args, kwargs))
         return fn(*args, **kwargs)
     except _ERRORS as why:
         from .ranks import tell
-        unused = 'reduce_group' if kwargs.get('reduction') == 'none' else None
-        tell(why, (*args, *(value for name, value in kwargs.items() if name != unused)))
+        given = dict(zip(inspect.signature(fn).parameters, args), **kwargs)
+        unused = 'reduce_group' if given.get('reduction') == 'none' else None
+        tell(why, (value for name, value in given.items() if name != unused and (
+            name in PARAMETERS or not hasattr(value, 'placements'))))  # DTensors of tokens do not talk
         raise
 
 

@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DTensors as arguments: which ranks share the rows of a head, which of them are the vocabulary's, which hold copies, and
+what part of tokens or logits a rank has. Who passes a DTensor has imported torch.distributed.tensor; this file does not.
+
+A head's gradient is a sum over the ranks that bring other tokens; what FSDP2 divides gradients by is read from its state.
+"""
+import functools
+import hashlib
+import inspect
+import itertools
+import math
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+from ..comm import Comm
+from ..errors import ArgumentError, MismatchError
+from . import ranks as groups
+from .lazy import torch
+from .tensors import PARAMETERS, Function, checked, stream_of
+
+_SAMPLE = 4096  # elements of hidden states by which ranks compare them
+
+
+def is_placed(t: Any) -> bool:
+    """Is it a DTensor?"""
+    return hasattr(t, 'placements') and hasattr(t, 'device_mesh')
+
+
+# ---- meshes ----
+
+@functools.lru_cache(maxsize=256)
+def lines(mesh: Any) -> tuple[tuple[int, ...], ...]:
+    """World ranks next to this one along each dim of a mesh, this one among them"""
+    at = mesh.get_coordinate()
+    if at is None:
+        raise ArgumentError("this rank is not in the %s of a DTensor" % mesh)
+    return tuple(tuple(mesh.mesh[(*at[:i], slice(None), *at[i + 1:])].tolist()) for i in range(len(at)))
+
+
+def _among(mesh: Any, dims: Any) -> tuple[int, ...]:
+    """World ranks of the part of a mesh over @dims that has this rank; the first of dims is the slowest."""
+    at = mesh.get_coordinate()
+    part = mesh.mesh[tuple(slice(None) if i in dims else n for i, n in enumerate(at))]
+    left = sorted(dims)
+    return tuple(part.permute([left.index(i) for i in dims]).reshape(-1).tolist())
+
+
+def _name(mesh: Any, i: int) -> str:
+    names = mesh.mesh_dim_names
+    return "mesh dim %s" % (i if names is None else "'%s'" % names[i])
+
+
+def said(t: Any) -> str:
+    """What errors call a DTensor."""
+    mesh = t.device_mesh
+    return 'a DTensor of %s with %s over %s' % (
+        list(t.shape), ', '.join(map(repr, t.placements)), ', '.join(_name(mesh, i) for i in range(len(t.placements))))
+
+
+def _shared(what: str, mesh: Any, tp: tuple[int, ...]) -> int | None:
+    """The dim of a mesh whose ranks are @tp. ValueError: one that shares some of them."""
+    found = None
+    for i, line in enumerate(lines(mesh)):
+        both = len(set(line) & set(tp))
+        if len(tp) < 2 or both < 2:
+            continue
+        if both < len(tp) or both < len(line):
+            raise ArgumentError("%s: its %s has ranks %s, of which tp_group %s has %d; expected all of them, or this rank "
+                                "alone" % (what, _name(mesh, i), list(line), list(tp), both))
+        found = i
+    return found
+
+
+def _cut(n: int, parts: int, at: int) -> tuple[int, int]:
+    """As DTensor cuts."""
+    each = -(-n // parts)
+    return min(at * each, n), min((at + 1) * each, n)
+
+
+# ---- a head ----
+
+class Rows(NamedTuple):
+    """What a parameter [V, ..] of a head is here. group: world ranks that share @rows of them, of which this rank has a
+    part; None: it has all. columns: the ids of these rows, and V, if tp_group shares V. copies: world ranks that have the
+    same part, and other tokens. whole: all ranks of tp_group have all of V."""
+    group: tuple[int, ...] | None = None
+    rows: int | None = None
+    columns: tuple[int, int, int] | None = None
+    copies: tuple[int, ...] | None = None
+    whole: bool = False
+
+
+@functools.lru_cache(maxsize=256)
+def _rows(what: str, mesh: Any, placements: tuple[Any, ...], rows: int, tp: tuple[int, ...]) -> Rows:
+    vocabulary, order, copies, whole = _shared(what, mesh, tp), [], [], False
+    for i in reversed(range(len(placements))):  # each is applied before those to its right, or after some of them
+        p, ranks = placements[i], len(lines(mesh)[i])
+        if ranks == 1:
+            continue
+        if p.is_replicate():
+            if i == vocabulary:
+                whole = True
+            else:
+                copies.insert(0, i)
+            continue
+        strided = type(p).__name__ == '_StridedShard'
+        if p.is_partial() or not (strided or p.is_shard()) or p.dim != 0:
+            raise ArgumentError("%s has %r over %s, expected Shard(0) or Replicate()" % (what, p, _name(mesh, i)))
+        before, place = p.split_factor if strided else 1, 0
+        while before > 1 and place < len(order) and before % len(lines(mesh)[order[place]]) == 0:
+            before //= len(lines(mesh)[order[place]])
+            place += 1
+        if before != 1:
+            raise ArgumentError("%s has %r over %s, whose split factor is not that of mesh dims to its right"
+                                % (what, p, _name(mesh, i)))
+        order.insert(place, i)
+    at, mine, columns, group = mesh.get_coordinate(), rows, None, None
+    if vocabulary in order:
+        if order[0] != vocabulary:
+            raise ArgumentError("%s: %s cuts it before %s, whose ranks are tp_group, so that the ids of a rank of tp_group are "
+                                "not contiguous; expected tp_group's cut first, as fully_shard() of a parallelized module "
+                                "makes it" % (what, _name(mesh, order[0]), _name(mesh, vocabulary)))
+        columns = (*_cut(rows, len(tp), at[vocabulary]), rows)
+        mine, order = columns[1] - columns[0], order[1:]
+    if order:
+        group, parts = _among(mesh, order), [(0, mine)]
+        for i in order:
+            ranks = len(lines(mesh)[i])
+            parts = [(lo + a, lo + b) for lo, hi in parts for a, b in (_cut(hi - lo, ranks, r) for r in range(ranks))]
+        if parts != [_cut(mine, len(group), r) for r in range(len(group))]:
+            raise ArgumentError("%s: its %d rows are cut over several mesh dims into parts of %s, expected those of one dim, %s; "
+                                "pad them, or flatten the mesh" % (
+                                    what, mine, [b - a for a, b in parts],
+                                    [b - a for a, b in (_cut(mine, len(group), r) for r in range(len(group)))]))
+    return Rows(group, mine if group else None, columns, _among(mesh, copies) if copies else None, whole)
+
+
+def rows_of(what: str, t: Any, tp: tuple[int, ...]) -> tuple[Any, Rows]:
+    """(this rank's part, what it is) of a parameter of a head. ValueError: a placement that no head has."""
+    if not is_placed(t):
+        return t, Rows()
+    for entry in getattr(t._spec, 'shard_order', None) or ():
+        if list(entry.mesh_dims) != sorted(entry.mesh_dims):
+            raise ArgumentError("%s: %s, sharded in the order of mesh dims %s, expected theirs" % (
+                what, said(t), list(entry.mesh_dims)))
+    return t.to_local(), _rows(what, t.device_mesh, tuple(t.placements), t.shape[0], tp)
+
+
+def groups_of(t: Any) -> list[tuple[int, ...]]:
+    """Sets of world ranks that a head may talk to, whatever tp_group is: those of each dim, of all that cut it, and of these
+    without the first."""
+    mesh, found = t.device_mesh, [line for line in lines(t.device_mesh)]
+    cut = [i for i, p in enumerate(t.placements) if not p.is_replicate() and len(found[i]) > 1]
+    for dims in itertools.chain.from_iterable(itertools.permutations(cut, n) for n in range(2, len(cut) + 1)):
+        found.append(_among(mesh, dims))
+    same = [i for i, p in enumerate(t.placements) if p.is_replicate()]
+    return found + ([_among(mesh, same)] if len(same) > 1 else [])
+
+
+def differ(what: str, comm: Comm, key: Any, hidden: Any, target: Any, ignored: int) -> None:
+    """MismatchError on all ranks: some that share a head, or have copies of it, bring the same tokens. Compared in the first
+    call of a head, where ranks agree on its size already; a rank without a target says nothing."""
+    seen = comm.__dict__.setdefault('_heads', set())
+    if comm.size == 1 or key in seen or hidden.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    mine = b''
+    if hidden.numel() and (target is None or bool((target != ignored).any())):
+        flat = hidden.detach().reshape(-1)
+        of = hashlib.sha256(repr(tuple(hidden.shape)).encode())
+        for t in (flat[::max(1, len(flat) // _SAMPLE)].double(), *(
+                () if target is None else (target.detach().reshape(-1).long(),))):
+            of.update(bytes(t.cpu().contiguous().view(torch.uint8).tolist()))
+        mine = of.digest()
+    ranks = [comm.world_rank(r) for r in range(comm.size)]
+    with groups.telling(comm):
+        host = comm if comm.backend != 'nccl' else groups.comm_of_ranks(ranks, torch.device('cpu'))
+        all_of = host.gather_bytes(mine.ljust(32, b'\0'))
+    having: dict[bytes, list[int]] = {}
+    for rank, digest in zip(ranks, all_of):
+        having.setdefault(digest, []).append(rank)
+    having.pop(bytes(32), None)
+    for same in having.values():
+        if len(same) > 1:
+            why = MismatchError(
+                "%s: ranks %s bring the same hidden states and targets to a weight that is a DTensor over ranks %s, whose "
+                "gradient is a sum over ranks with different tokens; pass tp_group= the ranks that share the vocabulary, "
+                "on all ranks, or head_group= the mesh dim's group, if the batch is the same on purpose"
+                % (what, ', '.join(map(str, same)), ', '.join(map(str, ranks))))
+            groups._reached(why).add(id(comm.told))  # they all have it
+            raise why
+    seen.add(key)
+
+
+# ---- its gradient ----
+
+@Function
+def OfAll(ctx: Any, t: Any, comm: Comm | None, divisor: float) -> Any:
+    """(a parameter as this rank has it, ranks that hold copies, a number) -> the same; its gradient is summed over those and
+    divided"""
+    ctx.of = comm, divisor
+    return t.view_as(t)
+
+
+@OfAll.adjoint
+def _(ctx: Any, g: Any) -> Any:
+    comm, divisor = ctx.of
+    if comm is not None:
+        g = g.clone(memory_format=torch.contiguous_format)
+        with groups.telling(comm):
+            comm.all_reduce(checked(g, 'gradient'), stream=stream_of(g.device))
+    return (g if divisor == 1 else g / divisor), None, None
+
+
+@Function
+def Gathered(ctx: Any, part: Any, comm: Comm, rows: int) -> Any:
+    """(rows of this rank, ranks that share them, how many) -> all rows"""
+    each = -(-rows // comm.size)
+    ctx.of = comm, rows, each, len(part)
+    tail = tuple(part.shape[1:])
+    whole, mine = part.new_empty((each * comm.size, *tail)), part.new_zeros((each, *tail))
+    mine[:len(part)] = part
+    with groups.telling(comm):
+        comm.all_gather(checked(mine, 'weight'), checked(whole, 'weight'), stream=stream_of(part.device))
+    return whole[:rows]
+
+
+@Gathered.adjoint
+def _(ctx: Any, g: Any) -> Any:
+    comm, rows, each, own = ctx.of
+    real = torch.float64 if g.dtype == torch.float64 else torch.float32
+    whole = torch.zeros((each * comm.size, *g.shape[1:]), dtype=real, device=g.device)
+    whole[:rows] = g
+    mine = whole.new_empty((each, *g.shape[1:]))
+    with groups.telling(comm):
+        comm.reduce_scatter(checked(whole, 'gradient'), checked(mine, 'gradient'), stream=stream_of(g.device))
+    return mine[:own].to(g.dtype), None, None
+
+
+_units: dict[int, Any] = {}  # by id() of a parameter: (weakref to it, weakref to FSDP2's state and group of it, or None)
+
+
+def _unit(weight: Any) -> Any:
+    """(state, group of parameters) of FSDP2 that have a parameter, or what was made of one; None: it has none."""
+    fn = weight.grad_fn
+    while fn is not None:
+        if hasattr(fn, 'variable'):
+            weight = fn.variable
+            break
+        more = [of for of, _ in fn.next_functions if of is not None]
+        fn = more[0] if len(more) == 1 else None
+    known = _units.get(id(weight))
+    if known is not None and known[0]() is weight:
+        return known[1] and tuple(of() for of in known[1])
+    if len(_units) > 64:
+        _units.clear()
+    found = None
+    states = getattr(sys.modules.get('torch.distributed._composable_state'), '_module_state_mapping', {})
+    for state in list(states.values()):
+        state = state() if isinstance(state, weakref.ref) else state
+        for group in _groups(state):
+            if any(p.sharded_param is weight for p in group.fsdp_params):
+                found = weakref.ref(state), weakref.ref(group)
+    _units[id(weight)] = weakref.ref(weight), found
+    return found and tuple(of() for of in found)
+
+
+def _groups(state: Any) -> list[Any]:
+    several = getattr(state, '_fsdp_param_groups', None)
+    if several is None:
+        one = getattr(state, '_fsdp_param_group', None)
+        return [] if one is None else [one]
+    return list(several)
+
+
+def _factor(what: str, group: Any) -> float | None:
+    """What FSDP2 divides the gradients of a group by; None: by its ranks."""
+    if hasattr(group, 'gradient_divide_factor'):
+        return group.gradient_divide_factor
+    if getattr(group, 'reduce_scatter_reduce_op', None) is None:
+        return None
+    raise ArgumentError("%s: this PyTorch does not tell by what FSDP2 divides gradients; pass head_grad='mean' or 'sum'" % what)
+
+
+def divisor(what: str, weight: Any, head_grad: str | None, ranks: int) -> float:
+    """By what the sum of a head's gradient over its ranks is divided: as FSDP2 divides the gradients of a parameter of its;
+    by nothing, if it is not FSDP2's."""
+    if head_grad is not None:
+        if head_grad not in ('mean', 'sum'):
+            raise ArgumentError("%s: head_grad is %r, expected 'mean', 'sum' or None" % (what, head_grad))
+        return ranks if head_grad == 'mean' else 1
+    unit = _unit(weight) if is_placed(weight) else None
+    if unit is None:
+        return 1
+    state, group = unit
+    own = _factor(what, group)
+    if own is None:  # as the others do
+        context = getattr(state, '_state_ctx', None)
+        others = {_factor(what, of) for one in getattr(context, 'all_states', ()) for of in _groups(one) if of is not group}
+        if len(others) > 1:
+            raise ArgumentError("%s: FSDP2 divides gradients of this model by %s; set one factor, or pass head_grad='mean' or "
+                                "'sum'" % (what, ' and '.join(
+                                    'the ranks' if n is None else str(n) for n in sorted(others, key=str))))
+        own = others.pop() if others else None
+    return ranks if own is None else own
+
+
+def averaged(what: str, weight: Any, bias: Any, of: Any, head_grad: str | None, ranks: int, copies: Comm | None,
+             adds: bool) -> tuple[Any, Any]:
+    """weight and bias as this rank has them, whose gradients are summed over @copies and divided; @of: the weight as it was
+    given. adds: are the gradients added to main_grad, in memory that has earlier ones?"""
+    by = divisor(what, of, head_grad, ranks)
+    if by == 1 and copies is None:
+        return weight, bias
+    if adds:
+        raise ArgumentError("%s: main_grad=True adds sums over the ranks that share the weight, and its gradient is %s; pass "
+                            "head_grad='sum', or leave main_grad out" % (
+                                what, 'a sum over ranks with copies, too' if by == 1 else 'divided by %g' % by))
+    weight, bias = (t if t is None or not t.requires_grad else OfAll.apply(t, copies, by) for t in (weight, bias))
+    return weight, bias
+
+
+def head(what: str, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm, head_group: Any, head_rows: int | None,
+         columns: Any, d_hidden: str, ignored: int, head_grad: str | None, adds: bool) -> tuple[Any, ...]:
+    """(communicator of the vocabulary, of the head or None, weight, bias, rows of the head's group, vocab_start to
+    vocab_size) of a head of DTensors."""
+    tp = groups.world_ranks(comm) if comm.size > 1 else ()
+    given, (weight, found) = weight, rows_of(what + ': weight', weight, tp)
+    if bias is not None:
+        bias, other = rows_of(what + ': bias', bias, tp)
+        if other[:3] != found[:3]:
+            raise ArgumentError("%s: weight has rows of %s, and bias of %s; shard both alike" % (what, found[:3], other[:3]))
+    if found.columns is not None:
+        named = dict(zip(('vocab_start', 'vocab_end', 'vocab_size'), columns))
+        _columns(what, named, found.columns)
+        columns = tuple(named.values())
+    if found.whole:
+        if d_hidden != 'all_reduce':
+            raise ArgumentError("%s: all ranks of tp_group have the whole weight, so each makes the whole gradient of hidden; "
+                                "found d_hidden=%r, expected 'all_reduce'" % (what, d_hidden))
+        comm = groups.alone()
+    asked = None if head_group is None else set(groups.world_ranks(head_group, what + ': head_group'))
+    if asked is not None and asked not in [set(ranks or ()) for ranks in (found.group, found.copies)] or \
+            found.rows is not None and head_rows not in (None, found.rows):
+        raise ArgumentError("%s: head_group is %s and head_rows %s, and weight is %s, whose rows %s share; leave both out" % (
+            what, None if asked is None else sorted(asked), head_rows, said(given), found.group or 'no ranks'))
+    device = hidden.device
+    head_comm, copies = (None if ranks is None else groups.comm_of_ranks(ranks, device)
+                         for ranks in (found.group, found.copies))
+    trains = torch.is_grad_enabled() and (weight.requires_grad or bias is not None and bias.requires_grad)
+    if trains and not tp and asked is None:
+        for of in (head_comm, copies):
+            if of is not None:
+                differ(what, of, (tuple(given.shape), weight.dtype), hidden, target, ignored)
+    if copies is not None:
+        groups.require_apart(what, comm, 'the copies of weight', copies)
+    ranks = (1 if head_comm is None else head_comm.size) * (1 if copies is None else copies.size)
+    weight, bias = averaged(what, weight, bias, given, head_grad, ranks, copies, adds)
+    return comm, head_comm, weight, bias, found.rows, columns
+
+
+def gathered(what: str, hidden: Any, weight: Any, bias: Any, comm: Comm, head_grad: str | None) -> tuple[Any, Any]:
+    """weight and bias of this rank's columns, all rows of them; gradients go back to where the rows are."""
+    made, shares, weight, bias, rows, _ = head(what, hidden, weight, bias, None, comm, None, None, (None,) * 3, 'all_reduce', 0,
+                                               head_grad, False)
+    if made is not comm:
+        raise ArgumentError("%s: all ranks of tp_group have the whole weight, expected Shard(0) over tp_group, or no tp_group"
+                            % what)
+    if shares is None:
+        return weight, bias
+    groups.require_apart(what, comm, 'the ranks that share weight', shares)
+    return Gathered.apply(weight, shares, rows), None if bias is None else Gathered.apply(bias, shares, rows)
+
+
+# ---- tokens, logits ----
+
+def _tokens(what: str, t: Any, tp: tuple[int, ...], reduce: tuple[int, ...], features: bool, d_hidden: str) -> Any:
+    """This rank's part of values per token [..] or [.., H]: all that a rank of tp_group must have."""
+    mesh, want = t.device_mesh, list(t.placements)
+    vocabulary, made = _shared(what, mesh, tp), list(t.placements)
+    for i, line in enumerate(lines(mesh)):
+        p = want[i]
+        if len(line) == 1:
+            continue
+        if p.is_partial() or features and not p.is_replicate() and p.dim in (-1, t.dim() - 1):
+            raise ArgumentError("%s is %s, expected Replicate(), or Shard() of an axis of tokens" % (what, said(t)))
+        if i == vocabulary:
+            if d_hidden == 'reduce_scatter' and features:
+                if p.is_replicate() or p.dim != 0:
+                    raise ArgumentError("%s is %s, and d_hidden is 'reduce_scatter', expected Shard(0) over tp_group"
+                                        % (what, said(t)))
+                continue
+            for at in (want, made):
+                at[i] = torch.distributed.tensor.Replicate()
+            if d_hidden == 'partial' and features:
+                made[i] = torch.distributed.tensor.Partial()
+        elif p.is_replicate() and len(set(line) & set(reduce)) > 1:
+            raise ArgumentError("%s is %s, and reduce_group has ranks %s, which would count the same tokens; expected Shard() "
+                                "of an axis of tokens over them" % (what, said(t), list(reduce)))
+    if want != list(t.placements):
+        t = t.redistribute(placements=want)
+    return t.to_local(grad_placements=made)
+
+
+def _logits(what: str, given: dict[str, Any], name: str, tp: tuple[int, ...], reduce: tuple[int, ...]) -> Any:
+    """This rank's columns and tokens of logits [.., V]; into @given, which columns of which group they are."""
+    t = given[name]
+    mesh, cut = t.device_mesh, []
+    vocabulary = _shared(what, mesh, tp)
+    for i, line in enumerate(lines(mesh)):
+        p = t.placements[i]
+        if len(line) == 1:
+            continue
+        if p.is_partial():
+            raise ArgumentError("%s is %s, expected Shard(-1) over tp_group" % (what, said(t)))
+        if p.is_replicate():
+            if i == vocabulary:
+                given['tp_group'] = None  # each of its ranks has all columns
+            elif len(set(line) & set(reduce)) > 1:
+                raise ArgumentError("%s is %s, and reduce_group has ranks %s, which would count the same tokens"
+                                    % (what, said(t), list(reduce)))
+        elif p.dim in (-1, t.dim() - 1):
+            cut.append(i)
+        elif i == vocabulary:
+            raise ArgumentError("%s is %s, expected Shard(-1) over tp_group" % (what, said(t)))
+    if len(cut) > 1 or cut and type(t.placements[cut[0]]).__name__ != 'Shard' or cut and tp and cut[0] != vocabulary:
+        raise ArgumentError("%s is %s, expected Shard(-1) over tp_group alone" % (what, said(t)))
+    if cut:
+        if vocabulary is None:
+            given['tp_group'] = mesh.get_group(cut[0])
+        _columns(what, given, (*_cut(t.shape[-1], len(lines(mesh)[cut[0]]), mesh.get_coordinate()[cut[0]]), t.shape[-1]))
+    return t.to_local()
+
+
+def _columns(what: str, given: dict[str, Any], found: tuple[int, int, int]) -> None:
+    """Into @given: vocab_start, vocab_end and vocab_size of a placement. ValueError: those that are given are others."""
+    start, end, vocab = found
+    for name, n, fits in (('vocab_start', start, lambda n: n == start), ('vocab_end', end, lambda n: start <= n <= end),
+                          ('vocab_size', vocab, lambda n: n <= vocab)):
+        if given.get(name) is None:
+            given[name] = n
+        elif not fits(given[name]):
+            raise ArgumentError("%s: %s is %s, and the placement of the DTensor says %d" % (what, name, given[name], n))
+
+
+def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call, by name, with this rank's parts of DTensors in their place. Those of a head stay what they
+    are. ValueError: a DTensor that the call does not take."""
+    names = inspect.signature(fn).parameters
+    given = dict(zip(names, args), **kwargs)
+    before = dict(given)
+    what = {'_called': 'bridge', '_relayout': 'relayout'}.get(fn.__name__, fn.__qualname__.replace('.__call__', ''))
+    takes = ('hidden', 'target', 'mask', 'ids', 'vocab_parallel_logits', 'targets') if 'vocab_start' in names else \
+        ('hidden',) if fn.__name__ == 'over_chunks' else ()
+    places = None
+    for name, t in before.items():
+        if not is_placed(t) or name in PARAMETERS:
+            continue
+        of = '%s: %s' % (what, name)
+        if name not in takes:
+            raise ArgumentError("%s is %s, expected a plain tensor, this rank's part" % (of, said(t)))
+        places = places or [groups.world_ranks(before.get(group), '%s: %s' % (what, group))
+                            for group in ('tp_group', 'reduce_group')]
+        if name not in ('vocab_parallel_logits', 'targets'):
+            given[name] = _tokens(of, t, *places, name == 'hidden', before.get('d_hidden', 'all_reduce'))
+            continue
+        for other in ('vocab_parallel_logits', 'targets'):
+            if other in before and getattr(before[other], 'placements', None) != t.placements:
+                raise ArgumentError("%s is %s, expected %s that are placed alike" % (of, said(t), other))
+        given[name] = _logits(of, given, name, *places)
+    return given
