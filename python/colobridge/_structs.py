@@ -313,6 +313,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_comm_name': (CHARS, [P]),
     'colo_comm_node': (i32, [P, i32]),
     'colo_comm_nodes': (i32, [P]),
+    'colo_comm_part': (INT, [P, P, i32, _p(P)]),
     'colo_comm_rank': (i32, [P]),
     'colo_comm_reduce_scatter': (INT, [P, P, P, i64, INT, INT, P]),
     'colo_comm_set_check': (INT, [P, i32]),

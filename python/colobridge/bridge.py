@@ -17,8 +17,8 @@ from .tensor import view
 
 
 class Bridge(Handle):
-    """Plan, communicator, workspace; .handle is the colo_bridge_t pointer. Collective over @comm, whose world ranks are
-    the grids' ranks.
+    """Plan, communicator, workspace; .handle is the colo_bridge_t pointer. Collective over the ranks of @comm that are in
+    a grid; its world ranks are the grids' ranks.
 
     shape: (samples, rows, features[, positions of the LLM]), global. axes: "bsh", "sbh", any
     permutation, "th" (samples and rows flattened), or "bh" ([samples, features]; rows is 1). output: "full" (own samples,

@@ -98,6 +98,8 @@ class Comm(Handle):
         self.told = [False] if parent is None else parent.told
         self._run: _Run | None = None if parent is None else parent._run
         self._named = parent is not None and parent._named
+        self._above: Comm | None = None  # whose part it is
+        self._parts: dict[int | None, Comm] = {}  # by handle
         self._users: list[tuple[c.c_void_p, str]] = []
         _alive.add(self)
         self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
@@ -153,9 +155,25 @@ class Comm(Handle):
         handle = result(c.c_void_p, 'colo_comm_split_color', self.handle, color, key)
         return Comm(handle, parent=self) if handle else None
 
+    def part(self, world_ranks: Sequence[int]) -> 'Comm':
+        """The communicator of some of its ranks, this one among them; local, and no other rank has to call. The same
+        ranks get the same one each time, all of them get this one; destroy() ends it. KeyError: a rank that is not in it."""
+        handle = result(c.c_void_p, 'colo_comm_part', self.handle, (s.i64 * max(len(world_ranks), 1))(*world_ranks),
+                        len(world_ranks))
+        if handle.value == self.handle.value:
+            return self
+        made = self._parts.get(handle.value)
+        if made is None:
+            made = self._parts[handle.value] = Comm(handle, owned=False)
+            made._above, made._run = self, self._run
+            made._named = self._named
+        return made
+
     def destroy(self) -> None:
-        """Local; the second time does nothing. Bridges made from it are destroyed with it. The last communicator
-        of processes waits at most a second for the others to destroy theirs."""
+        """Local; the second time does nothing. Parts, and bridges made from it, are destroyed with it. The last
+        communicator of processes waits at most a second for the others to destroy theirs."""
+        while self._parts:
+            self._parts.popitem()[1].destroy()
         if self._handle and self._forks == _forks and lib().colo_comm_check(self._handle) < 0:
             self.died = True
         users, self._users = self._users, []

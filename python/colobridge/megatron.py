@@ -401,7 +401,7 @@ class ColocatedBridgeCommunicator:
 
     def communicate(self, tensor: Any, *, samples: int | None = None, segments: Any = None, into: Any = None) -> Any:
         """The tensor under the destination's layout; differentiable. samples: the global batch if dp
-        does not divide it (algo="exact"). A rank outside of the grids gets its tensor back. If the LLM has several
+        does not divide it (algo="exact"). A rank outside of the grids gets its tensor back at once, and need not call. If the LLM has several
         pipeline stages (algo="exact"), ranks of the others get an empty tensor, and run backward through it: the
         encoder's gradient comes from stage 0.
 

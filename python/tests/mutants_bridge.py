@@ -402,6 +402,20 @@ BRIDGES = {
     'a table of pieces has one owner': (
         'packing.py', 'piece_owner=[piece[1] for piece in flat]', 'piece_owner=[0 for piece in flat]', 'test_torch_packed.py',
         'ranks_of_its_own'),
+    'ranks in neither grid are waited for': (
+        'torch/bridge.py', 'return tuple(r for r in have if any(grid.has_rank(r) for grid in grids))', 'return have',
+        'test_torch_outside.py', 'outside_need_not_call'),
+    'a rank in neither grid waits for those that are': (
+        'torch/bridge.py', 'return me,', 'return tuple(r for r in have if r != me)', 'test_torch_outside.py', 'outside_may_call'),
+    'a part of ranks that packings count has the first ones': (
+        'torch/bridge.py', 'self._own or groups.named(self._ranks, self._names)', 'self._own or (groups.counted_of('
+        'self._ranks) if self.packed else self._ranks)', 'test_torch_outside.py', 'need_not_call and packed'),
+    'a part that an error killed stays dead': (
+        'torch/bridge.py', 'return groups.comm_of_part(self.group, self._part, device)', 'return self.group.part(self._part)',
+        'test_torch_outside.py', 'nothing_of_a_mismatch'),
+    'all ranks of a world hear of the error of a part': (
+        'comm.py', 'made._above, made._run = self, self._run', 'made._above, made._run, made.told = self, self._run, self.told',
+        'test_torch_outside.py', 'nothing_of_a_mismatch'),
     'segments of other packings are the same batch': (
         'segments.py', 'self._key += packing._key', 'pass', 'test_torch_packed.py', 'segments_of_a_packing'),
 }

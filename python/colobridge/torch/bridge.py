@@ -45,7 +45,7 @@ class Bridge(Unique):
 
     src, dst: Layout, or the spec of a grid ("tp=2,dp=4"), for the usual layout of that side. group: a
     torch process group or a colobridge.Comm with all ranks of the grids; communication stays among
-    ranks that exchange. axes, output, grad, algo: as colobridge.Bridge() has them; of axes "bh" shape may be (samples,
+    ranks that exchange, and ranks outside of both grids need not call. axes, output, grad, algo: as colobridge.Bridge() has them; of axes "bh" shape may be (samples,
     features). frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
     and ep, declared as dims along which ranks hold copies (Layout.src()).
 
@@ -83,7 +83,9 @@ class Bridge(Unique):
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
         self.group, self.ragged, self.packed = group, ragged or packed, packed
-        self._ranks: tuple[int, ...] | None = None
+        self._ranks: tuple[int, ...] | None = None  # of torch's, that it concerns; None: the group is a Comm
+        self._names: tuple[int, ...] = ()  # what they are in the grids
+        self._part: tuple[int, ...] | None = None  # of a Comm, if it does not concern all of its ranks
         self._own: groups.Own | None = None  # instead of the ranks, if no other object has its communicators
         self._owned = False
         try:
@@ -120,8 +122,13 @@ class Bridge(Unique):
         if ragged:
             Segments([], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]).check(self.src, self.dst)
         self._owned = bool(_COMMS[comm])
-        if self._owned and isinstance(group, Comm):
-            self.group = group = groups.comm_of(group, torch.device('cpu')).split_color(0, group.rank)
+        if isinstance(group, Comm):
+            inside = tuple(map(group.world_rank, range(group.size)))
+            ranks = self._concerned(inside, group.world_rank(group.rank))
+            self._part = None if ranks == inside else ranks
+            if self._owned:
+                among = self.comm(torch.device('cpu'))
+                self.group, self._part = among.split_color(0, among.rank), None
         self.axes = axes
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}
@@ -140,10 +147,10 @@ class Bridge(Unique):
         self._number = str(next(_numbers))
         _BRIDGES[self._number] = self
         if not isinstance(group, Comm):
-            self._ranks = self._members()
+            self._members()
         self._traceable = self._ranks is not None and not self.ragged and self.src.holds(_me()) and self.dst.holds(_me())
         if self._owned and self._ranks is not None:
-            self._own = groups.Own.of(self._ranks, packed)
+            self._own = groups.Own.of(self._ranks, self._names)
             self.comm(torch.device('cpu'))  # now: ranks whose threads meet at the store in other orders would wait in vain
 
     def _refuse(self, why: BaseException, comm: str) -> None:
@@ -151,36 +158,52 @@ class Bridge(Unique):
         which ranks these are: all of the group."""
         if not isinstance(self.group, Comm):
             try:
-                self._ranks = self._ranks or self._members()
+                if self._ranks is None:
+                    self._members()
             except Exception:
                 try:
                     self._ranks = groups.group_ranks(self.group)
                 except Exception:  # no group: no rank to tell
                     return
-            if comm == 'own' and self._own is None:
-                self._own = groups.Own.of(self._ranks, self.packed)
+                self._names = tuple(range(len(self._ranks))) if self.packed else self._ranks
+            if comm == 'own' and self._own is None and self._ranks is not None:
+                self._own = groups.Own.of(self._ranks, self._names)
         groups.tell(why, (self,))
 
-    def _members(self) -> tuple[int, ...]:
-        inside = groups.group_ranks(self.group, 'bridge: group')
+    def _members(self) -> None:
+        """Sets the ranks of a torch group that it concerns."""
+        inside, me = groups.group_ranks(self.group, 'bridge: group'), dist.get_rank()
+        have = tuple(range(len(inside))) if self.packed else inside
         for name, layout in (('src', self.src), ('dst', self.dst)):
-            have = range(len(inside)) if self.packed else inside
             missing = [r for r in layout.grid.ranks() if r not in have][:4]
             if missing:
                 raise ArgumentError("bridge: ranks %s of the %s grid %s are not in the group of %d ranks"
                                     % (missing, name, layout.grid, len(inside)))
         if not self.ragged and moves.plain(self.src) and moves.plain(self.dst):
-            return moves.component(self.src.grid, self.dst.grid, dist.get_rank())
-        return inside
+            self._names = self._ranks = moves.component(self.src.grid, self.dst.grid, me)
+        else:
+            self._names = self._concerned(have, have[inside.index(me)])
+            self._ranks = tuple(inside[have.index(name)] for name in self._names)
+
+    def _concerned(self, have: tuple[int, ...], me: int) -> tuple[int, ...]:
+        """Of these ranks, as the grids count them, those of both grids; @me alone if it is in neither."""
+        grids = self.src.grid, self.dst.grid
+        if not any(grid.has_rank(me) for grid in grids):
+            return me,
+        return tuple(r for r in have if any(grid.has_rank(r) for grid in grids))
 
     @property
     def _talks_to(self) -> Any:
-        """World ranks, with a number if they have a communicator for this bridge alone, or a Comm: for groups.tell()"""
-        ranks = groups.counted_of(self._ranks) if self.packed and self._ranks else self._ranks
-        return self._own or ranks or self.group
+        """World ranks, with a number if they have a communicator for this bridge alone, or a Comm, or ranks of one: for
+        groups.tell()"""
+        if self._ranks is None:
+            return self.group if self._part is None else (self.group, self._part)
+        return self._own or groups.named(self._ranks, self._names)
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
+        if self._part is not None:
+            return groups.comm_of_part(self.group, self._part, device)
         if self._ranks is None:
             return groups.comm_of(self.group, device, 'bridge: group')
         groups.require_alive(self.group, 'bridge: group')

@@ -65,21 +65,26 @@ class _Thread:
 
 class Own(NamedTuple):
     """World ranks with communicators that serve one object alone, the @number-th of these ranks; 0: all that are alike.
-    counted: to the communicators the ranks are 0, 1, .."""
+    names: what the ranks are to the communicators."""
     ranks: tuple[int, ...]
     number: int
-    counted: bool = False
+    names: tuple[int, ...]
 
     @classmethod
-    def of(cls, ranks: tuple[int, ...], counted: bool = False) -> 'Own':
+    def of(cls, ranks: tuple[int, ...], names: tuple[int, ...] | None = None) -> 'Own':
         """The next one; ranks make theirs in one order."""
         _owners[ranks] += 1
-        return cls(ranks, _owners[ranks], counted)
+        return cls(ranks, _owners[ranks], names or ranks)
+
+
+def named(ranks: tuple[int, ...], names: tuple[int, ...]) -> 'tuple[int, ...] | Own':
+    """The same ranks, which are @names to their communicators."""
+    return ranks if ranks == names else Own(ranks, 0, names)
 
 
 def counted_of(ranks: tuple[int, ...]) -> 'tuple[int, ...] | Own':
     """The same ranks, which are 0, 1, .. to their communicators."""
-    return ranks if ranks == tuple(range(len(ranks))) else Own(ranks, 0, True)
+    return named(ranks, tuple(range(len(ranks))))
 
 
 class _Ranks:
@@ -96,7 +101,9 @@ class _Ranks:
         """The communicator for tensors on @device; collective the first time, and after an error of which this rank has
         heard. One that an error has killed of which it has not says so when it is used: a rank that has a mistake of
         its own hears of that."""
-        if self.host is not None and self.host.told[0] and self.store is not None:
+        host = self.host
+        if host is not None and self.store is not None and (
+                host.told[0] or host._above is not None and host._above.told[0] and _is_dead(host)):
             self.destroy()
         if self.host is None:
             self.host = _Meeting(self).comm()
@@ -152,6 +159,13 @@ def _is_dead(comm: Comm) -> bool:
     return lib().colo_comm_check(comm.handle) < 0
 
 
+def _hear(comm: Comm) -> None:
+    """This rank has heard of the error that killed @comm; of one that ended the whole world, too."""
+    comm.told[0] = True
+    if comm._above is not None and comm._above._handle and _is_dead(comm._above):
+        _hear(comm._above)
+
+
 def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -> None:
     """Notes that this rank has heard of the error that killed a communicator. An error that the library
     does not know of is told to the other ranks, which would wait for this one. doing: what this rank's
@@ -168,7 +182,7 @@ def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -
         for known in ('_shards', '_logprobs', '_linear_plans'):
             comm.__dict__.pop(known, None)
     if comm._handle and _is_dead(comm):
-        comm.told[0] = True
+        _hear(comm)
         board = _board_of(comm) if isinstance(why, MismatchError) else None
         if doing and board is not None:
             differs = board.compare(doing)
@@ -305,7 +319,7 @@ class _Meeting:
                 _reached(why).add(id(of))
                 self.refuse(str(why))
             raise
-        made.set_world_ranks(range(len(of.ranks)) if isinstance(of.key, Own) and of.key.counted else of.ranks)
+        made.set_world_ranks(of.key.names if isinstance(of.key, Own) else of.ranks)
         made._board = _Board(self.store, self.name, of.ranks, of.me)  # type: ignore[attr-defined]
         return made
 
@@ -377,7 +391,7 @@ def comm_of_ranks(ranks: Sequence[int] | Own, device: Any) -> Comm:
     key = ranks if isinstance(ranks, Own) else tuple(ranks)
     members = key.ranks if isinstance(key, Own) else key
     if len(members) == 1:
-        return alone(0 if isinstance(key, Own) and key.counted else members[0])
+        return alone(key.names[0] if isinstance(key, Own) else members[0])
     return _ranks(key).comm(device)
 
 
@@ -399,17 +413,33 @@ def alive(group: Any) -> bool:
     return group in (c10d._pg_group_ranks if state is None else state.pg_group_ranks)
 
 
-def _ranks_of(group: Comm) -> _Ranks:
-    """Of a communicator of the caller's. Ranks of run_threads() can make another one after an error."""
-    made = group.__dict__.get('_torch_made')
+def _ranks_of(group: Comm, part: tuple[int, ...] | None = None) -> _Ranks:
+    """Of a communicator of the caller's, or of some of its world ranks. Ranks of run_threads() can make another one after
+    an error."""
+    kept: dict[Any, _Ranks] = group.__dict__.setdefault('_torch_made', {})
+    made = kept.get(part)
     if made is None:
         run = group._run
         if run is not None and dist.is_available():
             with _lock:
                 run.store = run.store or dist.HashStore()
-        made = group._torch_made = _Ranks(  # type: ignore[attr-defined]
-            tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), run and run.store, group)
+        again = run is not None and group.told[0]  # an error killed it: these ranks meet without the others
+        made = kept[part] = _Ranks(
+            part or tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), run and run.store,
+            group if part is None else None if again else group.part(part))
+        made.given = group
     return made
+
+
+def comm_of_part(group: Comm, ranks: tuple[int, ...], device: Any) -> Comm:
+    """The communicator of some world ranks of @group, this one among them, for tensors on @device; collective over these
+    where it is made for it."""
+    if len(ranks) == 1:
+        return alone(ranks[0])
+    made = _ranks_of(group, ranks)
+    if made.host is not None and made.host.backend == 'nccl' and not made.host.told[0]:
+        return made.host
+    return made.comm(device)
 
 
 def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
@@ -461,7 +491,7 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
         if comm is not None and comm.size > 1:
             _reached(error).add(id(comm.told))
             comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
-            comm.told[0] = True
+            _hear(comm)
     except Error:
         pass  # destroyed
 
@@ -471,6 +501,8 @@ def _group_of(value: Any) -> _Ranks | None:
     value = getattr(value, 'ds_process_group', value)
     talks = getattr(value, '_talks_to', None)  # a Bridge's
     value = value if talks is None else talks
+    if isinstance(value, tuple) and isinstance(value[0], Comm):
+        return _ranks_of(*value) if len(value[1]) > 1 else None
     if isinstance(value, Comm):
         return _ranks_of(value) if value.size > 1 else None
     key = group_ranks(value) if talks is None else talks
