@@ -116,6 +116,10 @@ __global__ void __launch_bounds__(THREADS) largest_kernel(const colo_sampling_pa
     const typename D::elem *row = row_of<D>(p, t);
     unsigned char *block = block_of(p, p.base.rank);
     R m = -(R)CUDART_INF;
+    if (t == 0 && threadIdx.x == 0)
+        *(colo_logprob_header_t *)block = p.base.header;
+    if (t >= p.base.tokens) /* there are none: the header alone */
+        return;
     for (int64_t j = first_vector<D>(row) + (int64_t)threadIdx.x * D::N; j < columns;
          j += (int64_t)THREADS * D::N) {
         const word<D> w = read<D>(row, j, columns);
@@ -131,8 +135,6 @@ __global__ void __launch_bounds__(THREADS) largest_kernel(const colo_sampling_pa
     for (int i = 0; i < THREADS / 32; i++)
         m = max_nan(m, part[i]);
     ((double *)(block + p.base.block.m))[t] = m;
-    if (t == 0)
-        *(colo_logprob_header_t *)block = p.base.header;
 }
 
 /* ---- sums ---- */
@@ -296,14 +298,16 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const colo_sampling_pass 
     }
 }
 
-template <typename F> cudaError_t launch(const colo_sampling_pass *p, const F &f)
+/* A block a token, @least of them. */
+template <typename F> cudaError_t launch(const colo_sampling_pass *p, int64_t least, const F &f)
 {
-    if (p->base.tokens == 0)
+    const int64_t rows = std::max(p->base.tokens, least);
+    if (rows == 0)
         return cudaSuccess;
-    if (p->base.tokens > INT32_MAX)
+    if (rows > INT32_MAX)
         return cudaErrorInvalidValue;
     return with_dtype(p->base.dtype, [&](auto d) {
-        f(d, (unsigned)p->base.tokens);
+        f(d, (unsigned)rows);
         return cudaGetLastError();
     });
 }
@@ -312,26 +316,27 @@ template <typename F> cudaError_t launch(const colo_sampling_pass *p, const F &f
 
 extern "C" cudaError_t colo_k_sampling_largest(const colo_sampling_pass *p, cudaStream_t stream)
 {
-    return launch(p, [&](auto d, unsigned rows) {
+    return launch(p, 1 /* the header, too */, [&](auto d, unsigned rows) {
         largest_kernel<decltype(d)><<<rows, THREADS, 0, stream>>>(*p);
     });
 }
 
 extern "C" cudaError_t colo_k_sampling_sums(const colo_sampling_pass *p, cudaStream_t stream)
 {
-    return launch(p, [&](auto d, unsigned rows) {
+    return launch(p, 0, [&](auto d, unsigned rows) {
         sums_kernel<decltype(d)><<<rows, THREADS, 0, stream>>>(*p);
     });
 }
 
 extern "C" cudaError_t colo_k_sampling_find(const colo_sampling_pass *p, cudaStream_t stream)
 {
-    return launch(p, [&](auto, unsigned rows) { find_kernel<<<rows, THREADS, 0, stream>>>(*p); });
+    return launch(p, 0,
+                  [&](auto, unsigned rows) { find_kernel<<<rows, THREADS, 0, stream>>>(*p); });
 }
 
 extern "C" cudaError_t colo_k_sampling_keep(const colo_sampling_pass *p, cudaStream_t stream)
 {
-    return launch(p, [&](auto d, unsigned rows) {
+    return launch(p, 0, [&](auto d, unsigned rows) {
         keep_kernel<decltype(d)><<<rows, THREADS, 0, stream>>>(*p);
     });
 }
