@@ -158,8 +158,13 @@ def context_of(layout: Layout) -> int:
 
 
 def replica_of(layout: Layout, rank: int) -> int:
-    """Which part of the samples a world rank has; the dim of the last split varies fastest."""
+    """Which part of the samples a world rank has."""
+    return part_of(layout, s.SAMPLES, rank)
+
+
+def part_of(layout: Layout, axis: int, rank: int) -> int:
+    """Which part of an axis a world rank has; the dim of the last split varies fastest."""
     coords, at = list(layout.grid.coords(rank).values()), 0
-    for split, extent in splits_of(layout, s.SAMPLES):
+    for split, extent in splits_of(layout, axis):
         at = at * extent + coords[int(split.dim)]
     return at

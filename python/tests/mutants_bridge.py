@@ -334,7 +334,7 @@ BRIDGES = {
     'images move though they are level': (
         'torch/tower.py', 'if max(load) <= (1 + vision.stick) * max(_by_rank(costs, self.rank, size)):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
     'pixels go as they lie, whichever are wanted': (
-        'torch/tower.py', 'if list(own) != sorted(had):', 'if False:', 'test_torch_tower.py', 'random_steps'),
+        'torch/tower.py', 'if own != list(had):', 'if False:', 'test_torch_tower.py', 'random_steps'),
     'a patch attends to other frames': (
         'torch/tower.py', 'frames * patches * (patches + self.alpha)', 'frames * patches * (frames * patches + self.alpha)',
         'test_torch_tower.py', 'alpha_is_fitted'),
@@ -360,6 +360,23 @@ BRIDGES = {
         'test_torch_tower.py', 'positions_of_their_own'),
     'positions of rows are those of the first rank that brings them': (
         'torch/tower.py', 'if mine != its:', "if mine != its and what == 'grids':", 'test_torch_tower.py', 'elsewhere'),
+    'a tower compares nothing': (
+        'torch/tower.py', 'comm.check_level < 1 + self._compared', 'True', 'test_torch_tower.py', 'bring_other_things'),
+    'a tower compares its first call alone': (
+        'torch/tower.py', 'comm.check_level < 1 + self._compared', 'self._compared', 'test_torch_tower.py', 'bring_other_things'),
+    'a tower compares text under images': (
+        'torch/tower.py', 'if len(t) > most else t) for', 'if False else t) for', 'test_torch_tower.py', 'bring_other_things'),
+    'text of context ranks is compared': (
+        'torch/tower.py', "if self.output == 'sharded' else 0)\n", 'if False else 0)\n', 'test_torch_tower.py', 'parts_are_compared'),
+    'parts of a parameter are compared with others': (
+        'torch/tower.py', 'tuple(c for c, placed in zip(at, placements) if not placed.is_replicate())', '()', 'test_torch_tower.py',
+        'parts_are_compared'),
+    'a checksum forgets the place': (
+        'torch/alike.py', 'x = (x ^ (place[:len(x)]', 'x = (x ^ 0 * (place[:len(x)]', 'test_torch_tower.py', 'checksums'),
+    'a checksum begins anew in each step': (
+        'torch/alike.py', '(first * _ODD[0] + 2 ** 63)', '2 ** 63', 'test_torch_tower.py', 'checksums'),
+    'a checksum is that of memory, not of elements': (
+        'torch/alike.py', 'flat = flat.clone() if', 'flat = flat if', 'test_torch_tower.py', 'checksums'),
     'two images of a rank at a position are one': (
         'torch/tower.py', 'if r in self._brought[other]:', 'if False:', 'test_torch_tower.py', 'images-at-a-position or position'),
     'a cost below a half is none': (

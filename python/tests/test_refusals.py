@@ -139,7 +139,9 @@ def in_own(m, axes):
 
 
 def encodes(m, llm):
-    vision = ct.EncoderParallel(torch.nn.Linear(6, 8), group=m.world, llm=llm, rows=lambda grid: 1,
+    tower = torch.nn.Linear(6, 8)
+    torch.nn.init.ones_(tower.weight), torch.nn.init.ones_(tower.bias)  # the same on all ranks
+    vision = ct.EncoderParallel(tower, group=m.world, llm=llm, rows=lambda grid: 1,
                                 run=lambda tower, pixels, grid: tower(pixels), smallest=(torch.zeros(1, 6), None))
     return vision(None, into=torch.zeros(1, 4, 8))
 

@@ -8,6 +8,7 @@ import pickle
 import random
 import subprocess
 import sys
+import zlib
 from fractions import Fraction
 
 import pytest
@@ -26,6 +27,7 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge.torch.alike import checksums  # noqa: E402
 from test_torch_mimo import torchrun  # noqa: E402
 from world import meet, with_deepspeed  # noqa: E402
 from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Packed, Step, by_hand, coord, replica_sum, worst  # noqa: E402
@@ -603,6 +605,115 @@ def test_a_tower_that_learns_nothing_passes_gradients_to_run(world, frozen):
     here(world, projected, frozen)
 
 
+def replicas(rank):
+    """Ranks 0 and 1 are a replica, so are 2 and 3. What a replica or all towers have in common is compared in the first call,
+    and at COLO_CHECK=2 in each."""
+    tower, _, _, options = made('plain')
+    rng = torch.Generator().manual_seed(rank // 2)
+    pixels, text = torch.randn(8, 6, generator=rng, dtype=DTYPE), torch.randn(BATCH, LENGTH, H, generator=rng, dtype=DTYPE)
+
+    def call(vision, pixels=pixels, text=text):
+        return vision(pixels, [[1, 2, 4]], seq=[1], pos=[4], into=text.clone())
+
+    def parallel(tower=tower, **more):
+        return ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=2,dp=2', **dict(options, **more))
+
+    def differs(vision, words, **given):
+        with pytest.raises(cb.MismatchError) as why:
+            call(vision, **given)
+        assert str(why.value) == 'tower: %s; expected the same' % words, why.value
+    other, elsewhere, under = pixels.clone(), text.clone(), text.clone()
+    if rank == 3:
+        other[7, 5] += 1e-15 + abs(other[7, 5]) * 2.0 ** -50
+        elsewhere[1, 6, 0], under[1, 4:6] = 7, 7
+    of_pixels = 'ranks [2] and [3] bring an image of sequence 1 at position 4, with other pixels'
+    of_text = 'ranks [2] and [3] bring other text for one replica of tp=2,dp=2, in into beside the rows of images'
+    vision, comm = parallel(), parallel()._comm()[0]
+    for wrong, words in (dict(pixels=other), of_pixels), (dict(text=elsewhere), of_text):
+        differs(vision, words, **wrong)
+    want = call(vision, text=under)
+    call(vision, pixels=other), call(vision, text=elsewhere)  # not compared again
+    meet()
+    comm.set_check(2)
+    for wrong, words in (dict(pixels=other), of_pixels), (dict(text=elsewhere), of_text):
+        differs(vision, words, **wrong)
+        assert torch.equal(call(vision, text=under), want)
+    whole, weight = copy.deepcopy(tower.state_dict()), copy.deepcopy(tower.state_dict())
+    weight['out.0.weight'] += rank == 2
+    tower.load_state_dict(weight)
+    differs(vision, 'the towers of ranks [0, 1, 3] and [2] have other values of parameter out.0.weight')
+    tower.load_state_dict(whole)
+    assert torch.equal(call(vision), want)
+    meet()
+    comm.set_check(1)
+    more = Plain(rank == 1)
+    differs(parallel(more), 'the towers of ranks [0, 2, 3] and [1] have other numbers of parameters')
+    meet()
+    comm.set_check(0)
+    call(parallel(), pixels=other)
+    meet()
+    comm.set_check(1)
+
+
+def test_replicas_that_bring_other_things_are_named(world):
+    here(world, replicas)
+
+
+def replicas_of_parts(rank):
+    """Ranks of FSDP2 have parts of a tower; of two replicas of them the same ones. Context ranks have parts of the text."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    _, _, _, options = made('plain')
+    text = torch.full((BATCH, LENGTH // 2, H), float(rank // 2), dtype=DTYPE)
+
+    def call(tower, text=text):
+        vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=2,cp=2,dp=1', output='sharded', **options)
+        return vision(torch.ones(4, 6, dtype=DTYPE), [[1, 2, 2]], seq=[0], pos=[1], into=text.clone())
+    hybrid, mesh = Plain(), init_device_mesh('cpu', (2, 2), mesh_dim_names=('replica', 'part'))
+    fully_shard(hybrid.qkv, mesh=mesh), fully_shard(hybrid, mesh=mesh)
+    call(sharded(Plain())[0]), call(hybrid)
+    with torch.no_grad():
+        hybrid.qkv.bias.to_local().add_(rank == 3)
+    with pytest.raises(cb.MismatchError, match=r'the towers of ranks \[1\] and \[3\] have other values of parameter qkv.bias'):
+        call(hybrid)
+    with pytest.raises(cb.MismatchError, match=r'ranks \[2\] and \[3\] bring other text for one replica'):
+        call(Plain(), text=text + (rank == 3))
+
+
+def test_parts_are_compared_with_their_copies(world):
+    need('plain', 'sharded')
+    here(world, replicas_of_parts)
+
+
+def test_checksums_are_those_of_bits_in_their_order():
+    def by_hand(t):  # of words of 8 bytes, and of the elements behind the last one
+        data, size, total = t.contiguous().view(-1).view(torch.uint8).tolist(), t.element_size(), 0
+        ends = len(data) // 8 * 8
+        for first, end, step in (0, ends, 8), (ends, len(data), size):
+            for k, at in enumerate(range(first, end, step)):
+                x = int.from_bytes(bytes(data[at:at + step]), 'little', signed=step > 1)
+                x = (x ^ k * -7046029254386353131) * -4658895280553007687 % 2 ** 64
+                x = x - 2 ** 64 if x >= 2 ** 63 else x
+                x = (x ^ x >> 32) * -7723592293110705685 % 2 ** 64
+                x = x - 2 ** 64 if x >= 2 ** 63 else x
+                total += x ^ x >> 29
+        return (total ^ zlib.crc32(repr((tuple(t.shape), t.dtype)).encode()) << 31) % 2 ** 64
+    rng = torch.Generator().manual_seed(SEED)
+    for n, dtype in ((0, torch.float32), (7, torch.bfloat16), (13, torch.uint8), (2 ** 17 + 5, torch.float32), (5, torch.float64)):
+        t = torch.randint(0, 99, (n,), generator=rng).to(dtype)
+        assert checksums([t, t]) == [by_hand(t)] * 2
+        assert checksums([torch.cat((t[:1], t))[1:] if n else t]) == [by_hand(t)]
+    t = torch.randn(6, 10, generator=rng)
+    assert checksums([t.t().contiguous().t()]) == checksums([t]) != checksums([t.view(10, 6)])
+    found = {checksums([t])[0]}
+    for k in range(60):
+        other = t.clone()
+        other.view(-1).view(torch.int32)[k] ^= 1
+        found.update(checksums([other, other.view(torch.int32)]))
+    assert len(found) == 121
+    assert len(set(checksums([torch.full((2 ** 20,), value) for value in (10., 11., 12.)]))) == 3
+
+
 def a_row(grid):
     return math.prod(grid) // 4
 
@@ -670,6 +781,7 @@ def test_a_tower_that_fails_on_one_rank_ends_the_others_waits(world):
 LOADER = '''
 import torch, torch.distributed as dist, colobridge.torch as ct
 dist.init_process_group('gloo')
+torch.manual_seed(1)
 tower = torch.nn.Linear(6, 8)
 vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=2', rows=lambda g: 1, run=lambda t, p, g: t(p),
                             smallest=(torch.zeros(1, 6), None))

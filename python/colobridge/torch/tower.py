@@ -8,20 +8,21 @@ import math
 import operator
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Union, cast
 
 from .. import _structs as s
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, MismatchError
 from ..grid import Grid
-from ..layout import Layout, context_of, parts_of, replica_of
+from ..layout import Layout, context_of, part_of, parts_of, replica_of
 from ..packing import Packing, joined
 from ..segments import Segments, balance
 from ..tables import one_of, require_entries
 from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
 from . import ranks as groups
+from .alike import checksums, differing
 from .bridge import Bridge
 from .lazy import dist, torch
 from .tensors import eager, said
@@ -145,7 +146,7 @@ class TowerPlan:
             'seq_len': [n for text in texts.values() for n in cast(list[int], text)],
             'seq_dp': [replica for replica, text in texts.items() for _ in range(len(text))]}
         self.segments = Segments(rows, src=self.rank, seq=[first[replica] + seq for replica, seq, _ in into], **held, **where)
-        self._rows = rows
+        self._rows, self._places = rows, [(seq, at) for _, seq, at in into]
 
     def of(self, rank: int) -> list[int]:
         """Images that a rank, counted in the grid, encodes."""
@@ -236,6 +237,7 @@ class EncoderParallel:
                          for frozen in (False, True)]
         self._carry = self._carries[0]
         self.last: TowerPlan | None = None
+        self._compared = False  # what ranks must have alike
         self._times: Any = None  # when the call before the last one began, and the last one began and ended
         self._moved: dict[str, int] = {}
 
@@ -387,6 +389,7 @@ class EncoderParallel:
         intos += [None] * (len(outs) - len(intos))
         if into is None:
             intos[0] = outs[0].new_empty((0, outs[0].shape[1]))
+        self._compare(plan, me, pixels, intos if held else [])
         made = self._carry(tuple(outs), plan.segments, into=tuple(intos), inplace=inplace)
         self.last, self._times = plan, (before, begin, _now(self._device))
         self._moved = self._bytes(plan, me, outs)
@@ -432,17 +435,50 @@ class EncoderParallel:
             name = next(name for name, kind in _TORCH.items() if kind == s.DTYPES[dtype])
             pixels = torch.empty((0, *shape), dtype=getattr(torch, name),
                                  device=self._device if cuda else 'cpu')
-        own = {plan._brought[e][me]: plan.patches[e] for e, owner in enumerate(plan._owner) if owner == me}
-        had = {plan._brought[e][me]: plan.patches[e] for e in range(len(plan.patches)) if me in plan._brought[e]}
-        if list(own) != sorted(had):  # not all of them, or in another order
-            first, at = {}, 0
-            for e in sorted(had):
-                first[e], at = at, at + had[e]
-            parts = [pixels.narrow(0, first[e], n) for e, n in own.items()]
+        own = [e for e, owner in enumerate(plan._owner) if owner == me]
+        had = _own_parts(plan, me)
+        if own != list(had):  # not all of them, or in another order
+            parts = [pixels.narrow(0, *had[e]) for e in own]
             pixels = torch.cat(parts) if parts else pixels[:0]
         if plan._owner != plan.rank:
             pixels = self._pixels(pixels.detach().reshape(len(pixels), math.prod(shape)), plan._pixels)
         return pixels.reshape(len(pixels), *shape)
+
+    def _compare(self, plan: TowerPlan, me: int, pixels: Any, intos: list[Any]) -> None:
+        """MismatchError on all ranks: pixels of an image that several ranks bring, the text of a replica, or what the towers
+        hold in common is not the same. In the first call, at COLO_CHECK=2 in each."""
+        comm, offset = self._comm()[0], plan._offset
+        if comm.size == 1 or comm.check_level < 1 + self._compared:
+            return
+        named = list(_replicated(self.tower))
+        images = [(e, part) for e, part in _own_parts(plan, me).items() if len(plan._brought[e]) > 1]
+        index = self._carry.index(plan.segments, self._device)  # by all ranks
+        most = int(index.max()) if len(index) else -1
+        texts = [(i, t.detach().reshape(-1, t.shape[-1])) for i, t in enumerate(intos) if t is not None]
+        texts = [(i, t.index_fill(0, index.to(t.device), 0) if len(t) > most else t) for i, t in texts]  # without the images' rows
+        sums = checksums([*(pixels.narrow(0, *part) for _, part in images), *(t for _, t in texts), *(t for _, _, t in named)])
+        keys = [*((0, e) for e, _ in images), *((1, i) for i, _ in texts), *((2, k, *key) for k, (_, key, _) in enumerate(named))]
+        with groups.telling(comm):
+            said = [json.loads(part) for part in comm.gather_bytes(json.dumps([len(named), keys, sums]).encode(), ragged=True)]
+            held: dict[tuple[Any, ...], dict[int, int]] = {}
+            count = differing({offset + r: n for r, (n, _, _) in enumerate(said)})
+            if count:
+                _mismatch("the towers of %s have other numbers of parameters" % count)
+            for r, (_, keys, sums) in enumerate(said):
+                part = [part_of(self.llm, axis, offset + r) for axis in (s.SAMPLES, s.FEATURES)]
+                part.append(part_of(self.llm, s.ROWS, offset + r) if self.output == 'sharded' else 0)
+                for (kind, *key), number in zip(keys, sums):
+                    held.setdefault((kind, *key, *(part if kind == 1 else ())), {})[offset + r] = number
+            for (kind, at, *_), of in sorted(held.items()):
+                ranks = differing(of)
+                if ranks:
+                    _mismatch((
+                        "%s bring an image of sequence %d at position %d, with other pixels" % (
+                            ranks, plan._places[at][0], (plan._places[at][1] or [-1])[0]) if kind == 0 else
+                        "%s bring other text for one replica of %s, in into%s beside the rows of images" % (
+                            ranks, self.llm.grid, '[%d]' % at if at else '') if kind == 1 else
+                        "the towers of %s have other values of parameter %s" % (ranks, named[at][0])))
+        self._compared = True
 
     def index(self, device: Any = None) -> Any:
         """Positions of this rank's rows of the last call in into.view(-1, H), int64 [rows], for the packed tensors:
@@ -538,6 +574,28 @@ def _number(value: Any) -> float | str:
 def _places(at: list[int], rows: int) -> list[int]:
     """Positions of an image's rows, of all of them or of the first one."""
     return at if len(at) == rows else list(range(at[0], at[0] + rows))
+
+
+def _own_parts(plan: TowerPlan, me: int) -> dict[int, tuple[int, int]]:
+    """Of each image that a rank brings, in its order: the first of its patches, and how many they are."""
+    had = sorted((by[me], e) for e, by in enumerate(plan._brought) if me in by)
+    ends = list(itertools.accumulate(plan.patches[e] for _, e in had))
+    return {e: (end - plan.patches[e], plan.patches[e]) for (_, e), end in zip(had, ends)}
+
+
+def _replicated(tower: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Parameters of which ranks have copies: (name, coordinates of this rank's part, the part). Those of FSDP1 and
+    of ZeRO-3 are parts that do not say which."""
+    if any(of.__name__ == 'FullyShardedDataParallel' for module in tower.modules() for of in type(module).__mro__):
+        return
+    for name, p in tower.named_parameters():
+        if p.is_meta or hasattr(p, 'ds_id'):
+            continue
+        placements: Any = getattr(p, 'placements', None)
+        if placements is None:
+            yield name, (), p
+        elif (at := p.device_mesh.get_coordinate()) is not None:
+            yield name, tuple(c for c, placed in zip(at, placements) if not placed.is_replicate()), p.detach().to_local()
 
 
 def _by_rank(values: list[Any], ranks: list[int], size: int) -> list[Any]:

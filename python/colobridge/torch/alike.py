@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checksums by which ranks compare tensors that they must hold alike."""
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from .lazy import torch
+
+_BITS = {1: 'uint8', 2: 'int16', 4: 'int32', 8: 'int64'}
+_ODD = -7046029254386353131, -4658895280553007687, -7723592293110705685  # splitmix64's constants
+
+
+def checksums(tensors: Iterable[Any]) -> list[int]:
+    """A number for each tensor, the same on every device: of its shape, dtype and bits, whatever its strides. The host waits
+    for a GPU once."""
+    sums, kinds = [], []
+    for t in tensors:
+        t = t.detach()
+        kinds.append(zlib.crc32(repr((tuple(t.shape), t.dtype)).encode()))
+        t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+        sums.append(_sum((t.resolve_neg() if t.is_neg() else t).contiguous().view(-1)))
+    return [(number ^ kind << 31) % 2 ** 64 for number, kind in zip((int(n) for n in _brought(sums)), kinds)]
+
+
+def _brought(sums: list[Any]) -> list[Any]:
+    """To the host, those of a device at once."""
+    out: list[Any] = list(sums)
+    for device in {n.device for n in sums}:
+        at = [i for i, n in enumerate(sums) if n.device == device]
+        for i, n in zip(at, torch.stack([sums[i] for i in at]).tolist()):
+            out[i] = n
+    return out
+
+
+def _sum(flat: Any) -> Any:
+    """Of a number of each word of 8 bytes, and of each element behind the last one, which depends on its place. Sums of
+    integers do not depend on their order."""
+    size, device = flat.element_size(), flat.device
+    flat = flat.clone() if flat.data_ptr() % 8 or flat.storage_offset() * size % 8 else flat
+    whole = len(flat) // (8 // size) * (8 // size)
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    step = 1 << (24 if device.type == 'cuda' else 16)  # of the host: what its cache holds
+    for words in flat[:whole].view(torch.int64), flat[whole:].view(getattr(torch, _BITS[size])):
+        place = torch.arange(min(step, len(words)), dtype=torch.int64, device=device).mul_(_ODD[0])
+        for first in range(0, len(words), step):
+            x = words[first:first + step].to(torch.int64)
+            x = (x ^ (place[:len(x)] + ((first * _ODD[0] + 2 ** 63) % 2 ** 64 - 2 ** 63))).mul_(_ODD[1])
+            x = (x ^ (x >> 32)).mul_(_ODD[2])
+            total += (x ^ (x >> 29)).sum()
+    return total
+
+
+def differing(held: dict[int, Any]) -> str:
+    """"ranks [0, 2] and [1]", which have different values; '' if all are the same."""
+    having: dict[Any, list[int]] = {}
+    for rank, value in held.items():
+        having.setdefault(value, []).append(rank)
+    return 'ranks ' + ' and '.join(map(str, having.values())) if len(having) > 1 else ''
