@@ -45,7 +45,8 @@ def mesh(rank, world=None):
     else:
         m.tp, m.cp = world.split_color(rank // 2, rank), world.split_color(rank % 2, rank)
     m.lo, m.hi = V // 2 * (rank % 2), V // 2 * (rank % 2) + V // 2
-    m.z, m.h, m.w = (torch.randn(*shape, generator=draw) for shape in ((T, V // 2), (T, H), (V // 2, H)))
+    z, m.h, w = (torch.randn(*shape, generator=draw) for shape in ((T, V), (T, H), (V, H)))
+    m.z, m.w = z[:, m.lo:m.hi].clone(), w[m.lo:m.hi].clone()
     m.t, m.ids = torch.arange(T) % V, torch.arange(2 * T)[None] % V
     m.rows = m.w[rank // 2 * 3:rank // 2 * 3 + 3]  # of a head that cp shares
     m.columns = dict(tp_group=m.tp, vocab_start=m.lo, vocab_size=V)
