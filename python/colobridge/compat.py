@@ -20,7 +20,8 @@ from .torch.tensors import eager, stream_of
 
 __all__ = ['ChunkedDistributedEntropy', 'ChunkedDistributedGatherLogprob', 'ChunkedDistributedLogprob',
            'ChunkedDistributedLogprobWithSampling', 'DistributedLogprob', 'DistributedLogprobWithSampling',
-           'chunked_cross_entropy_loss', 'from_parallel_hidden_to_entropy_packed_sequences',
+           'FusedLinearChunkedDistributedLogprob', 'chunked_cross_entropy_loss',
+           'from_parallel_hidden_to_entropy_packed_sequences',
            'from_parallel_hidden_to_logprobs', 'from_parallel_hidden_to_logprobs_packed_sequences',
            'from_parallel_logits_to_logprobs', 'from_parallel_logits_to_logprobs_packed_sequences',
            'from_parallel_logits_to_logprobs_packed_sequences_nemo_rl', 'linear_cross_entropy',
@@ -288,6 +289,20 @@ def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int, e
             (float(temperature), _NONE_IGNORED, int(chunk or 0), True),
             ('temperature', 'ignore_index', 'chunk_size', 'lenient_targets')))
     return tuple(_f32(t) for t in out) if entropy else _f32(out[0])
+
+
+class FusedLinearChunkedDistributedLogprob:
+    """logp [B, S] of target [B, S] under hidden [B, S, H] x weight [Vl, H]^T, whose logits never exist as a whole; columns
+    are [vocab_start_index, vocab_end_index). The gradient of hidden is this rank's part, which the caller sums over
+    tp."""
+
+    @staticmethod
+    @eager
+    def apply(hidden: Any, weight: Any, target: Any, vocab_start_index: int, vocab_end_index: int, chunk_size: int,
+              tp_group: Any, inference_only: bool = False) -> Any:
+        """chunk_size: tokens a chunk. inference_only: nothing is kept for a backward."""
+        return _from_hidden('FusedLinearChunkedDistributedLogprob', hidden, weight, target, vocab_start_index,
+                            vocab_end_index, tp_group, chunk_size, inference_only, 1.0)
 
 
 @eager

@@ -269,6 +269,8 @@ MUTANTS = {
         'test_torch_losses.py', 'threads'),
     'soft labels are a teacher that is not normalised': (
         'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
+    'hidden states have no illegal targets': (
+        'compat.py', 'int(chunk or 0), True)', 'int(chunk or 0), False)', 'test_compat.py', 'where_no_rank_holds'),
     'the scale is dropped on the way': (
         'torch/ready.py', "number('scale', scale)", '1.0', 'test_torch_logprob.py', 'threads_and_alone'),
     'the teacher has the temperature of the student': (

@@ -68,6 +68,33 @@ def parity(rank, size, group, dtype, odd):
         assert not got.requires_grad and torch.equal(got, bits[0])
 
 
+def test_logprobs_of_hidden_states_are_0_where_no_rank_holds_the_target():
+    _, t, g = case(2, 9)
+    rng = torch.Generator().manual_seed(8)
+    h, w = torch.randn(2, 9, 5, generator=rng), torch.randn(V, 5, generator=rng)
+    t[0, ::4], t[1, 3] = -100, V
+    held = (t >= 0) & (t < V)
+    whole = [x.double().clone().requires_grad_() for x in (h, w)]
+    lp = torch.log_softmax(whole[0] @ whole[1].t(), -1)
+    want = torch.where(held, lp.gather(-1, t.clamp(0, V - 1)[..., None])[..., 0], 0.)
+    x = torch.where(held, (whole[0] * whole[1][t.clamp(0, V - 1)]).sum(-1), 0.)  # such a target has the gradient -p
+    ((x - torch.logsumexp(whole[0] @ whole[1].t(), -1)) * g).sum().backward()
+
+    def rank(world):
+        lo, hi = half(world.rank, world.size)
+        mine = [x.clone().requires_grad_() for x in (h, w[lo:hi])]
+        got = compat.FusedLinearChunkedDistributedLogprob.apply(*mine, t, lo, hi, 4, world)
+        assert bool((got[~held] == 0).all())
+        torch.testing.assert_close(got.double(), want.detach(), **NEAR)
+        (got * g).sum().backward()
+        torch.testing.assert_close(mine[1].grad.double(), whole[1].grad[lo:hi], **NEAR)
+        quiet = compat.FusedLinearChunkedDistributedLogprob.apply(*mine, t, lo, hi, 4, world, True)
+        assert not quiet.requires_grad and torch.equal(quiet, got)
+        return mine[0].grad.double()
+    for size in (1, 2):
+        torch.testing.assert_close(sum(cb.run_threads(size, rank)), whole[0].grad, **NEAR)
+
+
 def together(rank, size, group, dtype):
     """One backward through logp and entropy of the same logits, for every size of chunks."""
     z, t, g = case(2, 300)

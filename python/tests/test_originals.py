@@ -139,6 +139,8 @@ def on_ranks(rank, package):
                     h, w, cu, 8, 5, mask, kept, group, tp, temperature=0.7), (states_flat, w), False)
         if not hasattr(_groups['module'], 'from_parallel_hidden_to_logprobs'):
             continue
+        odd = target.where(target % 5 != 1, torch.tensor(-100)).where(target != 2, torch.tensor(V))
+        agree(lambda m, h, w: m.FusedLinearChunkedDistributedLogprob.apply(h, w, odd, lo, hi, 3, tp), (states, w))
         agree(lambda m, h, w: m.from_parallel_hidden_to_logprobs_packed_sequences(
             h, w, target.reshape(1, -1), cu, 8, lo, hi, tp, cp_group=group, attention_mask=mask, temperature=0.7),
             (states_flat, w))

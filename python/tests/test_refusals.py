@@ -115,6 +115,8 @@ CALLS = {
         m.z[None], m.ids, *m.packed, *m.bounds, cp_group=m.cp, sub_seq_lengths=no), [[1], [2]]),
     "the same of NeMo-RL's": (lambda m, no: compat.from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
         m.z[None], m.ids, *m.packed, *m.bounds, cp_group=m.cp, chunk_size=no), -1),
+    'hidden to logprobs in chunks': (lambda m, no: compat.FusedLinearChunkedDistributedLogprob.apply(
+        m.h, m.w, m.t, *m.bounds[:2], no or 2, m.tp), -1),
     'hidden to logprobs': (lambda m, no: compat.from_parallel_hidden_to_logprobs(
         m.h[None], m.w, m.ids, *m.bounds, cp_group=m.cp, chunk_size=no), -1),
     'hidden of packed sequences to logprobs': (lambda m, no: compat.from_parallel_hidden_to_logprobs_packed_sequences(
