@@ -21,6 +21,7 @@ typedef enum colo_grad {
     /* FULL_SEQ: zero outside the rank's own rows, as the caller declares; SHARDED: own rows */
     COLO_DISJOINT = 1
 } colo_grad_t;
+#define COLO_PLAN_REPLICAS_MAX 65536 /* ranks that hold the same samples, on a side of a plan */
 typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
 typedef enum colo_pass { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
 
@@ -95,7 +96,8 @@ typedef struct colo_plan colo_plan_t;
  * @plan:    out, owned by the caller; immutable, any threads may share it. A rank outside both
  *           grids gets an empty plan
  * @config:  borrowed for the call; copied, but for position tables
- * Errors:   COLO_ERR_ARG (NULL, sizes < 0, overflow, struct_size), COLO_ERR_LAYOUT, COLO_ERR_NOMEM
+ * Errors:   COLO_ERR_ARG (NULL, sizes < 0, overflow, struct_size, more than
+ *           COLO_PLAN_REPLICAS_MAX ranks hold the same samples), COLO_ERR_LAYOUT, COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config,
                                         int64_t rank);

@@ -27,7 +27,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SYNTHETIC_MAX 1024
+enum { SYNTHETIC_BYTES = 1024, SYNTHETIC_EACH = 256 };
 
 /* ---- what is handed to hwloc ---- */
 
@@ -76,14 +76,15 @@ static colo_status_t read_file(const char *path, char **text, size_t *size)
     return st;
 }
 
-/* Multiplies the counts outside brackets: "package:2 [numa] core:4 pu:2" is 16 processors. */
+/* Multiplies the counts outside brackets: "package:2 [numa] core:4 pu:2" is 16 processors. The time
+ * that hwloc takes grows with the cube of how many are in one place, and with the square of all. */
 static colo_status_t check_synthetic(const char *text)
 {
     const char *quoted = COLO_QUOTED_STR(text);
     int64_t pus = 1;
-    size_t len = strnlen(text, SYNTHETIC_MAX + 1);
-    COLO_FAIL_IF(len > SYNTHETIC_MAX, COLO_ERR_ARG,
-                 "topology '%s': more than %d bytes for a description", quoted, SYNTHETIC_MAX);
+    size_t len = strnlen(text, SYNTHETIC_BYTES + 1);
+    COLO_FAIL_IF(len > SYNTHETIC_BYTES, COLO_ERR_ARG,
+                 "topology '%s': more than %d bytes for a description", quoted, SYNTHETIC_BYTES);
     int depth = 0;
     for (size_t i = 0; i < len; i++) {
         char before = i ? text[i - 1] : ' ';
@@ -92,12 +93,15 @@ static colo_status_t check_synthetic(const char *text)
         if (depth > 0 || !colo_is_digit(text[i]) || (before != ' ' && before != ':'))
             continue;
         int64_t n = 0;
-        for (size_t k = i; colo_is_digit(text[k]) && n <= COLO_TOPOLOGY_PU_MAX; k++)
+        for (size_t k = i; colo_is_digit(text[k]) && n <= COLO_TOPOLOGY_SYNTHETIC_MAX; k++)
             n = 10 * n + (text[k] - '0');
+        COLO_FAIL_IF(n > SYNTHETIC_EACH, COLO_ERR_ARG,
+                     "topology '%s': more than %d in one place at byte %zu", quoted, SYNTHETIC_EACH,
+                     i);
         pus *= n;
-        COLO_FAIL_IF(pus > COLO_TOPOLOGY_PU_MAX, COLO_ERR_ARG,
+        COLO_FAIL_IF(pus > COLO_TOPOLOGY_SYNTHETIC_MAX, COLO_ERR_ARG,
                      "topology '%s': more than %d processors at byte %zu", quoted,
-                     COLO_TOPOLOGY_PU_MAX, i);
+                     COLO_TOPOLOGY_SYNTHETIC_MAX, i);
     }
     return COLO_OK;
 }
@@ -158,19 +162,16 @@ static colo_status_t load(hwloc_topology_t hwloc, const char *topology, bool dev
 /* ---- from hwloc's objects to a table ---- */
 
 /* The NUMA node of a processor: of those that it is near to, the one with the fewest processors
- * (memory of several kinds may be attached to one place), then the first. */
-static hwloc_obj_t numa_of(hwloc_topology_t hwloc, hwloc_obj_t pu)
+ * (memory of several kinds may be attached to one place), then the first. @weight: [nodes] */
+static hwloc_obj_t numa_of(hwloc_topology_t hwloc, const int32_t *weight, hwloc_obj_t pu)
 {
     hwloc_obj_t best = NULL, node = NULL;
-    int fewest = 0;
-    while ((node = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_NUMANODE, node))) {
-        if (!hwloc_bitmap_isset(node->cpuset, pu->os_index))
+    int32_t fewest = 0;
+    for (int32_t i = 0; (node = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_NUMANODE, node)); i++) {
+        if ((best && weight[i] >= fewest) || !hwloc_bitmap_isset(node->cpuset, pu->os_index))
             continue;
-        int n = hwloc_bitmap_weight(node->cpuset);
-        if (!best || n < fewest) {
-            best = node;
-            fewest = n;
-        }
+        best = node;
+        fewest = weight[i];
     }
     return best;
 }
@@ -185,14 +186,16 @@ static int32_t number(int32_t *of, int64_t logical, int32_t *count)
 }
 
 static colo_status_t fill_pus(hwloc_topology_t hwloc, colo_machine_t *machine, int32_t *numa,
-                              int32_t *package)
+                              int32_t *weight, int32_t *package)
 {
     int32_t n = machine->npus;
-    hwloc_obj_t pu = NULL, core = NULL;
+    hwloc_obj_t pu = NULL, core = NULL, each = NULL;
+    for (int32_t i = 0; (each = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_NUMANODE, each)); i++)
+        weight[i] = hwloc_bitmap_weight(each->cpuset);
     for (int32_t i = 0; i < n && (pu = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_PU, pu)); i++) {
         hwloc_obj_t ancestor_core = hwloc_get_ancestor_obj_by_type(hwloc, HWLOC_OBJ_CORE, pu);
         hwloc_obj_t ancestor_package = hwloc_get_ancestor_obj_by_type(hwloc, HWLOC_OBJ_PACKAGE, pu);
-        hwloc_obj_t node = numa_of(hwloc, pu);
+        hwloc_obj_t node = numa_of(hwloc, weight, pu);
         COLO_FAIL_IF(pu->os_index >= 1u << 24, COLO_ERR_ARG,
                      "topology: processor %d has the number %u", (int)i, pu->os_index);
         if (!ancestor_core || ancestor_core != core)
@@ -285,12 +288,13 @@ static colo_status_t fill(hwloc_topology_t hwloc, colo_machine_t *machine)
                  "topology: %d processors, expected 1..%d", pus, COLO_TOPOLOGY_PU_MAX);
     nodes = nodes > 0 ? nodes : 1;
     packages = packages > 0 ? packages : 1;
-    COLO_AUTOFREE int32_t *of = malloc(((size_t)nodes + (size_t)packages) * sizeof *of);
+    const size_t all = 2 * (size_t)nodes + (size_t)packages;
+    COLO_AUTOFREE int32_t *of = malloc(all * sizeof *of);
     machine->pu = calloc((size_t)pus, sizeof *machine->pu);
     COLO_FAIL_IF(!of || !machine->pu, COLO_ERR_NOMEM, "topology: no memory for %d processors", pus);
-    memset(of, -1, ((size_t)nodes + (size_t)packages) * sizeof *of);
+    memset(of, -1, all * sizeof *of);
     machine->npus = pus;
-    COLO_TRY(fill_pus(hwloc, machine, of, of + nodes));
+    COLO_TRY(fill_pus(hwloc, machine, of, of + nodes, of + 2 * nodes));
     return fill_devices(hwloc, machine);
 }
 

@@ -152,6 +152,22 @@ T_CASE(plans_on_65536_nodes_cost_their_peers)
                  (long long)kept[0], (long long)work[1], (long long)kept[1]);
 }
 
+T_CASE(plan_of_more_replicas_than_it_would_look_at_is_refused)
+{
+    colo_plan_t *p = NULL;
+    for (int side = 0; side < 2; side++) {
+        const char *many = "tp=65537,dp=2", *one = "tp=1,dp=131074";
+        T_PLAN_CONFIG(c, side ? one : many, side ? many : one, .shape = {131074, 8, 2, 0});
+        assert_fails(colo_plan_create(&p, &c, 0), COLO_ERR_ARG,
+                     t_text("config.%s: 65537 ranks hold the same samples, expected at most 65536",
+                            side ? "dst" : "src"));
+        assert_null(p);
+    }
+    T_PLAN_CONFIG(c, "tp=65536,dp=2", "dp=131072", .shape = {131072, 8, 2, 0});
+    assert_ok(colo_plan_create(&p, &c, 131071));
+    colo_plan_destroy(&p);
+}
+
 static void plan_few_samples(void)
 {
     static const char one[] = "dp=1", many[] = "dp=4611686018427387904";

@@ -291,9 +291,12 @@ T_CASE_BUILT(what_is_too_large_is_refused_by_its_size)
     assert_int_equal(truncate(file, COLO_TOPOLOGY_XML_MAX + 1), 0);
     refuse(file, COLO_ERR_IO, "16777217 bytes, at most 16777216");
     assert_int_equal(truncate(file, 0), 0);
-    refuse("package:1000 core:1000 pu:1000", COLO_ERR_ARG, "more than 16384 processors at byte 18");
-    refuse("package:99999999999999999999 pu:1", COLO_ERR_ARG, "more than 16384 processors");
-    refuse("8 8 8 8 8", COLO_ERR_ARG, "more than 16384 processors at byte 8");
+    refuse("package:200 core:200 pu:200", COLO_ERR_ARG, "more than 4096 processors at byte 17");
+    refuse("package:99999999999999999999 pu:1", COLO_ERR_ARG,
+           "more than 256 in one place at byte 8");
+    refuse("pu:257", COLO_ERR_ARG, "more than 256 in one place at byte 3");
+    refuse("package:17 core:256", COLO_ERR_ARG, "more than 4096 processors at byte 16");
+    refuse("8 8 8 8 8", COLO_ERR_ARG, "more than 4096 processors at byte 8");
     memset(text, '1', sizeof text);
     text[sizeof text - 1] = '\0';
     refuse(text, COLO_ERR_ARG, "more than 1024 bytes");

@@ -24,6 +24,15 @@ static colo_status_t read_config(const colo_plan_config_t *given, colo_plan_conf
     return COLO_OK;
 }
 
+/* How many ranks hold the same block, of which full sequences have no parts of rows. A plan looks at
+ * each of them. */
+static int64_t count_replicas(const colo_layout_t *layout)
+{
+    const int64_t stages = layout->stage_dim >= 0 ? layout->grid.extent[layout->stage_dim] : 1;
+    return layout->grid.size / colo_layout_parts(layout, COLO_SAMPLES) /
+           colo_layout_parts(layout, COLO_FEATURES) / stages;
+}
+
 static colo_status_t check_config(const colo_plan_config_t *config)
 {
     const colo_shape_t *shape = &config->shape;
@@ -38,6 +47,10 @@ static colo_status_t check_config(const colo_plan_config_t *config)
         colo_status_t st = colo_layout_check_fields(i ? config->dst : config->src);
         if (st < 0)
             return colo_fail_prefix(st, "plan: config.%s", i ? "dst" : "src");
+        const int64_t replicas = count_replicas(i ? config->dst : config->src);
+        COLO_FAIL_IF(replicas > COLO_PLAN_REPLICAS_MAX, COLO_ERR_ARG,
+                     "plan: config.%s: %lld ranks hold the same samples, expected at most %d",
+                     i ? "dst" : "src", (long long)replicas, COLO_PLAN_REPLICAS_MAX);
     }
     COLO_FAIL_IF(!colo_dtype_size(config->dtype), COLO_ERR_ARG, "plan: dtype %d is unknown",
                  (int)config->dtype);
