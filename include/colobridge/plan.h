@@ -68,7 +68,8 @@ typedef struct colo_plan_message {
 typedef struct colo_plan_bytes {
     int64_t recv, send; /* of all exchanges */
     int64_t local;   /* copied from own input to own output */
-    /* what must arrive: this rank needs it and does not have it. A sum of a node counts once */
+    /* what must arrive: this rank needs it and does not have it. A sum of a node counts once, and so
+     * does what another rank of its node added up for it. At most recv */
     int64_t minimum;
     int64_t collective_recv; /* by all-gather and all-reduce (ring); -1 if COLLECTIVE rejects it */
 } colo_plan_bytes_t;

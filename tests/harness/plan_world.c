@@ -434,7 +434,7 @@ static bool judge_last(court_t *k, int32_t rank)
 {
     const colo_plan_t *p = k->w->plan[rank];
     const int64_t es = elem_of(k, COLO_FIRST);
-    int64_t need = 0, here = 0, elsewhere = 0, local = 0, nlocals;
+    int64_t need = 0, here = 0, local = 0, nlocals;
     memset(k->relayed, 0, (size_t)k->cells * sizeof *k->relayed);
     if (!judge_exchange(k, rank, COLO_RELAYS))
         return false;
@@ -447,23 +447,27 @@ static bool judge_last(court_t *k, int32_t rank)
         if (how == 0)
             return T_WRONG(k->w, "rank %d never gets addend %lld %s", rank, (long long)addend,
                            cell_text(k, at));
+        if (passed) {
+            need += addend == 0 ? width * es : 0;
+            continue;
+        }
         need += width * (how == 1 ? es : how == FIRST_OF_SUM ? elem_of(k, COLO_NODE_SUMS) : 0);
         if (how == 1 && has(givers(k, addend, at), rank))
-            *(passed ? &elsewhere : &here) += width * es;
+            here += width * es;
     }
     const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
     for (int64_t i = 0; i < nlocals; i++)
         local += region_count(&locals[i]) * es;
     const colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
     if (y.recv != bytes_of(k, rank, false) || y.send != bytes_of(k, rank, true) ||
-        y.local != local || local != here || y.minimum != need - here - elsewhere)
+        y.local != local || local != here || y.minimum != need - here || y.minimum > y.recv)
         return T_WRONG(
             k->w,
             "rank %d bytes: says recv %lld send %lld local %lld minimum %lld, boxes say %lld "
             "%lld %lld, elements say local %lld minimum %lld",
             rank, (long long)y.recv, (long long)y.send, (long long)y.local, (long long)y.minimum,
             (long long)bytes_of(k, rank, false), (long long)bytes_of(k, rank, true),
-            (long long)local, (long long)here, (long long)(need - here - elsewhere));
+            (long long)local, (long long)here, (long long)(need - here));
     return true;
 }
 

@@ -64,7 +64,9 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
         (void)add_bytes(&bytes->local, &plan->local[pass]);
         if (pass == COLO_BACKWARD)
             need = plan->config.no_grad ? 0 : need * plan->addends;
-        bytes->minimum = need - bytes->local - plan->left_out[pass];
+        int64_t relayed = 0; /* however many addends each is the sum of, it comes once */
+        (void)add_bytes(&relayed, &plan->exchange[pass][COLO_RELAYS].recv);
+        bytes->minimum = need - bytes->local - plan->left_out[pass] + relayed;
         bytes->collective_recv = !collective ? -1
                                  : in_grid && !(pass == COLO_BACKWARD && plan->config.no_grad)
                                      ? collective_recv(plan, pass, elem)

@@ -57,7 +57,7 @@ struct colo_plan {
     colo_exchange_plan_t exchange[2][COLO_EXCHANGES]; /* by pass, in the order of a call */
     colo_routes_t local[2];
     colo_term_t *term;   /* orders of addition, one after the other */
-    int64_t left_out[2]; /* bytes that this rank holds and another rank adds up for it */
+    int64_t left_out[2]; /* bytes that another rank adds up, or passes on, for it */
     int64_t entering[2]; /* this rank's part of the bytes that must enter its node */
     colo_plan_bytes_t bytes[2];
     int64_t addends;

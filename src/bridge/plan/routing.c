@@ -202,9 +202,8 @@ static void count_needed(colo_builder_t *builder, const colo_values_t *values, i
                             (int64_t)(builder->elem * (sums ? builder->wide : 1));
     if (sums)
         counted->left_out += count * colo_node_sums_saving(builder, values);
-    if (tier == 0)
-        counted->left_out +=
-            (count - (share ? colo_extent_count(&share->extent) : 0)) * (int64_t)builder->elem;
+    counted->left_out += (count - (share ? colo_extent_count(&share->extent) : 0)) *
+                         (int64_t)(builder->elem * (sums ? builder->wide : 1));
 }
 
 /* What this rank receives of the held blocks that meet its needed block. */
