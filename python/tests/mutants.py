@@ -67,6 +67,12 @@ MUTANTS = {
         'test_torch_compiled.py', 'opcheck'),
     'what writes over its logits goes into a graph': (
         'torch/compiled.py', "if given.get('inplace_backward') or", 'if', 'test_torch_compiled.py', 'writes_its_arguments'),
+    'hidden states of a vocabulary\'s ranks are not compared': (
+        'torch/linear.py', 'if comm.check_level > 1:', 'if False:', 'test_torch_linear.py', 'bring_other_things'),
+    'targets of a vocabulary\'s ranks are not compared': (
+        'torch/logprob.py', 'if not masked and comm.check_level > 1:', 'if False:', 'test_torch_linear.py', 'bring_other_things'),
+    'hidden states of ignored tokens are compared': (
+        'torch/alike.py', '[target.reshape(-1) != ignore_index]', '', 'test_torch_linear.py', 'bring_other_things'),
     **BRIDGES,
     'a head over tp is a head that its ranks share': (
         'torch/placed.py', 'if vocabulary in order:', 'if False:', 'test_torch_dtensor.py', 'mesh_of_one_dim and 16'),

@@ -570,3 +570,18 @@ def test_an_all_reduce_that_was_forgotten_before_nll_is_found_in_the_first_step(
     else:
         with pytest.raises(ValueError, match='hold the same block of d_y, but their values differ'):
             cb.run_threads(4, one_rank)
+
+
+@pytest.mark.parametrize('way', ['uniform', 'ragged', 'in place'])
+def test_replicas_of_a_source_that_bring_other_x_are_named(way):
+    def one_rank(world):
+        world.set_check(2)
+        carry = ct.Bridge('tp=2,dp=2', 'dp=4', group=world, ragged=way != 'uniform')
+        tables = None if way == 'uniform' else cb.Segments([3] * 4, src=[0, 0, 1, 1], seq=range(4), pos=[1] * 4, seq_len=[5] * 4,
+                                                           seq_dp=range(4))
+        for bad in False, True:
+            x = torch.full((2, 3, 4), float(world.rank // 2 + (bad and world.rank == 3)))
+            into = torch.zeros(5, 4) if way == 'in place' else None
+            carry(x) if tables is None else carry(x.view(6, 4), tables, into=into)
+    with pytest.raises(ValueError, match='ranks 2 and 3 hold the same block of x, but their values differ'):
+        cb.run_threads(4, one_rank)

@@ -55,6 +55,42 @@ def test_outputs_and_gradients_on_threads_and_alone():
         agrees(0, 1, None, torch.float32, mode, True, chunk, {})
 
 
+def brings(world, what, level):
+    """One rank brings something else: hidden states or targets. Those of ignored tokens are never read."""
+    h, w, _, t, _ = case()
+    lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
+    flat = t.reshape(-1)
+    kept, ignored = (flat != -100).nonzero()[0], (flat == -100).nonzero()[0]
+    good = h.clone()
+    if world.rank == 2:
+        good.view(-1, H)[ignored] = float('nan')
+    bad_h, bad_t = good.clone(), t.clone()
+    if world.rank == 2:
+        bad_h.view(-1, H)[kept, 3] += 1e-9
+        bad_t.view(-1)[kept] = (flat[kept] + 1) % V
+    for fn in ct.linear_logprob, ct.linear_nll, ct.nll, ct.logprob:
+        linear = fn in (ct.linear_logprob, ct.linear_nll)
+
+        def call(h, t):
+            return fn(*((h, w[lo:hi]) if linear else ((h.nan_to_num() @ w.t())[..., lo:hi],)), target=t, tp_group=world, vocab_start=lo)
+        world.set_check(level)
+        call(good, t)
+        if what == 'hidden states' and (not linear or level < 2):
+            call(bad_h, t)  # logits of other hidden states are not compared
+            continue
+        with pytest.raises(cb.MismatchError) as why:
+            call(*((bad_h, t) if what == 'hidden states' else (good, bad_t)))
+        words = 'ranks [0, 1, 3] and [2] bring other %s; expected the same on all ranks that share the vocabulary' % what
+        assert str(why.value) == '%s: %s' % (fn.__name__, words) if level > 1 else 'other targets' in str(why.value)
+        call(good, t.int())
+
+
+@pytest.mark.parametrize('level', [1, 2])
+@pytest.mark.parametrize('what', ['hidden states', 'targets'])
+def test_ranks_of_a_vocabulary_that_bring_other_things_are_named(what, level):
+    cb.run_threads(4, lambda world: brings(world, what, level))
+
+
 @pytest.mark.parametrize('fn', [ct.linear_logprob, ct.linear_nll])
 def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
     from colobridge import _structs

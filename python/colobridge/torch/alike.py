@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checksums by which ranks compare tensors that they must hold alike."""
+import struct
 import zlib
 from collections.abc import Iterable
 from typing import Any
 
+from ..comm import Comm
+from ..errors import STATUS, MismatchError
+from . import ranks as groups
 from .lazy import torch
 
 _BITS = {1: 'uint8', 2: 'int16', 4: 'int32', 8: 'int64'}
@@ -56,3 +60,26 @@ def differing(held: dict[int, Any]) -> str:
     for rank, value in held.items():
         having.setdefault(value, []).append(rank)
     return 'ranks ' + ' and '.join(map(str, having.values())) if len(having) > 1 else ''
+
+
+def compare(what: str, comm: Comm, group: Any, given: dict[str, Any]) -> None:
+    """MismatchError on all ranks of a vocabulary group, unless they bring the same. group: of which @comm is the communicator.
+    A rank whose stream is captured cannot look."""
+    if comm.size == 1:
+        return
+    if any(t.is_cuda for t in given.values()) and torch.cuda.is_current_stream_capturing():
+        return
+    with groups.telling(comm):
+        host = comm if comm.backend != 'nccl' else groups.comm_of(group, torch.device('cpu'))
+        said = [struct.unpack('%dQ' % len(given), part) for part in host.gather_bytes(struct.pack('%dQ' % len(given), *checksums(
+            given.values())))]
+        for i, name in enumerate(given):
+            ranks = differing({comm.world_rank(r): of[i] for r, of in enumerate(said)})
+            if ranks:
+                raise MismatchError("%s: %s bring other %s; expected the same on all ranks that share the vocabulary"
+                                    % (what, ranks, name), STATUS['ERR_MISMATCH'])
+
+
+def used(hidden: Any, target: Any, ignore_index: int) -> Any:
+    """Hidden states of the tokens that are not ignored, the only ones that are read."""
+    return hidden.detach().reshape(-1, hidden.shape[-1])[target.reshape(-1) != ignore_index]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
-from . import placed
+from . import alike, placed
 from . import ranks as groups
 from .head import autocast, main_grads, ordinary, partitioned
 from .lazy import torch
@@ -253,6 +253,9 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
         weight = weight.contiguous()
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
+    if comm.check_level > 1:
+        alike.compare(what, comm, tp_group, {
+            'targets': target.long(), 'hidden states': alike.used(hidden, target, plan.config.ignore_index)})
     if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
         target = targets_for(plan.rows, target, plan.config.ignore_index)
     if support is not None:

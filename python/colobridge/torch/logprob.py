@@ -13,6 +13,7 @@ from .._lib import call, check, size_of
 from ..comm import Comm
 from ..errors import ArgumentError, FailedError
 from ..tensor import make
+from . import alike
 from . import ranks as groups
 from .lazy import torch
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, scalars, table
@@ -358,6 +359,8 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
                                   dict(zip(members, values)), support))
     if plan.copies:
         logits = logits.contiguous()
+    if not masked and comm.check_level > 1:
+        alike.compare(what, comm, tp_group, {'targets': second.long()})
     if masked:
         second, more = arranged(plan.rows, second, mask)
     elif not (second.dtype is torch.int64 and plan.plain and second.is_contiguous()):
