@@ -49,7 +49,7 @@ run_gpu() {
     local rc=0
     rm -f "build-gpu/meson-logs/testlog-$1"*.json
     meson test -C build-gpu --logbase "testlog-$1" --num-processes 1 \
-        --print-errorlogs "${@:2}" </dev/null || rc=$?
+        --print-errorlogs "${@:2}" "$every_test" </dev/null || rc=$?
     count "$1" $rc
 }
 
@@ -104,8 +104,8 @@ run_perf() {
 }
 
 # Meson's runs at a time must find everything built.
-mapfile -t programs < <(ninja -C build-gpu -t targets all | sed -n 's,^\(tests/gpu/.*\.run\): .*,\1,p')
-build build-gpu "${programs[@]}"
+# shellcheck disable=SC2046 # a list of names
+build build-gpu $(linked build-gpu tests/gpu)
 declare -A what=([one]="what wants one GPU" [ranks]="what wants several" [mutants]="mutants that want several"
     [memcheck]="the gpu suite under memcheck" [racecheck]="the gpu suite under racecheck" [perf]="colo-perf")
 declare -A run=([one]=run_one_gpu [ranks]=run_ranks [mutants]=run_mutants [memcheck]="run_checked memcheck"

@@ -38,7 +38,7 @@ watched() {
     # shellcheck disable=SC2046 # a list of names
     build "$1" $(linked "$1" tests/core tests/grid tests/comm tests/bridge tests/loss)
     meson test -C "$1" --num-processes "$jobs" --print-errorlogs --no-suite python --no-suite api --no-suite mpi \
-        --no-suite slow --no-suite tools "${@:2}" </dev/null
+        --no-suite slow --no-suite tools "${@:2}" "$every_test" </dev/null
 }
 
 case $what in
@@ -54,7 +54,7 @@ ubsan)
     watched build-ubsan --setup asan
     ;;
 valgrind)
-    # memcheck brings its own allocator, as sanitizers do: programs that count skip themselves. Tests run through env.
+    # memcheck brings its own allocator, as sanitizers do: programs that count skip themselves.
     configure build-valgrind --buildtype=debugoptimized "${options[@]}" -Dmpi=disabled -Dhwloc=disabled \
         -Dc_args=-DSANITIZED
     T_SCALE=1 watched build-valgrind --setup tsan --timeout-multiplier 20 --wrapper \

@@ -227,6 +227,9 @@ configure() {
     echo "${CC:-cc}" >"$dir/compiler"
 }
 
+# Without a name, Meson 1.7 to 1.9 build what all tests need, not what those need that run. This names all of them.
+every_test=colobridge:
+
 # linked DIR FOLDERS... - what is linked from the sources in these folders: targets for build
 linked() {
     local dir=$1 folder

@@ -31,7 +31,7 @@ seconds=${seconds:-600}
 install_missing test
 if [[ " ${ranks[*]} " = *" gpu"* ]]; then
     configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled -Dexamples=auto
-    build build-gpu tests/gpu/soak.run
+    build build-gpu tests/gpu/soak
 fi
 if [[ " ${ranks[*]} " =~ " "(threads|sockets)" " ]]; then
     configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled

@@ -47,7 +47,7 @@ if [ "$coverage" = yes ]; then
     find build-coverage -name '*.gcda' -delete
     say "running the tests that have no time of their own"
     meson test -C build-coverage --num-processes $((2 * jobs)) --no-suite slow --no-suite python --no-suite api \
-        --no-suite ucx-all --timeout-multiplier 4 </dev/null >build-coverage/test.log || tail -n 12 build-coverage/test.log
+        --no-suite ucx-all --timeout-multiplier 4 "$every_test" </dev/null >build-coverage/test.log || tail -n 12 build-coverage/test.log
     # gcov derives some counts from others, and one may come out below zero: it is left out, and told.
     gcovr --root . --object-directory build-coverage --filter src/ --gcov-ignore-parse-errors \
         --json build-coverage/all.json build-coverage/src/libcolo-core.a.p
@@ -84,11 +84,12 @@ judge() {
 run_tests() {
     local dir=$1 rc=0 log
     shift
+    # A rerun may have nothing of the suites that were asked for.
+    [ ${#suites[@]} = 0 ] || meson test -C "$dir" --no-rebuild --list "$@" 2>&1 | grep / >/dev/null || return 0
     rm -f "$dir"/meson-logs/testlog*.json
     meson test -C "$dir" --num-processes $((2 * jobs)) --print-errorlogs "$@" </dev/null || rc=$?
     for log in "$dir"/meson-logs/testlog*.json; do
-        # A rerun may have nothing of the suites that were asked for: no log and status 0.
-        [ "$rc" = 0 ] && [ ! -f "$log" ] && [ ${#suites[@]} != 0 ] || logs+=("$log=$rc")
+        logs+=("$log=$rc")
     done
 }
 
@@ -127,7 +128,7 @@ rerun() {
     judge "it builds $what" build "build-$name" $([ ${#suites[@]} != 0 ] ||
         linked "build-$name" src tests | grep -Ev "^tests/($left_out)/") || return 0
     say "running the tests again $what"
-    run_tests "build-$name" --setup "$name" "$@" "${suites[@]}"
+    run_tests "build-$name" --setup "$name" "$@" "${suites[@]}" "$every_test"
 }
 
 # GPU code is built once, above: nvcc has nothing more to say to another C compiler or sanitizer.
@@ -261,7 +262,7 @@ if [ "$all" = yes ]; then
     trap 'kill -- "${behind[@]/#/-}" 2>/dev/null || true' EXIT
 fi
 say "running the tests of the release build"
-run_tests build "${here[@]}" "${suites[@]}"
+run_tests build "${here[@]}" "${suites[@]}" "$every_test"
 if [ "$all" = yes ]; then
     say "waiting for the builds of the reruns"
     ! wait "$ahead" || configure() { :; } # it has been done

@@ -15,5 +15,5 @@ for needed in ('src/libcolobridge.so', 'tools/colo-plan'):
 extra = [path for path in inputs if path.startswith(('tests/', 'bench/'))]
 if extra:
     sys.exit('the target "all" needs %d files of tests and benchmarks: found %s, expected none; '
-             'see `run` in the top meson.build' % (len(extra), ', '.join(extra[:5])))
+             'see the top meson.build' % (len(extra), ', '.join(extra[:5])))
 print('%d files, none of tests or benchmarks' % len(inputs))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every row of drill.c on some transports.
 
-example:  tests/faults/drill.py build/tests/faults/drill.run threads sockets
-example:  tests/faults/drill.py build-gpu/tests/gpu/drill.run peer --row never@forward
+example:  tests/faults/drill.py build/tests/faults/drill threads sockets
+example:  tests/faults/drill.py build-gpu/tests/gpu/test_gpu_drill peer --row never@forward
 
 Each live rank must get a status that the row allows within the deadline and a second, destroy everything, and sum
 on a fresh communicator. COLO_TIMEOUT_MS is the deadline, 500 ms if it is not set. A row in which no deadline may be
