@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bugs that are planted in the package, each with the test that must fail; test_mutants.py plants them. Those of bridges and
 of what they stand on are in mutants_bridge.py."""
+import sys
+
 from mutants_bridge import BRIDGES
 
 # name: (file, old, new, test file, test): old occurs once
@@ -134,6 +136,10 @@ MUTANTS = {
         'test_torch_head.py', 'test_flat_parts_of_zero3'),
     'an exception that a launcher caught stays in its process': (
         'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and plain'),
+    'an exception that multiprocessing prints stays in its process': (
+        'torch/ranks.py', 'if sys._getframe(1).f_code is caught:', 'if False:', 'test_torch_ended.py', 'launcher and plain and fork'),
+    'a second sys.exit() hides why there was a first': (
+        'torch/ranks.py', ' or _failure[1] == done and _failure[0]', '', 'test_torch_ended.py', 'cause and twice'),
     'an uncaught exception is kept to itself': (
         'torch/ranks.py', '(words or of.host', '(of.host', 'test_torch_ended.py', 'cause and by'),
     'an exception that a script caught stays in its process': (
@@ -604,6 +610,8 @@ MUTANTS = {
     'plans are made of tensors without memory': (
         'torch/tensors.py', 'if not raw.data:', 'if False:', 'test_torch_recorded.py', 'without_memory'),
 }
+if sys.version_info >= (3, 13): # there multiprocessing has nothing left of what it caught
+    del MUTANTS['an exception that a launcher caught stays in its process']
 
 # Those that stop one rank, for which the others wait until their deadline.
 WAITING = {

@@ -46,6 +46,15 @@ try:
     raise ValueError('the data ran out')
 except Exception:
     sys.exit(3)''', 3, 'ValueError: the data ran out'),
+    'in a script that catches it, and exits twice': ('''
+try:
+    raise ValueError('the data ran out')
+except Exception:
+    try:
+        sys.exit(3)
+    except SystemExit:
+        pass
+sys.exit(4)''', 4, 'ValueError: the data ran out'),
     'in a script that caught it': ('''
 try:
     ct.nll(torch.zeros(2, 3), torch.ones(2))
@@ -131,9 +140,19 @@ def main(rank, port):
         carry(x)
     except RuntimeError as why:
         print(why, flush=True)
+class Late(multiprocessing.get_context('fork').Process): # which runs what is left for the end as Python 3.13 does
+    def _bootstrap(self, *args, **options):
+        try:
+            return super()._bootstrap(*args, **options)
+        finally:
+            at_exit()
 if __name__ == '__main__':
-    if sys.argv[2] == 'plain':
-        processes = [multiprocessing.get_context('fork').Process(target=main, args=(r, sys.argv[1])) for r in range(2)]
+    if sys.argv[2].startswith('plain'):
+        Process = multiprocessing.get_context(sys.argv[2][6:] or 'fork').Process
+        if sys.argv[2] == 'plain fork':
+            from multiprocessing import util
+            Process, at_exit, util._exit_function = Late, util._exit_function, lambda: None
+        processes = [Process(target=main, args=(r, sys.argv[1])) for r in range(2)]
         for process in processes:
             process.start()
     else:
@@ -144,7 +163,7 @@ if __name__ == '__main__':
 '''
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn', 'plain'])
+@pytest.mark.parametrize('method', ['fork', 'spawn', 'plain', 'plain fork', 'plain spawn'])
 def test_an_exception_that_a_launcher_caught_is_told_to_the_others(method, tmp_path):
     (tmp_path / 'caught.py').write_text(CAUGHT)
     done = subprocess.run([sys.executable, str(tmp_path / 'caught.py'), str(free_port()), method], text=True, check=False,

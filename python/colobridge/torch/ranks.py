@@ -27,6 +27,7 @@ import multiprocessing.util
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -46,7 +47,7 @@ _GLANCE = datetime.timedelta(milliseconds=50)  # after which a rank that is a th
 _ALONE = 'without backward'  # how the library says that a rank's forward has none
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
 _last_error = ''  # of a call
-_failure: tuple[str, Any] = '', None  # with which sys.exit() ends the program, and _counted() then
+_failure: tuple[str, Any] = '', None  # with which the program ends, as sys.exit() or multiprocessing knew it, and _counted() then
 
 
 class _Thread:
@@ -584,11 +585,25 @@ def _note_exit() -> None:
     def noted(status: Any = None) -> NoReturn:
         global _failure
         if threading.current_thread() is threading.main_thread():  # another one ends alone
-            good = status is None or isinstance(status, int) and status == 0
-            _failure = '' if good else _cause(sys.exc_info()[1]) or 'sys.exit(%r)%s' % (
-                status, _last_error and ', and its last error was ' + _last_error), _counted()
+            good, done = status is None or isinstance(status, int) and status == 0, _counted()
+            _failure = '' if good else _cause(sys.exc_info()[1]) or _failure[1] == done and _failure[0] or 'sys.exit(%r)%s' % (
+                status, _last_error and ', and its last error was ' + _last_error), done
         leave(status)
     sys.exit = noted
+
+
+def _note_exception() -> None:
+    """Makes multiprocessing note an exception that ends its process, when it prints it: from Python 3.13 on, it runs _end()
+    when nothing is left of that, and a process that was not forked calls sys.exit() in between."""
+    show, caught = traceback.print_exc, multiprocessing.process.BaseProcess._bootstrap.__code__
+
+    @functools.wraps(show)
+    def noted(*args: Any, **options: Any) -> None:
+        global _failure
+        if sys._getframe(1).f_code is caught:
+            _failure = _cause(sys.exc_info()[1]), _counted()
+        show(*args, **options)
+    traceback.print_exc = noted
 
 
 @functools.lru_cache(maxsize=None)
@@ -596,6 +611,7 @@ def _end_child(_pid: int) -> None:
     """Lets a process of multiprocessing, which knows no atexit if it is a fork, end as others do."""
     _note_exit()
     if multiprocessing.process.parent_process() is not None:
+        _note_exception()
         multiprocessing.util.Finalize(None, _end, exitpriority=0)
 
 
