@@ -18,6 +18,12 @@ if 'COLOBRIDGE_LIBRARY' not in os.environ and (PACKAGE.parent / 'build/src').is_
     os.environ['COLOBRIDGE_LIBRARY'] = str(PACKAGE.parent / 'build/src')
 
 
+def pytest_collection_finish():
+    if 'torch' in sys.modules: # else no test has ranks
+        import world
+        world.ready()
+
+
 def ranks(size):
     from world import World  # imports torch
     made = World(size)

@@ -42,6 +42,11 @@ class Cases:
         # What the terminal plugin, which is off, would declare, and asserts ask for to show values.
         parser.addoption('--verbose', type=int, default=1)
 
+    def pytest_configure(self, config):
+        # That plugin's writer, which pytest 8 asks how to show them.
+        from _pytest._io import TerminalWriter
+        config.get_terminal_writer = TerminalWriter
+
     def say(self, kind, name):
         print('[ RUN      ] %s\n[%s] %s' % (name, kind, name), flush=True)
 

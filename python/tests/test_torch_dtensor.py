@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, case, expected, near, leaf  # noqa: E402
-from world import meet  # noqa: E402
+from world import meet, needs_fsdp2  # noqa: E402
 
 try:
     from torch.distributed.device_mesh import init_device_mesh
@@ -141,27 +141,9 @@ def fsdp_over_tp(rank, shape, rows):
     return [str(p) for p in head.weight.placements]
 
 
-def without_fsdp2():
-    from torch.distributed import fsdp
-    return not hasattr(fsdp, 'fully_shard')
-
-
-def fsdp2_runs(rank):
-    """Does fully_shard() run on processors? That of PyTorch 2.6 does not."""
-    from torch.distributed.fsdp import fully_shard
-    layer = torch.nn.Linear(4, 4)
-    fully_shard(layer, mesh=init_device_mesh('cpu', (4,)))
-    try:
-        layer(torch.ones(1, 4))
-    except AttributeError:
-        return False
-    return True
-
-
 @placed
 def test_fsdp2_over_tensor_parallelism(world):
-    if without_fsdp2():
-        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
+    needs_fsdp2(world)
     for rows in (16, 23, 5):
         world.run(fsdp_over_tp, (2, 2), rows)
     made = world.run(fsdp_over_tp, (2, 2), 16)
@@ -211,11 +193,10 @@ def in_a_unit(rank, shape, factors, ours, want):
 @placed
 @pytest.mark.parametrize('shape', [(4,), (2, 2)])
 def test_a_head_in_a_unit_of_its_own_is_averaged_as_fsdp2_averages_the_others(world, shape):
-    if without_fsdp2():
-        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
-    if not all(world.run(fsdp2_runs)) or not hasattr(
-            __import__('torch.distributed.fsdp').distributed.fsdp.FSDPModule, 'set_force_sum_reduction_for_comms'):
-        pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
+    needs_fsdp2(world)
+    from torch.distributed.fsdp import FSDPModule
+    if not hasattr(FSDPModule, 'set_force_sum_reduction_for_comms'):
+        pytest.skip('FSDP2 of this PyTorch %s does not let one choose sums' % torch.__version__)
     ours = {'mode': 'loss'}
     world.run(in_a_unit, shape, {}, None, {'body': 4, 'lm_head': 4})  # torch's own loss
     world.run(in_a_unit, shape, {}, ours, {'body': 4, 'lm_head': 4})
@@ -245,8 +226,7 @@ def two_factors(rank):
 
 @placed
 def test_two_factors_of_fsdp2_are_a_question(world):
-    if without_fsdp2() or not all(world.run(fsdp2_runs)):
-        pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
+    needs_fsdp2(world)
     for said in world.run(two_factors):
         assert 'FSDP2 divides gradients of this model by 2.0' in said and "head_grad='mean'" in said, said
 

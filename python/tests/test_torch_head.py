@@ -10,7 +10,7 @@ import torch.distributed as dist  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, case, expected, near, leaf  # noqa: E402
-from world import meet, with_deepspeed  # noqa: E402
+from world import meet, needs_fsdp2, with_deepspeed  # noqa: E402
 
 
 def sharded(rank, rows, tp, mode):
@@ -223,19 +223,6 @@ def test_a_group_of_rank_0_alone_is_not_no_group(world):
     world.run(alone_or_no_group)
 
 
-def fsdp2_runs(rank):
-    """Does fully_shard() run on processors? That of PyTorch 2.6 does not, whatever it wraps."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    layer = torch.nn.Linear(4, 4)
-    fully_shard(layer, mesh=init_device_mesh('cpu', (4,)))
-    try:
-        layer(torch.ones(1, 4))
-    except AttributeError:
-        return False
-    return True
-
-
 def fsdp2(rank):
     """a trunk under fully_shard() and a sharded head: gradients are those of the whole"""
     from torch.distributed.device_mesh import init_device_mesh
@@ -266,14 +253,8 @@ def fsdp2(rank):
         near(trunk.weight.grad.full_tensor() * 4, first[0].grad, torch.float64, 'd_trunk')
 
 
-@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
-                    reason='this PyTorch %s has no FSDP2' % torch.__version__)
 def test_fsdp2_trunk_and_sharded_head(world):
-    from torch.distributed import fsdp
-    if not hasattr(fsdp, 'fully_shard'):
-        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
-    if not all(world.run(fsdp2_runs)):
-        pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
+    needs_fsdp2(world)
     world.run(fsdp2)
 
 
@@ -320,14 +301,8 @@ def counted_step(rank, mode, vocab, width, tokens, chunk, valid, pieces):
     return dict(counter.seen), {name: s['ops'] for name, s in comm.stats()['head'].items()}
 
 
-@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
-                    reason='this PyTorch %s has no FSDP2' % torch.__version__)
 def test_a_training_step_with_fsdp2_gathers_the_head_once_a_pass_for_any_chunk(world):
-    from torch.distributed import fsdp
-    if not hasattr(fsdp, 'fully_shard'):
-        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
-    if not all(world.run(fsdp2_runs)):
-        pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
+    needs_fsdp2(world)
     valid = (48, 0, 5, 17)  # tokens of a rank; one has none
     for mode, passes in (('loss', 1), ('logprob', 2)):
         one = world.run(counted_step, mode, V, H, 48, 48, valid, 1)

@@ -29,7 +29,7 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge.torch.alike import checksums  # noqa: E402
 from test_torch_mimo import torchrun  # noqa: E402
-from world import meet, with_deepspeed  # noqa: E402
+from world import meet, needs_fsdp2, with_deepspeed  # noqa: E402
 from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Packed, Step, by_hand, coord, replica_sum, worst  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
@@ -204,14 +204,11 @@ def checkpointing(tower):
     return tower.train(), {}, True
 
 
-def need(name, wrap=None):
+def need(world, name, wrap=None):
     if name not in ('plain', 'deep') and transformers is None:
         pytest.skip('there is no transformers')
     if wrap in ('sharded', 'sharded_by_one'):
-        try:
-            from torch.distributed.fsdp import fully_shard  # noqa: F401
-        except (ImportError, ValueError):  # of dataclasses, with PyTorch 1.13 and Python 3.11
-            pytest.skip('this PyTorch %s has no fully_shard()' % torch.__version__)
+        needs_fsdp2(world)
 
 
 WRAPS = {f.__name__: f for f in (alone, ddp, sharded, sharded_by_one, checkpointing)}
@@ -233,13 +230,13 @@ def test_sequences_that_are_cut_by_themselves_get_their_rows(world, name, spec):
 @pytest.mark.parametrize('wrap', list(WRAPS))
 @pytest.mark.parametrize('name', HUGGING_FACE)
 def test_towers_of_hugging_face_have_the_whole_towers_gradients(world, name, wrap):
-    need(name, wrap)
+    need(world, name, wrap)
     here(world, compare, name, WRAPS[wrap], SPECS[0], range(SEED + 20, SEED + 23))
 
 
 @pytest.mark.parametrize('wrap', ['ddp', 'sharded'])
 def test_gradients_add_up_over_steps_that_do_not_synchronize(world, wrap):
-    need('deep', wrap)
+    need(world, 'deep', wrap)
     here(world, compare, 'deep', WRAPS[wrap], SPECS[1], range(SEED + 40, SEED + 43), 3)
 
 
@@ -276,7 +273,7 @@ def zero3(rank, name, spec, seeds):
 @pytest.mark.parametrize('name', ['deep', 'qwen3'])
 def test_towers_in_zero3_have_the_whole_towers_gradients(world, name):
     pytest.importorskip('deepspeed', reason='no DeepSpeed in this Python')
-    need(name)
+    need(world, name)
     assert min(world.run(zero3, name, SPECS[0], range(SEED + 50, SEED + 55), timeout=400)) > 0
 
 
@@ -578,7 +575,7 @@ def views(rank):
 
 
 def test_text_that_is_a_view_of_fsdp2s_keeps_its_hooks(world):
-    need('plain', 'sharded')
+    needs_fsdp2(world)
     here(world, views)
 
 
