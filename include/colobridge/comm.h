@@ -260,6 +260,18 @@ COLO_API colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_
  *  before it destroys, or the others are told only that it has left. If a process ends by exit()
  *  with comms that talk to other processes, the library aborts them with its last error. */
 COLO_API void colo_comm_abort(colo_comm_t *comm, const char *why);
+/** Is the program to be interrupted? Other than false: yes. */
+typedef bool (*colo_interrupted_fn)(void *user);
+/**
+ * colo_interrupt_set() - what this thread asks, while it waits for another rank, every 50 ms or so
+ * If the answer is yes, the thread aborts as by colo_comm_abort(): its call is COLO_ERR_ABORTED, and
+ * other ranks hear that this one was interrupted. A rank that makes a comm ends alone, and the others
+ * hear that it has left. No function of the library may run in a signal handler: let it set a
+ * volatile sig_atomic_t that @interrupted reads. Any other work may be done there, but no call on the
+ * comms of this thread.
+ * @interrupted: NULL: none, as at first. Each thread has its own
+ */
+COLO_API void colo_interrupt_set(colo_interrupted_fn interrupted, void *user);
 /** colo_comm_check() - COLO_OK, or the error that killed the comm; any thread */
 COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 

@@ -8,11 +8,13 @@ before the first call that needs it, so importing never fails for want of a libr
 
 Calls release the GIL (ctypes.CDLL), so ranks that are threads can wait for each other.
 """
+import atexit
 import ctypes as c
 import importlib.resources
 import os
 import subprocess
 import threading
+from collections.abc import Generator
 from typing import Any
 
 from . import _structs as s
@@ -107,9 +109,45 @@ def error_message() -> str:
     return lib().colo_last_error().decode('utf-8', 'replace')
 
 
+_caught: list[BaseException] = []  # what handlers of signals raised in the main thread while it waited in the library
+_asked = threading.local()
+
+
+def _asking() -> Generator[bool, Any, None]:
+    """Is the main thread to wait no longer? Python runs handlers of signals where this goes on, in the try; of a function
+    it would run them at its first line, and what they raise would be lost in C."""
+    ends = False
+    while True:
+        try:
+            yield ends
+            c.pythonapi.PyErr_CheckSignals()
+            ends = False
+        except GeneratorExit:
+            return
+        except BaseException as why:
+            _caught.append(why)
+            ends = True
+
+
+def hear_signals() -> None:
+    """From now on the main thread hears signals while it waits for other ranks; what their handlers raise ends the wait.
+    Other threads run no handlers."""
+    if hasattr(_asked, 'fn') or threading.current_thread() is not threading.main_thread():
+        return
+    asking = _asking()
+    next(asking)
+    _asked.fn = s.InterruptedFn(asking.send)
+    lib().colo_interrupt_set(_asked.fn, None)
+    atexit.register(lib().colo_interrupt_set, s.InterruptedFn(), None)
+
+
 def check(status: int) -> int:
     """@status when it is >= 0, else its exception. Call it on the thread of the call."""
     if status < 0:
+        if _caught and threading.current_thread() is threading.main_thread():
+            why = _caught[0]
+            _caught.clear()
+            raise why
         raise exception(status, error_message())
     return status
 

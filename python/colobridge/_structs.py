@@ -138,6 +138,9 @@ class Dim(c.Structure):
     _fields_ = [('name', CHARS), ('extent', i64)]
 
 
+InterruptedFn = c.CFUNCTYPE(BOOL, P)
+
+
 class Owned(c.Structure):
     _fields_ = [('b0', i64), ('b1', i64), ('h0', i64), ('h1', i64), ('rows', i64)]
 
@@ -347,6 +350,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_grid_print': (size_t, [_p(Grid), CHARS, size_t]),
     'colo_grid_rank': (INT, [_p(Grid), P, P]),
     'colo_group_member': (i64, [_p(Group), i64]),
+    'colo_interrupt_set': (None, [InterruptedFn, P]),
     'colo_last_error': (CHARS, []),
     'colo_layout_check': (INT, [_p(Layout), i64, i64, i64]),
     'colo_layout_clear': (None, [_p(Layout), INT]),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
-from ._lib import Handle, call, check, error_message, lib, result, text
+from ._lib import Handle, call, check, error_message, hear_signals, lib, result, text
 from .errors import STATUS, Error, exception
 from .grid import Grid, _joined
 from .tensor import view
@@ -130,6 +130,7 @@ class Comm(Handle):
                 raised.append(why)
                 return STATUS['ERR_STATE']
 
+        hear_signals()
         handle = c.c_void_p()
         boot = s.Bootstrap(rank, size, s.AllGatherFn(gather), None)
         status = lib().colo_comm_create_bootstrap(boot, c.byref(handle))

@@ -562,7 +562,7 @@ MUTANTS = {
     'a refusal stays on its rank if it has no group of its own': (
         'torch/ranks.py', "getattr(value, '_talks_to', None)", 'None', 'test_refusals.py', 'bridge'),
     'a refusal waits for a meeting': (
-        'torch/ranks.py', '            _Meeting(self).refuse(str(why))', '            refuse(_Meeting(self).comm(), why)',
+        'torch/ranks.py', '            _Meeting(self).refuse(_said(why))', '            refuse(_Meeting(self).comm(), why)',
         'test_refusals.py', 'third_rank'),
     'an error that the others have is told again': (
         'torch/ranks.py', '_reached(why).add(id(comm.told))  # the library', 'pass  #', 'test_torch_losses.py',
@@ -576,7 +576,7 @@ MUTANTS = {
         'torch/ranks.py', 'for key in self._keys(step):', 'for key in [self._keys(step)[self.of.me]]:', 'test_refusals.py',
         'third_rank'),
     'a rank that gave up a meeting says nothing': (
-        'torch/ranks.py', '            self.refuse(str(why))\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
+        'torch/ranks.py', '            self.refuse(_said(why))\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
     'a rank that has ended is waited for where ranks meet': (
         'torch/ranks.py', 'if why_not:', 'if False:', 'test_refusals.py', 'has_ended'),
     'a rank that ends well after an error is waited for': (
@@ -601,6 +601,15 @@ MUTANTS = {
         'comm.py', 'run.end(me, failed)', 'run.end(me, None)', 'test_refusals.py', 'made_anew'),
     'an exception of a rank meets a communicator that was destroyed': (
         'comm.py', '        if comm._handle:\n            comm.abort(why)', '        comm.abort(why)', 'test_refusals.py', 'made_anew'),
+    'a rank that waits hears no signal': (
+        '_lib.py', 'lib().colo_interrupt_set(_asked.fn, None)', 'pass', 'test_torch_interrupt.py', 'raises_nothing'),
+    'what a handler raised while a rank waited is lost': (
+        '_lib.py', '            raise why\n', '            pass\n', 'test_torch_interrupt.py', 'other_rank_hears and bridge'),
+    'ranks that make a communicator wait in one piece': (
+        'torch/ranks.py', "if run or hasattr(self.store, 'check') else limit", 'if run else limit', 'test_torch_interrupt.py',
+        'make_a_communicator'),
+    'an interrupted rank says nothing of it': (
+        'torch/ranks.py', 'return str(why) or type(why).__name__', 'return str(why)', 'test_torch_interrupt.py', 'make_a_communicator'),
     'ranks begin though their start was interrupted': (
         'comm.py', 'if not run.interrupted:', 'if True:', 'test_core.py', 'before_there_are'),
     'a rank that begins after ctrl-c waits': (

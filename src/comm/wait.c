@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wait.c - see wait.h: spinning, yielding, sleeping; and the error messages of what was in vain. */
+/* wait.c - see wait.h: spinning, yielding, sleeping, asking whether to go on; and the error
+ * messages of what was in vain. */
 #include "comm/wait.h"
 
 #include <sched.h>
@@ -25,6 +26,34 @@ double colo_wait_nap(double waited)
     sched_yield();
     return 0;
 }
+
+/* ---- interrupted ---- */
+
+static const double ASK_SECONDS = 50e-3;
+static _Thread_local struct {
+    colo_interrupted_fn interrupted;
+    void *user;
+    double asked;
+} asking;
+
+void colo_interrupt_set(colo_interrupted_fn interrupted, void *user)
+{
+    asking.interrupted = interrupted;
+    asking.user = user;
+}
+
+bool colo_interrupted(double waited)
+{
+    if (!asking.interrupted || waited < ASK_SECONDS)
+        return false;
+    const double now = colo_now();
+    if (now - asking.asked < ASK_SECONDS)
+        return false;
+    asking.asked = now;
+    return asking.interrupted(asking.user);
+}
+
+/* ---- error messages ---- */
 
 /* "'cp' (world ranks 0 2 4 6)" */
 static const char *describe_group(char *text, size_t cap, const colo_waiter_t *me)
@@ -61,6 +90,16 @@ void colo_blame_missing(char text[COLO_BLAME], const colo_waiter_t *me, int64_t 
              describe_group(group, sizeof group, me), (int)me->rank, (int)me->peer,
              (long long)me->world_rank[me->peer], how, (int)me->peer,
              describe_last(last, sizeof last, me->last), known);
+}
+
+void colo_blame_interrupted(char text[COLO_BLAME], const colo_waiter_t *me)
+{
+    char mine[96], group[160];
+    snprintf(text, COLO_BLAME,
+             "rank %d was interrupted in %s on %s, where it waited for rank %d (world rank %lld)",
+             (int)me->rank, colo_op_describe(mine, sizeof mine, me->op, me->seq),
+             describe_group(group, sizeof group, me), (int)me->peer,
+             (long long)me->world_rank[me->peer]);
 }
 
 void colo_blame_mismatch(char text[COLO_BLAME], const colo_waiter_t *me, const char *found,

@@ -19,6 +19,10 @@ bool colo_wait_spin(colo_wait_t *wait);
  * rank has @waited, 1 ms at most. Many more ranks than cores is the normal case. */
 double colo_wait_nap(double waited);
 
+/* Does colo_interrupt_set()'s function say yes? Asked of a thread that has @waited so many seconds,
+ * and not too often. */
+COLO_FOR_MODULES bool colo_interrupted(double waited);
+
 enum { COLO_BLAME = 700 }; /* bytes of an error message */
 
 typedef struct colo_last_op { /* of a peer; seq 0: none */
@@ -39,6 +43,8 @@ typedef struct colo_waiter { /* a rank in an operation, and a peer that keeps it
 /* The peer has not come, or not @arrived at its end, by the deadline; 0: it has left. */
 void colo_blame_missing(char text[COLO_BLAME], const colo_waiter_t *me, int64_t timeout_ms,
                         bool arrived);
+/* The rank was interrupted while it waited for the peer. */
+void colo_blame_interrupted(char text[COLO_BLAME], const colo_waiter_t *me);
 /* The peer does not do the same: @found ends "but rank 2 ...". NULL: it went on without this rank,
  * and perhaps @left. */
 void colo_blame_mismatch(char text[COLO_BLAME], const colo_waiter_t *me, const char *found,

@@ -46,6 +46,81 @@ T_CASE_ON(6, an_abort_wakes_every_relative)
     return COLO_OK;
 }
 
+/* ---- interrupted ---- */
+
+struct asked {
+    int times, last; /* the answer is yes at the last one; 0: never */
+};
+
+static bool answer(void *arg)
+{
+    struct asked *asked = arg;
+    return ++asked->times == asked->last;
+}
+
+static colo_status_t wait_asked(colo_comm_t *comm, struct asked *asked)
+{
+    colo_interrupt_set(answer, asked);
+    const colo_status_t st = colo_comm_barrier(comm, NULL);
+    colo_interrupt_set(NULL, NULL);
+    return st;
+}
+
+T_CASE_ON(3, an_interrupt_ends_the_wait_of_its_thread_and_is_told)
+{
+    const int32_t me = colo_comm_rank(world);
+    struct asked never = {0, 0}, third = {0, 3};
+    rank_try(colo_comm_set_timeout(world, 20000));
+    if (me == 1)
+        usleep(300000);
+    rank_try(wait_asked(world, &never)); /* who says no is asked again, and goes on */
+    rank_check(me == 1 || (never.times >= 2 && never.times <= 6));
+    const double begin = colo_now();
+    if (me == 1)
+        usleep(1000000);
+    const colo_status_t st = me ? colo_comm_barrier(world, NULL) : wait_asked(world, &third);
+    rank_fails(st, COLO_ERR_ABORTED,
+               "rank 0 was interrupted in barrier #2 on 'world' (world ranks "
+               "0 1 2), where it waited for rank ");
+    rank_check(me == 1 || (colo_now() - begin < 0.9 && third.times == 3 * (me == 0)));
+    rank_check(colo_comm_check(world) == COLO_ERR_ABORTED);
+    return COLO_OK;
+}
+
+/* Rank 1 comes late to where ranks connect, behind the all-gather of endpoints. */
+static colo_status_t gather_late(void *user, const void *send, void *recv, size_t bytes)
+{
+    const colo_bootstrap_t *boot = user;
+    rank_try(boot->all_gather(boot->user, send, recv, bytes));
+    if (boot->rank == 1 && bytes > 256)
+        usleep(800000);
+    return COLO_OK;
+}
+
+T_CASE_ON(2, an_interrupt_ends_the_making_of_a_communicator)
+{
+    const int32_t me = colo_comm_rank(world);
+    struct asked second = {0, 2};
+    colo_bootstrap_t inner;
+    colo_comm_t *comm = NULL;
+    rank_try(colo_comm_set_timeout(world, 20000));
+    rank_try(colo_bootstrap_from_comm(world, &inner));
+    const colo_bootstrap_t boot = {me, 2, gather_late, &inner};
+    const double begin = colo_now();
+    if (me == 0)
+        colo_interrupt_set(answer, &second);
+    const colo_status_t st = colo_comm_create_bootstrap(&boot, &comm);
+    colo_interrupt_set(NULL, NULL);
+    if (me == 0) /* UCX has a second all-gather there */
+        rank_check(st == COLO_ERR_ABORTED &&
+                   (says("create_bootstrap: rank 0 of 2 was interrupted while 1 ranks were") ||
+                    says("rank 0 was interrupted in all_gather")));
+    else
+        rank_check((st == COLO_ERR_PEER || st == COLO_ERR_ABORTED) && says("rank 0 "));
+    rank_check(!comm && colo_now() - begin < (me ? 5 : 0.7));
+    return COLO_OK;
+}
+
 /* ---- again and again ---- */
 
 #ifdef __SANITIZE_THREAD__ /* which takes 0.2 s for a world */

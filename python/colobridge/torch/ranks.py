@@ -44,6 +44,7 @@ _owners: collections.Counter[tuple[int, ...]] = collections.Counter()
 _alone = threading.local()
 _ended: list[Any] = []
 _GLANCE = datetime.timedelta(milliseconds=50)  # after which a rank that is a thread looks whether the others have ended
+_PART = datetime.timedelta(milliseconds=400)  # of a wait
 _ALONE = 'without backward'  # how the library says that a rank's forward has none
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
 _last_error = ''  # of a call
@@ -130,7 +131,7 @@ class _Ranks:
                 refuse(comm, why)  # of one that is dead already this rank hears by its own error
         elif self.store is not None:
             reached.add(id(self))
-            _Meeting(self).refuse(str(why))
+            _Meeting(self).refuse(_said(why))
 
     def leave(self, why: str) -> None:
         """Tells the other ranks, wherever they wait for this one, that it comes no more."""
@@ -318,7 +319,7 @@ class _Meeting:
         except BaseException as why:
             if id(of) not in _reached(why):
                 _reached(why).add(id(of))
-                self.refuse(str(why))
+                self.refuse(_said(why))
             raise
         made.set_world_ranks(of.key.names if isinstance(of.key, Own) else of.ranks)
         made._board = _Board(self.store, self.name, of.ranks, of.me)  # type: ignore[attr-defined]
@@ -347,18 +348,21 @@ class _Meeting:
         return [words[1:] for words in said]
 
     def _wait(self, keys: list[str], limit: datetime.timedelta) -> None:
-        """Waits until all ranks have answered. A rank that is a thread may end and not know of this meeting, so those that
+        """Waits until all ranks have answered, in parts, between which Python hears signals. A rank that is a thread may end and not know of this meeting, so those that
         wait look for that themselves. They look before each wait: what a rank answered before it ended is there by then."""
         run, end = self.of.given and self.of.given._run, time.monotonic() + limit.total_seconds()
+        # a wait of torch 1.13 that ends early leaves its answer to the next question
+        part = min(limit, _GLANCE if run else _PART) if run or hasattr(self.store, 'check') else limit
         while True:
             why_not = run and run.why_not(self.of.ranks)
+            begin = time.monotonic()
             try:
-                return self.store.wait(keys, min(limit, _GLANCE) if run else limit)
+                return self.store.wait(keys, part)
             except Exception:
                 if why_not:
                     raise FailedError(why_not, STATUS['ERR_PEER']) from None
-                if not run or time.monotonic() > end:
-                    raise
+                if part == limit or time.monotonic() > end or time.monotonic() < begin + part.total_seconds() / 2:
+                    raise  # the last: it did not wait, because the store's server has ended
 
     def refuse(self, why: str) -> None:
         """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: this answers
@@ -491,7 +495,7 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
     try:
         if comm is not None and comm.size > 1:
             _reached(error).add(id(comm.told))
-            comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
+            comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), _said(error)))
             _hear(comm)
     except Error:
         pass  # destroyed
@@ -543,6 +547,10 @@ def shutdown() -> None:
         _made.clear()
     for of in made:
         of.destroy()
+
+
+def _said(why: BaseException) -> str:
+    return str(why) or type(why).__name__  # KeyboardInterrupt has no words
 
 
 def _words(why: BaseException) -> str:

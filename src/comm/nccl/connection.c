@@ -14,11 +14,13 @@
 #include "comm/nccl/comm.h"
 
 #include "capture.h"
+#include "comm/wait.h"
 #include "core/hash.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/list.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +76,19 @@ static void first_abandoned(void *memory)
     free(task);
 }
 
+/* Is this rank to wait no longer for the others of @control? */
+static bool ends_early(const void *of)
+{
+    colo_comm_t *control = (colo_comm_t *)of;
+    char why[200];
+    if (!colo_nccl_is_dead(control) && colo_interrupted(INFINITY)) {
+        snprintf(why, sizeof why, "rank %d of '%s' was interrupted while NCCL connected",
+                 (int)control->rank, control->name);
+        control->ops->fail(control, COLO_ERR_ABORTED, why);
+    }
+    return colo_nccl_is_dead(control);
+}
+
 /* COLO_ERR_TIMEOUT: the memory is the helper's from now on. @control: NULL, or whose death ends the
  * wait. */
 static colo_status_t run_first(struct first *task, const struct colo_nccl_context *context,
@@ -85,8 +100,8 @@ static colo_status_t run_first(struct first *task, const struct colo_nccl_contex
     task->lib = context->lib;
     task->device = context->device;
     *copy = *task;
-    colo_status_t st = colo_run_for((double)timeout_ms * 1e-3, control ? colo_nccl_is_dead : NULL,
-                                    control, first_main, &copy->abandon, copy);
+    colo_status_t st = colo_run_for((double)timeout_ms * 1e-3, control ? ends_early : NULL, control,
+                                    first_main, &copy->abandon, copy);
     if (st == COLO_ERR_TIMEOUT)
         return st;
     *task = *copy;

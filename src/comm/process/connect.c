@@ -63,11 +63,11 @@ struct meeting {
     double begin, next_check; /* begin: when the last all-gather was through; of the deadline */
     int64_t timeout_ms;
     colo_endpoint_t mine, *endpoint; /* [size] */
-    int door; /* or -1 */
-    struct other *other; /* [size] */
-    struct pollfd *poll; /* [size] the door in the place of this rank's own */
-    int *fd;             /* [size] of a lower rank that was not met, the call; or -1 */
-    int32_t left;        /* to be met */
+    int door;                        /* or -1 */
+    struct other *other;             /* [size] */
+    struct pollfd *poll;             /* [size] the door in the place of this rank's own */
+    int *fd;                         /* [size] of a lower rank that was not met, the call; or -1 */
+    int32_t left;                    /* to be met */
     /* What carries between the ranks. */
     const colo_transport_ops_t *ops;
     const colo_comm_ops_t *table;
@@ -287,6 +287,9 @@ static colo_status_t connect_sockets(struct meeting *meeting)
     while (meeting->left > 0) {
         if (waited_ms(meeting) > (double)meeting->timeout_ms)
             return too_late(meeting);
+        COLO_FAIL_IF(colo_interrupted(waited_ms(meeting) * 1e-3), COLO_ERR_ABORTED,
+                     "create_bootstrap: rank %d of %d was interrupted while %d ranks were missing",
+                     (int)meeting->boot->rank, (int)meeting->boot->size, (int)meeting->left);
         COLO_TRY(poll_once(meeting));
     }
     return COLO_OK;

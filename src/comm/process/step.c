@@ -30,6 +30,15 @@ static void missing(struct colo_process_group *group, int32_t peer, int64_t time
     colo_process_set_error(group, group->seq, COLO_ERR_TIMEOUT, -1, error_message);
 }
 
+static void interrupt(struct colo_process_group *group, int32_t peer)
+{
+    char error_message[COLO_BLAME];
+    const colo_waiter_t me = colo_step_waiter(group, peer);
+    colo_blame_interrupted(error_message, &me);
+    colo_process_set_error_all(group->context, COLO_ERR_ABORTED, -1, error_message);
+    colo_process_notify(group->context);
+}
+
 static colo_status_t verdict(const struct colo_process_group *group)
 {
     char error_message[1000];
@@ -259,10 +268,14 @@ static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *
     while (peer >= 0) {
         pthread_mutex_unlock(lock);
         const bool spins = colo_wait_spin(&wait);
-        const double nap = spins ? 0 : colo_wait_nap(colo_now() - wait.begin);
+        const double waited = spins ? 0 : colo_now() - wait.begin;
+        const double nap = spins ? 0 : colo_wait_nap(waited);
         if (nap > 0)
             group->context->ops->wait(group->context->transport, nap);
+        const bool ends = colo_interrupted(waited);
         pthread_mutex_lock(lock);
+        if (ends)
+            interrupt(group, peer);
         peer = poll_once(group, comm, !spins);
     }
     group->running = false;
@@ -276,7 +289,7 @@ static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *
 
 #define TABLE(backend)                                                                          \
     {                                                                                           \
-        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,              \
+        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,            \
         .exchange = process_exchange, .subset = colo_process_subset, .fail = colo_process_fail, \
         .state = colo_process_state, .destroy = colo_process_destroy,                           \
     }

@@ -102,6 +102,16 @@ static colo_status_t missing(colo_comm_t *comm, int32_t peer, int64_t timeout_ms
     return verdict(comm);
 }
 
+static colo_status_t interrupted(colo_comm_t *comm, int32_t peer)
+{
+    const struct colo_threads *self = comm->impl;
+    char error_message[COLO_BLAME];
+    const colo_waiter_t me = waiter(comm, peer);
+    colo_blame_interrupted(error_message, &me);
+    colo_error_state_set(&self->shared->root->error, COLO_ERR_ABORTED, -1, -1, error_message);
+    return verdict(comm);
+}
+
 /* @found: NULL: it went on without this rank */
 static colo_status_t mismatch(colo_comm_t *comm, int32_t peer, const char *found)
 {
@@ -131,6 +141,8 @@ static colo_status_t poll_once(colo_comm_t *comm, int32_t peer)
         return missing(comm, peer, 0);
     if (waited * 1e3 > (double)colo_comm_i_timeout(comm))
         return missing(comm, peer, colo_comm_i_timeout(comm));
+    if (colo_interrupted(waited))
+        return interrupted(comm, peer);
     const double nap = colo_wait_nap(waited);
     if (nap > 0)
         nanosleep(&(struct timespec){.tv_nsec = (long)(nap * 1e9)}, NULL);
