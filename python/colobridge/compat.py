@@ -278,14 +278,22 @@ def _sampled_evenly(logits: Any, target: Any, group: Any, top_k: int | None, top
 
 # ---- straight from hidden states ----
 
-def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int, end: int, group: Any,
+def _equal_shards(what: str, weight: Any, group: Any) -> tuple[int | None, int | None]:
+    """Where this rank's columns begin and end; None: a DTensor says it."""
+    if hasattr(weight, 'placements'):
+        return None, None
+    start = size_and_rank(group, what)[1] * weight.shape[0]
+    return start, start + weight.shape[0]
+
+
+def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int | None, end: int | None, group: Any,
                  chunk: int | None, inference_only: bool, temperature: float, entropy: bool = False) -> Any:
     """logp (and entropy) of hidden [.., H]; gradients of hidden are this rank's part"""
     names = ('logp',) + ('entropy',) * entropy
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         out = Linear.apply(*prepare(
             what, hidden.to(weight.dtype), weight, None, target, names, group, None, None, False,
-            (int(start), int(end), None), ('logprob', 'partial', 0, None, None, False),
+            (None if start is None else int(start), None if end is None else int(end), None), ('logprob', 'partial', 0, None, None, False),
             (float(temperature), _NONE_IGNORED, int(chunk or 0), True),
             ('temperature', 'ignore_index', 'chunk_size', 'lenient_targets')))
     return tuple(_f32(t) for t in out) if entropy else _f32(out[0])
@@ -344,9 +352,9 @@ def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: flo
     what = 'linear_cross_entropy'
     if reduction not in ('none', 'sum', 'mean'):
         raise ArgumentError("%s: reduction is %r, expected 'none', 'sum' or 'mean'" % (what, reduction))
-    start = size_and_rank(dist_process_group, what)[1] * weight.shape[0]
-    logp, entropy = _from_hidden(what, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), start,
-                                 start + weight.shape[0], dist_process_group, None, False, temperature, True)
+    logp, entropy = _from_hidden(what, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1),
+                                 *_equal_shards(what, weight, dist_process_group), dist_process_group, None, False, temperature,
+                                 True)
     return (logp if reduction == 'none' else logp.sum() if reduction == 'sum' else logp.mean()), entropy
 
 
@@ -404,12 +412,12 @@ def from_parallel_hidden_to_entropy_packed_sequences(
     """vocab_parallel_entropy_packed_sequences() of hidden [1, T / cp, H] x lm_head_weight [Vl, H]^T / temperature;
     shards are equal, in rank order. Unlike the original the second number has a gradient."""
     what = 'from_parallel_hidden_to_entropy_packed_sequences'
-    start = size_and_rank(tp_group, what)[1] * lm_head_weight.shape[0]
+    columns = _equal_shards(what, lm_head_weight, tp_group)
     target = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
     return _entropy_of_actions(
         hidden, cu_seqlens_padded, unpacked_seqlen, num_actions, attention_mask, loss_mask, cp_group, sub_seq_lengths,
-        lambda: _from_hidden(what, hidden, lm_head_weight, target, start, start + lm_head_weight.shape[0], tp_group,
-                             chunk_size, False, temperature, True)[1], tp_group)
+        lambda: _from_hidden(what, hidden, lm_head_weight, target, *columns, tp_group, chunk_size, False, temperature, True)[1],
+        tp_group)
 
 
 @eager

@@ -99,6 +99,10 @@ MUTANTS = {
         'torch/placed.py', "given['tp_group'] = None", 'pass', 'test_torch_dtensor.py', 'test_logits and 23'),
     'a DTensor is read as the part that it is of': (
         'torch/placed.py', 'if name not in takes:', 'if False:', 'test_torch_dtensor.py', 'other_calls'),
+    'a bridge takes a DTensor that src cuts in another way': (
+        'torch/placed.py', 'if list(here) != list(want):', 'if False:', 'test_torch_dtensor.py', 'a_bridge_takes'),
+    'equal shards are those of a whole DTensor': (
+        'compat.py', "if hasattr(weight, 'placements'):", 'if False:', 'test_torch_dtensor.py', 'drop_ins'),
     'the gradient of an output may be a DTensor, which has no memory': (
         'torch/tensors.py', 'if _has_dtensor(grads):', 'if False:', 'test_torch_dtensor.py', 'other_calls'),
     'rows of over_chunks have the gradient of one rank': (

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DTensors as arguments: heads of tensor and data parallelism over meshes of one and two dims, heads in FSDP2's units, tokens
 and logits; what is refused; groups that may not overlap. Against plain PyTorch in f64 on one rank."""
+import functools
+
 import pytest
 
 torch = pytest.importorskip('torch')
@@ -316,6 +318,37 @@ def test_placements_that_no_head_has_are_refused_on_all_ranks(world):
             assert words in one, (words, one)
 
 
+def drop_ins(rank):
+    """Heads over tp in the functions of NeMo-RL and verl"""
+    from colobridge import compat
+    mesh = init_device_mesh('cpu', (4,))
+    tp = mesh.get_group()
+    h, w, _, t, _ = case()
+    t = t.clamp(min=0)
+    lp = torch.log_softmax(h @ w.t(), -1)
+    want, entropy = lp.gather(-1, t.unsqueeze(-1)).squeeze(-1), -(lp.exp() * lp).sum(-1)
+    weight = parameter(w, mesh, [Shard(0)])
+    got = compat.linear_cross_entropy(h, weight, t, dist_process_group=tp)
+    near(got[0].detach(), want.reshape(-1), torch.float32, "verl's log-probabilities")
+    near(got[1].detach(), entropy.reshape(-1), torch.float32, "verl's entropies")
+    total = leaf(w)
+    torch.log_softmax(h @ total.t(), -1).gather(-1, t.unsqueeze(-1)).sum().backward()
+    got[0].sum().backward()
+    near(weight.grad.full_tensor(), total.grad, torch.float32, "verl's d_weight")
+    start, end = 6 * rank, min(6 * rank + 6, V)
+    near(compat.from_parallel_hidden_to_logprobs(h, weight, t, start, end, tp).detach(),
+         lp[:, :-1].gather(-1, t[:, 1:].unsqueeze(-1)).squeeze(-1), torch.float32, "NeMo-RL's")
+    return [refused(lambda: compat.from_parallel_hidden_to_logprobs(h, weight, t, start + 1, end, tp)),
+            refused(lambda: compat.vocab_parallel_entropy(distribute_tensor(h, mesh, [Replicate()]), tp_group=tp))]
+
+
+@placed
+def test_drop_ins_take_heads_that_are_placed(world):
+    for said in world.run(drop_ins):
+        assert 'and the placement of the DTensor says' in said[0], said
+        assert 'vocab_parallel_entropy: vocab_parallel_logits is a DTensor' in said[1], said
+
+
 # ---- tokens and logits ----
 
 def tokens_of_sequence_parallel(rank):
@@ -421,16 +454,28 @@ def unplaced(rank):
     h, w, _, t, _ = case()
     one = lambda x: distribute_tensor(x, mesh, [Replicate()])  # noqa: E731
     flat = torch.arange(32.0).view(8, 4)
-    bridge = ct.Bridge('tp=4', 'dp=4', group=world)
+    bridge, sequence = ct.Bridge('tp=4', 'dp=4', group=world), ct.Sequence(2, 8, cp_group=world)
+    ragged = ct.Bridge('dp=4', 'dp=4', group=world, ragged=True)
+    tables = cb.Segments([2] * 4, src=range(4), seq=range(4), pos=[0] * 4, seq_len=[2] * 4, seq_dp=range(4))
     calls = {
         'bridge: x': lambda: bridge(one(flat)), 'bridge: into': lambda: bridge(flat, into=one(flat)),
         'relayout: x': lambda: ct.relayout(one(flat), [0, 16, 32], 'zigzag', 'block', group=world),
         'shard: x': lambda: ct.shard(one(flat), cb.Partition(8), axis=0),
         'weighted_sum: values': lambda: ct.weighted_sum(one(flat), reduce_group=world),
         'weighted_sum: weights': lambda: ct.weighted_sum(flat, one(flat), reduce_group=world),
+        'unshard: y': lambda: ct.unshard(one(flat), cb.Partition(16), axis=1),
+        'next_token: tokens': lambda: ct.next_token(one(flat.long()), cb.Partition(4)),
+        'Sequence: lengths': lambda: ct.Sequence(2, 8, lengths=one(torch.tensor([8, 8])), cp_group=world),
+        'Sequence.targets: tokens': lambda: sequence.targets(one(torch.ones(2, 8).long())),
+        'Sequence.gather: local': lambda: sequence.gather(one(torch.ones(2, 2))),
+        'bridge: like': lambda: bridge(None, like=one(flat), shape=(4, 2, 4)),
+        'bridge: x[1]': lambda: ragged((flat[:2], one(flat[:2])), tables),
+        'bridge: into[0]': lambda: ragged((flat[:2], flat[:2]), tables, into=(one(flat[None, :2]), None)),
         'linear_nll: upstream': lambda: ct.linear_nll(h, w, target=t, reduction='sum', upstream=one(torch.ones(1))),
     }
     said = {name: refused(call) for name, call in calls.items()}
+    with pytest.raises(ValueError, match='Support: ids are a DTensor'):
+        ct.Support(one(torch.ones(3, 2).long()))
     logp = ct.linear_logprob(leaf(h), w, target=t)
     said['upstream'] = refused(lambda: logp.backward(one(torch.ones_like(logp))))
     return said
@@ -441,9 +486,49 @@ def test_other_calls_refuse_a_dtensor_by_name(world):
     for each in world.run(unplaced):
         for name, said in each.items():
             if name != 'upstream':
-                assert ('%s is a DTensor of' % name) in said or ' %s: ' % name in said, (name, said)
+                assert said.startswith('ArgumentError') and '%s is a DTensor' % name in said, (name, said)
             else:
                 assert 'the gradient of an output is a DTensor' in said, said
+
+
+def over_a_bridge(rank):
+    """x as a DTensor: position-coded values, uneven cuts, copies; y and gradients have the values of their places"""
+    mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))
+    grid = cb.Grid('tp=2,dp=2')  # of a spec the first dim is the fastest, of a mesh the last
+    everyone, said = dist.group.WORLD, []
+    whole = torch.arange(5.0)[:, None] * 100 + torch.arange(6.0)  # [samples, features]
+    rows = torch.arange(8.0)[:, None, None] * 100 + torch.arange(4.0)[:, None] * 10 + torch.arange(2.0)
+    matrix = lambda *splits: functools.reduce(  # noqa: E731
+        lambda of, split: of.split(*split, kind='ceil'), splits, cb.Layout(grid))
+    samples, features = matrix(('samples', 'dp')), matrix(('samples', 'dp'), ('features', 'tp'))
+    for src, placements, x, options, dst in (
+            (features, [Shard(0), Shard(1)], whole, {'axes': 'bh'}, samples),
+            (samples, [Shard(0), Replicate()], whole, {'axes': 'bh'}, features),
+            (features, [Shard(0), Shard(-1)], whole, {'axes': 'bh'}, samples),
+            ('tp=2,dp=2', [Shard(0), Replicate()], rows, {}, 'dp=4'), ('dp=4', [Shard(0), Shard(0)], rows, {}, 'tp=2,dp=2')):
+        bridge = ct.Bridge(src, dst, group=everyone, **options)
+        d = leaf(distribute_tensor(x, mesh, placements))
+        for how in ({}, {'shape': tuple(x.shape)}, {'samples': len(x)}):
+            y = bridge(d, **how)
+            to = bridge.dst.owned(rank, x.shape[0], x.shape[1] if x.dim() == 3 else 1, x.shape[-1])
+            assert type(y) is torch.Tensor
+            assert torch.equal(y.detach(), x[slice(*to.samples)][..., slice(*to.features)])
+        coded = 7 * x + 1
+        mine = coded[slice(*to.samples)][..., slice(*to.features)]
+        (y * mine).sum().backward()
+        assert d.grad.placements == d.placements
+        near(d.grad.full_tensor(), coded, torch.float64, 'd_x of %s' % (placements,))
+        said.append(refused(lambda: bridge(distribute_tensor(x, mesh, [Shard(1), Shard(0)]), samples=len(x))))
+    partial = DTensor.from_local(rows, mesh, [Partial(), Replicate()])
+    said.append(refused(lambda: bridge(partial)))
+    said.append(refused(lambda: bridge(d, shape=(9, 4, 2))))
+    return said
+
+
+@placed
+def test_a_bridge_takes_x_that_is_placed_as_src_says(world):
+    for said in world.run(over_a_bridge):
+        assert all(one and 'bridge: x is a DTensor' in one or 'and x is a DTensor' in one for one in said), said
 
 
 def over_chunks_of_dtensors(rank):

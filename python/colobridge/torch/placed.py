@@ -313,9 +313,9 @@ def averaged(what: str, weight: Any, bias: Any, of: Any, head_grad: str | None, 
     if by == 1 and copies is None:
         return weight, bias
     if adds:
-        raise ArgumentError("%s: main_grad=True adds sums over the ranks that share the weight, and its gradient is %s; pass "
-                            "head_grad='sum', or leave main_grad out" % (
-                                what, 'a sum over ranks with copies, too' if by == 1 else 'divided by %g' % by))
+        raise ArgumentError("%s: main_grad=True adds sums over the ranks that share the weight, and its gradient is %s" % (
+            what, 'summed over ranks with copies, too; leave main_grad out' if copies is not None else
+            "divided by %g; pass head_grad='sum', or leave main_grad out" % by))
     weight, bias = (t if t is None or not t.requires_grad else OfAll.apply(t, copies, by) for t in (weight, bias))
     return weight, bias
 
@@ -328,8 +328,8 @@ def head(what: str, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm
     given, (weight, found) = weight, rows_of(what + ': weight', weight, tp)
     if bias is not None:
         bias, other = rows_of(what + ': bias', bias, tp)
-        if other[:3] != found[:3]:
-            raise ArgumentError("%s: weight has rows of %s, and bias of %s; shard both alike" % (what, found[:3], other[:3]))
+        if other[:3] != found[:3] or bias.requires_grad and other.copies != found.copies:
+            raise ArgumentError("%s: weight is shared as %s, and bias as %s; shard both alike" % (what, found, other))
     if found.columns is not None:
         named = dict(zip(('vocab_start', 'vocab_end', 'vocab_size'), columns))
         _columns(what, named, found.columns)
@@ -443,13 +443,48 @@ def _columns(what: str, given: dict[str, Any], found: tuple[int, int, int]) -> N
             raise ArgumentError("%s: %s is %s, and the placement of the DTensor says %d" % (what, name, given[name], n))
 
 
+def _carried(bridge: Any, given: dict[str, Any]) -> None:
+    """Into @given: this rank's part of x, and the shape of the whole, for a bridge from one uniform layout to another.
+    ValueError: src gives this rank another part."""
+    x, axes, me = given['x'], bridge.axes, torch.distributed.get_rank()
+    mesh, at, ranges = x.device_mesh, x.device_mesh.get_coordinate(), [(0, n) for n in x.shape]
+    if len(axes) != x.dim() or axes == 'th':
+        raise ArgumentError("bridge: x is %s, expected an axis for each of samples, rows and features" % said(x))
+    for i, p in enumerate(x.placements):
+        ranks = len(lines(mesh)[i])
+        if ranks == 1 or p.is_replicate():
+            continue
+        if type(p).__name__ != 'Shard':
+            raise ArgumentError("bridge: x is %s, expected Shard() or Replicate()" % said(x))
+        lo, hi = ranges[p.dim]
+        a, b = _cut(hi - lo, ranks, at[i])
+        ranges[p.dim] = lo + a, lo + b
+    whole = dict(zip(axes, x.shape))
+    shape = whole['b'], whole.get('s', 1), whole['h']
+    owned = bridge.src.owned(me, *shape)
+    for axis, name, here, want in (('b', 'samples', range(*ranges[axes.index('b')]), range(*owned.samples)),
+                                   ('s', 'rows', range(*ranges[axes.index('s')]) if 's' in axes else range(1), owned.rows),
+                                   ('h', 'features', range(*ranges[axes.index('h')]), range(*owned.features))):
+        if list(here) != list(want):
+            raise ArgumentError("bridge: x is %s, which gives rank %d %s %s, and src gives it %s" % (
+                said(x), me, name, _between(here), _between(want)))
+    if given.get('shape') not in (None, shape, tuple(x.shape)) or given.get('samples') not in (None, shape[0]):
+        raise ArgumentError("bridge: shape is %s and samples %s, and x is %s" % (given.get('shape'), given.get('samples'), said(x)))
+    given.update(x=x.to_local(), shape=shape, samples=None)
+
+
+def _between(ids: Any) -> str:
+    ids = list(ids)
+    return 'none' if not ids else '%d to %d' % (ids[0], ids[-1]) if ids == list(range(ids[0], ids[-1] + 1)) else str(ids[:8])
+
+
 def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a call, by name, with this rank's parts of DTensors in their place. Those of a head stay what they
     are. ValueError: a DTensor that the call does not take."""
     names = inspect.signature(fn).parameters
     given = dict(zip(names, args), **kwargs)
     before = dict(given)
-    what = {'_called': 'bridge', '_relayout': 'relayout'}.get(fn.__name__, fn.__qualname__.replace('.__call__', ''))
+    what = {'_called': 'bridge', '_relayout': 'relayout', '_gather': 'Sequence.gather'}.get(fn.__name__, fn.__qualname__.replace('.__call__', '').replace('.__init__', ''))
     takes = ('hidden', 'target', 'mask', 'ids', 'vocab_parallel_logits', 'targets') if 'vocab_start' in names else \
         ('hidden',) if fn.__name__ == 'over_chunks' else ()
     places = None
@@ -457,6 +492,9 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         if not is_placed(t) or name in PARAMETERS:
             continue
         of = '%s: %s' % (what, name)
+        if name == 'x' and what == 'bridge' and not (before['self'].ragged or before['self'].packed):
+            _carried(before['self'], given)
+            continue
         if name not in takes:
             raise ArgumentError("%s is %s, expected a plain tensor, this rank's part" % (of, said(t)))
         places = places or [groups.world_ranks(before.get(group), '%s: %s' % (what, group))

@@ -386,6 +386,9 @@ def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any)
         xs = [like if like is not None else None if t is None else
               t.detach().new_empty((0, t.shape[-1] * parts[1] // parts[0])) for t in intos]
         like = None
+    for t, name in [*zip(xs, ['x' + n for n in names]), *zip(intos, ['into' + n for n in names])]:
+        if hasattr(t, 'placements'):
+            raise ArgumentError("bridge: %s is a DTensor with %s, expected a plain tensor, this rank's part" % (name, t.placements))
     xs = [_check_x(t, 'x' + name, like, told.device) for t, name in zip(xs, names)]
     widths = [t.shape[1] * parts[0] // parts[1] for t in xs]
     for t, name, x, width in zip(intos, names, xs, widths):

@@ -30,6 +30,8 @@ class Support:
             if (t is not None or name == 'ids') and (
                     not isinstance(t, torch.Tensor) or t.dtype not in (torch.int32, torch.int64)):
                 raise ArgumentError("Support: %s are %s, expected an int64 tensor" % (name, said(t, '%(dtype)s')))
+            if hasattr(t, 'placements'):
+                raise ArgumentError("Support: %s are a DTensor with %s, expected a plain tensor" % (name, t.placements))
         ids = ids.detach().to(torch.int64).resolve_neg()
         if offsets is None:
             if ids.dim() < 1:

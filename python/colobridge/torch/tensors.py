@@ -32,6 +32,9 @@ def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
     try:
         raw = from_torch(t, what)
     except RuntimeError as why:
+        if hasattr(t, 'placements'):
+            raise ArgumentError("%s is a DTensor with %s, expected a plain tensor, this rank's part" % (
+                what, ', '.join(map(repr, t.placements)))) from why
         raise ArgumentError(_NO_MEMORY % (what, type(t).__name__)) from why
     reach = t.numel()
     if reach:
