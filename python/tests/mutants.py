@@ -42,7 +42,7 @@ MUTANTS = {
     'tables that one rank lacks are waited for': (
         'torch/bridge.py', '@eager  # all of it', '# all of it', 'test_refusals.py', 'tables'),
     'a bridge of its own that one rank cannot make is waited for': (
-        'torch/bridge.py', "if comm == 'own' and self._own is None:", 'if False:', 'test_refusals.py', 'of_its_own or own'),
+        'torch/bridge.py', "if comm == 'own' and self._own is None and", 'if False and', 'test_refusals.py', 'of_its_own or own'),
     'what is no group is looked up in torch.distributed first': (
         'torch/ranks.py', 'not isinstance(group, dist.ProcessGroup)', 'False', 'test_torch_logprob.py', 'bad_arguments'),
     'a rank that knows no layout tells no rank': (

@@ -33,7 +33,7 @@ BRIDGES = {
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
     'the first dim of data is the fastest': (
-        'layout.py', 'in splits_of(layout, s.SAMPLES):', 'in splits_of(layout, s.SAMPLES)[::-1]:', 'test_megatron.py',
+        'layout.py', 'for split, extent in splits_of(layout, axis):', 'for split, extent in splits_of(layout, axis)[::-1]:', 'test_megatron.py',
         'test_dims_of_data'),
     'samples count over dp alone': (
         'torch/bridge.py', 'parts_of(self.src, axis) for axis in',
@@ -408,7 +408,7 @@ BRIDGES = {
     'the rest of what a rank brings comes first': (
         'comm.py', '(part + others)[:n]', '(others + part)[:n]', 'test_core.py', 'interpreter_lock'),
     'a group of packings has the ranks of the world': (
-        'torch/bridge.py', 'range(len(inside)) if self.packed else inside', 'inside', 'test_torch_packed.py',
+        'torch/bridge.py', 'tuple(range(len(inside))) if self.packed else inside', 'inside', 'test_torch_packed.py',
         'counts_its_ranks'),
     'heads are those of the first rank': (
         'torch/relayout.py', ".split('features', 'cp') if heads", ' if heads', 'test_torch_packed.py', 'on_threads'),

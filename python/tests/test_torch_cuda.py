@@ -9,6 +9,7 @@ import torch.distributed as dist  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
+from colobridge.torch.alike import checksums  # noqa: E402
 from world import World  # noqa: E402
 
 GPUS = 4 if torch.cuda.device_count() >= 4 else 2 if torch.cuda.device_count() >= 2 else 0
@@ -179,3 +180,11 @@ def test_a_group_of_one_makes_nothing_but_the_gradient():
     (logp.sum() + h.sum()).backward()
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < 1.05 * size
+
+
+def test_checksums_of_a_gpu_are_those_of_the_host():
+    if not torch.cuda.is_available():
+        pytest.skip('needs a GPU')
+    given = [torch.randint(-99, 99, (n,), generator=torch.Generator().manual_seed(n)).to(dtype)
+             for n, dtype in ((0, torch.float32), (7, torch.bfloat16), (2 ** 25 + 3, torch.float32), (300, torch.bool))]
+    assert checksums([t.cuda() for t in given]) == checksums(given)
