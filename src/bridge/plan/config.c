@@ -24,8 +24,8 @@ static colo_status_t read_config(const colo_plan_config_t *given, colo_plan_conf
     return COLO_OK;
 }
 
-/* How many ranks hold the same block, of which full sequences have no parts of rows. A plan looks at
- * each of them. */
+/* How many ranks hold the same block, of which full sequences have no parts of rows. A plan looks
+ * at each of them. */
 static int64_t count_replicas(const colo_layout_t *layout)
 {
     const int64_t stages = layout->stage_dim >= 0 ? layout->grid.extent[layout->stage_dim] : 1;
