@@ -70,7 +70,8 @@ typedef enum colo_sequence_adjoint {
  */
 COLO_API colo_status_t colo_sequence_check(const colo_sequence_t *seq);
 /**
- * colo_sequence_count() - local elements of each rank, the same on all ranks; @seq is not checked
+ * colo_sequence_count() - local elements of each rank, the same on all ranks; @seq is not checked.
+ * 0 if they pass 2^63
  */
 COLO_API int64_t colo_sequence_count(const colo_sequence_t *seq);
 

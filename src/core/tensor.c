@@ -102,8 +102,9 @@ colo_tensor_t colo_tensor_cuda(void *data, colo_dtype_t dtype, int32_t device, i
 colo_tensor_t colo_tensor_narrow(colo_tensor_t tensor, int32_t axis, int64_t start, int64_t length)
 {
     if (tensor.data)
-        tensor.data = (char *)tensor.data +
-                      start * tensor.stride[axis] * (int64_t)colo_dtype_size(tensor.dtype);
+        tensor.data =
+            (void *)((uintptr_t)tensor.data + (uintptr_t)start * (uintptr_t)tensor.stride[axis] *
+                                                  colo_dtype_size(tensor.dtype));
     tensor.shape[axis] = length;
     return tensor;
 }
@@ -163,7 +164,8 @@ colo_status_t colo_tensor_check(const colo_tensor_t *tensor, const char *what)
                      COLO_ERR_SHAPE, "%s: its strides reach past 2^63 elements", what);
     }
     int64_t n = colo_tensor_count(tensor), bytes;
-    COLO_FAIL_IF(n < 0 || !colo_mul_ok(reach + 1, (int64_t)dtypes[tensor->dtype].size, &bytes),
+    COLO_FAIL_IF(n < 0 || !colo_add_ok(reach, 1, &reach) ||
+                     !colo_mul_ok(reach, (int64_t)dtypes[tensor->dtype].size, &bytes),
                  COLO_ERR_SHAPE, "%s: more than 2^63 bytes", what);
     COLO_FAIL_IF(n > 0 && !tensor->data, COLO_ERR_ARG, "%s: data is NULL for %lld elements", what,
                  (long long)n);

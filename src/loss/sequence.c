@@ -27,8 +27,11 @@
 
 static colo_status_t check_segment(const colo_sequence_t *seq, int64_t segment)
 {
-    const int64_t padded = seq->cu_padded[segment + 1] - seq->cu_padded[segment];
-    COLO_FAIL_IF(padded < 0, COLO_ERR_LAYOUT,
+    int64_t padded;
+    COLO_FAIL_IF(__builtin_sub_overflow(seq->cu_padded[segment + 1], seq->cu_padded[segment],
+                                        &padded) ||
+                     padded < 0,
+                 COLO_ERR_LAYOUT,
                  "sequence: cu_padded is not ascending at segment %" PRId64 ": from %" PRId64
                  " to %" PRId64,
                  segment, seq->cu_padded[segment], seq->cu_padded[segment + 1]);
@@ -111,7 +114,10 @@ colo_status_t colo_sequence_check(const colo_sequence_t *seq)
 
 static int64_t count_of(const colo_sequence_t *seq)
 {
-    return (seq->cu_padded ? 1 : seq->batch) * (partition_of(seq).positions / seq->cp);
+    int64_t n;
+    return colo_mul_ok(seq->cu_padded ? 1 : seq->batch, partition_of(seq).positions / seq->cp, &n)
+               ? n
+               : 0;
 }
 
 int64_t colo_sequence_count(const colo_sequence_t *seq)

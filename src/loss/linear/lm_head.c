@@ -49,7 +49,7 @@ static colo_status_t check_config(const colo_lm_head_config_t *config)
     COLO_FAIL_IF(config->hidden <= 0, COLO_ERR_ARG, "lm_head: hidden is %" PRId64 ", expected > 0",
                  config->hidden);
     /* room for padding of up to 4096 ranks and of a bias */
-    COLO_FAIL_IF(config->rows > INT64_MAX - 8192 || config->hidden > INT64_MAX - 64 ||
+    COLO_FAIL_IF(config->rows > INT64_MAX - 8192 || config->hidden > INT64_MAX / 8 - 16 ||
                      !colo_mul_ok(config->rows + 8192, (config->hidden + 16) * 8, &bytes),
                  COLO_ERR_ARG, "lm_head: %" PRId64 " x %" PRId64 " passes 2^63 bytes", config->rows,
                  config->hidden);

@@ -254,10 +254,10 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linea
         back && trains && config->mode == COLO_LINEAR_AUTO && colo_lm_head_group(linear->head);
     size->takes_head = size->makes_logits || size->makes_d_hidden || others;
     size->d_hidden_last = loss && !config->frozen_weight && colo_comm_size(linear->group) == 1;
-    size->buffers = stays || !size->makes_logits         ? 0
-                    : size->chunks * size->blocks == 1   ? 1
-                    : size->in_place && size->joined > 1 ? 1
-                                                         : 2;
+    size->buffers = stays || !size->makes_logits             ? 0
+                    : size->chunks == 1 && size->blocks == 1 ? 1
+                    : size->in_place && size->joined > 1     ? 1
+                                                             : 2;
     size->z_stride =
         stride_of(size->keeps || size->early ? linear->columns : size->width, config->logits_dtype);
     size->d_stride = stride_of(size->width, linear->dtype);
@@ -303,7 +303,7 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
                d_z = size->makes_d_logits;
     const bool joins = size->joined > 1,
                second = size->chunks > size->joined && !(joins && size->in_place),
-               other = size->chunks * size->blocks > 1 && !joins;
+               other = (size->chunks > 1 || size->blocks > 1) && !joins;
     const int64_t stat = elem_of(linear->stat_dtype), elem = elem_of(linear->dtype);
     const int64_t tokens = size->tokens, rows = size->rows,
                   joined = rows / size->joined > size->chunk ? size->joined * size->chunk
