@@ -129,7 +129,7 @@ CALLS = {
         m.h[None], m.w, *m.packed, *m.actions, m.tp, temperature=no or 1.)[0], -1.),
 }
 COMPARED = {'linear_logprob of a head of other rows'}  # by the ranks, which wait for each other
-OVER = {1: ('nll per token', 'linear_logprob of a head that cannot be made', 'topk_logprob', 'logprob_at', 'distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy'), 2: ('weighted_sum', 'gather', 'a new sequence')}  # a rank talks to the rank of this number xor its own, in other calls to all
+OVER = {1: ('nll per token', 'linear_logprob of a head that cannot be made', 'topk_logprob', 'logprob_at', 'distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy', 'hidden to logprobs in chunks'), 2: ('weighted_sum', 'gather', 'a new sequence')}  # a rank talks to the rank of this number xor its own, in other calls to all
 WRONG = {'all ranks': {0, 1, 2, 3}, 'one rank': {1}, 'one row': {0, 1}, 'one column': {1, 3}}
 
 

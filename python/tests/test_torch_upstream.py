@@ -319,7 +319,7 @@ def refused(rank, options, comes):
         options, comes = {}, UP
     try:
         for _ in range(2):  # what one rank finds in backward, the others hear in their next call
-            trained(leaf(h), leaf(w), leaf(b), t, comes=comes, tp_group=dist.group.WORLD, vocab_start=rank * WORDS,
+            trained(leaf(h), leaf(w + rank), leaf(b), t, comes=comes, tp_group=dist.group.WORLD, vocab_start=rank * WORDS,
                     vocab_size=4 * WORDS, **options)
     except Exception as why:
         return type(why).__name__, str(why)
