@@ -287,6 +287,13 @@ MUTANTS = {
         'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
     'hidden states have no illegal targets': (
         'compat.py', 'int(chunk or 0), True)', 'int(chunk or 0), False)', 'test_compat.py', 'where_no_rank_holds'),
+    'two times a loss is a tuple of two': (
+        'torch/nll.py', "'mul', 'rmul', ", '', 'test_torch_losses.py', 'is_its_scalar and times'),
+    'a loss asks the token count for what a tensor has': (
+        'torch/nll.py', 'return getattr(self[0], name)\n\n    def function', 'return getattr(self[2], name)\n\n    def function',
+        'test_torch_losses.py', 'a_tuple_all_the_same'),
+    'functions of torch do not know a loss': (
+        'torch/nll.py', 'if isinstance(value, kind):', 'if False:', 'test_torch_losses.py', 'is_its_scalar and stacked'),
     'the scale is dropped on the way': (
         'torch/ready.py', "number('scale', scale)", '1.0', 'test_torch_logprob.py', 'threads_and_alone'),
     'the teacher has the temperature of the student': (

@@ -552,6 +552,43 @@ def test_logits_that_every_rank_has_as_a_whole_are_refused(name, monkeypatch):
     cb.run_threads(2, lambda world: WHOLE[name](z, t, world))
 
 
+LIKE_ITS_FIRST = {
+    'backward': lambda x: (x, 1.0), 'divided': lambda x: (x / 4, 0.25), 'times': lambda x: (2 * x, 2.0), 'added': lambda x: (1 + x + x, 2.0),
+    'a sum': lambda x: (sum([x, x]), 2.0), 'minus': lambda x: (1 - x, -1.0), 'negative': lambda x: (-x, -1.0),
+    'added to a tensor': lambda x: (torch.ones(()) + x, 1.0), 'squared': lambda x: (x ** 2, 2 * float(x.detach())),
+    'stacked': lambda x: (torch.stack([x, x]).mean(), 1.0), 'exp': lambda x: (torch.exp(x), float(x.detach().exp())),
+    'a method': lambda x: (x.mean(), 1.0)}
+
+
+@pytest.mark.parametrize('name', LIKE_ITS_FIRST)
+@pytest.mark.parametrize('fn', (lambda z: ct.nll(z, torch.tensor([1, 2, 3, 4])),
+                                lambda z: ct.linear_nll(z, torch.eye(6, 8), target=torch.tensor([1, 2, 3, 4])),
+                                lambda z: ct.weighted_sum((z * z).sum(-1))), ids=('nll', 'linear_nll', 'weighted_sum'))
+def test_a_loss_is_its_scalar_where_tensors_are(fn, name):
+    z = torch.randn(4, 8, generator=torch.Generator().manual_seed(2))
+    seen, want = z.clone().requires_grad_(), z.clone().requires_grad_()
+    first = fn(want)[0]
+    first.backward()
+    value, times = LIKE_ITS_FIRST[name](fn(seen))
+    value.backward()
+    torch.testing.assert_close(seen.grad, times * want.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_a_loss_is_a_tuple_all_the_same():
+    z = torch.randn(4, 8)
+    loss = ct.nll(z, torch.tensor([1, 2, 3, 4]))
+    assert isinstance(loss, tuple) and len(loss) == 3 and list(loss) == [loss.loss, loss.num, loss.den]
+    assert loss.item() == float(loss) == float(loss[0]) and '%s %.2f' % (loss.shape, loss.item()) == f'torch.Size([]) {loss:.2f}'
+    assert bool(loss > 0) and bool(loss <= 99) and not bool(loss < 0) and bool(loss >= 0) and bool(torch.isfinite(loss))
+    assert abs(-loss) == loss.loss and not loss.requires_grad
+    for again in (copy.copy(loss), copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert type(again) is ct.Loss and list(again) == list(loss)
+    with pytest.raises(AttributeError, match='foo'):
+        loss.foo
+    with pytest.raises(TypeError):
+        loss + 'x'
+
+
 def test_each_ranks_whole_vocabulary_is_said():
     z, t = torch.randn(4, 8), torch.tensor([1, 2, 3, 7])
 

@@ -17,9 +17,38 @@ from .support import Support
 from .tensors import Function, of_integers, operator, refuse_complex, said, stream_of
 
 
+def scalar(kind: Any) -> Any:
+    """A tuple whose first member stands for it where PyTorch's own losses, which are tensors, would be: backward(), item(),
+    arithmetic, torch's functions. Unpacking, indices and members are those of a tuple."""
+    def own(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value[0]
+        return type(value)(map(own, value)) if type(value) in (list, tuple) else value
+
+    def member(self: Any, name: str) -> Any:
+        if name.startswith('__'):  # what copy, pickle and numpy ask for
+            raise AttributeError("%s has no %s" % (kind.__name__, name))
+        return getattr(self[0], name)
+
+    def function(_cls: Any, fn: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fn(*own(tuple(args)), **{name: own(value) for name, value in (kwargs or {}).items()})
+
+    def operation(name: str) -> Any:
+        def run(self: Any, *args: Any) -> Any:
+            return getattr(self[0], name)(*own(args))
+        return run
+    kind.__getattr__, kind.__torch_function__ = member, classmethod(function)
+    for name in ('add', 'radd', 'sub', 'rsub', 'mul', 'rmul', 'truediv', 'rtruediv', 'pow', 'neg', 'abs', 'lt', 'le', 'gt', 'ge',
+                 'float', 'format'):
+        setattr(kind, '__%s__' % name, operation('__%s__' % name))
+    return kind
+
+
+@scalar
 class Loss(NamedTuple):
     """loss = num / den (reduction "mean") or num ("sum"). Over all ranks of reduce_group. den: the tokens that
-    count, or the sum of their weights (a mask of floats)."""
+    count, or the sum of their weights (a mask of floats). A tuple; in arithmetic, in torch's functions, and for
+    backward(), item() and what else a tensor has it is its loss. It is no instance of torch.Tensor."""
     loss: Any
     num: Any
     den: Any
