@@ -76,7 +76,8 @@ typedef struct colo_linear_logprob_config {
                                   and the loss pass: 512, or 1024 if logits have 16 bits);
                                   0: 1 GiB (early: 512 MiB, the loss pass: 1.25 GiB) */
     colo_d_hidden_t d_hidden;
-    bool frozen_hidden;          /* no d_hidden: its product is skipped */
+    bool frozen_hidden;          /* no d_hidden: its product is skipped; with a sum of d_hidden the
+                                    same on all ranks, and so is a forward without saved */
     bool frozen_weight;          /* no d_weight, no d_bias: their product is skipped */
     colo_dtype_t d_weight_dtype; /* as colo_lm_head_grads_t */
     bool d_weight_add;

@@ -612,6 +612,8 @@ MUTANTS = {
         'comm.py', 'run.end(me, failed)', 'run.end(me, None)', 'test_refusals.py', 'made_anew'),
     'an exception of a rank meets a communicator that was destroyed': (
         'comm.py', '        if comm._handle:\n            comm.abort(why)', '        comm.abort(why)', 'test_refusals.py', 'made_anew'),
+    'ranks of a loss do not tell what requires grad': (
+        'torch/linear.py', 'doing=_doing(need, grad)', 'doing=None', 'test_torch_requires_grad.py', 'losses and loss-True'),
     'a rank that waits hears no signal': (
         '_lib.py', 'lib().colo_interrupt_set(_asked.fn, None)', 'pass', 'test_torch_interrupt.py', 'raises_nothing'),
     'what a handler raised while a rank waited is lost': (

@@ -117,6 +117,41 @@ def test_a_tower_that_is_frozen_on_one_rank_is_named(pair):
     pair.run(tower)
 
 
+def loss(rank, group, needs, sharded, **options):
+    """Of 4 tokens and 6 columns, half of the head's rows on each rank. needs: what requires grad here."""
+    make = torch.Generator().manual_seed(3)
+    hidden, weight = torch.randn(4, 2, generator=make), torch.randn(6, 2, generator=make)[3 * rank:3 * rank + 3]
+    groups = {'head_group': group, 'head_rows': 6} if sharded else {'tp_group': group}
+    hidden.requires_grad_('hidden' in needs), weight.requires_grad_('weight' in needs)
+    made = ct.linear_nll(hidden, weight, target=torch.tensor([0, 5, 2, 3]), **groups, **options).loss
+    if needs:
+        made.backward()
+    return made.detach(), hidden.grad, weight.grad
+
+
+def of_losses(rank, mode, sharded, needs, words, group=None):
+    group = group or dist.group.WORLD
+    want = loss(rank, group, ('hidden', 'weight'), sharded, mode=mode)
+    with pytest.raises(cb.MismatchError, match=words):
+        loss(rank, group, needs[rank], sharded, mode=mode)
+        loss(rank, group, needs[rank], sharded, mode=mode)  # where forwards are alike, a backward meets the next one
+    for a, b in zip(want, loss(rank, group, ('hidden', 'weight'), sharded, mode=mode)):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize('mode, sharded, needs, words', (
+    ('logprob', False, (('hidden', 'weight'), ('weight',)), 'rank 1 adds up no gradients of hidden in backward, rank 0 does'),
+    ('loss', False, (('hidden', 'weight'), ('weight',)), 'rank 1 adds up no gradients of hidden in backward, rank 0 does'),
+    ('logprob', False, (('hidden',), ()), 'rank 1 adds up no gradients of hidden in backward, rank 0 does'),
+    ('loss', False, (('hidden',), ()), 'requires_grad|adds up no gradients of hidden'),
+    ('logprob', True, (('hidden', 'weight'), ('hidden',)), 'requires_grad: rank 0 has hidden, weight, rank 1 has hidden'),
+    ('loss', True, (('weight',), ()), 'requires_grad: rank 0 has weight, rank 1 has nothing')))
+def test_losses_from_hidden_states_name_ranks_without_their_gradients(pair, mode, sharded, needs, words):
+    pair.run(of_losses, mode, sharded, needs, words)
+    if not sharded:
+        cb.run_threads(2, lambda world: of_losses(world.rank, mode, sharded, needs, words, world))
+
+
 def at_forward(world):
     carry = ct.Bridge('tp=2', 'cp=2', group=world)
     with pytest.raises(cb.MismatchError, match='forward without backward'):

@@ -50,7 +50,8 @@ typedef struct colo_logprob_header {
     int64_t tokens;
     uint64_t config;  /* hash of what must be equal on all ranks */
     uint64_t targets; /* hash of the targets */
-    int64_t unused[2];
+    int64_t sums;     /* does backward add up gradients of hidden states over these ranks? */
+    int64_t unused;
 } colo_logprob_header_t;
 static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds must agree");
 /* Of ranks that want the same? In host memory others are an error; on a device the host does not

@@ -319,6 +319,11 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass)
                      "logprob: rank %d has another config, dtype or order of rows than "
                      "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
                      (int)(rank / pass->segments), header->config, first->config);
+        COLO_FAIL_IF(header->sums != first->sums, COLO_ERR_MISMATCH,
+                     "logprob: rank %d %s gradients of hidden in backward, rank 0 %s; the hidden "
+                     "states require grad on all ranks of the vocabulary or on none",
+                     (int)(rank / pass->segments), header->sums ? "adds up" : "adds up no",
+                     first->sums ? "does" : "does not");
         COLO_FAIL_IF(header->targets != first->targets, COLO_ERR_MISMATCH,
                      "logprob: rank %d has other targets than rank 0 "
                      "(%016" PRIx64 ", %016" PRIx64 ")",

@@ -351,8 +351,13 @@ T_CASE(forwards_may_wait_for_their_backward)
 
 /* ---- refusals, with others waiting ---- */
 
+enum { WITHOUT = 3 };
+
 typedef struct peers {
-    int what;
+    int what; /* WITHOUT: a backward adds up gradients of hidden on rank 0 of tp alone; at level
+                 check */
+    int32_t check;
+    const char *words;
     colo_status_t st[4], again[4];
     bool written[4], said[4];
 } peers_t;
@@ -368,8 +373,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     float h[T * H] = {0}, w[V * H] = {0}, logp[T];
     int64_t targets[T] = {0};
     rank_try(colo_comm_set_timeout(world, 20000));
-    if (p->what == 2)
-        rank_try(colo_comm_set_check(world, 2));
+    rank_try(colo_comm_set_check(world, p->what == 2 ? 2 : p->check));
     rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
     rank_try(colo_comm_split(world, &grid, "tp", &tp));
     rank_try(colo_comm_split(world, &grid, "dp", &dp));
@@ -378,12 +382,16 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     lc.logprob.logits.vocab = V;
     lc.logprob.logits.vocab_start = r * V / 2;
     lc.logprob.logits.temperature = p->what == 1 && r ? 0.5 : 1;
+    lc.d_hidden = p->what == WITHOUT ? COLO_D_HIDDEN_ALL_REDUCE : COLO_D_HIDDEN_PARTIAL;
+    lc.frozen_hidden = p->what == WITHOUT && r;
     rank_try(colo_lm_head_create(&head, &hc, dp));
     rank_try(colo_linear_logprob_create(&linear, &lc, head, tp));
     int64_t first, rows;
     colo_lm_head_rows(head, &first, &rows);
     COLO_AUTOFREE unsigned char *gathered = aligned_alloc(256, 1024),
-                                *work = aligned_alloc(256, 1 << 20);
+                                *work = aligned_alloc(256, 1 << 20),
+                                *kept = aligned_alloc(256, 1 << 20);
+    colo_linear_logprob_saved_t saved;
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){rows, H});
     colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});
@@ -391,10 +399,12 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     colo_logprob_out_t out = {.logp = logp};
     logp[0] = 77;
     rank_try(colo_lm_head_bind(head, &weight, NULL, gathered));
-    if (p->what != 1 && me == 3)
+    if ((p->what == 0 || p->what == 2) && me == 3)
         hidden.shape[1] = H + 1;
-    p->st[me] = colo_linear_logprob_forward(linear, &batch, &out, NULL, NULL, work, NULL);
-    p->said[me] = strstr(colo_last_error(), "rank 1 has another config") != NULL;
+    const bool saves = p->what == WITHOUT;
+    p->st[me] = colo_linear_logprob_forward(linear, &batch, &out, saves ? &saved : NULL,
+                                            saves ? kept : NULL, work, NULL);
+    p->said[me] = p->words && strstr(colo_last_error(), p->words);
     p->written[me] = logp[0] != 77;
     hidden.shape[1] = H;
     if (p->what == 2)
@@ -404,7 +414,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
 
 T_CASE(a_rank_with_wrong_arguments_wakes_those_of_both_groups)
 {
-    peers_t p = {.what = 0};
+    peers_t p = {.what = 0, .check = 1};
     colo_status_t st = t_run_ranks(4, one_of_four, &p, sizeof p);
     assert_true(st == COLO_OK || st == COLO_ERR_PEER);
     assert_int_equal(p.st[3], COLO_ERR_SHAPE);
@@ -429,12 +439,32 @@ T_CASE(at_check_2_both_groups_live_on)
 
 T_CASE(ranks_with_another_config_all_get_mismatch)
 {
-    peers_t p = {.what = 1};
+    peers_t p = {.what = 1, .check = 1, .words = "rank 1 has another config"};
     assert_ok(t_run_ranks(4, one_of_four, &p, sizeof p));
     for (int r = 0; r < 4; r++) {
         assert_int_equal(p.st[r], COLO_ERR_MISMATCH);
         assert_true(p.said[r]);
         assert_false(p.written[r]);
+    }
+}
+
+/* With COLO_CHECK=2 before anything moves, between GPUs, too. */
+T_CASE(a_backward_that_some_ranks_do_not_come_to_is_a_mismatch_in_forward)
+{
+    for (int32_t check = 0; check < 3; check++) {
+        peers_t p = {.what = WITHOUT,
+                     .check = check,
+                     .words = check == 2
+                                  ? "rank 1 of 'tp' has linear logprob forward, rank 0 linear "
+                                    "logprob forward, whose backward adds up gradients of hidden"
+                                  : "rank 1 adds up no gradients of hidden in backward, rank 0 "
+                                    "does; the hidden states require grad on all ranks"};
+        assert_ok(t_run_ranks(4, one_of_four, &p, sizeof p));
+        for (int r = 0; r < 4; r++) {
+            assert_int_equal(p.st[r], COLO_ERR_MISMATCH);
+            assert_true(p.said[r]);
+            assert_false(p.written[r]);
+        }
     }
 }
 

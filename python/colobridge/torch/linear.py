@@ -46,6 +46,11 @@ def _pair(target: Any) -> Any:
     return target if isinstance(target, tuple) else (target, None)
 
 
+def _doing(need: Any, grad: bool) -> dict[str, Any]:
+    """What ranks compare after a mismatch."""
+    return {'requires_grad': ', '.join(n for n, d in zip(('hidden', 'weight', 'bias'), need) if d and grad) or 'nothing'}
+
+
 @Function
 def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) -> Any:
     """(hidden, weight, bias, targets, Call) -> the outputs that were asked for."""
@@ -53,7 +58,7 @@ def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) 
     d_hidden, d_weight, d_bias = ctx.needs_input_grad[:3]
     d_head = d_weight or d_bias
     backward = grad and (d_hidden or d_head)
-    with groups.telling(comm, head_comm):
+    with groups.telling(comm, head_comm, doing=_doing((d_hidden, d_weight, d_bias), grad)):
         ready = plan.ready(comm, head_comm, backward and not d_hidden, backward and not d_head,
                            main is not None)
         out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
@@ -73,7 +78,7 @@ def _(ctx: Any, *upstream: Any) -> Any:
     ready.core.alive()
     saved = saved_tensors(ctx, 'linear_logprob: hidden, weight, bias or target')
     need = ctx.needs_input_grad
-    with groups.telling(comm, head_comm):
+    with groups.telling(comm, head_comm, doing=_doing(need, True)):
         d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
     return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
@@ -93,7 +98,7 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: O
     need = ctx.needs_input_grad if grad else (False,) * 3
     d_head = need[1] or need[2]
     early = plan.early and d_head
-    with groups.telling(comm, head_comm):
+    with groups.telling(comm, head_comm, doing=_doing(need, grad)):
         ready = plan.ready(comm, head_comm, not need[0], not d_head,
                            (early or known is not None) and main is not None, early)
         if weights is not None:

@@ -101,10 +101,20 @@ static colo_status_t ready(const colo_linear_logprob_t *linear, const struct col
                            const char *what, colo_status_t mine)
 {
     colo_comm_t *head = head_group(linear, size), *vocab = vocab_group(linear, size);
-    if (head)
-        mine = colo_loss_i_ready(head, what, mine);
-    if (vocab)
-        mine = colo_loss_i_ready(vocab, what, mine);
+    const bool backward = size->pass == COLO_LINEAR_BACKWARD;
+    char call[120]; /* ranks compare it with COLO_CHECK=2 */
+    if (head) {
+        const bool trains = !linear->config.frozen_weight && size->pass != COLO_LINEAR_INFERENCE;
+        snprintf(call, sizeof call, "%s%s", what,
+                 backward || !trains ? "" : ", whose backward adds up gradients of the head");
+        mine = colo_loss_i_ready(head, call, mine);
+    }
+    if (vocab) {
+        const bool sums = colo_linear_i_sums(linear, size->pass);
+        snprintf(call, sizeof call, "%s%s", what,
+                 backward || !sums ? "" : ", whose backward adds up gradients of hidden");
+        mine = colo_loss_i_ready(vocab, call, mine);
+    }
     return mine;
 }
 

@@ -117,6 +117,7 @@ static void make_header(struct colo_linear_call *call)
         colo_lm_head_config(call->linear->head)->mem == COLO_HOST && !colo_logprob_i_alone(pass);
     colo_logprob_i_set_header(pass, colo_logprob_i_hash_config(&pass->config, pass->dtype),
                               compares ? colo_logprob_i_hash_targets(pass) : 0);
+    pass->header.sums = colo_linear_i_sums(call->linear, call->size.pass);
 }
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,

@@ -130,6 +130,13 @@ struct colo_linear_call {
     const colo_logprob_out_t *out; /* NULL in backward */
 };
 
+/* Does @pass, or the backward that follows it, add up gradients of hidden states over the
+ * vocabulary group? */
+static inline bool colo_linear_i_sums(const colo_linear_logprob_t *linear, colo_linear_pass_t pass)
+{
+    return linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !linear->config.frozen_hidden &&
+           pass != COLO_LINEAR_INFERENCE;
+}
 /* The members of @call before aux are set; packs the tokens */
 colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
                                   const colo_tensor_t *targets,
