@@ -66,7 +66,7 @@ fail:
 
 static colo_status_t check_config(const colo_bridge_config_t *config)
 {
-    COLO_FAIL_IF(!colo_algorithm_of(config->algo), COLO_ERR_ARG,
+    COLO_FAIL_IF(!colo_algo_name(config->algo), COLO_ERR_ARG,
                  "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)", (int)config->algo);
     COLO_FAIL_IF((unsigned)config->transport > COLO_TRANSPORT_PEER, COLO_ERR_ARG,
                  "bridge: transport %d, expected 0 (AUTO), 1 (NCCL) or 2 (PEER)",
@@ -131,7 +131,7 @@ static colo_status_t find_comm(colo_bridge_t *bridge, const colo_bridge_config_t
     for (int i = 0; i < 2; i++)
         if (side[i]->grid.ndims == 0 || colo_grid_i_check(&side[i]->grid) < 0)
             return colo_layout_check_fields(side[i]);
-    bridge->algorithm = colo_algorithm_of(config->algo);
+    bridge->algo = config->algo;
     bridge->mem = config->mem;
     if (config->mem == COLO_CUDA)
         COLO_TRY(colo_transport_wanted(&bridge->transport));
@@ -180,7 +180,7 @@ static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_confi
         COLO_TRY(find_nodes(bridge));
     plan.nodes = bridge->sides.nodes;
     /* GPUs of one node may all reach each other's memory: then one level is faster */
-    plan.one_level = given->one_level || bridge->algorithm->one_level ||
+    plan.one_level = given->one_level || colo_bridge_is_collective(bridge) ||
                      (given->mem == COLO_CUDA && colo_comm_nodes(bridge->comm) < 2);
     COLO_TRY(load_plan(bridge, &plan, &bridge->now));
     COLO_TRY(colo_ragged_reserve(bridge));
@@ -199,7 +199,7 @@ static void log_create(const colo_bridge_t *bridge)
     colo_grid_print(&bridge->sides.dst.grid, dst, sizeof dst);
     colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
              colo_direction_name(colo_plan_direction(bridge->now.program.plan)),
-             (long long)colo_plan_scale(bridge->now.program.plan), bridge->algorithm->name,
+             (long long)colo_plan_scale(bridge->now.program.plan), colo_algo_name(bridge->algo),
              (int)colo_comm_size(bridge->comm));
 }
 

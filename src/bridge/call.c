@@ -50,7 +50,6 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
     colo_carried_t tensor = {0};
     colo_reached_tensor_t reached[2];
     colo_call_t call = {.bridge = bridge,
-                        .executor = bridge->algorithm->executor[0],
                         .loaded = &bridge->now,
                         .frame = {.program = &bridge->now.program,
                                   .pass = pass,
@@ -81,7 +80,6 @@ static colo_status_t call_batch(colo_batch_t *batch, colo_pass_t pass, const col
                  "rank %lld: backward on a bridge created with no_grad",
                  (long long)bridge->now.program.plan->rank);
     colo_call_t call = {.bridge = bridge,
-                        .executor = bridge->algorithm->executor[0],
                         .batch = batch,
                         .loaded = &batch->loaded,
                         .frame = {.program = &batch->loaded.program, .pass = pass, .n = n},

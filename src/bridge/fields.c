@@ -86,8 +86,9 @@ void colo_bridge_fields(const colo_bridge_t *bridge, colo_fields_t *fields)
                                                     : "PARTIAL");
     colo_fields_add(fields, "ranks_per_node", "%lld", (long long)config->ranks_per_node);
     colo_fields_add(fields, "nodes", "%lld", (long long)colo_nodes_count(config->nodes));
-    colo_fields_add(fields, "algo", "%s", bridge->algorithm->name);
-    colo_fields_add(fields, "axes", "%s", bridge->algorithm->same_axes ? bridge->axes.name : "any");
+    colo_fields_add(fields, "algo", "%s", colo_algo_name(bridge->algo));
+    colo_fields_add(fields, "axes", "%s",
+                    colo_bridge_is_collective(bridge) ? bridge->axes.name : "any");
     colo_fields_add(fields, "transport", "%s", colo_transport_name(bridge->transport));
     colo_fields_add(fields, "one_level", "%s", config->one_level ? "yes" : "no");
     colo_ragged_fields(bridge, fields);
@@ -102,7 +103,7 @@ void colo_bridge_fields(const colo_bridge_t *bridge, colo_fields_t *fields)
  * nothing, and COLLECTIVE runs on comms of its own. */
 bool colo_bridge_exchanges_compare(const colo_bridge_t *bridge)
 {
-    return colo_comm_i_mem(bridge->comm) == COLO_HOST && bridge->algorithm->compares;
+    return colo_comm_i_mem(bridge->comm) == COLO_HOST && !colo_bridge_is_collective(bridge);
 }
 
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *bridge, colo_pass_t pass)
@@ -156,9 +157,9 @@ static colo_status_t agree_batch(const colo_call_t *call, colo_status_t mine)
     colo_fields_add(&fields, "tensors", "%d", (int)call->frame.n);
     if (colo_comm_check_level(bridge->comm) >= 2) /* registered on all ranks or on none */
         colo_fields_add(&fields, "in registered memory", "%s",
-                        call->asks                   ? "yet unknown"
-                        : call->executor->registered ? "yes"
-                                                     : "no");
+                        call->undecided ? "yet unknown"
+                        : call->direct  ? "yes"
+                                        : "no");
     /* a rank without rows may have no tensors */
     const bool has = colo_call_must_have(call, true) || colo_call_must_have(call, false);
     for (int32_t i = 0; mine == COLO_OK && has && i < call->frame.n; i++) {
@@ -178,7 +179,7 @@ static colo_status_t agree_uniform(const colo_call_t *call, colo_status_t mine)
     const colo_bridge_t *bridge = call->bridge;
     const bool strict = colo_comm_check_level(bridge->comm) >= 2;
     /* registered on all ranks or on none */
-    const bool registered = strict && !call->asks && call->executor->registered;
+    const bool registered = strict && !call->undecided && call->direct;
     colo_fields_t fields = {COLO_FIELDS_INIT};
     add_operation(&fields, call);
     colo_fields_add(&fields, "calls before", "%llu", (unsigned long long)bridge->id.calls);

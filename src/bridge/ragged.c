@@ -35,8 +35,8 @@ colo_status_t colo_ragged_create(colo_bridge_t *bridge, const colo_bridge_config
                  (int)config->placement, (long long)config->max_rows);
     if (!wanted)
         return COLO_OK;
-    COLO_FAIL_IF(!bridge->algorithm->tables, COLO_ERR_ARG,
-                 "bridge: ragged batches with %s, expected EXACT", bridge->algorithm->name);
+    COLO_FAIL_IF(colo_bridge_is_collective(bridge), COLO_ERR_ARG,
+                 "bridge: ragged batches with %s, expected EXACT", colo_algo_name(bridge->algo));
     const bool gpus = colo_comm_i_mem(bridge->comm) == COLO_CUDA;
     COLO_FAIL_IF(colo_comm_size(bridge->comm) > 1 && gpus != (config->mem == COLO_CUDA),
                  COLO_ERR_UNBUILT,

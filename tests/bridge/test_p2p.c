@@ -54,7 +54,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     s->on.bridge->mem = COLO_CUDA;
     s->on.bridge->transport = transport;
     rank_try(tensors(s, 0));
-    return colo_over_peers.create(s->on.bridge, &whole);
+    return colo_over_peers_create(s->on.bridge, &whole);
 }
 
 /* A call is to be peer-to-peer, or staged. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h (private) - what the executor reads of a plan. */
+/* plan.h (private) - what run/ reads of a plan. */
 #ifndef COLO_BRIDGE_PLAN_H
 #define COLO_BRIDGE_PLAN_H
 

@@ -84,7 +84,7 @@ static colo_status_t make_groups(colo_bridge_t *bridge)
     return COLO_OK;
 }
 
-static void destroy(colo_bridge_t *bridge)
+void colo_collective_destroy(colo_bridge_t *bridge)
 {
     colo_collective_t *collective = &bridge->coll;
     colo_comm_destroy(&collective->gather);
@@ -313,9 +313,14 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
     return copy_samples(bridge, d_x, behind(bridge, view, first), ns, stream);
 }
 
-/* ---- the executor ---- */
+/* ---- what a bridge asks of it ---- */
 
-static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
+const char *colo_algo_name(colo_algo_t algo)
+{
+    return algo == COLO_EXACT ? "EXACT" : algo == COLO_COLLECTIVE ? "COLLECTIVE" : NULL;
+}
+
+colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     const colo_plan_t *plan = loaded->program.plan;
     const colo_plan_config_t *config = &plan->config;
@@ -332,15 +337,14 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     return find_members(bridge, plan);
 }
 
-static colo_status_t create(colo_bridge_t *bridge, bool *whole)
+colo_status_t colo_collective_create(colo_bridge_t *bridge)
 {
-    *whole = true;
     COLO_TRY(make_groups(bridge));
     const colo_status_t st = reserve(bridge, bridge->now.program.plan);
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : st; /* peers may wait in a forward */
 }
 
-static colo_status_t reshape(colo_bridge_t *bridge, colo_loaded_t *next)
+colo_status_t colo_collective_reshape(colo_bridge_t *bridge, const colo_loaded_t *next)
 {
     return reserve(bridge, next->program.plan);
 }
@@ -355,23 +359,8 @@ static colo_status_t run_pass(colo_call_t *call)
     return st < 0 ? colo_bridge_fail(bridge, st) : st;
 }
 
-static colo_status_t run(colo_call_t *call)
+colo_status_t colo_collective_run(colo_call_t *call)
 {
-    return colo_memory_in_order(call, run_pass);
+    COLO_TRY(colo_memory_begin(call));
+    return colo_memory_end(call, run_pass(call));
 }
-
-/* Peers wait in the groups, whose error state is not that of the comm they were split from. */
-static void fail(colo_bridge_t *bridge, colo_status_t st)
-{
-    if (bridge->coll.gather)
-        colo_comm_i_fail(bridge->coll.gather, st);
-    if (bridge->coll.cp)
-        colo_comm_i_fail(bridge->coll.cp, st);
-}
-
-const colo_executor_t colo_over_groups = {.load = load,
-                                          .create = create,
-                                          .destroy = destroy,
-                                          .reshape = reshape,
-                                          .run = run,
-                                          .fail = fail};

@@ -106,9 +106,11 @@ void colo_memory_deinit(colo_bridge_t *bridge)
 
 colo_status_t colo_bridge_fail(colo_bridge_t *bridge, colo_status_t st)
 {
-    for (int i = 0; i < COLO_EXECUTORS; i++)
-        if (bridge->algorithm->executor[i] && bridge->algorithm->executor[i]->fail)
-            bridge->algorithm->executor[i]->fail(bridge, st);
+    /* the groups' error state is not that of the comm they were split from */
+    if (bridge->coll.gather)
+        colo_comm_i_fail(bridge->coll.gather, st);
+    if (bridge->coll.cp)
+        colo_comm_i_fail(bridge->coll.cp, st);
     return colo_comm_i_fail(bridge->comm, st);
 }
 
@@ -117,19 +119,27 @@ colo_status_t colo_bridge_fail(colo_bridge_t *bridge, colo_status_t st)
  * does not say which one it is: cudaStreamPerThread is one of each thread. In captures the caller
  * sees to that.
  */
-colo_status_t colo_memory_in_order(colo_call_t *call, colo_status_t (*fn)(colo_call_t *call))
+static bool orders(const colo_call_t *call)
+{
+    return call->bridge->streams.order && !call->capturing;
+}
+
+colo_status_t colo_memory_begin(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
-    if (!bridge->streams.order || call->capturing)
-        return fn(call);
-    const colo_status_t follows =
-        bridge->streams.ran ? bridge->ops->event_wait(bridge->streams.order, 0, call->stream)
-                            : COLO_OK;
-    if (follows < 0)
-        return colo_bridge_fail(bridge, follows);
-    const colo_status_t st = fn(call); /* one that failed may have begun */
+    if (!orders(call) || !bridge->streams.ran)
+        return COLO_OK;
+    const colo_status_t st = bridge->ops->event_wait(bridge->streams.order, 0, call->stream);
+    return st < 0 ? colo_bridge_fail(bridge, st) : COLO_OK;
+}
+
+colo_status_t colo_memory_end(colo_call_t *call, colo_status_t st)
+{
+    colo_bridge_t *bridge = call->bridge;
+    if (!orders(call))
+        return st;
     const colo_error_t why = colo_error_save();
-    bridge->streams.ran = true;
+    bridge->streams.ran = true; /* one that failed may have begun */
     const colo_status_t leads = bridge->ops->event_record(bridge->streams.order, 0, call->stream);
     if (st < 0)
         return colo_error_restore(st, &why);

@@ -185,7 +185,7 @@ static colo_status_t find_route(colo_bridge_t *bridge, colo_loaded_t *loaded)
     return COLO_OK;
 }
 
-static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
+colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_plan_t *plan = loaded->program.plan;
     const int64_t locals = plan->local[0].nregions > plan->local[1].nregions
@@ -215,7 +215,7 @@ static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     return colo_memory_check(bridge, messages > 0 || over->need_partials > 0, messages);
 }
 
-static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+void colo_over_comm_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_comm_t *over = &loaded->over_comm;
     if (over->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
@@ -234,15 +234,14 @@ static colo_status_t connect_members(colo_bridge_t *bridge, colo_loaded_t *loade
         colo_hash_i64(bridge->id.tag, (int64_t)bridge->id.reshapes), &over->subconnection);
 }
 
-static colo_status_t create(colo_bridge_t *bridge, bool *whole)
+colo_status_t colo_over_comm_create(colo_bridge_t *bridge)
 {
     colo_status_t st = reserve(bridge, &bridge->now);
     COLO_THEN(st, connect_members(bridge, &bridge->now));
-    *whole = true;
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-static colo_status_t reshape(colo_bridge_t *bridge, colo_loaded_t *next)
+void colo_over_comm_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
 {
     colo_over_comm_t *was = &bridge->now.over_comm, *over = &next->over_comm;
     if (was->nmembers == over->nmembers &&
@@ -251,7 +250,6 @@ static colo_status_t reshape(colo_bridge_t *bridge, colo_loaded_t *next)
         over->subconnection = was->subconnection;
         was->subconnection = NULL;
     }
-    return COLO_OK;
 }
 
 /* ---- calls ---- */
@@ -289,8 +287,7 @@ colo_status_t colo_over_comm_prepare(colo_call_t *call)
         call->bridge, frame->partial_bytes * (size_t)frame->program->npartials, call->capturing);
 }
 
-/* Before the first step: connections, boxes, staging. */
-static colo_status_t begin(colo_call_t *call)
+colo_status_t colo_over_comm_begin(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
     COLO_TRY(make_ready(call));
@@ -422,40 +419,3 @@ colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move)
         st = colo_comm_i_fail(call->bridge->comm, own);
     return side == stream ? st : join_side(call, st);
 }
-
-/* ---- steps ---- */
-
-colo_status_t colo_over_comm_steps(colo_call_t *call, colo_move_fn move)
-{
-    const colo_steps_t *steps = &call->frame.program->pass[call->frame.pass];
-    COLO_TRY(begin(call));
-    for (int32_t i = 0; i < steps->n; i++) {
-        const colo_step_t *step = &steps->step[i];
-        if (step->kind == COLO_MOVE) {
-            COLO_TRY(move(call, &step->move));
-            continue;
-        }
-        const colo_status_t st =
-            colo_add_run(call->bridge->ops, &call->frame, &step->add, call->stream);
-        if (st < 0)
-            return colo_comm_i_fail(call->bridge->comm, st);
-    }
-    return COLO_OK;
-}
-
-static colo_status_t run_steps(colo_call_t *call)
-{
-    return colo_over_comm_steps(call, colo_over_comm_move);
-}
-
-static colo_status_t run(colo_call_t *call)
-{
-    return colo_memory_in_order(call, run_steps);
-}
-
-const colo_executor_t colo_over_comm = {.load = load,
-                                        .unload = unload,
-                                        .create = create,
-                                        .reshape = reshape,
-                                        .prepare = colo_over_comm_prepare,
-                                        .run = run};

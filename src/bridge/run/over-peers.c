@@ -125,7 +125,7 @@ static colo_status_t none_far(const colo_bridge_t *bridge)
                            (int)k, (long long)comm->world_rank[k]);
 }
 
-static bool likely(const colo_bridge_t *bridge)
+bool colo_over_peers_likely(const colo_bridge_t *bridge)
 {
     const colo_peer_ops_t *peer = bridge->comm->ops->peer;
     if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1)
@@ -178,7 +178,7 @@ static colo_status_t create_path(colo_bridge_t *bridge)
     return COLO_OK;
 }
 
-static void destroy(colo_bridge_t *bridge)
+void colo_over_peers_destroy(colo_bridge_t *bridge)
 {
     colo_peers_t *peers = &bridge->peers;
     if (peers->path && colo_comm_i_own(bridge->comm, "bridge"))
@@ -205,7 +205,7 @@ static colo_status_t load_relays(colo_bridge_t *bridge, colo_loaded_t *loaded)
                                          &loaded->over_peers.relay_list);
 }
 
-static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+void colo_over_peers_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_p2p_list_t **const list[] = {&loaded->over_peers.list, &loaded->over_peers.relay_list};
     for (int i = 0; i < 2; i++)
@@ -213,18 +213,18 @@ static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
             bridge->comm->ops->peer->drop(bridge->peers.path, list[i]);
 }
 
-/* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
-static colo_status_t create(colo_bridge_t *bridge, bool *whole)
+/* Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
+colo_status_t colo_over_peers_create(colo_bridge_t *bridge, bool *serves_all)
 {
     COLO_TRY(create_path(bridge));
-    *whole = bridge->peers.path && !bridge->now.over_peers.far && bridge->lazy;
+    *serves_all = bridge->peers.path && !bridge->now.over_peers.far && bridge->lazy;
     bridge->lazy =
         bridge->lazy && bridge->peers.path; /* alike on ranks that are in reach and that are not */
     const colo_status_t st = load_relays(bridge, &bridge->now);
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-static colo_status_t reshape(colo_bridge_t *bridge, colo_loaded_t *next)
+colo_status_t colo_over_peers_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
 {
     if (!bridge->peers.path)
         return COLO_OK;
@@ -235,7 +235,7 @@ static colo_status_t reshape(colo_bridge_t *bridge, colo_loaded_t *next)
 }
 
 /* Lists of a batch, by the move that ranks agreed on last. */
-static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
+colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_peers_t *over = &loaded->over_peers;
     const colo_over_peers_t *all = &bridge->now.over_peers;
@@ -299,7 +299,7 @@ static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *te
     return missing;
 }
 
-static colo_status_t find(colo_call_t *call)
+colo_status_t colo_over_peers_find(colo_call_t *call)
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_pass_t pass = call->frame.pass;
@@ -318,8 +318,8 @@ static colo_status_t find(colo_call_t *call)
         over->moves[pass] == (COLO_PUSH | COLO_PULL) || (!peers && over->asymmetric[pass]);
     if (agrees && (!agreed->made ||
                    agreed->registrations != bridge->comm->ops->peer->registrations(bridge->comm)))
-        call->asks = &colo_over_peers;
-    const int32_t possible = agrees && !call->asks ? agreed->moves : over->moves[pass];
+        call->undecided = true;
+    const int32_t possible = agrees && !call->undecided ? agreed->moves : over->moves[pass];
     for (colo_mover_t move = COLO_PULL; move >= COLO_PUSH; move--) {
         if (!(possible & move))
             continue;
@@ -328,8 +328,8 @@ static colo_status_t find(colo_call_t *call)
         reached->moves |= missing ? 0 : move;
     }
     if (reached->moves)
-        call->executor = &colo_over_peers;
-    if (reached->moves || !possible || call->asks || (!agrees && !peers))
+        call->direct = true;
+    if (reached->moves || !possible || call->undecided || (!agrees && !peers))
         return COLO_OK;
     char index[16] = "";
     if (call->frame.program->bytes)
@@ -344,7 +344,7 @@ static colo_status_t find(colo_call_t *call)
                            : "the pass's first call, with all ranks' registered,");
 }
 
-static colo_status_t agree(colo_call_t *call)
+colo_status_t colo_over_peers_agree(colo_call_t *call)
 {
     enum { NOTHING = 4 };
     colo_bridge_t *bridge = call->bridge;
@@ -375,7 +375,7 @@ static colo_status_t agree(colo_call_t *call)
                              .registrations = bridge->comm->ops->peer->registrations(bridge->comm)};
     reached->moves = agreed->moves ? agreed->moves : COLO_PUSH;
     const bool p2p = agreed->moves || (!any && bridge->transport == COLO_TRANSPORT_PEER);
-    call->executor = p2p ? &colo_over_peers : bridge->algorithm->executor[0];
+    call->direct = p2p;
     if (!p2p && bridge->transport == COLO_TRANSPORT_PEER) {
         agreed->made = false;
         return colo_fail(COLO_ERR_ARG,
@@ -395,15 +395,10 @@ static colo_status_t agree(colo_call_t *call)
 
 /* ---- calls ---- */
 
-static colo_status_t prepare(colo_call_t *call)
-{
-    return call->loaded->over_peers.far ? colo_over_comm_prepare(call) : COLO_OK;
-}
-
-/* Lists for the move that ranks agreed on and for the tensors of a call. The kernel cuts steps into
+/* The kernel cuts steps into
  * tiles of so many rows. Of rows that are wider than those that the steps were listed for, a tile
  * is too large, so that few blocks have work: a batch lists them again. */
-static colo_status_t begin(colo_call_t *call)
+colo_status_t colo_over_peers_begin(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
     const colo_over_peers_t *over = &call->loaded->over_peers;
@@ -417,8 +412,8 @@ static colo_status_t begin(colo_call_t *call)
     if (!wider &&
         (call->frame.pass == COLO_BACKWARD || over->forward == (colo_mover_t)call->reached.moves))
         return COLO_OK;
-    unload(bridge, call->loaded); /* or the list was made before ranks had agreed */
-    return load(bridge, call->loaded);
+    colo_over_peers_unload(bridge, call->loaded); /* or the list was made before ranks had agreed */
+    return colo_over_peers_load(bridge, call->loaded);
 }
 
 /* A move between ranks in reach, and what stays on the rank. */
@@ -513,8 +508,7 @@ static colo_exchange_t besides(part_t *part)
                              .more_received = colo_call_bytes(frame, received)};
 }
 
-/* A call that peers carry alone. */
-static colo_status_t run_alone(colo_call_t *call)
+colo_status_t colo_over_peers_run(colo_call_t *call)
 {
     colo_comm_t *comm = call->bridge->comm;
     part_t part = {call, &call->frame.program->pass[call->frame.pass].step[0].move};
@@ -538,8 +532,7 @@ static colo_message_t *far_of(const colo_bridge_t *bridge, const colo_messages_t
     return all->message + all->n;
 }
 
-/* Between ranks in reach directly, between others as messages. */
-static colo_status_t move_mixed(colo_call_t *call, const colo_move_t *move)
+colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_messages_t *messages =
@@ -557,28 +550,3 @@ static colo_status_t move_mixed(colo_call_t *call, const colo_move_t *move)
         move->to == COLO_PARTIALS ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
     return own < 0 ? colo_comm_i_fail(call->bridge->comm, own) : COLO_OK;
 }
-
-static colo_status_t run_mixed(colo_call_t *call)
-{
-    return colo_over_comm_steps(call, move_mixed);
-}
-
-static colo_status_t run(colo_call_t *call)
-{
-    const colo_status_t st = begin(call);
-    if (st < 0)
-        return colo_comm_i_fail(call->bridge->comm, st);
-    return call->loaded->over_peers.far ? colo_memory_in_order(call, run_mixed) : run_alone(call);
-}
-
-const colo_executor_t colo_over_peers = {.registered = true,
-                                         .likely = likely,
-                                         .load = load,
-                                         .unload = unload,
-                                         .create = create,
-                                         .destroy = destroy,
-                                         .reshape = reshape,
-                                         .find = find,
-                                         .agree = agree,
-                                         .prepare = prepare,
-                                         .run = run};

@@ -23,51 +23,6 @@ typedef struct colo_arena {
 typedef struct colo_call colo_call_t;
 typedef struct colo_loaded colo_loaded_t;
 
-/* What carries calls. Functions that are NULL have nothing to do. */
-typedef struct colo_executor {
-    bool registered; /* carries calls whose tensors lie in registered memory */
-    /* Will it carry calls, as far as this rank can see before ranks compare notes? The same on all.
-     */
-    bool (*likely)(const colo_bridge_t *b);
-    /* Local: a plan, or that of a batch, whose program those below have made. */
-    colo_status_t (*load)(colo_bridge_t *b, colo_loaded_t *loaded);
-    void (*unload)(const colo_bridge_t *b, colo_loaded_t *loaded);
-    /* Collective, when all ranks have agreed on the bridge. @whole: out, it carries every call
-     * whose tensors allow it, so that what those below need is made when a call is theirs. */
-    colo_status_t (*create)(colo_bridge_t *b, bool *whole);
-    void (*destroy)(colo_bridge_t *b);
-    /* @next takes the place of b->now; local. Keeps the old one on error. */
-    colo_status_t (*reshape)(colo_bridge_t *b, colo_loaded_t *next);
-    /* Does a call go this way? Local: sets call->executor, or call->asks if ranks have to agree,
-     * which is the same on all of them. NULL: if it goes no other one. */
-    colo_status_t (*find)(colo_call_t *call);
-    /* Of a call that asks: sets call->executor. Collective. */
-    colo_status_t (*agree)(colo_call_t *call);
-    /* What a call needs, local: before ranks agree on it, or right after they chose the executor.
-     */
-    colo_status_t (*prepare)(colo_call_t *call);
-    colo_status_t (*run)(colo_call_t *call);
-    /* A failure of this rank, for peers that wait elsewhere than on the bridge's comm. */
-    void (*fail)(colo_bridge_t *b, colo_status_t st);
-} colo_executor_t;
-
-extern const colo_executor_t colo_over_comm, colo_over_peers, colo_over_groups;
-
-enum { COLO_EXECUTORS = 2 };
-
-/* How a bridge does what its plan says. run.c has one for each colo_algo_t; no other file asks
- * which one it is. */
-typedef struct colo_algorithm {
-    const char *name;
-    bool tables;    /* it can carry batches whose rows are in tables */
-    bool one_level; /* it knows no others */
-    bool same_axes; /* ranks' tensors have one order of axes */
-    bool compares;  /* on the host, ranks that exchange see for themselves that calls differ */
-    /* Each needs those before it, which are there if it is. The last that takes a call carries it;
-     * the first takes all. */
-    const colo_executor_t *executor[COLO_EXECUTORS];
-} colo_algorithm_t;
-
 /* The reference's algorithm: groups made once, staging for the passes. */
 typedef struct colo_collective {
     colo_comm_t *gather; /* k siblings; NULL when equal or outside the grids */
@@ -146,7 +101,7 @@ typedef struct colo_bridge_memory {
 struct colo_bridge {
     colo_comm_t *comm; /* borrowed */
     const colo_ops_t *ops;
-    const colo_algorithm_t *algorithm; /* NULL: create failed early */
+    colo_algo_t algo;
     colo_mem_t mem;
     colo_allocator_t allocator; /* of the arenas */
     colo_axes_t axes;
@@ -168,9 +123,9 @@ struct colo_bridge {
 /* One call. */
 struct colo_call {
     colo_bridge_t *bridge;
-    const colo_executor_t *executor;
-    const colo_executor_t *asks; /* if not NULL, ranks have yet to agree on the executor */
-    struct colo_batch *batch;    /* NULL: of a uniform bridge */
+    bool direct;              /* between ranks that reach each other's memory */
+    bool undecided;           /* ranks have yet to agree on that */
+    struct colo_batch *batch; /* NULL: of a uniform bridge */
     colo_loaded_t *loaded;
     const colo_tensor_t *in, *out; /* [n] of a batch, or NULL; else one */
     colo_carried_t *carried;       /* [n] the same, checked: frame.tensor */
@@ -182,33 +137,40 @@ struct colo_call {
     colo_queries_t queries; /* its device is the current one */
 };
 
-/* ---- run.c: the executors of a bridge, from last to first; the way back for load ---- */
+/* ---- run.c ---- */
 
-/* NULL: no such algorithm. */
-const colo_algorithm_t *colo_algorithm_of(colo_algo_t algo);
+/* As far as this rank can see before ranks compare notes: will memory be reached directly? The same
+ * on all. */
 bool colo_run_likely(const colo_bridge_t *bridge);
 /* loaded->program.plan is there, and bytes is set; local. */
 colo_status_t colo_run_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
 /* Ends what is there of it, its plan included. */
 void colo_run_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
+/* Collective, when all ranks have agreed on the bridge. */
 colo_status_t colo_run_create(colo_bridge_t *bridge);
 void colo_run_destroy(colo_bridge_t *bridge);
-/* Takes @next, unless it fails. */
+/* Takes @next, unless it fails; local. */
 colo_status_t colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
-/* Chooses the executor of a call and prepares it. */
+/* Chooses how a call goes and prepares it; local. */
 colo_status_t colo_run_find(colo_call_t *call);
 colo_status_t colo_run_call(colo_call_t *call);
 
 /* ticket.c: ends the calls that were started, and logs those that were not finished. */
 void colo_tickets_destroy(colo_bridge_t *bridge);
 
-/* ---- over-comm.c ---- */
+/* ---- over-comm.c: messages of the comm, and what stays on the rank ---- */
 
-/* Boxes and partial sums of a batch. */
+colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
+void colo_over_comm_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
+/* Connects, and has memory of the bridge; collective over those that the plan ties together. */
+colo_status_t colo_over_comm_create(colo_bridge_t *bridge);
+/* @next gets the connections of now if they are the same. */
+void colo_over_comm_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
+/* Boxes and partial sums of a batch; local. */
 colo_status_t colo_over_comm_prepare(colo_call_t *call);
-/* All steps of a call, in order with those before it. */
-typedef colo_status_t (*colo_move_fn)(colo_call_t *call, const colo_move_t *move);
-colo_status_t colo_over_comm_steps(colo_call_t *call, colo_move_fn move);
+/* Before the first step: connections, boxes, staging. */
+colo_status_t colo_over_comm_begin(colo_call_t *call);
+/* A move, in order with those before it. */
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move);
 /* The messages of a move. @exchange: its op, what else it moves, and messages that are not all of
  * them if it has lists. */
@@ -219,6 +181,41 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
                                   colo_stream_t stream);
 /* The bytes of all tensors of a call, where its plan counts @bytes of one. */
 int64_t colo_call_bytes(const colo_call_frame_t *frame, int64_t bytes);
+
+/* ---- over-peers.c: between ranks that reach each other's memory ---- */
+
+bool colo_over_peers_likely(const colo_bridge_t *bridge);
+colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
+void colo_over_peers_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
+/* Collective. @serves_all: out, every call whose tensors allow it goes this way, so that what the
+ * comm needs is made when a call is the comm's. */
+colo_status_t colo_over_peers_create(colo_bridge_t *bridge, bool *serves_all);
+void colo_over_peers_destroy(colo_bridge_t *bridge);
+colo_status_t colo_over_peers_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
+/* Does a call go this way? Sets call->direct, or call->undecided, which is the same on all ranks.
+ */
+colo_status_t colo_over_peers_find(colo_call_t *call);
+/* Of a call that is undecided: sets call->direct. Collective. */
+colo_status_t colo_over_peers_agree(colo_call_t *call);
+/* Lists for what ranks agreed on and for the tensors of a call. */
+colo_status_t colo_over_peers_begin(colo_call_t *call);
+/* A call that needs no messages. */
+colo_status_t colo_over_peers_run(colo_call_t *call);
+/* A move of a call that needs some: between ranks in reach directly, between others as messages. */
+colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move);
+
+/* ---- collective.c: the reference's algorithm, chosen by algo ---- */
+
+static inline bool colo_bridge_is_collective(const colo_bridge_t *bridge)
+{
+    return bridge->algo == COLO_COLLECTIVE;
+}
+const char *colo_algo_name(colo_algo_t algo); /* NULL: there is none */
+colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
+colo_status_t colo_collective_create(colo_bridge_t *bridge);
+void colo_collective_destroy(colo_bridge_t *bridge);
+colo_status_t colo_collective_reshape(colo_bridge_t *bridge, const colo_loaded_t *next);
+colo_status_t colo_collective_run(colo_call_t *call);
 
 /* ---- add.c ---- */
 
@@ -264,15 +261,16 @@ colo_op_desc_t colo_bridge_op(const colo_bridge_t *bridge, colo_pass_t pass);
 /* If this rank exchanges, can the comm reach the bridge's memory? Copies within a rank work anyway.
  */
 colo_status_t colo_memory_check(const colo_bridge_t *bridge, bool exchanges, int32_t messages);
-/* A failure that peers do not share, which may wait in groups of an executor; returns @st. */
+/* A failure that peers do not share, which may wait in groups of COLLECTIVE; returns @st. */
 colo_status_t colo_bridge_fail(colo_bridge_t *bridge, colo_status_t st);
-/* Runs @fn, whose work uses memory of the bridge, behind that of the calls before. */
-colo_status_t colo_memory_in_order(colo_call_t *call, colo_status_t (*fn)(colo_call_t *call));
+/* A call that uses memory of the bridge runs behind those before; @st: how it fared, returned. */
+colo_status_t colo_memory_begin(colo_call_t *call);
+colo_status_t colo_memory_end(colo_call_t *call, colo_status_t st);
 /* Have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
 colo_status_t colo_arena_grow(const colo_bridge_t *bridge, colo_arena_t *arena, size_t bytes,
                               bool capturing, const char *what);
 void colo_arena_deinit(const colo_bridge_t *bridge, colo_arena_t *arena);
-/* What all executors use. */
+/* All but the arenas of COLLECTIVE. */
 void colo_memory_deinit(colo_bridge_t *bridge);
 /* As colo_arena_grow() for addends of one call. */
 colo_status_t colo_partials_reserve(colo_bridge_t *bridge, size_t bytes, bool capturing);
