@@ -78,7 +78,7 @@ class TowerPlan:
                 key = replica, table.seq[e], at[0] if at else -1 - len(found)  # without rows: never the same
                 if key in found:
                     other = found[key]
-                    first, known = next(iter(self._brought[other].items()))
+                    first = next(iter(self._brought[other]))
                     if r in self._brought[other]:
                         _refuse("images %d and %d of rank %d are at position %d of sequence %d; expected one image at a position"
                                 % (self._brought[other][r], e, self._offset + r, key[2], key[1]))
