@@ -279,7 +279,7 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_pass *pa
     if (targets)
         COLO_TRY(ops->read(copy + blocks, shown->targets, targets, stream));
     const colo_status_t st = compare(&seen, &all, level, &told);
-    if (first && told)
+    if (first && told && st == COLO_OK)
         *first = key;
     return st;
 }

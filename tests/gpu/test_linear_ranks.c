@@ -71,5 +71,25 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
     free_all(c, 6);
 }
 
+/* As tests/loss/test_linear_special.c has it; the first call of a head looks. */
+T_CASE(a_whole_head_on_every_gpu_is_refused)
+{
+    for (int mode = 0; mode < 3; mode++) {
+        const int64_t each = 16, hidden = 24;
+        T_ENDS(linear_case_free) linear_case_t c;
+        linear_case_init(&c, 2, 1, 48, 2 * each, hidden, COLO_BF16, &rng);
+        linear_case_options(&c, WITH_ENTROPY);
+        linear_case_mode(&c, mode);
+        linear_case_shard(&c, SHARD_EVEN);
+        c.config.logprob.chunk_size = 20;
+        for (int64_t k = each * hidden; k < 2 * each * hidden; k++)
+            c.w[k] = c.w[k - each * hidden];
+        for (int64_t t = 0; t < c.tokens; t++)
+            c.targets[0][t] %= each;
+        assert_fails(linear_case_run(&c), COLO_ERR_MISMATCH,
+                     "linear: these are the same logits on 2 ranks; pass tp_group=None");
+    }
+}
+
 T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, (gpus = t_gpu_count(), rng = t_seed()),
              "gpu/linear_ranks")

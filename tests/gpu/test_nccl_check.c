@@ -373,6 +373,31 @@ T_CASE_ON_GPUS(RANKS, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
     return COLO_OK;
 }
 
+/* In each call until one was right; then at COLO_CHECK=2. */
+T_CASE_ON_GPUS(RANKS, the_same_logits_on_all_devices_are_refused)
+{
+    struct loss_call k;
+    float logits[ROWS * SHARD];
+    rank_try(loss_make(&k, r));
+    for (int call = 0; call < 5; call++) {
+        const bool same = call != 2;
+        colo_logprob_config_t a = {COLO_LOGPROB_CONFIG_INIT};
+        a.logits = (colo_logits_options_t){VOCAB, SHARD * r->rank, 1, 1, 0};
+        for (int i = 0; i < ROWS * SHARD; i++)
+            logits[i] = (float)((i + (same ? 0 : r->rank)) % 5) / 4;
+        rank_cuda(t_to_device(k.memory, logits, sizeof logits));
+        rank_try(colo_comm_set_check(r->gpus, call == 4 ? 2 : 1));
+        const colo_status_t st = colo_logprob_forward(
+            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL}, r->gpus,
+            &(colo_logprob_out_t){.logp = k.out[0]}, NULL, NULL, k.workspace, r->stream);
+        rank_check(st == (call == 2 || call == 3 ? COLO_OK : COLO_ERR_MISMATCH));
+        rank_check(st == COLO_OK || strstr(colo_last_error(), "these are the same logits on"));
+        rank_try(t_gpu_quiet(r));
+    }
+    rank_cuda(cudaFree(k.memory));
+    return COLO_OK;
+}
+
 /* Sums: rank 1 weighs its values while rank 0 counts them, or both do the same. */
 T_CASE_ON_GPUS(RANKS, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_devices)
 {
