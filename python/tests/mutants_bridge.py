@@ -316,6 +316,10 @@ BRIDGES = {
         'only_backward_moves'),
     'a tower that is frozen on one rank is not told from others': (
         'torch/tower.py', 'if len({t.trains for t in tables}) > 1:', 'if False:', 'test_torch_requires_grad.py', 'frozen_on_one_rank'),
+    'a bridge does not scale its gradient': (
+        'torch/uniform.py', 'return d_x if scale == 1 else', 'return d_x if True else', 'test_torch_bridge.py', 'grad_scale'),
+    'a ragged bridge does not scale its gradient': (
+        'torch/ragged.py', 'if call.grad_scale != 1:', 'if False:', 'test_torch_bridge.py', 'grad_scale'),
     'a ticket is finished twice': (
         'torch/ticket.py', 'if finished is None:', 'if False:', 'test_torch_ticket.py', 'are_named'),
     'the gradient of a tower is not multiplied for what averages it': (

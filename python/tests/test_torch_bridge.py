@@ -261,6 +261,33 @@ def test_a_gradient_that_stays_on_its_rank_is_part_of_that_of_y(world):
     world.run(stays)
 
 
+def scaled(rank):
+    """Of all kinds, in halves, and where the gradient is a part of that of y. Powers of 2 are exact."""
+    segments = cb.Segments([2, 3], src=[0, 1], seq=[0, 0], pos=[0, 4], seq_len=[8], seq_dp=[0])
+    cuts = [cb.Packing([0, 8], split=split) for split in ('zigzag', 'block')]
+    kinds = ((('dp=2', 'cp=2'), {}, torch.ones(1, 8, 3), {}), (('dp=2', 'dp=2'), {}, torch.ones(1, 8, 3), {}),
+             (('dp=2', 'cp=2'), {'ragged': True}, torch.ones(2 + rank, 3), {'segments': segments}),
+             (('cp=2', 'cp=2'), {'packed': True}, torch.ones(4, 3, dtype=torch.bfloat16), dict(zip(('src', 'dst'), cuts))))
+    for specs, options, x, given in kinds:
+        grads = {}
+        for scale in (1, 4, .5):
+            carry = ct.Bridge(*specs, group=dist.group.WORLD, grad_scale=scale, **options)
+            for half in (False, True, False):
+                leaf = x.clone().requires_grad_()
+                y = carry.start(leaf, **given).finish() if half else carry(leaf, **given)
+                d = torch.arange(1., y.numel() + 1).view(y.shape).to(y.dtype)
+                y.backward(d)
+                assert torch.equal(d, torch.arange(1., y.numel() + 1).view(y.shape).to(y.dtype))  # not written
+                assert torch.equal(leaf.grad, grads.setdefault(1, leaf.grad) * scale), (specs, options, scale)
+                assert leaf.grad.dtype is x.dtype
+    with pytest.raises(ValueError, match=r"bridge: grad_scale is 'W', expected a number"):
+        ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD, grad_scale='W')
+
+
+def test_grad_scale_is_a_factor_of_x_s_gradient(pair):
+    pair.run(scaled)
+
+
 def other_rows(rank, group=None, meet=meet):
     good, odd = torch.ones(1, 8, 2), torch.ones(1, 12, 2)
     # All make a bridge; or one does, and rank 1, which is late, repeats its last call, or comes with another type.

@@ -25,6 +25,7 @@ from . import ragged as ragged_batches
 from . import ranks as groups
 from . import tensors
 from .lazy import dist, torch
+from .ready import number
 from .tensors import eager, watched
 from .ticket import Asked, Ticket
 from .uniform import Carry, Core, Ready, about
@@ -67,6 +68,8 @@ class Bridge(Unique):
     at work at once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones;
     it connects then.
 
+    grad_scale: factor of x's gradient, as EncoderParallel has it (docs/for-vision.md).
+
     packed: batches of packed sequences, whose cut changes: bridge(x, src=, dst=), two Packings that say what each rank
     has, so output and grad stay at their defaults, too. The grids count the ranks of @group from 0. docs/packed.md.
 
@@ -78,7 +81,7 @@ class Bridge(Unique):
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
                  frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
                  buffers: int | None = None, extra: str | Sequence[str] = (), ragged: bool = False,
-                 comm: str = 'shared', packed: bool = False):
+                 comm: str = 'shared', packed: bool = False, grad_scale: float = 1.0):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
@@ -89,6 +92,7 @@ class Bridge(Unique):
         self._own: groups.Own | None = None  # instead of the ranks, if no other object has its communicators
         self._owned = False
         try:
+            self.grad_scale = number('bridge: grad_scale', grad_scale)
             self._create(src, dst, axes, output, grad, algo, frozen, ranks_per_node, transport, buffers, extra, ragged, comm)
         except BaseException as why:
             self._refuse(why, comm)

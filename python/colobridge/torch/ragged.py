@@ -168,6 +168,7 @@ class _Call:
                  intos: list[Any], merged: bool):
         self.ragged, self.held, self.segments, self.merged = weakref.ref(ragged), batch, segments, merged
         self.n, self.widths = len(xs), widths
+        self.grad_scale = ragged.owner.grad_scale
         self.sums = segments._sums(ragged.owner._options, ragged.owner.dst)
         self.kinds = [[_kind(t) for t in side] for side in (xs, intos)]
         self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
@@ -261,6 +262,8 @@ def _(ctx: Any, *d_ys: Any) -> Any:
         d_xs = flight.landed()
     else:
         d_xs = call.gradients(d_ys)
+    if call.grad_scale != 1:
+        d_xs = [None if d is None else d * call.grad_scale for d in d_xs]
     return (None, None, None, None, None, *d_xs)
 
 

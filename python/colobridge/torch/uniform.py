@@ -38,7 +38,7 @@ class Core:
     def __init__(self, owner: Any, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any):
         self.comm, self.device, self.dtype, self.shape = comm, device, torch_dtype(dtype), shape
         self._between = owner.src, owner.dst, owner._options, comm
-        self.no_grad = owner.frozen or not dtype.is_floating_point
+        self.no_grad, self.grad_scale = owner.frozen or not dtype.is_floating_point, owner.grad_scale
         self.buffers = 0 if owner.buffers and str(dtype) == 'torch.bool' else owner.buffers  # blocks are made as bytes
         self.region: arenas.Region | None = None
         self._graphs: list[arenas.Region] = []  # regions that a graph has
@@ -222,4 +222,7 @@ def _(ctx: Any, d_y: Any) -> Any:
         d_x = ctx.flight.landed()
     else:
         d_x = ctx.ready.carry(1, None, d_y, d_y, ctx.shape if ctx.here else None)
-    return d_x if ctx.here else d_y.new_empty(ctx.shape), None, None, None, None
+    if not ctx.here:
+        return d_y.new_empty(ctx.shape), None, None, None, None
+    scale = ctx.ready.core.grad_scale
+    return d_x if scale == 1 else d_x * scale, None, None, None, None
