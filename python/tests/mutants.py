@@ -99,6 +99,9 @@ MUTANTS = {
         'torch/placed.py', "given['tp_group'] = None", 'pass', 'test_torch_dtensor.py', 'test_logits and 23'),
     'a DTensor is read as the part that it is of': (
         'torch/placed.py', 'if name not in takes:', 'if False:', 'test_torch_dtensor.py', 'other_calls'),
+    'the gradient of one row has strides that no tensor has': (
+        'torch/placed.py', 'return g.as_strided(g.shape, strides) if g.is_contiguous()', 'return g if g.is_contiguous()',
+        'test_torch_dtensor.py', 'strides_of_their_shape'),
     'a bridge takes a DTensor that src cuts in another way': (
         'torch/placed.py', 'if list(here) != list(want):', 'if False:', 'test_torch_dtensor.py', 'a_bridge_takes'),
     'equal shards are those of a whole DTensor': (

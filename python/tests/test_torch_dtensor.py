@@ -107,6 +107,15 @@ def test_a_head_over_a_mesh_of_two_dims(world, rows):
         world.run(heads, (2, 2), [Shard(0), Shard(0)], None, rows if rows == 16 else 23, [0, 1, 2, 3])
 
 
+def test_gradients_of_dtensors_have_the_strides_of_their_shape():
+    """Else PyTorch 2.6 copies them, by a collective of those ranks alone that have one row or none."""
+    from colobridge.torch.placed import _row_major
+    for shape in ((1,), (0,), (1, 3), (0, 3), (2, 1, 3), (2, 3)):
+        g = torch.empty_like(torch.empty(()).expand(shape))  # as ours are made
+        assert _row_major(g).stride() == torch.empty(shape).stride() and _row_major(g).data_ptr() == g.data_ptr()
+    assert _row_major(torch.ones(3, 2).t()).stride() == (1, 2)
+
+
 def fsdp_over_tp(rank, shape, rows):
     """As runtimes make it: parallelize_module(), then fully_shard() over the other dims; the ranks of dp have other tokens"""
     from torch.distributed.fsdp import fully_shard

@@ -27,6 +27,21 @@ def is_placed(t: Any) -> bool:
     return hasattr(t, 'placements') and hasattr(t, 'device_mesh')
 
 
+def _local(t: Any, **how: Any) -> Any:
+    """A DTensor's part on this rank."""
+    part = t.to_local(**how)
+    if part.requires_grad:
+        part.register_hook(_row_major)
+    return part
+
+
+def _row_major(g: Any) -> Any:
+    """A contiguous gradient with the strides that its shape has, also of axes with one element or none. From others PyTorch
+    would derive another layout of the DTensor than its own, and PyTorch 2.6 makes a copy then, by a collective of some ranks."""
+    strides = tuple(math.prod(g.shape[i + 1:]) for i in range(g.dim())) if g.numel() else g.new_empty(g.shape).stride()
+    return g.as_strided(g.shape, strides) if g.is_contiguous() and g.stride() != strides else g
+
+
 # ---- meshes ----
 
 @functools.lru_cache(maxsize=256)
@@ -144,7 +159,7 @@ def rows_of(what: str, t: Any, tp: tuple[int, ...]) -> tuple[Any, Rows]:
         if list(entry.mesh_dims) != sorted(entry.mesh_dims):
             raise ArgumentError("%s: %s, sharded in the order of mesh dims %s, expected theirs" % (
                 what, said(t), list(entry.mesh_dims)))
-    return t.to_local(), _rows(what, t.device_mesh, tuple(t.placements), t.shape[0], tp)
+    return _local(t), _rows(what, t.device_mesh, tuple(t.placements), t.shape[0], tp)
 
 
 def groups_of(t: Any) -> list[tuple[int, ...]]:
@@ -399,7 +414,7 @@ def _tokens(what: str, t: Any, tp: tuple[int, ...], reduce: tuple[int, ...], fea
                                 "of an axis of tokens over them" % (what, said(t), list(reduce)))
     if want != list(t.placements):
         t = t.redistribute(placements=want)
-    return t.to_local(grad_placements=made)
+    return _local(t, grad_placements=made)
 
 
 def _logits(what: str, given: dict[str, Any], name: str, tp: tuple[int, ...], reduce: tuple[int, ...]) -> Any:
@@ -429,7 +444,7 @@ def _logits(what: str, given: dict[str, Any], name: str, tp: tuple[int, ...], re
         if vocabulary is None:
             given['tp_group'] = mesh.get_group(cut[0])
         _columns(what, given, (*_cut(t.shape[-1], len(lines(mesh)[cut[0]]), mesh.get_coordinate()[cut[0]]), t.shape[-1]))
-    return t.to_local()
+    return _local(t)
 
 
 def _columns(what: str, given: dict[str, Any], found: tuple[int, int, int]) -> None:
@@ -470,7 +485,7 @@ def _carried(bridge: Any, given: dict[str, Any]) -> None:
                 said(x), me, name, _between(here), _between(want)))
     if given.get('shape') not in (None, shape, tuple(x.shape)) or given.get('samples') not in (None, shape[0]):
         raise ArgumentError("bridge: shape is %s and samples %s, and x is %s" % (given.get('shape'), given.get('samples'), said(x)))
-    given.update(x=x.to_local(), shape=shape, samples=None)
+    given.update(x=_local(x), shape=shape, samples=None)
 
 
 def _between(ids: Any) -> str:
