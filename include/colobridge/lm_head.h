@@ -34,13 +34,21 @@ typedef enum colo_lm_head_partition {
     COLO_LM_HEAD_FLAT = 1
 } colo_lm_head_partition_t;
 
+/** What makes products in host memory. The environment variable COLO_GEMM overrides it. */
+typedef enum colo_gemm {
+    COLO_GEMM_AUTO = 0,  /* a CBLAS that the process has loaded, else loops. Loads nothing */
+    COLO_GEMM_CBLAS = 1, /* a CBLAS that the process has loaded, else OpenBLAS, which is loaded */
+    COLO_GEMM_LOOPS = 2  /* the library's own, several times slower */
+} colo_gemm_t;
+
 typedef enum colo_lm_head_state {
     COLO_LM_HEAD_NOT_AVAILABLE = 0,
     COLO_LM_HEAD_IN_FLIGHT = 1,
     COLO_LM_HEAD_AVAILABLE = 2
 } colo_lm_head_state_t;
 
-/** Members from mem on have defaults: COLO_HOST, device -1, no bias, COLO_LM_HEAD_ROWS. */
+/** Members from mem on have defaults: COLO_HOST, device -1, no bias, COLO_LM_HEAD_ROWS,
+ * COLO_GEMM_AUTO. */
 typedef struct colo_lm_head_config {
     size_t struct_size;
     int64_t rows;       /* Vl; the same on all ranks of the group; may be 0 */
@@ -50,10 +58,12 @@ typedef struct colo_lm_head_config {
     int32_t device; /* CUDA ordinal; ignored for host memory */
     bool has_bias;
     colo_lm_head_partition_t partition; /* FLAT: needs a group and no bias */
+    colo_gemm_t gemm;   /* ranks may choose differently */
 } colo_lm_head_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_LM_HEAD_CONFIG_INIT \
-    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_HOST, -1, false, COLO_LM_HEAD_ROWS
+    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_HOST, -1, false, COLO_LM_HEAD_ROWS, \
+        COLO_GEMM_AUTO
 #else
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
 #endif

@@ -10,6 +10,9 @@
 #include "loss/product_case.h"
 
 #include <dlfcn.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* Libraries made of odd_cblas.c are in T_CBLAS_DIR. */
 static const char *cblas(const char *name)
@@ -24,25 +27,53 @@ static int ways(void)
     return getenv("T_CBLAS_DIR") ? 3 : 2;
 }
 
-static const char *way(int w)
-{
-    return w == 0 ? "loops" : w == 1 ? "auto" : cblas("odd");
-}
-
 #ifndef NO_CBLAS
 #define NO_CBLAS 0 /* 1: built with -Dcblas=disabled */
 #endif
 #define HAS_ODD (!NO_CBLAS && getenv("T_CBLAS_DIR"))
+#define HAS_OPENBLAS (!NO_CBLAS && has_openblas())
+#ifdef __SANITIZE_ADDRESS__
+#define SANITIZED 1 /* which needs all of the address space */
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
+/* In a process of its own, which then has it. */
+static bool has_openblas(void)
+{
+    static int has = -1;
+    if (has < 0) {
+        const pid_t child = fork();
+        if (child == 0)
+            _exit(dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL) ? 0 : 1);
+        (void)waitpid(child, &has, 0);
+        has = has == 0;
+    }
+    return has;
+}
+
+static const char *way(int w)
+{
+    return w == 0 ? "loops" : w == 1 ? (HAS_OPENBLAS ? "cblas" : "auto") : cblas("odd");
+}
 
 static uint64_t rng;
+
+static colo_gemm_t choice; /* of the head's config */
 
 static colo_status_t run(const char *gemm, struct colo_linear_gemm *g)
 {
     const colo_gemm_ops_t *ops = &colo_gemm_host;
     const struct colo_linear_shape shape = {
-        .dtype = g->h.dtype, .columns = g->columns, .hidden = g->hidden};
+        .dtype = g->h.dtype, .columns = g->columns, .hidden = g->hidden, .gemm = choice};
     void *made = NULL;
-    setenv("COLO_GEMM", gemm, 1);
+    if (gemm)
+        setenv("COLO_GEMM", gemm, 1);
     colo_status_t st = ops->create(&shape, &made);
     if (st == COLO_OK) {
         const size_t bytes = (size_t)ops->workspace(made);
@@ -101,7 +132,87 @@ static colo_status_t created(const char *gemm)
     return st;
 }
 
-/* First of all: a process is told once. */
+/* Each in a process of its own, which has loaded no CBLAS. */
+static bool in_child(bool (*what)(void))
+{
+    int how = -1;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(30); /* OpenBLAS may spin */
+        _exit(what() ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &how, 0), child);
+    return how == 0;
+}
+
+static bool is_loaded(void)
+{
+    return dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) != NULL;
+}
+
+static bool loads_nothing(void)
+{
+    choice = COLO_GEMM_AUTO;
+    const bool unset = created(NULL) == COLO_OK && !is_loaded();
+    choice = COLO_GEMM_CBLAS; /* which the environment overrides */
+    const bool set = created("auto") == COLO_OK && created("loops") == COLO_OK && !is_loaded();
+    return unset && set;
+}
+
+static bool loads_what_is_chosen(void)
+{
+    choice = COLO_GEMM_CBLAS;
+    const bool loaded = created(NULL) == COLO_OK && is_loaded();
+    choice = COLO_GEMM_AUTO; /* it is there */
+    return loaded && created(NULL) == COLO_OK;
+}
+
+static bool takes_what_is_there(void)
+{
+    t_lines_t l = {0};
+    choice = COLO_GEMM_AUTO;
+    if (!dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL))
+        return false;
+    colo_log_set(t_keep_line, &l, COLO_LOG_INFO);
+    return created(NULL) == COLO_OK &&
+           strcmp(l.last, "lm_head: products in host memory by libopenblas.so.0") == 0;
+}
+
+static bool has_no_room(void)
+{
+    struct rlimit all;
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f || fscanf(f, "%ld", &pages) != 1 || fclose(f) || getrlimit(RLIMIT_AS, &all))
+        return false;
+    all.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (rlim_t)(60 << 20);
+    if (setrlimit(RLIMIT_AS, &all))
+        return false;
+    choice = COLO_GEMM_CBLAS;
+    const bool refused = created(NULL) == COLO_ERR_NOMEM &&
+                         strstr(colo_last_error(), "lm_head: libopenblas.so.0 takes up to ") &&
+                         !is_loaded();
+    choice = COLO_GEMM_AUTO;
+    return refused && created(NULL) == COLO_OK;
+}
+
+/* First of all: a process that has loaded it keeps it. */
+T_CASE_IF(HAS_OPENBLAS, a_cblas_is_loaded_if_the_program_chooses_it)
+{
+    assert_true(in_child(loads_nothing));
+    assert_true(in_child(loads_what_is_chosen));
+    assert_true(in_child(takes_what_is_there));
+    choice = COLO_GEMM_AUTO;
+}
+
+T_CASE_IF(HAS_OPENBLAS && !SANITIZED, a_cblas_is_not_loaded_where_memory_is_short)
+{
+    assert_true(in_child(has_no_room));
+    choice = COLO_GEMM_AUTO;
+}
+
+/* A process is told once. */
 T_CASE_IF(HAS_ODD, a_process_is_told_once_which)
 {
     t_lines_t l = {0};
@@ -128,6 +239,9 @@ T_CASE_IF(NO_CBLAS, a_build_without_cblas_says_so)
                  "COLO_GEMM is 'cblas', but this library was built with -Dcblas=disabled");
     assert_ok(created("auto"));
     assert_ok(created("loops"));
+    choice = COLO_GEMM_CBLAS;
+    assert_fails(created(NULL), COLO_ERR_UNBUILT, "config.gemm is COLO_GEMM_CBLAS, but this");
+    choice = COLO_GEMM_AUTO;
 }
 
 /* What is odd is odd: called plainly, it gives a row other bits in other company. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cblas.c - which CBLAS: the one that is linked into the process, else OpenBLAS; COLO_GEMM
- * names another, or none.
+ * cblas.c - which CBLAS: one that the process has; OpenBLAS is loaded if the program, or COLO_GEMM,
+ * asks for it, which may name another, or none.
  *
  * Not linked: the library is loaded into processes that have a BLAS of their own, and runs without.
  * A library of our own is loaded with RTLD_LOCAL, so no other library sees its symbols, and is
@@ -13,11 +13,17 @@
 
 #include "core/env.h"
 #include "core/error.h"
+#include "core/lock.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define OPENBLAS "libopenblas.so.0"
 
@@ -63,6 +69,53 @@ static bool works(const colo_cblas_t *lib)
     return true;
 }
 
+/* ---- is there room for it? ---- */
+
+/* OpenBLAS makes a thread for each processor when it is loaded, and maps memory for each thread
+ * that multiplies. Where it gets none, it tries again without end, or raises SIGINT. So it is not
+ * called before as much was had for a moment. */
+enum { PROCESSORS_MOST = 256 };
+static const size_t EACH = (size_t)64 << 20;
+
+static void *wait_for_all(void *gate)
+{
+    pthread_mutex_lock(gate); /* held until all are made */
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+static int try_threads(int n)
+{
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t thread[PROCESSORS_MOST];
+    int made = 0, error = 0;
+    pthread_mutex_lock(&gate);
+    while (made < n && (error = pthread_create(&thread[made], NULL, wait_for_all, &gate)) == 0)
+        made++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < made; i++)
+        pthread_join(thread[i], NULL);
+    return error;
+}
+
+/* Of a thread for each processor that multiplies. @threads: it is not loaded yet, and makes them */
+static colo_status_t check_room(const char *name, bool threads)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : PROCESSORS_MOST;
+    n = n < PROCESSORS_MOST ? n : PROCESSORS_MOST;
+    const size_t bytes = EACH * (size_t)(n + 1);
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const int error = room == MAP_FAILED ? errno : threads ? try_threads(n) : 0;
+    if (room != MAP_FAILED)
+        munmap(room, bytes);
+    COLO_FAIL_IF(error, COLO_ERR_NOMEM,
+                 "lm_head: %.200s takes up to %zu MiB and %d threads, which cannot be had (%s): "
+                 "raise the limits (ulimit -v, ulimit -u), or set COLO_GEMM=loops",
+                 name, bytes >> 20, n, strerror(error));
+    return COLO_OK;
+}
+
 /* ---- where is it? ---- */
 
 static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *lib)
@@ -78,6 +131,7 @@ static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *li
     }
     *(void **)&lib->sgemm = function[0];
     *(void **)&lib->dgemm = function[1];
+    COLO_TRY(check_room(name, false));
     COLO_FAIL_IF(!works(lib), COLO_ERR_UNBUILT,
                  "lm_head: %.200s has a cblas_sgemm or cblas_dgemm that gives wrong "
                  "products; name another with COLO_GEMM, or loops",
@@ -85,9 +139,20 @@ static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *li
     return COLO_OK;
 }
 
+static colo_status_t find_in(void *so, const char *name, colo_cblas_t *lib)
+{
+    const colo_status_t st = find_functions(so, name, lib);
+    dlclose(so); /* stays where it is */
+    return st;
+}
+
 static colo_status_t load(const char *name, colo_cblas_t *lib)
 {
-    void *so = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    void *so = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD | RTLD_NODELETE);
+    if (!so) {
+        COLO_TRY(check_room(name, true));
+        so = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    }
     if (!so) {
         const char *why = dlerror();
         return colo_fail(COLO_ERR_UNBUILT,
@@ -95,49 +160,73 @@ static colo_status_t load(const char *name, colo_cblas_t *lib)
                          "another CBLAS with COLO_GEMM",
                          name, why ? why : "no reason given");
     }
-    colo_status_t st = find_functions(so, name, lib);
-    dlclose(so); /* stays where it is */
-    return st;
+    return find_in(so, name, lib);
 }
 
-static colo_status_t usual(colo_cblas_t *lib, const char **name)
+/* One that the process has: linked, or loaded by a library of its own. */
+static colo_status_t present(colo_cblas_t *lib, const char **name)
 {
+    static const char *const known[] = {OPENBLAS, "libmkl_rt.so.2", "libblas.so.3", "libblis.so.4"};
     *name = "the CBLAS in this process";
-    if (dlsym(RTLD_DEFAULT, "cblas_sgemm") && find_functions(RTLD_DEFAULT, *name, lib) == COLO_OK)
-        return COLO_OK;
-    *name = OPENBLAS;
-    return load(*name, lib);
+    if (dlsym(RTLD_DEFAULT, "cblas_sgemm"))
+        return find_functions(RTLD_DEFAULT, *name, lib);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        void *so = dlopen(known[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD | RTLD_NODELETE);
+        *name = known[i];
+        if (so && dlsym(so, "cblas_sgemm"))
+            return find_in(so, *name, lib);
+        if (so)
+            dlclose(so);
+    }
+    return colo_fail(COLO_ERR_UNBUILT,
+                     "lm_head: this process has loaded no CBLAS; COLO_GEMM=cblas, or config.gemm, "
+                     "loads OpenBLAS");
 }
 
 /* One line a process. */
-static void report(const char *what, const char *why)
+static void report(const char *why)
 {
     static atomic_flag reported = ATOMIC_FLAG_INIT;
     if (colo_log_on(COLO_LOG_INFO) && !atomic_flag_test_and_set(&reported))
-        colo_log(COLO_LOG_INFO, "lm_head: products in host memory by %s%s%s", what,
-                 why[0] ? ": " : "", why);
+        colo_log(COLO_LOG_INFO, "lm_head: products in host memory by %s", why);
 }
 
-colo_status_t colo_cblas_find(colo_cblas_t *lib, bool *found)
+COLO_LOCK(lock); /* one thread at a time asks for room, and uses it */
+
+static colo_status_t find(colo_gemm_t gemm, const char *asked, colo_cblas_t *lib, const char **name)
 {
-    const char *asked, *name;
+    COLO_HOLD(&lock);
+    if (gemm == COLO_GEMM_CBLAS && asked)
+        return load(*name = asked, lib);
+    const colo_status_t st = present(lib, name);
+    return st == COLO_OK || gemm == COLO_GEMM_AUTO ? st : load(*name = OPENBLAS, lib);
+}
+
+colo_status_t colo_cblas_find(colo_gemm_t gemm, colo_cblas_t *lib, bool *found,
+                              char why[COLO_CBLAS_WHY])
+{
+    static const colo_gemm_t words[] = {COLO_GEMM_AUTO, COLO_GEMM_CBLAS, COLO_GEMM_LOOPS};
+    const char *asked, *name = "";
+    int32_t word;
+    bool from_env;
     *found = false;
     COLO_TRY(colo_env_text("COLO_GEMM", &asked));
-    const bool any = strcmp(asked, "auto") == 0;
-    colo_status_t st;
-    name = asked;
-    if (strcmp(asked, "loops") == 0) {
-        report("loops", "COLO_GEMM");
+    (void)colo_env_word("COLO_GEMM", &word);
+    (void)colo_env_value("COLO_GEMM", &from_env);
+    if (from_env)
+        gemm = word < 0 ? COLO_GEMM_CBLAS : words[word];
+    if (gemm == COLO_GEMM_LOOPS) {
+        snprintf(why, COLO_CBLAS_WHY, "loops: %s", from_env ? "COLO_GEMM" : "config.gemm");
+        report(why);
         return COLO_OK;
     }
-    if (any || strcmp(asked, "cblas") == 0)
-        st = usual(lib, &name);
-    else
-        st = load(asked, lib);
+    const colo_status_t st = find(gemm, from_env && word < 0 ? asked : NULL, lib, &name);
     *found = st == COLO_OK;
     if (*found)
-        report(name, "");
-    else if (any)
-        report("loops", colo_last_error());
-    return any ? COLO_OK : st;
+        snprintf(why, COLO_CBLAS_WHY, "%s", name);
+    else
+        snprintf(why, COLO_CBLAS_WHY, "loops: %s", colo_last_error());
+    if (*found || gemm == COLO_GEMM_AUTO)
+        report(why);
+    return gemm == COLO_GEMM_AUTO ? COLO_OK : st;
 }

@@ -10,7 +10,7 @@
 #ifndef COLO_LOSS_CBLAS_H
 #define COLO_LOSS_CBLAS_H
 
-#include <colobridge/status.h>
+#include <colobridge/lm_head.h>
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,8 +27,13 @@ typedef struct colo_cblas {
                   double *c, int64_t ldc);
 } colo_cblas_t;
 
-/* What COLO_GEMM asks for. @found is false where loops are to do: asked for, or nothing found.
- * COLO_ERR_UNBUILT: it insists on a CBLAS that cannot be had. COLO_ERR_ARG: it is nonsense. */
-colo_status_t colo_cblas_find(colo_cblas_t *lib, bool *found);
+enum { COLO_CBLAS_WHY = 600 };
+
+/* What COLO_GEMM asks for, else the program by @gemm. @found is false where loops are to do: asked
+ * for, or nothing found. @why: which one, or why loops.
+ * COLO_ERR_UNBUILT: it insists on a CBLAS that cannot be had. COLO_ERR_NOMEM: of which there is too
+ * little to load one. COLO_ERR_ARG: it is nonsense. */
+colo_status_t colo_cblas_find(colo_gemm_t gemm, colo_cblas_t *lib, bool *found,
+                              char why[COLO_CBLAS_WHY]);
 
 #endif

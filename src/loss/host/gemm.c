@@ -210,9 +210,10 @@ static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     const int64_t most = shape->columns > shape->hidden ? shape->columns : shape->hidden;
     struct products own = {.wide = shape->dtype == COLO_F64};
+    char why[COLO_CBLAS_WHY];
     bool found;
     *made = NULL;
-    COLO_TRY(colo_cblas_find(&own.lib, &found));
+    COLO_TRY(colo_cblas_find(shape->gemm, &own.lib, &found, why));
     own.by_loops = !found || shape->pinned; /* a CBLAS's bits of a row depend on its place */
     if (own.by_loops)
         own.lib = (colo_cblas_t){loops_f32, loops_f64};

@@ -99,6 +99,7 @@ struct colo_linear_shape {
     colo_dtype_t dtype, logits_dtype, sum_dtype;
     int64_t columns, hidden;
     bool pinned; /* a row has the same bits in any place: rows do not choose the kernel */
+    colo_gemm_t gemm; /* in host memory */
 };
 
 /* ---- the table of products ---- */

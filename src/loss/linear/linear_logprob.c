@@ -54,6 +54,7 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
         .columns = own.logprob.segment > 0 ? own.logprob.segment : head_config->rows,
         .hidden = head_config->hidden,
         .pinned = own.logprob.segment > 0,
+        .gemm = head_config->gemm,
     };
     COLO_TRY_GOTO(st, colo_ops_for(head_config->mem, &made->ops), fail);
     COLO_TRY_GOTO(st, colo_loss_ops_for(head_config->mem, &made->loss), fail);

@@ -53,6 +53,8 @@ static colo_status_t check_config(const colo_lm_head_config_t *config)
                      !colo_mul_ok(config->rows + 8192, (config->hidden + 16) * 8, &bytes),
                  COLO_ERR_ARG, "lm_head: %" PRId64 " x %" PRId64 " passes 2^63 bytes", config->rows,
                  config->hidden);
+    COLO_FAIL_IF((unsigned)config->gemm > COLO_GEMM_LOOPS, COLO_ERR_ARG,
+                 "lm_head: gemm %d is unknown", (int)config->gemm);
     COLO_FAIL_IF(config->mem != COLO_HOST && config->mem != COLO_CUDA, COLO_ERR_ARG,
                  "lm_head: memory kind %d is unknown", (int)config->mem);
     return COLO_OK;
