@@ -227,11 +227,27 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
     return colo_loss_i_ready(call->group, text, st);
 }
 
-static colo_status_t compare(const struct colo_logprob_pass *pass,
+/* Whose configs differ is known; all ranks tell which member. Collective. */
+static colo_status_t name_member(colo_comm_t *group, const struct colo_logprob_pass *pass,
+                                 const struct colo_loss_shown *shown)
+{
+    char what[160];
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    snprintf(what, sizeof what, "%s", colo_last_error());
+    shown->describe(pass, &fields);
+    const colo_status_t st = colo_comm_i_agree_fields(group, what, &fields, COLO_OK);
+    return st < 0 ? st : colo_fail(COLO_ERR_MISMATCH, "%s", what); /* by less than is shown */
+}
+
+static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_pass *pass,
                              const struct colo_loss_shown *shown, int32_t level, bool *told)
 {
+    bool config;
     *told = true;
-    COLO_TRY(colo_logprob_i_check_headers(pass));
+    const colo_status_t st = colo_logprob_i_check_headers(pass, &config);
+    if (config)
+        return name_member(group, pass, shown);
+    COLO_TRY(st);
     return level >= 1 ? colo_loss_i_check_shards(pass, shown, told) : COLO_OK;
 }
 
@@ -278,7 +294,7 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_pass *pa
     COLO_TRY(ops->read(copy, pass->blocks, blocks, stream));
     if (targets)
         COLO_TRY(ops->read(copy + blocks, shown->targets, targets, stream));
-    const colo_status_t st = compare(&seen, &all, level, &told);
+    const colo_status_t st = compare(group, &seen, &all, level, &told);
     if (first && told && st == COLO_OK)
         *first = key;
     return st;
@@ -294,7 +310,7 @@ colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_p
                                     pass->segments * pass->block.bytes, COLO_U8, stream));
     if (!shown)
         return COLO_OK;
-    return mem == COLO_HOST ? compare(pass, shown, colo_comm_check_level(group), &told)
+    return mem == COLO_HOST ? compare(group, pass, shown, colo_comm_check_level(group), &told)
                             : look(group, pass, shown, mem, stream);
 }
 
@@ -327,8 +343,8 @@ colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_log
         return over_chunks(call, pass, true, true);
     COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, pass, true, false)));
     struct colo_loss_shown shown = {
-        kind->name,       pass->block.m, pass->block.s,
-        pass->stat_dtype, pass->targets, pass->target_stride,
+        kind->name,    pass->block.m,       pass->block.s,           pass->stat_dtype,
+        pass->targets, pass->target_stride, colo_logprob_i_describe,
     };
     if (kind->shown)
         kind->shown(pass, &shown);

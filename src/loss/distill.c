@@ -99,8 +99,18 @@ static uint64_t hash_mask(const struct colo_logprob_pass *base)
     return hash;
 }
 
+static void describe(const struct colo_logprob_pass *base, colo_fields_t *fields)
+{
+    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
+    colo_logprob_i_describe(base, fields);
+    colo_fields_add(fields, "targets", "%s", pass->probs ? "probs" : "logits");
+    colo_fields_add(fields, "target_scale / target_temperature", "%.9g", pass->target_factor);
+    colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(pass->target_dtype));
+}
+
 static void shown(const struct colo_logprob_pass *base, struct colo_loss_shown *shown)
 {
+    shown->describe = describe;
     const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
     shown->m = pass->mx;
     shown->s = pass->sx;

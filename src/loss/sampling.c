@@ -61,8 +61,17 @@ static uint64_t hash_config(const struct colo_logprob_pass *base)
     return colo_hash_bytes(colo_hash_i64(hash, pass->top_k), &pass->top_p, sizeof pass->top_p);
 }
 
+static void describe(const struct colo_logprob_pass *base, colo_fields_t *fields)
+{
+    const struct colo_sampling_pass *pass = (const struct colo_sampling_pass *)base;
+    colo_logprob_i_describe(base, fields);
+    colo_fields_add(fields, "top_k", "%" PRId64, pass->top_k);
+    colo_fields_add(fields, "top_p", "%.9g", pass->top_p);
+}
+
 static void shown(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown)
 {
+    shown->describe = describe;
     shown->s = -1;
     shown->dtype = COLO_F64;
 }

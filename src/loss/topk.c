@@ -119,8 +119,18 @@ static int64_t *rows_behind(const struct colo_logprob_pass *pass)
     return (int64_t *)(pass->blocks + pass->ranks * pass->block.bytes) + 3 * pass->tokens;
 }
 
+static void describe(const struct colo_logprob_pass *base, colo_fields_t *fields)
+{
+    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
+    colo_logprob_i_describe(base, fields);
+    colo_fields_add(fields, "k", "%" PRId64, pass->k);
+    colo_fields_add(fields, "topk", "%d", pass->topk);
+    colo_fields_add(fields, "ids' ignore_index", "%" PRId64, pass->ignore_index);
+}
+
 static void shown(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown)
 {
+    shown->describe = describe;
     shown->targets = rows_behind(pass);
 }
 

@@ -305,8 +305,39 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
     return COLO_OK;
 }
 
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass)
+void colo_logprob_i_describe(const struct colo_logprob_pass *pass, colo_fields_t *fields)
 {
+    const colo_logprob_config_t *config = &pass->config;
+    const struct {
+        const char *name;
+        double value;
+    } numbers[] = {{"temperature", config->logits.temperature},
+                   {"scale", config->logits.scale},
+                   {"softcap", config->logits.softcap},
+                   {"label_smoothing", config->label_smoothing},
+                   {"z_loss", config->z_loss}};
+    const struct {
+        const char *name;
+        int64_t value;
+    } counts[] = {{"vocab", config->logits.vocab},
+                  {"ignore_index", config->ignore_index},
+                  {"order of rows", config->order},
+                  {"want_entropy", config->want_entropy},
+                  {"want_loss", config->want_loss},
+                  {"want_correct", config->want_correct},
+                  {"lenient_targets", config->lenient_targets},
+                  {"local_smoothing", config->local_smoothing},
+                  {"megatron_smoothing", config->megatron_smoothing}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        colo_fields_add(fields, numbers[i].name, "%.9g", numbers[i].value);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        colo_fields_add(fields, counts[i].name, "%" PRId64, counts[i].value);
+    colo_fields_add(fields, "dtype", "%s", colo_dtype_name(pass->dtype));
+}
+
+colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass, bool *config)
+{
+    *config = false;
     const colo_logprob_header_t *first = header_of(pass, 0);
     for (int32_t rank = 0; rank < pass->ranks; rank++) {
         const colo_logprob_header_t *header = header_of(pass, rank);
@@ -315,19 +346,18 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass)
         COLO_FAIL_IF(header->tokens != first->tokens, COLO_ERR_MISMATCH,
                      "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
                      (int)(rank / pass->segments), header->tokens, first->tokens);
-        COLO_FAIL_IF(header->config != first->config, COLO_ERR_MISMATCH,
-                     "logprob: rank %d has another config, dtype or order of rows than "
-                     "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(rank / pass->segments), header->config, first->config);
+        *config = header->config != first->config;
+        COLO_FAIL_IF(*config, COLO_ERR_MISMATCH,
+                     "logprob: rank %d has another config, dtype or order of rows than rank 0",
+                     (int)(rank / pass->segments));
         COLO_FAIL_IF(header->sums != first->sums, COLO_ERR_MISMATCH,
                      "logprob: rank %d %s gradients of hidden in backward, rank 0 %s; the hidden "
                      "states require grad on all ranks of the vocabulary or on none",
                      (int)(rank / pass->segments), header->sums ? "adds up" : "adds up no",
                      first->sums ? "does" : "does not");
         COLO_FAIL_IF(header->targets != first->targets, COLO_ERR_MISMATCH,
-                     "logprob: rank %d has other targets than rank 0 "
-                     "(%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(rank / pass->segments), header->targets, first->targets);
+                     "logprob: rank %d has other targets than rank 0",
+                     (int)(rank / pass->segments));
     }
     return check_tiling(pass);
 }

@@ -5,6 +5,7 @@
 
 #include "core/memory.h"
 #include "loss/loss.h"
+#include "comm/comm.h"
 #include "loss/passes.h"
 
 /* The caller's config, its missing members filled in; values are not checked. */
@@ -79,6 +80,8 @@ struct colo_loss_shown {
     colo_dtype_t dtype;
     const int64_t *targets; /* as a pass has them */
     int64_t target_stride;
+    /* What the header's hash of the config is of */
+    void (*describe)(const struct colo_logprob_pass *pass, colo_fields_t *fields);
 };
 
 /* call.c: one gather of the blocks of all ranks, in memory @mem; @shown: then a look at them, on a
@@ -86,8 +89,10 @@ struct colo_loss_shown {
 colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
                                  const struct colo_loss_shown *shown, colo_mem_t mem,
                                  colo_stream_t stream);
-/* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass);
+/* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank.
+ * @config: it is the config, of which only hashes are there */
+colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass, bool *config);
+void colo_logprob_i_describe(const struct colo_logprob_pass *pass, colo_fields_t *fields);
 /* Does every rank bring the same logits? As the headers. @told: could the blocks tell? */
 colo_status_t colo_loss_i_check_shards(const struct colo_logprob_pass *pass,
                                        const struct colo_loss_shown *shown, bool *told);

@@ -354,14 +354,17 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
 
 /* What rank 1 has otherwise than rank 0, of which losses the ranks then say so, and how. */
 #define CHANGES(ROW)                                                                            \
-    ROW(TEMPERATURE, OF_ALL, a->cfg.logits.temperature = 2, "rank 1 has another config")        \
+    ROW(TEMPERATURE, OF_ALL, a->cfg.logits.temperature = 2,                                     \
+        "temperature: rank 1 of 'world' has 2, rank 0 ")                                        \
     ROW(Z_LOSS, OF_LOGPROB, a->cfg.logprob.z_loss = 2,                                          \
-        "rank 1 has another config, dtype or order of rows than rank 0")                        \
-    ROW(IGNORED, OF_GIVEN, a->cfg.topk.ignore_index = -1, "rank 1 has another config")          \
+        "another config, dtype or order of rows than rank 0: z_loss: rank 1 of 'world' has 2, " \
+        "rank 0 0")                                                                             \
+    ROW(IGNORED, OF_GIVEN, a->cfg.topk.ignore_index = -1,                                       \
+        "ids' ignore_index: rank 1 of 'world' has -1, ")                                        \
     ROW(KIND, OF_DISTILL, a->cfg.distill.targets = COLO_DISTILL_PROBS,                          \
-        "rank 1 has another config")                                                            \
-    ROW(TOP_K, OF_SAMPLING, a->cfg.sampling.top_k = 3, "rank 1 has another config")             \
-    ROW(TOP_P, OF_SAMPLING, a->cfg.sampling.top_p = 0.5, "rank 1 has another config")           \
+        "targets: rank 1 of 'world' has probs, rank 0 logits")                                  \
+    ROW(TOP_K, OF_SAMPLING, a->cfg.sampling.top_k = 3, "top_k: rank 1 of 'world' has 3, ")      \
+    ROW(TOP_P, OF_SAMPLING, a->cfg.sampling.top_p = 0.5, "top_p: rank 1 of 'world' has 0.5, ")  \
     ROW(TARGET, OF_LOGPROB | OF_GIVEN, a->targets[3]++, "rank 1 has other targets than rank 0") \
     ROW(PICK, OF_GIVEN, a->targets[0]++, "rank 1 has other targets")                            \
     ROW(MASK, OF_MASKED, a->mask[1] = 0, "rank 1 has other targets")                            \

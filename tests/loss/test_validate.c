@@ -132,7 +132,9 @@ T_CASE(statistics_that_do_not_fit_are_a_mismatch)
         h[1].targets = i == 3;
         const struct colo_logprob_pass p = {
             .ranks = 2, .segments = 1, .blocks = (unsigned char *)h, .block.bytes = sizeof h[0]};
-        assert_fails(colo_logprob_i_check_headers(&p), COLO_ERR_MISMATCH, words[i]);
+        bool config;
+        assert_fails(colo_logprob_i_check_headers(&p, &config), COLO_ERR_MISMATCH, words[i]);
+        assert_int_equal(config, i == 2);
     }
 }
 

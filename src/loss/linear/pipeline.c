@@ -284,8 +284,8 @@ static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
     const struct colo_logprob_pass *pass = &call->pass;
     const struct colo_loss_shown shown = {
-        "linear",         pass->block.m, pass->block.s,
-        pass->stat_dtype, pass->targets, pass->target_stride,
+        "linear",      pass->block.m,       pass->block.s,           pass->stat_dtype,
+        pass->targets, pass->target_stride, colo_logprob_i_describe,
     };
     return colo_loss_i_gather(call->linear->group, pass, unit == 0 ? &shown : NULL,
                               colo_lm_head_config(call->linear->head)->mem, call->aux);
