@@ -144,10 +144,10 @@ class Comm(Handle):
         """GPUs, one per rank of this communicator, which is kept for control; collective."""
         return Comm(result(c.c_void_p, 'colo_comm_create_nccl', self.handle, device), parent=self)
 
-    def split(self, grid: Grid | str, dims: Any) -> 'Comm | None':
-        """This rank's group of @dims; collective. None on ranks outside the grid. grid: a Grid, or its
-        spec ("tp=2,dp=4")."""
-        grid = Grid(grid) if isinstance(grid, str) else grid
+    def split(self, grid: Any, dims: Any) -> 'Comm | None':
+        """This rank's group of @dims; collective. None on ranks outside the grid. grid: a Grid, or what
+        Grid() takes ("tp=2,dp=4")."""
+        grid = grid if isinstance(grid, Grid) else Grid(grid)
         handle = result(c.c_void_p, 'colo_comm_split', self.handle, grid._raw, text(_joined(dims)))
         return Comm(handle, parent=self) if handle else None
 

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rank is where, and which ranks form which group. Pure integers; see docs/grid.md."""
 import ctypes as c
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from . import _structs as s
 from ._lib import call, lib, result, text
+from .errors import ArgumentError
+from .mesh import dims_of, is_mesh
 
 
 class Group:
@@ -44,19 +48,29 @@ class Group:
 class Grid:
     """Up to 16 named dims over consecutive world ranks. The first dim varies fastest.
 
-    Grid("tp=2,cp=2,dp=2") or Grid([("tp", 2), ("dp", 4)], offset=8). world: ranks of the world, 0 if
-    unknown. Immutable. Raises ValueError: no dims, names, extents, overflow, a grid over the world.
+    Grid("tp=2,cp=2,dp=2"), Grid([("tp", 2), ("dp", 4)], offset=8) or Grid({"tp": 2, "dp": 4}), which begins with the
+    fastest dim, too. Grid(mesh): a torch DeviceMesh with named dims, whose last dim is the fastest; each rank is where the
+    mesh has it. world: ranks of the world, 0 if unknown. Immutable. Raises ValueError: no dims, names, extents, overflow,
+    a grid over the world, a mesh whose ranks are not consecutive.
     """
 
-    def __init__(self, dims: str | Sequence[tuple[str, int]], offset: int = 0, world: int = 0):
+    def __init__(self, dims: 'str | Sequence[tuple[str, int]] | Mapping[str, int] | Any', offset: int = 0, world: int = 0):
         self._raw = s.Grid()
+        if offset and (isinstance(dims, str) or is_mesh(dims)):
+            raise ArgumentError("Grid: offset is %d with %s, expected 0" % (offset, 'a DeviceMesh, which says its ranks itself' if
+                                is_mesh(dims) else 'a spec, which says it itself ("%s@%d")' % (dims, offset)))
         if isinstance(dims, str):
-            if offset:
-                raise ValueError("Grid: a spec string says its offset itself (\"%s@%d\")" % (dims, offset))
             spec = dims.encode()
             call('colo_grid_parse_n', self._raw, spec, len(spec), world)
         else:
-            raw = (s.Dim * max(len(dims), 1))(*(s.Dim(text(name), int(n)) for name, n in dims))
+            if is_mesh(dims):
+                dims, offset = dims_of(dims)
+            dims = list(dims.items()) if isinstance(dims, Mapping) else dims
+            if not isinstance(dims, (list, tuple)) or not all(
+                    isinstance(dim, (list, tuple)) and len(dim) == 2 and isinstance(dim[0], str) for dim in dims):
+                raise ArgumentError("Grid: dims is %r, expected a spec (\"tp=2,dp=4\"), pairs of a name and an extent, a dict of "
+                                    "them, or a DeviceMesh" % (dims,))
+            raw = (s.Dim * max(len(dims), 1))(*(s.Dim(text(name), _extent(name, n)) for name, n in dims))
             call('colo_grid_init', self._raw, raw, len(dims), offset, world)
 
     @property
@@ -129,6 +143,13 @@ class Grid:
 
     def __hash__(self) -> int:
         return lib().colo_grid_hash(self._raw)
+
+
+def _extent(name: str, n: Any) -> int:
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise ArgumentError("Grid: the extent of '%s' is %r, expected an integer" % (name, n)) from None
 
 
 def _joined(dims: str | Sequence[str]) -> str:

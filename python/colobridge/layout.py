@@ -23,24 +23,24 @@ class Owned:
 
 
 class Layout:
-    """A grid and how it splits samples, rows and features. Make one with src() or dst() (an encoder's
+    """A grid, or what Grid() takes, and how it splits samples, rows and features. Make one with src() or dst() (an encoder's
     and an LLM's usual layout) or from nothing and split(). Methods return self."""
 
-    def __init__(self, grid: Grid | str):
-        self.grid = Grid(grid) if isinstance(grid, str) else grid
+    def __init__(self, grid: Any):
+        self.grid = grid if isinstance(grid, Grid) else Grid(grid)
         self._raw = s.Layout()
         self._table: c.Array[c.c_int64] | None = None  # what _raw borrows
         call('colo_layout_init', self._raw, self.grid._raw)
 
     @classmethod
-    def src(cls, grid: Grid | str, *, extra: str | Sequence[str] = ()) -> 'Layout':
+    def src(cls, grid: Any, *, extra: str | Sequence[str] = ()) -> 'Layout':
         """The encoder's: samples BLOCK over dp, rows ZIGZAG over cp, on the last pp stage. Ranks along tp
         and ep hold copies. extra: names of other dims along which they do; a name that the grid lacks
         has no effect. ValueError: a dim above 1 with another name that is not in extra."""
         return cls(grid)._usual('colo_layout_init_src_extra', extra)
 
     @classmethod
-    def dst(cls, grid: Grid | str, *, extra: str | Sequence[str] = ()) -> 'Layout':
+    def dst(cls, grid: Any, *, extra: str | Sequence[str] = ()) -> 'Layout':
         """The LLM's: the same, on pp stage 0."""
         return cls(grid)._usual('colo_layout_init_dst_extra', extra)
 

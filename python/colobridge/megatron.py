@@ -22,6 +22,7 @@ from ._structs import SAMPLES
 from .grid import Grid
 from .layout import Layout, parts_of, replica_of
 from .megatron_shard import PartitionAdapter, PartitionConfig
+from .mesh import dims_of, is_mesh
 from .plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice, collective_check
 
 __all__ = ['BridgeDirection', 'ColocatedBridgeCommunicator', 'HyperCommGrid', 'PartitionAdapter', 'PartitionConfig',
@@ -251,6 +252,15 @@ def _layout(make: Callable[..., Layout], grid: Any, extra: Iterable[str], data: 
     return layout
 
 
+class _MeshGrid:
+    """A DeviceMesh as a grid."""
+
+    def __init__(self, mesh: Any):
+        dims, self.rank_offset = dims_of(mesh)
+        self.dim_names, self.shape = [name for name, _ in dims], [n for _, n in dims]
+        self.get_pg = mesh.get_group
+
+
 class BridgeDirection(str, enum.Enum):
     """Which side has more data-parallel replicas. Each equals its string: FAN_IN == "fan_in"."""
     FAN_IN = 'fan_in'
@@ -269,7 +279,7 @@ class ColocatedBridgeCommunicator:
     """Carries activations from src_grid's ranks to dest_grid's, which are the same ranks, and gradients
     back, summed over the destination's cp.
 
-    Grids are HyperCommGrids, or anything with shape, dim_names and rank_offset. dim_mapping says which
+    Grids are HyperCommGrids, DeviceMeshes with named dims, or anything with shape, dim_names and rank_offset. dim_mapping says which
     axes of a tensor are batch "b", sequence "s" and hidden "h"; {'b': 0, 'h': 1} for flattened ones.
 
     By default the limits are those of the all-gather / all-reduce algorithm, in its order and its words
@@ -285,6 +295,7 @@ class ColocatedBridgeCommunicator:
                  algo: str | None = None, output: str = 'full', grad: str = 'partial',
                  positions: int | None = None, position_offset: int = 0, transport: str = 'auto',
                  buffers: int | None = None, extra: str | Sequence[str] = (), data: str | Sequence[str] = ()):
+        src_grid, dest_grid = (_MeshGrid(grid) if is_mesh(grid) else grid for grid in (src_grid, dest_grid))
         self.src_grid, self.dest_grid = src_grid, dest_grid
         self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
         self.dim_mapping = {'b': 0, 's': 1, 'h': 2} if dim_mapping is None else dict(dim_mapping)

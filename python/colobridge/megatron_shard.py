@@ -13,7 +13,7 @@ from .torch.tensors import Function, stream_of
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """What PartitionAdapter needs to know. cp_group, tp_group: torch process groups, or colobridge.Comms."""
+    """What PartitionAdapter needs to know. cp_group, tp_group: torch process groups, DeviceMeshes of one dim, or colobridge.Comms."""
     seq_parallel: bool
     use_cp: bool
     tp_comm_overlap: bool

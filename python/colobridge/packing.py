@@ -68,11 +68,9 @@ class Packing(Comparable):
         """The same sequences on the same replicas, cut in another way."""
         return Packing(seq_len=self._tables['seq_len'], dp=self._tables['seq_dp'], split=split, cp=cp, first=first)
 
-    def _layout(self, layout: Layout | str | None) -> Layout:
-        if isinstance(layout, str):
-            return Layout.dst(layout)
+    def _layout(self, layout: Any) -> Layout:
         if layout is not None:
-            return layout
+            return layout if isinstance(layout, Layout) else Layout.dst(layout)
         cp, owners = self._tables['seq_cp'], self._tables.get('piece_owner')
         if owners is None and cp is None and self.split != 'whole':
             raise ArgumentError("packing: each sequence lies on all context ranks; pass layout= to say how many these are")
@@ -80,27 +78,27 @@ class Packing(Comparable):
         n = 1 + max(owners) if owners else max((a + b for a, b in zip(cp, first or [0] * len(cp))), default=1) if cp else 1
         return Layout.dst('cp=%d' % n)
 
-    def rows(self, rank: int, layout: Layout | str | None = None) -> int:
+    def rows(self, rank: int, layout: Any = None) -> int:
         """How many rows @rank of @layout holds. None: the context ranks that cp, or pieces, tell. ValueError: the tables
         do not fit the layout."""
         return result(s.i64, 'colo_packing_rows', self._raw, self._layout(layout)._raw, rank).value
 
-    def _index(self, rank: int, layout: Layout | str | None) -> 'tuple[array.array[int], array.array[int]]':
+    def _index(self, rank: int, layout: Any) -> 'tuple[array.array[int], array.array[int]]':
         layout = self._layout(layout)
         n = self.rows(rank, layout)
         out = array.array('q', bytes(16 * n))
         call('colo_packing_index', self._raw, layout._raw, rank, out.buffer_info()[0])
         return out[:n], out[n:]
 
-    def positions(self, rank: int, layout: Layout | str | None = None) -> list[int]:
+    def positions(self, rank: int, layout: Any = None) -> list[int]:
         """Of each row of @rank, its position in its sequence: position ids."""
         return self._index(rank, layout)[0].tolist()
 
-    def sequence_ids(self, rank: int, layout: Layout | str | None = None) -> list[int]:
+    def sequence_ids(self, rank: int, layout: Any = None) -> list[int]:
         """Of each row of @rank, the number of its sequence."""
         return self._index(rank, layout)[1].tolist()
 
-    def cu_seqlens(self, rank: int, layout: Layout | str | None = None) -> list[int]:
+    def cu_seqlens(self, rank: int, layout: Any = None) -> list[int]:
         """[0, n0, n0 + n1, ..]: where the sequences begin in the tensor of @rank; those without a row there are left
         out."""
         ids = self._index(rank, layout)[1]

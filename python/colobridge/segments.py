@@ -65,13 +65,13 @@ class Segments(Comparable):
 
         local: segments and sequences of this rank only; seq counts its own sequences from 0, src and
         seq_dp are global. None: this rank adds nothing. If several ranks know the same samples, along tp or
-        cp, only one of them brings them. group: a colobridge.Comm or a torch process group.
+        cp, only one of them brings them. group: a colobridge.Comm, a torch process group, or a DeviceMesh.
         Raises ValueError, on the other ranks RuntimeError; TimeoutError.
         """
         if not isinstance(group, Comm):
             import torch
             from .torch.ranks import comm_of
-            group = comm_of(group, torch.device('cpu'), 'segments: group')
+            group = comm_of(group, torch.device('cpu'), 'segments: group', whole=True)
         if local is not None and not isinstance(local, Segments):  # pyright: ignore[reportUnnecessaryIsInstance]
             with group._telling():
                 raise ArgumentError("segments: local is a %s, expected Segments or None" % type(local).__name__)

@@ -423,6 +423,28 @@ BRIDGES = {
     'a table of pieces has one owner': (
         'packing.py', 'piece_owner=[piece[1] for piece in flat]', 'piece_owner=[0 for piece in flat]', 'test_torch_packed.py',
         'ranks_of_its_own'),
+    'the last dim of a mesh is the slowest': (
+        'mesh.py', 'order = sorted(at, key=lambda i: at[i])', 'order = sorted(at, key=lambda i: -at[i])', 'test_torch_mesh.py',
+        'where_the_mesh_has_it'),
+    'dims of a mesh are in its order, whatever its ranks': (
+        'mesh.py', 'order = sorted(at, key=lambda i: at[i])', 'order = list(at)', 'test_torch_mesh.py', 'where_the_mesh_has_it'),
+    'ranks of a mesh that are apart are taken for consecutive ones': (
+        'mesh.py', 'if found != expected:', 'if False:', 'test_torch_mesh.py', 'where_the_mesh_has_it'),
+    'a mesh counts the ranks of a packed bridge in the world': (
+        'mesh.py', 'ranks = tuple(count.index(rank) for rank in ranks)', 'pass', 'test_torch_mesh.py', 'side_by_side'),
+    'a spec is not compared with the mesh of the call': (
+        'torch/sides.py', 'any(theirs[name] != grid.coords(at)[name] for name in dims)', 'False', 'test_torch_mesh.py',
+        'swaps_dims and mesh'),
+    'a spec is not compared with the process groups of a mesh': (
+        'torch/sides.py', 'if mine[name] not in made[name]:', 'if False:', 'test_torch_mesh.py', 'swaps_dims and world'),
+    'a spec of other dims than the mesh is refused': (
+        'torch/sides.py', 'if not all(made.values()):', 'if not any(made.values()):', 'test_torch_mesh.py',
+        'swaps_dims and uniform-world'),
+    'all dims of a mesh are a group of one': (
+        'torch/ranks.py', 'if is_mesh(group) and group.mesh.dim() > 1:', 'if False:', 'test_torch_mesh.py', 'one_dim_of_a_mesh'),
+    'a mesh is looked for where it may not be loaded': (
+        'mesh.py', "getattr(sys.modules.get('torch.distributed.device_mesh'), 'DeviceMesh', None)",
+        "__import__('torch.distributed.device_mesh', fromlist=['']).DeviceMesh", 'test_torch_mesh.py', 'nothing_is_imported'),
     'ranks in neither grid are waited for': (
         'torch/bridge.py', 'return tuple(r for r in have if any(grid.has_rank(r) for grid in grids))', 'return have',
         'test_torch_outside.py', 'outside_need_not_call'),

@@ -55,6 +55,7 @@ def test_coordinates_and_groups_are_the_formulas():
         names = ['tp', 'cp', 'pp', 'dp'][:len(shape)]
         grid = cb.Grid(list(zip(names, shape)), offset=offset)
         assert grid.names == names and grid.shape == shape and grid.offset == offset
+        assert grid == cb.Grid(dict(zip(names, shape)), offset=offset)
         where = {}
         for rank in grid.ranks():
             expect = [(rank - offset) // st % n for st, n in zip(strides(shape), shape)]
@@ -87,6 +88,11 @@ def test_order_as_given_and_key():
     (lambda: cb.Grid('tp=2,tp=2'), ValueError, "byte 5: .*duplicate dim name 'tp'"),
     (lambda: cb.Grid([('tp', 0)]), ValueError, 'extent'),
     (lambda: cb.Grid([]), ValueError, 'dims'),
+    (lambda: cb.Grid(8), ValueError, r'Grid: dims is 8, expected a spec .*, pairs .*, a dict of them, or a DeviceMesh'),
+    (lambda: cb.Grid({'tp': 2.5}), ValueError, "the extent of 'tp' is 2.5, expected an integer"),
+    (lambda: cb.Grid([('tp', '2')]), ValueError, "the extent of 'tp' is '2', expected an integer"),
+    (lambda: cb.Grid('tp=2', offset=1), ValueError, 'offset is 1 with a spec, which says it itself'),
+    (lambda: cb.Grid({}), ValueError, 'dims'),
     (lambda: cb.Grid('tp=4', world=2), ValueError, 'world|2'),
     (lambda: cb.Grid('tp=2').coords(2), ValueError, 'rank 2'),
     (lambda: cb.Grid('tp=2').rank({'dp': 0}), ValueError, "'dp' is no dim"),

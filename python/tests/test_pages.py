@@ -3,6 +3,7 @@
 import re
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -107,8 +108,8 @@ def trainer(rank):
 
 
 def torchrun(rank):
-    tp, cp = groups((0, 1), (2, 3)), groups((0, 2), (1, 3))
-    weight = case(seed=9)[1][:22]
+    from torch.distributed.device_mesh import init_device_mesh
+    tp, weight = groups((0, 1), (2, 3)), case(seed=9)[1][:22]
     make = torch.Generator().manual_seed(3)
     images = torch.randn(4, 8, H, generator=make, dtype=torch.float64)
     targets = torch.randint(0, 22, (4, 8), generator=make)
@@ -128,8 +129,9 @@ def torchrun(rank):
             dist.all_reduce(d, group=tp)
             return d
 
-    names = run('for-torchrun.md', encoder=lambda x: 3 * x, images=mine, llm=Llm.apply, targets=targets[:, rows],
-                tp=tp, cp=cp)
+    with mock.patch('torch.distributed.device_mesh.init_device_mesh', lambda _, *args, make=init_device_mesh, **kwargs: make(
+            'cpu', *args, **kwargs)):
+        names = run('for-torchrun.md', encoder=lambda x: 3 * x, images=mine, llm=Llm.apply, targets=targets[:, rows])
     loss = torch.nn.functional.cross_entropy((3 * whole @ weight.t()).view(-1, 22), targets.view(-1))
     loss.backward()
     near(names['loss'].detach(), loss.detach(), torch.float64, 'loss')
@@ -215,8 +217,8 @@ PAGES = {'for-threads.md': threads, 'for-vision.md': towers, 'for-deepstack.md':
 
 @pytest.mark.parametrize('page', list(PAGES))
 def test_first_lines_of_a_page_do_what_it_says(world, page):
-    if page == 'for-fsdp2.md' and not hasattr(torch.distributed, 'device_mesh'):
-        pytest.skip('this PyTorch %s has no DTensor' % torch.__version__)
+    if page in ('for-fsdp2.md', 'for-torchrun.md') and not hasattr(torch.distributed, 'device_mesh'):
+        pytest.skip('this PyTorch %s has no DeviceMesh' % torch.__version__)
     world.run(PAGES[page])
 
 

@@ -15,6 +15,7 @@ from .. import bridge as core
 from .._lib import Unique
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error
+from ..grid import Grid
 from ..layout import Layout, parts_of
 from ..packing import Packing, Repacking
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
@@ -23,7 +24,7 @@ from . import arena as arenas
 from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
-from . import tensors
+from . import sides, tensors
 from .lazy import dist, torch
 from .ready import number
 from .tensors import eager, watched
@@ -44,8 +45,9 @@ def _me() -> int:
 class Bridge(Unique):
     """Carries [b, n, H] activations from layout @src to layout @dst.
 
-    src, dst: Layout, or the spec of a grid ("tp=2,dp=4"), for the usual layout of that side. group: a
-    torch process group or a colobridge.Comm with all ranks of the grids; communication stays among
+    src, dst: Layout; or a grid, for the usual layout of that side: a DeviceMesh with named dims, a spec ("tp=2,dp=4"), whose
+    first dim is the fastest, or a Grid. A spec that has ranks elsewhere than the mesh of the call, or that of the process
+    groups, is refused. group: a torch process group, a DeviceMesh or a colobridge.Comm with all ranks of the grids; communication stays among
     ranks that exchange, and ranks outside of both grids need not call. axes, output, grad, algo: as colobridge.Bridge() has them; of axes "bh" shape may be (samples,
     features). frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
     and ep, declared as dims along which ranks hold copies (Layout.src()).
@@ -77,7 +79,7 @@ class Bridge(Unique):
     another rank failed), TimeoutError, MismatchError (ranks disagree).
     """
 
-    def __init__(self, src: Layout | str, dst: Layout | str, *, group: Any, axes: str = 'bsh',
+    def __init__(self, src: Any, dst: Any, *, group: Any, axes: str = 'bsh',
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
                  frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
                  buffers: int | None = None, extra: str | Sequence[str] = (), ragged: bool = False,
@@ -98,14 +100,15 @@ class Bridge(Unique):
             self._refuse(why, comm)
             raise
 
-    def _create(self, src: Layout | str, dst: Layout | str, axes: str, output: str, grad: str, algo: str, frozen: bool,
+    def _create(self, src: Any, dst: Any, axes: str, output: str, grad: str, algo: str, frozen: bool,
                 ranks_per_node: int, transport: str, buffers: int | None, extra: str | Sequence[str], ragged: bool,
                 comm: str) -> None:
         group, packed = self.group, self.packed
-        if not all(isinstance(side, (str, Layout)) for side in (src, dst)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError("bridge: src is %r and dst %r, expected Layouts or the specs of grids" % (src, dst))
-        self.src = Layout.src(src, extra=extra) if isinstance(src, str) else src
-        self.dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
+        count = groups.group_ranks(group, 'bridge: group') if packed and not isinstance(group, Comm) else None
+        self.src = sides.layout_of('bridge: src', src, Layout.src, extra, count)
+        self.dst = sides.layout_of('bridge: dst', dst, Layout.dst, extra, count)
+        for name, side, other, layout in (('src', src, dst, self.src), ('dst', dst, src, self.dst)):
+            sides.compare('bridge: ' + name, side, layout.grid, group, (other,), count)
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)
         choice('transport', transport, TRANSPORTS), choice('comm', comm, _COMMS)
         if transport == 'peer' and algo == 'collective':
@@ -462,16 +465,17 @@ def kept(make: Callable[..., Bridge], group: Any, *key: Any) -> Bridge:
     return of(make, group, *key)
 
 
-def _bridge(group: Any, src: Layout | str, dst: Layout | str, options: tuple[Any, ...]) -> Bridge:
+def _bridge(group: Any, src: Any, dst: Any, options: tuple[Any, ...]) -> Bridge:
     return Bridge(src, dst, group=group, **dict(options))
 
 
-def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples: int | None = None,
+def bridge(x: Any, src: Any, dst: Any, *, group: Any, samples: int | None = None,
            shape: tuple[int, ...] | None = None, like: Any = None, extra: str | Sequence[str] = (),
            **options: Any) -> Any:
     """y = x, carried from layout @src to layout @dst; the arguments are Bridge()'s and its call's. The
     Bridge is made at the first call and kept until 32 others have been used since."""
-    if isinstance(src, str) or isinstance(dst, str):
+    src, dst = (Grid(side) if isinstance(side, dict) else side for side in (src, dst))  # a key
+    if not (isinstance(src, Layout) and isinstance(dst, Layout)):
         options['extra'] = extra if isinstance(extra, str) else tuple(extra)
     made = kept(_bridge, group, src, dst, tuple(sorted(options.items())))
     return made(x, samples=samples, shape=shape, like=like)

@@ -133,7 +133,7 @@ def fits(given: dict[str, Any]) -> bool:
     if given.get('inplace_backward') or given.get('main_grad') or torch.is_autocast_enabled():
         return False
     for value in given.values():
-        if isinstance(value, (Comm, Support)) or isinstance(value, torch.Tensor) and (
+        if isinstance(value, (Comm, Support)) or hasattr(value, 'mesh_dim_names') or isinstance(value, torch.Tensor) and (
                 type(value) not in (torch.Tensor, torch.nn.Parameter) or hasattr(value, 'ds_tensor')):
             return False
     return True

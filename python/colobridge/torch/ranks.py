@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch process groups as the library's communicators.
 
-A group argument is a torch process group, a colobridge.Comm (ranks that are threads, say), or None for
+A group argument is a torch process group, a DeviceMesh, a colobridge.Comm (ranks that are threads, say), or None for
 a group of one. From a torch group come its ranks; they meet through the key-value store that
 torch.distributed was initialised with, so no torch collective runs and the backend of the group does
 not matter. Host tensors then go over sockets; for CUDA tensors the library makes its own NCCL
@@ -36,6 +36,7 @@ from .. import comm as comms
 from .._lib import lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
+from ..mesh import is_mesh, ranks_of, shown
 from .lazy import dist
 
 _lock = threading.Lock()
@@ -259,12 +260,29 @@ class telling:
                 refuse(comm, why)
 
 
+def _table() -> Any:
+    """Of torch's process groups: the numbers of the ranks in each."""
+    c10d: Any = dist.distributed_c10d
+    state: Any = getattr(c10d, '_world', None)  # torch 1.13 has the table itself
+    return c10d._pg_group_ranks if state is None else state.pg_group_ranks
+
+
+def of_mesh(name: str) -> list[tuple[int, ...]]:
+    """World ranks of this rank's process groups that a DeviceMesh made for its dim of that name."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    return [tuple(sorted(ranks)) for group, ranks in _table().items()
+            if getattr(group, 'group_desc', '') == 'mesh_' + name and dist.get_rank() in ranks]
+
+
 def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
-    """World ranks of a torch process group, in group order. ValueError: not a group, or one without
-    this rank; RuntimeError: torch.distributed is not initialised, or the group was destroyed."""
-    outside = dist.is_available() and dist.GroupMember.NON_GROUP_MEMBER
-    if dist.is_available() and group is not dist.group.WORLD and group is not outside and not isinstance(group, dist.ProcessGroup):
-        raise ArgumentError("%s is a %s, expected a torch process group, a colobridge.Comm or None" % (what, type(group).__name__))
+    """World ranks of a torch process group, in group order, or of a DeviceMesh, along its dim or ascending. ValueError:
+    neither, or one without this rank; RuntimeError: torch.distributed is not initialised, or the group was destroyed."""
+    outside, mesh = dist.is_available() and dist.GroupMember.NON_GROUP_MEMBER, is_mesh(group)
+    if dist.is_available() and group is not dist.group.WORLD and group is not outside and not mesh and \
+            not isinstance(group, dist.ProcessGroup):
+        raise ArgumentError("%s is a %s, expected a torch process group, a DeviceMesh, a colobridge.Comm or None"
+                            % (what, type(group).__name__))
     if not (dist.is_available() and dist.is_initialized()):
         raise FailedError("%s: torch.distributed is not initialised (or was destroyed); call "
                           "init_process_group() first" % what, STATUS['ERR_STATE'])
@@ -272,13 +290,10 @@ def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
         return tuple(range(dist.get_world_size()))
     if group is outside:
         raise ArgumentError("%s is a group without this rank %d" % (what, dist.get_rank()))
-    c10d: Any = dist.distributed_c10d
-    state: Any = getattr(c10d, '_world', None)  # torch 1.13 has the table itself
-    table: Any = c10d._pg_group_ranks if state is None else state.pg_group_ranks
-    if group not in table:
+    if not mesh and group not in _table():
         raise FailedError("%s: this process group was destroyed before its last use" % what,
                           STATUS['ERR_STATE'])
-    ranks = tuple(sorted(table[group], key=table[group].get))
+    ranks = (ranks_of(group) if group.mesh.dim() == 1 else tuple(sorted(ranks_of(group)))) if mesh else tuple(sorted(_table()[group], key=_table()[group].get))
     if dist.get_rank() not in ranks:
         raise ArgumentError("%s has ranks %s, which is a group without this rank %d"
                             % (what, list(ranks), dist.get_rank()))
@@ -413,9 +428,7 @@ def _ranks(key: Any) -> _Ranks:
 
 def alive(group: Any) -> bool:
     """Does torch.distributed know this group? Costs little; False: ask require_alive()."""
-    c10d = dist.distributed_c10d
-    state = getattr(c10d, '_world', None)
-    return group in (c10d._pg_group_ranks if state is None else state.pg_group_ranks)
+    return group in _table() or is_mesh(group)
 
 
 def _ranks_of(group: Comm, part: tuple[int, ...] | None = None) -> _Ranks:
@@ -447,8 +460,18 @@ def comm_of_part(group: Comm, ranks: tuple[int, ...], device: Any) -> Comm:
     return made.comm(device)
 
 
-def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
-    """The communicator of a group argument for tensors on @device. See group_ranks() for errors."""
+def require_line(group: Any, what: str) -> None:
+    """ValueError: a DeviceMesh of several dims, where ranks count along one."""
+    if is_mesh(group) and group.mesh.dim() > 1:
+        raise ArgumentError("%s is a %s, expected one dim of it, such as mesh['%s']" % (
+            what, shown(group), (group.mesh_dim_names or ['tp'])[-1]))
+
+
+def comm_of(group: Any, device: Any, what: str = 'group', *, whole: bool = False) -> Comm:
+    """The communicator of a group argument for tensors on @device. A DeviceMesh has one dim, or all of its ranks are meant
+    (@whole). See group_ranks() for errors."""
+    if not whole:
+        require_line(group, what)
     if group is None:
         return alone()
     if isinstance(group, Comm):
@@ -485,6 +508,7 @@ def size_and_rank(group: Any, what: str = 'group') -> tuple[int, int]:
         return 1, 0
     if isinstance(group, Comm):
         return group.size, group.rank
+    require_line(group, what)
     ranks = group_ranks(group, what)
     return len(ranks), ranks.index(dist.get_rank())
 

@@ -81,7 +81,7 @@ def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: in
     kept.
     src, dst: "zigzag", "block", "whole" (each rank has all rows; the gradients of a "whole" dst are summed over the
     ranks), or "heads": each rank has all rows, of its part of the axis behind @dim, which the ranks divide.
-    group: a torch process group, or a colobridge.Comm. All its ranks call.
+    group: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm. All its ranks call.
 
     Raises ValueError (a length that the ranks do not divide, by number of the sequence; shapes), RuntimeError (another
     rank failed), TimeoutError, MismatchError (ranks brought other tables).

@@ -22,6 +22,7 @@ from ..tables import one_of, require_entries
 from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
 from . import ranks as groups
+from . import sides
 from .alike import checksums, differing
 from .bridge import Bridge
 from .lazy import dist, torch
@@ -182,7 +183,8 @@ class EncoderParallel:
     """Encodes each image of a step once, on one rank of an LLM's grid, and carries its rows to their positions.
 
     tower: the encoder, as it is or in DDP, fully_shard() or ZeRO-3, with the same parameters on all ranks of the grid.
-    group: a torch process group or a colobridge.Comm with exactly the grid's ranks. llm: the spec of the LLM's grid, or
+    group: a torch process group, a DeviceMesh or a colobridge.Comm with exactly the grid's ranks. llm: the LLM's grid, a
+    DeviceMesh with named dims (its last one is the fastest) or a spec (its first one is), or
     its Layout. output, grad: of the rows, as Bridge has them.
 
     run: run(tower, pixels, grid) -> the rows [rows, H], in the order of the images, or a list of such tensors
@@ -205,15 +207,16 @@ class EncoderParallel:
     """
 
     @eager  # so that the others hear of an error
-    def __init__(self, tower: Any, *, group: Any, llm: Layout | str,
+    def __init__(self, tower: Any, *, group: Any, llm: Any,
                  cost: Callable[[tuple[int, ...]], float] | float | None = None,
                  run: Callable[[Any, Any, Any], Any] | None = None, rows: Callable[[tuple[int, ...]], int] | None = None,
                  smallest: tuple[Any, Any] | None = None, stick: float = 0.0, grad_scale: float = 1.0,
                  output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = ()):
         self.tower, self.group, self.stick, self.grad_scale = tower, group, stick, grad_scale
-        self._options: dict[str, Any] = dict(llm=llm, cost=cost, run=run, rows=rows, smallest=smallest, stick=stick,
+        self.llm = sides.layout_of('tower: llm', llm, Layout.dst, extra)
+        sides.compare('tower: llm', llm, self.llm.grid, group)
+        self._options: dict[str, Any] = dict(llm=self.llm, cost=cost, run=run, rows=rows, smallest=smallest, stick=stick,
                                              grad_scale=grad_scale, output=output, grad=grad, extra=extra)
-        self.llm = Layout.dst(llm, extra=extra) if isinstance(llm, str) else llm
         self._config = getattr(getattr(tower, 'module', tower), 'config', None)
         self._merge: int | None = getattr(self._config, 'spatial_merge_size', None)
         self._run, self.output = run or _run, output
@@ -290,7 +293,7 @@ class EncoderParallel:
 
     def _comm(self) -> tuple[Comm, int]:
         """The host's communicator, and this rank in the grid."""
-        comm, grid = groups.comm_of(self.group, torch.device('cpu'), 'tower: group'), self.llm.grid
+        comm, grid = groups.comm_of(self.group, torch.device('cpu'), 'tower: group', whole=True), self.llm.grid
         if [comm.world_rank(r) for r in range(comm.size)] != list(grid.ranks()):
             raise ArgumentError("tower: the group has ranks %s, expected those of the grid %s, %s" % (
                 [comm.world_rank(r) for r in range(comm.size)][:8], grid, list(grid.ranks())[:8]))
