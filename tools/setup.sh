@@ -228,6 +228,7 @@ configure() {
 }
 
 # Without a name, Meson 1.7 to 1.9 build what all tests need, not what those need that run. This names all of them.
+# shellcheck disable=SC2034 # scripts use it
 every_test=colobridge:
 
 # linked DIR FOLDERS... - what is linked from the sources in these folders: targets for build
