@@ -678,7 +678,7 @@ def replicas_of_parts(rank):
 
 
 def test_parts_are_compared_with_their_copies(world):
-    need('plain', 'sharded')
+    needs_fsdp2(world)
     here(world, replicas_of_parts)
 
 
