@@ -391,17 +391,17 @@ static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
 
 /* ---- moves ---- */
 
-colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move,
-                                      colo_exchange_t exchange, colo_stream_t stream)
+void colo_over_comm_equip(const colo_call_t *call, const colo_move_t *move,
+                          colo_exchange_t *exchange)
 {
     const colo_bridge_t *bridge = call->bridge;
+    exchange->op = call->op;
     if (call->frame.program->plan->exchange[call->frame.pass][move->exchange].wide &&
         !call->frame.program->bytes)
-        exchange.op.dtype = colo_sum_wide(exchange.op.dtype);
-    exchange.subconnection = bridge->now.over_comm.subconnection;
-    exchange.stage = bridge->memory.stage.data;
-    exchange.stage_bytes = bridge->memory.stage.size;
-    return colo_comm_i_exchange_over(bridge->comm, &exchange, stream);
+        exchange->op.dtype = colo_sum_wide(exchange->op.dtype);
+    exchange->subconnection = bridge->now.over_comm.subconnection;
+    exchange->stage = bridge->memory.stage.data;
+    exchange->stage_bytes = bridge->memory.stage.size;
 }
 
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move)
@@ -409,10 +409,10 @@ colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move)
     colo_exchange_t all = exchange_of(call->loaded, call->frame.pass, move);
     const colo_stream_t stream = call->stream;
     colo_stream_t side = stream;
-    all.op = call->op;
+    colo_over_comm_equip(call, move, &all);
     if (move->local && move->to == COLO_OUT)
         COLO_TRY(fork_side(call, &side));
-    colo_status_t st = colo_over_comm_exchange(call, move, all, side), own = COLO_OK;
+    colo_status_t st = colo_comm_i_exchange_over(call->bridge->comm, &all, side), own = COLO_OK;
     if (st == COLO_OK)
         own = colo_over_comm_keep(call, move, side != stream, stream);
     if (own < 0) /* the others have all they need, and would go on */

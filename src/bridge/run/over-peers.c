@@ -545,7 +545,8 @@ colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
     colo_exchange_t exchange = besides(&part);
     exchange.send = far_of(bridge, &messages[1], &exchange.nsends);
     exchange.recv = far_of(bridge, &messages[0], &exchange.nrecvs);
-    COLO_TRY(colo_over_comm_exchange(call, move, exchange, call->stream));
+    colo_over_comm_equip(call, move, &exchange);
+    COLO_TRY(colo_comm_i_exchange_over(bridge->comm, &exchange, call->stream));
     const colo_status_t own =
         move->to == COLO_PARTIALS ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
     return own < 0 ? colo_comm_i_fail(call->bridge->comm, own) : COLO_OK;

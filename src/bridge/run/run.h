@@ -172,10 +172,9 @@ colo_status_t colo_over_comm_prepare(colo_call_t *call);
 colo_status_t colo_over_comm_begin(colo_call_t *call);
 /* A move, in order with those before it. */
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move);
-/* The messages of a move. @exchange: its op, what else it moves, and messages that are not all of
- * them if it has lists. */
-colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move,
-                                      colo_exchange_t exchange, colo_stream_t stream);
+/* Fills in what all messages of a move have in common: op, connections, staging. */
+void colo_over_comm_equip(const colo_call_t *call, const colo_move_t *move,
+                          colo_exchange_t *exchange);
 /* What stays on the rank, of all tensors. @narrow: messages move at the same time. */
 colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bool narrow,
                                   colo_stream_t stream);
