@@ -264,6 +264,7 @@ static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *
     pthread_mutex_lock(lock);
     begin(group, comm, exchange);
     colo_wait_t wait = {.begin = group->begin};
+    bool ends = false; /* what the caller asks for is an error even if the step came to its end */
     int32_t peer = poll_once(group, comm, false);
     while (peer >= 0) {
         pthread_mutex_unlock(lock);
@@ -272,17 +273,18 @@ static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *
         const double nap = spins ? 0 : colo_wait_nap(waited);
         if (nap > 0)
             group->context->ops->wait(group->context->transport, nap);
-        const bool ends = colo_interrupted(waited);
+        const bool interrupted = colo_interrupted(waited);
         pthread_mutex_lock(lock);
-        if (ends)
+        if (interrupted)
             interrupt(group, peer);
+        ends |= interrupted;
         peer = poll_once(group, comm, !spins);
     }
     group->running = false;
     for (int32_t i = 0; i < group->nactive; i++)
         group->peer_step[group->active[i]].active = false;
     pthread_mutex_unlock(lock);
-    return peer == FAILED ? verdict(group) : COLO_OK;
+    return peer == FAILED || ends ? verdict(group) : COLO_OK;
 }
 
 /* ---- the backend ---- */
