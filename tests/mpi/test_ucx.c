@@ -10,7 +10,10 @@
 #include "core/backend.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -38,6 +41,47 @@ static void *open_ucx(t_forked_t *me)
     unsigned char here = 1, there[T_FORKED_MAX]; /* no rank leaves before both are connected */
     (void)t_over_page(me, &here, there, sizeof here);
     return transport;
+}
+
+/* ---- what UCX takes ---- */
+
+static void open_with_few_descriptors(t_forked_t *me)
+{
+    const struct rlimit few = {20, 20};
+    colo_worker_t mine = {0};
+    void *transport = NULL;
+    setrlimit(RLIMIT_NOFILE, &few);
+    t_note(me, UCX->open(0, 2, &mine, &transport));
+}
+
+T_CASE(rank_without_descriptors_for_ucx_is_told_its_limit)
+{
+    t_page_t *page = t_fork_ranks(1, open_with_few_descriptors);
+    t_expect(page, 0, COLO_ERR_IO, "descriptors left, and UCX takes up to 33: ");
+    t_expect(page, 0, COLO_ERR_IO, "its limit is 20, raise it (ulimit -n)");
+}
+
+/* In a mount namespace of its own, which only root can make. */
+static void open_with_little_shared_memory(t_forked_t *me)
+{
+    colo_worker_t mine = {0};
+    void *transport = NULL;
+    if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64k")) {
+        t_note(me, colo_fail(COLO_ERR_MISSING, "no namespace"));
+        return;
+    }
+    setenv("UCX_TLS", "posix,tcp,self", 1);
+    t_note(me, UCX->open(0, 2, &mine, &transport));
+}
+
+T_CASE(rank_without_shared_memory_for_ucx_is_told_how_much_is_left)
+{
+    t_page_t *page = t_fork_ranks(1, open_with_little_shared_memory);
+    if (page->status[0] == COLO_ERR_MISSING)
+        skip();
+    t_expect(page, 0, COLO_ERR_NOMEM, "; /dev/shm has ");
+    t_expect(page, 0, COLO_ERR_NOMEM, " KiB left, and UCX takes 16 MiB or more: make it larger");
 }
 
 static size_t bytes_of(int i)

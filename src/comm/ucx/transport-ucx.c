@@ -33,7 +33,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <time.h>
+#include <unistd.h>
 #include <ucp/api/ucp.h>
 
 enum { RING = 8, EMPTY = 0, SMALL = COLO_FRAME_EAGER + 1024, QUEUED_MAX = 512 << 10 };
@@ -374,14 +378,53 @@ static void ucx_close(void *transport, bool clean)
 
 /* ---- setting up ---- */
 
-#define TRY_UCX(self, call)                                                                        \
-    do {                                                                                           \
-        const ucs_status_t st_ = (call);                                                           \
-        if (st_ != UCS_OK)                                                                         \
-            return colo_fail(st_ == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,              \
-                             "create_bootstrap: rank %d of %d: UCX: %.40s: %s", (int)(self)->rank, \
-                             (int)(self)->size, #call, ucs_status_string(st_));                    \
+/* Where UCX keeps segments for ranks of its host, and how much it takes at least. */
+enum { SHM_MIB = 16, DESCRIPTORS = 32 };
+
+static colo_status_t explain(const struct transport *self, const char *call, ucs_status_t status)
+{
+    struct statvfs shm;
+    char limit[160] = "";
+    if (statvfs("/dev/shm", &shm) == 0 && shm.f_bavail < ((uint64_t)SHM_MIB << 20) / shm.f_frsize)
+        snprintf(limit, sizeof limit,
+                 "; /dev/shm has %llu KiB left, and UCX takes %d MiB or more: make it larger, or "
+                 "set "
+                 "UCX_TLS=^shm",
+                 (unsigned long long)shm.f_bavail * shm.f_frsize >> 10, SHM_MIB);
+    return colo_fail(*limit || status == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,
+                     "create_bootstrap: rank %d of %d: UCX: %.40s: %s%s", (int)self->rank,
+                     (int)self->size, call, ucs_status_string(status), limit);
+}
+
+#define TRY_UCX(self, call)                     \
+    do {                                        \
+        const ucs_status_t st_ = (call);        \
+        if (st_ != UCS_OK)                      \
+            return explain((self), #call, st_); \
     } while (0)
+
+/* Where descriptors run out, UCX may end the process. So as many as it opens are had first. */
+static colo_status_t check_descriptors(const struct transport *self)
+{
+    const int32_t n = DESCRIPTORS + self->size - 1;
+    struct rlimit limit = {0, 0};
+    COLO_AUTOFREE int *fd = malloc((size_t)n * sizeof *fd);
+    int error = 0;
+    int32_t open = 0;
+    COLO_FAIL_IF(!fd, COLO_ERR_NOMEM, "create_bootstrap: rank %d has no memory for %d peers",
+                 (int)self->rank, (int)self->size - 1);
+    while (open < n && (fd[open] = eventfd(0, EFD_CLOEXEC)) >= 0)
+        open++;
+    error = open < n ? errno : 0;
+    for (int32_t i = 0; i < open; i++)
+        close(fd[i]);
+    getrlimit(RLIMIT_NOFILE, &limit);
+    COLO_FAIL_IF(error, COLO_ERR_IO,
+                 "create_bootstrap: rank %d has %d descriptors left, and UCX takes up to %d: %s; "
+                 "its limit is %lld, raise it (ulimit -n) or close files",
+                 (int)self->rank, (int)open, (int)n, strerror(error), (long long)limit.rlim_cur);
+    return COLO_OK;
+}
 
 static colo_status_t make_worker(struct transport *self)
 {
@@ -476,7 +519,8 @@ static colo_status_t ucx_open(int32_t rank, int32_t size, colo_worker_t *mine, v
         self->rank = rank;
         self->size = size;
         pthread_mutex_init(&self->lock, NULL);
-        st = make_worker(self);
+        st = check_descriptors(self);
+        COLO_THEN(st, make_worker(self));
         COLO_THEN(st, write_address(self, mine));
     }
     if (st == COLO_OK)
