@@ -60,7 +60,7 @@ BRIDGES = {
         'SliceInfo(places[self.current_rank][0] // self.scale * size, size)',
         'test_megatron.py', 'test_map_b'),
     'a spec is no grid where a communicator is split': (
-        'comm.py', 'grid = Grid(grid) if isinstance(grid, str) else grid', 'pass', 'test_torch_bridge.py',
+        'comm.py', 'grid = grid if isinstance(grid, Grid) else Grid(grid)', 'pass', 'test_torch_bridge.py',
         'test_an_all_reduce_that_was_forgotten'),
     'a world of no ranks is one': (
         'megatron.py', 'said.isdigit() and int(said) > 0', 'said.isdigit()',
