@@ -21,6 +21,7 @@ OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
 OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
 SAMPLES, ROWS, FEATURES = 0, 1, 2
 REPLICATE, BLOCK, ZIGZAG, CEIL = 0, 1, 2, 3
+MAP_IDENTITY, MAP_OFFSET, MAP_TABLE = 0, 1, 2
 LINEAR_AUTO, LINEAR_LOGPROB, LINEAR_KEEP, LINEAR_EARLY = 0, 1, 2, 3
 LINEAR_FORWARD, LINEAR_BACKWARD, LINEAR_LOSS, LINEAR_INFERENCE = 0, 1, 2, 3
 FULL_SEQ, SHARDED = 0, 1

@@ -50,6 +50,28 @@ MUTANTS = {
     'what calls need is made in the graph of the first one': (
         'torch/tensors.py', 'prepared._dynamo_marked_constant = True', 'prepared._dynamo_marked_constant = False',
         'test_torch_compiled.py', 'first_call'),
+    'a graph has no autocast': (
+        'torch/compiled.py', ', under(asked.casts):', ':', 'test_torch_compiled.py', 'autocast_of_its_call'),
+    'a graph of another autocast is taken': (
+        'torch/compiled.py', 'autocasts(device), functions', '(), functions', 'test_torch_compiled.py', 'autocast_of_its_call'),
+    'the sum of a graph has a gradient': (
+        'torch/linear.py', 'lambda options: (1, 2) if', 'lambda options: (2,) if', 'test_torch_compiled.py',
+        'flags and linear_nll and loss'),
+    'the tokens of a graph have a gradient': (
+        'torch/nll.py', 'fixed=lambda options: (2,)', 'fixed=lambda options: ()', 'test_torch_compiled.py', 'flags and sum'),
+    'a mask of a graph has a gradient': (
+        'torch/compiled.py', 'else value.detach())', 'else value)', 'test_torch_compiled.py', 'flags and entropy'),
+    'numbers of a graph are constants': (
+        'torch/compiled.py', 'elif isinstance(value, float):', 'elif False:', 'test_torch_compiled.py', 'numbers_that_change'),
+    'outputs of a graph lie as transposed logits do': (
+        'torch/compiled.py', 't.detach().contiguous()', 't.detach()', 'test_torch_compiled.py', 'opcheck'),
+    'each shape of a bridge is a graph': (
+        'torch/bridge.py', 'if isinstance(n, torch.SymInt) else 0', 'if False else 0', 'test_torch_compiled.py',
+        'shapes_that_change'),
+    'all shapes of a bridge are cut evenly': (
+        'torch/bridge.py', 'if unit and n % unit == 0 else 0', 'if unit else 0', 'test_torch_compiled.py', 'shapes_that_change'),
+    'rows of a bridge lie at their own positions': (
+        'torch/bridge.py', 'mapped or any(', 'any(', 'test_torch_compiled.py', 'shapes_that_change'),
     'a graph drops what its backward needs': (
         'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',
         'losses_in_a_graph'),

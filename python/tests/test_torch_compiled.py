@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses and uniform bridges under torch.compile(fullgraph=True): the bits of eager calls, opcheck, what is refused."""
+import contextlib
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -11,12 +13,15 @@ torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
 
+import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 
 if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 14):
     pytest.skip('this PyTorch %s is before 2.14' % torch.__version__, allow_module_level=True)
 
 import torch._dynamo  # noqa: E402 # before ranks are forked
+import torch._dynamo.testing  # noqa: E402
+import torch._functorch.config  # noqa: E402
 from colobridge.torch import compiled  # noqa: E402
 from world import World  # noqa: E402
 
@@ -77,6 +82,51 @@ def alike(fn, given, backend=BACKEND):
     assert not compiled._held
 
 
+CONTEXTS = {'grad': contextlib.nullcontext, 'no_grad': torch.no_grad, 'inference_mode': torch.inference_mode,
+            'bf16': lambda: torch.autocast('cpu', torch.bfloat16), 'fp16': lambda: torch.autocast('cpu', torch.float16)}
+
+
+def seen(call, context, given, trains):
+    """What a call gives in a context: the type of the result, and of each output the flags, the numbers, and the gradients
+    of what trains, or that it has none. Strides are those of eager's
+    only where tensors are contiguous: a graph's outputs are, and its gradients lie as what they are of."""
+    leaves = [t.detach().clone().requires_grad_(name in trains) for name, t in given.items()]
+    try:
+        with CONTEXTS[context]():
+            made = call(*leaves)
+    except Exception as why:
+        return type(why).__name__ if isinstance(why, (ValueError, TypeError)) else 'another error'
+    outs = made if isinstance(made, tuple) else (made,)
+    found = [type(made)]
+    for out in outs:
+        found += [(out.requires_grad, out.is_leaf, out.is_inference(), out.grad_fn is None, out.dtype, out.device,
+                   tuple(out.shape), out.contiguous().stride()), out.detach().clone()]
+        if out.requires_grad:
+            grads = torch.autograd.grad(out.sum(), [t for t in leaves if t.requires_grad], retain_graph=True,
+                                        allow_unused=True)
+            found += [g if g is None else g.clone() for g in grads]
+            found += [None if g is None else (g.dtype, g.requires_grad) for g in grads]
+    return found
+
+
+def same(got, want):
+    """Also where one is NaN"""
+    return len(got) == len(want) and all(
+        torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25)) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        else a is b is None or not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and a == b
+        for a, b in zip(got, want))
+
+
+def compared(name, fn, given, trains, context, backend, dynamic=None):
+    # backward runs once for each output, and each case has a graph
+    with torch._functorch.config.patch(donated_buffer=False), torch._dynamo.config.patch(recompile_limit=64):
+        want = seen(fn, context, given, trains)
+        got = seen(torch.compile(fn, fullgraph=True, backend=backend, dynamic=dynamic), context, given, trains)
+    where = '%s under %s, %s, where %s train: eager %s, compiled %s' % (name, context, backend, trains, want, got)
+    assert isinstance(want, str) == isinstance(got, str), where
+    assert isinstance(want, str) or same(got, want), where
+
+
 def losses(rank):
     tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     dp = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
@@ -100,7 +150,7 @@ def bridges(rank):
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank if src == 'dp=4' else 1))
         alike(lambda x: (carry(x * 2) ** 2).sum(), [x])
     for _ in range(3):  # eager backward of a fan-in returns a part of what it is given, an operator must not
-        y, token = torch.ops.colobridge.run([x], len(compiled._asked) - 1, [True])
+        y, token = torch.ops.colobridge.run([x], len(compiled._asked) - 1, [True], [], [])
         d_y = torch.ones_like(y)
         d_x, = torch.ops.colobridge.run_backward(token, [d_y], [x], [True])
         assert d_x.untyped_storage().data_ptr() != d_y.untyped_storage().data_ptr()
@@ -108,6 +158,46 @@ def bridges(rank):
 
 def test_a_bridge_in_a_graph_has_the_bits_of_an_eager_one(world):
     world.run(bridges, timeout=500)
+
+
+def shapes(rank):
+    """What changes is a symbol of one graph, as far as all ranks have parts of one size; other shapes have graphs."""
+    group = dist.group.WORLD
+    mapped = cb.Layout.dst('cp=4').map_offset(0, 256)
+    for src, dst, options, whole, most in (
+            ('dp=4', 'tp=2,cp=2,dp=1', dict(output='sharded'), lambda n: (1, n, 3), 2),
+            ('dp=2,tp=2', 'tp=4,dp=1', dict(axes='sbh'), lambda n: (n, 2, 3), 2),
+            ('dp=4', 'tp=2,cp=2,dp=1', {}, lambda n: (n // 4, 8, 3), 2),
+            ('dp=4', 'cp=4,dp=1', {}, lambda n: (1, n + 1, 3), 8),  # uneven
+            (cb.Layout.src('dp=4'), mapped, {}, lambda n: (1, n, 3), 8)):
+        torch._dynamo.reset()
+        carry, counted = ct.Bridge(src, dst, group=group, **options), torch._dynamo.testing.CompileCounterWithBackend(BACKEND)
+        graph = torch.compile(lambda x: carry(x * 2) * 1, fullgraph=True, backend=counted)
+        sizes = (8, 24, 48, 16, 40, 200) if most > 2 else range(8, 96, 8)
+        for n in sizes:
+            x = torch.randn(whole(n), generator=torch.Generator().manual_seed(rank), requires_grad=True)
+            sides = [call(x) for call in (graph, lambda x: carry(x * 2))]
+            assert torch.equal(*sides), (src, dst, n)
+            assert torch.equal(*(torch.autograd.grad(y.pow(2).sum(), x)[0] for y in sides))
+        assert counted.frame_count <= most, (src, dst, counted.frame_count)
+    torch._dynamo.reset()
+    carry, counted = ct.Bridge('dp=4', 'cp=4,dp=1', group=group), torch._dynamo.testing.CompileCounterWithBackend(BACKEND)
+    graph = torch.compile(lambda x: carry(x, shape=(4 * x.shape[0], x.shape[1], x.shape[2])), fullgraph=True, backend=counted)
+    for n in range(8, 48, 8):
+        x = torch.randn(1, n, 3)
+        assert torch.equal(graph(x), carry(x))
+    assert counted.frame_count == 2
+    x = torch.randn(1, 16, 3)
+    for name, fn in {'bridge': carry, 'relayout': lambda x: ct.relayout(x, None, 'zigzag', 'block', group=group, dim=1)}.items():
+        torch._dynamo.reset()
+        for context in CONTEXTS:
+            compared(name, fn, {'x': x}, ('x',), context, BACKEND)
+    for trains in (('x',), ()):
+        compared('bridge', carry, {'x': x}, trains, 'grad', 'eager')
+
+
+def test_a_bridge_in_a_graph_takes_shapes_that_change(world):
+    world.run(shapes, timeout=500)
 
 
 def frozen(rank):
@@ -146,7 +236,7 @@ def relayouts(rank):
     x = torch.randn(6, 8, generator=make, requires_grad=True)
     for number, asked in enumerate(compiled._asked):
         if asked.name == 'relayout' and ('dst', 'heads') in asked.options and len(asked.tensors) == 2:
-            result = torch.library.opcheck(torch.ops.colobridge.run.default, ([x, cu], number, [True, False]))
+            result = torch.library.opcheck(torch.ops.colobridge.run.default, ([x, cu], number, [True, False], [], []))
             assert set(result.values()) == {'SUCCESS'}, (asked, result)
             break
     else:
@@ -170,6 +260,94 @@ def test_a_relayout_that_is_refused_in_a_graph_is_every_ranks_error(world):
     world.run(refused, timeout=500)
 
 
+def linear_losses():
+    """Of hidden, weight, bias, target and mask"""
+    made = {'linear_logprob': lambda h, w, b, t, m: ct.linear_logprob(h, w, b, target=t),
+            'linear_logprob of all': lambda h, w, b, t, m: ct.linear_logprob(h, w, target=t, entropy=True, loss=True),
+            'linear_nll of an upstream': lambda h, w, b, t, m: ct.linear_nll(h, w, b, target=t, reduction='sum', upstream=1.0)}
+    for mode, reduction in itertools.product(('loss', 'logprob', 'keep'), ('mean', 'sum', 'none')):
+        made['linear_nll %s %s' % (mode, reduction)] = (
+            lambda h, w, b, t, m, mode=mode, reduction=reduction: ct.linear_nll(h, w, b, target=t, mode=mode,
+                                                                                reduction=reduction))
+    made['linear_nll of weights'] = lambda h, w, b, t, m: ct.linear_nll(h, w, b, target=t, mask=m)
+    return made
+
+
+LOSSES = {
+    'logprob': lambda z, t, m: ct.logprob(z, t),
+    'logprob of all': lambda z, t, m: ct.logprob(z, t, entropy=True, loss=True, z_loss=0.1),
+    'logprob of an option that is not its': lambda z, t, m: ct.logprob(z, t, z_loss=0.1),
+    'entropy': lambda z, t, m: ct.entropy(z),
+    'entropy of a mask': lambda z, t, m: ct.entropy(z, mask=m),
+    'nll': lambda z, t, m: ct.nll(z, t),
+    'nll sum': lambda z, t, m: ct.nll(z, t, reduction='sum'),
+    'nll none': lambda z, t, m: ct.nll(z, t, reduction='none'),
+    'nll of no reduction': lambda z, t, m: ct.nll(z, t, reduction='no'),
+    'nll of weights': lambda z, t, m: ct.nll(z, t, mask=m),
+    'nll none of weights': lambda z, t, m: ct.nll(z, t, mask=m, reduction='none'),
+    'nll of wrong weights': lambda z, t, m: ct.nll(z, t, mask=-m),
+    'nll of no targets': lambda z, t, m: ct.nll(z, m)}
+
+
+@pytest.mark.parametrize('name', [*LOSSES, *linear_losses()])
+def test_outputs_of_a_graph_have_the_flags_of_eager_ones(name):
+    made = drawn(3, torch.float32)
+    if name in LOSSES:
+        fn, all_of = LOSSES[name], {'z': made['z'], 't': made['t'] % V, 'm': made['m']}
+        trained = [('z',), ('m',), ()]
+        others = [dict(all_of, z=made['z'].transpose(0, 1).contiguous().transpose(0, 1)),
+                  dict(all_of, z=made['z'].bfloat16())]
+    else:
+        fn, all_of = linear_losses()[name], {'h': made['h'], 'w': made['w'], 'b': made['w'].sum(1), 't': made['t'] % V,
+                                             'm': made['m']}
+        trained = [('h', 'w', 'b'), ('h', 'm'), ('m',)]
+        others = [dict(all_of, h=made['h'].transpose(0, 1).contiguous().transpose(0, 1), w=made['w'].t().contiguous().t()),
+                  {key: t.double() if key in 'hwb' else t for key, t in all_of.items()}]
+    for backend in ('eager', BACKEND):
+        torch._dynamo.reset()
+        for context in CONTEXTS if backend == BACKEND else ('grad',):
+            compared(name, fn, all_of, trained[0], context, backend)
+        for trains in trained[1:]:
+            compared(name, fn, all_of, trains, 'grad', backend)
+        for given in others if backend == BACKEND else ():
+            compared(name, fn, given, trained[0], 'grad', backend, dynamic=True)
+
+
+def test_a_graph_has_the_autocast_of_its_call():
+    given = drawn(4, torch.float32)
+    h, w, t = given['h'], given['w'], given['t'] % V
+
+    def mixed(h, w):
+        with torch.autocast('cpu', torch.bfloat16):
+            inside = ct.linear_logprob(h, w, target=t)
+            with torch.autocast('cpu', enabled=False):
+                without = ct.linear_logprob(h, w, target=t)
+        return inside, without, ct.linear_logprob(h, w, target=t)
+    plain, graphs = [], [torch.compile(mixed, fullgraph=True, backend=backend) for backend in ('eager', BACKEND)]
+    for context in ('grad', 'bf16', 'grad', 'fp16'):  # one graph for each
+        with CONTEXTS[context]():
+            want = mixed(h, w)
+            for graph in graphs:
+                assert all(map(torch.equal, graph(h, w), want))
+        plain.append(want)
+    assert not torch.equal(plain[0][0], plain[0][1]) and not torch.equal(plain[1][2], plain[3][2])
+
+
+def test_whole_numbers_that_change_are_symbols_of_a_graph():
+    """Of other numbers each value has a graph."""
+    z, t = drawn(5)['z'].requires_grad_(), drawn(5)['t'] % V
+    for fn, numbers, most in ((lambda z, n: ct.logprob(z * 2, t, chunk_size=n), (2, 3, 4, 5, 6), 2),
+                              (lambda z, n: ct.logprob(z * 2, t, temperature=n), (0.7, 1.1, 1.3), 9)):
+        torch._dynamo.reset()
+        counted = torch._dynamo.testing.CompileCounterWithBackend(BACKEND)
+        graph = torch.compile(fn, fullgraph=True, backend=counted)
+        for n in numbers:
+            got, want = graph(z, n), fn(z, n)
+            assert torch.equal(got, want)
+            assert torch.equal(*(torch.autograd.grad(y.sum(), z)[0] for y in (got, want)))
+        assert counted.frame_count <= most
+
+
 def test_torchs_opcheck_passes():
     given = drawn(2)
     given['t'] = given['t'] % V
@@ -179,11 +357,13 @@ def test_torchs_opcheck_passes():
         alike(fn, [given[arg] for arg in fn.__code__.co_varnames[:fn.__code__.co_argcount]])
     assert len(compiled._asked) >= before + 8
     for number, asked in list(enumerate(compiled._asked))[before:]:
-        for wanted in (True, False):
-            tensors = [given[names[key]].clone().requires_grad_(wanted and given[names[key]].is_floating_point())
-                       for key in asked.tensors]
+        for wanted, layout in ((True, torch.contiguous_format), (False, torch.contiguous_format), (True, 'transposed')):
+            tensors = [given[names[key]].clone() for key in asked.tensors]
+            if layout == 'transposed':
+                tensors = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in tensors]
+            tensors = [t.requires_grad_(wanted and t.is_floating_point()) for t in tensors]
             result = torch.library.opcheck(torch.ops.colobridge.run.default, (
-                tensors, number, [t.requires_grad for t in tensors]))
+                tensors, number, [t.requires_grad for t in tensors], [], []))
             assert set(result.values()) == {'SUCCESS'}, (asked, result)
 
 
@@ -240,7 +420,7 @@ def test_export_and_vmap_are_refused_by_name():
     with pytest.raises(Exception, match=r'torch.export\(\) of logprob\(\): its groups are of this process'):
         torch.export.export(Model(), (z, t), strict=True)
     with pytest.raises(RuntimeError, match='vmap.* ranks that exchange cannot do it once per sample|no memory of its own'):
-        torch.func.vmap(lambda z: torch.ops.colobridge.run([z, t[0]], 0, [False, False])[0])(z)
+        torch.func.vmap(lambda z: torch.ops.colobridge.run([z, t[0]], 0, [False, False], [], [])[0])(z)
 
 
 def test_a_token_that_was_copied_is_an_error():

@@ -152,6 +152,7 @@ class Bridge(Unique):
         self._again: Any = None  # the same for a call like it, which goes without the rest
         # By which a graph knows it. Of a number that is another one for each bridge torch.compile() makes a variable.
         self._number = str(next(_numbers))
+        self._units: dict[int, int] = {}  # by axis
         _BRIDGES[self._number] = self
         if not isinstance(group, Comm):
             self._members()
@@ -367,14 +368,34 @@ class Bridge(Unique):
                 return again[4](x, again[5], True, None, x.requires_grad and torch.is_grad_enabled())
         return _called(self, False, x, segments, into, samples, shape, like, add, inplace, src, dst)
 
-    def _shape_of_y(self, x: Any, samples: int | None, shape: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Of this rank, by the layouts alone."""
+    def _shape_of_y(self, x: Any, samples: int | None, shape: tuple[int, ...] | None) -> list[Any]:
+        """Of this rank, by the layouts alone. A size that is a symbol of a graph stays one, where all multiples of a
+        number are cut alike."""
         whole = self.global_shape(x, samples) if shape is None else shape
         if shape is not None and self.axes == 'bh' and len(shape) == 2:
             whole = shape[0], 1, shape[1]
-        owned = self.dst.owned(_me(), *(int(n) for n in whole[:3]), full_rows=self._options['output'] == 'full')
-        n = {'b': owned.samples[1] - owned.samples[0], 's': len(owned.rows), 'h': owned.features[1] - owned.features[0]}
-        return (n['b'] * n['s'], n['h']) if self.axes == 'th' else tuple(n[axis] for axis in self.axes)
+        units = [self._unit(axis) if isinstance(n, torch.SymInt) else 0 for axis, n in enumerate(whole[:3])]
+        units = [unit if unit and n % unit == 0 else 0 for unit, n in zip(units, whole)]
+        cut = self._cut(*(unit or int(n) for unit, n in zip(units, whole)))
+        n = dict(zip('bsh', (n // unit * mine if unit else mine for unit, n, mine in zip(units, whole, cut))))
+        return [n['b'] * n['s'], n['h']] if self.axes == 'th' else [n[axis] for axis in self.axes]
+
+    def _cut(self, *whole: int) -> tuple[int, int, int]:
+        """How many samples, rows and features of y this rank has."""
+        owned = self.dst.owned(_me(), *whole, full_rows=self._options['output'] == 'full')
+        return owned.samples[1] - owned.samples[0], len(owned.rows), owned.features[1] - owned.features[0]
+
+    def _unit(self, axis: int) -> int:
+        """A size of which this rank has the same part as of its multiples; 0: there is none."""
+        if axis not in self._units:
+            rows = axis == s.ROWS
+            unit = parts_of(self.dst, axis) * (2 if rows else 1)  # zigzag cuts twice
+
+            def part(n: int) -> int:
+                return self._cut(*(n if a == axis else 2 * parts_of(self.dst, a) for a in range(3)))[axis]
+            mapped = rows and self.dst._raw.map != s.MAP_IDENTITY
+            self._units[axis] = 0 if mapped or any(part(k * unit) != k * part(unit) for k in (2, 3, 5)) else unit
+        return self._units[axis]
 
     def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, samples: int | None = None,
               shape: tuple[int, ...] | None = None, like: Any = None, add: bool = False, inplace: bool | None = None,
@@ -404,7 +425,7 @@ def _carried(x: Any, bridge: str, samples: Any, shape: Any) -> Any:
 
 
 tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge']]._shape_of_y(
-    given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called
+    given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called, lambda options: ()
 
 
 def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Asked:

@@ -12,16 +12,25 @@ import torch
 
 from ..comm import Comm
 from ..errors import STATUS, FailedError
+from .head import autocasts, under
 from .support import Support
 
-functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any]]] = {}
+# By name: the function, shapes and dtypes of its outputs, how it is run, and which of its outputs never have a gradient.
+functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any], Callable[..., Any]]] = {}
+_LEARN = 'vocab_parallel_logits', 'hidden', 'weight', 'bias', 'x'  # arguments that get gradients
 
 
 class _Asked(NamedTuple):
-    """A function by its name, the names of the arguments that are tensors, and the other arguments."""
+    """A function by its name, the names of the arguments that are tensors, of integers with how many each has (-1: it is
+    one, no tuple) and of other numbers, which a graph may have as symbols, the other arguments, the autocast that it is
+    called under, and its outputs that have no gradient."""
     name: str
     tensors: tuple[str, ...]
+    integers: tuple[tuple[str, int], ...]
+    reals: tuple[str, ...]
     options: tuple[tuple[str, Any], ...]
+    casts: Any
+    fixed: tuple[int, ...]
 
 
 _asked: list[_Asked] = []
@@ -30,13 +39,14 @@ _held: dict[int, tuple[list[Any], list[Any]]] = {}  # by address of the token: i
 _BELOW = ('AutogradFunctionality', 'AutogradCPU', 'AutogradCUDA', 'AutogradOther', 'ADInplaceOrView')
 
 
-def _number(name: str, tensors: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> int:
-    """The number of a call. torch.compile() asks for it when it makes a graph."""
+def _number(name: str, tensors: tuple[str, ...], integers: tuple[tuple[str, int], ...], reals: tuple[str, ...],
+            options: tuple[tuple[str, Any], ...], device: Any) -> int:
+    """The number of a call. torch.compile() asks for it when it makes a graph, which is of one state of autocast."""
     if torch.compiler.is_exporting():
         raise FailedError("torch.export() of %s(): its groups are of this process and go into no file; export the model "
                           "without its loss" % name, STATUS['ERR_STATE'])
     options = tuple((key, getattr(value, 'real_obj', value)) for key, value in options)  # of a group
-    asked = _Asked(name, tensors, options)
+    asked = _Asked(name, tensors, integers, reals, options, autocasts(device), functions[name][3](dict(options)))
     if asked not in _numbers:
         _asked.append(asked)
         _numbers[asked] = len(_asked) - 1
@@ -46,10 +56,11 @@ def _number(name: str, tensors: tuple[str, ...], options: tuple[tuple[str, Any],
 _number._dynamo_marked_constant = True  # type: ignore[attr-defined] # assume_constant_result(), which imports a compiler
 
 
-def _likes(asked: _Asked, tensors: list[Any]) -> list[Any]:
-    """(shape, dtype) of each output."""
-    given = dict(asked.options, **dict(zip(asked.tensors, tensors)))
-    return functions[asked.name][1](given)
+def _given(asked: _Asked, tensors: list[Any], integers: list[Any], reals: list[Any]) -> dict[str, Any]:
+    """The arguments by name"""
+    rest = iter(integers)
+    numbers = {key: next(rest) if n < 0 else tuple(next(rest) for _ in range(n)) for key, n in asked.integers}
+    return dict(asked.options, **numbers, **dict(zip(asked.reals, reals)), **dict(zip(asked.tensors, tensors)))
 
 
 def _recorded() -> Any:
@@ -61,24 +72,27 @@ def _recorded() -> Any:
 
 
 @torch.library.custom_op('colobridge::run', mutates_args=())
-def _run(tensors: list[torch.Tensor], number: int, wanted: list[bool]) -> list[torch.Tensor]:
+def _run(tensors: list[torch.Tensor], number: int, wanted: list[bool], integers: list[int],
+         reals: list[float]) -> list[torch.Tensor]:
     asked, token = _asked[number], torch.zeros(1, dtype=torch.uint8, device='cpu')
-    fn, _, run = functions[asked.name]
-    with _recorded(), torch.set_grad_enabled(any(wanted)):
+    fn, _, run, _ = functions[asked.name]
+    with _recorded(), torch.set_grad_enabled(any(wanted)), under(asked.casts):
         # tables as they are, which relayout() knows again
         ins = [t.detach().requires_grad_(want) if t.is_floating_point() else t for t, want in zip(tensors, wanted)]
-        made = run(fn, (), dict(asked.options, **dict(zip(asked.tensors, ins))))
+        made = run(fn, (), _given(asked, ins, integers, reals))
     outs = list(made) if isinstance(made, tuple) else [made]
     if any(wanted):
         at = token.data_ptr()
         _held[at] = ins, outs
         weakref.finalize(token.untyped_storage(), _held.pop, at, None)
-    return [t.detach() for t in outs] + [token]
+    return [t.detach().contiguous() for t in outs] + [token]  # of transposed logits they are not
 
 
 @_run.register_fake
-def _(tensors: Any, number: Any, wanted: Any) -> Any:
-    return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in _likes(_asked[number], tensors)] + [
+def _(tensors: Any, number: Any, wanted: Any, integers: Any, reals: Any) -> Any:
+    asked = _asked[number]
+    likes = functions[asked.name][1](_given(asked, tensors, integers, reals))
+    return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in likes] + [
         torch.empty(1, dtype=torch.uint8, device='cpu')]
 
 
@@ -97,24 +111,33 @@ def _backward(token: torch.Tensor, grads: list[torch.Tensor], tensors: list[torc
     given = iter(made)
     found = [next(given) for want in wanted if want]
     others = {x.untyped_storage().data_ptr() for x in grads}  # of which a bridge's gradient may be a part
-    return [torch.zeros_like(t) if g is None else g.clone() if g.untyped_storage().data_ptr() in others else g
+    return [torch.zeros_like(t) if g is None else _laid(g.clone() if g.untyped_storage().data_ptr() in others else g, t)
             for g, t in zip(found, (t for t, want in zip(tensors, wanted) if want))]
+
+
+def _laid(g: Any, t: Any) -> Any:
+    """A gradient with the strides that a graph expects of it, those of empty_like()"""
+    if g.is_contiguous() and t.is_contiguous() or g.stride() == torch.empty_like(t, device='meta').stride():
+        return g
+    return torch.empty_like(t).copy_(g)
 
 
 @_backward.register_fake
 def _(token: Any, grads: Any, tensors: Any, wanted: Any) -> Any:
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, want in zip(tensors, wanted) if want]
+    return [torch.empty_like(t) for t, want in zip(tensors, wanted) if want]
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    tensors, _, ctx.wanted = inputs
+    tensors, number, ctx.wanted, integers, reals = inputs
+    ctx.none = [None if numbers else [] for numbers in (integers, reals)]  # an empty list is one of tensors
     ctx.save_for_backward(output[-1], *tensors)
+    ctx.mark_non_differentiable(*(output[i] for i in _asked[number].fixed if i < len(output) - 1))
 
 
 def _derive(ctx: Any, grads: Any) -> Any:
     token, *tensors = ctx.saved_tensors
     made = iter(torch.ops.colobridge.run_backward(token, list(grads[:-1]), tensors, ctx.wanted))
-    return [next(made) if want else None for want in ctx.wanted], None, None
+    return [next(made) if want else None for want in ctx.wanted], None, None, *ctx.none
 
 
 _run.register_autograd(_derive, setup_context=_setup)
@@ -130,9 +153,11 @@ _run.register_vmap(_no_vmap)
 
 def fits(given: dict[str, Any]) -> bool:
     """Is a call one that the operator makes: it writes no argument, its groups are torch's, its tensors plain."""
-    if given.get('inplace_backward') or given.get('main_grad') or torch.is_autocast_enabled():
+    if given.get('inplace_backward') or given.get('main_grad'):
         return False
     for value in given.values():
+        if isinstance(value, (int, float)):  # perhaps a symbol
+            continue
         if isinstance(value, (Comm, Support)) or hasattr(value, 'mesh_dim_names') or isinstance(value, torch.Tensor) and (
                 type(value) not in (torch.Tensor, torch.nn.Parameter) or hasattr(value, 'ds_tensor')):
             return False
@@ -141,17 +166,24 @@ def fits(given: dict[str, Any]) -> bool:
 
 def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
     """The call as torch.compile() sees it."""
-    names, tensors, options = [], [], []
+    names, tensors, options, kinds, integers, called, reals = [], [], [], [], [], [], []
     for key, value in given.items():
         if isinstance(value, list):  # a table, whose numbers may be others in the next call
             value = torch.tensor(value, dtype=torch.int64, device='cpu')
         if isinstance(value, torch.Tensor):
-            names.append(key), tensors.append(value)
+            names.append(key), tensors.append(
+                value if key in _LEARN or not value.is_floating_point() else value.detach())
+        elif isinstance(value, int) and not isinstance(value, bool):
+            kinds.append((key, -1)), integers.append(value)
+        elif isinstance(value, float):
+            called.append(key), reals.append(value)
+        elif isinstance(value, tuple):  # a shape
+            kinds.append((key, len(value))), integers.extend(value)
         else:
             options.append((key, value))
-    number = _number(name, tuple(names), tuple(options))
+    number = _number(name, tuple(names), tuple(kinds), tuple(called), tuple(options), tensors[0].device)
     grad = torch.is_grad_enabled()
-    outs = torch.ops.colobridge.run(tensors, number, [grad and t.requires_grad for t in tensors])
+    outs = torch.ops.colobridge.run(tensors, number, [grad and t.requires_grad for t in tensors], integers, reals)
     if len(outs) == 2:
         return outs[0]
     return tuple(outs[:-1]) if kind is None else kind(*outs[:-1])

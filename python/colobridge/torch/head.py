@@ -71,7 +71,8 @@ def under(casts: Any) -> Any:
     """The autocast that autocasts() found"""
     with contextlib.ExitStack() as stack:
         for kind, dtype in casts:
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+            if dtype is not autocast(kind):  # which costs more
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
         yield
 
 

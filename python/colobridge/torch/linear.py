@@ -313,7 +313,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     return out if len(names) > 1 else out[0]
 
 
-@operator(loss_of, Loss)
+@operator(loss_of, Loss, fixed=lambda options: (1, 2) if options.get('mode', 'loss') == 'loss' else (2,))
 def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduction: str = 'mean',
                mask: Any = None, reduce_group: Any = None, tp_group: Any = None,
                vocab_start: int | None = None, vocab_end: int | None = None,

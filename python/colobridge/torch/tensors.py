@@ -284,14 +284,15 @@ def called(fn: Any, args: Any, kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-def operator(outputs: Callable[[dict[str, Any]], list[tuple[Any, Any]]], kind: Any = None, run: Any = _run) -> Any:
+def operator(outputs: Callable[[dict[str, Any]], list[tuple[Any, Any]]], kind: Any = None, run: Any = _run,
+             fixed: Callable[[dict[str, Any]], tuple[int, ...]] = lambda options: ()) -> Any:
     """As eager(); but with PyTorch 2.14 or later torch.compile() puts the call into its graph, as an operator (compiled.py).
     outputs: of the arguments by name, the shape and dtype of each output; kind: what several make, if no tuple; run: how
-    the function is called."""
+    the function is called; fixed: of the options, which outputs never have a gradient."""
 
     def made(fn: Any) -> Any:
         names = tuple(inspect.signature(fn).parameters)
-        _OPERATORS[fn.__name__] = fn, outputs, run
+        _OPERATORS[fn.__name__] = fn, outputs, run, fixed
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
