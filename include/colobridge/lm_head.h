@@ -41,6 +41,15 @@ typedef enum colo_gemm {
     COLO_GEMM_LOOPS = 2  /* the library's own, several times slower */
 } colo_gemm_t;
 
+/**
+ * colo_gemm_describe() - what makes the products of heads with @gemm in this process: the name of a
+ * library, or "loops: " and why; local. It is found as for a head, so it may load OpenBLAS
+ * @text:   out [@cap], cut where it is longer
+ * Errors:  COLO_ERR_ARG; COLO_ERR_UNBUILT, COLO_ERR_NOMEM (the CBLAS that is asked for cannot be
+ *          had)
+ */
+COLO_API colo_status_t colo_gemm_describe(colo_gemm_t gemm, char *text, size_t cap);
+
 typedef enum colo_lm_head_state {
     COLO_LM_HEAD_NOT_AVAILABLE = 0,
     COLO_LM_HEAD_IN_FLIGHT = 1,

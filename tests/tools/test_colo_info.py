@@ -36,6 +36,12 @@ def every_backend_is_listed():
 
 
 @case
+def products_in_host_memory_say_by_what_and_why():
+    in_order(good('', env={'COLO_GEMM': 'loops'}), '\nproducts in host memory\n', '  loops: COLO_GEMM\n')
+    in_order(good(''), '\nproducts in host memory\n', '  loops: ')  # colo-info has loaded none
+
+
+@case
 def value_that_is_not_allowed_is_found_and_exit_1():
     for line, text in ('', 'not allowed'), ('--json', '"allowed": false'):
         ran = run(line, env={'COLO_CHECK': '3'})

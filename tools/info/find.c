@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <colobridge/lm_head.h>
 #include <colobridge/version.h>
 
 const info_backend_t *info_backends(void)
@@ -24,6 +25,13 @@ const info_backend_t *info_backends(void)
     };
     list[INFO_BACKENDS - 1].built = colo_topology_version() != NULL;
     return list;
+}
+
+const char *info_products(void)
+{
+    static char text[600];
+    const colo_status_t st = colo_gemm_describe(COLO_GEMM_AUTO, text, sizeof text);
+    return st < 0 ? colo_last_error() : text;
 }
 
 const char *info_cuda(void)

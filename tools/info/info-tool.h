@@ -61,6 +61,7 @@ typedef struct info_backend {
 } info_backend_t;
 #define INFO_BACKENDS 6
 const info_backend_t *info_backends(void);
+const char *info_products(void); /* of the lm_head in host memory: by what, and why */
 /* why CUDA is not asked for its devices */
 const char *info_cuda(void);
 /* "0.1.0" of the headers; static storage */

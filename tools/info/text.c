@@ -51,6 +51,7 @@ static void print_basics(const info_found_t *f)
            tool_plain, info_header_version(), hwloc ? hwloc : "none", tool_bold, tool_plain);
     for (int i = 0; i < INFO_BACKENDS; i++)
         printf("  %-8s %-4s %s\n", b[i].name, b[i].built ? "yes" : "no", b[i].what);
+    printf("\n%sproducts in host memory%s\n  %s\n", tool_bold, tool_plain, info_products());
     printf("\n%sdevices%s\n  %s\n\n", tool_bold, tool_plain, info_cuda());
     if (f->topology)
         print_machine(f->topology);

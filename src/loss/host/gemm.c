@@ -24,6 +24,7 @@
 #include "loss/linear/linear.h"
 #include "loss/scalar.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -165,6 +166,20 @@ static void store(const struct colo_linear_gemm *gemm, const struct colo_linear_
             sum[x] += colo_scalar_get(to->dtype, to->data, offset + x);
         COLO_FOR_FLOAT(to->dtype, colo_scalar_put_each, to->data, offset, sum, n)
     }
+}
+
+colo_status_t colo_gemm_describe(colo_gemm_t gemm, char *text, size_t cap)
+{
+    colo_cblas_t lib;
+    char why[COLO_CBLAS_WHY];
+    bool found;
+    COLO_FAIL_IF(!text || cap == 0, COLO_ERR_ARG, "gemm_describe: %s",
+                 text ? "cap is 0" : "text is NULL");
+    COLO_FAIL_IF((unsigned)gemm > COLO_GEMM_LOOPS, COLO_ERR_ARG,
+                 "gemm_describe: gemm %d is unknown", (int)gemm);
+    COLO_TRY(colo_cblas_find(gemm, &lib, &found, why));
+    snprintf(text, cap, "%s", why);
+    return COLO_OK;
 }
 
 /* ---- the table ---- */
