@@ -313,8 +313,8 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
         const bool sums = pass && t->c.full && t->c.partial && several_nodes(*batch);
         const int64_t most = ref_ragged_receives(&t->c, rank, pass) * elem;
         const bool adds = pass && adds_up(*batch, t); /* then recv may have addends for others */
-        rank_check(adds ? b.minimum <= most : b.minimum == most);
-        rank_check(adds || (sums ? b.recv <= b.minimum : b.recv == b.minimum));
+        rank_check(sums ? b.minimum <= most : b.minimum == most); /* what is passed on is a sum */
+        rank_check(adds ? b.minimum <= b.recv : b.minimum == b.recv);
     }
     rank_try(t_buffers_quiet(o->where));
     rank_try(t_ragged_pass(*batch, t, o, comm, COLO_FORWARD));
