@@ -220,6 +220,7 @@ colo_status_t colo_cblas_find(colo_gemm_t gemm, colo_cblas_t *lib, bool *found,
         report(why);
         return COLO_OK;
     }
+    const colo_error_t earlier = colo_error_save();
     const colo_status_t st = find(gemm, from_env && word < 0 ? asked : NULL, lib, &name);
     *found = st == COLO_OK;
     if (*found)
@@ -228,5 +229,5 @@ colo_status_t colo_cblas_find(colo_gemm_t gemm, colo_cblas_t *lib, bool *found,
         snprintf(why, COLO_CBLAS_WHY, "loops: %s", colo_last_error());
     if (*found || gemm == COLO_GEMM_AUTO)
         report(why);
-    return gemm == COLO_GEMM_AUTO ? COLO_OK : st;
+    return gemm == COLO_GEMM_AUTO ? colo_error_restore(COLO_OK, &earlier) : st;
 }
