@@ -68,6 +68,10 @@ MUTANTS = {
     'each shape of a bridge is a graph': (
         'torch/bridge.py', 'if isinstance(n, torch.SymInt) else 0', 'if False else 0', 'test_torch_compiled.py',
         'shapes_that_change'),
+    'all shapes of a bridge are cut evenly': (
+        'torch/bridge.py', 'if unit and n % unit == 0 else 0', 'if unit else 0', 'test_torch_compiled.py', 'are_symbols'),
+    'rows of a bridge lie at their own positions': (
+        'torch/bridge.py', 'mapped or any(', 'any(', 'test_torch_compiled.py', 'are_symbols'),
     'a graph drops what its backward needs': (
         'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',
         'losses_in_a_graph'),

@@ -204,6 +204,34 @@ def test_a_bridge_in_a_graph_takes_shapes_that_change(world):
     world.run(shapes, timeout=500)
 
 
+def symbols(rank):
+    """Each size of y for a size of x that is a symbol, as a graph is made, is the one for that number."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    mapped = [cb.Layout.dst('cp=2,dp=2').map_offset(3, 40), cb.Layout.dst('cp=2,dp=2').map_table([9, 3, 1, 0, 8, 15, 2, 7], 16)]
+    kinds = ({'dst': 'cp=2,dp=2', 'output': 'sharded'}, {'dst': 'cp=4', 'output': 'sharded'}, {'dst': 'dp=4'},
+             *({'dst': dst, 'output': 'sharded'} for dst in mapped))
+    for kind in kinds:
+        carry, seen = ct.Bridge('dp=4', group=dist.group.WORLD, **kind), 0
+        for axis, n in itertools.product(range(2), range(1, 26)):
+            shape = [4, 8, 3]
+            shape[axis] = n
+            try:
+                want = carry._shape_of_y(None, None, tuple(shape))
+            except ValueError:
+                continue  # no call has this shape
+            env = ShapeEnv()
+            name = ConstantSource('n%d' % n)
+            shape[axis] = env.create_symintnode(env.create_symbol(n, name), hint=n, source=name)
+            assert [int(m) for m in carry._shape_of_y(None, None, tuple(shape))] == want, (kind, axis, n)
+            seen += 1
+        assert seen > 9, kind
+
+
+def test_sizes_of_y_that_are_symbols_are_those_of_its_numbers(world):
+    world.run(symbols)
+
+
 def frozen(rank):
     carry = ct.Bridge('dp=4', 'tp=4,dp=1', group=dist.group.WORLD, frozen=True)
     alike(lambda x: (x * carry(x * 2)).sum(), [torch.ones(1, 4, 3)])

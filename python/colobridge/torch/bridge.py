@@ -393,7 +393,7 @@ class Bridge(Unique):
 
             def part(n: int) -> int:
                 return self._cut(*(n if a == axis else 2 * parts_of(self.dst, a) for a in range(3)))[axis]
-            mapped = rows and self.dst._raw.map != s.MAP_IDENTITY
+            mapped = self.dst._raw.map != s.MAP_IDENTITY  # a table has one length
             self._units[axis] = 0 if mapped or any(part(k * unit) != k * part(unit) for k in (2, 3, 5)) else unit
         return self._units[axis]
 

@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from . import ranks as groups
 from .lazy import torch
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
-from .nll import _weighted, across, scalar
+from .nll import _scalar, _weighted, across
 from .ready import integer, like, number, scalars
 from .tensors import Function, checked, eager, of_integers, operator, refuse_complex, said
 
@@ -162,7 +162,7 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
 
 # ---- of per-token values ----
 
-@scalar
+@_scalar
 class Weighted(NamedTuple):
     """value = num / den, 0 if den is 0; as a Loss is its loss, it is its value. num: sum of weight * value, weight: sum of weights, both f64; den: how
     many tokens count, i64. Over all ranks."""

@@ -17,7 +17,7 @@ from .support import Support
 from .tensors import Function, of_integers, operator, refuse_complex, said, stream_of
 
 
-def scalar(kind: Any) -> Any:
+def _scalar(kind: Any) -> Any:
     """A tuple whose first member stands for it where PyTorch's own losses, which are tensors, would be: backward(), item(),
     arithmetic, torch's functions. Unpacking, indices and members are those of a tuple."""
     def own(value: Any) -> Any:
@@ -44,7 +44,7 @@ def scalar(kind: Any) -> Any:
     return kind
 
 
-@scalar
+@_scalar
 class Loss(NamedTuple):
     """loss = num / den (reduction "mean") or num ("sum"). Over all ranks of reduce_group. den: the tokens that
     count, or the sum of their weights (a mask of floats). A tuple; in arithmetic, in torch's functions, and for
