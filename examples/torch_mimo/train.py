@@ -124,7 +124,7 @@ class Run:
             for p in module.parameters():
                 if group is not None:
                     dist.all_reduce(p.grad, group=group)
-        return float(loss), [p.grad for p in self.parameters]
+        return float(loss.detach()), [p.grad for p in self.parameters]
 
     def differ(self, want, got):
         """Largest relative difference of loss and gradients, over all ranks."""

@@ -44,12 +44,10 @@ def steps():
                                  mode=mode) * g0
 
     def nll(z):
-        return ct.nll(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
-                      reduce_group=dist.group.WORLD).loss
+        return ct.nll(z, t, reduce_group=dist.group.WORLD).loss
 
     def linear_nll(h, w):
-        return ct.linear_nll(h, w, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
-                             reduce_group=dist.group.WORLD).loss
+        return ct.linear_nll(h, w, target=t, reduce_group=dist.group.WORLD).loss
 
     def there_and_back(a):
         return ct.unshard(ct.shard(a, part), part)
@@ -66,12 +64,12 @@ def steps():
         'ragged bridge into text': ([leaf(rows), leaf(text)], lambda a, b: with_grad(
             lambda x, t: ragged(x, segments, into=t * 1), a, b)),
         'logprob': ([leaf(z[:, lo:hi])], lambda a: with_grad(loss, a)),
-        'nll': ([leaf(z[:, lo:hi])], lambda a: with_grad(nll, a)),
+        'nll': ([leaf(z)], lambda a: with_grad(nll, a)),  # ranks with tokens of their own
         'linear logprob': ([leaf(h), leaf(w[lo:hi])],
                            lambda a, b: with_grad(lambda p, q: linear(p, q, 'logprob'), a, b)),
         'linear keep': ([leaf(h), leaf(w[lo:hi])],
                         lambda a, b: with_grad(lambda p, q: linear(p, q, 'keep'), a, b)),
-        'linear_nll': ([leaf(h), leaf(w[lo:hi])], lambda a, b: with_grad(linear_nll, a, b))}
+        'linear_nll': ([leaf(h), leaf(w)], lambda a, b: with_grad(linear_nll, a, b))}
 
 
 def case_cuda_graphs_replay_with_other_values():
