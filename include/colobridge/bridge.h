@@ -104,7 +104,9 @@ typedef struct colo_bridge colo_bridge_t;
  * Check:    COLO_CHECK >= 1: these ranks compare the config first (axes with COLLECTIVE
  *           only). If it differs, all get COLO_ERR_MISMATCH, with the field and both values in the
  *           error message. If one rank has an error (a bad argument), that rank gets it and all
- *           others get COLO_ERR_PEER.
+ *           others get COLO_ERR_PEER. If @comm has ranks outside of the grids, a rank whose grids
+ *           are other ones, or whose config is not readable, does not meet the others: these get
+ *           COLO_ERR_TIMEOUT at the deadline.
  *
  * Errors:   COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in
  *           @comm), COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT;

@@ -121,6 +121,8 @@ typedef struct colo_distill_batch {
  * @workspace:  colo_distill_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
+ *              (on several ranks it does in the first calls for a vocabulary, until ranks were seen
+ *              to have shards of it, and at COLO_CHECK=2; not in a capture, or at COLO_CHECK=0)
  *
  * Special values. The row's ce, kl and gradient are NaN on all ranks if a row of either has NaN or
  * +inf, if one of them is nothing but -inf, or if a probability is negative, NaN or infinite. A

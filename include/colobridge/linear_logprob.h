@@ -210,6 +210,8 @@ COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logp
  * @workspace:  colo_linear_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
+ *              (on several ranks it does in the first calls for a vocabulary, until ranks were seen
+ *              to have shards of it, and at COLO_CHECK=2; not in a capture, or at COLO_CHECK=0)
  * The call acquires the head, unless the caller has started or finished it, and releases it.
  * Special values, ignored and invalid targets: as in colo_logprob_forward().
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE, COLO_ERR_STATE (the head is not bound); those of

@@ -175,6 +175,8 @@ typedef struct colo_logprob_batch {
  * @workspace:  colo_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
+ *              (on several ranks it does in the first calls for a vocabulary, until ranks were seen
+ *              to have shards of it, and at COLO_CHECK=2; not in a capture, or at COLO_CHECK=0)
  *
  * Special values (also in docs/logprob.md). An ignored token has logp = loss = entropy = 0, and
  * its row is not read. An invalid target gives logp and loss NaN, entropy as usual, and through

@@ -63,6 +63,8 @@ COLO_API colo_status_t colo_sampling_workspace_size(const colo_sampling_config_t
  * @workspace:  colo_sampling_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
+ *              (on several ranks it does in the first calls for a vocabulary, until ranks were seen
+ *              to have shards of it, and at COLO_CHECK=2; not in a capture, or at COLO_CHECK=0)
  *
  * The gradient of log-probabilities of @out (logprob.h) is that of the logits: an id that is not
  * kept has none, except a target.

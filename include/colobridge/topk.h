@@ -112,6 +112,8 @@ typedef struct colo_topk_batch {
  * @workspace:  colo_topk_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
+ *              (on several ranks it does in the first calls for a vocabulary, until ranks were seen
+ *              to have shards of it, and at COLO_CHECK=2; not in a capture, or at COLO_CHECK=0)
  *
  * Order:       by scale * z, of which x is an ascending function; equal logits by lowest id. With
  *              scale 0 all are equal. The ids are the same on every rank, for every cut of the

@@ -22,7 +22,7 @@ extern "C" {
 
 #define COLO_TOPOLOGY_XML_MAX (16 << 20) /* bytes of a topology file */
 #define COLO_TOPOLOGY_PU_MAX 16384       /* processors of a machine */
-#define COLO_TOPOLOGY_SYNTHETIC_MAX 4096 /* of a synthetic description, at most 256 in one place */
+#define COLO_TOPOLOGY_SYNTHETIC_MAX 4096 /* of a synthetic description, at most 512 in one place */
 #define COLO_TOPOLOGY_WORLD_MAX ((int64_t)1 << 24)
 
 typedef struct colo_topology colo_topology_t;

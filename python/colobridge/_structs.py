@@ -192,7 +192,7 @@ class LogprobOut(c.Structure):
 
 class LmHeadConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('rows', i64), ('hidden', i64), ('dtype', INT), ('mem', INT),
-                ('device', i32), ('has_bias', BOOL), ('partition', INT), ('gemm', INT)]
+                ('device', i32), ('has_bias', BOOL), ('partition', INT), ('unused', i32), ('gemm', INT)]
 
 
 class LogprobSaved(c.Structure):

@@ -2,7 +2,7 @@
 """Which rank is where, and which ranks form which group. Pure integers; see docs/grid.md."""
 import ctypes as c
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _structs as s
@@ -65,7 +65,8 @@ class Grid:
         else:
             if is_mesh(dims):
                 dims, offset = dims_of(dims)
-            dims = list(dims.items()) if isinstance(dims, Mapping) else dims
+            dims = dims.items() if isinstance(dims, Mapping) else dims
+            dims = list(dims) if isinstance(dims, Iterable) else dims
             if not isinstance(dims, (list, tuple)) or not all(
                     isinstance(dim, (list, tuple)) and len(dim) == 2 and isinstance(dim[0], str) for dim in dims):
                 raise ArgumentError("Grid: dims is %r, expected a spec (\"tp=2,dp=4\"), pairs of a name and an extent, a dict of "

@@ -382,7 +382,7 @@ MUTANTS = {
     'what params were made of is looked for, too': (
         'torch/chunks.py', 'node in seen or edge in known', 'node in seen', 'test_torch_chunks.py', 'params_get'),
     'a captured tensor that is the output is not seen': (
-        'torch/chunks.py', '[o] if o.requires_grad and', '[o] if False and', 'test_torch_chunks.py', 'output or itself'),
+        'torch/chunks.py', '[o] if o.requires_grad and', '[o] if False and', 'test_torch_chunks.py', 'leaf as output'),
     'params get the gradient of the last chunk': (
         'torch/chunks.py', 'd_params[i].add_(d) if', 'd if', 'test_torch_chunks.py', 'params_get'),
     'gradients of params are added up in their dtype': (

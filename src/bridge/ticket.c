@@ -123,21 +123,27 @@ void colo_tickets_destroy(colo_bridge_t *bridge)
     colo_tickets_t *all = bridge->tickets;
     if (!all)
         return;
+    void *const stream = all->stream;
+    colo_ticket_t open[COLO_TICKETS_MAX];
+    int32_t n = 0;
     pthread_mutex_lock(&all->lock);
     for (int32_t i = 0; i < COLO_TICKETS_MAX; i++)
         if (all->ticket[i].of)
-            colo_log(COLO_LOG_ERROR,
-                     "rank %lld: bridge %llu is destroyed while ticket %llu (%s) is not finished; "
-                     "call colo_bridge_finish() before",
-                     rank_of(bridge), (unsigned long long)bridge->id.number,
-                     (unsigned long long)all->ticket[i].number, pass_name(all->ticket[i].pass));
-    all->ops->stream_destroy(all->stream); /* waits */
-    all->bridge = NULL;
-    const bool last = all->taken == 0; /* else the last finish frees it */
+            open[n++] = all->ticket[i];
+    const colo_ops_t *ops = all->ops;
+    const bool last = all->taken == 0;
+    all->bridge = NULL; /* the last finish frees all, which may come while this logs or waits */
     pthread_mutex_unlock(&all->lock);
+    bridge->tickets = NULL;
+    for (int32_t i = 0; i < n; i++) /* a sink may finish them */
+        colo_log(COLO_LOG_ERROR,
+                 "rank %lld: bridge %llu is destroyed while ticket %llu (%s) is not finished; "
+                 "call colo_bridge_finish() before",
+                 rank_of(bridge), (unsigned long long)bridge->id.number,
+                 (unsigned long long)open[i].number, pass_name(open[i].pass));
+    ops->stream_destroy(stream); /* waits */
     if (last)
         tickets_free(all);
-    bridge->tickets = NULL;
 }
 
 /* ---- start ---- */

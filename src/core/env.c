@@ -79,8 +79,8 @@ static const struct row {
     {.variable =
          {"COLO_GEMM", "auto",
           "products of the lm_head in host memory: auto is a CBLAS if the process has loaded one, "
-          "else "
-          "loops; cblas: that one, else OpenBLAS; loops; or the name of a CBLAS, libmkl_rt.so.2"},
+          "else loops; cblas: that one, else OpenBLAS; loops; or the name of a CBLAS, "
+          "libmkl_rt.so.2"},
      .words = {"auto", "cblas", "loops"},
      .open = "the name of a library (libmkl_rt.so.2)",
      .part = ".so"},

@@ -27,7 +27,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SYNTHETIC_BYTES = 1024, SYNTHETIC_EACH = 256 };
+enum { SYNTHETIC_BYTES = 1024, SYNTHETIC_EACH = 512 };
 
 /* ---- what is handed to hwloc ---- */
 

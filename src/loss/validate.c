@@ -425,8 +425,10 @@ colo_status_t colo_loss_i_check_shards(const struct colo_logprob_pass *pass,
     }
     *told = varied > 0 && (shown->s >= 0 || varied >= ROWS);
     COLO_FAIL_IF(*told && !is_behind(pass, shown), COLO_ERR_MISMATCH,
-                 "%s: these are the same logits on %d ranks; " ALONE, shown->name,
-                 (int)(pass->ranks / pass->segments));
+                 "%s: these are the same logits on %d ranks; " ALONE
+                 "; of shards that were made with "
+                 "one seed, set COLO_CHECK=0",
+                 shown->name, (int)(pass->ranks / pass->segments));
     return COLO_OK;
 }
 

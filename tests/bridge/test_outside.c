@@ -121,7 +121,7 @@ T_CASE_ON(RANKS, pairs_on_disjoint_ranks_work_side_by_side)
     rank_try(colo_comm_set_timeout(world, t_long_wait()));
     rank_try(colo_comm_set_check(world, 1));
     for (int64_t i = 0; i <= pair; i++) {
-        t_case_t c = T_BETWEEN("dp=2", "cp=2,dp=1", 2 + 2 * pair, 4, 3);
+        t_case_t c = t_between("dp=2", "cp=2,dp=1", 2 + 2 * pair, 4, 3);
         c.src.offset = c.dst.offset = 2 * pair;
         rank_try(t_case_on(world, &c));
         T_ENDS(t_ragged_free) t_ragged_t t = {0};
@@ -129,7 +129,7 @@ T_CASE_ON(RANKS, pairs_on_disjoint_ranks_work_side_by_side)
         t.dtype = "f32";
         rank_try(t_ragged_on(&t, &(t_ragged_options_t){.tensors = 1}, world));
     }
-    const t_case_t all = T_BETWEEN("dp=8", "tp=2,cp=2,dp=2", 8, 8, 3);
+    const t_case_t all = t_between("dp=8", "tp=2,cp=2,dp=2", 8, 8, 3);
     return t_case_on(world, &all);
 }
 

@@ -184,6 +184,34 @@ T_CASE(a_bridge_that_is_destroyed_names_its_tickets_and_finish_refuses_them)
     }
 }
 
+static colo_ticket_t *forgotten;
+static colo_status_t sink_finished;
+
+static void finish_it(colo_log_level_t level, const char *line, void *user)
+{
+    (void)level, (void)line, (void)user;
+    sink_finished = colo_bridge_finish(&forgotten, NULL);
+}
+
+/* as a garbage collector that runs while a line is written */
+T_CASE_ON(1, a_sink_may_finish_the_tickets_of_a_bridge_that_is_destroyed)
+{
+    const t_case_t c = {
+        .src = t_side("dp=1", true), .dst = t_side("dp=1", false), .shape = {2, 3, 4}};
+    colo_bridge_t *bridge = NULL;
+    step_t step = {.ticket = NULL};
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(start(bridge, &c, 0, true, 0, &step));
+    forgotten = step.ticket;
+    colo_log_set(finish_it, NULL, COLO_LOG_ERROR);
+    colo_bridge_destroy(&bridge);
+    colo_log_set(NULL, NULL, COLO_LOG_OFF);
+    rank_check(sink_finished == COLO_ERR_STATE && !forgotten);
+    t_buffer_free(&step.in);
+    t_buffer_free(&step.out);
+    return COLO_OK;
+}
+
 /* As a garbage collector of a program does it. */
 static void *finish_elsewhere(void *ticket)
 {

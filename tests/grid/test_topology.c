@@ -293,8 +293,8 @@ T_CASE_BUILT(what_is_too_large_is_refused_by_its_size)
     assert_int_equal(truncate(file, 0), 0);
     refuse("package:200 core:200 pu:200", COLO_ERR_ARG, "more than 4096 processors at byte 17");
     refuse("package:99999999999999999999 pu:1", COLO_ERR_ARG,
-           "more than 256 in one place at byte 8");
-    refuse("pu:257", COLO_ERR_ARG, "more than 256 in one place at byte 3");
+           "more than 512 in one place at byte 8");
+    refuse("pu:513", COLO_ERR_ARG, "more than 512 in one place at byte 3");
     refuse("package:17 core:256", COLO_ERR_ARG, "more than 4096 processors at byte 16");
     refuse("8 8 8 8 8", COLO_ERR_ARG, "more than 4096 processors at byte 8");
     memset(text, '1', sizeof text);

@@ -71,7 +71,7 @@ def what_cannot_be_is_one_line_and_exit_2():
             ('not a regular file', './', '--grid tp=2'),
             ('neither a file', 'socket:eight', '--grid tp=2'),
             ('neither a file', '', '--grid tp=2'),
-            ('more than 256 in one place', 'core:999999 pu:9', '--grid tp=2'),
+            ('more than 512 in one place', 'core:999999 pu:9', '--grid tp=2'),
             ('16 ranks on a host, the machine has 8 processors', 'package:2 core:4 pu:1', '--grid tp=4,dp=4'),
             ('9 ranks on a host, the machine has 8 processors', 'package:2 core:4 pu:1',
              '--grid tp=4,dp=40 --ranks-per-node 9'),

@@ -53,15 +53,14 @@ typedef struct folder {
 
 static void path_of(const folder_t *f, int32_t rank, const char *part, char out[PATH_BYTES])
 {
-    snprintf(out, PATH_BYTES, "%s/colo-info-%s-%d%s", f->path, f->calls > 1 ? "worker" : "rank",
-             (int)rank, part);
+    snprintf(out, PATH_BYTES, "%s/colo-info-%d-%d%s", f->path, (int)f->calls, (int)rank, part);
 }
 
 static colo_status_t bad(const folder_t *f, const char *what)
 {
     char words[PATH_BYTES + 200];
-    snprintf(words, sizeof words, "rank %d of %d: %s/colo-info-rank-...: %s", (int)f->rank,
-             (int)f->size, f->path, what);
+    snprintf(words, sizeof words, "rank %d of %d: %s/colo-info-%d-...: %s", (int)f->rank,
+             (int)f->size, f->path, (int)f->calls, what);
     return colo_bootstrap_fail(COLO_ERR_IO, words);
 }
 

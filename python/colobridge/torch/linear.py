@@ -259,8 +259,10 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
     if comm.check_level > 1:
-        alike.compare(what, comm, tp_group, {
-            'targets': target.long(), 'hidden states': alike.used(hidden, target, plan.config.ignore_index)})
+        given = {'targets': target.long()}
+        if hidden.shape[:-1].numel() == target.numel():  # else each rank has tokens of its own (reduce_scatter)
+            given['hidden states'] = alike.used(hidden, target, plan.config.ignore_index)
+        alike.compare(what, comm, tp_group, given)
     if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
         target = targets_for(plan.rows, target, plan.config.ignore_index)
     if support is not None:

@@ -200,8 +200,9 @@ def differ(what: str, comm: Comm, key: Any, hidden: Any, target: Any, ignored: i
             why = MismatchError(
                 "%s: ranks %s bring the same hidden states and targets to a weight that is a DTensor over ranks %s, whose "
                 "gradient is a sum over ranks with different tokens; pass tp_group= the ranks that share the vocabulary, "
-                "on all ranks, or head_group= the mesh dim's group, if the batch is the same on purpose"
-                % (what, ', '.join(map(str, same)), ', '.join(map(str, ranks))))
+                "on all ranks, or %s, if the batch is the same on purpose"
+                % (what, ', '.join(map(str, same)), ', '.join(map(str, ranks)),
+                   'head_grad="sum" or "mean"' if target is None else "head_group= the mesh dim's group"))
             groups._reached(why).add(id(comm.told))  # they all have it
             raise why
     seen.add(key)
@@ -355,7 +356,7 @@ def head(what: str, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm
                                 "found d_hidden=%r, expected 'all_reduce'" % (what, d_hidden))
         comm = groups.alone()
     asked = None if head_group is None else set(groups.world_ranks(head_group, what + ': head_group'))
-    if asked is not None and asked not in [set(ranks or ()) for ranks in (found.group, found.copies)] or \
+    if asked is not None and asked not in [set(ranks or (torch.distributed.get_rank(),)) for ranks in (found.group, found.copies)] or \
             found.rows is not None and head_rows not in (None, found.rows):
         raise ArgumentError("%s: head_group is %s and head_rows %s, and weight is %s, whose rows %s share; leave both out" % (
             what, None if asked is None else sorted(asked), head_rows, said(given), found.group or 'no ranks'))
@@ -363,7 +364,7 @@ def head(what: str, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm
     head_comm, copies = (None if ranks is None else groups.comm_of_ranks(ranks, device)
                          for ranks in (found.group, found.copies))
     trains = torch.is_grad_enabled() and (weight.requires_grad or bias is not None and bias.requires_grad)
-    if trains and not tp and asked is None:
+    if trains and not tp and asked is None and (target is not None or head_grad is None):
         for of in (head_comm, copies):
             if of is not None:
                 differ(what, of, (tuple(given.shape), weight.dtype), hidden, target, ignored)

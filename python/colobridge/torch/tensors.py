@@ -19,7 +19,7 @@ _NO_MEMORY = ("%s: this %s has no memory of its own; call it outside of FakeTens
               "torch.export() and transforms of torch.func")
 
 
-PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight'))  # names of arguments that may be heads which ranks share
+PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight', 'lm_head_bias'))  # names of arguments that may be heads which ranks share
 
 
 def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:

@@ -29,8 +29,12 @@ static colo_status_t read_config(const colo_plan_config_t *given, colo_plan_conf
 static int64_t count_replicas(const colo_layout_t *layout)
 {
     const int64_t stages = layout->stage_dim >= 0 ? layout->grid.extent[layout->stage_dim] : 1;
-    return layout->grid.size / colo_layout_parts(layout, COLO_SAMPLES) /
-           colo_layout_parts(layout, COLO_FEATURES) / stages;
+    int64_t parts;
+    return colo_mul_ok(colo_layout_parts(layout, COLO_SAMPLES),
+                       colo_layout_parts(layout, COLO_FEATURES), &parts) &&
+                   colo_mul_ok(parts, stages, &parts) && parts > 0
+               ? layout->grid.size / parts
+               : 0;
 }
 
 static colo_status_t check_config(const colo_plan_config_t *config)

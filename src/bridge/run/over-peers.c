@@ -395,9 +395,9 @@ colo_status_t colo_over_peers_agree(colo_call_t *call)
 
 /* ---- calls ---- */
 
-/* The kernel cuts steps into
- * tiles of so many rows. Of rows that are wider than those that the steps were listed for, a tile
- * is too large, so that few blocks have work: a batch lists them again. */
+/* The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
+ * steps were listed for, a tile is too large, so that few blocks have work: a batch lists them
+ * again. */
 colo_status_t colo_over_peers_begin(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;

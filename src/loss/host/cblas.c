@@ -98,15 +98,15 @@ static int try_threads(int n)
     return error;
 }
 
-/* Of a thread for each processor that multiplies. @threads: it is not loaded yet, and makes them */
-static colo_status_t check_room(const char *name, bool threads)
+/* Of a thread for each processor. */
+static colo_status_t check_room(const char *name)
 {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : PROCESSORS_MOST;
     n = n < PROCESSORS_MOST ? n : PROCESSORS_MOST;
     const size_t bytes = EACH * (size_t)(n + 1);
     void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    const int error = room == MAP_FAILED ? errno : threads ? try_threads(n) : 0;
+    const int error = room == MAP_FAILED ? errno : try_threads(n);
     if (room != MAP_FAILED)
         munmap(room, bytes);
     COLO_FAIL_IF(error, COLO_ERR_NOMEM,
@@ -131,7 +131,6 @@ static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *li
     }
     *(void **)&lib->sgemm = function[0];
     *(void **)&lib->dgemm = function[1];
-    COLO_TRY(check_room(name, false));
     COLO_FAIL_IF(!works(lib), COLO_ERR_UNBUILT,
                  "lm_head: %.200s has a cblas_sgemm or cblas_dgemm that gives wrong "
                  "products; name another with COLO_GEMM, or loops",
@@ -142,7 +141,7 @@ static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *li
 static colo_status_t find_in(void *so, const char *name, colo_cblas_t *lib)
 {
     const colo_status_t st = find_functions(so, name, lib);
-    dlclose(so); /* stays where it is */
+    dlclose(so); /* it stays loaded: RTLD_NODELETE */
     return st;
 }
 
@@ -150,7 +149,7 @@ static colo_status_t load(const char *name, colo_cblas_t *lib)
 {
     void *so = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD | RTLD_NODELETE);
     if (!so) {
-        COLO_TRY(check_room(name, true));
+        COLO_TRY(check_room(name));
         so = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     }
     if (!so) {
