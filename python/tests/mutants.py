@@ -68,6 +68,12 @@ MUTANTS = {
     'each shape of a bridge is a graph': (
         'torch/bridge.py', 'if isinstance(n, torch.SymInt) else 0', 'if False else 0', 'test_torch_compiled.py',
         'shapes_that_change'),
+    'hidden states of tokens of its own are compared, too': (
+        'torch/linear.py', 'if hidden.shape[:-1].numel() == target.numel():', 'if True:', 'test_torch_linear.py', 'own_tokens'),
+    'a head group of one rank is another group': (
+        'torch/placed.py', 'set(ranks or (torch.distributed.get_rank(),))', 'set(ranks or ())', 'test_torch_dtensor.py', 'one_rank'),
+    'a bias of a drop-in is refused where its head is placed': (
+        'torch/tensors.py', "'lm_head_weight', 'lm_head_bias'", "'lm_head_weight'", 'test_torch_dtensor.py', 'drop_ins'),
     'all shapes of a bridge are cut evenly': (
         'torch/bridge.py', 'if unit and n % unit == 0 else 0', 'if unit else 0', 'test_torch_compiled.py', 'are_symbols'),
     'rows of a bridge lie at their own positions': (
@@ -382,7 +388,7 @@ MUTANTS = {
     'what params were made of is looked for, too': (
         'torch/chunks.py', 'node in seen or edge in known', 'node in seen', 'test_torch_chunks.py', 'params_get'),
     'a captured tensor that is the output is not seen': (
-        'torch/chunks.py', '[o] if o.requires_grad and', '[o] if False and', 'test_torch_chunks.py', 'leaf as output'),
+        'torch/chunks.py', '[o] if o.requires_grad and', '[o] if False and', 'test_torch_chunks.py', 'leaf_as_output'),
     'params get the gradient of the last chunk': (
         'torch/chunks.py', 'd_params[i].add_(d) if', 'd if', 'test_torch_chunks.py', 'params_get'),
     'gradients of params are added up in their dtype': (

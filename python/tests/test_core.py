@@ -89,6 +89,7 @@ def test_order_as_given_and_key():
     (lambda: cb.Grid([('tp', 0)]), ValueError, 'extent'),
     (lambda: cb.Grid([]), ValueError, 'dims'),
     (lambda: cb.Grid(8), ValueError, r'Grid: dims is 8, expected a spec .*, pairs .*, a dict of them, or a DeviceMesh'),
+    (lambda: cb.Grid({'tp': 2.5}.items()), ValueError, "the extent of 'tp' is 2.5, expected an integer"),
     (lambda: cb.Grid({'tp': 2.5}), ValueError, "the extent of 'tp' is 2.5, expected an integer"),
     (lambda: cb.Grid([('tp', '2')]), ValueError, "the extent of 'tp' is '2', expected an integer"),
     (lambda: cb.Grid('tp=2', offset=1), ValueError, 'offset is 1 with a spec, which says it itself'),

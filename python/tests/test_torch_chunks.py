@@ -199,7 +199,7 @@ def captures(h, w, b, t):
         'a function of ours': (lambda z, rows: ct.logprob(z + other[:1, :1], t[rows]), r'\[%d, %d\]' % (V, H)),
         'the second output': (lambda z, rows: (z.sum(-1), z.detach().sum(-1) * scale), r'output 1 .*\[\]'),
         'the last chunk': (lambda z, rows: z.sum(-1) * (scale if rows.start else 1), r'\[\]'),
-        'a leaf as output': (lambda z, rows: leaves[len(z)], r'\[8\]'),
+        'a leaf_as_output': (lambda z, rows: leaves[len(z)], r'\[8\]'),
         'the output itself': (lambda z, rows: up[:len(z)], r'\[%d, 2\]' % V),
         'a head of chunks in chunks': (lambda z, rows: ct.over_chunks(
             lambda y, _: ct.entropy(y), z[:, :H], other, chunk_size=2), r'\[%d, %d\]' % (V, H)),

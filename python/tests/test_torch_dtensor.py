@@ -327,12 +327,26 @@ def test_placements_that_no_head_has_are_refused_on_all_ranks(world):
             assert words in one, (words, one)
 
 
+def one_rank_of_two(rank):
+    """head_group of one rank, as a script has it that runs on one GPU, too"""
+    mesh = init_device_mesh('cpu', (4, 1), mesh_dim_names=('tp', 'dp'))
+    h, w, _, t, _ = case()
+    weight = parameter(w, mesh, [Replicate(), Shard(0)])
+    loss = ct.linear_nll(h, weight, target=t, tp_group=mesh.get_group('tp'), head_group=mesh.get_group('dp')).loss
+    near(loss.detach(), F.cross_entropy((h @ w.t()).reshape(-1, V), t.reshape(-1)), torch.float64, 'a head of one rank')
+
+
+@placed
+def test_a_head_group_of_one_rank_is_no_group(world):
+    world.run(one_rank_of_two)
+
+
 def drop_ins(rank):
     """Heads over tp in the functions of NeMo-RL and verl"""
     from colobridge import compat
     mesh = init_device_mesh('cpu', (4,))
     tp = mesh.get_group()
-    h, w, _, t, _ = case()
+    h, w, b, t, _ = case()
     t = t.clamp(min=0)
     lp = torch.log_softmax(h @ w.t(), -1)
     want, entropy = lp.gather(-1, t.unsqueeze(-1)).squeeze(-1), -(lp.exp() * lp).sum(-1)
@@ -344,6 +358,10 @@ def drop_ins(rank):
     torch.log_softmax(h @ total.t(), -1).gather(-1, t.unsqueeze(-1)).sum().backward()
     got[0].sum().backward()
     near(weight.grad.full_tensor(), total.grad, torch.float32, "verl's d_weight")
+    h3, labels = h.reshape(1, -1, H)[:, rank:], t.reshape(1, -1)[:, rank:]  # a rank's own tokens
+    both = [compat.chunked_cross_entropy_loss(h3, of_w, 4, labels=labels, lm_head_bias=of_b)[0].detach() for of_w, of_b in (
+        (w, b), (parameter(w, mesh, [Shard(0)]), parameter(b, mesh, [Shard(0)])))]
+    near(both[1], both[0].double(), torch.float32, "TRL's, of a sharded weight and bias")
     start, end = 6 * rank, min(6 * rank + 6, V)
     near(compat.from_parallel_hidden_to_logprobs(h, weight, t, start, end, tp).detach(),
          lp[:, :-1].gather(-1, t[:, 1:].unsqueeze(-1)).squeeze(-1), torch.float32, "NeMo-RL's")

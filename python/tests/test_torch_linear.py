@@ -91,6 +91,24 @@ def test_ranks_of_a_vocabulary_that_bring_other_things_are_named(what, level):
     cb.run_threads(4, lambda world: brings(world, what, level))
 
 
+def scattered(world):
+    h, w, _, t, _ = case((8,))
+    lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
+    args = {'target': t, 'tp_group': world, 'vocab_start': lo, 'd_hidden': 'reduce_scatter'}
+    mine = h[2 * world.rank:2 * world.rank + 2]
+    world.set_check(2)
+    assert torch.equal(ct.linear_logprob(mine, w[lo:hi], **args), ct.linear_logprob(
+        h, w[lo:hi], **{**args, 'd_hidden': 'all_reduce'}))
+    if world.rank == 2:
+        args['target'] = torch.where(t == -100, t, (t + 1) % V)
+    with pytest.raises(cb.MismatchError, match='bring other targets'):
+        ct.linear_logprob(mine, w[lo:hi], **args)
+
+
+def test_hidden_states_of_each_ranks_own_tokens_are_not_compared():
+    cb.run_threads(4, scattered)
+
+
 @pytest.mark.parametrize('fn', [ct.linear_logprob, ct.linear_nll])
 def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
     from colobridge import _structs
