@@ -38,8 +38,8 @@ def _scalar(kind: Any) -> Any:
             return getattr(self[0], name)(*own(args))
         return run
     kind.__getattr__, kind.__torch_function__ = member, classmethod(function)
-    for name in ('add', 'radd', 'sub', 'rsub', 'mul', 'rmul', 'truediv', 'rtruediv', 'pow', 'neg', 'abs', 'lt', 'le', 'gt', 'ge',
-                 'float', 'format'):
+    for name in ('add', 'radd', 'sub', 'rsub', 'mul', 'rmul', 'truediv', 'rtruediv', 'floordiv', 'mod', 'pow', 'neg', 'abs',
+                 'lt', 'le', 'gt', 'ge', 'int', 'float', 'format'):
         setattr(kind, '__%s__' % name, operation('__%s__' % name))
     return kind
 
@@ -48,7 +48,8 @@ def _scalar(kind: Any) -> Any:
 class Loss(NamedTuple):
     """loss = num / den (reduction "mean") or num ("sum"). Over all ranks of reduce_group. den: the tokens that
     count, or the sum of their weights (a mask of floats). A tuple; in arithmetic, in torch's functions, and for
-    backward(), item() and what else a tensor has it is its loss. It is no instance of torch.Tensor."""
+    backward(), item() and what else a tensor has it is its loss. It is no instance of torch.Tensor: give
+    GradScaler.scale() and torch.as_tensor() its .loss."""
     loss: Any
     num: Any
     den: Any
