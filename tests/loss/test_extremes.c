@@ -28,7 +28,7 @@ static const int64_t sizes[] = {
     INT64_MIN,
 };
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
-typedef __int128 wide_t;
+__extension__ typedef __int128 wide_t;
 
 static const colo_dtype_t floats[] = {COLO_F32, COLO_F64, COLO_BF16};
 
