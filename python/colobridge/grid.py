@@ -2,7 +2,7 @@
 """Which rank is where, and which ranks form which group. Pure integers; see docs/grid.md."""
 import ctypes as c
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _structs as s
@@ -63,16 +63,17 @@ class Grid:
             spec = dims.encode()
             call('colo_grid_parse_n', self._raw, spec, len(spec), world)
         else:
-            if is_mesh(dims):
-                dims, offset = dims_of(dims)
-            dims = dims.items() if isinstance(dims, Mapping) else dims
-            dims = list(dims) if isinstance(dims, Iterable) else dims
-            if not isinstance(dims, (list, tuple)) or not all(
-                    isinstance(dim, (list, tuple)) and len(dim) == 2 and isinstance(dim[0], str) for dim in dims):
+            given: Any = dims
+            if is_mesh(given):
+                given, offset = dims_of(given)
+            items: Any = getattr(given, 'items', None)
+            given = given if items is None else items()
+            pairs: list[Any] = list(given) if hasattr(given, '__iter__') else [given]
+            if not all(issubclass(type(dim), (list, tuple)) and len(dim) == 2 and isinstance(dim[0], str) for dim in pairs):
                 raise ArgumentError("Grid: dims is %r, expected a spec (\"tp=2,dp=4\"), pairs of a name and an extent, a dict of "
                                     "them, or a DeviceMesh" % (dims,))
-            raw = (s.Dim * max(len(dims), 1))(*(s.Dim(text(name), _extent(name, n)) for name, n in dims))
-            call('colo_grid_init', self._raw, raw, len(dims), offset, world)
+            raw = (s.Dim * max(len(pairs), 1))(*(s.Dim(text(name), _extent(name, n)) for name, n in pairs))
+            call('colo_grid_init', self._raw, raw, len(pairs), offset, world)
 
     @property
     def dims(self) -> list[tuple[str, int]]:

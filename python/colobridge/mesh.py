@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import ArgumentError
 
-_ranks: Any = weakref.WeakKeyDictionary()
+_ranks: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
 
 def is_mesh(value: Any) -> bool:
@@ -43,13 +43,15 @@ def dims_of(mesh: Any, count: tuple[int, ...] | None = None) -> tuple[list[tuple
         if not set(ranks) <= set(count):
             raise ArgumentError("grid: %s, expected ranks of the group, which has %s" % (shown(mesh), list(count[:8])))
         ranks = tuple(count.index(rank) for rank in ranks)
-    steps, at, key = [], {}, 0
+    steps: list[int] = []
+    at: dict[int, int] = {}
+    key = 0
     for i in reversed(range(len(shape))):
         steps.insert(0, math.prod(shape[i + 1:]))  # in ranks_of()
         if shape[i] > 1:
             key = ranks[steps[0]] - ranks[0]
         at[i] = key  # a dim of one rank stays with the next one
-    order = sorted(at, key=lambda i: at[i])
+    order = sorted(at, key=at.__getitem__)
     expected = [min(ranks)]
     for i in order:
         expected = [rank + k * len(expected) for k in range(shape[i]) for rank in expected]

@@ -424,10 +424,10 @@ BRIDGES = {
         'packing.py', 'piece_owner=[piece[1] for piece in flat]', 'piece_owner=[0 for piece in flat]', 'test_torch_packed.py',
         'ranks_of_its_own'),
     'the last dim of a mesh is the slowest': (
-        'mesh.py', 'order = sorted(at, key=lambda i: at[i])', 'order = sorted(at, key=lambda i: -at[i])', 'test_torch_mesh.py',
+        'mesh.py', 'order = sorted(at, key=at.__getitem__)', 'order = sorted(at, key=lambda i: -at[i])', 'test_torch_mesh.py',
         'where_the_mesh_has_it'),
     'dims of a mesh are in its order, whatever its ranks': (
-        'mesh.py', 'order = sorted(at, key=lambda i: at[i])', 'order = list(at)', 'test_torch_mesh.py', 'where_the_mesh_has_it'),
+        'mesh.py', 'order = sorted(at, key=at.__getitem__)', 'order = list(at)', 'test_torch_mesh.py', 'where_the_mesh_has_it'),
     'ranks of a mesh that are apart are taken for consecutive ones': (
         'mesh.py', 'if found != expected:', 'if False:', 'test_torch_mesh.py', 'where_the_mesh_has_it'),
     'a mesh counts the ranks of a packed bridge in the world': (

@@ -240,11 +240,12 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     if autocast(hidden.device.type) is None and {hidden.dtype, weight.dtype} != {getattr(bias, 'dtype', weight.dtype)}:
         raise ArgumentError("over_chunks: hidden is of %s, weight of %s and bias of %s, expected one dtype"
                             % (hidden.dtype, weight.dtype, getattr(bias, 'dtype', None)))
-    others = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
+    asked: Any = params
+    others: list[Any] = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, torch.Tensor) else [asked]
     for t in others:
         if not isinstance(t, torch.Tensor):
             raise ArgumentError("over_chunks: params have a %s, expected torch.Tensors" % type(t).__name__)
-    others = {id(t): t for t in others}.values()  # each once
+    others = list({id(t): t for t in others}.values())  # each once
     comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
     out = OverChunks.apply((fn, chunk_size, comm, d_hidden == 'all_reduce' and comm.size > 1, torch.is_grad_enabled()),

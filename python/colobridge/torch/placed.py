@@ -478,9 +478,9 @@ def _carried(bridge: Any, given: dict[str, Any]) -> None:
     whole = dict(zip(axes, x.shape))
     shape = whole['b'], whole.get('s', 1), whole['h']
     owned = bridge.src.owned(me, *shape)
-    for axis, name, here, want in (('b', 'samples', range(*ranges[axes.index('b')]), range(*owned.samples)),
-                                   ('s', 'rows', range(*ranges[axes.index('s')]) if 's' in axes else range(1), owned.rows),
-                                   ('h', 'features', range(*ranges[axes.index('h')]), range(*owned.features))):
+    for name, here, want in (('samples', range(*ranges[axes.index('b')]), range(*owned.samples)),
+                             ('rows', range(*ranges[axes.index('s')]) if 's' in axes else range(1), owned.rows),
+                             ('features', range(*ranges[axes.index('h')]), range(*owned.features))):
         if list(here) != list(want):
             raise ArgumentError("bridge: x is %s, which gives rank %d %s %s, and src gives it %s" % (
                 said(x), me, name, _between(here), _between(want)))
