@@ -2,7 +2,6 @@
 """Programs that end with an exception on one rank: the others hear it, also if a launcher catches it."""
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -22,13 +21,11 @@ else:
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]))
     sys.exit()
 os.dup2(os.open('%d-%d' % (number, rank), os.O_WRONLY | os.O_CREAT), 1)
-lines, port = ways[number]
-os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE='2')
-dist.init_process_group('gloo')
+dist.init_process_group('gloo', init_method='file://%s/meet-%d' % (os.getcwd(), number), rank=rank, world_size=2)
 carry, x = ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD), torch.ones(1, 4, 2)
 carry(x)
 if rank == 1:
-    exec(lines)
+    exec(ways[number])
 for call in 'first', 'again':
     try:
         carry(x), carry(x)
@@ -95,18 +92,12 @@ raise SystemExit''', 0, None),
 }
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
-
-
 @pytest.fixture(scope='module')
 def ended(request, tmp_path_factory):
     """By way, of those that are tested: the status of rank 1, and what rank 0 says."""
     ways = [item.callspec.params['way'] for item in request.session.items if 'ended' in item.fixturenames]
     folder = tmp_path_factory.mktemp('ended')
-    done = subprocess.run([sys.executable, '-c', ENDS, json.dumps([(WAYS[way][0], free_port()) for way in ways])],
+    done = subprocess.run([sys.executable, '-c', ENDS, json.dumps([WAYS[way][0] for way in ways])],
                           text=True, stdout=subprocess.PIPE, cwd=folder, check=True, timeout=250,
                           env={'COLO_TIMEOUT_MS': '60000', **os.environ})
     statuses = json.loads(done.stdout)
@@ -129,9 +120,8 @@ def test_the_cause_of_a_ranks_end_is_told_to_the_others(way, ended):
 CAUGHT = '''
 import multiprocessing, os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 import colobridge.torch as ct
-def main(rank, port):
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=port, RANK=str(rank), WORLD_SIZE='2')
-    dist.init_process_group('gloo')
+def main(rank, meet):
+    dist.init_process_group('gloo', init_method='file://' + meet, rank=rank, world_size=2)
     carry, x = ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD), torch.ones(1, 4, 2)
     carry(x)
     if rank == 1:
@@ -166,6 +156,6 @@ if __name__ == '__main__':
 @pytest.mark.parametrize('method', ['fork', 'spawn', 'plain', 'plain fork', 'plain spawn'])
 def test_an_exception_that_a_launcher_caught_is_told_to_the_others(method, tmp_path):
     (tmp_path / 'caught.py').write_text(CAUGHT)
-    done = subprocess.run([sys.executable, str(tmp_path / 'caught.py'), str(free_port()), method], text=True, check=False,
+    done = subprocess.run([sys.executable, str(tmp_path / 'caught.py'), str(tmp_path / 'meet'), method], text=True, check=False,
                           capture_output=True, env=dict(os.environ, COLO_TIMEOUT_MS='60000'), timeout=250)
     assert 'aborted by rank 1' in done.stdout and 'ValueError: the data ran out' in done.stdout, done
