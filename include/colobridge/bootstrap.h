@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /** How ranks that share nothing yet find each other. A value; borrowed while it is used. */
-typedef struct colo_bootstrap {
+typedef struct colo_bootstrap_t {
     int32_t rank, size;
     /* Every rank brings @bytes, the same number on all, and gets those of rank r at
      * recv + r * bytes. COLO_OK or a status < 0, which is handed up; colo_bootstrap_fail() gives it

@@ -17,10 +17,10 @@
 extern "C" {
 #endif
 
-typedef enum colo_algo { COLO_EXACT = 0, COLO_COLLECTIVE = 1 } colo_algo_t;
+typedef enum colo_algo_t { COLO_EXACT = 0, COLO_COLLECTIVE = 1 } colo_algo_t;
 
 /** Where the rows of a ragged batch arrive (ragged.h). */
-typedef enum colo_placement {
+typedef enum colo_placement_t {
     COLO_PACKED = 0, /* in a tensor of just these rows, in the order of their positions */
     COLO_MERGED = 1  /* at their positions in the caller's buffer of the whole sequence axis */
 } colo_placement_t;
@@ -30,7 +30,7 @@ typedef enum colo_placement {
 /** A caller's allocator: both functions, or NULL for the library's own. The library calls them in
  * create, reshape and destroy, and in a call that needs more memory than any before; never in a
  * capture. */
-typedef struct colo_allocator {
+typedef struct colo_allocator_t {
     /* Returns @bytes > 0 of memory like the tensors', on the current device, aligned to
      * COLO_ALIGNMENT, which no earlier work on any stream uses. NULL: there is none. */
     void *(*allocate)(void *user, size_t bytes);
@@ -41,7 +41,7 @@ typedef struct colo_allocator {
 } colo_allocator_t;
 
 /** Members from axes on have defaults: NULL, 0, false. */
-typedef struct colo_bridge_config {
+typedef struct colo_bridge_config_t {
     size_t struct_size;
     const colo_layout_t *src, *dst; /* borrowed for the call; copied (tables stay borrowed) */
     colo_shape_t shape;

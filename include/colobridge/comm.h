@@ -29,17 +29,17 @@ extern "C" {
 
 typedef struct colo_comm colo_comm_t;
 
-typedef enum colo_redop { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX propagates NaN */
+typedef enum colo_redop_t { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX propagates NaN */
 
 /** How tensors of GPUs travel. If COLO_TRANSPORT is not "auto", it overrides the program. */
-typedef enum colo_transport {
+typedef enum colo_transport_t {
     COLO_TRANSPORT_AUTO = 0, /* the memory of each call decides (memory.h) */
     COLO_TRANSPORT_NCCL = 1, /* staged */
     COLO_TRANSPORT_PEER = 2  /* straight into memory that peers reach, or an error */
 } colo_transport_t;
 
 /** The category that the statistics count an operation in. */
-typedef enum colo_category {
+typedef enum colo_category_t {
     COLO_CATEGORY_USER = 0,
     COLO_CATEGORY_BRIDGE = 1,
     COLO_CATEGORY_LOSS = 2,
@@ -48,7 +48,7 @@ typedef enum colo_category {
     COLO_CATEGORY_COUNT = 5
 } colo_category_t;
 
-typedef enum colo_op_kind {
+typedef enum colo_op_kind_t {
     COLO_OP_ALL_GATHER = 0,
     COLO_OP_ALL_REDUCE = 1,
     COLO_OP_REDUCE_SCATTER = 2,
@@ -72,21 +72,21 @@ typedef enum colo_op_kind {
  * COLO_CATEGORY_CHECK holds all that COLO_CHECK adds; nothing of it is in the others' counters.
  * A comm of one rank counts operations with 0 bytes.
  */
-typedef struct colo_comm_stats {
+typedef struct colo_comm_stats_t {
     uint64_t ops[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
     uint64_t sent_bytes[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
     uint64_t recv_bytes[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
 } colo_comm_stats_t;
 
 /** A strided box of up to 3 axes in caller memory, outermost first; strides in elements, >= 0. */
-typedef struct colo_box {
+typedef struct colo_box_t {
     void *data;
     int64_t extent[3];
     int64_t stride[3];
 } colo_box_t;
 
 /** All boxes to or from one peer, in an order both sides know. */
-typedef struct colo_message {
+typedef struct colo_message_t {
     int32_t peer; /* comm rank, never self */
     int32_t nboxes;
     const colo_box_t *boxes;

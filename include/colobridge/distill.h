@@ -26,13 +26,13 @@
 extern "C" {
 #endif
 
-typedef enum colo_distill_kind {
+typedef enum colo_distill_kind_t {
     COLO_DISTILL_LOGITS = 0,
     COLO_DISTILL_PROBS = 1
 } colo_distill_kind_t;
 
 /** Members from targets on have defaults: COLO_DISTILL_LOGITS, 1, 1. */
-typedef struct colo_distill_config {
+typedef struct colo_distill_config_t {
     size_t struct_size;
     colo_logits_options_t logits; /* of the student; the targets have its columns, too */
     colo_distill_kind_t targets;
@@ -50,7 +50,7 @@ typedef struct colo_distill_config {
 
 /** Per-token outputs, [T] each, f32; f64, in the members _f64, if the logits are f64. NULL members
  *  are not computed. Written only on success. */
-typedef struct colo_distill_out {
+typedef struct colo_distill_out_t {
     union {
         float *ce;
         double *ce_f64;
@@ -62,7 +62,7 @@ typedef struct colo_distill_out {
 } colo_distill_out_t;
 
 /** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
-typedef struct colo_distill_upstream {
+typedef struct colo_distill_upstream_t {
     union {
         const float *d_ce;
         const double *d_ce_f64;
@@ -74,7 +74,7 @@ typedef struct colo_distill_upstream {
 } colo_distill_upstream_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
-typedef struct colo_distill_saved {
+typedef struct colo_distill_saved_t {
     colo_tensor_t logits, targets; /* borrowed views */
     uint64_t logits_version, targets_version;
     void *memory; /* borrowed: the caller's colo_distill_saved_size() bytes */
@@ -102,7 +102,7 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
                                                    int32_t ranks, size_t *bytes);
 
 /** The tensors that a forward reads, borrowed; all in one memory. */
-typedef struct colo_distill_batch {
+typedef struct colo_distill_batch_t {
     /* [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward */
     const colo_tensor_t *logits;
     /* [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until backward */

@@ -84,7 +84,7 @@ static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const
 }
 
 /* What a managed tensor made here carries along. */
-typedef struct colo_dlpack_given {
+typedef struct colo_dlpack_given_t {
     union {
         DLManagedTensor legacy;
 #ifdef DLPACK_MAJOR_VERSION
@@ -96,7 +96,7 @@ typedef struct colo_dlpack_given {
     void *user;
 } colo_dlpack_given_t;
 
-static inline void colo_dlpack_i_done(void *manager)
+static inline void colo_dlpack_done_(void *manager)
 {
     colo_dlpack_given_t *given = (colo_dlpack_given_t *)manager;
     if (given->done)
@@ -104,13 +104,13 @@ static inline void colo_dlpack_i_done(void *manager)
     free(given);
 }
 
-static inline void colo_dlpack_i_delete(DLManagedTensor *self)
+static inline void colo_dlpack_delete_(DLManagedTensor *self)
 {
-    colo_dlpack_i_done(self->manager_ctx);
+    colo_dlpack_done_(self->manager_ctx);
 }
 
 /* The parts that both kinds share; NULL: no memory, or a view that cannot be exported. */
-static inline colo_dlpack_given_t *colo_dlpack_i_give(const colo_tensor_t *tensor, DLTensor *out,
+static inline colo_dlpack_given_t *colo_dlpack_give_(const colo_tensor_t *tensor, DLTensor *out,
                                                       void (*done)(void *), void *user)
 {
     static const uint8_t code[COLO_DTYPE_COUNT] = {kDLFloat, kDLFloat, kDLBfloat, kDLFloat, kDLInt,
@@ -150,19 +150,19 @@ static inline DLManagedTensor *colo_tensor_to_dlpack(const colo_tensor_t *tensor
                                                      void (*done)(void *user), void *user)
 {
     DLTensor parts;
-    colo_dlpack_given_t *given = colo_dlpack_i_give(tensor, &parts, done, user);
+    colo_dlpack_given_t *given = colo_dlpack_give_(tensor, &parts, done, user);
     if (!given)
         return NULL;
     given->managed.legacy.dl_tensor = parts;
     given->managed.legacy.manager_ctx = given;
-    given->managed.legacy.deleter = colo_dlpack_i_delete;
+    given->managed.legacy.deleter = colo_dlpack_delete_;
     return &given->managed.legacy;
 }
 
 #ifdef DLPACK_MAJOR_VERSION
-static inline void colo_dlpack_i_delete_versioned(struct DLManagedTensorVersioned *self)
+static inline void colo_dlpack_delete_versioned_(struct DLManagedTensorVersioned *self)
 {
-    colo_dlpack_i_done(self->manager_ctx);
+    colo_dlpack_done_(self->manager_ctx);
 }
 
 /**
@@ -174,7 +174,7 @@ colo_tensor_to_dlpack_versioned(const colo_tensor_t *tensor, uint64_t flags,
                                 void (*done)(void *user), void *user)
 {
     DLTensor parts;
-    colo_dlpack_given_t *given = colo_dlpack_i_give(tensor, &parts, done, user);
+    colo_dlpack_given_t *given = colo_dlpack_give_(tensor, &parts, done, user);
     if (!given)
         return NULL;
     given->managed.versioned.version.major = DLPACK_MAJOR_VERSION;
@@ -182,7 +182,7 @@ colo_tensor_to_dlpack_versioned(const colo_tensor_t *tensor, uint64_t flags,
     given->managed.versioned.flags = flags;
     given->managed.versioned.dl_tensor = parts;
     given->managed.versioned.manager_ctx = given;
-    given->managed.versioned.deleter = colo_dlpack_i_delete_versioned;
+    given->managed.versioned.deleter = colo_dlpack_delete_versioned_;
     return &given->managed.versioned;
 }
 #endif

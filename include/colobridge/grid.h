@@ -21,12 +21,12 @@ extern "C" {
 #define COLO_DIM_NAME_MAX 16 /* bytes of a dim name, NUL included */
 #define COLO_KEY_MAX (COLO_MAX_DIMS * COLO_DIM_NAME_MAX)
 
-typedef struct colo_dim {
+typedef struct colo_dim_t {
     const char *name;
     int64_t extent;
 } colo_dim_t;
 
-typedef struct colo_grid {
+typedef struct colo_grid_t {
     int32_t ndims;
     char name[COLO_MAX_DIMS][COLO_DIM_NAME_MAX];
     int64_t extent[COLO_MAX_DIMS];
@@ -36,7 +36,7 @@ typedef struct colo_grid {
 } colo_grid_t;
 
 /** The group of a dim set that contains one rank. A value: it owns no memory. */
-typedef struct colo_group {
+typedef struct colo_group_t {
     int64_t base;    /* the member whose coordinates in the dim set are all 0 (a world rank) */
     int64_t size;    /* members */
     int64_t index;   /* position in the group of the rank that the caller named */

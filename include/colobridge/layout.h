@@ -25,21 +25,21 @@ extern "C" {
 
 #define COLO_MAX_SPLITS 4
 
-typedef enum colo_axis { COLO_SAMPLES = 0, COLO_ROWS = 1, COLO_FEATURES = 2 } colo_axis_t;
-typedef enum colo_split_kind {
+typedef enum colo_axis_t { COLO_SAMPLES = 0, COLO_ROWS = 1, COLO_FEATURES = 2 } colo_axis_t;
+typedef enum colo_split_kind_t {
     COLO_REPLICATE = 0,
     COLO_BLOCK = 1,
     COLO_ZIGZAG = 2,
     COLO_CEIL = 3
 } colo_split_kind_t;
 
-typedef struct colo_split {
+typedef struct colo_split_t {
     int32_t dim; /* index in the layout's grid */
     colo_split_kind_t kind;
     bool context; /* context parallelism: PARTIAL gradients are summed over this dim */
 } colo_split_t;
 
-typedef enum colo_map_kind {
+typedef enum colo_map_kind_t {
     COLO_MAP_IDENTITY = 0,
     COLO_MAP_OFFSET = 1,
     COLO_MAP_TABLE = 2
@@ -48,7 +48,7 @@ typedef enum colo_map_kind {
 #define COLO_STAGE_ANY (-1)
 #define COLO_STAGE_LAST (-2)
 
-typedef struct colo_layout {
+typedef struct colo_layout_t {
     colo_grid_t grid;
     int32_t nsplits[3];                     /* per axis */
     colo_split_t split[3][COLO_MAX_SPLITS]; /* in the order in which they take parts */
@@ -62,7 +62,7 @@ typedef struct colo_layout {
 } colo_layout_t;
 
 /** The logical tensor that layouts are about. */
-typedef struct colo_shape {
+typedef struct colo_shape_t {
     int64_t samples;   /* B, global batch */
     int64_t rows;      /* N, rows of a sample that cross the bridge */
     int64_t features;  /* H */
@@ -70,14 +70,14 @@ typedef struct colo_shape {
 } colo_shape_t;
 
 /** Rows that follow each other both in the sample and on the rank. */
-typedef struct colo_run {
+typedef struct colo_run_t {
     int64_t row;   /* first row (global, within a sample) */
     int64_t count; /* rows row .. row + count - 1 */
     int64_t local; /* local index of the first */
 } colo_run_t;
 
 /** What one rank owns: samples [b0, b1), features [h0, h1), rows as runs in local order. */
-typedef struct colo_owned {
+typedef struct colo_owned_t {
     int64_t b0, b1, h0, h1;
     int64_t rows; /* local rows */
 } colo_owned_t;

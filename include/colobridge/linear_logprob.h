@@ -42,7 +42,7 @@ extern "C" {
 
 typedef struct colo_linear_logprob colo_linear_logprob_t;
 
-typedef enum colo_linear_mode {
+typedef enum colo_linear_mode_t {
     COLO_LINEAR_AUTO = 0, /* keep when all logits fit into the budget, else logprob */
     COLO_LINEAR_LOGPROB = 1,
     COLO_LINEAR_KEEP = 2,
@@ -50,14 +50,14 @@ typedef enum colo_linear_mode {
 } colo_linear_mode_t;
 
 /** d_hidden over the vocabulary group. Each rank's W gives a partial sum. */
-typedef enum colo_d_hidden {
+typedef enum colo_d_hidden_t {
     COLO_D_HIDDEN_PARTIAL = 0,       /* this rank's partial sum; the caller adds them */
     COLO_D_HIDDEN_ALL_REDUCE = 1,    /* the sum, on every rank */
     COLO_D_HIDDEN_REDUCE_SCATTER = 2 /* rank r: the sum, tokens [r T/W, (r+1) T/W); W divides T */
 } colo_d_hidden_t;
 
 /** The pass that a workspace is for. */
-typedef enum colo_linear_pass {
+typedef enum colo_linear_pass_t {
     COLO_LINEAR_FORWARD = 0,
     COLO_LINEAR_BACKWARD = 1,
     COLO_LINEAR_LOSS = 2,
@@ -65,7 +65,7 @@ typedef enum colo_linear_pass {
 } colo_linear_pass_t;
 
 /** Members from mode on have defaults: 0, false, d_weight_add true. */
-typedef struct colo_linear_logprob_config {
+typedef struct colo_linear_logprob_config_t {
     size_t struct_size;
     colo_logprob_config_t logprob; /* chunk_size: tokens per chunk; 0: from tokens and budget */
     colo_linear_mode_t mode;
@@ -96,7 +96,7 @@ typedef struct colo_linear_logprob_config {
 #endif
 
 /** One call's tokens. */
-typedef struct colo_linear_batch {
+typedef struct colo_linear_batch_t {
     const colo_tensor_t *hidden;  /* [T, H], the head's dtype; columns contiguous; the same on all
                                      ranks of the vocabulary group */
     const colo_tensor_t *targets; /* i64 [T], as colo_logprob_forward() */
@@ -116,7 +116,7 @@ typedef struct colo_linear_batch {
  * The backward of mode early takes one number: loss * d_loss[0], or loss alone if d_loss is NULL.
  * It multiplies the gradients that forward made. There logp and entropy are 0, and mean is false.
  */
-typedef struct colo_linear_upstream {
+typedef struct colo_linear_upstream_t {
     double logp, entropy, loss;
     /* [T] each in the dtype of the outputs, or NULL */
     union {
@@ -134,7 +134,7 @@ typedef struct colo_linear_upstream {
     bool mean;
 } colo_linear_upstream_t;
 
-typedef struct colo_linear_grads {
+typedef struct colo_linear_grads_t {
     const colo_tensor_t *d_hidden; /* [T, H] ([T/W, H] after reduce-scatter), the head's dtype,
                                       written; NULL iff frozen_hidden */
     const colo_tensor_t *d_weight, *d_bias; /* as colo_lm_head_grads_t; NULL iff frozen_weight (or
@@ -144,7 +144,7 @@ typedef struct colo_linear_grads {
 /** What backward needs; caller's memory, filled by forward. Borrows hidden, targets and the saved
  *  memory. If the caller moves the latter to another aligned address, it sets @memory to it.
  *  d_weight: with share_d_weight, set before forward: where d_weight is, without gaps, aligned. */
-typedef struct colo_linear_logprob_saved {
+typedef struct colo_linear_logprob_saved_t {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
     colo_support_saved_t support;

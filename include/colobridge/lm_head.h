@@ -29,13 +29,13 @@ extern "C" {
 
 typedef struct colo_lm_head colo_lm_head_t;
 
-typedef enum colo_lm_head_partition {
+typedef enum colo_lm_head_partition_t {
     COLO_LM_HEAD_ROWS = 0,
     COLO_LM_HEAD_FLAT = 1
 } colo_lm_head_partition_t;
 
 /** What makes products in host memory. The environment variable COLO_GEMM overrides it. */
-typedef enum colo_gemm {
+typedef enum colo_gemm_t {
     COLO_GEMM_AUTO = 0,  /* a CBLAS that the process has loaded, else loops. Loads nothing */
     COLO_GEMM_CBLAS = 1, /* a CBLAS that the process has loaded, else OpenBLAS, which is loaded */
     COLO_GEMM_LOOPS = 2  /* the library's own, several times slower */
@@ -50,7 +50,7 @@ typedef enum colo_gemm {
  */
 COLO_API colo_status_t colo_gemm_describe(colo_gemm_t gemm, char *text, size_t cap);
 
-typedef enum colo_lm_head_state {
+typedef enum colo_lm_head_state_t {
     COLO_LM_HEAD_NOT_AVAILABLE = 0,
     COLO_LM_HEAD_IN_FLIGHT = 1,
     COLO_LM_HEAD_AVAILABLE = 2
@@ -58,7 +58,7 @@ typedef enum colo_lm_head_state {
 
 /** Members from mem on have defaults: COLO_HOST, device -1, no bias, COLO_LM_HEAD_ROWS,
  * COLO_GEMM_AUTO. */
-typedef struct colo_lm_head_config {
+typedef struct colo_lm_head_config_t {
     size_t struct_size;
     int64_t rows;       /* Vl; the same on all ranks of the group; may be 0 */
     int64_t hidden;     /* H, > 0 */
@@ -82,7 +82,7 @@ typedef struct colo_lm_head_config {
  * Memory for gradients: [Vl, H] and [Vl] of a resident head, this rank's rows or elements of a
  * sharded one. The library does not write the padding of a flat part.
  */
-typedef struct colo_lm_head_grads {
+typedef struct colo_lm_head_grads_t {
     const colo_tensor_t *d_weight; /* f32 (f64 of an f64 head), or the head's dtype */
     const colo_tensor_t *d_bias;   /* as d_weight; NULL iff the head has no bias */
     bool add; /* true: add to the contents (main_grad; f32 or f64 only); false: replace them */

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-typedef enum colo_log_level {
+typedef enum colo_log_level_t {
     COLO_LOG_OFF = 0,
     COLO_LOG_ERROR = 1,
     COLO_LOG_WARN = 2,
@@ -36,7 +36,7 @@ typedef void (*colo_log_fn)(colo_log_level_t level, const char *line, void *user
 COLO_API void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level);
 
 /** An environment variable that the library reads. Strings are static. */
-typedef struct colo_env_variable {
+typedef struct colo_env_variable_t {
     const char *name;     /* "COLO_TIMEOUT_MS" */
     const char *fallback; /* what holds when it is not set */
     const char *help;     /* one line: the values and what they do */

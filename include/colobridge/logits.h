@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /** A value without struct_size: its size is fixed, because configs contain it. */
-typedef struct colo_logits_options {
+typedef struct colo_logits_options_t {
     int64_t vocab;       /* V, true vocabulary, > 0; columns >= V are padding */
     int64_t vocab_start; /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
     double temperature;  /* finite, > 0 */

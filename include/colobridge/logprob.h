@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /** Members from label_smoothing on have defaults: 0, false, ignore_index -100. */
-typedef struct colo_logprob_config {
+typedef struct colo_logprob_config_t {
     size_t struct_size;
     colo_logits_options_t logits;
     double label_smoothing; /* e in [0, 1] */
@@ -66,7 +66,7 @@ typedef struct colo_logprob_config {
 /** Per-token outputs: addresses of arrays of T numbers, not of tensors. If the logits are f64, the
  *  outputs are f64 and the caller sets the member _f64 of each union; otherwise they are f32. NULL
  *  members are not computed. Written only on success. */
-typedef struct colo_logprob_out {
+typedef struct colo_logprob_out_t {
     union {
         float *logp;
         double *logp_f64;
@@ -86,7 +86,7 @@ typedef struct colo_logprob_out {
 } colo_logprob_out_t;
 
 /** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
-typedef struct colo_logprob_upstream {
+typedef struct colo_logprob_upstream_t {
     union {
         const float *d_logp;
         const double *d_logp_f64;
@@ -111,20 +111,20 @@ typedef struct colo_logprob_upstream {
  * Label smoothing is refused, and correct compares with the largest of the support. The list of an
  * ignored token is not read.
  */
-typedef struct colo_support {
+typedef struct colo_support_t {
     const colo_tensor_t *ids;   /* i64 [N], contiguous, global; all lists */
     const colo_tensor_t *begin; /* i64 [T]: the first element of a token's list in ids */
     const colo_tensor_t *end;   /* i64 [T]: the element behind its last */
 } colo_support_t;
 
 /** Borrowed views of a support; begin.ndim 0: there is none. */
-typedef struct colo_support_saved {
+typedef struct colo_support_saved_t {
     colo_tensor_t ids, begin, end;
     uint64_t version; /* the sum of their versions */
 } colo_support_saved_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
-typedef struct colo_logprob_saved {
+typedef struct colo_logprob_saved_t {
     colo_tensor_t logits, targets; /* borrowed views */
     colo_support_saved_t support;
     uint64_t logits_version, targets_version;
@@ -153,7 +153,7 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
                                                    int32_t ranks, size_t *bytes);
 
 /** The tensors that a forward reads, borrowed; all in one memory. */
-typedef struct colo_logprob_batch {
+typedef struct colo_logprob_batch_t {
     /* [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed until
      * backward */
     const colo_tensor_t *logits;
@@ -211,7 +211,7 @@ COLO_API colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                              const colo_tensor_t *d_logits, colo_stream_t stream);
 
 /** A masked sum and its mean: num and den are sums over the dp x cp group, never over tp. */
-typedef struct colo_reduced {
+typedef struct colo_reduced_t {
     double num;   /* global sum */
     int64_t den;  /* global token count */
     double value; /* num / den, 0 when den is 0 */
@@ -235,7 +235,7 @@ COLO_API colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, 
                                         colo_stream_t stream);
 
 /** A masked, weighted sum over tokens and ranks. */
-typedef struct colo_weighted {
+typedef struct colo_weighted_t {
     double num;    /* global sum of weight * value */
     double weight; /* global sum of weights */
     int64_t den;   /* global token count */
@@ -273,7 +273,7 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               void *workspace, colo_stream_t stream);
 
 /** A loss of tokens over ranks; each member is [1], in the memory of the tokens' losses. */
-typedef struct colo_loss_mean {
+typedef struct colo_loss_mean_t {
     union {
         float *value; /* num / max(den, 1), or num, in the dtype of the losses */
         double *value_f64;
@@ -301,7 +301,7 @@ COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
 /** Upstream gradients, [1] each; NULL = zero. */
-typedef struct colo_loss_mean_upstream {
+typedef struct colo_loss_mean_upstream_t {
     union {
         const float *d_value; /* dtype of the losses */
         const double *d_value_f64;

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-typedef enum colo_packing_split {
+typedef enum colo_packing_split_t {
     COLO_PACKING_BLOCK = 0,  /* one piece per context rank, in their order */
     COLO_PACKING_ZIGZAG = 1, /* 2 cp pieces; context rank c has pieces c and 2 cp - 1 - c. With cp 1
                                 it is one piece, of any length */
@@ -32,7 +32,7 @@ typedef enum colo_packing_split {
     COLO_PACKING_TABLE = 3   /* piece_len and piece_owner say */
 } colo_packing_split_t;
 
-typedef struct colo_packing {
+typedef struct colo_packing_t {
     size_t struct_size;
     int64_t nseqs;            /* Q sequences, >= 0 */
     const int64_t *seq_len;   /* [nseqs] positions, padding included, >= 0 */

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-typedef struct colo_partition {
+typedef struct colo_partition_t {
     int64_t cp, cp_rank;
     int64_t tp, tp_rank; /* 1, 0 for tensors that are not sequence-parallel */
     int64_t positions;   /* S, global; packed: total padded tokens */

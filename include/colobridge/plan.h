@@ -14,22 +14,22 @@
 extern "C" {
 #endif
 
-typedef enum colo_output { COLO_FULL_SEQ = 0, COLO_SHARDED = 1 } colo_output_t;
+typedef enum colo_output_t { COLO_FULL_SEQ = 0, COLO_SHARDED = 1 } colo_output_t;
 /** What a destination rank's gradient holds (semantics of context parallelism). */
-typedef enum colo_grad {
+typedef enum colo_grad_t {
     COLO_PARTIAL = 0, /* FULL_SEQ: full-length values on every cp sibling, to be summed over cp */
     /* FULL_SEQ: zero outside the rank's own rows, as the caller declares; SHARDED: own rows */
     COLO_DISJOINT = 1
 } colo_grad_t;
 #define COLO_PLAN_REPLICAS_MAX 65536 /* ranks that hold the same samples, on a side of a plan */
-typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
-typedef enum colo_pass { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
+typedef enum colo_direction_t { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
+typedef enum colo_pass_t { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
 
 /** Which rank is on which node. Immutable; any threads may share it. */
 typedef struct colo_nodes colo_nodes_t;
 
 /** Members from output on have defaults: 0. */
-typedef struct colo_plan_config {
+typedef struct colo_plan_config_t {
     size_t struct_size;
     const colo_layout_t *src, *dst; /* borrowed for the call; copied (tables stay borrowed) */
     colo_shape_t shape;
@@ -51,13 +51,13 @@ typedef struct colo_plan_config {
 #endif
 
 /** A box in global indices, half-open. */
-typedef struct colo_region {
+typedef struct colo_region_t {
     int64_t b[2], s[2], h[2];
     int32_t addend; /* PARTIAL backward: which addend (ordinal among the cp siblings); of a sum,
                        the lowest; else 0 */
 } colo_region_t;
 
-typedef struct colo_plan_message {
+typedef struct colo_plan_message_t {
     int64_t peer; /* world rank, never self */
     int64_t bytes;
     int64_t nregions;
@@ -65,7 +65,7 @@ typedef struct colo_plan_message {
 } colo_plan_message_t;
 
 /** Bytes of one rank in one pass. */
-typedef struct colo_plan_bytes {
+typedef struct colo_plan_bytes_t {
     int64_t recv, send; /* of all exchanges */
     int64_t local;   /* copied from own input to own output */
     /* what must arrive: this rank needs it and does not have it. A sum of a node counts once, and so
@@ -155,7 +155,7 @@ COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pas
 /** colo_plan_bytes() - bytes that this rank sends, receives and copies per call */
 COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass);
 /** Bytes of one rank in one pass; their sums over the ranks of a node are those of the node. */
-typedef struct colo_plan_node_bytes {
+typedef struct colo_plan_node_bytes_t {
     int64_t in;      /* that this rank receives from other nodes */
     int64_t minimum; /* that ranks of the node need and none holds, addends that another node adds
                         up as one sum; an even part of each is counted here */

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /** Members from top_k on have the default 0. */
-typedef struct colo_sampling_config {
+typedef struct colo_sampling_config_t {
     size_t struct_size;
     colo_logits_options_t logits; /* scale > 0, softcap 0: else no logit would have x = -inf */
     int64_t top_k;                /* >= 0; 0: all ids, as is V or more */

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-typedef struct colo_segments {
+typedef struct colo_segments_t {
     size_t struct_size;
     int64_t count;          /* E segments, >= 0 */
     const int64_t *rows;    /* [count] rows of each segment, >= 0 */

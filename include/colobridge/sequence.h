@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /** Members from padded on have defaults: 0, NULL, false, cp 1. */
-typedef struct colo_sequence {
+typedef struct colo_sequence_t {
     size_t struct_size;
     int64_t batch;     /* B */
     int64_t positions; /* S, columns of the batch, >= 1 */
@@ -46,13 +46,13 @@ typedef struct colo_sequence {
 #endif
 
 /** The question that a mask answers for each element. */
-typedef enum colo_sequence_mask {
+typedef enum colo_sequence_mask_t {
     COLO_SEQUENCE_TOKENS = 0, /* does it hold a token? */
     COLO_SEQUENCE_TARGETS = 1 /* does it hold a token that is not the last one of its row? */
 } colo_sequence_mask_t;
 
 /** How the gradient of a gathered output comes back to the context ranks. */
-typedef enum colo_sequence_adjoint {
+typedef enum colo_sequence_adjoint_t {
     /* Every context rank computes the same loss from the gathered output, and it counts once: each
      * rank takes its own elements of d_out. The scale does not depend on cp. No collective. */
     COLO_SEQUENCE_SLICE = 0,

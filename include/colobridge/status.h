@@ -50,32 +50,27 @@ extern "C" {
 #define COLO_PRINTF(fmt, args)
 #endif
 
-#define COLO_STATUS_MAP(X)                                                            \
-    X(OK, 0, "ok")                                                                    \
-    X(PENDING, 1, "work is enqueued; ask again")                                      \
-    X(ERR_ARG, -1, "an argument is outside its stated range")                         \
-    X(ERR_SHAPE, -2, "a tensor's shape, dtype or strides do not match the plan")      \
-    X(ERR_LAYOUT, -3, "these grids or layouts cannot be combined")                    \
-    X(ERR_NOMEM, -4, "memory could not be allocated")                                 \
-    X(ERR_TIMEOUT, -5, "another rank did not arrive before the deadline")             \
-    X(ERR_PEER, -6, "another rank reported an error")                                 \
-    X(ERR_MISMATCH, -7, "ranks disagree about what they are doing together")          \
-    X(ERR_MODIFIED, -8, "a saved tensor was written after it was saved")              \
-    X(ERR_STATE, -9, "the object is not in a state that allows this call")            \
-    X(ERR_UNBUILT, -10, "this build or this machine lacks the backend")               \
-    X(ERR_CONTRACT, -11, "the data are not as declared (replicated, zero)")           \
-    X(ERR_EXISTS, -12, "the name is already taken")                                   \
-    X(ERR_MISSING, -13, "no object of that name exists")                              \
-    X(ERR_IO, -14, "a file could not be read or written")                             \
-    X(ERR_ABORTED, -15, "the communicator was aborted")                               \
-    X(ERR_CUDA, -16, "CUDA reported an error")                                        \
-    X(ERR_NCCL, -17, "NCCL reported an error")                                        \
-    X(ERR_MPI, -18, "MPI reported an error")
-
-typedef enum colo_status {
-#define COLO_STATUS_ENUM(name, value, text) COLO_##name = value,
-    COLO_STATUS_MAP(COLO_STATUS_ENUM)
-#undef COLO_STATUS_ENUM
+typedef enum colo_status_t {
+    COLO_OK = 0,             /* ok */
+    COLO_PENDING = 1,        /* work is enqueued; ask again */
+    COLO_ERR_ARG = -1,       /* an argument is outside its stated range */
+    COLO_ERR_SHAPE = -2,     /* a tensor's shape, dtype or strides do not match the plan */
+    COLO_ERR_LAYOUT = -3,    /* these grids or layouts cannot be combined */
+    COLO_ERR_NOMEM = -4,     /* memory could not be allocated */
+    COLO_ERR_TIMEOUT = -5,   /* another rank did not arrive before the deadline */
+    COLO_ERR_PEER = -6,      /* another rank reported an error */
+    COLO_ERR_MISMATCH = -7,  /* ranks disagree about what they are doing together */
+    COLO_ERR_MODIFIED = -8,  /* a saved tensor was written after it was saved */
+    COLO_ERR_STATE = -9,     /* the object is not in a state that allows this call */
+    COLO_ERR_UNBUILT = -10,  /* this build or this machine lacks the backend */
+    COLO_ERR_CONTRACT = -11, /* the data are not as declared (replicated, zero) */
+    COLO_ERR_EXISTS = -12,   /* the name is already taken */
+    COLO_ERR_MISSING = -13,  /* no object of that name exists */
+    COLO_ERR_IO = -14,       /* a file could not be read or written */
+    COLO_ERR_ABORTED = -15,  /* the communicator was aborted */
+    COLO_ERR_CUDA = -16,     /* CUDA reported an error */
+    COLO_ERR_NCCL = -17,     /* NCCL reported an error */
+    COLO_ERR_MPI = -18       /* MPI reported an error */
 } colo_status_t;
 
 /**

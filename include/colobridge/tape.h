@@ -67,7 +67,7 @@ COLO_API void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream);
 COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
                                       const colo_tensor_t *d_t, colo_value_t *value);
 /** A node: what it read and made, and how its gradient is computed. Borrowed for the call. */
-typedef struct colo_tape_record {
+typedef struct colo_tape_record_t {
     const char *name;       /* for error messages */
     const colo_value_t *in; /* [nin] values or COLO_NO_VALUE */
     int32_t nin;

@@ -25,7 +25,7 @@ extern "C" {
 /* The very same type as cudaStream_t; NULL on the host. */
 typedef struct CUstream_st *colo_stream_t;
 
-typedef enum colo_dtype {
+typedef enum colo_dtype_t {
     COLO_F32 = 0,
     COLO_F64 = 1,
     COLO_BF16 = 2,
@@ -38,9 +38,9 @@ typedef enum colo_dtype {
     COLO_DTYPE_COUNT = 9
 } colo_dtype_t;
 
-typedef enum colo_mem { COLO_HOST = 0, COLO_CUDA = 1 } colo_mem_t;
+typedef enum colo_mem_t { COLO_HOST = 0, COLO_CUDA = 1 } colo_mem_t;
 
-typedef struct colo_tensor {
+typedef struct colo_tensor_t {
     void *data;
     colo_dtype_t dtype;
     colo_mem_t mem;

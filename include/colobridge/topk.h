@@ -26,7 +26,7 @@ extern "C" {
 #define COLO_TOPK_MAX 256 /* ids per token */
 
 /** Members from topk on have defaults: false, ignore_index -100. */
-typedef struct colo_topk_config {
+typedef struct colo_topk_config_t {
     size_t struct_size;
     colo_logits_options_t logits; /* columns that are padding are never selected */
     int64_t k;            /* 1..COLO_TOPK_MAX; at most V with topk */
@@ -43,7 +43,7 @@ typedef struct colo_topk_config {
 #endif
 
 /** Outputs; NULL members are not computed. Written only on success. */
-typedef struct colo_topk_out {
+typedef struct colo_topk_out_t {
     union {
         float *logp;      /* [T, k] */
         double *logp_f64; /* the same, if the logits are f64 */
@@ -54,7 +54,7 @@ typedef struct colo_topk_out {
 } colo_topk_out_t;
 
 /** Upstream gradient, [T, k] contiguous in the dtype of the output logp. */
-typedef struct colo_topk_upstream {
+typedef struct colo_topk_upstream_t {
     union {
         const float *d_logp;
         const double *d_logp_f64;
@@ -62,7 +62,7 @@ typedef struct colo_topk_upstream {
 } colo_topk_upstream_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows the logits and the buffer. */
-typedef struct colo_topk_saved {
+typedef struct colo_topk_saved_t {
     colo_tensor_t logits; /* borrowed view */
     uint64_t logits_version;
     void *memory; /* borrowed: the caller's colo_topk_saved_size() bytes */
@@ -91,7 +91,7 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
                                                 size_t *bytes);
 
 /** The tensors that a forward reads, borrowed; all in one memory. */
-typedef struct colo_topk_batch {
+typedef struct colo_topk_batch_t {
     /* [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed until
      * backward */
     const colo_tensor_t *logits;

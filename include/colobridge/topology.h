@@ -29,7 +29,7 @@ typedef struct colo_topology colo_topology_t;
 struct colo_plan; /* plan.h */
 
 /** Which processors the ranks of a host get. l: a rank's number on its host; n: ranks per host. */
-typedef enum colo_bind {
+typedef enum colo_bind_t {
     COLO_BIND_NONE = 0,    /* all of the machine */
     COLO_BIND_CORE = 1,    /* compact: rank l gets core l, or processor l if n > cores */
     COLO_BIND_SCATTER = 2, /* a core (or processor) each, packages in turn, then their NUMA nodes */
@@ -44,7 +44,7 @@ COLO_API const char *colo_bind_name(colo_bind_t bind);
 COLO_API colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind);
 
 /** Members from ranks_per_node on have defaults: 0. */
-typedef struct colo_topology_config {
+typedef struct colo_topology_config_t {
     size_t struct_size;
     /* NULL: this machine, as far as the calling thread may use it. A text that ends in ".xml" or
      * has a '/': an hwloc XML file, at most COLO_TOPOLOGY_XML_MAX bytes. Else a synthetic
@@ -80,7 +80,7 @@ COLO_API const char *colo_topology_version(void);
 
 /* ---- the machine ---- */
 
-typedef struct colo_topology_machine {
+typedef struct colo_topology_machine_t {
     const char *source; /* "this machine", the file's name, or the description; a view */
     int32_t packages, numa_nodes, cores, pus, devices;
 } colo_topology_machine_t;
@@ -95,10 +95,10 @@ typedef struct colo_topology_machine {
 COLO_API void colo_topology_machine(const colo_topology_t *topology,
                                     colo_topology_machine_t *machine);
 
-typedef enum colo_device_kind { COLO_DEVICE_GPU = 0, COLO_DEVICE_NETWORK = 1 } colo_device_kind_t;
+typedef enum colo_device_kind_t { COLO_DEVICE_GPU = 0, COLO_DEVICE_NETWORK = 1 } colo_device_kind_t;
 
 /** A PCI device of a host. numa or package is -1 if it is near processors of several. */
-typedef struct colo_topology_device {
+typedef struct colo_topology_device_t {
     colo_device_kind_t kind;
     char name[32]; /* the system's name for it ("cuda0", "eth0"), "" if unknown */
     char bus[16];  /* "0000:3b:00.0" */
@@ -111,7 +111,7 @@ COLO_API const colo_topology_device_t *colo_topology_device(const colo_topology_
 /* ---- the ranks ---- */
 
 /** Where a rank may run. -1: its processors belong to several of that kind. */
-typedef struct colo_spot {
+typedef struct colo_spot_t {
     int64_t host;
     int32_t package, numa, core;
     int32_t pu;  /* the system's number of the processor */
@@ -150,7 +150,7 @@ COLO_API void colo_topology_create_env(colo_topology_t **topology, int64_t ranks
 /** Groups of a dim set, and how many have members on different ones. A group across hosts crosses
  *  the other two as well; a rank that is free to run on several NUMA nodes (packages) makes its
  *  group one that crosses. */
-typedef struct colo_topology_cut {
+typedef struct colo_topology_cut_t {
     int64_t size, groups; /* members of a group; groups */
     int64_t numa, package, host;
 } colo_topology_cut_t;
@@ -179,7 +179,7 @@ COLO_API colo_status_t colo_topology_advise(const colo_topology_t *topology,
                                             colo_bind_t *bind);
 
 /** Bytes that ranks send, and those of them that cross; counted as groups above. */
-typedef struct colo_topology_traffic {
+typedef struct colo_topology_traffic_t {
     int64_t total, numa, package, host;
 } colo_topology_traffic_t;
 

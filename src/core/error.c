@@ -15,27 +15,49 @@
 
 static _Thread_local colo_error_t error;
 
+/* clang-format off */
+#define WORDS(status, text) {status, #status, text}
+static const struct {
+    colo_status_t status;
+    const char *name, *text;
+} words[] = {
+    WORDS(COLO_OK, "ok"),
+    WORDS(COLO_PENDING, "work is enqueued; ask again"),
+    WORDS(COLO_ERR_ARG, "an argument is outside its stated range"),
+    WORDS(COLO_ERR_SHAPE, "a tensor's shape, dtype or strides do not match the plan"),
+    WORDS(COLO_ERR_LAYOUT, "these grids or layouts cannot be combined"),
+    WORDS(COLO_ERR_NOMEM, "memory could not be allocated"),
+    WORDS(COLO_ERR_TIMEOUT, "another rank did not arrive before the deadline"),
+    WORDS(COLO_ERR_PEER, "another rank reported an error"),
+    WORDS(COLO_ERR_MISMATCH, "ranks disagree about what they are doing together"),
+    WORDS(COLO_ERR_MODIFIED, "a saved tensor was written after it was saved"),
+    WORDS(COLO_ERR_STATE, "the object is not in a state that allows this call"),
+    WORDS(COLO_ERR_UNBUILT, "this build or this machine lacks the backend"),
+    WORDS(COLO_ERR_CONTRACT, "the data are not as declared (replicated, zero)"),
+    WORDS(COLO_ERR_EXISTS, "the name is already taken"),
+    WORDS(COLO_ERR_MISSING, "no object of that name exists"),
+    WORDS(COLO_ERR_IO, "a file could not be read or written"),
+    WORDS(COLO_ERR_ABORTED, "the communicator was aborted"),
+    WORDS(COLO_ERR_CUDA, "CUDA reported an error"),
+    WORDS(COLO_ERR_NCCL, "NCCL reported an error"),
+    WORDS(COLO_ERR_MPI, "MPI reported an error"),
+};
+#undef WORDS
+/* clang-format on */
+
 const char *colo_status_string(colo_status_t status)
 {
-    switch (status) {
-#define CASE(name, value, text) \
-    case COLO_##name:           \
-        return text;
-        COLO_STATUS_MAP(CASE)
-#undef CASE
-    }
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (words[i].status == status)
+            return words[i].text;
     return "unknown status";
 }
 
 const char *colo_status_name(colo_status_t status)
 {
-    switch (status) {
-#define CASE(name, value, text) \
-    case COLO_##name:           \
-        return "COLO_" #name;
-        COLO_STATUS_MAP(CASE)
-#undef CASE
-    }
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (words[i].status == status)
+            return words[i].name;
     return "COLO_?";
 }
 

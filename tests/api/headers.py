@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each public header compiles alone, strictly, without a word from the compiler.
+"""Each public header compiles alone, strictly, without a word from the compiler, and its names can be found.
 
 usage: headers.py c11|c++17|cuda17 own|opt-in COMPILER...
+C11 and C++17 are also compiled by gcc and by clang where they are installed. A type has one name: the tag of a struct or
+enum is its typedef, which no function can have. No name is pasted by a macro, and none has _i_, the mark of private ones.
+
 "own" are the headers that need nothing but C's; "opt-in" those that include somebody else's, MPI's
 say. Where that is not installed the header is left out, and when nothing remains it is a skip.
 "cuda17" is nvcc, host and device compilation, of all headers in one file, because nvcc takes seconds
@@ -17,7 +20,8 @@ import tempfile
 
 from api import INCLUDE, complaints, foreign, headers
 
-STRICT = ['-Wall', '-Wextra', '-Wpedantic', '-Werror']
+STRICT = ['-Wall', '-Wextra', '-Wconversion', '-Wpedantic', '-Wshadow', '-Werror']
+OTHERS = {'c11': ('gcc', 'clang'), 'c++17': ('g++', 'clang++')}
 # How to ask where a header that is not on the compiler's path lives.
 ASK = {'mpi.h': (['pkg-config', '--cflags', 'ompi-c'], ['mpicc', '--showme:compile'],
                  ['mpicc', '-compile_info'])}
@@ -42,7 +46,7 @@ def compiles_under_nvcc(compiler, flags, text):
 def compiles(compiler, std, flags, text):
     if std == 'cuda17':
         return compiles_under_nvcc(compiler, flags, text)
-    of_c = [] if '++' in std else ['-Wshadow', '-Wstrict-prototypes', '-Wmissing-prototypes']
+    of_c = [] if '++' in std else ['-Wstrict-prototypes', '-Wmissing-prototypes']
     said = complaints(compiler, std, text, '-fsyntax-only', *STRICT, *flags, *of_c)
     return not said, said
 
@@ -69,7 +73,34 @@ def found(compiler, std, names):
     return flags
 
 
+def misnamed(text):
+    """Names of a header that nobody finds, or that are two things."""
+    text = re.sub(r'/\*.*?\*/', ' ', text, flags=re.S)
+    yield from ('%s is %s, too' % pair for pair in re.findall(
+        r'^typedef (?:struct|enum) (\w+) \{(?:[^{}]|\{[^{}]*\})*\} (?!\1;)(\w+);', text, re.M))
+    yield from ('%s has the mark of a private name' % name for name in set(re.findall(r'\bcolo_\w*_i_\w+', text)))
+    yield from ('%s is pasted' % paste for paste in re.findall(r'\w+\s*##\s*\w+', text))
+
+
+def all_compilers(compiler, std):
+    """The build's, and the others that are here, each once."""
+    yield compiler
+    for name in OTHERS.get(std, ()):
+        if shutil.which(name) and [name] != compiler[-1:]:
+            yield [name]
+        elif [name] != compiler[-1:]:
+            print('%s as %s: skipped, there is none here' % (name, std))
+
+
 def main(std, kind, compiler):
+    if len(list(misnamed('typedef struct a {\n    int x[2];\n} b;\nint colo_a_i_b;\n#define A(x) x##_c\n'))) != 3:
+        print('this check does not see the names that it should')
+        return 1
+    results = [main_of(std, kind, each) for each in all_compilers(compiler, std)]
+    return 1 if 1 in results else max(results)
+
+
+def main_of(std, kind, compiler):
     checked = bad = 0
     together, flags_of_all = [], []
     for header in headers():
@@ -81,6 +112,9 @@ def main(std, kind, compiler):
             print('%s as %s: left out, no <%s> here' % (header, std, '> or <'.join(needs)))
             continue
         checked += 1
+        for fault in misnamed((INCLUDE / header).read_text()):
+            bad += 1
+            print('%s: %s' % (header, fault))
         if std == 'cuda17':
             together.append(header)
             flags_of_all += flags
@@ -97,7 +131,7 @@ def main(std, kind, compiler):
         if not good:
             bad += 1
             print('%s as %s:\n%s' % (', '.join(together), std, said))
-    print('%d headers as %s, %d bad' % (checked, std, bad))
+    print('%d headers as %s by %s, %d bad' % (checked, std, ' '.join(compiler), bad))
     if bad:
         return 1
     return 0 if checked else 77 if kind == 'opt-in' else 1
