@@ -5,8 +5,9 @@
  *
  * A topology object has a machine's topology (this machine's, a file's, or a synthetic one) and a
  * map of ranks to its processors. ranks_per_node consecutive world ranks share a host, all hosts
- * are alike, and a binding policy decides which processors each rank may use. It needs hwloc in
- * the build; without hwloc the calls that create one return COLO_ERR_UNBUILT. No communication.
+ * are alike, and a binding policy decides which processors each rank may use. It needs hwloc, the
+ * header in the build and the library at run time, which the first call that needs it loads;
+ * without hwloc the calls that create one return COLO_ERR_UNBUILT. No communication.
  *
  * One thread at a time uses a topology object while it is created or rebound. After that any
  * threads may share it.
@@ -62,9 +63,10 @@ typedef struct colo_topology_config_t {
 
 /**
  * colo_topology_create() - read the topology, map the ranks; owned by the caller
- * Errors:  COLO_ERR_UNBUILT (no hwloc in this build), COLO_ERR_IO (the file cannot be read, is too
- *          large, or holds no topology), COLO_ERR_ARG (not understood as synthetic; world outside
- *          1..COLO_TOPOLOGY_WORLD_MAX; more ranks on a host than it has processors), COLO_ERR_NOMEM
+ * Errors:  COLO_ERR_UNBUILT (no hwloc in this build or on this machine), COLO_ERR_IO (the file
+ *          cannot be read, is too large, or holds no topology), COLO_ERR_ARG (not understood as
+ *          synthetic; world outside 1..COLO_TOPOLOGY_WORLD_MAX; more ranks on a host than it has
+ *          processors), COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_topology_create(colo_topology_t **topology,
                                             const colo_topology_config_t *config);
@@ -75,7 +77,8 @@ COLO_API void colo_topology_destroy(colo_topology_t **topology);
  */
 COLO_API colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind);
 
-/** colo_topology_version() - of the hwloc that is loaded ("2.9.0"), NULL when there is none */
+/** colo_topology_version() - of the hwloc that calls above use ("2.9.0"), NULL when there is
+ * none; loads it */
 COLO_API const char *colo_topology_version(void);
 
 /* ---- the machine ---- */

@@ -2,11 +2,11 @@
 /*
  * topology-hwloc.c - a machine's table of processors and devices, from hwloc; binding through it.
  *
- * Only this file uses hwloc (topology-xml.c borrows its sets): a topology is read, put
- * into a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
- * take without limit is bounded first: a file's size, and the processors that a synthetic
- * description asks for; what it would take on trust is checked in topology-xml.c. hwloc is silent
- * about what it does not like, so the error messages say what was handed to it.
+ * Only this file uses hwloc (hwloc-load.c finds it, topology-xml.c borrows its sets): a topology is
+ * read, put into a colo_machine_t and dropped, except this machine's, which binding needs. What
+ * hwloc would take without limit is bounded first: a file's size, and the processors that a
+ * synthetic description asks for; what it would take on trust is checked in topology-xml.c. hwloc
+ * is silent about what it does not like, so the error messages say what was handed to it.
  *
  * This machine means what the calling thread may use of it: a launcher that gave the process
  * fewer processors (taskset, mpirun) had a reason, and binding must not undo it.
@@ -14,14 +14,14 @@
 #include "grid/topology.h"
 
 #include "core/error.h"
+#include "core/lock.h"
 #include "grid/dims.h"
+#include "grid/hwloc-load.h"
 #include "grid/topology-xml.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <hwloc.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -110,10 +110,10 @@ static colo_status_t check_synthetic(const char *text)
  * binding, nothing restricts it. */
 static void keep_allowed(hwloc_topology_t hwloc)
 {
-    hwloc_bitmap_t set = hwloc_bitmap_alloc();
-    if (set && hwloc_get_cpubind(hwloc, set, HWLOC_CPUBIND_THREAD) == 0)
-        hwloc_topology_restrict(hwloc, set, 0);
-    hwloc_bitmap_free(set);
+    hwloc_bitmap_t set = colo_hwloc.bitmap_alloc();
+    if (set && colo_hwloc.get_cpubind(hwloc, set, HWLOC_CPUBIND_THREAD) == 0)
+        colo_hwloc.topology_restrict(hwloc, set, 0);
+    colo_hwloc.bitmap_free(set);
 }
 
 /* Reading where things are must not start a GPU's runtime or call a display: devices come from the
@@ -122,27 +122,27 @@ static void only_poll(hwloc_topology_t hwloc)
 {
     static const char *const off[] = {"cuda", "nvml", "rsmi", "levelzero", "opencl", "gl", "pci"};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
-        hwloc_topology_set_components(hwloc, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, off[i]);
+        colo_hwloc.topology_set_components(hwloc, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, off[i]);
 }
 
 static colo_status_t load(hwloc_topology_t hwloc, const char *topology, bool devices)
 {
-    hwloc_topology_set_cache_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_NONE);
+    colo_hwloc.topology_set_cache_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_NONE);
     if (devices)
-        hwloc_topology_set_io_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+        colo_hwloc.topology_set_io_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (!topology) {
         only_poll(hwloc);
-        COLO_FAIL_IF(hwloc_topology_load(hwloc) != 0, COLO_ERR_IO,
+        COLO_FAIL_IF(colo_hwloc.topology_load(hwloc) != 0, COLO_ERR_IO,
                      "hwloc cannot read this machine's topology: %s", strerror(errno));
-        if (hwloc_topology_is_thissystem(hwloc))
+        if (colo_hwloc.topology_is_thissystem(hwloc))
             keep_allowed(hwloc);
         return COLO_OK;
     }
     const char *quoted = COLO_QUOTED_STR(topology);
     if (!is_file(topology)) {
         COLO_TRY(check_synthetic(topology));
-        COLO_FAIL_IF(hwloc_topology_set_synthetic(hwloc, topology) != 0 ||
-                         hwloc_topology_load(hwloc) != 0,
+        COLO_FAIL_IF(colo_hwloc.topology_set_synthetic(hwloc, topology) != 0 ||
+                         colo_hwloc.topology_load(hwloc) != 0,
                      COLO_ERR_ARG,
                      "topology '%s': neither a file (a name with .xml or /) nor a "
                      "description such as 'package:2 numa:2 core:4 pu:1'",
@@ -153,13 +153,29 @@ static colo_status_t load(hwloc_topology_t hwloc, const char *topology, bool dev
     size_t size = 0;
     COLO_TRY(read_file(topology, &text, &size));
     COLO_TRY(colo_topology_xml_check(quoted, text, size));
-    COLO_FAIL_IF(hwloc_topology_set_xmlbuffer(hwloc, text, (int)size + 1) != 0 ||
-                     hwloc_topology_load(hwloc) != 0,
+    COLO_FAIL_IF(colo_hwloc.topology_set_xmlbuffer(hwloc, text, (int)size + 1) != 0 ||
+                     colo_hwloc.topology_load(hwloc) != 0,
                  COLO_ERR_IO, "topology '%s': %zu bytes that are no hwloc topology", quoted, size);
     return COLO_OK;
 }
 
 /* ---- from hwloc's objects to a table ---- */
+
+/* Objects of types that are several levels of a topology, caches say, are not asked for. */
+static hwloc_obj_t next_of(hwloc_topology_t hwloc, hwloc_obj_type_t type, hwloc_obj_t previous)
+{
+    if (previous)
+        return previous->next_cousin;
+    const int depth = colo_hwloc.get_type_depth(hwloc, type);
+    return depth == HWLOC_TYPE_DEPTH_UNKNOWN ? NULL : colo_hwloc.get_obj_by_depth(hwloc, depth, 0);
+}
+
+static int count_of(hwloc_topology_t hwloc, hwloc_obj_type_t type)
+{
+    const int depth = colo_hwloc.get_type_depth(hwloc, type);
+    return depth == HWLOC_TYPE_DEPTH_UNKNOWN ? 0
+                                             : (int)colo_hwloc.get_nbobjs_by_depth(hwloc, depth);
+}
 
 /* The NUMA node of a processor: of those that it is near to, the one with the fewest processors
  * (memory of several kinds may be attached to one place), then the first. @weight: [nodes] */
@@ -167,8 +183,8 @@ static hwloc_obj_t numa_of(hwloc_topology_t hwloc, const int32_t *weight, hwloc_
 {
     hwloc_obj_t best = NULL, node = NULL;
     int32_t fewest = 0;
-    for (int32_t i = 0; (node = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_NUMANODE, node)); i++) {
-        if ((best && weight[i] >= fewest) || !hwloc_bitmap_isset(node->cpuset, pu->os_index))
+    for (int32_t i = 0; (node = next_of(hwloc, HWLOC_OBJ_NUMANODE, node)); i++) {
+        if ((best && weight[i] >= fewest) || !colo_hwloc.bitmap_isset(node->cpuset, pu->os_index))
             continue;
         best = node;
         fewest = weight[i];
@@ -190,9 +206,9 @@ static colo_status_t fill_pus(hwloc_topology_t hwloc, colo_machine_t *machine, i
 {
     int32_t n = machine->npus;
     hwloc_obj_t pu = NULL, core = NULL, each = NULL;
-    for (int32_t i = 0; (each = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_NUMANODE, each)); i++)
-        weight[i] = hwloc_bitmap_weight(each->cpuset);
-    for (int32_t i = 0; i < n && (pu = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_PU, pu)); i++) {
+    for (int32_t i = 0; (each = next_of(hwloc, HWLOC_OBJ_NUMANODE, each)); i++)
+        weight[i] = colo_hwloc.bitmap_weight(each->cpuset);
+    for (int32_t i = 0; i < n && (pu = next_of(hwloc, HWLOC_OBJ_PU, pu)); i++) {
         hwloc_obj_t ancestor_core = hwloc_get_ancestor_obj_by_type(hwloc, HWLOC_OBJ_CORE, pu);
         hwloc_obj_t ancestor_package = hwloc_get_ancestor_obj_by_type(hwloc, HWLOC_OBJ_PACKAGE, pu);
         hwloc_obj_t node = numa_of(hwloc, weight, pu);
@@ -232,7 +248,7 @@ static int32_t common(const colo_machine_t *machine, hwloc_const_cpuset_t local,
     int32_t one = -2;
     for (int32_t i = 0; i < machine->npus && one != -1; i++) {
         int32_t v = machine->pu[i].of[share];
-        if (local && hwloc_bitmap_isset(local, (unsigned)machine->pu[i].os))
+        if (local && colo_hwloc.bitmap_isset(local, (unsigned)machine->pu[i].os))
             one = one == -2 || one == v ? v : -1;
     }
     return one < 0 ? -1 : one;
@@ -262,14 +278,13 @@ static void fill_device(hwloc_topology_t hwloc, const colo_machine_t *machine, h
 
 static colo_status_t fill_devices(hwloc_topology_t hwloc, colo_machine_t *machine)
 {
-    int n = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PCI_DEVICE);
+    int n = count_of(hwloc, HWLOC_OBJ_PCI_DEVICE);
     hwloc_obj_t pci = NULL;
     if (n <= 0)
         return COLO_OK;
     machine->device = calloc((size_t)n, sizeof *machine->device);
     COLO_FAIL_IF(!machine->device, COLO_ERR_NOMEM, "topology: no memory for %d devices", n);
-    while (machine->ndevices < n &&
-           (pci = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_PCI_DEVICE, pci))) {
+    while (machine->ndevices < n && (pci = next_of(hwloc, HWLOC_OBJ_PCI_DEVICE, pci))) {
         colo_topology_device_t *device = &machine->device[machine->ndevices];
         if (!pci->attr || !kind_of(pci, &device->kind))
             continue;
@@ -281,9 +296,9 @@ static colo_status_t fill_devices(hwloc_topology_t hwloc, colo_machine_t *machin
 
 static colo_status_t fill(hwloc_topology_t hwloc, colo_machine_t *machine)
 {
-    int pus = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PU);
-    int nodes = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_NUMANODE);
-    int packages = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PACKAGE);
+    int pus = count_of(hwloc, HWLOC_OBJ_PU);
+    int nodes = count_of(hwloc, HWLOC_OBJ_NUMANODE);
+    int packages = count_of(hwloc, HWLOC_OBJ_PACKAGE);
     COLO_FAIL_IF(pus < 1 || pus > COLO_TOPOLOGY_PU_MAX, COLO_ERR_ARG,
                  "topology: %d processors, expected 1..%d", pus, COLO_TOPOLOGY_PU_MAX);
     nodes = nodes > 0 ? nodes : 1;
@@ -304,14 +319,15 @@ colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machi
 {
     colo_machine_t made = {0};
     hwloc_topology_t hwloc;
-    COLO_FAIL_IF(hwloc_topology_init(&hwloc) != 0, COLO_ERR_NOMEM,
+    COLO_TRY(colo_hwloc_load());
+    COLO_FAIL_IF(colo_hwloc.topology_init(&hwloc) != 0, COLO_ERR_NOMEM,
                  "topology: hwloc cannot start: %s", strerror(errno));
     colo_status_t st = load(hwloc, topology, devices);
     COLO_THEN(st, fill(hwloc, &made));
-    if (st == COLO_OK && !topology && hwloc_topology_is_thissystem(hwloc))
+    if (st == COLO_OK && !topology && colo_hwloc.topology_is_thissystem(hwloc))
         made.here = hwloc;
     else
-        hwloc_topology_destroy(hwloc);
+        colo_hwloc.topology_destroy(hwloc);
     if (st < 0) {
         colo_machine_i_free(&made);
         return st;
@@ -323,7 +339,7 @@ colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machi
 void colo_machine_i_free(colo_machine_t *machine)
 {
     if (machine->here)
-        hwloc_topology_destroy(machine->here);
+        colo_hwloc.topology_destroy(machine->here);
     free(machine->pu);
     free(machine->device);
     *machine = (colo_machine_t){0};
@@ -332,28 +348,29 @@ void colo_machine_i_free(colo_machine_t *machine)
 colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *os, int32_t n)
 {
     COLO_FAIL_IF(!machine->here, COLO_ERR_STATE, "bind: the topology is not this machine's");
-    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    hwloc_bitmap_t set = colo_hwloc.bitmap_alloc();
     bool ok = set != NULL;
     for (int32_t i = 0; ok && i < n; i++)
-        ok = hwloc_bitmap_set(set, (unsigned)os[i]) == 0;
-    ok = ok && hwloc_set_cpubind(machine->here, set, HWLOC_CPUBIND_THREAD) == 0;
+        ok = colo_hwloc.bitmap_set(set, (unsigned)os[i]) == 0;
+    ok = ok && colo_hwloc.set_cpubind(machine->here, set, HWLOC_CPUBIND_THREAD) == 0;
     int e = errno;
-    hwloc_bitmap_free(set);
+    colo_hwloc.bitmap_free(set);
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_IO, "bind: %d processors from %d on: %s", (int)n, (int)os[0],
                           strerror(e));
 }
 
 static char version[32];
+COLO_LOCK(version_lock);
 
 /* hwloc tells its whole version only in a topology: 2.x as an info of the root object, 3.x as one
  * of the topology. Nothing else used here differs between the two. */
 static const char *find_info(hwloc_topology_t hwloc)
 {
 #if HWLOC_API_VERSION >= 0x00030000
-    return hwloc_get_info_by_name(hwloc_topology_get_infos(hwloc), "hwlocVersion");
+    return hwloc_get_info_by_name(colo_hwloc.topology_get_infos(hwloc), "hwlocVersion");
 #else
-    return hwloc_obj_get_info_by_name(hwloc_get_root_obj(hwloc), "hwlocVersion");
+    return hwloc_obj_get_info_by_name(colo_hwloc.get_obj_by_depth(hwloc, 0, 0), "hwlocVersion");
 #endif
 }
 
@@ -361,22 +378,26 @@ static const char *find_info(hwloc_topology_t hwloc)
 static void find_version(void)
 {
     hwloc_topology_t hwloc;
-    if (hwloc_topology_init(&hwloc) != 0)
+    if (colo_hwloc.topology_init(&hwloc) != 0)
         return;
-    const unsigned api = hwloc_get_api_version();
+    const unsigned api = colo_hwloc.get_api_version();
     const char *text = NULL;
-    if (hwloc_topology_set_synthetic(hwloc, "pu:1") == 0 && hwloc_topology_load(hwloc) == 0)
+    if (colo_hwloc.topology_set_synthetic(hwloc, "pu:1") == 0 &&
+        colo_hwloc.topology_load(hwloc) == 0)
         text = find_info(hwloc);
     if (text)
         snprintf(version, sizeof version, "%s", text);
     else
         snprintf(version, sizeof version, "%u.%u", api >> 16, api >> 8 & 0xff);
-    hwloc_topology_destroy(hwloc);
+    colo_hwloc.topology_destroy(hwloc);
 }
 
 const char *colo_topology_version(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, find_version);
-    return version;
+    const colo_error_t earlier = colo_error_save();
+    COLO_HOLD(&version_lock);
+    if (!version[0] && colo_hwloc_load() == COLO_OK)
+        find_version();
+    (void)colo_error_restore(COLO_OK, &earlier);
+    return version[0] ? version : NULL;
 }

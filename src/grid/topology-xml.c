@@ -11,9 +11,9 @@
 #include "grid/topology-xml.h"
 
 #include "core/error.h"
+#include "grid/hwloc-load.h"
 
 #include <ctype.h>
-#include <hwloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,7 +68,7 @@ static bool read_set(const char *from, const char *to, const char *name, hwloc_b
     if (!value || len > SET_MAX || strspn(value, "0123456789abcdefx,") != len)
         return false;
     COLO_AUTOFREE char *text = strndup(value, len);
-    return text && len > 0 && hwloc_bitmap_sscanf(set, text) == 0;
+    return text && len > 0 && colo_hwloc.bitmap_sscanf(set, text) == 0;
 }
 
 static bool is_type(const char *type, size_t len, const char *const *list)
@@ -84,7 +84,7 @@ static bool is_bit(hwloc_const_bitmap_t set, const char *from, const char *to)
     size_t len = 0;
     const char *value = attribute(from, to, "os_index", &len);
     return value && len > 0 && len < 9 && strspn(value, "0123456789") == len &&
-           hwloc_bitmap_weight(set) == 1 && hwloc_bitmap_first(set) == atoi(value);
+           colo_hwloc.bitmap_weight(set) == 1 && colo_hwloc.bitmap_first(set) == atoi(value);
 }
 
 /* What the machine may use, where the file says so: something, and not what it does not have. */
@@ -96,9 +96,10 @@ static colo_status_t check_allowed(const reader_t *reader, const char *to, level
     size_t len;
     for (int i = 0; i < CLASSES && ok; i++)
         if (attribute(reader->pos, to, name[i], &len))
-            ok = read_set(reader->pos, to, name[i], allowed) && !hwloc_bitmap_iszero(allowed) &&
-                 hwloc_bitmap_isincluded(allowed, all[i]);
-    hwloc_bitmap_zero(allowed);
+            ok = read_set(reader->pos, to, name[i], allowed) &&
+                 !colo_hwloc.bitmap_iszero(allowed) &&
+                 colo_hwloc.bitmap_isincluded(allowed, all[i]);
+    colo_hwloc.bitmap_zero(allowed);
     return ok ? COLO_OK : broken(reader, "the machine's allowed sets are empty or not its own");
 }
 
@@ -117,9 +118,10 @@ static colo_status_t check_sets(reader_t *reader, const char *to, const char *ty
         !read_set(reader->pos, to, "complete_nodeset", level->nodes) ||
         !read_set(reader->pos, to, "complete_cpuset", level->set))
         return broken(reader, "an object lacks a cpuset or nodeset, or it is none");
-    if (!hwloc_bitmap_isincluded(usable, level->set) || (!kind && hwloc_bitmap_iszero(usable)))
+    if (!colo_hwloc.bitmap_isincluded(usable, level->set) ||
+        (!kind && colo_hwloc.bitmap_iszero(usable)))
         return broken(reader, "an object's cpuset is empty, or not in its complete_cpuset");
-    hwloc_bitmap_zero(usable);
+    colo_hwloc.bitmap_zero(usable);
     if (is_type(type, len, pu) && !is_bit(level->set, reader->pos, to))
         return broken(reader, "a processor's cpuset is not its os_index");
     if (is_type(type, len, node) && !is_bit(level->nodes, reader->pos, to))
@@ -128,23 +130,23 @@ static colo_status_t check_sets(reader_t *reader, const char *to, const char *ty
     reader->processor |= is_type(type, len, pu);
     if (!parent)
         return check_allowed(reader, to, level);
-    if (!parent->processors || !hwloc_bitmap_isincluded(level->set, parent->set) ||
-        !hwloc_bitmap_isincluded(level->nodes, parent->nodes))
+    if (!parent->processors || !colo_hwloc.bitmap_isincluded(level->set, parent->set) ||
+        !colo_hwloc.bitmap_isincluded(level->nodes, parent->nodes))
         return broken(reader, "an object's cpuset or nodeset is not in its parent's");
     hwloc_bitmap_t seen = parent->seen[kind];
     hwloc_const_bitmap_t mine = kind ? level->nodes : level->set;
-    if (hwloc_bitmap_intersects(seen, mine) ||
-        (!kind && hwloc_bitmap_first(mine) < hwloc_bitmap_first(seen)))
+    if (colo_hwloc.bitmap_intersects(seen, mine) ||
+        (!kind && colo_hwloc.bitmap_first(mine) < colo_hwloc.bitmap_first(seen)))
         return broken(reader, "objects overlap, or stand in the wrong order");
-    return hwloc_bitmap_or(seen, seen, mine) == 0 ? COLO_OK : broken(reader, "no memory");
+    return colo_hwloc.bitmap_or(seen, seen, mine) == 0 ? COLO_OK : broken(reader, "no memory");
 }
 
 static void drop(level_t *level)
 {
-    hwloc_bitmap_free(level->set);
-    hwloc_bitmap_free(level->nodes);
+    colo_hwloc.bitmap_free(level->set);
+    colo_hwloc.bitmap_free(level->nodes);
     for (int i = 0; i < CLASSES; i++)
-        hwloc_bitmap_free(level->seen[i]);
+        colo_hwloc.bitmap_free(level->seen[i]);
     *level = (level_t){0};
 }
 
@@ -159,10 +161,10 @@ static colo_status_t open_object(reader_t *reader, const char *to)
     if (reader->depth == DEPTH_MAX)
         return broken(reader, "objects nest too deep");
     level_t *level = &reader->level[reader->depth];
-    level->set = hwloc_bitmap_alloc();
-    level->nodes = hwloc_bitmap_alloc();
-    level->seen[0] = hwloc_bitmap_alloc();
-    level->seen[1] = hwloc_bitmap_alloc();
+    level->set = colo_hwloc.bitmap_alloc();
+    level->nodes = colo_hwloc.bitmap_alloc();
+    level->seen[0] = colo_hwloc.bitmap_alloc();
+    level->seen[1] = colo_hwloc.bitmap_alloc();
     level->processors = !is_type(type, len, devices);
     colo_status_t st = COLO_OK;
     if (!level->set || !level->nodes || !level->seen[0] || !level->seen[1])

@@ -4,6 +4,7 @@
 
 #include "harness/allocations.h"
 
+#include "grid/hwloc-load.h"
 #include "grid/topology-xml.h"
 
 #define SETS(cpus, nodes)                                                \
@@ -20,6 +21,7 @@ static const char right[] = MACHINE(" allowed_cpuset=\"0x3\" allowed_nodeset=\"0
 
 static colo_status_t check(const char *text)
 {
+    assert_ok(colo_hwloc_load());
     return colo_topology_xml_check("file", text, strlen(text));
 }
 
@@ -104,6 +106,7 @@ T_CASE(topology_without_memory_is_an_error)
 #ifdef SANITIZED
     skip();
 #endif
+    assert_ok(colo_hwloc_load()); /* which allocates, too */
     for (long k = 1;; k++) {
         fail_at = k;
         const colo_status_t st = check(right);

@@ -101,12 +101,25 @@ def a_stdout_that_is_full_is_a_problem():
         more or refused(ran, 'standard output', 1)
 
 
+@case_if(HWLOC)
+def hwloc_that_is_not_on_this_machine_is_the_same_as_none_in_the_build():
+    """The loader finds an empty file first, whatever number it asks for."""
+    for number in range(15, 40):
+        Path('libhwloc.so.%d' % number).touch()
+    without_hwloc(env={'LD_LIBRARY_PATH': os.getcwd()})
+
+
 @case_if(not HWLOC)
-def without_hwloc_grids_are_a_problem_with_a_remedy():
-    refuses('configure with -Dhwloc=enabled', '--topology %s --grid tp=2', 'core:8 pu:1', code=1)
-    doc = planned('--json')  # the rest is there all the same
-    equal((doc['topology'], doc['libraries']['hwloc']), (None, None))
-    in_order(doc['topology_error'], 'no hwloc')
+def hwloc_that_is_not_in_the_build_is_missed_by_grids_alone():
+    without_hwloc()
+
+
+def without_hwloc(**more):
+    """A grid is a problem with a remedy, and the rest is there all the same."""
+    refuses('placement: ', '--topology %s --grid tp=2', 'core:8 pu:1', code=1, **more)
+    doc = planned('--json', **more)
+    equal((doc['topology'], doc['libraries']['hwloc'], doc['backends']['hwloc']), (None, None, False))
+    in_order(doc['topology_error'], 'placement: ', 'install hwloc 2.9 or later')
 
 
 main('colo-info')
