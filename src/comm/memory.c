@@ -160,7 +160,7 @@ colo_status_t colo_transport_wanted(colo_transport_t *transport)
 {
     int32_t word;
     COLO_TRY(colo_env_word("COLO_TRANSPORT", &word));
-    /* both are in the order auto, nccl, peer; ucx is none of bridges between GPUs */
+    /* both begin with auto, nccl, peer; the other words name transports between processes */
     *transport = word <= COLO_TRANSPORT_PEER ? (colo_transport_t)word : COLO_TRANSPORT_AUTO;
     return COLO_OK;
 }

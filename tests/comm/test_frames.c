@@ -18,6 +18,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+
 enum { COUNT = 10000, DEADLINE_MS = 1000 };
 
 struct bench { /* rank 0 and the end of rank 1 */
@@ -34,8 +36,7 @@ static struct bench set_up(void)
     b.peer = pair[1];
     assert_ok(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &transport));
     setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
-    assert_ok(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, 0, 2,
-                                &b.comm));
+    assert_ok(colo_process_comm(&over_sockets, &colo_transport_sockets, transport, 0, 2, &b.comm));
     unsetenv("COLO_TIMEOUT_MS");
     assert_ok(colo_comm_set_timeout(b.comm, DEADLINE_MS));
     return b;

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+
 /* What is told at once comes within half of that, also on a machine that does much besides. */
 enum { RANKS = 4, DEADLINE_MS = 20000 };
 
@@ -167,7 +169,7 @@ static int open_all(void **state)
         d->post = &post;
         d->rank = r;
         world[r] = mutant[r] = NULL;
-        assert_ok(colo_process_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, &world[r]));
+        assert_ok(colo_process_comm(&over_sockets, &desks, d, r, RANKS, &world[r]));
         assert_ok(colo_comm_set_check(world[r], 0)); /* or groups would talk when they are made */
         assert_ok(colo_comm_split(world[r], &grid, "dp", &mutant[r]));
         assert_ok(colo_comm_set_timeout(world[r], DEADLINE_MS));

@@ -14,6 +14,8 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+
 enum { MANY = 300 * 1000, OPERATIONS = 3, DEADLINE_MS = 10000, ALWAYS = -1 };
 
 static _Atomic int until_failure; /* sends that go well before one fails; 0: all go well */
@@ -88,7 +90,7 @@ static void run_both(struct rank *rank, const colo_transport_ops_t *ops, int64_t
         int fd[2] = {-1, -1};
         fd[1 - r] = pair[r];
         assert_ok(colo_transport_sockets_new(r, 2, fd, NULL, NULL, &transport));
-        assert_ok(colo_process_comm(&colo_comm_sockets_ops, r == 1 ? ops : &colo_transport_sockets,
+        assert_ok(colo_process_comm(&over_sockets, r == 1 ? ops : &colo_transport_sockets,
                                     transport, r, 2, &rank[r].comm));
         assert_ok(colo_comm_set_timeout(rank[r].comm, fail_at == ALWAYS ? 500 : DEADLINE_MS));
     }

@@ -11,6 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+
 /* What a peer could have meant, with some fields of its own. */
 static void write_frame(fuzz_t *f, int fd)
 {
@@ -53,8 +55,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     FUZZ_CHECK(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &transport) ==
                    COLO_OK,
                "%s", colo_last_error());
-    FUZZ_CHECK(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, 0, 2,
-                                 &c) == COLO_OK,
+    FUZZ_CHECK(colo_process_comm(&over_sockets, &colo_transport_sockets, transport, 0, 2, &c) ==
+                   COLO_OK,
                "%s", colo_last_error());
     for (int64_t n = fuzz_range(&f, 1, 4); n > 0; n--)
         write_frame(&f, pair[1]);

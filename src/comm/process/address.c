@@ -3,7 +3,7 @@
  * address.c - where a rank can be reached: its endpoint for the all-gather, and its door.
  *
  * The door is bound before the all-gather, because its name belongs on the endpoint, and listens
- * after it, if the endpoints tell that ranks of this host will call. Other hosts are UCX's.
+ * after it, if the endpoints tell that ranks of this host will call.
  */
 #include "comm/process/address.h"
 
@@ -108,10 +108,7 @@ static int bind_door(colo_endpoint_t *endpoint, int *door)
 static colo_status_t make(const colo_bootstrap_t *boot, colo_endpoint_t *endpoint, int *door,
                           int *fd)
 {
-    int32_t transport; /* 3: ucx. What is refused is refused once all are connected */
     const char *names = "";
-    (void)colo_env_word("COLO_TRANSPORT", &transport);
-    endpoint->insists = transport == 3;
     (void)colo_env_text("COLO_NODE", &names);
     if (names[0])
         (void)colo_node_id(boot->rank, boot->size, &endpoint->node);

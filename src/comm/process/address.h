@@ -29,13 +29,13 @@ _Static_assert(sizeof(colo_hello_t) == 32, "all versions of the library must agr
 typedef struct colo_endpoint {
     colo_hello_t hello;
     int32_t status;  /* < 0: the rank failed, and says why */
-    int32_t insists; /* COLO_TRANSPORT is ucx here */
+    int32_t insists; /* the row of connect.c that COLO_TRANSPORT names here; 0: none */
     uint64_t host;   /* of the machine and its network namespace; 0: unknown */
     uint64_t node;   /* that COLO_NODE names; 0: none */
     uint8_t token[COLO_TOKEN];
     char name[48]; /* abstract Unix name without the leading NUL; "": none */
     char why[400];
-    colo_worker_t worker; /* of the third all-gather, which is for UCX alone */
+    colo_worker_t worker; /* of the third all-gather, if the sockets do not reach all */
 } colo_endpoint_t;
 
 colo_hello_t colo_endpoint_hello(const colo_bootstrap_t *boot);
@@ -52,7 +52,8 @@ void colo_endpoint_make(const colo_bootstrap_t *boot, bool enough, colo_endpoint
                         int *door, int *fd);
 /* The calling thread's error as this rank's, for all. */
 void colo_endpoint_set_error(colo_endpoint_t *endpoint, colo_status_t status);
-/* Do Unix sockets connect these two ranks? Else UCX does. @insists: a rank of the job does. */
+/* Do Unix sockets connect these two ranks? @insists: a rank of the job insists on another
+ * transport. */
 bool colo_endpoint_near(const colo_endpoint_t *a, const colo_endpoint_t *b, bool insists);
 /* Do all endpoints belong together, and did no rank fail? */
 colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot,

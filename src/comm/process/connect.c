@@ -15,8 +15,8 @@
  *
  * A rank that times out says so before it hangs up, in a frame: some of those that it has met may
  * be connected with all by then, and others may see frames of such a rank. Both must be of one
- * user. Between hosts UCX listens: a third all-gather carries the addresses of its workers, and
- * libcolobridge-ucx.so connects them.
+ * user. Ranks that no socket reaches are a module's (transports, below): a third all-gather carries
+ * the addresses of its workers, and the module connects them.
  *
  * A callback must not throw, but if one of C++ does, what is open here is closed: this file is
  * compiled with -fexceptions. The two functions that this needs are in every process in which
@@ -48,8 +48,8 @@ static const double AGAIN_SECONDS = 0.01, /* between a refused call and the next
 
 enum { WHY = 100 };
 
-struct other { /* a rank */
-    bool near; /* to be met; else it is this one, or UCX's */
+struct peer {
+    bool near; /* to be met; else it is this rank, or another transport's */
     bool met;
     /* of a call to a lower rank */
     double again; /* when to call again; 0: now */
@@ -64,15 +64,89 @@ struct meeting {
     int64_t timeout_ms;
     colo_endpoint_t mine, *endpoint; /* [size] */
     int door;                        /* or -1 */
-    struct other *other;             /* [size] */
+    struct peer *peer;               /* [size] */
     struct pollfd *poll;             /* [size] the door in the place of this rank's own */
     int *fd;                         /* [size] of a lower rank that was not met, the call; or -1 */
     int32_t left;                    /* to be met */
+    const struct transport *row;     /* of a far rank, if there is one; else the sockets' */
     /* What carries between the ranks. */
     const colo_transport_ops_t *ops;
-    const colo_comm_ops_t *table;
     void *transport; /* NULL: none, or handed on */
 };
+
+/* ---- the transports ---- */
+
+static bool anywhere(const colo_endpoint_t *a, const colo_endpoint_t *b, bool insists)
+{
+    return true;
+}
+
+/*
+ * In order of preference. The sockets, first, carry between the ranks that they reach. All other
+ * pairs have one transport: the one that the COLO_TRANSPORT of a rank names, else the first that
+ * reaches all ranks, as the last row does. It is a module, libcolobridge-<name>.so
+ * (core/backend.h). A new transport is a module and a row here, and its word in core/env.c lets
+ * COLO_TRANSPORT name it.
+ */
+static const struct transport {
+    const colo_comm_ops_t comm; /* of its communicators; with the name */
+    /* Does it connect these two ranks? If it does a and b, a and c, then also b and c. @insists:
+     * the COLO_TRANSPORT of a rank names another one. */
+    bool (*reaches)(const colo_endpoint_t *a, const colo_endpoint_t *b, bool insists);
+    const char *missing; /* of a module: what a rank without it lacks, and what to do */
+} transports[] = {
+    {COLO_PROCESS_COMM("sockets"), colo_endpoint_near, NULL},
+    {COLO_PROCESS_COMM("ucx"), anywhere,
+     "UCX, which carries between hosts; install it (apt install libucx0, or pip install "
+     "libucx-cu12 or libucx-cu13)"},
+};
+enum { SOCKETS = 0, TRANSPORTS = sizeof transports / sizeof transports[0] };
+
+/* The row that COLO_TRANSPORT names; SOCKETS: none. A word that is refused is refused once all are
+ * connected. */
+static int32_t wanted_row(void)
+{
+    const char *word;
+    (void)colo_env_text("COLO_TRANSPORT", &word);
+    for (int32_t i = SOCKETS + 1; i < TRANSPORTS; i++)
+        if (strcmp(transports[i].comm.name, word) == 0)
+            return i;
+    return SOCKETS;
+}
+
+/* A row that a rank insists on; SOCKETS: none does. */
+static int32_t insisted_row(const struct meeting *meeting)
+{
+    for (int32_t i = SOCKETS + 1; i < TRANSPORTS; i++)
+        for (int32_t r = 0; r < meeting->boot->size; r++)
+            if (meeting->endpoint[r].insists == i)
+                return i;
+    return SOCKETS;
+}
+
+static bool reaches_all(const struct transport *row, const struct meeting *meeting)
+{
+    int32_t r = 0;
+    while (r < meeting->boot->size && row->reaches(meeting->endpoint, &meeting->endpoint[r], false))
+        r++;
+    return r == meeting->boot->size;
+}
+
+/* What carries to which rank. That the sockets reach all is known to all alike. */
+static void choose_transports(struct meeting *meeting)
+{
+    const colo_endpoint_t *all = meeting->endpoint, *mine = &all[meeting->boot->rank];
+    const int32_t size = meeting->boot->size, insisted = insisted_row(meeting);
+    int32_t row = insisted ? insisted : SOCKETS + 1;
+    for (int32_t r = 0; r < size; r++) {
+        meeting->peer[r].near = r != meeting->boot->rank &&
+                                transports[SOCKETS].reaches(mine, &all[r], insisted != SOCKETS);
+        meeting->left += meeting->peer[r].near;
+    }
+    while (!insisted && !reaches_all(&transports[row], meeting))
+        row++;
+    meeting->row = &transports[meeting->left == size - 1 ? SOCKETS : row];
+}
 
 static double waited_ms(const struct meeting *meeting)
 {
@@ -89,13 +163,13 @@ static bool same_user(int fd)
 
 static bool is_met(const struct meeting *meeting, int32_t r)
 {
-    return !meeting->other[r].near || meeting->other[r].met;
+    return !meeting->peer[r].near || meeting->peer[r].met;
 }
 
 static void set_met(struct meeting *meeting, int32_t r, int fd)
 {
     meeting->fd[r] = fd;
-    meeting->other[r].met = true;
+    meeting->peer[r].met = true;
     meeting->left--;
 }
 
@@ -103,7 +177,7 @@ static void set_met(struct meeting *meeting, int32_t r, int fd)
 
 static void hang_up(struct meeting *meeting, int32_t r, const char *what, int error)
 {
-    struct other *call = &meeting->other[r];
+    struct peer *call = &meeting->peer[r];
     snprintf(call->why, WHY, "%s%s%s", what, error ? ": " : "", error ? strerror(error) : "");
     colo_socket_close(meeting->fd[r]);
     meeting->fd[r] = -1;
@@ -135,7 +209,7 @@ static colo_status_t dial(struct meeting *meeting, int32_t r)
 
 static void read_answer(struct meeting *meeting, int32_t r)
 {
-    struct other *call = &meeting->other[r];
+    struct peer *call = &meeting->peer[r];
     ssize_t n = recv(meeting->fd[r], (char *)&call->answer + call->got,
                      sizeof call->answer - call->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -197,7 +271,7 @@ static colo_status_t too_late(const struct meeting *meeting)
     int32_t r = 0;
     while (r < meeting->boot->size - 1 && is_met(meeting, r))
         r++;
-    const char *why = meeting->other[r].why;
+    const char *why = meeting->peer[r].why;
     return colo_fail(
         COLO_ERR_TIMEOUT,
         "create_bootstrap: rank %d of %d has no connection with %d ranks after %lld ms; "
@@ -252,7 +326,7 @@ static colo_status_t poll_once(struct meeting *meeting)
     const int32_t rank = meeting->boot->rank, size = meeting->boot->size;
     struct pollfd *polled = meeting->poll;
     for (int32_t r = 0; r < rank; r++)
-        if (meeting->fd[r] < 0 && !is_met(meeting, r) && colo_now() >= meeting->other[r].again)
+        if (meeting->fd[r] < 0 && !is_met(meeting, r) && colo_now() >= meeting->peer[r].again)
             COLO_TRY(dial(meeting, r));
     if (colo_now() >= meeting->next_check) {
         const int32_t left = find_left(meeting);
@@ -280,7 +354,7 @@ static colo_status_t connect_sockets(struct meeting *meeting)
 {
     bool called = false;
     for (int32_t r = meeting->boot->rank + 1; r < meeting->boot->size; r++)
-        called |= meeting->other[r].near;
+        called |= meeting->peer[r].near;
     if (called && listen(meeting->door, meeting->boot->size) != 0)
         return colo_endpoint_no_socket(meeting->boot, errno);
     meeting->next_check = meeting->begin + CHECK_SECONDS;
@@ -300,7 +374,7 @@ static void close_all(const struct meeting *meeting, bool timed_out)
 {
     int *fd = meeting->fd;
     for (int32_t r = 0; fd && r < meeting->boot->size; r++) {
-        if (timed_out && meeting->other[r].met)
+        if (timed_out && meeting->peer[r].met)
             colo_socket_fail(fd[r], COLO_ERR_TIMEOUT, colo_last_error());
         colo_socket_close(fd[r]);
         fd[r] = -1;
@@ -313,7 +387,7 @@ static void end_meeting(struct meeting *meeting)
     if (meeting->transport)
         meeting->ops->close(meeting->transport, false);
     colo_socket_close(meeting->door);
-    free(meeting->other);
+    free(meeting->peer);
     free(meeting->poll);
     free(meeting->fd);
     if (meeting->endpoint)
@@ -363,55 +437,41 @@ static colo_status_t gather_endpoints(struct meeting *meeting)
     return colo_endpoint_check_all(meeting->boot, meeting->endpoint);
 }
 
-/* ---- UCX ---- */
+/* ---- to far ranks ---- */
 
-static colo_status_t load_ucx(struct meeting *meeting)
+static colo_status_t load_module(struct meeting *meeting)
 {
-    const colo_bootstrap_t *boot = meeting->boot;
-    const colo_backend_t *ucx = NULL;
-    const colo_status_t st = colo_backend_load("ucx", &ucx);
+    const int32_t rank = meeting->boot->rank;
+    const char *name = meeting->row->comm.name;
+    const colo_backend_t *module = NULL;
+    const colo_status_t st = colo_backend_load(name, &module);
     if (st < 0)
-        return colo_fail(
-            st,
-            "create_bootstrap: rank %d has no UCX, which carries between hosts; install it "
-            "(apt install libucx0, or pip install libucx-cu12 or libucx-cu13): %.300s",
-            (int)boot->rank, colo_last_error());
-    COLO_FAIL_IF(!ucx->transport || ucx->transport->abi != COLO_TRANSPORT_ABI, COLO_ERR_UNBUILT,
-                 "create_bootstrap: libcolobridge-ucx.so has another transport interface than "
-                 "this library; install both from the same build");
-    meeting->ops = ucx->transport;
-    meeting->table = &colo_comm_ucx_ops;
-    return meeting->ops->open(boot->rank, boot->size, &meeting->mine.worker, &meeting->transport);
+        return colo_fail(st, "create_bootstrap: rank %d has no %s: %.300s", (int)rank,
+                         meeting->row->missing, colo_last_error());
+    COLO_FAIL_IF(!module->transport || module->transport->abi != COLO_TRANSPORT_ABI,
+                 COLO_ERR_UNBUILT,
+                 "create_bootstrap: libcolobridge-%s.so has another transport interface than "
+                 "this library; install both from the same build",
+                 name);
+    meeting->ops = module->transport;
+    return meeting->ops->open(rank, meeting->boot->size, &meeting->mine.worker,
+                              &meeting->transport);
 }
 
-/* A rank without UCX says so in the all-gather, for which the others wait. */
-static colo_status_t open_ucx(struct meeting *meeting)
+/* A rank without the module says so in the all-gather, for which the others wait. */
+static colo_status_t open_module(struct meeting *meeting)
 {
-    const colo_status_t st = load_ucx(meeting);
+    const colo_status_t st = load_module(meeting);
     if (st < 0)
         colo_endpoint_set_error(&meeting->mine, st);
     COLO_TRY(gather_endpoints(meeting));
     for (int32_t r = 0; r < meeting->boot->size; r++)
-        meeting->endpoint[r].worker.near = meeting->other[r].near;
+        meeting->endpoint[r].worker.near = meeting->peer[r].near;
     return meeting->ops->connect(meeting->transport, &meeting->endpoint->worker,
                                  sizeof *meeting->endpoint);
 }
 
-/* Which ranks Unix sockets reach. That all reach all is known to all alike. */
-static void find_near(struct meeting *meeting)
-{
-    bool insists = false;
-    for (int32_t r = 0; r < meeting->boot->size; r++)
-        insists |= meeting->endpoint[r].insists != 0;
-    for (int32_t r = 0; r < meeting->boot->size; r++) {
-        meeting->other[r].near =
-            r != meeting->boot->rank && colo_endpoint_near(&meeting->endpoint[meeting->boot->rank],
-                                                           &meeting->endpoint[r], insists);
-        meeting->left += meeting->other[r].near;
-    }
-}
-
-/* The descriptors and the far transport, if there is one, become one transport. */
+/* The sockets hold the transport of the far ranks, if there are some. */
 static colo_status_t join(struct meeting *meeting)
 {
     const colo_transport_ops_t *far = meeting->ops;
@@ -431,26 +491,25 @@ static colo_status_t connect_all(struct meeting *meeting)
 {
     const colo_bootstrap_t *boot = meeting->boot;
     COLO_TRY(greet(meeting));
-    meeting->other = calloc((size_t)boot->size, sizeof *meeting->other);
+    meeting->peer = calloc((size_t)boot->size, sizeof *meeting->peer);
     meeting->poll = calloc((size_t)boot->size, sizeof *meeting->poll);
     meeting->fd = malloc((size_t)boot->size * sizeof *meeting->fd);
-    colo_endpoint_make(boot, meeting->other && meeting->poll, &meeting->mine, &meeting->door,
+    colo_endpoint_make(boot, meeting->peer && meeting->poll, &meeting->mine, &meeting->door,
                        meeting->fd);
+    meeting->mine.insists = wanted_row();
     colo_status_t st = gather_endpoints(meeting);
     close_all(meeting, false); /* connections take their place */
     COLO_TRY(st);
-    find_near(meeting);
-    const bool all = meeting->left == boot->size - 1;
-    if (!all)
-        COLO_TRY(open_ucx(meeting));
-    if (!all && meeting->left == 0)
-        return COLO_OK;
+    choose_transports(meeting);
+    if (meeting->row != &transports[SOCKETS]) {
+        COLO_TRY(open_module(meeting));
+        if (meeting->left == 0)
+            return COLO_OK;
+    }
     st = connect_sockets(meeting);
     if (st < 0)
         close_all(meeting, st == COLO_ERR_TIMEOUT);
     COLO_TRY(st);
-    if (all)
-        meeting->table = &colo_comm_sockets_ops;
     return join(meeting);
 }
 
@@ -463,7 +522,8 @@ static colo_status_t meet(const colo_bootstrap_t *boot, double *begin, colo_comm
     void *transport = meeting.transport;
     meeting.transport = NULL;
     *begin = meeting.begin;
-    return colo_process_comm(meeting.table, meeting.ops, transport, boot->rank, boot->size, made);
+    return colo_process_comm(&meeting.row->comm, meeting.ops, transport, boot->rank, boot->size,
+                             made);
 }
 
 /* ---- the public names ---- */

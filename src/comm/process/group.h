@@ -173,6 +173,15 @@ bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
                     const void *payload);
 
 /* ---- step.c ---- */
-extern const colo_comm_ops_t colo_comm_sockets_ops, colo_comm_ucx_ops;
+colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
+                                    colo_stream_t stream);
+
+/* The table of communicators over the transport of that name. */
+#define COLO_PROCESS_COMM(name_)                                                                 \
+    {                                                                                            \
+        .name = (name_), .abi = COLO_COMM_ABI, .collective = colo_host_collective,               \
+        .exchange = colo_process_exchange, .subset = colo_process_subset,                        \
+        .fail = colo_process_fail, .state = colo_process_state, .destroy = colo_process_destroy, \
+    }
 
 #endif

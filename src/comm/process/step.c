@@ -250,8 +250,8 @@ static void begin(struct colo_process_group *group, const colo_comm_t *comm,
             colo_step_poll(group, r);
 }
 
-static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
-                                      colo_stream_t stream)
+colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
+                                    colo_stream_t stream)
 {
     struct colo_process_group *group = comm->impl;
     pthread_mutex_t *lock = &group->context->lock;
@@ -286,15 +286,3 @@ static colo_status_t process_exchange(colo_comm_t *comm, const colo_exchange_t *
     pthread_mutex_unlock(lock);
     return peer == FAILED || ends ? verdict(group) : COLO_OK;
 }
-
-/* ---- the backend ---- */
-
-#define TABLE(backend)                                                                          \
-    {                                                                                           \
-        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,            \
-        .exchange = process_exchange, .subset = colo_process_subset, .fail = colo_process_fail, \
-        .state = colo_process_state, .destroy = colo_process_destroy,                           \
-    }
-
-const colo_comm_ops_t colo_comm_sockets_ops = TABLE("sockets");
-const colo_comm_ops_t colo_comm_ucx_ops = TABLE("ucx");

@@ -9,7 +9,7 @@
  *
  * End of stream without a goodbye means that the process died.
  *
- * Ranks without a socket are another transport's, which this one holds: UCX's, between hosts.
+ * Ranks without a socket are another transport's, which this one holds.
  */
 #include "comm/process/transport-unix.h"
 

@@ -8,7 +8,7 @@
  * any time. A transport never waits except in wait(), open() and close(); it does not know what a
  * frame means.
  *
- * The sockets of transport-unix.c are one. transport-ucx.c, in a library of its own, is the other;
+ * The sockets of transport-unix.c are one. Each of the others is a module (connect.c lists them);
  * the sockets hold it if both are needed.
  * Communicators over a transport: group.h.
  */
@@ -41,7 +41,7 @@ typedef enum colo_frame_kind {
     COLO_FRAME_CLOSE = 6,  /* "nothing more will come from me" */
 } colo_frame_kind_t;
 
-enum { COLO_FAIL_TEXT = 880 }; /* bytes of an error message that travel */
+enum { COLO_FAIL_TEXT = 880 };                         /* bytes of an error message that travel */
 enum { COLO_FRAME_SENDS = 1, COLO_FRAME_EXPECTS = 2 }; /* flags of a header */
 
 typedef struct colo_frame { /* in front of the payload; ranks are of one architecture */
