@@ -12,7 +12,7 @@
 #include "logprob.cuh"
 
 #include "kernels.h"
-#include "loss/distill-pass.h"
+#include "loss/distill-args.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -60,7 +60,7 @@ __device__ void load(const typename E::elem *row, int64_t j, R *z)
 
 /* x and v of N columns; those outside [0, true_columns) are -inf in both. */
 template <typename D, typename E, typename R>
-__device__ void fetch(const colo_distill_pass &p, const typename D::elem *row,
+__device__ void fetch(const colo_distill_args &p, const typename D::elem *row,
                       const typename E::elem *targets, int64_t j, R *x, R *w)
 {
     constexpr int N = D::N;
@@ -187,7 +187,7 @@ __device__ double sum_of(double v, double *partial)
 
 /* Columns [from, end) group by group, as any config, dtype and alignment will have it. */
 template <typename D, typename E>
-__device__ void read_columns(sums<typename D::real> &a, const colo_distill_pass &p,
+__device__ void read_columns(sums<typename D::real> &a, const colo_distill_args &p,
                              const typename D::elem *row, const typename E::elem *targets,
                              int64_t from, int64_t end)
 {
@@ -214,7 +214,7 @@ __device__ void read_columns(sums<typename D::real> &a, const colo_distill_pass 
  * targets sit in their 16-byte words as its logits do is read vector by vector, and its two ends as
  * above. Which way a row goes depends on its addresses alone. */
 template <typename D, typename E, bool PLAIN>
-__global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ colo_distill_pass p)
+__global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ colo_distill_args p)
 {
     using R = typename D::real;
     constexpr int N = D::N;
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
 
 /* ---- merge: merge_row() of host/distill.c ---- */
 
-__global__ void merge_kernel(const __grid_constant__ colo_distill_pass p)
+__global__ void merge_kernel(const __grid_constant__ colo_distill_args p)
 {
     const bool wide = p.base.dtype == COLO_F64;
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -361,7 +361,7 @@ template <typename R> struct row_numbers {
 
 /* N neighbours: x, made of logits, becomes the gradient. */
 template <typename R, int N>
-__device__ void gradient(const colo_distill_pass &p, const row_numbers<R> &k, R *x, const R *w)
+__device__ void gradient(const colo_distill_args &p, const row_numbers<R> &k, R *x, const R *w)
 {
     const R factor = (R)p.base.factor, cap = (R)p.base.cap,
             target_factor = (R)p.target_factor;
@@ -382,7 +382,7 @@ __device__ void gradient(const colo_distill_pass &p, const row_numbers<R> &k, R 
 /* A run inside the row whose three matrices sit alike in 16-byte words: all loads, then the rest.
  */
 template <typename D>
-__device__ void whole_part(const colo_distill_pass &p, const row_numbers<typename D::real> &k,
+__device__ void whole_part(const colo_distill_args &p, const row_numbers<typename D::real> &k,
                            const typename D::elem *row, const typename D::elem *targets,
                            typename D::elem *out)
 {
@@ -404,7 +404,7 @@ __device__ void whole_part(const colo_distill_pass &p, const row_numbers<typenam
 }
 
 template <typename D, typename E>
-__global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ colo_distill_pass p)
+__global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ colo_distill_args p)
 {
     using R = typename D::real;
     using Z = typename D::elem;
@@ -461,7 +461,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
 }
 
 template <typename D, typename E> struct launcher {
-    static cudaError_t stats(const colo_distill_pass &p, cudaStream_t stream)
+    static cudaError_t stats(const colo_distill_args &p, cudaStream_t stream)
     {
         const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
         const unsigned grid = (unsigned)std::min<int64_t>(rows, 1 << 30);
@@ -476,7 +476,7 @@ template <typename D, typename E> struct launcher {
             stats_kernel<D, E, false><<<grid, THREADS, 0, stream>>>(p);
         return cudaGetLastError();
     }
-    static cudaError_t grad(const colo_distill_pass &p, cudaStream_t stream)
+    static cudaError_t grad(const colo_distill_args &p, cudaStream_t stream)
     {
         const int64_t groups = (p.base.columns + 2 * (D::N - 1)) / D::N,
                       parts = (groups - 1) / (THREADS * VECTORS) + 1;
@@ -490,14 +490,14 @@ template <typename D, typename E> struct launcher {
 };
 
 template <typename D>
-cudaError_t launch_for(const colo_distill_pass &p, bool grad, cudaStream_t stream)
+cudaError_t launch_for(const colo_distill_args &p, bool grad, cudaStream_t stream)
 {
     if (p.target_dtype == p.base.dtype)
         return grad ? launcher<D, D>::grad(p, stream) : launcher<D, D>::stats(p, stream);
     return grad ? launcher<D, f32>::grad(p, stream) : launcher<D, f32>::stats(p, stream);
 }
 
-cudaError_t dispatch(const colo_distill_pass &p, bool grad, cudaStream_t stream)
+cudaError_t dispatch(const colo_distill_args &p, bool grad, cudaStream_t stream)
 {
     return with_dtype(p.base.dtype,
                       [&](auto d) { return launch_for<decltype(d)>(p, grad, stream); });
@@ -505,12 +505,12 @@ cudaError_t dispatch(const colo_distill_pass &p, bool grad, cudaStream_t stream)
 
 } // namespace
 
-extern "C" cudaError_t colo_k_distill_stats(const colo_distill_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_distill_stats(const colo_distill_args *p, cudaStream_t stream)
 {
     return dispatch(*p, false, stream);
 }
 
-extern "C" cudaError_t colo_k_distill_merge(const colo_distill_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_distill_merge(const colo_distill_args *p, cudaStream_t stream)
 {
     if (p->base.tokens == 0)
         return cudaSuccess;
@@ -519,7 +519,7 @@ extern "C" cudaError_t colo_k_distill_merge(const colo_distill_pass *p, cudaStre
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_distill_grad(const colo_distill_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_distill_grad(const colo_distill_args *p, cudaStream_t stream)
 {
     if (p->base.tokens == 0 || p->base.columns == 0)
         return cudaSuccess;

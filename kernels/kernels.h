@@ -13,7 +13,7 @@
 
 #include "core/sums.h"
 #include "loss/linear/rows.h"
-#include "loss/passes.h"
+#include "loss/args.h"
 
 #include <colobridge/comm.h>
 
@@ -80,8 +80,8 @@ COLO_LOSS_KERNELS(COLO_K_LAUNCHER)
 COLO_LOSS_ROWS(COLO_K_LAUNCHER)
 /* the candidates: those given; or the k largest, and in the same read what colo_k_logprob_stats()
  * makes of p's base (topk.cu) */
-COLO_K_LAUNCHER(topk_given, colo_topk_pass)
-COLO_K_LAUNCHER(topk_largest, colo_topk_pass)
+COLO_K_LAUNCHER(topk_given, colo_topk_args)
+COLO_K_LAUNCHER(topk_largest, colo_topk_args)
 
 #ifdef __cplusplus
 }

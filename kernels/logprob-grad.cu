@@ -40,7 +40,7 @@ template <typename R> struct lookup {
 };
 
 template <typename R>
-__device__ void look_up(const colo_logprob_pass &p, int64_t t, lookup<R> &found)
+__device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
 {
     const bool wide = sizeof(R) == 8;
     const int64_t target = p.targets[t * p.target_stride];
@@ -90,7 +90,7 @@ template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coeff
 }
 
 template <typename D, typename O, int WHAT>
-__device__ void one_element(const colo_logprob_pass &p, const typename D::elem *row,
+__device__ void one_element(const colo_logprob_args &p, const typename D::elem *row,
                             typename O::elem *out, int64_t j, row_kind kind,
                             const coefficients<typename D::real> &k)
 {
@@ -118,7 +118,7 @@ __device__ void store_vector(typename O::elem *out, const typename D::real *z)
 
 /* The vectors of a run that lies inside the row: loads first, then the row's coefficients. */
 template <typename D, typename O, int WHAT>
-__device__ void whole_part(const colo_logprob_pass &p, const typename D::elem *row,
+__device__ void whole_part(const colo_logprob_args &p, const typename D::elem *row,
                            typename O::elem *out, int64_t j, const lookup<typename D::real> &found,
                            bool read)
 {
@@ -162,7 +162,7 @@ __device__ void whole_part(const colo_logprob_pass &p, const typename D::elem *r
 
 /* Any other run, vector by vector. */
 template <typename D, typename O, int WHAT>
-__device__ void ragged_part(const colo_logprob_pass &p, const typename D::elem *row,
+__device__ void ragged_part(const colo_logprob_args &p, const typename D::elem *row,
                             typename O::elem *out, int64_t from, bool alike,
                             const lookup<typename D::real> &found)
 {
@@ -195,7 +195,7 @@ __device__ void ragged_part(const colo_logprob_pass &p, const typename D::elem *
 /* blockIdx.x is the run, blockIdx.y a row. */
 template <typename D, typename O, int WHAT>
 __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
-    grad_kernel(const __grid_constant__ colo_logprob_pass p)
+    grad_kernel(const __grid_constant__ colo_logprob_args p)
 {
     using E = typename D::elem;
     constexpr int N = D::N;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
 }
 
 template <typename D, typename O, int WHAT>
-cudaError_t grad(const colo_logprob_pass &p, cudaStream_t stream)
+cudaError_t grad(const colo_logprob_args &p, cudaStream_t stream)
 {
     const int64_t vectors = (p.columns + 2 * (D::N - 1)) / D::N,
                   parts = (vectors - 1) / VECTORS + 1;
@@ -229,7 +229,7 @@ cudaError_t grad(const colo_logprob_pass &p, cudaStream_t stream)
 }
 
 template <typename D, typename O = D>
-cudaError_t grad_of(const colo_logprob_pass &p, cudaStream_t stream)
+cudaError_t grad_of(const colo_logprob_args &p, cudaStream_t stream)
 {
     if (!is_plain(p))
         return grad<D, O, GENERIC>(p, stream);
@@ -244,14 +244,14 @@ cudaError_t grad_of(const colo_logprob_pass &p, cudaStream_t stream)
  * begins where the row's memory does in its 16-byte words. */
 template <typename D, typename O>
 __global__ void __launch_bounds__(THREADS)
-    list_grad_kernel(const __grid_constant__ colo_logprob_pass p)
+    list_grad_kernel(const __grid_constant__ colo_logprob_args p)
 {
     using R = typename D::real;
     using E = typename O::elem;
     constexpr int EACH = 16 / sizeof(E), TILE = 8 * EACH * THREADS; /* elements: of a store, a tile */
     __shared__ lookup<R> found;
     __shared__ alignas(16) E tile[TILE];
-    const colo_support_pass &s = p.support;
+    const colo_support_lists &s = p.support;
     for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
         const typename D::elem *row =
             (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename D, typename O = D>
-cudaError_t list_grad(const colo_logprob_pass &p, cudaStream_t stream)
+cudaError_t list_grad(const colo_logprob_args &p, cudaStream_t stream)
 {
     list_grad_kernel<D, O>
         <<<(unsigned)std::min<int64_t>(p.hi - p.lo, 1 << 30), THREADS, 0, stream>>>(p);
@@ -311,7 +311,7 @@ cudaError_t list_grad(const colo_logprob_pass &p, cudaStream_t stream)
 
 } // namespace
 
-extern "C" cudaError_t colo_k_logprob_grad(const colo_logprob_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_logprob_grad(const colo_logprob_args *p, cudaStream_t stream)
 {
     if (p->hi <= p->lo || p->columns == 0)
         return cudaSuccess;

@@ -6,7 +6,7 @@
  * short to hide what combining a block takes. Every thread keeps its own running maximum and sums
  * over the vectors that it reads, four in flight, and the threads are combined once at the end: the
  * maximum first, then sums in fp64 by a fixed tree. How a row is split depends on its address only,
- * so a row's bits depend on nothing but the row, however tokens are cut into passes. The number of
+ * so a row's bits depend on nothing but the row, however tokens are cut into launches. The number of
  * rows chooses only whether the next vectors are loaded before these are added, which takes
  * registers, so that fewer rows are under way.
  *
@@ -26,8 +26,8 @@
 namespace
 {
 
-/* Of the first pass; the merge adds to the counts. */
-__device__ void start_counts(const colo_logprob_pass &p)
+/* The first launch zeroes the counts; the merge adds to them. */
+__device__ void start_counts(const colo_logprob_args &p)
 {
     if (blockIdx.x > 0 || threadIdx.x > 0)
         return;
@@ -41,7 +41,7 @@ __device__ void start_counts(const colo_logprob_pass &p)
 
 /* A vector that is not whole, one element per thread. */
 template <typename D, int KEEP, bool PLAIN, int WIDTH>
-__device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p, const void *row,
+__device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_args &p, const void *row,
                      int64_t columns, int64_t from)
 {
     using R = typename D::real;
@@ -58,7 +58,7 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. AHEAD: a batch is on its way
  * while the one before it is added up; that changes no sum. */
 template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
-__device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
+__device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_args &p,
                          const void *row, int64_t columns)
 {
     using R = typename D::real;
@@ -122,7 +122,7 @@ constexpr int blocks_at_once(int keep, int width, bool ahead)
 
 template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
 __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
-    stats_kernel(const __grid_constant__ colo_logprob_pass p)
+    stats_kernel(const __grid_constant__ colo_logprob_args p)
 {
     __shared__ shared_sums shared;
     const int64_t each = p.config.segment;
@@ -182,7 +182,7 @@ bool is_ahead_faster(int64_t rows)
 }
 
 template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
-cudaError_t stats_over(const colo_logprob_pass &p, int64_t rows, cudaStream_t stream)
+cudaError_t stats_over(const colo_logprob_args &p, int64_t rows, cudaStream_t stream)
 {
     const int64_t blocks = (std::max<int64_t>(rows, 1) - 1) / (THREADS / WIDTH) + 1;
     stats_kernel<D, KEEP, PLAIN, WIDTH, AHEAD>
@@ -191,7 +191,7 @@ cudaError_t stats_over(const colo_logprob_pass &p, int64_t rows, cudaStream_t st
 }
 
 template <typename D, int KEEP, bool PLAIN>
-cudaError_t stats(const colo_logprob_pass &p, cudaStream_t stream)
+cudaError_t stats(const colo_logprob_args &p, cudaStream_t stream)
 {
     const int64_t rows = p.hi - p.lo;
     if (p.config.segment > 0)
@@ -203,7 +203,7 @@ cudaError_t stats(const colo_logprob_pass &p, cudaStream_t stream)
     return stats_over<D, KEEP, PLAIN, THREADS, true>(p, rows, stream);
 }
 
-template <typename D> cudaError_t stats_of(const colo_logprob_pass &p, cudaStream_t stream)
+template <typename D> cudaError_t stats_of(const colo_logprob_args &p, cudaStream_t stream)
 {
     /* rounded, neighbouring f32 logits can tie, and the argmax takes the first of those */
     int exponent;
@@ -220,11 +220,11 @@ template <typename D> cudaError_t stats_of(const colo_logprob_pass &p, cudaStrea
 
 /* The listed columns of a row, one a thread, and the target. A list that is none makes it NaN. */
 template <typename D>
-__device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_pass &p, int64_t t,
+__device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_args &p, int64_t t,
                           int64_t target, const typename D::elem *row)
 {
     using R = typename D::real;
-    const colo_support_pass &s = p.support;
+    const colo_support_lists &s = p.support;
     const int64_t token = s.token_of ? s.token_of[t] : t, start = p.config.logits.vocab_start,
                   begin = s.begin[token * s.begin_stride], end = s.end[token * s.end_stride];
     bool bad = begin < 0 || begin > end || end > s.count, found = false;
@@ -252,7 +252,7 @@ __device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_pas
 
 template <typename D>
 __global__ void __launch_bounds__(THREADS)
-    list_stats_kernel(const __grid_constant__ colo_logprob_pass p)
+    list_stats_kernel(const __grid_constant__ colo_logprob_args p)
 {
     __shared__ shared_sums shared;
     unsigned char *block = p.blocks + p.rank * p.block.bytes;
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename D> cudaError_t list_stats(const colo_logprob_pass &p, cudaStream_t stream)
+template <typename D> cudaError_t list_stats(const colo_logprob_args &p, cudaStream_t stream)
 {
     if (p.config.segment > 0) {
         cudaError_t e = cudaSuccess;
@@ -293,7 +293,7 @@ struct merged {
     int64_t arg;
 };
 
-__device__ merged merge_row(const colo_logprob_pass &p, bool wide, int64_t k, int64_t target)
+__device__ merged merge_row(const colo_logprob_args &p, bool wide, int64_t k, int64_t target)
 {
     merged g = {-CUDART_INF, 0, 0, 0, -CUDART_INF, INT64_MAX};
     for (int32_t r = 0; r < p.ranks; r++) {
@@ -337,7 +337,7 @@ __device__ merged merge_row(const colo_logprob_pass &p, bool wide, int64_t k, in
 constexpr int MERGE_THREADS = 128;
 
 __global__ void __launch_bounds__(MERGE_THREADS)
-    merge_kernel(const __grid_constant__ colo_logprob_pass p)
+    merge_kernel(const __grid_constant__ colo_logprob_args p)
 {
     const bool wide = p.dtype == COLO_F64;
     const int64_t stride = (int64_t)gridDim.x * MERGE_THREADS;
@@ -391,22 +391,22 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 
 } // namespace
 
-/* A group of one has no gather between the passes, after whose failure the counts are as before. */
-static bool stats_starts_counts(const colo_logprob_pass *p)
+/* A group of one has no gather between the kernels, after whose failure the counts are as before. */
+static bool stats_starts_counts(const colo_logprob_args *p)
 {
     return p->lo == 0 && colo_logprob_i_alone(p);
 }
 
-extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_pass *given, cudaStream_t stream)
+extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_args *given, cudaStream_t stream)
 {
-    colo_logprob_pass p = *given;
+    colo_logprob_args p = *given;
     if (p.hi <= p.lo && p.lo != p.block_lo)
         return cudaSuccess;
     if (!stats_starts_counts(given))
         p.out.n_valid = p.out.n_invalid = NULL;
     if (p.support.begin)
         return with_dtype(p.dtype, [&](auto d) { return list_stats<decltype(d)>(p, stream); });
-    switch (p.dtype) { /* an empty first pass still writes the header */
+    switch (p.dtype) { /* an empty first launch still writes the header */
     case COLO_F32:
         return stats_of<f32>(p, stream);
     case COLO_F64:
@@ -420,7 +420,7 @@ extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_pass *given, cuda
     }
 }
 
-extern "C" cudaError_t colo_k_logprob_merge(const colo_logprob_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_logprob_merge(const colo_logprob_args *p, cudaStream_t stream)
 {
     for (int64_t *count : {p->out.n_valid, p->out.n_invalid})
         if (count && p->lo == 0 && !stats_starts_counts(p)) {

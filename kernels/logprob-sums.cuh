@@ -186,7 +186,7 @@ struct span {
     int32_t block;
 };
 
-__device__ span whole_span(const colo_logprob_pass &p)
+__device__ span whole_span(const colo_logprob_args &p)
 {
     return {p.config.logits.vocab_start, p.true_columns, p.rank};
 }
@@ -194,7 +194,7 @@ __device__ span whole_span(const colo_logprob_pass &p)
 /* Combines the threads' parts of row @t and writes them into the block of @here. @row: its first
  * element, not read where @target is the one to ignore. All WIDTH threads. */
 template <typename D, int KEEP, bool PLAIN, int WIDTH = THREADS>
-__device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
+__device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logprob_args &p,
                           const span &here, int64_t t, int64_t target, const void *row,
                           shared_sums &shared)
 {

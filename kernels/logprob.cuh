@@ -6,7 +6,7 @@
  * its first element: vector k holds elements [first + k N, first + (k + 1) N), first <= 0. Vectors that
  * are whole are read in one access, the one or two that are not element by element.
  *
- * x = factor z, or cap tanh(factor z / cap), both of the pass. Everything else uses x - M only, and without softcap
+ * x = factor z, or cap tanh(factor z / cap), both of the args. Everything else uses x - M only, and without softcap
  * that is one fused multiply-add of z, so a large common offset of the logits costs no digits.
  */
 #ifndef COLO_KERNELS_LOGPROB_CUH
@@ -270,7 +270,7 @@ __device__ double at_least_0(double v)
 }
 
 /* Is x = factor z, with the order of z? Then a row needs no rounded x. */
-bool is_plain(const colo_logprob_pass &p)
+bool is_plain(const colo_logprob_args &p)
 {
     return p.dtype != COLO_F64 && p.cap == 0 && (float)p.factor > 0 &&
            std::isfinite((float)p.factor);

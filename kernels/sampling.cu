@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sampling.cu - the passes of src/loss/sampling-pass.h: a block of threads per row, which reads it
+ * sampling.cu - the kernels of src/loss/sampling-args.h: a block of threads per row, which reads it
  * in 16-byte words (logprob.cuh).
  *
  * sums: of the 256 sums of a row there are COPIES in shared memory, so that threads of a warp,
@@ -15,7 +15,7 @@
 #include "logprob.cuh"
 
 #include "kernels.h"
-#include "loss/sampling-pass.h"
+#include "loss/sampling-args.h"
 
 #include <algorithm>
 
@@ -65,7 +65,7 @@ template <typename D> struct alignas(16) word {
 };
 
 template <typename D>
-__device__ const typename D::elem *row_of(const colo_sampling_pass &p, int64_t t)
+__device__ const typename D::elem *row_of(const colo_sampling_args &p, int64_t t)
 {
     return (const typename D::elem *)p.base.logits + t * p.base.row_stride;
 }
@@ -85,13 +85,13 @@ __device__ word<D> read(const typename D::elem *row, int64_t j, int64_t columns)
     return w;
 }
 
-__device__ unsigned char *block_of(const colo_sampling_pass &p, int32_t r)
+__device__ unsigned char *block_of(const colo_sampling_args &p, int32_t r)
 {
     return p.base.blocks + r * p.base.block.bytes;
 }
 
 /* M of a token; not finite: the row is copied. */
-__device__ double largest(const colo_sampling_pass &p, int64_t t)
+__device__ double largest(const colo_sampling_args &p, int64_t t)
 {
     double m = -CUDART_INF;
     for (int32_t r = 0; r < p.base.ranks; r++)
@@ -99,7 +99,7 @@ __device__ double largest(const colo_sampling_pass &p, int64_t t)
     return product(p.base.factor, m);
 }
 
-__device__ int64_t mass(const colo_sampling_pass &p, double z, double m)
+__device__ int64_t mass(const colo_sampling_args &p, double z, double m)
 {
     const double units = exp(product(p.base.factor, z) - m) * p.units;
     return units > 0 ? (int64_t)units : 0;
@@ -108,7 +108,7 @@ __device__ int64_t mass(const colo_sampling_pass &p, double z, double m)
 /* ---- the largest ---- */
 
 template <typename D>
-__global__ void __launch_bounds__(THREADS) largest_kernel(const colo_sampling_pass p)
+__global__ void __launch_bounds__(THREADS) largest_kernel(const colo_sampling_args p)
 {
     using R = typename D::real;
     __shared__ R part[THREADS / 32];
@@ -154,7 +154,7 @@ __device__ void add(copies &c, unsigned digit, uint64_t weight)
 }
 
 template <typename D>
-__global__ void __launch_bounds__(THREADS) sums_kernel(const colo_sampling_pass p)
+__global__ void __launch_bounds__(THREADS) sums_kernel(const colo_sampling_args p)
 {
     __shared__ copies c;
     const int64_t t = blockIdx.x, columns = p.base.true_columns;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(THREADS) sums_kernel(const colo_sampling_pass 
 
 /* ---- find ---- */
 
-__global__ void __launch_bounds__(THREADS) find_kernel(const colo_sampling_pass p)
+__global__ void __launch_bounds__(THREADS) find_kernel(const colo_sampling_args p)
 {
     __shared__ int64_t reach[THREADS + 1]; /* of a digit and those above */
     const int64_t t = blockIdx.x, rows = p.base.tokens * COLO_SAMPLING_DIGITS;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(THREADS) find_kernel(const colo_sampling_pass 
 /* ---- keep ---- */
 
 template <typename D>
-__global__ void __launch_bounds__(THREADS) keep_kernel(const colo_sampling_pass p)
+__global__ void __launch_bounds__(THREADS) keep_kernel(const colo_sampling_args p)
 {
     using elem = typename D::elem;
     __shared__ int part[2][THREADS / 32]; /* of a warp; two sets, so that one barrier is enough */
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const colo_sampling_pass 
 }
 
 /* A block a token, @least of them. */
-template <typename F> cudaError_t launch(const colo_sampling_pass *p, int64_t least, const F &f)
+template <typename F> cudaError_t launch(const colo_sampling_args *p, int64_t least, const F &f)
 {
     const int64_t rows = std::max(p->base.tokens, least);
     if (rows == 0)
@@ -314,27 +314,27 @@ template <typename F> cudaError_t launch(const colo_sampling_pass *p, int64_t le
 
 } // namespace
 
-extern "C" cudaError_t colo_k_sampling_largest(const colo_sampling_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sampling_largest(const colo_sampling_args *p, cudaStream_t stream)
 {
     return launch(p, 1 /* the header, too */, [&](auto d, unsigned rows) {
         largest_kernel<decltype(d)><<<rows, THREADS, 0, stream>>>(*p);
     });
 }
 
-extern "C" cudaError_t colo_k_sampling_sums(const colo_sampling_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sampling_sums(const colo_sampling_args *p, cudaStream_t stream)
 {
     return launch(p, 0, [&](auto d, unsigned rows) {
         sums_kernel<decltype(d)><<<rows, THREADS, 0, stream>>>(*p);
     });
 }
 
-extern "C" cudaError_t colo_k_sampling_find(const colo_sampling_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sampling_find(const colo_sampling_args *p, cudaStream_t stream)
 {
     return launch(p, 0,
                   [&](auto, unsigned rows) { find_kernel<<<rows, THREADS, 0, stream>>>(*p); });
 }
 
-extern "C" cudaError_t colo_k_sampling_keep(const colo_sampling_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sampling_keep(const colo_sampling_args *p, cudaStream_t stream)
 {
     return launch(p, 0, [&](auto d, unsigned rows) {
         keep_kernel<decltype(d)><<<rows, THREADS, 0, stream>>>(*p);

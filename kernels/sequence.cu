@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sequence.cu - one thread an element: which token of which row it is (sequence-pass.h has the
+ * sequence.cu - one thread an element: which token of which row it is (sequence-args.h has the
  * closed form), then a move. And weighted sums: one block adds, in an order that depends on nothing
  * but the count; every rank then adds the parts in rank order.
  */
 #include "kernels.h"
-#include "loss/sequence-pass.h"
+#include "loss/sequence-args.h"
 #include "loss/weighted.h"
 
 #include <math_constants.h>
@@ -34,7 +34,7 @@ __device__ int64_t zigzag(int64_t length, int64_t cp, int64_t rank, int64_t i)
 }
 
 /* The row whose segment begins, of a shard of one of @cp ranks, at or before element @i. */
-__device__ int64_t segment_of(const colo_sequence_pass &p, int64_t i)
+__device__ int64_t segment_of(const colo_sequence_args &p, int64_t i)
 {
     int64_t lo = 0, hi = p.batch - 1;
     while (lo < hi) {
@@ -47,7 +47,7 @@ __device__ int64_t segment_of(const colo_sequence_pass &p, int64_t i)
     return lo;
 }
 
-__device__ place locate(const colo_sequence_pass &p, int64_t rank, int64_t i)
+__device__ place locate(const colo_sequence_args &p, int64_t rank, int64_t i)
 {
     place found;
     if (p.cu_padded) {
@@ -75,7 +75,7 @@ __device__ bool has_target(const place &found)
     return found.x >= 0 && found.x + 1 < found.length;
 }
 
-__global__ void targets_kernel(const __grid_constant__ colo_sequence_pass p)
+__global__ void targets_kernel(const __grid_constant__ colo_sequence_args p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
@@ -86,7 +86,7 @@ __global__ void targets_kernel(const __grid_constant__ colo_sequence_pass p)
     }
 }
 
-__global__ void mask_kernel(const __grid_constant__ colo_sequence_pass p)
+__global__ void mask_kernel(const __grid_constant__ colo_sequence_args p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
@@ -97,7 +97,7 @@ __global__ void mask_kernel(const __grid_constant__ colo_sequence_pass p)
 }
 
 /* T: an unsigned integer as wide as an element. */
-template <typename T> __global__ void scatter_kernel(const __grid_constant__ colo_sequence_pass p)
+template <typename T> __global__ void scatter_kernel(const __grid_constant__ colo_sequence_args p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
@@ -107,7 +107,7 @@ template <typename T> __global__ void scatter_kernel(const __grid_constant__ col
     }
 }
 
-template <typename T> __global__ void gather_kernel(const __grid_constant__ colo_sequence_pass p)
+template <typename T> __global__ void gather_kernel(const __grid_constant__ colo_sequence_args p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
@@ -132,14 +132,14 @@ struct result {
     double value;
 };
 
-template <typename T> __device__ double weight_of(const colo_weighted_pass &p, int64_t i)
+template <typename T> __device__ double weight_of(const colo_weighted_args &p, int64_t i)
 {
     return p.weights ? (double)((const T *)p.weights)[i] : 1;
 }
 
 /* @alike: no rank weighs what another one counts; else NaN, for they divide by different sums */
 template <typename T>
-__device__ void put_result(const colo_weighted_pass &p, result all, bool alike)
+__device__ void put_result(const colo_weighted_args &p, result all, bool alike)
 {
     all.num = alike ? all.num : CUDART_NAN;
     all.value = all.den ? all.num / (double)all.den : alike ? 0 : CUDART_NAN;
@@ -155,13 +155,13 @@ __device__ void put_result(const colo_weighted_pass &p, result all, bool alike)
 }
 
 /* One rank without gradients: what add_kernel has is the result. */
-__host__ __device__ bool is_whole(const colo_weighted_pass &p)
+__host__ __device__ bool is_whole(const colo_weighted_args &p)
 {
     return p.ranks == 1 && !p.d_values;
 }
 
 template <typename T>
-__global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ colo_weighted_pass p)
+__global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ colo_weighted_args p)
 {
     __shared__ part partial[ADDERS];
     part a = {0, 0, 0, 0};
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
     }
 }
 
-template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_weighted_pass p)
+template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_weighted_args p)
 {
     result all = {0, 0, 0, 0};
     bool alike = true;
@@ -212,7 +212,7 @@ template <typename T> __global__ void finish_kernel(const __grid_constant__ colo
 }
 
 template <typename T>
-__global__ void mean_grad_kernel(const __grid_constant__ colo_mean_grad_pass p)
+__global__ void mean_grad_kernel(const __grid_constant__ colo_mean_grad_args p)
 {
     double g = p.d_num ? *p.d_num : 0;
     if (p.d_value)
@@ -224,12 +224,12 @@ __global__ void mean_grad_kernel(const __grid_constant__ colo_mean_grad_pass p)
 
 } // namespace
 
-static size_t elem_of(const colo_sequence_pass *p)
+static size_t elem_of(const colo_sequence_args *p)
 {
     return p->dtype == COLO_F64 ? 8 : 4;
 }
 
-extern "C" cudaError_t colo_k_sequence_targets(const colo_sequence_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_targets(const colo_sequence_args *p, cudaStream_t stream)
 {
     if (p->count == 0)
         return cudaSuccess;
@@ -237,7 +237,7 @@ extern "C" cudaError_t colo_k_sequence_targets(const colo_sequence_pass *p, cuda
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_mask(const colo_sequence_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_mask(const colo_sequence_args *p, cudaStream_t stream)
 {
     if (p->count == 0)
         return cudaSuccess;
@@ -245,7 +245,7 @@ extern "C" cudaError_t colo_k_sequence_mask(const colo_sequence_pass *p, cudaStr
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_scatter(const colo_sequence_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_scatter(const colo_sequence_args *p, cudaStream_t stream)
 {
     const size_t width = (size_t)(p->positions - 1) * elem_of(p);
     if (p->batch > 0 && width > 0) {
@@ -264,7 +264,7 @@ extern "C" cudaError_t colo_k_sequence_scatter(const colo_sequence_pass *p, cuda
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_gather(const colo_sequence_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_gather(const colo_sequence_args *p, cudaStream_t stream)
 {
     const int64_t n = (p->to - p->from) * p->count;
     if (n == 0)
@@ -276,7 +276,7 @@ extern "C" cudaError_t colo_k_sequence_gather(const colo_sequence_pass *p, cudaS
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_weighted_local(const colo_weighted_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_weighted_local(const colo_weighted_args *p, cudaStream_t stream)
 {
     if (p->dtype == COLO_F64)
         add_kernel<double><<<1, ADDERS, 0, stream>>>(*p);
@@ -285,7 +285,7 @@ extern "C" cudaError_t colo_k_weighted_local(const colo_weighted_pass *p, cudaSt
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_weighted_finish(const colo_weighted_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_weighted_finish(const colo_weighted_args *p, cudaStream_t stream)
 {
     if (is_whole(*p))
         return cudaSuccess;
@@ -297,7 +297,7 @@ extern "C" cudaError_t colo_k_weighted_finish(const colo_weighted_pass *p, cudaS
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_mean_grad(const colo_mean_grad_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_mean_grad(const colo_mean_grad_args *p, cudaStream_t stream)
 {
     if (p->count == 0)
         return cudaSuccess;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * topk-loss.cu - log-probabilities of picked columns: what host/topk.c does, on a GPU, but for the
- * search of the k largest in a shard (topk.cu). Small passes: k numbers per token, whatever the
+ * search of the k largest in a shard (topk.cu). Small kernels: k numbers per token, whatever the
  * vocabulary.
  */
 #include "logprob.cuh"
 
 #include "kernels.h"
-#include "loss/topk-pass.h"
+#include "loss/topk-args.h"
 
 #include <algorithm>
 
@@ -19,14 +19,14 @@ unsigned blocks_of(int64_t n, int64_t each)
     return (unsigned)std::min<int64_t>((n - 1) / each + 1, 1 << 30);
 }
 
-__device__ bool is_legal(const colo_topk_pass &p, int64_t id)
+__device__ bool is_legal(const colo_topk_args &p, int64_t id)
 {
     return id >= 0 && id < p.base.config.logits.vocab;
 }
 
 /* ---- rows ---- */
 
-__global__ void rows_kernel(const __grid_constant__ colo_topk_pass p)
+__global__ void rows_kernel(const __grid_constant__ colo_topk_args p)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step) {
@@ -52,7 +52,7 @@ __global__ void rows_kernel(const __grid_constant__ colo_topk_pass p)
 
 /* ---- given columns of this rank ---- */
 
-template <typename D> __global__ void given_kernel(const __grid_constant__ colo_topk_pass p)
+template <typename D> __global__ void given_kernel(const __grid_constant__ colo_topk_args p)
 {
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
@@ -73,17 +73,17 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
 
 /* ---- merge ---- */
 
-__device__ const unsigned char *block_of(const colo_topk_pass &p, int32_t r)
+__device__ const unsigned char *block_of(const colo_topk_args &p, int32_t r)
 {
     return p.base.blocks + r * p.base.block.bytes;
 }
 
-__device__ double candidate(const colo_topk_pass &p, int32_t r, int64_t index)
+__device__ double candidate(const colo_topk_args &p, int32_t r, int64_t index)
 {
     return get(block_of(p, r) + p.pz, p.base.dtype == COLO_F64, index);
 }
 
-__device__ int64_t count_before(const colo_topk_pass &p, int32_t r, int64_t t, double key,
+__device__ int64_t count_before(const colo_topk_args &p, int32_t r, int64_t t, double key,
                                 int64_t id)
 {
     const int64_t *ids = (const int64_t *)(block_of(p, r) + p.pid) + t * p.k;
@@ -101,7 +101,7 @@ __device__ int64_t count_before(const colo_topk_pass &p, int32_t r, int64_t t, d
 }
 
 /* As emit() of host/topk.c. */
-__device__ void emit(const colo_topk_pass &p, int64_t t, int64_t i, int64_t id, double z)
+__device__ void emit(const colo_topk_args &p, int64_t t, int64_t i, int64_t id, double z)
 {
     const bool wide = p.base.dtype == COLO_F64;
     const int64_t index = t * p.k + i;
@@ -123,7 +123,7 @@ __device__ void emit(const colo_topk_pass &p, int64_t t, int64_t i, int64_t id, 
         p.rows[t] = id;
 }
 
-__global__ void merge_kernel(const __grid_constant__ colo_topk_pass p)
+__global__ void merge_kernel(const __grid_constant__ colo_topk_args p)
 {
     for (int64_t t = blockIdx.x; t < p.base.tokens; t += gridDim.x) {
         const bool skip = p.rows[t] == COLO_TOPK_SKIP, lost = isnan(p.base.saved[t]);
@@ -167,13 +167,13 @@ __global__ void merge_kernel(const __grid_constant__ colo_topk_pass p)
 
 /* ---- backward ---- */
 
-__device__ double upstream(const colo_topk_pass &p, int64_t index)
+__device__ double upstream(const colo_topk_args &p, int64_t index)
 {
     return p.saved_ids[index] < 0 ? 0 : get(p.d_logp, p.base.dtype == COLO_F64, index);
 }
 
 /* A warp a row; lanes and then the tree in a fixed order. */
-__global__ void sum_kernel(const __grid_constant__ colo_topk_pass p)
+__global__ void sum_kernel(const __grid_constant__ colo_topk_args p)
 {
     const int64_t step = (int64_t)gridDim.x * (blockDim.x / 32);
     for (int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; t < p.base.tokens;
@@ -188,7 +188,7 @@ __global__ void sum_kernel(const __grid_constant__ colo_topk_pass p)
     }
 }
 
-template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_topk_pass p)
+template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_topk_args p)
 {
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
@@ -220,13 +220,13 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
     }
 }
 
-template <typename D> cudaError_t given(const colo_topk_pass &p, cudaStream_t stream)
+template <typename D> cudaError_t given(const colo_topk_args &p, cudaStream_t stream)
 {
     given_kernel<D><<<blocks_of(p.base.tokens * p.k, 256), 256, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <typename D> cudaError_t fix(const colo_topk_pass &p, cudaStream_t stream)
+template <typename D> cudaError_t fix(const colo_topk_args &p, cudaStream_t stream)
 {
     fix_kernel<D><<<blocks_of(p.base.tokens * p.k, 256), 256, 0, stream>>>(p);
     return cudaGetLastError();
@@ -234,7 +234,7 @@ template <typename D> cudaError_t fix(const colo_topk_pass &p, cudaStream_t stre
 
 } // namespace
 
-extern "C" cudaError_t colo_k_topk_rows(const colo_topk_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_rows(const colo_topk_args *p, cudaStream_t stream)
 {
     if (p->count && p->out.n_invalid) {
         cudaError_t e = cudaMemsetAsync(p->out.n_invalid, 0, sizeof *p->out.n_invalid, stream);
@@ -247,14 +247,14 @@ extern "C" cudaError_t colo_k_topk_rows(const colo_topk_pass *p, cudaStream_t st
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_topk_given(const colo_topk_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_given(const colo_topk_args *p, cudaStream_t stream)
 {
     if (p->base.tokens == 0)
         return cudaSuccess;
     return with_dtype(p->base.dtype, [&](auto d) { return given<decltype(d)>(*p, stream); });
 }
 
-extern "C" cudaError_t colo_k_topk_merge(const colo_topk_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_merge(const colo_topk_args *p, cudaStream_t stream)
 {
     if (p->base.tokens == 0)
         return cudaSuccess;
@@ -262,7 +262,7 @@ extern "C" cudaError_t colo_k_topk_merge(const colo_topk_pass *p, cudaStream_t s
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_topk_sum(const colo_topk_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_sum(const colo_topk_args *p, cudaStream_t stream)
 {
     if (p->base.tokens == 0)
         return cudaSuccess;
@@ -270,7 +270,7 @@ extern "C" cudaError_t colo_k_topk_sum(const colo_topk_pass *p, cudaStream_t str
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_topk_fix(const colo_topk_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_fix(const colo_topk_args *p, cudaStream_t stream)
 {
     if (p->base.tokens == 0)
         return cudaSuccess;

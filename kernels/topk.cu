@@ -33,7 +33,7 @@
 #include "logprob-sums.cuh"
 
 #include "kernels.h"
-#include "loss/topk-pass.h"
+#include "loss/topk-args.h"
 
 #include <algorithm>
 
@@ -216,7 +216,7 @@ template <typename D> __device__ uint4 part_of_vector(const void *row, int64_t j
 /* One vector into the sums, x made of each z; its largest key. */
 template <typename D>
 __device__ typename D::real absorb_vector(part<typename D::real, SUM> &a,
-                                          const colo_logprob_pass &p, const uint4 &v, int64_t j)
+                                          const colo_logprob_args &p, const uint4 &v, int64_t j)
 {
     using R = typename D::real;
     R z[D::N], best = -(R)CUDART_INF;
@@ -234,7 +234,7 @@ __device__ typename D::real absorb_vector(part<typename D::real, SUM> &a,
 /* The row's sums into @a; candidates are all vectors that may hold one of the k largest. */
 template <typename D, bool PLAIN>
 __device__ void read_row(part<typename D::real, SUM> &a, candidates<typename code<D>::type> &h,
-                         const colo_logprob_pass &p, const void *row, int64_t first,
+                         const colo_logprob_args &p, const void *row, int64_t first,
                          unsigned vectors, int k)
 {
     using R = typename D::real;
@@ -304,7 +304,7 @@ __device__ void read_row(part<typename D::real, SUM> &a, candidates<typename cod
 
 /* Candidates become the elements of the vectors that they were. */
 template <typename D>
-__device__ void open_vectors(candidates<typename code<D>::type> &h, const colo_logprob_pass &p,
+__device__ void open_vectors(candidates<typename code<D>::type> &h, const colo_logprob_args &p,
                              const void *row, int64_t first)
 {
     const auto bar = h.bar;
@@ -340,9 +340,9 @@ __device__ void open_vectors(candidates<typename code<D>::type> &h, const colo_l
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
 template <typename D, bool PLAIN>
 __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
-    topk_kernel(const __grid_constant__ colo_topk_pass p)
+    topk_kernel(const __grid_constant__ colo_topk_args p)
 {
-    const colo_logprob_pass &s = p.base;
+    const colo_logprob_args &s = p.base;
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     __shared__ candidates<typename code<D>::type> h;
@@ -385,21 +385,21 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
     }
 }
 
-template <typename D, bool PLAIN> cudaError_t run(const colo_topk_pass &p, cudaStream_t stream)
+template <typename D, bool PLAIN> cudaError_t run(const colo_topk_args &p, cudaStream_t stream)
 {
     const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
     topk_kernel<D, PLAIN><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <typename D> cudaError_t either(const colo_topk_pass &p, cudaStream_t stream)
+template <typename D> cudaError_t either(const colo_topk_args &p, cudaStream_t stream)
 {
     return is_plain(p.base) ? run<D, true>(p, stream) : run<D, false>(p, stream);
 }
 
 } // namespace
 
-extern "C" cudaError_t colo_k_topk_largest(const struct colo_topk_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_largest(const struct colo_topk_args *p, cudaStream_t stream)
 {
     if (p->base.true_columns >= UINT32_MAX)
         return cudaErrorInvalidValue;

@@ -154,7 +154,7 @@ int main(int argc, char **argv)
     CUDA(cudaMemcpy(rows, host.data(), (size_t)T * sizeof *rows, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(up, host_up.data(), (size_t)T * 4, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(saved, host_saved.data(), (size_t)T * 24, cudaMemcpyHostToDevice));
-    colo_logprob_pass p = {};
+    colo_logprob_args p = {};
     p.dtype = p.d_dtype = COLO_BF16;
     p.factor = 1;
     p.config.logits.vocab = p.columns = p.true_columns = p.row_stride = p.d_row_stride = V;

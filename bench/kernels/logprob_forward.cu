@@ -170,7 +170,7 @@ int main(int argc, char **argv)
     CUDA(cudaMalloc(&saved, (size_t)T * 24));
     CUDA(cudaMalloc(&sum, 8));
     const int64_t array = (T * 4 + 7) / 8 * 8;
-    colo_logprob_pass p = {};
+    colo_logprob_args p = {};
     p.dtype = p.d_dtype = COLO_BF16;
     p.factor = 1;
     p.config.logits.vocab = p.columns = p.true_columns = p.row_stride = V;

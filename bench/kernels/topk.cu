@@ -17,7 +17,7 @@
 #include "variants.h"
 
 #include "kernels.h"
-#include "loss/topk-pass.h"
+#include "loss/topk-args.h"
 
 #include <numeric>
 
@@ -263,8 +263,8 @@ int main(int argc, char **argv)
     CUDA(cudaMemset(rows, 0, (size_t)T * 8));
     CUDA(cudaMalloc(&block, (size_t)(64 + 3 * stats + T * 64 * 12)));
     CUDA(cudaMalloc(&sum, 8));
-    colo_topk_pass p = {};
-    colo_logprob_pass &s = p.base;
+    colo_topk_args p = {};
+    colo_logprob_args &s = p.base;
     s.dtype = s.d_dtype = COLO_BF16;
     s.factor = 1;
     s.config.logits.vocab = s.columns = s.true_columns = s.row_stride = V;

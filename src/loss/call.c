@@ -3,9 +3,9 @@
  * call.c - a call of the logits path or of one of its relatives: sizes, checks, the passes in
  * order, the one gather.
  *
- * Forward: every argument is checked before anything is written; then the local passes over the
+ * Forward: every argument is checked before anything is written; then the local kernels over the
  * tokens, chunk by chunk, fill this rank's block; one all-gather brings all blocks to all ranks;
- * the merge passes, the same on every rank, write outputs and saved statistics. On a group of one
+ * the merge kernels, the same on every rank, write outputs and saved statistics. On a group of one
  * there is nothing to gather, and both alternate over a block of one chunk: that is where
  * chunk_size bounds the workspace. With more ranks the workspace is one block of T tokens a rank,
  * because there is one gather for all tokens, however they are chunked.
@@ -37,7 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tokens, where the caller lets us choose: some 200 to 500 KiB of block, and on a GPU passes that
+/* Tokens, where the caller lets us choose: some 200 to 500 KiB of block, and on a GPU kernels that
  * are long enough to fill it. */
 enum { CHUNK = 16384 };
 
@@ -88,11 +88,11 @@ static int64_t chunk_of(const struct colo_loss_kind *kind, const colo_logprob_co
     return kind->chunked && chunk < tokens ? chunk : tokens;
 }
 
-static bool lay_out(const struct colo_loss_kind *kind, struct colo_logprob_pass *pass,
+static bool lay_out(const struct colo_loss_kind *kind, struct colo_logprob_args *args,
                     int64_t tokens)
 {
-    const uint32_t wanted = kind->wanted ? kind->wanted(pass) : UINT32_MAX;
-    return colo_loss_i_lay_out(pass, kind->arrays, kind->narrays, wanted, tokens);
+    const uint32_t wanted = kind->wanted ? kind->wanted(args) : UINT32_MAX;
+    return colo_loss_i_lay_out(args, kind->arrays, kind->narrays, wanted, tokens);
 }
 
 /* Per token */
@@ -149,17 +149,17 @@ colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, cons
                      bytes ? &behind : NULL));
     COLO_TRY(colo_loss_i_check_dtype(kind->name, dtype));
     COLO_FAIL_IF(ranks < 1, COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", kind->name, (int)ranks);
-    union colo_loss_pass all;
-    struct colo_logprob_pass *pass = &all.base;
+    union colo_loss_args all;
+    struct colo_logprob_args *args = &all.base;
     const colo_tensor_t like = {.dtype = dtype, .ndim = 2};
     call.base = base_of(kind, &call.config);
-    *pass = colo_logprob_i_pass(&call.base, &like, NULL);
+    *args = colo_logprob_i_args(&call.base, &like, NULL);
     if (kind->fill)
-        kind->fill(&call, pass);
+        kind->fill(&call, args);
     const bool ok =
-        lay_out(kind, pass, ranks == 1 ? chunk_of(kind, &call.base, tokens) : tokens) &&
+        lay_out(kind, args, ranks == 1 ? chunk_of(kind, &call.base, tokens) : tokens) &&
         colo_mul_ok(tokens, kind->per_rank, &sums) &&
-        colo_mul_ok(pass->block.bytes, colo_logprob_i_segments(&call.base, ranks), &each) &&
+        colo_mul_ok(args->block.bytes, colo_logprob_i_segments(&call.base, ranks), &each) &&
         colo_add_ok(each, sums, &each);
     COLO_FAIL_IF(!ok || !colo_mul_ok(each, ranks, &n) ||
                      !colo_add_ok(n, kind->behind ? (int64_t)behind : 0, &n) ||
@@ -179,24 +179,24 @@ colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call)
         call->logits->shape[0] * saved_bytes(call->kind, &call->config), call->workspace);
 }
 
-static colo_status_t make_pass(const struct colo_loss_call *call, struct colo_logprob_pass *pass)
+static colo_status_t make_args(const struct colo_loss_call *call, struct colo_logprob_args *args)
 {
     const struct colo_loss_kind *kind = call->kind;
     const int64_t tokens = call->logits->shape[0];
-    *pass = colo_logprob_i_pass(&call->base, call->logits, call->targets);
-    colo_logprob_i_set_ranks(pass, call->group);
-    pass->hi = tokens;
+    *args = colo_logprob_i_args(&call->base, call->logits, call->targets);
+    colo_logprob_i_set_ranks(args, call->group);
+    args->hi = tokens;
     if (kind->fill)
-        kind->fill(call, pass);
+        kind->fill(call, args);
     COLO_FAIL_IF(
-        !lay_out(kind, pass,
-                 colo_logprob_i_alone(pass) ? chunk_of(kind, &call->base, tokens) : tokens),
+        !lay_out(kind, args,
+                 colo_logprob_i_alone(args) ? chunk_of(kind, &call->base, tokens) : tokens),
         COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens exceeds 2^63 bytes", kind->name, tokens);
-    pass->blocks = call->workspace;
+    args->blocks = call->workspace;
     return COLO_OK;
 }
 
-static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_pass *pass)
+static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_args *args)
 {
     const struct colo_loss_kind *kind = call->kind;
     COLO_TRY(read_config(kind, call->given, &call->config));
@@ -211,52 +211,52 @@ static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_pass
         COLO_TRY(kind->check_inputs(call));
     COLO_TRY(colo_loss_i_check_shard(&call->base, call->logits, call->group));
     COLO_TRY(kind->check_outputs(call));
-    COLO_TRY(make_pass(call, pass));
+    COLO_TRY(make_args(call, args));
     COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
     return colo_loss_i_check_place(call->logits, call->group, kind->name);
 }
 
-colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *pass)
+colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_args *args)
 {
     char text[32];
     COLO_FAIL_IF(!call->group, COLO_ERR_ARG,
                  "%s: group is NULL; colo_comm_create_self() makes one of one rank",
                  call->kind->name);
-    const colo_status_t st = check(call, pass);
+    const colo_status_t st = check(call, args);
     snprintf(text, sizeof text, "%s forward", call->kind->name);
     return colo_loss_i_ready(call->group, text, st);
 }
 
 /* Whose configs differ is known; all ranks tell which member. Collective. */
-static colo_status_t name_member(colo_comm_t *group, const struct colo_logprob_pass *pass,
+static colo_status_t name_member(colo_comm_t *group, const struct colo_logprob_args *args,
                                  const struct colo_loss_shown *shown)
 {
     char what[160];
     colo_fields_t fields = {COLO_FIELDS_INIT};
     snprintf(what, sizeof what, "%s", colo_last_error());
-    shown->describe(pass, &fields);
+    shown->describe(args, &fields);
     const colo_status_t st = colo_comm_i_agree_fields(group, what, &fields, COLO_OK);
     return st < 0 ? st : colo_fail(COLO_ERR_MISMATCH, "%s", what); /* by less than is shown */
 }
 
-static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_pass *pass,
+static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_args *args,
                              const struct colo_loss_shown *shown, int32_t level, bool *told)
 {
     bool config;
     *told = true;
-    const colo_status_t st = colo_logprob_i_check_headers(pass, &config);
+    const colo_status_t st = colo_logprob_i_check_headers(args, &config);
     if (config)
-        return name_member(group, pass, shown);
+        return name_member(group, args, shown);
     COLO_TRY(st);
-    return level >= 1 ? colo_loss_i_check_shards(pass, shown, told) : COLO_OK;
+    return level >= 1 ? colo_loss_i_check_shards(args, shown, told) : COLO_OK;
 }
 
 /* Where the group keeps that calls of this name for a vocabulary were compared; NULL: they were, or
  * there is no place. The same on all ranks. */
-static uint64_t *first_of(colo_comm_t *group, const struct colo_logprob_pass *pass,
+static uint64_t *first_of(colo_comm_t *group, const struct colo_logprob_args *args,
                           const struct colo_loss_shown *shown, uint64_t *key)
 {
-    *key = colo_hash_bytes(colo_hash_i64(COLO_HASH_INIT, pass->config.logits.vocab), shown->name,
+    *key = colo_hash_bytes(colo_hash_i64(COLO_HASH_INIT, args->config.logits.vocab), shown->name,
                            strlen(shown->name)) |
            1;
     for (int32_t i = 0; i < COLO_COMM_LOOKED; i++)
@@ -265,21 +265,21 @@ static uint64_t *first_of(colo_comm_t *group, const struct colo_logprob_pass *pa
     return NULL;
 }
 
-/* On a device, for which the host waits: the blocks and targets as the host's passes have them. */
-static colo_status_t look(colo_comm_t *group, const struct colo_logprob_pass *pass,
+/* On a device, for which the host waits: the blocks and targets as the host's kernels have them. */
+static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *args,
                           const struct colo_loss_shown *shown, colo_mem_t mem, colo_stream_t stream)
 {
     const int32_t level = colo_comm_check_level(group);
-    const size_t blocks = (size_t)pass->ranks * (size_t)pass->block.bytes,
-                 targets = shown->targets && pass->tokens > 0
-                               ? (size_t)((pass->tokens - 1) * shown->target_stride + 1) * 8
+    const size_t blocks = (size_t)args->ranks * (size_t)args->block.bytes,
+                 targets = shown->targets && args->tokens > 0
+                               ? (size_t)((args->tokens - 1) * shown->target_stride + 1) * 8
                                : 0;
-    struct colo_logprob_pass seen = *pass;
+    struct colo_logprob_args seen = *args;
     struct colo_loss_shown all = *shown;
     colo_queries_t queries = {0};
     const colo_ops_t *ops;
     bool capturing, told = false;
-    uint64_t key, *first = first_of(group, pass, shown, &key);
+    uint64_t key, *first = first_of(group, args, shown, &key);
     if (level < 1 || (level == 1 && !first))
         return COLO_OK;
     COLO_TRY(colo_ops_for(mem, &ops));
@@ -291,7 +291,7 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_pass *pa
                  blocks + targets);
     seen.blocks = copy;
     all.targets = targets ? (const int64_t *)(const void *)(copy + blocks) : NULL;
-    COLO_TRY(ops->read(copy, pass->blocks, blocks, stream));
+    COLO_TRY(ops->read(copy, args->blocks, blocks, stream));
     if (targets)
         COLO_TRY(ops->read(copy + blocks, shown->targets, targets, stream));
     const colo_status_t st = compare(group, &seen, &all, level, &told);
@@ -300,62 +300,62 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_pass *pa
     return st;
 }
 
-colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
+colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_args *args,
                                  const struct colo_loss_shown *shown, colo_mem_t mem,
                                  colo_stream_t stream)
 {
     bool told;
     COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
-                                    colo_logprob_i_block(pass, pass->rank), pass->blocks,
-                                    pass->segments * pass->block.bytes, COLO_U8, stream));
+                                    colo_logprob_i_block(args, args->rank), args->blocks,
+                                    args->segments * args->block.bytes, COLO_U8, stream));
     if (!shown)
         return COLO_OK;
-    return mem == COLO_HOST ? compare(group, pass, shown, colo_comm_check_level(group), &told)
-                            : look(group, pass, shown, mem, stream);
+    return mem == COLO_HOST ? compare(group, args, shown, colo_comm_check_level(group), &told)
+                            : look(group, args, shown, mem, stream);
 }
 
-/* Runs passes over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
-static colo_status_t over_chunks(const struct colo_loss_call *call, struct colo_logprob_pass *pass,
+/* Runs kernels over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
+static colo_status_t over_chunks(const struct colo_loss_call *call, struct colo_logprob_args *args,
                                  bool local, bool merge)
 {
-    const int64_t chunk = chunk_of(call->kind, &call->base, pass->tokens);
-    pass->lo = 0;
+    const int64_t chunk = chunk_of(call->kind, &call->base, args->tokens);
+    args->lo = 0;
     do {
-        pass->hi = pass->tokens - pass->lo < chunk ? pass->tokens : pass->lo + chunk;
-        pass->block_lo = local && merge ? pass->lo : 0;
+        args->hi = args->tokens - args->lo < chunk ? args->tokens : args->lo + chunk;
+        args->block_lo = local && merge ? args->lo : 0;
         if (local)
-            COLO_TRY(call->kind->local(call, pass));
+            COLO_TRY(call->kind->local(call, args));
         if (merge)
-            COLO_TRY(call->kind->merge(call, pass));
-        pass->lo = pass->hi;
-    } while (pass->lo < pass->tokens);
+            COLO_TRY(call->kind->merge(call, args));
+        args->lo = args->hi;
+    } while (args->lo < args->tokens);
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *pass)
+colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_args *args)
 {
     const struct colo_loss_kind *kind = call->kind;
-    const bool alone = colo_logprob_i_alone(pass),
+    const bool alone = colo_logprob_i_alone(args),
                compares = !alone && call->logits->mem == COLO_HOST;
-    colo_logprob_i_set_header(pass, kind->hash_config(pass),
-                              compares && kind->hash_inputs ? kind->hash_inputs(pass) : 0);
+    colo_logprob_i_set_header(args, kind->hash_config(args),
+                              compares && kind->hash_inputs ? kind->hash_inputs(args) : 0);
     if (alone)
-        return over_chunks(call, pass, true, true);
-    COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, pass, true, false)));
+        return over_chunks(call, args, true, true);
+    COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, args, true, false)));
     struct colo_loss_shown shown = {
-        kind->name,    pass->block.m,       pass->block.s,           pass->stat_dtype,
-        pass->targets, pass->target_stride, colo_logprob_i_describe,
+        kind->name,    args->block.m,       args->block.s,           args->stat_dtype,
+        args->targets, args->target_stride, colo_logprob_i_describe,
     };
     if (kind->shown)
-        kind->shown(pass, &shown);
-    COLO_TRY(colo_loss_i_gather(call->group, pass, &shown, call->logits->mem, call->stream));
-    return over_chunks(call, pass, false, true);
+        kind->shown(args, &shown);
+    COLO_TRY(colo_loss_i_gather(call->group, args, &shown, call->logits->mem, call->stream));
+    return over_chunks(call, args, false, true);
 }
 
 /* ---- backward ---- */
 
 colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstream,
-                                 const colo_tensor_t *d_logits, struct colo_logprob_pass *pass)
+                                 const colo_tensor_t *d_logits, struct colo_logprob_args *args)
 {
     const char *name = call->kind->name;
     COLO_FAIL_IF(!call->given, COLO_ERR_ARG, "%s: saved is NULL", name);
@@ -369,11 +369,11 @@ colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstre
     COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call->logits, &call->in_place));
     COLO_TRY(colo_loss_i_check_version(call->logits, call->version, "logits"));
     COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
-    *pass = colo_logprob_i_pass(&call->base, call->logits, call->targets);
-    pass->hi = pass->tokens; /* no workspace, so nothing for chunk_size to bound */
+    *args = colo_logprob_i_args(&call->base, call->logits, call->targets);
+    args->hi = args->tokens; /* no workspace, so nothing for chunk_size to bound */
     if (call->kind->fill)
-        call->kind->fill(call, pass);
-    pass->d_logits = d_logits->data;
-    pass->d_row_stride = d_logits->stride[0];
+        call->kind->fill(call, args);
+    args->d_logits = d_logits->data;
+    args->d_row_stride = d_logits->stride[0];
     return COLO_OK;
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * call.h (private) - what logprob, topk, distill and sampling do alike: they read a config, tell
- * how much memory they need, check a call, and run passes around one gather. A kind says what
+ * how much memory they need, check a call, and run kernels around one gather. A kind says what
  * differs.
  */
 #ifndef COLO_LOSS_CALL_H
 #define COLO_LOSS_CALL_H
 
-#include "loss/distill-pass.h"
+#include "loss/distill-args.h"
 #include "loss/loss.h"
-#include "loss/sampling-pass.h"
-#include "loss/topk-pass.h"
+#include "loss/sampling-args.h"
+#include "loss/topk-args.h"
 #include "loss/validate.h"
 
 /* Each begins with struct_size and the options of logits. */
@@ -21,11 +21,11 @@ union colo_loss_config {
     colo_distill_config_t distill;
     colo_sampling_config_t sampling;
 };
-union colo_loss_pass {
-    struct colo_logprob_pass base;
-    struct colo_topk_pass topk;
-    struct colo_distill_pass distill;
-    struct colo_sampling_pass sampling;
+union colo_loss_args {
+    struct colo_logprob_args base;
+    struct colo_topk_args topk;
+    struct colo_distill_args distill;
+    struct colo_sampling_args sampling;
 };
 
 struct colo_loss_call;
@@ -49,21 +49,21 @@ struct colo_loss_kind {
     bool chunked;     /* on a group of one a block is of one chunk */
     const colo_block_array_t *arrays; /* [narrays] of a block */
     int32_t narrays;
-    uint32_t (*wanted)(const struct colo_logprob_pass *pass); /* bit i: array i; NULL: all */
+    uint32_t (*wanted)(const struct colo_logprob_args *args); /* bit i: array i; NULL: all */
 
-    /* ---- a call; each pass begins one of the kind ---- */
+    /* ---- a call; each args begins one of the kind ---- */
     colo_status_t (*check_inputs)(
         const struct colo_loss_call *call); /* beyond the logits; or NULL */
     colo_status_t (*check_outputs)(const struct colo_loss_call *call);
     /* Members behind the base, from config and batch (NULL in backward), or NULL */
-    void (*fill)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
-    uint64_t (*hash_config)(const struct colo_logprob_pass *pass);
-    uint64_t (*hash_inputs)(const struct colo_logprob_pass *pass); /* in host memory; or NULL */
+    void (*fill)(const struct colo_loss_call *call, struct colo_logprob_args *args);
+    uint64_t (*hash_config)(const struct colo_logprob_args *args);
+    uint64_t (*hash_inputs)(const struct colo_logprob_args *args); /* in host memory; or NULL */
     /* where a block has what the logits path's has elsewhere; or NULL */
-    void (*shown)(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown);
+    void (*shown)(const struct colo_logprob_args *args, struct colo_loss_shown *shown);
     /* before the gather, and after it */
-    colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
-    colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
+    colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_args *args);
+    colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_args *args);
 };
 #define COLO_LOSS_CONFIG(noun, type, optional, macro)                                              \
     .name = noun, .what = noun ": config", .defaults = &(const type){macro}, .size = sizeof(type), \
@@ -119,11 +119,11 @@ struct colo_loss_call {
         return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);            \
     }
 
-/* A step of a kind that is one pass */
+/* A step of a kind that is one kernel */
 #define COLO_LOSS_STEP(name, step, type)                                                         \
-    static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_pass *pass) \
+    static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_args *args) \
     {                                                                                            \
-        return call->loss->step((struct type *)pass, call->stream);                              \
+        return call->loss->step((struct type *)args, call->stream);                              \
     }
 
 colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given);
@@ -136,14 +136,14 @@ colo_status_t colo_loss_i_check_dtype(const char *name, colo_dtype_t logits);
 /* Saved memory and workspace of @call: the last check of outputs */
 colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call);
 
-/* Checks a forward, tells the other ranks, and makes the pass. Nothing is written. */
-colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *pass);
-/* Passes and gather */
-colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
+/* Checks a forward, tells the other ranks, and makes the arguments. Nothing is written. */
+colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_args *args);
+/* Kernels and gather */
+colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_args *args);
 
 /* Checks a backward, but for the members of @upstream and for other saved tensors than the logits,
- * and makes the pass that writes @d_logits. */
+ * and makes the arguments of the kernel that writes @d_logits. */
 colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstream,
-                                 const colo_tensor_t *d_logits, struct colo_logprob_pass *pass);
+                                 const colo_tensor_t *d_logits, struct colo_logprob_args *args);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * distill.c - loss against a sharded target distribution: checks, the passes in order, one gather.
+ * distill.c - loss against a sharded target distribution: checks, the kernels in order, one gather.
  *
  * As logprob.c, with two matrices instead of one: what differs are the numbers per token (six, in
- * distill-pass.h) and that no target has an owner. The checks of a shard, of a gradient and of the
+ * distill-args.h) and that no target has an owner. The checks of a shard, of a gradient and of the
  * gathered headers are those of the logits path. Targets are sharded, so nothing of them can be
  * compared across ranks; configs and masks are.
  */
@@ -64,62 +64,62 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
 
 /* ---- forward ---- */
 
-static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *base)
+static void fill(const struct colo_loss_call *call, struct colo_logprob_args *base)
 {
-    struct colo_distill_pass *pass = (struct colo_distill_pass *)base;
+    struct colo_distill_args *args = (struct colo_distill_args *)base;
     const colo_distill_config_t *c = &call->config.distill;
-    *pass = (struct colo_distill_pass){.base = *base,
+    *args = (struct colo_distill_args){.base = *base,
                                        .probs = c->targets == COLO_DISTILL_PROBS,
                                        .target_factor = c->target_scale / c->target_temperature};
 }
 
-static void set_targets(struct colo_distill_pass *pass, const colo_tensor_t *targets)
+static void set_targets(struct colo_distill_args *args, const colo_tensor_t *targets)
 {
-    pass->target_dtype = targets->dtype;
-    pass->targets = targets->data;
-    pass->target_row_stride = targets->stride[0];
+    args->target_dtype = targets->dtype;
+    args->targets = targets->data;
+    args->target_row_stride = targets->stride[0];
 }
 
-static uint64_t hash_config(const struct colo_logprob_pass *base)
+static uint64_t hash_config(const struct colo_logprob_args *base)
 {
-    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
-    colo_logprob_config_t targets = {.logits.vocab = pass->probs,
-                                     .logits.scale = pass->probs ? 1 : pass->target_factor,
+    const struct colo_distill_args *args = (const struct colo_distill_args *)base;
+    colo_logprob_config_t targets = {.logits.vocab = args->probs,
+                                     .logits.scale = args->probs ? 1 : args->target_factor,
                                      .logits.temperature = 1};
-    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(&pass->base.config, pass->base.dtype),
-                         (int64_t)colo_logprob_i_hash_config(&targets, pass->target_dtype));
+    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(&args->base.config, args->base.dtype),
+                         (int64_t)colo_logprob_i_hash_config(&targets, args->target_dtype));
 }
 
-static uint64_t hash_mask(const struct colo_logprob_pass *base)
+static uint64_t hash_mask(const struct colo_logprob_args *base)
 {
-    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
-    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
-    for (int64_t t = 0; t < pass->base.tokens && pass->mask; t++)
-        hash = colo_hash_i64(hash, pass->mask[t * pass->mask_stride] != 0);
+    const struct colo_distill_args *args = (const struct colo_distill_args *)base;
+    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, args->mask != NULL);
+    for (int64_t t = 0; t < args->base.tokens && args->mask; t++)
+        hash = colo_hash_i64(hash, args->mask[t * args->mask_stride] != 0);
     return hash;
 }
 
-static void describe(const struct colo_logprob_pass *base, colo_fields_t *fields)
+static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
 {
-    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
+    const struct colo_distill_args *args = (const struct colo_distill_args *)base;
     colo_logprob_i_describe(base, fields);
-    colo_fields_add(fields, "targets", "%s", pass->probs ? "probs" : "logits");
-    colo_fields_add(fields, "target_scale / target_temperature", "%.9g", pass->target_factor);
-    colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(pass->target_dtype));
+    colo_fields_add(fields, "targets", "%s", args->probs ? "probs" : "logits");
+    colo_fields_add(fields, "target_scale / target_temperature", "%.9g", args->target_factor);
+    colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(args->target_dtype));
 }
 
-static void shown(const struct colo_logprob_pass *base, struct colo_loss_shown *shown)
+static void shown(const struct colo_logprob_args *base, struct colo_loss_shown *shown)
 {
     shown->describe = describe;
-    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
-    shown->m = pass->mx;
-    shown->s = pass->sx;
+    const struct colo_distill_args *args = (const struct colo_distill_args *)base;
+    shown->m = args->mx;
+    shown->s = args->sx;
 }
 
-COLO_LOSS_STEP(local, distill_stats, colo_distill_pass)
-COLO_LOSS_STEP(merge, distill_merge, colo_distill_pass)
+COLO_LOSS_STEP(local, distill_stats, colo_distill_args)
+COLO_LOSS_STEP(merge, distill_merge, colo_distill_args)
 
-#define ARRAY(member) offsetof(struct colo_distill_pass, member), 0, 0
+#define ARRAY(member) offsetof(struct colo_distill_args, member), 0, 0
 static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)},
                                             {ARRAY(sv)}, {ARRAY(c)},  {ARRAY(d)}};
 static const struct colo_loss_kind kind = {
@@ -151,9 +151,9 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                    void *saved_memory, void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_distill_pass pass;
+    struct colo_distill_args args;
     struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
-    COLO_TRY(colo_loss_i_open(&call, &pass.base));
+    COLO_TRY(colo_loss_i_open(&call, &args.base));
     const colo_distill_saved_t all = {.logits = *call.logits,
                                       .targets = *batch->targets,
                                       .logits_version = colo_loss_i_version(call.logits),
@@ -161,12 +161,12 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                       .memory = saved_memory,
                                       .valid = true,
                                       .config = call.config.distill};
-    set_targets(&pass, batch->targets);
-    pass.mask = batch->mask ? batch->mask->data : NULL;
-    pass.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
-    pass.out = *out;
-    pass.saved = saved_memory;
-    COLO_TRY(colo_loss_i_run(&call, &pass.base));
+    set_targets(&args, batch->targets);
+    args.mask = batch->mask ? batch->mask->data : NULL;
+    args.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
+    args.out = *out;
+    args.saved = saved_memory;
+    COLO_TRY(colo_loss_i_run(&call, &args.base));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -179,18 +179,18 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_distill_pass pass;
+    struct colo_distill_args args;
     struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
-    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &pass.base));
+    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args.base));
     /* the targets are read row by row with the logits: nothing written may be among them */
     COLO_FAIL_IF(colo_loss_i_ranges_overlap(d_logits, &saved->targets), COLO_ERR_ARG,
                  "d_logits: overlaps the targets (%+" PRId64 " bytes)",
                  (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
-    set_targets(&pass, &saved->targets);
-    pass.saved = saved->memory;
-    pass.upstream = *upstream;
-    COLO_TRY(call.loss->distill_grad(&pass, stream));
+    set_targets(&args, &saved->targets);
+    args.saved = saved->memory;
+    args.upstream = *upstream;
+    COLO_TRY(call.loss->distill_grad(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;
 }

@@ -6,8 +6,8 @@
  * whether they still are what forward saw. In place is legal element by element (an element is read
  * before it is written), and ends the saved state, for the logits are gone.
  *
- * The checks are in validate.c, the formulas in the passes (passes.h, host/logprob.c), the
- * layout of a block in passes.h.
+ * The checks are in validate.c, the formulas in the kernels (args.h, host/logprob.c), the
+ * layout of a block in args.h.
  */
 #include "loss/call.h"
 
@@ -36,13 +36,13 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
     return colo_loss_i_check_support(batch->support, config, call->targets, call->logits);
 }
 
-static uint64_t hash_config(const struct colo_logprob_pass *pass)
+static uint64_t hash_config(const struct colo_logprob_args *args)
 {
-    return colo_logprob_i_hash_config(&pass->config, pass->dtype);
+    return colo_logprob_i_hash_config(&args->config, args->dtype);
 }
 
-COLO_LOSS_STEP(local, logprob_stats, colo_logprob_pass)
-COLO_LOSS_STEP(merge, logprob_merge, colo_logprob_pass)
+COLO_LOSS_STEP(local, logprob_stats, colo_logprob_args)
+COLO_LOSS_STEP(merge, logprob_merge, colo_logprob_args)
 
 static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
 static const struct colo_loss_kind kind = {
@@ -78,10 +78,10 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                    void *saved_memory, void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_logprob_pass pass;
+    struct colo_logprob_args args;
     struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
     call.targets = batch ? batch->targets : NULL;
-    COLO_TRY(colo_loss_i_open(&call, &pass));
+    COLO_TRY(colo_loss_i_open(&call, &args));
     const colo_logprob_saved_t all = {
         .logits = *call.logits,
         .targets = *call.targets,
@@ -91,10 +91,10 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
         .memory = saved_memory,
         .valid = true,
         .config = call.config.logprob};
-    pass.support = colo_loss_i_support(&all.support);
-    pass.out = *out;
-    pass.saved = saved_memory;
-    COLO_TRY(colo_loss_i_run(&call, &pass));
+    args.support = colo_loss_i_support(&all.support);
+    args.out = *out;
+    args.saved = saved_memory;
+    COLO_TRY(colo_loss_i_run(&call, &args));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -115,17 +115,17 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_logprob_pass pass;
+    struct colo_logprob_args args;
     struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
     call.targets = saved ? &saved->targets : NULL;
-    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &pass));
+    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args));
     COLO_TRY(check_upstream(&call.base, upstream));
     COLO_TRY(colo_loss_i_check_version(call.targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_i_check_support_version(&saved->support));
-    pass.support = colo_loss_i_support(&saved->support);
-    pass.saved = saved->memory;
-    pass.upstream = *upstream;
-    COLO_TRY(call.loss->logprob_grad(&pass, stream));
+    args.support = colo_loss_i_support(&saved->support);
+    args.saved = saved->memory;
+    args.upstream = *upstream;
+    COLO_TRY(call.loss->logprob_grad(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;
 }

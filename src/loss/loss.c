@@ -6,7 +6,7 @@
 #include "core/error.h"
 
 #define ENTRY(name, type) .name = colo_host_##name,
-const colo_loss_ops_t colo_loss_host = {.gemm = &colo_gemm_host, COLO_LOSS_PASSES(ENTRY)};
+const colo_loss_ops_t colo_loss_host = {.gemm = &colo_gemm_host, COLO_LOSS_FUNCTIONS(ENTRY)};
 
 colo_status_t colo_loss_ops_for(colo_mem_t mem, const colo_loss_ops_t **loss)
 {

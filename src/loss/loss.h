@@ -3,8 +3,8 @@
  * loss.h (private) - the table of what the losses do with elements, one for each kind of memory
  * (loss.c; cuda/loss.c in libcolobridge-cuda.so).
  *
- * A pass gets checked arguments; it allocates nothing and does not wait. The oracle of every table
- * is tests/ref/.
+ * A kernel gets checked arguments; it allocates nothing and does not wait. The oracle of every
+ * table is tests/ref/.
  */
 #ifndef COLO_LOSS_LOSS_H
 #define COLO_LOSS_LOSS_H
@@ -15,13 +15,13 @@
     colo_status_t (*name)(const struct type *p, colo_stream_t stream);
 typedef struct colo_loss_ops {
     const colo_gemm_ops_t *gemm;
-    COLO_LOSS_PASSES(COLO_LOSS_MEMBER)
+    COLO_LOSS_FUNCTIONS(COLO_LOSS_MEMBER)
 } colo_loss_ops_t;
 
 /* The host's: host/ in plain C */
 #define COLO_LOSS_HOST(name, type) \
     colo_status_t colo_host_##name(const struct type *p, colo_stream_t stream);
-COLO_LOSS_PASSES(COLO_LOSS_HOST)
+COLO_LOSS_FUNCTIONS(COLO_LOSS_HOST)
 extern const colo_loss_ops_t colo_loss_host;
 
 /* The table for a tensor's memory; COLO_ERR_UNBUILT with an error message if this build lacks it.

@@ -32,11 +32,11 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t 
                                      void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_weighted_pass pass = {.counted = n_valid, .parts = workspace, .divide = divide};
+    struct colo_weighted_args args = {.counted = n_valid, .parts = workspace, .divide = divide};
     const colo_status_t st = check(losses, n_valid, out);
     if (st == COLO_OK)
-        pass.mean = *out;
-    return colo_weighted_i_run(&pass, losses, group, "loss mean", st, stream);
+        args.mean = *out;
+    return colo_weighted_i_run(&args, losses, group, "loss mean", st, stream);
 }
 
 colo_status_t colo_loss_mean_backward(const double *factor,
@@ -49,7 +49,7 @@ colo_status_t colo_loss_mean_backward(const double *factor,
     COLO_FAIL_IF(!factor, COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
     COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "loss mean: upstream is NULL");
     COLO_TRY(colo_loss_ops_for(d_losses->mem, &loss));
-    const struct colo_mean_grad_pass pass = {
+    const struct colo_mean_grad_args args = {
         .dtype = d_losses->dtype,
         .count = d_losses->shape[0],
         .factor = factor,
@@ -57,5 +57,5 @@ colo_status_t colo_loss_mean_backward(const double *factor,
         .d_value = upstream->d_value,
         .d_values = d_losses->data,
     };
-    return loss->mean_grad(&pass, stream);
+    return loss->mean_grad(&args, stream);
 }

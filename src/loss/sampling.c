@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sampling.c - which ids top-k and top-p keep: checks, order of the passes, the gathers.
- * sampling-pass.h has the passes and what travels.
+ * sampling.c - which ids top-k and top-p keep: checks, order of the kernels, the gathers.
+ * sampling-args.h has the kernels and what travels.
  */
 #include "loss/call.h"
 
@@ -37,15 +37,15 @@ static colo_status_t check_inputs(const struct colo_loss_call *call)
     return colo_loss_i_check_gradient(call->out, "out", call->logits, &in_place);
 }
 
-static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *base)
+static void fill(const struct colo_loss_call *call, struct colo_logprob_args *base)
 {
-    struct colo_sampling_pass *pass = (struct colo_sampling_pass *)base;
+    struct colo_sampling_args *args = (struct colo_sampling_args *)base;
     const colo_sampling_config_t *c = &call->config.sampling;
     const int64_t vocab = c->logits.vocab;
     int64_t bits = 0;
     while (vocab >> bits)
         bits++;
-    *pass = (struct colo_sampling_pass){
+    *args = (struct colo_sampling_args){
         .base = *base,
         .top_k = c->top_k && c->top_k < vocab ? c->top_k : vocab,
         .top_p = c->top_p > 0 ? c->top_p : 1,
@@ -54,56 +54,56 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *ba
     };
 }
 
-static uint64_t hash_config(const struct colo_logprob_pass *base)
+static uint64_t hash_config(const struct colo_logprob_args *base)
 {
-    const struct colo_sampling_pass *pass = (const struct colo_sampling_pass *)base;
+    const struct colo_sampling_args *args = (const struct colo_sampling_args *)base;
     const uint64_t hash = colo_logprob_i_hash_config(&base->config, base->dtype);
-    return colo_hash_bytes(colo_hash_i64(hash, pass->top_k), &pass->top_p, sizeof pass->top_p);
+    return colo_hash_bytes(colo_hash_i64(hash, args->top_k), &args->top_p, sizeof args->top_p);
 }
 
-static void describe(const struct colo_logprob_pass *base, colo_fields_t *fields)
+static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
 {
-    const struct colo_sampling_pass *pass = (const struct colo_sampling_pass *)base;
+    const struct colo_sampling_args *args = (const struct colo_sampling_args *)base;
     colo_logprob_i_describe(base, fields);
-    colo_fields_add(fields, "top_k", "%" PRId64, pass->top_k);
-    colo_fields_add(fields, "top_p", "%.9g", pass->top_p);
+    colo_fields_add(fields, "top_k", "%" PRId64, args->top_k);
+    colo_fields_add(fields, "top_p", "%.9g", args->top_p);
 }
 
-static void shown(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown)
+static void shown(const struct colo_logprob_args *args, struct colo_loss_shown *shown)
 {
     shown->describe = describe;
     shown->s = -1;
     shown->dtype = COLO_F64;
 }
 
-COLO_LOSS_STEP(local, sampling_largest, colo_sampling_pass)
+COLO_LOSS_STEP(local, sampling_largest, colo_sampling_args)
 
-static colo_status_t step(const struct colo_loss_call *call, struct colo_sampling_pass *pass,
+static colo_status_t step(const struct colo_loss_call *call, struct colo_sampling_args *args,
                           bool weigh)
 {
     colo_comm_t *group = call->group;
-    const int64_t n = pass->base.tokens * COLO_SAMPLING_DIGITS;
-    pass->weigh = weigh;
-    for (pass->digit = 0; pass->digit < pass->digits; pass->digit++) {
-        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_sums(pass, call->stream)));
-        if (pass->base.ranks > 1)
+    const int64_t n = args->base.tokens * COLO_SAMPLING_DIGITS;
+    args->weigh = weigh;
+    for (args->digit = 0; args->digit < args->digits; args->digit++) {
+        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_sums(args, call->stream)));
+        if (args->base.ranks > 1)
             COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
-                                            pass->sums + pass->base.rank * n, pass->sums, n,
+                                            args->sums + args->base.rank * n, args->sums, n,
                                             COLO_I64, call->stream));
-        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_find(pass, call->stream)));
+        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_find(args, call->stream)));
     }
-    COLO_TRY(colo_loss_i_step(group, call->loss->sampling_keep(pass, call->stream)));
-    pass->base.logits = pass->out; /* of the next step */
-    pass->base.row_stride = pass->out_stride;
+    COLO_TRY(colo_loss_i_step(group, call->loss->sampling_keep(args, call->stream)));
+    args->base.logits = args->out; /* of the next step */
+    args->base.row_stride = args->out_stride;
     return COLO_OK;
 }
 
-static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_pass *base)
+static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_args *base)
 {
-    struct colo_sampling_pass *pass = (struct colo_sampling_pass *)base;
-    if (pass->top_k < base->config.logits.vocab || pass->top_p == 1)
-        COLO_TRY(step(call, pass, false));
-    return pass->top_p < 1 ? step(call, pass, true) : COLO_OK;
+    struct colo_sampling_args *args = (struct colo_sampling_args *)base;
+    if (args->top_k < base->config.logits.vocab || args->top_p == 1)
+        COLO_TRY(step(call, args, false));
+    return args->top_p < 1 ? step(call, args, true) : COLO_OK;
 }
 
 static const colo_block_array_t arrays[] = {{COLO_LOGPROB_ARRAY(m), sizeof(double)}};
@@ -129,7 +129,7 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
                                  colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_sampling_pass pass;
+    struct colo_sampling_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = config,
                                   .batch = &logits, /* all that its batch would have */
@@ -137,13 +137,13 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
                                   .group = group,
                                   .workspace = workspace,
                                   .stream = stream};
-    COLO_TRY(colo_loss_i_open(&call, &pass.base));
-    const int64_t tokens = pass.base.tokens, ranks = pass.base.ranks;
-    pass.out = out->data;
-    pass.out_stride = out->stride[0];
-    pass.sums = (int64_t *)(void *)(pass.base.blocks + ranks * pass.base.block.bytes);
-    pass.above = pass.sums + ranks * tokens * COLO_SAMPLING_DIGITS;
-    pass.wanted = pass.above + tokens;
-    pass.prefix = (uint64_t *)(pass.wanted + tokens);
-    return colo_loss_i_run(&call, &pass.base);
+    COLO_TRY(colo_loss_i_open(&call, &args.base));
+    const int64_t tokens = args.base.tokens, ranks = args.base.ranks;
+    args.out = out->data;
+    args.out_stride = out->stride[0];
+    args.sums = (int64_t *)(void *)(args.base.blocks + ranks * args.base.block.bytes);
+    args.above = args.sums + ranks * tokens * COLO_SAMPLING_DIGITS;
+    args.wanted = args.above + tokens;
+    args.prefix = (uint64_t *)(args.wanted + tokens);
+    return colo_loss_i_run(&call, &args.base);
 }

@@ -2,7 +2,7 @@
 /*
  * sequence.c - what a batch on context ranks must be, and the one collective of gathering it.
  *
- * Decides nothing about positions: that is partition.h's, through the passes (sequence-pass.h).
+ * Decides nothing about positions: that is partition.h's, through the kernels (sequence-args.h).
  * What is decided here: every rank has as many elements as any other, so one all-gather of plain
  * values moves them, and the adjoint of that gather is a choice that the caller must make, because
  * it depends on what was done with the result (sequence.h says which is which).
@@ -10,7 +10,7 @@
  * Lengths and segments are checked in host memory before anything is enqueued; a GPU reads copies
  * that the caller made, and the host does not look at those.
  */
-#include "loss/sequence-pass.h"
+#include "loss/sequence-args.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
@@ -28,13 +28,12 @@
 static colo_status_t check_segment(const colo_sequence_t *seq, int64_t segment)
 {
     int64_t padded;
-    COLO_FAIL_IF(__builtin_sub_overflow(seq->cu_padded[segment + 1], seq->cu_padded[segment],
-                                        &padded) ||
-                     padded < 0,
-                 COLO_ERR_LAYOUT,
-                 "sequence: cu_padded is not ascending at segment %" PRId64 ": from %" PRId64
-                 " to %" PRId64,
-                 segment, seq->cu_padded[segment], seq->cu_padded[segment + 1]);
+    COLO_FAIL_IF(
+        __builtin_sub_overflow(seq->cu_padded[segment + 1], seq->cu_padded[segment], &padded) ||
+            padded < 0,
+        COLO_ERR_LAYOUT,
+        "sequence: cu_padded is not ascending at segment %" PRId64 ": from %" PRId64 " to %" PRId64,
+        segment, seq->cu_padded[segment], seq->cu_padded[segment + 1]);
     COLO_FAIL_IF(seq->cp > 1 && padded > 0 && padded / 2 < seq->cp, COLO_ERR_LAYOUT,
                  "sequence: segment %" PRId64 " has %" PRId64
                  " positions, shorter than 2 * cp = %" PRIu64
@@ -163,9 +162,10 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
     return colo_loss_i_check_in(tensor, local->mem, local->device, what, "elements are");
 }
 
-/* Checks @seq for tensors in @mem, finds the passes there, and fills in what all of them have. */
-static colo_status_t open_pass(const colo_sequence_t *seq, colo_mem_t mem,
-                               const colo_loss_ops_t **loss, struct colo_sequence_pass *pass)
+/* Checks @seq for tensors in @mem, finds the kernels there, and fills in the arguments that all
+ * have. */
+static colo_status_t open_args(const colo_sequence_t *seq, colo_mem_t mem,
+                               const colo_loss_ops_t **loss, struct colo_sequence_args *args)
 {
     const bool gpu = mem == COLO_CUDA;
     COLO_FAIL_IF(
@@ -173,7 +173,7 @@ static colo_status_t open_pass(const colo_sequence_t *seq, colo_mem_t mem,
         COLO_ERR_ARG,
         "sequence: tensors on a GPU need device_lengths and "
         "device_cu_padded, copies of lengths and cu_padded");
-    *pass = (struct colo_sequence_pass){
+    *args = (struct colo_sequence_args){
         .batch = seq->batch,
         .positions = seq->positions,
         .cp = seq->cp,
@@ -194,7 +194,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
                                     colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
-    struct colo_sequence_pass pass;
+    struct colo_sequence_args args;
     colo_sequence_t own;
     COLO_TRY(open_sequence(&seq, &own));
     COLO_TRY(colo_tensor_check(tokens, "tokens"));
@@ -214,29 +214,29 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     COLO_TRY(check_elements(seq, targets, "targets"));
     COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
     COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
-    COLO_TRY(open_pass(seq, tokens->mem, &loss, &pass));
-    pass.tokens = tokens->data;
-    pass.token_stride = stream_of ? -1 : tokens->stride[0];
-    pass.ignore = ignore;
-    pass.targets = targets->data;
-    return pass.count > 0 ? loss->sequence_targets(&pass, stream) : COLO_OK;
+    COLO_TRY(open_args(seq, tokens->mem, &loss, &args));
+    args.tokens = tokens->data;
+    args.token_stride = stream_of ? -1 : tokens->stride[0];
+    args.ignore = ignore;
+    args.targets = targets->data;
+    return args.count > 0 ? loss->sequence_targets(&args, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_t what,
                                  const colo_tensor_t *mask, colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
-    struct colo_sequence_pass pass;
+    struct colo_sequence_args args;
     colo_sequence_t own;
     COLO_TRY(open_sequence(&seq, &own));
     COLO_FAIL_IF(what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS, COLO_ERR_ARG,
                  "sequence: mask %d, expected tokens (0) or targets (1)", (int)what);
     COLO_TRY(check_elements(seq, mask, "mask"));
     COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
-    COLO_TRY(open_pass(seq, mask->mem, &loss, &pass));
-    pass.mask = mask->data;
-    pass.what = what;
-    return pass.count > 0 ? loss->sequence_mask(&pass, stream) : COLO_OK;
+    COLO_TRY(open_args(seq, mask->mem, &loss, &args));
+    args.mask = mask->data;
+    args.what = what;
+    return args.count > 0 ? loss->sequence_mask(&args, stream) : COLO_OK;
 }
 
 /* ---- gathering ---- */
@@ -276,13 +276,13 @@ static colo_status_t check_group(const colo_sequence_t *seq, const colo_tensor_t
 static colo_status_t open_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
                                  const colo_tensor_t *out, const colo_comm_t *group,
                                  const void *workspace, const char *d, const colo_loss_ops_t **loss,
-                                 struct colo_sequence_pass *pass)
+                                 struct colo_sequence_args *args)
 {
     COLO_TRY(check_values(seq, local, *d ? "d_local" : "local"));
     COLO_TRY(check_table(seq, out, local, *d ? "d_out" : "out"));
     if (group)
         COLO_TRY(check_group(seq, local, group, workspace));
-    return open_pass(seq, local->mem, loss, pass);
+    return open_args(seq, local->mem, loss, args);
 }
 
 colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
@@ -291,24 +291,24 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
 {
     COLO_RANGE();
     const colo_loss_ops_t *loss;
-    struct colo_sequence_pass pass;
+    struct colo_sequence_args args;
     COLO_FAIL_IF(!group, COLO_ERR_ARG,
                  "sequence: group is NULL, expected the cp group; "
                  "colo_comm_create_self() makes one of one rank");
     colo_sequence_t own;
     colo_status_t st = open_sequence(&seq, &own);
-    COLO_THEN(st, open_gather(seq, local, out, group, workspace, "", &loss, &pass));
+    COLO_THEN(st, open_gather(seq, local, out, group, workspace, "", &loss, &args));
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
-    pass.dtype = local->dtype;
-    pass.elements = local->data;
-    pass.table = out->data;
-    pass.table_stride = out->stride[0];
+    args.dtype = local->dtype;
+    args.elements = local->data;
+    args.table = out->data;
+    args.table_stride = out->stride[0];
     if (seq->cp > 1) {
-        pass.elements = workspace;
+        args.elements = workspace;
         COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, workspace,
-                                        pass.count, local->dtype, stream));
+                                        args.count, local->dtype, stream));
     }
-    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_scatter(&pass, stream) : COLO_OK;
+    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_scatter(&args, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
@@ -319,7 +319,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
 {
     COLO_RANGE();
     const colo_loss_ops_t *loss;
-    struct colo_sequence_pass pass;
+    struct colo_sequence_args args;
     const bool sum = adjoint == COLO_SEQUENCE_SUM;
     COLO_FAIL_IF(!sum && adjoint != COLO_SEQUENCE_SLICE, COLO_ERR_ARG,
                  "sequence: adjoint %d, expected slice (0) or sum (1)", (int)adjoint);
@@ -327,25 +327,25 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     colo_sequence_t own;
     colo_status_t st = open_sequence(&seq, &own);
     COLO_THEN(st,
-              open_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss, &pass));
+              open_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss, &args));
     if (sum)
         st = colo_loss_i_ready(group, "sequence gather backward", st);
     COLO_TRY(st);
-    pass.dtype = d_local->dtype;
-    pass.table = d_out->data;
-    pass.table_stride = d_out->stride[0];
-    pass.elements = d_local->data;
-    pass.from = seq->cp_rank;
-    pass.to = pass.from + 1;
+    args.dtype = d_local->dtype;
+    args.table = d_out->data;
+    args.table_stride = d_out->stride[0];
+    args.elements = d_local->data;
+    args.from = seq->cp_rank;
+    args.to = args.from + 1;
     if (!sum || seq->cp == 1)
-        return pass.count > 0 ? loss->sequence_gather(&pass, stream) : COLO_OK;
-    pass.elements = workspace;
-    pass.from = 0;
-    pass.to = seq->cp;
-    if (pass.count > 0)
-        COLO_TRY(colo_loss_i_step(group, loss->sequence_gather(&pass, stream)));
+        return args.count > 0 ? loss->sequence_gather(&args, stream) : COLO_OK;
+    args.elements = workspace;
+    args.from = 0;
+    args.to = seq->cp;
+    if (args.count > 0)
+        COLO_TRY(colo_loss_i_step(group, loss->sequence_gather(&args, stream)));
     return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, workspace, d_local->data,
-                                      pass.count, pass.dtype, COLO_SUM, stream);
+                                      args.count, args.dtype, COLO_SUM, stream);
 }
 
 /* ---- padding ---- */

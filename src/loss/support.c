@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * support.c - lists of ids that take the place of the vocabulary: what is refused, and how passes
+ * support.c - lists of ids that take the place of the vocabulary: what is refused, and how kernels
  * see them.
  *
  * Lists are in the caller's memory and are read by all ranks. What they say is checked in host
- * memory only: there a call may look at every id. On a GPU the stats pass makes such a row NaN.
+ * memory only: there a call may look at every id. On a GPU the stats kernel makes such a row NaN.
  */
 #include "loss/validate.h"
 
@@ -22,7 +22,8 @@ static colo_status_t check_one(const colo_tensor_t *tensor, const char *what, in
     return colo_loss_i_check_memory(tensor, like, what);
 }
 
-static colo_status_t check_list(const struct colo_support_pass *lists, int64_t vocab, int64_t token)
+static colo_status_t check_list(const struct colo_support_lists *lists, int64_t vocab,
+                                int64_t token)
 {
     const int64_t begin = lists->begin[token * lists->begin_stride],
                   end = lists->end[token * lists->end_stride];
@@ -59,7 +60,7 @@ colo_status_t colo_loss_i_check_support(const colo_support_t *support,
     if (like->mem != COLO_HOST)
         return COLO_OK;
     const colo_support_saved_t views = colo_loss_i_save_support(support);
-    const struct colo_support_pass lists = colo_loss_i_support(&views);
+    const struct colo_support_lists lists = colo_loss_i_support(&views);
     for (int64_t token = 0; token < tokens; token++)
         if (((const int64_t *)targets->data)[token * targets->stride[0]] != config->ignore_index)
             COLO_TRY(check_list(&lists, config->logits.vocab, token));
@@ -85,11 +86,11 @@ colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support)
     return saved;
 }
 
-struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved)
+struct colo_support_lists colo_loss_i_support(const colo_support_saved_t *saved)
 {
-    struct colo_support_pass lists = {.begin = NULL};
+    struct colo_support_lists lists = {.begin = NULL};
     if (saved->begin.ndim == 1)
-        lists = (struct colo_support_pass){
+        lists = (struct colo_support_lists){
             .ids = saved->ids.data,
             .count = saved->ids.shape[0],
             .begin = saved->begin.data,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * topk.c - log-probabilities of the k largest or of k given columns per token: checks, order of the
- * passes, the one gather.
+ * kernels, the one gather.
  *
- * Almost all of it is the logits path's: its stats and merge passes make M and log Sum, its grad
- * pass writes -p_j times the sum of a row's gradients. What is added rides along: candidates behind
- * the statistics in the same block, so that there is one gather; and the picked columns, written
- * after the grad pass. topk-pass.h has the order of the passes and what travels.
+ * Almost all of it is the logits path's: its stats and merge kernels make M and log Sum, its grad
+ * kernel writes -p_j times the sum of a row's gradients. What is added rides along: candidates
+ * behind the statistics in the same block, so that there is one gather; and the picked columns,
+ * written after the grad kernel. topk-args.h has the order of the kernels and what travels.
  *
  * To the logits path a token's target is some id that was picked. That column's gradient comes out
  * of it with all of the row's upstream in it, and is among those that are written anew.
@@ -70,102 +70,102 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
 
 /* ---- forward ---- */
 
-static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *base)
+static void fill(const struct colo_loss_call *call, struct colo_logprob_args *base)
 {
-    struct colo_topk_pass *pass = (struct colo_topk_pass *)base;
+    struct colo_topk_args *args = (struct colo_topk_args *)base;
     const colo_topk_config_t *c = &call->config.topk;
-    *pass = (struct colo_topk_pass){
+    *args = (struct colo_topk_args){
         .base = *base, .k = c->k, .topk = c->topk, .ignore_index = c->ignore_index};
 }
 
 /* Where the saved buffer has what. */
-static void place(struct colo_topk_pass *pass, double *memory)
+static void place(struct colo_topk_args *args, double *memory)
 {
-    const int64_t tokens = pass->base.tokens;
-    pass->base.saved = memory;
+    const int64_t tokens = args->base.tokens;
+    args->base.saved = memory;
     if (memory) {
-        pass->rows = (int64_t *)(memory + 3 * tokens);
-        pass->sum = memory + 4 * tokens;
-        pass->down = memory + 5 * tokens;
-        pass->saved_ids = (int64_t *)(memory + (5 + pass->k) * tokens);
+        args->rows = (int64_t *)(memory + 3 * tokens);
+        args->sum = memory + 4 * tokens;
+        args->down = memory + 5 * tokens;
+        args->saved_ids = (int64_t *)(memory + (5 + args->k) * tokens);
     }
-    pass->base.targets = pass->rows;
+    args->base.targets = args->rows;
 }
 
-static uint64_t hash_inputs(const struct colo_logprob_pass *base)
+static uint64_t hash_inputs(const struct colo_logprob_args *base)
 {
-    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
-    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
-    for (int64_t t = 0; t < pass->base.tokens; t++) {
-        hash = colo_hash_i64(hash, pass->mask ? pass->mask[t * pass->mask_stride] != 0 : 1);
-        for (int64_t i = 0; i < pass->k && !pass->topk; i++)
-            hash = colo_hash_i64(hash, pass->ids[t * pass->id_stride + i]);
+    const struct colo_topk_args *args = (const struct colo_topk_args *)base;
+    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, args->mask != NULL);
+    for (int64_t t = 0; t < args->base.tokens; t++) {
+        hash = colo_hash_i64(hash, args->mask ? args->mask[t * args->mask_stride] != 0 : 1);
+        for (int64_t i = 0; i < args->k && !args->topk; i++)
+            hash = colo_hash_i64(hash, args->ids[t * args->id_stride + i]);
     }
     return hash;
 }
 
-static uint64_t hash_config(const struct colo_logprob_pass *base)
+static uint64_t hash_config(const struct colo_logprob_args *base)
 {
-    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
-    uint64_t hash = colo_logprob_i_hash_config(&pass->base.config, pass->base.dtype);
-    hash = colo_hash_i64(hash, pass->k);
-    hash = colo_hash_i64(hash, pass->topk);
-    return colo_hash_i64(hash, pass->ignore_index);
+    const struct colo_topk_args *args = (const struct colo_topk_args *)base;
+    uint64_t hash = colo_logprob_i_hash_config(&args->base.config, args->base.dtype);
+    hash = colo_hash_i64(hash, args->k);
+    hash = colo_hash_i64(hash, args->topk);
+    return colo_hash_i64(hash, args->ignore_index);
 }
 
 /* In the workspace */
-static int64_t *rows_behind(const struct colo_logprob_pass *pass)
+static int64_t *rows_behind(const struct colo_logprob_args *args)
 {
-    return (int64_t *)(pass->blocks + pass->ranks * pass->block.bytes) + 3 * pass->tokens;
+    return (int64_t *)(args->blocks + args->ranks * args->block.bytes) + 3 * args->tokens;
 }
 
-static void describe(const struct colo_logprob_pass *base, colo_fields_t *fields)
+static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
 {
-    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
+    const struct colo_topk_args *args = (const struct colo_topk_args *)base;
     colo_logprob_i_describe(base, fields);
-    colo_fields_add(fields, "k", "%" PRId64, pass->k);
-    colo_fields_add(fields, "topk", "%d", pass->topk);
-    colo_fields_add(fields, "ids' ignore_index", "%" PRId64, pass->ignore_index);
+    colo_fields_add(fields, "k", "%" PRId64, args->k);
+    colo_fields_add(fields, "topk", "%d", args->topk);
+    colo_fields_add(fields, "ids' ignore_index", "%" PRId64, args->ignore_index);
 }
 
-static void shown(const struct colo_logprob_pass *pass, struct colo_loss_shown *shown)
+static void shown(const struct colo_logprob_args *args, struct colo_loss_shown *shown)
 {
     shown->describe = describe;
-    shown->targets = rows_behind(pass);
+    shown->targets = rows_behind(args);
 }
 
-static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *base)
+static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_args *base)
 {
-    struct colo_topk_pass *pass = (struct colo_topk_pass *)base;
+    struct colo_topk_args *args = (struct colo_topk_args *)base;
     /* rows are in the caller's saved memory, which a mismatch leaves alone */
-    int64_t *rows = pass->rows;
-    pass->rows = rows_behind(base);
-    base->targets = pass->rows;
-    COLO_TRY(call->loss->topk_rows(pass, call->stream));
-    COLO_TRY(call->loss->topk_local(pass, call->stream));
-    base->targets = pass->rows = rows;
+    int64_t *rows = args->rows;
+    args->rows = rows_behind(base);
+    base->targets = args->rows;
+    COLO_TRY(call->loss->topk_rows(args, call->stream));
+    COLO_TRY(call->loss->topk_local(args, call->stream));
+    base->targets = args->rows = rows;
     return COLO_OK;
 }
 
-static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_pass *base)
+static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_args *base)
 {
-    struct colo_topk_pass *pass = (struct colo_topk_pass *)base;
-    pass->count = true;
-    COLO_TRY(call->loss->topk_rows(pass, call->stream));
+    struct colo_topk_args *args = (struct colo_topk_args *)base;
+    args->count = true;
+    COLO_TRY(call->loss->topk_rows(args, call->stream));
     COLO_TRY(call->loss->logprob_merge(base, call->stream));
-    return call->loss->topk_merge(pass, call->stream);
+    return call->loss->topk_merge(args, call->stream);
 }
 
-static uint32_t wanted(const struct colo_logprob_pass *base)
+static uint32_t wanted(const struct colo_logprob_args *base)
 {
-    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
-    return colo_logprob_i_wanted(base) | 1u << 6 | (uint32_t)pass->topk << 7;
+    const struct colo_topk_args *args = (const struct colo_topk_args *)base;
+    return colo_logprob_i_wanted(base) | 1u << 6 | (uint32_t)args->topk << 7;
 }
 
-#define PER_K offsetof(struct colo_topk_pass, k)
+#define PER_K offsetof(struct colo_topk_args, k)
 static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS,
-                                            {offsetof(struct colo_topk_pass, pz), PER_K, 0},
-                                            {offsetof(struct colo_topk_pass, pid), PER_K, 8}};
+                                            {offsetof(struct colo_topk_args, pz), PER_K, 0},
+                                            {offsetof(struct colo_topk_args, pid), PER_K, 8}};
 static const struct colo_loss_kind kind = {
     COLO_LOSS_CONFIG("topk", colo_topk_config_t, topk, COLO_TOPK_CONFIG_INIT),
     .order = offsetof(colo_topk_config_t, order),
@@ -199,23 +199,23 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
                                 colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_topk_pass pass;
+    struct colo_topk_args args;
     struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
-    COLO_TRY(colo_loss_i_open(&call, &pass.base));
+    COLO_TRY(colo_loss_i_open(&call, &args.base));
     const colo_topk_saved_t all = {.logits = *call.logits,
                                    .logits_version = colo_loss_i_version(call.logits),
                                    .memory = saved_memory,
                                    .valid = true,
                                    .config = call.config.topk};
-    pass.ids = batch->ids ? batch->ids->data : NULL;
-    pass.id_stride = batch->ids ? batch->ids->stride[0] : 0;
-    pass.mask = batch->mask ? batch->mask->data : NULL;
-    pass.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
-    pass.out = *out;
-    place(&pass,
+    args.ids = batch->ids ? batch->ids->data : NULL;
+    args.id_stride = batch->ids ? batch->ids->stride[0] : 0;
+    args.mask = batch->mask ? batch->mask->data : NULL;
+    args.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
+    args.out = *out;
+    place(&args,
           saved ? saved_memory
-                : (double *)(void *)(pass.base.blocks + pass.base.ranks * pass.base.block.bytes));
-    COLO_TRY(colo_loss_i_run(&call, &pass.base));
+                : (double *)(void *)(args.base.blocks + args.base.ranks * args.base.block.bytes));
+    COLO_TRY(colo_loss_i_run(&call, &args.base));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -227,16 +227,16 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_topk_pass pass;
+    struct colo_topk_args args;
     struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
-    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &pass.base));
-    COLO_FAIL_IF(!upstream->d_logp && pass.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
-    place(&pass, saved->memory);
-    pass.base.upstream.d_logp = pass.sum;
-    pass.d_logp = upstream->d_logp;
-    COLO_TRY(call.loss->topk_sum(&pass, stream));
-    COLO_TRY(call.loss->logprob_grad(&pass.base, stream));
-    COLO_TRY(call.loss->topk_fix(&pass, stream));
+    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args.base));
+    COLO_FAIL_IF(!upstream->d_logp && args.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
+    place(&args, saved->memory);
+    args.base.upstream.d_logp = args.sum;
+    args.d_logp = upstream->d_logp;
+    COLO_TRY(call.loss->topk_sum(&args, stream));
+    COLO_TRY(call.loss->logprob_grad(&args.base, stream));
+    COLO_TRY(call.loss->topk_fix(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;
 }

@@ -267,47 +267,47 @@ colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st)
 
 #define ALONE "pass tp_group=None (in C a group of one rank), or each rank's columns"
 
-static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *pass, int32_t rank)
+static const colo_logprob_header_t *header_of(const struct colo_logprob_args *args, int32_t rank)
 {
-    return (const colo_logprob_header_t *)(pass->blocks + rank * pass->block.bytes);
+    return (const colo_logprob_header_t *)(args->blocks + rank * args->block.bytes);
 }
 
 /* The shards tile [0, V): their sizes add up to V, and every column up to V is on some rank. */
-static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
+static colo_status_t check_tiling(const struct colo_logprob_args *args)
 {
-    const int64_t vocab = pass->config.logits.vocab;
+    const int64_t vocab = args->config.logits.vocab;
     int64_t offset = 0, total = 0;
     while (offset < vocab) {
         int64_t end = offset;
-        for (int32_t rank = 0; rank < pass->ranks && end == offset; rank++) {
-            const colo_logprob_header_t *header = header_of(pass, rank);
+        for (int32_t rank = 0; rank < args->ranks && end == offset; rank++) {
+            const colo_logprob_header_t *header = header_of(args, rank);
             if (header->start <= offset && offset - header->start < header->columns)
                 end = header->start + header->columns;
         }
         COLO_FAIL_IF(end == offset, COLO_ERR_MISMATCH,
                      "logprob: no rank of %d holds column %" PRId64
                      " of the vocabulary of %" PRId64,
-                     (int)(pass->ranks / pass->segments), offset, vocab);
+                     (int)(args->ranks / args->segments), offset, vocab);
         offset = end;
     }
-    bool whole = header_of(pass, 0)->columns == vocab;
-    for (int32_t rank = 0; rank < pass->ranks; rank++) {
-        total += header_of(pass, rank)->columns;
-        whole = whole && header_of(pass, rank)->columns == vocab;
+    bool whole = header_of(args, 0)->columns == vocab;
+    for (int32_t rank = 0; rank < args->ranks; rank++) {
+        total += header_of(args, rank)->columns;
+        whole = whole && header_of(args, rank)->columns == vocab;
     }
     COLO_FAIL_IF(whole && total != vocab, COLO_ERR_MISMATCH,
                  "logprob: each of %d ranks holds all %" PRId64 " columns; " ALONE,
-                 (int)(pass->ranks / pass->segments), vocab);
+                 (int)(args->ranks / args->segments), vocab);
     COLO_FAIL_IF(total != vocab, COLO_ERR_MISMATCH,
                  "logprob: the shards of %d ranks hold %" PRId64
                  " columns, the vocabulary has %" PRId64 ": some are on two ranks",
-                 (int)(pass->ranks / pass->segments), total, vocab);
+                 (int)(args->ranks / args->segments), total, vocab);
     return COLO_OK;
 }
 
-void colo_logprob_i_describe(const struct colo_logprob_pass *pass, colo_fields_t *fields)
+void colo_logprob_i_describe(const struct colo_logprob_args *args, colo_fields_t *fields)
 {
-    const colo_logprob_config_t *config = &pass->config;
+    const colo_logprob_config_t *config = &args->config;
     const struct {
         const char *name;
         double value;
@@ -332,43 +332,43 @@ void colo_logprob_i_describe(const struct colo_logprob_pass *pass, colo_fields_t
         colo_fields_add(fields, numbers[i].name, "%.9g", numbers[i].value);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         colo_fields_add(fields, counts[i].name, "%" PRId64, counts[i].value);
-    colo_fields_add(fields, "dtype", "%s", colo_dtype_name(pass->dtype));
+    colo_fields_add(fields, "dtype", "%s", colo_dtype_name(args->dtype));
 }
 
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass, bool *config)
+colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_args *args, bool *config)
 {
     *config = false;
-    const colo_logprob_header_t *first = header_of(pass, 0);
-    for (int32_t rank = 0; rank < pass->ranks; rank++) {
-        const colo_logprob_header_t *header = header_of(pass, rank);
+    const colo_logprob_header_t *first = header_of(args, 0);
+    for (int32_t rank = 0; rank < args->ranks; rank++) {
+        const colo_logprob_header_t *header = header_of(args, rank);
         COLO_FAIL_IF(header->magic != COLO_LOGPROB_MAGIC, COLO_ERR_MISMATCH,
-                     "logprob: rank %d brings no statistics", (int)(rank / pass->segments));
+                     "logprob: rank %d brings no statistics", (int)(rank / args->segments));
         COLO_FAIL_IF(header->tokens != first->tokens, COLO_ERR_MISMATCH,
                      "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
-                     (int)(rank / pass->segments), header->tokens, first->tokens);
+                     (int)(rank / args->segments), header->tokens, first->tokens);
         *config = header->config != first->config;
         COLO_FAIL_IF(*config, COLO_ERR_MISMATCH,
                      "logprob: rank %d has another config, dtype or order of rows than rank 0",
-                     (int)(rank / pass->segments));
+                     (int)(rank / args->segments));
         COLO_FAIL_IF(header->sums != first->sums, COLO_ERR_MISMATCH,
                      "logprob: rank %d %s gradients of hidden in backward, rank 0 %s; the hidden "
                      "states require grad on all ranks of the vocabulary or on none",
-                     (int)(rank / pass->segments), header->sums ? "adds up" : "adds up no",
+                     (int)(rank / args->segments), header->sums ? "adds up" : "adds up no",
                      first->sums ? "does" : "does not");
         COLO_FAIL_IF(header->targets != first->targets, COLO_ERR_MISMATCH,
                      "logprob: rank %d has other targets than rank 0",
-                     (int)(rank / pass->segments));
+                     (int)(rank / args->segments));
     }
-    return check_tiling(pass);
+    return check_tiling(args);
 }
 
 /* Are the statistics of token @k those of the first rank on every rank, bit for bit? */
-static bool is_same(const struct colo_logprob_pass *pass, int64_t offset, int64_t k, size_t elem)
+static bool is_same(const struct colo_logprob_args *args, int64_t offset, int64_t k, size_t elem)
 {
-    for (int32_t block = pass->segments; block < pass->ranks && offset >= 0; block++) {
+    for (int32_t block = args->segments; block < args->ranks && offset >= 0; block++) {
         const int64_t at = offset + k * (int64_t)elem;
-        if (memcmp(colo_logprob_i_block(pass, block) + at,
-                   colo_logprob_i_block(pass, block % pass->segments) + at, elem) != 0)
+        if (memcmp(colo_logprob_i_block(args, block) + at,
+                   colo_logprob_i_block(args, block % args->segments) + at, elem) != 0)
             return false;
     }
     return true;
@@ -376,11 +376,11 @@ static bool is_same(const struct colo_logprob_pass *pass, int64_t offset, int64_
 
 /* Does the first rank's row @k show that its logits are not all alike? A sum of e^(x - m) that is
  * an integer is one of zeros and ones. Without sums two maxima have to differ. */
-static bool is_varied(const struct colo_logprob_pass *pass, const struct colo_loss_shown *shown,
+static bool is_varied(const struct colo_logprob_args *args, const struct colo_loss_shown *shown,
                       int64_t k)
 {
-    for (int32_t i = 0; i < pass->segments; i++) {
-        const unsigned char *block = colo_logprob_i_block(pass, i);
+    for (int32_t i = 0; i < args->segments; i++) {
+        const unsigned char *block = colo_logprob_i_block(args, i);
         const double m = colo_scalar_get(shown->dtype, block + shown->m, k),
                      s = shown->s < 0 ? 0 : colo_scalar_get(shown->dtype, block + shown->s, k);
         if (isfinite(m) &&
@@ -392,43 +392,43 @@ static bool is_varied(const struct colo_logprob_pass *pass, const struct colo_lo
 }
 
 /* Shards that were made with one seed are legal: of those some rank but the first has a target. */
-static bool is_behind(const struct colo_logprob_pass *pass, const struct colo_loss_shown *shown)
+static bool is_behind(const struct colo_logprob_args *args, const struct colo_loss_shown *shown)
 {
     int64_t first = 0;
-    for (int32_t i = 0; i < pass->segments; i++)
-        first += header_of(pass, i)->columns;
-    for (int64_t row = 0; row < pass->tokens && shown->targets; row++) {
+    for (int32_t i = 0; i < args->segments; i++)
+        first += header_of(args, i)->columns;
+    for (int64_t row = 0; row < args->tokens && shown->targets; row++) {
         const int64_t target = shown->targets[row * shown->target_stride];
-        if (target >= first && target < pass->config.logits.vocab &&
-            target != pass->config.ignore_index)
+        if (target >= first && target < args->config.logits.vocab &&
+            target != args->config.ignore_index)
             return true;
     }
     return false;
 }
 
-colo_status_t colo_loss_i_check_shards(const struct colo_logprob_pass *pass,
+colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
                                        const struct colo_loss_shown *shown, bool *told)
 {
     /* the maxima alone are seldom alike by chance in so many rows */
     enum { ROWS = 8 };
     const size_t elem = colo_dtype_size(shown->dtype);
-    const int64_t rows = pass->hi - pass->block_lo;
+    const int64_t rows = args->hi - args->block_lo;
     int64_t varied = 0;
     *told = true;
-    for (int32_t block = pass->segments; block < pass->ranks; block++)
-        if (header_of(pass, block)->columns != header_of(pass, block % pass->segments)->columns)
+    for (int32_t block = args->segments; block < args->ranks; block++)
+        if (header_of(args, block)->columns != header_of(args, block % args->segments)->columns)
             return COLO_OK;
     for (int64_t k = 0; k < rows; k++) { /* mostly over at the first row that counts */
-        if (!is_same(pass, shown->m, k, elem) || !is_same(pass, shown->s, k, elem))
+        if (!is_same(args, shown->m, k, elem) || !is_same(args, shown->s, k, elem))
             return COLO_OK;
-        varied += is_varied(pass, shown, k);
+        varied += is_varied(args, shown, k);
     }
     *told = varied > 0 && (shown->s >= 0 || varied >= ROWS);
-    COLO_FAIL_IF(*told && !is_behind(pass, shown), COLO_ERR_MISMATCH,
+    COLO_FAIL_IF(*told && !is_behind(args, shown), COLO_ERR_MISMATCH,
                  "%s: these are the same logits on %d ranks; " ALONE
                  "; of shards that were made with "
                  "one seed, set COLO_CHECK=0",
-                 shown->name, (int)(pass->ranks / pass->segments));
+                 shown->name, (int)(args->ranks / args->segments));
     return COLO_OK;
 }
 

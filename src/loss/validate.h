@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "loss/loss.h"
 #include "comm/comm.h"
-#include "loss/passes.h"
+#include "loss/args.h"
 
 /* The caller's config, its missing members filled in; values are not checked. */
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own);
@@ -18,7 +18,7 @@ colo_status_t colo_loss_i_check_support(const colo_support_t *support,
                                         const colo_logprob_config_t *config,
                                         const colo_tensor_t *targets, const colo_tensor_t *like);
 colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support);
-struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved);
+struct colo_support_lists colo_loss_i_support(const colo_support_saved_t *saved);
 /* COLO_ERR_MODIFIED when it was written since it was saved */
 colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved);
 /* In the same memory as the logits */
@@ -78,23 +78,23 @@ struct colo_loss_shown {
     const char *name; /* of the call */
     int64_t m, s;     /* byte offsets in a block; -1: not there */
     colo_dtype_t dtype;
-    const int64_t *targets; /* as a pass has them */
+    const int64_t *targets; /* as args have them */
     int64_t target_stride;
     /* What the header's hash of the config is of */
-    void (*describe)(const struct colo_logprob_pass *pass, colo_fields_t *fields);
+    void (*describe)(const struct colo_logprob_args *args, colo_fields_t *fields);
 };
 
 /* call.c: one gather of the blocks of all ranks, in memory @mem; @shown: then a look at them, on a
  * device in the first call for a vocabulary and at COLO_CHECK=2; NULL: none */
-colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_pass *pass,
+colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_args *args,
                                  const struct colo_loss_shown *shown, colo_mem_t mem,
                                  colo_stream_t stream);
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank.
  * @config: it is the config, of which only hashes are there */
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass, bool *config);
-void colo_logprob_i_describe(const struct colo_logprob_pass *pass, colo_fields_t *fields);
+colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_args *args, bool *config);
+void colo_logprob_i_describe(const struct colo_logprob_args *args, colo_fields_t *fields);
 /* Does every rank bring the same logits? As the headers. @told: could the blocks tell? */
-colo_status_t colo_loss_i_check_shards(const struct colo_logprob_pass *pass,
+colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
                                        const struct colo_loss_shown *shown, bool *told);
 
 #endif

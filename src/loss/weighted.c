@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * weighted.c - weighted sums over tokens and ranks; the passes are host/weighted.c and kernels.
+ * weighted.c - weighted sums over tokens and ranks; the kernels are host/weighted.c and kernels/.
  *
  * As reduce.c, whose rules hold: sum first, divide once, by an integer count of tokens; dp x cp,
  * never tp. Here values lie in tensors, so they may be on a GPU, and the result stays next to them:
@@ -19,13 +19,13 @@
 /* Of host memory: a rank that weighs values and a rank that counts them divide by different sums.
  * On a device, where the host does not look, both get NaN.
  */
-static colo_status_t check_parts(const struct colo_weighted_pass *pass, const char *what)
+static colo_status_t check_parts(const struct colo_weighted_args *args, const char *what)
 {
-    for (int32_t r = 1; r < pass->ranks; r++)
-        COLO_FAIL_IF(pass->parts[r].weighs != pass->parts[0].weighs, COLO_ERR_MISMATCH,
+    for (int32_t r = 1; r < args->ranks; r++)
+        COLO_FAIL_IF(args->parts[r].weighs != args->parts[0].weighs, COLO_ERR_MISMATCH,
                      "%s: found a weighted sum on rank %d and a mean or sum by count on rank %d of "
                      "the group, expected one of them; give weights on all ranks or on none",
-                     what, pass->parts[r].weighs ? (int)r : 0, pass->parts[r].weighs ? 0 : (int)r);
+                     what, args->parts[r].weighs ? (int)r : 0, args->parts[r].weighs ? 0 : (int)r);
     return COLO_OK;
 }
 
@@ -93,29 +93,29 @@ static colo_status_t check_workspace(const void *workspace, const char *what)
     return colo_mem_check_aligned(workspace, what, "workspace");
 }
 
-colo_status_t colo_weighted_i_run(struct colo_weighted_pass *pass, const colo_tensor_t *values,
+colo_status_t colo_weighted_i_run(struct colo_weighted_args *args, const colo_tensor_t *values,
                                   colo_comm_t *group, const char *what, colo_status_t st,
                                   colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
-    COLO_THEN(st, check_workspace(pass->parts, what));
+    COLO_THEN(st, check_workspace(args->parts, what));
     COLO_THEN(st, colo_loss_i_check_place(values, group, what));
     COLO_THEN(st, colo_loss_ops_for(values->mem, &loss));
     COLO_TRY(colo_loss_i_ready(group, what, st));
-    pass->dtype = values->dtype;
-    pass->count = values->shape[0];
-    pass->values = values->data;
-    pass->rank = colo_comm_rank(group);
-    pass->ranks = colo_comm_size(group);
-    COLO_TRY(colo_loss_i_step(group, loss->weighted_local(pass, stream)));
-    if (pass->ranks > 1)
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, pass->parts + pass->rank,
-                                        pass->parts, (int64_t)sizeof *pass->parts, COLO_U8,
+    args->dtype = values->dtype;
+    args->count = values->shape[0];
+    args->values = values->data;
+    args->rank = colo_comm_rank(group);
+    args->ranks = colo_comm_size(group);
+    COLO_TRY(colo_loss_i_step(group, loss->weighted_local(args, stream)));
+    if (args->ranks > 1)
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, args->parts + args->rank,
+                                        args->parts, (int64_t)sizeof *args->parts, COLO_U8,
                                         stream));
     if (values->mem == COLO_HOST)
-        COLO_TRY(check_parts(pass, what));
-    return loss->weighted_finish(pass, stream);
+        COLO_TRY(check_parts(args, what));
+    return loss->weighted_finish(args, stream);
 }
 
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
@@ -124,13 +124,13 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
                                      void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_weighted_pass pass = {
+    struct colo_weighted_args args = {
         .weights = weights ? weights->data : NULL,
         .mask = mask ? mask->data : NULL,
         .parts = workspace,
         .out = out,
         .d_values = d_values ? d_values->data : NULL,
     };
-    return colo_weighted_i_run(&pass, values, group, "weighted sum",
+    return colo_weighted_i_run(&args, values, group, "weighted sum",
                                check(values, weights, mask, d_values, out), stream);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * weighted.h (private) - the two passes of colo_loss_weighted_sum(): a rank's part, and the sum of
+ * weighted.h (private) - the two kernels of colo_loss_weighted_sum(): a rank's part, and the sum of
  * all parts in rank order with what it gives back to each value. Between them one all-gather.
  * colo_loss_mean_forward() is the same two, where the count is given and other numbers come out.
  */
@@ -16,7 +16,7 @@ struct colo_weighted_part {
     int64_t weighs; /* of a weighted sum, not of a mean */
 };
 
-struct colo_weighted_pass {
+struct colo_weighted_args {
     colo_dtype_t dtype; /* f32 or f64 */
     int64_t count;
     const void *values, *weights; /* weights may be NULL */
@@ -30,7 +30,7 @@ struct colo_weighted_pass {
     void *d_values; /* may be NULL */
 };
 
-struct colo_mean_grad_pass {
+struct colo_mean_grad_args {
     colo_dtype_t dtype; /* f32 or f64 */
     int64_t count;
     const double *factor, *d_num; /* d_num may be NULL */
@@ -40,10 +40,10 @@ struct colo_mean_grad_pass {
 
 /* [T], f32 or f64, contiguous */
 colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const char *what);
-/* The passes and the all-gather between them. Of @pass the caller sets what is its own: @values and
- * the group's numbers are added here. @st: what the check of this rank's other arguments gave; if
- * it is an error, @values and @pass are not read. */
-colo_status_t colo_weighted_i_run(struct colo_weighted_pass *pass, const colo_tensor_t *values,
+/* The kernels and the all-gather between them. Of @args the caller sets what is its own: @values
+ * and the group's numbers are added here. @st: what the check of this rank's other arguments gave;
+ * if it is an error, @values and @args are not read. */
+colo_status_t colo_weighted_i_run(struct colo_weighted_args *args, const colo_tensor_t *values,
                                   colo_comm_t *group, const char *what, colo_status_t st,
                                   colo_stream_t stream);
 

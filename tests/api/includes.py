@@ -20,14 +20,14 @@ LEVEL = {'core': 0, 'grid': 1, 'comm': 2, 'process': 2, 'threads': 2, 'kernels':
 ALLOWED = {
     ('src/core/backend.h', 'src/comm/comm.h'): 'the loader compares the version of the table of a communicator',
     ('src/grid/hypergrid.c', 'src/comm/comm.h'): 'a HyperCommGrid tells the world when it has no memory',
-    ('kernels/kernels.h', 'src/loss/linear/rows.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/kernels.h', 'src/loss/passes.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/distill.cu', 'src/loss/distill-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/sampling.cu', 'src/loss/sampling-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/sequence.cu', 'src/loss/sequence-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/sequence.cu', 'src/loss/weighted.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/topk-loss.cu', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
-    ('kernels/topk.cu', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/kernels.h', 'src/loss/linear/rows.h'): 'arguments that host and kernel read alike',
+    ('kernels/kernels.h', 'src/loss/args.h'): 'arguments that host and kernel read alike',
+    ('kernels/distill.cu', 'src/loss/distill-args.h'): 'arguments that host and kernel read alike',
+    ('kernels/sampling.cu', 'src/loss/sampling-args.h'): 'arguments that host and kernel read alike',
+    ('kernels/sequence.cu', 'src/loss/sequence-args.h'): 'arguments that host and kernel read alike',
+    ('kernels/sequence.cu', 'src/loss/weighted.h'): 'arguments that host and kernel read alike',
+    ('kernels/topk-loss.cu', 'src/loss/topk-args.h'): 'arguments that host and kernel read alike',
+    ('kernels/topk.cu', 'src/loss/topk-args.h'): 'arguments that host and kernel read alike',
 }
 # What no file of src/ may have, and why.
 NOT_NAMED = {

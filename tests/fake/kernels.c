@@ -17,7 +17,7 @@
 #include "core/box.h"
 #include "core/device.h"
 #include "loss/call.h"
-#include "loss/sequence-pass.h"
+#include "loss/sequence-args.h"
 #include "loss/weighted.h"
 
 #include <stdatomic.h>
@@ -212,7 +212,7 @@ cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint
     return fake_enqueue(stream, masked_run, NULL, &m, sizeof m);
 }
 
-/* ---- losses: the pass is copied, what it points to is device memory ---- */
+/* ---- losses: the arguments are copied, what they point to is device memory ---- */
 
 #define RUN(launcher, type, entry)                                                \
     static void colo_k_##launcher##_run(void *arg)                                \
@@ -224,10 +224,10 @@ cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint
         FAKE_ENTER();                                                             \
         return fake_enqueue(stream, colo_k_##launcher##_run, NULL, p, sizeof *p); \
     }
-#define PASS(name, type) RUN(name, type, name)
-COLO_LOSS_KERNELS(PASS)
-RUN(topk_given, colo_topk_pass, topk_local)
-RUN(topk_largest, colo_topk_pass, topk_local)
+#define KERNEL(name, type) RUN(name, type, name)
+COLO_LOSS_KERNELS(KERNEL)
+RUN(topk_given, colo_topk_args, topk_local)
+RUN(topk_largest, colo_topk_args, topk_local)
 
 /* ---- between ranks ---- */
 

@@ -130,7 +130,7 @@ T_CASE(statistics_that_do_not_fit_are_a_mismatch)
         h[1].tokens = i == 1 ? 3 : 0;
         h[1].config = i == 2;
         h[1].targets = i == 3;
-        const struct colo_logprob_pass p = {
+        const struct colo_logprob_args p = {
             .ranks = 2, .segments = 1, .blocks = (unsigned char *)h, .block.bytes = sizeof h[0]};
         bool config;
         assert_fails(colo_logprob_i_check_headers(&p, &config), COLO_ERR_MISMATCH, words[i]);

@@ -6,7 +6,7 @@
  * The bits that a GEMM gives a row depend on how many rows it is called with, on where the row is
  * among them, on strides and addresses: kernels differ at edges, and threads split by size. They
  * must not depend on the chunk here. So a CBLAS can tell no two blocks apart: every call has ROWS
- * rows, and row r of the pass is row r % ROWS of its block; rows of other chunks are zeros and
+ * rows, and row r of all is row r % ROWS of its block; rows of other chunks are zeros and
  * their results dropped. d_W sums over DEPTH rows a call, with zeros after the last. All operands
  * are copied to the same places of the workspace first, which makes them fp32 (fp64 of f64 heads),
  * too. What is left of a shape at its edges, columns and hidden, is the head's and the same for

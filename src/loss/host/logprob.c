@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * logprob.c - the passes of passes.h in plain C: what the CPU build runs.
+ * logprob.c - the kernels of args.h in plain C: what the CPU build runs.
  *
  * A row is read once, in tiles that are decoded to double, so the same loop serves the four dtypes
  * and x = cap tanh(factor z / cap) is made in double whatever the logits are. The running maximum
@@ -13,9 +13,9 @@
  * a -inf logit, two finite f64 logits whose difference overflows. Each is guarded where it would
  * arise. NaN itself is never left to fmax or a comparison: it is looked for.
  *
- * Argument checks, the gather and the choice of passes are in logprob.c.
+ * Argument checks, the gather and the choice of kernels are in logprob.c.
  */
-#include "loss/passes.h"
+#include "loss/args.h"
 
 #include "core/list.h"
 #include "loss/loss.h"
@@ -27,12 +27,12 @@
 enum { TILE = 256 };
 
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
-static void load_x(const struct colo_logprob_pass *pass, int64_t token, int64_t j, int n, double *x)
+static void load_x(const struct colo_logprob_args *args, int64_t token, int64_t j, int n, double *x)
 {
-    int64_t index = (token - pass->row_lo) * pass->row_stride + j;
-    COLO_FOR_FLOAT(pass->dtype, colo_scalar_get_each, pass->logits, index, x, n)
+    int64_t index = (token - args->row_lo) * args->row_stride + j;
+    COLO_FOR_FLOAT(args->dtype, colo_scalar_get_each, args->logits, index, x, n)
     for (int i = 0; i < n; i++)
-        x[i] = colo_scalar_x(pass->dtype, x[i], pass->factor, pass->cap);
+        x[i] = colo_scalar_x(args->dtype, x[i], args->factor, args->cap);
 }
 
 /* The columns of a row that are in its softmax and on this shard, ascending. */
@@ -44,18 +44,18 @@ struct columns {
     int64_t start, target;      /* of the shard; the target's column, -1 when it is none or past */
 };
 
-static struct columns columns_of(const struct colo_logprob_pass *pass, int64_t token,
+static struct columns columns_of(const struct colo_logprob_args *args, int64_t token,
                                  int64_t target)
 {
-    const struct colo_support_pass *s = &pass->support;
-    struct columns columns = {.end = pass->true_columns, .target = -1};
+    const struct colo_support_lists *s = &args->support;
+    struct columns columns = {.end = args->true_columns, .target = -1};
     if (!s->begin)
         return columns;
     token = s->token_of ? s->token_of[token] : token;
     int64_t lo = s->begin[token * s->begin_stride], hi = s->end[token * s->end_stride];
-    columns.start = pass->config.logits.vocab_start;
+    columns.start = args->config.logits.vocab_start;
     columns.listed = true;
-    columns.target = target < pass->true_columns ? target : -1;
+    columns.target = target < args->true_columns ? target : -1;
     if (lo == hi)
         return columns;
     columns.behind = s->ids + hi;
@@ -79,7 +79,7 @@ static int64_t next_column(struct columns *columns)
 
 /* x of the next columns, TILE at most; how many. column [TILE]: which, of a support; else the first
  * of a run. */
-static int next_tile(const struct colo_logprob_pass *pass, int64_t token, struct columns *columns,
+static int next_tile(const struct colo_logprob_args *args, int64_t token, struct columns *columns,
                      double *x, int64_t *column)
 {
     int n = 0;
@@ -87,11 +87,11 @@ static int next_tile(const struct colo_logprob_pass *pass, int64_t token, struct
         n = columns->end - columns->next < TILE ? (int)(columns->end - columns->next) : TILE;
         *column = columns->next;
         columns->next += n;
-        load_x(pass, token, *column, n, x);
+        load_x(args, token, *column, n, x);
         return n;
     }
     while (n < TILE && (column[n] = next_column(columns)) >= 0) {
-        load_x(pass, token, column[n], 1, x + n);
+        load_x(args, token, column[n], 1, x + n);
         n++;
     }
     return n;
@@ -104,18 +104,18 @@ struct row {
 };
 
 /* @target: its column, or -1; @none: it is no token, and its x counts as the largest one */
-static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token, int64_t target,
+static struct row row_stats(const struct colo_logprob_args *args, int64_t token, int64_t target,
                             bool none)
 {
-    const colo_dtype_t stat = pass->stat_dtype;
-    const bool want_u = pass->block.u >= 0, want_d = pass->block.d >= 0;
+    const colo_dtype_t stat = args->stat_dtype;
+    const bool want_u = args->block.u >= 0, want_d = args->block.d >= 0;
     struct row row = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
     double x[TILE], xt = -INFINITY, seen = 0; /* seen: columns that are in r.d */
     int64_t column[TILE];
     bool gone = false; /* some x is -inf */
-    struct columns left = columns_of(pass, token, target);
+    struct columns left = columns_of(args, token, target);
 
-    for (int n; (n = next_tile(pass, token, &left, x, column)) > 0;) {
+    for (int n; (n = next_tile(args, token, &left, x, column)) > 0;) {
         double top = -INFINITY;
         int arg = -1;
         for (int i = 0; i < n; i++) {
@@ -141,7 +141,7 @@ static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token,
                 row.d += seen * down;
             }
             row.m = top;
-            row.arg = pass->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
+            row.arg = args->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
@@ -166,41 +166,41 @@ static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token,
     return row;
 }
 
-static void shard_stats(const struct colo_logprob_pass *pass)
+static void shard_stats(const struct colo_logprob_args *args)
 {
-    unsigned char *block = pass->blocks + pass->rank * pass->block.bytes;
-    const colo_logprob_block_t *offsets = &pass->block;
-    if (pass->lo == pass->block_lo)
-        memcpy(block, &pass->header, sizeof pass->header);
-    for (int64_t token = pass->lo; token < pass->hi; token++) {
-        int64_t target = pass->targets[token * pass->target_stride], k = token - pass->block_lo;
+    unsigned char *block = args->blocks + args->rank * args->block.bytes;
+    const colo_logprob_block_t *offsets = &args->block;
+    if (args->lo == args->block_lo)
+        memcpy(block, &args->header, sizeof args->header);
+    for (int64_t token = args->lo; token < args->hi; token++) {
+        int64_t target = args->targets[token * args->target_stride], k = token - args->block_lo;
         struct row row = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
-        if (target != pass->config.ignore_index) {
+        if (target != args->config.ignore_index) {
             bool legal =
-                target >= pass->config.logits.vocab_start && target < pass->config.logits.vocab;
-            row = row_stats(pass, token, legal ? target - pass->config.logits.vocab_start : -1,
-                            pass->config.lenient_targets &&
-                                (target < 0 || target >= pass->config.logits.vocab));
+                target >= args->config.logits.vocab_start && target < args->config.logits.vocab;
+            row = row_stats(args, token, legal ? target - args->config.logits.vocab_start : -1,
+                            args->config.lenient_targets &&
+                                (target < 0 || target >= args->config.logits.vocab));
         }
-        colo_scalar_put(pass->stat_dtype, block + offsets->m, k, row.m);
-        colo_scalar_put(pass->stat_dtype, block + offsets->s, k, row.s);
-        colo_scalar_put(pass->stat_dtype, block + offsets->xt, k, row.xt);
+        colo_scalar_put(args->stat_dtype, block + offsets->m, k, row.m);
+        colo_scalar_put(args->stat_dtype, block + offsets->s, k, row.s);
+        colo_scalar_put(args->stat_dtype, block + offsets->xt, k, row.xt);
         if (offsets->u >= 0)
-            colo_scalar_put(pass->stat_dtype, block + offsets->u, k, row.u);
+            colo_scalar_put(args->stat_dtype, block + offsets->u, k, row.u);
         if (offsets->d >= 0)
-            colo_scalar_put(pass->stat_dtype, block + offsets->d, k, row.d);
+            colo_scalar_put(args->stat_dtype, block + offsets->d, k, row.d);
         if (offsets->arg >= 0)
             ((int64_t *)(block + offsets->arg))[k] = row.arg;
     }
 }
 
-colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *pass, colo_stream_t stream)
+colo_status_t colo_host_logprob_stats(const struct colo_logprob_args *args, colo_stream_t stream)
 {
-    if (pass->config.segment == 0)
-        shard_stats(pass);
-    for (int32_t i = 0; pass->config.segment > 0 && i < pass->segments; i++) {
-        const struct colo_logprob_pass one =
-            colo_logprob_i_segment(pass, (int64_t)colo_dtype_size(pass->dtype), i);
+    if (args->config.segment == 0)
+        shard_stats(args);
+    for (int32_t i = 0; args->config.segment > 0 && i < args->segments; i++) {
+        const struct colo_logprob_args one =
+            colo_logprob_i_segment(args, (int64_t)colo_dtype_size(args->dtype), i);
         shard_stats(&one);
     }
     return COLO_OK;
@@ -212,16 +212,16 @@ struct merged {
     int64_t arg;
 };
 
-static struct merged merge_row(const struct colo_logprob_pass *pass, int64_t k, int64_t target)
+static struct merged merge_row(const struct colo_logprob_args *args, int64_t k, int64_t target)
 {
-    const colo_logprob_block_t *b = &pass->block;
-    const colo_dtype_t stat = pass->stat_dtype;
+    const colo_logprob_block_t *b = &args->block;
+    const colo_dtype_t stat = args->stat_dtype;
     struct merged g = {.m = -INFINITY, .xt = -INFINITY, .arg = INT64_MAX};
-    for (int32_t r = 0; r < pass->ranks; r++) {
+    for (int32_t r = 0; r < args->ranks; r++) {
         const colo_logprob_header_t *head =
-            (const colo_logprob_header_t *)colo_logprob_i_block(pass, r);
-        double m = colo_scalar_get(stat, colo_logprob_i_block(pass, r) + b->m, k);
-        if (isnan(m) || !colo_logprob_i_alike(head, &pass->header)) {
+            (const colo_logprob_header_t *)colo_logprob_i_block(args, r);
+        double m = colo_scalar_get(stat, colo_logprob_i_block(args, r) + b->m, k);
+        if (isnan(m) || !colo_logprob_i_alike(head, &args->header)) {
             g.m = NAN;
             break;
         }
@@ -232,11 +232,11 @@ static struct merged merge_row(const struct colo_logprob_pass *pass, int64_t k, 
             .m = NAN, .log_sum = NAN, .h = NAN, .mean = NAN, .xt = NAN, .arg = -1};
 
     double sum = 0, u = 0, d = 0;
-    for (int32_t r = 0; r < pass->ranks; r++) {
-        const unsigned char *block = colo_logprob_i_block(pass, r);
+    for (int32_t r = 0; r < args->ranks; r++) {
+        const unsigned char *block = colo_logprob_i_block(args, r);
         const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
         double m = colo_scalar_get(stat, block + b->m, k), down = m - g.m;
-        const bool own_d = b->d >= 0 && (pass->own == 0 || r == pass->rank);
+        const bool own_d = b->d >= 0 && (args->own == 0 || r == args->rank);
         if (m == -INFINITY) { /* empty: nothing; all -inf: d is -inf */
             d += own_d ? colo_scalar_get(stat, block + b->d, k) : 0;
             continue;
@@ -257,22 +257,22 @@ static struct merged merge_row(const struct colo_logprob_pass *pass, int64_t k, 
     }
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_scalar_at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)(pass->own ? pass->own : pass->config.logits.vocab);
+    g.mean = d / (double)(args->own ? args->own : args->config.logits.vocab);
     return g;
 }
 
-colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo_stream_t stream)
+colo_status_t colo_host_logprob_merge(const struct colo_logprob_args *args, colo_stream_t stream)
 {
-    const colo_logprob_config_t *c = &pass->config;
-    const double eps = pass->smoothing;
+    const colo_logprob_config_t *c = &args->config;
+    const double eps = args->smoothing;
     int64_t valid = 0, invalid = 0;
-    for (int64_t token = pass->lo; token < pass->hi; token++) {
-        int64_t target = pass->targets[token * pass->target_stride];
+    for (int64_t token = args->lo; token < args->hi; token++) {
+        int64_t target = args->targets[token * args->target_stride];
         struct merged g = {.m = 0};
         double logp = 0, loss = 0;
         bool legal = target >= 0 && target < c->logits.vocab, counts = target != c->ignore_index;
         if (counts) {
-            g = merge_row(pass, token - pass->block_lo, legal ? target : -1);
+            g = merge_row(args, token - args->block_lo, legal ? target : -1);
             valid += legal;
             invalid += !legal;
             logp = legal ? colo_scalar_at_most_0(g.xt - g.log_sum) : NAN;
@@ -288,114 +288,114 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo
                 loss += c->z_loss * lse * lse;
             }
         }
-        if (pass->out.logp)
-            colo_scalar_put(pass->stat_dtype, pass->out.logp, token, logp);
-        if (pass->out.entropy)
-            colo_scalar_put(pass->stat_dtype, pass->out.entropy, token, g.h);
-        if (pass->out.loss)
-            colo_scalar_put(pass->stat_dtype, pass->out.loss, token, loss);
-        if (pass->out.correct)
-            pass->out.correct[token] = counts && g.arg == target;
-        if (pass->saved) {
-            pass->saved[token] = g.m;
-            pass->saved[pass->tokens + token] = g.log_sum;
-            pass->saved[2 * pass->tokens + token] = g.h;
+        if (args->out.logp)
+            colo_scalar_put(args->stat_dtype, args->out.logp, token, logp);
+        if (args->out.entropy)
+            colo_scalar_put(args->stat_dtype, args->out.entropy, token, g.h);
+        if (args->out.loss)
+            colo_scalar_put(args->stat_dtype, args->out.loss, token, loss);
+        if (args->out.correct)
+            args->out.correct[token] = counts && g.arg == target;
+        if (args->saved) {
+            args->saved[token] = g.m;
+            args->saved[args->tokens + token] = g.log_sum;
+            args->saved[2 * args->tokens + token] = g.h;
         }
     }
-    if (pass->out.n_valid)
-        *pass->out.n_valid = (pass->lo ? *pass->out.n_valid : 0) + valid;
-    if (pass->out.n_invalid)
-        *pass->out.n_invalid = (pass->lo ? *pass->out.n_invalid : 0) + invalid;
+    if (args->out.n_valid)
+        *args->out.n_valid = (args->lo ? *args->out.n_valid : 0) + valid;
+    if (args->out.n_invalid)
+        *args->out.n_invalid = (args->lo ? *args->out.n_invalid : 0) + invalid;
     return COLO_OK;
 }
 
-static void store_dz(const struct colo_logprob_pass *pass, int64_t token, int64_t j, int n,
+static void store_dz(const struct colo_logprob_args *args, int64_t token, int64_t j, int n,
                      const double *dz)
 {
-    COLO_FOR_FLOAT(pass->d_dtype, colo_scalar_put_each, pass->d_logits,
-                   (token - pass->row_lo) * pass->d_row_stride + j, dz, n)
+    COLO_FOR_FLOAT(args->d_dtype, colo_scalar_put_each, args->d_logits,
+                   (token - args->row_lo) * args->d_row_stride + j, dz, n)
 }
 
 /* Columns [lo, hi) of a row all get @value: padding, ignored tokens, NaN rows. */
-static void fill_dz(const struct colo_logprob_pass *pass, int64_t token, int64_t lo, int64_t hi,
+static void fill_dz(const struct colo_logprob_args *args, int64_t token, int64_t lo, int64_t hi,
                     double value)
 {
     double dz[TILE];
     for (int i = 0; i < TILE; i++)
         dz[i] = value;
     for (int64_t j = lo; j < hi; j += TILE)
-        store_dz(pass, token, j, hi - j < TILE ? (int)(hi - j) : TILE, dz);
+        store_dz(args, token, j, hi - j < TILE ? (int)(hi - j) : TILE, dz);
 }
 
-static double upstream(const struct colo_logprob_pass *pass, const void *g, int64_t token)
+static double upstream(const struct colo_logprob_args *args, const void *g, int64_t token)
 {
-    return g ? colo_scalar_get(pass->stat_dtype, g, token) : 0;
+    return g ? colo_scalar_get(args->stat_dtype, g, token) : 0;
 }
 
 /* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature; of
  * columns [lo, hi) */
-static void row_grad(const struct colo_logprob_pass *pass, int64_t token, int64_t target,
+static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_t target,
                      int64_t lo, int64_t hi)
 {
-    const colo_logprob_config_t *cfg = &pass->config;
-    const double m = pass->saved[token], log_sum = pass->saved[pass->tokens + token],
-                 h = pass->saved[2 * pass->tokens + token];
-    const double g_p = upstream(pass, pass->upstream.d_logp, token),
-                 g_h = upstream(pass, pass->upstream.d_entropy, token),
-                 g_l = upstream(pass, pass->upstream.d_loss, token);
+    const colo_logprob_config_t *cfg = &args->config;
+    const double m = args->saved[token], log_sum = args->saved[args->tokens + token],
+                 h = args->saved[2 * args->tokens + token];
+    const double g_p = upstream(args, args->upstream.d_logp, token),
+                 g_h = upstream(args, args->upstream.d_entropy, token),
+                 g_l = upstream(args, args->upstream.d_loss, token);
     const double a = -g_p + g_l * (1 + 2 * cfg->z_loss * (m + log_sum)) + g_h * (log_sum - h),
-                 b = -g_h, c = g_p - (1 - pass->smoothing) * g_l,
-                 d = -pass->smoothing * g_l / (double)(pass->own ? pass->own : cfg->logits.vocab);
+                 b = -g_h, c = g_p - (1 - args->smoothing) * g_l,
+                 d = -args->smoothing * g_l / (double)(args->own ? args->own : cfg->logits.vocab);
     double x[TILE];
     for (int64_t j = lo; j < hi; j += TILE) {
         int n = hi - j < TILE ? (int)(hi - j) : TILE;
-        load_x(pass, token, j, n, x);
+        load_x(args, token, j, n, x);
         for (int i = 0; i < n; i++) {
             double down = x[i] - m, prob = exp(down - log_sum), dx = d;
             if (prob > 0) /* also keeps 0 * inf away where x is -inf */
                 dx += prob * (a + b * down);
             if (j + i == target)
                 dx += c;
-            if (pass->cap > 0) {
-                double th = x[i] / pass->cap;
+            if (args->cap > 0) {
+                double th = x[i] / args->cap;
                 dx *= 1 - th * th;
             }
-            x[i] = dx * pass->factor;
+            x[i] = dx * args->factor;
         }
-        store_dz(pass, token, j, n, x);
+        store_dz(args, token, j, n, x);
     }
 }
 
 /* The same of a support's columns, ascending, for the gradient may be written over the logits. */
-static void support_grad(const struct colo_logprob_pass *pass, int64_t token, int64_t target)
+static void support_grad(const struct colo_logprob_args *args, int64_t token, int64_t target)
 {
-    struct columns left = columns_of(pass, token, target);
+    struct columns left = columns_of(args, token, target);
     int64_t done = 0;
     for (int64_t j; (j = next_column(&left)) >= 0; done = j + 1) {
-        fill_dz(pass, token, done, j, 0);
-        row_grad(pass, token, target, j, j + 1);
+        fill_dz(args, token, done, j, 0);
+        row_grad(args, token, target, j, j + 1);
     }
-    fill_dz(pass, token, done, pass->true_columns, 0);
+    fill_dz(args, token, done, args->true_columns, 0);
 }
 
-colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *pass, colo_stream_t stream)
+colo_status_t colo_host_logprob_grad(const struct colo_logprob_args *args, colo_stream_t stream)
 {
-    const colo_logprob_config_t *c = &pass->config;
-    for (int64_t token = pass->lo; token < pass->hi; token++) {
-        int64_t target = pass->targets[token * pass->target_stride];
+    const colo_logprob_config_t *c = &args->config;
+    for (int64_t token = args->lo; token < args->hi; token++) {
+        int64_t target = args->targets[token * args->target_stride];
         bool legal = target >= 0 && target < c->logits.vocab;
         bool lost =
-            !legal && !c->lenient_targets && (pass->upstream.d_logp || pass->upstream.d_loss);
+            !legal && !c->lenient_targets && (args->upstream.d_logp || args->upstream.d_loss);
         if (target == c->ignore_index)
-            fill_dz(pass, token, 0, pass->true_columns, 0);
-        else if (isnan(pass->saved[token]) || lost)
-            fill_dz(pass, token, 0, pass->true_columns, NAN);
-        else if (pass->support.begin)
-            support_grad(pass, token, legal ? target - c->logits.vocab_start : -1);
+            fill_dz(args, token, 0, args->true_columns, 0);
+        else if (isnan(args->saved[token]) || lost)
+            fill_dz(args, token, 0, args->true_columns, NAN);
+        else if (args->support.begin)
+            support_grad(args, token, legal ? target - c->logits.vocab_start : -1);
         else
-            row_grad(pass, token, legal ? target - c->logits.vocab_start : -1, 0,
-                     pass->true_columns);
-        fill_dz(pass, token, pass->true_columns, pass->columns, 0);
+            row_grad(args, token, legal ? target - c->logits.vocab_start : -1, 0,
+                     args->true_columns);
+        fill_dz(args, token, args->true_columns, args->columns, 0);
     }
     return COLO_OK;
 }

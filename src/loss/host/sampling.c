@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sampling.c - the passes of sampling-pass.h in plain C. What is done per logit is written once for
- * all dtypes and compiled for each: a switch per logit would take longer than the rest.
+ * sampling.c - the kernels of sampling-args.h in plain C. What is done per logit is written once
+ * for all dtypes and compiled for each: a switch per logit would take longer than the rest.
  */
-#include "loss/sampling-pass.h"
+#include "loss/sampling-args.h"
 
 #include "loss/loss.h"
 #include "loss/scalar.h"
@@ -79,147 +79,147 @@ COLO_INLINE double logit_of(colo_dtype_t dtype, uint64_t key)
     return colo_scalar_get(dtype, &z, 0);
 }
 
-static const void *row_of(const struct colo_sampling_pass *p, int64_t token)
+static const void *row_of(const struct colo_sampling_args *p, int64_t token)
 {
     return (const char *)p->base.logits + token * p->base.row_stride * size_of(p->base.dtype);
 }
 
 /* M of a token; not finite: the row is copied. */
-static double largest(const struct colo_sampling_pass *pass, int64_t token)
+static double largest(const struct colo_sampling_args *args, int64_t token)
 {
     double m = -INFINITY;
-    for (int32_t r = 0; r < pass->base.ranks; r++) {
+    for (int32_t r = 0; r < args->base.ranks; r++) {
         const double z =
-            ((const double *)(colo_logprob_i_block(&pass->base, r) + pass->base.block.m))[token];
+            ((const double *)(colo_logprob_i_block(&args->base, r) + args->base.block.m))[token];
         m = z > m || isnan(z) ? z : m;
     }
-    return pass->base.factor * m;
+    return args->base.factor * m;
 }
 
 /* One function, so that its roundings are the same wherever it is called. */
-static __attribute__((noinline)) int64_t mass(const struct colo_sampling_pass *pass, double z,
+static __attribute__((noinline)) int64_t mass(const struct colo_sampling_args *args, double z,
                                               double m)
 {
-    const double units = exp(pass->base.factor * z - m) * pass->units;
+    const double units = exp(args->base.factor * z - m) * args->units;
     return units > 0 ? (int64_t)units : 0; /* NaN, of another rank's row, is 0, too */
 }
 
 /* Of keys: compilers put several into a register, but no comparisons that have to see a NaN. */
-COLO_INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_pass *pass,
+COLO_INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_args *args,
                             const void *row, double *m)
 {
     uint64_t most = 0, least = UINT64_MAX;
-    for (int64_t j = 0; j < pass->base.true_columns; j++) {
+    for (int64_t j = 0; j < args->base.true_columns; j++) {
         const uint64_t key = key_of(dtype, bits_at(dtype, row, j));
         most = key > most ? key : most;
         least = key < least ? key : least;
     }
-    if (pass->base.true_columns > 0) /* NaN is above inf or below -inf */
+    if (args->base.true_columns > 0) /* NaN is above inf or below -inf */
         *m = isnan(logit_of(dtype, least)) ? NAN : logit_of(dtype, most);
 }
 
-colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *pass,
+colo_status_t colo_host_sampling_largest(const struct colo_sampling_args *args,
                                          colo_stream_t stream)
 {
-    unsigned char *block = colo_logprob_i_block(&pass->base, pass->base.rank);
-    memcpy(block, &pass->base.header, sizeof pass->base.header);
-    for (int64_t token = 0; token < pass->base.tokens; token++) {
+    unsigned char *block = colo_logprob_i_block(&args->base, args->base.rank);
+    memcpy(block, &args->base.header, sizeof args->base.header);
+    for (int64_t token = 0; token < args->base.tokens; token++) {
         double m = -INFINITY;
-        COLO_FOR_FLOAT(pass->base.dtype, largest_in, pass, row_of(pass, token), &m)
-        ((double *)(block + pass->base.block.m))[token] = m;
+        COLO_FOR_FLOAT(args->base.dtype, largest_in, args, row_of(args, token), &m)
+        ((double *)(block + args->base.block.m))[token] = m;
     }
     return COLO_OK;
 }
 
 /* Two loops, because a test of what is weighed takes as long as the rest of the first one. */
-COLO_INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
+COLO_INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_args *args, const void *row,
                          double m, uint64_t prefix, int64_t *sums)
 {
-    const int shift = 8 * (pass->digits - 1 - pass->digit);
-    const bool first = pass->digit == 0;
+    const int shift = 8 * (args->digits - 1 - args->digit);
+    const bool first = args->digit == 0;
     const uint64_t minus = minus_infinity(dtype);
     /* In turns, so that equal digits in a row do not wait for each other. The last of a table are
      * the logits with another prefix: no branch that is guessed wrong. */
     int64_t counts[4][COLO_SAMPLING_DIGITS + 1] = {{0}};
-    for (int64_t j = 0; j < pass->base.true_columns && (!pass->weigh || shift == 0); j++) {
+    for (int64_t j = 0; j < args->base.true_columns && (!args->weigh || shift == 0); j++) {
         const uint64_t key = key_of(dtype, bits_at(dtype, row, j));
         const bool counted = first || key >> shift >> 8 == prefix;
         counts[j & 3][counted ? key >> shift & 255 : COLO_SAMPLING_DIGITS]++;
     }
-    for (int64_t j = 0; j < pass->base.true_columns && pass->weigh && shift > 0; j++) {
+    for (int64_t j = 0; j < args->base.true_columns && args->weigh && shift > 0; j++) {
         const uint64_t bits = bits_at(dtype, row, j), key = key_of(dtype, bits);
         if (bits != minus /* weighs nothing, and after top_k most are */ &&
             (first || key >> shift >> 8 == prefix))
-            sums[key >> shift & 255] += mass(pass, colo_scalar_get(dtype, row, j), m);
+            sums[key >> shift & 255] += mass(args, colo_scalar_get(dtype, row, j), m);
     }
     for (int d = 0; d < COLO_SAMPLING_DIGITS; d++) {
         const int64_t n = counts[0][d] + counts[1][d] + counts[2][d] + counts[3][d];
         if (n > 0) /* of one mass, because the last digit makes a key */
             sums[d] =
-                n * (pass->weigh ? mass(pass, logit_of(dtype, prefix << 8 | (uint64_t)d), m) : 1);
+                n * (args->weigh ? mass(args, logit_of(dtype, prefix << 8 | (uint64_t)d), m) : 1);
     }
 }
 
-colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *pass, colo_stream_t stream)
+colo_status_t colo_host_sampling_sums(const struct colo_sampling_args *args, colo_stream_t stream)
 {
-    int64_t *sums = pass->sums + pass->base.rank * pass->base.tokens * COLO_SAMPLING_DIGITS;
-    memset(sums, 0, (size_t)pass->base.tokens * COLO_SAMPLING_DIGITS * sizeof *sums);
-    for (int64_t token = 0; token < pass->base.tokens; token++, sums += COLO_SAMPLING_DIGITS) {
-        const double m = largest(pass, token);
+    int64_t *sums = args->sums + args->base.rank * args->base.tokens * COLO_SAMPLING_DIGITS;
+    memset(sums, 0, (size_t)args->base.tokens * COLO_SAMPLING_DIGITS * sizeof *sums);
+    for (int64_t token = 0; token < args->base.tokens; token++, sums += COLO_SAMPLING_DIGITS) {
+        const double m = largest(args, token);
         if (isfinite(m))
-            COLO_FOR_FLOAT(pass->base.dtype, add_row, pass, row_of(pass, token), m,
-                           pass->prefix[token], sums)
+            COLO_FOR_FLOAT(args->base.dtype, add_row, args, row_of(args, token), m,
+                           args->prefix[token], sums)
     }
     return COLO_OK;
 }
 
-static int64_t wanted_of(const struct colo_sampling_pass *pass, int64_t total)
+static int64_t wanted_of(const struct colo_sampling_args *args, int64_t total)
 {
-    const int64_t need = pass->weigh ? (int64_t)ceil((double)total * pass->top_p) : pass->top_k;
+    const int64_t need = args->weigh ? (int64_t)ceil((double)total * args->top_p) : args->top_k;
     return need < 1 ? 1 : need > total ? total : need;
 }
 
-static void find(const struct colo_sampling_pass *pass, int64_t token)
+static void find(const struct colo_sampling_args *args, int64_t token)
 {
-    const int64_t start = pass->base.config.logits.vocab_start,
-                  rows = pass->base.tokens * COLO_SAMPLING_DIGITS;
-    const int64_t *sums = pass->sums + token * COLO_SAMPLING_DIGITS;
+    const int64_t start = args->base.config.logits.vocab_start,
+                  rows = args->base.tokens * COLO_SAMPLING_DIGITS;
+    const int64_t *sums = args->sums + token * COLO_SAMPLING_DIGITS;
     int64_t each[COLO_SAMPLING_DIGITS] = {0}, total = 0,
-            before = pass->digit ? pass->above[token] : 0;
+            before = args->digit ? args->above[token] : 0;
     int d = COLO_SAMPLING_DIGITS - 1;
-    for (int32_t r = 0; r < pass->base.ranks; r++)
+    for (int32_t r = 0; r < args->base.ranks; r++)
         for (int i = 0; i < COLO_SAMPLING_DIGITS; i++) {
             each[i] += sums[r * rows + i];
             total += sums[r * rows + i];
         }
-    if (pass->digit == 0)
-        pass->wanted[token] = wanted_of(pass, total);
-    for (; d > 0 && before + each[d] < pass->wanted[token]; d--)
+    if (args->digit == 0)
+        args->wanted[token] = wanted_of(args, total);
+    for (; d > 0 && before + each[d] < args->wanted[token]; d--)
         before += each[d];
-    pass->above[token] = before;
-    pass->prefix[token] = (pass->digit ? pass->prefix[token] << 8 : 0) | (uint64_t)d;
-    if (pass->digit < pass->digits - 1)
+    args->above[token] = before;
+    args->prefix[token] = (args->digit ? args->prefix[token] << 8 : 0) | (uint64_t)d;
+    if (args->digit < args->digits - 1)
         return;
-    pass->wanted[token] -= before;
-    for (int32_t r = 0; r < pass->base.ranks; r++) /* equal logits of lower ids come first */
-        if (((const colo_logprob_header_t *)colo_logprob_i_block(&pass->base, r))->start < start)
-            pass->wanted[token] -= sums[r * rows + d];
+    args->wanted[token] -= before;
+    for (int32_t r = 0; r < args->base.ranks; r++) /* equal logits of lower ids come first */
+        if (((const colo_logprob_header_t *)colo_logprob_i_block(&args->base, r))->start < start)
+            args->wanted[token] -= sums[r * rows + d];
 }
 
-colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *pass, colo_stream_t stream)
+colo_status_t colo_host_sampling_find(const struct colo_sampling_args *args, colo_stream_t stream)
 {
-    for (int64_t token = 0; token < pass->base.tokens; token++)
-        if (isfinite(largest(pass, token)))
-            find(pass, token);
+    for (int64_t token = 0; token < args->base.tokens; token++)
+        if (isfinite(largest(args, token)))
+            find(args, token);
     return COLO_OK;
 }
 
-COLO_INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass,
+COLO_INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_args *args,
                           const void *row, int64_t token, double m, void *out)
 {
-    const int64_t n = pass->base.true_columns;
-    const uint64_t last = isfinite(m) ? pass->prefix[token] : 0;
-    const int64_t each = pass->weigh ? mass(pass, logit_of(dtype, last), m) : 1;
+    const int64_t n = args->base.true_columns;
+    const uint64_t last = isfinite(m) ? args->prefix[token] : 0;
+    const int64_t each = args->weigh ? mass(args, logit_of(dtype, last), m) : 1;
     const uint64_t minus = minus_infinity(dtype);
     for (int64_t j = 0; j < n; j++) {
         const uint64_t bits = bits_at(dtype, row, j);
@@ -227,21 +227,21 @@ COLO_INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *p
     }
     for (int64_t j = 0, seen = 0; j < n && isfinite(m); j++)
         if (key_of(dtype, bits_at(dtype, out, j)) == last) {
-            if (seen >= pass->wanted[token])
+            if (seen >= args->wanted[token])
                 put_bits(dtype, out, j, minus);
             seen += each;
         }
-    for (int64_t j = n; j < pass->base.columns; j++)
+    for (int64_t j = n; j < args->base.columns; j++)
         put_bits(dtype, out, j, minus);
 }
 
-colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *pass, colo_stream_t stream)
+colo_status_t colo_host_sampling_keep(const struct colo_sampling_args *args, colo_stream_t stream)
 {
-    const int64_t size = size_of(pass->base.dtype);
-    for (int64_t token = 0; token < pass->base.tokens; token++) {
-        void *out = (char *)pass->out + token * pass->out_stride * size;
-        COLO_FOR_FLOAT(pass->base.dtype, keep_row, pass, row_of(pass, token), token,
-                       largest(pass, token), out)
+    const int64_t size = size_of(args->base.dtype);
+    for (int64_t token = 0; token < args->base.tokens; token++) {
+        void *out = (char *)args->out + token * args->out_stride * size;
+        COLO_FOR_FLOAT(args->base.dtype, keep_row, args, row_of(args, token), token,
+                       largest(args, token), out)
     }
     return COLO_OK;
 }

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear.h (private) - what the lm_head path is made of, apart from the passes of passes.h: three
+ * linear.h (private) - what the lm_head path is made of, apart from the kernels of args.h: three
  * matrix products, the packing of tokens that count, and a stream in addition to the caller's.
  *
  * pipeline.c decides the order; the tables of loss.h and of products do the work for one kind of
  * memory (linear.c and host/gemm.c in plain C; cuda/loss.c and cuda/gemm.c). The
- * same rules as passes.h: arguments come checked, nothing is allocated after create, nothing waits,
+ * same rules as args.h: arguments come checked, nothing is allocated after create, nothing waits,
  * the host reads no device memory, everything may be captured in a graph.
  *
  * Tokens and rows. T tokens come in; R = max_valid is what the host knows of how many count. The
- * pack pass writes, on the device, which token each of the R rows is (-1: none) and which row each
- * token is. From there on everything runs over rows, with an ordinary colo_logprob_pass of R tokens
- * whose targets are the packed ones: a row without a token has the target ignore_index, so that no
- * pass needs to know a count. Only rows_scatter() goes back to tokens.
+ * pack kernel writes, on the device, which token each of the R rows is (-1: none) and which row
+ * each token is. From there on everything runs over rows, with ordinary colo_logprob_args of R
+ * tokens whose targets are the packed ones: a row without a token has the target ignore_index, so
+ * that no kernel needs to know a count. Only rows_scatter() goes back to tokens.
  *
- * Chunks. Rows [lo, hi) are made as one chunk in one of two logits buffers; a pass of passes.h then
- * gets logits (and d_logits) whose row 0 is the row `row_lo` of the pass. In loss mode with several
- * ranks a chunk has its own blocks and its own gather, so block_lo is lo there, and the stats pass
- * writes the header whenever lo == block_lo. The logits buffer's rows are a multiple of 128 bytes
- * apart, and start at such a multiple.
+ * Chunks. Rows [lo, hi) are made as one chunk in one of two logits buffers; a kernel of args.h then
+ * gets logits (and d_logits) whose row 0 is row `row_lo` of the R. In loss mode with several
+ * ranks a chunk has its own blocks and its own gather, so block_lo is lo there, and the stats
+ * kernel writes the header whenever lo == block_lo. The logits buffer's rows are a multiple of 128
+ * bytes apart, and start at such a multiple.
  *
  * Blocks. Backward makes a chunk's logits in blocks of columns, for the statistics are known: a
  * chunk then has as many logits at a time as one of forward, but more rows, mostly all of them. Its
@@ -36,7 +36,7 @@
 
 #include "core/device.h"
 #include "loss/linear/rows.h"
-#include "loss/passes.h"
+#include "loss/args.h"
 
 #include <colobridge/lm_head.h>
 
@@ -54,7 +54,7 @@ static inline void *colo_linear_element(void *data, colo_dtype_t dtype, int64_t 
  *   D_WEIGHT  w = beta w + zT h
  * Any extent may be 0; a sum of nothing is 0 (and bias alone, and beta w). fp32 accumulation for
  * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written. A row of
- * LOGITS and of D_HIDDEN has the same bits whatever rows of its pass it comes with. */
+ * LOGITS and of D_HIDDEN has the same bits whatever rows it comes with. */
 enum colo_linear_product {
     COLO_LINEAR_LOGITS = 0,
     COLO_LINEAR_D_HIDDEN = 1,
@@ -63,7 +63,7 @@ enum colo_linear_product {
 struct colo_linear_gemm {
     enum colo_linear_product product;
     int64_t rows, columns, hidden;
-    int64_t first; /* row 0 is this row of the pass */
+    int64_t first; /* row 0 is this one of the R rows */
     struct colo_linear_matrix h, w, z;
     const void *bias;   /* of LOGITS alone: [columns], contiguous, h's dtype; NULL: none */
     double beta;        /* 0 or 1; LOGITS: 0 */
@@ -98,7 +98,7 @@ struct colo_linear_shape {
     int32_t device;
     colo_dtype_t dtype, logits_dtype, sum_dtype;
     int64_t columns, hidden;
-    bool pinned; /* a row has the same bits in any place: rows do not choose the kernel */
+    bool pinned;      /* a row has the same bits in any place: rows do not choose the kernel */
     colo_gemm_t gemm; /* in host memory */
 };
 

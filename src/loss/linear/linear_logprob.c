@@ -144,7 +144,7 @@ static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t
  * times coefficients of the formula: far from the ends of fp16. A power of 2. */
 static double lift_of(const struct colo_linear_call *call)
 {
-    const double factor = fabs(call->pass.factor);
+    const double factor = fabs(call->args.factor);
     return ldexp(1, call->linear->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
 }
 
@@ -164,7 +164,7 @@ static colo_status_t make_upstream(struct colo_linear_call *call, const colo_lin
     for (int i = 0; i < 3; i++)
         rows.to[i] = wanted[i] ? colo_linear_place(call->workspace, call->memory.up[i]) : NULL;
     call->scale = rows.scale;
-    call->pass.upstream = (colo_logprob_upstream_t){
+    call->args.upstream = (colo_logprob_upstream_t){
         .d_logp = rows.to[0], .d_entropy = rows.to[1], .d_loss = rows.to[2]};
     return call->linear->loss->rows_upstream(&rows, call->main);
 }

@@ -16,7 +16,7 @@
  * The head is taken once before the chunks and released after them, whether or not this rank has a
  * token: the other ranks of its group are in the same pass. d_W is reduced once after them.
  *
- * Rows, chunks and memory are workspace.c's, formulas the passes' (passes.h), products and packing
+ * Rows, chunks and memory are workspace.c's, formulas the kernels' (args.h), products and packing
  * the table's (linear.h), shards the head's. An error ends the pass where it is; linear_logprob.c
  * then releases what is held.
  */
@@ -112,12 +112,12 @@ static void *d_logits_at(const struct colo_linear_call *call, int64_t unit)
 /* What the gather tells of this rank; after pack. */
 static void make_header(struct colo_linear_call *call)
 {
-    struct colo_logprob_pass *pass = &call->pass;
+    struct colo_logprob_args *args = &call->args;
     const bool compares =
-        colo_lm_head_config(call->linear->head)->mem == COLO_HOST && !colo_logprob_i_alone(pass);
-    colo_logprob_i_set_header(pass, colo_logprob_i_hash_config(&pass->config, pass->dtype),
-                              compares ? colo_logprob_i_hash_targets(pass) : 0);
-    pass->header.sums = colo_linear_i_sums(call->linear, call->size.pass);
+        colo_lm_head_config(call->linear->head)->mem == COLO_HOST && !colo_logprob_i_alone(args);
+    colo_logprob_i_set_header(args, colo_logprob_i_hash_config(&args->config, args->dtype),
+                              compares ? colo_logprob_i_hash_targets(args) : 0);
+    args->header.sums = colo_linear_i_sums(call->linear, call->size.pass);
 }
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
@@ -142,17 +142,17 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tens
     const int64_t shape[2] = {call->size.rows, linear->columns};
     colo_tensor_t logits = colo_tensor_host(NULL, linear->config.logits_dtype, 2, shape);
     colo_tensor_t packed = colo_tensor_host(call->rows.row_targets, COLO_I64, 1, shape);
-    call->pass = colo_logprob_i_pass(config, &logits, &packed);
-    call->pass.saved = call->stats;
-    call->pass.support = colo_loss_i_support(support);
-    call->pass.support.token_of = call->rows.token_of;
-    call->pass.row_stride = call->size.z_stride;
-    call->pass.d_dtype = linear->dtype;
-    call->true_columns = call->pass.true_columns;
-    colo_logprob_i_set_ranks(&call->pass, linear->group);
-    call->pass.blocks = colo_linear_place(call->workspace, call->memory.blocks);
-    call->pass.block = call->size.block;
-    call->pass.out = (colo_logprob_out_t){
+    call->args = colo_logprob_i_args(config, &logits, &packed);
+    call->args.saved = call->stats;
+    call->args.support = colo_loss_i_support(support);
+    call->args.support.token_of = call->rows.token_of;
+    call->args.row_stride = call->size.z_stride;
+    call->args.d_dtype = linear->dtype;
+    call->true_columns = call->args.true_columns;
+    colo_logprob_i_set_ranks(&call->args, linear->group);
+    call->args.blocks = colo_linear_place(call->workspace, call->memory.blocks);
+    call->args.block = call->size.block;
+    call->args.out = (colo_logprob_out_t){
         .logp = colo_linear_place(call->workspace, call->memory.logp),
         .entropy = colo_linear_place(call->workspace, call->memory.entropy),
         .loss = colo_linear_place(call->workspace, call->memory.loss),
@@ -186,22 +186,22 @@ static colo_status_t take_head(struct colo_linear_call *call)
 static void set_columns(struct colo_linear_call *call, int64_t first, int64_t end)
 {
     const int64_t real = call->true_columns - first;
-    call->pass.columns = end - first;
-    call->pass.true_columns = real < 0 ? 0 : real < call->pass.columns ? real : call->pass.columns;
-    call->pass.config.logits.vocab_start = call->linear->config.logprob.logits.vocab_start + first;
+    call->args.columns = end - first;
+    call->args.true_columns = real < 0 ? 0 : real < call->args.columns ? real : call->args.columns;
+    call->args.config.logits.vocab_start = call->linear->config.logprob.logits.vocab_start + first;
 }
 
 static void set_unit(struct colo_linear_call *call, int64_t unit)
 {
-    call->pass.lo = call->pass.row_lo = chunk_of(call, unit) * call->size.chunk;
-    call->pass.hi = call->size.rows - call->pass.lo < call->size.chunk
+    call->args.lo = call->args.row_lo = chunk_of(call, unit) * call->size.chunk;
+    call->args.hi = call->size.rows - call->args.lo < call->size.chunk
                         ? call->size.rows
-                        : call->pass.lo + call->size.chunk;
+                        : call->args.lo + call->size.chunk;
     set_columns(call, column_of(call, unit),
                 (unit + 1) % call->size.blocks ? column_of(call, unit + 1) : call->linear->columns);
-    call->pass.logits = logits_at(call, unit);
-    call->pass.d_logits = call->size.makes_d_logits ? d_logits_at(call, unit) : NULL;
-    call->pass.d_row_stride = call->size.early      ? call->size.part[part_of(call, unit)].stride
+    call->args.logits = logits_at(call, unit);
+    call->args.d_logits = call->size.makes_d_logits ? d_logits_at(call, unit) : NULL;
+    call->args.d_row_stride = call->size.early      ? call->size.part[part_of(call, unit)].stride
                               : call->size.in_place ? call->size.z_stride
                                                     : call->size.d_stride;
 }
@@ -214,13 +214,13 @@ static void *rows_at(const struct colo_linear_call *call, int64_t chunk)
 /* Columns of a unit that one product has. */
 static int64_t width_of(const struct colo_linear_call *call)
 {
-    return call->size.segment ? call->size.segment : call->pass.columns;
+    return call->size.segment ? call->size.segment : call->args.columns;
 }
 
 static colo_status_t multiply(const struct colo_linear_call *call, struct colo_linear_gemm *gemm)
 {
-    gemm->rows = call->pass.hi - call->pass.lo;
-    gemm->first = call->pass.lo;
+    gemm->rows = call->args.hi - call->args.lo;
+    gemm->first = call->args.lo;
     gemm->columns = width_of(call);
     gemm->hidden = call->linear->hidden;
     gemm->workspace = colo_linear_place(call->workspace, call->memory.gemm);
@@ -241,7 +241,7 @@ static struct colo_linear_matrix rows_of(const struct colo_linear_call *call,
 static struct colo_linear_move move_of(const struct colo_linear_call *call,
                                        struct colo_linear_matrix tokens, void *packed)
 {
-    return (struct colo_linear_move){&call->rows,          call->pass.lo, call->pass.hi,
+    return (struct colo_linear_move){&call->rows,          call->args.lo, call->args.hi,
                                      call->linear->hidden, tokens,        packed};
 }
 
@@ -265,7 +265,7 @@ static colo_status_t multiply_all(const struct colo_linear_call *call, struct co
         gemm.bias = bias ? bias + from * (int64_t)colo_dtype_size(call->linear->dtype) : NULL;
         COLO_TRY(multiply(call, &gemm));
         from += width_of(call);
-    } while (from < call->pass.columns);
+    } while (from < call->args.columns);
     return COLO_OK;
 }
 
@@ -282,12 +282,12 @@ static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
 
 static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
-    const struct colo_logprob_pass *pass = &call->pass;
+    const struct colo_logprob_args *args = &call->args;
     const struct colo_loss_shown shown = {
-        "linear",      pass->block.m,       pass->block.s,           pass->stat_dtype,
-        pass->targets, pass->target_stride, colo_logprob_i_describe,
+        "linear",      args->block.m,       args->block.s,           args->stat_dtype,
+        args->targets, args->target_stride, colo_logprob_i_describe,
     };
-    return colo_loss_i_gather(call->linear->group, pass, unit == 0 ? &shown : NULL,
+    return colo_loss_i_gather(call->linear->group, args, unit == 0 ? &shown : NULL,
                               colo_lm_head_config(call->linear->head)->mem, call->aux);
 }
 
@@ -295,15 +295,15 @@ static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t unit)
 {
     if (!call->size.shared)
-        return call->linear->loss->logprob_grad(&call->pass, call->aux);
+        return call->linear->loss->logprob_grad(&call->args, call->aux);
     for (int32_t i = 0; i < call->size.parts; i++) {
         const struct colo_linear_part *part = &call->size.part[i];
         set_columns(call, part->first, part[1].first);
-        call->pass.logits = colo_linear_element(logits_at(call, unit),
+        call->args.logits = colo_linear_element(logits_at(call, unit),
                                                 call->linear->config.logits_dtype, part->first);
-        call->pass.d_logits = part_at(call, i, unit);
-        call->pass.d_row_stride = part->stride;
-        COLO_TRY(call->linear->loss->logprob_grad(&call->pass, call->aux));
+        call->args.d_logits = part_at(call, i, unit);
+        call->args.d_row_stride = part->stride;
+        COLO_TRY(call->linear->loss->logprob_grad(&call->args, call->aux));
     }
     return COLO_OK;
 }
@@ -345,7 +345,7 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
 static colo_status_t add(const struct colo_linear_call *call, const struct colo_linear_matrix *a,
                          const struct colo_linear_matrix *b)
 {
-    const int64_t rows = call->pass.hi - call->pass.lo, hidden = call->linear->hidden;
+    const int64_t rows = call->args.hi - call->args.lo, hidden = call->linear->hidden;
     const colo_box_t both[] = {colo_box_rows(a->data, rows, hidden, hidden),
                                colo_box_rows(b->data, rows, hidden, hidden)};
     return call->linear->ops->box_sum(&both[0], both, 2, a->dtype, call->main);
@@ -369,9 +369,9 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
                                   struct colo_linear_matrix *sum)
 {
     const colo_linear_logprob_t *linear = call->linear;
-    const int64_t rows = call->pass.hi - call->pass.lo;
+    const int64_t rows = call->args.hi - call->args.lo;
     const int32_t ranks = colo_comm_size(linear->group);
-    for (int64_t from = 0; from < call->pass.columns; from += call->size.segment) {
+    for (int64_t from = 0; from < call->args.columns; from += call->size.segment) {
         const int64_t leaf = (column_of(call, unit) + from) / call->size.segment;
         int64_t depth = __builtin_popcountll((uint64_t)leaf);
         *sum = sum_at(call, call->memory.d_h_sum, rows, depth);
@@ -409,7 +409,7 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
 
 static struct colo_linear_matrix gradient_of(const struct colo_linear_call *call, int64_t unit)
 {
-    return (struct colo_linear_matrix){d_logits_at(call, unit), call->pass.d_row_stride,
+    return (struct colo_linear_matrix){d_logits_at(call, unit), call->args.d_row_stride,
                                        call->linear->dtype};
 }
 
@@ -440,13 +440,13 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
         d_h = sum;
     else if (sum.data)
         COLO_TRY(ops->rows_convert(
-            &(struct colo_linear_convert){d_h, sum, call->pass.hi - call->pass.lo, hidden},
+            &(struct colo_linear_convert){d_h, sum, call->args.hi - call->args.lo, hidden},
             call->main));
     const struct colo_linear_move move = move_of(call, call->d_hidden, d_h.data);
     if (chunk == 0)
         COLO_TRY(ops->rows_clear(&move, call->main));
     COLO_TRY(ops->rows_restore(&move, call->main));
-    return call->pass.hi == call->size.rows ? sum_d_hidden(call)
+    return call->args.hi == call->size.rows ? sum_d_hidden(call)
                                             : COLO_OK; /* during the last d_W */
 }
 
@@ -479,8 +479,8 @@ static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t unit)
     void *to =
         colo_linear_element(d_bias->data, d_bias->dtype, column_of(call, unit) * d_bias->stride[0]);
     const struct colo_linear_sum sum = {z,
-                                        call->pass.hi - call->pass.lo,
-                                        call->pass.columns,
+                                        call->args.hi - call->args.lo,
+                                        call->args.columns,
                                         call->scale,
                                         to,
                                         d_bias->stride[0],
@@ -515,16 +515,16 @@ static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
 {
     const colo_loss_ops_t *ops = call->linear->loss;
     const bool fore = call->size.pass != COLO_LINEAR_BACKWARD,
-               alone = colo_logprob_i_alone(&call->pass), each = call->size.piecewise || alone;
+               alone = colo_logprob_i_alone(&call->args), each = call->size.piecewise || alone;
     set_unit(call, unit);
-    call->pass.block_lo = each ? call->pass.lo : 0;
+    call->args.block_lo = each ? call->args.lo : 0;
     COLO_TRY(wait_for(call, COLO_EVENT_LOGITS + unit % 2, call->aux));
     if (fore)
-        COLO_TRY(ops->logprob_stats(&call->pass, call->aux));
+        COLO_TRY(ops->logprob_stats(&call->args, call->aux));
     if (call->size.piecewise && !alone)
         COLO_TRY(gather_blocks(call, unit));
     if (fore && each)
-        COLO_TRY(ops->logprob_merge(&call->pass, call->aux));
+        COLO_TRY(ops->logprob_merge(&call->args, call->aux));
     if (call->size.joined > 1 && unit % call->size.joined == 0) {
         COLO_TRY(record(call, COLO_EVENT_MAIN, call->main)); /* products have read what was there */
         COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
@@ -540,9 +540,9 @@ static colo_status_t make_grads(struct colo_linear_call *call, int64_t last)
 {
     const int64_t first = last - last % call->size.joined;
     set_unit(call, last);
-    const int64_t hi = call->pass.hi;
+    const int64_t hi = call->args.hi;
     set_unit(call, first);
-    call->pass.hi = hi;
+    call->args.hi = hi;
     COLO_TRY(wait_for(call, COLO_EVENT_WORK + last % 2, call->main));
     if (call->size.makes_d_hidden && !call->size.d_hidden_last)
         COLO_TRY(make_d_hidden(call, first));
@@ -557,15 +557,15 @@ static colo_status_t make_grads(struct colo_linear_call *call, int64_t last)
 static colo_status_t finish(struct colo_linear_call *call)
 {
     const colo_linear_logprob_t *linear = call->linear;
-    call->pass.lo = call->pass.block_lo = 0; /* of all rows */
-    call->pass.hi = call->size.rows;
-    if (call->out && !call->size.piecewise && !colo_logprob_i_alone(&call->pass)) {
+    call->args.lo = call->args.block_lo = 0; /* of all rows */
+    call->args.hi = call->size.rows;
+    if (call->out && !call->size.piecewise && !colo_logprob_i_alone(&call->args)) {
         COLO_TRY(gather_blocks(call, 0));
-        COLO_TRY(linear->loss->logprob_merge(&call->pass, call->aux));
+        COLO_TRY(linear->loss->logprob_merge(&call->args, call->aux));
     }
     if (call->out)
         COLO_TRY(linear->loss->rows_scatter(
-            &(struct colo_linear_scatter){&call->rows, linear->stat_dtype, call->pass.out,
+            &(struct colo_linear_scatter){&call->rows, linear->stat_dtype, call->args.out,
                                           *call->out},
             call->aux));
     COLO_TRY(colo_linear_i_join(call));

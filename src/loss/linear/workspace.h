@@ -117,7 +117,7 @@ struct colo_linear_call {
     colo_stream_t main, aux;
     struct colo_linear_matrix hidden;
     struct colo_linear_rows rows;
-    struct colo_logprob_pass pass;
+    struct colo_logprob_args args;
     int64_t true_columns; /* of all blocks */
     struct colo_linear_matrix weight;
     void *bias;

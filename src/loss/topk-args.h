@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topk-pass.h (private) - the passes of topk.h, around the merge and grad passes of logprob
- * (passes.h).
+ * topk-args.h (private) - arguments of topk.h's kernels, which run around the merge and grad
+ * kernels of logprob (args.h).
  *
- *   rows    ids, mask -> rows: what logprob's passes take for targets
- *   local   logits -> this rank's block: what logprob's stats pass makes, and candidates. One read
- *           of the logits where a backend can
- *   (one all-gather)
- *   (merge: M, log Sum)
- *   merge   candidates of all ranks -> logp, ids, and x - M of each pick, kept for backward
- *   sum     d_logp -> sum of a row's gradients
- *   (grad: -p_j sum_i g_i in every column, as if one target had all of it)
- *   fix     the picked columns, made anew from what was kept
+ *   rows    ids, mask -> rows: what logprob's kernels take for targets
+ *   local   logits -> this rank's block: what logprob's stats kernel makes, and candidates. One
+ * read of the logits where a backend can (one all-gather) (merge: M, log Sum) merge   candidates of
+ * all ranks -> logp, ids, and x - M of each pick, kept for backward sum     d_logp -> sum of a
+ * row's gradients (grad: -p_j sum_i g_i in every column, as if one target had all of it) fix the
+ * picked columns, made anew from what was kept
  *
  * A block is logprob's (m, s, x_t) and then
  *   pz  [n, k]  raw logits, stat dtype (exact): with topk the shard's k first, else those owned
@@ -23,17 +20,17 @@
  * A row is COLO_TOPK_SKIP where nothing is to be read, -1 where an id is invalid and the gradient
  * is NaN, else some picked id.
  */
-#ifndef COLO_LOSS_TOPK_PASS_H
-#define COLO_LOSS_TOPK_PASS_H
+#ifndef COLO_LOSS_TOPK_ARGS_H
+#define COLO_LOSS_TOPK_ARGS_H
 
-#include "loss/passes.h"
+#include "loss/args.h"
 
 #include <colobridge/topk.h>
 
 #define COLO_TOPK_SKIP INT64_MIN
 
-struct colo_topk_pass {
-    struct colo_logprob_pass base; /* targets are the rows, ignore_index is COLO_TOPK_SKIP */
+struct colo_topk_args {
+    struct colo_logprob_args base; /* targets are the rows, ignore_index is COLO_TOPK_SKIP */
     int64_t k;
     bool topk;
     int64_t ignore_index;

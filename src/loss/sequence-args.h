@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sequence-pass.h (private) - the element passes of sequence.h.
+ * sequence-args.h (private) - arguments of sequence.h's kernels, which run per element.
  *
  * Element i of context rank r is token x of row b, at column `column` of the batch:
  *   dense   b = i / local, position g = zigzag(i mod local) of the row, column g
@@ -13,12 +13,12 @@
  *   scatter        batch = 0, then gathered [cp, count] -> batch [B, S - 1]
  *   gather         batch [B, S - 1] -> [to - from, count] for the ranks [from, to)
  */
-#ifndef COLO_LOSS_SEQUENCE_PASS_H
-#define COLO_LOSS_SEQUENCE_PASS_H
+#ifndef COLO_LOSS_SEQUENCE_ARGS_H
+#define COLO_LOSS_SEQUENCE_ARGS_H
 
 #include <colobridge/sequence.h>
 
-struct colo_sequence_pass {
+struct colo_sequence_args {
     int64_t batch, positions, cp, cp_rank;
     int64_t row;   /* dense: positions of a row that the model sees; packed: cu_padded[B] */
     int64_t count; /* local elements of a rank */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * passes.h (private) - the three passes over tokens that the logits path is made of.
+ * args.h (private) - the three kernels that the logits path is made of, and their arguments.
  *
  *   stats   logits [T, Vl] -> this rank's block of per-token statistics
  *   (one all-gather of the blocks, by logprob.c)
  *   merge   blocks [W] -> logp, entropy, loss, correct, counts, saved statistics
  *   grad    logits, saved statistics, upstream -> d_logits
  *
- * A table of colo_loss_ops_t (loss.h) fills them for one kind of memory: host/logprob.c in plain C; a CUDA file
- * fills the same three. Each gets checked arguments, allocates nothing, enqueues on the stream and
+ * A table of loss.h has them for one kind of memory: host/logprob.c in plain C, kernels/ in CUDA.
+ * Each gets checked arguments, allocates nothing, enqueues on the stream and
  * does not wait. Everything about a token depends on that token's row only and is combined in a
- * fixed order, so results cannot depend on how the tokens are cut into passes.
+ * fixed order, so results cannot depend on how the tokens are cut into calls of a kernel.
  *
  * Logits may lie in a buffer of fewer rows than tokens, whose first row is token row_lo: the
  * lm_head path makes them chunk by chunk.
@@ -26,15 +26,15 @@
  *   arg [n]  i64, global index of m    with want_correct; -1 when there is none
  *
  * each array starting at a multiple of 8 bytes. n is the tokens of the block: T, or those of the
- * pass where a single rank needs no gather. An empty or all -inf shard, and an ignored token, has
+ * call where a single rank needs no gather. An empty or all -inf shard, and an ignored token, has
  * m = -inf and s = u = 0 and is skipped in the merge. Differences to m, never x itself, are stored
  * where a sum of x would do: they keep their digits when logits are large.
  *
  * The stat dtype is f32 for f32, bf16 and f16 logits and f64 for f64 logits. x counts as infinite
  * when it is after rounding to the stat dtype; the argmax compares x after that rounding.
  */
-#ifndef COLO_LOSS_PASSES_H
-#define COLO_LOSS_PASSES_H
+#ifndef COLO_LOSS_ARGS_H
+#define COLO_LOSS_ARGS_H
 
 #include <colobridge/logprob.h>
 
@@ -42,7 +42,7 @@
 
 #define COLO_LOGPROB_MAGIC INT64_C(0x31736f6c6f6c6f63)
 
-/* First in each block; written by the stats pass whose lo is block_lo. */
+/* First in each block; written by the stats kernel whose lo is block_lo. */
 typedef struct colo_logprob_header {
     int64_t magic;
     int64_t start;   /* first global column of the shard */
@@ -59,8 +59,8 @@ static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds m
 #ifdef __CUDACC__
 __host__ __device__
 #endif
-static inline bool
-colo_logprob_i_alike(const colo_logprob_header_t *a, const colo_logprob_header_t *header)
+    static inline bool
+    colo_logprob_i_alike(const colo_logprob_header_t *a, const colo_logprob_header_t *header)
 {
     return a->config == header->config && a->targets == header->targets;
 }
@@ -72,7 +72,7 @@ typedef struct colo_logprob_block {
 } colo_logprob_block_t;
 
 /* The columns of a token: those in ids[begin[t]] .. ids[end[t] - 1] and its target. */
-struct colo_support_pass {
+struct colo_support_lists {
     const int64_t *ids;
     int64_t count;              /* of ids */
     const int64_t *begin, *end; /* [T]; NULL: all columns */
@@ -80,7 +80,7 @@ struct colo_support_pass {
     const int64_t *token_of; /* token of a row; NULL: its number */
 };
 
-struct colo_logprob_pass {
+struct colo_logprob_args {
     colo_logprob_config_t config;
     colo_dtype_t dtype;      /* of logits */
     colo_dtype_t d_dtype;    /* of d_logits: dtype, or a narrower one in a buffer of its own */
@@ -89,7 +89,7 @@ struct colo_logprob_pass {
     double cap;              /* softcap / temperature; 0: off */
     double smoothing;        /* e, or Megatron's e'; 0 when no loss is wanted */
     int64_t own;             /* this rank's columns with local_smoothing, else 0 */
-    int64_t lo, hi;          /* tokens of this pass, [lo, hi) of [0, T); may be empty */
+    int64_t lo, hi;          /* tokens of this call, [lo, hi) of [0, T); may be empty */
     int64_t tokens;          /* T */
 
     /* shard */
@@ -100,18 +100,19 @@ struct colo_logprob_pass {
     int64_t target_stride;
     int64_t columns;      /* Vl, padding too */
     int64_t true_columns; /* those < V; the first ones */
-    struct colo_support_pass support;
+    struct colo_support_lists support;
 
     /* stats, merge */
     /* Blocks, not ranks of the group, if config.segment is not 0: each segment has its own. This
      * rank's are those from rank on, segments of them; segments is 1 without segments. */
     int32_t rank, ranks, segments;
-    unsigned char *blocks; /* [ranks] blocks; the stats pass writes this rank's */
-    int64_t block_lo;      /* first token of the blocks: 0, or lo when blocks hold one pass only */
+    unsigned char *blocks; /* [ranks] blocks; the stats kernel writes this rank's */
+    int64_t
+        block_lo; /* first token of the blocks: 0, or lo when blocks hold those of one call only */
     colo_logprob_block_t block;
     colo_logprob_header_t header; /* for this rank's block */
 
-    /* merge: where NULL, not written. The pass whose lo is 0 starts the counts at 0, others add. */
+    /* merge: where NULL, not written. The call whose lo is 0 starts the counts at 0, others add. */
     colo_logprob_out_t out;
 
     /* merge writes, grad reads: f64 [3, T]: M, log Sum, h. NULL when there is no backward. M is
@@ -132,21 +133,24 @@ static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
 
 /* An array of a block. */
 typedef struct colo_block_array {
-    size_t offset; /* in a pass: where its int64_t is that becomes the array's byte offset */
-    size_t count;  /* in a pass: of the int64_t elements per token; 0: one */
+    size_t offset; /* in args: where the int64_t is that becomes the array's byte offset */
+    size_t count;  /* in args: of the int64_t elements per token; 0: one */
     int64_t elem;  /* bytes of an element; 0: of the stat dtype */
 } colo_block_array_t;
-#define COLO_LOGPROB_ARRAY(member) offsetof(struct colo_logprob_pass, block.member), 0
+#define COLO_LOGPROB_ARRAY(member) offsetof(struct colo_logprob_args, block.member), 0
 #define COLO_LOGPROB_ARRAYS                                                              \
     {COLO_LOGPROB_ARRAY(m), 0}, {COLO_LOGPROB_ARRAY(s), 0}, {COLO_LOGPROB_ARRAY(xt), 0}, \
-    {COLO_LOGPROB_ARRAY(u), 0}, {COLO_LOGPROB_ARRAY(d), 0}, {COLO_LOGPROB_ARRAY(arg), 8}
+        {COLO_LOGPROB_ARRAY(u), 0}, {COLO_LOGPROB_ARRAY(d), 0},                          \
+    {                                                                                    \
+        COLO_LOGPROB_ARRAY(arg), 8                                                       \
+    }
 
-/* Lays out the block of @tokens in the pass that begins with @pass: a header, and the arrays whose
+/* Lays out the block of @tokens in the args that begin with @args: a header, and the arrays whose
  * bit is set in @wanted; the others get -1. False when it passes 2^63 bytes. */
-bool colo_loss_i_lay_out(struct colo_logprob_pass *pass, const colo_block_array_t *arrays,
+bool colo_loss_i_lay_out(struct colo_logprob_args *args, const colo_block_array_t *arrays,
                          int32_t n, uint32_t wanted, int64_t tokens);
 /* of COLO_LOGPROB_ARRAYS */
-uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass);
+uint32_t colo_logprob_i_wanted(const struct colo_logprob_args *args);
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *block);
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
@@ -154,34 +158,34 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dt
 
 /* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's,
  * and so are targets where @targets is NULL. */
-struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
+struct colo_logprob_args colo_logprob_i_args(const colo_logprob_config_t *config,
                                              const colo_tensor_t *logits,
                                              const colo_tensor_t *targets);
 /* Segments of a rank in a group of @ranks, a power of 2, so that sums over a rank's segments are
  * whole subtrees; 1 without segments */
 int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ranks);
 /* Sets rank, ranks and segments. */
-void colo_logprob_i_set_ranks(struct colo_logprob_pass *pass, const colo_comm_t *group);
-static inline unsigned char *colo_logprob_i_block(const struct colo_logprob_pass *pass,
+void colo_logprob_i_set_ranks(struct colo_logprob_args *args, const colo_comm_t *group);
+static inline unsigned char *colo_logprob_i_block(const struct colo_logprob_args *args,
                                                   int32_t rank)
 {
-    return pass->blocks + rank * pass->block.bytes;
+    return args->blocks + rank * args->block.bytes;
 }
 /* Is there nothing to gather? */
-static inline bool colo_logprob_i_alone(const struct colo_logprob_pass *pass)
+static inline bool colo_logprob_i_alone(const struct colo_logprob_args *args)
 {
-    return pass->ranks == pass->segments;
+    return args->ranks == args->segments;
 }
-/* The @i-th segment of a rank as a shard of its own, for the stats pass. */
-static inline struct colo_logprob_pass colo_logprob_i_segment(const struct colo_logprob_pass *pass,
+/* The @i-th segment of a rank as a shard of its own, for the stats kernel. */
+static inline struct colo_logprob_args colo_logprob_i_segment(const struct colo_logprob_args *args,
                                                               int64_t elem, int32_t i)
 {
-    struct colo_logprob_pass segment = *pass;
-    const int64_t n = pass->true_columns, each = pass->config.segment;
+    struct colo_logprob_args segment = *args;
+    const int64_t n = args->true_columns, each = args->config.segment;
     const int64_t lo = i * each < n ? i * each : n, hi = lo + each < n ? lo + each : n;
     segment.config.segment = 0;
     segment.rank += i;
-    segment.logits = (const char *)pass->logits + lo * elem;
+    segment.logits = (const char *)args->logits + lo * elem;
     segment.columns = segment.true_columns = hi - lo;
     segment.config.logits.vocab_start += lo;
     segment.header.start = segment.config.logits.vocab_start;
@@ -189,53 +193,53 @@ static inline struct colo_logprob_pass colo_logprob_i_segment(const struct colo_
     return segment;
 }
 /* This rank's header, by hashes of the config and of what else must be equal on all ranks. */
-void colo_logprob_i_set_header(struct colo_logprob_pass *pass, uint64_t config, uint64_t targets);
-/* of the targets of @pass, in host memory */
-uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *pass);
+void colo_logprob_i_set_header(struct colo_logprob_args *args, uint64_t config, uint64_t targets);
+/* of the targets of @args, in host memory */
+uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_args *args);
 
-/* ---- all passes, by name and struct: the table of loss.h has them, and the kernels ---- */
+/* ---- all kernels, by name and arguments: the table of loss.h has them, and kernels/ ---- */
 
-struct colo_topk_pass;     /* topk-pass.h */
-struct colo_distill_pass;  /* distill-pass.h */
-struct colo_sampling_pass; /* sampling-pass.h */
-struct colo_sequence_pass; /* sequence-pass.h */
-struct colo_weighted_pass; /* weighted.h */
-struct colo_mean_grad_pass;
+struct colo_topk_args;     /* topk-args.h */
+struct colo_distill_args;  /* distill-args.h */
+struct colo_sampling_args; /* sampling-args.h */
+struct colo_sequence_args; /* sequence-args.h */
+struct colo_weighted_args; /* weighted.h */
+struct colo_mean_grad_args;
 
 /* linear/rows.h */
-#define COLO_LOSS_ROWS(X) \
-    X(rows_compact, colo_linear_rows) \
+#define COLO_LOSS_ROWS(X)                       \
+    X(rows_compact, colo_linear_rows)           \
     X(rows_upstream, colo_linear_upstream_rows) \
-    X(rows_factor, colo_linear_factor) \
-    X(rows_scatter, colo_linear_scatter) \
-    X(rows_gather, colo_linear_move) \
-    X(rows_restore, colo_linear_move) \
-    X(rows_clear, colo_linear_move) \
-    X(rows_sum, colo_linear_sum) \
+    X(rows_factor, colo_linear_factor)          \
+    X(rows_scatter, colo_linear_scatter)        \
+    X(rows_gather, colo_linear_move)            \
+    X(rows_restore, colo_linear_move)           \
+    X(rows_clear, colo_linear_move)             \
+    X(rows_sum, colo_linear_sum)                \
     X(rows_convert, colo_linear_convert)
 /* A kernel each, of its name */
-#define COLO_LOSS_KERNELS(X) \
-    X(logprob_stats, colo_logprob_pass) /* each segment that the rank has */ \
-    X(logprob_merge, colo_logprob_pass) \
-    X(logprob_grad, colo_logprob_pass) \
-    X(topk_rows, colo_topk_pass) \
-    X(topk_merge, colo_topk_pass) \
-    X(topk_sum, colo_topk_pass) \
-    X(topk_fix, colo_topk_pass) \
-    X(sampling_largest, colo_sampling_pass) \
-    X(sampling_sums, colo_sampling_pass) \
-    X(sampling_find, colo_sampling_pass) \
-    X(sampling_keep, colo_sampling_pass) \
-    X(distill_stats, colo_distill_pass) \
-    X(distill_merge, colo_distill_pass) \
-    X(distill_grad, colo_distill_pass) \
-    X(sequence_targets, colo_sequence_pass) \
-    X(sequence_mask, colo_sequence_pass) \
-    X(sequence_scatter, colo_sequence_pass) \
-    X(sequence_gather, colo_sequence_pass) \
-    X(weighted_local, colo_weighted_pass) \
-    X(weighted_finish, colo_weighted_pass) \
-    X(mean_grad, colo_mean_grad_pass)
-#define COLO_LOSS_PASSES(X) COLO_LOSS_KERNELS(X) COLO_LOSS_ROWS(X) X(topk_local, colo_topk_pass)
+#define COLO_LOSS_KERNELS(X)                                                 \
+    X(logprob_stats, colo_logprob_args) /* each segment that the rank has */ \
+    X(logprob_merge, colo_logprob_args)                                      \
+    X(logprob_grad, colo_logprob_args)                                       \
+    X(topk_rows, colo_topk_args)                                             \
+    X(topk_merge, colo_topk_args)                                            \
+    X(topk_sum, colo_topk_args)                                              \
+    X(topk_fix, colo_topk_args)                                              \
+    X(sampling_largest, colo_sampling_args)                                  \
+    X(sampling_sums, colo_sampling_args)                                     \
+    X(sampling_find, colo_sampling_args)                                     \
+    X(sampling_keep, colo_sampling_args)                                     \
+    X(distill_stats, colo_distill_args)                                      \
+    X(distill_merge, colo_distill_args)                                      \
+    X(distill_grad, colo_distill_args)                                       \
+    X(sequence_targets, colo_sequence_args)                                  \
+    X(sequence_mask, colo_sequence_args)                                     \
+    X(sequence_scatter, colo_sequence_args)                                  \
+    X(sequence_gather, colo_sequence_args)                                   \
+    X(weighted_local, colo_weighted_args)                                    \
+    X(weighted_finish, colo_weighted_args)                                   \
+    X(mean_grad, colo_mean_grad_args)
+#define COLO_LOSS_FUNCTIONS(X) COLO_LOSS_KERNELS(X) COLO_LOSS_ROWS(X) X(topk_local, colo_topk_args)
 
 #endif

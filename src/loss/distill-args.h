@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * distill-pass.h (private) - the three passes of distill.h: stats, (one all-gather), merge, grad.
+ * distill-args.h (private) - arguments of distill.h's three kernels: stats, (one all-gather),
+ * merge, grad.
  *
  * v of a target is target_scale w / target_temperature, or log w of a probability. A block, after
- * the header of passes.h, in the stat dtype, one number a token each:
+ * the header of args.h, in the stat dtype, one number a token each:
  *
  *   mx  max x of the shard; NaN when it has a NaN or +inf, or when its targets do
  *   sx  sum e^(x - mx)
@@ -16,15 +17,15 @@
  * made column by column: a KL near 0 is a sum of small numbers, not a difference of large ones. The
  * merge moves c and d to the global maxima: c += (bx - M) sv, d += ((mv - Mv) - (bx - M)) sv.
  */
-#ifndef COLO_LOSS_DISTILL_PASS_H
-#define COLO_LOSS_DISTILL_PASS_H
+#ifndef COLO_LOSS_DISTILL_ARGS_H
+#define COLO_LOSS_DISTILL_ARGS_H
 
-#include "loss/passes.h"
+#include "loss/args.h"
 
 #include <colobridge/distill.h>
 
-struct colo_distill_pass {
-    struct colo_logprob_pass base; /* shard, blocks, header; its targets, out, saved: not used */
+struct colo_distill_args {
+    struct colo_logprob_args base; /* shard, blocks, header; its targets, out, saved: not used */
     bool probs;
     double target_factor;
     colo_dtype_t target_dtype;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* passes.c - what a pass of passes.h is told: its block, its hashes, its shard of the vocabulary.
- */
-#include "loss/passes.h"
+/* args.c - what a kernel is told: its block, its hashes, its shard of the vocabulary. */
+#include "loss/args.h"
 
 #include "core/error.h"
 #include "core/hash.h"
@@ -27,41 +26,41 @@ static bool append(colo_logprob_block_t *block, int64_t n, int64_t elem, int64_t
            colo_add_ok(block->bytes, size & ~INT64_C(7), &block->bytes);
 }
 
-bool colo_loss_i_lay_out(struct colo_logprob_pass *p, const colo_block_array_t *arrays, int32_t n,
+bool colo_loss_i_lay_out(struct colo_logprob_args *p, const colo_block_array_t *arrays, int32_t n,
                          uint32_t wanted, int64_t tokens)
 {
     const int64_t stat = (int64_t)colo_dtype_size(p->stat_dtype);
-    char *pass = (char *)p;
+    char *args = (char *)p;
     bool fits = true;
     p->block.bytes = (int64_t)sizeof(colo_logprob_header_t);
     for (int32_t i = 0; i < n; i++) {
         const colo_block_array_t *a = &arrays[i];
-        int64_t *offset = (int64_t *)(void *)(pass + a->offset), count = tokens;
+        int64_t *offset = (int64_t *)(void *)(args + a->offset), count = tokens;
         *offset = -1;
         if (!(wanted >> i & 1))
             continue;
         if (a->count)
-            fits = fits && colo_mul_ok(tokens, *(int64_t *)(void *)(pass + a->count), &count);
+            fits = fits && colo_mul_ok(tokens, *(int64_t *)(void *)(args + a->count), &count);
         fits = fits && append(&p->block, count, a->elem ? a->elem : stat, offset);
     }
     return fits;
 }
 
-uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass)
+uint32_t colo_logprob_i_wanted(const struct colo_logprob_args *args)
 {
-    return 7 | (uint32_t)pass->config.want_entropy << 3 | (uint32_t)(pass->smoothing > 0) << 4 |
-           (uint32_t)pass->config.want_correct << 5;
+    return 7 | (uint32_t)args->config.want_entropy << 3 | (uint32_t)(args->smoothing > 0) << 4 |
+           (uint32_t)args->config.want_correct << 5;
 }
 
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *block)
 {
     static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
-    struct colo_logprob_pass pass = {.config = *config,
+    struct colo_logprob_args args = {.config = *config,
                                      .stat_dtype = colo_logprob_stat_dtype(dtype),
                                      .smoothing = smoothing_of(config)};
-    const bool fits = colo_loss_i_lay_out(&pass, arrays, 6, colo_logprob_i_wanted(&pass), n);
-    *block = pass.block;
+    const bool fits = colo_loss_i_lay_out(&args, arrays, 6, colo_logprob_i_wanted(&args), n);
+    *block = args.block;
     return fits;
 }
 
@@ -88,11 +87,11 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dt
 }
 
 /* Of a support in host memory, and of its tokens that are not ignored. */
-static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t hash)
+static uint64_t hash_support(const struct colo_logprob_args *args, uint64_t hash)
 {
-    const struct colo_support_pass *lists = &pass->support;
-    for (int64_t row = 0; row < pass->tokens && lists->begin; row++) {
-        if (pass->targets[row * pass->target_stride] == pass->config.ignore_index)
+    const struct colo_support_lists *lists = &args->support;
+    for (int64_t row = 0; row < args->tokens && lists->begin; row++) {
+        if (args->targets[row * args->target_stride] == args->config.ignore_index)
             continue;
         const int64_t token = lists->token_of ? lists->token_of[row] : row,
                       end = lists->end[token * lists->end_stride];
@@ -104,16 +103,16 @@ static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t hash
 }
 
 /* One multiplication a target: the rows are read anyway, this must not show. */
-uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *pass)
+uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_args *args)
 {
     uint64_t hash = COLO_HASH_INIT;
-    for (int64_t token = 0; token < pass->tokens; token++)
-        hash = (hash ^ (hash >> 29) ^ (uint64_t)pass->targets[token * pass->target_stride]) *
+    for (int64_t token = 0; token < args->tokens; token++)
+        hash = (hash ^ (hash >> 29) ^ (uint64_t)args->targets[token * args->target_stride]) *
                UINT64_C(0x9e3779b97f4a7c15);
-    return hash_support(pass, hash);
+    return hash_support(args, hash);
 }
 
-struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
+struct colo_logprob_args colo_logprob_i_args(const colo_logprob_config_t *config,
                                              const colo_tensor_t *logits,
                                              const colo_tensor_t *targets)
 {
@@ -123,7 +122,7 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
     double e = smoothing_of(config);
     const int64_t own = config->local_smoothing && e > 0 ? columns : 0;
     e *= own > 1 ? (double)own / (double)(own - 1) : 1;
-    return (struct colo_logprob_pass){
+    return (struct colo_logprob_args){
         .config = *config,
         .dtype = logits->dtype,
         .d_dtype = logits->dtype,
@@ -143,13 +142,13 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
     };
 }
 
-void colo_logprob_i_set_header(struct colo_logprob_pass *pass, uint64_t config, uint64_t targets)
+void colo_logprob_i_set_header(struct colo_logprob_args *args, uint64_t config, uint64_t targets)
 {
-    pass->header = (colo_logprob_header_t){
+    args->header = (colo_logprob_header_t){
         .magic = COLO_LOGPROB_MAGIC,
-        .start = pass->config.logits.vocab_start,
-        .columns = pass->true_columns,
-        .tokens = pass->tokens,
+        .start = args->config.logits.vocab_start,
+        .columns = args->true_columns,
+        .tokens = args->tokens,
         .config = config,
         .targets = targets,
     };
@@ -165,9 +164,9 @@ int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ran
     return n;
 }
 
-void colo_logprob_i_set_ranks(struct colo_logprob_pass *pass, const colo_comm_t *group)
+void colo_logprob_i_set_ranks(struct colo_logprob_args *args, const colo_comm_t *group)
 {
-    pass->segments = colo_logprob_i_segments(&pass->config, colo_comm_size(group));
-    pass->rank = colo_comm_rank(group) * pass->segments;
-    pass->ranks = colo_comm_size(group) * pass->segments;
+    args->segments = colo_logprob_i_segments(&args->config, colo_comm_size(group));
+    args->rank = colo_comm_rank(group) * args->segments;
+    args->ranks = colo_comm_size(group) * args->segments;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sampling-pass.h (private) - the passes of sampling.h. The last logit that a step keeps is found 8
- * bits at a time, the highest first. Its key is an unsigned integer in the order of the logits.
+ * sampling-args.h (private) - arguments of sampling.h's kernels. The last logit that a step keeps
+ * is found 8 bits at a time, the highest first. Its key is an unsigned integer in the order of the
+ * logits.
  *
  *   largest  logits -> this rank's block: the header, and the largest logit per token
  *   (one all-gather)
@@ -13,20 +14,20 @@
  *     keep   logits -> out. The second step reads what the first one wrote
  *
  * An id weighs 1 (top_k) or its mass (top_p). A row whose largest logit is not finite is copied by
- * keep; what the other passes make of it is not read.
+ * keep; what the other kernels make of it is not read.
  */
-#ifndef COLO_LOSS_SAMPLING_PASS_H
-#define COLO_LOSS_SAMPLING_PASS_H
+#ifndef COLO_LOSS_SAMPLING_ARGS_H
+#define COLO_LOSS_SAMPLING_ARGS_H
 
-#include "loss/passes.h"
+#include "loss/args.h"
 
 #include <colobridge/sampling.h>
 
 #define COLO_SAMPLING_DIGITS 256
 
-struct colo_sampling_pass {
+struct colo_sampling_args {
     /* blocks are a header and m [T], raw logits as f64: the largest, or NaN */
-    struct colo_logprob_pass base;
+    struct colo_logprob_args base;
     int64_t top_k;
     double top_p;
     bool weigh;   /* by mass */
