@@ -18,7 +18,7 @@ colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *wh
 colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dtype,
                               const char *what);
 
-extern const struct colo_loss_ops colo_loss_cuda; /* cuda/loss.c */
-extern const struct colo_gemm_ops colo_gemm_cuda; /* cuda/gemm.c */
+extern const struct colo_loss_kernels colo_loss_cuda; /* cuda/loss.c */
+extern const struct colo_gemm_backend colo_gemm_cuda; /* cuda/gemm.c */
 
 #endif

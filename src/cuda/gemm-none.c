@@ -10,4 +10,4 @@ static colo_status_t create(const struct colo_linear_shape *shape, void **made)
                      "lm_head: built without cublasLt.h; install cuBLAS's headers and build again");
 }
 
-const colo_gemm_ops_t colo_gemm_cuda = {.create = create};
+const colo_gemm_backend_t colo_gemm_cuda = {.create = create};

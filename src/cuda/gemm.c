@@ -378,7 +378,7 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     return result ? failed(name, result) : COLO_OK;
 }
 
-const colo_gemm_ops_t colo_gemm_cuda = {
+const colo_gemm_backend_t colo_gemm_cuda = {
     .create = create,
     .destroy = destroy,
     .workspace = workspace,

@@ -264,4 +264,4 @@ LAUNCH(weighted_finish, colo_weighted_args, "weighted sum over ranks")
 CHECKED(mean_grad, colo_mean_grad_args, of_mean_grad, ALWAYS, "gradient of a loss's mean")
 
 #define ENTRY(name, parameters) .name = name,
-const colo_loss_ops_t colo_loss_cuda = {.gemm = &colo_gemm_cuda, COLO_LOSS_FUNCTIONS(ENTRY)};
+const colo_loss_kernels_t colo_loss_cuda = {.gemm = &colo_gemm_cuda, COLO_LOSS_FUNCTIONS(ENTRY)};

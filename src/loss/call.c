@@ -212,7 +212,7 @@ static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_args
     COLO_TRY(colo_loss_i_check_shard(&call->base, call->logits, call->group));
     COLO_TRY(kind->check_outputs(call));
     COLO_TRY(make_args(call, args));
-    COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
+    COLO_TRY(colo_loss_kernels_for(call->logits->mem, &call->kernels));
     return colo_loss_i_check_place(call->logits, call->group, kind->name);
 }
 
@@ -368,7 +368,7 @@ colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstre
     COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "%s: upstream is NULL", name);
     COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call->logits, &call->in_place));
     COLO_TRY(colo_loss_i_check_version(call->logits, call->version, "logits"));
-    COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
+    COLO_TRY(colo_loss_kernels_for(call->logits->mem, &call->kernels));
     *args = colo_logprob_i_args(&call->base, call->logits, call->targets);
     args->hi = args->tokens; /* no workspace, so nothing for chunk_size to bound */
     if (call->kind->fill)

@@ -86,7 +86,7 @@ struct colo_loss_call {
     union colo_loss_config config;
     colo_logprob_config_t base;
     size_t size; /* of the caller's config */
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     bool in_place; /* d_logits are the logits: the saved state ends */
 };
 
@@ -123,7 +123,7 @@ struct colo_loss_call {
 #define COLO_LOSS_STEP(name, step, type)                                                         \
     static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_args *args) \
     {                                                                                            \
-        return call->loss->step((struct type *)args, call->stream);                              \
+        return call->kernels->step((struct type *)args, call->stream);                           \
     }
 
 colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given);

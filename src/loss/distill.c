@@ -190,7 +190,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
     set_targets(&args, &saved->targets);
     args.saved = saved->memory;
     args.upstream = *upstream;
-    COLO_TRY(call.loss->distill_grad(&args, stream));
+    COLO_TRY(call.kernels->distill_grad(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;
 }

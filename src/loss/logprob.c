@@ -125,7 +125,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     args.support = colo_loss_i_support(&saved->support);
     args.saved = saved->memory;
     args.upstream = *upstream;
-    COLO_TRY(call.loss->logprob_grad(&args, stream));
+    COLO_TRY(call.kernels->logprob_grad(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;
 }

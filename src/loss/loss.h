@@ -13,19 +13,19 @@
 
 #define COLO_LOSS_MEMBER(name, type) \
     colo_status_t (*name)(const struct type *p, colo_stream_t stream);
-typedef struct colo_loss_ops {
-    const colo_gemm_ops_t *gemm;
+typedef struct colo_loss_kernels {
+    const colo_gemm_backend_t *gemm;
     COLO_LOSS_FUNCTIONS(COLO_LOSS_MEMBER)
-} colo_loss_ops_t;
+} colo_loss_kernels_t;
 
 /* The host's: host/ in plain C */
 #define COLO_LOSS_HOST(name, type) \
     colo_status_t colo_host_##name(const struct type *p, colo_stream_t stream);
 COLO_LOSS_FUNCTIONS(COLO_LOSS_HOST)
-extern const colo_loss_ops_t colo_loss_host;
+extern const colo_loss_kernels_t colo_loss_host;
 
 /* The table for a tensor's memory; COLO_ERR_UNBUILT with an error message if this build lacks it.
  */
-colo_status_t colo_loss_ops_for(colo_mem_t mem, const colo_loss_ops_t **loss);
+colo_status_t colo_loss_kernels_for(colo_mem_t mem, const colo_loss_kernels_t **kernels);
 
 #endif

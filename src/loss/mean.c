@@ -44,11 +44,11 @@ colo_status_t colo_loss_mean_backward(const double *factor,
                                       const colo_tensor_t *d_losses, colo_stream_t stream)
 {
     COLO_RANGE();
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     COLO_TRY(colo_weighted_i_check_values(d_losses, "d_losses"));
     COLO_FAIL_IF(!factor, COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
     COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "loss mean: upstream is NULL");
-    COLO_TRY(colo_loss_ops_for(d_losses->mem, &loss));
+    COLO_TRY(colo_loss_kernels_for(d_losses->mem, &kernels));
     const struct colo_mean_grad_args args = {
         .dtype = d_losses->dtype,
         .count = d_losses->shape[0],
@@ -57,5 +57,5 @@ colo_status_t colo_loss_mean_backward(const double *factor,
         .d_value = upstream->d_value,
         .d_values = d_losses->data,
     };
-    return loss->mean_grad(&args, stream);
+    return kernels->mean_grad(&args, stream);
 }

@@ -85,14 +85,14 @@ static colo_status_t step(const struct colo_loss_call *call, struct colo_samplin
     const int64_t n = args->base.tokens * COLO_SAMPLING_DIGITS;
     args->weigh = weigh;
     for (args->digit = 0; args->digit < args->digits; args->digit++) {
-        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_sums(args, call->stream)));
+        COLO_TRY(colo_loss_i_step(group, call->kernels->sampling_sums(args, call->stream)));
         if (args->base.ranks > 1)
             COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
                                             args->sums + args->base.rank * n, args->sums, n,
                                             COLO_I64, call->stream));
-        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_find(args, call->stream)));
+        COLO_TRY(colo_loss_i_step(group, call->kernels->sampling_find(args, call->stream)));
     }
-    COLO_TRY(colo_loss_i_step(group, call->loss->sampling_keep(args, call->stream)));
+    COLO_TRY(colo_loss_i_step(group, call->kernels->sampling_keep(args, call->stream)));
     args->base.logits = args->out; /* of the next step */
     args->base.row_stride = args->out_stride;
     return COLO_OK;

@@ -165,7 +165,7 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
 /* Checks @seq for tensors in @mem, finds the kernels there, and fills in the arguments that all
  * have. */
 static colo_status_t open_args(const colo_sequence_t *seq, colo_mem_t mem,
-                               const colo_loss_ops_t **loss, struct colo_sequence_args *args)
+                               const colo_loss_kernels_t **kernels, struct colo_sequence_args *args)
 {
     const bool gpu = mem == COLO_CUDA;
     COLO_FAIL_IF(
@@ -184,7 +184,7 @@ static colo_status_t open_args(const colo_sequence_t *seq, colo_mem_t mem,
         .cu_padded = gpu ? seq->device_cu_padded : seq->cu_padded,
         .left_padded = seq->left_padded,
     };
-    return colo_loss_ops_for(mem, loss);
+    return colo_loss_kernels_for(mem, kernels);
 }
 
 /* ---- targets and masks ---- */
@@ -193,7 +193,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
                                     int64_t ignore, const colo_tensor_t *targets,
                                     colo_stream_t stream)
 {
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     struct colo_sequence_args args;
     colo_sequence_t own;
     COLO_TRY(open_sequence(&seq, &own));
@@ -214,18 +214,18 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     COLO_TRY(check_elements(seq, targets, "targets"));
     COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
     COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
-    COLO_TRY(open_args(seq, tokens->mem, &loss, &args));
+    COLO_TRY(open_args(seq, tokens->mem, &kernels, &args));
     args.tokens = tokens->data;
     args.token_stride = stream_of ? -1 : tokens->stride[0];
     args.ignore = ignore;
     args.targets = targets->data;
-    return args.count > 0 ? loss->sequence_targets(&args, stream) : COLO_OK;
+    return args.count > 0 ? kernels->sequence_targets(&args, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_t what,
                                  const colo_tensor_t *mask, colo_stream_t stream)
 {
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     struct colo_sequence_args args;
     colo_sequence_t own;
     COLO_TRY(open_sequence(&seq, &own));
@@ -233,10 +233,10 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
                  "sequence: mask %d, expected tokens (0) or targets (1)", (int)what);
     COLO_TRY(check_elements(seq, mask, "mask"));
     COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
-    COLO_TRY(open_args(seq, mask->mem, &loss, &args));
+    COLO_TRY(open_args(seq, mask->mem, &kernels, &args));
     args.mask = mask->data;
     args.what = what;
-    return args.count > 0 ? loss->sequence_mask(&args, stream) : COLO_OK;
+    return args.count > 0 ? kernels->sequence_mask(&args, stream) : COLO_OK;
 }
 
 /* ---- gathering ---- */
@@ -275,14 +275,15 @@ static colo_status_t check_group(const colo_sequence_t *seq, const colo_tensor_t
 /* @group: NULL if the call has no collective; @d: "d_" of gradients, or "" */
 static colo_status_t open_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
                                  const colo_tensor_t *out, const colo_comm_t *group,
-                                 const void *workspace, const char *d, const colo_loss_ops_t **loss,
+                                 const void *workspace, const char *d,
+                                 const colo_loss_kernels_t **kernels,
                                  struct colo_sequence_args *args)
 {
     COLO_TRY(check_values(seq, local, *d ? "d_local" : "local"));
     COLO_TRY(check_table(seq, out, local, *d ? "d_out" : "out"));
     if (group)
         COLO_TRY(check_group(seq, local, group, workspace));
-    return open_args(seq, local->mem, loss, args);
+    return open_args(seq, local->mem, kernels, args);
 }
 
 colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
@@ -290,14 +291,14 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
                                    colo_stream_t stream)
 {
     COLO_RANGE();
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     struct colo_sequence_args args;
     COLO_FAIL_IF(!group, COLO_ERR_ARG,
                  "sequence: group is NULL, expected the cp group; "
                  "colo_comm_create_self() makes one of one rank");
     colo_sequence_t own;
     colo_status_t st = open_sequence(&seq, &own);
-    COLO_THEN(st, open_gather(seq, local, out, group, workspace, "", &loss, &args));
+    COLO_THEN(st, open_gather(seq, local, out, group, workspace, "", &kernels, &args));
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
     args.dtype = local->dtype;
     args.elements = local->data;
@@ -308,7 +309,8 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
         COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, workspace,
                                         args.count, local->dtype, stream));
     }
-    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_scatter(&args, stream) : COLO_OK;
+    return seq->batch > 0 && seq->positions > 1 ? kernels->sequence_scatter(&args, stream)
+                                                : COLO_OK;
 }
 
 colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
@@ -318,7 +320,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
                                             void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     struct colo_sequence_args args;
     const bool sum = adjoint == COLO_SEQUENCE_SUM;
     COLO_FAIL_IF(!sum && adjoint != COLO_SEQUENCE_SLICE, COLO_ERR_ARG,
@@ -326,8 +328,8 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     COLO_FAIL_IF(sum && !group, COLO_ERR_ARG, "sequence: group is NULL, expected the cp group");
     colo_sequence_t own;
     colo_status_t st = open_sequence(&seq, &own);
-    COLO_THEN(st,
-              open_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss, &args));
+    COLO_THEN(
+        st, open_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &kernels, &args));
     if (sum)
         st = colo_loss_i_ready(group, "sequence gather backward", st);
     COLO_TRY(st);
@@ -338,12 +340,12 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     args.from = seq->cp_rank;
     args.to = args.from + 1;
     if (!sum || seq->cp == 1)
-        return args.count > 0 ? loss->sequence_gather(&args, stream) : COLO_OK;
+        return args.count > 0 ? kernels->sequence_gather(&args, stream) : COLO_OK;
     args.elements = workspace;
     args.from = 0;
     args.to = seq->cp;
     if (args.count > 0)
-        COLO_TRY(colo_loss_i_step(group, loss->sequence_gather(&args, stream)));
+        COLO_TRY(colo_loss_i_step(group, kernels->sequence_gather(&args, stream)));
     return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, workspace, d_local->data,
                                       args.count, args.dtype, COLO_SUM, stream);
 }

@@ -141,8 +141,8 @@ static colo_status_t local(const struct colo_loss_call *call, struct colo_logpro
     int64_t *rows = args->rows;
     args->rows = rows_behind(base);
     base->targets = args->rows;
-    COLO_TRY(call->loss->topk_rows(args, call->stream));
-    COLO_TRY(call->loss->topk_local(args, call->stream));
+    COLO_TRY(call->kernels->topk_rows(args, call->stream));
+    COLO_TRY(call->kernels->topk_local(args, call->stream));
     base->targets = args->rows = rows;
     return COLO_OK;
 }
@@ -151,9 +151,9 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
 {
     struct colo_topk_args *args = (struct colo_topk_args *)base;
     args->count = true;
-    COLO_TRY(call->loss->topk_rows(args, call->stream));
-    COLO_TRY(call->loss->logprob_merge(base, call->stream));
-    return call->loss->topk_merge(args, call->stream);
+    COLO_TRY(call->kernels->topk_rows(args, call->stream));
+    COLO_TRY(call->kernels->logprob_merge(base, call->stream));
+    return call->kernels->topk_merge(args, call->stream);
 }
 
 static uint32_t wanted(const struct colo_logprob_args *base)
@@ -234,9 +234,9 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
     place(&args, saved->memory);
     args.base.upstream.d_logp = args.sum;
     args.d_logp = upstream->d_logp;
-    COLO_TRY(call.loss->topk_sum(&args, stream));
-    COLO_TRY(call.loss->logprob_grad(&args.base, stream));
-    COLO_TRY(call.loss->topk_fix(&args, stream));
+    COLO_TRY(call.kernels->topk_sum(&args, stream));
+    COLO_TRY(call.kernels->logprob_grad(&args.base, stream));
+    COLO_TRY(call.kernels->topk_fix(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;
 }

@@ -97,25 +97,25 @@ colo_status_t colo_weighted_i_run(struct colo_weighted_args *args, const colo_te
                                   colo_comm_t *group, const char *what, colo_status_t st,
                                   colo_stream_t stream)
 {
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
     COLO_THEN(st, check_workspace(args->parts, what));
     COLO_THEN(st, colo_loss_i_check_place(values, group, what));
-    COLO_THEN(st, colo_loss_ops_for(values->mem, &loss));
+    COLO_THEN(st, colo_loss_kernels_for(values->mem, &kernels));
     COLO_TRY(colo_loss_i_ready(group, what, st));
     args->dtype = values->dtype;
     args->count = values->shape[0];
     args->values = values->data;
     args->rank = colo_comm_rank(group);
     args->ranks = colo_comm_size(group);
-    COLO_TRY(colo_loss_i_step(group, loss->weighted_local(args, stream)));
+    COLO_TRY(colo_loss_i_step(group, kernels->weighted_local(args, stream)));
     if (args->ranks > 1)
         COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, args->parts + args->rank,
                                         args->parts, (int64_t)sizeof *args->parts, COLO_U8,
                                         stream));
     if (values->mem == COLO_HOST)
         COLO_TRY(check_parts(args, what));
-    return loss->weighted_finish(args, stream);
+    return kernels->weighted_finish(args, stream);
 }
 
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,

@@ -47,9 +47,9 @@ const colo_ops_t *gpu_ops(void)
     return ops;
 }
 
-const colo_loss_ops_t *gpu_loss(void)
+const colo_loss_kernels_t *gpu_loss(void)
 {
-    const colo_loss_ops_t *loss = NULL;
-    assert_ok(colo_loss_ops_for(COLO_CUDA, &loss));
+    const colo_loss_kernels_t *loss = NULL;
+    assert_ok(colo_loss_kernels_for(COLO_CUDA, &loss));
     return loss;
 }

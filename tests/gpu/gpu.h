@@ -35,6 +35,6 @@ void gpu_freed(void *p);
 
 /* The tables under test. */
 const colo_ops_t *gpu_ops(void);
-const colo_loss_ops_t *gpu_loss(void);
+const colo_loss_kernels_t *gpu_loss(void);
 
 #endif

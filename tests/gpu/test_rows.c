@@ -26,7 +26,7 @@ static double *draw(colo_dtype_t dtype, int64_t n, void **device)
 
 /* ---- rows: both tables do the same to memory that was the same ---- */
 
-static const colo_loss_ops_t *of[2]; /* the host's table and the GPU's */
+static const colo_loss_kernels_t *of[2]; /* the host's table and the GPU's */
 
 static struct array {
     unsigned char *at[2];

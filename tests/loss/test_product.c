@@ -68,24 +68,24 @@ static colo_gemm_t choice; /* of the head's config */
 
 static colo_status_t run(const char *gemm, struct colo_linear_gemm *g)
 {
-    const colo_gemm_ops_t *ops = &colo_gemm_host;
+    const colo_gemm_backend_t *backend = &colo_gemm_host;
     const struct colo_linear_shape shape = {
         .dtype = g->h.dtype, .columns = g->columns, .hidden = g->hidden, .gemm = choice};
     void *made = NULL;
     if (gemm)
         setenv("COLO_GEMM", gemm, 1);
-    colo_status_t st = ops->create(&shape, &made);
+    colo_status_t st = backend->create(&shape, &made);
     if (st == COLO_OK) {
-        const size_t bytes = (size_t)ops->workspace(made);
+        const size_t bytes = (size_t)backend->workspace(made);
         assert_int_equal(bytes % 256, 0);
         COLO_AUTOFREE unsigned char *work = aligned_alloc(256, bytes + 256);
         memset(work, 0xff, bytes + 256); /* NaN: nothing in it may count */
         g->workspace = work;
-        st = ops->run(made, g, NULL);
+        st = backend->run(made, g, NULL);
         for (int i = 0; i < 256; i++)
             assert_int_equal(work[bytes + (size_t)i], 0xff);
     }
-    ops->destroy(made);
+    backend->destroy(made);
     unsetenv("COLO_GEMM");
     return st;
 }

@@ -255,7 +255,7 @@ static int64_t workspace(const void *made)
     return ((const struct products *)made)->bytes;
 }
 
-const colo_gemm_ops_t colo_gemm_host = {
+const colo_gemm_backend_t colo_gemm_host = {
     .create = create,
     .destroy = destroy,
     .workspace = workspace,

@@ -159,7 +159,7 @@ static colo_status_t deliver(const colo_lm_head_t *head, const colo_tensor_t *to
                                                     .from = {from, step, colo_head_sum_dtype(head)},
                                                     .rows = rows,
                                                     .columns = columns};
-        return head->loss->rows_convert(&convert, stream);
+        return head->kernels->rows_convert(&convert, stream);
     }
     colo_box_t dst = colo_box_rows(to->data, rows, columns, to_step),
                addends[2] = {dst, colo_box_rows(from, rows, columns, step)};

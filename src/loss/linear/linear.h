@@ -104,15 +104,15 @@ struct colo_linear_shape {
 
 /* ---- the table of products ---- */
 
-typedef struct colo_gemm_ops {
+typedef struct colo_gemm_backend {
     /* An object for the others; @made NULL if there is none */
     colo_status_t (*create)(const struct colo_linear_shape *shape, void **made);
     void (*destroy)(void *made);
     int64_t (*workspace)(const void *made); /* bytes, a multiple of 256 */
     colo_status_t (*run)(void *made, const struct colo_linear_gemm *g, colo_stream_t stream);
-} colo_gemm_ops_t;
+} colo_gemm_backend_t;
 
-extern const colo_gemm_ops_t colo_gemm_host; /* host/gemm.c */
+extern const colo_gemm_backend_t colo_gemm_host; /* host/gemm.c */
 
 /* ---- lm_head.c's, for pipeline.c ---- */
 

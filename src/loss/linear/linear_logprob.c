@@ -57,9 +57,9 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
         .gemm = head_config->gemm,
     };
     COLO_TRY_GOTO(st, colo_ops_for(head_config->mem, &made->ops), fail);
-    COLO_TRY_GOTO(st, colo_loss_ops_for(head_config->mem, &made->loss), fail);
+    COLO_TRY_GOTO(st, colo_loss_kernels_for(head_config->mem, &made->kernels), fail);
     COLO_TRY_GOTO(st, made->ops->stream_create(COLO_LINEAR_EVENTS, &made->aux), fail);
-    COLO_TRY_GOTO(st, made->loss->gemm->create(&shape, &made->gemm), fail);
+    COLO_TRY_GOTO(st, made->kernels->gemm->create(&shape, &made->gemm), fail);
     *linear = made;
     return COLO_OK;
 fail:
@@ -73,7 +73,7 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
     if (!object)
         return;
     if (object->gemm)
-        object->loss->gemm->destroy(object->gemm);
+        object->kernels->gemm->destroy(object->gemm);
     if (object->ops)
         object->ops->stream_destroy(object->aux);
     free(object);
@@ -166,7 +166,7 @@ static colo_status_t make_upstream(struct colo_linear_call *call, const colo_lin
     call->scale = rows.scale;
     call->args.upstream = (colo_logprob_upstream_t){
         .d_logp = rows.to[0], .d_entropy = rows.to[1], .d_loss = rows.to[2]};
-    return call->linear->loss->rows_upstream(&rows, call->main);
+    return call->linear->kernels->rows_upstream(&rows, call->main);
 }
 
 /* Mode early, backward: the scale of the saved d_logits becomes this call's. */
@@ -178,7 +178,7 @@ static colo_status_t make_factor(struct colo_linear_call *call, const colo_linea
         .by = up->d_loss,
         .factor = up->loss};
     call->scale = factor.to;
-    return call->linear->loss->rows_factor(&factor, call->main);
+    return call->linear->kernels->rows_factor(&factor, call->main);
 }
 
 static const struct colo_linear_saved nowhere = {-1, -1, -1, -1, 0};

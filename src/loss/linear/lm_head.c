@@ -93,7 +93,7 @@ static colo_status_t open_head(const colo_lm_head_config_t *given, const colo_co
         COLO_SIZED_READ(&head->config, given, mem, "lm_head: config", "COLO_LM_HEAD_CONFIG_INIT"));
     COLO_TRY(check_config(&head->config));
     COLO_TRY(colo_ops_for(head->config.mem, &head->ops));
-    COLO_TRY(colo_loss_ops_for(head->config.mem, &head->loss));
+    COLO_TRY(colo_loss_kernels_for(head->config.mem, &head->kernels));
     COLO_TRY(check_group(&head->config, group));
     return head->ops->stream_create(EVENTS, &head->aux);
 }

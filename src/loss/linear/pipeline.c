@@ -158,7 +158,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tens
         .loss = colo_linear_place(call->workspace, call->memory.loss),
         .correct = colo_linear_place(call->workspace, call->memory.correct),
     };
-    COLO_TRY(linear->loss->rows_compact(&call->rows, call->main));
+    COLO_TRY(linear->kernels->rows_compact(&call->rows, call->main));
     if (call->size.pass != COLO_LINEAR_BACKWARD)
         make_header(call);
     return COLO_OK;
@@ -224,7 +224,7 @@ static colo_status_t multiply(const struct colo_linear_call *call, struct colo_l
     gemm->columns = width_of(call);
     gemm->hidden = call->linear->hidden;
     gemm->workspace = colo_linear_place(call->workspace, call->memory.gemm);
-    return call->linear->loss->gemm->run(call->linear->gemm, gemm, call->main);
+    return call->linear->kernels->gemm->run(call->linear->gemm, gemm, call->main);
 }
 
 /* The unit's rows, from the @from-th on, of a matrix with a row a column. */
@@ -249,7 +249,7 @@ static colo_status_t take_rows(struct colo_linear_call *call, int64_t unit)
 {
     const struct colo_linear_move move =
         move_of(call, call->hidden, rows_at(call, chunk_of(call, unit)));
-    return call->memory.h[0] < 0 ? COLO_OK : call->linear->loss->rows_gather(&move, call->main);
+    return call->memory.h[0] < 0 ? COLO_OK : call->linear->kernels->rows_gather(&move, call->main);
 }
 
 /* A product of the unit, one for each of its segments: the rows of @w and columns of @z are its. */
@@ -295,7 +295,7 @@ static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t unit)
 {
     if (!call->size.shared)
-        return call->linear->loss->logprob_grad(&call->args, call->aux);
+        return call->linear->kernels->logprob_grad(&call->args, call->aux);
     for (int32_t i = 0; i < call->size.parts; i++) {
         const struct colo_linear_part *part = &call->size.part[i];
         set_columns(call, part->first, part[1].first);
@@ -303,7 +303,7 @@ static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t unit)
                                                 call->linear->config.logits_dtype, part->first);
         call->args.d_logits = part_at(call, i, unit);
         call->args.d_row_stride = part->stride;
-        COLO_TRY(call->linear->loss->logprob_grad(&call->args, call->aux));
+        COLO_TRY(call->linear->kernels->logprob_grad(&call->args, call->aux));
     }
     return COLO_OK;
 }
@@ -416,7 +416,7 @@ static struct colo_linear_matrix gradient_of(const struct colo_linear_call *call
 /* What a unit adds to d_hidden of its chunk; the last one puts it there. */
 static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
 {
-    const colo_loss_ops_t *ops = call->linear->loss;
+    const colo_loss_kernels_t *kernels = call->linear->kernels;
     const int64_t chunk = chunk_of(call, unit), hidden = call->linear->hidden;
     const struct colo_linear_matrix z = gradient_of(call, unit);
     struct colo_linear_matrix sum = {colo_linear_place(call->workspace, call->memory.d_h_sum),
@@ -439,13 +439,13 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
     if (sum.data && sum.dtype == d_h.dtype)
         d_h = sum;
     else if (sum.data)
-        COLO_TRY(ops->rows_convert(
+        COLO_TRY(kernels->rows_convert(
             &(struct colo_linear_convert){d_h, sum, call->args.hi - call->args.lo, hidden},
             call->main));
     const struct colo_linear_move move = move_of(call, call->d_hidden, d_h.data);
     if (chunk == 0)
-        COLO_TRY(ops->rows_clear(&move, call->main));
-    COLO_TRY(ops->rows_restore(&move, call->main));
+        COLO_TRY(kernels->rows_clear(&move, call->main));
+    COLO_TRY(kernels->rows_restore(&move, call->main));
     return call->args.hi == call->size.rows ? sum_d_hidden(call)
                                             : COLO_OK; /* during the last d_W */
 }
@@ -485,7 +485,7 @@ static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t unit)
                                         to,
                                         d_bias->stride[0],
                                         gemm.beta};
-    return call->linear->has_bias ? call->linear->loss->rows_sum(&sum, call->main) : COLO_OK;
+    return call->linear->has_bias ? call->linear->kernels->rows_sum(&sum, call->main) : COLO_OK;
 }
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *call)
@@ -513,18 +513,18 @@ static colo_status_t begin_unit(struct colo_linear_call *call, int64_t unit)
 /* On the auxiliary stream: what the pass makes of a unit's logits. */
 static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
 {
-    const colo_loss_ops_t *ops = call->linear->loss;
+    const colo_loss_kernels_t *kernels = call->linear->kernels;
     const bool fore = call->size.pass != COLO_LINEAR_BACKWARD,
                alone = colo_logprob_i_alone(&call->args), each = call->size.piecewise || alone;
     set_unit(call, unit);
     call->args.block_lo = each ? call->args.lo : 0;
     COLO_TRY(wait_for(call, COLO_EVENT_LOGITS + unit % 2, call->aux));
     if (fore)
-        COLO_TRY(ops->logprob_stats(&call->args, call->aux));
+        COLO_TRY(kernels->logprob_stats(&call->args, call->aux));
     if (call->size.piecewise && !alone)
         COLO_TRY(gather_blocks(call, unit));
     if (fore && each)
-        COLO_TRY(ops->logprob_merge(&call->args, call->aux));
+        COLO_TRY(kernels->logprob_merge(&call->args, call->aux));
     if (call->size.joined > 1 && unit % call->size.joined == 0) {
         COLO_TRY(record(call, COLO_EVENT_MAIN, call->main)); /* products have read what was there */
         COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
@@ -561,10 +561,10 @@ static colo_status_t finish(struct colo_linear_call *call)
     call->args.hi = call->size.rows;
     if (call->out && !call->size.piecewise && !colo_logprob_i_alone(&call->args)) {
         COLO_TRY(gather_blocks(call, 0));
-        COLO_TRY(linear->loss->logprob_merge(&call->args, call->aux));
+        COLO_TRY(linear->kernels->logprob_merge(&call->args, call->aux));
     }
     if (call->out)
-        COLO_TRY(linear->loss->rows_scatter(
+        COLO_TRY(linear->kernels->rows_scatter(
             &(struct colo_linear_scatter){&call->rows, linear->stat_dtype, call->args.out,
                                           *call->out},
             call->aux));

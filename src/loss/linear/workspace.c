@@ -361,7 +361,7 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
             linear->columns, elem, 1);
     memory->reduce = put(&bytes, &ok, d_weight && reduce_bytes(linear, size->once) > 0,
                          reduce_bytes(linear, size->once), 1, 1);
-    memory->gemm = put(&bytes, &ok, true, linear->loss->gemm->workspace(linear->gemm), 1, 1);
+    memory->gemm = put(&bytes, &ok, true, linear->kernels->gemm->workspace(linear->gemm), 1, 1);
     memory->bytes = bytes;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,

@@ -14,7 +14,7 @@ struct colo_linear_logprob {
     colo_lm_head_t *head; /* borrowed */
     colo_comm_t *group;   /* borrowed */
     const colo_ops_t *ops;
-    const colo_loss_ops_t *loss;
+    const colo_loss_kernels_t *kernels;
     void *aux, *gemm;
     colo_dtype_t dtype, stat_dtype; /* of the head; of outputs */
     int64_t columns, hidden;        /* Vl, H */
