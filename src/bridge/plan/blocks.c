@@ -55,6 +55,7 @@ int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, i
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *block)
 {
     const colo_layout_t *layout = side->layout;
+    const colo_place_t *place = colo_side_place(side);
     colo_block_clear(block);
     for (int axis = 0; axis < 3; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++)
@@ -63,20 +64,21 @@ void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t 
                 block->coord[layout->split[axis][i].dim] = coords[layout->split[axis][i].dim];
     if (layout->stage_dim >= 0)
         block->coord[layout->stage_dim] = layout->stage;
-    for (int i = 0; side->addend_fixed && i < COLO_MAX_DIMS; i++)
-        if (side->fixed[i] >= 0)
-            block->coord[i] = side->fixed[i];
+    for (int i = 0; place && i < COLO_MAX_DIMS; i++)
+        if (place->coord[i] >= 0)
+            block->coord[i] = place->coord[i];
 }
 
 colo_status_t colo_block_own_rows(colo_builder_t *builder, const colo_side_t *side,
                                   const int64_t *coords, const colo_runs_t **runs)
 {
-    const int which = side->layout == &builder->plan->src ? 0 : side->full ? 2 : 1;
+    const bool named = colo_partial_names_rows(colo_side_partial(side));
+    const int which = side->layout == &builder->plan->src ? 0 : named ? 3 : side->full ? 2 : 1;
     *runs = &builder->own.runs[which];
     if (builder->own.known[which])
         return COLO_OK;
-    builder->own.known[which] = true;
-    COLO_TRY(side->owns->rows(side, coords, NULL, &builder->own.runs[which]));
+    builder->own.known[which] = !named;
+    COLO_TRY(colo_side_rows(side, coords, NULL, &builder->own.runs[which]));
     builder->plan->work += builder->own.runs[which].n;
     return COLO_OK;
 }
@@ -114,7 +116,7 @@ colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bou
     COLO_TRY(meet_samples(side, &bounds->b, &met[COLO_SAMPLES]));
     COLO_TRY(colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
                                side->shape->features, bounds->h.lo, bounds->h.hi));
-    return side->owns->visit(side, bounds->runs, &met[COLO_ROWS]);
+    return colo_side_visit(side, bounds->runs, &met[COLO_ROWS]);
 }
 
 /* The block and the extents of choice @i of what colo_blocks_meet() found; row blocks are the

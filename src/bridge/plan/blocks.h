@@ -30,13 +30,15 @@ typedef struct colo_source {
     int64_t key, rank;
 } colo_source_t;
 
-/* This rank's rows, kept until the plan is made: source, destination, all of the destination. */
+/* This rank's rows, kept until the plan is made: source, destination, all of the destination; and
+ * those of the addend that is shown, which are not kept. */
 typedef struct colo_own_rows {
-    colo_runs_t runs[3];
-    bool known[3];
+    colo_runs_t runs[4];
+    bool known[4];
 } colo_own_rows_t;
 
-/* The coordinates that make @coords' block on a side; the stage counts as chosen. */
+/* The coordinates that make @coords' block on a side, at the addend that it shows; the stage counts
+ * as chosen. */
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *block);
 /* The replicas of a block, ascending. */
 colo_status_t colo_block_ranks(colo_builder_t *builder, colo_list_t *out, const colo_grid_t *grid,

@@ -3,8 +3,8 @@
  * builder.c - makes the lists of a plan.
  *
  * Decides which roles the two layouts play (forward: destinations are destination ranks, sources
- * source ranks; backward in the other direction, and with PARTIAL gradients once for every addend),
- * and sorts what routing.c finds into one message per peer.
+ * source ranks; backward in the other direction, and once for every addend of what is partial), and
+ * sorts what routing.c finds into one message per peer.
  */
 #include "bridge/plan/builder.h"
 #include "bridge/plan/nodes.h"
@@ -136,27 +136,17 @@ static colo_status_t store_sorted(colo_builder_t *builder, colo_list_t *list, si
 
 /* ---- the two passes ---- */
 
-/* Pins the context dims to @addend. */
-static void pin(const colo_plan_t *plan, colo_side_t *dst, int64_t addend)
-{
-    int32_t dims[COLO_MAX_SPLITS];
-    const int ndims = colo_layout_context_dims(&plan->dst, dims);
-    for (int i = 0; i < COLO_MAX_DIMS; i++)
-        dst->fixed[i] = -1;
-    for (int i = 0; dst->addend_fixed && i < ndims; i++) {
-        dst->fixed[dims[i]] = addend % plan->dst.grid.extent[dims[i]];
-        addend /= plan->dst.grid.extent[dims[i]];
-    }
-}
-
-/* Do nodes add up addends in backward, and do sums cross the network? */
+/* Do nodes add up addends in backward, and do sums cross the network? Addends of named rows do not
+ * lie alike, and a rank may have several: those cross one by one. */
 static colo_status_t ask_sums(colo_builder_t *builder, const colo_side_t *need,
-                              const colo_side_t *hold, int64_t addends)
+                              const colo_side_t *hold)
 {
+    const colo_partial_t *partial = colo_side_partial(hold);
     colo_answers_t *answers = &builder->answers;
     colo_node_question_t question = {
         .side = hold, .addends = true, .least = (int64_t)builder->wide + 1};
-    if (addends == 1 || !colo_dtype_is_float(builder->cfg->dtype))
+    if (!partial || partial->n == 1 || colo_partial_names_rows(partial) ||
+        !colo_dtype_is_float(builder->cfg->dtype))
         return COLO_OK;
     COLO_TRY(colo_gateways_ask(builder, &question, &answers->adds_up));
     if (!answers->adds_up)
@@ -171,7 +161,7 @@ static colo_status_t ask_sums(colo_builder_t *builder, const colo_side_t *need,
 
 /* What ranks of several nodes must know of a pass before they route it; asked once. */
 static colo_status_t ask(colo_builder_t *builder, colo_pass_t pass, const colo_side_t *need,
-                         const colo_side_t *hold, int64_t addends)
+                         const colo_side_t *hold)
 {
     colo_answers_t *answers = &builder->answers;
     const colo_node_question_t relays = {.side = need, .hold = hold, .least = 2};
@@ -179,34 +169,43 @@ static colo_status_t ask(colo_builder_t *builder, colo_pass_t pass, const colo_s
         return COLO_OK;
     answers->asked[pass] = true;
     COLO_TRY(colo_gateways_ask(builder, &relays, &answers->relays[pass]));
-    return ask_sums(builder, need, hold, addends);
+    return ask_sums(builder, need, hold);
 }
 
-/* All overlaps of one pass; backward PARTIAL: once per addend, with the context dims pinned, then
- * the sums with each addend. */
+/* All overlaps of what is shown: once for each addend, then the sums with each addend. */
+static colo_status_t find_shown(colo_builder_t *builder, const colo_roles_t *roles,
+                                bool nodes_add_up)
+{
+    const colo_partial_t *partial = colo_side_partial(roles->hold);
+    colo_values_t values = {.nodes_add_up = nodes_add_up};
+    for (int kind = 0; kind < (nodes_add_up ? 2 : 1); kind++)
+        for (values.addend = 0; values.addend < (partial ? partial->n : 1); values.addend++) {
+            values.kind = kind ? COLO_SUMS : COLO_SINGLES;
+            roles->hold->addend = values.addend;
+            COLO_TRY(colo_overlaps_find(builder, &values, roles));
+        }
+    roles->hold->addend = 0;
+    return COLO_OK;
+}
+
+/* All overlaps of one pass. */
 static colo_status_t find_overlaps(colo_builder_t *builder, colo_pass_t pass, colo_side_t *src,
                                    colo_side_t *dst)
 {
-    const colo_plan_config_t *cfg = builder->cfg;
-    colo_plan_t *plan = builder->plan;
-    const bool partial =
-        pass == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
-    const int64_t addends = partial ? plan->addends : 1;
     const colo_roles_t roles = {.need = pass == COLO_FORWARD ? dst : src,
                                 .hold = pass == COLO_FORWARD ? src : dst,
                                 .need_is_src = pass == COLO_BACKWARD};
-    dst->full = partial || (pass == COLO_FORWARD && cfg->output == COLO_FULL_SEQ);
-    dst->addend_fixed = partial;
-    pin(plan, dst, 0);
-    COLO_TRY(ask(builder, pass, roles.need, roles.hold, addends));
-    colo_values_t values = {.nodes_add_up = addends > 1 && builder->answers.adds_up};
-    for (int kind = 0; kind < (values.nodes_add_up ? 2 : 1); kind++)
-        for (values.addend = 0; values.addend < addends; values.addend++) {
-            values.kind = kind ? COLO_SUMS : COLO_SINGLES;
-            pin(plan, dst, values.addend);
-            COLO_TRY(colo_overlaps_find(builder, &values, &roles));
-        }
-    plan->exchange[pass][COLO_NODE_SUMS].wide = values.nodes_add_up;
+    if (pass == COLO_FORWARD)
+        dst->npartial = 0;
+    dst->full =
+        builder->cfg->output == COLO_FULL_SEQ && (pass == COLO_FORWARD || dst->npartial > 0);
+    COLO_TRY(ask(builder, pass, roles.need, roles.hold));
+    const bool nodes_add_up =
+        builder->plan->addends > 1 && pass == COLO_BACKWARD && builder->answers.adds_up;
+    do
+        COLO_TRY(find_shown(builder, &roles, nodes_add_up));
+    while (++dst->shown < dst->npartial);
+    builder->plan->exchange[pass][COLO_NODE_SUMS].wide = nodes_add_up;
     return COLO_OK;
 }
 
@@ -227,18 +226,35 @@ static colo_status_t route(colo_builder_t *builder, colo_pass_t pass, colo_side_
                               i == COLO_FIRST ? &plan->local[pass] : &none));
         COLO_TRY(store_sorted(builder, &builder->found[i].sends, bytes, &exchange->send, &none));
     }
-    if (plan->exchange[pass][COLO_NODE_SUMS].wide) {
+    if (builder->sums.terms.n > 0) {
         plan->term = builder->sums.terms.items;
         builder->sums.terms = (colo_list_t){0};
     }
+    plan->needed[pass] = builder->counted.needed;
     plan->entering[pass] = builder->counted.minimum;
     plan->left_out[pass] = builder->counted.left_out;
-    builder->counted.minimum = builder->counted.left_out = 0;
+    builder->counted = (colo_counted_t){0};
     return COLO_OK;
+}
+
+/* How many addends there are, and which one is this rank's. */
+static void count_addends(colo_builder_t *builder, const colo_side_t *dst)
+{
+    colo_plan_t *plan = builder->plan;
+    int64_t coords[COLO_MAX_DIMS];
+    const bool holds = colo_layout_coords(dst->layout, plan->rank, coords);
+    builder->names_rows = colo_partial_names_rows(colo_side_partial(dst));
+    plan->addends = 1;
+    plan->own_addend = holds ? 0 : -1;
+    for (int64_t i = 0; i < dst->npartial; i++)
+        plan->addends = dst->partial[i].n > plan->addends ? dst->partial[i].n : plan->addends;
+    if (dst->npartial > 0 && holds)
+        plan->own_addend = builder->names_rows ? -1 : colo_partial_find(dst->partial, coords);
 }
 
 colo_status_t colo_builder_route(colo_builder_t *builder, colo_side_t src, colo_side_t dst)
 {
+    count_addends(builder, &dst);
     COLO_TRY(route(builder, COLO_FORWARD, src, dst));
     if (!builder->cfg->no_grad)
         COLO_TRY(route(builder, COLO_BACKWARD, src, dst));
@@ -259,7 +275,7 @@ void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, bool by_tabl
     for (int i = 0; i < COLO_EXCHANGES; i++) /* a plan before may have failed */
         builder->found[i].recvs.n = builder->found[i].sends.n = 0;
     builder->sums.terms.n = 0;
-    builder->counted.left_out = builder->counted.minimum = 0;
+    builder->counted = (colo_counted_t){0};
     builder->intersections[0].complete = builder->intersections[1].complete = false;
     memset(builder->own.known, 0, sizeof builder->own.known);
 }
@@ -274,7 +290,8 @@ void colo_builder_deinit(colo_builder_t *builder)
                             &builder->senders.share,   &builder->sorting.sorted,
                             &builder->sorting.runs,    &builder->fed[0],
                             &builder->fed[1],          &builder->fed[2],
-                            &builder->given,           &builder->on_rank};
+                            &builder->given,           &builder->on_rank,
+                            &builder->places};
     for (int i = 0; i < COLO_EXCHANGES; i++) {
         free(builder->found[i].sends.items);
         free(builder->found[i].recvs.items);

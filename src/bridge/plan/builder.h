@@ -35,6 +35,8 @@ struct colo_builder {
     colo_runs_t other;   /* rows of the block that was asked for last */
     colo_list_t fed[3];  /* blocks by axis that a held block feeds */
     colo_list_t given;   /* colo_entry_t: what a collector sends of sums */
+    colo_list_t places;  /* colo_place_t: of what is partial */
+    bool names_rows;     /* rows that are partial are named: not each row has as many addends */
     colo_list_t on_rank; /* int64_t: of this rank's rows of a ragged batch */
 
     /* what was found */
@@ -46,8 +48,9 @@ struct colo_builder {
 /* Begins a plan; lists keep their memory. */
 void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, bool by_table);
 void colo_builder_deinit(colo_builder_t *builder);
-/* The lists of both passes between two sides, of which full, addend_fixed and fixed are set here,
- * and their bytes. COLO_ERR_ARG: these have more than 63 bits. */
+/* The lists of both passes between two sides, and their bytes. What is partial of @dst is added up
+ * in backward; full, shown and addend are set here. COLO_ERR_ARG: the bytes have more than 63 bits.
+ */
 colo_status_t colo_builder_route(colo_builder_t *builder, colo_side_t src, colo_side_t dst);
 
 #endif

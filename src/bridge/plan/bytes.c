@@ -16,11 +16,6 @@ static bool add_bytes(int64_t *n, const colo_routes_t *routes)
     return true;
 }
 
-static int64_t owned_bytes(const colo_owned_t *owned, size_t elem)
-{
-    return (owned->b1 - owned->b0) * owned->rows * (owned->h1 - owned->h0) * (int64_t)elem;
-}
-
 /* Ring all-gather over k siblings, ring all-reduce over C: what COLLECTIVE receives. */
 static int64_t collective_recv(const colo_plan_t *plan, colo_pass_t pass, size_t elem)
 {
@@ -51,7 +46,6 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
     bool in_grid = colo_grid_has_rank(&plan->src.grid, plan->rank);
     for (int pass = 0; pass < 2; pass++) {
         colo_plan_bytes_t *bytes = &plan->bytes[pass];
-        int64_t need = owned_bytes(pass == COLO_FORWARD ? &plan->own_dst : &plan->own_src, elem);
         *bytes = (colo_plan_bytes_t){0};
         bool fits = true;
         for (int i = 0; i < COLO_EXCHANGES; i++)
@@ -62,11 +56,9 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
                      "give a smaller shape",
                      (long long)plan->rank, pass == COLO_FORWARD ? "forward" : "backward");
         (void)add_bytes(&bytes->local, &plan->local[pass]);
-        if (pass == COLO_BACKWARD)
-            need = plan->config.no_grad ? 0 : need * plan->addends;
         int64_t relayed = 0; /* however many addends each is the sum of, it comes once */
         (void)add_bytes(&relayed, &plan->exchange[pass][COLO_RELAYS].recv);
-        bytes->minimum = need - bytes->local - plan->left_out[pass] + relayed;
+        bytes->minimum = plan->needed[pass] - bytes->local - plan->left_out[pass] + relayed;
         bytes->collective_recv = !collective ? -1
                                  : in_grid && !(pass == COLO_BACKWARD && plan->config.no_grad)
                                      ? collective_recv(plan, pass, elem)

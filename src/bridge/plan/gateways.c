@@ -41,23 +41,21 @@ colo_status_t colo_gateways_hold(colo_builder_t *builder, bool nodes_add_up,
                                  const colo_side_t *hold, const colo_block_t *part)
 {
     colo_gateways_t *gateways = &builder->gateways;
+    const colo_partial_t *partial = colo_side_partial(hold);
+    const colo_place_t *shown = colo_side_place(hold);
     colo_block_t block = *part;
     gateways->nodes.n = builder->sums.sources.n = gateways->rotation = 0;
     gateways->naddends = 1;
     if (!gateways->several_nodes)
         return COLO_OK;
     for (int i = 0; i < COLO_MAX_DIMS; i++)
-        if (hold->addend_fixed && hold->fixed[i] >= 0)
-            gateways->naddends *= hold->layout->grid.extent[i];
-        else
+        if (!shown || shown->coord[i] < 0)
             gateways->rotation += part->coord[i] > 0 ? part->coord[i] : 0;
+    gateways->naddends = partial ? partial->n : 1;
     for (int64_t addend = 0; addend < gateways->naddends; addend++) {
-        int64_t left = addend;
-        for (int i = 0; i < COLO_MAX_DIMS; i++)
-            if (hold->addend_fixed && hold->fixed[i] >= 0) {
-                block.coord[i] = left % hold->layout->grid.extent[i];
-                left /= hold->layout->grid.extent[i];
-            }
+        for (int i = 0; partial && i < COLO_MAX_DIMS; i++)
+            if (partial->place[addend].coord[i] >= 0)
+                block.coord[i] = partial->place[addend].coord[i];
         COLO_TRY(add_sources(builder, nodes_add_up, hold, &block, addend));
     }
     colo_source_t *source = gateways->nodes.items;
@@ -97,7 +95,8 @@ static bool gets_sums(colo_builder_t *builder, colo_values_t values, int64_t ran
 static colo_status_t is_lacking(colo_builder_t *builder, const colo_node_question_t *question,
                                 int64_t rank, int64_t node, bool *lacks)
 {
-    const colo_side_t *need = question->side, *hold = question->hold;
+    const colo_side_t *need = question->side;
+    colo_side_t hold = *question->hold;
     const colo_shape_t *shape = &builder->cfg->shape;
     int64_t coords[COLO_MAX_DIMS];
     colo_runs_t *rows = &builder->other;
@@ -108,16 +107,19 @@ static colo_status_t is_lacking(colo_builder_t *builder, const colo_node_questio
     (void)colo_grid_coords(&need->layout->grid, rank, coords);
     if (*lacks || !colo_block_bounds(need, coords, &bounds))
         return COLO_OK;
-    COLO_TRY(need->owns->rows(need, coords, NULL, rows));
-    COLO_TRY(colo_blocks_meet(hold, &bounds, builder->fed));
-    for (int64_t i = 0; i < colo_blocks_count(builder->fed) && !*lacks; i++) {
-        colo_blocks_nth(builder->fed, i, coords, &extent);
-        colo_block_of(hold, coords, &block);
-        COLO_TRY(colo_gateways_hold(builder, question->values.nodes_add_up, hold, &block));
-        *lacks = question->values.kind == COLO_SUMS
-                     ? gets_sums(builder, question->values, rank)
-                     : held_on(builder, node) < builder->gateways.naddends;
-    }
+    COLO_TRY(colo_side_rows(need, coords, NULL, rows));
+    hold.shown = 0;
+    do {
+        COLO_TRY(colo_blocks_meet(&hold, &bounds, builder->fed));
+        for (int64_t i = 0; i < colo_blocks_count(builder->fed) && !*lacks; i++) {
+            colo_blocks_nth(builder->fed, i, coords, &extent);
+            colo_block_of(&hold, coords, &block);
+            COLO_TRY(colo_gateways_hold(builder, question->values.nodes_add_up, &hold, &block));
+            *lacks = question->values.kind == COLO_SUMS
+                         ? gets_sums(builder, question->values, rank)
+                         : held_on(builder, node) < builder->gateways.naddends;
+        }
+    } while (++hold.shown < hold.npartial && !*lacks);
     return COLO_OK;
 }
 
@@ -127,9 +129,10 @@ colo_status_t colo_gateways_ask(colo_builder_t *builder, const colo_node_questio
     enum { LARGE = 1024 }; /* ranks that are looked at */
     const colo_side_t *side = question->side;
     const colo_grid_t *grid = &side->layout->grid;
+    const colo_partial_t *partial = question->addends ? colo_side_partial(side) : NULL;
     colo_side_t all = *side;
     int64_t n = 0;
-    all.addend_fixed = false;
+    all.npartial = 0;
     *yes = grid->size > LARGE;
     if (*yes)
         return COLO_OK;
@@ -140,16 +143,14 @@ colo_status_t colo_gateways_ask(colo_builder_t *builder, const colo_node_questio
         colo_block_t block;
         if (!colo_layout_coords(side->layout, rank, coords))
             continue;
+        key[n][2] = partial ? colo_partial_find(partial, coords) : rank;
+        if (key[n][2] < 0)
+            continue;
         colo_block_of(&all, coords, &block);
         key[n][0] = colo_location_of(builder->cfg, rank).node;
-        key[n][1] = key[n][2] = 0;
-        for (int i = 0; i < grid->ndims; i++) {
+        key[n][1] = 0;
+        for (int i = 0; i < grid->ndims; i++)
             key[n][1] = key[n][1] * grid->extent[i] + (block.coord[i] < 0 ? 0 : coords[i]);
-            if (question->addends && side->fixed[i] >= 0)
-                key[n][2] = key[n][2] * grid->extent[i] + coords[i];
-        }
-        if (!question->addends)
-            key[n][2] = rank;
         n++;
     }
     qsort(key, (size_t)n, sizeof *key, by_node_and_block);

@@ -146,6 +146,36 @@ static bool is_known(const colo_list_t *terms, int64_t n, int32_t *first)
     return false;
 }
 
+/* Appends a term. */
+static colo_status_t push_term(colo_builder_t *builder, int64_t addend, int32_t use)
+{
+    colo_term_t *term = colo_list_push(&builder->sums.terms, sizeof *term);
+    COLO_FAIL_IF(!term || builder->sums.terms.n > INT32_MAX, COLO_ERR_NOMEM,
+                 "plan: %lld terms of sums", (long long)builder->sums.terms.n);
+    *term = (colo_term_t){(int32_t)addend, use};
+    return COLO_OK;
+}
+
+/* Ends the order whose terms begin at @begin; it may be the same as an earlier one. */
+static void end_order(colo_builder_t *builder, int64_t begin, int32_t *first)
+{
+    colo_list_t *terms = &builder->sums.terms;
+    ((colo_term_t *)terms->items)[terms->n - 1].use |= COLO_TERM_LAST; /* there are addends */
+    *first = (int32_t)begin;
+    if (is_known(terms, terms->n - begin, first))
+        terms->n = begin;
+}
+
+colo_status_t colo_addends_order(colo_builder_t *builder, const colo_partial_t *partial,
+                                 int32_t *first)
+{
+    const int64_t begin = builder->sums.terms.n;
+    for (int64_t addend = 0; addend < partial->n; addend++)
+        COLO_TRY(push_term(builder, addend, COLO_TERM_FIRST));
+    end_order(builder, begin, first);
+    return COLO_OK;
+}
+
 colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, int64_t one,
                                    int32_t *first)
 {
@@ -157,7 +187,6 @@ colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, int64_
     for (int64_t addend = 0; addend < builder->gateways.naddends; addend++)
         by[addend] = &group[addend];
     qsort(by, (size_t)builder->gateways.naddends, sizeof *by, by_home);
-    colo_term_t *term = NULL;
     for (int64_t i = 0; i < builder->gateways.naddends; i++) {
         const int64_t addend = by[i] - group;
         const bool sum =
@@ -165,18 +194,11 @@ colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, int64_
         if ((one >= 0 && group[addend].lead != group[one].lead) ||
             (sum && group[addend].lead != addend))
             continue;
-        term = colo_list_push(&builder->sums.terms, sizeof *term);
-        COLO_FAIL_IF(!term || builder->sums.terms.n > INT32_MAX, COLO_ERR_NOMEM,
-                     "plan: %lld terms of sums", (long long)builder->sums.terms.n);
-        *term = (colo_term_t){(int32_t)addend,
-                              (sum ? COLO_TERM_SUM : 0) |
-                                  (group[addend].lead == addend ? COLO_TERM_FIRST : 0)};
+        COLO_TRY(push_term(builder, addend,
+                           (sum ? COLO_TERM_SUM : 0) |
+                               (group[addend].lead == addend ? COLO_TERM_FIRST : 0)));
     }
-    if (term) /* always: there are addends */
-        term->use |= COLO_TERM_LAST;
-    *first = (int32_t)begin;
-    if (is_known(&builder->sums.terms, builder->sums.terms.n - begin, first))
-        builder->sums.terms.n = begin;
+    end_order(builder, begin, first);
     return COLO_OK;
 }
 

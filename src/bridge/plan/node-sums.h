@@ -4,6 +4,7 @@
 #ifndef COLO_BRIDGE_PLAN_NODE_SUMS_H
 #define COLO_BRIDGE_PLAN_NODE_SUMS_H
 
+#include "bridge/layout/ownership.h"
 #include "bridge/plan/plan.h"
 
 typedef struct colo_builder colo_builder_t; /* builder.h */
@@ -47,6 +48,9 @@ colo_status_t colo_node_sums_sources(colo_builder_t *builder, const colo_values_
  * @first: out, in the plan's terms. */
 colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, int64_t addend,
                                    int32_t *first);
+/* The terms of rows that are @partial where no node adds up: addend by addend. */
+colo_status_t colo_addends_order(colo_builder_t *builder, const colo_partial_t *partial,
+                                 int32_t *first);
 /* The rank that sends @addend to @collector, of its node. */
 int64_t colo_node_sums_helper(const colo_builder_t *builder, int64_t collector, int64_t addend);
 

@@ -41,14 +41,18 @@ static colo_status_t build(colo_plan_t *plan)
     COLO_ENDS(colo_builder_deinit) colo_builder_t builder = {0};
     COLO_ENDS(colo_pool_deinit) colo_pool_t maps = {0};
     colo_posmap_t src_map, dst_map;
-    const bool full = config->output == COLO_FULL_SEQ;
+    const bool full = config->output == COLO_FULL_SEQ,
+               partial = full && config->grad == COLO_PARTIAL;
+    colo_partial_t addends;
     const colo_side_t src = {
         .owns = &colo_owns_uniform, .layout = &plan->src, .shape = shape, .table = &src_map};
     const colo_side_t dst = {.owns = &colo_owns_uniform,
                              .layout = &plan->dst,
                              .shape = shape,
                              .table = &dst_map,
-                             .whole = full};
+                             .whole = full,
+                             .partial = &addends,
+                             .npartial = partial};
     colo_builder_begin(&builder, plan, false);
     COLO_TRY(colo_layout_check_rows(&plan->src, shape->rows));
     if (!full ||
@@ -59,13 +63,13 @@ static colo_status_t build(colo_plan_t *plan)
     COLO_TRY(
         colo_layout_owned(&plan->src, plan->rank, shape, false, &plan->own_src, NULL, 0, NULL));
     COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, full, &plan->own_dst, NULL, 0, NULL));
+    if (partial)
+        COLO_TRY(colo_partial_over_context(&plan->dst, &builder.places, &addends));
     return colo_builder_route(&builder, src, dst);
 }
 
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
 {
-    int64_t coords[COLO_MAX_DIMS];
-    int32_t dims[COLO_MAX_SPLITS];
     colo_plan_t *made = calloc(1, sizeof *made);
     COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "plan: %zu bytes", sizeof *made);
     made->src = *config->src;
@@ -77,15 +81,6 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
         made->dst.positions = config->shape.positions;
     made->rank = rank;
     made->elem = colo_dtype_size(config->dtype);
-    made->addends = 1;
-    int n = colo_layout_context_dims(&made->dst, dims);
-    const bool holds = colo_layout_coords(&made->dst, rank, coords);
-    made->own_addend = holds ? 0 : -1;
-    for (int i = 0; config->output == COLO_FULL_SEQ && config->grad == COLO_PARTIAL && i < n; i++) {
-        if (holds)
-            made->own_addend += coords[dims[i]] * made->addends;
-        made->addends *= made->dst.grid.extent[dims[i]];
-    }
     *plan = made;
     return COLO_OK;
 }

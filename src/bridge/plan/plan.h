@@ -57,11 +57,13 @@ struct colo_plan {
     colo_exchange_plan_t exchange[2][COLO_EXCHANGES]; /* by pass, in the order of a call */
     colo_routes_t local[2];
     colo_term_t *term;   /* orders of addition, one after the other */
+    int64_t needed[2];   /* bytes that this rank needs, each as often as it has addends */
     int64_t left_out[2]; /* bytes that another rank adds up, or passes on, for it */
     int64_t entering[2]; /* this rank's part of the bytes that must enter its node */
     colo_plan_bytes_t bytes[2];
-    int64_t addends;
-    int64_t own_addend; /* of this rank among the addends; -1 when it holds nothing of dst */
+    int64_t addends;    /* the most that a row has */
+    int64_t own_addend; /* of this rank among the addends; -1 when it holds nothing of dst, or if
+                           what is partial names its rows, so that each region says which */
     uint64_t hash;
     colo_pool_t pool; /* of the lists, and of what is made for them */
     int64_t work;     /* ranks and runs of rows looked at while it was made: what planning costs */
@@ -83,7 +85,7 @@ static inline const colo_routes_t *colo_plan_routes(const colo_plan_t *plan, col
 
 /* The caller's config, its missing members filled in, all its values checked (config.c). */
 colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own);
-/* A plan without lists; @config is checked. Its addends, and which of them is this rank's. */
+/* A plan without lists; @config is checked. */
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
 /* Counts the bytes of the plan's lists (bytes.c). COLO_ERR_ARG: they have more than 63 bits. */
 colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table);

@@ -5,8 +5,8 @@
  * An overlap is where a needed block meets a held block (blocks.c). A rank receives the overlaps of
  * the held blocks that meet its needed block, and may have to send those of its held block;
  * senders.c says which rank sends each. Forward: destinations are destination ranks, sources source
- * ranks; backward in the other direction. With PARTIAL gradients each addend is a source
- * side of its own, and what it sends is an addend.
+ * ranks; backward in the other direction. Where rows are sums, each addend is a source side of its
+ * own.
  *
  * Cost: a rank visits only blocks that overlap its own. If a turn decides, a destination also
  * visits the blocks that a held block feeds before its own. Each visited block costs its replicas
@@ -69,11 +69,10 @@ static void set_box(colo_overlap_t *overlap, const colo_bounds_t *one, const col
 static bool find_block(const colo_builder_t *builder, const colo_side_t *side, int64_t rank,
                        int64_t *coords, colo_block_t *block, colo_bounds_t *bounds)
 {
-    if (!colo_layout_coords(side->layout, rank, coords))
+    const colo_place_t *place = colo_side_place(side);
+    if (!colo_layout_coords(side->layout, rank, coords) ||
+        (place && !colo_place_has(place, coords)))
         return false;
-    for (int i = 0; side->addend_fixed && i < COLO_MAX_DIMS; i++)
-        if (side->fixed[i] >= 0 && side->fixed[i] != coords[i])
-            return false;
     colo_block_of(side, coords, block);
     return colo_block_bounds(side, coords, bounds);
 }
@@ -94,7 +93,7 @@ typedef struct intersection {
 
 static bool keeps_meetings(const colo_builder_t *builder)
 {
-    return builder->cfg->output == COLO_SHARDED;
+    return builder->cfg->output == COLO_SHARDED && !builder->names_rows;
 }
 
 /* Lists the blocks of @side that meet mine. */
@@ -129,7 +128,7 @@ static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side,
     from = others ? regions->n : 0;
     if (others) {
         const colo_runs_t *mine = intersection->me.runs, *theirs = &builder->other;
-        COLO_TRY(side->owns->rows(side, intersection->pos, mine, &builder->other));
+        COLO_TRY(colo_side_rows(side, intersection->pos, mine, &builder->other));
         COLO_TRY(share_rows(regions, (int32_t)addend, intersection->me_is_src ? mine : theirs,
                             intersection->me_is_src ? theirs : mine));
     } else if (keeps_meetings(builder)) {
@@ -162,7 +161,7 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, const colo_values
     /* an intersection may have been kept, or has only the rows that this rank shares */
     (void)colo_block_bounds(hold, intersection->pos, held);
     COLO_TRY(
-        hold->owns->rows(hold, intersection->pos, need->ascends ? &within : NULL, &builder->other));
+        colo_side_rows(hold, intersection->pos, need->ascends ? &within : NULL, &builder->other));
     builder->plan->work += builder->by_table ? builder->other.n : 0;
     COLO_TRY(colo_blocks_meet(need, held, builder->fed));
     for (int64_t i = 0; i < colo_blocks_count(builder->fed); i++) {
@@ -225,15 +224,19 @@ static colo_status_t take(colo_builder_t *builder, const colo_values_t *values,
     for (int64_t i = 0, n = colo_blocks_count(builder->intersections[intersection.me_is_src].met);
          i < n; i++) {
         COLO_TRY(intersect(builder, hold, i, values->addend, &intersection));
+        if (values->kind == COLO_SINGLES)
+            builder->counted.needed += colo_extent_count(&overlap->extent) * (int64_t)builder->elem;
         colo_block_of(hold, intersection.pos, &block);
         COLO_TRY(colo_sender_sources(builder, values, hold, &block));
         if (!colo_node_sums_reach(builder, values, rank) ||
             (values->kind == COLO_SUMS && !colo_node_sums_lead(builder, values)))
             continue;
-        if (values->nodes_add_up && values->addend == 0) {
+        if (values->addend == 0 && (values->nodes_add_up || builder->names_rows)) {
             int32_t order;
-            COLO_TRY(colo_node_sums_order(builder, colo_location_of(builder->cfg, rank).node, -1,
-                                          &order));
+            COLO_TRY(values->nodes_add_up
+                         ? colo_node_sums_order(builder, colo_location_of(builder->cfg, rank).node,
+                                                -1, &order)
+                         : colo_addends_order(builder, colo_side_partial(hold), &order));
             stamp(overlap, values->addend, order);
         }
         colo_sharers_t sharers = colo_sender_group(builder, rank);
@@ -341,7 +344,7 @@ static colo_status_t collect(colo_builder_t *builder, const colo_values_t *value
         }
         COLO_TRY(push_given(&builder->found[COLO_NODE_SUMS].sends, &entry, entry.peer,
                             group[addend].lead, order));
-        for (int64_t other = 0; other < plan->addends; other++)
+        for (int64_t other = 0; other < builder->gateways.naddends; other++)
             if (other != addend && group[other].lead == group[addend].lead)
                 COLO_TRY(push_given(&builder->found[COLO_FIRST].recvs, &entry,
                                     colo_node_sums_helper(builder, collector, other),

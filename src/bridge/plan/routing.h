@@ -23,6 +23,7 @@ typedef struct colo_found {
 
 /* Bytes that are counted while a pass is planned. */
 typedef struct colo_counted {
+    int64_t needed;   /* by this rank, each as often as it has addends */
     int64_t left_out; /* that another rank adds up, or passes on, for it */
     int64_t minimum;  /* this rank's part of those that must enter its node */
 } colo_counted_t;

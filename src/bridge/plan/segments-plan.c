@@ -249,6 +249,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
                        .full = config->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
     const colo_runs_t *mine = NULL;
+    colo_partial_t addends;
     colo_builder_begin(builder, plan, true);
     if (ragged->packed) {
         dst.owns = &colo_owns_packed;
@@ -261,6 +262,11 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     own(&src, plan->rank, config->shape.features, mine ? mine->rows : 0, &plan->own_src);
     COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows));
     own(&dst, plan->rank, config->shape.features, rows, &plan->own_dst);
+    if (dst.full && config->grad == COLO_PARTIAL) {
+        COLO_TRY(colo_partial_over_context(&plan->dst, &builder->places, &addends));
+        dst.partial = &addends;
+        dst.npartial = 1;
+    }
     COLO_TRY(colo_builder_route(builder, src, dst));
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
