@@ -138,7 +138,7 @@ lacks="hwloc, MPI, UCX, CUDA and CBLAS"
 # The library, the tools and some tests without all that a build can lack, without a warning. One build for all:
 # each lack is another file in the place of the one that needs the library.
 bare() {
-    local some=(core/backend grid/hypergrid comm/comm_threads bridge/bridge_check tools/colo_plan
+    local some=(core/backend comm/hypergrid comm/comm_threads bridge/bridge_check tools/colo_plan
         tools/colo_info loss/product loss/linear_special examples/02_bridge
         'api/every header compiles alone as C11' 'api/every header compiles alone as C++17')
     configure build-bare --buildtype=debug --werror -Dhwloc=disabled -Dmpi=disabled \
