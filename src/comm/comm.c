@@ -21,8 +21,6 @@
 #include <time.h>
 #include <unistd.h>
 
-bool colo_ranges;
-
 /* ---- life and getters ---- */
 
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,

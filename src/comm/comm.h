@@ -52,7 +52,6 @@ typedef struct colo_exchange {
 
 typedef struct colo_comm_ops {
     const char *name;
-    uint32_t abi; /* COLO_COMM_ABI; a backend library of another one is refused */
     /* What c->op says: a barrier, a broadcast of @recv, or a collective of @send and @recv. A split
      * by colour is an all-gather. */
     colo_status_t (*collective)(colo_comm_t *c, const void *send, void *recv, colo_stream_t stream);
@@ -89,7 +88,6 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 14u
 #define COLO_RECORDS 256
 
 #define COLO_OP_ALONE 0x80000000u /* of a bridge's forward: no backward follows */
@@ -166,7 +164,7 @@ struct colo_comm {
     void *lock;    /* pthread_mutex_t *: statistics, records, seq and name against dump */
     colo_comm_stats_t stats;
     colo_record_t record[COLO_RECORDS];
-    uint64_t ticket; /* of operations that begin now; set by the comm's thread */
+    uint64_t ticket;               /* of operations that begin now; set by the comm's thread */
     colo_comm_t *part, *next_part; /* owned: colo_comm_part()'s; the next one of the same comm */
 };
 

@@ -70,10 +70,6 @@ static colo_status_t vet(const char *name, const char *path, const colo_backend_
     COLO_FAIL_IF(!backend->name || strcmp(backend->name, name) != 0, COLO_ERR_UNBUILT,
                  "backend '%s': %s says it is '%.16s'; the file has been renamed, install it again",
                  name, path, backend->name ? backend->name : "");
-    COLO_FAIL_IF(backend->comm && backend->comm->abi != COLO_COMM_ABI, COLO_ERR_UNBUILT,
-                 "backend '%s': %s has communicator interface %u, this library has %u; install "
-                 "both from the same build",
-                 name, path, (unsigned)backend->comm->abi, COLO_COMM_ABI);
     if (backend->fail != colo_fail) {
         Dl_info its, ours;
         const bool known = dladdr((const void *)(uintptr_t)backend->fail, &its) && its.dli_fname;

@@ -11,24 +11,24 @@
 #ifndef COLO_CORE_BACKEND_H
 #define COLO_CORE_BACKEND_H
 
-#include "comm/comm.h"
 #include "core/device.h"
 #include "core/error.h"
 
 #include <colobridge/version.h>
 
+struct colo_comm_ops;      /* comm/comm.h */
 struct colo_loss_kernels;  /* loss/loss.h */
 struct colo_transport_ops; /* comm/process/transport.h */
 
-#define COLO_BACKEND_ABI 14u
+#define COLO_BACKEND_ABI 15u /* of this table and of those that it points to */
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 typedef struct colo_backend {
-    uint32_t abi;                /* first for ever: COLO_BACKEND_ABI it was compiled with */
-    uint32_t version;            /* colo_version_number() it was compiled for */
-    const char *name;            /* the <name> of its file */
-    const colo_comm_ops_t *comm; /* NULL: no communicator */
-    const colo_ops_t *ops;       /* NULL: no element passes */
+    uint32_t abi;                     /* first for ever: COLO_BACKEND_ABI it was compiled with */
+    uint32_t version;                 /* colo_version_number() it was compiled for */
+    const char *name;                 /* the <name> of its file */
+    const struct colo_comm_ops *comm; /* NULL: no communicator */
+    const colo_ops_t *ops;            /* NULL: no element passes */
     const struct colo_loss_kernels *loss;       /* NULL: no losses */
     const struct colo_transport_ops *transport; /* NULL: no transport between processes */
     /* colo_fail() as the backend calls it; another one than the loader's belongs to a second copy

@@ -2,6 +2,8 @@
 /* range-none.c - a build that did not find the header of NVTX has no ranges. */
 #include "core/range.h"
 
+bool colo_ranges;
+
 void colo_range_init(void)
 {
 }

@@ -6,6 +6,8 @@
 
 #include <stddef.h>
 
+bool colo_ranges;
+
 void colo_range_init(void)
 {
     nvtxInitialize(NULL);

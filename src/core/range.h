@@ -11,9 +11,8 @@
 
 #include <stdbool.h>
 
-extern bool colo_ranges;
-
 /* In core/range-nvtx.c, or in core/range-none.c if the CUDA toolkit's header was not there. */
+extern bool colo_ranges;
 void colo_range_init(void); /* before the first range: two threads must not look for a tool */
 void colo_range_push(const char *name);
 void colo_range_pop(void);

@@ -143,8 +143,7 @@ static void desk_close(void *transport, bool clean)
     free(d);
 }
 
-static const colo_transport_ops_t desks = {.abi = COLO_TRANSPORT_ABI,
-                                           .name = "desk",
+static const colo_transport_ops_t desks = {.name = "desk",
                                            .full = desk_full,
                                            .reserve = desk_reserve,
                                            .commit = desk_commit,

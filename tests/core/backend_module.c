@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* backend_module.c - a backend library for tests, right or wrong in one way by the macros given. */
+#include "comm/comm.h"
 #include "core/backend.h"
 
 #ifndef NAME
@@ -10,9 +11,6 @@
 #endif
 #ifndef VERSION
 #define VERSION (COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH)
-#endif
-#ifndef COMM_ABI
-#define COMM_ABI COLO_COMM_ABI
 #endif
 #ifndef FAIL
 #define FAIL colo_fail
@@ -37,7 +35,7 @@ __attribute__((unused)) static colo_status_t other_copy(colo_status_t status, co
 colo_status_t colo_comm_i_gone(colo_status_t status, const char *fmt, ...);
 
 static const colo_ops_t ops = {.name = NAME, .box_copy = box_copy};
-static const colo_comm_ops_t comm = {.name = NAME, .abi = COMM_ABI};
+static const colo_comm_ops_t comm = {.name = NAME};
 
 extern COLO_API const colo_backend_t SYMBOL;
 const colo_backend_t SYMBOL = {

@@ -7,6 +7,7 @@
  */
 #include "harness/harness.h"
 
+#include "comm/comm.h"
 #include "core/backend.h"
 
 #include <pthread.h>
@@ -73,7 +74,6 @@ T_CASE(what_cannot_be_used_is_unbuilt_and_says_what_to_do)
         {"testabi", "has interface 77, this library", "install both from the same build"},
         {"testversion", "was built for version 9.8.7, this library is ",
          "install both from the same build"},
-        {"testcomm", "has communicator interface 55, this library has ", "install both"},
         {"testname", "says it is 'somebodyelse'", "install it again"},
         {"testcopy", "calls the copy of this library in " BACKEND_DIR "/libcolobridge-testcopy.so",
          "load one copy of libcolobridge per process"},

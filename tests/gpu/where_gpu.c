@@ -90,7 +90,6 @@ static const colo_peer_ops_t reaches; /* a backend that has them moves memory of
 static const colo_comm_ops_t ops = {
     .name = "nccl",
     .peer = &reaches,
-    .abi = COLO_COMM_ABI,
     .collective = collective,
     .fail = tell,
     .state = state,

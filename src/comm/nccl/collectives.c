@@ -280,7 +280,6 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
 
 const colo_comm_ops_t colo_comm_nccl_ops = {
     .name = "nccl",
-    .abi = COLO_COMM_ABI,
     .collective = nccl_collective,
     .reduction_stage = nccl_reduction_stage,
     .exchange = colo_nccl_exchange,

@@ -448,11 +448,8 @@ static colo_status_t load_module(struct meeting *meeting)
     if (st < 0)
         return colo_fail(st, "create_bootstrap: rank %d has no %s: %.300s", (int)rank,
                          meeting->row->missing, colo_last_error());
-    COLO_FAIL_IF(!module->transport || module->transport->abi != COLO_TRANSPORT_ABI,
-                 COLO_ERR_UNBUILT,
-                 "create_bootstrap: libcolobridge-%s.so has another transport interface than "
-                 "this library; install both from the same build",
-                 name);
+    COLO_FAIL_IF(!module->transport, COLO_ERR_UNBUILT,
+                 "create_bootstrap: backend '%s' offers no transport between processes", name);
     meeting->ops = module->transport;
     return meeting->ops->open(rank, meeting->boot->size, &meeting->mine.worker,
                               &meeting->transport);

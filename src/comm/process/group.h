@@ -177,11 +177,11 @@ colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *ex
                                     colo_stream_t stream);
 
 /* The table of communicators over the transport of that name. */
-#define COLO_PROCESS_COMM(name_)                                                                 \
-    {                                                                                            \
-        .name = (name_), .abi = COLO_COMM_ABI, .collective = colo_host_collective,               \
-        .exchange = colo_process_exchange, .subset = colo_process_subset,                        \
-        .fail = colo_process_fail, .state = colo_process_state, .destroy = colo_process_destroy, \
+#define COLO_PROCESS_COMM(name_)                                                                \
+    {                                                                                           \
+        .name = (name_), .collective = colo_host_collective, .exchange = colo_process_exchange, \
+        .subset = colo_process_subset, .fail = colo_process_fail, .state = colo_process_state,  \
+        .destroy = colo_process_destroy,                                                        \
     }
 
 #endif

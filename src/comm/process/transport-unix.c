@@ -395,7 +395,6 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
 }
 
 const colo_transport_ops_t colo_transport_sockets = {
-    .abi = COLO_TRANSPORT_ABI,
     .name = "sockets",
     .full = sockets_full,
     .reserve = sockets_reserve,

@@ -17,8 +17,6 @@
 
 #include <colobridge/bootstrap.h>
 
-#define COLO_TRANSPORT_ABI 5u
-
 enum {
     COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a header */
     COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
@@ -30,7 +28,7 @@ typedef struct colo_worker { /* what an all-gather carries of each rank, from op
     unsigned char address[3064];
 } colo_worker_t;
 
-#define COLO_FRAME_MAGIC (0xC01B0000u | COLO_TRANSPORT_ABI)
+#define COLO_FRAME_MAGIC 0xC01B0005u /* the last digits count versions of the frames */
 
 typedef enum colo_frame_kind {
     COLO_FRAME_HEADER = 1, /* "I am in operation seq; this is what I send you and expect of you" */
@@ -63,7 +61,6 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
 #define COLO_FRAME_MAX ((size_t)COLO_FRAME_CHUNK + sizeof(colo_frame_t))
 
 typedef struct colo_transport_ops {
-    uint32_t abi;
     const char *name;
     /* This rank's part and its address. NULL where a transport is made otherwise. */
     colo_status_t (*open)(int32_t rank, int32_t size, colo_worker_t *mine, void **transport);

@@ -383,11 +383,11 @@ static void threads_destroy(colo_comm_t *comm)
     comm->impl = NULL;
 }
 
-#define TABLE(backend)                                                                     \
-    {                                                                                      \
-        .name = (backend), .abi = COLO_COMM_ABI, .collective = colo_host_collective,       \
-        .exchange = threads_exchange, .subset = colo_threads_subset, .fail = threads_fail, \
-        .state = colo_threads_state, .destroy = threads_destroy,                           \
+#define TABLE(backend)                                                                       \
+    {                                                                                        \
+        .name = (backend), .collective = colo_host_collective, .exchange = threads_exchange, \
+        .subset = colo_threads_subset, .fail = threads_fail, .state = colo_threads_state,    \
+        .destroy = threads_destroy,                                                          \
     }
 
 const colo_comm_ops_t colo_comm_threads_ops = TABLE("threads");

@@ -26,6 +26,7 @@
 #include "comm/process/transport.h"
 #include "core/backend.h"
 #include "core/hash.h"
+#include "core/helper.h"
 #include "core/lock.h"
 
 #include <errno.h>
@@ -531,7 +532,6 @@ static colo_status_t ucx_open(int32_t rank, int32_t size, colo_worker_t *mine, v
 }
 
 static const colo_transport_ops_t ucx_transport = {
-    .abi = COLO_TRANSPORT_ABI,
     .name = "ucx",
     .open = ucx_open,
     .connect = ucx_connect,

@@ -115,7 +115,6 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
 
 static const colo_comm_ops_t peer_only_ops = {
     .name = "peeronly",
-    .abi = COLO_COMM_ABI,
     .collective = peer_only_collective,
     .exchange = peer_only_exchange,
     .subset = peer_only_subset,
