@@ -72,7 +72,7 @@ cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint
                               int64_t count, double *num, int64_t *den, cudaStream_t stream);
 
 /* ---- losses: logprob-stats.cu, logprob-grad.cu, topk.cu, topk-loss.cu, sampling.cu, distill.cu,
- * sequence.cu (weighted sums, too) and rows.cu. The structs say what each one does. ---- */
+ * sequence.cu, mean.cu and rows.cu. The structs say what each one does. ---- */
 
 #define COLO_K_LAUNCHER(name, type) \
     cudaError_t colo_k_##name(const struct type *p, cudaStream_t stream);

@@ -10,16 +10,13 @@
 #include "loss/topk-args.h"
 #include "loss/sampling-args.h"
 #include "loss/sequence-args.h"
-#include "loss/weighted.h"
+#include "loss/mean.h"
 
 #include "kernels.h"
 
 #include <string.h>
 
 #define TRY COLO_TRY
-
-_Static_assert(sizeof(struct colo_weighted_part) == 32 && sizeof(colo_weighted_t) == 32,
-               "the kernels have the same structs");
 
 /* ---- the pointers of args ---- */
 
@@ -238,20 +235,20 @@ CHECKED(sequence_scatter, colo_sequence_args, of_sequence, ALWAYS | FORWARD, "se
 CHECKED(sequence_gather, colo_sequence_args, of_sequence, ALWAYS | BACKWARD,
         "sequence gather backward")
 
-/* ---- weighted sums ---- */
+/* ---- sums and means over ranks ---- */
 
-static const struct pointer of_weighted_local[] = {
-    {AT(weighted_args, values), AT(weighted_args, dtype), ALWAYS, "values"},
-    {AT(weighted_args, weights), AT(weighted_args, dtype), ALWAYS, "weights"},
-    {AT(weighted_args, mask), BYTES, ALWAYS, "mask"},
-    {AT(weighted_args, parts), BYTES, ALWAYS, "workspace"},
-    {AT(weighted_args, out), I64, ALWAYS, "out"},
-    {AT(weighted_args, d_values), AT(weighted_args, dtype), ALWAYS, "d_values"},
-    {AT(weighted_args, counted), I64, ALWAYS, "n_valid"},
-    {AT(weighted_args, mean.value), AT(weighted_args, dtype), ALWAYS, "value"},
-    {AT(weighted_args, mean.num), F64, ALWAYS, "num"},
-    {AT(weighted_args, mean.den), F64, ALWAYS, "den"},
-    {AT(weighted_args, mean.factor), F64, ALWAYS, "factor"},
+static const struct pointer of_mean_local[] = {
+    {AT(mean_args, values), AT(mean_args, dtype), ALWAYS, "values"},
+    {AT(mean_args, weights), AT(mean_args, dtype), ALWAYS, "weights"},
+    {AT(mean_args, mask), BYTES, ALWAYS, "mask"},
+    {AT(mean_args, parts), BYTES, ALWAYS, "workspace"},
+    {AT(mean_args, out), I64, ALWAYS, "out"},
+    {AT(mean_args, d_values), AT(mean_args, dtype), ALWAYS, "d_values"},
+    {AT(mean_args, counted), I64, ALWAYS, "n_valid"},
+    {AT(mean_args, mean.value), AT(mean_args, dtype), ALWAYS, "value"},
+    {AT(mean_args, mean.num), F64, ALWAYS, "num"},
+    {AT(mean_args, mean.den), F64, ALWAYS, "den"},
+    {AT(mean_args, mean.factor), F64, ALWAYS, "factor"},
 };
 static const struct pointer of_mean_grad[] = {
     {AT(mean_grad_args, factor), F64, ALWAYS, "factor"},
@@ -259,8 +256,8 @@ static const struct pointer of_mean_grad[] = {
     {AT(mean_grad_args, d_num), F64, ALWAYS, "d_num"},
     {AT(mean_grad_args, d_values), AT(mean_grad_args, dtype), ALWAYS, "d_losses"},
 };
-CHECKED(weighted_local, colo_weighted_args, of_weighted_local, ALWAYS, "weighted sum")
-LAUNCH(weighted_finish, colo_weighted_args, "weighted sum over ranks")
+CHECKED(mean_local, colo_mean_args, of_mean_local, ALWAYS, "weighted sum")
+LAUNCH(mean_finish, colo_mean_args, "weighted sum over ranks")
 CHECKED(mean_grad, colo_mean_grad_args, of_mean_grad, ALWAYS, "gradient of a loss's mean")
 
 #define ENTRY(name, parameters) .name = name,

@@ -203,7 +203,7 @@ struct colo_topk_args;     /* topk-args.h */
 struct colo_distill_args;  /* distill-args.h */
 struct colo_sampling_args; /* sampling-args.h */
 struct colo_sequence_args; /* sequence-args.h */
-struct colo_weighted_args; /* weighted.h */
+struct colo_mean_args;     /* mean.h */
 struct colo_mean_grad_args;
 
 /* linear/rows.h */
@@ -237,8 +237,8 @@ struct colo_mean_grad_args;
     X(sequence_mask, colo_sequence_args)                                     \
     X(sequence_scatter, colo_sequence_args)                                  \
     X(sequence_gather, colo_sequence_args)                                   \
-    X(weighted_local, colo_weighted_args)                                    \
-    X(weighted_finish, colo_weighted_args)                                   \
+    X(mean_local, colo_mean_args)                                            \
+    X(mean_finish, colo_mean_args)                                           \
     X(mean_grad, colo_mean_grad_args)
 #define COLO_LOSS_FUNCTIONS(X) COLO_LOSS_KERNELS(X) COLO_LOSS_ROWS(X) X(topk_local, colo_topk_args)
 

@@ -1,24 +1,159 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mean.c - a loss as one number, forward and backward, of losses that were counted where they were
- * made: a training step's sum or mean in one call each way, on the stream of the losses.
+ * mean.c - sums and means of values over tokens and ranks, next to where the values are: weighted
+ * sums, and a loss as one number, forward and backward. The kernels are host/mean.c and
+ * kernels/mean.cu.
  *
- * The sums are weighted.c's, by reduce.c's rules. What differs: the count is read where the loss's
- * kernels left it, the value comes in the dtype of the losses, and what backward needs is one
- * number, for all counted tokens have the same gradient; tokens that do not count get it, too, and
- * the loss's own backward drops it. Which tokens count, and their gradient, are left to that.
+ * As reduce.c, whose rules hold: sum first, divide once, by an integer count of tokens; dp x cp,
+ * never tp. Here values lie in tensors, so they may be on a GPU, and the result stays next to them:
+ * the host does not wait to hand on a gradient.
+ *
+ * The mean of a loss is a training step's, in one call each way, on the stream of the losses. What
+ * differs from a weighted sum: the count is read where the loss's kernels left it, the value comes
+ * in the dtype of the losses, and what backward needs is one number, for all counted tokens have
+ * the same gradient; tokens that do not count get it, too, and the loss's own backward drops it.
+ * Which tokens count, and their gradient, are left to that.
  */
-#include "loss/weighted.h"
+#include "loss/mean.h"
 
+#include "comm/comm.h"
 #include "core/error.h"
 #include "core/range.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
 
-static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
-                           const colo_loss_mean_t *out)
+#include <inttypes.h>
+
+/* ---- both ---- */
+
+size_t colo_loss_weighted_workspace_size(int32_t ranks)
 {
-    COLO_TRY(colo_weighted_i_check_values(losses, "losses"));
+    int64_t bytes = (ranks > 1 ? ranks : 1) * (int64_t)sizeof(struct colo_mean_part);
+    (void)colo_mem_round_ok(bytes, &bytes);
+    return (size_t)bytes;
+}
+
+/* A rank that weighs values and a rank that counts them divide by different sums. In host memory
+ * that is an error; on a device, where the host does not look, both get NaN. */
+static colo_status_t check_parts(const struct colo_mean_args *args, const char *what)
+{
+    for (int32_t r = 1; r < args->ranks; r++)
+        COLO_FAIL_IF(args->parts[r].weighs != args->parts[0].weighs, COLO_ERR_MISMATCH,
+                     "%s: found a weighted sum on rank %d and a mean or sum by count on rank %d of "
+                     "the group, expected one of them; give weights on all ranks or on none",
+                     what, args->parts[r].weighs ? (int)r : 0, args->parts[r].weighs ? 0 : (int)r);
+    return COLO_OK;
+}
+
+static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *values,
+                                const char *what)
+{
+    COLO_TRY(colo_tensor_check(t, what));
+    COLO_FAIL_IF(t->ndim != 1 || t->shape[0] != values->shape[0] || !colo_tensor_is_contiguous(t),
+                 COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous", what,
+                 (int)t->ndim, colo_tensor_count(t), values->shape[0]);
+    return colo_loss_i_check_in(t, values->mem, values->device, what, "values are");
+}
+
+/* [T], f32 or f64, contiguous */
+static colo_status_t check_values(const colo_tensor_t *values, const char *what)
+{
+    COLO_TRY(colo_tensor_check(values, what));
+    COLO_FAIL_IF(values->dtype != COLO_F32 && values->dtype != COLO_F64, COLO_ERR_ARG,
+                 "%s: dtype %s, expected f32 or f64", what, colo_dtype_name(values->dtype));
+    COLO_FAIL_IF(values->ndim != 1, COLO_ERR_SHAPE, "%s: %d axes, expected [T]", what,
+                 (int)values->ndim);
+    return check_line(values, values, what);
+}
+
+static colo_status_t check_workspace(const void *workspace, const char *what)
+{
+    COLO_FAIL_IF(!workspace, COLO_ERR_ARG,
+                 "%s: workspace is NULL; colo_loss_weighted_workspace_size() tells how many bytes",
+                 what);
+    return colo_mem_check_aligned(workspace, what, "workspace");
+}
+
+/* The kernels and the all-gather between them. Of @args the caller sets what is its own: @values
+ * and the group's numbers are added here. @st: what the check of this rank's other arguments gave;
+ * if it is an error, @values and @args are not read. */
+static colo_status_t run(struct colo_mean_args *args, const colo_tensor_t *values,
+                         colo_comm_t *group, const char *what, colo_status_t st,
+                         colo_stream_t stream)
+{
+    const colo_loss_kernels_t *kernels;
+    COLO_FAIL_IF(!group, COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
+    COLO_THEN(st, check_workspace(args->parts, what));
+    COLO_THEN(st, colo_loss_i_check_place(values, group, what));
+    COLO_THEN(st, colo_loss_kernels_for(values->mem, &kernels));
+    COLO_TRY(colo_loss_i_ready(group, what, st));
+    args->dtype = values->dtype;
+    args->count = values->shape[0];
+    args->values = values->data;
+    args->rank = colo_comm_rank(group);
+    args->ranks = colo_comm_size(group);
+    COLO_TRY(colo_loss_i_step(group, kernels->mean_local(args, stream)));
+    if (args->ranks > 1)
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, args->parts + args->rank,
+                                        args->parts, (int64_t)sizeof *args->parts, COLO_U8,
+                                        stream));
+    if (values->mem == COLO_HOST)
+        COLO_TRY(check_parts(args, what));
+    return kernels->mean_finish(args, stream);
+}
+
+/* ---- a weighted sum ---- */
+
+static colo_status_t check_like(const colo_tensor_t *t, const colo_tensor_t *values,
+                                const char *what)
+{
+    COLO_TRY(check_line(t, values, what));
+    COLO_FAIL_IF(t->dtype != values->dtype, COLO_ERR_ARG, "%s: dtype %s, the values are %s", what,
+                 colo_dtype_name(t->dtype), colo_dtype_name(values->dtype));
+    return COLO_OK;
+}
+
+static colo_status_t check_weighted(const colo_tensor_t *values, const colo_tensor_t *weights,
+                                    const colo_tensor_t *mask, const colo_tensor_t *d_values,
+                                    const colo_weighted_t *out)
+{
+    COLO_TRY(check_values(values, "values"));
+    if (weights)
+        COLO_TRY(check_like(weights, values, "weights"));
+    if (d_values)
+        COLO_TRY(check_like(d_values, values, "d_values"));
+    if (mask) {
+        COLO_TRY(check_line(mask, values, "mask"));
+        COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
+    }
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "weighted sum: out is NULL");
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
+                                     const colo_tensor_t *mask, colo_comm_t *group,
+                                     colo_weighted_t *out, const colo_tensor_t *d_values,
+                                     void *workspace, colo_stream_t stream)
+{
+    COLO_RANGE();
+    struct colo_mean_args args = {
+        .weights = weights ? weights->data : NULL,
+        .mask = mask ? mask->data : NULL,
+        .parts = workspace,
+        .out = out,
+        .d_values = d_values ? d_values->data : NULL,
+    };
+    return run(&args, values, group, "weighted sum",
+               check_weighted(values, weights, mask, d_values, out), stream);
+}
+
+/* ---- the mean of a loss ---- */
+
+static colo_status_t check_mean(const colo_tensor_t *losses, const int64_t *n_valid,
+                                const colo_loss_mean_t *out)
+{
+    COLO_TRY(check_values(losses, "losses"));
     COLO_FAIL_IF(!n_valid, COLO_ERR_ARG,
                  "loss mean: n_valid is NULL, expected the count of tokens");
     COLO_FAIL_IF(!out || !out->value || !out->num || !out->den || !out->factor, COLO_ERR_ARG,
@@ -32,11 +167,11 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t 
                                      void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_weighted_args args = {.counted = n_valid, .parts = workspace, .divide = divide};
-    const colo_status_t st = check(losses, n_valid, out);
+    struct colo_mean_args args = {.counted = n_valid, .parts = workspace, .divide = divide};
+    const colo_status_t st = check_mean(losses, n_valid, out);
     if (st == COLO_OK)
         args.mean = *out;
-    return colo_weighted_i_run(&args, losses, group, "loss mean", st, stream);
+    return run(&args, losses, group, "loss mean", st, stream);
 }
 
 colo_status_t colo_loss_mean_backward(const double *factor,
@@ -45,7 +180,7 @@ colo_status_t colo_loss_mean_backward(const double *factor,
 {
     COLO_RANGE();
     const colo_loss_kernels_t *kernels;
-    COLO_TRY(colo_weighted_i_check_values(d_losses, "d_losses"));
+    COLO_TRY(check_values(d_losses, "d_losses"));
     COLO_FAIL_IF(!factor, COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
     COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "loss mean: upstream is NULL");
     COLO_TRY(colo_loss_kernels_for(d_losses->mem, &kernels));

@@ -23,7 +23,7 @@ ALLOWED = {
     ('kernels/distill.cu', 'src/loss/distill-args.h'): 'arguments that host and kernel read alike',
     ('kernels/sampling.cu', 'src/loss/sampling-args.h'): 'arguments that host and kernel read alike',
     ('kernels/sequence.cu', 'src/loss/sequence-args.h'): 'arguments that host and kernel read alike',
-    ('kernels/sequence.cu', 'src/loss/weighted.h'): 'arguments that host and kernel read alike',
+    ('kernels/mean.cu', 'src/loss/mean.h'): 'arguments that host and kernel read alike',
     ('kernels/topk-loss.cu', 'src/loss/topk-args.h'): 'arguments that host and kernel read alike',
     ('kernels/topk.cu', 'src/loss/topk-args.h'): 'arguments that host and kernel read alike',
 }

@@ -18,7 +18,7 @@
 #include "core/device.h"
 #include "loss/call.h"
 #include "loss/sequence-args.h"
-#include "loss/weighted.h"
+#include "loss/mean.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weighted.c - the kernels of weighted.h in plain C. */
-#include "loss/weighted.h"
+/* mean.c - the kernels of mean.h in plain C. */
+#include "loss/mean.h"
 
 #include "loss/loss.h"
 #include "loss/scalar.h"
 
 #include <math.h>
 
-colo_status_t colo_host_weighted_local(const struct colo_weighted_args *args, colo_stream_t stream)
+colo_status_t colo_host_mean_local(const struct colo_mean_args *args, colo_stream_t stream)
 {
-    struct colo_weighted_part sum = {0, 0, 0, 0};
+    struct colo_mean_part sum = {0, 0, 0, 0};
     for (int64_t i = 0; i < args->count; i++) {
         if (args->mask && !args->mask[i])
             continue;
@@ -26,7 +26,7 @@ colo_status_t colo_host_weighted_local(const struct colo_weighted_args *args, co
 }
 
 /* The numbers of mean.c */
-static void put_mean(const struct colo_weighted_args *args, const colo_weighted_t *all, bool alike)
+static void put_mean(const struct colo_mean_args *args, const colo_weighted_t *all, bool alike)
 {
     const double over = !alike ? NAN : args->divide && all->den > 1 ? (double)all->den : 1;
     colo_scalar_put(args->dtype, args->mean.value, 0, all->num / over);
@@ -35,7 +35,7 @@ static void put_mean(const struct colo_weighted_args *args, const colo_weighted_
     *args->mean.factor = 1 / over;
 }
 
-colo_status_t colo_host_weighted_finish(const struct colo_weighted_args *args, colo_stream_t stream)
+colo_status_t colo_host_mean_finish(const struct colo_mean_args *args, colo_stream_t stream)
 {
     colo_weighted_t all = {0, 0, 0, 0};
     bool alike = true;
