@@ -133,6 +133,22 @@ int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank)
     return -1;
 }
 
+int32_t colo_comm_i_in_both(const colo_comm_t *comm, const colo_comm_t *other)
+{
+    int32_t n = 0;
+    for (int32_t r = 0; comm->world == other->world && r < other->size; r++)
+        n += colo_comm_find(comm, other->world_rank[r]) >= 0;
+    return n;
+}
+
+uint64_t *colo_comm_i_once(colo_comm_t *comm, uint64_t key)
+{
+    for (int32_t i = 0; i < COLO_COMM_ONCE; i++)
+        if (comm->once[i] == 0 || comm->once[i] == key)
+            return comm->once[i] ? NULL : &comm->once[i];
+    return NULL;
+}
+
 const char *colo_comm_backend(const colo_comm_t *comm)
 {
     return comm ? comm->ops->name : "none";

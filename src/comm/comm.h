@@ -131,7 +131,7 @@ typedef struct colo_record {
     double begin, end;    /* seconds, monotonic clock */
 } colo_record_t;
 
-#define COLO_COMM_LOOKED 16
+#define COLO_COMM_ONCE 16
 struct colo_comm {
     const colo_comm_ops_t *ops;
     void *impl;
@@ -142,7 +142,7 @@ struct colo_comm {
     int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's watchdog reads it, too */
     int32_t process;    /* that made it; a child of fork() has a copy that no rank answers */
     int32_t check;
-    uint64_t looked[COLO_COMM_LOOKED]; /* losses of GPUs whose statistics were compared; 0: none */
+    uint64_t once[COLO_COMM_ONCE]; /* colo_comm_i_once()'s keys; 0: none */
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
      * What is not the caller's data goes through it (agree.c, split.c). */
     colo_comm_t *control;
@@ -197,6 +197,12 @@ COLO_FOR_MODULES void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *pare
  * some of its comms may be destroyed. Keeps this thread's last error. @why: of the abort by exit(),
  * when what the comm's state needs is locked; NULL: its state says it. */
 void colo_comm_i_record_failure(colo_comm_t *c, const char *why);
+
+/* Ranks of the two; 0 if they are of two worlds, which may number their ranks in two ways. */
+int32_t colo_comm_i_in_both(const colo_comm_t *comm, const colo_comm_t *other);
+/* What is done once for a comm: where to write @key, which is not 0, when it is done; NULL: it was,
+ * or no place is left. The same on all ranks if they ask alike. */
+uint64_t *colo_comm_i_once(colo_comm_t *comm, uint64_t key);
 
 /* True in the process that made the comm; else its last error says so. */
 bool colo_comm_i_own(const colo_comm_t *c, const char *what);

@@ -251,18 +251,12 @@ static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_args 
     return level >= 1 ? colo_loss_i_check_shards(args, shown, told) : COLO_OK;
 }
 
-/* Where the group keeps that calls of this name for a vocabulary were compared; NULL: they were, or
- * there is no place. The same on all ranks. */
-static uint64_t *first_of(colo_comm_t *group, const struct colo_logprob_args *args,
-                          const struct colo_loss_shown *shown, uint64_t *key)
+/* Calls of this name for a vocabulary, which are compared once */
+static uint64_t key_of(const struct colo_logprob_args *args, const struct colo_loss_shown *shown)
 {
-    *key = colo_hash_bytes(colo_hash_i64(COLO_HASH_INIT, args->config.logits.vocab), shown->name,
+    return colo_hash_bytes(colo_hash_i64(COLO_HASH_INIT, args->config.logits.vocab), shown->name,
                            strlen(shown->name)) |
            1;
-    for (int32_t i = 0; i < COLO_COMM_LOOKED; i++)
-        if (group->looked[i] == 0 || group->looked[i] == *key)
-            return group->looked[i] ? NULL : &group->looked[i];
-    return NULL;
 }
 
 /* On a device, for which the host waits: the blocks and targets as the host's kernels have them. */
@@ -279,7 +273,8 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
     colo_queries_t queries = {0};
     const colo_ops_t *ops;
     bool capturing, told = false;
-    uint64_t key, *first = first_of(group, args, shown, &key);
+    const uint64_t key = key_of(args, shown);
+    uint64_t *first = colo_comm_i_once(group, key);
     if (level < 1 || (level == 1 && !first))
         return COLO_OK;
     COLO_TRY(colo_ops_for(mem, &ops));

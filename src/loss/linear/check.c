@@ -46,14 +46,9 @@ static colo_status_t check_segments(const colo_linear_logprob_config_t *config,
     return COLO_OK;
 }
 
-/* Comms of two worlds may number their ranks in two ways. */
 static colo_status_t check_apart(const colo_comm_t *head, const colo_comm_t *group)
 {
-    int32_t both = 0;
-    if (!head || head->world != group->world)
-        return COLO_OK;
-    for (int32_t r = 0; r < group->size; r++)
-        both += colo_comm_find(head, colo_comm_world_rank(group, r)) >= 0;
+    const int32_t both = head ? colo_comm_i_in_both(head, group) : 0;
     COLO_FAIL_IF(both > 1, COLO_ERR_ARG,
                  "linear: %d ranks of group are in the head's group, too, expected one: ranks of "
                  "group have the same tokens, those of the head's group have others",
