@@ -229,51 +229,54 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
 
 /* Whose configs differ is known; all ranks tell which member. Collective. */
 static colo_status_t name_member(colo_comm_t *group, const struct colo_logprob_args *args,
-                                 const struct colo_loss_shown *shown)
+                                 const struct colo_loss_comparison *comparison)
 {
     char what[160];
     colo_fields_t fields = {COLO_FIELDS_INIT};
     snprintf(what, sizeof what, "%s", colo_last_error());
-    shown->describe(args, &fields);
+    comparison->describe(args, &fields);
     const colo_status_t st = colo_comm_i_agree_fields(group, what, &fields, COLO_OK);
     return st < 0 ? st : colo_fail(COLO_ERR_MISMATCH, "%s", what); /* by less than is shown */
 }
 
 static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_args *args,
-                             const struct colo_loss_shown *shown, int32_t level, bool *told)
+                             const struct colo_loss_comparison *comparison, int32_t level,
+                             bool *told)
 {
     bool config;
     *told = true;
     const colo_status_t st = colo_logprob_i_check_headers(args, &config);
     if (config)
-        return name_member(group, args, shown);
+        return name_member(group, args, comparison);
     COLO_TRY(st);
-    return level >= 1 ? colo_loss_i_check_shards(args, shown, told) : COLO_OK;
+    return level >= 1 ? colo_loss_i_check_shards(args, comparison, told) : COLO_OK;
 }
 
 /* Calls of this name for a vocabulary, which are compared once */
-static uint64_t key_of(const struct colo_logprob_args *args, const struct colo_loss_shown *shown)
+static uint64_t key_of(const struct colo_logprob_args *args,
+                       const struct colo_loss_comparison *comparison)
 {
-    return colo_hash_bytes(colo_hash_i64(COLO_HASH_INIT, args->config.logits.vocab), shown->name,
-                           strlen(shown->name)) |
+    return colo_hash_bytes(colo_hash_i64(COLO_HASH_INIT, args->config.logits.vocab),
+                           comparison->name, strlen(comparison->name)) |
            1;
 }
 
 /* On a device, for which the host waits: the blocks and targets as the host's kernels have them. */
 static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *args,
-                          const struct colo_loss_shown *shown, colo_mem_t mem, colo_stream_t stream)
+                          const struct colo_loss_comparison *comparison, colo_mem_t mem,
+                          colo_stream_t stream)
 {
     const int32_t level = colo_comm_check_level(group);
     const size_t blocks = (size_t)args->ranks * (size_t)args->block.bytes,
-                 targets = shown->targets && args->tokens > 0
-                               ? (size_t)((args->tokens - 1) * shown->target_stride + 1) * 8
+                 targets = comparison->targets && args->tokens > 0
+                               ? (size_t)((args->tokens - 1) * comparison->target_stride + 1) * 8
                                : 0;
     struct colo_logprob_args seen = *args;
-    struct colo_loss_shown all = *shown;
+    struct colo_loss_comparison all = *comparison;
     colo_queries_t queries = {0};
     const colo_ops_t *ops;
     bool capturing, told = false;
-    const uint64_t key = key_of(args, shown);
+    const uint64_t key = key_of(args, comparison);
     uint64_t *first = colo_comm_i_once(group, key);
     if (level < 1 || (level == 1 && !first))
         return COLO_OK;
@@ -282,13 +285,13 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
     if (capturing)
         return COLO_OK;
     COLO_AUTOFREE unsigned char *copy = malloc(blocks + targets);
-    COLO_FAIL_IF(!copy, COLO_ERR_NOMEM, "%s: %zu bytes of host memory", shown->name,
+    COLO_FAIL_IF(!copy, COLO_ERR_NOMEM, "%s: %zu bytes of host memory", comparison->name,
                  blocks + targets);
     seen.blocks = copy;
     all.targets = targets ? (const int64_t *)(const void *)(copy + blocks) : NULL;
     COLO_TRY(ops->read(copy, args->blocks, blocks, stream));
     if (targets)
-        COLO_TRY(ops->read(copy + blocks, shown->targets, targets, stream));
+        COLO_TRY(ops->read(copy + blocks, comparison->targets, targets, stream));
     const colo_status_t st = compare(group, &seen, &all, level, &told);
     if (first && told && st == COLO_OK)
         *first = key;
@@ -296,17 +299,17 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
 }
 
 colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_args *args,
-                                 const struct colo_loss_shown *shown, colo_mem_t mem,
+                                 const struct colo_loss_comparison *comparison, colo_mem_t mem,
                                  colo_stream_t stream)
 {
     bool told;
     COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
                                     colo_logprob_i_block(args, args->rank), args->blocks,
                                     args->segments * args->block.bytes, COLO_U8, stream));
-    if (!shown)
+    if (!comparison)
         return COLO_OK;
-    return mem == COLO_HOST ? compare(group, args, shown, colo_comm_check_level(group), &told)
-                            : look(group, args, shown, mem, stream);
+    return mem == COLO_HOST ? compare(group, args, comparison, colo_comm_check_level(group), &told)
+                            : look(group, args, comparison, mem, stream);
 }
 
 /* Runs kernels over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
@@ -337,13 +340,11 @@ colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_log
     if (alone)
         return over_chunks(call, args, true, true);
     COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, args, true, false)));
-    struct colo_loss_shown shown = {
-        kind->name,    args->block.m,       args->block.s,           args->stat_dtype,
-        args->targets, args->target_stride, colo_logprob_i_describe,
-    };
-    if (kind->shown)
-        kind->shown(args, &shown);
-    COLO_TRY(colo_loss_i_gather(call->group, args, &shown, call->logits->mem, call->stream));
+    struct colo_loss_comparison comparison =
+        colo_loss_i_comparison(kind->name, kind->describe, args);
+    if (kind->compare)
+        kind->compare(args, &comparison);
+    COLO_TRY(colo_loss_i_gather(call->group, args, &comparison, call->logits->mem, call->stream));
     return over_chunks(call, args, false, true);
 }
 
@@ -353,7 +354,6 @@ colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstre
                                  const colo_tensor_t *d_logits, struct colo_logprob_args *args)
 {
     const char *name = call->kind->name;
-    COLO_FAIL_IF(!call->given, COLO_ERR_ARG, "%s: saved is NULL", name);
     COLO_FAIL_IF(!call->valid, COLO_ERR_STATE,
                  "%s: the saved state is not valid: no forward filled it, or a backward in "
                  "place ended it",

@@ -58,9 +58,10 @@ struct colo_loss_kind {
     /* Members behind the base, from config and batch (NULL in backward), or NULL */
     void (*fill)(const struct colo_loss_call *call, struct colo_logprob_args *args);
     uint64_t (*hash_config)(const struct colo_logprob_args *args);
+    colo_loss_describe_t *describe;                                /* what that hash is of */
     uint64_t (*hash_inputs)(const struct colo_logprob_args *args); /* in host memory; or NULL */
     /* where a block has what the logits path's has elsewhere; or NULL */
-    void (*shown)(const struct colo_logprob_args *args, struct colo_loss_shown *shown);
+    void (*compare)(const struct colo_logprob_args *args, struct colo_loss_comparison *comparison);
     /* before the gather, and after it */
     colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_args *args);
     colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_args *args);
@@ -90,42 +91,6 @@ struct colo_loss_call {
     bool in_place; /* d_logits are the logits: the saved state ends */
 };
 
-/* Of a forward, whose parameters have these names in every kind */
-#define COLO_LOSS_FORWARD(its)                                                        \
-    {                                                                                 \
-        .kind = its, .given = config, .batch = batch, .out = out, .group = group,     \
-        .saves = saved != NULL, .saved_memory = saved_memory, .workspace = workspace, \
-        .stream = stream                                                              \
-    }
-
-/* Of a backward, whose parameters have these names in every kind, too */
-#define COLO_LOSS_BACKWARD(its)                                                  \
-    {                                                                            \
-        .kind = its, .given = saved ? &saved->config : NULL,                     \
-        .logits = saved ? &saved->logits : NULL, .valid = saved && saved->valid, \
-        .version = saved ? saved->logits_version : 0, .stream = stream           \
-    }
-
-/* Two public calls of the kind @noun that only hand on what they get */
-#define COLO_LOSS_QUERIES(noun)                                                                   \
-    colo_status_t colo_##noun##_config_check(const colo_##noun##_config_t *config)                \
-    {                                                                                             \
-        return colo_loss_i_check_config(&kind, config);                                           \
-    }                                                                                             \
-    colo_status_t colo_##noun##_workspace_size(const colo_##noun##_config_t *config,              \
-                                               colo_dtype_t dtype, int64_t tokens, int32_t ranks, \
-                                               size_t *bytes)                                     \
-    {                                                                                             \
-        return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);            \
-    }
-
-/* A step of a kind that is one kernel */
-#define COLO_LOSS_STEP(name, step, type)                                                         \
-    static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_args *args) \
-    {                                                                                            \
-        return call->kernels->step((struct type *)args, call->stream);                           \
-    }
-
 colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given);
 colo_status_t colo_loss_i_saved_size(const struct colo_loss_kind *kind, const void *given,
                                      int64_t tokens, size_t *bytes);
@@ -141,8 +106,8 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
 /* Kernels and gather */
 colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_args *args);
 
-/* Checks a backward, but for the members of @upstream and for other saved tensors than the logits,
- * and makes the arguments of the kernel that writes @d_logits. */
+/* Checks a backward of logits that @call names, but for the members of @upstream and for other
+ * saved tensors than the logits, and makes the arguments of the kernel that writes @d_logits. */
 colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstream,
                                  const colo_tensor_t *d_logits, struct colo_logprob_args *args);
 

@@ -108,16 +108,22 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(args->target_dtype));
 }
 
-static void shown(const struct colo_logprob_args *base, struct colo_loss_shown *shown)
+static void compare(const struct colo_logprob_args *base, struct colo_loss_comparison *comparison)
 {
-    shown->describe = describe;
     const struct colo_distill_args *args = (const struct colo_distill_args *)base;
-    shown->m = args->mx;
-    shown->s = args->sx;
+    comparison->m = args->mx;
+    comparison->s = args->sx;
 }
 
-COLO_LOSS_STEP(local, distill_stats, colo_distill_args)
-COLO_LOSS_STEP(merge, distill_merge, colo_distill_args)
+static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_args *args)
+{
+    return call->kernels->distill_stats((struct colo_distill_args *)args, call->stream);
+}
+
+static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_args *args)
+{
+    return call->kernels->distill_merge((struct colo_distill_args *)args, call->stream);
+}
 
 #define ARRAY(member) offsetof(struct colo_distill_args, member), 0, 0
 static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)},
@@ -132,12 +138,22 @@ static const struct colo_loss_kind kind = {
     .check_outputs = check_outputs,
     .fill = fill,
     .hash_config = hash_config,
+    .describe = describe,
     .hash_inputs = hash_mask,
-    .shown = shown,
+    .compare = compare,
     .local = local,
     .merge = merge};
 
-COLO_LOSS_QUERIES(distill)
+colo_status_t colo_distill_config_check(const colo_distill_config_t *config)
+{
+    return colo_loss_i_check_config(&kind, config);
+}
+
+colo_status_t colo_distill_workspace_size(const colo_distill_config_t *config, colo_dtype_t dtype,
+                                          int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
+}
 
 colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
                                       size_t *bytes)
@@ -152,7 +168,15 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
 {
     COLO_RANGE();
     struct colo_distill_args args;
-    struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = config,
+                                  .batch = batch,
+                                  .out = out,
+                                  .group = group,
+                                  .saves = saved != NULL,
+                                  .saved_memory = saved_memory,
+                                  .workspace = workspace,
+                                  .stream = stream};
     COLO_TRY(colo_loss_i_open(&call, &args.base));
     const colo_distill_saved_t all = {.logits = *call.logits,
                                       .targets = *batch->targets,
@@ -179,8 +203,13 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
+    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "distill: saved is NULL");
     struct colo_distill_args args;
-    struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = &saved->config,
+                                  .logits = &saved->logits,
+                                  .valid = saved->valid,
+                                  .version = saved->logits_version};
     COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args.base));
     /* the targets are read row by row with the logits: nothing written may be among them */
     COLO_FAIL_IF(colo_loss_i_ranges_overlap(d_logits, &saved->targets), COLO_ERR_ARG,

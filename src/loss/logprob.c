@@ -41,8 +41,15 @@ static uint64_t hash_config(const struct colo_logprob_args *args)
     return colo_logprob_i_hash_config(&args->config, args->dtype);
 }
 
-COLO_LOSS_STEP(local, logprob_stats, colo_logprob_args)
-COLO_LOSS_STEP(merge, logprob_merge, colo_logprob_args)
+static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_args *args)
+{
+    return call->kernels->logprob_stats(args, call->stream);
+}
+
+static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_args *args)
+{
+    return call->kernels->logprob_merge(args, call->stream);
+}
 
 static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
 static const struct colo_loss_kind kind = {
@@ -55,6 +62,7 @@ static const struct colo_loss_kind kind = {
     .check_inputs = check_inputs,
     .check_outputs = check_outputs,
     .hash_config = hash_config,
+    .describe = colo_logprob_i_describe,
     .hash_inputs = colo_logprob_i_hash_targets,
     .local = local,
     .merge = merge};
@@ -79,8 +87,16 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
 {
     COLO_RANGE();
     struct colo_logprob_args args;
-    struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
-    call.targets = batch ? batch->targets : NULL;
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = config,
+                                  .batch = batch,
+                                  .targets = batch ? batch->targets : NULL,
+                                  .out = out,
+                                  .group = group,
+                                  .saves = saved != NULL,
+                                  .saved_memory = saved_memory,
+                                  .workspace = workspace,
+                                  .stream = stream};
     COLO_TRY(colo_loss_i_open(&call, &args));
     const colo_logprob_saved_t all = {
         .logits = *call.logits,
@@ -115,9 +131,14 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
+    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "logprob: saved is NULL");
     struct colo_logprob_args args;
-    struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
-    call.targets = saved ? &saved->targets : NULL;
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = &saved->config,
+                                  .logits = &saved->logits,
+                                  .targets = &saved->targets,
+                                  .valid = saved->valid,
+                                  .version = saved->logits_version};
     COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args));
     COLO_TRY(check_upstream(&call.base, upstream));
     COLO_TRY(colo_loss_i_check_version(call.targets, saved->targets_version, "targets"));

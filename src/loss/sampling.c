@@ -69,14 +69,16 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_fields_add(fields, "top_p", "%.9g", args->top_p);
 }
 
-static void shown(const struct colo_logprob_args *args, struct colo_loss_shown *shown)
+static void compare(const struct colo_logprob_args *args, struct colo_loss_comparison *comparison)
 {
-    shown->describe = describe;
-    shown->s = -1;
-    shown->dtype = COLO_F64;
+    comparison->s = -1;
+    comparison->dtype = COLO_F64;
 }
 
-COLO_LOSS_STEP(local, sampling_largest, colo_sampling_args)
+static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_args *args)
+{
+    return call->kernels->sampling_largest((struct colo_sampling_args *)args, call->stream);
+}
 
 static colo_status_t step(const struct colo_loss_call *call, struct colo_sampling_args *args,
                           bool weigh)
@@ -118,11 +120,21 @@ static const struct colo_loss_kind kind = {
     .check_outputs = colo_loss_i_check_call_memory,
     .fill = fill,
     .hash_config = hash_config,
-    .shown = shown,
+    .describe = describe,
+    .compare = compare,
     .local = local,
     .merge = merge};
 
-COLO_LOSS_QUERIES(sampling)
+colo_status_t colo_sampling_config_check(const colo_sampling_config_t *config)
+{
+    return colo_loss_i_check_config(&kind, config);
+}
+
+colo_status_t colo_sampling_workspace_size(const colo_sampling_config_t *config, colo_dtype_t dtype,
+                                           int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
+}
 
 colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const colo_tensor_t *logits,
                                  const colo_tensor_t *out, colo_comm_t *group, void *workspace,

@@ -128,10 +128,9 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_fields_add(fields, "ids' ignore_index", "%" PRId64, args->ignore_index);
 }
 
-static void shown(const struct colo_logprob_args *args, struct colo_loss_shown *shown)
+static void compare(const struct colo_logprob_args *args, struct colo_loss_comparison *comparison)
 {
-    shown->describe = describe;
-    shown->targets = rows_behind(args);
+    comparison->targets = rows_behind(args);
 }
 
 static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_args *base)
@@ -181,12 +180,22 @@ static const struct colo_loss_kind kind = {
     .check_outputs = check_outputs,
     .fill = fill,
     .hash_config = hash_config,
+    .describe = describe,
     .hash_inputs = hash_inputs,
-    .shown = shown,
+    .compare = compare,
     .local = local,
     .merge = merge};
 
-COLO_LOSS_QUERIES(topk)
+colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
+{
+    return colo_loss_i_check_config(&kind, config);
+}
+
+colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dtype_t dtype,
+                                       int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
+}
 
 colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens, size_t *bytes)
 {
@@ -200,7 +209,15 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
 {
     COLO_RANGE();
     struct colo_topk_args args;
-    struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = config,
+                                  .batch = batch,
+                                  .out = out,
+                                  .group = group,
+                                  .saves = saved != NULL,
+                                  .saved_memory = saved_memory,
+                                  .workspace = workspace,
+                                  .stream = stream};
     COLO_TRY(colo_loss_i_open(&call, &args.base));
     const colo_topk_saved_t all = {.logits = *call.logits,
                                    .logits_version = colo_loss_i_version(call.logits),
@@ -227,8 +244,13 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
+    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "topk: saved is NULL");
     struct colo_topk_args args;
-    struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = &saved->config,
+                                  .logits = &saved->logits,
+                                  .valid = saved->valid,
+                                  .version = saved->logits_version};
     COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args.base));
     COLO_FAIL_IF(!upstream->d_logp && args.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
     place(&args, saved->memory);

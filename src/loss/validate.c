@@ -335,6 +335,20 @@ void colo_logprob_i_describe(const struct colo_logprob_args *args, colo_fields_t
     colo_fields_add(fields, "dtype", "%s", colo_dtype_name(args->dtype));
 }
 
+struct colo_loss_comparison colo_loss_i_comparison(const char *name, colo_loss_describe_t *describe,
+                                                   const struct colo_logprob_args *args)
+{
+    return (struct colo_loss_comparison){
+        .name = name,
+        .describe = describe,
+        .m = args->block.m,
+        .s = args->block.s,
+        .dtype = args->stat_dtype,
+        .targets = args->targets,
+        .target_stride = args->target_stride,
+    };
+}
+
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_args *args, bool *config)
 {
     *config = false;
@@ -376,29 +390,34 @@ static bool is_same(const struct colo_logprob_args *args, int64_t offset, int64_
 
 /* Does the first rank's row @k show that its logits are not all alike? A sum of e^(x - m) that is
  * an integer is one of zeros and ones. Without sums two maxima have to differ. */
-static bool is_varied(const struct colo_logprob_args *args, const struct colo_loss_shown *shown,
-                      int64_t k)
+static bool is_varied(const struct colo_logprob_args *args,
+                      const struct colo_loss_comparison *comparison, int64_t k)
 {
     for (int32_t i = 0; i < args->segments; i++) {
-        const unsigned char *block = colo_logprob_i_block(args, i);
-        const double m = colo_scalar_get(shown->dtype, block + shown->m, k),
-                     s = shown->s < 0 ? 0 : colo_scalar_get(shown->dtype, block + shown->s, k);
-        if (isfinite(m) &&
-            (shown->s < 0 ? k > 0 && m != colo_scalar_get(shown->dtype, block + shown->m, k - 1)
-                          : s != floor(s)))
+        const unsigned char *block = colo_logprob_i_block(args, i), *maxima = block + comparison->m;
+        const double m = colo_scalar_get(comparison->dtype, maxima, k);
+        if (!isfinite(m))
+            continue;
+        if (comparison->s >= 0) {
+            const double s = colo_scalar_get(comparison->dtype, block + comparison->s, k);
+            if (s != floor(s))
+                return true;
+        } else if (k > 0 && m != colo_scalar_get(comparison->dtype, maxima, k - 1)) {
             return true;
+        }
     }
     return false;
 }
 
 /* Shards that were made with one seed are legal: of those some rank but the first has a target. */
-static bool is_behind(const struct colo_logprob_args *args, const struct colo_loss_shown *shown)
+static bool is_behind(const struct colo_logprob_args *args,
+                      const struct colo_loss_comparison *comparison)
 {
     int64_t first = 0;
     for (int32_t i = 0; i < args->segments; i++)
         first += header_of(args, i)->columns;
-    for (int64_t row = 0; row < args->tokens && shown->targets; row++) {
-        const int64_t target = shown->targets[row * shown->target_stride];
+    for (int64_t row = 0; row < args->tokens && comparison->targets; row++) {
+        const int64_t target = comparison->targets[row * comparison->target_stride];
         if (target >= first && target < args->config.logits.vocab &&
             target != args->config.ignore_index)
             return true;
@@ -407,11 +426,11 @@ static bool is_behind(const struct colo_logprob_args *args, const struct colo_lo
 }
 
 colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
-                                       const struct colo_loss_shown *shown, bool *told)
+                                       const struct colo_loss_comparison *comparison, bool *told)
 {
     /* the maxima alone are seldom alike by chance in so many rows */
     enum { ROWS = 8 };
-    const size_t elem = colo_dtype_size(shown->dtype);
+    const size_t elem = colo_dtype_size(comparison->dtype);
     const int64_t rows = args->hi - args->block_lo;
     int64_t varied = 0;
     *told = true;
@@ -419,16 +438,16 @@ colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
         if (header_of(args, block)->columns != header_of(args, block % args->segments)->columns)
             return COLO_OK;
     for (int64_t k = 0; k < rows; k++) { /* mostly over at the first row that counts */
-        if (!is_same(args, shown->m, k, elem) || !is_same(args, shown->s, k, elem))
+        if (!is_same(args, comparison->m, k, elem) || !is_same(args, comparison->s, k, elem))
             return COLO_OK;
-        varied += is_varied(args, shown, k);
+        varied += is_varied(args, comparison, k);
     }
-    *told = varied > 0 && (shown->s >= 0 || varied >= ROWS);
-    COLO_FAIL_IF(*told && !is_behind(args, shown), COLO_ERR_MISMATCH,
+    *told = varied > 0 && (comparison->s >= 0 || varied >= ROWS);
+    COLO_FAIL_IF(*told && !is_behind(args, comparison), COLO_ERR_MISMATCH,
                  "%s: these are the same logits on %d ranks; " ALONE
                  "; of shards that were made with "
                  "one seed, set COLO_CHECK=0",
-                 shown->name, (int)(args->ranks / args->segments));
+                 comparison->name, (int)(args->ranks / args->segments));
     return COLO_OK;
 }
 

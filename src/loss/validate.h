@@ -73,21 +73,26 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
  * can use, a launch) marks @group failed, for the others are on their way into the collective. */
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
 
-/* By what logits are known that each rank has as a whole. */
-struct colo_loss_shown {
+/* Adds to @fields all that the header's hash of the config is of. */
+typedef void colo_loss_describe_t(const struct colo_logprob_args *args, colo_fields_t *fields);
+/* How the blocks of all ranks are compared. */
+struct colo_loss_comparison {
     const char *name; /* of the call */
-    int64_t m, s;     /* byte offsets in a block; -1: not there */
+    colo_loss_describe_t *describe;
+    /* By these, logits are known of which each rank has all columns: */
+    int64_t m, s; /* byte offsets in a block; -1: not there */
     colo_dtype_t dtype;
     const int64_t *targets; /* as args have them */
     int64_t target_stride;
-    /* What the header's hash of the config is of */
-    void (*describe)(const struct colo_logprob_args *args, colo_fields_t *fields);
 };
+/* The logits path's, of the block and the targets of @args */
+struct colo_loss_comparison colo_loss_i_comparison(const char *name, colo_loss_describe_t *describe,
+                                                   const struct colo_logprob_args *args);
 
-/* call.c: one gather of the blocks of all ranks, in memory @mem; @shown: then a look at them, on a
- * device in the first call for a vocabulary and at COLO_CHECK=2; NULL: none */
+/* call.c: one gather of the blocks of all ranks, in memory @mem; @comparison: then a look at them,
+ * on a device in the first call for a vocabulary and at COLO_CHECK=2; NULL: none */
 colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_args *args,
-                                 const struct colo_loss_shown *shown, colo_mem_t mem,
+                                 const struct colo_loss_comparison *comparison, colo_mem_t mem,
                                  colo_stream_t stream);
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank.
  * @config: it is the config, of which only hashes are there */
@@ -95,6 +100,6 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_args *args,
 void colo_logprob_i_describe(const struct colo_logprob_args *args, colo_fields_t *fields);
 /* Does every rank bring the same logits? As the headers. @told: could the blocks tell? */
 colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
-                                       const struct colo_loss_shown *shown, bool *told);
+                                       const struct colo_loss_comparison *comparison, bool *told);
 
 #endif

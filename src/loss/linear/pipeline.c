@@ -283,11 +283,9 @@ static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
 static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
     const struct colo_logprob_args *args = &call->args;
-    const struct colo_loss_shown shown = {
-        "linear",      args->block.m,       args->block.s,           args->stat_dtype,
-        args->targets, args->target_stride, colo_logprob_i_describe,
-    };
-    return colo_loss_i_gather(call->linear->group, args, unit == 0 ? &shown : NULL,
+    const struct colo_loss_comparison comparison =
+        colo_loss_i_comparison("linear", colo_logprob_i_describe, args);
+    return colo_loss_i_gather(call->linear->group, args, unit == 0 ? &comparison : NULL,
                               colo_lm_head_config(call->linear->head)->mem, call->aux);
 }
 
