@@ -126,7 +126,8 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l, const c
         TRY(colo_bridge_create(&r->bridge[k], &cfg, r->gpus));
     }
     for (int pass = 0; pass < 2; pass++) {
-        colo_plan_bytes_t p = colo_plan_bytes(colo_bridge_plan(r->bridge[0]), (colo_pass_t)pass);
+        colo_plan_bytes_t p = {COLO_PLAN_BYTES_INIT};
+        TRY(colo_plan_bytes(colo_bridge_plan(r->bridge[0]), (colo_pass_t)pass, &p));
         job.recv[pass][r->me] = p.recv;
         job.local[pass][r->me] = p.local;
     }

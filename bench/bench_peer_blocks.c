@@ -95,8 +95,10 @@ static colo_status_t stand_up(struct rank *r, const struct layout *l, colo_shape
     nd = colo_bridge_dst_shape(r->bridge, s);
     r->y = colo_tensor_cuda(data + (2 * colo_tensor_count(&r->x) + 4095) / 4096 * 4096, COLO_BF16,
                             r->me, nd, s);
-    job.recv[r->me] =
-        colo_plan_bytes(colo_bridge_plan(r->bridge), l->pass ? COLO_BACKWARD : COLO_FORWARD).recv;
+    colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
+    TRY(colo_plan_bytes(colo_bridge_plan(r->bridge), l->pass ? COLO_BACKWARD : COLO_FORWARD,
+                        &bytes));
+    job.recv[r->me] = bytes.recv;
     return colo_comm_barrier(r->host, NULL);
 }
 

@@ -237,8 +237,11 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l)
         r->y[k] = colo_tensor_cuda(half, COLO_BF16, r->me, 2, (int64_t[]){s[k][1], job.h});
         const colo_plan_t *plan =
             k ? colo_batch_plan(r->batch[PEER]) : colo_bridge_plan(r->uniform[PEER]);
-        for (int pass = 0; pass < 2; pass++)
-            job.recv[k][pass][r->me] = colo_plan_bytes(plan, (colo_pass_t)pass).recv;
+        for (int pass = 0; pass < 2; pass++) {
+            colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
+            TRY(colo_plan_bytes(plan, (colo_pass_t)pass, &bytes));
+            job.recv[k][pass][r->me] = bytes.recv;
+        }
     }
     tables_free(&t);
     return colo_comm_barrier(r->host, NULL);

@@ -71,8 +71,8 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
         st = colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp_f64 = up}, &d_logits,
                                    NULL);
     if (st >= 0) {
-        colo_comm_stats_t stats;
-        colo_comm_stats(tp, &stats);
+        colo_comm_stats_t stats = {COLO_COMM_STATS_INIT};
+        st = colo_comm_stats(tp, &stats);
         job->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
         for (int64_t t = 0; t < TOKENS; t++) {
             job->logp[r][t] = logp[t];

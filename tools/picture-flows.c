@@ -133,10 +133,11 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
                      int32_t n, int32_t me)
 {
     pic_flows_t *s = &pic->pass[pass];
-    const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
+    colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
     const colo_plan_config_t *c = colo_plan_config(plan);
     pic_list_t list[PIC_EXCHANGES][2];
 
+    (void)colo_plan_bytes(plan, pass, &b);
     pic_lists(plan, pass, list);
     if (b.local > 0 &&
         !push(s, (pic_flow_t){.from = me, .to = me, .bytes = b.local, .times = 1, .own = true}))

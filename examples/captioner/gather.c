@@ -93,9 +93,11 @@ void cap_stats_now(const cap_rank_t *r, cap_stats_t *now)
     memset(now, 0, sizeof *now);
     if (r->ragged)
         memcpy(now->planned, cap_ragged_planned(r), sizeof now->planned);
-    for (int i = 0; i < CAP_COMMS; i++)
+    for (int i = 0; i < CAP_COMMS; i++) {
+        now->of[i].struct_size = sizeof now->of[i];
         if (comm[i])
-            colo_comm_stats(comm[i], &now->of[i]);
+            (void)colo_comm_stats(comm[i], &now->of[i]);
+    }
 }
 
 void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stats_t *after)
@@ -114,9 +116,9 @@ void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stat
             }
 }
 
-/* Statistics are nothing but 64-bit counters, all far below the sign bit. */
+/* Statistics are a size and 64-bit counters, all far below the sign bit. */
 _Static_assert(sizeof(colo_comm_stats_t) ==
-                   3 * COLO_OP_COUNT * COLO_CATEGORY_COUNT * sizeof(int64_t),
+                   (1 + 3 * COLO_OP_MAX * COLO_CATEGORY_MAX) * sizeof(int64_t),
                "statistics hold counters only");
 
 colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total)

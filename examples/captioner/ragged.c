@@ -330,7 +330,10 @@ colo_status_t cap_ragged_positions(const cap_rank_t *r, int64_t c, int64_t *pos,
 
 static int64_t planned(const colo_batch_t *batch, colo_pass_t pass)
 {
-    return colo_plan_bytes(colo_batch_plan(batch), pass).recv;
+    colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
+
+    (void)colo_plan_bytes(colo_batch_plan(batch), pass, &bytes);
+    return bytes.recv;
 }
 
 colo_status_t cap_ragged_load(cap_rank_t *r, const int64_t *rows, bool captions)

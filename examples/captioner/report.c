@@ -322,9 +322,11 @@ int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, col
 
     for (int32_t rank = 0; rank < world; rank++) {
         colo_plan_t *p = NULL;
+        colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
         if (colo_plan_create(&p, plan, rank) < 0)
             return -1;
-        total += colo_plan_bytes(p, pass).recv;
+        (void)colo_plan_bytes(p, pass, &bytes);
+        total += bytes.recv;
         colo_plan_destroy(&p);
     }
     return total;

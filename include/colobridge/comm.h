@@ -47,6 +47,7 @@ typedef enum colo_category_t {
     COLO_CATEGORY_CHECK = 4, /* agreement at create and fingerprints of COLO_CHECK=2 */
     COLO_CATEGORY_COUNT = 5
 } colo_category_t;
+#define COLO_CATEGORY_MAX 8 /* there will not be more categories */
 
 typedef enum colo_op_kind_t {
     COLO_OP_ALL_GATHER = 0,
@@ -58,6 +59,7 @@ typedef enum colo_op_kind_t {
     COLO_OP_SPLIT = 6,
     COLO_OP_COUNT = 7
 } colo_op_kind_t;
+#define COLO_OP_MAX 16 /* there will not be more kinds */
 
 /**
  * What one comm did, by kind and category: operations that ended with COLO_OK, and this rank's
@@ -70,13 +72,20 @@ typedef enum colo_op_kind_t {
  *   exchange         sums over messages;   barrier, split by dims: 0
  *   split by colour  as an all_gather of 16 bytes
  * COLO_CATEGORY_CHECK holds all that COLO_CHECK adds; nothing of it is in the others' counters.
- * A comm of one rank counts operations with 0 bytes.
+ * A comm of one rank counts operations with 0 bytes. Counters of kinds and categories that the
+ * library does not have are 0.
  */
 typedef struct colo_comm_stats_t {
-    uint64_t ops[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
-    uint64_t sent_bytes[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
-    uint64_t recv_bytes[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
+    size_t struct_size;
+    uint64_t ops[COLO_OP_MAX][COLO_CATEGORY_MAX];
+    uint64_t sent_bytes[COLO_OP_MAX][COLO_CATEGORY_MAX];
+    uint64_t recv_bytes[COLO_OP_MAX][COLO_CATEGORY_MAX];
 } colo_comm_stats_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_COMM_STATS_INIT sizeof(colo_comm_stats_t), {}, {}, {}
+#else
+#define COLO_COMM_STATS_INIT .struct_size = sizeof(colo_comm_stats_t)
+#endif
 
 /** A strided box of up to 3 axes in caller memory, outermost first; strides in elements, >= 0. */
 typedef struct colo_box_t {
@@ -279,9 +288,10 @@ COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 
 /**
  * colo_comm_stats() - copy the counters of this rank, with those of parts; local, any thread
- * @stats:  out, written by the call; untouched if @comm is NULL or belongs to a parent process
+ * @stats:  out
+ * Errors:  COLO_ERR_ARG; COLO_ERR_STATE (@comm belongs to a parent process)
  */
-COLO_API void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats);
+COLO_API colo_status_t colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats);
 /** colo_comm_stats_reset() - set them to 0; local, any thread */
 COLO_API void colo_comm_stats_reset(colo_comm_t *comm);
 /** colo_op_name() - "all_gather", "exchange" and so on; "?" for another value. Static storage */

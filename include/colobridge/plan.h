@@ -66,6 +66,7 @@ typedef struct colo_plan_message_t {
 
 /** Bytes of one rank in one pass. */
 typedef struct colo_plan_bytes_t {
+    size_t struct_size;
     int64_t recv, send; /* of all exchanges */
     int64_t local;   /* copied from own input to own output */
     /* what must arrive: this rank needs it and does not have it. A sum of a node counts once, and so
@@ -73,6 +74,11 @@ typedef struct colo_plan_bytes_t {
     int64_t minimum;
     int64_t collective_recv; /* by all-gather and all-reduce (ring); -1 if COLLECTIVE rejects it */
 } colo_plan_bytes_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_PLAN_BYTES_INIT sizeof(colo_plan_bytes_t), 0, 0, 0, 0, 0
+#else
+#define COLO_PLAN_BYTES_INIT .struct_size = sizeof(colo_plan_bytes_t)
+#endif
 
 /**
  * colo_nodes_create() - nodes of any size, whose ranks need not follow each other; local
@@ -107,8 +113,8 @@ COLO_API colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_conf
  */
 COLO_API void colo_plan_destroy(colo_plan_t **plan);
 
-/* Getters are local. If the plan is NULL or the pass unknown, they return no messages, 0 bytes,
- * rank -1, config NULL. */
+/* Getters are local. If the plan is NULL or the pass unknown, they return no messages, rank -1,
+ * config NULL, or COLO_ERR_ARG. */
 
 /** colo_plan_rank() - the world rank that the plan is for */
 COLO_API int64_t colo_plan_rank(const colo_plan_t *plan);
@@ -152,16 +158,29 @@ COLO_API const colo_plan_message_t *colo_plan_sums(const colo_plan_t *plan, colo
  */
 COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass,
                                                int64_t *count);
-/** colo_plan_bytes() - bytes that this rank sends, receives and copies per call */
-COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass);
+/**
+ * colo_plan_bytes() - bytes that this rank sends, receives and copies per call
+ * @bytes:  out
+ * Errors:  COLO_ERR_ARG (also: no such pass)
+ */
+COLO_API colo_status_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass,
+                                       colo_plan_bytes_t *bytes);
 /** Bytes of one rank in one pass; their sums over the ranks of a node are those of the node. */
 typedef struct colo_plan_node_bytes_t {
+    size_t struct_size;
     int64_t in;      /* that this rank receives from other nodes */
     int64_t minimum; /* that ranks of the node need and none holds, addends that another node adds
                         up as one sum; an even part of each is counted here */
 } colo_plan_node_bytes_t;
-/** colo_plan_node_bytes() - bytes that enter the node at this rank per call */
-COLO_API colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass);
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_PLAN_NODE_BYTES_INIT sizeof(colo_plan_node_bytes_t), 0, 0
+#else
+#define COLO_PLAN_NODE_BYTES_INIT .struct_size = sizeof(colo_plan_node_bytes_t)
+#endif
+/** colo_plan_node_bytes() - bytes that enter the node at this rank per call; arguments and errors
+ * as in colo_plan_bytes() */
+COLO_API colo_status_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass,
+                                            colo_plan_node_bytes_t *bytes);
 /**
  * colo_plan_addends() - addends of each backward element: 1, or with PARTIAL the number of context
  * ranks

@@ -26,7 +26,11 @@
  * braces, in C and in C++17. It sets all defaults, and struct_size to the size that the caller's
  * header knows. The library serves a shorter struct, as an older header has it, and gives the
  * members that it lacks their defaults. Members that have no default must be there. It refuses a
- * longer struct with COLO_ERR_ARG, because it cannot know what the members ask for.
+ * longer struct with COLO_ERR_ARG, because it cannot know what the members ask for. If the library
+ * writes the struct, it writes the members that fit into struct_size, and nothing behind them.
+ * Structs without struct_size never change, because they lie in arrays or in other structs, or
+ * because they hold all that their noun has; those that the library makes itself, and hands out one
+ * by one, may get members at their end.
  *
  * Callbacks (of a rank, an all-gather, an allocator, the log, a tape) return. They must not throw a
  * C++ exception, longjmp() out of the call, or end the thread.

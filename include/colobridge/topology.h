@@ -15,7 +15,7 @@
 #ifndef COLOBRIDGE_TOPOLOGY_H
 #define COLOBRIDGE_TOPOLOGY_H
 
-#include <colobridge/grid.h>
+#include <colobridge/plan.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +27,6 @@ extern "C" {
 #define COLO_TOPOLOGY_WORLD_MAX ((int64_t)1 << 24)
 
 typedef struct colo_topology colo_topology_t;
-struct colo_plan; /* plan.h */
 
 /** Which processors the ranks of a host get. l: a rank's number on its host; n: ranks per host. */
 typedef enum colo_bind_t {
@@ -84,23 +83,30 @@ COLO_API const char *colo_topology_version(void);
 /* ---- the machine ---- */
 
 typedef struct colo_topology_machine_t {
+    size_t struct_size;
     const char *source; /* "this machine", the file's name, or the description; a view */
     int32_t packages, numa_nodes, cores, pus, devices;
 } colo_topology_machine_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPOLOGY_MACHINE_INIT sizeof(colo_topology_machine_t), nullptr, 0, 0, 0, 0, 0
+#else
+#define COLO_TOPOLOGY_MACHINE_INIT .struct_size = sizeof(colo_topology_machine_t)
+#endif
 /**
  * colo_topology_machine() - what the machine consists of; local
- * @machine:  out, written by the call; all 0 if @topology is NULL. Its source lives as long as
- *            @topology
+ * @machine:  out. Its source lives as long as @topology
+ * Errors:    COLO_ERR_ARG
  * Objects are numbered from 0 in topology order. If the topology names no packages, NUMA nodes or
  * cores, the machine has one package, one NUMA node, or one core per processor. NUMA nodes without
  * processors are not counted.
  */
-COLO_API void colo_topology_machine(const colo_topology_t *topology,
-                                    colo_topology_machine_t *machine);
+COLO_API colo_status_t colo_topology_machine(const colo_topology_t *topology,
+                                             colo_topology_machine_t *machine);
 
 typedef enum colo_device_kind_t { COLO_DEVICE_GPU = 0, COLO_DEVICE_NETWORK = 1 } colo_device_kind_t;
 
-/** A PCI device of a host. numa or package is -1 if it is near processors of several. */
+/** A PCI device of a host. numa or package is -1 if it is near processors of several. The library
+ * makes it, so it may get more members at its end. */
 typedef struct colo_topology_device_t {
     colo_device_kind_t kind;
     char name[32]; /* the system's name for it ("cuda0", "eth0"), "" if unknown */
@@ -114,16 +120,22 @@ COLO_API const colo_topology_device_t *colo_topology_device(const colo_topology_
 /* ---- the ranks ---- */
 
 /** Where a rank may run. -1: its processors belong to several of that kind. */
-typedef struct colo_spot_t {
+typedef struct colo_topology_spot_t {
+    size_t struct_size;
     int64_t host;
     int32_t package, numa, core;
     int32_t pu;  /* the system's number of the processor */
     int32_t gpu; /* device number of its GPU: the l-th GPU goes to rank l of a host; -1: none */
-} colo_spot_t;
+} colo_topology_spot_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPOLOGY_SPOT_INIT sizeof(colo_topology_spot_t), 0, 0, 0, 0, 0, 0
+#else
+#define COLO_TOPOLOGY_SPOT_INIT .struct_size = sizeof(colo_topology_spot_t)
+#endif
 
 /** colo_topology_spot() - Errors: COLO_ERR_ARG (rank outside the world) */
 COLO_API colo_status_t colo_topology_spot(const colo_topology_t *topology, int64_t rank,
-                                          colo_spot_t *spot);
+                                          colo_topology_spot_t *spot);
 /**
  * colo_topology_gpu_rank() - the rank on @host that uses device @device, -1 if no rank does
  */
@@ -154,9 +166,15 @@ COLO_API void colo_topology_create_env(colo_topology_t **topology, int64_t ranks
  *  the other two as well; a rank that is free to run on several NUMA nodes (packages) makes its
  *  group one that crosses. */
 typedef struct colo_topology_cut_t {
+    size_t struct_size;
     int64_t size, groups; /* members of a group; groups */
     int64_t numa, package, host;
 } colo_topology_cut_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPOLOGY_CUT_INIT sizeof(colo_topology_cut_t), 0, 0, 0, 0, 0
+#else
+#define COLO_TOPOLOGY_CUT_INIT .struct_size = sizeof(colo_topology_cut_t)
+#endif
 
 /**
  * colo_topology_cut() - which groups of @dims cross
@@ -183,17 +201,23 @@ COLO_API colo_status_t colo_topology_advise(const colo_topology_t *topology,
 
 /** Bytes that ranks send, and those of them that cross; counted as groups above. */
 typedef struct colo_topology_traffic_t {
+    size_t struct_size;
     int64_t total, numa, package, host;
 } colo_topology_traffic_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPOLOGY_TRAFFIC_INIT sizeof(colo_topology_traffic_t), 0, 0, 0, 0
+#else
+#define COLO_TOPOLOGY_TRAFFIC_INIT .struct_size = sizeof(colo_topology_traffic_t)
+#endif
 
 /**
- * colo_topology_traffic() - add the bytes that the plan's rank sends to @traffic
+ * colo_topology_traffic() - add the bytes that the plan's rank sends in one pass to @traffic
  * Called for the plans of all ranks, it gives the bytes of the whole bridge.
- * @traffic:  in/out [2], by colo_pass_t; untouched on error
+ * @traffic:  in/out; untouched on error
  * Errors:    COLO_ERR_ARG (the plan has a rank outside the world; more than 2^63 bytes)
  */
 COLO_API colo_status_t colo_topology_traffic(const colo_topology_t *topology,
-                                             const struct colo_plan *plan,
+                                             const colo_plan_t *plan, colo_pass_t pass,
                                              colo_topology_traffic_t *traffic);
 
 #ifdef __cplusplus

@@ -6,6 +6,8 @@ from typing import Any
 P, BOOL, INT, DOUBLE, CHARS, _p = c.c_void_p, c.c_bool, c.c_int, c.c_double, c.c_char_p, c.POINTER
 i32, i64, u64, size_t = c.c_int32, c.c_int64, c.c_uint64, c.c_size_t
 
+CATEGORY_MAX = 8
+OP_MAX = 16
 MAX_DIMS = 16
 DIM_NAME_MAX = 16
 KEY_MAX = MAX_DIMS * DIM_NAME_MAX
@@ -97,8 +99,8 @@ class Bootstrap(c.Structure):
 
 
 class CommStats(c.Structure):
-    _fields_ = [('ops', (u64 * len(OWNERS)) * len(OPS)), ('sent_bytes', (u64 * len(OWNERS)) * len(OPS)),
-                ('recv_bytes', (u64 * len(OWNERS)) * len(OPS))]
+    _fields_ = [('struct_size', size_t), ('ops', (u64 * CATEGORY_MAX) * OP_MAX),
+                ('sent_bytes', (u64 * CATEGORY_MAX) * OP_MAX), ('recv_bytes', (u64 * CATEGORY_MAX) * OP_MAX)]
 
 
 RankFn = c.CFUNCTYPE(INT, P, P)
@@ -226,7 +228,8 @@ class Partition(c.Structure):
 
 
 class PlanBytes(c.Structure):
-    _fields_ = [('recv', i64), ('send', i64), ('local', i64), ('minimum', i64), ('collective_recv', i64)]
+    _fields_ = [('struct_size', size_t), ('recv', i64), ('send', i64), ('local', i64), ('minimum', i64),
+                ('collective_recv', i64)]
 
 
 class PlanConfig(c.Structure):
@@ -327,7 +330,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_comm_size': (i32, [P]),
     'colo_comm_split': (INT, [P, _p(Grid), CHARS, _p(P)]),
     'colo_comm_split_color': (INT, [P, i64, i64, _p(P)]),
-    'colo_comm_stats': (None, [P, _p(CommStats)]),
+    'colo_comm_stats': (INT, [P, _p(CommStats)]),
     'colo_comm_stats_reset': (None, [P]),
     'colo_comm_threads_run': (INT, [i32, RankFn, P]),
     'colo_comm_world_rank': (i64, [P, i32]),
@@ -408,7 +411,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_partition_shard': (INT, [_p(Partition), _p(Tensor), i32, _p(Tensor), P]),
     'colo_partition_unshard': (INT, [_p(Partition), _p(Tensor), i32, _p(Tensor), P]),
     'colo_plan_addends': (i64, [P]),
-    'colo_plan_bytes': (PlanBytes, [P, INT]),
+    'colo_plan_bytes': (INT, [P, INT, _p(PlanBytes)]),
     'colo_plan_collective_check': (INT, [_p(PlanConfig)]),
     'colo_plan_create': (INT, [_p(P), _p(PlanConfig), i64]),
     'colo_plan_destroy': (None, [_p(P)]),

@@ -333,8 +333,8 @@ class Comm(Handle):
 
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
         """{category: {operation: {"ops", "sent", "recv"}}} so far, bytes of this rank; zeros are left out."""
-        raw = s.CommStats()
-        lib().colo_comm_stats(self.handle, raw)
+        raw = s.CommStats(struct_size=c.sizeof(s.CommStats))
+        call('colo_comm_stats', self.handle, raw)
         out: dict[str, dict[str, dict[str, int]]] = {}
         for k, op in enumerate(s.OPS):
             for o, owner in enumerate(s.OWNERS):

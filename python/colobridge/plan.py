@@ -143,7 +143,8 @@ class Plan(Unique):
 
 def bytes_of(handle: Any, direction: str) -> Bytes:
     """Bytes of a colo_plan_t pointer in one direction."""
-    raw = lib().colo_plan_bytes(handle, choice('direction', direction, _DIRECTIONS))
+    raw = s.PlanBytes(struct_size=c.sizeof(s.PlanBytes))
+    call('colo_plan_bytes', handle, choice('direction', direction, _DIRECTIONS), raw)
     return Bytes(raw.recv, raw.send, raw.local, raw.minimum,
                  None if raw.collective_recv < 0 else raw.collective_recv)
 

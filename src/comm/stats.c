@@ -9,6 +9,7 @@
  */
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -166,24 +167,30 @@ void colo_comm_i_end(colo_comm_t *comm, uint64_t seq, colo_status_t status)
     }
 }
 
-void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
+/* Adds the counters of @comm and of its parts to @sum. */
+static void add_counters(const colo_comm_t *comm, colo_comm_stats_t *sum)
 {
-    if (!comm || !stats || !colo_comm_i_own(comm, "comm_stats"))
-        return;
     pthread_mutex_lock(comm->lock);
-    *stats = comm->stats;
+    for (int k = 0; k < COLO_OP_COUNT; k++)
+        for (int w = 0; w < COLO_CATEGORY_COUNT; w++) {
+            sum->ops[k][w] += comm->stats.ops[k][w];
+            sum->sent_bytes[k][w] += comm->stats.sent_bytes[k][w];
+            sum->recv_bytes[k][w] += comm->stats.recv_bytes[k][w];
+        }
     const colo_comm_t *part = comm->part;
     pthread_mutex_unlock(comm->lock);
-    for (; part; part = part->next_part) { /* none goes before comm */
-        colo_comm_stats_t of;
-        colo_comm_stats(part, &of);
-        for (int k = 0; k < COLO_OP_COUNT; k++)
-            for (int w = 0; w < COLO_CATEGORY_COUNT; w++) {
-                stats->ops[k][w] += of.ops[k][w];
-                stats->sent_bytes[k][w] += of.sent_bytes[k][w];
-                stats->recv_bytes[k][w] += of.recv_bytes[k][w];
-            }
-    }
+    for (; part; part = part->next_part) /* none goes before comm */
+        add_counters(part, sum);
+}
+
+colo_status_t colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
+{
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "comm_stats: the comm is NULL");
+    if (!colo_comm_i_own(comm, "comm_stats"))
+        return COLO_ERR_STATE;
+    colo_comm_stats_t sum = {0};
+    add_counters(comm, &sum);
+    return COLO_SIZED_WRITE(stats, &sum, "comm_stats: stats", "COLO_COMM_STATS_INIT");
 }
 
 void colo_comm_stats_reset(colo_comm_t *comm)

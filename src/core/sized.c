@@ -40,6 +40,18 @@ colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t
     return COLO_OK;
 }
 
+colo_status_t colo_sized_write(void *given, const void *own, size_t whole, const char *what,
+                               const char *init)
+{
+    size_t found;
+    const size_t unit = sizeof found;
+    COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
+    memcpy(&found, given, sizeof found);
+    COLO_TRY(colo_sized_check(found, whole, 2 * unit, what, init));
+    memcpy((char *)given + unit, (const char *)own + unit, found - unit);
+    return COLO_OK;
+}
+
 void colo_sized_save(void *saved, const void *own, size_t config, size_t size)
 {
     memcpy(saved, own, config + size);

@@ -15,6 +15,11 @@
     colo_sized_read((own), sizeof *(own), (given), offsetof(__typeof__(*(own)), optional), (what), \
                     (init))
 
+/* Writes *@own to the caller's struct @given, all of whose members are outputs: a shorter struct, of
+ * an older header, gets the members that it has. */
+#define COLO_SIZED_WRITE(given, own, what, init) \
+    colo_sized_write((given), (own), sizeof *(own), (what), (init))
+
 /* Copies *@own to the caller's struct, whose last member @config is another sized struct: only
  * @size bytes of that, which is all that the caller's header has. */
 #define COLO_SIZED_SAVE(saved, own, config, size) \
@@ -25,6 +30,8 @@ colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t
                               const char *what, const char *init);
 /* Only the check: is @found from @least to @whole? */
 colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const char *what,
+                               const char *init);
+colo_status_t colo_sized_write(void *given, const void *own, size_t whole, const char *what,
                                const char *init);
 /* @config: offset of the last member. */
 void colo_sized_save(void *saved, const void *own, size_t config, size_t size);

@@ -16,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/list.h"
+#include "core/sized.h"
 #include "grid/dims.h"
 
 #include <stdlib.h>
@@ -41,7 +42,7 @@ static void add(colo_topology_cut_t *cut, int crosses, int64_t groups)
 /* ---- one dim, by its extent and stride ---- */
 
 typedef struct ground {
-    const colo_spot_t *spot;
+    const colo_topology_spot_t *spot;
     int64_t per_host, offset, size;
 } ground_t;
 
@@ -92,12 +93,12 @@ colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid
     colo_dims_t set;
     colo_group_t group;
     COLO_TRY(check_grid(topology, grid));
-    COLO_FAIL_IF(!cut, COLO_ERR_ARG, "audit: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", dims, &set));
     if (set.n == 1) {
         ground_t ground = {topology->placed.spot, topology->per_host, grid->offset, grid->size};
-        *cut = cut_dim(&ground, grid->extent[set.given[0]], grid->stride[set.given[0]]);
-        return COLO_OK;
+        const colo_topology_cut_t own =
+            cut_dim(&ground, grid->extent[set.given[0]], grid->stride[set.given[0]]);
+        return COLO_SIZED_WRITE(cut, &own, "cut: cut", "COLO_TOPOLOGY_CUT_INIT");
     }
     COLO_TRY(colo_grid_group_at(grid, dims, 0, &group));
     colo_topology_cut_t sum = {.size = group.size, .groups = group.count};
@@ -105,8 +106,7 @@ colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid
         COLO_TRY(colo_grid_group_at(grid, dims, i, &group));
         add(&sum, cross_group(topology, &group), 1);
     }
-    *cut = sum;
-    return COLO_OK;
+    return COLO_SIZED_WRITE(cut, &sum, "cut: cut", "COLO_TOPOLOGY_CUT_INIT");
 }
 
 /* ---- the best order ---- */
@@ -226,7 +226,7 @@ static void read_order(const search_t *search, colo_grid_t *order)
     }
 }
 
-static void score_given(const search_t *search, const colo_spot_t *spot, score_t *score)
+static void score_given(const search_t *search, const colo_topology_spot_t *spot, score_t *score)
 {
     ground_t ground = search->ground;
     ground.spot = spot;

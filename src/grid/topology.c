@@ -53,13 +53,14 @@ static void merge(int32_t *have, int32_t v, bool first)
 }
 
 /* @spot: [npus], of which the first so many as there are units are filled */
-static void spots_of_units(const colo_machine_t *machine, colo_share_t share, colo_spot_t *spot)
+static void spots_of_units(const colo_machine_t *machine, colo_share_t share,
+                           colo_topology_spot_t *spot)
 {
     memset(spot, 0, (size_t)machine->npus * sizeof *spot);
     for (int32_t i = 0; i < machine->npus; i++)
         spot[i].gpu = -2; /* nothing was merged into it yet */
     for (int32_t i = 0; i < machine->npus; i++) {
-        colo_spot_t *unit = &spot[machine->pu[i].of[share]];
+        colo_topology_spot_t *unit = &spot[machine->pu[i].of[share]];
         bool first = unit->gpu == -2;
         merge(&unit->package, machine->pu[i].of[SHARE_PACKAGE], first);
         merge(&unit->numa, machine->pu[i].of[SHARE_NUMA], first);
@@ -161,7 +162,7 @@ colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t
     size_t n = (size_t)topology->per_host;
     colo_placement_t made = {
         .bind = bind, .unit = malloc(n * sizeof *made.unit), .spot = malloc(n * sizeof *made.spot)};
-    COLO_AUTOFREE colo_spot_t *units = malloc((size_t)machine->npus * sizeof *units);
+    COLO_AUTOFREE colo_topology_spot_t *units = malloc((size_t)machine->npus * sizeof *units);
     colo_status_t st = COLO_ERR_NOMEM;
     if (made.unit && made.spot && units)
         st = deal(machine, bind, topology->per_host, &made.share, made.unit);
@@ -271,21 +272,18 @@ colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind)
 
 /* ---- asking it ---- */
 
-void colo_topology_machine(const colo_topology_t *topology, colo_topology_machine_t *machine)
+colo_status_t colo_topology_machine(const colo_topology_t *topology,
+                                    colo_topology_machine_t *machine)
 {
-    if (!machine)
-        return;
-    if (!topology) {
-        *machine = (colo_topology_machine_t){0};
-        return;
-    }
-    const colo_machine_t *own = &topology->machine;
-    *machine = (colo_topology_machine_t){.source = topology->source,
-                                         .packages = own->npackages,
-                                         .numa_nodes = own->nnuma,
-                                         .cores = own->ncores,
-                                         .pus = own->npus,
-                                         .devices = own->ndevices};
+    COLO_FAIL_IF(!topology, COLO_ERR_ARG, "topology: the object is NULL");
+    const colo_machine_t *of = &topology->machine;
+    const colo_topology_machine_t own = {.source = topology->source,
+                                         .packages = of->npackages,
+                                         .numa_nodes = of->nnuma,
+                                         .cores = of->ncores,
+                                         .pus = of->npus,
+                                         .devices = of->ndevices};
+    return COLO_SIZED_WRITE(machine, &own, "machine: machine", "COLO_TOPOLOGY_MACHINE_INIT");
 }
 
 const colo_topology_device_t *colo_topology_device(const colo_topology_t *topology, int32_t i)
@@ -303,13 +301,13 @@ static colo_status_t check_rank(const colo_topology_t *topology, int64_t rank)
     return COLO_OK;
 }
 
-colo_status_t colo_topology_spot(const colo_topology_t *topology, int64_t rank, colo_spot_t *spot)
+colo_status_t colo_topology_spot(const colo_topology_t *topology, int64_t rank,
+                                 colo_topology_spot_t *spot)
 {
     COLO_TRY(check_rank(topology, rank));
-    COLO_FAIL_IF(!spot, COLO_ERR_ARG, "spot: the output is NULL");
-    *spot = topology->placed.spot[rank % topology->per_host];
-    spot->host = rank / topology->per_host;
-    return COLO_OK;
+    colo_topology_spot_t own = topology->placed.spot[rank % topology->per_host];
+    own.host = rank / topology->per_host;
+    return COLO_SIZED_WRITE(spot, &own, "spot: spot", "COLO_TOPOLOGY_SPOT_INIT");
 }
 
 int64_t colo_topology_gpu_rank(const colo_topology_t *topology, int64_t host, int32_t device)

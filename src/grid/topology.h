@@ -39,7 +39,7 @@ typedef struct colo_placement {
     colo_bind_t bind;
     colo_share_t share; /* how @bind is done with so many ranks */
     int32_t *unit;      /* [per_host] which core, NUMA node ... is rank l's */
-    colo_spot_t *spot;  /* [per_host] host 0's; gpu included */
+    colo_topology_spot_t *spot;  /* [per_host] host 0's; gpu included */
 } colo_placement_t;
 
 struct colo_topology {
@@ -59,12 +59,12 @@ void colo_topology_i_drop(colo_placement_t *placement);
 /* Two ranks by their world numbers; @spots as in colo_placement_t. Bits, host includes the others.
  */
 enum { CROSS_NUMA = 1, CROSS_PACKAGE = 2, CROSS_HOST = 4 };
-static inline int colo_topology_i_cross(const colo_spot_t *spots, int64_t per_host, int64_t a,
+static inline int colo_topology_i_cross(const colo_topology_spot_t *spots, int64_t per_host, int64_t a,
                                         int64_t b)
 {
     if (a / per_host != b / per_host)
         return CROSS_NUMA | CROSS_PACKAGE | CROSS_HOST;
-    const colo_spot_t *x = &spots[a % per_host], *y = &spots[b % per_host];
+    const colo_topology_spot_t *x = &spots[a % per_host], *y = &spots[b % per_host];
     int numa = x->numa < 0 || y->numa < 0 || x->numa != y->numa;
     int package = x->package < 0 || y->package < 0 || x->package != y->package;
     return (numa ? CROSS_NUMA : 0) | (package ? CROSS_PACKAGE : 0);

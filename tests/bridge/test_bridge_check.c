@@ -358,15 +358,15 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
     T_STAND(s);
     rank_try(colo_comm_set_check(world, a->check));
     rank_try(t_stand_make(&s, &a->c, world));
-    colo_comm_stats(world, &l);
+    t_comm_stats(world, &l);
     rank_check(l.ops[X][B] == 0 && others(&l) == 0);
     rank_check(has_checks(&l) == (a->check > 0)); /* agreement, unless switched off */
     for (int i = 0; i < 6; i++) {
         const colo_pass_t pass = (colo_pass_t)(i % 2);
         colo_comm_stats_reset(world);
         rank_try(t_stand_call(&s, pass));
-        colo_comm_stats(world, &l);
-        colo_plan_bytes_t bytes = colo_plan_bytes(colo_bridge_plan(s.bridge), pass);
+        t_comm_stats(world, &l);
+        colo_plan_bytes_t bytes = t_plan_bytes(colo_bridge_plan(s.bridge), pass);
         rank_check(l.ops[X][B] == 1 && others(&l) == 0);
         rank_check((int64_t)l.sent_bytes[X][B] == bytes.send);
         rank_check((int64_t)l.recv_bytes[X][B] == bytes.recv);

@@ -144,7 +144,7 @@ static uint64_t ops_of(const colo_comm_t *c, colo_op_kind_t kind)
     colo_comm_stats_t l;
     if (!c)
         return 0;
-    colo_comm_stats(c, &l);
+    t_comm_stats(c, &l);
     return l.ops[kind][COLO_CATEGORY_BRIDGE];
 }
 

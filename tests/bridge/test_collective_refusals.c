@@ -89,7 +89,7 @@ static colo_status_t refused_rank(colo_comm_t *world, void *arg)
     colo_status_t st = t_case_bridge(&bridge, c, world, COLO_HOST);
     rank_check(st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE);
     rank_check(bridge == sentinel);
-    colo_comm_stats(world, &l);
+    t_comm_stats(world, &l);
     for (int kind = 0; kind < COLO_OP_COUNT; kind++)
         rank_check(l.ops[kind][COLO_CATEGORY_BRIDGE] == 0 && l.ops[kind][COLO_CATEGORY_USER] == 0);
     rank_check(colo_comm_check(world) == COLO_OK);

@@ -294,9 +294,9 @@ T_CASE_FOR(8, a_bridge_takes_another_batch_or_length_and_comes_back, int, kind, 
     for (int i = 0; i < 6; i++) {
         colo_shape_t s = shapes[i];
         colo_comm_stats_t before, after;
-        colo_comm_stats(world, &before);
+        t_comm_stats(world, &before);
         rank_try(colo_bridge_reshape(bridge, &s));
-        colo_comm_stats(world, &after);
+        t_comm_stats(world, &after);
         rank_check(memcmp(&before, &after, sizeof before) == 0); /* local: no communication */
         c.shape = (ref_shape_t){s.samples, s.rows, s.features};
         c.dst.positions = s.positions;

@@ -52,9 +52,9 @@ static colo_status_t rounding_rank(colo_comm_t *world, void *arg)
             ((float *)dy->data)[i] = value[i];
     colo_comm_stats_reset(world);
     rank_try(t_stand_call(&s, COLO_BACKWARD));
-    colo_comm_stats(world, &stats);
+    t_comm_stats(world, &stats);
     rank_check(stats.recv_bytes[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE] ==
-               (uint64_t)colo_plan_bytes(colo_bridge_plan(s.bridge), COLO_BACKWARD).recv);
+               (uint64_t)t_plan_bytes(colo_bridge_plan(s.bridge), COLO_BACKWARD).recv);
     for (int64_t i = 0; i < PART; i++)
         o->out[s.rank * PART + i] =
             narrow ? of_bf16(((const uint16_t *)dx->data)[i]) : ((const float *)dx->data)[i];

@@ -133,7 +133,7 @@ static colo_status_t counting_rank(colo_comm_t *world, void *arg)
     for (int pass = 0; pass < 2; pass++) {
         colo_comm_stats_reset(world);
         rank_try(t_stand_call(&s, (colo_pass_t)pass));
-        colo_comm_stats(world, &stats);
+        t_comm_stats(world, &stats);
         rank_check(stats.ops[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE] ==
                    (uint64_t)k->exchanges[pass]);
     }

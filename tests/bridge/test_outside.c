@@ -153,10 +153,10 @@ T_CASE_ON(4, a_part_is_made_of_its_ranks_alone_and_once)
     colo_comm_stats_t stats;
     rank_try(colo_comm_all_gather(part, &rank, got, 1, COLO_I64, NULL));
     rank_check(got[0] == 1 && got[1] == 3);
-    colo_comm_stats(world, &stats); /* with those of its parts */
+    t_comm_stats(world, &stats); /* with those of its parts */
     rank_check(stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_USER] == 1);
     colo_comm_stats_reset(world);
-    colo_comm_stats(part, &stats);
+    t_comm_stats(part, &stats);
     rank_check(stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_USER] == 0);
     rank_try(colo_comm_set_timeout(world, 1234));
     rank_try(colo_comm_set_check(world, 2));

@@ -216,7 +216,7 @@ T_CASE_ON_ALL_FOR(registering_y_alone_stages_backward_on_all_ranks, int32_t, che
         registered(&s, T_Y);
         rank_try(expect(&s, COLO_FORWARD, true));
         rank_try(expect(&s, COLO_BACKWARD, false));
-        colo_comm_stats(s.as.control, &after);
+        t_comm_stats(s.as.control, &after);
         checks[salt] = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK];
     }
     if (check == 1) /* agreed on once, at the first backward */
@@ -283,11 +283,11 @@ T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     s.told->registrations = 1;
-    colo_comm_stats(s.as.control, &before);
+    t_comm_stats(s.as.control, &before);
     s.told->registered = s.on.t[T_Y].t.data;
     rank_try(expect(&s, COLO_FORWARD, true));
     rank_try(expect(&s, COLO_BACKWARD, false));
-    colo_comm_stats(s.as.control, &after);
+    t_comm_stats(s.as.control, &after);
     rank_check(after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK] ==
                before.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK]);
     rank_try(colo_bridge_reshape(s.on.bridge, &one));
@@ -381,7 +381,7 @@ static void go_over_routes(struct stand *s)
 static uint64_t checks_of(const colo_comm_t *comm)
 {
     colo_comm_stats_t l;
-    colo_comm_stats(comm, &l);
+    t_comm_stats(comm, &l);
     return l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK];
 }
 

@@ -290,9 +290,9 @@ T_CASE_ON(4, a_batch_is_the_same_whichever_came_before)
                     colo_bridge_set_packing(b[i], side[second][0], side[second][1], &batch[1 + i]));
             for (int pass = 0; pass < 2; pass++) {
                 const colo_plan_t *p = colo_batch_plan(batch[1]), *q = colo_batch_plan(batch[2]);
-                rank_check(colo_plan_node_bytes(p, pass).in == colo_plan_node_bytes(q, pass).in);
-                rank_check(colo_plan_bytes(p, pass).recv == colo_plan_bytes(q, pass).recv);
-                rank_check(colo_plan_bytes(p, pass).send == colo_plan_bytes(q, pass).send);
+                rank_check(t_plan_node_bytes(p, pass).in == t_plan_node_bytes(q, pass).in);
+                rank_check(t_plan_bytes(p, pass).recv == t_plan_bytes(q, pass).recv);
+                rank_check(t_plan_bytes(p, pass).send == t_plan_bytes(q, pass).send);
             }
             for (int i = 0; i < 3; i++)
                 colo_batch_destroy(&batch[i]);

@@ -122,7 +122,7 @@ typedef struct totals {
 static void expect_bytes(const t_case_t *c, const t_plans_t *w, int32_t r, colo_pass_t pass,
                          int64_t num, int64_t den, int64_t vd)
 {
-    int64_t got = colo_plan_bytes(w->plan[r], pass).recv;
+    int64_t got = t_plan_bytes(w->plan[r], pass).recv;
     assert_int_equal(num * vd % den, 0);
     if (got != num * vd / den)
         fail_msg("%s: rank %d receives %lld bytes %s, closed form %lld/%lld of %lld",
@@ -149,8 +149,8 @@ static void closed_form(const t_pair_t *p, totals_t *t)
                 assert_int_equal(colo_plan_scale(w.plan[r]), k);
                 int64_t ring_f = want == COLO_FAN_IN ? (k - 1) * vd / k : 0;
                 int64_t ring_b = 2 * (c - 1) * vd / c + (want == COLO_FAN_OUT ? (k - 1) * vd : 0);
-                assert_int_equal(colo_plan_bytes(w.plan[r], COLO_FORWARD).collective_recv, ring_f);
-                assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).collective_recv, ring_b);
+                assert_int_equal(t_plan_bytes(w.plan[r], COLO_FORWARD).collective_recv, ring_f);
+                assert_int_equal(t_plan_bytes(w.plan[r], COLO_BACKWARD).collective_recv, ring_b);
                 t->collective++;
                 expect_bytes(&tc, &w, r, COLO_FORWARD, want == COLO_FAN_IN ? k - 1 : 0,
                              k * (sharded ? c : 1), vd);
@@ -184,7 +184,7 @@ T_CASE(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide)
     assert_int_equal(colo_plan_direction(w.plan[0]), COLO_FAN_IN);
     for (int32_t r = 0; r < 6; r++)
         for (int pass = 0; pass < 2; pass++)
-            assert_int_equal(colo_plan_bytes(w.plan[r], (colo_pass_t)pass).collective_recv, -1);
+            assert_int_equal(t_plan_bytes(w.plan[r], (colo_pass_t)pass).collective_recv, -1);
     assert_string_equal(colo_direction_name(COLO_FAN_IN), "fan_in");
     assert_string_equal(colo_direction_name(COLO_FAN_OUT), "fan_out");
     assert_string_equal(colo_direction_name(COLO_EQUAL), "equal");
@@ -249,7 +249,7 @@ T_CASE(partial_gradients_move_every_addend_but_the_own_one)
     int64_t v = 4 * 4 * 2 * 4;
     for (int32_t r = 0; r < 4; r++) {
         assert_int_equal(colo_plan_addends(w.plan[r]), 2);
-        assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).recv, v / 2);
+        assert_int_equal(t_plan_bytes(w.plan[r], COLO_BACKWARD).recv, v / 2);
         assert_int_equal(t_plans_bytes(&w, COLO_BACKWARD, r ^ 1, r), v / 2);
     }
     c.grad = COLO_DISJOINT;
@@ -264,7 +264,7 @@ T_CASE(partial_gradients_move_every_addend_but_the_own_one)
         assert_int_equal(n, 0);
         colo_plan_sends(none.plan[r], COLO_BACKWARD, &n);
         assert_int_equal(n, 0);
-        assert_int_equal(colo_plan_bytes(none.plan[r], COLO_BACKWARD).minimum, 0);
+        assert_int_equal(t_plan_bytes(none.plan[r], COLO_BACKWARD).minimum, 0);
     }
 }
 

@@ -257,7 +257,7 @@ static bool judge_pass(scene_t *s, bool one_grid, bool equal)
         ok = held_set(s, &s->hold[i]);
     int64_t largest = 0, most = 0;
     for (int32_t r = 0; ok && r < s->plans.n; r++) {
-        colo_plan_bytes_t y = colo_plan_bytes(s->plans.plan[r], s->pass);
+        colo_plan_bytes_t y = t_plan_bytes(s->plans.plan[r], s->pass);
         largest = s->recv[r] > largest ? s->recv[r] : largest;
         most = y.send > most ? y.send : most;
         ok = y.recv == s->recv[r] || WRONG(s, "rank %d receives %lld bytes, the lists say %lld", r,

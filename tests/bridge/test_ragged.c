@@ -44,7 +44,7 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     rank_check(d.src == worked.rows[rank ? 2 : 0] && d.dst == ex->rows[rank]);
     rank_check(runs_are(d.batch, ex->a[rank], ex->n[rank]));
     for (int pass = 0; pass < 2; pass++)
-        rank_check(colo_plan_bytes(colo_batch_plan(d.batch), (colo_pass_t)pass).recv ==
+        rank_check(t_plan_bytes(colo_batch_plan(d.batch), (colo_pass_t)pass).recv ==
                    ex->lacks[pass][rank] * H * (int64_t)sizeof(float));
     rank_try(colo_batch_forward(d.batch, &d.tx, &d.ty, 1, NULL));
     rank_check(has_only(d.y, 20, ex->a[rank], ex->n[rank]));
@@ -158,10 +158,10 @@ T_CASE_FOR(2, no_rows_anywhere_need_no_tensors_and_no_collective, colo_placement
         rank_try(colo_bridge_set_segments(b, &s, &batch));
         colo_bridge_rows(b, &src, NULL);
         rank_check(src == 0);
-        colo_comm_stats(world, &before);
+        t_comm_stats(world, &before);
         rank_try(colo_batch_forward(batch, NULL, NULL, 1, NULL));
         rank_try(colo_batch_backward(batch, NULL, NULL, 1, NULL));
-        colo_comm_stats(world, &after);
+        t_comm_stats(world, &after);
         for (int kind = 0; kind < COLO_OP_COUNT; kind++)
             rank_check(kind == COLO_OP_EXCHANGE || after.ops[kind][COLO_CATEGORY_BRIDGE] ==
                                                        before.ops[kind][COLO_CATEGORY_BRIDGE]);

@@ -77,7 +77,7 @@ static void check_rank(const t_ragged_t *t, const plans_t *p, int32_t rank)
     for (int w = 0; w < 2; w++) {
         const int64_t want = ref_ragged_receives(&t->c, rank, w == COLO_BACKWARD) *
                              (int64_t)ref_dtype_size(t->dtype);
-        const colo_plan_bytes_t b = colo_plan_bytes(p->of[rank], (colo_pass_t)w);
+        const colo_plan_bytes_t b = t_plan_bytes(p->of[rank], (colo_pass_t)w);
         if (b.recv != want || b.minimum != want)
             fail_msg("rank %d, way %d: %lld bytes, minimum %lld, expected %lld: %s", (int)rank, w,
                      (long long)b.recv, (long long)b.minimum, (long long)want, t_ragged_text(t));
@@ -86,8 +86,8 @@ static void check_rank(const t_ragged_t *t, const plans_t *p, int32_t rank)
                      t_ragged_text(t));
     }
     for (int32_t r = 0; r < t->world; r++) {
-        sent += colo_plan_bytes(p->of[r], COLO_FORWARD).send;
-        received += colo_plan_bytes(p->of[r], COLO_FORWARD).recv;
+        sent += t_plan_bytes(p->of[r], COLO_FORWARD).send;
+        received += t_plan_bytes(p->of[r], COLO_FORWARD).recv;
     }
     assert_int_equal(sent, received);
 }
@@ -136,7 +136,7 @@ static void plan_without_features(void)
         const colo_plan_message_t *passed = n ? m : colo_plan_relays(p, COLO_FORWARD, false, &n);
         assert_int_equal(locals + n, 1); /* all three rows */
         assert_true(locals || passed->regions[0].s[1] == 3);
-        assert_int_equal(colo_plan_bytes(p, COLO_BACKWARD).recv, 0);
+        assert_int_equal(t_plan_bytes(p, COLO_BACKWARD).recv, 0);
     }
 }
 
@@ -277,7 +277,7 @@ static void check_shares(const t_ragged_t *t, const plans_t *p, colo_pass_t pass
             if (bytes >= WHOLE_BELOW && bytes / rows > slice)
                 slice = bytes / rows;
         }
-        const int64_t sent = colo_plan_bytes(p->of[r], pass).send;
+        const int64_t sent = t_plan_bytes(p->of[r], pass).send;
         if (hold[r].n > 0 && sent * n > total + (whole + slice) * n)
             fail_msg("rank %d sends %lld bytes, expected at most %lld / %lld + %lld + %lld: %s",
                      (int)r, (long long)sent, (long long)total, (long long)n, (long long)whole,
@@ -305,7 +305,7 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
     for (int64_t rank = 0; rank < 2; rank++) {
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
-        const int64_t sent = colo_plan_bytes(p, COLO_FORWARD).send;
+        const int64_t sent = t_plan_bytes(p, COLO_FORWARD).send;
         most = sent > most ? sent : most;
     }
     assert_true(most <= 303 / 2 + 100);

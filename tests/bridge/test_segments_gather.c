@@ -162,9 +162,9 @@ T_CASE_FOR(RANKS, small_tables_take_one_all_gather_and_large_ones_two, int64_t, 
     s.nseqs = 1;
     s.rows = s.src_dp = s.seq = s.pos = s.seq_dp = zero;
     s.seq_len = one;
-    colo_comm_stats(world, &before);
+    t_comm_stats(world, &before);
     rank_try(colo_segments_gather(&got, colo_comm_rank(world) == 1 ? &s : NULL, world));
-    colo_comm_stats(world, &after);
+    t_comm_stats(world, &after);
     rank_check(got->count == most);
     colo_segments_free(&got);
     const uint64_t n = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_BRIDGE] -

@@ -61,7 +61,7 @@ T_CASE(eight_ranks_that_lack_the_same_half_bring_it_in_once)
         c.two_levels = two;
         T_PLANS(w, &c);
         for (int32_t r = 0; r < 8; r++)
-            in[two] += colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
+            in[two] += t_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
     }
     assert_int_equal(in[1], 64 * (1 << 14) * 2); /* one sample */
     assert_int_equal(in[0], 8 * in[1]);
@@ -75,7 +75,7 @@ T_CASE(small_runs_enter_at_different_ranks_of_a_node)
     c.dst = t_side("tp=32", false);
     T_PLANS(w, &c);
     for (int32_t r = 0; r < w.n; r++) {
-        const int64_t in = colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
+        const int64_t in = t_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
         assert_true(in == 256 || in == 512);
     }
 }

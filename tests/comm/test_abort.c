@@ -315,7 +315,7 @@ T_CASE_ON(2, a_dead_comm_refuses_operations_and_answers_questions)
     rank_check(colo_comm_size(child) == 2 && colo_comm_rank(child) == 1 - me);
     rank_check(colo_comm_world_rank(child, 0) == 1);
     colo_comm_stats_t stats;
-    colo_comm_stats(child, &stats);
+    t_comm_stats(child, &stats);
     rank_check(stats.ops[COLO_OP_BARRIER][COLO_CATEGORY_USER] == 0);
     char dump[2048];
     rank_check(colo_comm_dump(child, dump, sizeof dump) < sizeof dump);

@@ -22,7 +22,7 @@ static int use_all(colo_comm_t *c)
     colo_bootstrap_t b;
     float x[2 + 2 * RANKS] = {1, 2};
     char dump[16] = "";
-    colo_comm_stats_t stats = {.ops = {{77}}};
+    colo_comm_stats_t stats = {COLO_COMM_STATS_INIT, .ops = {{77}}};
 #define REFUSED(number, call)                                         \
     if ((call) != COLO_ERR_STATE || !strstr(colo_last_error(), text)) \
     return number
@@ -39,8 +39,8 @@ static int use_all(colo_comm_t *c)
         return 12;
     REFUSED(13, b.all_gather(b.user, x, x + 2, 2 * sizeof *x));
     REFUSED(14, colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_SUM, NULL)); /* tells no rank */
+    REFUSED(17, colo_comm_stats(c, &stats));
 #undef REFUSED
-    colo_comm_stats(c, &stats);
     colo_comm_stats_reset(c);
     colo_comm_set_name(c, "child");
     colo_comm_abort(c, "the child is done");

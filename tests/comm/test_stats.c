@@ -73,7 +73,7 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_check(child != NULL);
     colo_comm_destroy(&child);
 
-    colo_comm_stats(c, &l);
+    t_comm_stats(c, &l);
     uint64_t p = (uint64_t)n - 1, ring = 28 * 2 * p / (uint64_t)n, ring2 = 16 * 2 * p / (uint64_t)n;
     rank_check(has(&l, COLO_OP_ALL_GATHER, COLO_CATEGORY_USER, (struct tally){2, 43, 43 * p}));
     rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_CATEGORY_USER, (struct tally){1, ring, ring}));
@@ -93,7 +93,7 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_check(total(&l, -1) - total(&l, COLO_CATEGORY_CHECK) == 12);
 
     colo_comm_stats_reset(c);
-    colo_comm_stats(c, &l);
+    t_comm_stats(c, &l);
     rank_check(total(&l, -1) == 0);
     return COLO_OK;
 }
@@ -118,7 +118,7 @@ T_CASE_ON_THREADS(4, a_split_by_dims_moves_nothing_but_its_agreement)
         rank_try(colo_comm_split(world, &grid, "tp", &child));
         const uint64_t id = child->id; /* by which flight records tell comms apart */
         colo_comm_destroy(&child);
-        colo_comm_stats(world, &l);
+        t_comm_stats(world, &l);
         rank_check(has(&l, COLO_OP_SPLIT, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
         rank_check(total(&l, COLO_CATEGORY_CHECK) == (check > 0));
         rank_check(total(&l, -1) == 1u + (check > 0));
@@ -137,11 +137,13 @@ T_CASE(a_comm_of_one_counts_operations_without_bytes)
     assert_ok(colo_comm_create_self(&c));
     assert_ok(colo_comm_all_gather(c, x, x, 4, COLO_F32, NULL));
     assert_ok(colo_comm_broadcast(c, x, 4, COLO_F32, 0, NULL));
-    colo_comm_stats(c, &l);
+    t_comm_stats(c, &l);
     assert_true(has(&l, COLO_OP_ALL_GATHER, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
     assert_true(has(&l, COLO_OP_BROADCAST, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
     colo_comm_destroy(&c);
-    colo_comm_stats(NULL, &l);
+    l.ops[0][0] = 77;
+    assert_fails(colo_comm_stats(NULL, &l), COLO_ERR_ARG, "comm_stats: the comm is NULL");
+    assert_int_equal(l.ops[0][0], 77);
     colo_comm_stats_reset(NULL);
 }
 
@@ -390,7 +392,7 @@ static void *watcher(void *arg)
         json_t *j = json_loads(text, 0, &error);
         w->bad += need >= sizeof text || !j;
         json_decref(j);
-        colo_comm_stats(w->comm, &l);
+        t_comm_stats(w->comm, &l);
         w->dumps++;
         usleep(200);
     }

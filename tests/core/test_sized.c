@@ -4,7 +4,7 @@
  * shorter struct is served and its missing members take their defaults; a longer one is refused.
  *
  * Each struct is given with every size from 0 to some more than its own. Bytes behind the size are
- * 0xff, which no call would take for a default.
+ * 0xff, which no call would take for a default, and none is written.
  */
 #include "loss/loss_alone.h"
 
@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MORE = 24, LONGEST = 512 };
+enum { MORE = 24, LONGEST = 512, LONGEST_OUTPUT = 4096 };
 
 #define UP_TO(struct_, member) offsetof(__typeof__(struct_), member)
 
@@ -69,7 +69,7 @@ static colo_status_t use_bridge(const void *config, int64_t *result)
 static colo_status_t use_place(const void *config, int64_t *result)
 {
     T_ENDS(colo_topology_destroy) colo_topology_t *place = NULL;
-    colo_spot_t spot = {0};
+    colo_topology_spot_t spot = {COLO_TOPOLOGY_SPOT_INIT};
     colo_status_t st = colo_topology_create(&place, config);
     if (st == COLO_OK)
         assert_ok(colo_topology_spot(place, 3, &spot));
@@ -293,6 +293,109 @@ T_CASE(struct_is_not_read_beyond_its_size)
         }
     sigaction(SIGSEGV, &before, NULL);
     munmap(memory, 2 * page);
+}
+
+/* ---- what calls write ---- */
+
+static colo_status_t write_plan_bytes(void *out)
+{
+    T_ENDS(colo_plan_destroy) colo_plan_t *made = NULL;
+    assert_ok(colo_plan_create(&made, &plan, 0));
+    return colo_plan_bytes(made, COLO_FORWARD, out);
+}
+
+static colo_status_t write_node_bytes(void *out)
+{
+    T_ENDS(colo_plan_destroy) colo_plan_t *made = NULL;
+    assert_ok(colo_plan_create(&made, &plan, 0));
+    return colo_plan_node_bytes(made, COLO_FORWARD, out);
+}
+
+static colo_status_t write_stats(void *out)
+{
+    colo_comm_t *comm = t_self();
+    colo_comm_stats_reset(comm);
+    assert_ok(colo_comm_barrier(comm, NULL));
+    return colo_comm_stats(comm, out);
+}
+
+static colo_status_t write_topology(void *out, int kind)
+{
+    static colo_topology_t *made;
+    colo_grid_t grid;
+    if (!made)
+        assert_ok(colo_topology_create(&made, &place));
+    assert_ok(colo_grid_parse(&grid, "tp=2,dp=2", 4));
+    return kind == 0   ? colo_topology_machine(made, out)
+           : kind == 1 ? colo_topology_spot(made, 3, out)
+           : kind == 2 ? colo_topology_cut(made, &grid, "tp", out)
+                       : colo_topology_cut(made, &grid, "tp-dp", out);
+}
+
+static colo_status_t write_machine(void *out)
+{
+    return write_topology(out, 0);
+}
+
+static colo_status_t write_spot(void *out)
+{
+    return write_topology(out, 1);
+}
+
+static colo_status_t write_cut(void *out)
+{
+    return write_topology(out, 2);
+}
+
+static colo_status_t write_cut_of_two(void *out)
+{
+    return write_topology(out, 3);
+}
+
+static const struct output {
+    const char *name;
+    size_t whole;
+    colo_status_t (*write)(void *out);
+    bool needs_hwloc;
+} outputs[] = {
+    {"plan_bytes: bytes", sizeof(colo_plan_bytes_t), write_plan_bytes, false},
+    {"plan_node_bytes: bytes", sizeof(colo_plan_node_bytes_t), write_node_bytes, false},
+    {"comm_stats: stats", sizeof(colo_comm_stats_t), write_stats, false},
+    {"machine: machine", sizeof(colo_topology_machine_t), write_machine, true},
+    {"spot: spot", sizeof(colo_topology_spot_t), write_spot, true},
+    {"cut: cut", sizeof(colo_topology_cut_t), write_cut, true},
+    {"cut: cut", sizeof(colo_topology_cut_t), write_cut_of_two, true},
+};
+
+T_CASE(shorter_output_gets_what_it_has_and_no_byte_behind_it_is_written)
+{
+    static _Alignas(16) unsigned char whole[LONGEST_OUTPUT], out[LONGEST_OUTPUT],
+        untouched[LONGEST_OUTPUT];
+    memset(untouched, 0xff, sizeof untouched);
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
+        const struct output *o = &outputs[i];
+        if (o->needs_hwloc && !colo_topology_version())
+            continue;
+        memcpy(whole, untouched, sizeof whole);
+        memcpy(whole, &o->whole, sizeof o->whole);
+        assert_ok(o->write(whole));
+        assert_memory_equal(whole + o->whole, untouched, MORE);
+        for (size_t size = 0; size < o->whole + MORE; size++) {
+            const bool served = size <= o->whole && size >= 16 && size % 8 == 0;
+            memcpy(out, untouched, sizeof out);
+            memcpy(out, &size, sizeof size);
+            if (served)
+                assert_ok(o->write(out));
+            else
+                assert_fails(o->write(out), COLO_ERR_ARG,
+                             t_text("%s.struct_size is %zu, expected ", o->name, size));
+            assert_memory_equal(out, &size, sizeof size);
+            const size_t written = served ? size : sizeof size;
+            assert_memory_equal(out + 8, whole + 8, written - 8);
+            assert_memory_equal(out + written, untouched, sizeof out - written);
+        }
+        assert_fails(o->write(NULL), COLO_ERR_ARG, t_text("%s is NULL; start from COLO_", o->name));
+    }
 }
 
 /* As a header with the first members of colo_logprob_config_t only would lay them out. */

@@ -441,14 +441,14 @@ static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
     rank_try(t_gpu_pass(r, bridge, &c, 1, false));
     rank_try(t_gpu_call_make(&k, r, &c, 2, false));
     rank_try(t_gpu_quiet(r));
-    colo_comm_stats(r->gpus, &before);
+    t_comm_stats(r->gpus, &before);
     if (r->rank == 1)
         fake_fail_name(r->device, "colo_k_p2p");
     const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     rank_check(r->rank != 1 || st == COLO_ERR_CUDA);
     if (r->rank == 1) {
         const colo_comm_t *g = r->gpus;
-        colo_comm_stats(g, &after);
+        t_comm_stats(g, &after);
         rank_check(g->record[g->seq % COLO_RECORDS].kind == COLO_OP_EXCHANGE);
         rank_check(g->record[g->seq % COLO_RECORDS].status == COLO_ERR_CUDA);
         rank_check(!memcmp(&before, &after, sizeof before));

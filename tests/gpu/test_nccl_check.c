@@ -277,7 +277,7 @@ T_CASE_ON_GPUS(RANKS, the_mean_over_ranks_of_values_on_devices_is_the_serial_one
         cudaFree(dmask);
     }
     colo_comm_stats_t l;
-    colo_comm_stats(r->gpus, &l);
+    t_comm_stats(r->gpus, &l);
     rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS] == 4);
     rank_try(colo_comm_set_check(r->gpus, 2)); /* host memory on one rank: told to all */
     float *d, host[4] = {0};

@@ -99,7 +99,7 @@ T_CASE_ON_GPUS(gpus, collectives_have_the_bits_of_the_host)
     rank_try(colo_comm_barrier(r->gpus, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
     colo_comm_stats_t l;
-    colo_comm_stats(r->gpus, &l);
+    t_comm_stats(r->gpus, &l);
     rank_check(l.ops[COLO_OP_BARRIER][COLO_CATEGORY_USER] == 1);
     rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_USER] == gathers);
     return COLO_OK;

@@ -130,7 +130,7 @@ T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
     rank_try(colo_bridge_create(&bridge, &config, r->gpus));
     rank_try(free_bytes(r, &free1));
     const size_t workspace = colo_bridge_workspace_size(bridge);
-    const int64_t missing = colo_plan_bytes(colo_bridge_plan(bridge), COLO_FORWARD).recv;
+    const int64_t missing = t_plan_bytes(colo_bridge_plan(bridge), COLO_FORWARD).recv;
     if (free0 > free1 && /* the driver takes 2 MiB at a time */
         free0 - free1 > sharers * (workspace + (4u << 20)))
         return colo_fail(COLO_ERR_STATE,

@@ -44,7 +44,7 @@ static const char *cpus(const colo_topology_t *p, int64_t rank)
 static void assert_spot(const colo_topology_t *p, int64_t rank, int64_t host, int package, int numa,
                         int core, int gpu)
 {
-    colo_spot_t s;
+    colo_topology_spot_t s = {COLO_TOPOLOGY_SPOT_INIT};
     assert_ok(colo_topology_spot(p, rank, &s));
     if (s.host != host || s.package != package || s.numa != numa || s.core != core || s.gpu != gpu)
         fail_msg("rank %d: host %d package %d NUMA %d core %d GPU %d, drawn %d %d %d %d %d",
@@ -66,9 +66,9 @@ T_CASE_BUILT(a_machine_is_counted)
                 {LONG, 2, 2, 8, 16, 6},
                 {"numa:2 pu:4", 1, 2, 8, 8, 0}}; /* names neither packages nor cores */
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
-        colo_topology_machine_t m;
+        colo_topology_machine_t m = {COLO_TOPOLOGY_MACHINE_INIT};
         colo_topology_t *p = place_of(want[i].topology, 1, 0, COLO_BIND_CORE);
-        colo_topology_machine(p, &m);
+        assert_ok(colo_topology_machine(p, &m));
         assert_string_equal(m.source, want[i].topology);
         assert_int_equal(m.packages, want[i].packages);
         assert_int_equal(m.numa_nodes, want[i].numa);
@@ -403,7 +403,7 @@ T_CASE_BUILT(numbers_that_do_not_fit_are_refused)
     assert_null(p);
 
     p = place_of(ONE, 8, 0, COLO_BIND_CORE);
-    colo_spot_t s = {.host = 77};
+    colo_topology_spot_t s = {COLO_TOPOLOGY_SPOT_INIT, .host = 77};
     assert_fails(colo_topology_spot(p, 8, &s), COLO_ERR_ARG, "topology: rank 8 is outside [0, 8)");
     assert_fails(colo_topology_spot(p, -1, &s), COLO_ERR_ARG, "rank -1");
     assert_fails(colo_topology_spot(p, 0, NULL), COLO_ERR_ARG, "NULL");
@@ -444,8 +444,8 @@ T_CASE_BUILT(thread_ranks_are_bound_when_asked)
     struct ran ran;
     assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
     colo_topology_t *p = place_of(NULL, 1, 0, COLO_BIND_CORE);
-    colo_topology_machine_t m;
-    colo_topology_machine(p, &m);
+    colo_topology_machine_t m = {COLO_TOPOLOGY_MACHINE_INIT};
+    assert_ok(colo_topology_machine(p, &m));
     colo_topology_destroy(&p);
     int n = m.cores < 2 ? 1 : 2;
 

@@ -57,7 +57,7 @@ static colo_topology_cut_t count(const drawn *m, const ref_grid *g, int64_t offs
 {
     T_ENDS(ref_groups_free) ref_groups groups;
     assert_true(ref_groups_make(&groups, g, in));
-    colo_topology_cut_t cut = {.size = groups.each, .groups = groups.count};
+    colo_topology_cut_t cut = {COLO_TOPOLOGY_CUT_INIT, .size = groups.each, .groups = groups.count};
     for (int64_t k = 0; k < groups.count; k++) {
         bool numa = false, package = false, host = false;
         for (int64_t i = 1; i < groups.each; i++) {
@@ -107,7 +107,7 @@ static void assert_cut(const colo_topology_t *p, const drawn *m, const colo_grid
 {
     char list[64] = "", spec[128];
     bool in[REF_DIMS] = {false};
-    colo_topology_cut_t got;
+    colo_topology_cut_t got = {COLO_TOPOLOGY_CUT_INIT};
     for (int d = 0; d < g->ndims; d++)
         if (set >> d & 1) {
             in[d] = true;
@@ -169,7 +169,7 @@ T_CASE(a_million_ranks_are_a_few_hosts)
     T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&m, 1 << 20);
     colo_grid_t g, best;
     colo_bind_t bind;
-    colo_topology_cut_t c;
+    colo_topology_cut_t c = {COLO_TOPOLOGY_CUT_INIT};
     assert_ok(colo_grid_parse(&g, "tp=16,cp=64,dp=1024", 1 << 20));
     assert_ok(colo_topology_cut(p, &g, "tp", &c));
     assert_true(c.groups == 65536 && c.numa == 0 && c.package == 65536 && c.host == 0);
@@ -284,7 +284,7 @@ T_CASE(the_best_order_is_the_best_of_all)
 T_CASE(another_order_keeps_tp_inside_a_package)
 {
     colo_grid_t g, best;
-    colo_topology_cut_t c;
+    colo_topology_cut_t c = {COLO_TOPOLOGY_CUT_INIT};
     colo_bind_t bind;
     T_ENDS(colo_topology_destroy)
     colo_topology_t *p = place_of(&machines[6], 16); /* two packages of 8, compact */
@@ -358,11 +358,13 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
                                 .ranks_per_node = want[i].per_node};
         drawn m = {want[i].topology, want[i].bind, (int)want[i].per_host, {0}, {0}};
         T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&m, 8);
-        colo_topology_traffic_t sum[2] = {{0}, {0}};
+        colo_topology_traffic_t sum[2] = {{COLO_TOPOLOGY_TRAFFIC_INIT},
+                                          {COLO_TOPOLOGY_TRAFFIC_INIT}};
         for (int64_t r = 0; r < 8; r++) {
             T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
             assert_ok(colo_plan_create(&plan, &c, r));
-            assert_ok(colo_topology_traffic(p, plan, sum));
+            for (int w = 0; w < 2; w++)
+                assert_ok(colo_topology_traffic(p, plan, (colo_pass_t)w, &sum[w]));
         }
         for (int w = 0; w < 2; w++)
             if (sum[w].total != 1024 || sum[w].numa != want[i].numa ||
@@ -379,7 +381,7 @@ T_CASE(what_does_not_fit_the_place_is_refused)
 {
     colo_grid_t g, best = {0};
     colo_bind_t bind = COLO_BIND_COUNT;
-    colo_topology_cut_t cut = {.size = 77};
+    colo_topology_cut_t cut = {COLO_TOPOLOGY_CUT_INIT, .size = 77};
     T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&machines[0], 8);
     assert_ok(colo_grid_parse(&g, "tp=4,dp=2@1", 0));
     assert_fails(colo_topology_cut(p, &g, "tp", &cut), COLO_ERR_ARG,
@@ -403,16 +405,20 @@ T_CASE(what_does_not_fit_the_place_is_refused)
     assert_ok(colo_layout_init_dst(&dst, &wide));
     colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst, .shape = {16, 8, 4, 0},
                             .dtype = COLO_BF16};
-    colo_topology_traffic_t sum[2] = {{7, 7, 7, 7}, {8, 8, 8, 8}}, was[2];
-    memcpy(was, sum, sizeof sum);
+    colo_topology_traffic_t sum = {COLO_TOPOLOGY_TRAFFIC_INIT, 7, 7, 7, 7}, was = sum;
     assert_ok(colo_plan_create(&plan, &c, 15));
-    assert_fails(colo_topology_traffic(p, plan, sum), COLO_ERR_ARG, "outside the topology, [0, 8)");
-    assert_fails(colo_topology_traffic(p, NULL, sum), COLO_ERR_ARG, "the plan is NULL");
-    assert_memory_equal(sum, was, sizeof sum);
-    sum[0].total = sum[1].total = was[0].total = was[1].total = INT64_MAX;
+    assert_fails(colo_topology_traffic(p, plan, COLO_FORWARD, &sum), COLO_ERR_ARG,
+                 "outside the topology, [0, 8)");
+    assert_fails(colo_topology_traffic(p, NULL, COLO_FORWARD, &sum), COLO_ERR_ARG,
+                 "the plan is NULL");
+    assert_fails(colo_topology_traffic(p, plan, (colo_pass_t)2, &sum), COLO_ERR_ARG,
+                 "pass 2 is neither");
+    assert_memory_equal(&sum, &was, sizeof sum);
+    sum.total = was.total = INT64_MAX;
     T_ENDS(colo_topology_destroy) colo_topology_t *all = place_of(&machines[0], 16);
-    assert_fails(colo_topology_traffic(all, plan, sum), COLO_ERR_ARG, "more than 2^63 bytes");
-    assert_memory_equal(sum, was, sizeof sum);
+    assert_fails(colo_topology_traffic(all, plan, COLO_FORWARD, &sum), COLO_ERR_ARG,
+                 "more than 2^63 bytes");
+    assert_memory_equal(&sum, &was, sizeof sum);
 }
 
 /* Without hwloc there are no places to audit. */

@@ -202,8 +202,8 @@ static void say_plan(const colo_plan_t *plan)
         colo_plan_hash(plan), colo_plan_rank(plan), rows[0], rows[1], colo_plan_addends(plan),
         colo_direction_name(colo_plan_direction(plan)), colo_plan_scale(plan));
     for (int pass = 0; pass < 2; pass++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)pass);
-        const colo_plan_node_bytes_t nb = colo_plan_node_bytes(plan, (colo_pass_t)pass);
+        const colo_plan_bytes_t b = t_plan_bytes(plan, (colo_pass_t)pass);
+        const colo_plan_node_bytes_t nb = t_plan_node_bytes(plan, (colo_pass_t)pass);
         say(PLAN,
             "%s: %ld bytes received, %ld sent, %ld local, minimum %ld, collective %ld, node %ld "
             "%ld",

@@ -19,6 +19,7 @@
 #include <colobridge.h>
 
 #include "harness/ranks.h"
+#include "harness/structs.h"
 
 #define T_EXIT_SKIP 77
 

@@ -160,8 +160,8 @@ static colo_status_t same_plan(const colo_batch_t *batch, const t_packed_t *t, i
         int32_t n[2];
         const colo_plan_message_t *m = (i % 2 ? colo_plan_sends : colo_plan_recvs)(a, pass, &n[0]);
         const colo_plan_message_t *w = (i % 2 ? colo_plan_sends : colo_plan_recvs)(b, pass, &n[1]);
-        same = n[0] == n[1] && colo_plan_bytes(a, pass).local == colo_plan_bytes(b, pass).local &&
-               colo_plan_bytes(a, pass).recv == colo_plan_bytes(b, pass).recv;
+        same = n[0] == n[1] && t_plan_bytes(a, pass).local == t_plan_bytes(b, pass).local &&
+               t_plan_bytes(a, pass).recv == t_plan_bytes(b, pass).recv;
         for (int32_t k = 0; k < n[0] && same; k++)
             same = m[k].peer == w[k].peer && t_same_message(&m[k], &w[k]);
     }
@@ -299,17 +299,17 @@ colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_
     const bool none = t->seed % 2; /* ranks without rows bring nothing */
     const colo_tensor_t *ti = none && colo_tensor_count(&in.b.t) == 0 ? NULL : &in.b.t;
     const colo_tensor_t *to = none && colo_tensor_count(&out.b.t) == 0 ? NULL : &out.b.t;
-    const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(batch), pass);
+    const colo_plan_bytes_t b = t_plan_bytes(colo_batch_plan(batch), pass);
     const int64_t least = t_packed_receives(t, rank, pass) * elem;
     const bool adds = back && t_packed_sums(t) && t->ranks_per_node; /* nodes may add up */
     rank_check(adds ? b.minimum <= least : b.minimum == least && b.recv == least);
     rank_try(one_message_per_peer(batch, pass));
     colo_comm_stats_t before, after;
-    colo_comm_stats(comm, &before);
+    t_comm_stats(comm, &before);
     rank_try(t_buffers_quiet(t->where));
     rank_try(back ? colo_batch_backward(batch, ti, to, 1, stream)
                   : colo_batch_forward(batch, ti, to, 1, stream));
-    colo_comm_stats(comm, &after);
+    t_comm_stats(comm, &after);
     rank_try(t_buffers_quiet(t->where));
     rank_try(t_buffer_get(t->where, &in.b));
     rank_try(t_buffer_get(t->where, &out.b));

@@ -458,7 +458,7 @@ static bool judge_last(court_t *k, int32_t rank)
     const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
     for (int64_t i = 0; i < nlocals; i++)
         local += region_count(&locals[i]) * es;
-    const colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
+    const colo_plan_bytes_t y = t_plan_bytes(p, k->pass);
     if (y.recv != bytes_of(k, rank, false) || y.send != bytes_of(k, rank, true) ||
         y.local != local || local != here || y.minimum != need - here || y.minimum > y.recv)
         return T_WRONG(
@@ -510,8 +510,8 @@ static bool judge_nodes(court_t *k)
             return T_WRONG(w, "%lld nodes and %lld addends, which no brute force counts",
                            (long long)nodes, (long long)k->addends);
         ranks[m] |= UINT64_C(1) << r;
-        in[m] += colo_plan_node_bytes(w->plan[r], k->pass).in;
-        said[m] += colo_plan_node_bytes(w->plan[r], k->pass).minimum;
+        in[m] += t_plan_node_bytes(w->plan[r], k->pass).in;
+        said[m] += t_plan_node_bytes(w->plan[r], k->pass).minimum;
     }
     for (int64_t m = 0; m < nodes; m++) {
         int64_t minimum = 0, bound = 0;

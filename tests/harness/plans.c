@@ -64,13 +64,13 @@ bool t_plans_balanced(t_plans_t *w, colo_pass_t pass)
 {
     int64_t largest = 0;
     for (int32_t r = 0; r < w->n; r++) {
-        int64_t v = colo_plan_bytes(w->plan[r], pass).recv;
+        int64_t v = t_plan_bytes(w->plan[r], pass).recv;
         largest = v > largest ? v : largest;
     }
     for (int32_t r = 0; r < w->n; r++)
-        if (colo_plan_bytes(w->plan[r], pass).send > largest)
+        if (t_plan_bytes(w->plan[r], pass).send > largest)
             return T_WRONG(w, "rank %d sends %lld bytes, the largest receive is %lld", r,
-                           (long long)colo_plan_bytes(w->plan[r], pass).send, (long long)largest);
+                           (long long)t_plan_bytes(w->plan[r], pass).send, (long long)largest);
     return true;
 }
 

@@ -171,7 +171,7 @@ static bool came(colo_comm_t *comm, const colo_comm_stats_t *before, int64_t byt
 {
     const int kind = COLO_OP_EXCHANGE, owner = COLO_CATEGORY_BRIDGE;
     colo_comm_stats_t now;
-    colo_comm_stats(comm, &now);
+    t_comm_stats(comm, &now);
     const uint64_t got = now.recv_bytes[kind][owner] - before->recv_bytes[kind][owner];
     return now.ops[kind][owner] == before->ops[kind][owner] + exchanges &&
            (adds_up                 ? true
@@ -232,7 +232,7 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
         which[n++] = i;
     }
     colo_comm_stats_t before;
-    colo_comm_stats(comm, &before);
+    t_comm_stats(comm, &before);
     /* ranks without rows pass nothing at all, every other time */
     const bool none = (t->seed + (uint64_t)rank) % 2;
     const colo_tensor_t *pi = none && colo_tensor_count(ti) == 0 ? NULL : ti;
@@ -309,7 +309,7 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
     ref_ragged_tensor(&t->c, REF_Y, rank, t->dtype, 0, NULL, &want[1], &nh);
     rank_check(rows[0] == want[0] && rows[1] == want[1]);
     for (int pass = 0; pass < 2; pass++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(*batch), (colo_pass_t)pass);
+        const colo_plan_bytes_t b = t_plan_bytes(colo_batch_plan(*batch), (colo_pass_t)pass);
         const bool sums = pass && t->c.full && t->c.partial && several_nodes(*batch);
         const int64_t most = ref_ragged_receives(&t->c, rank, pass) * elem;
         const bool adds = pass && adds_up(*batch, t); /* then recv may have addends for others */

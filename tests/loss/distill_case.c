@@ -42,7 +42,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         &(colo_distill_batch_t){.logits = &z, .targets = &w, .mask = c->masked ? &mask : NULL},
         m->group, &(colo_distill_out_t){.ce = out[0], .kl = out[1]},
         s->forward_only ? NULL : &saved, s->forward_only ? NULL : stats, workspace, NULL));
-    colo_comm_stats(m->group, &s->after_forward[r]);
+    t_comm_stats(m->group, &s->after_forward[r]);
     for (int k = 0; k < 2; k++)
         gather_get_stats(m, c->out[r][k], out[k], s->tokens);
     if (s->forward_only)
@@ -52,7 +52,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                      .d_kl = c->no_kl ? NULL : up[1]};
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_distill_backward(&saved, &d_out, &dz, NULL));
-    colo_comm_stats(m->group, &s->after_backward[r]);
+    t_comm_stats(m->group, &s->after_backward[r]);
     gather_get_shard(m, c->dz, dz.data);
     return COLO_OK;
 }

@@ -402,15 +402,15 @@ static colo_status_t run_passes(rank_t *k)
                                                        where_stream()));
         }
     }
-    colo_comm_stats(k->tp, &c->tp_forward[k->world]);
-    colo_comm_stats(k->dp, &c->head_forward[k->world]);
+    t_comm_stats(k->tp, &c->tp_forward[k->world]);
+    t_comm_stats(k->dp, &c->head_forward[k->world]);
     wait_for_device();
     memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
     memory_send(&k->gathered);
     if (!c->loss_mode && !c->no_saved)
         rank_try(run_backward(k, &saved, &grads));
-    colo_comm_stats(k->tp, &c->tp_all[k->world]);
-    colo_comm_stats(k->dp, &c->head_all[k->world]);
+    t_comm_stats(k->tp, &c->tp_all[k->world]);
+    t_comm_stats(k->dp, &c->head_all[k->world]);
     if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
         void *sum_w = memory_at(&k->d_w), *sum_b = memory_at(&k->d_b);
         rank_try(

@@ -59,7 +59,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                 .support = c->in ? &(colo_support_t){&ids, &begin, &end} : NULL},
         m->group, &out, c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats, workspace,
         where_stream()));
-    colo_comm_stats(m->group, &c->after_forward[r]);
+    t_comm_stats(m->group, &c->after_forward[r]);
     for (int k = 0; k < 3; k++)
         if (values[k])
             gather_get_stats(m, c->out[r][k], values[k], tokens);
@@ -78,7 +78,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     };
     for (int again = 0; again < (c->in_place ? 1 : 2); again++)
         rank_try(colo_logprob_backward(&saved, &upstream, &dz, where_stream()));
-    colo_comm_stats(m->group, &c->after_backward[r]);
+    t_comm_stats(m->group, &c->after_backward[r]);
     gather_get_shard(m, c->dz, dz.data);
     return COLO_OK;
 }

@@ -260,7 +260,7 @@ T_CASE(plan_of_any_shape_is_refused_or_made)
                 (void)taken(colo_layout_map_offset(&src, sizes[x], sizes[z]));
                 if (taken(colo_plan_create(&plan, &c, z % 4)))
                     for (int pass = 0; pass < 2; pass++) {
-                        const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)pass);
+                        const colo_plan_bytes_t b = t_plan_bytes(plan, (colo_pass_t)pass);
                         if (b.recv < b.minimum || b.minimum < 0)
                             fail_msg("%lld bytes, minimum %lld", (long long)b.recv,
                                      (long long)b.minimum);

@@ -174,7 +174,7 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     w->gathered[me] = right;
     w->states[me] = ok;
     rank_try(gradients(w, head, me, ranks));
-    colo_comm_stats(world, &w->stats[me]);
+    t_comm_stats(world, &w->stats[me]);
     return COLO_OK;
 }
 

@@ -54,7 +54,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     void *workspace = gather_put(m, NULL, bytes);
     colo_comm_stats_reset(m->group);
     rank_try(colo_sampling_keep(&cfg, &z, &out, m->group, workspace, NULL));
-    colo_comm_stats(m->group, &s->after_forward[m->rank]);
+    t_comm_stats(m->group, &s->after_forward[m->rank]);
     where.get(m->host, out.data, (size_t)(s->tokens * stride) * colo_dtype_size(s->dtype));
     for (int64_t i = 0; i < s->tokens * stride; i++) {
         const int64_t j = i % stride, id = s->start[m->rank] + j;

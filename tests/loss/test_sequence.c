@@ -140,7 +140,7 @@ static colo_status_t run_with(void *batch, gather_rank_t *m)
     void *workspace = gather_put(m, NULL, bytes);
     colo_comm_stats_reset(m->group);
     rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, workspace, NULL));
-    colo_comm_stats(m->group, &stats);
+    t_comm_stats(m->group, &stats);
     g->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     g->total[r][0] = total_ops(&stats);
     for (int adjoint = 0; adjoint < 2; adjoint++) {
@@ -148,7 +148,7 @@ static colo_status_t run_with(void *batch, gather_rank_t *m)
         rank_try(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
                                                adjoint ? m->group : NULL,
                                                adjoint ? workspace : NULL, NULL));
-        colo_comm_stats(m->group, &stats);
+        t_comm_stats(m->group, &stats);
         g->scatters[r] = stats.ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS];
         g->total[r][1 + adjoint] = total_ops(&stats);
         where.get(g->d_local[r][adjoint], dlt.data, (size_t)n * 8);

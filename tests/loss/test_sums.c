@@ -165,7 +165,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     colo_comm_t *asked = w->kind == REDUCE ? k.group : k.m.group;
     colo_comm_stats_reset(asked);
     const colo_status_t st = run[w->kind](&k);
-    colo_comm_stats(asked, &stats);
+    t_comm_stats(asked, &stats);
     w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     w->total[r] = total_ops(&stats);
     for (int i = 0; i < k.m.count; i++)

@@ -38,7 +38,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                                     .mask = c->masked ? &mask : NULL},
                                m->group, &out, s->forward_only ? NULL : &saved,
                                s->forward_only ? NULL : stats, workspace, NULL));
-    colo_comm_stats(m->group, &s->after_forward[r]);
+    t_comm_stats(m->group, &s->after_forward[r]);
     gather_get_stats(m, c->logp[r], out.logp, n);
     where.get(c->got[r], chosen, (size_t)n * 8);
     where.get(&c->n_invalid[r], out.n_invalid, 8);
@@ -47,7 +47,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     gather_drop(m, workspace); /* free after the call */
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_topk_backward(&saved, &(colo_topk_upstream_t){.d_logp = up}, &dz, NULL));
-    colo_comm_stats(m->group, &s->after_backward[r]);
+    t_comm_stats(m->group, &s->after_backward[r]);
     gather_get_shard(m, c->dz, dz.data);
     return COLO_OK;
 }

@@ -58,6 +58,7 @@ static int fail(colo_status_t st)
 static int add_row(const colo_topology_t *topology, info_table_t *t, int32_t a, int32_t b)
 {
     info_row_t *row = &t->row[t->n];
+    row->cut.struct_size = sizeof row->cut;
     const char *second = b < 0 ? "" : t->grid.name[b];
     snprintf(row->dims, sizeof row->dims, "%s%s%s", t->grid.name[a], b < 0 ? "" : "-", second);
     colo_status_t st = colo_topology_cut(topology, &t->grid, row->dims, &row->cut);
@@ -111,11 +112,13 @@ static int audit(const info_ask_t *ask, info_found_t *f)
 
 static int count_bridge(const info_ask_t *ask, info_found_t *f)
 {
+    for (int pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++)
+        f->traffic[pass] = (colo_topology_traffic_t){COLO_TOPOLOGY_TRAFFIC_INIT};
     for (int64_t r = 0; r < ask->world; r++) {
         colo_plan_t *plan = NULL;
         colo_status_t st = colo_plan_create(&plan, &ask->config, r);
-        if (st == COLO_OK)
-            st = colo_topology_traffic(f->topology, plan, f->traffic);
+        for (int pass = COLO_FORWARD; st == COLO_OK && pass <= COLO_BACKWARD; pass++)
+            st = colo_topology_traffic(f->topology, plan, (colo_pass_t)pass, &f->traffic[pass]);
         colo_plan_destroy(&plan);
         if (st < 0)
             return fail(st);

@@ -37,12 +37,12 @@ static json_t *machine_of(const colo_topology_t *topology)
 {
     json_t *devices = json_array();
     const colo_topology_device_t *d;
-    colo_topology_machine_t m;
+    colo_topology_machine_t m = {COLO_TOPOLOGY_MACHINE_INIT};
     if (!topology) {
         json_decref(devices);
         return json_null();
     }
-    colo_topology_machine(topology, &m);
+    (void)colo_topology_machine(topology, &m);
     for (int32_t i = 0; (d = colo_topology_device(topology, i)); i++)
         json_array_append_new(devices,
                               json_pack("{s:s,s:s,s:s,s:o,s:o}", "kind",
@@ -127,7 +127,7 @@ static json_t *bridge_of(const info_ask_t *ask, const info_found_t *f)
 
 static json_t *rank_of(const colo_topology_t *topology, int64_t rank)
 {
-    colo_spot_t s;
+    colo_topology_spot_t s = {COLO_TOPOLOGY_SPOT_INIT};
     if (colo_topology_spot(topology, rank, &s) < 0)
         return NULL;
     size_t cap = colo_topology_cpus(topology, rank, NULL, 0) + 1;

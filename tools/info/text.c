@@ -31,8 +31,8 @@ static void print_machine(const colo_topology_t *topology)
 {
     char quoted[TOOL_QUOTE_MAX];
     const colo_topology_device_t *d;
-    colo_topology_machine_t m;
-    colo_topology_machine(topology, &m);
+    colo_topology_machine_t m = {COLO_TOPOLOGY_MACHINE_INIT};
+    (void)colo_topology_machine(topology, &m);
     printf("%stopology%s %s\n", tool_bold, tool_plain, tool_quote(quoted, m.source));
     printf("  %d package%s, %d NUMA node%s, %d core%s, %d processor%s\n", (int)m.packages,
            many(m.packages), (int)m.numa_nodes, many(m.numa_nodes), (int)m.cores, many(m.cores),
@@ -139,7 +139,7 @@ static const char *number(char text[16], int32_t n)
 }
 
 /* Is the GPU on the rank's NUMA node? If either is on several, the answer is unknown. */
-static const char *distance(const colo_topology_device_t *d, const colo_spot_t *s)
+static const char *distance(const colo_topology_device_t *d, const colo_topology_spot_t *s)
 {
     if (!d)
         return "";
@@ -151,7 +151,7 @@ static const char *distance(const colo_topology_device_t *d, const colo_spot_t *
 static void print_rank(const colo_topology_t *topology, int64_t rank, bool gpus)
 {
     char cpus[4096], package[16], numa[16], core[16], gpu[64] = "";
-    colo_spot_t s;
+    colo_topology_spot_t s = {COLO_TOPOLOGY_SPOT_INIT};
     if (colo_topology_spot(topology, rank, &s) < 0)
         return;
     size_t len = colo_topology_cpus(topology, rank, cpus, sizeof cpus);

@@ -167,13 +167,14 @@ static int make_bridges(work_t *work)
     const colo_k_code_t x = perf_work_code(work, NULL, false, false, true),
                         d_y = perf_work_code(work, NULL, true, true, true);
     const colo_plan_t *found = colo_bridge_plan(work->bridge[EXACT_NCCL]);
-    const int64_t arrive[2] = {colo_plan_bytes(found, COLO_FORWARD).recv,
-                               colo_plan_bytes(found, COLO_BACKWARD).recv};
+    colo_plan_bytes_t bytes[2] = {{COLO_PLAN_BYTES_INIT}, {COLO_PLAN_BYTES_INIT}};
+    RANK_COLO(colo_plan_bytes(found, COLO_FORWARD, &bytes[COLO_FORWARD]));
+    RANK_COLO(colo_plan_bytes(found, COLO_BACKWARD, &bytes[COLO_BACKWARD]));
     int32_t nd = colo_bridge_src_shape(work->bridge[EXACT_NCCL], shape);
     TOOL_TRY(make_tensor(r, &work->x, p->dtype, nd, shape, 0, &x));
-    TOOL_TRY(make_tensor(r, &work->d_x, p->dtype, nd, shape, arrive[1], NULL));
+    TOOL_TRY(make_tensor(r, &work->d_x, p->dtype, nd, shape, bytes[COLO_BACKWARD].recv, NULL));
     nd = colo_bridge_dst_shape(work->bridge[EXACT_NCCL], shape);
-    TOOL_TRY(make_tensor(r, &work->y, p->dtype, nd, shape, arrive[0], NULL));
+    TOOL_TRY(make_tensor(r, &work->y, p->dtype, nd, shape, bytes[COLO_FORWARD].recv, NULL));
     TOOL_TRY(make_tensor(r, &work->d_y, p->dtype, nd, shape, 0, &d_y));
     work->bytes = (int64_t)(perf_tensor_bytes(&work->x) > perf_tensor_bytes(&work->y)
                                 ? perf_tensor_bytes(&work->x)
@@ -187,12 +188,13 @@ static int make_pushes(work_t *work, int pass)
     perf_rank_t *r = work->r;
     perf_gpus_t *all = r->all;
     const colo_plan_t *plan = colo_bridge_plan(work->bridge[EXACT_NCCL]);
-    const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)pass);
+    colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
     const colo_tensor_t *in = pass ? &work->d_y : &work->x, *out = pass ? &work->d_x : &work->y;
     const int64_t in_bytes = (int64_t)perf_tensor_bytes(in),
                   out_bytes = (int64_t)perf_tensor_bytes(out);
     int32_t n;
     const colo_plan_message_t *send = colo_plan_sends(plan, (colo_pass_t)pass, &n);
+    RANK_COLO(colo_plan_bytes(plan, (colo_pass_t)pass, &b));
     work->arrive[pass] = b.recv;
     work->local[pass] = b.local < in_bytes ? b.local : in_bytes;
     work->local[pass] = work->local[pass] < out_bytes ? work->local[pass] : out_bytes;

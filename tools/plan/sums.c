@@ -161,10 +161,12 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     plan_sums_t one = {
         .ranks = 1, .direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
     for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
-        const colo_plan_node_bytes_t node = colo_plan_node_bytes(plan, pass);
+        colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
+        colo_plan_node_bytes_t node = {COLO_PLAN_NODE_BYTES_INIT};
         pic_list_t list[PIC_EXCHANGES][2];
         int32_t n[2] = {0, 0}; /* received, sent */
+        (void)colo_plan_bytes(plan, pass, &b);
+        (void)colo_plan_node_bytes(plan, pass, &node);
         pic_lists(plan, pass, list);
         for (int k = 0; k < 2 * PIC_EXCHANGES; k++)
             n[k % 2] += list[k / 2][k % 2].n;
@@ -181,7 +183,8 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
         totals->slow_minimum = node.minimum;
         totals->seconds = totals->seconds_one_level = pass_time(ask, plan, pass);
         if (one_level) {
-            totals->slow_one_level = colo_plan_node_bytes(one_level, pass).in;
+            (void)colo_plan_node_bytes(one_level, pass, &node);
+            totals->slow_one_level = node.in;
             totals->seconds_one_level = pass_time(ask, one_level, pass);
         }
     }

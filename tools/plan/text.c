@@ -108,7 +108,8 @@ static void put_row(FILE *f, const plan_ask_t *ask, const colo_plan_t *plan)
     if (ask->batch)
         fprintf(f, "\t%" PRId64 "\t%" PRId64, rows[0], rows[1]);
     for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
+        colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
+        (void)colo_plan_bytes(plan, pass, &b);
         pic_list_t list[PIC_EXCHANGES][2];
         pic_lists(plan, pass, list);
         for (int sends = 0; sends < 2; sends++) {
@@ -447,11 +448,13 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
     for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
         char local[24];
+        colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
         pic_list_t list[PIC_EXCHANGES][2];
         int32_t n = 0;
         pic_lists(plan, pass, list);
+        (void)colo_plan_bytes(plan, pass, &b);
         printf("\n%s%s%s: the rank keeps %s of its own\n", tool_bold, name[pass], tool_plain,
-               tool_bytes(local, colo_plan_bytes(plan, pass).local));
+               tool_bytes(local, b.local));
         for (int k = 0; k < 2 * PIC_EXCHANGES; k++) {
             print_messages(verbs[k], k % 2 ? "to" : "from", &list[k / 2][k % 2], ask);
             n += list[k / 2][k % 2].n;

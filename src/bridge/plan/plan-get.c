@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan-get.c - what a plan says of itself. These functions have no status, so they take NULL.
+ * plan-get.c - what a plan says of itself. Functions without a status take NULL.
  */
 #include "bridge/plan/nodes.h"
 #include "bridge/plan/plan.h"
+
+#include "core/error.h"
+#include "core/sized.h"
 
 static bool known(const colo_plan_t *plan, colo_pass_t pass)
 {
@@ -62,22 +65,29 @@ const colo_plan_message_t *colo_plan_sums(const colo_plan_t *plan, colo_pass_t p
     return messages(plan, pass, COLO_NODE_SUMS, sends, count);
 }
 
-colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass)
+static colo_status_t check(const colo_plan_t *plan, colo_pass_t pass, const char *call)
 {
-    colo_plan_node_bytes_t bytes = {0};
-    if (!known(plan, pass))
-        return bytes;
+    COLO_FAIL_IF(!plan, COLO_ERR_ARG, "%s: the plan is NULL", call);
+    COLO_FAIL_IF(!known(plan, pass), COLO_ERR_ARG,
+                 "%s: pass %d is neither COLO_FORWARD nor COLO_BACKWARD", call, (int)pass);
+    return COLO_OK;
+}
+
+colo_status_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass,
+                                   colo_plan_node_bytes_t *bytes)
+{
+    COLO_TRY(check(plan, pass, "plan_node_bytes"));
+    colo_plan_node_bytes_t own = {.minimum = plan->entering[pass]};
     const colo_plan_config_t *config = &plan->config;
     const int64_t node = colo_nodes_known(config) ? colo_location_of(config, plan->rank).node : 0;
-    bytes.minimum = plan->entering[pass];
     for (int i = COLO_FIRST; i <= COLO_NODE_SUMS; i++) {
         const colo_routes_t *routes = colo_plan_routes(plan, pass, i, false);
         for (int32_t k = 0; k < routes->nmessages; k++)
-            bytes.in += colo_location_of(config, routes->message[k].peer).node != node
-                            ? routes->message[k].bytes
-                            : 0;
+            own.in += colo_location_of(config, routes->message[k].peer).node != node
+                          ? routes->message[k].bytes
+                          : 0;
     }
-    return bytes;
+    return COLO_SIZED_WRITE(bytes, &own, "plan_node_bytes: bytes", "COLO_PLAN_NODE_BYTES_INIT");
 }
 
 const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass, int64_t *count)
@@ -88,9 +98,10 @@ const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass,
     return routes ? routes->region : NULL;
 }
 
-colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass)
+colo_status_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass, colo_plan_bytes_t *bytes)
 {
-    return known(plan, pass) ? plan->bytes[pass] : (colo_plan_bytes_t){0};
+    COLO_TRY(check(plan, pass, "plan_bytes"));
+    return COLO_SIZED_WRITE(bytes, &plan->bytes[pass], "plan_bytes: bytes", "COLO_PLAN_BYTES_INIT");
 }
 
 int64_t colo_plan_addends(const colo_plan_t *plan)

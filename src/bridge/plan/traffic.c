@@ -8,21 +8,22 @@
 #include "bridge/plan/plan.h"
 
 #include "core/error.h"
+#include "core/sized.h"
 #include "grid/topology.h"
 
 colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_plan_t *plan,
-                                    colo_topology_traffic_t *traffic)
+                                    colo_pass_t pass, colo_topology_traffic_t *traffic)
 {
-    COLO_FAIL_IF(!topology || !plan || !traffic, COLO_ERR_ARG, "traffic: %s is NULL",
-                 !topology ? "the topology"
-                 : !plan   ? "the plan"
-                           : "the output");
-    colo_topology_traffic_t sum[2] = {traffic[0], traffic[1]};
+    COLO_FAIL_IF(!topology || !plan, COLO_ERR_ARG, "traffic: %s is NULL",
+                 !topology ? "the topology" : "the plan");
+    COLO_FAIL_IF(pass != COLO_FORWARD && pass != COLO_BACKWARD, COLO_ERR_ARG,
+                 "traffic: pass %d is neither COLO_FORWARD nor COLO_BACKWARD", (int)pass);
+    const char *what = "traffic: traffic", *init = "COLO_TOPOLOGY_TRAFFIC_INIT";
+    colo_topology_traffic_t sum = {COLO_TOPOLOGY_TRAFFIC_INIT};
+    COLO_TRY(COLO_SIZED_READ(&sum, traffic, numa, what, init));
     int64_t rank = colo_plan_rank(plan);
-    for (int k = 0; k < 2 * COLO_EXCHANGES; k++) {
-        const colo_pass_t pass = (colo_pass_t)(k % 2);
-        colo_topology_traffic_t *counted = &sum[pass];
-        const colo_routes_t *sent = colo_plan_routes(plan, pass, k / 2, true);
+    for (int k = 0; k < COLO_EXCHANGES; k++) {
+        const colo_routes_t *sent = colo_plan_routes(plan, pass, k, true);
         const colo_plan_message_t *message = sent->message;
         const int32_t n = sent->nmessages;
         for (int32_t i = 0; i < n; i++) {
@@ -32,15 +33,12 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
                          (long long)most, (long long)topology->world);
             int crossed = colo_topology_i_cross(topology->placed.spot, topology->per_host, rank,
                                                 message[i].peer);
-            COLO_FAIL_IF(!colo_add_ok(counted->total, message[i].bytes, &counted->total),
-                         COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
-                         (long long)rank);
-            counted->numa += crossed & CROSS_NUMA ? message[i].bytes : 0;
-            counted->package += crossed & CROSS_PACKAGE ? message[i].bytes : 0;
-            counted->host += crossed & CROSS_HOST ? message[i].bytes : 0;
+            COLO_FAIL_IF(!colo_add_ok(sum.total, message[i].bytes, &sum.total), COLO_ERR_ARG,
+                         "traffic: more than 2^63 bytes at rank %lld", (long long)rank);
+            sum.numa += crossed & CROSS_NUMA ? message[i].bytes : 0;
+            sum.package += crossed & CROSS_PACKAGE ? message[i].bytes : 0;
+            sum.host += crossed & CROSS_HOST ? message[i].bytes : 0;
         }
     }
-    traffic[0] = sum[0];
-    traffic[1] = sum[1];
-    return COLO_OK;
+    return COLO_SIZED_WRITE(traffic, &sum, what, init);
 }
