@@ -30,12 +30,10 @@ commit=$(git rev-parse --verify --quiet "$rev^{commit}") || die "there is no com
 
 harness=(tests/harness/{bridge_case,bridge_random,harness,host_peers,ragged_case,ragged_run,ranks}.c
     tests/ref/ref_{bridge,ragged,ragged_table}.c)
-wrapped=(colo_ops_for colo_comm_i_exchange_over colo_comm_i_all_gather colo_comm_i_all_reduce
-    colo_comm_i_reduce_scatter)
 
 # recorder FOLDER SOURCE - the library of that source and the recorder on it: FOLDER/record
 recorder() {
-    local at=$1 source=$2
+    local at=$1 source=$2 wrapped
     mkdir -p "$at/recorder"
     if [ ! -f "$at/lib/build.ninja" ]; then
         say "configuring $at"
@@ -49,6 +47,7 @@ recorder() {
     build "$at/lib" src/libcolo-core.a
     cp tests/guard/*.[ch] "$at/recorder"
     [ ! -f "$source/tests/guard/adapt.h" ] || cp "$source/tests/guard/adapt.h" "$at/recorder"
+    mapfile -t wrapped < <(grep -oh '__wrap_[a-z_]*' "$at"/recorder/*.[ch] | sed 's/__wrap_//' | sort -u)
     say "building $at/record"
     "${CC:-cc}" -std=gnu11 -O1 -g -D_GNU_SOURCE -DT_BACKENDS='""' -w -pthread \
         -I"$source/include" -I"$source/src" -Itests "$at"/recorder/*.c "${harness[@]}" \

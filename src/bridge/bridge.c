@@ -54,7 +54,10 @@ static colo_status_t load_plan(colo_bridge_t *bridge, const colo_plan_config_t *
                  "have axes 'th', or 'bsh' in any order",
                  (long long)cfg->shape.rows);
     COLO_TRY_GOTO(st, colo_plan_create(&loaded.program.plan, cfg, rank), fail);
-    COLO_TRY_GOTO(st, colo_run_load(bridge, &loaded), fail);
+    COLO_TRY_GOTO(st,
+                  colo_bridge_is_collective(bridge) ? colo_collective_load(bridge, &loaded)
+                                                    : colo_run_load(bridge, &loaded),
+                  fail);
     *out = loaded;
     return COLO_OK;
 fail:
@@ -137,7 +140,7 @@ static colo_status_t find_comm(colo_bridge_t *bridge, const colo_bridge_config_t
         COLO_TRY(colo_transport_wanted(&bridge->transport));
     if (config->mem == COLO_CUDA && bridge->transport == COLO_TRANSPORT_AUTO)
         bridge->transport = config->transport;
-    bridge->lazy = colo_run_likely(bridge);
+    bridge->lazy = !colo_bridge_is_collective(bridge) && colo_over_peers_likely(bridge);
     if (bridge->lazy)
         return COLO_OK;
     COLO_AUTOFREE int64_t *rank = malloc(sizeof *rank * (size_t)comm->size);
@@ -238,7 +241,8 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     made->id.tag = ++comm->split_tag;
     comm->bridges++;
     made->compared[0] = made->compared[1] = colo_bridge_exchanges_compare(made);
-    COLO_TRY(colo_run_create(made));
+    COLO_TRY(colo_bridge_is_collective(made) ? colo_collective_create(made)
+                                             : colo_run_create(made));
     st = colo_ragged_reserve(made);
     if (st < 0) /* a peer may be past it */
         return colo_comm_i_fail(comm, st);
@@ -270,7 +274,8 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_ragged_destroy(made);
     colo_run_unload(made, &made->now);
     end_calls(made);
-    colo_run_destroy(made);
+    colo_over_peers_destroy(made);
+    colo_collective_destroy(made);
     colo_memory_deinit(made);
     colo_nodes_destroy(&made->sides.nodes);
     free(made);
@@ -294,9 +299,12 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     cfg.dst = &bridge->sides.dst;
     cfg.shape = *shape;
     COLO_TRY(load_plan(bridge, &cfg, &next));
-    const colo_status_t st = colo_run_reshape(bridge, &next);
+    const colo_status_t st =
+        colo_bridge_is_collective(bridge) ? colo_collective_reshape(bridge, &next) : COLO_OK;
     if (st < 0)
         colo_run_unload(bridge, &next);
+    else
+        colo_run_reshape(bridge, &next);
     return st;
 }
 

@@ -40,6 +40,21 @@ static colo_status_t alive(const colo_bridge_t *bridge, colo_pass_t pass)
                              pass == COLO_FORWARD ? "bridge forward" : "bridge backward");
 }
 
+/* Checks the tensors, and finds how they travel; local. */
+static colo_status_t prepare(colo_call_t *call)
+{
+    COLO_TRY(call->batch ? colo_call_check_batch(call) : colo_call_check_uniform(call));
+    return colo_run_find(call);
+}
+
+/* COLLECTIVE has a plan, for its checks, but no program. */
+static colo_status_t run(colo_call_t *call)
+{
+    call->bridge->id.calls++;
+    return colo_bridge_is_collective(call->bridge) ? colo_collective_run(call)
+                                                   : colo_run_call(call);
+}
+
 static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const colo_tensor_t *in,
                                  const colo_tensor_t *out, colo_stream_t stream)
 {
@@ -62,10 +77,10 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
                         .op = colo_bridge_op(bridge, pass),
                         .reached = {.tensor = reached},
                         .stream = stream};
-    const colo_status_t st = colo_call_check_uniform(&call);
+    const colo_status_t st = prepare(&call);
     COLO_TRY(call_with(&call, st, &bridge->compared[pass]));
     bridge->compared[!pass] = bridge->compared[!pass] || colo_bridge_exchanges_compare(bridge);
-    return colo_run_call(&call);
+    return run(&call);
 }
 
 static colo_status_t call_batch(colo_batch_t *batch, colo_pass_t pass, const colo_tensor_t *in,
@@ -87,9 +102,9 @@ static colo_status_t call_batch(colo_batch_t *batch, colo_pass_t pass, const col
                         .out = out,
                         .op = colo_batch_op(batch, pass, n),
                         .stream = stream};
-    const colo_status_t st = colo_call_check_batch(&call);
+    const colo_status_t st = prepare(&call);
     COLO_TRY(call_with(&call, st, &batch->compared));
-    return colo_run_call(&call);
+    return run(&call);
 }
 
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *in,

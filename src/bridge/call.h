@@ -6,8 +6,7 @@
 #include "bridge/ragged.h"
 
 /* ---- tensors.c ----
- * Checks of the tensors, on this rank: fills in call->carried and capturing, and finds how the
- * call goes. */
+ * Checks of the tensors, on this rank: fills in call->carried and capturing. */
 colo_status_t colo_call_check_uniform(colo_call_t *call);
 colo_status_t colo_call_check_batch(colo_call_t *call);
 /* Of a batch: does this rank have to have a tensor on this side? */

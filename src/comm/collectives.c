@@ -243,8 +243,8 @@ static colo_status_t check_received_apart(const colo_exchange_t *exchange)
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_exchange_over(colo_comm_t *comm, const colo_exchange_t *exchange,
-                                        colo_stream_t stream)
+colo_status_t colo_comm_i_exchange_begin(colo_comm_t *comm, const colo_exchange_t *exchange,
+                                         colo_stream_t stream, uint64_t *seq)
 {
     COLO_TRY(colo_comm_i_ready(comm, exchange->op));
     const colo_dtype_t dtype = exchange->op.dtype;
@@ -261,13 +261,12 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *comm, const colo_exchange_t
     const int32_t peers =
         (exchange->nsends > exchange->nrecvs ? exchange->nsends : exchange->nrecvs) +
         exchange->more_peers;
-    uint64_t seq = colo_comm_i_begin(comm, exchange->op, sent + exchange->more_sent,
-                                     received + exchange->more_received, peers);
-    if (!exchange->more || exchange->nsends + exchange->nrecvs > 0)
-        st = comm->ops->exchange(comm, exchange, stream);
-    if (st == COLO_OK && exchange->more)
-        st = exchange->more(exchange->arg, stream);
-    return colo_comm_i_finish(comm, seq, st);
+    *seq = colo_comm_i_begin(comm, exchange->op, sent + exchange->more_sent,
+                             received + exchange->more_received, peers);
+    if (exchange->is_part && exchange->nsends + exchange->nrecvs == 0)
+        return COLO_OK;
+    st = comm->ops->exchange(comm, exchange, stream);
+    return st < 0 ? colo_comm_i_finish(comm, *seq, st) : COLO_OK;
 }
 
 /* ---- the public names, counted for the user ---- */
@@ -320,5 +319,7 @@ colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends,
                                       .recv = recvs,
                                       .nsends = nsends,
                                       .nrecvs = nrecvs};
-    return colo_comm_i_exchange_over(comm, &exchange, stream);
+    uint64_t seq;
+    COLO_TRY(colo_comm_i_exchange_begin(comm, &exchange, stream, &seq));
+    return colo_comm_i_finish(comm, seq, COLO_OK);
 }

@@ -42,10 +42,9 @@ typedef struct colo_exchange {
     const colo_message_t *send, *recv;
     int32_t nsends, nrecvs;
     uint8_t step; /* of several in one operation: 0, 1 */
-    /* What the caller moves besides these messages, after them in the same operation, which counts
-     * it; NULL: nothing. */
-    colo_status_t (*more)(void *arg, colo_stream_t stream);
-    void *arg;
+    /* If these are a part of what the caller moves in this operation: of the rest, which is counted
+     * with them. The backend is called only if the part has messages. */
+    bool is_part;
     int32_t more_peers;
     int64_t more_sent, more_received;
 } colo_exchange_t;
@@ -226,8 +225,11 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t categor
  * for it: from now until NULL the reductions of @c use that instead of memory of the backend. */
 size_t colo_comm_i_reduction_stage(const colo_comm_t *c, int64_t bytes);
 void colo_comm_i_set_stage(colo_comm_t *c, void *stage, size_t bytes);
-colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
-                                        colo_stream_t stream);
+/* Checks, counts and begins an exchange: host memory has moved then, messages of GPUs are on
+ * @stream. The caller moves what is not in @x, and ends operation @seq by colo_comm_i_finish().
+ * After an error it has ended. */
+colo_status_t colo_comm_i_exchange_begin(colo_comm_t *c, const colo_exchange_t *x,
+                                         colo_stream_t stream, uint64_t *seq);
 colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
                                       int64_t key, colo_comm_t **comm);
 

@@ -20,7 +20,7 @@ struct colo_comm_ops;      /* comm/comm.h */
 struct colo_loss_kernels;  /* loss/loss.h */
 struct colo_transport_ops; /* comm/process/transport.h */
 
-#define COLO_BACKEND_ABI 15u /* of this table and of those that it points to */
+#define COLO_BACKEND_ABI 16u /* of this table and of those that it points to */
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 typedef struct colo_backend {

@@ -45,7 +45,6 @@ static colo_status_t tensors(struct stand *s, int64_t salt)
 static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t *c,
                               colo_transport_t transport)
 {
-    bool whole;
     s->told = &t_told[comm->rank];
     rank_try(colo_comm_set_timeout(comm, SOON_MS));
     rank_try(colo_comm_set_check(comm, 1));
@@ -54,7 +53,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     s->on.bridge->mem = COLO_CUDA;
     s->on.bridge->transport = transport;
     rank_try(tensors(s, 0));
-    return colo_over_peers_create(s->on.bridge, &whole);
+    return colo_over_peers_create(s->on.bridge);
 }
 
 /* A call is to be peer-to-peer, or staged. */

@@ -65,9 +65,11 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_F32, NULL));
     rank_try(colo_comm_i_all_gather(c, COLO_CATEGORY_LOSS, x, y, 4, COLO_F32, NULL));
     rank_try(colo_comm_i_all_reduce(c, COLO_CATEGORY_HEAD, x, y, 4, COLO_F32, COLO_MAX, NULL));
-    rank_try(colo_comm_i_exchange_over(
+    uint64_t seq;
+    rank_try(colo_comm_i_exchange_begin(
         c, &(colo_exchange_t){.op = {COLO_OP_EXCHANGE, COLO_BF16, 0, 0, COLO_CATEGORY_BRIDGE}},
-        NULL));
+        NULL, &seq));
+    rank_try(colo_comm_i_finish(c, seq, COLO_OK));
     colo_comm_t *child = NULL;
     rank_try(colo_comm_i_split_color(c, COLO_CATEGORY_BRIDGE, me, 0, &child));
     rank_check(child != NULL);

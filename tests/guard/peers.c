@@ -112,7 +112,9 @@ static void say_list(const colo_transfers_t *t, const colo_p2p_call_t *call)
 
 static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
 {
-    say_list(t_path_steps(d, pass, call), call);
+    const colo_transfers_t *steps = t_path_steps(d, pass, call);
+    if (steps->nsteps + steps->nexposed > 0) /* else nothing is launched */
+        say_list(steps, call);
     log_of_rank(-1); /* what a peer moves is recorded as transfers, not as boxes */
     const colo_status_t st = t_path_run(d, pass, call, stream);
     log_of_rank(t_path_rank(d));

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * over-comm.c - moves of a program as messages of the comm, and what stays on the rank as copies.
+ * over-comm.c - the messages of a program, as the comm takes them: their boxes, the connection of
+ * the ranks that the plan ties together, and staging.
  *
- * On the host the exchange runs first: if a peer never arrives, it writes nothing. On a GPU an
- * auxiliary stream carries messages while the caller's stream copies, and waits for them at last.
- * If a peer is missing only in a later exchange, the output is partly written. Which boxes, from
- * whom, is the plan's decision; how they travel, the comm's.
+ * Messages and boxes are allocated when a program is loaded; a call fills in where its tensors are.
  */
 #include "bridge/run/run.h"
 
@@ -39,7 +37,7 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages, int64_t
     colo_box_t *next = boxes_of(pool, nregions * n);
     COLO_FAIL_IF(!next, COLO_ERR_NOMEM, "bridge: %lld boxes of %d tensors", (long long)nregions,
                  (int)n);
-    for (int32_t i = 0; i < messages->n; i++) {
+    for (int32_t i = 0; i < messages->n + messages->nfar; i++) {
         colo_message_t *message = &messages->message[i];
         message->boxes = next + (message->boxes - messages->box) / messages->tensors * n;
         message->nboxes = message->nboxes / messages->tensors * n;
@@ -88,6 +86,7 @@ static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
     /* the plan's peers ascend as world ranks, which a comm may hold in another order */
     qsort(out->message, (size_t)routes->nmessages, sizeof *out->message, by_peer);
     out->n = routes->nmessages;
+    out->far = out->message + out->n;
     return COLO_OK;
 }
 
@@ -100,16 +99,6 @@ static colo_status_t load_messages(const colo_bridge_t *bridge, colo_loaded_t *l
                           colo_plan_routes(plan, (colo_pass_t)pass, i / 2, i % 2),
                           &loaded->over_comm.messages[pass][i / 2][i % 2]));
     return COLO_OK;
-}
-
-/* All messages of a move. */
-static colo_exchange_t exchange_of(const colo_loaded_t *loaded, colo_pass_t pass,
-                                   const colo_move_t *move)
-{
-    const colo_messages_t *recv = &loaded->over_comm.messages[pass][move->exchange][0],
-                          *send = &loaded->over_comm.messages[pass][move->exchange][1];
-    return (colo_exchange_t){
-        .send = send->message, .recv = recv->message, .nsends = send->n, .nrecvs = recv->n};
 }
 
 /* ---- partial sums, staging, routes ---- */
@@ -151,7 +140,6 @@ static void fill_all(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
                      const colo_call_frame_t *frame, size_t *stage)
 {
     const colo_steps_t *steps = &frame->program->pass[frame->pass];
-    const colo_dtype_t dtype = frame->program->plan->config.dtype;
     for (int32_t i = 0; i < steps->n; i++) {
         const colo_move_t *move = &steps->step[i].move;
         if (steps->step[i].kind != COLO_MOVE)
@@ -159,9 +147,13 @@ static void fill_all(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
         fill(frame, loaded, move);
         if (!stage)
             continue;
-        const bool wide = frame->program->plan->exchange[frame->pass][move->exchange].wide;
-        colo_exchange_t exchange = exchange_of(loaded, frame->pass, move);
-        exchange.op.dtype = frame->program->bytes ? COLO_U8 : wide ? colo_sum_wide(dtype) : dtype;
+        const colo_messages_t *messages = loaded->over_comm.messages[frame->pass][move->exchange];
+        const colo_exchange_t exchange = {
+            .op.dtype = colo_move_dtype(frame->program, frame->pass, move->exchange),
+            .recv = messages[0].message,
+            .nrecvs = messages[0].n,
+            .send = messages[1].message,
+            .nsends = messages[1].n};
         const size_t n = bridge->comm->ops->subconnection_stage(&exchange);
         *stage = n > *stage ? n : *stage;
     }
@@ -210,8 +202,9 @@ colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     COLO_TRY(find_route(bridge, loaded));
     if (!bridge->lazy && (over->need_partials > 0 || over->nmembers > 0))
         COLO_TRY(reserve(bridge, loaded)); /* else peers add up without one */
-    for (int i = 0; i < 4 * COLO_RELAYS; i++)
-        messages += over->messages[i / 2 / COLO_RELAYS][i / 2 % COLO_RELAYS][i % 2].n;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
+            messages += over->messages[pass][i / 2][i % 2].n;
     return colo_memory_check(bridge, messages > 0 || over->need_partials > 0, messages);
 }
 
@@ -236,29 +229,29 @@ static colo_status_t connect_members(colo_bridge_t *bridge, colo_loaded_t *loade
 
 colo_status_t colo_over_comm_create(colo_bridge_t *bridge)
 {
-    colo_status_t st = reserve(bridge, &bridge->now);
-    COLO_THEN(st, connect_members(bridge, &bridge->now));
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
+    /* with the others, which would not hear in there of what fails here alone */
+    colo_status_t st = connect_members(bridge, &bridge->now);
+    COLO_THEN(st, reserve(bridge, &bridge->now));
+    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
 }
 
-void colo_over_comm_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
+void colo_over_comm_take(colo_over_comm_t *from, colo_over_comm_t *to)
 {
-    colo_over_comm_t *was = &bridge->now.over_comm, *over = &next->over_comm;
-    if (was->nmembers == over->nmembers &&
-        (over->nmembers == 0 || memcmp(was->members, over->members,
-                                       (size_t)over->nmembers * sizeof *over->members) == 0)) {
-        over->subconnection = was->subconnection;
-        was->subconnection = NULL;
+    if (from->nmembers == to->nmembers &&
+        (to->nmembers == 0 ||
+         memcmp(from->members, to->members, (size_t)to->nmembers * sizeof *to->members) == 0)) {
+        to->subconnection = from->subconnection;
+        from->subconnection = NULL;
     }
 }
 
 /* ---- calls ---- */
 
 /* What create or reshape left for the first call that is staged, which cannot be captured. */
-static colo_status_t make_ready(colo_call_t *call)
+static colo_status_t make_ready(const colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
-    colo_over_comm_t *over = &bridge->now.over_comm; /* the route is the bridge's */
+    const colo_over_comm_t *over = &bridge->now.over_comm; /* the route is the bridge's */
     const bool connects = over->nmembers && !over->subconnection;
     const bool grows = over->need_partials > bridge->memory.partials.size ||
                        over->need_stage > bridge->memory.stage.size;
@@ -268,11 +261,7 @@ static colo_status_t make_ready(colo_call_t *call)
     COLO_FAIL_IF(call->capturing, COLO_ERR_STATE,
                  "bridge: the first staged call of a shape allocates and connects, which "
                  "cannot be captured; run one before the capture, or register the memory");
-    colo_status_t st = COLO_OK;
-    if (connects) /* with the others, which would not hear in there of what fails here alone */
-        st = connect_members(bridge, &bridge->now);
-    COLO_THEN(st, reserve(bridge, &bridge->now));
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
+    return colo_over_comm_create(bridge);
 }
 
 colo_status_t colo_over_comm_prepare(colo_call_t *call)
@@ -300,122 +289,4 @@ colo_status_t colo_over_comm_begin(colo_call_t *call)
     const colo_status_t st = colo_arena_grow(bridge, &bridge->memory.stage, stage, call->capturing,
                                              "staging of messages");
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
-}
-
-/* ---- what stays on the rank ---- */
-
-int64_t colo_call_bytes(const colo_call_frame_t *frame, int64_t bytes)
-{
-    const int64_t unit = (int64_t)frame->program->plan->elem;
-    int64_t all = 0;
-    for (int32_t k = 0; bytes > 0 && k < frame->n; k++) { /* else there may be no features */
-        const colo_carried_t *tensor = &frame->tensor[k];
-        all += bytes / unit * tensor->per * (int64_t)colo_dtype_size(tensor->dtype);
-    }
-    return all;
-}
-
-colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bool narrow,
-                                  colo_stream_t stream)
-{
-    const colo_ops_t *ops = call->bridge->ops;
-    const colo_call_frame_t *frame = &call->frame;
-    const bool bytes = frame->program->bytes;
-    const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
-    const colo_end_t to = {move->to, frame->program->plan->own_addend};
-    colo_box_t *const *box = call->loaded->over_comm.own_box;
-    for (int32_t k = 0; move->local && k < frame->n; k++) {
-        const colo_carried_t *tensor = &frame->tensor[k];
-        if (tensor->per == 0) /* there may be no memory */
-            continue;
-        for (int64_t i = 0; i < move->local->nregions; i++) {
-            box[0][i] = colo_call_box(frame, tensor, (colo_end_t){.buffer = move->from},
-                                      move->local, i, bytes);
-            box[1][i] = colo_call_box(frame, tensor, to, move->local, i, bytes);
-        }
-        COLO_TRY(copy(box[1], box[0], move->local->nregions,
-                      bytes ? 1 : colo_dtype_size(tensor->dtype), stream));
-    }
-    return COLO_OK;
-}
-
-/* Is the rank's own part copied while messages move? Not if a fork and a join take longer, or the
- * copy alone, which is then slower. */
-static bool overlaps(const colo_call_t *call)
-{
-    const colo_bridge_t *bridge = call->bridge;
-    const colo_call_frame_t *frame = &call->frame;
-    const colo_plan_bytes_t *bytes = &frame->program->plan->bytes[frame->pass];
-    const int64_t moved = bytes->send > bytes->recv ? bytes->send : bytes->recv;
-    return bridge->streams.side && bytes->local <= moved &&
-           colo_call_bytes(frame, bytes->local) >= bridge->ops->overlap_bytes;
-}
-
-enum { FORK, JOIN };
-
-/* Where messages go while the call's stream copies the rank's own part: @side, out, is that stream
- * if another one gains nothing or cannot be. After OK with another stream comes one join, by which
- * the call's stream waits for it. */
-static colo_status_t fork_side(const colo_call_t *call, colo_stream_t *side)
-{
-    const colo_bridge_t *bridge = call->bridge;
-    bool follows = false;
-    const colo_status_t st = overlaps(call) ? bridge->ops->stream_follow(bridge->streams.side, FORK,
-                                                                         call->stream, &follows)
-                                            : COLO_OK;
-    *side = follows ? bridge->ops->stream_of(bridge->streams.side) : call->stream;
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
-}
-
-static colo_status_t wait_side(const colo_call_t *call)
-{
-    const colo_bridge_t *bridge = call->bridge;
-    COLO_TRY(bridge->ops->event_record(bridge->streams.side, JOIN,
-                                       bridge->ops->stream_of(bridge->streams.side)));
-    return bridge->ops->event_wait(bridge->streams.side, JOIN, call->stream);
-}
-
-/* @st: of the call so far, returned. */
-static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
-{
-    const colo_error_t why = colo_error_save();
-    colo_status_t joined = wait_side(call);
-    if (joined < 0) {
-        joined = colo_comm_i_fail(call->bridge->comm, joined);
-        const colo_error_t error = colo_error_save();
-        (void)wait_side(call); /* or the messages go on while the caller frees the tensors */
-        (void)colo_error_restore(joined, &error);
-    }
-    return st < 0 ? colo_error_restore(st, &why) : joined;
-}
-
-/* ---- moves ---- */
-
-void colo_over_comm_equip(const colo_call_t *call, const colo_move_t *move,
-                          colo_exchange_t *exchange)
-{
-    const colo_bridge_t *bridge = call->bridge;
-    exchange->op = call->op;
-    if (call->frame.program->plan->exchange[call->frame.pass][move->exchange].wide &&
-        !call->frame.program->bytes)
-        exchange->op.dtype = colo_sum_wide(exchange->op.dtype);
-    exchange->subconnection = bridge->now.over_comm.subconnection;
-    exchange->stage = bridge->memory.stage.data;
-    exchange->stage_bytes = bridge->memory.stage.size;
-}
-
-colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move)
-{
-    colo_exchange_t all = exchange_of(call->loaded, call->frame.pass, move);
-    const colo_stream_t stream = call->stream;
-    colo_stream_t side = stream;
-    colo_over_comm_equip(call, move, &all);
-    if (move->local && move->to == COLO_OUT)
-        COLO_TRY(fork_side(call, &side));
-    colo_status_t st = colo_comm_i_exchange_over(call->bridge->comm, &all, side), own = COLO_OK;
-    if (st == COLO_OK)
-        own = colo_over_comm_keep(call, move, side != stream, stream);
-    if (own < 0) /* the others have all they need, and would go on */
-        st = colo_comm_i_fail(call->bridge->comm, own);
-    return side == stream ? st : join_side(call, st);
 }

@@ -22,19 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How many of these messages are of ranks in reach; @bytes: out, of them. */
-static int32_t count_near(const colo_bridge_t *bridge, const colo_routes_t *routes, int64_t *bytes)
-{
-    int32_t n = 0;
-    *bytes = 0;
-    for (int32_t i = 0; i < routes->nmessages; i++)
-        if (colo_peers_near(bridge, colo_comm_find(bridge->comm, routes->message[i].peer))) {
-            *bytes += routes->message[i].bytes;
-            n++;
-        }
-    return n;
-}
-
 /* ---- the path of a bridge ---- */
 
 /* Is it the destination's tensor that peers reach? */
@@ -134,24 +121,47 @@ bool colo_over_peers_likely(const colo_bridge_t *bridge)
            (bridge->transport == COLO_TRANSPORT_AUTO && peer->registrations(bridge->comm) > 0);
 }
 
-static void find_moves(colo_loaded_t *loaded)
+/* Chooses how each message of the program travels: directly to or from ranks in reach, else by the
+ * comm. */
+static void choose_carriers(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    int32_t *moves = loaded->over_peers.moves;
-    moves[COLO_FORWARD] = loaded->program.bytes ? COLO_PUSH | COLO_PULL : COLO_PUSH;
-    moves[COLO_BACKWARD] =
-        colo_plan_adds(loaded->program.plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
+            const colo_routes_t *routes =
+                colo_plan_routes(loaded->program.plan, (colo_pass_t)pass, i / 2, i % 2);
+            colo_messages_t *messages = &loaded->over_comm.messages[pass][i / 2][i % 2];
+            messages->nfar = 0;
+            messages->near_bytes = 0;
+            for (int32_t k = 0; k < messages->n; k++)
+                if (!colo_peers_near(bridge, messages->message[k].peer))
+                    messages->far[messages->nfar++] = messages->message[k];
+            for (int32_t k = 0; k < routes->nmessages; k++)
+                if (colo_peers_near(bridge, colo_comm_find(bridge->comm, routes->message[k].peer)))
+                    messages->near_bytes += routes->message[k].bytes;
+        }
 }
 
-/* What ranks find out about a plan of the bridge by themselves. */
+/* What ranks find out about a program by themselves; of a batch, some is as the bridge's. */
 static colo_status_t find_all(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_peers_t *over = &loaded->over_peers;
-    find_moves(loaded);
-    over->one_view = bridge->transport != COLO_TRANSPORT_PEER;
-    over->forward = COLO_PUSH;
+    const colo_over_peers_t *all = &bridge->now.over_peers;
+    const int32_t agreed = bridge->peers.agreed[COLO_FORWARD].moves;
+    const bool batch = loaded->program.bytes;
+    over->moves[COLO_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
+    over->moves[COLO_BACKWARD] =
+        colo_plan_adds(loaded->program.plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
+    over->one_view = !batch && bridge->transport != COLO_TRANSPORT_PEER;
+    over->forward = batch && agreed ? (colo_mover_t)agreed : COLO_PUSH;
     over->unit = (int64_t)colo_peers_unit(bridge, loaded);
-    COLO_TRY(find_asymmetric(bridge, loaded));
-    return find_far(bridge, loaded);
+    choose_carriers(bridge, loaded);
+    if (!batch) {
+        COLO_TRY(find_asymmetric(bridge, loaded));
+        return find_far(bridge, loaded);
+    }
+    memcpy(over->asymmetric, all->asymmetric, sizeof over->asymmetric);
+    over->far = all->far;
+    return COLO_OK;
 }
 
 static colo_status_t create_path(colo_bridge_t *bridge)
@@ -214,43 +224,26 @@ void colo_over_peers_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 }
 
 /* Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
-colo_status_t colo_over_peers_create(colo_bridge_t *bridge, bool *serves_all)
+colo_status_t colo_over_peers_create(colo_bridge_t *bridge)
 {
     COLO_TRY(create_path(bridge));
-    *serves_all = bridge->peers.path && !bridge->now.over_peers.far && bridge->lazy;
     bridge->lazy =
         bridge->lazy && bridge->peers.path; /* alike on ranks that are in reach and that are not */
     const colo_status_t st = load_relays(bridge, &bridge->now);
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-colo_status_t colo_over_peers_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
-{
-    if (!bridge->peers.path)
-        return COLO_OK;
-    COLO_TRY(find_all(bridge, next));
-    COLO_TRY(colo_transfers_list(bridge, next, COLO_FIRST, &bridge->peers.first));
-    COLO_TRY(load_relays(bridge, next));
-    return bridge->comm->ops->peer->load(bridge->peers.path, bridge->peers.first.pass);
-}
-
-/* Lists of a batch, by the move that ranks agreed on last. */
 colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    colo_over_peers_t *over = &loaded->over_peers;
-    const colo_over_peers_t *all = &bridge->now.over_peers;
-    const int32_t agreed = bridge->peers.agreed[COLO_FORWARD].moves;
-    if (!bridge->peers.path || !loaded->program.bytes)
+    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    const colo_transfers_t *pass = bridge->peers.first.pass;
+    if (!bridge->peers.path)
         return COLO_OK;
-    find_moves(loaded);
-    memcpy(over->asymmetric, all->asymmetric, sizeof over->asymmetric);
-    over->far = all->far;
-    over->forward = agreed ? (colo_mover_t)agreed : COLO_PUSH;
-    over->unit = (int64_t)colo_peers_unit(bridge, loaded);
+    COLO_TRY(find_all(bridge, loaded));
     COLO_TRY(colo_transfers_list(bridge, loaded, COLO_FIRST, &bridge->peers.first));
-    COLO_TRY(
-        bridge->comm->ops->peer->list(bridge->peers.path, bridge->peers.first.pass, &over->list));
-    return load_relays(bridge, loaded);
+    COLO_TRY(load_relays(bridge, loaded));
+    return loaded->program.bytes ? peer->list(bridge->peers.path, pass, &loaded->over_peers.list)
+                                 : peer->load(bridge->peers.path, pass);
 }
 
 /* ---- does a call go peer-to-peer? ---- */
@@ -266,11 +259,9 @@ static size_t reach_of(const colo_tensor_t *tensor)
 /* Do others look at what this rank has to be registered for @move? */
 static bool is_looked_at(const colo_call_t *call, colo_mover_t move)
 {
-    const colo_bridge_t *bridge = call->bridge;
-    const colo_routes_t *routes = colo_plan_routes(call->frame.program->plan, call->frame.pass,
-                                                   COLO_FIRST, move == COLO_PULL);
-    int64_t bytes;
-    return call->loaded->over_peers.one_view || count_near(bridge, routes, &bytes) > 0;
+    const colo_messages_t *messages =
+        &call->loaded->over_comm.messages[call->frame.pass][COLO_FIRST][move == COLO_PULL];
+    return call->loaded->over_peers.one_view || messages->n > messages->nfar;
 }
 
 static colo_reached_tensor_t *reached_by(const colo_call_t *call, colo_mover_t move)
@@ -416,18 +407,13 @@ colo_status_t colo_over_peers_begin(colo_call_t *call)
     return colo_over_peers_load(bridge, call->loaded);
 }
 
-/* A move between ranks in reach, and what stays on the rank. */
-typedef struct part {
-    colo_call_t *call;
-    const colo_move_t *move;
-} part_t;
-
-static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *tensor,
+static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *move,
+                                   const colo_carried_t *tensor,
                                    const colo_reached_tensor_t *reached)
 {
-    const colo_call_frame_t *frame = &part->call->frame;
+    const colo_call_frame_t *frame = &call->frame;
     const int64_t elem = (int64_t)colo_dtype_size(tensor->dtype);
-    const colo_view_t *in = part->move->from == COLO_OUT ? &tensor->out : &tensor->in;
+    const colo_view_t *in = move->from == COLO_OUT ? &tensor->out : &tensor->in;
     colo_p2p_tensor_t to = {.per = tensor->per,
                             .dtype = tensor->dtype,
                             .elem = (size_t)elem,
@@ -439,7 +425,7 @@ static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *ten
         to.in_step[i] = in->stride[i] * elem;
         to.out_step[i] = tensor->out.stride[i] * elem;
     }
-    if (part->move->to == COLO_PARTIALS && part->call->loaded->over_peers.far) {
+    if (move->to == COLO_PARTIALS && call->loaded->over_peers.far) {
         int64_t extent[3];
         colo_partial_extent(frame->program->plan, extent);
         const int64_t row = extent[2] * tensor->per * elem;
@@ -451,17 +437,14 @@ static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *ten
     return to;
 }
 
-/* All tensors in one call of the path. */
-static colo_status_t launch(const part_t *part, colo_stream_t stream)
+colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
 {
-    const colo_call_t *call = part->call;
     const colo_over_peers_t *over = &call->loaded->over_peers;
     colo_bridge_t *bridge = call->bridge;
     colo_p2p_tensor_t one, *tensor = &one;
     if (call->frame.n > 1)
         tensor = colo_list_zeroed(&bridge->peers.tensors, call->frame.n, sizeof *tensor);
-    colo_p2p_call_t p2p = {.list =
-                               part->move->exchange == COLO_RELAYS ? over->relay_list : over->list,
+    colo_p2p_call_t p2p = {.list = move->exchange == COLO_RELAYS ? over->relay_list : over->list,
                            .tensor = tensor,
                            .device = call->queries.device,
                            .capturing = call->capturing};
@@ -469,85 +452,6 @@ static colo_status_t launch(const part_t *part, colo_stream_t stream)
     const colo_reached_tensor_t *reached = reached_by(call, (colo_mover_t)call->reached.moves);
     for (int32_t k = 0; k < call->frame.n; k++)
         if (call->frame.tensor[k].per > 0)
-            tensor[p2p.n++] = tensor_of(part, &call->frame.tensor[k], &reached[k]);
-    return bridge->comm->ops->peer->run(bridge->peers.path, call->frame.pass, &p2p, stream);
-}
-
-static int32_t count_part(const part_t *part, bool sends, int64_t *bytes)
-{
-    const colo_call_frame_t *frame = &part->call->frame;
-    return count_near(
-        part->call->bridge,
-        colo_plan_routes(frame->program->plan, frame->pass, part->move->exchange, sends), bytes);
-}
-
-static colo_status_t move_part(void *arg, colo_stream_t stream)
-{
-    const part_t *part = arg;
-    int64_t bytes;
-    if (part->move->exchange == COLO_RELAYS || count_part(part, true, &bytes) > 0 ||
-        count_part(part, false, &bytes) > 0)
-        return launch(part, stream);
-    /* a plain copy is faster than a kernel without peers */
-    return part->move->to == COLO_PARTIALS
-               ? COLO_OK
-               : colo_over_comm_keep(part->call, part->move, false, stream);
-}
-
-/* As what an exchange moves besides its messages; keeps @part. */
-static colo_exchange_t besides(part_t *part)
-{
-    const colo_call_frame_t *frame = &part->call->frame;
-    int64_t sent, received;
-    const int32_t sends = count_part(part, true, &sent), recvs = count_part(part, false, &received);
-    return (colo_exchange_t){.op = part->call->op,
-                             .more = move_part,
-                             .arg = part,
-                             .more_peers = sends > recvs ? sends : recvs,
-                             .more_sent = colo_call_bytes(frame, sent),
-                             .more_received = colo_call_bytes(frame, received)};
-}
-
-colo_status_t colo_over_peers_run(colo_call_t *call)
-{
-    colo_comm_t *comm = call->bridge->comm;
-    part_t part = {call, &call->frame.program->pass[call->frame.pass].step[0].move};
-    const colo_exchange_t exchange = besides(&part);
-    if (!comm->ops->peer->reaches(comm, -1, -1)) /* others exchange messages, too */
-        return colo_comm_i_exchange_over(comm, &exchange, call->stream);
-    const uint64_t seq = colo_comm_i_begin(comm, exchange.op, exchange.more_sent,
-                                           exchange.more_received, exchange.more_peers);
-    const colo_status_t st = move_part(&part, call->stream);
-    colo_comm_i_end(comm, seq, st);
-    return st < 0 ? colo_comm_i_fail(comm, st) : st;
-}
-
-/* Those of ranks out of reach, put behind all of them. @far: out, how many. */
-static colo_message_t *far_of(const colo_bridge_t *bridge, const colo_messages_t *all, int32_t *far)
-{
-    *far = 0;
-    for (int32_t i = 0; i < all->n; i++)
-        if (!colo_peers_near(bridge, all->message[i].peer))
-            all->message[all->n + (*far)++] = all->message[i];
-    return all->message + all->n;
-}
-
-colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
-{
-    const colo_bridge_t *bridge = call->bridge;
-    const colo_messages_t *messages =
-        call->loaded->over_comm.messages[call->frame.pass][move->exchange];
-    part_t part = {call, move};
-    /* what entered a node goes on this way if peers reach the output */
-    if (move->exchange == COLO_NODE_SUMS ||
-        (move->exchange == COLO_RELAYS && call->reached.moves != COLO_PUSH))
-        return colo_over_comm_move(call, move);
-    colo_exchange_t exchange = besides(&part);
-    exchange.send = far_of(bridge, &messages[1], &exchange.nsends);
-    exchange.recv = far_of(bridge, &messages[0], &exchange.nrecvs);
-    colo_over_comm_equip(call, move, &exchange);
-    COLO_TRY(colo_comm_i_exchange_over(bridge->comm, &exchange, call->stream));
-    const colo_status_t own =
-        move->to == COLO_PARTIALS ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
-    return own < 0 ? colo_comm_i_fail(call->bridge->comm, own) : COLO_OK;
+            tensor[p2p.n++] = tensor_of(call, move, &call->frame.tensor[k], &reached[k]);
+    return bridge->comm->ops->peer->run(bridge->peers.path, call->frame.pass, &p2p, call->stream);
 }

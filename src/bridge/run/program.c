@@ -47,6 +47,14 @@ colo_dtype_t colo_sum_dtype(const colo_plan_t *plan, const colo_carried_t *tenso
                                                             : tensor->dtype;
 }
 
+colo_dtype_t colo_move_dtype(const colo_program_t *program, colo_pass_t pass, int exchange)
+{
+    const colo_dtype_t dtype = program->plan->config.dtype;
+    return program->bytes                                 ? COLO_U8
+           : program->plan->exchange[pass][exchange].wide ? colo_sum_wide(dtype)
+                                                          : dtype;
+}
+
 int64_t colo_move_sum(const colo_plan_t *plan, int exchange, bool sends,
                       const colo_region_t *region)
 {

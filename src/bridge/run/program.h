@@ -115,6 +115,8 @@ size_t colo_partial_bytes(const colo_plan_t *plan, int64_t per, colo_dtype_t dty
 /* The dtype of sums of a node: as wide as fp32 at least. */
 colo_dtype_t colo_sum_wide(colo_dtype_t dtype);
 colo_dtype_t colo_sum_dtype(const colo_plan_t *plan, const colo_carried_t *tensor, int64_t key);
+/* The dtype in which messages of an exchange count. */
+colo_dtype_t colo_move_dtype(const colo_program_t *program, colo_pass_t pass, int exchange);
 /* The partial sum of a region at one end of an exchange. */
 int64_t colo_move_sum(const colo_plan_t *plan, int exchange, bool sends,
                       const colo_region_t *region);

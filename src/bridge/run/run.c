@@ -2,23 +2,22 @@
 /*
  * run.c - runs the program of a call: one loop over its steps.
  *
- * A move goes as messages of the comm (over-comm.c), between ranks that reach each other's memory
- * directly (over-peers.c), or as both; an addition is add.c's. Which of these a call takes is
- * decided before the loop, once. COLLECTIVE has no program (collective.c).
+ * A move begins what travels, copies what stays on the rank, and ends. Messages travel by the comm
+ * (over-comm.c), or directly between ranks that reach each other's memory (over-peers.c): which is
+ * chosen for each message when the program is loaded, and a call in which some rank has a tensor
+ * that is not registered takes the comm for all. An addition is add.c's.
+ *
+ * On the host messages have come before anything is copied: if a peer never arrives, the call
+ * writes nothing. On a GPU an auxiliary stream carries messages while the caller's stream copies,
+ * and waits for them at last. If a peer is missing only in a later exchange, the output is partly
+ * written. Which boxes, from whom, is the plan's decision; how they travel, the comm's.
  */
 #include "bridge/run/run.h"
 
 #include "core/error.h"
 
-bool colo_run_likely(const colo_bridge_t *bridge)
-{
-    return !colo_bridge_is_collective(bridge) && colo_over_peers_likely(bridge);
-}
-
 colo_status_t colo_run_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    if (colo_bridge_is_collective(bridge))
-        return colo_collective_load(bridge, loaded);
     COLO_TRY(colo_over_comm_load(bridge, loaded)); /* makes the program */
     return colo_over_peers_load(bridge, loaded);
 }
@@ -33,39 +32,175 @@ void colo_run_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 
 colo_status_t colo_run_create(colo_bridge_t *bridge)
 {
-    bool serves_all;
-    if (colo_bridge_is_collective(bridge))
-        return colo_collective_create(bridge);
-    COLO_TRY(colo_over_peers_create(bridge, &serves_all));
-    return serves_all ? COLO_OK : colo_over_comm_create(bridge);
+    COLO_TRY(colo_over_peers_create(bridge));
+    if (bridge->lazy && !bridge->now.over_peers.far)
+        return COLO_OK; /* a call that is staged after all makes what the comm needs */
+    return colo_over_comm_create(bridge);
 }
 
-void colo_run_destroy(colo_bridge_t *bridge)
+void colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
 {
-    colo_over_peers_destroy(bridge);
-    colo_collective_destroy(bridge);
-}
-
-colo_status_t colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
-{
-    if (colo_bridge_is_collective(bridge)) {
-        COLO_TRY(colo_collective_reshape(bridge, next));
-    } else {
-        COLO_TRY(colo_over_peers_reshape(bridge, next));
-        colo_over_comm_reshape(bridge, next);
-    }
+    colo_over_comm_take(&bridge->now.over_comm, &next->over_comm);
     colo_run_unload(bridge, &bridge->now);
     bridge->now = *next;
+}
+
+/* ---- what stays on the rank ---- */
+
+/* The bytes of all tensors of a call, where its plan counts @bytes of one. */
+static int64_t call_bytes(const colo_call_frame_t *frame, int64_t bytes)
+{
+    const int64_t unit = (int64_t)frame->program->plan->elem;
+    int64_t all = 0;
+    for (int32_t k = 0; bytes > 0 && k < frame->n; k++) { /* else there may be no features */
+        const colo_carried_t *tensor = &frame->tensor[k];
+        all += bytes / unit * tensor->per * (int64_t)colo_dtype_size(tensor->dtype);
+    }
+    return all;
+}
+
+/* @narrow: messages move at the same time. */
+static colo_status_t copy_own(const colo_call_t *call, const colo_move_t *move, bool narrow)
+{
+    const colo_ops_t *ops = call->bridge->ops;
+    const colo_call_frame_t *frame = &call->frame;
+    const bool bytes = frame->program->bytes;
+    const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
+    const colo_end_t to = {move->to, frame->program->plan->own_addend};
+    colo_box_t *const *box = call->loaded->over_comm.own_box;
+    for (int32_t k = 0; move->local && k < frame->n; k++) {
+        const colo_carried_t *tensor = &frame->tensor[k];
+        if (tensor->per == 0) /* there may be no memory */
+            continue;
+        for (int64_t i = 0; i < move->local->nregions; i++) {
+            box[0][i] = colo_call_box(frame, tensor, (colo_end_t){.buffer = move->from},
+                                      move->local, i, bytes);
+            box[1][i] = colo_call_box(frame, tensor, to, move->local, i, bytes);
+        }
+        COLO_TRY(copy(box[1], box[0], move->local->nregions,
+                      bytes ? 1 : colo_dtype_size(tensor->dtype), call->stream));
+    }
     return COLO_OK;
 }
 
-/* ---- calls ---- */
+/* Is the rank's own part copied while messages move? Not if a fork and a join take longer, or the
+ * copy alone, which is then slower. */
+static bool overlaps(const colo_call_t *call)
+{
+    const colo_bridge_t *bridge = call->bridge;
+    const colo_call_frame_t *frame = &call->frame;
+    const colo_plan_bytes_t *bytes = &frame->program->plan->bytes[frame->pass];
+    const int64_t moved = bytes->send > bytes->recv ? bytes->send : bytes->recv;
+    return bridge->streams.side && bytes->local <= moved &&
+           call_bytes(frame, bytes->local) >= bridge->ops->overlap_bytes;
+}
 
-/* Does a call have moves whose messages are the comm's? */
+enum { FORK, JOIN };
+
+/* Where messages go while the call's stream copies the rank's own part: @side, out, is that stream
+ * if another one gains nothing or cannot be. After OK with another stream comes one join, by which
+ * the call's stream waits for it. */
+static colo_status_t fork_side(const colo_call_t *call, colo_stream_t *side)
+{
+    const colo_bridge_t *bridge = call->bridge;
+    bool follows = false;
+    const colo_status_t st = overlaps(call) ? bridge->ops->stream_follow(bridge->streams.side, FORK,
+                                                                         call->stream, &follows)
+                                            : COLO_OK;
+    *side = follows ? bridge->ops->stream_of(bridge->streams.side) : call->stream;
+    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
+}
+
+static colo_status_t wait_side(const colo_call_t *call)
+{
+    const colo_bridge_t *bridge = call->bridge;
+    COLO_TRY(bridge->ops->event_record(bridge->streams.side, JOIN,
+                                       bridge->ops->stream_of(bridge->streams.side)));
+    return bridge->ops->event_wait(bridge->streams.side, JOIN, call->stream);
+}
+
+/* @st: of the call so far, returned. */
+static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
+{
+    const colo_error_t why = colo_error_save();
+    colo_status_t joined = wait_side(call);
+    if (joined < 0) {
+        joined = colo_comm_i_fail(call->bridge->comm, joined);
+        const colo_error_t error = colo_error_save();
+        (void)wait_side(call); /* or the messages go on while the caller frees the tensors */
+        (void)colo_error_restore(joined, &error);
+    }
+    return st < 0 ? colo_error_restore(st, &why) : joined;
+}
+
+/* ---- moves ---- */
+
+/* Does a call have moves whose messages are the comm's? Else a launch between ranks in reach does
+ * all of a pass: additions, too. */
 static bool needs_comm(const colo_call_t *call)
 {
     return !call->direct || call->loaded->over_peers.far;
 }
+
+/* Do ranks in reach write or read for this move? What entered a node goes on this way only if peers
+ * reach the output; sums of a node lie in memory of the bridge. */
+static bool goes_directly(const colo_call_t *call, const colo_move_t *move)
+{
+    return call->direct && move->exchange != COLO_NODE_SUMS &&
+           (move->exchange != COLO_RELAYS || call->reached.moves == COLO_PUSH);
+}
+
+/* The comm's messages of a move: all, or those between ranks out of reach. */
+static colo_exchange_t exchange_of(const colo_call_t *call, const colo_move_t *move, bool direct)
+{
+    const colo_bridge_t *bridge = call->bridge;
+    const colo_call_frame_t *frame = &call->frame;
+    const colo_messages_t *recv = &call->loaded->over_comm.messages[frame->pass][move->exchange][0],
+                          *send = recv + 1;
+    colo_exchange_t exchange = {.op = call->op, .is_part = direct};
+    if (needs_comm(call)) {
+        exchange.op.dtype = colo_move_dtype(frame->program, frame->pass, move->exchange);
+        exchange.subconnection = bridge->now.over_comm.subconnection;
+        exchange.stage = bridge->memory.stage.data;
+        exchange.stage_bytes = bridge->memory.stage.size;
+        exchange.send = direct ? send->far : send->message;
+        exchange.recv = direct ? recv->far : recv->message;
+        exchange.nsends = direct ? send->nfar : send->n;
+        exchange.nrecvs = direct ? recv->nfar : recv->n;
+    }
+    if (direct) {
+        const int32_t sends = send->n - send->nfar, recvs = recv->n - recv->nfar;
+        exchange.more_peers = sends > recvs ? sends : recvs;
+        exchange.more_sent = call_bytes(frame, send->near_bytes);
+        exchange.more_received = call_bytes(frame, recv->near_bytes);
+    }
+    return exchange;
+}
+
+static colo_status_t run_move(colo_call_t *call, const colo_move_t *move)
+{
+    colo_comm_t *comm = call->bridge->comm;
+    const bool direct = goes_directly(call, move);
+    const colo_exchange_t exchange = exchange_of(call, move, direct);
+    /* a launch copies what stays, too; without peers a plain copy is faster */
+    const bool launches = exchange.more_peers > 0;
+    const bool keeps = !launches || (needs_comm(call) && move->to == COLO_PARTIALS);
+    colo_stream_t side = call->stream;
+    uint64_t seq;
+    if (!direct && move->local && move->to == COLO_OUT)
+        COLO_TRY(fork_side(call, &side));
+    colo_status_t st = colo_comm_i_exchange_begin(comm, &exchange, side, &seq);
+    if (st == COLO_OK) {
+        if (launches)
+            st = colo_over_peers_move(call, move);
+        if (keeps)
+            COLO_THEN(st, copy_own(call, move, side != call->stream));
+        st = colo_comm_i_finish(comm, seq, st);
+    }
+    return side == call->stream ? st : join_side(call, st);
+}
+
+/* ---- calls ---- */
 
 static colo_status_t prepare(colo_call_t *call)
 {
@@ -74,8 +209,6 @@ static colo_status_t prepare(colo_call_t *call)
 
 colo_status_t colo_run_find(colo_call_t *call)
 {
-    if (colo_bridge_is_collective(call->bridge))
-        return COLO_OK;
     COLO_TRY(colo_over_peers_find(call));
     return call->undecided ? COLO_OK : prepare(call);
 }
@@ -83,18 +216,16 @@ colo_status_t colo_run_find(colo_call_t *call)
 static colo_status_t run_steps(colo_call_t *call)
 {
     const colo_steps_t *steps = &call->frame.program->pass[call->frame.pass];
-    COLO_TRY(colo_over_comm_begin(call));
     for (int32_t i = 0; i < steps->n; i++) {
         const colo_step_t *step = &steps->step[i];
         if (step->kind == COLO_MOVE) {
-            COLO_TRY(call->direct ? colo_over_peers_move(call, &step->move)
-                                  : colo_over_comm_move(call, &step->move));
-            continue;
+            COLO_TRY(run_move(call, &step->move));
+        } else if (needs_comm(call)) {
+            const colo_status_t st =
+                colo_add_run(call->bridge->ops, &call->frame, &step->add, call->stream);
+            if (st < 0)
+                return colo_comm_i_fail(call->bridge->comm, st);
         }
-        const colo_status_t st =
-            colo_add_run(call->bridge->ops, &call->frame, &step->add, call->stream);
-        if (st < 0)
-            return colo_comm_i_fail(call->bridge->comm, st);
     }
     return COLO_OK;
 }
@@ -107,20 +238,18 @@ static colo_status_t begin(colo_call_t *call)
         COLO_TRY(colo_over_peers_agree(call)); /* the same on all ranks */
         st = prepare(call);
     }
-    if (st == COLO_OK)
-        call->bridge->id.calls++;
-    if (st == COLO_OK && call->direct)
-        st = colo_over_peers_begin(call);
+    if (call->direct)
+        COLO_THEN(st, colo_over_peers_begin(call));
     return st < 0 ? colo_comm_i_fail(call->bridge->comm, st) : COLO_OK;
 }
 
 colo_status_t colo_run_call(colo_call_t *call)
 {
     COLO_TRY(begin(call));
-    if (colo_bridge_is_collective(call->bridge))
-        return colo_collective_run(call);
     if (!needs_comm(call))
-        return colo_over_peers_run(call);
+        return run_steps(call);
     COLO_TRY(colo_memory_begin(call));
-    return colo_memory_end(call, run_steps(call));
+    colo_status_t st = colo_over_comm_begin(call);
+    COLO_THEN(st, run_steps(call));
+    return colo_memory_end(call, st);
 }

@@ -36,9 +36,12 @@ typedef struct colo_collective {
  */
 typedef struct colo_messages {
     int32_t n;
-    colo_message_t *message; /* [n], with as many behind them: those of ranks out of reach */
-    colo_box_t *box;         /* [nregions][tensors] of the plan's routes */
-    int32_t tensors;         /* of a call */
+    colo_message_t *message; /* [n], with as many behind them: */
+    colo_message_t *far;     /* [nfar] those of ranks out of reach; others may travel directly */
+    int32_t nfar;
+    int64_t near_bytes; /* of these others, as the plan counts */
+    colo_box_t *box;    /* [nregions][tensors] of the plan's routes */
+    int32_t tensors;    /* of a call */
 } colo_messages_t;
 
 /* A program as the comm carries it. */
@@ -139,58 +142,46 @@ struct colo_call {
 
 /* ---- run.c ---- */
 
-/* As far as this rank can see before ranks compare notes: will memory be reached directly? The same
- * on all. */
-bool colo_run_likely(const colo_bridge_t *bridge);
 /* loaded->program.plan is there, and bytes is set; local. */
 colo_status_t colo_run_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
 /* Ends what is there of it, its plan included. */
 void colo_run_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
 /* Collective, when all ranks have agreed on the bridge. */
 colo_status_t colo_run_create(colo_bridge_t *bridge);
-void colo_run_destroy(colo_bridge_t *bridge);
-/* Takes @next, unless it fails; local. */
-colo_status_t colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
-/* Chooses how a call goes and prepares it; local. */
+/* Takes @next, which was loaded; local. */
+void colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
+/* Finds how a call's messages travel, and prepares that; local. */
 colo_status_t colo_run_find(colo_call_t *call);
 colo_status_t colo_run_call(colo_call_t *call);
 
 /* ticket.c: ends the calls that were started, and logs those that were not finished. */
 void colo_tickets_destroy(colo_bridge_t *bridge);
 
-/* ---- over-comm.c: messages of the comm, and what stays on the rank ---- */
+/* ---- over-comm.c: messages of the comm ---- */
 
 colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
 void colo_over_comm_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
 /* Connects, and has memory of the bridge; collective over those that the plan ties together. */
 colo_status_t colo_over_comm_create(colo_bridge_t *bridge);
-/* @next gets the connections of now if they are the same. */
-void colo_over_comm_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
+/* @to gets the connection of @from if it ties the same ranks. */
+void colo_over_comm_take(colo_over_comm_t *from, colo_over_comm_t *to);
 /* Boxes and partial sums of a batch; local. */
 colo_status_t colo_over_comm_prepare(colo_call_t *call);
 /* Before the first step: connections, boxes, staging. */
 colo_status_t colo_over_comm_begin(colo_call_t *call);
-/* A move, in order with those before it. */
-colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move);
-/* Fills in what all messages of a move have in common: op, connections, staging. */
-void colo_over_comm_equip(const colo_call_t *call, const colo_move_t *move,
-                          colo_exchange_t *exchange);
-/* What stays on the rank, of all tensors. @narrow: messages move at the same time. */
-colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bool narrow,
-                                  colo_stream_t stream);
-/* The bytes of all tensors of a call, where its plan counts @bytes of one. */
-int64_t colo_call_bytes(const colo_call_frame_t *frame, int64_t bytes);
 
 /* ---- over-peers.c: between ranks that reach each other's memory ---- */
 
+/* As far as this rank can see before ranks compare notes: will memory be reached directly? The same
+ * on all. */
 bool colo_over_peers_likely(const colo_bridge_t *bridge);
+/* Of a bridge that has a path: chooses how messages travel, and makes lists. */
 colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
 void colo_over_peers_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
-/* Collective. @serves_all: out, every call whose tensors allow it goes this way, so that what the
- * comm needs is made when a call is the comm's. */
-colo_status_t colo_over_peers_create(colo_bridge_t *bridge, bool *serves_all);
+/* The path, and what load would have done for the plan of now. Collective. Keeps bridge->lazy if
+ * there is a path. */
+colo_status_t colo_over_peers_create(colo_bridge_t *bridge);
 void colo_over_peers_destroy(colo_bridge_t *bridge);
-colo_status_t colo_over_peers_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
 /* Does a call go this way? Sets call->direct, or call->undecided, which is the same on all ranks.
  */
 colo_status_t colo_over_peers_find(colo_call_t *call);
@@ -198,9 +189,7 @@ colo_status_t colo_over_peers_find(colo_call_t *call);
 colo_status_t colo_over_peers_agree(colo_call_t *call);
 /* Lists for what ranks agreed on and for the tensors of a call. */
 colo_status_t colo_over_peers_begin(colo_call_t *call);
-/* A call that needs no messages. */
-colo_status_t colo_over_peers_run(colo_call_t *call);
-/* A move of a call that needs some: between ranks in reach directly, between others as messages. */
+/* Launches a move between ranks in reach; and what stays, if it goes to the output. */
 colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move);
 
 /* ---- collective.c: the reference's algorithm, chosen by algo ---- */
