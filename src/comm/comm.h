@@ -41,7 +41,7 @@ typedef struct colo_exchange {
     size_t stage_bytes;
     const colo_message_t *send, *recv;
     int32_t nsends, nrecvs;
-    uint8_t step; /* of several in one operation: 0, 1 */
+    uint8_t round; /* of several in one operation: 0, 1 */
     /* If these are a part of what the caller moves in this operation: of the rest, which is counted
      * with them. The backend is called only if the part has messages. */
     bool is_part;

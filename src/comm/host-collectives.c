@@ -63,7 +63,7 @@ static void part(colo_comm_t *comm, int32_t peer, const void *out, int64_t nout,
     parts->recv[i] = (colo_message_t){peer, nin > 0, &box[1]};
 }
 
-static colo_status_t run(colo_comm_t *comm, uint8_t step)
+static colo_status_t run(colo_comm_t *comm, uint8_t round)
 {
     return comm->ops->exchange(comm,
                                &(colo_exchange_t){.op = comm->op,
@@ -71,7 +71,7 @@ static colo_status_t run(colo_comm_t *comm, uint8_t step)
                                                   .recv = comm->parts->recv,
                                                   .nsends = comm->size - 1,
                                                   .nrecvs = comm->size - 1,
-                                                  .step = step},
+                                                  .round = round},
                                NULL);
 }
 
@@ -86,7 +86,7 @@ static struct slice slice_of(const colo_comm_t *comm, int64_t count, int32_t r)
 }
 
 /* All ranks' slices of @all; this rank's own one is at @own. */
-static colo_status_t gather(colo_comm_t *comm, uint8_t step, const char *own, char *all,
+static colo_status_t gather(colo_comm_t *comm, uint8_t round, const char *own, char *all,
                             int64_t count)
 {
     const int64_t elem = (int64_t)colo_dtype_size(comm->op.dtype);
@@ -95,7 +95,7 @@ static colo_status_t gather(colo_comm_t *comm, uint8_t step, const char *own, ch
         const struct slice its = slice_of(comm, count, r);
         part(comm, r, own, mine.n, all + its.lo * elem, its.n);
     }
-    return run(comm, step);
+    return run(comm, round);
 }
 
 static colo_status_t broadcast(colo_comm_t *comm, void *buffer, int64_t count, int32_t root)

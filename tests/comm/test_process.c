@@ -240,7 +240,7 @@ static void send_head_only(colo_comm_t *comm, int32_t rank)
 }
 
 /* Another thread may ask for the state at any time, and takes in what has arrived. */
-T_CASE(header_that_arrives_before_its_step_runs_is_no_mismatch)
+T_CASE(header_that_arrives_before_its_round_runs_is_no_mismatch)
 {
     colo_comm_t *c = mutant[1];
     for (int32_t r = 0; r < RANKS; r++)

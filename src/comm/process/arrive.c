@@ -122,7 +122,7 @@ static void take_header(struct colo_process_group *group, const colo_frame_t *fr
     early->header = *frame;
     size_t n = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
     memcpy(early->eager, payload, n);
-    colo_step_poll(group, frame->from);
+    colo_round_poll(group, frame->from);
 }
 
 /* Does a frame of @bytes hold together by itself? */
@@ -195,10 +195,10 @@ static void dispatch(struct colo_process_context *context, int32_t peer, const c
         take_header(group, frame, payload);
         break;
     case COLO_FRAME_READY:
-        colo_step_ready(group, frame);
+        colo_round_ready(group, frame);
         break;
     case COLO_FRAME_DATA:
-        if (!colo_step_data(group, frame, payload))
+        if (!colo_round_data(group, frame, payload))
             nonsense(context, peer);
         break;
     case COLO_FRAME_FAIL:

@@ -146,7 +146,7 @@ void colo_process_group_free(struct colo_process_group *group)
     free(group->world);
     free(group->peer);
     free(group->eager);
-    free(group->peer_step);
+    free(group->peer_round);
     free(group->active);
     free(group);
 }

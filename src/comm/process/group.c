@@ -6,7 +6,7 @@
  * split and its members, which all members know. A group that this rank has left stays until all
  * its members have left, so that frames that are still under way find it.
  *
- * Left to others: what is told of faults (fault.c), what arrives (arrive.c), exchanges (step.c),
+ * Left to others: what is told of faults (fault.c), what arrives (arrive.c), exchanges (round.c),
  * bytes (the transport), error messages of arguments and the statistics (comm/collectives.c).
  */
 #include "comm/process/group.h"
@@ -41,9 +41,9 @@ static colo_status_t group_new(colo_comm_t *comm, struct colo_process_context *c
     group->world = malloc(n * sizeof *group->world);
     group->peer = calloc(n, sizeof *group->peer);
     group->eager = calloc(n, 2 * COLO_FRAME_EAGER);
-    group->peer_step = calloc(n, sizeof *group->peer_step);
+    group->peer_round = calloc(n, sizeof *group->peer_round);
     group->active = malloc(n * sizeof *group->active);
-    if (!group->world || !group->peer || !group->eager || !group->peer_step || !group->active) {
+    if (!group->world || !group->peer || !group->eager || !group->peer_round || !group->active) {
         colo_process_group_free(group);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)comm->size);
     }
@@ -255,9 +255,9 @@ void colo_process_destroy(colo_comm_t *comm)
     colo_process_bye(group);
     group->left = true;
     free(group->eager); /* from now on it only counts the ranks that left */
-    free(group->peer_step);
+    free(group->peer_round);
     group->eager = NULL;
-    group->peer_step = NULL;
+    group->peer_round = NULL;
     colo_process_reap(context);
     if (--context->live == 0)
         context_leave(context);

@@ -6,12 +6,12 @@
  *          all (aborts, processes that died), frames that came before their group was made.
  * group    one group: a key that every member computes alike (no agreement is needed to make one),
  *          an error state, and for each peer at most two headers that came early.
- * step     of an operation: exactly one message, perhaps empty, to and from each peer that
+ * round    of an operation: exactly one message, perhaps empty, to and from each peer that
  *          takes part. Both sides send a header first and compare; nothing is written to a caller's
  *          memory before all headers are there and agree.
  *
  * group.c keeps contexts and groups; fault.c tells others of faults; arrive.c sorts what arrives;
- * meet.c says what that means to a step; step.c runs steps, each of which is an exchange.
+ * meet.c says what that means to a round; round.c runs rounds.
  */
 #ifndef COLO_COMM_PROCESS_GROUP_H
 #define COLO_COMM_PROCESS_GROUP_H
@@ -35,14 +35,14 @@ struct colo_remote {
     struct colo_early early[2];
 };
 
-struct colo_transit { /* a message of a step to a peer, or from it */
+struct colo_transit { /* a message of a round to a peer, or from it */
     bool due;
     struct colo_shape_ shape;
     int64_t left; /* bytes */
     colo_cursor_t cursor;
 };
 
-struct colo_process_step { /* what one step does with one peer */
+struct colo_process_round { /* what one round does with one peer */
     bool active;
     bool met;   /* its header is here and agrees */
     bool ready; /* it asked for the rest */
@@ -72,14 +72,14 @@ struct colo_process_group { /* colo_comm.impl */
     struct colo_remote *peer; /* [size] */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
 
-    /* the last step begun */
+    /* the last round begun */
     bool running, moving; /* moving: all met */
     uint64_t seq;
-    uint8_t step;
+    uint8_t round;
     colo_op_desc_t op;
     double begin;
-    struct colo_process_step *peer_step; /* [size] */
-    int32_t *active;                     /* [nactive] peers */
+    struct colo_process_round *peer_round; /* [size] */
+    int32_t *active;                       /* [nactive] peers */
     int32_t nactive, nmet;
 };
 
@@ -89,7 +89,7 @@ struct colo_process_context {
     const colo_transport_ops_t *ops;
     void *transport;
     int32_t rank, size;
-    pthread_mutex_t lock; /* all below, the groups' peers and steps, the transport */
+    pthread_mutex_t lock; /* all below, the groups' peers and rounds, the transport */
     int32_t live;         /* groups that a comm uses */
     struct colo_process_group *group;
     struct colo_unexpected *unexpected, **unexpected_end;
@@ -162,17 +162,17 @@ void colo_process_progress(struct colo_process_context *context);
 void colo_process_take_unexpected(struct colo_process_group *group);
 
 /* ---- meet.c: with the context's lock held ---- */
-colo_waiter_t colo_step_waiter(const struct colo_process_group *group, int32_t peer);
+colo_waiter_t colo_round_waiter(const struct colo_process_group *group, int32_t peer);
 /* Kills the group. @found: NULL: @peer went on without this rank */
-void colo_step_mismatch(struct colo_process_group *group, int32_t peer, const char *found);
+void colo_round_mismatch(struct colo_process_group *group, int32_t peer, const char *found);
 /* @peer has a header here: for now, for later, or for something that will not come to pass? */
-void colo_step_poll(struct colo_process_group *group, int32_t peer);
-void colo_step_ready(struct colo_process_group *group, const colo_frame_t *frame);
+void colo_round_poll(struct colo_process_group *group, int32_t peer);
+void colo_round_ready(struct colo_process_group *group, const colo_frame_t *frame);
 /* False: a peer that keeps to the protocol does not send this. */
-bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
-                    const void *payload);
+bool colo_round_data(struct colo_process_group *group, const colo_frame_t *frame,
+                     const void *payload);
 
-/* ---- step.c ---- */
+/* ---- round.c ---- */
 colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
                                     colo_stream_t stream);
 

@@ -44,13 +44,13 @@ enum { COLO_FRAME_SENDS = 1, COLO_FRAME_EXPECTS = 2 }; /* flags of a header */
 
 typedef struct colo_frame { /* in front of the payload; ranks are of one architecture */
     uint32_t magic;
-    uint8_t kind, step, flags, pad;
+    uint8_t kind, round, flags, pad;
     int32_t from; /* sender's rank in the group */
     uint32_t pad2;
     uint64_t group; /* the group; 0: all ranks */
     uint64_t seq, desc, count;
-    uint64_t bytes;      /* head: of the whole message; else of the payload */
-    struct colo_shape_ { /* head: of the message that is sent, and of the one that is expected */
+    uint64_t bytes;      /* header: of the message; else of the payload */
+    struct colo_shape_ { /* header: of the message that is sent, and of the one that is expected */
         int64_t bytes;
         uint64_t print;   /* of all extents */
         int64_t first[3]; /* extents of the first box */

@@ -6,7 +6,7 @@
  * peers that it names, checks that they do the same thing, reads their boxes, says so, and waits
  * for the acknowledgement of what was sent to them. Collectives are exchanges with all
  * (host-collectives.c), which wait until all ranks are done: so they end well on all or on none. A
- * step is one exchange: an operation has up to two.
+ * round is one exchange: an operation has up to two.
  *
  * Two rules keep memory safe when ranks go wrong:
  *   references    a rank follows a peer's pointers only under a read reference (readers + 1, then:
@@ -72,20 +72,20 @@ static struct colo_slot *slot_of(const colo_comm_t *comm, int32_t rank)
     return &((struct colo_threads *)comm->impl)->shared->slot[rank];
 }
 
-static uint64_t step_of(const struct colo_slot *slot)
+static uint64_t round_of(const struct colo_slot *slot)
 {
-    return atomic_load_explicit(&slot->step, memory_order_acquire);
+    return atomic_load_explicit(&slot->round, memory_order_acquire);
 }
 
-static uint64_t my_step(const colo_comm_t *comm)
+static uint64_t my_round(const colo_comm_t *comm)
 {
-    return ((struct colo_threads *)comm->impl)->step;
+    return ((struct colo_threads *)comm->impl)->round;
 }
 
 static colo_waiter_t waiter(const colo_comm_t *comm, int32_t peer)
 {
     const struct colo_slot *slot = slot_of(comm, peer);
-    const colo_last_op_t last = {step_of(slot) / COLO_STEPS, atomic_load(&slot->desc),
+    const colo_last_op_t last = {round_of(slot) / COLO_ROUNDS, atomic_load(&slot->desc),
                                  atomic_load(&slot->count)};
     return (colo_waiter_t){comm->name, comm->world_rank, comm->rank, comm->size,
                            comm->op,   comm->seq,        peer,       last,
@@ -137,7 +137,7 @@ static colo_status_t poll_once(colo_comm_t *comm, int32_t peer)
     if (colo_wait_spin(wait))
         return COLO_OK;
     const double waited = colo_now() - wait->begin;
-    if (left && step_of(slot) < self->step)
+    if (left && round_of(slot) < self->round)
         return missing(comm, peer, 0);
     if (waited * 1e3 > (double)colo_comm_i_timeout(comm))
         return missing(comm, peer, colo_comm_i_timeout(comm));
@@ -149,14 +149,14 @@ static colo_status_t poll_once(colo_comm_t *comm, int32_t peer)
     return COLO_OK;
 }
 
-/* Waits until @word, which rank @peer writes, has reached this step. */
+/* Waits until @word, which rank @peer writes, has reached this round. */
 static colo_status_t await(colo_comm_t *comm, int32_t peer, const _Atomic uint64_t *word)
 {
-    const uint64_t step = my_step(comm);
-    while (atomic_load_explicit(word, memory_order_acquire) < step) {
+    const uint64_t round = my_round(comm);
+    while (atomic_load_explicit(word, memory_order_acquire) < round) {
         colo_status_t st = poll_once(comm, peer);
         /* what killed the group may have come after the peer had: then this is not its business */
-        if (st < 0 && atomic_load_explicit(word, memory_order_acquire) < step)
+        if (st < 0 && atomic_load_explicit(word, memory_order_acquire) < round)
             return st;
     }
     return COLO_OK;
@@ -169,14 +169,14 @@ static void open_slot(colo_comm_t *comm, uint8_t which)
 {
     struct colo_threads *self = comm->impl;
     struct colo_slot *slot = slot_of(comm, comm->rank);
-    self->step = COLO_STEPS * comm->seq + which;
+    self->round = COLO_ROUNDS * comm->seq + which;
     if (which == 0) /* an operation has one deadline */
         self->wait.begin = colo_now();
     self->wait.polls = 0;
     atomic_store_explicit(&slot->desc, colo_op_pack(&comm->op), memory_order_release);
     atomic_store_explicit(&slot->count, (uint64_t)comm->op.count, memory_order_release);
-    atomic_store(&slot->open, self->step);
-    atomic_store_explicit(&slot->step, self->step, memory_order_release);
+    atomic_store(&slot->open, self->round);
+    atomic_store_explicit(&slot->round, self->round, memory_order_release);
 }
 
 static colo_status_t close_slot(colo_comm_t *comm, colo_status_t st)
@@ -193,11 +193,11 @@ static void unreference(struct colo_slot *slot)
     atomic_fetch_sub_explicit(&slot->readers, 1, memory_order_release);
 }
 
-static bool reference(struct colo_slot *slot, uint64_t step)
+static bool reference(struct colo_slot *slot, uint64_t round)
 {
     /* Dekker with close_slot(): either it sees this reader or this sees the slot closed. */
     atomic_fetch_add(&slot->readers, 1);
-    if (atomic_load(&slot->open) == step)
+    if (atomic_load(&slot->open) == round)
         return true;
     unreference(slot);
     return false;
@@ -206,7 +206,7 @@ static bool reference(struct colo_slot *slot, uint64_t step)
 static colo_status_t reference_peer(colo_comm_t *comm, int32_t peer)
 {
     struct colo_slot *slot = slot_of(comm, peer);
-    return reference(slot, my_step(comm)) ? COLO_OK : mismatch(comm, peer, NULL);
+    return reference(slot, my_round(comm)) ? COLO_OK : mismatch(comm, peer, NULL);
 }
 
 static colo_status_t same_words(colo_comm_t *comm, int32_t peer, uint64_t desc, uint64_t count)
@@ -226,7 +226,7 @@ static colo_status_t same_operation(colo_comm_t *comm, int32_t peer)
     struct colo_slot *slot = slot_of(comm, peer);
     uint64_t desc = atomic_load_explicit(&slot->desc, memory_order_acquire);
     uint64_t count = atomic_load_explicit(&slot->count, memory_order_acquire);
-    if (atomic_load(&slot->open) != my_step(comm))
+    if (atomic_load(&slot->open) != my_round(comm))
         return mismatch(comm, peer, NULL);
     return same_words(comm, peer, desc, count);
 }
@@ -274,7 +274,7 @@ static bool is_collective(const colo_comm_t *comm)
 static colo_status_t visit_sender(colo_comm_t *comm, const colo_message_t *recv)
 {
     struct colo_slot *slot = slot_of(comm, recv->peer);
-    COLO_TRY(await(comm, recv->peer, &slot->step));
+    COLO_TRY(await(comm, recv->peer, &slot->round));
     COLO_TRY(same_operation(comm, recv->peer));
     if (is_collective(comm))
         return COLO_OK;
@@ -292,9 +292,9 @@ static colo_status_t visit_receiver(colo_comm_t *comm, int32_t peer, int32_t i)
 {
     struct colo_threads *self = comm->impl;
     struct colo_slot *slot = &self->shared->slot[peer];
-    COLO_TRY(await(comm, peer, &slot->step));
+    COLO_TRY(await(comm, peer, &slot->round));
     colo_status_t st = COLO_OK;
-    if (reference(slot, self->step)) {
+    if (reference(slot, self->round)) {
         /* it may close its slot meanwhile, having taken the message; the read reference keeps the
          * words */
         st = same_words(comm, peer, atomic_load(&slot->desc), atomic_load(&slot->count));
@@ -302,7 +302,7 @@ static colo_status_t visit_receiver(colo_comm_t *comm, int32_t peer, int32_t i)
             find_message(slot->exchange->recv, slot->exchange->nrecvs, comm->rank) < 0)
             st = mismatch(comm, peer, "expects no message from it where it sends one");
         unreference(slot);
-    } else if (atomic_load_explicit(&self->ack[i], memory_order_acquire) < self->step) {
+    } else if (atomic_load_explicit(&self->ack[i], memory_order_acquire) < self->round) {
         st = mismatch(comm, peer, NULL);
     }
     return st;
@@ -317,7 +317,7 @@ static colo_status_t take_message(colo_comm_t *comm, const colo_message_t *recv,
     int32_t i = find_message(slot->exchange->send, slot->exchange->nsends, comm->rank);
     for (int32_t k = 0; k < recv->nboxes; k++)
         colo_box_copy_host(&recv->boxes[k], &slot->exchange->send[i].boxes[k], elem);
-    atomic_store_explicit(&slot->ack[i], my_step(comm), memory_order_release);
+    atomic_store_explicit(&slot->ack[i], my_round(comm), memory_order_release);
     unreference(slot);
     return COLO_OK;
 }
@@ -345,7 +345,7 @@ static colo_status_t threads_exchange(colo_comm_t *comm, const colo_exchange_t *
     me->exchange = exchange;
     me->ack = self->ack;
     colo_status_t st = COLO_OK;
-    open_slot(comm, exchange->step);
+    open_slot(comm, exchange->round);
     for (int32_t i = 0; i < nrecvs; i++)
         COLO_THEN(st, visit_sender(comm, &exchange->recv[i]));
     for (int32_t i = 0; i < nsends && !is_collective(comm); i++)
@@ -353,7 +353,7 @@ static colo_status_t threads_exchange(colo_comm_t *comm, const colo_exchange_t *
     for (int32_t i = 0; i < nrecvs; i++)
         COLO_THEN(st, take_message(comm, &exchange->recv[i], elem));
     if (st == COLO_OK)
-        atomic_store_explicit(&me->done, self->step, memory_order_release);
+        atomic_store_explicit(&me->done, self->round, memory_order_release);
     for (int32_t i = 0; i < nsends; i++) {
         const int32_t peer = exchange->send[i].peer;
         COLO_THEN(st, await(comm, peer,

@@ -12,20 +12,22 @@
 #include "comm/error-state.h"
 #include "comm/wait.h"
 
-enum { COLO_STEPS = 2 }; /* exchanges of an operation, at most: step / COLO_STEPS is its number */
+enum {
+    COLO_ROUNDS = 2
+}; /* exchanges of an operation, at most: round / COLO_ROUNDS is its number */
 
-/* One rank as its peers see it. step, open, done only grow while the comm lives (open returns to
+/* One rank as its peers see it. round, open, done only grow while the comm lives (open returns to
  * 0); the plain fields are the owner's to write while closed and the peers' to read under a read
  * reference while open. */
 struct colo_slot {
-    _Alignas(128) _Atomic uint64_t step; /* last one arrived at */
-    _Atomic uint64_t open;               /* step that peers may read; 0: closed */
-    _Atomic uint64_t desc, count;        /* what it is, for comparison and error messages */
-    _Atomic uint64_t done;               /* last step in which I read all I need */
-    _Atomic uint32_t gone;               /* destroyed: will not arrive any more */
-    int32_t origin;                      /* rank in the run; never written again */
+    _Alignas(128) _Atomic uint64_t round; /* last one arrived at */
+    _Atomic uint64_t open;                /* round that peers may read; 0: closed */
+    _Atomic uint64_t desc, count;         /* what it is, for comparison and error messages */
+    _Atomic uint64_t done;                /* last round in which I read all I need */
+    _Atomic uint32_t gone;                /* destroyed: will not arrive any more */
+    int32_t origin;                       /* rank in the run; never written again */
     const colo_exchange_t *exchange;
-    _Atomic uint64_t *ack; /* [nsends]: receiver i took it in step ack[i] */
+    _Atomic uint64_t *ack; /* [nsends]: receiver i took it in round ack[i] */
     _Alignas(
         128) _Atomic uint32_t readers; /* read references; on a line of its own, peers write it */
 };
@@ -58,7 +60,7 @@ static inline bool colo_threads_has_left(const struct colo_shared *shared, int32
 
 struct colo_threads {           /* colo_comm.impl; of one rank */
     struct colo_shared *shared; /* a reference */
-    uint64_t step;              /* of now */
+    uint64_t round;             /* of now */
     colo_wait_t wait;
     _Atomic uint64_t *ack; /* owned, [ack_cap] */
     int32_t ack_cap;

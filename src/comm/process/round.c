@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * step.c - one step of an operation: a message to and from each peer that takes part.
+ * round.c - one round of an operation: a message to and from each peer that takes part.
  *
  *   1  to every peer a header: which operation, what I send, what I expect, and the first bytes
- *   2  wait for every peer's head and compare; a difference kills the group on both sides
+ *   2  wait for every peer's header and compare; a difference kills the group on both sides
  *   3  only now write: first bytes into the caller's boxes, READY to each peer with more for me
  *   4  the rest in segments, to each READY peer, until all is sent and received
  *
@@ -25,15 +25,15 @@
 static void missing(struct colo_process_group *group, int32_t peer, int64_t timeout_ms)
 {
     char error_message[COLO_BLAME];
-    const colo_waiter_t me = colo_step_waiter(group, peer);
-    colo_blame_missing(error_message, &me, timeout_ms, group->peer_step[peer].met);
+    const colo_waiter_t me = colo_round_waiter(group, peer);
+    colo_blame_missing(error_message, &me, timeout_ms, group->peer_round[peer].met);
     colo_process_set_error(group, group->seq, COLO_ERR_TIMEOUT, -1, error_message);
 }
 
 static void interrupt(struct colo_process_group *group, int32_t peer)
 {
     char error_message[COLO_BLAME];
-    const colo_waiter_t me = colo_step_waiter(group, peer);
+    const colo_waiter_t me = colo_round_waiter(group, peer);
     colo_blame_interrupted(error_message, &me);
     colo_process_set_error_all(group->context, COLO_ERR_ABORTED, -1, error_message);
     colo_process_notify(group->context);
@@ -66,17 +66,17 @@ static struct colo_shape_ shape_of(const colo_message_t *message, size_t elem)
     return s;
 }
 
-/* Until the group runs no other thread reads the peer steps. */
+/* Until the group runs no other thread reads the peer rounds. */
 static void add(struct colo_process_group *group, const colo_message_t *message, bool is_sent,
                 size_t elem)
 {
-    struct colo_process_step *step = &group->peer_step[message->peer];
-    if (!step->active) {
-        memset(step, 0, sizeof *step);
-        step->active = true;
+    struct colo_process_round *round = &group->peer_round[message->peer];
+    if (!round->active) {
+        memset(round, 0, sizeof *round);
+        round->active = true;
         group->active[group->nactive++] = message->peer;
     }
-    struct colo_transit *transit = is_sent ? &step->out : &step->in;
+    struct colo_transit *transit = is_sent ? &round->out : &round->in;
     transit->due = true;
     transit->shape = shape_of(message, elem);
     transit->left = transit->shape.bytes;
@@ -88,7 +88,7 @@ static void add(struct colo_process_group *group, const colo_message_t *message,
 static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame_t *frame,
                       int64_t bytes)
 {
-    struct colo_process_step *step = &group->peer_step[peer];
+    struct colo_process_round *round = &group->peer_round[peer];
     struct colo_process_context *context = group->context;
     if (context->closed[group->world[peer]])
         return false;
@@ -102,30 +102,30 @@ static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame
         return false;
     }
     frame->magic = COLO_FRAME_MAGIC;
-    frame->step = group->step;
+    frame->round = group->round;
     frame->from = group->rank;
     frame->group = group->key;
     frame->seq = group->seq;
     memcpy(place, frame, sizeof *frame);
-    colo_cursor_move(&step->out.cursor, place + sizeof *frame, NULL, bytes);
-    step->out.left -= bytes;
+    colo_cursor_move(&round->out.cursor, place + sizeof *frame, NULL, bytes);
+    round->out.left -= bytes;
     context->ops->commit(context->transport);
     return true;
 }
 
 static void send_header(struct colo_process_group *group, int32_t peer)
 {
-    const struct colo_process_step *step = &group->peer_step[peer];
-    const int64_t bytes = step->out.shape.bytes;
+    const struct colo_process_round *round = &group->peer_round[peer];
+    const int64_t bytes = round->out.shape.bytes;
     colo_frame_t header = {
         .kind = COLO_FRAME_HEADER,
-        .flags = (uint8_t)((step->out.due ? COLO_FRAME_SENDS : 0) |
-                           (step->in.due ? COLO_FRAME_EXPECTS : 0)),
+        .flags = (uint8_t)((round->out.due ? COLO_FRAME_SENDS : 0) |
+                           (round->in.due ? COLO_FRAME_EXPECTS : 0)),
         .desc = colo_op_pack(&group->op),
         .count = (uint64_t)group->op.count,
         .bytes = (uint64_t)bytes,
-        .sent = step->out.shape,
-        .expected = step->in.shape,
+        .sent = round->out.shape,
+        .expected = round->in.shape,
     };
     (void)send_part(group, peer, &header, bytes < COLO_FRAME_EAGER ? bytes : COLO_FRAME_EAGER);
 }
@@ -135,18 +135,18 @@ static void send_header(struct colo_process_group *group, int32_t peer)
 /* All agree: take what came with the headers, ask for what did not. */
 static void take_eager(struct colo_process_group *group)
 {
-    colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = group->step, .seq = group->seq};
+    colo_frame_t ready = {.kind = COLO_FRAME_READY, .round = group->round, .seq = group->seq};
     for (int32_t i = 0; i < group->nactive; i++) {
         int32_t peer = group->active[i];
-        struct colo_process_step *step = &group->peer_step[peer];
+        struct colo_process_round *round = &group->peer_round[peer];
         struct colo_remote *remote = &group->peer[peer];
         struct colo_early *early = &remote->early[remote->first];
-        const int64_t n = step->in.left < COLO_FRAME_EAGER ? step->in.left : COLO_FRAME_EAGER;
-        colo_cursor_move(&step->in.cursor, NULL, (const char *)early->eager, n);
-        step->in.left -= n;
+        const int64_t n = round->in.left < COLO_FRAME_EAGER ? round->in.left : COLO_FRAME_EAGER;
+        colo_cursor_move(&round->in.cursor, NULL, (const char *)early->eager, n);
+        round->in.left -= n;
         early->full = false;
         remote->first ^= 1;
-        if (step->in.left > 0)
+        if (round->in.left > 0)
             colo_process_frame(group, peer, &ready, NULL);
     }
     group->moving = true;
@@ -154,10 +154,11 @@ static void take_eager(struct colo_process_group *group)
 
 static void send_data(struct colo_process_group *group, int32_t peer)
 {
-    const struct colo_process_step *step = &group->peer_step[peer];
+    const struct colo_process_round *round = &group->peer_round[peer];
     const struct colo_process_context *context = group->context;
-    while (step->out.left > 0 && !context->ops->full(context->transport, group->world[peer])) {
-        const int64_t bytes = step->out.left < COLO_FRAME_CHUNK ? step->out.left : COLO_FRAME_CHUNK;
+    while (round->out.left > 0 && !context->ops->full(context->transport, group->world[peer])) {
+        const int64_t bytes =
+            round->out.left < COLO_FRAME_CHUNK ? round->out.left : COLO_FRAME_CHUNK;
         colo_frame_t data = {.kind = COLO_FRAME_DATA, .bytes = (uint64_t)bytes};
         if (!send_part(group, peer, &data, bytes))
             return;
@@ -170,12 +171,12 @@ static int32_t pump(struct colo_process_group *group)
     int32_t undone = -1;
     for (int32_t k = 1; k < group->size; k++) {
         int32_t peer = (group->rank + k) % group->size; /* not all ranks to rank 0 first */
-        struct colo_process_step *step = &group->peer_step[peer];
-        if (!step->active)
+        struct colo_process_round *round = &group->peer_round[peer];
+        if (!round->active)
             continue;
-        if (step->ready && step->out.left > 0)
+        if (round->ready && round->out.left > 0)
             send_data(group, peer);
-        if (step->out.left > 0 || step->in.left > 0 ||
+        if (round->out.left > 0 || round->in.left > 0 ||
             !group->context->ops->flushed(group->context->transport, group->world[peer]))
             undone = peer;
     }
@@ -185,7 +186,7 @@ static int32_t pump(struct colo_process_group *group)
 static int32_t unmet(const struct colo_process_group *group)
 {
     for (int32_t i = 0; i < group->nactive; i++)
-        if (!group->peer_step[group->active[i]].met)
+        if (!group->peer_round[group->active[i]].met)
             return group->active[i];
     return -1;
 }
@@ -195,13 +196,13 @@ static void judge(struct colo_process_group *group, int32_t peer, double waited,
 {
     for (int32_t i = 0; i < group->nactive; i++) {
         int32_t r = group->active[i];
-        const struct colo_process_step *step = &group->peer_step[r];
-        if (group->peer[r].gone && !step->met && group->peer[r].last.seq >= group->seq) {
-            colo_step_mismatch(group, r, NULL);
+        const struct colo_process_round *round = &group->peer_round[r];
+        if (group->peer[r].gone && !round->met && group->peer[r].last.seq >= group->seq) {
+            colo_round_mismatch(group, r, NULL);
             return;
         }
         if (group->peer[r].gone &&
-            (!step->met || (group->moving && step->in.left > 0) || step->out.left > 0)) {
+            (!round->met || (group->moving && round->in.left > 0) || round->out.left > 0)) {
             missing(group, r, 0);
             return;
         }
@@ -226,28 +227,28 @@ static int32_t poll_once(struct colo_process_group *group, const colo_comm_t *co
     return peer;
 }
 
-/* What arrives finds the step as a whole, or not yet. */
+/* What arrives finds the round as a whole, or not yet. */
 static void begin(struct colo_process_group *group, const colo_comm_t *comm,
                   const colo_exchange_t *exchange)
 {
-    if (exchange->step == 0) {
+    if (exchange->round == 0) {
         group->begin = colo_now();
         snprintf(group->name, sizeof group->name, "%s", comm->name);
     }
     group->seq = comm->seq;
-    group->step = exchange->step;
+    group->round = exchange->round;
     group->op = comm->op;
     group->nmet = 0;
     group->moving = false;
     group->running = true;
     for (int32_t k = 1; k < group->size; k++) {
         int32_t peer = (group->rank + k) % group->size;
-        if (group->peer_step[peer].active)
+        if (group->peer_round[peer].active)
             send_header(group, peer);
     }
     for (int32_t r = 0; r < group->size; r++) /* also those with whom nothing is due */
         if (r != group->rank)
-            colo_step_poll(group, r);
+            colo_round_poll(group, r);
 }
 
 colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
@@ -264,7 +265,7 @@ colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *ex
     pthread_mutex_lock(lock);
     begin(group, comm, exchange);
     colo_wait_t wait = {.begin = group->begin};
-    bool ends = false; /* what the caller asks for is an error even if the step came to its end */
+    bool ends = false; /* what the caller asks for is an error even if the round came to its end */
     int32_t peer = poll_once(group, comm, false);
     while (peer >= 0) {
         pthread_mutex_unlock(lock);
@@ -282,7 +283,7 @@ colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *ex
     }
     group->running = false;
     for (int32_t i = 0; i < group->nactive; i++)
-        group->peer_step[group->active[i]].active = false;
+        group->peer_round[group->active[i]].active = false;
     pthread_mutex_unlock(lock);
     return peer == FAILED || ends ? verdict(group) : COLO_OK;
 }
