@@ -16,9 +16,9 @@
 
 #include <colobridge/version.h>
 
-struct colo_comm_ops;      /* comm/comm.h */
-struct colo_loss_kernels;  /* loss/loss.h */
-struct colo_transport_ops; /* comm/process/transport.h */
+struct colo_comm_ops;          /* comm/comm.h */
+struct colo_loss_kernels;      /* loss/loss.h */
+struct colo_process_transport; /* comm/process/transport.h */
 
 #define COLO_BACKEND_ABI 16u /* of this table and of those that it points to */
 #define COLO_BACKEND_SYMBOL "colo_backend"
@@ -29,8 +29,8 @@ typedef struct colo_backend {
     const char *name;                 /* the <name> of its file */
     const struct colo_comm_ops *comm; /* NULL: no communicator */
     const colo_ops_t *ops;            /* NULL: no element passes */
-    const struct colo_loss_kernels *loss;       /* NULL: no losses */
-    const struct colo_transport_ops *transport; /* NULL: no transport between processes */
+    const struct colo_loss_kernels *loss;           /* NULL: no losses */
+    const struct colo_process_transport *transport; /* NULL: no transport between processes */
     /* colo_fail() as the backend calls it; another one than the loader's belongs to a second copy
      * of the library in the process, whose errors and communicators the first knows nothing of */
     colo_status_t (*fail)(colo_status_t status, const char *fmt, ...);

@@ -31,12 +31,13 @@ static struct bench set_up(void)
 {
     struct bench b = {NULL, -1};
     int pair[2];
-    void *transport = NULL;
+    void *connections = NULL;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     b.peer = pair[1];
-    assert_ok(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &transport));
+    assert_ok(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &connections));
     setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
-    assert_ok(colo_process_comm(&over_sockets, &colo_transport_sockets, transport, 0, 2, &b.comm));
+    assert_ok(
+        colo_process_comm(&over_sockets, &colo_transport_sockets, connections, 0, 2, &b.comm));
     unsetenv("COLO_TIMEOUT_MS");
     assert_ok(colo_comm_set_timeout(b.comm, DEADLINE_MS));
     return b;

@@ -48,17 +48,17 @@ struct desk { /* one rank's end */
     struct letter *written, *read;
 };
 
-static bool desk_full(void *transport, int32_t peer)
+static bool desk_full(void *connections, int32_t peer)
 {
     return false;
 }
 
-static void *desk_reserve(void *transport, int32_t peer, size_t bytes)
+static void *desk_reserve(void *connections, int32_t peer, size_t bytes)
 {
-    if (((struct desk *)transport)->post->poor && bytes < sizeof(colo_frame_t) + 8)
+    if (((struct desk *)connections)->post->poor && bytes < sizeof(colo_frame_t) + 8)
         return NULL;
 
-    struct desk *d = transport;
+    struct desk *d = connections;
     d->written = calloc(1, sizeof *d->written + bytes);
     d->written->bytes = bytes;
     d->to = peer;
@@ -67,9 +67,9 @@ static void *desk_reserve(void *transport, int32_t peer, size_t bytes)
 
 static _Atomic int *frames; /* sent, when a process counts them */
 
-static void desk_commit(void *transport)
+static void desk_commit(void *connections)
 {
-    struct desk *d = transport;
+    struct desk *d = connections;
     if (frames)
         atomic_fetch_add(frames, 1);
     struct letter **tail = &d->post->link[d->rank][d->to];
@@ -78,9 +78,9 @@ static void desk_commit(void *transport)
     *tail = d->written;
 }
 
-static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
+static int desk_recv(void *connections, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct desk *d = transport;
+    struct desk *d = connections;
     if (d->rank == 0 && d->post->lock && pthread_mutex_trylock(d->post->lock) == 0) {
         d->post->unlocked = true;
         pthread_mutex_unlock(d->post->lock);
@@ -115,19 +115,19 @@ static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t 
     return 0;
 }
 
-static const char *desk_why(void *transport)
+static const char *desk_why(void *connections)
 {
     return "no reason";
 }
 
-static bool desk_flushed(void *transport, int32_t peer)
+static bool desk_flushed(void *connections, int32_t peer)
 {
     return true;
 }
 
-static void desk_wait(void *transport, double seconds)
+static void desk_wait(void *connections, double seconds)
 {
-    struct desk *d = transport;
+    struct desk *d = connections;
     d->post->waits++;
     if (d->rank == 0 && d->post->counts) {
         frames = d->post->counts;
@@ -136,22 +136,22 @@ static void desk_wait(void *transport, double seconds)
     nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
 }
 
-static void desk_close(void *transport, bool clean)
+static void desk_close(void *connections, bool clean)
 {
-    struct desk *d = transport;
+    struct desk *d = connections;
     free(d->read);
     free(d);
 }
 
-static const colo_transport_ops_t desks = {.name = "desk",
-                                           .full = desk_full,
-                                           .reserve = desk_reserve,
-                                           .commit = desk_commit,
-                                           .recv = desk_recv,
-                                           .why = desk_why,
-                                           .flushed = desk_flushed,
-                                           .wait = desk_wait,
-                                           .close = desk_close};
+static const colo_process_transport_t desks = {.name = "desk",
+                                               .full = desk_full,
+                                               .reserve = desk_reserve,
+                                               .commit = desk_commit,
+                                               .recv = desk_recv,
+                                               .why = desk_why,
+                                               .flushed = desk_flushed,
+                                               .wait = desk_wait,
+                                               .close = desk_close};
 
 /* A world and, so that the transport outlives it, a second group of the same ranks. */
 static struct post post; /* of the case that runs */

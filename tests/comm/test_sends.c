@@ -35,9 +35,9 @@ ssize_t send(int fd, const void *data, size_t bytes, int flags)
 
 /* ---- a transport without memory for large frames ---- */
 
-static void *reserve_small(void *transport, int32_t peer, size_t bytes)
+static void *reserve_small(void *connections, int32_t peer, size_t bytes)
 {
-    return bytes > 8 << 10 ? NULL : colo_transport_sockets.reserve(transport, peer, bytes);
+    return bytes > 8 << 10 ? NULL : colo_transport_sockets.reserve(connections, peer, bytes);
 }
 
 /* ---- two ranks ---- */
@@ -77,8 +77,8 @@ static void *run(void *arg)
 }
 
 /* @ops: of rank 1 */
-static void run_both(struct rank *rank, const colo_transport_ops_t *ops, int64_t n, int fail_at,
-                     int error)
+static void run_both(struct rank *rank, const colo_process_transport_t *transport, int64_t n,
+                     int fail_at, int error)
 {
     count = n;
     int pair[2];
@@ -86,12 +86,12 @@ static void run_both(struct rank *rank, const colo_transport_ops_t *ops, int64_t
     memset(rank, 0, 2 * sizeof *rank);
     setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
     for (int32_t r = 0; r < 2; r++) {
-        void *transport = NULL;
+        void *connections = NULL;
         int fd[2] = {-1, -1};
         fd[1 - r] = pair[r];
-        assert_ok(colo_transport_sockets_new(r, 2, fd, NULL, NULL, &transport));
-        assert_ok(colo_process_comm(&over_sockets, r == 1 ? ops : &colo_transport_sockets,
-                                    transport, r, 2, &rank[r].comm));
+        assert_ok(colo_transport_sockets_new(r, 2, fd, NULL, NULL, &connections));
+        assert_ok(colo_process_comm(&over_sockets, r == 1 ? transport : &colo_transport_sockets,
+                                    connections, r, 2, &rank[r].comm));
         assert_ok(colo_comm_set_timeout(rank[r].comm, fail_at == ALWAYS ? 500 : DEADLINE_MS));
     }
     unsetenv("COLO_TIMEOUT_MS");
@@ -148,7 +148,7 @@ T_CASE(send_that_is_refused_is_the_end_of_the_connection)
 T_CASE(no_memory_for_a_piece_is_an_error_at_once)
 {
     struct rank rank[2];
-    colo_transport_ops_t poor = colo_transport_sockets;
+    colo_process_transport_t poor = colo_transport_sockets;
     poor.reserve = reserve_small;
     run_both(rank, &poor, MANY, 0, 0);
     expect(&rank[1], COLO_ERR_NOMEM, "no memory to send");

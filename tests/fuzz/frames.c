@@ -48,14 +48,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_t f = {data, size};
     float x[16] = {0}, y[32];
     int pair[2];
-    void *transport = NULL;
+    void *connections = NULL;
     colo_comm_t *c = NULL;
     setenv("COLO_TIMEOUT_MS", "1", 1); /* destroy waits as long for a goodbye */
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
-    FUZZ_CHECK(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &transport) ==
+    FUZZ_CHECK(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &connections) ==
                    COLO_OK,
                "%s", colo_last_error());
-    FUZZ_CHECK(colo_process_comm(&over_sockets, &colo_transport_sockets, transport, 0, 2, &c) ==
+    FUZZ_CHECK(colo_process_comm(&over_sockets, &colo_transport_sockets, connections, 0, 2, &c) ==
                    COLO_OK,
                "%s", colo_last_error());
     for (int64_t n = fuzz_range(&f, 1, 4); n > 0; n--)

@@ -30,17 +30,17 @@ extern const colo_backend_t colo_backend; /* transport-ucx.c is linked into this
 static void *open_ucx(t_forked_t *me)
 {
     colo_worker_t mine = {0}, all[T_FORKED_MAX];
-    void *transport = NULL;
-    colo_status_t st = UCX->open(me->rank, me->page->size, &mine, &transport);
+    void *connections = NULL;
+    colo_status_t st = UCX->open(me->rank, me->page->size, &mine, &connections);
     COLO_THEN(st, t_over_page(me, &mine, all, sizeof mine));
-    COLO_THEN(st, UCX->connect(transport, all, sizeof mine));
+    COLO_THEN(st, UCX->connect(connections, all, sizeof mine));
     if (st < 0) {
         fprintf(stderr, "rank %d: %s\n", (int)me->rank, colo_last_error());
         _exit(1);
     }
     unsigned char here = 1, there[T_FORKED_MAX]; /* no rank leaves before both are connected */
     (void)t_over_page(me, &here, there, sizeof here);
-    return transport;
+    return connections;
 }
 
 /* ---- what UCX takes ---- */
@@ -49,9 +49,9 @@ static void open_with_few_descriptors(t_forked_t *me)
 {
     const struct rlimit few = {20, 20};
     colo_worker_t mine = {0};
-    void *transport = NULL;
+    void *connections = NULL;
     setrlimit(RLIMIT_NOFILE, &few);
-    t_note(me, UCX->open(0, 2, &mine, &transport));
+    t_note(me, UCX->open(0, 2, &mine, &connections));
 }
 
 T_CASE(rank_without_descriptors_for_ucx_is_told_its_limit)
@@ -65,14 +65,14 @@ T_CASE(rank_without_descriptors_for_ucx_is_told_its_limit)
 static void open_with_little_shared_memory(t_forked_t *me)
 {
     colo_worker_t mine = {0};
-    void *transport = NULL;
+    void *connections = NULL;
     if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64k")) {
         t_note(me, colo_fail(COLO_ERR_MISSING, "no namespace"));
         return;
     }
     setenv("UCX_TLS", "posix,tcp,self", 1);
-    t_note(me, UCX->open(0, 2, &mine, &transport));
+    t_note(me, UCX->open(0, 2, &mine, &connections));
 }
 
 T_CASE(rank_without_shared_memory_for_ucx_is_told_how_much_is_left)

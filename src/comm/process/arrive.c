@@ -218,7 +218,7 @@ static void peer_lost(struct colo_process_context *context, int32_t peer)
     context->closed[peer] = true;
     snprintf(error_message, sizeof error_message,
              "world rank %d ended without destroying its communicators, or was killed: %s",
-             (int)peer, context->ops->why(context->transport));
+             (int)peer, context->transport->why(context->connections));
     colo_error_state_set(&context->error, COLO_ERR_PEER, -1, -1, error_message);
     colo_process_reap(context);
 }
@@ -230,8 +230,8 @@ void colo_process_progress(struct colo_process_context *context)
     int32_t peer = 0;
     int got;
     colo_process_notify(context);
-    for (int n = 0;
-         n < AT_ONCE && (got = context->ops->recv(context->transport, &peer, &frame, &bytes)) != 0;
+    for (int n = 0; n < AT_ONCE && (got = context->transport->recv(context->connections, &peer,
+                                                                   &frame, &bytes)) != 0;
          n++) {
         if (got == 1) {
             dispatch(context, peer, frame, bytes);
@@ -239,7 +239,7 @@ void colo_process_progress(struct colo_process_context *context)
             peer_lost(context, peer);
         } else { /* -2: the transport is broken */
             colo_error_state_set(&context->error, COLO_ERR_STATE, -1, -1,
-                                 context->ops->why(context->transport));
+                                 context->transport->why(context->connections));
             return;
         }
     }

@@ -70,8 +70,8 @@ struct meeting {
     int32_t left;                    /* to be met */
     const struct transport *row;     /* of a far rank, if there is one; else the sockets' */
     /* What carries between the ranks. */
-    const colo_transport_ops_t *ops;
-    void *transport; /* NULL: none, or handed on */
+    const colo_process_transport_t *transport;
+    void *connections; /* NULL: none, or handed on */
 };
 
 /* ---- the transports ---- */
@@ -384,8 +384,8 @@ static void close_all(const struct meeting *meeting, bool timed_out)
 static void end_meeting(struct meeting *meeting)
 {
     close_all(meeting, false);
-    if (meeting->transport)
-        meeting->ops->close(meeting->transport, false);
+    if (meeting->connections)
+        meeting->transport->close(meeting->connections, false);
     colo_socket_close(meeting->door);
     free(meeting->peer);
     free(meeting->poll);
@@ -450,9 +450,9 @@ static colo_status_t load_module(struct meeting *meeting)
                          meeting->row->missing, colo_last_error());
     COLO_FAIL_IF(!module->transport, COLO_ERR_UNBUILT,
                  "create_bootstrap: backend '%s' offers no transport between processes", name);
-    meeting->ops = module->transport;
-    return meeting->ops->open(rank, meeting->boot->size, &meeting->mine.worker,
-                              &meeting->transport);
+    meeting->transport = module->transport;
+    return meeting->transport->open(rank, meeting->boot->size, &meeting->mine.worker,
+                                    &meeting->connections);
 }
 
 /* A rank without the module says so in the all-gather, for which the others wait. */
@@ -464,20 +464,20 @@ static colo_status_t open_module(struct meeting *meeting)
     COLO_TRY(gather_endpoints(meeting));
     for (int32_t r = 0; r < meeting->boot->size; r++)
         meeting->endpoint[r].worker.near = meeting->peer[r].near;
-    return meeting->ops->connect(meeting->transport, &meeting->endpoint->worker,
-                                 sizeof *meeting->endpoint);
+    return meeting->transport->connect(meeting->connections, &meeting->endpoint->worker,
+                                       sizeof *meeting->endpoint);
 }
 
-/* The sockets hold the transport of the far ranks, if there are some. */
+/* The sockets hold the connections to far ranks, if there are some. */
 static colo_status_t join(struct meeting *meeting)
 {
-    const colo_transport_ops_t *far = meeting->ops;
-    void *far_transport = meeting->transport;
-    meeting->ops = &colo_transport_sockets;
-    meeting->transport = NULL;
+    const colo_process_transport_t *far = meeting->transport;
+    void *far_connections = meeting->connections;
+    meeting->transport = &colo_transport_sockets;
+    meeting->connections = NULL;
     const colo_status_t st =
         colo_transport_sockets_new(meeting->boot->rank, meeting->boot->size, meeting->fd, far,
-                                   far_transport, &meeting->transport);
+                                   far_connections, &meeting->connections);
     for (int32_t r = 0; r < meeting->boot->size; r++)
         meeting->fd[r] = -1;
     return st;
@@ -510,17 +510,17 @@ static colo_status_t connect_all(struct meeting *meeting)
     return join(meeting);
 }
 
-/* @made: the world, over a transport that connects all ranks. */
+/* @made: the world, over connections of all ranks. */
 static colo_status_t meet(const colo_bootstrap_t *boot, double *begin, colo_comm_t **made)
 {
     __attribute__((cleanup(end_meeting))) struct meeting meeting = {.boot = boot, .door = -1};
     (void)colo_env_i64("COLO_TIMEOUT_MS", &meeting.timeout_ms); /* refused below, on all ranks */
     COLO_TRY(connect_all(&meeting));
-    void *transport = meeting.transport;
-    meeting.transport = NULL;
+    void *connections = meeting.connections;
+    meeting.connections = NULL;
     *begin = meeting.begin;
-    return colo_process_comm(&meeting.row->comm, meeting.ops, transport, boot->rank, boot->size,
-                             made);
+    return colo_process_comm(&meeting.row->comm, meeting.transport, connections, boot->rank,
+                             boot->size, made);
 }
 
 /* ---- the public names ---- */

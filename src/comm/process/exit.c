@@ -47,7 +47,7 @@ static void abort_context(struct colo_process_context *context, const char *why)
     const double end = colo_now() + FLUSH_SECONDS;
     while (!colo_process_flushed(context) && colo_now() < end) {
         colo_process_progress(context);
-        context->ops->wait(context->transport, 1e-3);
+        context->transport->wait(context->connections, 1e-3);
     }
     for (struct colo_process_group *group = context->group; group; group = group->next)
         if (!group->left)

@@ -27,7 +27,7 @@ void colo_process_send(struct colo_process_context *context, int32_t peer, colo_
     if (peer == context->rank || (context->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
         return;
     unsigned char *place =
-        context->ops->reserve(context->transport, peer, sizeof *frame + frame->bytes);
+        context->transport->reserve(context->connections, peer, sizeof *frame + frame->bytes);
     if (!place) {
         char error_message[200];
         snprintf(error_message, sizeof error_message,
@@ -40,7 +40,7 @@ void colo_process_send(struct colo_process_context *context, int32_t peer, colo_
     memcpy(place, frame, sizeof *frame);
     if (frame->bytes)
         memcpy(place + sizeof *frame, payload, frame->bytes);
-    context->ops->commit(context->transport);
+    context->transport->commit(context->connections);
 }
 
 void colo_process_frame(struct colo_process_group *group, int32_t to, colo_frame_t *frame,
@@ -184,7 +184,7 @@ void colo_process_bye(struct colo_process_group *group)
 bool colo_process_flushed(const struct colo_process_context *context)
 {
     for (int32_t r = 0; r < context->size; r++)
-        if (r != context->rank && !context->ops->flushed(context->transport, r))
+        if (r != context->rank && !context->transport->flushed(context->connections, r))
             return false;
     return true;
 }

@@ -98,7 +98,7 @@ colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, i
 static void context_free(struct colo_process_context *context, bool clean)
 {
     colo_process_exit_remove(context);
-    context->ops->close(context->transport, clean);
+    context->transport->close(context->connections, clean);
     for (struct colo_process_group *group = context->group, *next; group; group = next) {
         next = group->next;
         colo_process_group_free(group);
@@ -114,17 +114,18 @@ static void context_free(struct colo_process_context *context, bool clean)
     free(context);
 }
 
-colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
-                                void *transport, int32_t rank, int32_t size, colo_comm_t **comm)
+colo_status_t colo_process_comm(const colo_comm_ops_t *table,
+                                const colo_process_transport_t *transport, void *connections,
+                                int32_t rank, int32_t size, colo_comm_t **comm)
 {
     struct colo_process_context *context = calloc(1, sizeof *context);
     if (!context) {
-        ops->close(transport, false);
+        transport->close(connections, false);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     }
     *context =
-        (struct colo_process_context){.ops = ops,
-                                      .transport = transport,
+        (struct colo_process_context){.transport = transport,
+                                      .connections = connections,
                                       .rank = rank,
                                       .size = size,
                                       .closed = calloc((size_t)size, sizeof(bool)),
@@ -217,8 +218,8 @@ colo_status_t colo_process_state(const colo_comm_t *comm, char *error_message, s
 
 /* ---- leaving ---- */
 
-/* The last comm of this transport: say so, and give the others a moment to say it, too, so that
- * nothing is under way when the transport is taken down. If its creation failed, others may wait
+/* The last comm of these connections: say so, and give the others a moment to say it, too, so that
+ * nothing is under way when they are taken down. If its creation failed, others may wait
  * for a connection and see only that this rank hangs up. The lock is held, because another thread
  * may be in exit(), which waits for it while this one frees it. */
 static void context_leave(struct colo_process_context *context)
@@ -237,7 +238,7 @@ static void context_leave(struct colo_process_context *context)
         if (waited > linger)
             break;
         pthread_mutex_unlock(&context->lock);
-        context->ops->wait(context->transport, waited < 1e-3 ? 0 : 1e-3);
+        context->transport->wait(context->connections, waited < 1e-3 ? 0 : 1e-3);
         pthread_mutex_lock(&context->lock);
     }
     const bool clean = flushed && context->nclosed == context->size;

@@ -2,7 +2,7 @@
 /*
  * group.h (private) - communicators of ranks in different processes, over any transport.
  *
- * context  all communicators that came from one transport: the transport, the error state shared by
+ * context  all communicators over one set of connections: these, the error state shared by
  *          all (aborts, processes that died), frames that came before their group was made.
  * group    one group: a key that every member computes alike (no agreement is needed to make one),
  *          an error state, and for each peer at most two headers that came early.
@@ -64,7 +64,7 @@ struct colo_process_group { /* colo_comm.impl */
     bool left; /* by this rank, not yet by all others */
     int32_t rank, size;
     char name[32];        /* for the error messages of frames that come between operations */
-    int32_t *world;       /* [size] owned; ranks on the transport */
+    int32_t *world;       /* [size] owned; ranks of the context */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_error_state_t error;
     uint64_t dead_from; /* operations before this one may still end well on ranks that are late */
@@ -86,10 +86,10 @@ struct colo_process_group { /* colo_comm.impl */
 struct colo_process_context {
     struct colo_process_context *next; /* in exit.c's list */
     int32_t process;                   /* that made it */
-    const colo_transport_ops_t *ops;
-    void *transport;
+    const colo_process_transport_t *transport;
+    void *connections;
     int32_t rank, size;
-    pthread_mutex_t lock; /* all below, the groups' peers and rounds, the transport */
+    pthread_mutex_t lock; /* all below, the groups' peers and rounds, the connections */
     int32_t live;         /* groups that a comm uses */
     struct colo_process_group *group;
     struct colo_unexpected *unexpected, **unexpected_end;
@@ -104,9 +104,10 @@ struct colo_process_context {
 
 /* ---- group.c ---- */
 
-/* Takes the transport, also when it fails. */
-colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
-                                void *transport, int32_t rank, int32_t size, colo_comm_t **comm);
+/* Takes the connections, also when it fails. */
+colo_status_t colo_process_comm(const colo_comm_ops_t *table,
+                                const colo_process_transport_t *transport, void *connections,
+                                int32_t rank, int32_t size, colo_comm_t **comm);
 /* The end of creating @world: the environment of one rank that is refused (colo_env_check) is an
  * error on all, and each rank learns the nodes of all. It is @comm then, or destroyed. */
 colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double begin,
@@ -148,7 +149,7 @@ bool colo_process_take_fault(struct colo_process_group *group, uint64_t seq, col
 void colo_process_begin_no_more(struct colo_process_group *group);
 void colo_process_frame(struct colo_process_group *group, int32_t to, colo_frame_t *frame,
                         const void *payload);
-/* Kills all groups of the context, once, and tells all ranks; @culprit: rank on the transport, or
+/* Kills all groups of the context, once, and tells all ranks; @culprit: rank of the context, or
  * -1.
  */
 void colo_process_set_error_all(struct colo_process_context *context, colo_status_t status,

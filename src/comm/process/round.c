@@ -93,7 +93,7 @@ static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame
     if (context->closed[group->world[peer]])
         return false;
     const size_t all = sizeof *frame + (size_t)bytes;
-    char *place = context->ops->reserve(context->transport, group->world[peer], all);
+    char *place = context->transport->reserve(context->connections, group->world[peer], all);
     if (!place) {
         char error_message[120];
         snprintf(error_message, sizeof error_message, "no memory to send %zu bytes to rank %d", all,
@@ -109,7 +109,7 @@ static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame
     memcpy(place, frame, sizeof *frame);
     colo_cursor_move(&round->out.cursor, place + sizeof *frame, NULL, bytes);
     round->out.left -= bytes;
-    context->ops->commit(context->transport);
+    context->transport->commit(context->connections);
     return true;
 }
 
@@ -156,7 +156,8 @@ static void send_data(struct colo_process_group *group, int32_t peer)
 {
     const struct colo_process_round *round = &group->peer_round[peer];
     const struct colo_process_context *context = group->context;
-    while (round->out.left > 0 && !context->ops->full(context->transport, group->world[peer])) {
+    while (round->out.left > 0 &&
+           !context->transport->full(context->connections, group->world[peer])) {
         const int64_t bytes =
             round->out.left < COLO_FRAME_CHUNK ? round->out.left : COLO_FRAME_CHUNK;
         colo_frame_t data = {.kind = COLO_FRAME_DATA, .bytes = (uint64_t)bytes};
@@ -177,7 +178,7 @@ static int32_t pump(struct colo_process_group *group)
         if (round->ready && round->out.left > 0)
             send_data(group, peer);
         if (round->out.left > 0 || round->in.left > 0 ||
-            !group->context->ops->flushed(group->context->transport, group->world[peer]))
+            !group->context->transport->flushed(group->context->connections, group->world[peer]))
             undone = peer;
     }
     return undone;
@@ -273,7 +274,7 @@ colo_status_t colo_process_exchange(colo_comm_t *comm, const colo_exchange_t *ex
         const double waited = spins ? 0 : colo_now() - wait.begin;
         const double nap = spins ? 0 : colo_wait_nap(waited);
         if (nap > 0)
-            group->context->ops->wait(group->context->transport, nap);
+            group->context->transport->wait(group->context->connections, nap);
         const bool interrupted = colo_interrupted(waited);
         pthread_mutex_lock(lock);
         if (interrupted)

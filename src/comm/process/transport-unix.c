@@ -9,7 +9,7 @@
  *
  * End of stream without a goodbye means that the process died.
  *
- * Ranks without a socket are another transport's, which this one holds.
+ * Ranks without a socket are another transport's, whose connections the sockets hold.
  */
 #include "comm/process/transport-unix.h"
 
@@ -40,7 +40,7 @@ struct sock {
     int error;
 };
 
-struct transport {
+struct connections {
     int32_t rank, size;
     struct sock *sock;  /* [size] */
     struct pollfd *fds; /* [size]; fd -1: none */
@@ -51,13 +51,13 @@ struct transport {
     int32_t held;           /* the peer whose frame has been handed out, or -1 */
     int32_t to;             /* of the frame that is reserved */
     size_t to_bytes;
-    const colo_transport_ops_t *far; /* NULL: all ranks have a socket */
-    void *far_transport;
+    const colo_process_transport_t *far; /* NULL: all ranks have a socket */
+    void *far_connections;
     bool far_first, far_spoke; /* in recv(): whose turn it is, and which one has found something */
     char why[200];
 };
 
-static bool is_far(const struct transport *self, int32_t peer)
+static bool is_far(const struct connections *self, int32_t peer)
 {
     return self->far && !self->sock[peer].in;
 }
@@ -103,7 +103,7 @@ colo_status_t colo_socket_failure(int fd)
     return COLO_OK;
 }
 
-static void set_polled(struct transport *self, int32_t r, int fd, short events)
+static void set_polled(struct connections *self, int32_t r, int fd, short events)
 {
     struct pollfd *polled = &self->fds[r];
     if (polled->fd == fd && polled->events == events)
@@ -116,7 +116,7 @@ static void set_polled(struct transport *self, int32_t r, int fd, short events)
 
 /* Writes what the socket takes. Output that could not go is kept, because the peer waits for every
  * byte of a frame that began; it is dropped only when the stream is at its end. */
-static void flush_out(struct transport *self, int32_t r)
+static void flush_out(struct connections *self, int32_t r)
 {
     struct sock *sock = &self->sock[r];
     sock->starved = false;
@@ -145,24 +145,24 @@ static void flush_out(struct transport *self, int32_t r)
                (short)(POLLIN | (sock->out_end && !sock->starved ? POLLOUT : 0)));
 }
 
-static bool sockets_full(void *transport, int32_t peer)
+static bool sockets_full(void *connections, int32_t peer)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     const struct sock *sock = &self->sock[peer];
     if (is_far(self, peer))
-        return self->far->full(self->far_transport, peer);
+        return self->far->full(self->far_connections, peer);
     return sock->out_end - sock->out_at > OUT_MAX;
 }
 
-static void *sockets_reserve(void *transport, int32_t peer, size_t bytes)
+static void *sockets_reserve(void *connections, int32_t peer, size_t bytes)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     struct sock *sock = &self->sock[peer];
     const size_t need = padded(bytes);
     self->to = peer;
     self->to_bytes = bytes;
     if (is_far(self, peer))
-        return self->far->reserve(self->far_transport, peer, bytes);
+        return self->far->reserve(self->far_connections, peer, bytes);
     if (sock->out_at > 0 && sock->out_end + need > sock->out_capacity) {
         memmove(sock->out, sock->out + sock->out_at, sock->out_end - sock->out_at);
         sock->out_end -= sock->out_at;
@@ -179,14 +179,14 @@ static void *sockets_reserve(void *transport, int32_t peer, size_t bytes)
     return sock->out + sock->out_end + 8;
 }
 
-static void sockets_commit(void *transport)
+static void sockets_commit(void *connections)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     struct sock *sock = &self->sock[self->to];
     uint64_t bytes = self->to_bytes;
     size_t whole = padded(self->to_bytes);
     if (is_far(self, self->to)) {
-        self->far->commit(self->far_transport);
+        self->far->commit(self->far_connections);
         return;
     }
     memcpy(sock->out + sock->out_end, &bytes, sizeof bytes);
@@ -215,7 +215,7 @@ static bool has_frame(struct sock *sock, size_t *bytes)
     return sock->in_end - sock->in_at >= padded((size_t)n);
 }
 
-static void read_in(struct transport *self, int32_t r)
+static void read_in(struct connections *self, int32_t r)
 {
     struct sock *sock = &self->sock[r];
     if (sock->in_at > 0) {
@@ -235,7 +235,7 @@ static void read_in(struct transport *self, int32_t r)
     }
 }
 
-static int hand_out(struct transport *self, int32_t *peer, const void **frame, size_t *bytes)
+static int hand_out(struct connections *self, int32_t *peer, const void **frame, size_t *bytes)
 {
     for (int32_t k = 0; k < self->size; k++) {
         int32_t r = (self->first + k) % self->size;
@@ -262,7 +262,7 @@ static int hand_out(struct transport *self, int32_t *peer, const void **frame, s
     return 0;
 }
 
-static int recv_near(struct transport *self, int32_t *peer, const void **frame, size_t *bytes)
+static int recv_near(struct connections *self, int32_t *peer, const void **frame, size_t *bytes)
 {
     if (self->held >= 0) {
         struct sock *sock = &self->sock[self->held];
@@ -289,51 +289,52 @@ static int recv_near(struct transport *self, int32_t *peer, const void **frame, 
     return hand_out(self, peer, frame, bytes);
 }
 
-static int sockets_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
+static int sockets_recv(void *connections, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     int got = 0;
     self->far_first = self->far && !self->far_first;
     for (int i = 0; i < (self->far ? 2 : 1) && got == 0; i++) {
         self->far_spoke = self->far_first == (i == 0);
-        got = self->far_spoke ? self->far->recv(self->far_transport, peer, frame, bytes)
+        got = self->far_spoke ? self->far->recv(self->far_connections, peer, frame, bytes)
                               : recv_near(self, peer, frame, bytes);
     }
     return got;
 }
 
-static const char *sockets_why(void *transport)
+static const char *sockets_why(void *connections)
 {
-    struct transport *self = transport;
-    return self->far_spoke ? self->far->why(self->far_transport) : self->why;
+    struct connections *self = connections;
+    return self->far_spoke ? self->far->why(self->far_connections) : self->why;
 }
 
-static bool sockets_flushed(void *transport, int32_t peer)
+static bool sockets_flushed(void *connections, int32_t peer)
 {
-    struct transport *self = transport;
-    return is_far(self, peer) ? self->far->flushed(self->far_transport, peer)
+    struct connections *self = connections;
+    return is_far(self, peer) ? self->far->flushed(self->far_connections, peer)
                               : self->sock[peer].out_end == 0;
 }
 
-static void sockets_wait(void *transport, double seconds)
+static void sockets_wait(void *connections, double seconds)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     struct timespec span = {.tv_sec = (time_t)seconds};
     span.tv_nsec = (long)((seconds - (double)span.tv_sec) * 1e9);
     pthread_mutex_lock(&self->lock);
     memcpy(self->waiting, self->seen, (size_t)self->size * sizeof *self->seen);
     pthread_mutex_unlock(&self->lock);
     if (self->far) /* in the place of this rank's own */
-        self->waiting[self->rank] = (struct pollfd){self->far->arm(self->far_transport), POLLIN, 0};
+        self->waiting[self->rank] =
+            (struct pollfd){self->far->arm(self->far_connections), POLLIN, 0};
     if (!self->far || self->waiting[self->rank].fd >= 0)
         ppoll(self->waiting, (nfds_t)self->size, &span, NULL);
 }
 
-static void sockets_close(void *transport, bool clean)
+static void sockets_close(void *connections, bool clean)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     if (self->far)
-        self->far->close(self->far_transport, clean);
+        self->far->close(self->far_connections, clean);
     for (int32_t r = 0; r < self->size; r++) {
         if (self->fds)
             colo_socket_close(self->fds[r].fd);
@@ -351,10 +352,10 @@ static void sockets_close(void *transport, bool clean)
 }
 
 colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
-                                         const colo_transport_ops_t *far, void *far_transport,
-                                         void **transport)
+                                         const colo_process_transport_t *far, void *far_connections,
+                                         void **connections)
 {
-    struct transport *self = calloc(1, sizeof *self);
+    struct connections *self = calloc(1, sizeof *self);
     bool enough = self && (self->sock = calloc((size_t)size, sizeof *self->sock)) &&
                   (self->fds = calloc((size_t)size, sizeof *self->fds)) &&
                   (self->seen = calloc((size_t)size, sizeof *self->seen)) &&
@@ -380,21 +381,21 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
         self->size = size;
         self->held = -1;
         self->far = far;
-        self->far_transport = far_transport;
+        self->far_connections = far_connections;
         pthread_mutex_init(&self->lock, NULL);
     }
     if (enough) {
-        *transport = self;
+        *connections = self;
         return COLO_OK;
     }
     if (self)
         sockets_close(self, false);
     else if (far)
-        far->close(far_transport, false);
+        far->close(far_connections, false);
     return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for %d connections", (int)size);
 }
 
-const colo_transport_ops_t colo_transport_sockets = {
+const colo_process_transport_t colo_transport_sockets = {
     .name = "sockets",
     .full = sockets_full,
     .reserve = sockets_reserve,

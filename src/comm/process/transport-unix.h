@@ -9,7 +9,7 @@
 
 #include "comm/process/transport.h"
 
-extern const colo_transport_ops_t colo_transport_sockets;
+extern const colo_process_transport_t colo_transport_sockets;
 
 /* ---- fork.c: sockets that are closed in every child of this process ----
  * Non-blocking; -1 with errno. */
@@ -23,9 +23,9 @@ void colo_socket_fail(int fd, colo_status_t status, const char *error_message);
 colo_status_t colo_socket_failure(int fd);
 
 /* fd[r]: connected and non-blocking, -1 for @rank itself and for ranks that @far carries to, with
- * @far_transport; or NULL. Takes both, also when it fails. */
+ * @far_connections; or NULL. Takes both, also when it fails. */
 colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
-                                         const colo_transport_ops_t *far, void *far_transport,
-                                         void **transport);
+                                         const colo_process_transport_t *far, void *far_connections,
+                                         void **connections);
 
 #endif

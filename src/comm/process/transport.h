@@ -2,14 +2,14 @@
 /*
  * transport.h (private) - what a transport between processes must do, and the frames it carries.
  *
- * A transport joins a fixed set of ranks and carries frames: at most COLO_FRAME_MAX bytes, whole,
- * in order for each pair of ranks. It owns its buffers, so nothing of a caller is ever in its
- * hands: the packing goes from the caller's boxes straight into a frame, and a call may return at
- * any time. A transport never waits except in wait(), open() and close(); it does not know what a
- * frame means.
+ * A transport connects a fixed set of ranks; a rank's connections carry frames: at most
+ * COLO_FRAME_MAX bytes, never a part of one, in order for each pair of ranks. They own their
+ * buffers, so nothing of a caller is ever in their hands: the packing goes from the caller's boxes
+ * straight into a frame, and a call may return at any time. A transport never waits except in
+ * wait(), open() and close(); it does not know what a frame means.
  *
  * The sockets of transport-unix.c are one. Each of the others is a module (connect.c lists them);
- * the sockets hold it if both are needed.
+ * the sockets hold its connections if both are needed.
  * Communicators over a transport: group.h.
  */
 #ifndef COLO_COMM_PROCESS_TRANSPORT_H
@@ -60,28 +60,29 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
 
 #define COLO_FRAME_MAX ((size_t)COLO_FRAME_CHUNK + sizeof(colo_frame_t))
 
-typedef struct colo_transport_ops {
+typedef struct colo_process_transport {
     const char *name;
-    /* This rank's part and its address. NULL where a transport is made otherwise. */
-    colo_status_t (*open)(int32_t rank, int32_t size, colo_worker_t *mine, void **transport);
+    /* This rank's connections, which reach none yet, and its address. NULL of the sockets, which
+     * are made otherwise. */
+    colo_status_t (*open)(int32_t rank, int32_t size, colo_worker_t *mine, void **connections);
     /* To all ranks that are not near: rank r's address is @stride * r bytes behind @all. */
-    colo_status_t (*connect)(void *transport, const colo_worker_t *all, size_t stride);
+    colo_status_t (*connect)(void *connections, const colo_worker_t *all, size_t stride);
     /* So much is under way to @peer that pieces of large messages should wait. */
-    bool (*full)(void *transport, int32_t peer);
+    bool (*full)(void *connections, int32_t peer);
     /* Room for a frame of @bytes to @peer, full or not; commit() sends it. NULL: no memory. */
-    void *(*reserve)(void *transport, int32_t peer, size_t bytes);
-    void (*commit)(void *transport);
+    void *(*reserve)(void *connections, int32_t peer, size_t bytes);
+    void (*commit)(void *connections);
     /* 1: a frame, valid until the next call; 0: none now; -1: @peer is gone, told once for each;
-     * -2: the transport is unusable. why() has the error message. Moves sends on, too. */
-    int (*recv)(void *transport, int32_t *peer, const void **frame, size_t *bytes);
-    const char *(*why)(void *transport);
-    bool (*flushed)(void *transport, int32_t peer); /* nothing to @peer waits in this process */
-    void (*wait)(void *transport, double seconds);  /* until something may have happened */
-    /* A descriptor that is readable once something may have happened, for wait() of a transport
-     * that holds this one; -1: it has. NULL: there is none. */
-    int (*arm)(void *transport);
+     * -2: the connections are unusable. why() has the error message. Moves sends on, too. */
+    int (*recv)(void *connections, int32_t *peer, const void **frame, size_t *bytes);
+    const char *(*why)(void *connections);
+    bool (*flushed)(void *connections, int32_t peer); /* nothing to @peer waits in this process */
+    void (*wait)(void *connections, double seconds);  /* until something may have happened */
+    /* A descriptor that is readable once something may have happened, for wait() of
+     * connections that hold these; -1: it has. NULL: there is none. */
+    int (*arm)(void *connections);
     /* Frees. @clean: every peer said CLOSE or is gone, so that nothing is under way to us. */
-    void (*close)(void *transport, bool clean);
-} colo_transport_ops_t;
+    void (*close)(void *connections, bool clean);
+} colo_process_transport_t;
 
 #endif

@@ -3,8 +3,8 @@
  * transport-ucx.c - libcolobridge-ucx.so: the transport over UCX. The only file that includes
  * ucp.h.
  *
- * A worker and its endpoints belong to one transport, so no message here can meet one of the
- * program. A frame is one message, whose tag holds the sender's rank and a number of this set of
+ * A worker and its endpoints belong to one set of connections, so no message here can meet one of
+ * the program. A frame is one message, whose tag holds the sender's rank and a number of this set of
  * ranks. A ring of posted receives takes whatever comes; they are completed in the order they were
  * posted, which is the order of sending for each sender. UCX makes the connections from the
  * workers' addresses, which the bootstrap's all-gather carries, and tells of each endpoint that
@@ -58,7 +58,7 @@ struct peer {
 
 struct out {
     struct out *next;
-    struct transport *w;
+    struct connections *w;
     struct peer *peer;
     bool large;
     size_t bytes;
@@ -74,7 +74,7 @@ struct in {
     unsigned char *frame; /* [COLO_FRAME_MAX] */
 };
 
-struct transport {
+struct connections {
     ucp_context_h context;
     ucp_worker_h worker;
     int event;
@@ -146,14 +146,14 @@ static void on_received(void *request, ucs_status_t status, const ucp_tag_recv_i
 
 /* ---- sending ---- */
 
-static bool ucx_full(void *transport, int32_t peer)
+static bool ucx_full(void *connections, int32_t peer)
 {
-    return ((struct transport *)transport)->peer[peer].queued > QUEUED_MAX;
+    return ((struct connections *)connections)->peer[peer].queued > QUEUED_MAX;
 }
 
-static void *ucx_reserve(void *transport, int32_t peer, size_t bytes)
+static void *ucx_reserve(void *connections, int32_t peer, size_t bytes)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     const bool large = bytes > SMALL;
     struct out *out = self->unused[large];
     if (out)
@@ -170,9 +170,9 @@ static void *ucx_reserve(void *transport, int32_t peer, size_t bytes)
     return out->frame;
 }
 
-static void ucx_commit(void *transport)
+static void ucx_commit(void *connections)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     struct out *out = self->reserved;
     struct peer *to = out->peer;
     const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
@@ -200,9 +200,9 @@ static void ucx_commit(void *transport)
         recycle(out);
 }
 
-static bool ucx_flushed(void *transport, int32_t peer)
+static bool ucx_flushed(void *connections, int32_t peer)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     struct peer *to = &self->peer[peer];
     COLO_HOLD(&self->lock);
     const bool alive = to->ep && to->failed == UCS_OK;
@@ -222,14 +222,14 @@ static bool ucx_flushed(void *transport, int32_t peer)
 
 /* ---- receiving ---- */
 
-static int break_down(struct transport *self, const char *call, ucs_status_t status)
+static int break_down(struct connections *self, const char *call, ucs_status_t status)
 {
     snprintf(self->why, sizeof self->why, "%s: %s", call, ucs_status_string(status));
     self->broken = true;
     return -2;
 }
 
-static bool post(struct transport *self, struct in *in)
+static bool post(struct connections *self, struct in *in)
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -250,7 +250,7 @@ static bool post(struct transport *self, struct in *in)
 }
 
 /* Nothing of a peer that failed is waiting any more: says so, once for each. */
-static int report_gone(struct transport *self, int32_t *peer)
+static int report_gone(struct connections *self, int32_t *peer)
 {
     for (int32_t r = 0; r < self->size; r++) {
         struct peer *to = &self->peer[r];
@@ -265,7 +265,7 @@ static int report_gone(struct transport *self, int32_t *peer)
     return 0;
 }
 
-static int receive(struct transport *self, int32_t *peer, const void **frame, size_t *bytes)
+static int receive(struct connections *self, int32_t *peer, const void **frame, size_t *bytes)
 {
     if (self->held) {
         self->held = false;
@@ -296,31 +296,31 @@ static int receive(struct transport *self, int32_t *peer, const void **frame, si
     return 0;
 }
 
-static int ucx_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
+static int ucx_recv(void *connections, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     COLO_HOLD(&self->lock);
     return self->broken ? -2 : receive(self, peer, frame, bytes);
 }
 
-static const char *ucx_why(void *transport)
+static const char *ucx_why(void *connections)
 {
-    return ((struct transport *)transport)->why;
+    return ((struct connections *)connections)->why;
 }
 
-static int ucx_arm(void *transport)
+static int ucx_arm(void *connections)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     COLO_HOLD(&self->lock);
     const ucs_status_t armed = ucp_worker_arm(self->worker);
     return armed == UCS_ERR_BUSY ? -1 : self->event;
 }
 
-static void ucx_wait(void *transport, double seconds)
+static void ucx_wait(void *connections, double seconds)
 {
     struct timespec span = {.tv_sec = (time_t)seconds};
     span.tv_nsec = (long)((seconds - (double)span.tv_sec) * 1e9);
-    const int event = ucx_arm(transport);
+    const int event = ucx_arm(connections);
     if (event >= 0)
         ppoll(&(struct pollfd){.fd = event, .events = POLLIN}, 1, &span, NULL);
 }
@@ -328,7 +328,7 @@ static void ucx_wait(void *transport, double seconds)
 /* ---- taking down ---- */
 
 /* UCX has given everything back that it holds of ours. */
-static bool all_done(struct transport *self)
+static bool all_done(struct connections *self)
 {
     for (int32_t r = 0; r < self->size; r++)
         if (self->peer[r].pending || self->peer[r].flushing ||
@@ -341,9 +341,9 @@ static bool all_done(struct transport *self)
     return true;
 }
 
-static void ucx_close(void *transport, bool clean)
+static void ucx_close(void *connections, bool clean)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
                                        .flags = UCP_EP_CLOSE_FLAG_FORCE};
     for (int32_t r = 0; self->peer && r < self->size; r++)
@@ -382,7 +382,7 @@ static void ucx_close(void *transport, bool clean)
 /* Where UCX keeps segments for ranks of its host, and how much it takes at least. */
 enum { SHM_MIB = 16, DESCRIPTORS = 32 };
 
-static colo_status_t explain(const struct transport *self, const char *call, ucs_status_t status)
+static colo_status_t explain(const struct connections *self, const char *call, ucs_status_t status)
 {
     struct statvfs shm;
     char limit[160] = "";
@@ -405,7 +405,7 @@ static colo_status_t explain(const struct transport *self, const char *call, ucs
     } while (0)
 
 /* Where descriptors run out, UCX may end the process. So as many as it opens are had first. */
-static colo_status_t check_descriptors(const struct transport *self)
+static colo_status_t check_descriptors(const struct connections *self)
 {
     const int32_t n = DESCRIPTORS + self->size - 1;
     struct rlimit limit = {0, 0};
@@ -427,7 +427,7 @@ static colo_status_t check_descriptors(const struct transport *self)
     return COLO_OK;
 }
 
-static colo_status_t make_worker(struct transport *self)
+static colo_status_t make_worker(struct connections *self)
 {
     ucp_config_t *config = NULL;
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
@@ -452,7 +452,7 @@ static colo_status_t make_worker(struct transport *self)
     return COLO_OK;
 }
 
-static colo_status_t write_address(struct transport *self, colo_worker_t *mine)
+static colo_status_t write_address(struct connections *self, colo_worker_t *mine)
 {
     ucp_address_t *address = NULL;
     size_t bytes = 0;
@@ -473,9 +473,9 @@ static const colo_worker_t *worker_of(const colo_worker_t *all, size_t stride, i
     return (const colo_worker_t *)(const void *)((const char *)all + (size_t)r * stride);
 }
 
-static colo_status_t ucx_connect(void *transport, const colo_worker_t *all, size_t stride)
+static colo_status_t ucx_connect(void *connections, const colo_worker_t *all, size_t stride)
 {
-    struct transport *self = transport;
+    struct connections *self = connections;
     self->token = COLO_HASH_INIT;
     for (int32_t r = 0; r < self->size; r++) {
         const colo_worker_t *worker = worker_of(all, stride, r);
@@ -506,9 +506,9 @@ static colo_status_t ucx_connect(void *transport, const colo_worker_t *all, size
     return COLO_OK;
 }
 
-static colo_status_t ucx_open(int32_t rank, int32_t size, colo_worker_t *mine, void **transport)
+static colo_status_t ucx_open(int32_t rank, int32_t size, colo_worker_t *mine, void **connections)
 {
-    struct transport *self = calloc(1, sizeof *self);
+    struct connections *self = calloc(1, sizeof *self);
     bool enough = self && (self->peer = calloc((size_t)size, sizeof *self->peer));
     for (int i = 0; i < RING && enough; i++)
         enough = (self->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64)) != NULL;
@@ -525,13 +525,13 @@ static colo_status_t ucx_open(int32_t rank, int32_t size, colo_worker_t *mine, v
         COLO_THEN(st, write_address(self, mine));
     }
     if (st == COLO_OK)
-        *transport = self;
+        *connections = self;
     else if (self)
         ucx_close(self, false);
     return st;
 }
 
-static const colo_transport_ops_t ucx_transport = {
+static const colo_process_transport_t ucx_transport = {
     .name = "ucx",
     .open = ucx_open,
     .connect = ucx_connect,
