@@ -125,6 +125,7 @@ optional_packages() {
     has mpirun || echo openmpi-bin
     { has pkg-config && pkg-config --exists 'ucx >= 1.13'; } || echo libucx-dev
     [ "$1" = run ] && return 0
+    has abidiff || echo abigail-tools
     has ip || echo iproute2
     { has clang && has clang++; } || echo clang
     has_header dlpack/dlpack.h || echo libdlpack-dev
