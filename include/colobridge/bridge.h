@@ -204,10 +204,11 @@ COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *sha
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
 /** colo_bridge_workspace_size() - bytes of memory like the tensors' that the bridge owns, all
  * allocated by create or reshape, for the largest shape so far: addends of PARTIAL, staging of
- * COLLECTIVE and of its sums, and with NCCL the staging of messages (half of what is sent and
- * received, by message of 1 MiB or more; smaller ones whole). Over registered memory (memory.h) 0,
- * until a call is staged after all, which then allocates. Memory that has grown stays until destroy
- * on a GPU, and counts. config.allocator gets all of it, and nothing else */
+ * COLLECTIVE (not of its sums, which are colo_comm_all_reduce()'s), and with NCCL the staging of
+ * messages (half of what is sent and received, by message of 1 MiB or more; smaller ones whole).
+ * Over registered memory (memory.h) 0, until a call is staged after all, which then allocates.
+ * Memory that has grown stays until destroy on a GPU, and counts. config.allocator gets all of it,
+ * and nothing else */
 COLO_API size_t colo_bridge_workspace_size(const colo_bridge_t *bridge);
 
 #ifdef __cplusplus

@@ -299,13 +299,8 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     cfg.dst = &bridge->sides.dst;
     cfg.shape = *shape;
     COLO_TRY(load_plan(bridge, &cfg, &next));
-    const colo_status_t st =
-        colo_bridge_is_collective(bridge) ? colo_collective_reshape(bridge, &next) : COLO_OK;
-    if (st < 0)
-        colo_run_unload(bridge, &next);
-    else
-        colo_run_reshape(bridge, &next);
-    return st;
+    colo_run_reshape(bridge, &next);
+    return COLO_OK;
 }
 
 void colo_bridge_expect_backward(colo_bridge_t *bridge, bool follows)
@@ -323,7 +318,6 @@ size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
 {
     if (!bridge)
         return 0;
-    const colo_collective_t *collective = &bridge->coll;
-    return bridge->memory.partials.total + bridge->memory.stage.total + collective->stage[0].total +
-           collective->stage[1].total + collective->sum.total;
+    return bridge->memory.partials.total + bridge->memory.stage.total +
+           bridge->coll.stage[0].total + bridge->coll.stage[1].total;
 }

@@ -145,7 +145,7 @@ static uint64_t ops_of(const colo_comm_t *c, colo_op_kind_t kind)
     if (!c)
         return 0;
     t_comm_stats(c, &l);
-    return l.ops[kind][COLO_CATEGORY_BRIDGE];
+    return l.ops[kind][COLO_CATEGORY_USER];
 }
 
 /* collectives of the bridge on all its comms; anything but gathers and reduces counts as a gather

@@ -53,37 +53,22 @@ void guard_subconnections(colo_comm_ops_t *ops)
     ops->subconnection_stage = t_sub_stage;
 }
 
-__typeof__(colo_comm_i_all_gather) __real_colo_comm_i_all_gather, __wrap_colo_comm_i_all_gather;
-colo_status_t __wrap_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
-                                            const void *send, void *recv, int64_t count,
-                                            colo_dtype_t dtype, colo_stream_t stream)
+/* Nothing else in the recorder has a comm gather or reduce. */
+__typeof__(colo_comm_all_gather) __real_colo_comm_all_gather, __wrap_colo_comm_all_gather;
+colo_status_t __wrap_colo_comm_all_gather(colo_comm_t *c, const void *send, void *recv,
+                                          int64_t count, colo_dtype_t dtype, colo_stream_t stream)
 {
-    if (category == COLO_CATEGORY_BRIDGE)
-        guard_collective("all_gather", send, recv, count, dtype);
-    return __real_colo_comm_i_all_gather(c, category, send, recv, count, dtype, stream);
+    guard_collective("all_gather", send, recv, count, dtype);
+    return __real_colo_comm_all_gather(c, send, recv, count, dtype, stream);
 }
 
-__typeof__(colo_comm_i_all_reduce) __real_colo_comm_i_all_reduce, __wrap_colo_comm_i_all_reduce;
-colo_status_t __wrap_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category,
-                                            const void *send, void *recv, int64_t count,
-                                            colo_dtype_t dtype, colo_redop_t op,
-                                            colo_stream_t stream)
+__typeof__(colo_comm_all_reduce) __real_colo_comm_all_reduce, __wrap_colo_comm_all_reduce;
+colo_status_t __wrap_colo_comm_all_reduce(colo_comm_t *c, const void *send, void *recv,
+                                          int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                          colo_stream_t stream)
 {
-    if (category == COLO_CATEGORY_BRIDGE)
-        guard_collective("all_reduce", send, recv, count, dtype);
-    return __real_colo_comm_i_all_reduce(c, category, send, recv, count, dtype, op, stream);
-}
-
-__typeof__(colo_comm_i_reduce_scatter) __real_colo_comm_i_reduce_scatter,
-    __wrap_colo_comm_i_reduce_scatter;
-colo_status_t __wrap_colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category,
-                                                const void *send, void *recv, int64_t count,
-                                                colo_dtype_t dtype, colo_redop_t op,
-                                                colo_stream_t stream)
-{
-    if (category == COLO_CATEGORY_BRIDGE)
-        guard_collective("reduce_scatter", send, recv, count, dtype);
-    return __real_colo_comm_i_reduce_scatter(c, category, send, recv, count, dtype, op, stream);
+    guard_collective("all_reduce", send, recv, count, dtype);
+    return __real_colo_comm_all_reduce(c, send, recv, count, dtype, op, stream);
 }
 
 #endif

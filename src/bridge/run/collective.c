@@ -5,11 +5,11 @@
  * This is the only file that knows fan-in from fan-out. It runs the reference's passes one by one
  * (contiguous copy, all-gather over the k siblings, concatenation along samples; clone, all-reduce
  * over cp, narrow), plus what a caller with a SHARDED output does around them (shard copy, scatter
- * into zeros). What it cannot express, plan/config.c refuses before any collective.
+ * into zeros). What it cannot express, plan/config.c refuses before any collective. It has no
+ * program, and asks the comm for what any caller can (include/).
  */
 #include "bridge/run/run.h"
 
-#include "comm/comm.h"
 #include "core/error.h"
 
 #include <string.h>
@@ -48,7 +48,7 @@ static colo_status_t find_members(const colo_bridge_t *bridge, const colo_plan_t
     return COLO_OK;
 }
 
-static colo_status_t make_groups(colo_bridge_t *bridge)
+colo_status_t colo_collective_create(colo_bridge_t *bridge)
 {
     const colo_plan_t *plan = bridge->now.program.plan;
     colo_collective_t *collective = &bridge->coll;
@@ -71,8 +71,7 @@ static colo_status_t make_groups(colo_bridge_t *bridge)
                      cp;
     }
     if (collective->direction != COLO_EQUAL) {
-        COLO_TRY(colo_comm_i_split_color(bridge->comm, COLO_CATEGORY_BRIDGE, color, key,
-                                         &collective->gather));
+        COLO_TRY(colo_comm_split_color(bridge->comm, color, key, &collective->gather));
         if (collective->gather)
             colo_comm_set_name(collective->gather, "bridge-gather");
     }
@@ -91,7 +90,6 @@ void colo_collective_destroy(colo_bridge_t *bridge)
     colo_comm_destroy(&collective->cp);
     for (int i = 0; i < 2; i++)
         colo_arena_deinit(bridge, &collective->stage[i]);
-    colo_arena_deinit(bridge, &collective->sum);
 }
 
 static int64_t part_count(const colo_owned_t *owned)
@@ -128,18 +126,14 @@ static colo_status_t find_rows(colo_loaded_t *loaded)
 /* Have staging for a plan. */
 static colo_status_t reserve(colo_bridge_t *bridge, const colo_plan_t *plan)
 {
-    colo_collective_t *collective = &bridge->coll;
-    size_t elem = colo_dtype_size(plan->config.dtype);
-    colo_owned_t full = full_dst(plan);
-    size_t src = (size_t)part_count(&plan->own_src) * elem, dst = (size_t)part_count(&full) * elem;
+    const size_t elem = colo_dtype_size(plan->config.dtype);
+    const colo_owned_t full = full_dst(plan);
+    const size_t src = (size_t)part_count(&plan->own_src) * elem,
+                 dst = (size_t)part_count(&full) * elem;
     for (int i = 0; i < 2; i++)
-        COLO_TRY(colo_arena_grow(bridge, &collective->stage[i], src > dst ? src : dst, false,
+        COLO_TRY(colo_arena_grow(bridge, &bridge->coll.stage[i], src > dst ? src : dst, false,
                                  "staging of COLLECTIVE"));
-    if (!collective->cp || plan->config.no_grad)
-        return COLO_OK;
-    return colo_arena_grow(bridge, &collective->sum,
-                           colo_comm_i_reduction_stage(collective->cp, (int64_t)dst), false,
-                           "staging of COLLECTIVE's sums");
+    return COLO_OK;
 }
 
 /* ---- passes ---- */
@@ -237,9 +231,9 @@ static colo_status_t gather_samples(colo_bridge_t *bridge, colo_view_t from, int
     /* samples outermost and no gaps: the gathered parts are the concatenation already */
     const bool in_place =
         (bridge->axes.of[1] < 0 || bridge->axes.of[0] == 0) && same_strides(to, joined, all);
-    COLO_TRY(colo_comm_i_all_gather(collective->gather, COLO_CATEGORY_BRIDGE, from.data,
-                                    in_place ? (void *)to.data : stage[1], count,
-                                    plan->config.dtype, stream));
+    COLO_TRY(colo_comm_all_gather(collective->gather, from.data,
+                                  in_place ? (void *)to.data : stage[1], count, plan->config.dtype,
+                                  stream));
     for (int64_t i = 0; !in_place && count && i < collective->k; i++) {
         colo_view_t part = contiguous(bridge, (char *)stage[1] + (size_t)(i * count) * elem, nb);
         COLO_TRY(copy_samples(bridge, behind(bridge, to, i * nb), part, nb, stream));
@@ -297,14 +291,10 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
     } else {
         view = d_y;
     }
-    if (collective->cp) {
-        colo_comm_i_set_stage(collective->cp, collective->sum.data, collective->sum.size);
-        const colo_status_t st = colo_comm_i_all_reduce(
-            collective->cp, COLO_CATEGORY_BRIDGE, view.data, view.data,
-            nd * shape->rows * shape->features, plan->config.dtype, COLO_SUM, stream);
-        colo_comm_i_set_stage(collective->cp, NULL, 0);
-        COLO_TRY(st);
-    }
+    if (collective->cp)
+        COLO_TRY(colo_comm_all_reduce(collective->cp, view.data, view.data,
+                                      nd * shape->rows * shape->features, plan->config.dtype,
+                                      COLO_SUM, stream));
     if (collective->direction == COLO_FAN_OUT) {
         void *const stage[2] = {collective->stage[0].data, collective->stage[1].data};
         return gather_samples(bridge, view, nd, d_x, stage, stream);
@@ -334,19 +324,8 @@ colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     COLO_TRY(colo_memory_check(bridge, colo_comm_size(bridge->comm) > 1, 0));
     if (bridge->mem == COLO_CUDA && !bridge->streams.order)
         COLO_TRY(bridge->ops->stream_create(1, &bridge->streams.order));
-    return find_members(bridge, plan);
-}
-
-colo_status_t colo_collective_create(colo_bridge_t *bridge)
-{
-    COLO_TRY(make_groups(bridge));
-    const colo_status_t st = reserve(bridge, bridge->now.program.plan);
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : st; /* peers may wait in a forward */
-}
-
-colo_status_t colo_collective_reshape(colo_bridge_t *bridge, const colo_loaded_t *next)
-{
-    return reserve(bridge, next->program.plan);
+    COLO_TRY(find_members(bridge, plan));
+    return reserve(bridge, plan);
 }
 
 static colo_status_t run_pass(colo_call_t *call)

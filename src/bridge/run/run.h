@@ -23,13 +23,13 @@ typedef struct colo_arena {
 typedef struct colo_call colo_call_t;
 typedef struct colo_loaded colo_loaded_t;
 
-/* The reference's algorithm: groups made once, staging for the passes. */
+/* COLLECTIVE: groups made once, staging for the passes. */
 typedef struct colo_collective {
     colo_comm_t *gather; /* k siblings; NULL when equal or outside the grids */
     colo_comm_t *cp;     /* NULL when cp is 1 */
     int64_t k, sibling;
     colo_direction_t direction;
-    colo_arena_t stage[2], sum; /* sum: staging of the all-reduce over cp */
+    colo_arena_t stage[2];
 } colo_collective_t;
 
 /* What a rank sends in an exchange, or receives; each call fills in data and strides of the boxes.
@@ -192,17 +192,18 @@ colo_status_t colo_over_peers_begin(colo_call_t *call);
 /* Launches a move between ranks in reach; and what stays, if it goes to the output. */
 colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move);
 
-/* ---- collective.c: the reference's algorithm, chosen by algo ---- */
+/* ---- collective.c: COLLECTIVE, which has no program; chosen by algo ---- */
 
 static inline bool colo_bridge_is_collective(const colo_bridge_t *bridge)
 {
     return bridge->algo == COLO_COLLECTIVE;
 }
 const char *colo_algo_name(colo_algo_t algo); /* NULL: there is none */
+/* Refuses what COLLECTIVE cannot express, and has staging; local. */
 colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
+/* The groups; collective. */
 colo_status_t colo_collective_create(colo_bridge_t *bridge);
 void colo_collective_destroy(colo_bridge_t *bridge);
-colo_status_t colo_collective_reshape(colo_bridge_t *bridge, const colo_loaded_t *next);
 colo_status_t colo_collective_run(colo_call_t *call);
 
 /* ---- add.c ---- */
