@@ -55,7 +55,7 @@ static colo_status_t note(colo_comm_t *world, int step)
 
 static colo_status_t on_rank(int32_t rank)
 {
-    const colo_bootstrap_t boot = {rank, board->size, over_board, &rank};
+    const colo_bootstrap_t boot = {COLO_BOOTSTRAP_INIT, rank, board->size, over_board, &rank};
     colo_comm_t *world = NULL, *gpus = NULL;
     colo_memory_t *memory = NULL;
     colo_bridge_t *bridge = NULL;

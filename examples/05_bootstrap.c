@@ -117,7 +117,7 @@ static colo_status_t work(colo_comm_t *world)
 
 static int worker_main(int rank, struct worker *w)
 {
-    colo_bootstrap_t bootstrap = {rank, RANKS, over_pipes, &w[rank]};
+    colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT, rank, RANKS, over_pipes, &w[rank]};
     colo_comm_t *world = NULL;
     colo_status_t st = colo_comm_create_bootstrap(&bootstrap, &world);
 

@@ -291,7 +291,8 @@ static colo_status_t take_sequence(cap_rank_t *r)
     cap_arena_t *a = &r->arena;
     cap_sequence_t *s = &r->seq;
 
-    r->part = (colo_partition_t){.cp = r->dst.cp, .cp_rank = r->dst.c, .tp = 1, .positions = r->S};
+    r->part = (colo_partition_t){COLO_PARTITION_INIT, .cp = r->dst.cp, .cp_rank = r->dst.c, .tp = 1,
+                                 .positions = r->S};
     if (r->cfg->dynamic_cp) /* packings say where positions are */
         r->part.cp = 1, r->part.cp_rank = 0;
     s->h = r->cfg->model.heads / r->dst.tp;

@@ -117,20 +117,14 @@ colo_status_t cap_encode(cap_rank_t *r, colo_tape_t *tape)
 
     colo_tensor_t x = cap_x_view(r, r->enc), y = cap_y_view(r, r->y);
     colo_value_t x_value;
-    CAP_TRY(colo_tape_record(tape, &(colo_tape_record_t){.name = "encoder",
-                                                         .out = &x,
-                                                         .nout = 1,
-                                                         .out_values = &x_value,
-                                                         .backward = cap_encoder_backward,
-                                                         .state = r}));
-    return colo_tape_record(tape, &(colo_tape_record_t){.name = "bridge",
-                                                        .in = &x_value,
-                                                        .nin = 1,
-                                                        .out = &y,
-                                                        .nout = 1,
-                                                        .out_values = &r->y_value,
-                                                        .backward = cap_bridge_backward,
-                                                        .state = r});
+    CAP_TRY(colo_tape_record(tape,
+                             &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, .name = "encoder",
+                                                   .out = &x, .nout = 1, .out_values = &x_value,
+                                                   .backward = cap_encoder_backward, .state = r}));
+    return colo_tape_record(
+        tape, &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, .name = "bridge", .in = &x_value,
+                                    .nin = 1, .out = &y, .nout = 1, .out_values = &r->y_value,
+                                    .backward = cap_bridge_backward, .state = r});
 }
 
 /* What this stage starts from, and its value on the tape. */
@@ -148,14 +142,10 @@ static colo_status_t stage_input(cap_rank_t *r, colo_tape_t *tape, colo_value_t 
     *value = r->in_value;
     if (!r->front)
         return COLO_OK;
-    return colo_tape_record(tape, &(colo_tape_record_t){.name = "merge",
-                                                        .in = &r->in_value,
-                                                        .nin = 1,
-                                                        .out = &h,
-                                                        .nout = 1,
-                                                        .out_values = value,
-                                                        .backward = cap_merge_backward,
-                                                        .state = r});
+    return colo_tape_record(
+        tape, &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, .name = "merge", .in = &r->in_value,
+                                    .nin = 1, .out = &h, .nout = 1, .out_values = value,
+                                    .backward = cap_merge_backward, .state = r});
 }
 
 colo_status_t cap_stack(cap_rank_t *r, colo_tape_t *tape, const float **top)
@@ -171,14 +161,10 @@ colo_status_t cap_stack(cap_rank_t *r, colo_tape_t *tape, const float **top)
         x = l->out;
         if (tape) {
             colo_tensor_t out = tokens_view(r, x);
-            CAP_TRY(colo_tape_record(tape, &(colo_tape_record_t){.name = "layer",
-                                                                 .in = &value,
-                                                                 .nin = 1,
-                                                                 .out = &out,
-                                                                 .nout = 1,
-                                                                 .out_values = &value,
-                                                                 .backward = cap_layer_backward,
-                                                                 .state = l}));
+            CAP_TRY(colo_tape_record(
+                tape, &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, .name = "layer", .in = &value,
+                                            .nin = 1, .out = &out, .nout = 1, .out_values = &value,
+                                            .backward = cap_layer_backward, .state = l}));
         }
     }
     for (int64_t p = r->dst.p; p < r->dst.pp - 1; p++)
@@ -231,15 +217,11 @@ colo_status_t cap_forward_backward(cap_rank_t *r)
             colo_tensor_t loss = colo_tensor_host(r->loss, COLO_F32, 1, &one);
 
             CAP_TRY(cap_head_forward(r, top));
-            CAP_TRY(
-                colo_tape_record(r->llm_tape, &(colo_tape_record_t){.name = "head",
-                                                                    .in = &r->out_value,
-                                                                    .nin = 1,
-                                                                    .out = &loss,
-                                                                    .nout = 1,
-                                                                    .out_values = &r->out_value,
-                                                                    .backward = cap_head_backward,
-                                                                    .state = r}));
+            CAP_TRY(colo_tape_record(
+                r->llm_tape, &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, .name = "head",
+                                                   .in = &r->out_value, .nin = 1, .out = &loss,
+                                                   .nout = 1, .out_values = &r->out_value,
+                                                   .backward = cap_head_backward, .state = r}));
         }
         CAP_TRY(stack_backward(r));
     }

@@ -18,6 +18,7 @@ extern "C" {
 
 /** How ranks that share nothing yet find each other. A value; borrowed while it is used. */
 typedef struct colo_bootstrap_t {
+    size_t struct_size;
     int32_t rank, size;
     /* Every rank brings @bytes, the same number on all, and gets those of rank r at
      * recv + r * bytes. COLO_OK or a status < 0, which is handed up; colo_bootstrap_fail() gives it
@@ -25,6 +26,11 @@ typedef struct colo_bootstrap_t {
     colo_status_t (*all_gather)(void *user, const void *send, void *recv, size_t bytes);
     void *user;
 } colo_bootstrap_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_BOOTSTRAP_INIT sizeof(colo_bootstrap_t), 0, 0, nullptr, nullptr
+#else
+#define COLO_BOOTSTRAP_INIT .struct_size = sizeof(colo_bootstrap_t)
+#endif
 
 /**
  * colo_comm_create_bootstrap() - a world comm of processes that talk over Unix sockets and
@@ -48,7 +54,7 @@ COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootst
  * colo_bootstrap_from_comm() - use any communicator (threads, processes) as a bootstrap
  * @comm:       borrowed as long as @bootstrap is used. Its statistics count the all-gathers, and
  *              its deadline holds for them
- * @bootstrap:  out, a value that the caller owns
+ * @bootstrap:  out, a value that the caller owns; COLO_BOOTSTRAP_INIT before
  * Errors:      COLO_ERR_ARG
  */
 COLO_API colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap);

@@ -10,7 +10,8 @@
  *   ZIGZAG over c of C:   2C equal chunks of L/2C; chunk c, then chunk 2C-1-c
  * Rows are split by *position*: row i of a sample has position pos(i) of the S positions in the
  * LLM's sequence. A rank owns the rows whose positions it owns, ordered by position.
- * A layout is a value. Each call that reads a layout checks its members first. If the layout was
+ * A layout is a value, so that callers keep it in their own structs without a call that frees it. It
+ * has no struct_size but room, and its size never changes. Each call that reads a layout checks its members first. If the layout was
  * never initialised, or a member is out of range, the call returns COLO_ERR_ARG. A position table
  * is borrowed: it must outlive every object that is made from the layout. All calls are local.
  */
@@ -59,6 +60,7 @@ typedef struct colo_layout_t {
     int64_t positions; /* S; 0 = as many as there are rows */
     int32_t stage_dim; /* -1: no stage filter */
     int64_t stage;     /* coordinate that holds the tensor */
+    int64_t reserved[16]; /* 0: room for members of newer headers */
 } colo_layout_t;
 
 /** The logical tensor that layouts are about. */

@@ -78,7 +78,7 @@ static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, v
  */
 static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, colo_comm_t **comm)
 {
-    colo_bootstrap_t bootstrap;
+    colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT};
     colo_status_t status;
     MPI_Errhandler before;
     int rank = 0, size = 0, initialized = 0, finalized = 0, inter = 0;

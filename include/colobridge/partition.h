@@ -21,13 +21,20 @@
 extern "C" {
 #endif
 
+/** Members from segments on have defaults: 0, NULL. */
 typedef struct colo_partition_t {
+    size_t struct_size;
     int64_t cp, cp_rank;
     int64_t tp, tp_rank; /* 1, 0 for tensors that are not sequence-parallel */
     int64_t positions;   /* S, global; packed: total padded tokens */
     int64_t segments;    /* 0: dense; else packed */
     const int64_t *cu_padded; /* [segments + 1], borrowed: padded segment starts, cu[0] = 0 */
 } colo_partition_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_PARTITION_INIT sizeof(colo_partition_t), 0, 0, 0, 0, 0, 0, nullptr
+#else
+#define COLO_PARTITION_INIT .struct_size = sizeof(colo_partition_t)
+#endif
 
 /**
  * colo_partition_check() - do the members of @part fit together? Local
@@ -36,11 +43,11 @@ typedef struct colo_partition_t {
  *          padded length of a segment (cp > 1), naming the segment
  */
 COLO_API colo_status_t colo_partition_check(const colo_partition_t *part);
-/** colo_partition_count() - local positions: S / cp / tp */
+/** colo_partition_count() - local positions: S / cp / tp; 0 if @part cannot be read */
 COLO_API int64_t colo_partition_count(const colo_partition_t *part);
 /**
  * colo_partition_index() - global position of local index @i of a partition that was checked; -1
- * if @i is outside [0, count)
+ * if @i is outside [0, count), or @part cannot be read
  */
 COLO_API int64_t colo_partition_index(const colo_partition_t *part, int64_t i);
 /**

@@ -66,8 +66,10 @@ COLO_API void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream);
  */
 COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
                                       const colo_tensor_t *d_t, colo_value_t *value);
-/** A node: what it read and made, and how its gradient is computed. Borrowed for the call. */
+/** A node: what it read and made, and how its gradient is computed. Borrowed for the call. Members
+ * from state on have defaults: NULL. */
 typedef struct colo_tape_record_t {
+    size_t struct_size;
     const char *name;       /* for error messages */
     const colo_value_t *in; /* [nin] values or COLO_NO_VALUE */
     int32_t nin;
@@ -82,10 +84,18 @@ typedef struct colo_tape_record_t {
     void *state; /* handed to backward; borrowed if free_state is NULL, else owned by the tape */
     void (*free_state)(void *); /* called once with state, also if recording fails; may be NULL */
 } colo_tape_record_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TAPE_RECORD_INIT                                                                 \
+    sizeof(colo_tape_record_t), nullptr, nullptr, 0, nullptr, 0, nullptr, nullptr, 0, nullptr, \
+        nullptr, nullptr
+#else
+#define COLO_TAPE_RECORD_INIT .struct_size = sizeof(colo_tape_record_t)
+#endif
 
 /**
  * colo_tape_record() - append a node; local
- * @record:  borrowed for the call; members that are not needed may be 0
+ * @record:  borrowed for the call; members that are not needed may be 0. If it cannot be read,
+ *           free_state is not called
  * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (an output), COLO_ERR_STATE (backward has run),
  *           COLO_ERR_NOMEM
  */

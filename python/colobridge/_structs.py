@@ -58,7 +58,7 @@ class Split(c.Structure):
 class Layout(c.Structure):
     _fields_ = [('grid', Grid), ('nsplits', i32 * 3), ('split', (Split * MAX_SPLITS) * 3), ('map', INT),
                 ('offset', i64), ('table', P), ('table_rows', i64), ('positions', i64), ('stage_dim', i32),
-                ('stage', i64)]
+                ('stage', i64), ('reserved', i64 * 16)]
 
 
 class Shape(c.Structure):
@@ -95,7 +95,7 @@ AllGatherFn = c.CFUNCTYPE(INT, P, P, P, size_t)
 
 
 class Bootstrap(c.Structure):
-    _fields_ = [('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', P)]
+    _fields_ = [('struct_size', size_t), ('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', P)]
 
 
 class CommStats(c.Structure):
@@ -223,8 +223,8 @@ class Weighted(c.Structure):
 
 
 class Partition(c.Structure):
-    _fields_ = [('cp', i64), ('cp_rank', i64), ('tp', i64), ('tp_rank', i64), ('positions', i64), ('segments', i64),
-                ('cu_padded', P)]
+    _fields_ = [('struct_size', size_t), ('cp', i64), ('cp_rank', i64), ('tp', i64), ('tp_rank', i64),
+                ('positions', i64), ('segments', i64), ('cu_padded', P)]
 
 
 class PlanBytes(c.Structure):

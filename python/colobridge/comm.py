@@ -132,7 +132,7 @@ class Comm(Handle):
 
         hear_signals()
         handle = c.c_void_p()
-        boot = s.Bootstrap(rank, size, s.AllGatherFn(gather), None)
+        boot = s.Bootstrap(c.sizeof(s.Bootstrap), rank, size, s.AllGatherFn(gather), None)
         status = lib().colo_comm_create_bootstrap(boot, c.byref(handle))
         if raised:
             lib().colo_comm_destroy(c.byref(handle))

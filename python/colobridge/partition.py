@@ -18,7 +18,7 @@ class Partition:
 
     def __init__(self, positions: int, *, cp: int = 1, cp_rank: int = 0, tp: int = 1,
                  tp_rank: int = 0, cu_padded: Sequence[int] | None = None):
-        self._raw = s.Partition(cp, cp_rank, tp, tp_rank, positions)
+        self._raw = s.Partition(c.sizeof(s.Partition), cp, cp_rank, tp, tp_rank, positions)
         if cu_padded is not None:
             self._cu = (s.i64 * len(cu_padded))(*(int(n) for n in cu_padded))
             self._raw.segments = len(cu_padded) - 1

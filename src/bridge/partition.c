@@ -18,6 +18,7 @@
 #include "core/overlap.h"
 #include "core/error.h"
 #include "core/list.h"
+#include "core/sized.h"
 
 /* ---- checks ---- */
 
@@ -57,9 +58,19 @@ static colo_status_t check_part(const char *what, int64_t size, int64_t rank)
     return COLO_OK;
 }
 
-colo_status_t colo_partition_check(const colo_partition_t *part)
+/* *@part with all members that this library knows: itself, or @own; NULL: COLO_ERR_ARG. */
+static const colo_partition_t *read_partition(const colo_partition_t *part, colo_partition_t *own)
 {
-    COLO_FAIL_IF(!part, COLO_ERR_ARG, "partition: part is NULL");
+    if (part && part->struct_size == sizeof *part)
+        return part;
+    *own = (colo_partition_t){COLO_PARTITION_INIT};
+    return COLO_SIZED_READ(own, part, segments, "partition: part", "COLO_PARTITION_INIT") == COLO_OK
+               ? own
+               : NULL;
+}
+
+static colo_status_t check(const colo_partition_t *part)
+{
     COLO_TRY(check_part("cp", part->cp, part->cp_rank));
     COLO_TRY(check_part("tp", part->tp, part->tp_rank));
     COLO_FAIL_IF(part->positions < 0 || part->segments < 0, COLO_ERR_ARG,
@@ -78,11 +89,25 @@ colo_status_t colo_partition_check(const colo_partition_t *part)
     return COLO_OK;
 }
 
+colo_status_t colo_partition_check(const colo_partition_t *part)
+{
+    colo_partition_t own;
+    part = read_partition(part, &own);
+    return part ? check(part) : COLO_ERR_ARG;
+}
+
 /* ---- the closed form ---- */
+
+static int64_t count_of(const colo_partition_t *part)
+{
+    return part->cp > 0 && part->tp > 0 ? part->positions / part->cp / part->tp : 0;
+}
 
 int64_t colo_partition_count(const colo_partition_t *part)
 {
-    return part && part->cp > 0 && part->tp > 0 ? part->positions / part->cp / part->tp : 0;
+    colo_partition_t own;
+    part = part ? read_partition(part, &own) : NULL;
+    return part ? count_of(part) : 0;
 }
 
 /* Global position of index @i of the cp rank's shard; *run: how many follow it as neighbours. */
@@ -110,9 +135,11 @@ static int64_t locate(const colo_partition_t *partition, int64_t i, int64_t *run
 int64_t colo_partition_index(const colo_partition_t *part, int64_t i)
 {
     int64_t run;
-    if (i < 0 || i >= colo_partition_count(part))
+    colo_partition_t own;
+    part = part ? read_partition(part, &own) : NULL;
+    if (!part || i < 0 || i >= count_of(part))
         return -1;
-    return locate(part, colo_partition_count(part) * part->tp_rank + i, &run);
+    return locate(part, count_of(part) * part->tp_rank + i, &run);
 }
 
 /* ---- what may be moved ---- */
@@ -170,7 +197,7 @@ static bool is_same_view(const colo_tensor_t *tensor, const colo_tensor_t *other
 static colo_status_t check_pair(const colo_partition_t *partition, const colo_tensor_t *global,
                                 const colo_tensor_t *local, int32_t axis)
 {
-    COLO_TRY(colo_partition_check(partition));
+    COLO_TRY(check(partition));
     COLO_TRY(colo_tensor_check(global, "global"));
     COLO_TRY(colo_tensor_check(local, "local"));
     COLO_FAIL_IF(global->dtype != local->dtype, COLO_ERR_SHAPE,
@@ -185,7 +212,7 @@ static colo_status_t check_pair(const colo_partition_t *partition, const colo_te
                  "partition: global axis %d has %lld positions, expected %lld", (int)axis,
                  (long long)global->shape[axis], (long long)partition->positions);
     for (int32_t i = 0; i < global->ndim; i++) {
-        int64_t want = i == axis ? colo_partition_count(partition) : global->shape[i];
+        int64_t want = i == axis ? count_of(partition) : global->shape[i];
         COLO_FAIL_IF(local->shape[i] != want, COLO_ERR_SHAPE,
                      "partition: local axis %d has extent %lld, expected %lld", (int)i,
                      (long long)local->shape[i], (long long)want);
@@ -290,8 +317,7 @@ static colo_status_t add(list_t *list, const colo_tensor_t *dst, const colo_tens
 static colo_status_t move_runs(const colo_partition_t *partition, const colo_tensor_t *global,
                                const colo_tensor_t *local, int32_t axis, bool gather, list_t *list)
 {
-    int64_t count = colo_partition_count(partition), first = count * partition->tp_rank, run,
-            done = 0;
+    int64_t count = count_of(partition), first = count * partition->tp_rank, run, done = 0;
     for (int64_t i = 0; i < count; i += run) {
         int64_t from = locate(partition, first + i, &run);
         if (run > count - i)
@@ -319,6 +345,10 @@ static colo_status_t move(const colo_partition_t *part, const colo_tensor_t *glo
                           colo_stream_t stream)
 {
     list_t list;
+    colo_partition_t own;
+    part = read_partition(part, &own);
+    if (!part)
+        return COLO_ERR_ARG;
     COLO_TRY(check_pair(part, global, local, axis));
     COLO_TRY(shard ? check_written(local, "local") : check_written(global, "global"));
     COLO_TRY(check_apart(global, "global", local, "local"));
@@ -362,7 +392,11 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
                                         colo_stream_t stream)
 {
     list_t list;
-    COLO_TRY(colo_partition_check(part));
+    colo_partition_t own;
+    part = read_partition(part, &own);
+    if (!part)
+        return COLO_ERR_ARG;
+    COLO_TRY(check(part));
     COLO_TRY(check_tokens(part, tokens, "tokens"));
     COLO_TRY(check_tokens(part, targets, "targets"));
     COLO_TRY(check_written(targets, "targets"));

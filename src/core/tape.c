@@ -14,6 +14,7 @@
 
 #include "core/memory.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -258,7 +259,9 @@ static colo_status_t append_node(colo_tape_t *tape, const colo_tape_record_t *re
 
 colo_status_t colo_tape_record(colo_tape_t *tape, const colo_tape_record_t *record)
 {
-    COLO_FAIL_IF(!record, COLO_ERR_ARG, "record: record is NULL");
+    colo_tape_record_t own = {COLO_TAPE_RECORD_INIT};
+    COLO_TRY(COLO_SIZED_READ(&own, record, state, "record: record", "COLO_TAPE_RECORD_INIT"));
+    record = &own;
     colo_status_t st = check_record(tape, record);
     COLO_THEN(st, append_node(tape, record));
     if (st < 0) {

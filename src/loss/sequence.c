@@ -50,6 +50,7 @@ static colo_partition_t partition_of(const colo_sequence_t *seq)
 {
     const bool packed = seq->cu_padded && seq->batch > 0;
     return (colo_partition_t){
+        COLO_PARTITION_INIT,
         .cp = seq->cp,
         .cp_rank = seq->cp_rank,
         .tp = 1,

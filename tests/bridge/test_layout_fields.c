@@ -47,6 +47,7 @@ static const char *edit(colo_layout_t *l, int n)
     EDIT("dim 'cp' is the stage and splits an axis, too", l->stage_dim = 1);
     EDIT("stage -1, expected 0..1", l->stage = -1);
     EDIT("stage 2, expected 0..1", l->stage = 2);
+    EDIT("reserved[15] is 7, expected 0", l->reserved[15] = 7);
     EDIT("map 3, expected 0..2", l->map = (colo_map_kind_t)3);
     EDIT("offset -5, expected 0..7", l->offset = -5);
     EDIT("offset 8, expected 0..7", l->offset = 8);

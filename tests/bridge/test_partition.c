@@ -83,11 +83,12 @@ T_CASE(dense_shards_match_cutting_by_hand)
     for (int64_t cp = 1; cp <= 6; cp++)
         for (int64_t tp = 1; tp <= 4; tp++)
             for (int64_t k = 0; k <= 5; k++)
-                check_all_ranks((colo_partition_t){
-                    .cp = cp, .tp = tp, .positions = k * tp * (cp > 1 ? 2 * cp : 1)});
-    check_all_ranks((colo_partition_t){.cp = 3, .tp = 4, .positions = 12}); /* blocks cut chunks */
-    check_all_ranks((colo_partition_t){.cp = 2, .tp = 3, .positions = 12});
-    check_all_ranks((colo_partition_t){.cp = 1, .tp = 1, .positions = 7});
+                check_all_ranks((colo_partition_t){COLO_PARTITION_INIT, .cp = cp, .tp = tp,
+                                                   .positions = k * tp * (cp > 1 ? 2 * cp : 1)});
+    check_all_ranks((colo_partition_t){COLO_PARTITION_INIT, .cp = 3, .tp = 4,
+                                       .positions = 12}); /* blocks cut chunks */
+    check_all_ranks((colo_partition_t){COLO_PARTITION_INIT, .cp = 2, .tp = 3, .positions = 12});
+    check_all_ranks((colo_partition_t){COLO_PARTITION_INIT, .cp = 1, .tp = 1, .positions = 7});
 }
 
 T_CASE(packed_shards_match_cutting_by_hand)
@@ -100,15 +101,16 @@ T_CASE(packed_shards_match_cutting_by_hand)
             cu[j + 1] = cu[j] + unit * t_below(&rng, 6);
         while (cu[n] / cp % tp != 0) /* the last one pads for tp */
             cu[n] += unit;
-        check_all_ranks((colo_partition_t){
-            .cp = cp, .tp = tp, .positions = cu[n], .segments = n, .cu_padded = cu});
+        check_all_ranks((colo_partition_t){COLO_PARTITION_INIT, .cp = cp, .tp = tp,
+                                           .positions = cu[n], .segments = n, .cu_padded = cu});
     }
 }
 
 T_CASE(long_sequences_need_no_table)
 {
     int64_t s = INT64_C(1) << 60;
-    colo_partition_t p = {.cp = 4, .cp_rank = 1, .tp = 2, .tp_rank = 1, .positions = s};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 4,       .cp_rank = 1, .tp = 2,
+                          .tp_rank = 1,        .positions = s};
     assert_ok(colo_partition_check(&p));
     assert_true(colo_partition_count(&p) == s / 8);
     assert_true(colo_partition_index(&p, 0) == s / 8 * 6); /* chunk 6 of 8 */
@@ -237,15 +239,18 @@ T_CASE(shards_move_bitwise_in_any_layout_and_dtype)
     for (size_t k = 0; k < sizeof boxes / sizeof *boxes; k++) {
         for (int dtype = 0; dtype < COLO_DTYPE_COUNT; dtype++) {
             for (int64_t r = 0; r < 4; r++) {
-                colo_partition_t p = {.cp = 4, .cp_rank = r, .tp = 1, .positions = 24};
+                colo_partition_t p = {COLO_PARTITION_INIT, .cp = 4, .cp_rank = r, .tp = 1,
+                                      .positions = 24};
                 check_movement(&p, &boxes[k], (colo_dtype_t)dtype);
                 p.segments = 3;
                 p.cu_padded = cu;
                 check_movement(&p, &boxes[k], (colo_dtype_t)dtype);
-                p = (colo_partition_t){
-                    .cp = 2, .cp_rank = r / 2, .tp = 2, .tp_rank = r % 2, .positions = 12};
+                p = (colo_partition_t){COLO_PARTITION_INIT, .cp = 2,
+                                       .cp_rank = r / 2,    .tp = 2,
+                                       .tp_rank = r % 2,    .positions = 12};
                 check_movement(&p, &boxes[k], (colo_dtype_t)dtype);
-                p = (colo_partition_t){.cp = 1, .tp = 4, .tp_rank = r, .positions = 12};
+                p = (colo_partition_t){COLO_PARTITION_INIT, .cp = 1, .tp = 4, .tp_rank = r,
+                                       .positions = 12};
                 check_movement(&p, &boxes[k], (colo_dtype_t)dtype);
             }
         }
@@ -262,19 +267,21 @@ T_CASE(a_thousand_segments_are_moved)
     for (int64_t j = 0; j < 1000; j++)
         cu[j + 1] = cu[j] + 4 * t_below(&rng, 3); /* empty ones, too */
     for (int64_t r = 0; r < 2; r++) {
-        colo_partition_t p = {.cp = 2, .cp_rank = r, .tp = 1, .positions = cu[1000]};
+        colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = r, .tp = 1,
+                              .positions = cu[1000]};
         p.segments = 1000;
         p.cu_padded = cu;
         for (size_t k = 0; k < sizeof boxes / sizeof *boxes; k++)
             check_movement(&p, &boxes[k], k ? COLO_BF16 : COLO_F32);
-        p = (colo_partition_t){.cp = 2, .cp_rank = r, .tp = 1, .positions = 12};
+        p = (colo_partition_t){COLO_PARTITION_INIT, .cp = 2, .cp_rank = r, .tp = 1,
+                               .positions = 12};
         check_movement(&p, &outer, COLO_F16);
     }
 }
 
 T_CASE(empty_tensors_are_moved_without_a_pointer)
 {
-    colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 0};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = 1, .tp = 1, .positions = 0};
     colo_tensor_t none = where_tensor(NULL, COLO_F32, 2, (int64_t[]){0, 3});
     colo_tensor_t global = where_tensor(NULL, COLO_F32, 2, (int64_t[]){8, 0});
     colo_tensor_t local = where_tensor(NULL, COLO_F32, 2, (int64_t[]){4, 0});
@@ -322,7 +329,7 @@ T_CASE(long_rows_are_shifted_onto_themselves)
         for (int64_t k = 0; k < S; k++)
             tokens[i][k] = i * 100000 + k;
     for (int packed = 0; packed < 2; packed++) {
-        colo_partition_t p = {.cp = 1, .tp = 1, .positions = S};
+        colo_partition_t p = {COLO_PARTITION_INIT, .cp = 1, .tp = 1, .positions = S};
         for (int i = 0; i < ROWS; i++) {
             for (int64_t k = 0; k < S; k++)
                 want[i][k] = k == S - 1 ? -7 : i * 100000 + k + 1;
@@ -342,7 +349,7 @@ T_CASE(long_rows_are_shifted_onto_themselves)
 T_CASE(targets_follow_strides)
 {
     int64_t tokens[2][3][5], targets[2 * 3 * 5 * 2];
-    colo_partition_t p = {.cp = 1, .tp = 1, .positions = 5};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 1, .tp = 1, .positions = 5};
     colo_tensor_t from, to;
     for (int i = 0; i < 30; i++)
         (&tokens[0][0][0])[i] = 1000 + i;
@@ -378,7 +385,7 @@ T_CASE(targets_of_many_axes_are_each_row_s_own)
 {
     static const box b = {5, 4, {4, 5, 3, 6, 0}, true};
     int64_t n, pos = 0, rest;
-    colo_partition_t p = {.cp = 1, .tp = 1, .positions = 7};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 1, .tp = 1, .positions = 7};
     colo_tensor_t t = strided(&b, 7, COLO_I64, NULL, &n);
     int64_t *m = malloc((size_t)n * sizeof *m), *want = malloc((size_t)n * sizeof *m);
     assert_true(m && want);
@@ -402,7 +409,7 @@ T_CASE(targets_rolled_globally_cross_chunk_borders)
 {
     static const int64_t want[2][4] = {{1, 2, 7, -100}, {3, 4, 5, 6}};
     int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .tp = 1, .positions = 8};
     colo_tensor_t g, l;
     there(tokens, COLO_I64, 1, (int64_t[]){8}, &g);
     there(NULL, COLO_I64, 1, (int64_t[]){4}, &l);
@@ -430,7 +437,8 @@ T_CASE(padded_lengths_are_the_smallest_that_split)
                         want++;
                     assert_ok(colo_partition_padded(length, tp, cp, fp8, &got));
                     assert_int_equal(got, want);
-                    colo_partition_t p = {.cp = cp, .tp = tp, .positions = got};
+                    colo_partition_t p = {COLO_PARTITION_INIT, .cp = cp, .tp = tp,
+                                          .positions = got};
                     assert_ok(colo_partition_check(&p));
                 }
             }

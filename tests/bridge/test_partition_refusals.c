@@ -16,36 +16,52 @@ T_CASE(bad_partitions_are_refused_by_every_call)
         colo_status_t want;
         const char *words;
     } bad[] = {
-        {{.cp = 0, .tp = 1}, COLO_ERR_ARG, "cp is 0, expected at least 1"},
-        {{.cp = 1, .tp = -1}, COLO_ERR_ARG, "tp is -1, expected at least 1"},
-        {{.cp = 2, .cp_rank = 2, .tp = 1}, COLO_ERR_ARG, "cp rank 2 is outside [0, 2)"},
-        {{.cp = 2, .tp = 2, .tp_rank = -1}, COLO_ERR_ARG, "tp rank -1 is outside [0, 2)"},
-        {{.cp = 2, .tp = 1, .positions = -16}, COLO_ERR_ARG, "-16 positions in 0 segments"},
-        {{.cp = 2, .tp = 1, .segments = -1}, COLO_ERR_ARG, "16 positions in -1 segments"},
-        {{.cp = 3, .tp = 1}, COLO_ERR_LAYOUT, "16 positions do not divide by 2 * cp = 6"},
-        {{.cp = 16, .tp = 1}, COLO_ERR_LAYOUT, "do not divide by 2 * cp = 32"},
-        {{.cp = INT64_MAX, .tp = 1},
+        {{COLO_PARTITION_INIT, .cp = 0, .tp = 1}, COLO_ERR_ARG, "cp is 0, expected at least 1"},
+        {{COLO_PARTITION_INIT, .cp = 1, .tp = -1}, COLO_ERR_ARG, "tp is -1, expected at least 1"},
+        {{COLO_PARTITION_INIT, .cp = 2, .cp_rank = 2, .tp = 1},
+         COLO_ERR_ARG,
+         "cp rank 2 is outside [0, 2)"},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 2, .tp_rank = -1},
+         COLO_ERR_ARG,
+         "tp rank -1 is outside [0, 2)"},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 1, .positions = -16},
+         COLO_ERR_ARG,
+         "-16 positions in 0 segments"},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 1, .segments = -1},
+         COLO_ERR_ARG,
+         "16 positions in -1 segments"},
+        {{COLO_PARTITION_INIT, .cp = 3, .tp = 1},
+         COLO_ERR_LAYOUT,
+         "16 positions do not divide by 2 * cp = 6"},
+        {{COLO_PARTITION_INIT, .cp = 16, .tp = 1}, COLO_ERR_LAYOUT, "do not divide by 2 * cp = 32"},
+        {{COLO_PARTITION_INIT, .cp = INT64_MAX, .tp = 1},
          COLO_ERR_LAYOUT,
          "do not divide by 2 * cp = 18446744073709551614"},
-        {{.cp = 2, .tp = 3}, COLO_ERR_LAYOUT, "8 positions of a cp rank do not divide by tp = 3"},
-        {{.cp = 1, .tp = 3}, COLO_ERR_LAYOUT, "16 positions of a cp rank do not divide by tp = 3"},
-        {{.cp = 2, .tp = 1, .segments = 2}, COLO_ERR_ARG, "cu_padded is NULL for 2 segments"},
-        {{.cp = 2, .tp = 1, .segments = 2, .cu_padded = late},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 3},
+         COLO_ERR_LAYOUT,
+         "8 positions of a cp rank do not divide by tp = 3"},
+        {{COLO_PARTITION_INIT, .cp = 1, .tp = 3},
+         COLO_ERR_LAYOUT,
+         "16 positions of a cp rank do not divide by tp = 3"},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 1, .segments = 2},
+         COLO_ERR_ARG,
+         "cu_padded is NULL for 2 segments"},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 1, .segments = 2, .cu_padded = late},
          COLO_ERR_LAYOUT,
          "cu_padded[0] is 1, expected 0"},
-        {{.cp = 2, .tp = 1, .segments = 3, .cu_padded = back},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 1, .segments = 3, .cu_padded = back},
          COLO_ERR_LAYOUT,
          "not ascending at segment 1: from 12 to 8"},
-        {{.cp = 1, .tp = 1, .segments = 2, .cu_padded = negative},
+        {{COLO_PARTITION_INIT, .cp = 1, .tp = 1, .segments = 2, .cu_padded = negative},
          COLO_ERR_LAYOUT,
          "not ascending at segment 0: from 0 to -4"},
-        {{.cp = 2, .tp = 1, .segments = 2, .cu_padded = shorter},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 1, .segments = 2, .cu_padded = shorter},
          COLO_ERR_LAYOUT,
          "cu_padded ends at 12, expected 16 positions"},
-        {{.cp = 2, .tp = 1, .segments = 3, .cu_padded = odd},
+        {{COLO_PARTITION_INIT, .cp = 2, .tp = 1, .segments = 3, .cu_padded = odd},
          COLO_ERR_LAYOUT,
          "segment 1 has padded length 6, which does not divide by 2 * cp = 4"},
-        {{.cp = 1, .tp = 3, .segments = 3, .cu_padded = odd},
+        {{COLO_PARTITION_INIT, .cp = 1, .tp = 3, .segments = 3, .cu_padded = odd},
          COLO_ERR_LAYOUT,
          "16 positions of a cp rank do not divide by tp = 3"},
     };
@@ -67,13 +83,14 @@ T_CASE(bad_partitions_are_refused_by_every_call)
     assert_there(tl.data, sentinel, sizeof sentinel / 2);
     where.drop(tg.data);
     where.drop(tl.data);
-    colo_partition_t fine = {.cp = 1, .tp = 1, .positions = 16, .segments = 3, .cu_padded = odd};
+    colo_partition_t fine = {COLO_PARTITION_INIT, .cp = 1,       .tp = 1,
+                             .positions = 16,     .segments = 3, .cu_padded = odd};
     assert_ok(colo_partition_check(&fine)); /* any length will do without cp */
 }
 
 T_CASE(tensors_that_do_not_fit_are_refused)
 {
-    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .tp = 1, .positions = 8};
     int64_t sentinel[24];
     colo_tensor_t tg, tl, t;
     memset(sentinel, 0xa5, sizeof sentinel);
@@ -143,7 +160,7 @@ T_CASE(tensors_that_do_not_fit_are_refused)
 
 T_CASE(bad_targets_are_refused)
 {
-    colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 1, .tp = 1, .positions = 8};
     int64_t sentinel[16];
     colo_tensor_t tf, tt;
     memset(sentinel, 0xa5, sizeof sentinel);
@@ -187,7 +204,7 @@ T_CASE(bad_targets_are_refused)
 T_CASE(host_memory_called_a_gpu_s_is_refused)
 {
     int64_t g[8], l[4], sentinel[8];
-    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .tp = 1, .positions = 8};
     colo_tensor_t tg = colo_tensor_cuda(g, COLO_I64, 0, 1, (int64_t[]){8});
     colo_tensor_t tl = colo_tensor_cuda(l, COLO_I64, 0, 1, (int64_t[]){4});
     memset(g, 0xa5, sizeof g);
@@ -208,7 +225,7 @@ T_CASE(host_memory_called_a_gpu_s_is_refused)
 T_CASE(columns_of_one_buffer_share_no_element)
 {
     static const int mine[] = {0, 1, 6, 7}; /* cp 0 of 2, zigzag */
-    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .tp = 1, .positions = 8};
     int64_t from[48], got[48], want[48];
     for (int i = 0; i < 48; i++)
         from[i] = want[i] = 100 + i;

@@ -101,11 +101,11 @@ T_CASE_ON(2, an_interrupt_ends_the_making_of_a_communicator)
 {
     const int32_t me = colo_comm_rank(world);
     struct asked second = {0, 2};
-    colo_bootstrap_t inner;
+    colo_bootstrap_t inner = {COLO_BOOTSTRAP_INIT};
     colo_comm_t *comm = NULL;
     rank_try(colo_comm_set_timeout(world, 20000));
     rank_try(colo_bootstrap_from_comm(world, &inner));
-    const colo_bootstrap_t boot = {me, 2, gather_late, &inner};
+    const colo_bootstrap_t boot = {COLO_BOOTSTRAP_INIT, me, 2, gather_late, &inner};
     const double begin = colo_now();
     if (me == 0)
         colo_interrupt_set(answer, &second);
@@ -155,7 +155,7 @@ static colo_status_t compare(t_held_t *held, int lives)
 static colo_status_t all_lives(colo_comm_t *first, void *arg)
 {
     t_held_t *held = arg;
-    colo_bootstrap_t b;
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT};
     rank_try(colo_bootstrap_from_comm(first, &b));
     for (int i = 1; i <= LIVES; i++) {
         colo_comm_t *c = NULL;

@@ -81,7 +81,7 @@ struct lack {
 /* In a process of its own: the library reads the boot id once. */
 static bool is_told(const struct lack *l)
 {
-    const colo_bootstrap_t b = {.rank = RANK, .size = RANKS};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, .rank = RANK, .size = RANKS};
     colo_endpoint_t e;
     int door, fd[RANKS];
     broken = l->call;
@@ -131,7 +131,7 @@ T_CASE(endpoint_tells_what_its_rank_lacks)
 
 T_CASE(endpoint_tells_that_its_rank_lacks_memory)
 {
-    const colo_bootstrap_t b = {.rank = RANK, .size = RANKS};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, .rank = RANK, .size = RANKS};
     for (int enough = 0; enough < 2; enough++) { /* enough for all but the list of descriptors */
         colo_endpoint_t e;
         int door, fd[RANKS];
@@ -148,7 +148,8 @@ T_CASE(endpoint_tells_that_its_rank_lacks_memory)
 T_CASE(hello_has_its_bytes_where_all_versions_have_them)
 {
     static const uint8_t frozen[] = {0xcd, 0x5a, 0x10, 0xc0};
-    const colo_hello_t hello = colo_endpoint_hello(&(colo_bootstrap_t){3, 9, NULL, NULL});
+    const colo_hello_t hello =
+        colo_endpoint_hello(&(colo_bootstrap_t){COLO_BOOTSTRAP_INIT, 3, 9, NULL, NULL});
     uint8_t found[32];
     uint32_t word[8];
     memcpy(found, &hello, sizeof found);
@@ -164,12 +165,12 @@ T_CASE(hello_has_its_bytes_where_all_versions_have_them)
 
 T_CASE(endpoints_that_do_not_fit_are_refused)
 {
-    const colo_bootstrap_t b = {.rank = 0, .size = 2};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, .rank = 0, .size = 2};
     for (int i = 0; i < 6; i++) {
         colo_endpoint_t e[2];
         for (int32_t r = 0; r < 2; r++)
-            e[r] = (colo_endpoint_t){
-                .hello = colo_endpoint_hello(&(colo_bootstrap_t){r, 2, NULL, NULL})};
+            e[r] = (colo_endpoint_t){.hello = colo_endpoint_hello(&(colo_bootstrap_t){
+                                         COLO_BOOTSTRAP_INIT, r, 2, NULL, NULL})};
         colo_hello_t *other = &e[1].hello;
         other->rank = i == 2 ? 0 : 1;
         other->size = i == 3 ? 3 : 2;
@@ -179,8 +180,11 @@ T_CASE(endpoints_that_do_not_fit_are_refused)
             other->magic = 7;
         const colo_status_t st = colo_endpoint_check_all(&b, e);
         static const char *const words[] = {
-            "", "does not hold what rank 1 brought", "comes from rank 0 of 2, expected rank 1 of 2",
-            "comes from rank 1 of 3, expected rank 1 of 2", "rank 1 runs library version ",
+            "",
+            "does not hold what rank 1 brought",
+            "comes from rank 0 of 2, expected rank 1 of 2",
+            "comes from rank 1 of 3, expected rank 1 of 2",
+            "rank 1 runs library version ",
             "rank 1 runs another build of library version 0.1.0 than rank 0: its addresses have "};
         if (i == 0)
             assert_ok(st);

@@ -19,7 +19,7 @@ static int use_all(colo_comm_t *c)
     const char *text = "is a child with a copy of it; use it in process";
     colo_grid_t grid;
     colo_comm_t *made = NULL;
-    colo_bootstrap_t b;
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT};
     float x[2 + 2 * RANKS] = {1, 2};
     char dump[16] = "";
     colo_comm_stats_t stats = {COLO_COMM_STATS_INIT, .ops = {{77}}};

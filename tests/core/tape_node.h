@@ -10,15 +10,10 @@ static inline colo_status_t t_node(colo_tape_t *tape, const char *name, const co
                                    colo_backward_fn backward, void *state,
                                    void (*free_state)(void *state))
 {
-    return colo_tape_record(tape, &(colo_tape_record_t){.name = name,
-                                                        .in = in,
-                                                        .nin = nin,
-                                                        .out = out,
-                                                        .nout = 1,
-                                                        .out_values = value,
-                                                        .backward = backward,
-                                                        .state = state,
-                                                        .free_state = free_state});
+    return colo_tape_record(tape, &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, .name = name,
+                                                        .in = in, .nin = nin, .out = out, .nout = 1,
+                                                        .out_values = value, .backward = backward,
+                                                        .state = state, .free_state = free_state});
 }
 
 #endif

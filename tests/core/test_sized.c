@@ -159,6 +159,46 @@ static colo_status_t use_sequence(const void *seq, int64_t *result)
     return colo_sequence_check(seq);
 }
 
+static colo_status_t use_partition(const void *part, int64_t *result)
+{
+    *result = colo_partition_count(part) * 100 + colo_partition_index(part, 1);
+    return colo_partition_check(part);
+}
+
+static colo_status_t no_gradient(const colo_tensor_t *d_out, int32_t nout,
+                                 const colo_tensor_t *d_in, int32_t nin, void *state)
+{
+    (void)d_out, (void)nout, (void)d_in, (void)nin, (void)state;
+    return COLO_OK;
+}
+
+static colo_value_t out_value;
+
+static colo_status_t use_record(const void *record, int64_t *result)
+{
+    T_ENDS(colo_tape_destroy) colo_tape_t *tape = NULL;
+    assert_ok(colo_tape_create(&tape));
+    out_value = 77;
+    const colo_status_t st = colo_tape_record(tape, record);
+    *result = out_value;
+    return st;
+}
+
+static colo_status_t gather_alone(void *user, const void *send, void *recv, size_t bytes)
+{
+    (void)user;
+    memcpy(recv, send, bytes);
+    return COLO_OK;
+}
+
+static colo_status_t use_bootstrap(const void *bootstrap, int64_t *result)
+{
+    T_ENDS(colo_comm_destroy) colo_comm_t *comm = NULL;
+    const colo_status_t st = colo_comm_create_bootstrap(bootstrap, &comm);
+    *result = colo_comm_size(comm);
+    return st;
+}
+
 static colo_status_t use_segments(const void *segments, int64_t *result)
 {
     *result = 0;
@@ -190,6 +230,15 @@ static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_I
                                                     .logprob.logits.vocab = 4};
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
 static const colo_segments_t segments = {COLO_SEGMENTS_INIT};
+static const colo_partition_t partition = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = 1, .tp = 1,
+                                           .positions = 8};
+static float number;
+static const colo_tensor_t made_by_node = {.data = &number, .dtype = COLO_F32, .device = -1};
+static const colo_tape_record_t record = {COLO_TAPE_RECORD_INIT,    .name = "n",
+                                          .out = &made_by_node,     .nout = 1,
+                                          .out_values = &out_value, .backward = no_gradient};
+static const colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT, .size = 1,
+                                           .all_gather = gather_alone};
 
 #define SIZED(struct_, least, use)                 \
     {                                              \
@@ -216,6 +265,9 @@ static const struct sized {
     SIZED(linear, UP_TO(linear, mode), use_linear),
     SIZED(sequence, UP_TO(sequence, padded), use_sequence),
     SIZED(segments, UP_TO(segments, packing), use_segments),
+    SIZED(partition, UP_TO(partition, segments), use_partition),
+    SIZED(record, UP_TO(record, state), use_record),
+    SIZED(bootstrap, UP_TO(bootstrap, user), use_bootstrap),
 };
 enum { STRUCTS = sizeof table / sizeof table[0] };
 
@@ -352,6 +404,11 @@ static colo_status_t write_cut_of_two(void *out)
     return write_topology(out, 3);
 }
 
+static colo_status_t write_bootstrap(void *out)
+{
+    return colo_bootstrap_from_comm(t_self(), out);
+}
+
 static const struct output {
     const char *name;
     size_t whole;
@@ -361,6 +418,7 @@ static const struct output {
     {"plan_bytes: bytes", sizeof(colo_plan_bytes_t), write_plan_bytes, false},
     {"plan_node_bytes: bytes", sizeof(colo_plan_node_bytes_t), write_node_bytes, false},
     {"comm_stats: stats", sizeof(colo_comm_stats_t), write_stats, false},
+    {"bootstrap_from_comm: bootstrap", sizeof(colo_bootstrap_t), write_bootstrap, false},
     {"machine: machine", sizeof(colo_topology_machine_t), write_machine, true},
     {"spot: spot", sizeof(colo_topology_spot_t), write_spot, true},
     {"cut: cut", sizeof(colo_topology_cut_t), write_cut, true},

@@ -185,8 +185,9 @@ T_CASE(an_output_that_no_node_consumed_brings_zeros)
         for (int step = 0; step < 2; step++) { /* second step: buffers hold old numbers */
             x = leaf();
             assert_ok(colo_tape_record(
-                tape, &(colo_tape_record_t){"two", &x, 1, two, 2, out, NULL, 0, linear_backward,
-                                            linear(step, 't', 3, 0, 0), free_linear}));
+                tape,
+                &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, "two", &x, 1, two, 2, out, NULL, 0,
+                                      linear_backward, linear(step, 't', 3, 0, 0), free_linear}));
             colo_value_t b = node(linear(step + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
             retain(out, 2);
             assert_ok(colo_tape_backward(tape, b, NULL));
@@ -255,8 +256,9 @@ static colo_value_t gelu(linear_t *l, colo_value_t x, const colo_tensor_t *saved
 {
     colo_tensor_t t = vec(some);
     colo_value_t out;
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){"gelu", &x, 1, &t, 1, &out, saved, 2,
-                                                           linear_backward, l, free_linear}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, "gelu", &x, 1, &t,
+                                                           1, &out, saved, 2, linear_backward, l,
+                                                           free_linear}));
     return out;
 }
 
@@ -345,8 +347,8 @@ T_CASE(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing)
 #define REFUSED(change, text)                                                                   \
     do {                                                                                        \
         colo_tape_record_t r = {                                                                \
-            "n",        &x, 1, &t, 1, &out, NULL, 0, linear_backward, linear(id, 'r', 1, 1, 1), \
-            free_linear};                                                                       \
+            COLO_TAPE_RECORD_INIT,    "n",        &x, 1, &t, 1, &out, NULL, 0, linear_backward, \
+            linear(id, 'r', 1, 1, 1), free_linear};                                             \
         change;                                                                                 \
         assert_fails(colo_tape_record(tape, &r), COLO_ERR_ARG, text);                           \
         assert_int_equal(freed[id++], 1);                                                       \

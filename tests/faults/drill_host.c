@@ -160,7 +160,7 @@ static colo_status_t make_world(struct page *page, int32_t which, int32_t me, in
                                 colo_comm_t **world)
 {
     struct caller caller = {page, which, me, size, 0};
-    const colo_bootstrap_t b = {me, size, gather, &caller};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, me, size, gather, &caller};
     return colo_comm_create_bootstrap(&b, world);
 }
 

@@ -34,7 +34,8 @@ static void read_endpoint(fuzz_t *f, colo_endpoint_t *e, int32_t rank)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     fuzz_t f = {data, size};
-    const colo_bootstrap_t b = {.rank = (int32_t)fuzz_range(&f, 0, RANKS - 1), .size = RANKS};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, .rank = (int32_t)fuzz_range(&f, 0, RANKS - 1),
+                                .size = RANKS};
     colo_endpoint_t *e = malloc(RANKS * sizeof *e);
     if (!e)
         return 0;

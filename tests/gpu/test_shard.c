@@ -53,7 +53,8 @@ static void make(batch_t *b, bool packed)
     for (int j = 0; j < SEGMENTS; j++)
         b->cu[j + 1] = b->cu[j] + 4 * (1 + t_below(&rng, LONGEST / 4));
     int64_t s = b->cu[SEGMENTS];
-    b->part = (colo_partition_t){.cp = 2, .cp_rank = 1, .tp = 1, .positions = s};
+    b->part =
+        (colo_partition_t){COLO_PARTITION_INIT, .cp = 2, .cp_rank = 1, .tp = 1, .positions = s};
     if (packed) {
         b->part.segments = SEGMENTS;
         b->part.cu_padded = b->cu;
@@ -147,7 +148,7 @@ T_CASE(a_graph_replays_with_other_values)
 T_CASE(offsets_past_two_to_the_31_arrive)
 {
     const int64_t s = INT64_C(3) << 28, n = 2 * s * H;
-    colo_partition_t p = {.cp = 2, .cp_rank = 0, .tp = 1, .positions = s};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = 0, .tp = 1, .positions = s};
     GPU_AUTOFREE unsigned char *x = NULL, *local = NULL, *back = NULL, *again = NULL;
     unsigned long long *wrong, found;
     uint64_t rng = t_seed();
@@ -189,7 +190,7 @@ T_CASE(shards_move_from_any_element_and_from_nowhere_else)
 {
     float x[8][H], want[8][H] = {{0}}, got[8][H];
     unsigned char *mem = gpu_put(NULL, 512), before[513], after[513];
-    colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 8};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = 1, .tp = 1, .positions = 8};
     for (int i = 0; i < 8; i++)
         for (int h = 0; h < H; h++)
             x[i][h] = (float)(1 + 10 * i + h);
@@ -219,7 +220,7 @@ T_CASE(shards_move_from_any_element_and_from_nowhere_else)
 T_CASE(memory_that_kernels_cannot_use_is_refused)
 {
     int64_t host[8], sentinel[8], *pinned, *there = gpu_put(NULL, sizeof host), got[8];
-    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    colo_partition_t p = {COLO_PARTITION_INIT, .cp = 2, .tp = 1, .positions = 8};
     memset(host, 0xa5, sizeof host);
     memset(sentinel, 0xa5, sizeof sentinel);
     colo_tensor_t g = colo_tensor_cuda(there, COLO_I64, 0, 1, (int64_t[]){8});

@@ -86,8 +86,9 @@ T_CASE(what_no_node_consumed_is_zeros)
         colo_value_t a, pair[2], h;
         assert_ok(colo_tape_leaf(tape, &host, NULL, &h));
         assert_ok(colo_tape_leaf(tape, &t, NULL, &a));
-        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){"pair", &a, 1, outs, 2, pair, NULL,
-                                                               0, spread, NULL, NULL}));
+        assert_ok(
+            colo_tape_record(tape, &(colo_tape_record_t){COLO_TAPE_RECORD_INIT, "pair", &a, 1, outs,
+                                                         2, pair, NULL, 0, spread, NULL, NULL}));
         assert_ok(colo_tape_backward(tape, pair[step ? 0 : 1], &t));
         assert_ok(colo_tape_gradient(tape, a, &g));
         expect(&g, step ? 0 : 1, 0);

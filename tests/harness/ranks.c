@@ -6,6 +6,8 @@
  */
 #include "harness/ranks.h"
 
+#include "harness/structs.h"
+
 #include "comm/comm.h"
 #include "core/backend.h"
 #include "core/error.h"
@@ -207,7 +209,8 @@ static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void 
                        const unsigned char *before)
 {
     struct seat seat = {board, rank, 0};
-    colo_bootstrap_t b = {rank, board->size, over_board, &seat};
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, .rank = rank, .size = board->size,
+                          .all_gather = over_board, .user = &seat};
     colo_comm_t *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (kind() == MIXED && !getenv("COLO_NODE")) /* two nodes, of which neither is a run of ranks */

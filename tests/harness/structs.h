@@ -37,5 +37,8 @@ static inline void t_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stat
 #define t_plan_node_bytes colo_plan_node_bytes
 #define t_comm_stats colo_comm_stats
 #endif
+#ifndef COLO_BOOTSTRAP_INIT
+#define COLO_BOOTSTRAP_INIT .rank = 0
+#endif
 
 #endif

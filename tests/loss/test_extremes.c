@@ -202,11 +202,9 @@ T_CASE(packed_sequence_of_any_ends_is_refused_or_counted)
                                              .lengths = lengths,
                                              .cu_padded = cu,
                                              .cp = sizes[c]};
-                const colo_partition_t part = {.cp = sizes[c],
-                                               .tp = sizes[y],
-                                               .positions = sizes[x],
-                                               .segments = 2,
-                                               .cu_padded = cu};
+                const colo_partition_t part = {COLO_PARTITION_INIT, .cp = sizes[c],
+                                               .tp = sizes[y],      .positions = sizes[x],
+                                               .segments = 2,       .cu_padded = cu};
                 int64_t padded[3], whole = 0;
                 size_t bytes;
                 (void)colo_sequence_count(&seq);

@@ -62,7 +62,7 @@ static inline colo_status_t t_over_page(void *user, const void *send, void *recv
 
 static inline colo_bootstrap_t t_bootstrap(t_forked_t *me)
 {
-    return (colo_bootstrap_t){me->rank, me->page->size, t_over_page, me};
+    return (colo_bootstrap_t){COLO_BOOTSTRAP_INIT, me->rank, me->page->size, t_over_page, me};
 }
 
 static inline void t_note(t_forked_t *me, colo_status_t st)

@@ -76,7 +76,7 @@ T_CASE_ON_FORKED(3, connections_of_a_rank_without_standard_streams_do_not_take_t
 /* As an all-gather brought it back, or a peer wrote it. */
 T_CASE(reason_that_does_not_end_is_cut)
 {
-    const colo_bootstrap_t b = {.rank = 0, .size = 1};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, .rank = 0, .size = 1};
     colo_endpoint_t e = {.hello = {.magic = COLO_ENDPOINT_MAGIC, .size = 1}, .status = COLO_ERR_IO};
     memset(e.why, 'x', sizeof e.why);
     memset(&e.worker, 'y', sizeof e.worker);
@@ -134,7 +134,7 @@ static colo_status_t miss_the_third(void *user, const void *send, void *recv, si
 
 static void create_without_workers(t_forked_t *me)
 {
-    const colo_bootstrap_t b = {me->rank, me->page->size, miss_the_third, me};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, me->rank, me->page->size, miss_the_third, me};
     colo_comm_t *world = NULL;
     me->after = scatter;
     t_note(me, colo_comm_create_bootstrap(&b, &world));
@@ -287,8 +287,8 @@ T_CASE(rank_of_another_version_is_a_mismatch_on_all_at_create)
 /* Rank 1, played: all that another version has in common with this one. */
 static void bring_another_hello(t_forked_t *me)
 {
-    colo_hello_t hello =
-        colo_endpoint_hello(&(colo_bootstrap_t){me->rank, me->page->size, NULL, NULL});
+    colo_hello_t hello = colo_endpoint_hello(
+        &(colo_bootstrap_t){COLO_BOOTSTRAP_INIT, me->rank, me->page->size, NULL, NULL});
     char all[3 * sizeof hello];
     if (me->rank != 1) {
         t_live(me);
@@ -332,7 +332,8 @@ static colo_status_t leave_at_once(void *user, const void *send, void *recv, siz
 
 static void *create_in_vain(void *all_gather)
 {
-    const colo_bootstrap_t b = {0, 3, *(const all_gather_fn *)all_gather, NULL};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, 0, 3, *(const all_gather_fn *)all_gather,
+                                NULL};
     colo_comm_t *c = NULL;
     (void)colo_comm_create_bootstrap(&b, &c);
     return all_gather;
@@ -364,7 +365,8 @@ static int play(t_forked_t *me, colo_endpoint_t *all, colo_endpoint_t *mine)
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     alarm(30);
     memset(mine, 0, sizeof *mine);
-    mine->hello = colo_endpoint_hello(&(colo_bootstrap_t){me->rank, me->page->size, NULL, NULL});
+    mine->hello = colo_endpoint_hello(
+        &(colo_bootstrap_t){COLO_BOOTSTRAP_INIT, me->rank, me->page->size, NULL, NULL});
     snprintf(mine->name, sizeof mine->name, "colobridge-test-%d", (int)getpid());
     const socklen_t size = colo_endpoint_address(mine, &a);
     if (bind(fd, (struct sockaddr *)&a, size) != 0)

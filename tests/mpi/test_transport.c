@@ -102,7 +102,7 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
 {
     struct wrong w = {c, *(int *)arg};
     int32_t me = colo_comm_rank(c);
-    colo_bootstrap_t b = {me, colo_comm_size(c), gather_wrong, &w};
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, me, colo_comm_size(c), gather_wrong, &w};
     colo_comm_t *world = (colo_comm_t *)&w;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     rank_check(world == (colo_comm_t *)&w);
@@ -141,7 +141,7 @@ static colo_status_t gather_nothing(void *user, const void *send, void *recv, si
 T_CASE(callback_that_fails_silently_is_named)
 {
     colo_status_t says = COLO_ERR_IO;
-    colo_bootstrap_t b = {1, 2, gather_nothing, &says};
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, 1, 2, gather_nothing, &says};
     colo_comm_t *c = NULL;
     assert_fails(colo_comm_split_color(NULL, 0, 0, &c), COLO_ERR_ARG, "comm is NULL"); /* before */
     assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_IO,
@@ -160,7 +160,7 @@ static colo_status_t gather_and_explain(void *user, const void *send, void *recv
 T_CASE(callback_that_fails_says_why)
 {
     char why[] = "the store is full: 100%";
-    colo_bootstrap_t b = {1, 2, gather_and_explain, why};
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, 1, 2, gather_and_explain, why};
     colo_comm_t *c = NULL;
     assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_IO, why);
     b.user = NULL; /* no message: it is named as one that fails silently */
@@ -171,7 +171,7 @@ T_CASE(callback_that_fails_says_why)
 T_CASE(senseless_bootstraps_are_refused)
 {
     struct wrong w = {NULL, 0};
-    colo_bootstrap_t b = {0, 0, gather_wrong, &w};
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, 0, 0, gather_wrong, &w};
     colo_comm_t *c = NULL;
     assert_fails(colo_comm_create_bootstrap(NULL, &c), COLO_ERR_ARG, "bootstrap is NULL");
     assert_fails(colo_comm_create_bootstrap(&b, NULL), COLO_ERR_ARG, "comm is NULL");
@@ -459,7 +459,7 @@ static colo_status_t on_two_hosts(colo_comm_t *world, const char *src, const cha
 static int one_rank(const char *dir, int32_t rank, int32_t size)
 {
     struct folder folder = {dir, rank, size, 0};
-    colo_bootstrap_t b = {rank, size, over_folder, &folder};
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, rank, size, over_folder, &folder};
     colo_comm_t *world = NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK && getenv("T_BACKEND") &&

@@ -310,7 +310,7 @@ T_CASE_ON_FORKED(4, pairs_of_one_node_have_a_socket_and_the_others_ucx)
     const bool second = me->rank % 3;
     const int64_t pid = getpid();
     int64_t pids[4];
-    const colo_bootstrap_t b = {me->rank, 4, t_over_page, me};
+    const colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT, me->rank, 4, t_over_page, me};
     T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     setenv("COLO_TRANSPORT", "ucx", 1);
     setenv("COLO_NODE", second ? "1" : "0", 1);

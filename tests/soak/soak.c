@@ -117,7 +117,7 @@ static void count(soak_t *s, bool prints)
 static colo_status_t one_process(colo_comm_t *first, void *arg)
 {
     soak_t *s = arg;
-    colo_bootstrap_t b;
+    colo_bootstrap_t b = {COLO_BOOTSTRAP_INIT};
     rank_try(colo_bootstrap_from_comm(first, &b));
     for (bool over = false;;) {
         rank_try(is_over(first, s, &over));

@@ -305,7 +305,7 @@ int info_world(const char *path)
     colo_memory_t *page = NULL;
     char why[512] = "";
     fact_t mine, *all = calloc((size_t)f.size, sizeof *all);
-    const colo_bootstrap_t bootstrap = {f.rank, f.size, over_folder, &f};
+    const colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT, f.rank, f.size, over_folder, &f};
     find_fact(&mine);
     colo_status_t st = all ? colo_comm_create_bootstrap(&bootstrap, &world) : COLO_ERR_NOMEM;
     if (st == COLO_OK)

@@ -29,6 +29,7 @@
 #include "core/env.h"
 #include "core/error.h"
 #include "core/range.h"
+#include "core/sized.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -537,20 +538,23 @@ static colo_status_t gather_over_comm(void *user, const void *send, void *recv, 
 
 colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap)
 {
-    COLO_FAIL_IF(!comm || !bootstrap, COLO_ERR_ARG, "bootstrap_from_comm: %s is NULL",
-                 comm ? "bootstrap" : "comm");
-    *bootstrap =
-        (colo_bootstrap_t){colo_comm_rank(comm), colo_comm_size(comm), gather_over_comm, comm};
-    return COLO_OK;
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "bootstrap_from_comm: comm is NULL");
+    const colo_bootstrap_t own = {COLO_BOOTSTRAP_INIT, .rank = colo_comm_rank(comm),
+                                  .size = colo_comm_size(comm), .all_gather = gather_over_comm,
+                                  .user = comm};
+    return COLO_SIZED_WRITE(bootstrap, &own, "bootstrap_from_comm: bootstrap",
+                            "COLO_BOOTSTRAP_INIT");
 }
 
 colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm_t **comm)
 {
     COLO_RANGE();
-    COLO_FAIL_IF(!boot || !comm || !boot->all_gather, COLO_ERR_ARG, "create_bootstrap: %s is NULL",
-                 !boot   ? "bootstrap"
-                 : !comm ? "comm"
-                         : "the all-gather callback");
+    colo_bootstrap_t own = {COLO_BOOTSTRAP_INIT};
+    COLO_TRY(
+        COLO_SIZED_READ(&own, boot, user, "create_bootstrap: bootstrap", "COLO_BOOTSTRAP_INIT"));
+    boot = &own;
+    COLO_FAIL_IF(!comm || !boot->all_gather, COLO_ERR_ARG, "create_bootstrap: %s is NULL",
+                 !comm ? "comm" : "the all-gather callback");
     COLO_FAIL_IF(boot->size < 1 || boot->size > 4096 || boot->rank < 0 || boot->rank >= boot->size,
                  COLO_ERR_ARG,
                  "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "

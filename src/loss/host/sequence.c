@@ -20,7 +20,8 @@ struct place {
 
 static struct place locate(const struct colo_sequence_args *args, int64_t rank, int64_t i)
 {
-    const colo_partition_t part = {.cp = args->cp,
+    const colo_partition_t part = {COLO_PARTITION_INIT,
+                                   .cp = args->cp,
                                    .cp_rank = rank,
                                    .tp = 1,
                                    .positions = args->row,
