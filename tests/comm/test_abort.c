@@ -10,6 +10,7 @@
 #include "operation.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -84,6 +85,52 @@ T_CASE_ON(3, an_interrupt_ends_the_wait_of_its_thread_and_is_told)
                "0 1 2), where it waited for rank ");
     rank_check(me == 1 || (colo_now() - begin < 0.9 && third.times == 3 * (me == 0)));
     rank_check(colo_comm_check(world) == COLO_ERR_ABORTED);
+    return COLO_OK;
+}
+
+static volatile sig_atomic_t stopped;
+
+static void on_signal(int number)
+{
+    stopped = number;
+}
+
+static bool is_stopped(void *user)
+{
+    return stopped != 0;
+}
+
+static void *send_signal(void *waiting)
+{
+    usleep(100000); /* by then it waits */
+    pthread_kill(*(const pthread_t *)waiting, SIGUSR1);
+    return NULL;
+}
+
+/* Rank 0 comes when it is over. */
+T_CASE_ON(2, a_signal_handler_ends_a_wait_by_a_flag)
+{
+    const int32_t me = colo_comm_rank(world);
+    rank_try(colo_comm_set_timeout(world, 20000));
+    if (me == 0) {
+        while (colo_comm_check(world) == COLO_OK)
+            usleep(1000);
+        rank_fails(colo_comm_barrier(world, NULL), COLO_ERR_ABORTED,
+                   "rank 1 was interrupted in barrier");
+        return COLO_OK;
+    }
+    const struct sigaction action = {.sa_handler = on_signal};
+    struct sigaction before;
+    pthread_t self = pthread_self(), thread;
+    stopped = 0;
+    rank_check(sigaction(SIGUSR1, &action, &before) == 0);
+    rank_check(pthread_create(&thread, NULL, send_signal, &self) == 0);
+    colo_interrupt_set(is_stopped, NULL);
+    const colo_status_t st = colo_comm_barrier(world, NULL);
+    colo_interrupt_set(NULL, NULL);
+    pthread_join(thread, NULL);
+    rank_check(sigaction(SIGUSR1, &before, NULL) == 0);
+    rank_fails(st, COLO_ERR_ABORTED, "rank 1 was interrupted in barrier");
     return COLO_OK;
 }
 
