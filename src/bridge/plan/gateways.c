@@ -150,7 +150,8 @@ colo_status_t colo_gateways_ask(colo_builder_t *builder, const colo_node_questio
         key[n][0] = colo_location_of(builder->cfg, rank).node;
         key[n][1] = 0;
         for (int i = 0; i < grid->ndims; i++)
-            key[n][1] = key[n][1] * grid->extent[i] + (block.coord[i] < 0 ? 0 : coords[i]);
+            if (block.coord[i] >= 0 && (!partial || partial->place->coord[i] < 0))
+                key[n][1] = key[n][1] * grid->extent[i] + coords[i];
         n++;
     }
     qsort(key, (size_t)n, sizeof *key, by_node_and_block);

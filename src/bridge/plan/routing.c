@@ -211,6 +211,7 @@ static colo_status_t take(colo_builder_t *builder, const colo_values_t *values,
 {
     const colo_side_t *need = roles->need, *hold = roles->hold;
     const int64_t rank = builder->plan->rank;
+    const colo_partial_t *partial = colo_side_partial(hold);
     colo_list_t *out =
         &builder->found[values->kind == COLO_SUMS ? COLO_NODE_SUMS : COLO_FIRST].recvs;
     intersection_t intersection = {.other.runs = &builder->other, .me_is_src = roles->need_is_src};
@@ -231,12 +232,12 @@ static colo_status_t take(colo_builder_t *builder, const colo_values_t *values,
         if (!colo_node_sums_reach(builder, values, rank) ||
             (values->kind == COLO_SUMS && !colo_node_sums_lead(builder, values)))
             continue;
-        if (values->addend == 0 && (values->nodes_add_up || builder->names_rows)) {
+        if (values->addend == 0 && (values->nodes_add_up || colo_partial_names_rows(partial))) {
             int32_t order;
             COLO_TRY(values->nodes_add_up
                          ? colo_node_sums_order(builder, colo_location_of(builder->cfg, rank).node,
                                                 -1, &order)
-                         : colo_addends_order(builder, colo_side_partial(hold), &order));
+                         : colo_addends_order(builder, partial, &order));
             stamp(overlap, values->addend, order);
         }
         colo_sharers_t sharers = colo_sender_group(builder, rank);
