@@ -12,7 +12,7 @@
 #include "logprob.cuh"
 
 #include "kernels.h"
-#include "loss/distill-args.h"
+#include "loss/distill-merge.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -277,77 +277,23 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
         c = sum_of(c, partial);
         d = sum_of(d, partial);
         if (threadIdx.x == 0) {
-            put(block + p.mx, WIDE, t, fine ? mx : CUDART_NAN);
-            put(block + p.sx, WIDE, t, sx);
-            put(block + p.mv, WIDE, t, mv);
-            put(block + p.sv, WIDE, t, sv);
-            put(block + p.c, WIDE, t, c);
-            put(block + p.d, WIDE, t, d);
+            colo_stat_put(block + p.mx, WIDE, t, fine ? mx : CUDART_NAN);
+            colo_stat_put(block + p.sx, WIDE, t, sx);
+            colo_stat_put(block + p.mv, WIDE, t, mv);
+            colo_stat_put(block + p.sv, WIDE, t, sv);
+            colo_stat_put(block + p.c, WIDE, t, c);
+            colo_stat_put(block + p.d, WIDE, t, d);
         }
     }
 }
 
-/* ---- merge: merge_row() of host/distill.c ---- */
+/* ---- merge ---- */
 
 __global__ void merge_kernel(const __grid_constant__ colo_distill_args p)
 {
-    const bool wide = p.base.dtype == COLO_F64;
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step) {
-        double m = -CUDART_INF, mv = -CUDART_INF, sum = 0, sum_v = 0, c = 0, d = 0;
-        double log_sum = 0, log_sum_v = 0, q = 1, ce = 0, kl = 0;
-        const bool counts = !p.mask || p.mask[t * p.mask_stride];
-        if (!counts)
-            m = CUDART_INF;
-        for (int32_t r = 0; r < p.base.ranks && counts; r++) {
-            const unsigned char *b = p.base.blocks + r * p.base.block.bytes;
-            m = colo_logprob_i_alike((const colo_logprob_header_t *)b, &p.base.header)
-                    ? max_nan(m, get(b + p.mx, wide, t))
-                    : CUDART_NAN;
-            mv = max_nan(mv, get(b + p.mv, wide, t));
-        }
-        if (counts && (!(m > -CUDART_INF) || !(mv > -CUDART_INF))) {
-            m = log_sum = mv = log_sum_v = q = ce = kl = CUDART_NAN;
-        } else if (counts) {
-            for (int32_t r = 0; r < p.base.ranks; r++) {
-                const unsigned char *b = p.base.blocks + r * p.base.block.bytes;
-                const double rx = get(b + p.mx, wide, t), rv = get(b + p.mv, wide, t),
-                             sv = get(b + p.sv, wide, t), down_v = rv - mv,
-                             w = rv > -CUDART_INF ? exp(down_v) : 0,
-                             down = (rx > -CUDART_INF ? rx : 0) - m;
-                if (rx > -CUDART_INF)
-                    sum += exp(rx - m) * get(b + p.sx, wide, t);
-                if (w > 0 && sv > 0) {
-                    sum_v += w * sv;
-                    c += w * (get(b + p.c, wide, t) + down * sv);
-                    d += w * (get(b + p.d, wide, t) + (down_v - down) * sv);
-                }
-            }
-            log_sum = log(sum);
-            if (p.probs) {
-                mv = 0;
-                q = sum_v;
-                ce = q * log_sum - c;
-                kl = q * log_sum + d;
-            } else {
-                log_sum_v = log(sum_v);
-                ce = log_sum - c / sum_v;
-                kl = at_least_0(d / sum_v - log_sum_v + log_sum);
-            }
-            ce = at_least_0(ce);
-        }
-        if (p.out.ce)
-            put(p.out.ce, wide, t, ce);
-        if (p.out.kl)
-            put(p.out.kl, wide, t, kl);
-        if (p.saved) {
-            p.saved[t] = m;
-            p.saved[p.base.tokens + t] = log_sum;
-            p.saved[2 * p.base.tokens + t] = counts ? mv : 0;
-            p.saved[3 * p.base.tokens + t] = log_sum_v;
-            p.saved[4 * p.base.tokens + t] = q;
-        }
-    }
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step)
+        colo_distill_i_merge_token(&p, t);
 }
 
 /* ---- grad: blockIdx.x is a run of groups, blockIdx.y a row ---- */
@@ -424,8 +370,8 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
                                   (R)p.saved[2 * p.base.tokens + t],
                                   (R)p.saved[3 * p.base.tokens + t],
                                   (R)p.saved[4 * p.base.tokens + t],
-                                  (R)((p.upstream.d_ce ? get(p.upstream.d_ce, WIDE, t) : 0) +
-                                      (p.upstream.d_kl ? get(p.upstream.d_kl, WIDE, t) : 0))};
+                                  (R)((p.upstream.d_ce ? colo_stat_get(p.upstream.d_ce, WIDE, t) : 0) +
+                                      (p.upstream.d_kl ? colo_stat_get(p.upstream.d_kl, WIDE, t) : 0))};
         const int64_t first = first_vector<D>(row);
         if constexpr (std::is_same<D, E>::value) {
             constexpr int64_t COLUMNS = (int64_t)VECTORS * THREADS * N;

@@ -46,9 +46,9 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
     const int64_t target = p.targets[t * p.target_stride];
     const bool legal = target >= 0 && target < p.config.logits.vocab;
     const double m = p.saved[t], log_sum = p.saved[p.tokens + t], h = p.saved[2 * p.tokens + t],
-                 g_p = p.upstream.d_logp ? get(p.upstream.d_logp, wide, t) : 0,
-                 g_h = p.upstream.d_entropy ? get(p.upstream.d_entropy, wide, t) : 0,
-                 g_l = p.upstream.d_loss ? get(p.upstream.d_loss, wide, t) : 0;
+                 g_p = p.upstream.d_logp ? colo_stat_get(p.upstream.d_logp, wide, t) : 0,
+                 g_h = p.upstream.d_entropy ? colo_stat_get(p.upstream.d_entropy, wide, t) : 0,
+                 g_l = p.upstream.d_loss ? colo_stat_get(p.upstream.d_loss, wide, t) : 0;
     coefficients<R> k;
     k.factor = (R)p.factor;
     k.cap = (R)p.cap;

@@ -20,6 +20,8 @@
  */
 #include "logprob-sums.cuh"
 
+#include "loss/logprob-merge.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -287,100 +289,16 @@ template <typename D> cudaError_t list_stats(const colo_logprob_args &p, cudaStr
 
 /* ---- merge ---- */
 
-/* A row over the whole vocabulary, as merge_row() of host/logprob.c. */
-struct merged {
-    double m, log_sum, h, mean, xt;
-    int64_t arg;
-};
-
-__device__ merged merge_row(const colo_logprob_args &p, bool wide, int64_t k, int64_t target)
-{
-    merged g = {-CUDART_INF, 0, 0, 0, -CUDART_INF, INT64_MAX};
-    for (int32_t r = 0; r < p.ranks; r++) {
-        const unsigned char *block = p.blocks + r * p.block.bytes;
-        g.m = colo_logprob_i_alike((const colo_logprob_header_t *)block, &p.header)
-                  ? max_nan(g.m, get(block + p.block.m, wide, k))
-                  : CUDART_NAN;
-    }
-    if (!(g.m > -CUDART_INF))
-        return {CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, -1};
-    double sum = 0, u = 0, d = 0;
-    for (int32_t r = 0; r < p.ranks; r++) {
-        const unsigned char *block = p.blocks + r * p.block.bytes;
-        const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
-        const int64_t start = head->start, columns = head->columns;
-        const double m = get(block + p.block.m, wide, k), down = m - g.m;
-        const bool own_d = p.block.d >= 0 && (p.own == 0 || r == p.rank);
-        if (m == -CUDART_INF) { /* empty: nothing; all -inf: d is -inf */
-            d += own_d ? get(block + p.block.d, wide, k) : 0;
-            continue;
-        }
-        const double c = exp(down), s = get(block + p.block.s, wide, k);
-        sum += c * s;
-        if (p.block.u >= 0 && c > 0)
-            u += c * (get(block + p.block.u, wide, k) + down * s);
-        if (own_d)
-            d += get(block + p.block.d, wide, k) + (double)columns * down;
-        if (target >= start && target - start < columns)
-            g.xt = get(block + p.block.xt, wide, k) + down;
-        if (p.block.arg >= 0 && m == g.m) {
-            int64_t arg = ((const int64_t *)(block + p.block.arg))[k];
-            g.arg = arg < g.arg ? arg : g.arg;
-        }
-    }
-    g.log_sum = log(sum);
-    g.h = p.block.u >= 0 ? at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)(p.own ? p.own : p.config.logits.vocab);
-    return g;
-}
-
 constexpr int MERGE_THREADS = 128;
 
 __global__ void __launch_bounds__(MERGE_THREADS)
     merge_kernel(const __grid_constant__ colo_logprob_args p)
 {
-    const bool wide = p.dtype == COLO_F64;
     const int64_t stride = (int64_t)gridDim.x * MERGE_THREADS;
     for (int64_t t = p.lo + (int64_t)blockIdx.x * MERGE_THREADS; t < p.hi; t += stride) {
-        const int64_t index = t + threadIdx.x;
         bool valid = false, invalid = false;
-        if (index < p.hi) {
-            const int64_t target = p.targets[index * p.target_stride];
-            const bool legal = target >= 0 && target < p.config.logits.vocab,
-                       counts = target != p.config.ignore_index;
-            merged g = {0, 0, 0, 0, 0, -1};
-            double logp = 0, loss = 0;
-            valid = counts && legal;
-            invalid = counts && !legal;
-            if (counts) {
-                g = merge_row(p, wide, index - p.block_lo, legal ? target : -1);
-                logp = legal ? at_most_0(g.xt - g.log_sum) : CUDART_NAN;
-                loss = 0 - logp;                          /* not -0 */
-                if (!legal && p.config.lenient_targets) { /* no target term; NaN rows stay NaN */
-                    logp = isnan(g.m) ? CUDART_NAN : 0;
-                    loss = at_least_0(g.log_sum);
-                }
-                if (p.smoothing > 0)
-                    loss = (1 - p.smoothing) * loss + p.smoothing * at_least_0(g.log_sum - g.mean);
-                if (p.config.z_loss > 0) {
-                    double lse = g.m + g.log_sum;
-                    loss += p.config.z_loss * lse * lse;
-                }
-            }
-            if (p.out.logp)
-                put(p.out.logp, wide, index, logp);
-            if (p.out.entropy)
-                put(p.out.entropy, wide, index, g.h);
-            if (p.out.loss)
-                put(p.out.loss, wide, index, loss);
-            if (p.out.correct)
-                p.out.correct[index] = counts && g.arg == target;
-            if (p.saved) {
-                p.saved[index] = g.m;
-                p.saved[p.tokens + index] = g.log_sum;
-                p.saved[2 * p.tokens + index] = g.h;
-            }
-        }
+        if (t + threadIdx.x < p.hi)
+            colo_logprob_i_merge_token(&p, t + threadIdx.x, &valid, &invalid);
         const int good = __syncthreads_count(valid), bad = __syncthreads_count(invalid);
         if (threadIdx.x == 0 && p.out.n_valid && good)
             atomicAdd((unsigned long long *)p.out.n_valid, (unsigned long long)good);

@@ -248,13 +248,13 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
             top_x = s = u = d = xt = CUDART_NAN;
         if (!counts)
             d = 0;
-        put(block + p.block.m, WIDE, k, top_x);
-        put(block + p.block.s, WIDE, k, s);
-        put(block + p.block.xt, WIDE, k, xt);
+        colo_stat_put(block + p.block.m, WIDE, k, top_x);
+        colo_stat_put(block + p.block.s, WIDE, k, s);
+        colo_stat_put(block + p.block.xt, WIDE, k, xt);
         if (KEEP >= ENTROPY && p.block.u >= 0)
-            put(block + p.block.u, WIDE, k, u);
+            colo_stat_put(block + p.block.u, WIDE, k, u);
         if (KEEP == ALL && p.block.d >= 0)
-            put(block + p.block.d, WIDE, k, d);
+            colo_stat_put(block + p.block.d, WIDE, k, d);
         if (KEEP == ALL && p.block.arg >= 0)
             ((int64_t *)(block + p.block.arg))[k] =
                 any && m < CUDART_INF_F ? here.start + arg : -1;

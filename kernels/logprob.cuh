@@ -13,6 +13,7 @@
 #define COLO_KERNELS_LOGPROB_CUH
 
 #include "kernels.h"
+#include "loss/stat.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -243,30 +244,6 @@ template <typename D> __device__ int64_t first_vector(const void *row)
 __device__ uint4 load_vector(const void *row, int64_t element, int size)
 {
     return __ldcs((const uint4 *)((const char *)row + element * size));
-}
-
-__device__ double get(const void *base, bool wide, int64_t i)
-{
-    return wide ? ((const double *)base)[i] : (double)((const float *)base)[i];
-}
-
-__device__ void put(void *base, bool wide, int64_t i, double v)
-{
-    if (wide)
-        ((double *)base)[i] = v;
-    else
-        ((float *)base)[i] = (float)v;
-}
-
-/* As in src/loss/scalar.h; NaN stays. */
-__device__ double at_most_0(double v)
-{
-    return v > 0 ? 0 : v;
-}
-
-__device__ double at_least_0(double v)
-{
-    return v < 0 ? 0 : v;
 }
 
 /* Is x = factor z, with the order of z? Then a row needs no rounded x. */

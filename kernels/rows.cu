@@ -103,7 +103,7 @@ __device__ double upstream_of(const colo_linear_rows &p, const colo_linear_upstr
     const double valid = (double)p.counts[COLO_LINEAR_VALID];
     double v = 0;
     if (token >= 0)
-        v = u.factor[k] * (u.from[k] ? get(u.from[k], u.dtype == COLO_F64, token) : 1);
+        v = u.factor[k] * (u.from[k] ? colo_stat_get(u.from[k], u.dtype == COLO_F64, token) : 1);
     if (u.mean)
         v = valid > 0 ? v / valid : 0;
     return v;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t row = grid_first(); row < p.rows; row += grid_step())
         for (int k = 0; k < 3; k++)
             if (u.to[k])
-                put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row));
+                colo_stat_put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row));
 }
 
 /* One block, as in packing: the largest first. */
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
     for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
         for (int k = 0; k < 3; k++)
             if (u.to[k])
-                put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row) * by);
+                colo_stat_put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row) * by);
 }
 
 __global__ void factor_kernel(float *to, const float *from, double factor, const float *by)
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__(THREADS)
         const int64_t row = p.row_of[t];
         for (int k = 0; k < 3; k++)
             if (to[k])
-                put(to[k], wide, t,
-                    row >= 0    ? get(from[k], wide, row)
+                colo_stat_put(to[k], wide, t,
+                    row >= 0    ? colo_stat_get(from[k], wide, row)
                     : row == -1 ? 0
                                 : CUDART_NAN);
         if (s.to.correct)

@@ -64,7 +64,7 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
                     j - p.base.config.logits.vocab_start < p.base.true_columns
                 ? j - p.base.config.logits.vocab_start
                 : -1;
-        put(block + p.pz, WIDE, index,
+        colo_stat_put(block + p.pz, WIDE, index,
             j < 0 ? 0
                   : (double)D::one(
                         ((const typename D::elem *)p.base.logits)[t * p.base.row_stride + j]));
@@ -80,7 +80,7 @@ __device__ const unsigned char *block_of(const colo_topk_args &p, int32_t r)
 
 __device__ double candidate(const colo_topk_args &p, int32_t r, int64_t index)
 {
-    return get(block_of(p, r) + p.pz, p.base.dtype == COLO_F64, index);
+    return colo_stat_get(block_of(p, r) + p.pz, p.base.dtype == COLO_F64, index);
 }
 
 __device__ int64_t count_before(const colo_topk_args &p, int32_t r, int64_t t, double key,
@@ -111,12 +111,12 @@ __device__ void emit(const colo_topk_args &p, int64_t t, int64_t i, int64_t id, 
         if (!wide && isinf((float)x))
             x = x > 0 ? CUDART_INF : -CUDART_INF;
         down = x - p.base.saved[t];
-        logp = at_most_0(down - p.base.saved[p.base.tokens + t]);
+        logp = colo_stat_at_most_0(down - p.base.saved[p.base.tokens + t]);
     }
     p.down[index] = down;
     p.saved_ids[index] = id < 0 ? -1 : id;
     if (p.out.logp)
-        put(p.out.logp, wide, index, logp);
+        colo_stat_put(p.out.logp, wide, index, logp);
     if (p.out.ids)
         p.out.ids[index] = id < 0 ? -1 : id;
     if (p.topk && i == 0 && id >= 0)
@@ -169,7 +169,7 @@ __global__ void merge_kernel(const __grid_constant__ colo_topk_args p)
 
 __device__ double upstream(const colo_topk_args &p, int64_t index)
 {
-    return p.saved_ids[index] < 0 ? 0 : get(p.d_logp, p.base.dtype == COLO_F64, index);
+    return p.saved_ids[index] < 0 ? 0 : colo_stat_get(p.d_logp, p.base.dtype == COLO_F64, index);
 }
 
 /* A warp a row; lanes and then the tree in a fixed order. */
@@ -184,7 +184,7 @@ __global__ void sum_kernel(const __grid_constant__ colo_topk_args p)
         for (int o = 16; o > 0; o /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, o);
         if (threadIdx.x % 32 == 0)
-            put(p.sum, p.base.dtype == COLO_F64, t, sum);
+            colo_stat_put(p.sum, p.base.dtype == COLO_F64, t, sum);
     }
 }
 
@@ -210,7 +210,7 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
             }
         if (!first)
             continue;
-        double dx = g - exp(p.down[index] - log_sum) * get(p.sum, WIDE, t);
+        double dx = g - exp(p.down[index] - log_sum) * colo_stat_get(p.sum, WIDE, t);
         if (p.base.cap > 0) {
             const double th = (p.down[index] + m) / p.base.cap;
             dx *= 1 - th * th;

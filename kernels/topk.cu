@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
                 for (int q = 0; q < n; q++)
                     place += h.key[q] > key || (h.key[q] == key && h.index[q] < index);
             }
-            put(block + p.pz, WIDE, t * k + place, i < n ? (double)D::one(row[h.index[i]]) : 0);
+            colo_stat_put(block + p.pz, WIDE, t * k + place, i < n ? (double)D::one(row[h.index[i]]) : 0);
             ids[t * k + place] = i < n ? p.base.config.logits.vocab_start + h.index[i] : -1;
         }
         __syncthreads();

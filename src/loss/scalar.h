@@ -4,6 +4,7 @@
 #define COLO_LOSS_SCALAR_H
 
 #include "core/scalar.h"
+#include "loss/stat.h"
 
 #include <math.h>
 
@@ -22,18 +23,6 @@ static inline double colo_scalar_x(colo_dtype_t dtype, double z, double factor, 
 static inline double colo_scalar_round(colo_dtype_t stat, double v)
 {
     return stat == COLO_F64 ? v : (double)(float)v;
-}
-
-/* A log-probability, or what is never negative, made of sums that rounding moves to both sides of
- * 0. NaN stays. */
-static inline double colo_scalar_at_most_0(double v)
-{
-    return v > 0 ? 0 : v;
-}
-
-static inline double colo_scalar_at_least_0(double v)
-{
-    return v < 0 ? 0 : v;
 }
 
 #endif

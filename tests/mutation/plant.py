@@ -42,9 +42,19 @@ def load(path):
     return what
 
 
+@functools.lru_cache(maxsize=None)
+def read(source):
+    """Its text, with that of headers of functions that host and kernels share (src/loss/stat.h) in their place"""
+    def shared(include):
+        header = ROOT / 'src' / include[1]
+        content = header.read_text() if header.exists() else ''
+        return content if '\nCOLO_EITHER ' in content else include[0]
+    return re.sub(r'^#include "(loss/[\w-]+\.h)"\n', shared, (ROOT / source).read_text(), flags=re.M)
+
+
 def edit(mutant):
     """(source, where the old text begins, where it ends, new text)"""
-    source = (ROOT / mutant['source']).read_text()
+    source = read(mutant['source'])
     old, new = text(mutant['old']), text(mutant['new'])
     count = source.count(old)
     if count != 1 or not old:
@@ -104,7 +114,7 @@ __attribute__((constructor(101))) static void t_choose_mutant(void)
 
 def with_all(path, mutants):
     """The source with all of these mutants"""
-    source, out, done = (ROOT / path).read_text(), ['static int t_mutant;\n#line 1 "%s"\n' % path], 0
+    source, out, done = read(path), ['static int t_mutant;\n#line 1 "%s"\n' % path], 0
     bugs = collections.defaultdict(list)
     for i, mutant in enumerate(mutants):
         begin, end, body = function_of(mutant)

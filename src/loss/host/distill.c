@@ -7,7 +7,7 @@
  * ranks and backward get it rounded: else a large offset would cost digits.
  * As in host/logprob.c every (-inf) - (-inf) and 0 * inf that legal input can make is kept away.
  */
-#include "loss/distill-args.h"
+#include "loss/distill-merge.h"
 
 #include "loss/loss.h"
 #include "loss/scalar.h"
@@ -96,82 +96,10 @@ colo_status_t colo_host_distill_stats(const struct colo_distill_args *args, colo
     return COLO_OK;
 }
 
-static struct row row_of(const struct colo_distill_args *args, int32_t r, int64_t token)
-{
-    const unsigned char *b = colo_logprob_i_block(&args->base, r);
-    const colo_dtype_t stat = args->base.stat_dtype;
-    return (struct row){
-        colo_scalar_get(stat, b + args->mx, token), colo_scalar_get(stat, b + args->sx, token),
-        colo_scalar_get(stat, b + args->mv, token), colo_scalar_get(stat, b + args->sv, token),
-        colo_scalar_get(stat, b + args->c, token),  colo_scalar_get(stat, b + args->d, token),
-    };
-}
-
-struct merged {
-    double m, log_sum, mv, log_sum_v, q, ce, kl;
-};
-
-static struct merged merge_row(const struct colo_distill_args *args, int64_t token)
-{
-    const struct merged lost = {NAN, NAN, NAN, NAN, NAN, NAN, NAN};
-    double m = -INFINITY, mv = -INFINITY, sum = 0, sum_v = 0, c = 0, d = 0;
-    for (int32_t i = 0; i < args->base.ranks; i++) {
-        struct row r = row_of(args, i, token);
-        const unsigned char *block = colo_logprob_i_block(&args->base, i);
-        if (isnan(r.mx) ||
-            !colo_logprob_i_alike((const colo_logprob_header_t *)block, &args->base.header))
-            return lost;
-        m = r.mx > m ? r.mx : m;
-        mv = r.mv > mv ? r.mv : mv;
-    }
-    if (!(m > -INFINITY) || !(mv > -INFINITY))
-        return lost;
-    for (int32_t i = 0; i < args->base.ranks; i++) {
-        const struct row r = row_of(args, i, token);
-        const double down_v = r.mv - mv, w = r.mv > -INFINITY ? exp(down_v) : 0,
-                     down = base_of(r.mx) - m;
-        if (r.mx > -INFINITY)
-            sum += exp(r.mx - m) * r.sx;
-        if (w > 0 && r.sv > 0) {
-            sum_v += w * r.sv;
-            c += w * (r.c + down * r.sv);
-            d += w * (r.d + (down_v - down) * r.sv);
-        }
-    }
-    struct merged g = {.m = m, .log_sum = log(sum), .q = 1};
-    if (args->probs) {
-        g.q = sum_v;
-        g.ce = g.q * g.log_sum - c;
-        g.kl = g.q * g.log_sum + d;
-    } else {
-        g.mv = mv;
-        g.log_sum_v = log(sum_v);
-        g.ce = g.log_sum - c / sum_v;
-        g.kl = colo_scalar_at_least_0(d / sum_v - g.log_sum_v + g.log_sum);
-    }
-    g.ce = colo_scalar_at_least_0(g.ce);
-    return g;
-}
-
 colo_status_t colo_host_distill_merge(const struct colo_distill_args *args, colo_stream_t stream)
 {
-    const int64_t tokens = args->base.tokens;
-    for (int64_t token = 0; token < tokens; token++) {
-        struct merged g = {.m = INFINITY};
-        if (!args->mask || args->mask[token * args->mask_stride])
-            g = merge_row(args, token);
-        if (args->out.ce)
-            colo_scalar_put(args->base.stat_dtype, args->out.ce, token, g.ce);
-        if (args->out.kl)
-            colo_scalar_put(args->base.stat_dtype, args->out.kl, token, g.kl);
-        if (args->saved) {
-            args->saved[token] = g.m;
-            args->saved[tokens + token] = g.log_sum;
-            args->saved[2 * tokens + token] = g.mv;
-            args->saved[3 * tokens + token] = g.log_sum_v;
-            args->saved[4 * tokens + token] = g.q;
-        }
-    }
+    for (int64_t token = 0; token < args->base.tokens; token++)
+        colo_distill_i_merge_token(args, token);
     return COLO_OK;
 }
 

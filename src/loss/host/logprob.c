@@ -15,7 +15,7 @@
  *
  * Argument checks, the gather and the choice of kernels are in logprob.c.
  */
-#include "loss/args.h"
+#include "loss/logprob-merge.h"
 
 #include "core/list.h"
 #include "loss/loss.h"
@@ -206,106 +206,19 @@ colo_status_t colo_host_logprob_stats(const struct colo_logprob_args *args, colo
     return COLO_OK;
 }
 
-/* One row over the whole vocabulary; m is M, or NaN when the row is. */
-struct merged {
-    double m, log_sum, h, mean, xt; /* mean of x - M over V, or own; xt is x_t - M */
-    int64_t arg;
-};
-
-static struct merged merge_row(const struct colo_logprob_args *args, int64_t k, int64_t target)
-{
-    const colo_logprob_block_t *b = &args->block;
-    const colo_dtype_t stat = args->stat_dtype;
-    struct merged g = {.m = -INFINITY, .xt = -INFINITY, .arg = INT64_MAX};
-    for (int32_t r = 0; r < args->ranks; r++) {
-        const colo_logprob_header_t *head =
-            (const colo_logprob_header_t *)colo_logprob_i_block(args, r);
-        double m = colo_scalar_get(stat, colo_logprob_i_block(args, r) + b->m, k);
-        if (isnan(m) || !colo_logprob_i_alike(head, &args->header)) {
-            g.m = NAN;
-            break;
-        }
-        g.m = m > g.m ? m : g.m;
-    }
-    if (!(g.m > -INFINITY))
-        return (struct merged){
-            .m = NAN, .log_sum = NAN, .h = NAN, .mean = NAN, .xt = NAN, .arg = -1};
-
-    double sum = 0, u = 0, d = 0;
-    for (int32_t r = 0; r < args->ranks; r++) {
-        const unsigned char *block = colo_logprob_i_block(args, r);
-        const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
-        double m = colo_scalar_get(stat, block + b->m, k), down = m - g.m;
-        const bool own_d = b->d >= 0 && (args->own == 0 || r == args->rank);
-        if (m == -INFINITY) { /* empty: nothing; all -inf: d is -inf */
-            d += own_d ? colo_scalar_get(stat, block + b->d, k) : 0;
-            continue;
-        }
-        double c = exp(down), s = colo_scalar_get(stat, block + b->s, k);
-        sum += c * s;
-        if (b->u >= 0 && c > 0)
-            u += c * (colo_scalar_get(stat, block + b->u, k) + down * s);
-        if (own_d)
-            d += colo_scalar_get(stat, block + b->d, k) + (double)head->columns * down;
-        const double xt = colo_scalar_get(stat, block + b->xt, k) + down;
-        if (target < 0 ? xt > g.xt : target >= head->start && target - head->start < head->columns)
-            g.xt = xt;
-        if (b->arg >= 0 && m == g.m) {
-            int64_t arg = ((const int64_t *)(block + b->arg))[k];
-            g.arg = arg < g.arg ? arg : g.arg;
-        }
-    }
-    g.log_sum = log(sum);
-    g.h = b->u >= 0 ? colo_scalar_at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)(args->own ? args->own : args->config.logits.vocab);
-    return g;
-}
-
 colo_status_t colo_host_logprob_merge(const struct colo_logprob_args *args, colo_stream_t stream)
 {
-    const colo_logprob_config_t *c = &args->config;
-    const double eps = args->smoothing;
-    int64_t valid = 0, invalid = 0;
+    int64_t n_valid = 0, n_invalid = 0;
     for (int64_t token = args->lo; token < args->hi; token++) {
-        int64_t target = args->targets[token * args->target_stride];
-        struct merged g = {.m = 0};
-        double logp = 0, loss = 0;
-        bool legal = target >= 0 && target < c->logits.vocab, counts = target != c->ignore_index;
-        if (counts) {
-            g = merge_row(args, token - args->block_lo, legal ? target : -1);
-            valid += legal;
-            invalid += !legal;
-            logp = legal ? colo_scalar_at_most_0(g.xt - g.log_sum) : NAN;
-            loss = 0 - logp;                    /* not -0 */
-            if (!legal && c->lenient_targets) { /* without a target term; NaN rows stay NaN */
-                logp = isnan(g.m) ? NAN : 0;
-                loss = colo_scalar_at_least_0(g.log_sum - g.xt);
-            }
-            if (eps > 0)
-                loss = (1 - eps) * loss + eps * colo_scalar_at_least_0(g.log_sum - g.mean);
-            if (c->z_loss > 0) {
-                double lse = g.m + g.log_sum;
-                loss += c->z_loss * lse * lse;
-            }
-        }
-        if (args->out.logp)
-            colo_scalar_put(args->stat_dtype, args->out.logp, token, logp);
-        if (args->out.entropy)
-            colo_scalar_put(args->stat_dtype, args->out.entropy, token, g.h);
-        if (args->out.loss)
-            colo_scalar_put(args->stat_dtype, args->out.loss, token, loss);
-        if (args->out.correct)
-            args->out.correct[token] = counts && g.arg == target;
-        if (args->saved) {
-            args->saved[token] = g.m;
-            args->saved[args->tokens + token] = g.log_sum;
-            args->saved[2 * args->tokens + token] = g.h;
-        }
+        bool valid, invalid;
+        colo_logprob_i_merge_token(args, token, &valid, &invalid);
+        n_valid += valid;
+        n_invalid += invalid;
     }
     if (args->out.n_valid)
-        *args->out.n_valid = (args->lo ? *args->out.n_valid : 0) + valid;
+        *args->out.n_valid = (args->lo ? *args->out.n_valid : 0) + n_valid;
     if (args->out.n_invalid)
-        *args->out.n_invalid = (args->lo ? *args->out.n_invalid : 0) + invalid;
+        *args->out.n_invalid = (args->lo ? *args->out.n_invalid : 0) + n_invalid;
     return COLO_OK;
 }
 

@@ -1,73 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * sequence.c - the kernels of sequence-args.h in plain C. Positions of elements are asked of
- * partition.h, so that a target lands where the partition puts its embedding.
- */
-#include "loss/sequence-args.h"
+/* sequence.c - the kernels of sequence-args.h in plain C. */
+#include "loss/sequence-place.h"
 
-#include "core/list.h"
 #include "loss/loss.h"
 
-#include <colobridge/partition.h>
-
 #include <string.h>
-
-struct place {
-    int64_t row, column; /* of the batch */
-    int64_t x, length;   /* token of the row, tokens of the row */
-    int64_t position;    /* in the stream, or of the row that the model sees */
-};
-
-static struct place locate(const struct colo_sequence_args *args, int64_t rank, int64_t i)
-{
-    const colo_partition_t part = {COLO_PARTITION_INIT,
-                                   .cp = args->cp,
-                                   .cp_rank = rank,
-                                   .tp = 1,
-                                   .positions = args->row,
-                                   .segments = args->cu_padded ? args->batch : 0,
-                                   .cu_padded = args->cu_padded};
-    struct place found;
-    if (args->cu_padded) {
-        found.position = colo_partition_index(&part, i);
-        found.row = colo_last_begun(args->cu_padded, 1, args->batch, found.position);
-        const int64_t begin = args->cu_padded[found.row],
-                      padded = args->cu_padded[found.row + 1] - begin;
-        found.length = args->lengths              ? args->lengths[found.row]
-                       : padded < args->positions ? padded
-                                                  : args->positions;
-        found.x = found.position - begin;
-        found.column = found.x + (args->left_padded ? args->positions - found.length : 0);
-    } else {
-        const int64_t local = args->row / args->cp;
-        found.row = i / local;
-        found.position = colo_partition_index(&part, i % local);
-        found.length = args->lengths ? args->lengths[found.row] : args->positions;
-        found.column = found.position;
-        found.x = found.column - (args->left_padded ? args->positions - found.length : 0);
-    }
-    return found;
-}
-
-static bool has_token(const struct place *found)
-{
-    return found->x >= 0 && found->x < found->length;
-}
-
-static bool has_target(const struct place *found)
-{
-    return found->x >= 0 && found->x + 1 < found->length;
-}
 
 colo_status_t colo_host_sequence_targets(const struct colo_sequence_args *args,
                                          colo_stream_t stream)
 {
     for (int64_t i = 0; i < args->count; i++) {
-        const struct place found = locate(args, args->cp_rank, i);
-        const int64_t next = args->token_stride < 0
-                                 ? found.position + 1
-                                 : found.row * args->token_stride + found.column + 1;
-        args->targets[i] = has_target(&found) ? args->tokens[next] : args->ignore;
+        const struct colo_sequence_place found = colo_sequence_i_locate(args, args->cp_rank, i);
+        args->targets[i] = colo_sequence_i_has_target(&found)
+                               ? args->tokens[colo_sequence_i_next(args, &found)]
+                               : args->ignore;
     }
     return COLO_OK;
 }
@@ -75,8 +21,9 @@ colo_status_t colo_host_sequence_targets(const struct colo_sequence_args *args,
 colo_status_t colo_host_sequence_mask(const struct colo_sequence_args *args, colo_stream_t stream)
 {
     for (int64_t i = 0; i < args->count; i++) {
-        const struct place found = locate(args, args->cp_rank, i);
-        args->mask[i] = args->what == COLO_SEQUENCE_TOKENS ? has_token(&found) : has_target(&found);
+        const struct colo_sequence_place found = colo_sequence_i_locate(args, args->cp_rank, i);
+        args->mask[i] = args->what == COLO_SEQUENCE_TOKENS ? colo_sequence_i_has_token(&found)
+                                                           : colo_sequence_i_has_target(&found);
     }
     return COLO_OK;
 }
@@ -89,8 +36,8 @@ static void move(const struct colo_sequence_args *args, int64_t from, int64_t to
     char *element = args->elements;
     for (int64_t r = from; r < to; r++)
         for (int64_t i = 0; i < args->count; i++, element += elem) {
-            const struct place found = locate(args, r, i);
-            if (!has_target(&found))
+            const struct colo_sequence_place found = colo_sequence_i_locate(args, r, i);
+            if (!colo_sequence_i_has_target(&found))
                 continue;
             char *place = (char *)args->table +
                           (size_t)(found.row * args->table_stride + found.column) * elem;

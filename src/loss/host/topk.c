@@ -152,7 +152,7 @@ static void emit(const struct colo_topk_args *args, int64_t token, int64_t i, in
     if (id >= 0) {
         down = colo_scalar_x(args->base.dtype, z, args->base.factor, args->base.cap) -
                args->base.saved[token];
-        logp = colo_scalar_at_most_0(down - args->base.saved[args->base.tokens + token]);
+        logp = colo_stat_at_most_0(down - args->base.saved[args->base.tokens + token]);
     }
     args->down[index] = down;
     args->saved_ids[index] = id < 0 ? -1 : id;

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * logprob-merge.h (private) - what a token's statistics of all shards become: its outputs, and what
+ * backward reads. The merge kernels of host/logprob.c and kernels/logprob-stats.cu are loops over
+ * this.
+ *
+ * A target that is no token (lenient_targets) counts as if its x were the largest one. M is that x
+ * after rounding to the stat dtype, so xt of a block says how far the shard's largest x is from its
+ * m: without it a loss of f32 logits near 3000 is off by 2e-4. CUDA's stats kernel writes -inf
+ * there, which adds no time to the read of a row, and such a token then stands at M itself: the
+ * same loss where x has no rounding (scale / temperature a power of 2, no softcap), else up to half
+ * an ulp of M, in the stat dtype, from it.
+ */
+#ifndef COLO_LOSS_LOGPROB_MERGE_H
+#define COLO_LOSS_LOGPROB_MERGE_H
+
+#include "loss/args.h"
+#include "loss/stat.h"
+
+/* A row over the whole vocabulary; m is M, or NaN when the row is. */
+struct colo_logprob_merged {
+    double m, log_sum, h, mean, xt; /* mean of x - M over V, or own; xt is x_t - M */
+    int64_t arg;
+};
+
+/* @k: of the blocks; @target: -1 if it is no token; xt then is the largest one, -inf: not known */
+COLO_EITHER struct colo_logprob_merged
+colo_logprob_i_merge_row(const struct colo_logprob_args *args, bool f64, int64_t k, int64_t target)
+{
+    const colo_logprob_block_t *b = &args->block;
+    struct colo_logprob_merged g = {-COLO_STAT_INF, 0, 0, 0, -COLO_STAT_INF, INT64_MAX};
+    for (int32_t r = 0; r < args->ranks; r++) {
+        const unsigned char *block = args->blocks + r * b->bytes;
+        g.m = colo_logprob_i_alike((const colo_logprob_header_t *)block, &args->header)
+                  ? colo_stat_max(g.m, colo_stat_get(block + b->m, f64, k))
+                  : COLO_STAT_NAN;
+    }
+    if (!(g.m > -COLO_STAT_INF)) {
+        g.m = g.log_sum = g.h = g.mean = g.xt = COLO_STAT_NAN;
+        g.arg = -1;
+        return g;
+    }
+    double sum = 0, u = 0, d = 0;
+    for (int32_t r = 0; r < args->ranks; r++) {
+        const unsigned char *block = args->blocks + r * b->bytes;
+        const colo_logprob_header_t *header = (const colo_logprob_header_t *)block;
+        const int64_t start = header->start, columns = header->columns;
+        const double m = colo_stat_get(block + b->m, f64, k), down = m - g.m;
+        const bool own_d = b->d >= 0 && (args->own == 0 || r == args->rank);
+        if (m == -COLO_STAT_INF) { /* empty: nothing; all -inf: d is -inf */
+            d += own_d ? colo_stat_get(block + b->d, f64, k) : 0;
+            continue;
+        }
+        const double c = exp(down), s = colo_stat_get(block + b->s, f64, k),
+                     xt = colo_stat_get(block + b->xt, f64, k) + down;
+        sum += c * s;
+        if (b->u >= 0 && c > 0)
+            u += c * (colo_stat_get(block + b->u, f64, k) + down * s);
+        if (own_d)
+            d += colo_stat_get(block + b->d, f64, k) + (double)columns * down;
+        if (target < 0 ? xt > g.xt : target >= start && target - start < columns)
+            g.xt = xt;
+        if (b->arg >= 0 && m == g.m) {
+            const int64_t arg = ((const int64_t *)(block + b->arg))[k];
+            g.arg = arg < g.arg ? arg : g.arg;
+        }
+    }
+    g.log_sum = log(sum);
+    g.h = b->u >= 0 ? colo_stat_at_least_0(g.log_sum - u / sum) : 0;
+    g.mean = d / (double)(args->own ? args->own : args->config.logits.vocab);
+    return g;
+}
+
+/* Writes the outputs and the saved numbers of @token; *valid, *invalid: what it counts as. */
+COLO_EITHER void colo_logprob_i_merge_token(const struct colo_logprob_args *args, int64_t token,
+                                            bool *valid, bool *invalid)
+{
+    const bool f64 = args->dtype == COLO_F64;
+    const int64_t target = args->targets[token * args->target_stride];
+    const bool legal = target >= 0 && target < args->config.logits.vocab,
+               counts = target != args->config.ignore_index;
+    struct colo_logprob_merged g = {0, 0, 0, 0, 0, -1};
+    double logp = 0, loss = 0;
+    *valid = counts && legal;
+    *invalid = counts && !legal;
+    if (counts) {
+        g = colo_logprob_i_merge_row(args, f64, token - args->block_lo, legal ? target : -1);
+        logp = legal ? colo_stat_at_most_0(g.xt - g.log_sum) : COLO_STAT_NAN;
+        loss = 0 - logp;                              /* not -0 */
+        if (!legal && args->config.lenient_targets) { /* no target term; NaN rows stay NaN */
+            logp = isnan(g.m) ? COLO_STAT_NAN : 0;
+            loss = colo_stat_at_least_0(g.log_sum - (g.xt > -COLO_STAT_INF ? g.xt : 0));
+        }
+        if (args->smoothing > 0)
+            loss = (1 - args->smoothing) * loss +
+                   args->smoothing * colo_stat_at_least_0(g.log_sum - g.mean);
+        if (args->config.z_loss > 0) {
+            const double lse = g.m + g.log_sum;
+            loss += args->config.z_loss * lse * lse;
+        }
+    }
+    if (args->out.logp)
+        colo_stat_put(args->out.logp, f64, token, logp);
+    if (args->out.entropy)
+        colo_stat_put(args->out.entropy, f64, token, g.h);
+    if (args->out.loss)
+        colo_stat_put(args->out.loss, f64, token, loss);
+    if (args->out.correct)
+        args->out.correct[token] = counts && g.arg == target;
+    if (args->saved) {
+        args->saved[token] = g.m;
+        args->saved[args->tokens + token] = g.log_sum;
+        args->saved[2 * args->tokens + token] = g.h;
+    }
+}
+
+#endif
