@@ -64,7 +64,7 @@ void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t 
                 block->coord[layout->split[axis][i].dim] = coords[layout->split[axis][i].dim];
     if (layout->stage_dim >= 0)
         block->coord[layout->stage_dim] = layout->stage;
-    for (int i = 0; place && i < COLO_MAX_DIMS; i++)
+    for (int i = 0; place && i < layout->grid.ndims; i++)
         if (place->coord[i] >= 0)
             block->coord[i] = place->coord[i];
 }

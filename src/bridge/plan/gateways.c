@@ -43,17 +43,18 @@ colo_status_t colo_gateways_hold(colo_builder_t *builder, bool nodes_add_up,
     colo_gateways_t *gateways = &builder->gateways;
     const colo_partial_t *partial = colo_side_partial(hold);
     const colo_place_t *shown = colo_side_place(hold);
+    const int ndims = hold->layout->grid.ndims;
     colo_block_t block = *part;
     gateways->nodes.n = builder->sums.sources.n = gateways->rotation = 0;
     gateways->naddends = 1;
     if (!gateways->several_nodes)
         return COLO_OK;
-    for (int i = 0; i < COLO_MAX_DIMS; i++)
+    for (int i = 0; i < ndims; i++)
         if (!shown || shown->coord[i] < 0)
             gateways->rotation += part->coord[i] > 0 ? part->coord[i] : 0;
     gateways->naddends = partial ? partial->n : 1;
     for (int64_t addend = 0; addend < gateways->naddends; addend++) {
-        for (int i = 0; partial && i < COLO_MAX_DIMS; i++)
+        for (int i = 0; partial && i < ndims; i++)
             if (partial->place[addend].coord[i] >= 0)
                 block.coord[i] = partial->place[addend].coord[i];
         COLO_TRY(add_sources(builder, nodes_add_up, hold, &block, addend));
