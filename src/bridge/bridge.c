@@ -2,7 +2,7 @@
 /*
  * bridge.c - the handle: plan, agree, allocate; another shape; destroy. Its calls are call.c.
  */
-#include "bridge/ragged.h"
+#include "bridge/ragged/ragged.h"
 #include "bridge/run/run.h"
 
 #include "comm/comm.h"

@@ -3,7 +3,7 @@
 #ifndef COLO_BRIDGE_CALL_H
 #define COLO_BRIDGE_CALL_H
 
-#include "bridge/ragged.h"
+#include "bridge/ragged/ragged.h"
 
 /* ---- tensors.c ----
  * Checks of the tensors, on this rank: fills in call->carried and capturing. */

@@ -11,7 +11,7 @@
  * each call that was started is finished. So finish is right at any time and on any thread: garbage
  * collectors run it when they like.
  */
-#include "bridge/ragged.h"
+#include "bridge/ragged/ragged.h"
 
 #include "core/env.h"
 #include "core/error.h"

@@ -3,8 +3,8 @@
 
 - a circle of objects of src/ that CIRCLES does not have, or one that has grown,
 - an object of CIRCLES that is in none any more: it leaves the list, which only gets shorter,
-- a use that runs up: core <- grid <- comm <- bridge, loss; inside src/bridge layout <- plan <- run <- the files of
-  bridge/ itself; or a use of comm/ or core/device by layout or plan.
+- a use that runs up: core <- grid <- comm <- bridge, loss; inside src/bridge layout <- plan <- run <- ragged <-
+  the files of bridge/ itself; or a use of comm/ or core/device by layout or plan.
 
 usage: circles.py NM ARCHIVE [--table]
 --table prints what the design of src/bridge is measured by, too; that is no verdict.
@@ -19,7 +19,7 @@ from api import ROOT
 CIRCLES = (
 )
 FOLDERS = {'core': 0, 'grid': 1, 'comm': 2, 'bridge': 3, 'loss': 3}
-LEVELS = {'layout': 0, 'plan': 1, 'run': 2}
+LEVELS = {'layout': 0, 'plan': 1, 'run': 2, 'ragged': 3}
 # Uses that run up. Nothing may be added.
 UP = set()
 LONG = 7  # parameters

@@ -6,7 +6,7 @@
  * so all of them know if some tables did not fit, and then a second all-gather of the largest size
  * follows.
  */
-#include "bridge/ragged.h"
+#include "bridge/ragged/ragged.h"
 
 #include "comm/comm.h"
 #include "core/error.h"

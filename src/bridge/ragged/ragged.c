@@ -8,7 +8,7 @@
  * same operation, those without rows among them. Addends of PARTIAL gradients lie in memory of the
  * bridge, which grows to the largest call.
  */
-#include "bridge/ragged.h"
+#include "bridge/ragged/ragged.h"
 
 #include "core/env.h"
 #include "core/hash.h"

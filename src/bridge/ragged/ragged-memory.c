@@ -4,7 +4,7 @@
  * bridge's features and dtype need more than there is from create on.
  */
 #include "bridge/plan/nodes.h"
-#include "bridge/ragged.h"
+#include "bridge/ragged/ragged.h"
 
 #include "core/error.h"
 
