@@ -247,14 +247,14 @@ template <typename P, bool BYTES> __device__ void put(char *to, const P &v)
 template <typename D, int K, bool BYTES, int N>
 __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ sum_args<N> a)
 {
-    using P = pack<typename D::raw, K>;
+    using P = pack<typename D::elem, K>;
     for (int64_t base = (int64_t)blockIdx.x * TILE; base < a.w.count;
          base += (int64_t)gridDim.x * TILE) {
         const place first = first_of(a.w, base);
         for (int off = threadIdx.x; off < TILE && base + off < a.w.count; off += THREADS) {
             const place p = further<TILE>(a.w, first, off);
             P v = fetch<P, BYTES>(a.src[0] + bytes_at(p, a.from[0]));
-            typename D::acc sum[K];
+            typename D::real sum[K];
 #pragma unroll
             for (int k = 0; k < K; k++)
                 sum[k] = D::load(v.e[k]);
@@ -316,7 +316,7 @@ void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t e
 template <typename D, int N>
 cudaError_t sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, cudaStream_t stream)
 {
-    constexpr int64_t elem = sizeof(typename D::raw), K = 16 / elem;
+    constexpr int64_t elem = sizeof(typename D::elem), K = 16 / elem;
     sum_args<N> a = {};
     plan_sum(
         dst, src, n, elem, [](int32_t) { return elem; }, a);
@@ -521,18 +521,7 @@ extern "C" cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *s
         return cudaErrorInvalidValue;
     if (empty(*dst))
         return cudaSuccess;
-    switch (dtype) {
-    case COLO_F32:
-        return sum_of<f32>(*dst, src, n, stream);
-    case COLO_F64:
-        return sum_of<f64>(*dst, src, n, stream);
-    case COLO_BF16:
-        return sum_of<bf16>(*dst, src, n, stream);
-    case COLO_F16:
-        return sum_of<f16>(*dst, src, n, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
+    return with_dtype(dtype, [&](auto d) { return sum_of<decltype(d)>(*dst, src, n, stream); });
 }
 
 extern "C" cudaError_t colo_k_box_sums(const colo_mixed_sum_t *sums, int32_t n, cudaStream_t stream)

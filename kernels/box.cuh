@@ -6,8 +6,7 @@
 #ifndef COLO_KERNELS_BOX_CUH
 #define COLO_KERNELS_BOX_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "dtype.cuh"
 
 #include <cstdint>
 #include <cstring>
@@ -85,63 +84,6 @@ __device__ int64_t bytes_at(const place &p, const int64_t *step)
 }
 
 /* ---- elements ---- */
-
-struct bf16 {
-    using acc = float;
-    using raw = uint16_t;
-    static __device__ float load(raw r)
-    {
-        return __uint_as_float((uint32_t)r << 16);
-    }
-    static __device__ raw store(float v)
-    {
-        return __bfloat16_as_ushort(__float2bfloat16_rn(v));
-    }
-};
-struct f16 {
-    using acc = float;
-    using raw = uint16_t;
-    static __device__ float load(raw r)
-    {
-        return __half2float(__ushort_as_half(r));
-    }
-    static __device__ raw store(float v)
-    {
-        return __half_as_ushort(__float2half_rn(v));
-    }
-};
-struct f32 {
-    using acc = float;
-    using raw = float;
-    static __device__ float load(raw r)
-    {
-        return r;
-    }
-    static __device__ raw store(float v)
-    {
-        return v;
-    }
-};
-struct f64 {
-    using acc = double;
-    using raw = double;
-    static __device__ double load(raw r)
-    {
-        return r;
-    }
-    static __device__ raw store(double v)
-    {
-        return v;
-    }
-};
-__device__ float add(float a, float b)
-{
-    return __fadd_rn(a, b);
-}
-__device__ double add(double a, double b)
-{
-    return __dadd_rn(a, b);
-}
 
 template <typename R, int K> struct alignas(sizeof(R) * K) pack {
     R e[K];

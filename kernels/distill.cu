@@ -54,7 +54,7 @@ __device__ void load(const typename E::elem *row, int64_t j, R *z)
     } else {
 #pragma unroll
         for (int e = 0; e < N; e++)
-            z[e] = (R)E::one(from[e]);
+            z[e] = (R)E::load(from[e]);
     }
 }
 
@@ -71,8 +71,8 @@ __device__ void fetch(const colo_distill_args &p, const typename D::elem *row,
 #pragma unroll
         for (int e = 0; e < N; e++) {
             const bool there = j + e >= 0 && j + e < p.base.true_columns;
-            x[e] = there ? (R)D::one(row[j + e]) : (R)0;
-            w[e] = there ? (R)E::one(targets[j + e]) : (R)0;
+            x[e] = there ? (R)D::load(row[j + e]) : (R)0;
+            w[e] = there ? (R)E::load(targets[j + e]) : (R)0;
         }
     }
 }
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
 {
     using R = typename D::real;
     constexpr int N = D::N;
-    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    constexpr bool WIDE = sizeof(typename D::real) == 8;
     __shared__ double partial[THREADS / 32];
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
     if (blockIdx.x == 0 && threadIdx.x < 8)
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
     using R = typename D::real;
     using Z = typename D::elem;
     constexpr int N = D::N;
-    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    constexpr bool WIDE = sizeof(typename D::real) == 8;
     for (int64_t t = blockIdx.y; t < p.base.tokens; t += gridDim.y) {
         const Z *row = (const Z *)p.base.logits + t * p.base.row_stride;
         const typename E::elem *targets =
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
 #pragma unroll
                 for (int e = 0; e < N; e++)
                     if (j + e >= 0 && j + e < p.base.columns)
-                        out[j + e] = D::round(x[e]);
+                        out[j + e] = D::store(x[e]);
             }
         }
     }
@@ -411,7 +411,7 @@ template <typename D, typename E> struct launcher {
     {
         const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
         const unsigned grid = (unsigned)std::min<int64_t>(rows, 1 << 30);
-        constexpr bool can = std::is_same<D, E>::value && sizeof(typename D::stat) == 4;
+        constexpr bool can = std::is_same<D, E>::value && sizeof(typename D::real) == 4;
         const bool plain = can && !p.probs && p.base.cap == 0 &&
                            (float)p.base.factor > 0 && (float)p.target_factor > 0 &&
                            std::isfinite((float)p.base.factor) &&

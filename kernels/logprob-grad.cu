@@ -98,11 +98,11 @@ __device__ void one_element(const colo_logprob_args &p, const typename D::elem *
     if (j < 0 || j >= p.columns)
         return;
     if (j >= p.true_columns || kind == ZERO)
-        out[j] = O::round(0);
+        out[j] = O::store(0);
     else if (kind == NOT_A_NUMBER)
-        out[j] = O::round((R)CUDART_NAN);
+        out[j] = O::store((R)CUDART_NAN);
     else
-        out[j] = O::round(gradient<WHAT, R>(D::one(row[j]), j == k.target, k));
+        out[j] = O::store(gradient<WHAT, R>(D::load(row[j]), j == k.target, k));
 }
 
 /* A vector of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype.
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         const coefficients<R> k = found.k;
         const bool compute = found.kind == COMPUTE; /* else the list is not looked at */
-        const E rest = O::round(found.kind == NOT_A_NUMBER ? (R)CUDART_NAN : (R)0);
+        const E rest = O::store(found.kind == NOT_A_NUMBER ? (R)CUDART_NAN : (R)0);
         const int64_t token = compute && s.token_of ? s.token_of[t] : t,
                       end = compute ? s.end[token * s.end_stride] : 0;
         const int64_t ahead = (int64_t)((uintptr_t)out / sizeof(E) % EACH);
@@ -270,13 +270,13 @@ __global__ void __launch_bounds__(THREADS)
             next = s.ids[i] - p.config.logits.vocab_start;
         for (int64_t from = -ahead; from < p.columns; from += TILE) {
             for (int n = threadIdx.x; n < TILE; n += THREADS)
-                tile[n] = from + n < p.true_columns ? rest : O::round(0);
+                tile[n] = from + n < p.true_columns ? rest : O::store(0);
             __syncthreads();
             /* the same value if j comes again */
             const auto make = [&](int64_t j) {
                 if (j >= 0 && j >= from && j < p.true_columns)
                     tile[j - from] =
-                        O::round(gradient<GENERIC, R>(D::one(row[j]), j == k.target, k));
+                        O::store(gradient<GENERIC, R>(D::load(row[j]), j == k.target, k));
             };
             while (i < end && next < from + TILE) {
                 make(next);

@@ -51,7 +51,7 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_args &p
     const int64_t j = from + (int64_t)thread;
     if (thread >= D::N || j < 0 || j >= columns)
         return;
-    R x = D::one(((const typename D::elem *)row)[j]);
+    R x = D::load(((const typename D::elem *)row)[j]);
     if (!PLAIN)
         x = x_of(x, (R)p.factor, (R)p.cap);
     absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1);
@@ -234,7 +234,7 @@ __device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_arg
         const int64_t j = id - start;
         if (j < 0 || j >= p.true_columns)
             return;
-        const R x = x_of(D::one(row[j]), (R)p.factor, (R)p.cap);
+        const R x = x_of(D::load(row[j]), (R)p.factor, (R)p.cap);
         absorb_x<R, ALL, 1>(a, &x, j, (R)1);
         a.arg = x == a.top && j < a.arg ? j : a.arg; /* the target may be left of what was taken */
     };

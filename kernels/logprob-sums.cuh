@@ -199,7 +199,7 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
                           shared_sums &shared)
 {
     using R = typename D::real;
-    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    constexpr bool WIDE = sizeof(typename D::real) == 8;
     double *partial = shared.sums;
     unsigned char *block = p.blocks + here.block * p.block.bytes;
     const int64_t k = t - p.block_lo;
@@ -238,10 +238,10 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
         double xt = -CUDART_INF;
         const int64_t j = target - here.start;
         if (counts && any && target < p.config.logits.vocab && j >= 0 && j < here.columns) {
-            R z = D::one(((const typename D::elem *)row)[j]);
+            R z = D::load(((const typename D::elem *)row)[j]);
             double x = PLAIN ? (double)factor * (double)z
                              : (double)x_of(z, (R)p.factor, (R)p.cap);
-            xt = isinf((typename D::stat)x) ? -CUDART_INF : x - (double)m;
+            xt = isinf((typename D::real)x) ? -CUDART_INF : x - (double)m;
         }
         double top_x = m;
         if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */

@@ -281,11 +281,11 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int addends, int32_t
 template <typename D, int K, bool BYTES>
 __device__ void sum_span(const sum_task &t, int addends, int64_t base, int64_t end)
 {
-    using P = pack<typename D::raw, K>;
+    using P = pack<typename D::elem, K>;
     const place first = first_of(t.w, base);
     place p[SUMS];
     P v[SUMS], next[SUMS];
-    typename D::acc sum[SUMS][K];
+    typename D::real sum[SUMS][K];
     bool on[SUMS];
 #pragma unroll
     for (int u = 0; u < SUMS; u++) {
@@ -333,7 +333,7 @@ __device__ void sum_span(const sum_task &t, int addends, int64_t base, int64_t e
 template <typename D>
 __device__ void sum_tile(const sum_task &t, int addends, int64_t offset, int64_t tile)
 {
-    constexpr int ELEM = sizeof(typename D::raw);
+    constexpr int ELEM = sizeof(typename D::elem);
     const int64_t width = t.width ? t.width : ELEM;
     int64_t base = access_at(offset, ELEM, width), end = access_at(offset + tile, ELEM, width);
     end = end < t.w.count ? end : t.w.count;

@@ -27,6 +27,7 @@
  */
 #include "p2p.h"
 
+#include "arch.cuh"
 #include "p2p-tile.cuh"
 #include "p2p-wait.cuh"
 
@@ -38,9 +39,8 @@ namespace
 /* What was enqueued before has ended. */
 __device__ void follow()
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    if constexpr (COMPILED_FOR >= 900)
+        asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 /* ---- handshake ---- */
@@ -475,18 +475,7 @@ extern "C" cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
         return cudaSuccess;
     if (d->addends == 0)
         return launch<mover>(d, stream);
-    switch (d->dtype) {
-    case COLO_F32:
-        return launch<adder<f32>>(d, stream);
-    case COLO_F64:
-        return launch<adder<f64>>(d, stream);
-    case COLO_BF16:
-        return launch<adder<bf16>>(d, stream);
-    case COLO_F16:
-        return launch<adder<f16>>(d, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
+    return with_dtype(d->dtype, [&](auto e) { return launch<adder<decltype(e)>>(d, stream); });
 }
 
 extern "C" cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks,
@@ -498,17 +487,16 @@ extern "C" cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int3
 
 extern "C" cudaError_t colo_k_p2p_fit(int32_t *blocks, bool *early)
 {
-    int driver = 0;
-    cudaFuncAttributes code = {};
+    int driver = 0, arch = 0;
     static_assert(sizeof(colo_k_p2p_t) <= 4096, "the limit of a kernel's parameters");
     *blocks = INT_MAX;
-    const cudaError_t e[] = {cudaFuncGetAttributes(&code, p2p_kernel<mover>),
+    const cudaError_t e[] = {code_of(p2p_kernel<mover>, &arch),
                              cudaDriverGetVersion(&driver),
                              fit<mover>(blocks), fit<adder<f32>>(blocks), fit<adder<f64>>(blocks),
                              fit<adder<bf16>>(blocks), fit<adder<f16>>(blocks)};
     /* Code for older devices does not wait in follow(), also if a newer device runs it. Drivers
      * before 12.3 refuse such launches in graphs. */
-    *early = code.ptxVersion >= 90 && driver >= 12030;
+    *early = arch >= 900 && driver >= 12030;
     for (cudaError_t one : e)
         if (one != cudaSuccess)
             return one;

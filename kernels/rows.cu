@@ -274,7 +274,7 @@ constexpr int SUM_X = 32, SUM_Y = 8;
 template <typename D>
 __global__ void __launch_bounds__(SUM_X *SUM_Y)
     sum_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
-               const float *scale, typename D::stat *to, int64_t to_step, double beta)
+               const float *scale, typename D::real *to, int64_t to_step, double beta)
 {
     using R = typename D::real;
     constexpr int N = D::N;
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
         for (int64_t i = threadIdx.y; i < rows; i += SUM_Y)
             for (int e = 0; e < N; e++)
                 if (j + e < columns)
-                    sum[e] += D::one(z[i * stride + j + e]);
+                    sum[e] += D::load(z[i * stride + j + e]);
     }
 #pragma unroll
     for (int e = 0; e < N; e++)
@@ -308,8 +308,8 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
         for (int y = 0; y < SUM_Y; y++)
             all += part[y][k];
         all *= scale ? (R)*scale : (R)1;
-        typename D::stat *value = to + (base + k) * to_step;
-        *value = beta != 0 ? (typename D::stat)beta * *value + all : all;
+        typename D::real *value = to + (base + k) * to_step;
+        *value = beta != 0 ? (typename D::real)beta * *value + all : all;
     }
 }
 
@@ -317,14 +317,14 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
 template <typename D>
 __global__ void __launch_bounds__(SUM_X *SUM_Y)
     sum_loose_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
-                     const float *scale, typename D::stat *to, int64_t to_step, double beta)
+                     const float *scale, typename D::real *to, int64_t to_step, double beta)
 {
     using R = typename D::real;
     __shared__ R part[SUM_Y][SUM_X];
     const int64_t j = (int64_t)blockIdx.x * SUM_X + threadIdx.x;
     R sum = 0;
     for (int64_t i = threadIdx.y; i < rows && j < columns; i += SUM_Y)
-        sum += D::one(z[i * stride + j]);
+        sum += D::load(z[i * stride + j]);
     part[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || j >= columns)
@@ -334,13 +334,13 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
     for (int y = 0; y < SUM_Y; y++)
         all += part[y][threadIdx.x];
     all *= scale ? (R)*scale : (R)1;
-    typename D::stat *value = to + j * to_step;
-    *value = beta != 0 ? (typename D::stat)beta * *value + all : all;
+    typename D::real *value = to + j * to_step;
+    *value = beta != 0 ? (typename D::real)beta * *value + all : all;
 }
 
 template <typename D> cudaError_t sum_rows(const colo_linear_sum &p, cudaStream_t stream)
 {
-    using S = typename D::stat;
+    using S = typename D::real;
     const typename D::elem *z = (const typename D::elem *)p.z.data;
     const dim3 block(SUM_X, SUM_Y);
     const bool loose = (uintptr_t)z % 16 || p.z.stride % D::N;
@@ -378,10 +378,10 @@ __global__ void __launch_bounds__(THREADS)
             out w;
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                w.e[e] = O::round((typename O::real)D::one(v.e[e]));
+                w.e[e] = O::store((typename O::real)D::load(v.e[e]));
             *(out *)t = w;
         } else {
-            *t = O::round((typename O::real)D::one(*f));
+            *t = O::store((typename O::real)D::load(*f));
         }
     }
 }

@@ -50,12 +50,12 @@ template <typename D> __device__ double logit_of(key<D> k)
     constexpr key<D> SIGN = (key<D>)1 << (8 * sizeof e - 1);
     k = k & SIGN ? k ^ SIGN : ~k;
     memcpy(&e, &k, sizeof e); /* the low bytes */
-    return D::one(e);
+    return D::load(e);
 }
 
 template <typename D> __device__ typename D::elem minus_infinity()
 {
-    return D::round(-(typename D::real)CUDART_INF);
+    return D::store(-(typename D::real)CUDART_INF);
 }
 
 /* ---- rows ---- */
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(THREADS) sums_kernel(const colo_sampling_args 
                 const key<D> k = key_of(w[b].e[i]);
                 if (k > none && (first || k >> shift >> 8 == prefix))
                     add(c, (unsigned)(k >> shift) & 255,
-                        counts ? 1 : (uint64_t)mass(p, D::one(w[b].e[i]), m));
+                        counts ? 1 : (uint64_t)mass(p, D::load(w[b].e[i]), m));
             }
     }
     __syncthreads();

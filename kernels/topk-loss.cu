@@ -54,7 +54,7 @@ __global__ void rows_kernel(const __grid_constant__ colo_topk_args p)
 
 template <typename D> __global__ void given_kernel(const __grid_constant__ colo_topk_args p)
 {
-    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    constexpr bool WIDE = sizeof(typename D::real) == 8;
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
     for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n; index += step) {
@@ -66,7 +66,7 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
                 : -1;
         colo_stat_put(block + p.pz, WIDE, index,
             j < 0 ? 0
-                  : (double)D::one(
+                  : (double)D::load(
                         ((const typename D::elem *)p.base.logits)[t * p.base.row_stride + j]));
     }
 }
@@ -190,7 +190,7 @@ __global__ void sum_kernel(const __grid_constant__ colo_topk_args p)
 
 template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_topk_args p)
 {
-    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    constexpr bool WIDE = sizeof(typename D::real) == 8;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
     for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n; index += step) {
         const int64_t t = index / p.k, id = p.saved_ids[index],
@@ -216,7 +216,7 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
             dx *= 1 - th * th;
         }
         ((typename D::elem *)p.base.d_logits)[t * p.base.d_row_stride + j] =
-            D::round((typename D::real)(dx * p.base.factor));
+            D::store((typename D::real)(dx * p.base.factor));
     }
 }
 

@@ -208,7 +208,7 @@ template <typename D> __device__ uint4 part_of_vector(const void *row, int64_t j
     typename D::real z[D::N];
 #pragma unroll
     for (int e = 0; e < D::N; e++)
-        z[e] = j + e >= 0 && j + e < columns ? D::one(((const typename D::elem *)row)[j + e])
+        z[e] = j + e >= 0 && j + e < columns ? D::load(((const typename D::elem *)row)[j + e])
                                              : -(typename D::real)CUDART_INF;
     return D::pack(z);
 }
@@ -327,7 +327,7 @@ __device__ void open_vectors(candidates<typename code<D>::type> &h, const colo_l
             if (j + e < 0 || j + e >= p.true_columns)
                 continue;
             const auto key =
-                encode<D>(key_of(D::one(((const typename D::elem *)row)[j + e]), p.factor));
+                encode<D>(key_of(D::load(((const typename D::elem *)row)[j + e]), p.factor));
             if (key >= bar) {
                 const int index = atomicAdd(&h.count, 1);
                 h.key[index] = key;
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
 {
     const colo_logprob_args &s = p.base;
     using R = typename D::real;
-    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    constexpr bool WIDE = sizeof(typename D::real) == 8;
     __shared__ candidates<typename code<D>::type> h;
     __shared__ shared_sums shared;
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
                 for (int q = 0; q < n; q++)
                     place += h.key[q] > key || (h.key[q] == key && h.index[q] < index);
             }
-            colo_stat_put(block + p.pz, WIDE, t * k + place, i < n ? (double)D::one(row[h.index[i]]) : 0);
+            colo_stat_put(block + p.pz, WIDE, t * k + place, i < n ? (double)D::load(row[h.index[i]]) : 0);
             ids[t * k + place] = i < n ? p.base.config.logits.vocab_start + h.index[i] : -1;
         }
         __syncthreads();
