@@ -328,7 +328,7 @@ __device__ void gradient(const colo_distill_args &p, const row_numbers<R> &k, R 
 /* A run inside the row whose three matrices sit alike in 16-byte words: all loads, then the rest.
  */
 template <typename D>
-__device__ void whole_part(const colo_distill_args &p, const row_numbers<typename D::real> &k,
+__device__ void inner_run(const colo_distill_args &p, const row_numbers<typename D::real> &k,
                            const typename D::elem *row, const typename D::elem *targets,
                            typename D::elem *out)
 {
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
             const int64_t j = first + blockIdx.x * COLUMNS;
             if (k.counts && j >= 0 && j + COLUMNS <= p.base.true_columns &&
                 ((uintptr_t)(targets + j) | (uintptr_t)(out + j)) % 16 == 0) {
-                whole_part<D>(p, k, row + j, targets + j, out + j);
+                inner_run<D>(p, k, row + j, targets + j, out + j);
                 continue;
             }
         }

@@ -11,8 +11,8 @@
  */
 #include "load.h"
 
-enum { MOST = 1024 };
-static const void *kernel[MOST];
+enum { MAX_KERNELS = 1024 };
+static const void *kernel[MAX_KERNELS];
 static int kernels; /* registered before the loader returns this module */
 
 void __real___cudaRegisterFunction(void **image, const char *host, char *device, const char *name,
@@ -26,7 +26,7 @@ void __wrap___cudaRegisterFunction(void **image, const char *host, char *device,
                                    int threads, void *tid, void *bid, void *block, void *grid,
                                    int *warp)
 {
-    if (kernels < MOST)
+    if (kernels < MAX_KERNELS)
         kernel[kernels] = host;
     kernels++;
     __real___cudaRegisterFunction(image, host, device, name, threads, tid, bid, block, grid, warp);
@@ -35,7 +35,7 @@ void __wrap___cudaRegisterFunction(void **image, const char *host, char *device,
 cudaError_t colo_k_load(void)
 {
     struct cudaFuncAttributes a;
-    cudaError_t e = kernels <= MOST ? cudaSuccess : cudaErrorInvalidValue;
+    cudaError_t e = kernels <= MAX_KERNELS ? cudaSuccess : cudaErrorInvalidValue;
     for (int i = 0; i < kernels && e == cudaSuccess; i++)
         e = cudaFuncGetAttributes(&a, kernel[i]);
     return e;

@@ -25,7 +25,7 @@ namespace
 constexpr int THREADS = 256, UNROLL = 4, BLOCKS = 5; /* a multiprocessor's blocks, at least */
 constexpr int VECTORS = THREADS * UNROLL;            /* vectors a block */
 
-enum { PROB = 0, FULL = 1, GENERIC = 2 }; /* p A only; p (A + B d) + D; and x is not factor z */
+enum formula { PROB, FULL, GENERIC }; /* p A only; p (A + B d) + D; and x is not factor z */
 
 template <typename R> struct coefficients {
     R factor, cap, m, log_sum, a, b, c, d;
@@ -68,28 +68,28 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
                      : COMPUTE;
 }
 
-template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coefficients<R> &k)
+template <formula FORMULA, typename R> __device__ R gradient(R z, bool hit, const coefficients<R> &k)
 {
     R x = 0, d, dx;
-    if (WHAT == GENERIC) {
+    if (FORMULA == GENERIC) {
         x = x_of(z, k.factor, k.cap);
         d = x - k.m;
     } else {
         d = fma(k.factor, z, -k.m);
     }
     const R prob = exp_of(d - k.log_sum);
-    if (WHAT == PROB) /* spelled out: the same bits wherever this is inlined */
+    if (FORMULA == PROB) /* spelled out: the same bits wherever this is inlined */
         dx = hit ? fma(prob, k.a, k.c) : product(prob, k.a);
     else /* x = -inf: 0, not 0 * inf */
         dx = fma(prob, fma(k.b, fmax(d, (R)-1e4), k.a), hit ? k.d + k.c : k.d);
-    if (WHAT == GENERIC && k.cap > 0) {
+    if (FORMULA == GENERIC && k.cap > 0) {
         const R th = x / k.cap;
         dx = product(dx, fma(-th, th, (R)1));
     }
     return dx;
 }
 
-template <typename D, typename O, int WHAT>
+template <typename D, typename O, formula FORMULA>
 __device__ void one_element(const colo_logprob_args &p, const typename D::elem *row,
                             typename O::elem *out, int64_t j, row_kind kind,
                             const coefficients<typename D::real> &k)
@@ -102,7 +102,7 @@ __device__ void one_element(const colo_logprob_args &p, const typename D::elem *
     else if (kind == NOT_A_NUMBER)
         out[j] = O::store((R)CUDART_NAN);
     else
-        out[j] = O::store(gradient<WHAT, R>(D::load(row[j]), j == k.target, k));
+        out[j] = O::store(gradient<FORMULA, R>(D::load(row[j]), j == k.target, k));
 }
 
 /* A vector of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype.
@@ -117,8 +117,8 @@ __device__ void store_vector(typename O::elem *out, const typename D::real *z)
 }
 
 /* The vectors of a run that lies inside the row: loads first, then the row's coefficients. */
-template <typename D, typename O, int WHAT>
-__device__ void whole_part(const colo_logprob_args &p, const typename D::elem *row,
+template <typename D, typename O, formula FORMULA>
+__device__ void inner_run(const colo_logprob_args &p, const typename D::elem *row,
                            typename O::elem *out, int64_t j, const lookup<typename D::real> &found,
                            bool read)
 {
@@ -145,11 +145,11 @@ __device__ void whole_part(const colo_logprob_args &p, const typename D::elem *r
             if ((unsigned)index < N) {
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    z[e] = gradient<WHAT, R>(z[e], e == index, k);
+                    z[e] = gradient<FORMULA, R>(z[e], e == index, k);
             } else {
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    z[e] = gradient<WHAT, R>(z[e], false, k);
+                    z[e] = gradient<FORMULA, R>(z[e], false, k);
             }
         } else {
 #pragma unroll
@@ -161,8 +161,8 @@ __device__ void whole_part(const colo_logprob_args &p, const typename D::elem *r
 }
 
 /* Any other run, vector by vector. */
-template <typename D, typename O, int WHAT>
-__device__ void ragged_part(const colo_logprob_args &p, const typename D::elem *row,
+template <typename D, typename O, formula FORMULA>
+__device__ void ragged_run(const colo_logprob_args &p, const typename D::elem *row,
                             typename O::elem *out, int64_t from, bool alike,
                             const lookup<typename D::real> &found)
 {
@@ -177,7 +177,7 @@ __device__ void ragged_part(const colo_logprob_args &p, const typename D::elem *
             return;
         if (!alike || j < 0 || j + N > p.true_columns) {
             for (int e = 0; e < N; e++)
-                one_element<D, O, WHAT>(p, row, out, j + e, kind, k);
+                one_element<D, O, FORMULA>(p, row, out, j + e, kind, k);
             continue;
         }
         R z[N];
@@ -185,7 +185,7 @@ __device__ void ragged_part(const colo_logprob_args &p, const typename D::elem *
             D::unpack(load_vector(row, j, sizeof(typename D::elem)), z);
 #pragma unroll
         for (int e = 0; e < N; e++)
-            z[e] = kind == COMPUTE ? gradient<WHAT, R>(z[e], j + e == k.target, k)
+            z[e] = kind == COMPUTE ? gradient<FORMULA, R>(z[e], j + e == k.target, k)
                    : kind == ZERO  ? (R)0
                                    : (R)CUDART_NAN;
         store_vector<D, O>(out + j, z);
@@ -193,8 +193,8 @@ __device__ void ragged_part(const colo_logprob_args &p, const typename D::elem *
 }
 
 /* blockIdx.x is the run, blockIdx.y a row. */
-template <typename D, typename O, int WHAT>
-__global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
+template <typename D, typename O, formula FORMULA>
+__global__ void __launch_bounds__(THREADS, FORMULA == GENERIC ? 3 : BLOCKS)
     grad_kernel(const __grid_constant__ colo_logprob_args p)
 {
     using E = typename D::elem;
@@ -209,14 +209,14 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
         if (threadIdx.x == 0)
             look_up(p, t, found);
         if (alike && j >= 0 && j + VECTORS * N <= p.true_columns)
-            whole_part<D, O, WHAT>(p, row, out, j, found, read);
+            inner_run<D, O, FORMULA>(p, row, out, j, found, read);
         else
-            ragged_part<D, O, WHAT>(p, row, out, j, alike, found);
+            ragged_run<D, O, FORMULA>(p, row, out, j, alike, found);
         __syncthreads(); /* found is the next row's then */
     }
 }
 
-template <typename D, typename O, int WHAT>
+template <typename D, typename O, formula FORMULA>
 cudaError_t grad(const colo_logprob_args &p, cudaStream_t stream)
 {
     const int64_t vectors = (p.columns + 2 * (D::N - 1)) / D::N,
@@ -224,7 +224,7 @@ cudaError_t grad(const colo_logprob_args &p, cudaStream_t stream)
     const dim3 grid((unsigned)parts, (unsigned)std::min<int64_t>(p.hi - p.lo, 65535));
     if (parts > INT32_MAX)
         return cudaErrorInvalidValue;
-    grad_kernel<D, O, WHAT><<<grid, THREADS, 0, stream>>>(p);
+    grad_kernel<D, O, FORMULA><<<grid, THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     using R = typename D::real;
     using E = typename O::elem;
-    constexpr int EACH = 16 / sizeof(E), TILE = 8 * EACH * THREADS; /* elements: of a store, a tile */
+    constexpr int PER_STORE = 16 / sizeof(E), TILE = 8 * PER_STORE * THREADS; /* elements: of a store, a tile */
     __shared__ lookup<R> found;
     __shared__ alignas(16) E tile[TILE];
     const colo_support_lists &s = p.support;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(THREADS)
         const E rest = O::store(found.kind == NOT_A_NUMBER ? (R)CUDART_NAN : (R)0);
         const int64_t token = compute && s.token_of ? s.token_of[t] : t,
                       end = compute ? s.end[token * s.end_stride] : 0;
-        const int64_t ahead = (int64_t)((uintptr_t)out / sizeof(E) % EACH);
+        const int64_t ahead = (int64_t)((uintptr_t)out / sizeof(E) % PER_STORE);
         int64_t i = compute ? s.begin[token * s.begin_stride] + threadIdx.x : 0, next = 0;
         if (i < end)
             next = s.ids[i] - p.config.logits.vocab_start;
@@ -287,12 +287,12 @@ __global__ void __launch_bounds__(THREADS)
             if (compute && threadIdx.x == 0 && k.target < from + TILE)
                 make(k.target);
             __syncthreads();
-            for (int n = EACH * threadIdx.x; n < TILE; n += EACH * THREADS) {
+            for (int n = PER_STORE * threadIdx.x; n < TILE; n += PER_STORE * THREADS) {
                 const int64_t j = from + n;
-                if (j >= 0 && j + EACH <= p.columns)
+                if (j >= 0 && j + PER_STORE <= p.columns)
                     __stcs((uint4 *)(out + j), *(const uint4 *)(tile + n));
                 else
-                    for (int e = 0; e < EACH; e++)
+                    for (int e = 0; e < PER_STORE; e++)
                         if (j + e >= 0 && j + e < p.columns)
                             out[j + e] = tile[n + e];
             }

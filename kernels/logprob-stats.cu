@@ -41,9 +41,9 @@ __device__ void start_counts(const colo_logprob_args &p)
 
 /* ---- a row ---- */
 
-/* A vector that is not whole, one element per thread. */
-template <typename D, int KEEP, bool PLAIN, int WIDTH>
-__device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_args &p, const void *row,
+/* A vector that is not inside the row, one element per thread. */
+template <typename D, statistics KEEP, bool PLAIN, int WIDTH>
+__device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p, const void *row,
                      int64_t columns, int64_t from)
 {
     using R = typename D::real;
@@ -59,8 +59,8 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_args &p
 
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. AHEAD: a batch is on its way
  * while the one before it is added up; that changes no sum. */
-template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
-__device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_args &p,
+template <typename D, statistics KEEP, bool PLAIN, int WIDTH, bool AHEAD>
+__device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p,
                          const void *row, int64_t columns)
 {
     using R = typename D::real;
@@ -76,21 +76,21 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_arg
     }
     if constexpr (PLAIN) {
         uint4 v[BATCH], next[BATCH];
-        const auto is_whole = [&](int64_t from) { return from + (BATCH - 1) * step < end; };
+        const auto has_batch = [&](int64_t from) { return from + (BATCH - 1) * step < end; };
         const auto load = [&](uint4 *to, int64_t from) {
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
                 to[b] = load_vector(row, first + (from + b * step) * N, SIZE);
         };
-        if (AHEAD && is_whole(k))
+        if (AHEAD && has_batch(k))
             load(next, k);
-        for (; is_whole(k); k += BATCH * step) {
+        for (; has_batch(k); k += BATCH * step) {
             if (!AHEAD)
                 load(next, k);
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
                 v[b] = next[b];
-            if (AHEAD && is_whole(k + BATCH * step))
+            if (AHEAD && has_batch(k + BATCH * step))
                 load(next, k + BATCH * step);
             absorb<D, KEEP, BATCH>(a, v, factor, first + k * N, step * N);
         }
@@ -117,12 +117,12 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_arg
 }
 
 /* Blocks of threads on a multiprocessor, which share its registers. */
-constexpr int blocks_at_once(int keep, int width, bool ahead)
+constexpr int blocks_at_once(statistics keep, int width, bool ahead)
 {
     return keep == ALL ? 7 : width < THREADS ? 9 : ahead ? 8 : 10;
 }
 
-template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
+template <typename D, statistics KEEP, bool PLAIN, int WIDTH, bool AHEAD>
 __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
     stats_kernel(const __grid_constant__ colo_logprob_args p)
 {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
     const int64_t last = (p.hi - p.lo) * segments;
     start_counts(p);
     const auto span_of = [&](int32_t i) {
-        span here = whole_span(p);
+        span here = rank_span(p);
         if (WIDTH < THREADS) {
             const int64_t before = min(i * each, here.columns);
             here = {here.start + before, min(each, here.columns - before), here.block + i};
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
                                       (t - p.row_lo) * p.row_stride +
                                       (here.start - p.config.logits.vocab_start);
         const int64_t target = p.targets[t * p.target_stride];
-        part<typename D::real, KEEP> a;
+        row_sums<typename D::real, KEEP> a;
         begin(a);
         if (target != p.config.ignore_index)
             read_row<D, KEEP, PLAIN, WIDTH, AHEAD>(a, p, row, here.columns);
@@ -183,7 +183,7 @@ bool is_ahead_faster(int64_t rows)
            rows_of_time(rows, n, blocks_at_once(SUM, THREADS, false));
 }
 
-template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
+template <typename D, statistics KEEP, bool PLAIN, int WIDTH, bool AHEAD>
 cudaError_t stats_over(const colo_logprob_args &p, int64_t rows, cudaStream_t stream)
 {
     const int64_t blocks = (std::max<int64_t>(rows, 1) - 1) / (THREADS / WIDTH) + 1;
@@ -192,7 +192,7 @@ cudaError_t stats_over(const colo_logprob_args &p, int64_t rows, cudaStream_t st
     return cudaGetLastError();
 }
 
-template <typename D, int KEEP, bool PLAIN>
+template <typename D, statistics KEEP, bool PLAIN>
 cudaError_t stats(const colo_logprob_args &p, cudaStream_t stream)
 {
     const int64_t rows = p.hi - p.lo;
@@ -222,7 +222,7 @@ template <typename D> cudaError_t stats_of(const colo_logprob_args &p, cudaStrea
 
 /* The listed columns of a row, one a thread, and the target. A list that is none makes it NaN. */
 template <typename D>
-__device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_args &p, int64_t t,
+__device__ void read_list(row_sums<typename D::real, ALL> &a, const colo_logprob_args &p, int64_t t,
                           int64_t target, const typename D::elem *row)
 {
     using R = typename D::real;
@@ -266,11 +266,11 @@ __global__ void __launch_bounds__(THREADS)
         const typename D::elem *row =
             (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
         const int64_t target = p.targets[t * p.target_stride];
-        part<typename D::real, ALL> a;
+        row_sums<typename D::real, ALL> a;
         begin(a);
         if (target != p.config.ignore_index)
             read_list<D>(a, p, t, target, row);
-        write_row<D, ALL, false>(a, p, whole_span(p), t, target, row, shared);
+        write_row<D, ALL, false>(a, p, rank_span(p), t, target, row, shared);
     }
 }
 

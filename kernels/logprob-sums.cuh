@@ -16,16 +16,16 @@ constexpr int THREADS = 128; /* ten such blocks on a multiprocessor: short rows 
 constexpr int BATCH = 4;     /* vectors in flight a thread */
 constexpr int PARTS = 4;     /* independent sums a thread */
 
-enum { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
+enum statistics { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
 
-template <typename R, int KEEP> struct part {
+template <typename R, statistics KEEP> struct row_sums {
     R top;  /* largest z (plain) or x seen, -inf at first */
     R base; /* what the sums are taken against: x of top, 0 while that is -inf */
     R s[PARTS], u[PARTS], d[PARTS];
     int64_t seen, arg;
 };
 
-template <typename R, int KEEP> __device__ void begin(part<R, KEEP> &a)
+template <typename R, statistics KEEP> __device__ void begin(row_sums<R, KEEP> &a)
 {
     a.top = -CUDART_INF_F;
     a.base = 0;
@@ -37,7 +37,7 @@ template <typename R, int KEEP> __device__ void begin(part<R, KEEP> &a)
 }
 
 /* A larger maximum: the sums so far move to it. */
-template <typename R, int KEEP> __device__ void raise(part<R, KEEP> &a, R top, R factor)
+template <typename R, statistics KEEP> __device__ void raise(row_sums<R, KEEP> &a, R top, R factor)
 {
     R base = factor * top;
     if (base == -CUDART_INF_F)
@@ -57,7 +57,7 @@ template <typename R, int KEEP> __device__ void raise(part<R, KEEP> &a, R top, R
     a.base = base;
 }
 
-template <typename R, int KEEP> __device__ void take(part<R, KEEP> &a, R z, R factor, int k)
+template <typename R, statistics KEEP> __device__ void take(row_sums<R, KEEP> &a, R z, R factor, int k)
 {
     const R d = fma(factor, z, -a.base), e = exp_of(d);
     a.s[k] += e;
@@ -68,8 +68,8 @@ template <typename R, int KEEP> __device__ void take(part<R, KEEP> &a, R z, R fa
 }
 
 /* The first of z[0..n) that is a new maximum. */
-template <typename R, int KEEP>
-__device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t offset, bool *found)
+template <typename R, statistics KEEP>
+__device__ void find(row_sums<R, KEEP> &a, const R *z, int n, R top, int64_t offset, bool *found)
 {
 #pragma unroll
     for (int i = 0; i < n; i++)
@@ -79,9 +79,9 @@ __device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t offset,
         }
 }
 
-/* Whole vectors, B of them, @step elements apart. */
-template <typename D, int KEEP, int B>
-__device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename D::real factor,
+/* B vectors inside the row, @step elements apart. */
+template <typename D, statistics KEEP, int B>
+__device__ void absorb(row_sums<typename D::real, KEEP> &a, const uint4 *v, typename D::real factor,
                        int64_t offset, int64_t step)
 {
     using R = typename D::real;
@@ -114,8 +114,8 @@ __device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename
 }
 
 /* Up to N values of x in registers. */
-template <typename R, int KEEP, int N>
-__device__ void absorb_x(part<R, KEEP> &a, const R *x, int64_t offset, R factor)
+template <typename R, statistics KEEP, int N>
+__device__ void absorb_x(row_sums<R, KEEP> &a, const R *x, int64_t offset, R factor)
 {
     R top = x[0];
 #pragma unroll
@@ -186,15 +186,15 @@ struct span {
     int32_t block;
 };
 
-__device__ span whole_span(const colo_logprob_args &p)
+__device__ span rank_span(const colo_logprob_args &p)
 {
     return {p.config.logits.vocab_start, p.true_columns, p.rank};
 }
 
 /* Combines the threads' parts of row @t and writes them into the block of @here. @row: its first
  * element, not read where @target is the one to ignore. All WIDTH threads. */
-template <typename D, int KEEP, bool PLAIN, int WIDTH = THREADS>
-__device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logprob_args &p,
+template <typename D, statistics KEEP, bool PLAIN, int WIDTH = THREADS>
+__device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p,
                           const span &here, int64_t t, int64_t target, const void *row,
                           shared_sums &shared)
 {

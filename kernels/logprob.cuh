@@ -4,7 +4,7 @@
  *
  * A row begins where the caller put it, so the 16-byte words of a row ("vectors") begin at or before
  * its first element: vector k holds elements [first + k N, first + (k + 1) N), first <= 0. Vectors that
- * are whole are read in one access, the one or two that are not element by element.
+ * are inside the row are read in one access, the one or two that are not element by element.
  *
  * x = factor z, or cap tanh(factor z / cap), both of the args. Everything else uses x - M only, and without softcap
  * that is one fused multiply-add of z, so a large common offset of the logits costs no digits.

@@ -11,12 +11,12 @@
 namespace
 {
 
-struct about {
+struct call_words {
     int64_t v[4];
 };
 
 __global__ void progress(volatile int64_t *words, int32_t nwords, int64_t *count,
-                         volatile int64_t *to, about what)
+                         volatile int64_t *to, call_words what)
 {
     if (to) {
         for (int i = 0; i < 4; i++)
@@ -32,7 +32,7 @@ __global__ void progress(volatile int64_t *words, int32_t nwords, int64_t *count
 extern "C" cudaError_t colo_k_progress(int64_t *words, int32_t nwords, int64_t *count, int64_t *to,
                                        const int64_t *what, cudaStream_t stream)
 {
-    about a = {};
+    call_words a = {};
     for (int i = 0; to && i < 4; i++)
         a.v[i] = what[i];
     progress<<<1, 1, 0, stream>>>(words, nwords, count, to, a);

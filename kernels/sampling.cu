@@ -250,10 +250,10 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const colo_sampling_args 
     const elem *row = row_of<D>(p, t);
     elem *out = (elem *)p.out + t * p.out_stride;
     const double m = largest(p, t);
-    const bool whole = !isfinite(m);
-    const key<D> last = whole ? 0 : (key<D>)p.prefix[t];
-    const int64_t each = whole || !p.weigh ? 1 : max((int64_t)1, mass(p, logit_of<D>(last), m)),
-                  wanted = whole ? columns : p.wanted[t],
+    const bool keeps_all = !isfinite(m);
+    const key<D> last = keeps_all ? 0 : (key<D>)p.prefix[t];
+    const int64_t each = keeps_all || !p.weigh ? 1 : max((int64_t)1, mass(p, logit_of<D>(last), m)),
+                  wanted = keeps_all ? columns : p.wanted[t],
                   quota = wanted > 0 ? (wanted - 1) / each + 1 : 0; /* equal ones, of this rank */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t seen = 0;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const colo_sampling_args 
         for (int i = 0; i < D::N; i++) {
             const key<D> k = key_of(w.e[i]);
             const bool equal = k == last;
-            if (!whole && !(k > last || (equal && before < quota)))
+            if (!keeps_all && !(k > last || (equal && before < quota)))
                 w.e[i] = minus_infinity<D>();
             before += equal;
         }

@@ -17,7 +17,7 @@
 namespace
 {
 
-constexpr int THREADS = 512, EACH = 8, TILE = THREADS * EACH;
+constexpr int THREADS = 512, PER_THREAD = 8, TILE = THREADS * PER_THREAD;
 
 struct shift_task {
     int64_t *dst;
@@ -44,15 +44,15 @@ __global__ void __launch_bounds__(THREADS) shift_kernel(const __grid_constant__ 
         int64_t *to = t.dst + i * t.to[0] + j * t.to[1];
         const int64_t *from = t.src + i * t.from[0] + j * t.from[1];
         for (int64_t base = 0; base < t.length; base += TILE) {
-            int64_t v[EACH];
+            int64_t v[PER_THREAD];
 #pragma unroll
-            for (int u = 0; u < EACH; u++) {
+            for (int u = 0; u < PER_THREAD; u++) {
                 const int64_t k = base + u * THREADS + (int)threadIdx.x;
                 v[u] = k + 1 < t.length ? from[(k + 1) * t.from[2]] : list.last;
             }
             __syncthreads();
 #pragma unroll
-            for (int u = 0; u < EACH; u++) {
+            for (int u = 0; u < PER_THREAD; u++) {
                 const int64_t k = base + u * THREADS + (int)threadIdx.x;
                 if (k < t.length)
                     to[k * t.to[2]] = v[u];

@@ -151,9 +151,9 @@ __global__ void merge_kernel(const __grid_constant__ colo_topk_args p)
             } else if (is_legal(p, id)) {
                 double z = CUDART_NAN; /* on no rank: the shards do not tile the vocabulary */
                 for (int32_t r = 0; r < p.base.ranks; r++) {
-                    const colo_logprob_header_t *head =
+                    const colo_logprob_header_t *header =
                         (const colo_logprob_header_t *)block_of(p, r);
-                    const int64_t start = head->start, columns = head->columns;
+                    const int64_t start = header->start, columns = header->columns;
                     if (id >= start && id - start < columns)
                         z = candidate(p, r, t * p.k + i);
                 }

@@ -215,7 +215,7 @@ template <typename D> __device__ uint4 part_of_vector(const void *row, int64_t j
 
 /* One vector into the sums, x made of each z; its largest key. */
 template <typename D>
-__device__ typename D::real absorb_vector(part<typename D::real, SUM> &a,
+__device__ typename D::real absorb_vector(row_sums<typename D::real, SUM> &a,
                                           const colo_logprob_args &p, const uint4 &v, int64_t j)
 {
     using R = typename D::real;
@@ -233,7 +233,7 @@ __device__ typename D::real absorb_vector(part<typename D::real, SUM> &a,
 
 /* The row's sums into @a; candidates are all vectors that may hold one of the k largest. */
 template <typename D, bool PLAIN>
-__device__ void read_row(part<typename D::real, SUM> &a, candidates<typename code<D>::type> &h,
+__device__ void read_row(row_sums<typename D::real, SUM> &a, candidates<typename code<D>::type> &h,
                          const colo_logprob_args &p, const void *row, int64_t first,
                          unsigned vectors, int k)
 {
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
         const int64_t target = s.targets[t * s.target_stride], first = first_vector<D>(row),
                       columns = target == s.config.ignore_index ? 0 : s.true_columns;
         const unsigned vectors = columns > 0 ? (unsigned)((columns - first - 1) / D::N + 1) : 0;
-        part<R, SUM> a;
+        row_sums<R, SUM> a;
         begin(a);
         if (threadIdx.x == 0) {
             h.bar = h.top = 0;
@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
         }
         __syncthreads();
         read_row<D, PLAIN>(a, h, s, row, first, vectors, k);
-        write_row<D, SUM, PLAIN>(a, s, whole_span(s), t, target, row, shared);
+        write_row<D, SUM, PLAIN>(a, s, rank_span(s), t, target, row, shared);
         open_vectors<D>(h, s, row, first);
         select(h, k, (unsigned)columns);
         const int n = h.count;

@@ -69,7 +69,7 @@ static cudaError_t current_device(colo_queries_t *queries)
 /* NULL is on no device: the kernels do not read what may be NULL. */
 colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, const char *what)
 {
-    enum { MOST = sizeof queries->seen / sizeof *queries->seen };
+    enum { MAX_SEEN = sizeof queries->seen / sizeof *queries->seen };
     struct cudaPointerAttributes attributes;
     if (!pointer)
         return COLO_OK;
@@ -86,7 +86,7 @@ colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, co
     COLO_FAIL_IF(attributes.type == cudaMemoryTypeDevice && attributes.device != queries->device,
                  COLO_ERR_ARG, "%s: %p is memory of device %d, the current device is %d", what,
                  pointer, attributes.device, (int)queries->device);
-    if (queries->n < MOST)
+    if (queries->n < MAX_SEEN)
         queries->seen[queries->n++] = pointer;
     return COLO_OK;
 }

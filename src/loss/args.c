@@ -86,7 +86,7 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dt
                                    config->local_smoothing << 4);
 }
 
-/* Of a support in host memory, and of its tokens that are not ignored. */
+/* A support in host memory is hashed in order, without the tokens that are ignored. */
 static uint64_t hash_support(const struct colo_logprob_args *args, uint64_t hash)
 {
     const struct colo_support_lists *lists = &args->support;

@@ -54,8 +54,8 @@ typedef struct colo_logprob_header {
     int64_t unused;
 } colo_logprob_header_t;
 static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds must agree");
-/* Of ranks that want the same? In host memory others are an error; on a device the host does not
- * look, and the merge gives NaN. */
+/* Do the ranks of both headers want the same? In host memory others are an error; on a device the
+ * host does not look, and the merge gives NaN. */
 #ifdef __CUDACC__
 __host__ __device__
 #endif

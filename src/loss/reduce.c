@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct part { /* two words */
+struct local_sum { /* two words */
     double num;
     int64_t den;
 };
@@ -40,7 +40,8 @@ static colo_status_t check(const void *values, colo_dtype_t dtype, int64_t count
 
 /* The values of a group of GPUs are in device memory; the host waits for their sum. */
 static colo_status_t sum_local(const void *values, colo_dtype_t dtype, const uint8_t *mask,
-                               int64_t count, bool on_gpu, struct part *p, colo_stream_t stream)
+                               int64_t count, bool on_gpu, struct local_sum *p,
+                               colo_stream_t stream)
 {
     const colo_ops_t *ops;
     COLO_TRY(colo_ops_for(on_gpu ? COLO_CUDA : COLO_HOST, &ops));
@@ -54,7 +55,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
     COLO_RANGE();
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "reduce: group is NULL, expected the dp x cp group");
     const int32_t ranks = colo_comm_size(group);
-    struct part few[ON_STACK], *all = few;
+    struct local_sum few[ON_STACK], *all = few;
     COLO_AUTOFREE void *many = NULL;
     colo_status_t st = check(values, dtype, count, out);
     if (st == COLO_OK && ranks > ON_STACK) {
@@ -62,7 +63,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
         if (!many)
             st = colo_fail(COLO_ERR_NOMEM, "reduce: %zu bytes", (size_t)ranks * sizeof *all);
     }
-    struct part mine = {0, 0}, sum = {0, 0};
+    struct local_sum mine = {0, 0}, sum = {0, 0};
     const bool on_gpu = colo_comm_i_mem(group) == COLO_CUDA;
     COLO_THEN(st, sum_local(values, dtype, mask, count, on_gpu, &mine, stream));
     COLO_TRY(colo_loss_i_ready(group, "loss reduce", st));

@@ -20,8 +20,8 @@
 #include <math.h>
 #include <string.h>
 
-enum { SEGMENTS = 64, SEGMENT_GRAIN = 16 };
-#define SEGMENT_MOST (INT64_C(1) << 40)
+enum { MAX_SEGMENTS = 64, SEGMENT_GRAIN = 16 };
+#define MAX_SEGMENT (INT64_C(1) << 40)
 
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own)
 {
@@ -60,15 +60,15 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
                  "logprob: z_loss is %g, expected finite and >= 0", c->z_loss);
     COLO_FAIL_IF(c->chunk_size < 0, COLO_ERR_ARG,
                  "logprob: chunk_size is %" PRId64 ", expected >= 0 (0 = chosen)", c->chunk_size);
-    COLO_FAIL_IF(c->segment < 0 || c->segment > SEGMENT_MOST || c->segment % SEGMENT_GRAIN ||
-                     (c->segment > 0 && (c->logits.vocab - 1) / c->segment >= SEGMENTS),
+    COLO_FAIL_IF(c->segment < 0 || c->segment > MAX_SEGMENT || c->segment % SEGMENT_GRAIN ||
+                     (c->segment > 0 && (c->logits.vocab - 1) / c->segment >= MAX_SEGMENTS),
                  COLO_ERR_ARG,
                  "logprob: segment is %" PRId64
                  ", expected 0 (off) or a multiple of %d of at least %" PRId64
                  ", for a vocabulary of %" PRId64 " has %d segments at most",
                  c->segment, SEGMENT_GRAIN,
-                 ((c->logits.vocab - 1) / (SEGMENTS * SEGMENT_GRAIN) + 1) * SEGMENT_GRAIN,
-                 c->logits.vocab, SEGMENTS);
+                 ((c->logits.vocab - 1) / (MAX_SEGMENTS * SEGMENT_GRAIN) + 1) * SEGMENT_GRAIN,
+                 c->logits.vocab, MAX_SEGMENTS);
     COLO_FAIL_IF(c->segment > 0 && c->local_smoothing, COLO_ERR_ARG,
                  "logprob: local_smoothing with segment %" PRId64
                  ": it depends on the number of ranks; switch one off",
@@ -290,12 +290,12 @@ static colo_status_t check_tiling(const struct colo_logprob_args *args)
                      (int)(args->ranks / args->segments), offset, vocab);
         offset = end;
     }
-    bool whole = header_of(args, 0)->columns == vocab;
+    bool has_all_columns = header_of(args, 0)->columns == vocab;
     for (int32_t rank = 0; rank < args->ranks; rank++) {
         total += header_of(args, rank)->columns;
-        whole = whole && header_of(args, rank)->columns == vocab;
+        has_all_columns = has_all_columns && header_of(args, rank)->columns == vocab;
     }
-    COLO_FAIL_IF(whole && total != vocab, COLO_ERR_MISMATCH,
+    COLO_FAIL_IF(has_all_columns && total != vocab, COLO_ERR_MISMATCH,
                  "logprob: each of %d ranks holds all %" PRId64 " columns; " ALONE,
                  (int)(args->ranks / args->segments), vocab);
     COLO_FAIL_IF(total != vocab, COLO_ERR_MISMATCH,

@@ -74,8 +74,8 @@ static bool works(const colo_cblas_t *lib)
 /* OpenBLAS makes a thread for each processor when it is loaded, and maps memory for each thread
  * that multiplies. Where it gets none, it tries again without end, or raises SIGINT. So it is not
  * called before as much was had for a moment. */
-enum { PROCESSORS_MOST = 256 };
-static const size_t EACH = (size_t)64 << 20;
+enum { MAX_PROCESSORS = 256 };
+static const size_t THREAD_BYTES = (size_t)64 << 20;
 
 static void *wait_for_all(void *gate)
 {
@@ -87,7 +87,7 @@ static void *wait_for_all(void *gate)
 static int try_threads(int n)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    pthread_t thread[PROCESSORS_MOST];
+    pthread_t thread[MAX_PROCESSORS];
     int made = 0, error = 0;
     pthread_mutex_lock(&gate);
     while (made < n && (error = pthread_create(&thread[made], NULL, wait_for_all, &gate)) == 0)
@@ -98,13 +98,13 @@ static int try_threads(int n)
     return error;
 }
 
-/* Of a thread for each processor. */
+/* Is there room for a thread on each processor? */
 static colo_status_t check_room(const char *name)
 {
     cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : PROCESSORS_MOST;
-    n = n < PROCESSORS_MOST ? n : PROCESSORS_MOST;
-    const size_t bytes = EACH * (size_t)(n + 1);
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : MAX_PROCESSORS;
+    n = n < MAX_PROCESSORS ? n : MAX_PROCESSORS;
+    const size_t bytes = THREAD_BYTES * (size_t)(n + 1);
     void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const int error = room == MAP_FAILED ? errno : try_threads(n);
     if (room != MAP_FAILED)

@@ -104,7 +104,8 @@ static __attribute__((noinline)) int64_t mass(const struct colo_sampling_args *a
     return units > 0 ? (int64_t)units : 0; /* NaN, of another rank's row, is 0, too */
 }
 
-/* Of keys: compilers put several into a register, but no comparisons that have to see a NaN. */
+/* Keys are compared: compilers put several into a register, but no comparisons that have to see a
+ * NaN. */
 COLO_INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_args *args,
                             const void *row, double *m)
 {

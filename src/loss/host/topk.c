@@ -8,7 +8,7 @@
  * ids compared outright, for ranks need not hold the vocabulary in order.
  *
  * Backward's picked columns are written after the grad kernel, from x - M as it was kept: in place
- * the logits are gone by then. Of an id that occurs twice in a row the first writes the sum of
+ * the logits are gone by then. If an id occurs twice in a row, the first one writes the sum of
  * both.
  */
 #include "loss/topk-args.h"

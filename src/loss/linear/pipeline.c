@@ -46,7 +46,7 @@ static int64_t chunk_of(const struct colo_linear_call *call, int64_t unit)
     return unit / call->size.blocks;
 }
 
-/* Of a unit of mode early its part of the saved d_logits. */
+/* The part of the saved d_logits that a unit of mode early has. */
 static int64_t part_of(const struct colo_linear_call *call, int64_t unit)
 {
     return call->size.segment ? 0 : unit % call->size.blocks;

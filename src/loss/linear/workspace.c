@@ -39,10 +39,10 @@
 #include <inttypes.h>
 
 enum {
-    LEAST = 2048,
-    FORWARD_LEAST = 1024,
+    MIN_ROWS = 2048,
+    FORWARD_MIN_ROWS = 1024,
     EARLY_BYTES = 2048, /* of a column of a chunk, at least */
-    GRAIN = 128,
+    ROW_GRAIN = 128,
     ALIGN = 256,
     ROW_BYTES = 128,
     TILE = 64,
@@ -82,7 +82,7 @@ static int64_t budget_of(const colo_linear_logprob_t *linear, bool loss)
 }
 
 /* Rows of forward of mode early, and of the loss pass. */
-static int64_t early_least(const colo_linear_logprob_t *linear)
+static int64_t early_min_rows(const colo_linear_logprob_t *linear)
 {
     return EARLY_BYTES / elem_of(linear->config.logits_dtype);
 }
@@ -93,33 +93,34 @@ static int64_t even(int64_t rows, int64_t chunk)
     if (rows > chunk) {
         int64_t chunks = rows / chunk + (rows % chunk > 0);
         chunk = rows / chunks + (rows % chunks > 0);
-        chunk = (chunk + GRAIN - 1) / GRAIN * GRAIN;
+        chunk = (chunk + ROW_GRAIN - 1) / ROW_GRAIN * ROW_GRAIN;
     }
     return chunk < rows ? chunk : rows > 0 ? rows : 0;
 }
 
-static int64_t chunk_of(const colo_linear_logprob_t *linear, int64_t rows, int64_t least, bool loss)
+static int64_t chunk_of(const colo_linear_logprob_t *linear, int64_t rows, int64_t min_rows,
+                        bool loss)
 {
     int64_t chunk = linear->config.logprob.chunk_size;
     if (chunk > 0)
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
     chunk = budget_of(linear, loss) / (loss ? 4 : 2) / row_bytes(linear);
     /* products of other numbers of rows are slower */
-    if ((loss || linear->config.mode == COLO_LINEAR_EARLY) && least == early_least(linear) &&
-        chunk > least)
-        chunk -= chunk % least;
-    return even(rows, chunk < least ? least : chunk);
+    if ((loss || linear->config.mode == COLO_LINEAR_EARLY) && min_rows == early_min_rows(linear) &&
+        chunk > min_rows)
+        chunk -= chunk % min_rows;
+    return even(rows, chunk < min_rows ? min_rows : chunk);
 }
 
 static int64_t loss_chunk(const colo_linear_logprob_t *linear, int64_t rows)
 {
-    return linear->config.logprob.segment == 0 ? chunk_of(linear, rows, early_least(linear), true)
-           : rows < LEAST                      ? rows
-                                               : LEAST;
+    if (linear->config.logprob.segment == 0)
+        return chunk_of(linear, rows, early_min_rows(linear), true);
+    return rows < MIN_ROWS ? rows : MIN_ROWS;
 }
 
-/* Chunks of the loss pass whose gradients lie one behind the other: at least LEAST rows, of about
- * one size. */
+/* Chunks of the loss pass whose gradients lie one behind the other: at least MIN_ROWS rows, of
+ * about one size. */
 static int64_t joined_of(const colo_linear_logprob_t *linear, const struct colo_linear_size *size)
 {
     if (linear->config.logprob.chunk_size > 0 || size->segment > 0 || size->chunks == 1)
@@ -127,7 +128,7 @@ static int64_t joined_of(const colo_linear_logprob_t *linear, const struct colo_
     const int64_t z = row_bytes(linear),
                   d = z / elem_of(linear->config.logits_dtype) * elem_of(linear->dtype),
                   left = budget_of(linear, true) - (size->in_place ? 0 : 2 * size->chunk * z),
-                  rows = left / d > LEAST ? left / d : LEAST;
+                  rows = left / d > MIN_ROWS ? left / d : MIN_ROWS;
     const int64_t times = (size->chunks - 1) / (rows > size->chunk ? rows / size->chunk : 1) + 1;
     return (size->chunks - 1) / times + 1;
 }
@@ -143,7 +144,7 @@ static int64_t rows_of_blocks(const colo_linear_logprob_t *linear, int64_t rows)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
     const int64_t z = elem_of(config->logits_dtype), elem = elem_of(linear->dtype);
-    int64_t chunk = chunk_of(linear, rows, FORWARD_LEAST, false), area, bytes;
+    int64_t chunk = chunk_of(linear, rows, FORWARD_MIN_ROWS, false), area, bytes;
     if (config->logprob.segment > 0)
         return rows < FIXED ? rows : FIXED;
     if (linear->columns <= WIDTH)
@@ -238,9 +239,11 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linea
     size->in_place = size->keeps ? config->keep_in_place
                                  : config->logits_dtype == linear->dtype && !size->shared;
     const bool stays = size->keeps || (size->early && size->in_place);
-    const int64_t least = stays ? LEAST : size->early ? early_least(linear) : FORWARD_LEAST;
+    const int64_t min_rows = stays         ? MIN_ROWS
+                             : size->early ? early_min_rows(linear)
+                                           : FORWARD_MIN_ROWS;
     size->chunk = loss                            ? loss_chunk(linear, size->rows)
-                  : !back                         ? chunk_of(linear, size->rows, least, false)
+                  : !back                         ? chunk_of(linear, size->rows, min_rows, false)
                   : size->early && !size->segment ? size->rows
                                                   : rows_of_blocks(linear, size->rows);
     size->chunks = size->rows > 0 ? size->rows / size->chunk + (size->rows % size->chunk > 0) : 1;
@@ -266,11 +269,11 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linea
     if (size->early && back && !size->segment)
         size->blocks = size->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
-    bool whole = !size->piecewise && colo_comm_size(linear->group) > 1;
-    COLO_FAIL_IF(!colo_logprob_i_block_layout(&config->logprob, config->logits_dtype,
-                                              whole ? size->rows : size->chunk, &size->block),
-                 COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes",
-                 size->rows);
+    bool gathers_once = !size->piecewise && colo_comm_size(linear->group) > 1;
+    COLO_FAIL_IF(
+        !colo_logprob_i_block_layout(&config->logprob, config->logits_dtype,
+                                     gathers_once ? size->rows : size->chunk, &size->block),
+        COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes", size->rows);
     return COLO_OK;
 }
 
