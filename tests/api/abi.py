@@ -54,10 +54,15 @@ def stubs(text, folder, name, compiler):
     return library
 
 
+def grows(text):
+    """Names of sized structs that may get members at their end: no other struct has members behind one."""
+    return [name for name, _ in SIZED.findall(text) if not re.search(r'\n    %s \w+;\s*\n(?!\})' % name, text)]
+
+
 def shortened(old, new):
     """@new, in which each sized struct that begins as in @old is that of @old; and a C text that does not compile if
     a member is new that lies in what was padding of the old one: old programs have left anything there."""
-    before, checks = dict(SIZED.findall(old)), []
+    before, checks = {name: members for name, members in SIZED.findall(old) if name in grows(old)}, []
 
     def shorten(found):
         name, members = found.groups()
@@ -86,6 +91,7 @@ def planted(folder, compiler):
     """Each change to the headers, and whether it breaks programs."""
     text = flat()
     config = re.search(r'typedef struct colo_plan_config_t \{.*?\}', text, re.S)[0]
+    inner = re.search(r'typedef struct colo_logprob_config_t \{.*?\}', text, re.S)[0]
     fixed = re.search(r'typedef struct colo_tensor_t \{.*?\}', text, re.S)[0]
     wrong = 0
     for name, breaks, before, after in (
@@ -101,6 +107,7 @@ def planted(folder, compiler):
              config[:-1].replace('size_t struct_size;', 'size_t struct_size; int64_t more;') + '    int64_t most;\n}'),
             ('one at the end and another type before', True, config, config[:-1].replace('bool no_grad', 'int64_t no_grad')
              + '    int64_t more;\n}'),
+            ('a member at the end of one inside of another', True, inner, inner[:-1] + '    int64_t more;\n}'),
             ('one in padding at its end', True, config, config[:-1] + '    bool more;\n}'),
             ('a member at the end of a fixed struct', True, fixed, fixed[:-1] + '    int64_t more;\n}'),
             ('a new enumerator', False, 'COLO_ERR_UNBUILT = -10,', 'COLO_ERR_UNBUILT = -10, COLO_ERR_NEW = -99,'),
@@ -131,4 +138,5 @@ def main(args):
         return 1 if found else 0
 
 
-sys.exit(main(sys.argv[1:]))
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

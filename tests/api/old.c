@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * old.c - a program that gives each sized struct to the library, for old.py: compiled with other
+ * headers than the library. One line for each: the struct, the status, and what came of it.
+ */
+#include <colobridge.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char text[300]; /* what came of it */
+static colo_comm_t *world;
+static colo_layout_t layout[2];
+static colo_plan_t *plan;
+static colo_topology_t *topology;
+
+#define TRY(call)                       \
+    do {                                \
+        const colo_status_t st_ = call; \
+        if (st_ < 0)                    \
+            return st_;                 \
+    } while (0)
+
+/* A struct for the library to write, and bytes that it must leave alone. */
+#define OUTPUT(type, name, init)  \
+    struct {                      \
+        type it;                  \
+        unsigned char behind[64]; \
+    } name = {.it = {init}};      \
+    memset(name.behind, 0xa5, sizeof name.behind)
+#define LEFT_ALONE(name) left_alone(name.behind)
+static colo_status_t left_alone(const unsigned char behind[64])
+{
+    for (int i = 0; i < 64; i++)
+        if (behind[i] != 0xa5)
+            exit(3);
+    return COLO_OK;
+}
+
+#define SAY(...) (void)snprintf(text, sizeof text, __VA_ARGS__)
+
+/* ---- structs that the library reads ---- */
+
+/* Plan and topology are needed below in any case: without its last member, each struct is one that
+ * the other library knows. */
+static colo_status_t use_plan_config(void)
+{
+    colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT, .src = &layout[0], .dst = &layout[1],
+                                 .shape = {2, 4, 3, 0}};
+    const colo_status_t st = colo_plan_create(&plan, &config, 0);
+    config.struct_size -= sizeof(int64_t);
+    if (st < 0)
+        (void)colo_plan_create(&plan, &config, 0);
+    SAY("%" PRId64 " addends", colo_plan_addends(plan));
+    return st;
+}
+
+static colo_status_t alone(void *user, const void *send, void *recv, size_t bytes)
+{
+    memcpy(recv, send, bytes);
+    return COLO_OK;
+}
+
+static colo_status_t use_bootstrap(void)
+{
+    const colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT, .rank = 0, .size = 1,
+                                        .all_gather = alone};
+    colo_comm_t *comm = NULL;
+    TRY(colo_comm_create_bootstrap(&bootstrap, &comm));
+    SAY("%d rank", (int)colo_comm_size(comm));
+    colo_comm_destroy(&comm);
+    return COLO_OK;
+}
+
+static colo_status_t use_bridge_config(void)
+{
+    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &layout[0],
+                                         .dst = &layout[1], .shape = {1, 2, 2, 0}};
+    colo_bridge_t *bridge = NULL;
+    float x[4] = {1, 2, 3, 4}, y[4] = {0};
+    colo_tensor_t in = colo_tensor_host(x, COLO_F32, 3, (int64_t[]){1, 2, 2}), out = in;
+    out.data = y;
+    TRY(colo_bridge_create(&bridge, &config, world));
+    TRY(colo_bridge_forward(bridge, &in, &out, NULL));
+    SAY("y %g %g", y[0], y[3]);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static const int64_t three[1] = {3}, zero[1] = {0};
+
+static colo_status_t use_segments(void)
+{
+    const colo_segments_t segments = {COLO_SEGMENTS_INIT, .count = 1,       .rows = three,
+                                      .src_dp = zero,     .seq = zero,      .pos = zero,
+                                      .nseqs = 1,         .seq_len = three, .seq_dp = zero};
+    TRY(colo_segments_check(&segments, &layout[0], &layout[1]));
+    SAY("hash %" PRIx64, colo_segments_hash(&segments));
+    return COLO_OK;
+}
+
+static colo_status_t use_packing(void)
+{
+    const colo_packing_t packing = {COLO_PACKING_INIT, .nseqs = 1, .seq_len = three};
+    int64_t rows = 0;
+    TRY(colo_packing_rows(&packing, &layout[1], 0, &rows));
+    SAY("%" PRId64 " rows", rows);
+    return COLO_OK;
+}
+
+static colo_status_t use_partition(void)
+{
+    const colo_partition_t part = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = 1, .tp = 1,
+                                   .positions = 8};
+    TRY(colo_partition_check(&part));
+    SAY("first %" PRId64, colo_partition_index(&part, 0));
+    return COLO_OK;
+}
+
+static colo_status_t use_sequence(void)
+{
+    const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 5};
+    return colo_sequence_check(&sequence);
+}
+
+static colo_status_t use_logprob_config(void)
+{
+    return colo_logprob_config_check(
+        &(colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 8});
+}
+
+static colo_status_t use_topk_config(void)
+{
+    return colo_topk_config_check(
+        &(colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .logits.vocab = 8, .k = 2});
+}
+
+static colo_status_t use_sampling_config(void)
+{
+    return colo_sampling_config_check(
+        &(colo_sampling_config_t){COLO_SAMPLING_CONFIG_INIT, .logits.vocab = 8, .top_k = 2});
+}
+
+static colo_status_t use_distill_config(void)
+{
+    return colo_distill_config_check(
+        &(colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .logits.vocab = 8});
+}
+
+static colo_status_t use_lm_head_config(void)
+{
+    const colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = 4,
+                                          .gemm = COLO_GEMM_LOOPS};
+    colo_lm_head_t *head = NULL;
+    TRY(colo_lm_head_create(&head, &config, NULL));
+    SAY("gemm %d", (int)colo_lm_head_config(head)->gemm);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
+static colo_status_t use_linear_logprob_config(void)
+{
+    const colo_lm_head_config_t head_config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = 4,
+                                               .gemm = COLO_GEMM_LOOPS};
+    const colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
+                                                 .logprob.logits.vocab = 8};
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    TRY(colo_lm_head_create(&head, &head_config, NULL));
+    TRY(colo_linear_logprob_create(&linear, &config, head, world));
+    colo_linear_logprob_destroy(&linear);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
+static colo_status_t twice(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
+                           int32_t nin, void *state)
+{
+    *(float *)d_in->data = 2 * *(const float *)d_out->data;
+    return COLO_OK;
+}
+
+static colo_status_t use_tape_record(void)
+{
+    colo_tape_t *tape = NULL;
+    colo_value_t leaf, value;
+    float x = 1, d_x = 0, y = 2;
+    const int64_t one[1] = {1};
+    const colo_tensor_t in = colo_tensor_host(&x, COLO_F32, 1, one),
+                        d_in = colo_tensor_host(&d_x, COLO_F32, 1, one),
+                        out = colo_tensor_host(&y, COLO_F32, 1, one);
+    TRY(colo_tape_create(&tape));
+    TRY(colo_tape_leaf(tape, &in, &d_in, &leaf));
+    const colo_tape_record_t record = {
+        COLO_TAPE_RECORD_INIT, .name = "twice", .in = &leaf,          .nin = 1,
+        .out = &out,           .nout = 1,       .out_values = &value, .backward = twice};
+    TRY(colo_tape_record(tape, &record));
+    TRY(colo_tape_backward(tape, value, NULL));
+    SAY("d_x %g", d_x);
+    colo_tape_destroy(&tape);
+    return COLO_OK;
+}
+
+static colo_status_t use_topology_config(void)
+{
+    colo_topology_config_t config = {COLO_TOPOLOGY_CONFIG_INIT, .topology = "package:2 core:4 pu:1",
+                                     .world = 4, .bind = COLO_BIND_SCATTER};
+    const colo_status_t st = colo_topology_create(&topology, &config);
+    config.struct_size -= sizeof(int64_t);
+    if (st == COLO_ERR_ARG)
+        (void)colo_topology_create(&topology, &config);
+    return st;
+}
+
+/* ---- structs that the library writes ---- */
+
+static colo_status_t use_comm_stats(void)
+{
+    OUTPUT(colo_comm_stats_t, stats, COLO_COMM_STATS_INIT);
+    TRY(colo_comm_barrier(world, NULL));
+    TRY(colo_comm_stats(world, &stats.it));
+    SAY("%d barriers", (int)stats.it.ops[COLO_OP_BARRIER][COLO_CATEGORY_USER]);
+    return LEFT_ALONE(stats);
+}
+
+static colo_status_t use_plan_bytes(void)
+{
+    OUTPUT(colo_plan_bytes_t, bytes, COLO_PLAN_BYTES_INIT);
+    TRY(colo_plan_bytes(plan, COLO_FORWARD, &bytes.it));
+    SAY("%" PRId64 " local", bytes.it.local);
+    return LEFT_ALONE(bytes);
+}
+
+static colo_status_t use_plan_node_bytes(void)
+{
+    OUTPUT(colo_plan_node_bytes_t, bytes, COLO_PLAN_NODE_BYTES_INIT);
+    TRY(colo_plan_node_bytes(plan, COLO_FORWARD, &bytes.it));
+    SAY("%" PRId64 " in", bytes.it.in);
+    return LEFT_ALONE(bytes);
+}
+
+static colo_status_t use_topology_machine(void)
+{
+    OUTPUT(colo_topology_machine_t, machine, COLO_TOPOLOGY_MACHINE_INIT);
+    TRY(colo_topology_machine(topology, &machine.it));
+    SAY("%s: %d cores", machine.it.source, (int)machine.it.cores);
+    return LEFT_ALONE(machine);
+}
+
+static colo_status_t use_topology_spot(void)
+{
+    OUTPUT(colo_topology_spot_t, spot, COLO_TOPOLOGY_SPOT_INIT);
+    TRY(colo_topology_spot(topology, 1, &spot.it));
+    SAY("package %d", (int)spot.it.package);
+    return LEFT_ALONE(spot);
+}
+
+static colo_status_t use_topology_cut(void)
+{
+    OUTPUT(colo_topology_cut_t, cut, COLO_TOPOLOGY_CUT_INIT);
+    colo_grid_t grid;
+    TRY(colo_grid_parse(&grid, "tp=4", 4));
+    TRY(colo_topology_cut(topology, &grid, "tp", &cut.it));
+    SAY("%" PRId64 " across packages", cut.it.package);
+    return LEFT_ALONE(cut);
+}
+
+static colo_status_t use_topology_traffic(void)
+{
+    OUTPUT(colo_topology_traffic_t, traffic, COLO_TOPOLOGY_TRAFFIC_INIT);
+    TRY(colo_topology_traffic(topology, plan, COLO_FORWARD, &traffic.it));
+    SAY("%" PRId64 " bytes", traffic.it.total);
+    return LEFT_ALONE(traffic);
+}
+
+#define USE(name)         \
+    {                     \
+#name, use_##name \
+    }
+static const struct {
+    const char *name;
+    colo_status_t (*use)(void);
+} all[] = {
+    USE(plan_config),
+    USE(bootstrap),
+    USE(bridge_config),
+    USE(segments),
+    USE(packing),
+    USE(partition),
+    USE(sequence),
+    USE(logprob_config),
+    USE(topk_config),
+    USE(sampling_config),
+    USE(distill_config),
+    USE(lm_head_config),
+    USE(linear_logprob_config),
+    USE(tape_record),
+    USE(topology_config),
+    USE(comm_stats),
+    USE(plan_bytes),
+    USE(plan_node_bytes),
+    USE(topology_machine),
+    USE(topology_spot),
+    USE(topology_cut),
+    USE(topology_traffic),
+};
+
+int main(void)
+{
+    colo_grid_t grid;
+    if (colo_comm_create_self(&world) < 0 || colo_grid_parse(&grid, "dp=1", 1) < 0 ||
+        colo_layout_init_src(&layout[0], &grid) < 0 || colo_layout_init_dst(&layout[1], &grid) < 0)
+        return 2;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        text[0] = '\0';
+        const colo_status_t st = all[i].use();
+        printf("%s: %s: %s\n", all[i].name, colo_status_name(st),
+               st < 0 ? colo_last_error() : text);
+    }
+    return 0;
+}
