@@ -16,7 +16,8 @@
 extern "C" {
 #endif
 
-/** How ranks that share nothing yet find each other. A value; borrowed while it is used. */
+/** How ranks that share nothing yet find each other. A value; borrowed while it is used. Members from
+ * user on have defaults: NULL. */
 typedef struct colo_bootstrap_t {
     size_t struct_size;
     int32_t rank, size;
@@ -25,9 +26,10 @@ typedef struct colo_bootstrap_t {
      * an error message. It keeps its own deadline. */
     colo_status_t (*all_gather)(void *user, const void *send, void *recv, size_t bytes);
     void *user;
+    const colo_comm_config_t *config; /* of the world; borrowed for the call; NULL: defaults */
 } colo_bootstrap_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_BOOTSTRAP_INIT sizeof(colo_bootstrap_t), 0, 0, nullptr, nullptr
+#define COLO_BOOTSTRAP_INIT sizeof(colo_bootstrap_t), 0, 0, nullptr, nullptr, nullptr
 #else
 #define COLO_BOOTSTRAP_INIT .struct_size = sizeof(colo_bootstrap_t)
 #endif

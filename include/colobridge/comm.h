@@ -35,8 +35,30 @@ typedef enum colo_redop_t { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX pr
 typedef enum colo_transport_t {
     COLO_TRANSPORT_AUTO = 0, /* the memory of each call decides (memory.h) */
     COLO_TRANSPORT_NCCL = 1, /* staged */
-    COLO_TRANSPORT_PEER = 2  /* straight into memory that peers reach, or an error */
+    COLO_TRANSPORT_PEER = 2, /* straight into memory that peers reach, or an error */
+    COLO_TRANSPORT_UCX = 3   /* of a bootstrap's config alone: processes use UCX, as COLO_TRANSPORT
+                                says; to bridges AUTO */
 } colo_transport_t;
+
+/**
+ * What a program says of its communicators, the same on all ranks but for flight_recorder: a member
+ * of colo_bootstrap_t, or the argument of colo_comm_configure(). An environment variable that is
+ * set overrides its member. Members from check on have defaults: 1, COLO_TRANSPORT_AUTO, NULL.
+ */
+typedef struct colo_comm_config_t {
+    size_t struct_size;
+    int64_t timeout_ms;         /* COLO_TIMEOUT_MS: deadline of waits; 0: 600,000 */
+    int32_t check;              /* COLO_CHECK: 0..2 */
+    colo_transport_t transport; /* COLO_TRANSPORT; a bridge's own, unless AUTO, goes before it */
+    /* COLO_FLIGHT_RECORDER: the prefix of colo_comm_flight_record(), at most 1023 bytes, copied;
+     * NULL: no file after a failure */
+    const char *flight_recorder;
+} colo_comm_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_COMM_CONFIG_INIT sizeof(colo_comm_config_t), 0, 1, COLO_TRANSPORT_AUTO, nullptr
+#else
+#define COLO_COMM_CONFIG_INIT .struct_size = sizeof(colo_comm_config_t), .check = 1
+#endif
 
 /** The category that the statistics count an operation in. */
 typedef enum colo_category_t {
@@ -172,6 +194,20 @@ COLO_API colo_status_t colo_comm_part(colo_comm_t *comm, const int64_t *world_ra
  */
 COLO_API void colo_comm_destroy(colo_comm_t **comm);
 
+/**
+ * colo_comm_configure() - what holds for this comm from now on, where the environment says nothing;
+ * local. Its parts have it, too, and comms made from this one later inherit it
+ * @config:  borrowed for the call
+ * Errors:   COLO_ERR_ARG, naming the member, its value and its range; nothing has changed then
+ */
+COLO_API colo_status_t colo_comm_configure(colo_comm_t *comm, const colo_comm_config_t *config);
+/**
+ * colo_comm_config() - what is in force for this comm; local
+ * @config:  out; the comm, or the environment, owns flight_recorder
+ * Errors:   COLO_ERR_ARG
+ */
+COLO_API colo_status_t colo_comm_config(const colo_comm_t *comm, colo_comm_config_t *config);
+
 /* ---- getters ---- */
 
 /** colo_comm_rank() - this rank's number in the comm, 0 .. size - 1; -1 if @comm is NULL. Local */
@@ -203,11 +239,11 @@ COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
 COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
 /** colo_comm_name() - the name set by colo_comm_set_name(), else "". The comm owns the string */
 COLO_API const char *colo_comm_name(const colo_comm_t *comm);
-/** colo_comm_set_timeout() - the deadline of waits in milliseconds, > 0; local. Its parts have
- * it, too, and comms made from this one later inherit it. Errors: COLO_ERR_ARG */
+/** colo_comm_set_timeout() - the deadline of waits in milliseconds, > 0, whatever the environment
+ * says; local. Its parts have it, too, and comms made from this one later inherit it. Errors: COLO_ERR_ARG */
 COLO_API colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms);
-/** colo_comm_set_check() - the COLO_CHECK level 0..2 of this comm, the same on all ranks; local.
- *  Its parts have it, too, and comms made from this one later inherit it. Errors: COLO_ERR_ARG */
+/** colo_comm_set_check() - the COLO_CHECK level 0..2 of this comm, the same on all ranks, whatever
+ *  the environment says; local. Its parts have it, too, and comms made from this one later inherit it. Errors: COLO_ERR_ARG */
 COLO_API colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level);
 /** colo_comm_check_level() - the COLO_CHECK level in force for this comm, 0..2; 0 if @comm is NULL
  */

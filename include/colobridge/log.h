@@ -35,11 +35,13 @@ typedef void (*colo_log_fn)(colo_log_level_t level, const char *line, void *user
  */
 COLO_API void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level);
 
-/** An environment variable that the library reads. Strings are static. */
+/** An environment variable that the library reads. Strings are static. It may get more members at
+ * its end. */
 typedef struct colo_env_variable_t {
     const char *name;     /* "COLO_TIMEOUT_MS" */
     const char *fallback; /* what holds when it is not set */
     const char *help;     /* one line: the values and what they do */
+    const char *overrides; /* "colo_comm_config_t.check": what it overrides if it is set; or NULL */
 } colo_env_variable_t;
 
 /**

@@ -18,7 +18,7 @@ MAX_NDIM = 8
 EXACT, COLLECTIVE = 0, 1
 PACKED, MERGED = 0, 1
 SUM, MAX = 0, 1
-TRANSPORT_AUTO, TRANSPORT_NCCL, TRANSPORT_PEER = 0, 1, 2
+TRANSPORT_AUTO, TRANSPORT_NCCL, TRANSPORT_PEER, TRANSPORT_UCX = 0, 1, 2, 3
 OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
 OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
 SAMPLES, ROWS, FEATURES = 0, 1, 2
@@ -91,11 +91,17 @@ class Segments(c.Structure):
                 ('row_pos', P), ('nseqs', i64), ('seq_len', P), ('seq_dp', P), ('packing', _p(Packing))]
 
 
+class CommConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('timeout_ms', i64), ('check', i32), ('transport', INT),
+                ('flight_recorder', CHARS)]
+
+
 AllGatherFn = c.CFUNCTYPE(INT, P, P, P, size_t)
 
 
 class Bootstrap(c.Structure):
-    _fields_ = [('struct_size', size_t), ('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', P)]
+    _fields_ = [('struct_size', size_t), ('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', P),
+                ('config', _p(CommConfig))]
 
 
 class CommStats(c.Structure):

@@ -137,9 +137,7 @@ static colo_status_t find_comm(colo_bridge_t *bridge, const colo_bridge_config_t
     bridge->algo = config->algo;
     bridge->mem = config->mem;
     if (config->mem == COLO_CUDA)
-        COLO_TRY(colo_transport_wanted(&bridge->transport));
-    if (config->mem == COLO_CUDA && bridge->transport == COLO_TRANSPORT_AUTO)
-        bridge->transport = config->transport;
+        COLO_TRY(colo_transport_wanted(comm, config->transport, &bridge->transport));
     bridge->lazy = !colo_bridge_is_collective(bridge) && colo_over_peers_likely(bridge);
     if (bridge->lazy)
         return COLO_OK;

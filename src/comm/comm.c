@@ -13,6 +13,7 @@
 #include "core/env.h"
 #include "core/error.h"
 #include "core/range.h"
+#include "core/sized.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -191,6 +192,75 @@ colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level)
     for (colo_comm_t *part = comm->part; part; part = part->next_part)
         COLO_TRY(colo_comm_set_check(part, level));
     return COLO_OK;
+}
+
+colo_status_t colo_comm_i_read_config(const colo_comm_config_t *config, colo_comm_config_t *own)
+{
+    int64_t ms, check;
+    bool from_env;
+    *own = (colo_comm_config_t){COLO_COMM_CONFIG_INIT};
+    if (config)
+        COLO_TRY(COLO_SIZED_READ(own, config, check, "comm: config", "COLO_COMM_CONFIG_INIT"));
+    COLO_FAIL_IF(own->timeout_ms < 0 || own->timeout_ms > COLO_TIMEOUT_MAX, COLO_ERR_ARG,
+                 "comm: config.timeout_ms is %lld, expected 0..%lld", (long long)own->timeout_ms,
+                 (long long)COLO_TIMEOUT_MAX);
+    COLO_FAIL_IF(own->check < 0 || own->check > 2, COLO_ERR_ARG,
+                 "comm: config.check is %d, expected 0..2", (int)own->check);
+    COLO_FAIL_IF((unsigned)own->transport > COLO_TRANSPORT_UCX, COLO_ERR_ARG,
+                 "comm: config.transport is %d, expected 0..%d", (int)own->transport,
+                 COLO_TRANSPORT_UCX);
+    const size_t bytes = own->flight_recorder ? strlen(own->flight_recorder) : 0;
+    COLO_FAIL_IF(bytes >= COLO_RECORDER_MAX, COLO_ERR_ARG,
+                 "comm: config.flight_recorder has %zu bytes, expected at most %d", bytes,
+                 COLO_RECORDER_MAX - 1);
+    if (bytes)
+        COLO_TRY(colo_env_would_allow("COLO_FLIGHT_RECORDER", "comm: config.flight_recorder",
+                                      own->flight_recorder));
+    (void)colo_env_i64("COLO_TIMEOUT_MS", &ms); /* refused where a first comm is made */
+    (void)colo_env_value("COLO_TIMEOUT_MS", &from_env);
+    own->timeout_ms = from_env || own->timeout_ms == 0 ? ms : own->timeout_ms;
+    (void)colo_env_i64("COLO_CHECK", &check);
+    (void)colo_env_value("COLO_CHECK", &from_env);
+    own->check = from_env ? (int32_t)check : own->check;
+    return COLO_OK;
+}
+
+static void configure(colo_comm_t *comm, const colo_comm_config_t *own)
+{
+    __atomic_store_n(&comm->timeout_ms, own->timeout_ms, __ATOMIC_RELAXED);
+    comm->check = own->check;
+    comm->transport = own->transport;
+    colo_comm_i_set_recorder(comm, own->flight_recorder ? own->flight_recorder : "");
+    for (colo_comm_t *part = comm->part; part; part = part->next_part)
+        configure(part, own);
+}
+
+colo_status_t colo_comm_configure(colo_comm_t *comm, const colo_comm_config_t *config)
+{
+    colo_comm_config_t own;
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "configure: comm is NULL");
+    COLO_FAIL_IF(!config, COLO_ERR_ARG, "configure: config is NULL; start from %s",
+                 "COLO_COMM_CONFIG_INIT");
+    COLO_TRY(colo_comm_i_read_config(config, &own));
+    configure(comm, &own);
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_config(const colo_comm_t *comm, colo_comm_config_t *config)
+{
+    bool from_env;
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "comm_config: the comm is NULL");
+    const char *prefix = colo_env_value("COLO_FLIGHT_RECORDER", &from_env);
+    prefix = from_env ? prefix : comm->recorder;
+    int32_t word = 0;
+    (void)colo_env_word("COLO_TRANSPORT", &word);
+    const colo_comm_config_t own = {
+        .timeout_ms = colo_comm_i_timeout(comm),
+        .check = comm->check,
+        .transport = word > 0 ? (colo_transport_t)word : comm->transport,
+        .flight_recorder = *prefix ? prefix : NULL,
+    };
+    return COLO_SIZED_WRITE(config, &own, "comm_config: config", "COLO_COMM_CONFIG_INIT");
 }
 
 int32_t colo_comm_check_level(const colo_comm_t *comm)

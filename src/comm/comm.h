@@ -131,6 +131,7 @@ typedef struct colo_record {
 } colo_record_t;
 
 #define COLO_COMM_ONCE 16
+#define COLO_RECORDER_MAX 1024 /* bytes of the prefix that a program gives, NUL included */
 struct colo_comm {
     const colo_comm_ops_t *ops;
     void *impl;
@@ -160,6 +161,9 @@ struct colo_comm {
     colo_comm_t *older;
     uint64_t world, id, ended;
     bool recorded; /* a failure of this world, in the file */
+    /* What the program says, where the environment does not; the recorder under flight.c's lock. */
+    colo_transport_t transport;
+    char recorder[COLO_RECORDER_MAX]; /* "": no file */
     void *lock;    /* pthread_mutex_t *: statistics, records, seq and name against dump */
     colo_comm_stats_t stats;
     colo_record_t record[COLO_RECORDS];
@@ -192,10 +196,15 @@ void colo_comm_i_register(colo_comm_t *c);
 void colo_comm_i_unregister(colo_comm_t *c);
 /* @c is made from @parent, as its comm number @tag. */
 COLO_FOR_MODULES void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag);
-/* Writes the file if COLO_FLIGHT_RECORDER asks for it, at the first failure of the world: later
+void colo_comm_i_set_recorder(colo_comm_t *c, const char *prefix);
+/* Writes the file if COLO_FLIGHT_RECORDER or the program asks for it, at the first failure of the world: later
  * some of its comms may be destroyed. Keeps this thread's last error. @why: of the abort by exit(),
  * when what the comm's state needs is locked; NULL: its state says it. */
 void colo_comm_i_record_failure(colo_comm_t *c, const char *why);
+
+/* Of @config, NULL: the defaults, what the environment does not override: COLO_ERR_ARG names the
+ * member. */
+colo_status_t colo_comm_i_read_config(const colo_comm_config_t *config, colo_comm_config_t *own);
 
 /* Ranks of the two; 0 if they are of two worlds, which may number their ranks in two ways. */
 int32_t colo_comm_i_in_both(const colo_comm_t *comm, const colo_comm_t *other);

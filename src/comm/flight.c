@@ -43,6 +43,14 @@ void colo_comm_i_relate(colo_comm_t *comm, const colo_comm_t *parent, uint64_t t
     COLO_HOLD(&lock);
     comm->world = parent->world;
     comm->id = id;
+    comm->transport = parent->transport;
+    memcpy(comm->recorder, parent->recorder, sizeof comm->recorder);
+}
+
+void colo_comm_i_set_recorder(colo_comm_t *comm, const char *prefix)
+{
+    COLO_HOLD(&lock);
+    snprintf(comm->recorder, sizeof comm->recorder, "%s", prefix);
 }
 
 void colo_comm_i_unregister(colo_comm_t *comm)
@@ -144,7 +152,10 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
 void colo_comm_i_record_failure(colo_comm_t *comm, const char *why)
 {
     const char *prefix = NULL;
+    char program[COLO_RECORDER_MAX];
+    bool from_env;
     pthread_mutex_lock(&lock);
+    memcpy(program, comm->recorder, sizeof program);
     const bool again = comm->recorded;
     for (colo_comm_t *other = newest; other; other = other->older)
         other->recorded |= other->world == comm->world;
@@ -152,7 +163,11 @@ void colo_comm_i_record_failure(colo_comm_t *comm, const char *why)
     if (again)
         return;
     const colo_error_t earlier = colo_error_save();
-    const bool asked = colo_env_text("COLO_FLIGHT_RECORDER", &prefix) == COLO_OK && *prefix;
+    const bool allowed = colo_env_text("COLO_FLIGHT_RECORDER", &prefix) == COLO_OK;
+    (void)colo_env_value("COLO_FLIGHT_RECORDER", &from_env);
+    if (!from_env)
+        prefix = program;
+    const bool asked = allowed && *prefix;
     if (asked && why) /* and no log, whose sink may want what is locked */
         (void)write_record(comm, prefix, COLO_ERR_ABORTED, why);
     else if (asked && colo_comm_flight_record(comm, prefix) < 0)

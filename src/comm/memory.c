@@ -66,7 +66,7 @@ static colo_status_t make(colo_comm_t *comm, void *ptr, size_t bytes, bool owned
     else if (bytes > (size_t)INT64_MAX - MULTIPLE)
         st = colo_fail(COLO_ERR_ARG, "memory: %zu bytes, at most 2^63", bytes);
     else
-        st = colo_transport_wanted(&transport);
+        st = colo_transport_wanted(comm, COLO_TRANSPORT_AUTO, &transport);
     /* all ranks come here, with their errors, before any goes on */
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "memory", "%s", owned ? "allocated" : "registered");
@@ -156,11 +156,15 @@ const char *colo_transport_name(colo_transport_t transport)
     return names[transport];
 }
 
-colo_status_t colo_transport_wanted(colo_transport_t *transport)
+colo_status_t colo_transport_wanted(const colo_comm_t *comm, colo_transport_t asked,
+                                    colo_transport_t *transport)
 {
     int32_t word;
-    COLO_TRY(colo_env_word("COLO_TRANSPORT", &word));
-    /* both begin with auto, nccl, peer; the other words name transports between processes */
-    *transport = word <= COLO_TRANSPORT_PEER ? (colo_transport_t)word : COLO_TRANSPORT_AUTO;
+    COLO_TRY(colo_env_word("COLO_TRANSPORT", &word)); /* in the order of the enumerators */
+    const colo_transport_t says[] = {(colo_transport_t)word, asked, comm->transport};
+    *transport = COLO_TRANSPORT_AUTO;
+    for (int i = 0; i < 3 && *transport == COLO_TRANSPORT_AUTO; i++)
+        if (says[i] <= COLO_TRANSPORT_PEER) /* the other names one between processes */
+            *transport = says[i];
     return COLO_OK;
 }

@@ -11,8 +11,9 @@
 #include <colobridge/memory.h>
 
 const char *colo_transport_name(colo_transport_t transport); /* memory.c */
-/* What COLO_TRANSPORT says. (memory.c) */
-colo_status_t colo_transport_wanted(colo_transport_t *transport);
+/* What COLO_TRANSPORT says, else the caller, else the comm's config. (memory.c) */
+colo_status_t colo_transport_wanted(const colo_comm_t *comm, colo_transport_t asked,
+                                    colo_transport_t *transport);
 
 typedef struct colo_peer_ops colo_peer_ops_t;
 

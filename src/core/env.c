@@ -31,56 +31,65 @@ static const struct row {
     bool is_path;   /* of files in a folder to which this process can write */
 } rows[] = {
     {.variable = {"COLO_LOG", "off",
-                  "what the library says on stderr: off, error, warn, info, debug"},
+                  "what the library says on stderr: off, error, warn, info, debug", NULL},
      .words = {"off", "error", "warn", "info", "debug"}},
     {.variable = {"COLO_TIMEOUT_MS", "600000",
-                  "deadline of every wait for another rank, in milliseconds"},
+                  "deadline of every wait for another rank, in milliseconds",
+                  "colo_comm_config_t.timeout_ms"},
      .lo = 1,
      .hi = COLO_TIMEOUT_MAX},
     {.variable =
          {"COLO_CHECK", "1",
           "0: each rank checks its own arguments; 1: the ranks also agree at create; 2: they "
-          "also compare every operation before it runs, and verify declared preconditions"},
+          "also compare every operation before it runs, and verify declared preconditions",
+          "colo_comm_config_t.check"},
      .lo = 0,
      .hi = 2},
-    {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
+    {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package",
+                  NULL},
      .words = {"none", "core", "scatter", "numa", "package"}},
     {.variable = {"COLO_BACKEND_DIR", "",
-                  "folder of libcolobridge-*.so; empty: next to libcolobridge.so"},
+                  "folder of libcolobridge-*.so; empty: next to libcolobridge.so", NULL},
      .open = "a folder",
      .part = ""},
     {.variable = {"COLO_NODE", "",
                   "name of this process's node, or of each rank's (0,0,1,1); ranks reach no GPU "
-                  "memory of another node; empty: the host, by boot id and name"},
+                  "memory of another node; empty: the host, by boot id and name",
+                  NULL},
      .open = "any text",
      .part = ""},
     {.variable = {"COLO_FLIGHT_RECORDER", "",
                   "after a failure each rank writes its last operations as JSON into the file of "
-                  "this name and its number, for `python -m colobridge flight`; empty: no file"},
+                  "this name and its number, for `python -m colobridge flight`; empty: no file",
+                  "colo_comm_config_t.flight_recorder"},
      .open = "the beginning of a path, in a folder to which this process can write",
      .part = "",
      .is_path = true},
     {.variable = {"COLO_NVTX", "0",
                   "1: each public operation is an NVTX range of its name, for Nsight Systems; read "
-                  "when a communicator is made"},
+                  "when a communicator is made",
+                  NULL},
      .lo = 0,
      .hi = 1},
     {.variable = {"COLO_TRANSPORT", "auto",
                   "bridges between GPUs: auto is peers' memory if it is registered and reachable, "
                   "else NCCL; nccl, peer: only that one; ucx: processes use UCX, also on one host "
-                  "unless COLO_NODE puts them on one node"},
+                  "unless COLO_NODE puts them on one node",
+                  "colo_comm_config_t.transport"},
      .words = {"auto", "nccl", "peer", "ucx"}},
     {.variable =
          {"COLO_PEER_BLOCKS", "0",
           "the most blocks of a bridge's peer-to-peer kernel, which holds as many multiprocessors "
-          "while it moves boxes or waits for a peer; 0: as few as keep the links busy"},
+          "while it moves boxes or waits for a peer; 0: as few as keep the links busy",
+          "colo_bridge_config_t.peer_blocks"},
      .lo = 0,
      .hi = 1024},
     {.variable =
          {"COLO_GEMM", "auto",
           "products of the lm_head in host memory: auto is a CBLAS if the process has loaded one, "
           "else loops; cblas: that one, else OpenBLAS; loops; or the name of a CBLAS, "
-          "libmkl_rt.so.2"},
+          "libmkl_rt.so.2",
+          "colo_lm_head_config_t.gemm"},
      .words = {"auto", "cblas", "loops"},
      .open = "the name of a library (libmkl_rt.so.2)",
      .part = ".so"},
@@ -178,15 +187,16 @@ static void describe_allowed(const struct row *row, char *text, size_t cap)
         colo_put(&list, "%s%s", list.len ? " or " : "", row->open);
 }
 
-static colo_status_t refuse(const struct row *row, const char *text)
+/* @what: where @text is from */
+static colo_status_t refuse(const struct row *row, const char *what, const char *text)
 {
     const size_t bytes = strlen(text);
     char allowed[160], value[SHOWN + 4];
-    COLO_FAIL_IF(bytes > TEXT_MAX, COLO_ERR_ARG, "%s has %zu bytes, expected at most %d",
-                 row->variable.name, bytes, TEXT_MAX);
+    COLO_FAIL_IF(bytes > TEXT_MAX, COLO_ERR_ARG, "%s has %zu bytes, expected at most %d", what,
+                 bytes, TEXT_MAX);
     describe_allowed(row, allowed, sizeof allowed);
     snprintf(value, sizeof value, "%.*s%s", SHOWN, text, bytes > SHOWN ? "..." : "");
-    return colo_fail(COLO_ERR_ARG, "%s is '%s', expected %s", row->variable.name, value, allowed);
+    return colo_fail(COLO_ERR_ARG, "%s is '%s', expected %s", what, value, allowed);
 }
 
 static colo_status_t read_text(const struct row *row, const char **text)
@@ -196,9 +206,15 @@ static colo_status_t read_text(const struct row *row, const char **text)
     if (!set)
         return COLO_OK;
     if (!is_allowed(row, set))
-        return refuse(row, set);
+        return refuse(row, row->variable.name, set);
     *text = set;
     return COLO_OK;
+}
+
+colo_status_t colo_env_would_allow(const char *name, const char *what, const char *text)
+{
+    const struct row *row = find(name);
+    return is_allowed(row, text) ? COLO_OK : refuse(row, what, text);
 }
 
 colo_status_t colo_env_check(const char *name)

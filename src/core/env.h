@@ -17,6 +17,9 @@ colo_status_t colo_env_i64(const char *name, int64_t *value);
 /* Which of the allowed words, in the order of the table; -1: another value, which is allowed. */
 colo_status_t colo_env_word(const char *name, int32_t *index);
 
+/* Could the variable @name hold @text, which is @what's? COLO_ERR_ARG as from colo_env_check(). */
+colo_status_t colo_env_would_allow(const char *name, const char *what, const char *text);
+
 COLO_FOR_MODULES void colo_log(colo_log_level_t level, const char *fmt, ...) COLO_PRINTF(2, 3);
 bool colo_log_on(colo_log_level_t level);
 

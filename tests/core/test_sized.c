@@ -199,6 +199,17 @@ static colo_status_t use_bootstrap(const void *bootstrap, int64_t *result)
     return st;
 }
 
+static colo_status_t use_comm_config(const void *config, int64_t *result)
+{
+    T_ENDS(colo_comm_destroy) colo_comm_t *comm = NULL;
+    colo_comm_config_t now = {COLO_COMM_CONFIG_INIT};
+    assert_ok(colo_comm_create_self(&comm));
+    const colo_status_t st = colo_comm_configure(comm, config);
+    assert_ok(colo_comm_config(comm, &now));
+    *result = now.timeout_ms * 100 + now.check * 10 + (now.flight_recorder != NULL);
+    return st;
+}
+
 static colo_status_t use_segments(const void *segments, int64_t *result)
 {
     *result = 0;
@@ -237,6 +248,7 @@ static const colo_tensor_t made_by_node = {.data = &number, .dtype = COLO_F32, .
 static const colo_tape_record_t record = {COLO_TAPE_RECORD_INIT,    .name = "n",
                                           .out = &made_by_node,     .nout = 1,
                                           .out_values = &out_value, .backward = no_gradient};
+static const colo_comm_config_t comm_config = {COLO_COMM_CONFIG_INIT, .timeout_ms = 1234};
 static const colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT, .size = 1,
                                            .all_gather = gather_alone};
 
@@ -267,6 +279,7 @@ static const struct sized {
     SIZED(segments, UP_TO(segments, packing), use_segments),
     SIZED(partition, UP_TO(partition, segments), use_partition),
     SIZED(record, UP_TO(record, state), use_record),
+    SIZED(comm_config, UP_TO(comm_config, check), use_comm_config),
     SIZED(bootstrap, UP_TO(bootstrap, user), use_bootstrap),
 };
 enum { STRUCTS = sizeof table / sizeof table[0] };
@@ -404,6 +417,11 @@ static colo_status_t write_cut_of_two(void *out)
     return write_topology(out, 3);
 }
 
+static colo_status_t write_comm_config(void *out)
+{
+    return colo_comm_config(t_self(), out);
+}
+
 static colo_status_t write_bootstrap(void *out)
 {
     return colo_bootstrap_from_comm(t_self(), out);
@@ -418,6 +436,7 @@ static const struct output {
     {"plan_bytes: bytes", sizeof(colo_plan_bytes_t), write_plan_bytes, false},
     {"plan_node_bytes: bytes", sizeof(colo_plan_node_bytes_t), write_node_bytes, false},
     {"comm_stats: stats", sizeof(colo_comm_stats_t), write_stats, false},
+    {"comm_config: config", sizeof(colo_comm_config_t), write_comm_config, false},
     {"bootstrap_from_comm: bootstrap", sizeof(colo_bootstrap_t), write_bootstrap, false},
     {"machine: machine", sizeof(colo_topology_machine_t), write_machine, true},
     {"spot: spot", sizeof(colo_topology_spot_t), write_spot, true},

@@ -65,10 +65,10 @@ static json_t *basics(const info_found_t *f)
         const colo_env_variable_t *k = colo_env_variable(i);
         const char *value = colo_env_value(k->name, &set);
         json_array_append_new(variables,
-                              json_pack("{s:s,s:o,s:s,s:b,s:s,s:s}", "name", k->name, "value",
+                              json_pack("{s:s,s:o,s:s,s:b,s:s,s:s,s:s?}", "name", k->name, "value",
                                         text_of(value), "source", set ? "environment" : "default",
                                         "allowed", colo_env_check(k->name) == COLO_OK, "default",
-                                        k->fallback, "help", k->help));
+                                        k->fallback, "help", k->help, "overrides", k->overrides));
     }
     return json_pack("{s:s,s:s,s:{s:s?},s:o,s:{s:[],s:s},s:o,s:s?,s:o}", "version", colo_version(),
                      "header_version", info_header_version(), "libraries", "hwloc",

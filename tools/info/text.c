@@ -64,6 +64,7 @@ static void print_basics(const info_found_t *f)
         printf("  %-20s %-12s %-16s %s\n", k->name, tool_quote(quoted, value),
                colo_env_check(k->name) < 0 ? "not allowed"
                : set                       ? "from environment"
+               : k->overrides              ? "program, default"
                                            : "default",
                k->help);
     }

@@ -61,6 +61,7 @@ struct peer {
 
 struct meeting {
     const colo_bootstrap_t *boot;
+    const colo_comm_config_t *config; /* what is in force */
     double begin, next_check; /* begin: when the last all-gather was through; of the deadline */
     int64_t timeout_ms;
     colo_endpoint_t mine, *endpoint; /* [size] */
@@ -103,12 +104,14 @@ static const struct transport {
 };
 enum { SOCKETS = 0, TRANSPORTS = sizeof transports / sizeof transports[0] };
 
-/* The row that COLO_TRANSPORT names; SOCKETS: none. A word that is refused is refused once all are
- * connected. */
-static int32_t wanted_row(void)
+/* The row that COLO_TRANSPORT names, or else @config; SOCKETS: none. A word that is refused is
+ * refused once all are connected. */
+static int32_t wanted_row(const colo_comm_config_t *config)
 {
     const char *word;
     (void)colo_env_text("COLO_TRANSPORT", &word);
+    if (config->transport == COLO_TRANSPORT_UCX && strcmp(word, "auto") == 0)
+        word = "ucx";
     for (int32_t i = SOCKETS + 1; i < TRANSPORTS; i++)
         if (strcmp(transports[i].comm.name, word) == 0)
             return i;
@@ -494,7 +497,7 @@ static colo_status_t connect_all(struct meeting *meeting)
     meeting->fd = malloc((size_t)boot->size * sizeof *meeting->fd);
     colo_endpoint_make(boot, meeting->peer && meeting->poll, &meeting->mine, &meeting->door,
                        meeting->fd);
-    meeting->mine.insists = wanted_row();
+    meeting->mine.insists = wanted_row(meeting->config);
     colo_status_t st = gather_endpoints(meeting);
     close_all(meeting, false); /* connections take their place */
     COLO_TRY(st);
@@ -512,10 +515,11 @@ static colo_status_t connect_all(struct meeting *meeting)
 }
 
 /* @made: the world, over connections of all ranks. */
-static colo_status_t meet(const colo_bootstrap_t *boot, double *begin, colo_comm_t **made)
+static colo_status_t meet(const colo_bootstrap_t *boot, const colo_comm_config_t *config,
+                          double *begin, colo_comm_t **made)
 {
-    __attribute__((cleanup(end_meeting))) struct meeting meeting = {.boot = boot, .door = -1};
-    (void)colo_env_i64("COLO_TIMEOUT_MS", &meeting.timeout_ms); /* refused below, on all ranks */
+    __attribute__((cleanup(end_meeting))) struct meeting meeting = {
+        .boot = boot, .config = config, .timeout_ms = config->timeout_ms, .door = -1};
     COLO_TRY(connect_all(&meeting));
     void *connections = meeting.connections;
     meeting.connections = NULL;
@@ -549,6 +553,7 @@ colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *boot
 colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm_t **comm)
 {
     COLO_RANGE();
+    static const colo_comm_config_t defaults = {COLO_COMM_CONFIG_INIT};
     colo_bootstrap_t own = {COLO_BOOTSTRAP_INIT};
     COLO_TRY(
         COLO_SIZED_READ(&own, boot, user, "create_bootstrap: bootstrap", "COLO_BOOTSTRAP_INIT"));
@@ -560,8 +565,11 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm
                  "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
                  "below it",
                  (int)boot->rank, (int)boot->size);
+    colo_comm_config_t config;
+    COLO_TRY(colo_comm_i_read_config(boot->config, &config));
     colo_comm_t *world = NULL;
     double begin = 0;
-    COLO_TRY(meet(boot, &begin, &world));
+    COLO_TRY(meet(boot, &config, &begin, &world));
+    (void)colo_comm_configure(world, boot->config ? boot->config : &defaults);
     return colo_process_agree(world, "create_bootstrap", begin, comm);
 }
