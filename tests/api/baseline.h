@@ -76,6 +76,7 @@ typedef struct colo_env_variable_t {
     const char *name;
     const char *fallback;
     const char *help;
+    const char *overrides;
 } colo_env_variable_t;
 COLO_API int colo_env_count(void);
 COLO_API const colo_env_variable_t *colo_env_variable(int i);
@@ -202,8 +203,21 @@ typedef enum colo_redop_t { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t;
 typedef enum colo_transport_t {
     COLO_TRANSPORT_AUTO = 0,
     COLO_TRANSPORT_NCCL = 1,
-    COLO_TRANSPORT_PEER = 2
+    COLO_TRANSPORT_PEER = 2,
+    COLO_TRANSPORT_UCX = 3
 } colo_transport_t;
+typedef struct colo_comm_config_t {
+    size_t struct_size;
+    int64_t timeout_ms;
+    int32_t check;
+    colo_transport_t transport;
+    const char *flight_recorder;
+} colo_comm_config_t;
+#ifdef __cplusplus
+#define COLO_COMM_CONFIG_INIT sizeof(colo_comm_config_t), 0, 1, COLO_TRANSPORT_AUTO, nullptr
+#else
+#define COLO_COMM_CONFIG_INIT .struct_size = sizeof(colo_comm_config_t), .check = 1
+#endif
 typedef enum colo_category_t {
     COLO_CATEGORY_USER = 0,
     COLO_CATEGORY_BRIDGE = 1,
@@ -255,6 +269,8 @@ COLO_API colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color,
 COLO_API colo_status_t colo_comm_part(colo_comm_t *comm, const int64_t *world_ranks, int32_t n,
                                       colo_comm_t **part);
 COLO_API void colo_comm_destroy(colo_comm_t **comm);
+COLO_API colo_status_t colo_comm_configure(colo_comm_t *comm, const colo_comm_config_t *config);
+COLO_API colo_status_t colo_comm_config(const colo_comm_t *comm, colo_comm_config_t *config);
 COLO_API int32_t colo_comm_rank(const colo_comm_t *comm);
 COLO_API int32_t colo_comm_size(const colo_comm_t *comm);
 COLO_API int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank);
@@ -307,9 +323,10 @@ typedef struct colo_bootstrap_t {
     int32_t rank, size;
     colo_status_t (*all_gather)(void *user, const void *send, void *recv, size_t bytes);
     void *user;
+    const colo_comm_config_t *config;
 } colo_bootstrap_t;
 #ifdef __cplusplus
-#define COLO_BOOTSTRAP_INIT sizeof(colo_bootstrap_t), 0, 0, nullptr, nullptr
+#define COLO_BOOTSTRAP_INIT sizeof(colo_bootstrap_t), 0, 0, nullptr, nullptr, nullptr
 #else
 #define COLO_BOOTSTRAP_INIT .struct_size = sizeof(colo_bootstrap_t)
 #endif

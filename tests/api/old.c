@@ -74,6 +74,16 @@ static colo_status_t use_bootstrap(void)
     return COLO_OK;
 }
 
+static colo_status_t use_comm_config(void)
+{
+    OUTPUT(colo_comm_config_t, now, COLO_COMM_CONFIG_INIT);
+    const colo_comm_config_t config = {COLO_COMM_CONFIG_INIT, .timeout_ms = 600000};
+    TRY(colo_comm_configure(world, &config));
+    TRY(colo_comm_config(world, &now.it));
+    SAY("%" PRId64 " ms", now.it.timeout_ms);
+    return LEFT_ALONE(now);
+}
+
 static colo_status_t use_bridge_config(void)
 {
     const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &layout[0],
@@ -285,6 +295,7 @@ static const struct {
 } all[] = {
     USE(plan_config),
     USE(bootstrap),
+    USE(comm_config),
     USE(bridge_config),
     USE(segments),
     USE(packing),
