@@ -192,9 +192,9 @@ bool colo_call_must_have(const colo_call_t *call, bool src_side)
     const colo_plan_t *plan = call->frame.program->plan;
     if (src_side)
         return plan->own_src.rows > 0;
-    return plan->exchange[COLO_FORWARD][COLO_FIRST].recv.nregions +
+    return plan->exchange[COLO_FORWARD][COLO_EXCHANGE_MAIN].recv.nregions +
                plan->local[COLO_FORWARD].nregions +
-               plan->exchange[COLO_FORWARD][COLO_RELAYS].recv.nregions >
+               plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].recv.nregions >
            0;
 }
 

@@ -133,10 +133,11 @@ static void cost_on_nodes(int64_t nodes, int64_t *work, int64_t *kept)
             assert_ok(colo_plan_create(&p, &pc, i < 32 ? i : 16 * nodes - 1 - i * nodes / 8));
             int64_t regions = 0;
             for (int pass = 0; pass < 2; pass++)
-                regions += p->exchange[pass][COLO_FIRST].recv.nregions +
-                           p->exchange[pass][COLO_FIRST].send.nregions + p->local[pass].nregions +
-                           p->exchange[pass][COLO_RELAYS].recv.nregions +
-                           p->exchange[pass][COLO_RELAYS].send.nregions;
+                regions += p->exchange[pass][COLO_EXCHANGE_MAIN].recv.nregions +
+                           p->exchange[pass][COLO_EXCHANGE_MAIN].send.nregions +
+                           p->local[pass].nregions +
+                           p->exchange[pass][COLO_EXCHANGE_RELAYS].recv.nregions +
+                           p->exchange[pass][COLO_EXCHANGE_RELAYS].send.nregions;
             *work = p->work > *work ? p->work : *work;
             *kept = regions > *kept ? regions : *kept;
         }

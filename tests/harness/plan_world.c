@@ -52,10 +52,10 @@ static const colo_plan_message_t *messages(const court_t *k, int64_t rank, int e
                                            int32_t *n)
 {
     const colo_plan_t *p = k->w->plan[rank];
-    return exchange == COLO_RELAYS      ? colo_plan_relays(p, k->pass, sends, n)
-           : exchange == COLO_NODE_SUMS ? colo_plan_sums(p, k->pass, sends, n)
-           : sends                      ? colo_plan_sends(p, k->pass, n)
-                                        : colo_plan_recvs(p, k->pass, n);
+    return exchange == COLO_EXCHANGE_RELAYS      ? colo_plan_relays(p, k->pass, sends, n)
+           : exchange == COLO_EXCHANGE_NODE_SUMS ? colo_plan_sums(p, k->pass, sends, n)
+           : sends                               ? colo_plan_sends(p, k->pass, n)
+                                                 : colo_plan_recvs(p, k->pass, n);
 }
 
 /* ---- cells ---- */
@@ -223,7 +223,7 @@ static void close_court(court_t *k)
 static int64_t elem_of(const court_t *k, int exchange)
 {
     const int64_t es = (int64_t)colo_dtype_size(k->w->c->dtype);
-    return exchange == COLO_NODE_SUMS && es < 4 ? 4 : es;
+    return exchange == COLO_EXCHANGE_NODE_SUMS && es < 4 ? 4 : es;
 }
 
 static int64_t region_count(const colo_region_t *g)
@@ -332,7 +332,7 @@ static bool region_fits(const court_t *k, const colo_region_t *g, int exchange)
 {
     const ref_shape_t *sh = &k->w->c->shape;
     const int64_t most =
-        exchange == COLO_FIRST ? 2 * k->addends : k->addends; /* and the collected */
+        exchange == COLO_EXCHANGE_MAIN ? 2 * k->addends : k->addends; /* and the collected */
     return g->b[0] >= 0 && g->b[0] < g->b[1] && g->b[1] <= sh->b && g->s[0] >= 0 &&
            g->s[0] < g->s[1] && g->s[1] <= sh->n && g->h[0] >= 0 && g->h[0] < g->h[1] &&
            g->h[1] <= sh->h && g->addend >= 0 && g->addend < most;
@@ -388,15 +388,16 @@ static bool judge_exchange(court_t *k, int32_t rank, int exchange)
         if (!same || !t_same_message(same, &m[i]))
             return T_WRONG(w, "rank %d receives from %lld what that rank does not send like this",
                            rank, (long long)peer);
-        if (exchange != COLO_FIRST && (!w->c->two_levels || of_node != (exchange == COLO_RELAYS)))
+        if (exchange != COLO_EXCHANGE_MAIN &&
+            (!w->c->two_levels || of_node != (exchange == COLO_EXCHANGE_RELAYS)))
             return T_WRONG(w, "rank %d gets something of rank %lld in exchange %d", rank,
                            (long long)peer, exchange);
         for (int64_t j = 0; ok && j < m[i].nregions; j++) {
             const colo_region_t *g = &m[i].regions[j];
-            ok = exchange == COLO_NODE_SUMS ? deliver_sum(k, rank, peer, g)
-                 : exchange == COLO_RELAYS  ? pass_on(k, rank, peer, g)
-                 : g->addend >= k->addends  ? collect(k, rank, peer, g)
-                                            : deliver(k, rank, peer, g);
+            ok = exchange == COLO_EXCHANGE_NODE_SUMS ? deliver_sum(k, rank, peer, g)
+                 : exchange == COLO_EXCHANGE_RELAYS  ? pass_on(k, rank, peer, g)
+                 : g->addend >= k->addends           ? collect(k, rank, peer, g)
+                                                     : deliver(k, rank, peer, g);
         }
     }
     return ok;
@@ -407,9 +408,9 @@ static bool judge_first(court_t *k, int32_t rank)
 {
     int64_t n;
     const colo_region_t *locals = colo_plan_locals(k->w->plan[rank], k->pass, &n);
-    bool ok = judge_exchange(k, rank, COLO_FIRST);
+    bool ok = judge_exchange(k, rank, COLO_EXCHANGE_MAIN);
     for (int64_t i = 0; ok && i < n; i++) {
-        if (!region_fits(k, &locals[i], COLO_NODE_SUMS))
+        if (!region_fits(k, &locals[i], COLO_EXCHANGE_NODE_SUMS))
             return T_WRONG(k->w, "rank %d: local region %lld is empty or outside", rank,
                            (long long)i);
         ok = deliver(k, rank, rank, &locals[i]);
@@ -433,10 +434,10 @@ static int64_t bytes_of(const court_t *k, int32_t rank, bool sends)
 static bool judge_last(court_t *k, int32_t rank)
 {
     const colo_plan_t *p = k->w->plan[rank];
-    const int64_t es = elem_of(k, COLO_FIRST);
+    const int64_t es = elem_of(k, COLO_EXCHANGE_MAIN);
     int64_t need = 0, here = 0, local = 0, nlocals;
     memset(k->relayed, 0, (size_t)k->cells * sizeof *k->relayed);
-    if (!judge_exchange(k, rank, COLO_RELAYS))
+    if (!judge_exchange(k, rank, COLO_EXCHANGE_RELAYS))
         return false;
     for (int64_t i = 0; i < k->addends * k->cells; i++) {
         const int64_t at = i % k->cells, addend = i / k->cells, width = width_of(k, at);
@@ -451,7 +452,9 @@ static bool judge_last(court_t *k, int32_t rank)
             need += addend == 0 ? width * es : 0;
             continue;
         }
-        need += width * (how == 1 ? es : how == FIRST_OF_SUM ? elem_of(k, COLO_NODE_SUMS) : 0);
+        need += width * (how == 1              ? es
+                         : how == FIRST_OF_SUM ? elem_of(k, COLO_EXCHANGE_NODE_SUMS)
+                                               : 0);
         if (how == 1 && has(givers(k, addend, at), rank))
             here += width * es;
     }
@@ -487,13 +490,13 @@ static int64_t fewest(const court_t *k, uint64_t missing, const uint64_t *holds,
             overlap |= (holds[m] & holds[o]) && holds[m] != holds[o];
     for (int64_t sums = 0; sums < (k->w->c->two_levels ? 1 << nodes : 1); sums++) {
         uint64_t left = missing;
-        int64_t cost = __builtin_popcountll((uint64_t)sums) * elem_of(k, COLO_NODE_SUMS);
+        int64_t cost = __builtin_popcountll((uint64_t)sums) * elem_of(k, COLO_EXCHANGE_NODE_SUMS);
         for (int64_t m = 0; m < nodes; m++)
             left &= sums >> m & 1 ? ~holds[m] : ~UINT64_C(0);
-        cost += __builtin_popcountll(left) * elem_of(k, COLO_FIRST);
+        cost += __builtin_popcountll(left) * elem_of(k, COLO_EXCHANGE_MAIN);
         least = cost < least ? cost : least;
     }
-    *most = overlap ? __builtin_popcountll(missing) * elem_of(k, COLO_FIRST) : least;
+    *most = overlap ? __builtin_popcountll(missing) * elem_of(k, COLO_EXCHANGE_MAIN) : least;
     return least;
 }
 
@@ -541,7 +544,7 @@ static bool judge_nodes(court_t *k)
 /* All ranks make the later exchanges that carry anything. */
 static bool judge_calls(court_t *k)
 {
-    for (int exchange = COLO_NODE_SUMS; exchange <= COLO_RELAYS; exchange++) {
+    for (int exchange = COLO_EXCHANGE_NODE_SUMS; exchange <= COLO_EXCHANGE_RELAYS; exchange++) {
         int32_t all = 0, n;
         for (int32_t r = 0; r < k->w->n; r++) {
             (void)messages(k, r, exchange, true, &n);
@@ -563,7 +566,7 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     for (int32_t r = 0; ok && r < w->n; r++)
         ok = judge_first(&k, r);
     for (int32_t r = 0; ok && r < w->n; r++)
-        ok = judge_exchange(&k, r, COLO_NODE_SUMS);
+        ok = judge_exchange(&k, r, COLO_EXCHANGE_NODE_SUMS);
     for (int32_t r = 0; ok && r < w->n; r++)
         ok = judge_last(&k, r);
     if (ok && k.surplus)

@@ -205,7 +205,7 @@ static colo_status_t find_overlaps(colo_builder_t *builder, colo_pass_t pass, co
     do
         COLO_TRY(find_shown(builder, &roles, nodes_add_up));
     while (++dst->shown < dst->npartial);
-    builder->plan->exchange[pass][COLO_NODE_SUMS].wide = nodes_add_up;
+    builder->plan->exchange[pass][COLO_EXCHANGE_NODE_SUMS].wide = nodes_add_up;
     return COLO_OK;
 }
 
@@ -218,12 +218,12 @@ static colo_status_t route(colo_builder_t *builder, colo_pass_t pass, colo_side_
     for (int i = 0; i < COLO_EXCHANGES; i++) {
         colo_exchange_plan_t *exchange = &plan->exchange[pass][i];
         colo_routes_t none = {0}; /* a rank sends nothing to itself: take() keeps a local */
-        exchange->all_come = i == COLO_FIRST ||
-                             (i == COLO_RELAYS && builder->answers.relays[pass]) ||
+        exchange->all_come = i == COLO_EXCHANGE_MAIN ||
+                             (i == COLO_EXCHANGE_RELAYS && builder->answers.relays[pass]) ||
                              (exchange->wide && builder->answers.sums_cross);
         const size_t bytes = builder->elem * (exchange->wide ? builder->wide : 1);
         COLO_TRY(store_sorted(builder, &builder->found[i].recvs, bytes, &exchange->recv,
-                              i == COLO_FIRST ? &plan->local[pass] : &none));
+                              i == COLO_EXCHANGE_MAIN ? &plan->local[pass] : &none));
         COLO_TRY(store_sorted(builder, &builder->found[i].sends, bytes, &exchange->send, &none));
     }
     if (builder->sums.terms.n > 0) {

@@ -57,7 +57,7 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
                      (long long)plan->rank, pass == COLO_FORWARD ? "forward" : "backward");
         (void)add_bytes(&bytes->local, &plan->local[pass]);
         int64_t relayed = 0; /* however many addends each is the sum of, it comes once */
-        (void)add_bytes(&relayed, &plan->exchange[pass][COLO_RELAYS].recv);
+        (void)add_bytes(&relayed, &plan->exchange[pass][COLO_EXCHANGE_RELAYS].recv);
         bytes->minimum = plan->needed[pass] - bytes->local - plan->left_out[pass] + relayed;
         bytes->collective_recv = !collective ? -1
                                  : in_grid && !(pass == COLO_BACKWARD && plan->config.no_grad)

@@ -233,7 +233,7 @@ colo_status_t colo_gateways_pass_on(colo_builder_t *builder,
                                     const colo_overlap_t *overlap)
 {
     const colo_extent_t *extent = &overlap->extent;
-    colo_found_t *relays = &builder->found[COLO_RELAYS];
+    colo_found_t *relays = &builder->found[COLO_EXCHANGE_RELAYS];
     colo_gateway_share_t mine, other;
     if (!destinations->enters)
         return COLO_OK;

@@ -44,25 +44,25 @@ static const colo_plan_message_t *messages(const colo_plan_t *plan, colo_pass_t 
 const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_pass_t pass,
                                            int32_t *count)
 {
-    return messages(plan, pass, COLO_FIRST, true, count);
+    return messages(plan, pass, COLO_EXCHANGE_MAIN, true, count);
 }
 
 const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
                                            int32_t *count)
 {
-    return messages(plan, pass, COLO_FIRST, false, count);
+    return messages(plan, pass, COLO_EXCHANGE_MAIN, false, count);
 }
 
 const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t pass, bool sends,
                                             int32_t *count)
 {
-    return messages(plan, pass, COLO_RELAYS, sends, count);
+    return messages(plan, pass, COLO_EXCHANGE_RELAYS, sends, count);
 }
 
 const colo_plan_message_t *colo_plan_sums(const colo_plan_t *plan, colo_pass_t pass, bool sends,
                                           int32_t *count)
 {
-    return messages(plan, pass, COLO_NODE_SUMS, sends, count);
+    return messages(plan, pass, COLO_EXCHANGE_NODE_SUMS, sends, count);
 }
 
 static colo_status_t check(const colo_plan_t *plan, colo_pass_t pass, const char *call)
@@ -80,7 +80,7 @@ colo_status_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass,
     colo_plan_node_bytes_t own = {.minimum = plan->entering[pass]};
     const colo_plan_config_t *config = &plan->config;
     const int64_t node = colo_nodes_known(config) ? colo_location_of(config, plan->rank).node : 0;
-    for (int i = COLO_FIRST; i <= COLO_NODE_SUMS; i++) {
+    for (int i = COLO_EXCHANGE_MAIN; i <= COLO_EXCHANGE_NODE_SUMS; i++) {
         const colo_routes_t *routes = colo_plan_routes(plan, pass, i, false);
         for (int32_t k = 0; k < routes->nmessages; k++)
             own.in += colo_location_of(config, routes->message[k].peer).node != node

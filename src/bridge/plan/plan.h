@@ -38,10 +38,10 @@ typedef struct colo_routes {
     colo_offset_t *offset; /* [nregions] */
 } colo_routes_t;
 
-/* The exchanges of a pass. If nodes add up, ranks of a node exchange in the first, too, what they
- * add up for others: regions with addend + addends. Relays are parts of what is needed, from one
- * destination to the others on its node; offsets are those of the needed side. */
-enum { COLO_FIRST, COLO_NODE_SUMS, COLO_RELAYS, COLO_EXCHANGES };
+/* The exchanges of a pass. If nodes add up, ranks of a node exchange in the main one, too, what
+ * they add up for others: regions with addend + addends. Relays are parts of what is needed, from
+ * one destination to the others on its node; offsets are those of the needed side. */
+enum { COLO_EXCHANGE_MAIN, COLO_EXCHANGE_NODE_SUMS, COLO_EXCHANGE_RELAYS, COLO_EXCHANGES };
 typedef struct colo_exchange_plan {
     colo_routes_t send, recv;
     bool all_come; /* ranks make it, with messages or without: the same on all */
@@ -72,7 +72,7 @@ struct colo_plan {
 /* Do nodes add up addends of PARTIAL gradients? The same on all ranks. */
 static inline bool colo_plan_sums_nodes(const colo_plan_t *plan)
 {
-    return plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].wide;
+    return plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].wide;
 }
 
 /* Exchange @i of a pass: what this rank sends, or receives. */

@@ -213,7 +213,8 @@ static colo_status_t take(colo_builder_t *builder, const colo_values_t *values,
     const int64_t rank = builder->plan->rank;
     const colo_partial_t *partial = colo_side_partial(hold);
     colo_list_t *out =
-        &builder->found[values->kind == COLO_SUMS ? COLO_NODE_SUMS : COLO_FIRST].recvs;
+        &builder->found[values->kind == COLO_SUMS ? COLO_EXCHANGE_NODE_SUMS : COLO_EXCHANGE_MAIN]
+             .recvs;
     intersection_t intersection = {.other.runs = &builder->other, .me_is_src = roles->need_is_src};
     colo_overlap_t *overlap = &intersection.overlap;
     int64_t pos[COLO_MAX_DIMS];
@@ -339,15 +340,15 @@ static colo_status_t collect(colo_builder_t *builder, const colo_values_t *value
     for (int64_t i = 0; i < builder->given.n; i++) {
         const colo_entry_t entry = ((const colo_entry_t *)builder->given.items)[i];
         if (collector != plan->rank) {
-            COLO_TRY(push_given(&builder->found[COLO_FIRST].sends, &entry, collector,
+            COLO_TRY(push_given(&builder->found[COLO_EXCHANGE_MAIN].sends, &entry, collector,
                                 plan->addends + plan->own_addend, 0));
             continue;
         }
-        COLO_TRY(push_given(&builder->found[COLO_NODE_SUMS].sends, &entry, entry.peer,
+        COLO_TRY(push_given(&builder->found[COLO_EXCHANGE_NODE_SUMS].sends, &entry, entry.peer,
                             group[addend].lead, order));
         for (int64_t other = 0; other < builder->gateways.naddends; other++)
             if (other != addend && group[other].lead == group[addend].lead)
-                COLO_TRY(push_given(&builder->found[COLO_FIRST].recvs, &entry,
+                COLO_TRY(push_given(&builder->found[COLO_EXCHANGE_MAIN].recvs, &entry,
                                     colo_node_sums_helper(builder, collector, other),
                                     plan->addends + other, 0));
     }
@@ -387,5 +388,5 @@ colo_status_t colo_overlaps_find(colo_builder_t *builder, const colo_values_t *v
     COLO_TRY(take(builder, values, roles));
     return values->kind == COLO_SUMS ? give_sums(builder, values, roles)
                                      : give(builder, values, roles, builder->plan->rank,
-                                            &builder->found[COLO_FIRST].sends);
+                                            &builder->found[COLO_EXCHANGE_MAIN].sends);
 }

@@ -174,7 +174,8 @@ colo_status_t colo_ragged_place_peers(colo_builder_t *builder, const colo_ragged
     blocks_t blocks = {stored, count};
     COLO_FAIL_IF(!stored || !count, COLO_ERR_NOMEM, "bridge: %zu blocks", n);
     for (int i = 0; i < (plan->config.no_grad || plan->addends == 1 ? 1 : 2); i++) {
-        const colo_routes_t *routes = colo_plan_routes(plan, (colo_pass_t)i, COLO_FIRST, i == 0);
+        const colo_routes_t *routes =
+            colo_plan_routes(plan, (colo_pass_t)i, COLO_EXCHANGE_MAIN, i == 0);
         for (int32_t k = 0; k < routes->nmessages; k++) {
             const colo_plan_message_t *one = &routes->message[k];
             COLO_TRY(place_message(builder, &side, merged, one,
@@ -275,14 +276,15 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
         plan->bytes[COLO_FORWARD].local;
     colo_exchange_plan_t *forward = plan->exchange[COLO_FORWARD],
                          *backward = plan->exchange[COLO_BACKWARD];
-    colo_routes_t *const placed[] = {&forward[COLO_FIRST].recv,     &plan->local[COLO_FORWARD],
-                                     &forward[COLO_RELAYS].recv,    &forward[COLO_RELAYS].send,
-                                     &backward[COLO_FIRST].send,    &plan->local[COLO_BACKWARD],
-                                     &backward[COLO_NODE_SUMS].send};
+    colo_routes_t *const placed[] = {
+        &forward[COLO_EXCHANGE_MAIN].recv,      &plan->local[COLO_FORWARD],
+        &forward[COLO_EXCHANGE_RELAYS].recv,    &forward[COLO_EXCHANGE_RELAYS].send,
+        &backward[COLO_EXCHANGE_MAIN].send,     &plan->local[COLO_BACKWARD],
+        &backward[COLO_EXCHANGE_NODE_SUMS].send};
     for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++)
         place(placed[i], 0, places->stored, places->n);
     /* what is collected for other nodes; the rest goes to its source tensor */
-    place(&backward[COLO_FIRST].recv, plan->addends, places->stored, places->n);
+    place(&backward[COLO_EXCHANGE_MAIN].recv, plan->addends, places->stored, places->n);
     return COLO_OK;
 }
 

@@ -61,7 +61,8 @@ static int64_t relayed(const colo_bridge_t *bridge, colo_pass_t pass, const colo
     const colo_plan_t *plan = bridge->now.program.plan;
     const int64_t peers = colo_comm_size(bridge->comm) - 1;
     int64_t same_node = 0;
-    if (!plan->exchange[pass][COLO_RELAYS].all_come || !colo_layout_holds(layout, plan->rank))
+    if (!plan->exchange[pass][COLO_EXCHANGE_RELAYS].all_come ||
+        !colo_layout_holds(layout, plan->rank))
         return 0;
     for (int32_t i = 0; i < colo_comm_size(bridge->comm); i++) {
         const int64_t rank = colo_comm_world_rank(bridge->comm, i);

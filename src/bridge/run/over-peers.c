@@ -60,8 +60,9 @@ static colo_status_t find_far(const colo_bridge_t *bridge, colo_loaded_t *loaded
     bool *far = &loaded->over_peers.far;
     int32_t *members = NULL, n = 0;
     const bool whole = peer->reaches(bridge->comm, -1, -1);
-    *far = plan->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
-           plan->exchange[COLO_BACKWARD][COLO_RELAYS].all_come || colo_plan_sums_nodes(plan);
+    *far = plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
+           plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come ||
+           colo_plan_sums_nodes(plan);
     if (whole)
         return COLO_OK;
     if (loaded->any_ranks) {
@@ -174,7 +175,7 @@ static colo_status_t create_path(colo_bridge_t *bridge)
     colo_status_t st = peer->open(bridge->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
         st = find_all(bridge, &bridge->now);
-        COLO_THEN(st, colo_transfers_list(bridge, &bridge->now, COLO_FIRST, lists));
+        COLO_THEN(st, colo_transfers_list(bridge, &bridge->now, COLO_EXCHANGE_MAIN, lists));
         st = colo_comm_i_agree(colo_comm_i_control(bridge->comm), "bridge create", 4, st);
         COLO_THEN(st, none_far(bridge));
     }
@@ -207,10 +208,10 @@ static colo_status_t load_relays(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     const colo_plan_t *plan = loaded->program.plan;
     if (!bridge->peers.path || loaded->any_ranks ||
-        !(plan->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
-          plan->exchange[COLO_BACKWARD][COLO_RELAYS].all_come))
+        !(plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
+          plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come))
         return COLO_OK;
-    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_RELAYS, &bridge->peers.relays));
+    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_EXCHANGE_RELAYS, &bridge->peers.relays));
     return bridge->comm->ops->peer->list(bridge->peers.path, bridge->peers.relays.pass,
                                          &loaded->over_peers.relay_list);
 }
@@ -240,7 +241,7 @@ colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
     if (!bridge->peers.path)
         return COLO_OK;
     COLO_TRY(find_all(bridge, loaded));
-    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_FIRST, &bridge->peers.first));
+    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_EXCHANGE_MAIN, &bridge->peers.first));
     COLO_TRY(load_relays(bridge, loaded));
     return loaded->program.bytes ? peer->list(bridge->peers.path, pass, &loaded->over_peers.list)
                                  : peer->load(bridge->peers.path, pass);
@@ -260,7 +261,7 @@ static size_t reach_of(const colo_tensor_t *tensor)
 static bool is_looked_at(const colo_call_t *call, colo_mover_t move)
 {
     const colo_messages_t *messages =
-        &call->loaded->over_comm.messages[call->frame.pass][COLO_FIRST][move == COLO_PULL];
+        &call->loaded->over_comm.messages[call->frame.pass][COLO_EXCHANGE_MAIN][move == COLO_PULL];
     return call->loaded->over_peers.one_view || messages->n > messages->nfar;
 }
 
@@ -444,7 +445,8 @@ colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
     colo_p2p_tensor_t one, *tensor = &one;
     if (call->frame.n > 1)
         tensor = colo_list_zeroed(&bridge->peers.tensors, call->frame.n, sizeof *tensor);
-    colo_p2p_call_t p2p = {.list = move->exchange == COLO_RELAYS ? over->relay_list : over->list,
+    colo_p2p_call_t p2p = {.list = move->exchange == COLO_EXCHANGE_RELAYS ? over->relay_list
+                                                                          : over->list,
                            .tensor = tensor,
                            .device = call->queries.device,
                            .capturing = call->capturing};

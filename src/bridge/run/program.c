@@ -58,7 +58,7 @@ colo_dtype_t colo_move_dtype(const colo_program_t *program, colo_pass_t pass, in
 int64_t colo_move_sum(const colo_plan_t *plan, int exchange, bool sends,
                       const colo_region_t *region)
 {
-    if (exchange == COLO_NODE_SUMS)
+    if (exchange == COLO_EXCHANGE_NODE_SUMS)
         return sends ? colo_sum_key(plan, COLO_SUM_LEAVES, 0)
                      : colo_sum_key(plan, COLO_SUM_NODE, region->addend);
     return region->addend < plan->addends
@@ -97,9 +97,9 @@ static colo_status_t find_partials(colo_program_t *program, const colo_add_t *ad
                  (long long)plan->addends);
     for (int64_t i = 0; i < keys; i++)
         program->partial_of[i] = -1;
-    need_partials(program, COLO_FIRST);
-    need_partials(program, COLO_NODE_SUMS);
-    if (plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send.nregions > 0)
+    need_partials(program, COLO_EXCHANGE_MAIN);
+    need_partials(program, COLO_EXCHANGE_NODE_SUMS);
+    if (plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].send.nregions > 0)
         need_partial(program, colo_sum_key(plan, COLO_SUM_LEAVES, 0));
     for (int k = 0; nodes && k < 3; k++)
         for (int64_t i = 0; i < add->list[k]->nregions; i++)
@@ -118,7 +118,7 @@ static bool sums_at_once(const colo_plan_t *plan, bool launched)
 {
     enum { LARGE = 4 << 20 }; /* bytes of a region of the usual tensor, on average */
     const int64_t n = plan->local[COLO_BACKWARD].nregions +
-                      plan->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions;
+                      plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv.nregions;
     const int64_t units = plan->own_src.rows * (plan->own_src.h1 - plan->own_src.h0);
     return launched && units * (int64_t)plan->elem < n * LARGE;
 }
@@ -140,25 +140,25 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, bool laun
     const colo_plan_t *plan = program->plan;
     const colo_exchange_plan_t *exchange = plan->exchange[COLO_BACKWARD];
     const colo_routes_t *local = &plan->local[COLO_BACKWARD];
-    if (exchange[COLO_NODE_SUMS].wide) {
-        push_move(steps, COLO_FIRST, local, COLO_IN, COLO_PARTIALS);
-        push_add(steps, &(colo_add_t){.list = {&exchange[COLO_NODE_SUMS].send},
+    if (exchange[COLO_EXCHANGE_NODE_SUMS].wide) {
+        push_move(steps, COLO_EXCHANGE_MAIN, local, COLO_IN, COLO_PARTIALS);
+        push_add(steps, &(colo_add_t){.list = {&exchange[COLO_EXCHANGE_NODE_SUMS].send},
                                       .addend = -1,
                                       .by_terms = true,
                                       .to = COLO_PARTIALS});
-        if (exchange[COLO_NODE_SUMS].all_come)
-            push_move(steps, COLO_NODE_SUMS, NULL, COLO_PARTIALS, COLO_PARTIALS);
-        return (colo_add_t){
-            .list = {&exchange[COLO_FIRST].recv, local, &exchange[COLO_NODE_SUMS].recv},
-            .by_terms = true,
-            .to = COLO_OUT};
+        if (exchange[COLO_EXCHANGE_NODE_SUMS].all_come)
+            push_move(steps, COLO_EXCHANGE_NODE_SUMS, NULL, COLO_PARTIALS, COLO_PARTIALS);
+        return (colo_add_t){.list = {&exchange[COLO_EXCHANGE_MAIN].recv, local,
+                                     &exchange[COLO_EXCHANGE_NODE_SUMS].recv},
+                            .by_terms = true,
+                            .to = COLO_OUT};
     }
     /* own addend: held here or received; the two lists together cover each element once */
-    colo_add_t add = {.list = {local, &exchange[COLO_FIRST].recv},
+    colo_add_t add = {.list = {local, &exchange[COLO_EXCHANGE_MAIN].recv},
                       .addend = plan->own_addend >= 0 ? plan->own_addend : 0,
                       .own_in = !sums_at_once(plan, launched),
                       .to = COLO_OUT};
-    push_move(steps, COLO_FIRST, add.own_in ? NULL : local, COLO_IN, COLO_PARTIALS);
+    push_move(steps, COLO_EXCHANGE_MAIN, add.own_in ? NULL : local, COLO_IN, COLO_PARTIALS);
     if (!add.own_in) {
         const colo_owned_t *own = &plan->own_src;
         struct colo_whole *whole = program->whole;
@@ -183,7 +183,7 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
     for (int pass = 0; pass < (plan->config.no_grad ? 1 : 2); pass++) {
         colo_steps_t *steps = &program->pass[pass];
         if (!colo_plan_adds(plan, (colo_pass_t)pass)) {
-            push_move(steps, COLO_FIRST, &plan->local[pass], COLO_IN, COLO_OUT);
+            push_move(steps, COLO_EXCHANGE_MAIN, &plan->local[pass], COLO_IN, COLO_OUT);
         } else if (!colo_dtype_is_float(plan->config.dtype)) {
             return colo_fail(
                 COLO_ERR_ARG,
@@ -200,8 +200,8 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
             COLO_TRY(find_partials(program, &add));
             push_add(steps, &add);
         }
-        if (plan->exchange[pass][COLO_RELAYS].all_come)
-            push_move(steps, COLO_RELAYS, NULL, COLO_OUT, COLO_OUT);
+        if (plan->exchange[pass][COLO_EXCHANGE_RELAYS].all_come)
+            push_move(steps, COLO_EXCHANGE_RELAYS, NULL, COLO_OUT, COLO_OUT);
     }
     return COLO_OK;
 }

@@ -146,8 +146,8 @@ static bool needs_comm(const colo_call_t *call)
  * reach the output; sums of a node lie in memory of the bridge. */
 static bool goes_directly(const colo_call_t *call, const colo_move_t *move)
 {
-    return call->direct && move->exchange != COLO_NODE_SUMS &&
-           (move->exchange != COLO_RELAYS || call->reached.moves == COLO_PUSH);
+    return call->direct && move->exchange != COLO_EXCHANGE_NODE_SUMS &&
+           (move->exchange != COLO_EXCHANGE_RELAYS || call->reached.moves == COLO_PUSH);
 }
 
 /* The comm's messages of a move: all, or those between ranks out of reach. */

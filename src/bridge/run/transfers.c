@@ -118,7 +118,8 @@ static colo_status_t list_moves(const maker_t *maker)
         colo_transfer_t transfer = {.peer = colo_comm_find(maker->bridge->comm, message->peer)};
         if (!colo_peers_near(maker->bridge, (int32_t)transfer.peer))
             continue;
-        if (move->exchange == COLO_FIRST) /* relays: replicas have the same in the same place */
+        if (move->exchange ==
+            COLO_EXCHANGE_MAIN) /* relays: replicas have the same in the same place */
             COLO_TRY(owned_by(maker, maker->pulls ? from_src : to_src, message->peer, &theirs));
         for (int64_t k = 0; k < message->nregions; k++) {
             const colo_region_t *region = &message->regions[k];
@@ -172,7 +173,7 @@ static held_t held_of(const colo_owned_t *own, const colo_routes_t *routes, int6
 static colo_status_t all_held(const maker_t *maker, held_t *held)
 {
     const colo_plan_t *plan = maker->plan;
-    const colo_routes_t *recv = &plan->exchange[COLO_BACKWARD][COLO_FIRST].recv,
+    const colo_routes_t *recv = &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv,
                         *local = &plan->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++)
         *held++ = held_of(&plan->own_dst, local, i, -1);
@@ -279,7 +280,7 @@ static colo_status_t list_sums(const maker_t *maker)
 {
     const colo_plan_t *plan = maker->plan;
     const colo_owned_t *own = &plan->own_src;
-    const int64_t n = plan->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions +
+    const int64_t n = plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv.nregions +
                       plan->local[COLO_BACKWARD].nregions;
     colo_list_t *held = maker->bridge->peers.held;
     int64_t first[COLO_MAX_ADDENDS + 1];
@@ -373,9 +374,9 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_loaded_t *lo
                          .addend = &lists->addend[i],
                          .exposed = &lists->exposed[i]};
         *out = (colo_transfers_t){.name = names[i]};
-        if (!maker.move || (exchange == COLO_RELAYS && adds))
+        if (!maker.move || (exchange == COLO_EXCHANGE_RELAYS && adds))
             continue;
-        maker.pulls = adds || (exchange == COLO_FIRST && pass == COLO_FORWARD &&
+        maker.pulls = adds || (exchange == COLO_EXCHANGE_MAIN && pass == COLO_FORWARD &&
                                loaded->over_peers.forward == COLO_PULL);
         maker.sums = adds && !loaded->over_peers.far;
         maker.step->n = maker.addend->n = maker.exposed->n = 0;
