@@ -44,24 +44,24 @@ static colo_status_t parse_axes(colo_bridge_t *bridge, const char *axes)
 /* ---- what depends on the shape ---- */
 
 static colo_status_t load_plan(colo_bridge_t *bridge, const colo_plan_config_t *cfg,
-                               colo_loaded_t *out)
+                               colo_ready_plan_t *out)
 {
-    colo_loaded_t loaded = {.any_ranks = bridge->now.any_ranks};
+    colo_ready_plan_t ready = {.any_ranks = bridge->now.any_ranks};
     colo_status_t st = COLO_OK;
     int64_t rank = colo_comm_world_rank(bridge->comm, colo_comm_rank(bridge->comm));
     COLO_FAIL_IF(strcmp(bridge->axes.name, "bh") == 0 && cfg->shape.rows != 1, COLO_ERR_ARG,
                  "bridge: %lld rows with axes 'bh', expected 1; tensors of several rows "
                  "have axes 'th', or 'bsh' in any order",
                  (long long)cfg->shape.rows);
-    COLO_TRY_GOTO(st, colo_plan_create(&loaded.program.plan, cfg, rank), fail);
+    COLO_TRY_GOTO(st, colo_plan_create(&ready.program.plan, cfg, rank), fail);
     COLO_TRY_GOTO(st,
-                  colo_bridge_is_collective(bridge) ? colo_collective_load(bridge, &loaded)
-                                                    : colo_run_load(bridge, &loaded),
+                  colo_bridge_is_collective(bridge) ? colo_collective_load(bridge, &ready)
+                                                    : colo_run_load(bridge, &ready),
                   fail);
-    *out = loaded;
+    *out = ready;
     return COLO_OK;
 fail:
-    colo_run_unload(bridge, &loaded);
+    colo_run_unload(bridge, &ready);
     return st;
 }
 
@@ -289,7 +289,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
                  bridge ? "shape" : "bridge");
     COLO_TRY(colo_ragged_refuse_shape(bridge));
     colo_plan_config_t cfg = bridge->now.program.plan->config;
-    colo_loaded_t next;
+    colo_ready_plan_t next;
     bridge->id.reshapes++; /* also where it fails: ranks stay alike */
     memset(bridge->peers.agreed, 0, sizeof bridge->peers.agreed);
     memset(bridge->compared, 0, sizeof bridge->compared); /* also with ranks it shares no message */

@@ -65,7 +65,7 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
     colo_carried_t tensor = {0};
     colo_reached_tensor_t reached[2];
     colo_call_t call = {.bridge = bridge,
-                        .loaded = &bridge->now,
+                        .ready = &bridge->now,
                         .frame = {.program = &bridge->now.program,
                                   .pass = pass,
                                   .tensor = &tensor,
@@ -96,8 +96,8 @@ static colo_status_t call_batch(colo_batch_t *batch, colo_pass_t pass, const col
                  (long long)bridge->now.program.plan->rank);
     colo_call_t call = {.bridge = bridge,
                         .batch = batch,
-                        .loaded = &batch->loaded,
-                        .frame = {.program = &batch->loaded.program, .pass = pass, .n = n},
+                        .ready = &batch->ready,
+                        .frame = {.program = &batch->ready.program, .pass = pass, .n = n},
                         .in = in,
                         .out = out,
                         .op = colo_batch_op(batch, pass, n),

@@ -117,7 +117,7 @@ colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_
 {
     const colo_bridge_t *bridge = batch->bridge;
     const uint64_t hash =
-        colo_hash_i64(bridge->now.program.plan->hash, (int64_t)batch->loaded.program.plan->hash);
+        colo_hash_i64(bridge->now.program.plan->hash, (int64_t)batch->ready.program.plan->hash);
     const bool alone = pass == COLO_FORWARD && bridge->alone;
     return colo_op_of_bridge(COLO_U8, bridge->id.number, pass, alone, colo_hash_i64(hash, n));
 }

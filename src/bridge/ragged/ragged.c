@@ -140,15 +140,15 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_tables_t *tabl
     COLO_TRY(colo_ragged_load(&ragged->axes, tables, made->table, &made->ntables));
     made->hash = colo_tables_hash(made->table, made->ntables);
     COLO_TRY(check_rows(ragged));
-    COLO_TRY(colo_ragged_plan(&made->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
+    COLO_TRY(colo_ragged_plan(&made->ready.program.plan, &cfg, bridge->now.program.plan->rank,
                               &ragged->axes, &ragged->builder, ragged->merged, made->hash,
                               &ragged->spare, &made->places));
     if (bridge->peers.path)
         COLO_TRY(colo_ragged_place_peers(&ragged->builder, &ragged->axes, ragged->merged));
-    made->loaded.program.bytes = true;
-    COLO_TRY(colo_run_load(bridge, &made->loaded));
-    ragged->src_rows = made->loaded.program.plan->own_src.rows;
-    ragged->dst_rows = made->loaded.program.plan->own_dst.rows;
+    made->ready.program.bytes = true;
+    COLO_TRY(colo_run_load(bridge, &made->ready));
+    ragged->src_rows = made->ready.program.plan->own_src.rows;
+    ragged->dst_rows = made->ready.program.plan->own_dst.rows;
     *batch = made;
     made = NULL;
     return COLO_OK;
@@ -225,7 +225,7 @@ colo_status_t colo_bridge_set_packing(colo_bridge_t *bridge, const colo_packing_
 
 const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)
 {
-    return batch ? batch->loaded.program.plan : NULL;
+    return batch ? batch->ready.program.plan : NULL;
 }
 
 int64_t colo_batch_runs(const colo_batch_t *batch, colo_run_t *runs, int64_t cap)
@@ -240,9 +240,9 @@ void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)
         return;
-    if ((*batch)->loaded.program.plan)
-        colo_pool_recycle(&(*batch)->loaded.program.plan->pool, &(*batch)->bridge->ragged->spare);
-    colo_run_unload((*batch)->bridge, &(*batch)->loaded);
+    if ((*batch)->ready.program.plan)
+        colo_pool_recycle(&(*batch)->ready.program.plan->pool, &(*batch)->bridge->ragged->spare);
+    colo_run_unload((*batch)->bridge, &(*batch)->ready);
     free(*batch);
     *batch = NULL;
 }

@@ -37,7 +37,7 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *bridge);
 
 struct colo_batch {
     colo_bridge_t *bridge;
-    colo_loaded_t loaded;
+    colo_ready_plan_t ready;
     colo_ragged_places_t places; /* of the plan's pool */
     colo_table_t table[COLO_TABLES];
     int32_t ntables;

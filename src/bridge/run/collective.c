@@ -106,21 +106,19 @@ static colo_owned_t full_dst(const colo_plan_t *plan)
 }
 
 /* The rows that a SHARDED output takes out of the whole sequence. */
-static colo_status_t find_rows(colo_loaded_t *loaded)
+static colo_status_t find_rows(colo_ready_plan_t *ready)
 {
-    const colo_plan_t *plan = loaded->program.plan;
+    const colo_plan_t *plan = ready->program.plan;
     const colo_shape_t *shape = &plan->config.shape;
     colo_owned_t own;
     if (plan->config.output != COLO_SHARDED)
         return COLO_OK;
-    COLO_TRY(
-        colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, NULL, 0, &loaded->nruns));
-    loaded->run = colo_pool_take(&loaded->program.plan->pool,
-                                 (size_t)(loaded->nruns + 1) * sizeof *loaded->run);
-    COLO_FAIL_IF(!loaded->run, COLO_ERR_NOMEM, "bridge: %lld runs of rows",
-                 (long long)loaded->nruns);
-    return colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, loaded->run, loaded->nruns,
-                             &loaded->nruns);
+    COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, NULL, 0, &ready->nruns));
+    ready->run =
+        colo_pool_take(&ready->program.plan->pool, (size_t)(ready->nruns + 1) * sizeof *ready->run);
+    COLO_FAIL_IF(!ready->run, COLO_ERR_NOMEM, "bridge: %lld runs of rows", (long long)ready->nruns);
+    return colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, ready->run, ready->nruns,
+                             &ready->nruns);
 }
 
 /* Have staging for a plan. */
@@ -194,12 +192,12 @@ static colo_status_t copy_samples(const colo_bridge_t *bridge, colo_view_t to, c
 static colo_status_t copy_rows(const colo_bridge_t *bridge, colo_view_t full, colo_view_t part,
                                bool to_part, colo_stream_t stream)
 {
-    const colo_loaded_t *loaded = &bridge->now;
-    const colo_owned_t *own = &loaded->program.plan->own_dst;
+    const colo_ready_plan_t *ready = &bridge->now;
+    const colo_owned_t *own = &ready->program.plan->own_dst;
     const int64_t nb = own->b1 - own->b0;
-    const size_t elem = colo_dtype_size(loaded->program.plan->config.dtype);
-    for (int64_t i = 0; i < loaded->nruns; i++) {
-        const colo_run_t *run = &loaded->run[i];
+    const size_t elem = colo_dtype_size(ready->program.plan->config.dtype);
+    for (int64_t i = 0; i < ready->nruns; i++) {
+        const colo_run_t *run = &ready->run[i];
         colo_box_t full_box = box_of(bridge, full, nb, run->row, run->count);
         colo_box_t part_box = box_of(bridge, part, nb, run->local, run->count);
         COLO_TRY(bridge->ops->box_copy(to_part ? &part_box : &full_box,
@@ -310,9 +308,9 @@ const char *colo_algo_name(colo_algo_t algo)
     return algo == COLO_EXACT ? "EXACT" : algo == COLO_COLLECTIVE ? "COLLECTIVE" : NULL;
 }
 
-colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
+colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_plan_t *plan = loaded->program.plan;
+    const colo_plan_t *plan = ready->program.plan;
     const colo_plan_config_t *config = &plan->config;
     const int64_t cp = colo_grid_extent(&plan->dst.grid, "cp");
     COLO_TRY(colo_plan_collective_check(config));
@@ -320,7 +318,7 @@ colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
                  "bridge: COLLECTIVE sums gradients over cp=%lld, which %s is not made "
                  "for; use EXACT or no_grad",
                  (long long)cp, colo_dtype_name(config->dtype));
-    COLO_TRY(find_rows(loaded));
+    COLO_TRY(find_rows(ready));
     COLO_TRY(colo_memory_check(bridge, colo_comm_size(bridge->comm) > 1, 0));
     if (bridge->mem == COLO_CUDA && !bridge->streams.order)
         COLO_TRY(bridge->ops->stream_create(1, &bridge->streams.order));

@@ -66,11 +66,11 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
     return COLO_OK;
 }
 
-colo_status_t colo_members_find(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
+colo_status_t colo_members_find(const colo_bridge_t *bridge, const colo_ready_plan_t *ready,
                                 int32_t **members, int32_t *n)
 {
-    if (!loaded->any_ranks)
-        return colo_component_find(loaded->program.plan, bridge->comm, members, n);
+    if (!ready->any_ranks)
+        return colo_component_find(ready->program.plan, bridge->comm, members, n);
     *n = colo_comm_size(bridge->comm);
     *members = malloc((size_t)*n * sizeof **members);
     COLO_FAIL_IF(!*members, COLO_ERR_NOMEM, "bridge: %d ranks", (int)*n);

@@ -48,11 +48,11 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages, int64_t
 }
 
 /* Boxes for @n tensors a call from now on. */
-static colo_status_t widen_all(colo_loaded_t *loaded, colo_pass_t pass, int32_t n)
+static colo_status_t widen_all(colo_ready_plan_t *ready, colo_pass_t pass, int32_t n)
 {
-    colo_plan_t *plan = loaded->program.plan;
+    colo_plan_t *plan = ready->program.plan;
     for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
-        colo_messages_t *messages = &loaded->over_comm.messages[pass][i / 2][i % 2];
+        colo_messages_t *messages = &ready->over_comm.messages[pass][i / 2][i % 2];
         if (messages->tensors != n)
             COLO_TRY(widen(&plan->pool, messages,
                            colo_plan_routes(plan, pass, i / 2, i % 2)->nregions, n));
@@ -90,22 +90,22 @@ static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
     return COLO_OK;
 }
 
-static colo_status_t load_messages(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+static colo_status_t load_messages(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_plan_t *plan = loaded->program.plan;
+    colo_plan_t *plan = ready->program.plan;
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
             COLO_TRY(make(bridge, &plan->pool,
                           colo_plan_routes(plan, (colo_pass_t)pass, i / 2, i % 2),
-                          &loaded->over_comm.messages[pass][i / 2][i % 2]));
+                          &ready->over_comm.messages[pass][i / 2][i % 2]));
     return COLO_OK;
 }
 
 /* ---- partial sums, staging, routes ---- */
 
-static colo_status_t reserve(colo_bridge_t *bridge, const colo_loaded_t *loaded)
+static colo_status_t reserve(colo_bridge_t *bridge, const colo_ready_plan_t *ready)
 {
-    const colo_over_comm_t *over = &loaded->over_comm;
+    const colo_over_comm_t *over = &ready->over_comm;
     if (bridge->mem == COLO_CUDA && !bridge->streams.side)
         COLO_TRY(bridge->ops->stream_create(2, &bridge->streams.side));
     COLO_TRY(colo_partials_reserve(bridge, over->need_partials, false));
@@ -114,13 +114,13 @@ static colo_status_t reserve(colo_bridge_t *bridge, const colo_loaded_t *loaded)
 }
 
 /* Fills the boxes of the messages of a move. */
-static void fill(const colo_call_frame_t *frame, const colo_loaded_t *loaded,
+static void fill(const colo_call_frame_t *frame, const colo_ready_plan_t *ready,
                  const colo_move_t *move)
 {
     const colo_plan_t *plan = frame->program->plan;
     for (int sends = 0; sends < 2; sends++) {
         const colo_routes_t *routes = colo_plan_routes(plan, frame->pass, move->exchange, sends);
-        colo_box_t *box = loaded->over_comm.messages[frame->pass][move->exchange][sends].box;
+        colo_box_t *box = ready->over_comm.messages[frame->pass][move->exchange][sends].box;
         const int buffer = sends ? move->from : move->to;
         for (int64_t i = 0; i < routes->nregions; i++) {
             const colo_end_t end = {
@@ -136,7 +136,7 @@ static void fill(const colo_call_frame_t *frame, const colo_loaded_t *loaded,
 
 /* Fills the boxes of all messages. @stage: in and out, the most staging that these take, of a
  * backend with routes; or NULL. */
-static void fill_all(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
+static void fill_all(const colo_bridge_t *bridge, const colo_ready_plan_t *ready,
                      const colo_call_frame_t *frame, size_t *stage)
 {
     const colo_steps_t *steps = &frame->program->pass[frame->pass];
@@ -144,10 +144,10 @@ static void fill_all(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
         const colo_move_t *move = &steps->step[i].move;
         if (steps->step[i].kind != COLO_MOVE)
             continue;
-        fill(frame, loaded, move);
+        fill(frame, ready, move);
         if (!stage)
             continue;
-        const colo_messages_t *messages = loaded->over_comm.messages[frame->pass][move->exchange];
+        const colo_messages_t *messages = ready->over_comm.messages[frame->pass][move->exchange];
         const colo_exchange_t exchange = {
             .op.dtype = colo_move_dtype(frame->program, frame->pass, move->exchange),
             .recv = messages[0].message,
@@ -160,66 +160,66 @@ static void fill_all(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
 }
 
 /* The members of the route and staging for its messages. */
-static colo_status_t find_route(colo_bridge_t *bridge, colo_loaded_t *loaded)
+static colo_status_t find_route(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_plan_t *plan = loaded->program.plan;
-    colo_over_comm_t *over = &loaded->over_comm;
+    const colo_plan_t *plan = ready->program.plan;
+    colo_over_comm_t *over = &ready->over_comm;
     if (!bridge->comm->ops->subconnection_create || bridge->mem != COLO_CUDA)
         return COLO_OK;
-    COLO_TRY(colo_members_find(bridge, loaded, &over->members, &over->nmembers));
+    COLO_TRY(colo_members_find(bridge, ready, &over->members, &over->nmembers));
     /* extents are all that counts; each call fills in the rest */
     const colo_carried_t none = {.per = 1, .dtype = plan->config.dtype};
     for (int pass = 0; pass < 2; pass++) {
         const colo_call_frame_t frame = {
-            .program = &loaded->program, .pass = (colo_pass_t)pass, .tensor = &none, .n = 1};
-        fill_all(bridge, loaded, &frame, &over->need_stage);
+            .program = &ready->program, .pass = (colo_pass_t)pass, .tensor = &none, .n = 1};
+        fill_all(bridge, ready, &frame, &over->need_stage);
     }
     return COLO_OK;
 }
 
-colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
+colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_plan_t *plan = loaded->program.plan;
+    colo_plan_t *plan = ready->program.plan;
     const int64_t locals = plan->local[0].nregions > plan->local[1].nregions
                                ? plan->local[0].nregions
                                : plan->local[1].nregions;
-    colo_over_comm_t *over = &loaded->over_comm;
+    colo_over_comm_t *over = &ready->over_comm;
     int32_t messages = 0;
-    COLO_TRY(load_messages(bridge, loaded));
+    COLO_TRY(load_messages(bridge, ready));
     for (int i = 0; i < 2; i++) {
         over->own_box[i] = boxes_of(&plan->pool, locals);
         COLO_FAIL_IF(!over->own_box[i], COLO_ERR_NOMEM, "bridge: %lld boxes that stay",
                      (long long)locals);
     }
     /* if a program of batches has many small regions, sums are made at once */
-    COLO_TRY(colo_program_create(&loaded->program, loaded->program.bytes && plan->elem > 0 &&
-                                                       bridge->mem == COLO_CUDA));
-    if (loaded->program.bytes) /* of a batch: in memory of the bridge, by call */
+    COLO_TRY(colo_program_create(&ready->program, ready->program.bytes && plan->elem > 0 &&
+                                                      bridge->mem == COLO_CUDA));
+    if (ready->program.bytes) /* of a batch: in memory of the bridge, by call */
         return COLO_OK;
-    if (loaded->program.npartials > 0)
+    if (ready->program.npartials > 0)
         over->need_partials =
-            colo_partial_bytes(plan, 1, plan->config.dtype) * (size_t)loaded->program.npartials;
-    COLO_TRY(find_route(bridge, loaded));
+            colo_partial_bytes(plan, 1, plan->config.dtype) * (size_t)ready->program.npartials;
+    COLO_TRY(find_route(bridge, ready));
     if (!bridge->lazy && (over->need_partials > 0 || over->nmembers > 0))
-        COLO_TRY(reserve(bridge, loaded)); /* else peers add up without one */
+        COLO_TRY(reserve(bridge, ready)); /* else peers add up without one */
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
             messages += over->messages[pass][i / 2][i % 2].n;
     return colo_memory_check(bridge, messages > 0 || over->need_partials > 0, messages);
 }
 
-void colo_over_comm_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+void colo_over_comm_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_comm_t *over = &loaded->over_comm;
+    colo_over_comm_t *over = &ready->over_comm;
     if (over->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
         bridge->comm->ops->subconnection_destroy(bridge->comm, over->subconnection);
     free(over->members);
 }
 
 /* Connects the members, if there is a route to make; collective over them. */
-static colo_status_t connect_members(colo_bridge_t *bridge, colo_loaded_t *loaded)
+static colo_status_t connect_members(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_comm_t *over = &loaded->over_comm;
+    colo_over_comm_t *over = &ready->over_comm;
     if (over->subconnection || over->nmembers == 0)
         return COLO_OK;
     return bridge->comm->ops->subconnection_create(
@@ -269,7 +269,7 @@ colo_status_t colo_over_comm_prepare(colo_call_t *call)
     const colo_call_frame_t *frame = &call->frame;
     if (!frame->program->bytes) /* memory of the shape */
         return COLO_OK;
-    COLO_TRY(widen_all(call->loaded, frame->pass, frame->n));
+    COLO_TRY(widen_all(call->ready, frame->pass, frame->n));
     if (frame->pass == COLO_FORWARD)
         return COLO_OK;
     return colo_partials_reserve(
@@ -283,7 +283,7 @@ colo_status_t colo_over_comm_begin(colo_call_t *call)
     call->frame.partials = bridge->memory.partials.data;
     const bool stages = call->frame.program->bytes && bridge->now.over_comm.nmembers > 0;
     size_t stage = 0;
-    fill_all(bridge, call->loaded, &call->frame, stages ? &stage : NULL);
+    fill_all(bridge, call->ready, &call->frame, stages ? &stage : NULL);
     if (!stages)
         return COLO_OK;
     const colo_status_t st = colo_arena_grow(bridge, &bridge->memory.stage, stage, call->capturing,

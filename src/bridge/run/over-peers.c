@@ -32,9 +32,9 @@ static bool reaches_dst(const colo_plan_t *plan, colo_pass_t pass)
 
 /* Of which passes does some rank of the comm have nothing that peers could reach? The same verdict
  * on all ranks. */
-static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_plan_t *plan = loaded->program.plan;
+    const colo_plan_t *plan = ready->program.plan;
     bool none[2] = {false, false}; /* of src, of dst */
     for (int dst = 0; dst < 2; dst++)
         for (int32_t rank = 0; rank < colo_comm_size(bridge->comm) && !none[dst]; rank++) {
@@ -46,18 +46,18 @@ static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_loaded_t 
             none[dst] = own.b1 == own.b0 || own.rows == 0 || own.h1 == own.h0;
         }
     for (int pass = 0; pass < 2; pass++)
-        loaded->over_peers.asymmetric[pass] = none[reaches_dst(plan, (colo_pass_t)pass)];
+        ready->over_peers.asymmetric[pass] = none[reaches_dst(plan, (colo_pass_t)pass)];
     return COLO_OK;
 }
 
 /* Is any pair of the ranks that the plan ties to this one out of reach, or is there another
  * exchange? The same verdict on all of these; ranks that it does not tie to this one have their
  * own. */
-static colo_status_t find_far(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+static colo_status_t find_far(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     const colo_peer_ops_t *peer = bridge->comm->ops->peer;
-    const colo_plan_t *plan = loaded->program.plan;
-    bool *far = &loaded->over_peers.far;
+    const colo_plan_t *plan = ready->program.plan;
+    bool *far = &ready->over_peers.far;
     int32_t *members = NULL, n = 0;
     const bool whole = peer->reaches(bridge->comm, -1, -1);
     *far = plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
@@ -65,7 +65,7 @@ static colo_status_t find_far(const colo_bridge_t *bridge, colo_loaded_t *loaded
            colo_plan_sums_nodes(plan);
     if (whole)
         return COLO_OK;
-    if (loaded->any_ranks) {
+    if (ready->any_ranks) {
         *far = true;
         (void)colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
                         peer->why(bridge->comm));
@@ -124,13 +124,13 @@ bool colo_over_peers_likely(const colo_bridge_t *bridge)
 
 /* Chooses how each message of the program travels: directly to or from ranks in reach, else by the
  * comm. */
-static void choose_carriers(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+static void choose_carriers(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
             const colo_routes_t *routes =
-                colo_plan_routes(loaded->program.plan, (colo_pass_t)pass, i / 2, i % 2);
-            colo_messages_t *messages = &loaded->over_comm.messages[pass][i / 2][i % 2];
+                colo_plan_routes(ready->program.plan, (colo_pass_t)pass, i / 2, i % 2);
+            colo_messages_t *messages = &ready->over_comm.messages[pass][i / 2][i % 2];
             messages->nfar = 0;
             messages->near_bytes = 0;
             for (int32_t k = 0; k < messages->n; k++)
@@ -143,22 +143,22 @@ static void choose_carriers(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 }
 
 /* What ranks find out about a program by themselves; of a batch, some is as the bridge's. */
-static colo_status_t find_all(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+static colo_status_t find_all(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_peers_t *over = &loaded->over_peers;
+    colo_over_peers_t *over = &ready->over_peers;
     const colo_over_peers_t *all = &bridge->now.over_peers;
     const int32_t agreed = bridge->peers.agreed[COLO_FORWARD].moves;
-    const bool batch = loaded->program.bytes;
+    const bool batch = ready->program.bytes;
     over->moves[COLO_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
     over->moves[COLO_BACKWARD] =
-        colo_plan_adds(loaded->program.plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
+        colo_plan_adds(ready->program.plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
     over->one_view = !batch && bridge->transport != COLO_TRANSPORT_PEER;
     over->forward = batch && agreed ? (colo_mover_t)agreed : COLO_PUSH;
-    over->unit = (int64_t)colo_peers_unit(bridge, loaded);
-    choose_carriers(bridge, loaded);
+    over->unit = (int64_t)colo_peers_unit(bridge, ready);
+    choose_carriers(bridge, ready);
     if (!batch) {
-        COLO_TRY(find_asymmetric(bridge, loaded));
-        return find_far(bridge, loaded);
+        COLO_TRY(find_asymmetric(bridge, ready));
+        return find_far(bridge, ready);
     }
     memcpy(over->asymmetric, all->asymmetric, sizeof over->asymmetric);
     over->far = all->far;
@@ -204,21 +204,21 @@ void colo_over_peers_destroy(colo_bridge_t *bridge)
 /* ---- lists ---- */
 
 /* What relays move, if there are any; local. */
-static colo_status_t load_relays(colo_bridge_t *bridge, colo_loaded_t *loaded)
+static colo_status_t load_relays(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_plan_t *plan = loaded->program.plan;
-    if (!bridge->peers.path || loaded->any_ranks ||
+    const colo_plan_t *plan = ready->program.plan;
+    if (!bridge->peers.path || ready->any_ranks ||
         !(plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
           plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come))
         return COLO_OK;
-    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_EXCHANGE_RELAYS, &bridge->peers.relays));
+    COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_RELAYS, &bridge->peers.relays));
     return bridge->comm->ops->peer->list(bridge->peers.path, bridge->peers.relays.pass,
-                                         &loaded->over_peers.relay_list);
+                                         &ready->over_peers.relay_list);
 }
 
-void colo_over_peers_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+void colo_over_peers_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_p2p_list_t **const list[] = {&loaded->over_peers.list, &loaded->over_peers.relay_list};
+    colo_p2p_list_t **const list[] = {&ready->over_peers.list, &ready->over_peers.relay_list};
     for (int i = 0; i < 2; i++)
         if (*list[i] && colo_comm_i_own(bridge->comm, "bridge"))
             bridge->comm->ops->peer->drop(bridge->peers.path, list[i]);
@@ -234,17 +234,17 @@ colo_status_t colo_over_peers_create(colo_bridge_t *bridge)
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
+colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     const colo_peer_ops_t *peer = bridge->comm->ops->peer;
     const colo_transfers_t *pass = bridge->peers.first.pass;
     if (!bridge->peers.path)
         return COLO_OK;
-    COLO_TRY(find_all(bridge, loaded));
-    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_EXCHANGE_MAIN, &bridge->peers.first));
-    COLO_TRY(load_relays(bridge, loaded));
-    return loaded->program.bytes ? peer->list(bridge->peers.path, pass, &loaded->over_peers.list)
-                                 : peer->load(bridge->peers.path, pass);
+    COLO_TRY(find_all(bridge, ready));
+    COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_MAIN, &bridge->peers.first));
+    COLO_TRY(load_relays(bridge, ready));
+    return ready->program.bytes ? peer->list(bridge->peers.path, pass, &ready->over_peers.list)
+                                : peer->load(bridge->peers.path, pass);
 }
 
 /* ---- does a call go peer-to-peer? ---- */
@@ -261,8 +261,8 @@ static size_t reach_of(const colo_tensor_t *tensor)
 static bool is_looked_at(const colo_call_t *call, colo_mover_t move)
 {
     const colo_messages_t *messages =
-        &call->loaded->over_comm.messages[call->frame.pass][COLO_EXCHANGE_MAIN][move == COLO_PULL];
-    return call->loaded->over_peers.one_view || messages->n > messages->nfar;
+        &call->ready->over_comm.messages[call->frame.pass][COLO_EXCHANGE_MAIN][move == COLO_PULL];
+    return call->ready->over_peers.one_view || messages->n > messages->nfar;
 }
 
 static colo_reached_tensor_t *reached_by(const colo_call_t *call, colo_mover_t move)
@@ -295,7 +295,7 @@ colo_status_t colo_over_peers_find(colo_call_t *call)
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_pass_t pass = call->frame.pass;
-    const colo_over_peers_t *over = &call->loaded->over_peers;
+    const colo_over_peers_t *over = &call->ready->over_peers;
     const bool peers = bridge->transport == COLO_TRANSPORT_PEER;
     const struct colo_agreed *agreed = &bridge->peers.agreed[pass];
     const colo_tensor_t *missing = NULL;
@@ -393,7 +393,7 @@ colo_status_t colo_over_peers_agree(colo_call_t *call)
 colo_status_t colo_over_peers_begin(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
-    const colo_over_peers_t *over = &call->loaded->over_peers;
+    const colo_over_peers_t *over = &call->ready->over_peers;
     int64_t *unit = &bridge->peers.unit;
     for (int32_t k = 0; k < call->frame.n && !call->capturing; k++) {
         const colo_carried_t *tensor = &call->frame.tensor[k];
@@ -404,8 +404,8 @@ colo_status_t colo_over_peers_begin(colo_call_t *call)
     if (!wider &&
         (call->frame.pass == COLO_BACKWARD || over->forward == (colo_mover_t)call->reached.moves))
         return COLO_OK;
-    colo_over_peers_unload(bridge, call->loaded); /* or the list was made before ranks had agreed */
-    return colo_over_peers_load(bridge, call->loaded);
+    colo_over_peers_unload(bridge, call->ready); /* or the list was made before ranks had agreed */
+    return colo_over_peers_load(bridge, call->ready);
 }
 
 static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *move,
@@ -426,7 +426,7 @@ static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *m
         to.in_step[i] = in->stride[i] * elem;
         to.out_step[i] = tensor->out.stride[i] * elem;
     }
-    if (move->to == COLO_PARTIALS && call->loaded->over_peers.far) {
+    if (move->to == COLO_PARTIALS && call->ready->over_peers.far) {
         int64_t extent[3];
         colo_partial_extent(frame->program->plan, extent);
         const int64_t row = extent[2] * tensor->per * elem;
@@ -440,7 +440,7 @@ static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *m
 
 colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
 {
-    const colo_over_peers_t *over = &call->loaded->over_peers;
+    const colo_over_peers_t *over = &call->ready->over_peers;
     colo_bridge_t *bridge = call->bridge;
     colo_p2p_tensor_t one, *tensor = &one;
     if (call->frame.n > 1)

@@ -16,18 +16,18 @@
 
 #include "core/error.h"
 
-colo_status_t colo_run_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
+colo_status_t colo_run_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    COLO_TRY(colo_over_comm_load(bridge, loaded)); /* makes the program */
-    return colo_over_peers_load(bridge, loaded);
+    COLO_TRY(colo_over_comm_load(bridge, ready)); /* makes the program */
+    return colo_over_peers_load(bridge, ready);
 }
 
-void colo_run_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
+void colo_run_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_peers_unload(bridge, loaded);
-    colo_over_comm_unload(bridge, loaded);
-    colo_program_deinit(&loaded->program);
-    *loaded = (colo_loaded_t){0};
+    colo_over_peers_unload(bridge, ready);
+    colo_over_comm_unload(bridge, ready);
+    colo_program_deinit(&ready->program);
+    *ready = (colo_ready_plan_t){0};
 }
 
 colo_status_t colo_run_create(colo_bridge_t *bridge)
@@ -38,7 +38,7 @@ colo_status_t colo_run_create(colo_bridge_t *bridge)
     return colo_over_comm_create(bridge);
 }
 
-void colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
+void colo_run_reshape(colo_bridge_t *bridge, colo_ready_plan_t *next)
 {
     colo_over_comm_take(&bridge->now.over_comm, &next->over_comm);
     colo_run_unload(bridge, &bridge->now);
@@ -67,7 +67,7 @@ static colo_status_t copy_own(const colo_call_t *call, const colo_move_t *move, 
     const bool bytes = frame->program->bytes;
     const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
     const colo_end_t to = {move->to, frame->program->plan->own_addend};
-    colo_box_t *const *box = call->loaded->over_comm.own_box;
+    colo_box_t *const *box = call->ready->over_comm.own_box;
     for (int32_t k = 0; move->local && k < frame->n; k++) {
         const colo_carried_t *tensor = &frame->tensor[k];
         if (tensor->per == 0) /* there may be no memory */
@@ -139,7 +139,7 @@ static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
  * all of a pass: additions, too. */
 static bool needs_comm(const colo_call_t *call)
 {
-    return !call->direct || call->loaded->over_peers.far;
+    return !call->direct || call->ready->over_peers.far;
 }
 
 /* Do ranks in reach write or read for this move? What entered a node goes on this way only if peers
@@ -155,7 +155,7 @@ static colo_exchange_t exchange_of(const colo_call_t *call, const colo_move_t *m
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_call_frame_t *frame = &call->frame;
-    const colo_messages_t *recv = &call->loaded->over_comm.messages[frame->pass][move->exchange][0],
+    const colo_messages_t *recv = &call->ready->over_comm.messages[frame->pass][move->exchange][0],
                           *send = recv + 1;
     colo_exchange_t exchange = {.op = call->op, .is_part = direct};
     if (needs_comm(call)) {

@@ -21,7 +21,7 @@ typedef struct colo_arena {
 } colo_arena_t;
 
 typedef struct colo_call colo_call_t;
-typedef struct colo_loaded colo_loaded_t;
+typedef struct colo_ready_plan colo_ready_plan_t;
 
 /* COLLECTIVE: groups made once, staging for the passes. */
 typedef struct colo_collective {
@@ -57,7 +57,7 @@ typedef struct colo_over_comm {
 } colo_over_comm_t;
 
 /* A plan, ready to run; colo_bridge_reshape() makes another and swaps. */
-struct colo_loaded {
+struct colo_ready_plan {
     bool any_ranks; /* the plan has no rows, those of batches may tie any ranks */
     colo_program_t program;
     colo_over_comm_t over_comm;
@@ -109,7 +109,7 @@ struct colo_bridge {
     colo_allocator_t allocator; /* of the arenas */
     colo_axes_t axes;
     colo_sides_t sides;
-    colo_loaded_t now;
+    colo_ready_plan_t now;
     colo_collective_t coll;
     colo_transport_t transport;
     bool lazy; /* partial sums, staging and route are made when a call is staged */
@@ -129,7 +129,7 @@ struct colo_call {
     bool direct;              /* between ranks that reach each other's memory */
     bool undecided;           /* ranks have yet to agree on that */
     struct colo_batch *batch; /* NULL: of a uniform bridge */
-    colo_loaded_t *loaded;
+    colo_ready_plan_t *ready;
     const colo_tensor_t *in, *out; /* [n] of a batch, or NULL; else one */
     colo_carried_t *carried;       /* [n] the same, checked: frame.tensor */
     colo_call_frame_t frame;
@@ -142,14 +142,14 @@ struct colo_call {
 
 /* ---- run.c ---- */
 
-/* loaded->program.plan is there, and bytes is set; local. */
-colo_status_t colo_run_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
+/* ready->program.plan is there, and bytes is set; local. */
+colo_status_t colo_run_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
 /* Ends what is there of it, its plan included. */
-void colo_run_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
+void colo_run_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
 /* Collective, when all ranks have agreed on the bridge. */
 colo_status_t colo_run_create(colo_bridge_t *bridge);
 /* Takes @next, which was loaded; local. */
-void colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
+void colo_run_reshape(colo_bridge_t *bridge, colo_ready_plan_t *next);
 /* Finds how a call's messages travel, and prepares that; local. */
 colo_status_t colo_run_find(colo_call_t *call);
 colo_status_t colo_run_call(colo_call_t *call);
@@ -159,8 +159,8 @@ void colo_tickets_destroy(colo_bridge_t *bridge);
 
 /* ---- over-comm.c: messages of the comm ---- */
 
-colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
-void colo_over_comm_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
+colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
+void colo_over_comm_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
 /* Connects, and has memory of the bridge; collective over those that the plan ties together. */
 colo_status_t colo_over_comm_create(colo_bridge_t *bridge);
 /* @to gets the connection of @from if it ties the same ranks. */
@@ -176,8 +176,8 @@ colo_status_t colo_over_comm_begin(colo_call_t *call);
  * on all. */
 bool colo_over_peers_likely(const colo_bridge_t *bridge);
 /* Of a bridge that has a path: chooses how messages travel, and makes lists. */
-colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
-void colo_over_peers_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
+colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
+void colo_over_peers_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
 /* The path, and what load would have done for the plan of now. Collective. Keeps bridge->lazy if
  * there is a path. */
 colo_status_t colo_over_peers_create(colo_bridge_t *bridge);
@@ -200,7 +200,7 @@ static inline bool colo_bridge_is_collective(const colo_bridge_t *bridge)
 }
 const char *colo_algo_name(colo_algo_t algo); /* NULL: there is none */
 /* Refuses what COLLECTIVE cannot express, and has staging; local. */
-colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
+colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
 /* The groups; collective. */
 colo_status_t colo_collective_create(colo_bridge_t *bridge);
 void colo_collective_destroy(colo_bridge_t *bridge);
@@ -222,17 +222,17 @@ static inline bool colo_peers_near(const colo_bridge_t *bridge, int32_t peer)
 }
 /* Bytes that a feature of a plan has in the usual tensor; of a batch: or in the widest one so far.
  */
-size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_loaded_t *loaded);
+size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_ready_plan_t *ready);
 /* What ranks in reach move in @exchange; addends go to partial sums, or are added up where they
  * lie. Of a plan without rows: nothing, but any ranks in reach may reach this rank's tensors. */
-colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_loaded_t *loaded, int exchange,
-                                  colo_transfer_lists_t *lists);
+colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t *ready,
+                                  int exchange, colo_transfer_lists_t *lists);
 void colo_transfers_deinit(colo_transfer_lists_t *lists);
 
 /* ---- component.c ---- */
 
 /* Comm ranks that calls of this plan tie to this rank; as colo_component_find(). */
-colo_status_t colo_members_find(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
+colo_status_t colo_members_find(const colo_bridge_t *bridge, const colo_ready_plan_t *ready,
                                 int32_t **members, int32_t *n);
 /* Ranks of @comm that are tied to this rank by messages, itself included, ascending; the same list
  * on all of them. Local. @members: out, owned by the caller. */

@@ -25,7 +25,7 @@ static const char *const names[2] = {"bridge forward", "bridge backward"};
 /* One pass while its list is made. */
 typedef struct maker {
     colo_bridge_t *bridge;
-    const colo_loaded_t *loaded;
+    const colo_ready_plan_t *ready;
     const colo_plan_t *plan;
     colo_pass_t pass;
     const colo_move_t *move;
@@ -63,7 +63,7 @@ static colo_status_t owned_by(const maker_t *maker, bool src, int64_t rank, colo
     const colo_layout_t *layout = src ? &plan->src : &plan->dst;
     int64_t coords[COLO_MAX_DIMS];
     colo_span_t spans[2 * COLO_MAX_SPANS] = {{0}};
-    if (!maker->loaded->program.bytes)
+    if (!maker->ready->program.bytes)
         return colo_layout_owned(layout, rank, &plan->config.shape,
                                  !src && plan->config.output == COLO_FULL_SEQ, own, NULL, 0, NULL);
     (void)colo_grid_coords(&layout->grid, rank, coords);
@@ -88,7 +88,7 @@ static int64_t row_of(const colo_offset_t *where, bool src)
 static void begins_in_partial(const maker_t *maker, const colo_region_t *region,
                               const colo_offset_t *where, int64_t begin[3])
 {
-    const colo_program_t *program = &maker->loaded->program;
+    const colo_program_t *program = &maker->ready->program;
     const colo_plan_t *plan = maker->plan;
     const int64_t key = colo_move_sum(plan, maker->move->exchange, false, region);
     const bool src = key < colo_sum_key(plan, COLO_SUM_COLLECTED, 0);
@@ -308,10 +308,10 @@ void colo_transfers_deinit(colo_transfer_lists_t *lists)
     }
 }
 
-size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_loaded_t *loaded)
+size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_ready_plan_t *ready)
 {
-    const colo_plan_t *plan = loaded->program.plan;
-    const size_t widest = loaded->program.bytes ? (size_t)bridge->peers.unit : 0;
+    const colo_plan_t *plan = ready->program.plan;
+    const size_t widest = ready->program.bytes ? (size_t)bridge->peers.unit : 0;
     if (plan->elem == 0 && widest == 0) /* there are no features */
         return colo_dtype_size(plan->config.dtype);
     return plan->elem > widest ? plan->elem : widest;
@@ -355,21 +355,21 @@ static colo_status_t list_any(const colo_bridge_t *bridge, colo_transfer_lists_t
     return COLO_OK;
 }
 
-colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_loaded_t *loaded, int exchange,
-                                  colo_transfer_lists_t *lists)
+colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t *ready,
+                                  int exchange, colo_transfer_lists_t *lists)
 {
-    const colo_plan_t *plan = loaded->program.plan;
-    if (loaded->any_ranks)
+    const colo_plan_t *plan = ready->program.plan;
+    if (ready->any_ranks)
         return list_any(bridge, lists);
     for (int i = 0; i < 2; i++) {
         const colo_pass_t pass = (colo_pass_t)i;
         const bool adds = colo_plan_adds(plan, pass);
         colo_transfers_t *out = &lists->pass[i];
         maker_t maker = {.bridge = bridge,
-                         .loaded = loaded,
+                         .ready = ready,
                          .plan = plan,
                          .pass = pass,
-                         .move = move_of(&loaded->program.pass[i], exchange),
+                         .move = move_of(&ready->program.pass[i], exchange),
                          .step = &lists->step[i],
                          .addend = &lists->addend[i],
                          .exposed = &lists->exposed[i]};
@@ -377,12 +377,12 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_loaded_t *lo
         if (!maker.move || (exchange == COLO_EXCHANGE_RELAYS && adds))
             continue;
         maker.pulls = adds || (exchange == COLO_EXCHANGE_MAIN && pass == COLO_FORWARD &&
-                               loaded->over_peers.forward == COLO_PULL);
-        maker.sums = adds && !loaded->over_peers.far;
+                               ready->over_peers.forward == COLO_PULL);
+        maker.sums = adds && !ready->over_peers.far;
         maker.step->n = maker.addend->n = maker.exposed->n = 0;
         COLO_TRY(find_exposed(&maker));
         COLO_TRY(maker.sums ? list_sums(&maker) : list_moves(&maker));
-        out->elem = colo_peers_unit(bridge, loaded);
+        out->elem = colo_peers_unit(bridge, ready);
         out->nsteps = maker.step->n;
         out->step = maker.step->items;
         out->pulls = maker.pulls && !maker.sums;
