@@ -118,7 +118,7 @@ static colo_status_t choose_blocks(colo_bridge_t *bridge, const colo_bridge_conf
     bool from_env;
     COLO_TRY(colo_env_i64(name, &blocks));
     (void)colo_env_value(name, &from_env);
-    bridge->peers.blocks = from_env ? (int32_t)blocks : config->peer_blocks;
+    bridge->direct.blocks = from_env ? (int32_t)blocks : config->peer_blocks;
     return COLO_OK;
 }
 
@@ -138,7 +138,7 @@ static colo_status_t find_comm(colo_bridge_t *bridge, const colo_bridge_config_t
     bridge->mem = config->mem;
     if (config->mem == COLO_CUDA)
         COLO_TRY(colo_transport_wanted(comm, config->transport, &bridge->transport));
-    bridge->lazy = !colo_bridge_is_collective(bridge) && colo_over_peers_likely(bridge);
+    bridge->lazy = !colo_bridge_is_collective(bridge) && colo_direct_likely(bridge);
     if (bridge->lazy)
         return COLO_OK;
     COLO_AUTOFREE int64_t *rank = malloc(sizeof *rank * (size_t)comm->size);
@@ -272,7 +272,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_ragged_destroy(made);
     colo_run_unload(made, &made->now);
     end_calls(made);
-    colo_over_peers_destroy(made);
+    colo_direct_destroy(made);
     colo_collective_destroy(made);
     colo_memory_deinit(made);
     colo_nodes_destroy(&made->sides.nodes);
@@ -291,7 +291,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     colo_plan_config_t cfg = bridge->now.program.plan->config;
     colo_ready_plan_t next;
     bridge->id.reshapes++; /* also where it fails: ranks stay alike */
-    memset(bridge->peers.agreed, 0, sizeof bridge->peers.agreed);
+    memset(bridge->direct.agreed, 0, sizeof bridge->direct.agreed);
     memset(bridge->compared, 0, sizeof bridge->compared); /* also with ranks it shares no message */
     cfg.src = &bridge->sides.src;
     cfg.dst = &bridge->sides.dst;

@@ -63,7 +63,7 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
     COLO_TRY(colo_ragged_refuse_call(bridge, pass));
     const colo_plan_t *plan = bridge->now.program.plan;
     colo_carried_t tensor = {0};
-    colo_reached_tensor_t reached[2];
+    colo_registered_tensor_t registered[2];
     colo_call_t call = {.bridge = bridge,
                         .ready = &bridge->now,
                         .frame = {.program = &bridge->now.program,
@@ -75,7 +75,7 @@ static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const 
                         .in = in,
                         .out = out,
                         .op = colo_bridge_op(bridge, pass),
-                        .reached = {.tensor = reached},
+                        .registered = {.tensor = registered},
                         .stream = stream};
     const colo_status_t st = prepare(&call);
     COLO_TRY(call_with(&call, st, &bridge->compared[pass]));

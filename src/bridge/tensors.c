@@ -299,9 +299,9 @@ colo_status_t colo_call_check_batch(colo_call_t *call)
                  (int)n);
     call->carried = colo_list_zeroed(&memory->carried, n, sizeof *call->carried);
     call->frame.tensor = call->carried;
-    call->reached.tensor =
-        colo_list_zeroed(&memory->reached, 2 * (int64_t)n, sizeof *call->reached.tensor);
-    COLO_FAIL_IF(!call->carried || !call->reached.tensor, COLO_ERR_NOMEM, "bridge: %d tensors",
+    call->registered.tensor =
+        colo_list_zeroed(&memory->registered, 2 * (int64_t)n, sizeof *call->registered.tensor);
+    COLO_FAIL_IF(!call->carried || !call->registered.tensor, COLO_ERR_NOMEM, "bridge: %d tensors",
                  (int)n);
     COLO_TRY(check_stream(call));
     for (int32_t i = 0; i < n; i++)

@@ -3,7 +3,7 @@
  * peer.h (private) - memory that ranks reach in each other, and a bridge's passes through it.
  *
  * colo_comm_ops_t.peer is the table of a backend that can (comm/peer/ in libcolobridge-nccl.so);
- * NULL elsewhere. memory.c and bridge/run/over-peers.c use it.
+ * NULL elsewhere. memory.c and bridge/run/direct.c use it.
  */
 #ifndef COLO_COMM_PEER_H
 #define COLO_COMM_PEER_H

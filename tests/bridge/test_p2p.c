@@ -53,7 +53,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     s->on.bridge->mem = COLO_CUDA;
     s->on.bridge->transport = transport;
     rank_try(tensors(s, 0));
-    return colo_over_peers_create(s->on.bridge);
+    return colo_direct_create(s->on.bridge);
 }
 
 /* A call is to be peer-to-peer, or staged. */
@@ -120,7 +120,7 @@ T_CASE_ON_ALL_FOR(ranks_out_of_reach_stage_and_what_else_goes_wrong_at_create_is
     t_told[comm->rank].open = theirs(k.open, comm->rank);
     t_told[comm->rank].create = theirs(k.create, comm->rank);
     const colo_status_t st = stand_up(&s, comm, &c, k.transport);
-    rank_check((s.on.bridge && s.on.bridge->peers.path) == !k.words);
+    rank_check((s.on.bridge && s.on.bridge->direct.launcher) == !k.words);
     if (k.status == COLO_OK) {
         rank_try(st);
         return expect(&s, COLO_FORWARD, false);
@@ -138,13 +138,13 @@ static colo_status_t one_pair(colo_comm_t *comm, void *arg)
     const colo_status_t st = stand_up(&s, comm, &c, transport);
     const bool far = comm->rank >= 2;
     if (transport == COLO_TRANSPORT_PEER) {
-        rank_check(st == COLO_ERR_UNBUILT && !s.on.bridge->peers.path);
+        rank_check(st == COLO_ERR_UNBUILT && !s.on.bridge->direct.launcher);
         rank_check(says(far ? "ranks 2 and 3, which exchange, do not reach each other's memory; "
                               "says the test"
                             : "rank 2 (world rank 2) exchanges with a rank that it does not"));
     } else {
         rank_try(st);
-        rank_check(s.on.bridge->now.over_peers.far == far);
+        rank_check(s.on.bridge->now.direct.needs_comm == far);
         registered(&s, T_Y);
         rank_try(expect(&s, COLO_FORWARD, !far));
     }

@@ -144,7 +144,7 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *bridge)
             return too_many(bridge, "addends");
         COLO_TRY(colo_partials_reserve(bridge, (size_t)bytes, false));
     }
-    if (bridge->now.over_comm.nmembers == 0)
+    if (bridge->now.messages.nmembers == 0)
         return COLO_OK;
     const int64_t bytes = most_staged(bridge, features[0] * elem, features[1] * elem);
     return bytes < 0 ? too_many(bridge, "messages")

@@ -143,7 +143,7 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_tables_t *tabl
     COLO_TRY(colo_ragged_plan(&made->ready.program.plan, &cfg, bridge->now.program.plan->rank,
                               &ragged->axes, &ragged->builder, ragged->merged, made->hash,
                               &ragged->spare, &made->places));
-    if (bridge->peers.path)
+    if (bridge->direct.launcher)
         COLO_TRY(colo_ragged_place_peers(&ragged->builder, &ragged->axes, ragged->merged));
     made->ready.program.bytes = true;
     COLO_TRY(colo_run_load(bridge, &made->ready));

@@ -99,7 +99,7 @@ void colo_memory_deinit(colo_bridge_t *bridge)
     colo_arena_deinit(bridge, &bridge->memory.partials);
     colo_arena_deinit(bridge, &bridge->memory.stage);
     free(bridge->memory.carried.items);
-    free(bridge->memory.reached.items);
+    free(bridge->memory.registered.items);
 }
 
 /* ---- order ---- */

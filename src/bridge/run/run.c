@@ -3,7 +3,7 @@
  * run.c - runs the program of a call: one loop over its steps.
  *
  * A move begins what travels, copies what stays on the rank, and ends. Messages travel by the comm
- * (over-comm.c), or directly between ranks that reach each other's memory (over-peers.c): which is
+ * (messages.c), or directly between ranks that reach each other's memory (direct.c): which is
  * chosen for each message when the program is loaded, and a call in which some rank has a tensor
  * that is not registered takes the comm for all. An addition is add.c's.
  *
@@ -18,29 +18,29 @@
 
 colo_status_t colo_run_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    COLO_TRY(colo_over_comm_load(bridge, ready)); /* makes the program */
-    return colo_over_peers_load(bridge, ready);
+    COLO_TRY(colo_messages_load(bridge, ready)); /* makes the program */
+    return colo_direct_load(bridge, ready);
 }
 
 void colo_run_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_peers_unload(bridge, ready);
-    colo_over_comm_unload(bridge, ready);
+    colo_direct_unload(bridge, ready);
+    colo_messages_unload(bridge, ready);
     colo_program_deinit(&ready->program);
     *ready = (colo_ready_plan_t){0};
 }
 
 colo_status_t colo_run_create(colo_bridge_t *bridge)
 {
-    COLO_TRY(colo_over_peers_create(bridge));
-    if (bridge->lazy && !bridge->now.over_peers.far)
+    COLO_TRY(colo_direct_create(bridge));
+    if (bridge->lazy && !bridge->now.direct.needs_comm)
         return COLO_OK; /* a call that is staged after all makes what the comm needs */
-    return colo_over_comm_create(bridge);
+    return colo_messages_connect(bridge);
 }
 
 void colo_run_reshape(colo_bridge_t *bridge, colo_ready_plan_t *next)
 {
-    colo_over_comm_take(&bridge->now.over_comm, &next->over_comm);
+    colo_messages_take(&bridge->now.messages, &next->messages);
     colo_run_unload(bridge, &bridge->now);
     bridge->now = *next;
 }
@@ -67,7 +67,7 @@ static colo_status_t copy_own(const colo_call_t *call, const colo_move_t *move, 
     const bool bytes = frame->program->bytes;
     const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
     const colo_end_t to = {move->to, frame->program->plan->own_addend};
-    colo_box_t *const *box = call->ready->over_comm.own_box;
+    colo_box_t *const *box = call->ready->messages.own_box;
     for (int32_t k = 0; move->local && k < frame->n; k++) {
         const colo_carried_t *tensor = &frame->tensor[k];
         if (tensor->per == 0) /* there may be no memory */
@@ -139,7 +139,7 @@ static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
  * all of a pass: additions, too. */
 static bool needs_comm(const colo_call_t *call)
 {
-    return !call->direct || call->ready->over_peers.far;
+    return !call->direct || call->ready->direct.needs_comm;
 }
 
 /* Do ranks in reach write or read for this move? What entered a node goes on this way only if peers
@@ -147,7 +147,7 @@ static bool needs_comm(const colo_call_t *call)
 static bool goes_directly(const colo_call_t *call, const colo_move_t *move)
 {
     return call->direct && move->exchange != COLO_EXCHANGE_NODE_SUMS &&
-           (move->exchange != COLO_EXCHANGE_RELAYS || call->reached.moves == COLO_PUSH);
+           (move->exchange != COLO_EXCHANGE_RELAYS || call->registered.moves == COLO_PUSH);
 }
 
 /* The comm's messages of a move: all, or those between ranks out of reach. */
@@ -155,24 +155,24 @@ static colo_exchange_t exchange_of(const colo_call_t *call, const colo_move_t *m
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_call_frame_t *frame = &call->frame;
-    const colo_messages_t *recv = &call->ready->over_comm.messages[frame->pass][move->exchange][0],
-                          *send = recv + 1;
+    const colo_message_list_t *recv = &call->ready->messages.list[frame->pass][move->exchange][0],
+                              *send = recv + 1;
     colo_exchange_t exchange = {.op = call->op, .is_part = direct};
     if (needs_comm(call)) {
         exchange.op.dtype = colo_move_dtype(frame->program, frame->pass, move->exchange);
-        exchange.subconnection = bridge->now.over_comm.subconnection;
+        exchange.subconnection = bridge->now.messages.subconnection;
         exchange.stage = bridge->memory.stage.data;
         exchange.stage_bytes = bridge->memory.stage.size;
-        exchange.send = direct ? send->far : send->message;
-        exchange.recv = direct ? recv->far : recv->message;
-        exchange.nsends = direct ? send->nfar : send->n;
-        exchange.nrecvs = direct ? recv->nfar : recv->n;
+        exchange.send = direct ? send->by_comm : send->message;
+        exchange.recv = direct ? recv->by_comm : recv->message;
+        exchange.nsends = direct ? send->nby_comm : send->n;
+        exchange.nrecvs = direct ? recv->nby_comm : recv->n;
     }
     if (direct) {
-        const int32_t sends = send->n - send->nfar, recvs = recv->n - recv->nfar;
+        const int32_t sends = send->n - send->nby_comm, recvs = recv->n - recv->nby_comm;
         exchange.more_peers = sends > recvs ? sends : recvs;
-        exchange.more_sent = call_bytes(frame, send->near_bytes);
-        exchange.more_received = call_bytes(frame, recv->near_bytes);
+        exchange.more_sent = call_bytes(frame, send->direct_bytes);
+        exchange.more_received = call_bytes(frame, recv->direct_bytes);
     }
     return exchange;
 }
@@ -192,7 +192,7 @@ static colo_status_t run_move(colo_call_t *call, const colo_move_t *move)
     colo_status_t st = colo_comm_i_exchange_begin(comm, &exchange, side, &seq);
     if (st == COLO_OK) {
         if (launches)
-            st = colo_over_peers_move(call, move);
+            st = colo_direct_move(call, move);
         if (keeps)
             COLO_THEN(st, copy_own(call, move, side != call->stream));
         st = colo_comm_i_finish(comm, seq, st);
@@ -204,12 +204,12 @@ static colo_status_t run_move(colo_call_t *call, const colo_move_t *move)
 
 static colo_status_t prepare(colo_call_t *call)
 {
-    return needs_comm(call) ? colo_over_comm_prepare(call) : COLO_OK;
+    return needs_comm(call) ? colo_messages_prepare(call) : COLO_OK;
 }
 
 colo_status_t colo_run_find(colo_call_t *call)
 {
-    COLO_TRY(colo_over_peers_find(call));
+    COLO_TRY(colo_direct_find(call));
     return call->undecided ? COLO_OK : prepare(call);
 }
 
@@ -235,11 +235,11 @@ static colo_status_t begin(colo_call_t *call)
 {
     colo_status_t st = COLO_OK;
     if (call->undecided) {
-        COLO_TRY(colo_over_peers_agree(call)); /* the same on all ranks */
+        COLO_TRY(colo_direct_agree(call)); /* the same on all ranks */
         st = prepare(call);
     }
     if (call->direct)
-        COLO_THEN(st, colo_over_peers_begin(call));
+        COLO_THEN(st, colo_direct_begin(call));
     return st < 0 ? colo_comm_i_fail(call->bridge->comm, st) : COLO_OK;
 }
 
@@ -249,7 +249,7 @@ colo_status_t colo_run_call(colo_call_t *call)
     if (!needs_comm(call))
         return run_steps(call);
     COLO_TRY(colo_memory_begin(call));
-    colo_status_t st = colo_over_comm_begin(call);
+    colo_status_t st = colo_messages_begin(call);
     COLO_THEN(st, run_steps(call));
     return colo_memory_end(call, st);
 }

@@ -3,7 +3,7 @@
 #ifndef COLO_BRIDGE_RUN_H
 #define COLO_BRIDGE_RUN_H
 
-#include "bridge/run/peers.h"
+#include "bridge/run/direct.h"
 #include "bridge/run/program.h"
 #include "comm/comm.h"
 #include "core/device.h"
@@ -34,19 +34,20 @@ typedef struct colo_collective {
 
 /* What a rank sends in an exchange, or receives; each call fills in data and strides of the boxes.
  */
-typedef struct colo_messages {
+typedef struct colo_message_list {
     int32_t n;
     colo_message_t *message; /* [n], with as many behind them: */
-    colo_message_t *far;     /* [nfar] those of ranks out of reach; others may travel directly */
-    int32_t nfar;
-    int64_t near_bytes; /* of these others, as the plan counts */
-    colo_box_t *box;    /* [nregions][tensors] of the plan's routes */
-    int32_t tensors;    /* of a call */
-} colo_messages_t;
+    colo_message_t
+        *by_comm; /* [nby_comm] those of ranks out of reach; others may travel directly */
+    int32_t nby_comm;
+    int64_t direct_bytes; /* of these others, as the plan counts */
+    colo_box_t *box;      /* [nregions][tensors] of the plan's routes */
+    int32_t tensors;      /* of a call */
+} colo_message_list_t;
 
 /* A program as the comm carries it. */
-typedef struct colo_over_comm {
-    colo_messages_t messages[2][COLO_EXCHANGES][2]; /* by pass; received, sent */
+typedef struct colo_messages {
+    colo_message_list_t list[2][COLO_EXCHANGES][2]; /* by pass; received, sent */
     colo_box_t *own_box[2];                         /* what stays on the rank: from, to */
     /* In CUDA memory, on a backend with routes: the ranks of the comm that the plan ties this one
      * to, [nmembers], and their route. Else 0 and NULL. */
@@ -54,14 +55,14 @@ typedef struct colo_over_comm {
     colo_subconnection_t
         *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
     size_t need_partials, need_stage; /* bytes of the bridge's arenas, 0 for a batch */
-} colo_over_comm_t;
+} colo_messages_t;
 
 /* A plan, ready to run; colo_bridge_reshape() makes another and swaps. */
 struct colo_ready_plan {
     bool any_ranks; /* the plan has no rows, those of batches may tie any ranks */
     colo_program_t program;
-    colo_over_comm_t over_comm;
-    colo_over_peers_t over_peers;
+    colo_messages_t messages;
+    colo_ready_direct_t direct;
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows; of the
                         plan's pool */
     int64_t nruns;
@@ -97,8 +98,8 @@ typedef struct colo_bridge_id {
 
 /* Memory of one call. */
 typedef struct colo_bridge_memory {
-    colo_arena_t partials, stage; /* addends; staging of messages */
-    colo_list_t carried, reached; /* of a batch: what a call has of each tensor */
+    colo_arena_t partials, stage;    /* addends; staging of messages */
+    colo_list_t carried, registered; /* of a batch: what a call has of each tensor */
 } colo_bridge_memory_t;
 
 struct colo_bridge {
@@ -114,7 +115,7 @@ struct colo_bridge {
     colo_transport_t transport;
     bool lazy; /* partial sums, staging and route are made when a call is staged */
     colo_bridge_memory_t memory;
-    colo_peers_t peers;
+    colo_bridge_direct_t direct;
     colo_streams_t streams;
     colo_bridge_id_t id;
     struct colo_ragged_bridge *ragged; /* ragged.h; NULL: of uniform batches */
@@ -134,7 +135,7 @@ struct colo_call {
     colo_carried_t *carried;       /* [n] the same, checked: frame.tensor */
     colo_call_frame_t frame;
     colo_op_desc_t op;
-    colo_reached_t reached;
+    colo_registered_t registered;
     colo_stream_t stream;
     bool capturing;         /* is the stream? */
     colo_queries_t queries; /* its device is the current one */
@@ -157,40 +158,40 @@ colo_status_t colo_run_call(colo_call_t *call);
 /* ticket.c: ends the calls that were started, and logs those that were not finished. */
 void colo_tickets_destroy(colo_bridge_t *bridge);
 
-/* ---- over-comm.c: messages of the comm ---- */
+/* ---- messages.c: messages of the comm ---- */
 
-colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
-void colo_over_comm_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
+colo_status_t colo_messages_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
+void colo_messages_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
 /* Connects, and has memory of the bridge; collective over those that the plan ties together. */
-colo_status_t colo_over_comm_create(colo_bridge_t *bridge);
+colo_status_t colo_messages_connect(colo_bridge_t *bridge);
 /* @to gets the connection of @from if it ties the same ranks. */
-void colo_over_comm_take(colo_over_comm_t *from, colo_over_comm_t *to);
+void colo_messages_take(colo_messages_t *from, colo_messages_t *to);
 /* Boxes and partial sums of a batch; local. */
-colo_status_t colo_over_comm_prepare(colo_call_t *call);
+colo_status_t colo_messages_prepare(colo_call_t *call);
 /* Before the first step: connections, boxes, staging. */
-colo_status_t colo_over_comm_begin(colo_call_t *call);
+colo_status_t colo_messages_begin(colo_call_t *call);
 
-/* ---- over-peers.c: between ranks that reach each other's memory ---- */
+/* ---- direct.c: between ranks that reach each other's memory ---- */
 
 /* As far as this rank can see before ranks compare notes: will memory be reached directly? The same
  * on all. */
-bool colo_over_peers_likely(const colo_bridge_t *bridge);
+bool colo_direct_likely(const colo_bridge_t *bridge);
 /* Of a bridge that has a path: chooses how messages travel, and makes lists. */
-colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
-void colo_over_peers_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
+colo_status_t colo_direct_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
+void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
 /* The path, and what load would have done for the plan of now. Collective. Keeps bridge->lazy if
  * there is a path. */
-colo_status_t colo_over_peers_create(colo_bridge_t *bridge);
-void colo_over_peers_destroy(colo_bridge_t *bridge);
+colo_status_t colo_direct_create(colo_bridge_t *bridge);
+void colo_direct_destroy(colo_bridge_t *bridge);
 /* Does a call go this way? Sets call->direct, or call->undecided, which is the same on all ranks.
  */
-colo_status_t colo_over_peers_find(colo_call_t *call);
+colo_status_t colo_direct_find(colo_call_t *call);
 /* Of a call that is undecided: sets call->direct. Collective. */
-colo_status_t colo_over_peers_agree(colo_call_t *call);
+colo_status_t colo_direct_agree(colo_call_t *call);
 /* Lists for what ranks agreed on and for the tensors of a call. */
-colo_status_t colo_over_peers_begin(colo_call_t *call);
+colo_status_t colo_direct_begin(colo_call_t *call);
 /* Launches a move between ranks in reach; and what stays, if it goes to the output. */
-colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move);
+colo_status_t colo_direct_move(colo_call_t *call, const colo_move_t *move);
 
 /* ---- collective.c: COLLECTIVE, which has no program; chosen by algo ---- */
 
@@ -216,13 +217,13 @@ colo_status_t colo_add_run(const colo_ops_t *ops, const colo_call_frame_t *frame
 /* ---- transfers.c ---- */
 
 /* Does this rank reach comm rank @peer? */
-static inline bool colo_peers_near(const colo_bridge_t *bridge, int32_t peer)
+static inline bool colo_direct_near(const colo_bridge_t *bridge, int32_t peer)
 {
     return bridge->comm->ops->peer->reaches(bridge->comm, bridge->comm->rank, peer);
 }
 /* Bytes that a feature of a plan has in the usual tensor; of a batch: or in the widest one so far.
  */
-size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_ready_plan_t *ready);
+size_t colo_direct_unit(const colo_bridge_t *bridge, const colo_ready_plan_t *ready);
 /* What ranks in reach move in @exchange; addends go to partial sums, or are added up where they
  * lie. Of a plan without rows: nothing, but any ranks in reach may reach this rank's tensors. */
 colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t *ready,

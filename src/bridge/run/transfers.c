@@ -11,7 +11,7 @@
  * behind that move, or ranks out of reach, addends are pulled into partial sums instead.
  *
  * Left to others: moving and waiting (comm/peer), registration (comm/memory.c), which calls go this
- * way (over-peers.c).
+ * way (direct.c).
  */
 #include "bridge/run/run.h"
 
@@ -116,7 +116,7 @@ static colo_status_t list_moves(const maker_t *maker)
         const colo_owned_t *from = maker->pulls ? &theirs : part_of(maker, from_src),
                            *to = maker->pulls ? part_of(maker, to_src) : &theirs;
         colo_transfer_t transfer = {.peer = colo_comm_find(maker->bridge->comm, message->peer)};
-        if (!colo_peers_near(maker->bridge, (int32_t)transfer.peer))
+        if (!colo_direct_near(maker->bridge, (int32_t)transfer.peer))
             continue;
         if (move->exchange ==
             COLO_EXCHANGE_MAIN) /* relays: replicas have the same in the same place */
@@ -282,7 +282,7 @@ static colo_status_t list_sums(const maker_t *maker)
     const colo_owned_t *own = &plan->own_src;
     const int64_t n = plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv.nregions +
                       plan->local[COLO_BACKWARD].nregions;
-    colo_list_t *held = maker->bridge->peers.held;
+    colo_list_t *held = maker->bridge->direct.held;
     int64_t first[COLO_MAX_ADDENDS + 1];
     COLO_FAIL_IF(!colo_list_reserve(&held[0], n, sizeof(held_t)) ||
                      !colo_list_reserve(&held[1], n, sizeof(held_t)),
@@ -308,10 +308,10 @@ void colo_transfers_deinit(colo_transfer_lists_t *lists)
     }
 }
 
-size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_ready_plan_t *ready)
+size_t colo_direct_unit(const colo_bridge_t *bridge, const colo_ready_plan_t *ready)
 {
     const colo_plan_t *plan = ready->program.plan;
-    const size_t widest = ready->program.bytes ? (size_t)bridge->peers.unit : 0;
+    const size_t widest = ready->program.bytes ? (size_t)bridge->direct.unit : 0;
     if (plan->elem == 0 && widest == 0) /* there are no features */
         return colo_dtype_size(plan->config.dtype);
     return plan->elem > widest ? plan->elem : widest;
@@ -333,7 +333,7 @@ static colo_status_t find_exposed(const maker_t *maker)
         colo_plan_routes(maker->plan, maker->pass, maker->move->exchange, maker->pulls);
     for (int32_t i = 0; i < routes->nmessages; i++) {
         int32_t peer = colo_comm_find(maker->bridge->comm, routes->message[i].peer);
-        if (colo_peers_near(maker->bridge, peer))
+        if (colo_direct_near(maker->bridge, peer))
             COLO_PUSH(maker->exposed, "bridge: %lld messages", peer);
     }
     return COLO_OK;
@@ -347,9 +347,9 @@ static colo_status_t list_any(const colo_bridge_t *bridge, colo_transfer_lists_t
         int32_t *exposed = colo_list_zeroed(&lists->exposed[i], n, sizeof *exposed);
         COLO_FAIL_IF(!exposed, COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
         lists->pass[i] = (colo_transfers_t){
-            .name = names[i], .elem = 1, .blocks = bridge->peers.blocks, .exposed = exposed};
+            .name = names[i], .elem = 1, .blocks = bridge->direct.blocks, .exposed = exposed};
         for (int32_t rank = 0; rank < n; rank++)
-            if (rank != bridge->comm->rank && colo_peers_near(bridge, rank))
+            if (rank != bridge->comm->rank && colo_direct_near(bridge, rank))
                 exposed[lists->pass[i].nexposed++] = rank;
     }
     return COLO_OK;
@@ -377,18 +377,18 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t
         if (!maker.move || (exchange == COLO_EXCHANGE_RELAYS && adds))
             continue;
         maker.pulls = adds || (exchange == COLO_EXCHANGE_MAIN && pass == COLO_FORWARD &&
-                               ready->over_peers.forward == COLO_PULL);
-        maker.sums = adds && !ready->over_peers.far;
+                               ready->direct.forward == COLO_PULL);
+        maker.sums = adds && !ready->direct.needs_comm;
         maker.step->n = maker.addend->n = maker.exposed->n = 0;
         COLO_TRY(find_exposed(&maker));
         COLO_TRY(maker.sums ? list_sums(&maker) : list_moves(&maker));
-        out->elem = colo_peers_unit(bridge, ready);
+        out->elem = colo_direct_unit(bridge, ready);
         out->nsteps = maker.step->n;
         out->step = maker.step->items;
         out->pulls = maker.pulls && !maker.sums;
         out->addends = maker.sums ? (int32_t)plan->addends : 0;
         out->addend = maker.addend->items;
-        out->blocks = bridge->peers.blocks;
+        out->blocks = bridge->direct.blocks;
         out->nexposed = (int32_t)maker.exposed->n;
         out->exposed = maker.exposed->items;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * over-comm.c - the messages of a program, as the comm takes them: their boxes, the connection of
+ * messages.c - the messages of a program, as the comm takes them: their boxes, the connection of
  * the ranks that the plan ties together, and staging.
  *
  * Messages and boxes are allocated when a program is loaded; a call fills in where its tensors are.
@@ -29,7 +29,7 @@ static colo_box_t *boxes_of(colo_pool_t *pool, int64_t n)
 }
 
 /* Boxes of @n tensors a region from now on. */
-static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages, int64_t nregions,
+static colo_status_t widen(colo_pool_t *pool, colo_message_list_t *list, int64_t nregions,
                            int32_t n)
 {
     COLO_FAIL_IF(nregions > INT32_MAX / n, COLO_ERR_ARG,
@@ -37,13 +37,13 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages, int64_t
     colo_box_t *next = boxes_of(pool, nregions * n);
     COLO_FAIL_IF(!next, COLO_ERR_NOMEM, "bridge: %lld boxes of %d tensors", (long long)nregions,
                  (int)n);
-    for (int32_t i = 0; i < messages->n + messages->nfar; i++) {
-        colo_message_t *message = &messages->message[i];
-        message->boxes = next + (message->boxes - messages->box) / messages->tensors * n;
-        message->nboxes = message->nboxes / messages->tensors * n;
+    for (int32_t i = 0; i < list->n + list->nby_comm; i++) {
+        colo_message_t *message = &list->message[i];
+        message->boxes = next + (message->boxes - list->box) / list->tensors * n;
+        message->nboxes = message->nboxes / list->tensors * n;
     }
-    messages->box = next;
-    messages->tensors = n;
+    list->box = next;
+    list->tensors = n;
     return COLO_OK;
 }
 
@@ -52,16 +52,16 @@ static colo_status_t widen_all(colo_ready_plan_t *ready, colo_pass_t pass, int32
 {
     colo_plan_t *plan = ready->program.plan;
     for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
-        colo_messages_t *messages = &ready->over_comm.messages[pass][i / 2][i % 2];
-        if (messages->tensors != n)
-            COLO_TRY(widen(&plan->pool, messages,
-                           colo_plan_routes(plan, pass, i / 2, i % 2)->nregions, n));
+        colo_message_list_t *list = &ready->messages.list[pass][i / 2][i % 2];
+        if (list->tensors != n)
+            COLO_TRY(
+                widen(&plan->pool, list, colo_plan_routes(plan, pass, i / 2, i % 2)->nregions, n));
     }
     return COLO_OK;
 }
 
 static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
-                          const colo_routes_t *routes, colo_messages_t *out)
+                          const colo_routes_t *routes, colo_message_list_t *out)
 {
     out->tensors = 1;
     out->box = boxes_of(pool, routes->nregions);
@@ -86,7 +86,7 @@ static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
     /* the plan's peers ascend as world ranks, which a comm may hold in another order */
     qsort(out->message, (size_t)routes->nmessages, sizeof *out->message, by_peer);
     out->n = routes->nmessages;
-    out->far = out->message + out->n;
+    out->by_comm = out->message + out->n;
     return COLO_OK;
 }
 
@@ -97,7 +97,7 @@ static colo_status_t load_messages(const colo_bridge_t *bridge, colo_ready_plan_
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
             COLO_TRY(make(bridge, &plan->pool,
                           colo_plan_routes(plan, (colo_pass_t)pass, i / 2, i % 2),
-                          &ready->over_comm.messages[pass][i / 2][i % 2]));
+                          &ready->messages.list[pass][i / 2][i % 2]));
     return COLO_OK;
 }
 
@@ -105,11 +105,11 @@ static colo_status_t load_messages(const colo_bridge_t *bridge, colo_ready_plan_
 
 static colo_status_t reserve(colo_bridge_t *bridge, const colo_ready_plan_t *ready)
 {
-    const colo_over_comm_t *over = &ready->over_comm;
+    const colo_messages_t *messages = &ready->messages;
     if (bridge->mem == COLO_CUDA && !bridge->streams.side)
         COLO_TRY(bridge->ops->stream_create(2, &bridge->streams.side));
-    COLO_TRY(colo_partials_reserve(bridge, over->need_partials, false));
-    return colo_arena_grow(bridge, &bridge->memory.stage, over->need_stage, false,
+    COLO_TRY(colo_partials_reserve(bridge, messages->need_partials, false));
+    return colo_arena_grow(bridge, &bridge->memory.stage, messages->need_stage, false,
                            "staging of messages");
 }
 
@@ -120,7 +120,7 @@ static void fill(const colo_call_frame_t *frame, const colo_ready_plan_t *ready,
     const colo_plan_t *plan = frame->program->plan;
     for (int sends = 0; sends < 2; sends++) {
         const colo_routes_t *routes = colo_plan_routes(plan, frame->pass, move->exchange, sends);
-        colo_box_t *box = ready->over_comm.messages[frame->pass][move->exchange][sends].box;
+        colo_box_t *box = ready->messages.list[frame->pass][move->exchange][sends].box;
         const int buffer = sends ? move->from : move->to;
         for (int64_t i = 0; i < routes->nregions; i++) {
             const colo_end_t end = {
@@ -147,13 +147,13 @@ static void fill_all(const colo_bridge_t *bridge, const colo_ready_plan_t *ready
         fill(frame, ready, move);
         if (!stage)
             continue;
-        const colo_messages_t *messages = ready->over_comm.messages[frame->pass][move->exchange];
+        const colo_message_list_t *list = ready->messages.list[frame->pass][move->exchange];
         const colo_exchange_t exchange = {
             .op.dtype = colo_move_dtype(frame->program, frame->pass, move->exchange),
-            .recv = messages[0].message,
-            .nrecvs = messages[0].n,
-            .send = messages[1].message,
-            .nsends = messages[1].n};
+            .recv = list[0].message,
+            .nrecvs = list[0].n,
+            .send = list[1].message,
+            .nsends = list[1].n};
         const size_t n = bridge->comm->ops->subconnection_stage(&exchange);
         *stage = n > *stage ? n : *stage;
     }
@@ -163,32 +163,32 @@ static void fill_all(const colo_bridge_t *bridge, const colo_ready_plan_t *ready
 static colo_status_t find_route(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     const colo_plan_t *plan = ready->program.plan;
-    colo_over_comm_t *over = &ready->over_comm;
+    colo_messages_t *messages = &ready->messages;
     if (!bridge->comm->ops->subconnection_create || bridge->mem != COLO_CUDA)
         return COLO_OK;
-    COLO_TRY(colo_members_find(bridge, ready, &over->members, &over->nmembers));
+    COLO_TRY(colo_members_find(bridge, ready, &messages->members, &messages->nmembers));
     /* extents are all that counts; each call fills in the rest */
     const colo_carried_t none = {.per = 1, .dtype = plan->config.dtype};
     for (int pass = 0; pass < 2; pass++) {
         const colo_call_frame_t frame = {
             .program = &ready->program, .pass = (colo_pass_t)pass, .tensor = &none, .n = 1};
-        fill_all(bridge, ready, &frame, &over->need_stage);
+        fill_all(bridge, ready, &frame, &messages->need_stage);
     }
     return COLO_OK;
 }
 
-colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
+colo_status_t colo_messages_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     colo_plan_t *plan = ready->program.plan;
     const int64_t locals = plan->local[0].nregions > plan->local[1].nregions
                                ? plan->local[0].nregions
                                : plan->local[1].nregions;
-    colo_over_comm_t *over = &ready->over_comm;
-    int32_t messages = 0;
+    colo_messages_t *messages = &ready->messages;
+    int32_t count = 0;
     COLO_TRY(load_messages(bridge, ready));
     for (int i = 0; i < 2; i++) {
-        over->own_box[i] = boxes_of(&plan->pool, locals);
-        COLO_FAIL_IF(!over->own_box[i], COLO_ERR_NOMEM, "bridge: %lld boxes that stay",
+        messages->own_box[i] = boxes_of(&plan->pool, locals);
+        COLO_FAIL_IF(!messages->own_box[i], COLO_ERR_NOMEM, "bridge: %lld boxes that stay",
                      (long long)locals);
     }
     /* if a program of batches has many small regions, sums are made at once */
@@ -197,37 +197,37 @@ colo_status_t colo_over_comm_load(colo_bridge_t *bridge, colo_ready_plan_t *read
     if (ready->program.bytes) /* of a batch: in memory of the bridge, by call */
         return COLO_OK;
     if (ready->program.npartials > 0)
-        over->need_partials =
+        messages->need_partials =
             colo_partial_bytes(plan, 1, plan->config.dtype) * (size_t)ready->program.npartials;
     COLO_TRY(find_route(bridge, ready));
-    if (!bridge->lazy && (over->need_partials > 0 || over->nmembers > 0))
+    if (!bridge->lazy && (messages->need_partials > 0 || messages->nmembers > 0))
         COLO_TRY(reserve(bridge, ready)); /* else peers add up without one */
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
-            messages += over->messages[pass][i / 2][i % 2].n;
-    return colo_memory_check(bridge, messages > 0 || over->need_partials > 0, messages);
+            count += messages->list[pass][i / 2][i % 2].n;
+    return colo_memory_check(bridge, count > 0 || messages->need_partials > 0, count);
 }
 
-void colo_over_comm_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
+void colo_messages_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_comm_t *over = &ready->over_comm;
-    if (over->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
-        bridge->comm->ops->subconnection_destroy(bridge->comm, over->subconnection);
-    free(over->members);
+    colo_messages_t *messages = &ready->messages;
+    if (messages->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
+        bridge->comm->ops->subconnection_destroy(bridge->comm, messages->subconnection);
+    free(messages->members);
 }
 
 /* Connects the members, if there is a route to make; collective over them. */
 static colo_status_t connect_members(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_comm_t *over = &ready->over_comm;
-    if (over->subconnection || over->nmembers == 0)
+    colo_messages_t *messages = &ready->messages;
+    if (messages->subconnection || messages->nmembers == 0)
         return COLO_OK;
     return bridge->comm->ops->subconnection_create(
-        bridge->comm, over->members, over->nmembers,
-        colo_hash_i64(bridge->id.tag, (int64_t)bridge->id.reshapes), &over->subconnection);
+        bridge->comm, messages->members, messages->nmembers,
+        colo_hash_i64(bridge->id.tag, (int64_t)bridge->id.reshapes), &messages->subconnection);
 }
 
-colo_status_t colo_over_comm_create(colo_bridge_t *bridge)
+colo_status_t colo_messages_connect(colo_bridge_t *bridge)
 {
     /* with the others, which would not hear in there of what fails here alone */
     colo_status_t st = connect_members(bridge, &bridge->now);
@@ -235,7 +235,7 @@ colo_status_t colo_over_comm_create(colo_bridge_t *bridge)
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
 }
 
-void colo_over_comm_take(colo_over_comm_t *from, colo_over_comm_t *to)
+void colo_messages_take(colo_messages_t *from, colo_messages_t *to)
 {
     if (from->nmembers == to->nmembers &&
         (to->nmembers == 0 ||
@@ -251,20 +251,20 @@ void colo_over_comm_take(colo_over_comm_t *from, colo_over_comm_t *to)
 static colo_status_t make_ready(const colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
-    const colo_over_comm_t *over = &bridge->now.over_comm; /* the route is the bridge's */
-    const bool connects = over->nmembers && !over->subconnection;
-    const bool grows = over->need_partials > bridge->memory.partials.size ||
-                       over->need_stage > bridge->memory.stage.size;
+    const colo_messages_t *messages = &bridge->now.messages; /* the route is the bridge's */
+    const bool connects = messages->nmembers && !messages->subconnection;
+    const bool grows = messages->need_partials > bridge->memory.partials.size ||
+                       messages->need_stage > bridge->memory.stage.size;
     if (!connects && !grows)
         return COLO_OK;
     /* it is on all ranks or on none: no rank waits, and the comm lives */
     COLO_FAIL_IF(call->capturing, COLO_ERR_STATE,
                  "bridge: the first staged call of a shape allocates and connects, which "
                  "cannot be captured; run one before the capture, or register the memory");
-    return colo_over_comm_create(bridge);
+    return colo_messages_connect(bridge);
 }
 
-colo_status_t colo_over_comm_prepare(colo_call_t *call)
+colo_status_t colo_messages_prepare(colo_call_t *call)
 {
     const colo_call_frame_t *frame = &call->frame;
     if (!frame->program->bytes) /* memory of the shape */
@@ -276,12 +276,12 @@ colo_status_t colo_over_comm_prepare(colo_call_t *call)
         call->bridge, frame->partial_bytes * (size_t)frame->program->npartials, call->capturing);
 }
 
-colo_status_t colo_over_comm_begin(colo_call_t *call)
+colo_status_t colo_messages_begin(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
     COLO_TRY(make_ready(call));
     call->frame.partials = bridge->memory.partials.data;
-    const bool stages = call->frame.program->bytes && bridge->now.over_comm.nmembers > 0;
+    const bool stages = call->frame.program->bytes && bridge->now.messages.nmembers > 0;
     size_t stage = 0;
     fill_all(bridge, call->ready, &call->frame, stages ? &stage : NULL);
     if (!stages)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * over-peers.c - programs between GPUs that reach each other's memory: which calls go this way, and
+ * direct.c - programs between GPUs that reach each other's memory: which calls go this way, and
  * what the path is told of them. The lists of transfers are transfers.c's.
  *
  * A call is peer-to-peer if the tensors that peers reach lie in registered memory, else it is
- * staged (over-comm.c). That is a rank's own view; the contract in memory.h makes it the same on
+ * staged (messages.c). That is a rank's own view; the contract in memory.h makes it the same on
  * all ranks, COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait. A
  * rank that has nothing of that tensor has no view, though it may have much to send: where there is
  * such a rank, all agree over the host communicator in the pass's first call. Which ranks have rows
@@ -46,52 +46,52 @@ static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_ready_pla
             none[dst] = own.b1 == own.b0 || own.rows == 0 || own.h1 == own.h0;
         }
     for (int pass = 0; pass < 2; pass++)
-        ready->over_peers.asymmetric[pass] = none[reaches_dst(plan, (colo_pass_t)pass)];
+        ready->direct.asymmetric[pass] = none[reaches_dst(plan, (colo_pass_t)pass)];
     return COLO_OK;
 }
 
 /* Is any pair of the ranks that the plan ties to this one out of reach, or is there another
  * exchange? The same verdict on all of these; ranks that it does not tie to this one have their
  * own. */
-static colo_status_t find_far(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
+static colo_status_t find_needs_comm(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     const colo_peer_ops_t *peer = bridge->comm->ops->peer;
     const colo_plan_t *plan = ready->program.plan;
-    bool *far = &ready->over_peers.far;
+    bool *needs_comm = &ready->direct.needs_comm;
     int32_t *members = NULL, n = 0;
     const bool whole = peer->reaches(bridge->comm, -1, -1);
-    *far = plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
-           plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come ||
-           colo_plan_sums_nodes(plan);
+    *needs_comm = plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
+                  plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come ||
+                  colo_plan_sums_nodes(plan);
     if (whole)
         return COLO_OK;
     if (ready->any_ranks) {
-        *far = true;
+        *needs_comm = true;
         (void)colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
                         peer->why(bridge->comm));
     } else {
         COLO_TRY(colo_component_find(plan, bridge->comm, &members, &n));
     }
-    for (int32_t i = 0; i < n && !*far; i++)
-        for (int32_t k = 0; k < i && !*far; k++) {
-            *far = !peer->reaches(bridge->comm, members[k], members[i]);
-            if (*far)
+    for (int32_t i = 0; i < n && !*needs_comm; i++)
+        for (int32_t k = 0; k < i && !*needs_comm; k++) {
+            *needs_comm = !peer->reaches(bridge->comm, members[k], members[i]);
+            if (*needs_comm)
                 (void)colo_fail(COLO_ERR_UNBUILT,
                                 "ranks %d and %d, which exchange, do not reach each other's "
                                 "memory; %s",
                                 (int)members[k], (int)members[i], peer->why(bridge->comm));
         }
     free(members);
-    if (*far && colo_log_on(COLO_LOG_INFO))
+    if (*needs_comm && colo_log_on(COLO_LOG_INFO))
         colo_log(COLO_LOG_INFO, "bridge: NCCL carries between some ranks: %s", colo_last_error());
     return COLO_OK;
 }
 
 /* Where peers are asked for, a rank that is far is an error on all. Collective. */
-static colo_status_t none_far(const colo_bridge_t *bridge)
+static colo_status_t check_direct(const colo_bridge_t *bridge)
 {
     const colo_comm_t *comm = bridge->comm;
-    const uint64_t mine = bridge->now.over_peers.far;
+    const uint64_t mine = bridge->now.direct.needs_comm;
     const colo_error_t why = colo_error_save();
     if (bridge->transport != COLO_TRANSPORT_PEER || comm->ops->peer->reaches(comm, -1, -1))
         return COLO_OK;
@@ -113,7 +113,7 @@ static colo_status_t none_far(const colo_bridge_t *bridge)
                            (int)k, (long long)comm->world_rank[k]);
 }
 
-bool colo_over_peers_likely(const colo_bridge_t *bridge)
+bool colo_direct_likely(const colo_bridge_t *bridge)
 {
     const colo_peer_ops_t *peer = bridge->comm->ops->peer;
     if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1)
@@ -130,45 +130,45 @@ static void choose_carriers(const colo_bridge_t *bridge, colo_ready_plan_t *read
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
             const colo_routes_t *routes =
                 colo_plan_routes(ready->program.plan, (colo_pass_t)pass, i / 2, i % 2);
-            colo_messages_t *messages = &ready->over_comm.messages[pass][i / 2][i % 2];
-            messages->nfar = 0;
-            messages->near_bytes = 0;
-            for (int32_t k = 0; k < messages->n; k++)
-                if (!colo_peers_near(bridge, messages->message[k].peer))
-                    messages->far[messages->nfar++] = messages->message[k];
+            colo_message_list_t *list = &ready->messages.list[pass][i / 2][i % 2];
+            list->nby_comm = 0;
+            list->direct_bytes = 0;
+            for (int32_t k = 0; k < list->n; k++)
+                if (!colo_direct_near(bridge, list->message[k].peer))
+                    list->by_comm[list->nby_comm++] = list->message[k];
             for (int32_t k = 0; k < routes->nmessages; k++)
-                if (colo_peers_near(bridge, colo_comm_find(bridge->comm, routes->message[k].peer)))
-                    messages->near_bytes += routes->message[k].bytes;
+                if (colo_direct_near(bridge, colo_comm_find(bridge->comm, routes->message[k].peer)))
+                    list->direct_bytes += routes->message[k].bytes;
         }
 }
 
 /* What ranks find out about a program by themselves; of a batch, some is as the bridge's. */
 static colo_status_t find_all(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_over_peers_t *over = &ready->over_peers;
-    const colo_over_peers_t *all = &bridge->now.over_peers;
-    const int32_t agreed = bridge->peers.agreed[COLO_FORWARD].moves;
+    colo_ready_direct_t *direct = &ready->direct;
+    const colo_ready_direct_t *all = &bridge->now.direct;
+    const int32_t agreed = bridge->direct.agreed[COLO_FORWARD].moves;
     const bool batch = ready->program.bytes;
-    over->moves[COLO_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
-    over->moves[COLO_BACKWARD] =
+    direct->moves[COLO_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
+    direct->moves[COLO_BACKWARD] =
         colo_plan_adds(ready->program.plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
-    over->one_view = !batch && bridge->transport != COLO_TRANSPORT_PEER;
-    over->forward = batch && agreed ? (colo_mover_t)agreed : COLO_PUSH;
-    over->unit = (int64_t)colo_peers_unit(bridge, ready);
+    direct->one_view = !batch && bridge->transport != COLO_TRANSPORT_PEER;
+    direct->forward = batch && agreed ? (colo_mover_t)agreed : COLO_PUSH;
+    direct->unit = (int64_t)colo_direct_unit(bridge, ready);
     choose_carriers(bridge, ready);
     if (!batch) {
         COLO_TRY(find_asymmetric(bridge, ready));
-        return find_far(bridge, ready);
+        return find_needs_comm(bridge, ready);
     }
-    memcpy(over->asymmetric, all->asymmetric, sizeof over->asymmetric);
-    over->far = all->far;
+    memcpy(direct->asymmetric, all->asymmetric, sizeof direct->asymmetric);
+    direct->needs_comm = all->needs_comm;
     return COLO_OK;
 }
 
-static colo_status_t create_path(colo_bridge_t *bridge)
+static colo_status_t create_launcher(colo_bridge_t *bridge)
 {
     const colo_peer_ops_t *peer = bridge->comm->ops->peer;
-    colo_transfer_lists_t *lists = &bridge->peers.first;
+    colo_transfer_lists_t *lists = &bridge->direct.main;
     if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1 ||
         bridge->transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
@@ -177,9 +177,9 @@ static colo_status_t create_path(colo_bridge_t *bridge)
         st = find_all(bridge, &bridge->now);
         COLO_THEN(st, colo_transfers_list(bridge, &bridge->now, COLO_EXCHANGE_MAIN, lists));
         st = colo_comm_i_agree(colo_comm_i_control(bridge->comm), "bridge create", 4, st);
-        COLO_THEN(st, none_far(bridge));
+        COLO_THEN(st, check_direct(bridge));
     }
-    COLO_THEN(st, peer->create(bridge->comm, lists->pass, &bridge->peers.path));
+    COLO_THEN(st, peer->create(bridge->comm, lists->pass, &bridge->direct.launcher));
     if (st < 0 && bridge->transport == COLO_TRANSPORT_PEER)
         return colo_fail_prefix(st, "bridge: transport peer");
     if (st != COLO_ERR_UNBUILT || colo_comm_check(bridge->comm) < 0)
@@ -189,16 +189,16 @@ static colo_status_t create_path(colo_bridge_t *bridge)
     return COLO_OK;
 }
 
-void colo_over_peers_destroy(colo_bridge_t *bridge)
+void colo_direct_destroy(colo_bridge_t *bridge)
 {
-    colo_peers_t *peers = &bridge->peers;
-    if (peers->path && colo_comm_i_own(bridge->comm, "bridge"))
-        bridge->comm->ops->peer->destroy(&peers->path);
-    colo_transfers_deinit(&peers->first);
-    colo_transfers_deinit(&peers->relays);
-    free(peers->held[0].items);
-    free(peers->held[1].items);
-    free(peers->tensors.items);
+    colo_bridge_direct_t *direct = &bridge->direct;
+    if (direct->launcher && colo_comm_i_own(bridge->comm, "bridge"))
+        bridge->comm->ops->peer->destroy(&direct->launcher);
+    colo_transfers_deinit(&direct->main);
+    colo_transfers_deinit(&direct->relays);
+    free(direct->held[0].items);
+    free(direct->held[1].items);
+    free(direct->tensors.items);
 }
 
 /* ---- lists ---- */
@@ -207,44 +207,44 @@ void colo_over_peers_destroy(colo_bridge_t *bridge)
 static colo_status_t load_relays(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     const colo_plan_t *plan = ready->program.plan;
-    if (!bridge->peers.path || ready->any_ranks ||
+    if (!bridge->direct.launcher || ready->any_ranks ||
         !(plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
           plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come))
         return COLO_OK;
-    COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_RELAYS, &bridge->peers.relays));
-    return bridge->comm->ops->peer->list(bridge->peers.path, bridge->peers.relays.pass,
-                                         &ready->over_peers.relay_list);
+    COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_RELAYS, &bridge->direct.relays));
+    return bridge->comm->ops->peer->list(bridge->direct.launcher, bridge->direct.relays.pass,
+                                         &ready->direct.relay_list);
 }
 
-void colo_over_peers_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
+void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_p2p_list_t **const list[] = {&ready->over_peers.list, &ready->over_peers.relay_list};
+    colo_p2p_list_t **const list[] = {&ready->direct.list, &ready->direct.relay_list};
     for (int i = 0; i < 2; i++)
         if (*list[i] && colo_comm_i_own(bridge->comm, "bridge"))
-            bridge->comm->ops->peer->drop(bridge->peers.path, list[i]);
+            bridge->comm->ops->peer->drop(bridge->direct.launcher, list[i]);
 }
 
 /* Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
-colo_status_t colo_over_peers_create(colo_bridge_t *bridge)
+colo_status_t colo_direct_create(colo_bridge_t *bridge)
 {
-    COLO_TRY(create_path(bridge));
-    bridge->lazy =
-        bridge->lazy && bridge->peers.path; /* alike on ranks that are in reach and that are not */
+    COLO_TRY(create_launcher(bridge));
+    bridge->lazy = bridge->lazy &&
+                   bridge->direct.launcher; /* alike on ranks that are in reach and that are not */
     const colo_status_t st = load_relays(bridge, &bridge->now);
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-colo_status_t colo_over_peers_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
+colo_status_t colo_direct_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     const colo_peer_ops_t *peer = bridge->comm->ops->peer;
-    const colo_transfers_t *pass = bridge->peers.first.pass;
-    if (!bridge->peers.path)
+    const colo_transfers_t *pass = bridge->direct.main.pass;
+    if (!bridge->direct.launcher)
         return COLO_OK;
     COLO_TRY(find_all(bridge, ready));
-    COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_MAIN, &bridge->peers.first));
+    COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_MAIN, &bridge->direct.main));
     COLO_TRY(load_relays(bridge, ready));
-    return ready->program.bytes ? peer->list(bridge->peers.path, pass, &ready->over_peers.list)
-                                : peer->load(bridge->peers.path, pass);
+    return ready->program.bytes ? peer->list(bridge->direct.launcher, pass, &ready->direct.list)
+                                : peer->load(bridge->direct.launcher, pass);
 }
 
 /* ---- does a call go peer-to-peer? ---- */
@@ -260,14 +260,14 @@ static size_t reach_of(const colo_tensor_t *tensor)
 /* Do others look at what this rank has to be registered for @move? */
 static bool is_looked_at(const colo_call_t *call, colo_mover_t move)
 {
-    const colo_messages_t *messages =
-        &call->ready->over_comm.messages[call->frame.pass][COLO_EXCHANGE_MAIN][move == COLO_PULL];
-    return call->ready->over_peers.one_view || messages->n > messages->nfar;
+    const colo_message_list_t *list =
+        &call->ready->messages.list[call->frame.pass][COLO_EXCHANGE_MAIN][move == COLO_PULL];
+    return call->ready->direct.one_view || list->n > list->nby_comm;
 }
 
-static colo_reached_tensor_t *reached_by(const colo_call_t *call, colo_mover_t move)
+static colo_registered_tensor_t *registered_for(const colo_call_t *call, colo_mover_t move)
 {
-    return call->reached.tensor + (move == COLO_PULL ? call->frame.n : 0);
+    return call->registered.tensor + (move == COLO_PULL ? call->frame.n : 0);
 }
 
 /* The first of @tensor that peers reach by @move and that is not registered, or NULL. */
@@ -278,50 +278,50 @@ static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *te
     const bool looked_at = is_looked_at(call, move);
     const colo_tensor_t *missing = NULL;
     for (int32_t k = 0; k < call->frame.n; k++) {
-        colo_reached_tensor_t *reached = &reached_by(call, move)[k];
-        *reached = (colo_reached_tensor_t){.id = -1};
+        colo_registered_tensor_t *registered = &registered_for(call, move)[k];
+        *registered = (colo_registered_tensor_t){.id = -1};
         if (!tensor || !tensor[k].data || colo_tensor_count(&tensor[k]) <= 0)
             continue;
-        call->reached.nothing = call->reached.nothing && !looked_at;
+        call->registered.nothing = call->registered.nothing && !looked_at;
         if (!bridge->comm->ops->peer->find(bridge->comm, tensor[k].data, reach_of(&tensor[k]),
-                                           &reached->id, &reached->offset) &&
+                                           &registered->id, &registered->offset) &&
             looked_at && !missing)
             missing = &tensor[k];
     }
     return missing;
 }
 
-colo_status_t colo_over_peers_find(colo_call_t *call)
+colo_status_t colo_direct_find(colo_call_t *call)
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_pass_t pass = call->frame.pass;
-    const colo_over_peers_t *over = &call->ready->over_peers;
-    const bool peers = bridge->transport == COLO_TRANSPORT_PEER;
-    const struct colo_agreed *agreed = &bridge->peers.agreed[pass];
+    const colo_ready_direct_t *direct = &call->ready->direct;
+    const bool asked = bridge->transport == COLO_TRANSPORT_PEER;
+    const struct colo_agreed *agreed = &bridge->direct.agreed[pass];
     const colo_tensor_t *missing = NULL;
     bool reads = false;
-    colo_reached_t *reached = &call->reached;
-    reached->nothing = true;
-    reached->moves = 0;
-    if (!bridge->peers.path)
+    colo_registered_t *registered = &call->registered;
+    registered->nothing = true;
+    registered->moves = 0;
+    if (!bridge->direct.launcher)
         return COLO_OK;
     /* on one of two moves, or on a tensor of which a rank has nothing */
     const bool agrees =
-        over->moves[pass] == (COLO_PUSH | COLO_PULL) || (!peers && over->asymmetric[pass]);
+        direct->moves[pass] == (COLO_PUSH | COLO_PULL) || (!asked && direct->asymmetric[pass]);
     if (agrees && (!agreed->made ||
                    agreed->registrations != bridge->comm->ops->peer->registrations(bridge->comm)))
         call->undecided = true;
-    const int32_t possible = agrees && !call->undecided ? agreed->moves : over->moves[pass];
+    const int32_t possible = agrees && !call->undecided ? agreed->moves : direct->moves[pass];
     for (colo_mover_t move = COLO_PULL; move >= COLO_PUSH; move--) {
         if (!(possible & move))
             continue;
         missing = find_each(call, move == COLO_PULL ? call->in : call->out, move);
         reads = move == COLO_PULL;
-        reached->moves |= missing ? 0 : move;
+        registered->moves |= missing ? 0 : move;
     }
-    if (reached->moves)
+    if (registered->moves)
         call->direct = true;
-    if (reached->moves || !possible || call->undecided || (!agrees && !peers))
+    if (registered->moves || !possible || call->undecided || (!agrees && !asked))
         return COLO_OK;
     char index[16] = "";
     if (call->frame.program->bytes)
@@ -332,19 +332,19 @@ colo_status_t colo_over_peers_find(colo_call_t *call)
                      (long long)call->frame.program->plan->rank,
                      pass == COLO_FORWARD ? (reads ? "x" : "y") : (reads ? "d_y" : "d_x"), index,
                      missing->data, bridge->comm->name,
-                     peers ? "transport peer (COLO_TRANSPORT, or the bridge's)"
+                     asked ? "transport peer (COLO_TRANSPORT, or the bridge's)"
                            : "the pass's first call, with all ranks' registered,");
 }
 
-colo_status_t colo_over_peers_agree(colo_call_t *call)
+colo_status_t colo_direct_agree(colo_call_t *call)
 {
     enum { NOTHING = 4 };
     colo_bridge_t *bridge = call->bridge;
-    colo_reached_t *reached = &call->reached;
+    colo_registered_t *registered = &call->registered;
     const int32_t size = bridge->comm->size;
-    struct colo_agreed *agreed = &bridge->peers.agreed[call->frame.pass];
-    const uint64_t mine = reached->nothing ? NOTHING : (uint64_t)reached->moves;
-    int32_t moves = COLO_PUSH | COLO_PULL, registered = 0, first = -1;
+    struct colo_agreed *agreed = &bridge->direct.agreed[call->frame.pass];
+    const uint64_t mine = registered->nothing ? NOTHING : (uint64_t)registered->moves;
+    int32_t moves = COLO_PUSH | COLO_PULL, nregistered = 0, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
         return colo_comm_i_fail(bridge->comm,
@@ -354,18 +354,18 @@ colo_status_t colo_over_peers_agree(colo_call_t *call)
     for (int32_t k = 0; k < size; k++) {
         if (all[k] == NOTHING)
             continue;
-        registered += all[k] != 0;
+        nregistered += all[k] != 0;
         moves &= (int32_t)all[k];
         first = !moves && first < 0 ? k : first; /* leaves no move that all have */
     }
-    const bool any = registered > 0 || first >= 0;
+    const bool any = nregistered > 0 || first >= 0;
     *agreed =
         (struct colo_agreed){.made = any,
                              .moves = !any                ? 0
                                       : moves & COLO_PUSH ? COLO_PUSH
                                                           : moves,
                              .registrations = bridge->comm->ops->peer->registrations(bridge->comm)};
-    reached->moves = agreed->moves ? agreed->moves : COLO_PUSH;
+    registered->moves = agreed->moves ? agreed->moves : COLO_PUSH;
     const bool p2p = agreed->moves || (!any && bridge->transport == COLO_TRANSPORT_PEER);
     call->direct = p2p;
     if (!p2p && bridge->transport == COLO_TRANSPORT_PEER) {
@@ -376,12 +376,12 @@ colo_status_t colo_over_peers_agree(colo_call_t *call)
                          "requires; use colo_memory_register()",
                          bridge->comm->name);
     }
-    if (registered == 0 || p2p)
+    if (nregistered == 0 || p2p)
         return COLO_OK;
     colo_log(COLO_LOG_INFO,
              "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
              "rank %d of '%s' is not",
-             (int)registered, (int)first, bridge->comm->name);
+             (int)nregistered, (int)first, bridge->comm->name);
     return COLO_OK;
 }
 
@@ -390,27 +390,27 @@ colo_status_t colo_over_peers_agree(colo_call_t *call)
 /* The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
  * steps were listed for, a tile is too large, so that few blocks have work: a batch lists them
  * again. */
-colo_status_t colo_over_peers_begin(colo_call_t *call)
+colo_status_t colo_direct_begin(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
-    const colo_over_peers_t *over = &call->ready->over_peers;
-    int64_t *unit = &bridge->peers.unit;
+    const colo_ready_direct_t *direct = &call->ready->direct;
+    int64_t *unit = &bridge->direct.unit;
     for (int32_t k = 0; k < call->frame.n && !call->capturing; k++) {
         const colo_carried_t *tensor = &call->frame.tensor[k];
         const int64_t own = tensor->per * (int64_t)colo_dtype_size(tensor->dtype);
         *unit = own > *unit ? own : *unit;
     }
-    const bool wider = *unit > over->unit && !call->capturing;
-    if (!wider &&
-        (call->frame.pass == COLO_BACKWARD || over->forward == (colo_mover_t)call->reached.moves))
+    const bool wider = *unit > direct->unit && !call->capturing;
+    if (!wider && (call->frame.pass == COLO_BACKWARD ||
+                   direct->forward == (colo_mover_t)call->registered.moves))
         return COLO_OK;
-    colo_over_peers_unload(bridge, call->ready); /* or the list was made before ranks had agreed */
-    return colo_over_peers_load(bridge, call->ready);
+    colo_direct_unload(bridge, call->ready); /* or the list was made before ranks had agreed */
+    return colo_direct_load(bridge, call->ready);
 }
 
 static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *move,
                                    const colo_carried_t *tensor,
-                                   const colo_reached_tensor_t *reached)
+                                   const colo_registered_tensor_t *registered)
 {
     const colo_call_frame_t *frame = &call->frame;
     const int64_t elem = (int64_t)colo_dtype_size(tensor->dtype);
@@ -420,13 +420,13 @@ static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *m
                             .elem = (size_t)elem,
                             .in = in->data,
                             .out = tensor->out.data,
-                            .id = reached->id,
-                            .offset = reached->offset};
+                            .id = registered->id,
+                            .offset = registered->offset};
     for (int i = 0; i < 3; i++) {
         to.in_step[i] = in->stride[i] * elem;
         to.out_step[i] = tensor->out.stride[i] * elem;
     }
-    if (move->to == COLO_PARTIALS && call->ready->over_peers.far) {
+    if (move->to == COLO_PARTIALS && call->ready->direct.needs_comm) {
         int64_t extent[3];
         colo_partial_extent(frame->program->plan, extent);
         const int64_t row = extent[2] * tensor->per * elem;
@@ -438,22 +438,24 @@ static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *m
     return to;
 }
 
-colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
+colo_status_t colo_direct_move(colo_call_t *call, const colo_move_t *move)
 {
-    const colo_over_peers_t *over = &call->ready->over_peers;
+    const colo_ready_direct_t *direct = &call->ready->direct;
     colo_bridge_t *bridge = call->bridge;
     colo_p2p_tensor_t one, *tensor = &one;
     if (call->frame.n > 1)
-        tensor = colo_list_zeroed(&bridge->peers.tensors, call->frame.n, sizeof *tensor);
-    colo_p2p_call_t p2p = {.list = move->exchange == COLO_EXCHANGE_RELAYS ? over->relay_list
-                                                                          : over->list,
+        tensor = colo_list_zeroed(&bridge->direct.tensors, call->frame.n, sizeof *tensor);
+    colo_p2p_call_t p2p = {.list = move->exchange == COLO_EXCHANGE_RELAYS ? direct->relay_list
+                                                                          : direct->list,
                            .tensor = tensor,
                            .device = call->queries.device,
                            .capturing = call->capturing};
     COLO_FAIL_IF(!tensor, COLO_ERR_NOMEM, "bridge: %d tensors", (int)call->frame.n);
-    const colo_reached_tensor_t *reached = reached_by(call, (colo_mover_t)call->reached.moves);
+    const colo_registered_tensor_t *registered =
+        registered_for(call, (colo_mover_t)call->registered.moves);
     for (int32_t k = 0; k < call->frame.n; k++)
         if (call->frame.tensor[k].per > 0)
-            tensor[p2p.n++] = tensor_of(call, move, &call->frame.tensor[k], &reached[k]);
-    return bridge->comm->ops->peer->run(bridge->peers.path, call->frame.pass, &p2p, call->stream);
+            tensor[p2p.n++] = tensor_of(call, move, &call->frame.tensor[k], &registered[k]);
+    return bridge->comm->ops->peer->run(bridge->direct.launcher, call->frame.pass, &p2p,
+                                        call->stream);
 }

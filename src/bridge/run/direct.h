@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peers.h (private) - what over-peers.c keeps in a bridge, a plan and a call. */
-#ifndef COLO_BRIDGE_PEERS_H
-#define COLO_BRIDGE_PEERS_H
+/* peers.h (private) - what direct.c keeps in a bridge, a plan and a call. */
+#ifndef COLO_BRIDGE_DIRECT_H
+#define COLO_BRIDGE_DIRECT_H
 
 #include "comm/peer.h"
 #include "core/list.h"
@@ -12,16 +12,16 @@
 typedef enum colo_mover { COLO_PUSH = 1, COLO_PULL = 2 } colo_mover_t;
 
 /* A program as peers move it, that reach each other's memory. */
-typedef struct colo_over_peers {
+typedef struct colo_ready_direct {
     bool asymmetric[2]; /* of a pass, some rank has nothing that peers could reach */
-    bool far; /* ranks that the plan ties to this one do not reach each other: between these, calls
-                 are staged. Or there is another exchange */
+    bool needs_comm; /* ranks that the plan ties to this one do not reach each other: between these,
+                 calls are staged. Or there is another exchange */
     int32_t moves[2]; /* of a pass: colo_mover_t that it can take */
     bool one_view;    /* all ranks decide alike on a tensor, also those whose messages are none */
     colo_mover_t forward;
     colo_p2p_list_t *list, *relay_list; /* of a batch, else the path's own; what relays move */
     int64_t unit;                       /* bytes of a feature of the plan that lists are for */
-} colo_over_peers_t;
+} colo_ready_direct_t;
 
 /* Transfers of both passes, which say where ranks have what they move. */
 typedef struct colo_transfer_lists {
@@ -31,31 +31,31 @@ typedef struct colo_transfer_lists {
 } colo_transfer_lists_t;
 
 /* The peer-to-peer path of a bridge; lists keep their memory for the next batch. */
-typedef struct colo_peers {
-    colo_p2p_t *path; /* NULL: every call is staged */
-    int32_t blocks;   /* of its kernel, at most; 0: as few as keep the links busy */
+typedef struct colo_bridge_direct {
+    colo_p2p_t *launcher; /* NULL: every call is staged */
+    int32_t blocks;       /* of its kernel, at most; 0: as few as keep the links busy */
     struct colo_agreed {
         bool made;              /* not if no rank had anything: another batch has to say */
         int32_t moves;          /* colo_mover_t that is taken; 0: staged */
         uint64_t registrations; /* how often memory had been registered */
     } agreed[2];                /* what ranks agreed on for passes that need it */
     int64_t unit;               /* bytes of a feature of the plan in the widest tensor so far */
-    colo_transfer_lists_t first, relays;
+    colo_transfer_lists_t main, relays;
     colo_list_t held[2]; /* of sums, as they come; by addend */
     colo_list_t tensors; /* colo_p2p_tensor_t of a call */
-} colo_peers_t;
+} colo_bridge_direct_t;
 
 /* Of a call that peers take part in: what they reach of each tensor. */
-typedef struct colo_reached_tensor {
+typedef struct colo_registered_tensor {
     int32_t id; /* of the memory; -1: nothing */
     uint64_t offset;
-} colo_reached_tensor_t;
+} colo_registered_tensor_t;
 
 /* Of a call that may be peer-to-peer. */
-typedef struct colo_reached {
-    int32_t moves;                 /* colo_mover_t by which this rank can take part */
-    bool nothing;                  /* this rank has nothing that peers could reach */
-    colo_reached_tensor_t *tensor; /* [2][n]: of what is pushed; of what is pulled */
-} colo_reached_t;
+typedef struct colo_registered {
+    int32_t moves;                    /* colo_mover_t by which this rank can take part */
+    bool nothing;                     /* this rank has nothing that peers could reach */
+    colo_registered_tensor_t *tensor; /* [2][n]: of what is pushed; of what is pulled */
+} colo_registered_t;
 
 #endif
