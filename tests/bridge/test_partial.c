@@ -449,7 +449,7 @@ static void add(uint64_t *sum, uint64_t value, uint64_t by)
 /* What this rank sends to other nodes: its addend, and what it has collected. */
 static void add_leaving(const colo_plan_t *plan, memory_t *memory)
 {
-    const colo_routes_t *sends = &plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send;
+    const colo_routes_t *sends = &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].send;
     for (int64_t i = 0; i < sends->nregions; i++)
         FOR_BOX(&sends->region[i], b, k, h)
         {
@@ -494,7 +494,7 @@ static void add_list(const world_t *w, const colo_plan_t *plan, const colo_route
 
 static void run_backward(const world_t *w, memory_t *memory)
 {
-    exchange(w, COLO_BACKWARD, COLO_FIRST, memory, carry_addend);
+    exchange(w, COLO_BACKWARD, COLO_EXCHANGE_MAIN, memory, carry_addend);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
         const colo_routes_t *local = &w->plan[rank]->local[COLO_BACKWARD];
         for (int64_t i = 0; i < local->nregions; i++)
@@ -502,26 +502,27 @@ static void run_backward(const world_t *w, memory_t *memory)
                          &local->offset[i]);
         add_leaving(w->plan[rank], &memory[rank]);
     }
-    exchange(w, COLO_BACKWARD, COLO_NODE_SUMS, memory, carry_sum);
+    exchange(w, COLO_BACKWARD, COLO_EXCHANGE_NODE_SUMS, memory, carry_sum);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
         const colo_plan_t *plan = w->plan[rank];
-        add_list(w, plan, &plan->exchange[COLO_BACKWARD][COLO_FIRST].recv, &memory[rank]);
-        add_list(w, plan, &plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].recv, &memory[rank]);
+        add_list(w, plan, &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv, &memory[rank]);
+        add_list(w, plan, &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].recv,
+                 &memory[rank]);
         add_list(w, plan, &plan->local[COLO_BACKWARD], &memory[rank]);
     }
-    exchange(w, COLO_BACKWARD, COLO_RELAYS, memory, relay_sum);
+    exchange(w, COLO_BACKWARD, COLO_EXCHANGE_RELAYS, memory, relay_sum);
 }
 
 static void run_forward(const world_t *w, memory_t *memory)
 {
-    exchange(w, COLO_FORWARD, COLO_FIRST, memory, carry_row);
+    exchange(w, COLO_FORWARD, COLO_EXCHANGE_MAIN, memory, carry_row);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
         const colo_routes_t *local = &w->plan[rank]->local[COLO_FORWARD];
         for (int64_t i = 0; i < local->nregions; i++)
             carry_row(w, &memory[rank], &memory[rank], &local->region[i], &local->offset[i],
                       &local->offset[i]);
     }
-    exchange(w, COLO_FORWARD, COLO_RELAYS, memory, relay_row);
+    exchange(w, COLO_FORWARD, COLO_EXCHANGE_RELAYS, memory, relay_row);
 }
 
 /* ---- what must come out ---- */

@@ -18,7 +18,7 @@
  * device table where kernels look up where rank r's memory n lies (p2p.cu).
  *
  * Left to others: how an allocation is shared (share.c), waits of kernels and their deadlines
- * (path.c), calls (launch.c), when to use it (bridge/run/over-peers.c).
+ * (path.c), calls (launch.c), when to use it (bridge/run/direct.c).
  */
 #include "comm/peer/registry.h"
 
