@@ -178,7 +178,7 @@ static colo_status_t blocks(colo_comm_t *comm, void *arg)
         const colo_status_t st = colo_bridge_create(&b, &config, comm);
         rank_check(st == (i < 2 ? COLO_OK : COLO_ERR_ARG));
         if (st == COLO_OK)
-            rank_check(b->peers.blocks == (expected ? expected : given[i]));
+            rank_check(b->direct.blocks == (expected ? expected : given[i]));
     }
     return COLO_OK;
 }

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct.c - programs between GPUs that reach each other's memory: which calls go this way, and
- * what the path is told of them. The lists of transfers are transfers.c's.
+ * direct.c - direct memory as a carrier, between GPUs that reach each other's: which messages and
+ * which calls it carries, and their launches. The lists of transfers are transfers.c's.
  *
- * A call is peer-to-peer if the tensors that peers reach lie in registered memory, else it is
- * staged (messages.c). That is a rank's own view; the contract in memory.h makes it the same on
- * all ranks, COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait. A
- * rank that has nothing of that tensor has no view, though it may have much to send: where there is
- * such a rank, all agree over the host communicator in the pass's first call. Which ranks have rows
- * of a batch changes with its tables, so there all agree in the first call of a pass in which any
- * rank has some: forward always, backward with transport AUTO. The result holds until something
- * else is registered. If no rank has anything there is none, and the next call agrees again.
+ * A call is direct if the tensors that peers reach lie in registered memory, else it is staged: the
+ * comm carries all of its messages (messages.c). That is a rank's own view; the contract in
+ * memory.h makes it the same on all ranks, COLO_CHECK=2 compares it, and where it differs anyway
+ * the deadline ends the wait. A rank that has nothing of that tensor has no view, though it may
+ * have much to send: where there is such a rank, all agree over the host communicator in the pass's
+ * first call. Which ranks have rows of a batch changes with its tables, so there all agree in the
+ * first call of a pass in which any rank has some: forward always, backward with transport AUTO.
+ * The result holds until something else is registered. If no rank has anything there is none, and
+ * the next call agrees again.
  */
 #include "bridge/run/run.h"
 
@@ -22,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the path of a bridge ---- */
+/* ---- what ranks find out about a bridge ---- */
 
 /* Is it the destination's tensor that peers reach? */
 static bool reaches_dst(const colo_plan_t *plan, colo_pass_t pass)
@@ -87,7 +88,7 @@ static colo_status_t find_needs_comm(const colo_bridge_t *bridge, colo_ready_pla
     return COLO_OK;
 }
 
-/* Where peers are asked for, a rank that is far is an error on all. Collective. */
+/* Where direct memory is asked for, a rank that needs the comm is an error on all. Collective. */
 static colo_status_t check_direct(const colo_bridge_t *bridge)
 {
     const colo_comm_t *comm = bridge->comm;
@@ -143,7 +144,7 @@ static void choose_carriers(const colo_bridge_t *bridge, colo_ready_plan_t *read
 }
 
 /* What ranks find out about a program by themselves; of a batch, some is as the bridge's. */
-static colo_status_t find_all(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
+static colo_status_t find_carriers(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     colo_ready_direct_t *direct = &ready->direct;
     const colo_ready_direct_t *all = &bridge->now.direct;
@@ -174,7 +175,7 @@ static colo_status_t create_launcher(colo_bridge_t *bridge)
         return COLO_OK;
     colo_status_t st = peer->open(bridge->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
-        st = find_all(bridge, &bridge->now);
+        st = find_carriers(bridge, &bridge->now);
         COLO_THEN(st, colo_transfers_list(bridge, &bridge->now, COLO_EXCHANGE_MAIN, lists));
         st = colo_comm_i_agree(colo_comm_i_control(bridge->comm), "bridge create", 4, st);
         COLO_THEN(st, check_direct(bridge));
@@ -224,7 +225,7 @@ void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
             bridge->comm->ops->peer->drop(bridge->direct.launcher, list[i]);
 }
 
-/* Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
+/* Without peers that reach each other COLO_OK and no launcher, unless it is insisted on. */
 colo_status_t colo_direct_create(colo_bridge_t *bridge)
 {
     COLO_TRY(create_launcher(bridge));
@@ -240,14 +241,14 @@ colo_status_t colo_direct_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
     const colo_transfers_t *pass = bridge->direct.main.pass;
     if (!bridge->direct.launcher)
         return COLO_OK;
-    COLO_TRY(find_all(bridge, ready));
+    COLO_TRY(find_carriers(bridge, ready));
     COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_MAIN, &bridge->direct.main));
     COLO_TRY(load_relays(bridge, ready));
     return ready->program.bytes ? peer->list(bridge->direct.launcher, pass, &ready->direct.list)
                                 : peer->load(bridge->direct.launcher, pass);
 }
 
-/* ---- does a call go peer-to-peer? ---- */
+/* ---- is a call direct? ---- */
 
 static size_t reach_of(const colo_tensor_t *tensor)
 {

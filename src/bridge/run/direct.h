@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peers.h (private) - what direct.c keeps in a bridge, a plan and a call. */
+/* peers.h (private) - what direct.c keeps in a bridge, a ready plan and a call. */
 #ifndef COLO_BRIDGE_DIRECT_H
 #define COLO_BRIDGE_DIRECT_H
 
@@ -11,15 +11,16 @@
 /* Peers write into this rank's output, or it reads in their inputs. */
 typedef enum colo_mover { COLO_PUSH = 1, COLO_PULL = 2 } colo_mover_t;
 
-/* A program as peers move it, that reach each other's memory. */
+/* A program as direct memory carries it. */
 typedef struct colo_ready_direct {
     bool asymmetric[2]; /* of a pass, some rank has nothing that peers could reach */
-    bool needs_comm; /* ranks that the plan ties to this one do not reach each other: between these,
-                 calls are staged. Or there is another exchange */
+    /* Some messages are the comm's: ranks that the plan ties to this one do not reach each other,
+     * or there is another exchange. */
+    bool needs_comm;
     int32_t moves[2]; /* of a pass: colo_mover_t that it can take */
     bool one_view;    /* all ranks decide alike on a tensor, also those whose messages are none */
     colo_mover_t forward;
-    colo_p2p_list_t *list, *relay_list; /* of a batch, else the path's own; what relays move */
+    colo_p2p_list_t *list, *relay_list; /* of a batch, else the launcher's own; what relays move */
     int64_t unit;                       /* bytes of a feature of the plan that lists are for */
 } colo_ready_direct_t;
 
@@ -30,7 +31,7 @@ typedef struct colo_transfer_lists {
     colo_transfers_t pass[2];
 } colo_transfer_lists_t;
 
-/* The peer-to-peer path of a bridge; lists keep their memory for the next batch. */
+/* Direct memory of a bridge; lists keep their memory for the next batch. */
 typedef struct colo_bridge_direct {
     colo_p2p_t *launcher; /* NULL: every call is staged */
     int32_t blocks;       /* of its kernel, at most; 0: as few as keep the links busy */
@@ -45,13 +46,13 @@ typedef struct colo_bridge_direct {
     colo_list_t tensors; /* colo_p2p_tensor_t of a call */
 } colo_bridge_direct_t;
 
-/* Of a call that peers take part in: what they reach of each tensor. */
+/* What peers reach of a tensor. */
 typedef struct colo_registered_tensor {
     int32_t id; /* of the memory; -1: nothing */
     uint64_t offset;
 } colo_registered_tensor_t;
 
-/* Of a call that may be peer-to-peer. */
+/* What a call has in registered memory. */
 typedef struct colo_registered {
     int32_t moves;                    /* colo_mover_t by which this rank can take part */
     bool nothing;                     /* this rank has nothing that peers could reach */

@@ -101,7 +101,7 @@ static colo_status_t load_messages(const colo_bridge_t *bridge, colo_ready_plan_
     return COLO_OK;
 }
 
-/* ---- partial sums, staging, routes ---- */
+/* ---- partial sums, staging, the connection ---- */
 
 static colo_status_t reserve(colo_bridge_t *bridge, const colo_ready_plan_t *ready)
 {
@@ -135,7 +135,7 @@ static void fill(const colo_call_frame_t *frame, const colo_ready_plan_t *ready,
 }
 
 /* Fills the boxes of all messages. @stage: in and out, the most staging that these take, of a
- * backend with routes; or NULL. */
+ * backend with connections; or NULL. */
 static void fill_all(const colo_bridge_t *bridge, const colo_ready_plan_t *ready,
                      const colo_call_frame_t *frame, size_t *stage)
 {
@@ -159,8 +159,8 @@ static void fill_all(const colo_bridge_t *bridge, const colo_ready_plan_t *ready
     }
 }
 
-/* The members of the route and staging for its messages. */
-static colo_status_t find_route(colo_bridge_t *bridge, colo_ready_plan_t *ready)
+/* The members of the connection and staging for its messages. */
+static colo_status_t find_connection(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     const colo_plan_t *plan = ready->program.plan;
     colo_messages_t *messages = &ready->messages;
@@ -199,7 +199,7 @@ colo_status_t colo_messages_load(colo_bridge_t *bridge, colo_ready_plan_t *ready
     if (ready->program.npartials > 0)
         messages->need_partials =
             colo_partial_bytes(plan, 1, plan->config.dtype) * (size_t)ready->program.npartials;
-    COLO_TRY(find_route(bridge, ready));
+    COLO_TRY(find_connection(bridge, ready));
     if (!bridge->lazy && (messages->need_partials > 0 || messages->nmembers > 0))
         COLO_TRY(reserve(bridge, ready)); /* else peers add up without one */
     for (int pass = 0; pass < 2; pass++)
@@ -216,7 +216,7 @@ void colo_messages_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
     free(messages->members);
 }
 
-/* Connects the members, if there is a route to make; collective over them. */
+/* Connects the members, if they need it; collective over them. */
 static colo_status_t connect_members(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     colo_messages_t *messages = &ready->messages;
@@ -251,7 +251,7 @@ void colo_messages_take(colo_messages_t *from, colo_messages_t *to)
 static colo_status_t make_ready(const colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
-    const colo_messages_t *messages = &bridge->now.messages; /* the route is the bridge's */
+    const colo_messages_t *messages = &bridge->now.messages; /* the connection is the bridge's */
     const bool connects = messages->nmembers && !messages->subconnection;
     const bool grows = messages->need_partials > bridge->memory.partials.size ||
                        messages->need_stage > bridge->memory.stage.size;

@@ -37,20 +37,21 @@ typedef struct colo_collective {
 typedef struct colo_message_list {
     int32_t n;
     colo_message_t *message; /* [n], with as many behind them: */
-    colo_message_t
-        *by_comm; /* [nby_comm] those of ranks out of reach; others may travel directly */
+    /* [nby_comm] those that the comm carries in direct calls, too, and bytes of the others, as the
+     * plan counts. */
+    colo_message_t *by_comm;
     int32_t nby_comm;
-    int64_t direct_bytes; /* of these others, as the plan counts */
-    colo_box_t *box;      /* [nregions][tensors] of the plan's routes */
-    int32_t tensors;      /* of a call */
+    int64_t direct_bytes;
+    colo_box_t *box; /* [nregions][tensors] of the plan's routes */
+    int32_t tensors; /* of a call */
 } colo_message_list_t;
 
 /* A program as the comm carries it. */
 typedef struct colo_messages {
     colo_message_list_t list[2][COLO_EXCHANGES][2]; /* by pass; received, sent */
     colo_box_t *own_box[2];                         /* what stays on the rank: from, to */
-    /* In CUDA memory, on a backend with routes: the ranks of the comm that the plan ties this one
-     * to, [nmembers], and their route. Else 0 and NULL. */
+    /* In CUDA memory, on a backend with connections: the ranks of the comm that the plan ties this
+     * one to, [nmembers], and theirs. Else 0 and NULL. */
     int32_t *members, nmembers;
     colo_subconnection_t
         *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
@@ -92,7 +93,7 @@ typedef struct colo_streams {
 /* Numbers that are the same on all ranks. */
 typedef struct colo_bridge_id {
     uint64_t number;        /* of the bridges of this comm, from 1 */
-    uint64_t tag, reshapes; /* name a route */
+    uint64_t tag, reshapes; /* name a connection */
     uint64_t calls;
 } colo_bridge_id_t;
 
@@ -113,7 +114,7 @@ struct colo_bridge {
     colo_ready_plan_t now;
     colo_collective_t coll;
     colo_transport_t transport;
-    bool lazy; /* partial sums, staging and route are made when a call is staged */
+    bool lazy; /* partial sums, staging and connection are made when a call is staged */
     colo_bridge_memory_t memory;
     colo_bridge_direct_t direct;
     colo_streams_t streams;
@@ -176,11 +177,11 @@ colo_status_t colo_messages_begin(colo_call_t *call);
 /* As far as this rank can see before ranks compare notes: will memory be reached directly? The same
  * on all. */
 bool colo_direct_likely(const colo_bridge_t *bridge);
-/* Of a bridge that has a path: chooses how messages travel, and makes lists. */
+/* Of a bridge that has a launcher: chooses the carrier of each message, and makes lists. */
 colo_status_t colo_direct_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
 void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
-/* The path, and what load would have done for the plan of now. Collective. Keeps bridge->lazy if
- * there is a path. */
+/* The launcher, and what load would have done for the plan of now. Collective. Keeps bridge->lazy
+ * if there is one. */
 colo_status_t colo_direct_create(colo_bridge_t *bridge);
 void colo_direct_destroy(colo_bridge_t *bridge);
 /* Does a call go this way? Sets call->direct, or call->undecided, which is the same on all ranks.
