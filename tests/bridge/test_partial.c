@@ -577,7 +577,8 @@ static void judge_backward(const world_t *w, memory_t *memory)
     }
     run_backward(w, memory);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
-        const colo_plan_bytes_t bytes = colo_plan_bytes(w->plan[rank], COLO_BACKWARD);
+        colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
+        assert_int_equal(colo_plan_bytes(w->plan[rank], COLO_BACKWARD, &bytes), COLO_OK);
         int64_t needed = 0;
         FOR_ELEMENTS(w, &w->src, rank, b, row, h)
         {
