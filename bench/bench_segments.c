@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bench_segments.c - what a step with a new ragged batch costs on the host, and how even
- * colo_balance() loads the encoder's replicas.
+ * colo_segments_balance() loads the encoder's replicas.
  *
  * colo_bridge_set_segments() runs in every step, between the data loader and the first launch, so
  * it must not cost more than a launch or two. 10,000 images of 256 to 4,096 rows in packed
@@ -213,7 +213,7 @@ static bool balance(void)
                 before[e] = e / 16;
             }
             const double begin = now_us();
-            if (colo_balance(after, rows, n, p, NULL, 0) < 0)
+            if (colo_segments_balance(after, rows, n, p, NULL, 0) < 0)
                 return false;
             us += (now_us() - begin) / 1000;
             for (int k = 0; k < 2; k++) {

@@ -154,7 +154,7 @@ static colo_status_t images_backward(const colo_tensor_t *d_y, int32_t ny, const
     colo_ticket_t *ticket = NULL;
     (void)nx;
     TRY(colo_batch_backward_start(me->image_batch, d_y, d_x, ny, NULL, &ticket));
-    return colo_bridge_finish(&ticket, NULL);
+    return colo_ticket_finish(&ticket, NULL);
 }
 
 /* Each rank of tp has the gradient of its columns; the bridge wants all columns on both. */
@@ -238,7 +238,7 @@ static colo_status_t step(struct rank *me)
                         seed = colo_tensor_host(minus_one, COLO_F32, 1, &tokens);
     TRY(colo_batch_forward_start(me->image_batch, &x, &y, 1, NULL, &ticket));
     const colo_status_t text = move_text(me); /* finish in any case */
-    TRY(colo_bridge_finish(&ticket, NULL));
+    TRY(colo_ticket_finish(&ticket, NULL));
     TRY(text);
     TRY(make_loss(me, &y));
     TRY(colo_tape_create(&me->tape));

@@ -29,7 +29,7 @@ template <typename T> __device__ double weight_of(const colo_mean_args &p, int64
 
 /* @alike: no rank weighs what another one counts; else NaN, for they divide by different sums */
 template <typename T>
-__device__ void put_result(const colo_mean_args &p, colo_weighted_t all, bool alike)
+__device__ void put_result(const colo_mean_args &p, colo_loss_weighted_t all, bool alike)
 {
     all.num = alike ? all.num : CUDART_NAN;
     all.value = all.den ? all.num / (double)all.den : alike ? 0 : CUDART_NAN;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
 
 template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_mean_args p)
 {
-    colo_weighted_t all = {0, 0, 0, 0};
+    colo_loss_weighted_t all = {0, 0, 0, 0};
     bool alike = true;
     for (int32_t r = 0; r < p.ranks; r++) { /* every thread for itself: a few numbers, all cached */
         alike = alike && p.parts[r].weighs == p.parts->weighs;

@@ -3,11 +3,11 @@
  * ragged.c - batches whose samples have any number of images, and images any number of rows.
  *
  * An image is a segment. The replica that reads a sample would have to encode all of its images;
- * colo_balance() deals them out anew, and two ragged bridges carry them: pixels from the replica
- * that read them to the one that encodes them, embeddings from there to the packed sequences of the
- * LLM. Both bridges have the same segments; only the tables of where they come from and go to
- * differ. An encoder row needs no other row, so ranks along cp are replicas, too, and the encoder's
- * work is balanced over dp x cp.
+ * colo_segments_balance() deals them out anew, and two ragged bridges carry them: pixels from the
+ * replica that read them to the one that encodes them, embeddings from there to the packed
+ * sequences of the LLM. Both bridges have the same segments; only the tables of where they come
+ * from and go to differ. An encoder row needs no other row, so ranks along cp are replicas, too,
+ * and the encoder's work is balanced over dp x cp.
  *
  * All ranks make the same tables from the same list of samples, so no message is needed for them.
  * Samples share a sequence as long as it has at most CAP_PACKED positions. Nothing but pixels moves
@@ -257,7 +257,8 @@ static colo_status_t balance(cap_ragged_t *g, bool counts)
 {
     int64_t total = 0, most[2] = {0};
 
-    CAP_TRY(colo_balance(g->encoder, g->rows, g->nsegments, g->nreplicas, g->reader, STICK));
+    CAP_TRY(
+        colo_segments_balance(g->encoder, g->rows, g->nsegments, g->nreplicas, g->reader, STICK));
     memset(g->after, 0, (size_t)g->nreplicas * sizeof *g->after);
     for (int64_t e = 0; e < g->nsegments; e++) {
         g->encoder_pos[e] = g->after[g->encoder[e]];

@@ -159,7 +159,7 @@ typedef struct cap_rank {
     colo_linear_logprob_saved_t linear_saved;
     void *head_sums, *linear_work, *linear_kept;
     bool loss_linear; /* as cfg's; the check turns it */
-    colo_reduced_t reduced;
+    colo_loss_reduced_t reduced;
 
     /* backward's workspace, shared by the layers */
     float *d_f, *d_t1, *d_t2, *d_top, *d_q, *d_kv, *d_kv_all, *work;

@@ -47,7 +47,7 @@ colo_status_t cap_put_balance(FILE *f, const cap_report_t *r)
     fprintf(f,
             "</code>, the same %d ranks. Samples have any number of images, and images any number "
             "of rows, so the replica that reads a sample may get much more to encode than others. "
-            "<code>colo_balance()</code> deals the images out anew. ",
+            "<code>colo_segments_balance()</code> deals the images out anew. ",
             r->world);
     if (b->steps)
         fprintf(f,

@@ -211,11 +211,11 @@ COLO_API colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                              const colo_tensor_t *d_logits, colo_stream_t stream);
 
 /** A masked sum and its mean: num and den are sums over the dp x cp group, never over tp. */
-typedef struct colo_reduced_t {
+typedef struct colo_loss_reduced_t {
     double num;   /* global sum */
     int64_t den;  /* global token count */
     double value; /* num / den, 0 when den is 0 */
-} colo_reduced_t;
+} colo_loss_reduced_t;
 
 /**
  * colo_loss_reduce() - sum values over tokens and ranks, divide once
@@ -231,16 +231,16 @@ typedef struct colo_reduced_t {
  *           colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
-                                        int64_t count, colo_comm_t *group, colo_reduced_t *out,
-                                        colo_stream_t stream);
+                                        int64_t count, colo_comm_t *group,
+                                        colo_loss_reduced_t *out, colo_stream_t stream);
 
 /** A masked, weighted sum over tokens and ranks. */
-typedef struct colo_weighted_t {
+typedef struct colo_loss_weighted_t {
     double num;    /* global sum of weight * value */
     double weight; /* global sum of weights */
     int64_t den;   /* global token count */
     double value;  /* num / den, 0 when den is 0 */
-} colo_weighted_t;
+} colo_loss_weighted_t;
 
 /**
  * colo_loss_weighted_workspace_size() - bytes of workspace of colo_loss_weighted_sum() and
@@ -269,8 +269,9 @@ COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
                                               const colo_tensor_t *mask, colo_comm_t *group,
-                                              colo_weighted_t *out, const colo_tensor_t *d_values,
-                                              void *workspace, colo_stream_t stream);
+                                              colo_loss_weighted_t *out,
+                                              const colo_tensor_t *d_values, void *workspace,
+                                              colo_stream_t stream);
 
 /** A loss of tokens over ranks; each member is [1], in the memory of the tokens' losses. */
 typedef struct colo_loss_mean_t {

@@ -81,7 +81,8 @@ COLO_API colo_status_t colo_segments_gather(colo_segments_t **global, const colo
 COLO_API void colo_segments_free(colo_segments_t **segments);
 
 /**
- * colo_balance() - assign segments to replicas so that the loads are alike; local, deterministic
+ * colo_segments_balance() - assign segments to replicas so that the loads are alike; local,
+ * deterministic
  * Segments go by descending cost, ties by index, each to the least loaded replica, ties to the
  * lowest. With @current a segment stays where it is if the load of that replica, the segment
  * included, is at most (1 + @stick) times the mean load.
@@ -93,8 +94,8 @@ COLO_API void colo_segments_free(colo_segments_t **segments);
  * @stick:    >= 0; ignored without @current
  * Errors:    COLO_ERR_ARG, naming the segment (nothing is written); COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_balance(int64_t *assign, const int64_t *cost, int64_t count, int64_t n,
-                                    const int64_t *current, double stick);
+COLO_API colo_status_t colo_segments_balance(int64_t *assign, const int64_t *cost, int64_t count,
+                                             int64_t n, const int64_t *current, double stick);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,7 @@
  * ticket.h - calls of a bridge in two halves, so that other work runs while boxes move.
  *
  * colo_bridge_forward_start() enqueues a forward behind the caller's stream, on a stream of the
- * bridge's own, and returns a ticket; colo_bridge_finish() makes the caller's stream wait for it.
+ * bridge's own, and returns a ticket; colo_ticket_finish() makes the caller's stream wait for it.
  * What the caller enqueues in between runs at the same time. The output has the bits that
  * colo_bridge_forward() gives. In host memory start does the work, and finish ends the ticket.
  *
@@ -33,7 +33,7 @@ typedef struct colo_ticket colo_ticket_t;
  *           or write @y, and frees neither
  * @stream:  on a GPU the call begins when this stream has done what it was given before. NULL on
  *           the host
- * @ticket:  out: for colo_bridge_finish(); NULL on an error
+ * @ticket:  out: for colo_ticket_finish(); NULL on an error
  * Errors:   as in colo_bridge_forward(). COLO_ERR_STATE: COLO_TICKETS_MAX calls are not finished;
  *           the comm lives on. COLO_ERR_TIMEOUT: one has not been for longer than the comm's
  *           deadline; the comm is marked failed. The error messages name the ticket
@@ -55,7 +55,7 @@ COLO_API colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo
                                                  const colo_tensor_t *d_x, int32_t n,
                                                  colo_stream_t stream, colo_ticket_t **ticket);
 /**
- * colo_bridge_finish() - make a stream wait for a call that was started; local
+ * colo_ticket_finish() - make a stream wait for a call that was started; local
  * @ticket:  set to NULL; NULL before is COLO_ERR_ARG. Any thread may finish it. A bridge that is
  *           destroyed ends its calls, and logs those that were not finished, by number, as errors;
  *           their tickets are valid until finish, which says so
@@ -64,7 +64,7 @@ COLO_API colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo
  * Errors:   COLO_ERR_ARG, COLO_ERR_CUDA; COLO_ERR_STATE: the bridge was destroyed before. How
  *           the call fared, the stream's next operation and the comm tell, as after colo_bridge_forward()
  */
-COLO_API colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream);
+COLO_API colo_status_t colo_ticket_finish(colo_ticket_t **ticket, colo_stream_t stream);
 
 #ifdef __cplusplus
 }

@@ -224,7 +224,7 @@ class LossMean(c.Structure):
     _fields_ = [('value', P), ('num', P), ('den', P), ('factor', P)]
 
 
-class Weighted(c.Structure):
+class LossWeighted(c.Structure):
     _fields_ = [('num', DOUBLE), ('weight', DOUBLE), ('den', i64), ('value', DOUBLE)]
 
 
@@ -285,7 +285,6 @@ class TopkOut(c.Structure):
 
 # name: (returns, arguments). Structs that have no members in a header, and addresses of numbers, are void pointers.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    'colo_balance': (INT, [P, P, i64, i64, P, DOUBLE]),
     'colo_batch_backward': (INT, [P, _p(Tensor), _p(Tensor), i32, P]),
     'colo_batch_backward_start': (INT, [P, _p(Tensor), _p(Tensor), i32, P, _p(P)]),
     'colo_batch_destroy': (None, [_p(P)]),
@@ -299,7 +298,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_bridge_destroy': (None, [_p(P)]),
     'colo_bridge_dst_shape': (i32, [P, P]),
     'colo_bridge_expect_backward': (None, [P, BOOL]),
-    'colo_bridge_finish': (INT, [_p(P), P]),
     'colo_bridge_forward': (INT, [P, _p(Tensor), _p(Tensor), P]),
     'colo_bridge_forward_start': (INT, [P, _p(Tensor), _p(Tensor), P, _p(P)]),
     'colo_bridge_reshape': (INT, [P, _p(Shape)]),
@@ -397,7 +395,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_logprob_workspace_size': (INT, [_p(LogprobConfig), INT, i64, i32, P]),
     'colo_loss_mean_backward': (INT, [P, _p(LossMeanUpstream), _p(Tensor), P]),
     'colo_loss_mean_forward': (INT, [_p(Tensor), P, BOOL, P, _p(LossMean), P, P]),
-    'colo_loss_weighted_sum': (INT, [_p(Tensor), _p(Tensor), _p(Tensor), P, _p(Weighted), _p(Tensor), P, P]),
+    'colo_loss_weighted_sum': (INT, [_p(Tensor), _p(Tensor), _p(Tensor), P, _p(LossWeighted), _p(Tensor), P, P]),
     'colo_loss_weighted_workspace_size': (size_t, [i32]),
     'colo_memory_alloc': (INT, [P, size_t, _p(P)]),
     'colo_memory_bytes': (size_t, [P]),
@@ -431,6 +429,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_sampling_config_check': (INT, [_p(SamplingConfig)]),
     'colo_sampling_keep': (INT, [_p(SamplingConfig), _p(Tensor), _p(Tensor), P, P, P]),
     'colo_sampling_workspace_size': (INT, [_p(SamplingConfig), INT, i64, i32, P]),
+    'colo_segments_balance': (INT, [P, P, i64, i64, P, DOUBLE]),
     'colo_segments_check': (INT, [_p(Segments), _p(Layout), _p(Layout)]),
     'colo_segments_free': (None, [_p(_p(Segments))]),
     'colo_segments_gather': (INT, [_p(_p(Segments)), _p(Segments), P]),
@@ -442,6 +441,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_sequence_pack': (INT, [P, i64, i64, i64, BOOL, P]),
     'colo_sequence_targets': (INT, [_p(Sequence), _p(Tensor), i64, _p(Tensor), P]),
     'colo_sequence_workspace_size': (INT, [_p(Sequence), INT, P]),
+    'colo_ticket_finish': (INT, [_p(P), P]),
     'colo_topk_backward': (INT, [_p(TopkSaved), _p(TopkUpstream), _p(Tensor), P]),
     'colo_topk_config_check': (INT, [_p(TopkConfig)]),
     'colo_topk_forward': (INT, [_p(TopkConfig), _p(TopkBatch), P, _p(TopkOut), _p(TopkSaved), P, P, P]),

@@ -139,7 +139,7 @@ def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists
     now = None if current is None else table('segments', 'current', current)
     require_entries('balance', 'current', now, len(costs), 'cost')
     out = array.array('q', bytes(8 * len(costs)))
-    call('colo_balance', out.buffer_info()[0], costs.buffer_info()[0], len(costs), n,
+    call('colo_segments_balance', out.buffer_info()[0], costs.buffer_info()[0], len(costs), n,
          None if now is None else now.buffer_info()[0], stick)
     if not lists:
         return out.tolist()

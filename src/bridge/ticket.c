@@ -105,13 +105,13 @@ static colo_status_t take(colo_tickets_t *all, colo_pass_t pass, colo_ticket_t *
     }
     COLO_FAIL_IF(oldest && now - oldest->since > deadline, COLO_ERR_TIMEOUT,
                  "rank %lld: bridge %llu: ticket %llu (%s) was started %.1f s ago and is "
-                 "not finished, the deadline is %.1f s; call colo_bridge_finish()",
+                 "not finished, the deadline is %.1f s; call colo_ticket_finish()",
                  rank_of(bridge), (unsigned long long)bridge->id.number,
                  (unsigned long long)oldest->number, pass_name(oldest->pass), now - oldest->since,
                  deadline);
     COLO_FAIL_IF(!*ticket, COLO_ERR_STATE,
                  "rank %lld: bridge %llu: %d tickets are not finished, the first is %llu "
-                 "(%s), expected at most %d; call colo_bridge_finish()",
+                 "(%s), expected at most %d; call colo_ticket_finish()",
                  rank_of(bridge), (unsigned long long)bridge->id.number, COLO_TICKETS_MAX,
                  (unsigned long long)oldest->number, pass_name(oldest->pass), COLO_TICKETS_MAX);
     **ticket = (colo_ticket_t){NULL, all->started + 1, pass, now};
@@ -138,7 +138,7 @@ void colo_tickets_destroy(colo_bridge_t *bridge)
     for (int32_t i = 0; i < n; i++) /* a sink may finish them */
         colo_log(COLO_LOG_ERROR,
                  "rank %lld: bridge %llu is destroyed while ticket %llu (%s) is not finished; "
-                 "call colo_bridge_finish() before",
+                 "call colo_ticket_finish() before",
                  rank_of(bridge), (unsigned long long)bridge->id.number,
                  (unsigned long long)open[i].number, pass_name(open[i].pass));
     ops->stream_destroy(stream); /* waits */
@@ -262,24 +262,24 @@ static colo_status_t finish(colo_tickets_t *all, colo_ticket_t *ticket, colo_str
     COLO_FAIL_IF(
         !all->bridge, COLO_ERR_STATE,
         "rank %lld: bridge %llu was destroyed while ticket %llu (%s) was not finished; call "
-        "colo_bridge_finish() before",
+        "colo_ticket_finish() before",
         (long long)all->rank, (unsigned long long)all->number, (unsigned long long)ticket->number,
         pass_name(ticket->pass));
     return all->ops->event_wait(all->stream, event_of(all, ticket), stream);
 }
 
-colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream)
+colo_status_t colo_ticket_finish(colo_ticket_t **ticket, colo_stream_t stream)
 {
     COLO_RANGE();
     bool last = false;
     COLO_FAIL_IF(!ticket || !*ticket, COLO_ERR_ARG,
-                 "bridge finish: ticket is NULL, expected one that a start "
+                 "ticket finish: ticket is NULL, expected one that a start "
                  "returned and that is not finished");
     colo_ticket_t *finished = *ticket;
     colo_tickets_t *all = finished->of;
     *ticket = NULL;
     COLO_FAIL_IF(!all, COLO_ERR_ARG,
-                 "bridge finish: ticket %llu (%s) is finished, expected one that is not",
+                 "ticket finish: ticket %llu (%s) is finished, expected one that is not",
                  (unsigned long long)finished->number, pass_name(finished->pass));
     const colo_status_t st = finish(all, finished, stream, &last);
     if (last)

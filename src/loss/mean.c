@@ -116,7 +116,7 @@ static colo_status_t check_like(const colo_tensor_t *t, const colo_tensor_t *val
 
 static colo_status_t check_weighted(const colo_tensor_t *values, const colo_tensor_t *weights,
                                     const colo_tensor_t *mask, const colo_tensor_t *d_values,
-                                    const colo_weighted_t *out)
+                                    const colo_loss_weighted_t *out)
 {
     COLO_TRY(check_values(values, "values"));
     if (weights)
@@ -133,7 +133,7 @@ static colo_status_t check_weighted(const colo_tensor_t *values, const colo_tens
 
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
                                      const colo_tensor_t *mask, colo_comm_t *group,
-                                     colo_weighted_t *out, const colo_tensor_t *d_values,
+                                     colo_loss_weighted_t *out, const colo_tensor_t *d_values,
                                      void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();

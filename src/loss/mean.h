@@ -25,7 +25,7 @@ struct colo_mean_args {
     const int64_t *counted;       /* [1] how many values count, instead of a mask; may be NULL */
     int32_t rank, ranks;
     struct colo_mean_part *parts; /* [ranks] */
-    colo_weighted_t *out;         /* NULL: mean */
+    colo_loss_weighted_t *out;         /* NULL: mean */
     colo_loss_mean_t mean;
     bool divide;    /* of mean */
     void *d_values; /* may be NULL */

@@ -27,7 +27,7 @@ struct local_sum { /* two words */
 enum { ON_STACK = 256 }; /* ranks; more are allocated for */
 
 static colo_status_t check(const void *values, colo_dtype_t dtype, int64_t count,
-                           const colo_reduced_t *out)
+                           const colo_loss_reduced_t *out)
 {
     COLO_FAIL_IF(dtype != COLO_F32 && dtype != COLO_F64, COLO_ERR_ARG,
                  "reduce: values of dtype %s, expected f32 or f64", colo_dtype_name(dtype));
@@ -49,7 +49,7 @@ static colo_status_t sum_local(const void *values, colo_dtype_t dtype, const uin
 }
 
 colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
-                               int64_t count, colo_comm_t *group, colo_reduced_t *out,
+                               int64_t count, colo_comm_t *group, colo_loss_reduced_t *out,
                                colo_stream_t stream)
 {
     COLO_RANGE();
@@ -80,7 +80,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
         sum.num += all[r].num;
         sum.den += all[r].den;
     }
-    *out = (colo_reduced_t){
+    *out = (colo_loss_reduced_t){
         .num = sum.num,
         .den = sum.den,
         .value = sum.den ? sum.num / (double)sum.den : 0,

@@ -740,8 +740,8 @@ COLO_API uint64_t colo_segments_hash(const colo_segments_t *segments);
 COLO_API colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments_t *local,
                                             colo_comm_t *comm);
 COLO_API void colo_segments_free(colo_segments_t **segments);
-COLO_API colo_status_t colo_balance(int64_t *assign, const int64_t *cost, int64_t count, int64_t n,
-                                    const int64_t *current, double stick);
+COLO_API colo_status_t colo_segments_balance(int64_t *assign, const int64_t *cost, int64_t count,
+                                             int64_t n, const int64_t *current, double stick);
 #ifdef __cplusplus
 }
 #endif
@@ -857,7 +857,7 @@ COLO_API colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_
 COLO_API colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t *d_y,
                                                  const colo_tensor_t *d_x, int32_t n,
                                                  colo_stream_t stream, colo_ticket_t **ticket);
-COLO_API colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream);
+COLO_API colo_status_t colo_ticket_finish(colo_ticket_t **ticket, colo_stream_t stream);
 #ifdef __cplusplus
 }
 #endif
@@ -1016,26 +1016,27 @@ COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
 COLO_API colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                              const colo_logprob_upstream_t *upstream,
                                              const colo_tensor_t *d_logits, colo_stream_t stream);
-typedef struct colo_reduced_t {
+typedef struct colo_loss_reduced_t {
     double num;
     int64_t den;
     double value;
-} colo_reduced_t;
+} colo_loss_reduced_t;
 COLO_API colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
-                                        int64_t count, colo_comm_t *group, colo_reduced_t *out,
-                                        colo_stream_t stream);
-typedef struct colo_weighted_t {
+                                        int64_t count, colo_comm_t *group,
+                                        colo_loss_reduced_t *out, colo_stream_t stream);
+typedef struct colo_loss_weighted_t {
     double num;
     double weight;
     int64_t den;
     double value;
-} colo_weighted_t;
+} colo_loss_weighted_t;
 COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
                                               const colo_tensor_t *mask, colo_comm_t *group,
-                                              colo_weighted_t *out, const colo_tensor_t *d_values,
-                                              void *workspace, colo_stream_t stream);
+                                              colo_loss_weighted_t *out,
+                                              const colo_tensor_t *d_values, void *workspace,
+                                              colo_stream_t stream);
 typedef struct colo_loss_mean_t {
     union {
         float *value;

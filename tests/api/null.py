@@ -26,7 +26,7 @@ ANSWERS = {
 # These return a status and want nothing more; these want a place for what they make; those refuse another argument.
 FINE = 'colo_bootstrap_fail', 'colo_env_check'
 MAKE = 'colo_comm_create_self', 'colo_tape_create', 'colo_sequence_pack', 'colo_gemm_describe'
-OTHERS = {'colo_comm_threads_run': '0 ranks', 'colo_balance': 'n is 0', 'colo_partition_padded': 'tp 0'}
+OTHERS = {'colo_comm_threads_run': '0 ranks', 'colo_segments_balance': 'n is 0', 'colo_partition_padded': 'tp 0'}
 NUMBERS = {'bool': ctypes.c_bool, 'int': ctypes.c_int, 'double': ctypes.c_double, 'float': ctypes.c_float,
            'size_t': ctypes.c_size_t, 'int32_t': ctypes.c_int32, 'int64_t': ctypes.c_int64, 'uint32_t': ctypes.c_uint32,
            'uint64_t': ctypes.c_uint64}

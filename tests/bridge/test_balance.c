@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_balance.c - colo_balance() against a plain loop written from its rule, and its refusals.
+ * test_balance.c - colo_segments_balance() against a plain loop written from its rule, and its
+ * refusals.
  */
 #include "harness/harness.h"
 
@@ -47,10 +48,10 @@ T_CASE(random_costs_are_assigned_by_the_rule)
             current[e] = t_below(&r, n);
         }
         plain(want, cost, count, n, placed ? current : NULL, stick);
-        assert_ok(colo_balance(got, cost, count, n, placed ? current : NULL, stick));
+        assert_ok(colo_segments_balance(got, cost, count, n, placed ? current : NULL, stick));
         assert_memory_equal(got, want, (size_t)count * sizeof *got);
         if (placed) { /* in place */
-            assert_ok(colo_balance(current, cost, count, n, current, stick));
+            assert_ok(colo_segments_balance(current, cost, count, n, current, stick));
             assert_memory_equal(current, want, (size_t)count * sizeof *want);
         }
     }
@@ -69,11 +70,11 @@ T_CASE(the_dearest_goes_first_and_a_segment_that_stays_counts_with_its_bin)
     const struct {
         const int64_t *current, *want;
         double stick;
-    } rows[] = {{NULL, fresh, 0}, {current, strict, 0}, {current, within, 0.25},
-                {current, current, 9}};
+    } rows[] = {
+        {NULL, fresh, 0}, {current, strict, 0}, {current, within, 0.25}, {current, current, 9}};
     for (size_t i = 0; i < 4; i++) {
         int64_t got[6];
-        assert_ok(colo_balance(got, cost, 6, 3, rows[i].current, rows[i].stick));
+        assert_ok(colo_segments_balance(got, cost, 6, 3, rows[i].current, rows[i].stick));
         assert_memory_equal(got, rows[i].want, sizeof got);
     }
 }
@@ -84,7 +85,7 @@ T_CASE(segments_of_no_cost_stay_however_large_stick_is)
     const double stick[3] = {0, 1e300, INFINITY};
     for (int i = 0; i < 3; i++) {
         int64_t got[2] = {-1, -1};
-        assert_ok(colo_balance(got, cost, 2, 2, current, stick[i]));
+        assert_ok(colo_segments_balance(got, cost, 2, 2, current, stick[i]));
         assert_int_equal(got[0], 1);
         assert_int_equal(got[1], 1);
     }
@@ -94,17 +95,19 @@ T_CASE(wrong_arguments_are_refused_with_their_numbers)
 {
     int64_t got[3] = {-7, -7, -7}, cost[3] = {1, -4, 1};
     static const int64_t fine[3] = {1, 2, 3}, current[3] = {0, 1, 2}, large[3] = {1, INT64_MAX, 1};
-    assert_fails(colo_balance(got, cost, 3, 2, NULL, 0), COLO_ERR_ARG, "segment 1 costs -4");
-    assert_fails(colo_balance(got, large, 3, 2, NULL, 0), COLO_ERR_ARG, "segment 1 exceed 63 bits");
-    assert_fails(colo_balance(got, fine, 3, 2, current, 0), COLO_ERR_ARG,
+    assert_fails(colo_segments_balance(got, cost, 3, 2, NULL, 0), COLO_ERR_ARG,
+                 "segment 1 costs -4");
+    assert_fails(colo_segments_balance(got, large, 3, 2, NULL, 0), COLO_ERR_ARG,
+                 "segment 1 exceed 63 bits");
+    assert_fails(colo_segments_balance(got, fine, 3, 2, current, 0), COLO_ERR_ARG,
                  "segment 2 is on replica 2, expected 0..1");
-    assert_fails(colo_balance(got, fine, 3, 2, fine, -1), COLO_ERR_ARG, "stick is -1");
-    assert_fails(colo_balance(got, fine, -1, 2, NULL, 0), COLO_ERR_ARG, "count is -1");
-    assert_fails(colo_balance(got, fine, 3, 0, NULL, 0), COLO_ERR_ARG, "n is 0");
-    assert_fails(colo_balance(NULL, fine, 3, 2, NULL, 0), COLO_ERR_ARG, "assign is NULL");
-    assert_fails(colo_balance(got, NULL, 3, 2, NULL, 0), COLO_ERR_ARG, "cost is NULL");
+    assert_fails(colo_segments_balance(got, fine, 3, 2, fine, -1), COLO_ERR_ARG, "stick is -1");
+    assert_fails(colo_segments_balance(got, fine, -1, 2, NULL, 0), COLO_ERR_ARG, "count is -1");
+    assert_fails(colo_segments_balance(got, fine, 3, 0, NULL, 0), COLO_ERR_ARG, "n is 0");
+    assert_fails(colo_segments_balance(NULL, fine, 3, 2, NULL, 0), COLO_ERR_ARG, "assign is NULL");
+    assert_fails(colo_segments_balance(got, NULL, 3, 2, NULL, 0), COLO_ERR_ARG, "cost is NULL");
     assert_true(got[0] == -7 && got[1] == -7 && got[2] == -7);
-    assert_ok(colo_balance(NULL, NULL, 0, 1, NULL, 0));
+    assert_ok(colo_segments_balance(NULL, NULL, 0, 1, NULL, 0));
 }
 
 T_MAIN("bridge/balance")

@@ -39,7 +39,7 @@ static colo_status_t start(colo_bridge_t *bridge, const t_case_t *c, int64_t ran
 
 static colo_status_t finish(const t_case_t *c, int64_t rank, bool forward, int salt, step_t *s)
 {
-    rank_try(colo_bridge_finish(&s->ticket, NULL));
+    rank_try(colo_ticket_finish(&s->ticket, NULL));
     rank_check(s->ticket == NULL);
     rank_try(t_case_compare(c, forward ? T_Y : T_DX, rank, salt, &s->out));
     t_buffer_free(&s->in);
@@ -135,7 +135,7 @@ T_CASE_ON(4, a_ticket_that_is_not_finished_by_the_deadline_is_named)
     rank_check(colo_bridge_backward_start(bridge, &step.in.t, &step.out.t, NULL, &more) ==
                COLO_ERR_TIMEOUT);
     rank_check(says("ticket 1 (forward) was started") && says("the deadline is 0.0 s"));
-    rank_try(colo_bridge_finish(&step.ticket, NULL));
+    rank_try(colo_ticket_finish(&step.ticket, NULL));
     t_buffer_free(&step.in);
     t_buffer_free(&step.out);
     return COLO_OK;
@@ -155,13 +155,13 @@ static colo_status_t destroyed_rank(colo_comm_t *world, void *arg)
     rank_try(start(bridge, &c, 0, true, 2, &step[2]));
     colo_ticket_t *again = step[0].ticket;
     rank_try(finish(&c, 0, true, 0, &step[0]));
-    rank_fails(colo_bridge_finish(&again, NULL), COLO_ERR_ARG, "ticket 1 (forward) is finished");
+    rank_fails(colo_ticket_finish(&again, NULL), COLO_ERR_ARG, "ticket 1 (forward) is finished");
     rank_check(again == NULL);
     colo_bridge_destroy(&bridge);
     if (*(const bool *)arg)
         colo_comm_destroy(&comm);
     for (int i = 1; i < 3; i++) { /* valid, but ended */
-        rank_fails(colo_bridge_finish(&step[i].ticket, NULL), COLO_ERR_STATE,
+        rank_fails(colo_ticket_finish(&step[i].ticket, NULL), COLO_ERR_STATE,
                    i == 1 ? "bridge 1 was destroyed while ticket 2 (backward) was not finished"
                           : "bridge 1 was destroyed while ticket 3 (forward) was not finished");
         rank_check(step[i].ticket == NULL);
@@ -190,7 +190,7 @@ static colo_status_t sink_finished;
 static void finish_it(colo_log_level_t level, const char *line, void *user)
 {
     (void)level, (void)line, (void)user;
-    sink_finished = colo_bridge_finish(&forgotten, NULL);
+    sink_finished = colo_ticket_finish(&forgotten, NULL);
 }
 
 /* as a garbage collector that runs while a line is written */
@@ -215,7 +215,7 @@ T_CASE_ON(1, a_sink_may_finish_the_tickets_of_a_bridge_that_is_destroyed)
 /* As a garbage collector of a program does it. */
 static void *finish_elsewhere(void *ticket)
 {
-    const bool good = colo_bridge_finish(ticket, NULL) == COLO_OK;
+    const bool good = colo_ticket_finish(ticket, NULL) == COLO_OK;
     return good ? ticket : NULL;
 }
 
@@ -248,8 +248,8 @@ T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_ticket_t *none = NULL;
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
-    rank_check(colo_bridge_finish(NULL, NULL) == COLO_ERR_ARG &&
-               colo_bridge_finish(&none, NULL) == COLO_ERR_ARG && says("ticket is NULL"));
+    rank_check(colo_ticket_finish(NULL, NULL) == COLO_ERR_ARG &&
+               colo_ticket_finish(&none, NULL) == COLO_ERR_ARG && says("ticket is NULL"));
     rank_check(colo_bridge_forward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);
     rank_check(colo_bridge_backward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);
     rank_check(colo_batch_forward_start(NULL, NULL, NULL, 1, NULL, &none) == COLO_ERR_ARG);
@@ -264,7 +264,7 @@ T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
         rank_try(t_case_tensor(&c, T_Y, colo_comm_rank(world), 0, false, &y));
         const colo_status_t st = colo_bridge_forward_start(bridge, &x.t, &y.t, NULL, &none);
         rank_check((st == COLO_ERR_PEER || st == COLO_OK) && (none == NULL) == (st < 0));
-        rank_check(st < 0 || colo_bridge_finish(&none, NULL) == COLO_OK);
+        rank_check(st < 0 || colo_ticket_finish(&none, NULL) == COLO_OK);
         rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_PEER);
     }
     return COLO_OK;

@@ -244,7 +244,7 @@ T_CASE_ON_GPUS(RANKS, the_mean_over_ranks_of_values_on_devices_is_the_serial_one
 {
     double num = 0;
     int64_t den = 0;
-    colo_reduced_t got = {0, 0, 0};
+    colo_loss_reduced_t got = {0, 0, 0};
     for (int32_t k = 0; k < r->size; k++)
         for (int i = 0; i < TOKENS; i++)
             if (counts(k, i)) {
@@ -413,7 +413,7 @@ T_CASE_ON_GPUS(RANKS, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_d
         const bool weighs = how == 2 ? r->rank == 1 : how;
         const colo_loss_mean_t out = {{k.out[0]}, k.numbers, k.numbers + 1, k.numbers + 2};
         rank_try(weighs ? colo_loss_weighted_sum(&values, NULL, NULL, r->gpus,
-                                                 (colo_weighted_t *)(void *)(k.numbers + 4),
+                                                 (colo_loss_weighted_t *)(void *)(k.numbers + 4),
                                                  &d_values, k.workspace, r->stream)
                         : colo_loss_mean_forward(&values, n_valid, true, r->gpus, &out, k.workspace,
                                                  r->stream));

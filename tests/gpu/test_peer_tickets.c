@@ -33,7 +33,7 @@ static colo_status_t warm_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge
         colo_ticket_t *ticket = NULL;
         rank_try(t_gpu_call_make(&k, r, c, 1, pass == 1));
         rank_try(start(&k, *bridge, &ticket));
-        rank_try(colo_bridge_finish(&ticket, r->stream));
+        rank_try(colo_ticket_finish(&ticket, r->stream));
         rank_try(t_gpu_call_compare(&k));
     }
     return t_gpu_quiet(r);
@@ -60,7 +60,7 @@ T_CASE_ON_PEERS(RANKS, the_caller_s_stream_does_not_wait_before_finish)
         rank_try(colo_comm_barrier(r->host, NULL));
         if (r->rank != 0)
             rank_try(start(&k, bridge, &ticket));
-        rank_try(colo_bridge_finish(&ticket, r->stream));
+        rank_try(colo_ticket_finish(&ticket, r->stream));
         rank_try(t_gpu_call_compare(&k));
     }
     return t_gpu_end(r, &bridge);
@@ -83,7 +83,7 @@ T_CASE_ON_PEERS(RANKS, several_calls_are_finished_in_another_order)
     }
     rank_try(t_gpu_pass(r, bridge, &c, 30, true)); /* one without a ticket */
     for (int i = 0; i < PARTS; i++)
-        rank_try(colo_bridge_finish(&ticket[order[i]], r->stream));
+        rank_try(colo_ticket_finish(&ticket[order[i]], r->stream));
     for (int i = 0; i < PARTS; i++) {
         rank_try(t_gpu_call_compare(&part[i]));
         t_gpu_call_end(&part[i]);
@@ -110,7 +110,7 @@ T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
     for (int i = 0; i < 2 && st == COLO_OK; i++)
         st = start(&part[i], bridge, &ticket[i]);
     for (int i = 2; i-- > 0 && st == COLO_OK;)
-        st = colo_bridge_finish(&ticket[i], r->stream);
+        st = colo_ticket_finish(&ticket[i], r->stream);
     rank_try(t_gpu_captured(r, st, &exec));
     for (int64_t salt = 40; salt < 50; salt++) {
         for (int i = 0; i < 2; i++)

@@ -243,7 +243,7 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
         colo_ticket_t *ticket = NULL;
         rank_try(fwd ? colo_batch_forward_start(batch, pi, po, n, stream, &ticket)
                      : colo_batch_backward_start(batch, pi, po, n, stream, &ticket));
-        rank_try(colo_bridge_finish(&ticket, stream));
+        rank_try(colo_ticket_finish(&ticket, stream));
     } else {
         rank_try(fwd ? colo_batch_forward(batch, pi, po, n, stream)
                      : colo_batch_backward(batch, pi, po, n, stream));

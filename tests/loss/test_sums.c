@@ -77,7 +77,7 @@ static colo_status_t weigh(rank_t *k)
     world_t *w = k->w;
     double v[TOKENS], u[TOKENS];
     uint8_t mask[TOKENS];
-    colo_weighted_t got;
+    colo_loss_weighted_t got;
     for (int i = 0; i < TOKENS; i++) {
         mask[i] = !w->masked || counts(k->cp, k->dp, i);
         v[i] = mask[i] ? value_of(k->cp, k->dp, i) : NAN; /* must not be read */
@@ -135,7 +135,7 @@ static colo_status_t reduce(rank_t *k) /* in host memory */
     double f64[TOKENS];
     float f32[TOKENS];
     uint8_t mask[TOKENS];
-    colo_reduced_t got;
+    colo_loss_reduced_t got;
     for (int i = 0; i < TOKENS; i++) {
         mask[i] = !w->empty && counts(k->cp, k->dp, i);
         f64[i] = mask[i] ? value_of(k->cp, k->dp, i) : NAN; /* must not be read */
@@ -291,8 +291,8 @@ static uint8_t mask[2];
 static int64_t count;
 static _Alignas(COLO_ALIGNMENT) double workspace[4];
 static colo_tensor_t vt, dt, mt, empty;
-static colo_weighted_t got;
-static colo_reduced_t reduced;
+static colo_loss_weighted_t got;
+static colo_loss_reduced_t reduced;
 static const colo_loss_mean_t out = {
     .value_f64 = &value, .num = &n[0], .den = &n[1], .factor = &n[2]};
 
@@ -300,8 +300,8 @@ static void begin(double first, double second)
 {
     v[0] = first, v[1] = second;
     value = n[0] = n[1] = n[2] = d[0] = d[1] = 7;
-    got = (colo_weighted_t){.num = 7};
-    reduced = (colo_reduced_t){.num = 7, .den = 7, .value = 7};
+    got = (colo_loss_weighted_t){.num = 7};
+    reduced = (colo_loss_reduced_t){.num = 7, .den = 7, .value = 7};
     count = 2;
     mask[0] = mask[1] = 1;
     vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});
@@ -424,7 +424,7 @@ T_CASE(bad_means_are_refused_and_nothing_is_written)
 T_CASE_ON(4, ranks_without_tokens_join_and_no_mask_counts_all)
 {
     const double values[3] = {1.5, 2.5, 3.5};
-    colo_reduced_t sum;
+    colo_loss_reduced_t sum;
     const int r = colo_comm_rank(world); /* rank 0 has no token, 1 has one ... and no mask */
     rank_try(colo_loss_reduce(r ? values : NULL, COLO_F64, NULL, r, world, &sum, NULL));
     rank_check(sum.num == 1.5 + 4 + 7.5 && sum.den == 6);
@@ -453,7 +453,7 @@ static atomic_int peer_is_back;
 static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
 {
     const double one = 1;
-    colo_reduced_t sum = {.num = 7, .den = 7};
+    colo_loss_reduced_t sum = {.num = 7, .den = 7};
     const int r = colo_comm_rank(world);
     rank_try(colo_comm_set_timeout(world, 3000));
     const colo_status_t st = colo_loss_reduce(&one, COLO_F64, NULL, r ? -1 : 1, world, &sum, NULL);
@@ -480,7 +480,7 @@ T_CASE_ON_THREADS(3, ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
     const int64_t two = 2;
     double x[2] = {1, 2}, number, num, den, factor, again = 0;
     _Alignas(COLO_ALIGNMENT) double memory[16];
-    colo_weighted_t sum;
+    colo_loss_weighted_t sum;
     const colo_tensor_t values = colo_tensor_host(x, COLO_F64, 1, &two);
     const colo_loss_mean_t to = {.value_f64 = &number, .num = &num, .den = &den, .factor = &factor};
     const colo_status_t st =

@@ -94,7 +94,7 @@ def balance_lowers_the_load_of_the_busiest_replica():
 @case
 def a_picture_shows_the_way_of_one_segment():
     drawn(WORKED, GRIDS + ' --output sharded --segment 2',
-          'replica 0: 3 rows; after colo_balance() 5', 'replica 1: 5 rows; after colo_balance() 3',
+          'replica 0: 3 rows; after colo_segments_balance() 5', 'replica 1: 5 rows; after colo_segments_balance() 3',
           'sequence 0: 12 positions, on LLM replica 0', 'sequence 1: 8 positions, on LLM replica 0',
           'Path of segment 2', 'encoder replica 1: its 5 rows', 'sequence 1: 8 positions',
           'rank 0: its axis of 10 positions', 'rank 1: its axis of 10 positions',
@@ -142,7 +142,7 @@ def a_packed_batch_reads_as_written_down():
     in_order(every, 'cp=2 -> cp=2\n2 sequences of 12 positions, zigzag to block, 4 features, f32: 192 B\n'
              'gradients: each rank returns those of the rows and features that it has\n',
              '   0      0      0      6    6        48 B  1      48 B  1   ')
-    check('colo_balance' not in every, every)
+    check('colo_segments_balance' not in every, every)
     in_order(one, 'src: cp 0, 6 rows\ndst: cp 0, 6 rows\n',
              '  receives 48 B from rank 1: sequence 0 positions 2..3, sequence 1 positions 1..1\n')
 

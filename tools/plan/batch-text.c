@@ -49,13 +49,14 @@ void plan_batch_print_balance(const plan_ask_t *ask)
     const plan_loads_t *l = &b->loads;
     printf("\n%sRows of each source replica%s\n", tool_bold, tool_plain);
     if (b->replicas <= ask->max_ranks) {
-        printf("  replica  as it is  after colo_balance()\n");
+        printf("  replica  as it is  after colo_segments_balance()\n");
         for (int64_t d = 0; d < b->replicas; d++)
             printf("  %7lld  %8lld  %20lld\n", (long long)d, (long long)l->load[0][d],
                    (long long)l->load[1][d]);
     }
     if (b->rows > 0)
-        printf("  The busiest replica has %.2f times the mean, %.2f after colo_balance(), which "
+        printf("  The busiest replica has %.2f times the mean, %.2f after colo_segments_balance(), "
+               "which "
                "moves %lld of %lld segments.\n",
                (double)l->most[0] / l->mean, (double)l->most[1] / l->mean, (long long)l->moved,
                (long long)b->tables.count);

@@ -369,7 +369,7 @@ int plan_batch_place(plan_batch_t *batch, const colo_plan_config_t *c)
         batch->rows = batch->positions;
         return TOOL_OK;
     }
-    st = colo_balance(batch->assign, t->rows, t->count, batch->replicas, NULL, 0);
+    st = colo_segments_balance(batch->assign, t->rows, t->count, batch->replicas, NULL, 0);
     if (st < 0)
         return plan_complain(&ask, st, colo_last_error());
     add_loads(batch);

@@ -8,7 +8,7 @@
 
 #include "options.h"
 
-/* Loads of the source replicas, [0] as the file says, [1] as colo_balance() says. */
+/* Loads of the source replicas, [0] as the file says, [1] as colo_segments_balance() says. */
 typedef struct plan_loads {
     int64_t *load[2]; /* [replicas] rows */
     int64_t most[2];
@@ -28,7 +28,7 @@ typedef struct plan_batch {
     int64_t replicas; /* of the source */
     int64_t *order;   /* [count] segments by replica, then by number: the source axes */
     int64_t *first;   /* [count] number of the first row of order[i] on these axes */
-    int64_t *assign;  /* [count] replica of each segment after colo_balance() */
+    int64_t *assign;  /* [count] replica of each segment after colo_segments_balance() */
     plan_loads_t loads;
     int64_t *table; /* owned: the lists of the file, one after the other */
 } plan_batch_t;

@@ -52,7 +52,7 @@ static void draw_replica(FILE *f, const plan_ask_t *ask, int64_t d, int64_t axis
     const colo_segments_t *t = &b->tables;
     const int64_t *load[2] = {b->loads.load[0], b->loads.load[1]};
     int64_t offset[2] = {0, 0}, parts = 1;
-    svg_say(f, "text", 0, y + 12, "replica %lld: %lld rows; after colo_balance() %lld",
+    svg_say(f, "text", 0, y + 12, "replica %lld: %lld rows; after colo_segments_balance() %lld",
             (long long)d, (long long)load[0][d], (long long)load[1][d]);
     for (int64_t e = 0, n = 0; e < t->count && n < RECTS_MAX; e++)
         for (int i = 0; i < 2; i++)
@@ -76,7 +76,8 @@ static int draw_source(FILE *f, const void *what)
     char line[200];
     svg_say(f, "head2", 0, 14, "Encoder: rows of each source replica");
     snprintf(line, sizeof line,
-             "The busiest has %.2f times the mean, %.2f after colo_balance() (thin bars), which "
+             "The busiest has %.2f times the mean, %.2f after colo_segments_balance() (thin bars), "
+             "which "
              "moves %lld of %lld segments.",
              b->rows ? (double)l->most[0] / l->mean : 1, b->rows ? (double)l->most[1] / l->mean : 1,
              (long long)l->moved, (long long)b->tables.count);

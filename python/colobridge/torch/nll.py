@@ -69,7 +69,7 @@ def mean_workspace(ranks: int) -> int:
 
 def _weighted(comm: Comm, device: Any, values: s.Tensor | None, weights: s.Tensor | None,
               mask: s.Tensor | None = None, d_values: s.Tensor | None = None) -> Any:
-    """Num, weight, den, which is an i64, and value (colo_weighted_t) as one tensor of fp64."""
+    """Num, weight, den, which is an i64, and value (colo_loss_weighted_t) as one tensor of fp64."""
     at = [None if t is None else c.addressof(t) for t in (values, weights, mask, d_values)]
     parts = mean_workspace(comm.size)
     memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=device)

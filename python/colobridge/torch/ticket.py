@@ -36,7 +36,7 @@ class Flight:
     def end(self) -> None:
         """The current stream waits for the call."""
         if self._ticket:
-            status = entry('colo_bridge_finish')(c.addressof(self._ticket), stream_of(self.device))
+            status = entry('colo_ticket_finish')(c.addressof(self._ticket), stream_of(self.device))
             self._held = ()
             check(status)
 

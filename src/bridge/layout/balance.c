@@ -76,8 +76,8 @@ static colo_status_t check(const int64_t *assign, const int64_t *cost, int64_t c
     return COLO_OK;
 }
 
-colo_status_t colo_balance(int64_t *assign, const int64_t *cost, int64_t count, int64_t n,
-                           const int64_t *current, double stick)
+colo_status_t colo_segments_balance(int64_t *assign, const int64_t *cost, int64_t count, int64_t n,
+                                    const int64_t *current, double stick)
 {
     int64_t total;
     COLO_TRY(check(assign, cost, count, n, current, stick, &total));

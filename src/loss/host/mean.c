@@ -26,7 +26,7 @@ colo_status_t colo_host_mean_local(const struct colo_mean_args *args, colo_strea
 }
 
 /* The numbers of mean.c */
-static void put_mean(const struct colo_mean_args *args, const colo_weighted_t *all, bool alike)
+static void put_mean(const struct colo_mean_args *args, const colo_loss_weighted_t *all, bool alike)
 {
     const double over = !alike ? NAN : args->divide && all->den > 1 ? (double)all->den : 1;
     colo_scalar_put(args->dtype, args->mean.value, 0, all->num / over);
@@ -37,7 +37,7 @@ static void put_mean(const struct colo_mean_args *args, const colo_weighted_t *a
 
 colo_status_t colo_host_mean_finish(const struct colo_mean_args *args, colo_stream_t stream)
 {
-    colo_weighted_t all = {0, 0, 0, 0};
+    colo_loss_weighted_t all = {0, 0, 0, 0};
     bool alike = true;
     for (int32_t r = 0; r < args->ranks; r++) {
         alike = alike && args->parts[r].weighs == args->parts[0].weighs;
