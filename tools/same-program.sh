@@ -15,8 +15,8 @@
 #   outputs     every byte of the tensors after a call
 #   status      what calls return, and the words of errors
 # Prints a line for each. Exit status: 0 all are equal, 1 some differ, 2 it could not be found out.
-# Builds lie in build-guard/. tests/guard/ has the recorder; what it expects of the library's inside is
-# in tests/guard/adapt.h, of which each commit has its own.
+# Builds lie in build-guard/. tests/guard/ has the recorder. What names the inside of the library, there and
+# in tests/harness/, is each commit's own.
 set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -28,12 +28,13 @@ rev=${words[0]:-} one=$case
 [ -n "$rev" ] || die "usage: tools/same-program.sh REV [--cases N] [--seed S] [--case K]"
 commit=$(git rev-parse --verify --quiet "$rev^{commit}") || die "there is no commit \"$rev\""
 
-harness=(tests/harness/{bridge_case,bridge_random,harness,host_peers,ragged_case,ragged_run,ranks}.c
-    tests/ref/ref_{bridge,ragged,ragged_table}.c)
+harness=(harness/{bridge_case,bridge_random,harness,host_peers,ragged_case,ragged_run,ranks}.c
+    ref/ref_{bridge,ragged,ragged_table}.c)
+own=(adapt.h device.c peers.c record.h) # of tests/guard: they name what is inside the library
 
 # recorder FOLDER SOURCE - the library of that source and the recorder on it: FOLDER/record
 recorder() {
-    local at=$1 source=$2 wrapped
+    local at=$1 source=$2 file wrapped
     mkdir -p "$at/recorder"
     if [ ! -f "$at/lib/build.ninja" ]; then
         say "configuring $at"
@@ -46,11 +47,13 @@ recorder() {
     fi
     build "$at/lib" src/libcolo-core.a
     cp tests/guard/*.[ch] "$at/recorder"
-    [ ! -f "$source/tests/guard/adapt.h" ] || cp "$source/tests/guard/adapt.h" "$at/recorder"
+    for file in "${own[@]}"; do
+        [ ! -f "$source/tests/guard/$file" ] || cp "$source/tests/guard/$file" "$at/recorder"
+    done
     mapfile -t wrapped < <(grep -oh '__wrap_[a-z_]*' "$at"/recorder/*.[ch] | sed 's/__wrap_//' | sort -u)
     say "building $at/record"
     "${CC:-cc}" -std=gnu11 -O1 -g -D_GNU_SOURCE -DT_BACKENDS='""' -w -pthread \
-        -I"$source/include" -I"$source/src" -Itests "$at"/recorder/*.c "${harness[@]}" \
+        -I"$source/include" -I"$source/src" -I"$source/tests" "$at"/recorder/*.c "${harness[@]/#/$source/tests/}" \
         "$at/lib/src/libcolo-core.a" "${wrapped[@]/#/-Wl,--wrap=}" -lcmocka -lm -ldl -o "$at/record" \
         >"$at/record.log" 2>&1 || {
         head -n 40 "$at/record.log"
