@@ -162,7 +162,7 @@ static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_confi
     COLO_TRY(check_config(given));
     COLO_TRY(parse_axes(bridge, !given->axes && colo_ragged_wanted(given) ? "th" : given->axes));
     COLO_TRY(colo_ragged_create(bridge, given));
-    COLO_TRY(colo_ops_for(given->mem, &bridge->ops));
+    COLO_TRY(colo_device_for(given->mem, &bridge->device));
     bridge->allocator = given->allocator;
     COLO_TRY(choose_blocks(bridge, given));
     bridge->sides.src = *given->src;
@@ -187,7 +187,7 @@ static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_confi
     COLO_TRY(colo_ragged_reserve(bridge));
     if (bridge->mem == COLO_CUDA && !bridge->streams.order &&
         (given->packed || bridge->now.program.plan->addends > 1 || bridge->allocator.allocate))
-        COLO_TRY(bridge->ops->stream_create(1, &bridge->streams.order));
+        COLO_TRY(bridge->device->stream_create(1, &bridge->streams.order));
     return COLO_OK;
 }
 
@@ -254,13 +254,13 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
 static void end_calls(colo_bridge_t *bridge)
 {
     if (bridge->streams.side)
-        bridge->ops->stream_destroy(bridge->streams.side); /* waits */
+        bridge->device->stream_destroy(bridge->streams.side); /* waits */
     if (!bridge->streams.order)
         return;
     if (bridge->streams.ran && bridge->allocator.release)
-        (void)bridge->ops->event_wait(bridge->streams.order, 0,
-                                      bridge->ops->stream_of(bridge->streams.order));
-    bridge->ops->stream_destroy(bridge->streams.order); /* waits */
+        (void)bridge->device->event_wait(bridge->streams.order, 0,
+                                         bridge->device->stream_of(bridge->streams.order));
+    bridge->device->stream_destroy(bridge->streams.order); /* waits */
 }
 
 void colo_bridge_destroy(colo_bridge_t **bridge)

@@ -74,14 +74,14 @@ static colo_status_t check_pointer(colo_call_t *call, const colo_tensor_t *tenso
 {
     if (!tensor || colo_tensor_count(tensor) <= 0)
         return COLO_OK;
-    return of_rank(
-        call, call->bridge->ops->pointer_check(&call->queries, tensor->data, tensor->device, what));
+    return of_rank(call, call->bridge->device->pointer_check(&call->queries, tensor->data,
+                                                             tensor->device, what));
 }
 
 static colo_status_t check_stream(colo_call_t *call)
 {
-    return of_rank(call,
-                   call->bridge->ops->stream_check(&call->queries, call->stream, &call->capturing));
+    return of_rank(
+        call, call->bridge->device->stream_check(&call->queries, call->stream, &call->capturing));
 }
 
 /* ---- of a uniform bridge ---- */

@@ -32,7 +32,7 @@ struct colo_ticket {
 struct colo_tickets {
     pthread_mutex_t lock;  /* bridge, stream, taken, and which tickets are free */
     colo_bridge_t *bridge; /* NULL: destroyed */
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     void *stream; /* of calls, with an event per ticket, and one more for what they follow */
     int64_t rank;
     uint64_t number, started; /* of the bridge; tickets so far */
@@ -73,10 +73,10 @@ static colo_status_t tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
         COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "bridge start: %zu bytes", sizeof *made);
         pthread_mutex_init(&made->lock, NULL);
         made->bridge = bridge;
-        made->ops = bridge->ops;
+        made->device = bridge->device;
         made->rank = bridge->now.program.plan->rank;
         made->number = bridge->id.number;
-        const colo_status_t st = bridge->ops->stream_create(COLO_TICKETS_MAX + 1, &made->stream);
+        const colo_status_t st = bridge->device->stream_create(COLO_TICKETS_MAX + 1, &made->stream);
         if (st < 0) {
             tickets_free(made);
             return st;
@@ -130,7 +130,7 @@ void colo_tickets_destroy(colo_bridge_t *bridge)
     for (int32_t i = 0; i < COLO_TICKETS_MAX; i++)
         if (all->ticket[i].of)
             open[n++] = all->ticket[i];
-    const colo_ops_t *ops = all->ops;
+    const colo_device_t *device = all->device;
     const bool last = all->taken == 0;
     all->bridge = NULL; /* the last finish frees all, which may come while this logs or waits */
     pthread_mutex_unlock(&all->lock);
@@ -141,7 +141,7 @@ void colo_tickets_destroy(colo_bridge_t *bridge)
                  "call colo_ticket_finish() before",
                  rank_of(bridge), (unsigned long long)bridge->id.number,
                  (unsigned long long)open[i].number, pass_name(open[i].pass));
-    ops->stream_destroy(stream); /* waits */
+    device->stream_destroy(stream); /* waits */
     if (last)
         tickets_free(all);
 }
@@ -173,14 +173,14 @@ static colo_status_t call(const started_t *started, colo_stream_t stream)
 static colo_status_t begin(const started_t *started, colo_stream_t stream, colo_ticket_t **ticket,
                            colo_tickets_t **all, colo_stream_t *on)
 {
-    const colo_ops_t *ops = started->bridge->ops;
+    const colo_device_t *device = started->bridge->device;
     bool follows = false;
     COLO_FAIL_IF(!ticket, COLO_ERR_ARG, "rank %lld: ticket is NULL, expected a place for one",
                  rank_of(started->bridge));
     COLO_TRY(tickets_of(started->bridge, all));
     COLO_TRY(take(*all, started->pass, ticket));
-    COLO_TRY(ops->stream_follow((*all)->stream, FOLLOW, stream, &follows));
-    *on = follows ? ops->stream_of((*all)->stream) : stream;
+    COLO_TRY(device->stream_follow((*all)->stream, FOLLOW, stream, &follows));
+    *on = follows ? device->stream_of((*all)->stream) : stream;
     return COLO_OK;
 }
 
@@ -201,10 +201,10 @@ static colo_status_t start(const started_t *started, colo_stream_t stream, colo_
     bridge->comm->ticket = 0;
     const colo_error_t why = colo_error_save();
     const int32_t event = event_of(all, taken);
-    const colo_status_t recorded = bridge->ops->event_record(all->stream, event, on);
+    const colo_status_t recorded = bridge->device->event_record(all->stream, event, on);
     if (st < 0) { /* what began ends before the caller frees the tensors; a capture is joined */
         if (recorded == COLO_OK && on != stream)
-            (void)bridge->ops->event_wait(all->stream, event, stream);
+            (void)bridge->device->event_wait(all->stream, event, stream);
         return colo_error_restore(st, &why);
     }
     if (recorded < 0)
@@ -265,7 +265,7 @@ static colo_status_t finish(colo_tickets_t *all, colo_ticket_t *ticket, colo_str
         "colo_ticket_finish() before",
         (long long)all->rank, (unsigned long long)all->number, (unsigned long long)ticket->number,
         pass_name(ticket->pass));
-    return all->ops->event_wait(all->stream, event_of(all, ticket), stream);
+    return all->device->event_wait(all->stream, event_of(all, ticket), stream);
 }
 
 colo_status_t colo_ticket_finish(colo_ticket_t **ticket, colo_stream_t stream)

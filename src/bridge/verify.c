@@ -37,7 +37,7 @@ static colo_status_t check_zeros(const colo_call_t *call, int32_t k, int64_t row
     const long long rank = (long long)call->frame.program->plan->rank;
     const int64_t features = box.extent[2];
     int64_t offset;
-    COLO_TRY(call->bridge->ops->box_nonzero(&box, tensor->dtype, &offset, call->stream));
+    COLO_TRY(call->bridge->device->box_nonzero(&box, tensor->dtype, &offset, call->stream));
     if (offset < 0)
         return COLO_OK;
     COLO_FAIL_IF(call->batch, COLO_ERR_CONTRACT,
@@ -153,8 +153,8 @@ static colo_status_t add_rows(const colo_call_t *call, int32_t k, const colo_run
     uint64_t mine = 0;
     if (colo_box_count(&box) <= 0) /* a view of nothing may have a pointer, or none */
         return COLO_OK;
-    COLO_TRY(call->bridge->ops->box_hash(&box, colo_dtype_size(call->carried[k].dtype), &mine,
-                                         call->stream));
+    COLO_TRY(call->bridge->device->box_hash(&box, colo_dtype_size(call->carried[k].dtype), &mine,
+                                            call->stream));
     *hash = colo_hash_i64(*hash, (int64_t)mine);
     return COLO_OK;
 }

@@ -26,7 +26,7 @@ static colo_status_t over_host(colo_comm_t *comm, colo_op_desc_t op, const void 
 {
     const uint64_t seq = colo_comm_i_begin_collective(comm, op);
     if (!comm->control)
-        return colo_comm_i_finish(comm, seq, comm->ops->collective(comm, send, recv, NULL));
+        return colo_comm_i_finish(comm, seq, comm->backend->collective(comm, send, recv, NULL));
     colo_comm_t *control = colo_comm_i_control(comm);
     colo_status_t st = colo_comm_i_ready(control, op);
     if (op.kind != COLO_OP_BROADCAST)

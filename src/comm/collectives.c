@@ -105,7 +105,7 @@ static colo_status_t collective(colo_comm_t *comm, colo_op_desc_t op, const void
     COLO_TRY(colo_comm_i_ready(comm, op));
     COLO_TRY(check_call(comm, op, check_arguments(comm, op, send, recv)));
     const uint64_t seq = colo_comm_i_begin_collective(comm, op);
-    return colo_comm_i_finish(comm, seq, comm->ops->collective(comm, send, recv, stream));
+    return colo_comm_i_finish(comm, seq, comm->backend->collective(comm, send, recv, stream));
 }
 
 colo_status_t colo_comm_i_all_gather(colo_comm_t *comm, colo_category_t category, const void *send,
@@ -135,7 +135,7 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *comm, colo_category_t cate
 
 size_t colo_comm_i_reduction_stage(const colo_comm_t *comm, int64_t bytes)
 {
-    return comm->ops->reduction_stage ? comm->ops->reduction_stage(comm, (size_t)bytes) : 0;
+    return comm->backend->reduction_stage ? comm->backend->reduction_stage(comm, (size_t)bytes) : 0;
 }
 
 void colo_comm_i_set_stage(colo_comm_t *comm, void *stage, size_t bytes)
@@ -265,7 +265,7 @@ colo_status_t colo_comm_i_exchange_begin(colo_comm_t *comm, const colo_exchange_
                              received + exchange->more_received, peers);
     if (exchange->is_part && exchange->nsends + exchange->nrecvs == 0)
         return COLO_OK;
-    st = comm->ops->exchange(comm, exchange, stream);
+    st = comm->backend->exchange(comm, exchange, stream);
     return st < 0 ? colo_comm_i_finish(comm, *seq, st) : COLO_OK;
 }
 

@@ -24,7 +24,7 @@
 
 /* ---- life and getters ---- */
 
-colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
+colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_backend_t *backend, int32_t rank,
                               int32_t size, const int64_t *world_rank)
 {
     colo_comm_t *made = calloc(1, sizeof *made);
@@ -42,7 +42,7 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     for (int32_t r = 0; r < size; r++)
         world[r] = world_rank ? world_rank[r] : r;
     pthread_mutex_init(lock, NULL);
-    made->ops = ops;
+    made->backend = backend;
     made->process = (int32_t)getpid();
     made->rank = rank;
     made->size = size;
@@ -77,7 +77,7 @@ void colo_comm_destroy(colo_comm_t **comm)
     }
     colo_comm_i_unregister(made);
     if (made->impl)
-        made->ops->destroy(made);
+        made->backend->destroy(made);
     pthread_mutex_destroy(made->lock);
     free(made->lock);
     free(made->world_rank);
@@ -152,7 +152,7 @@ uint64_t *colo_comm_i_once(colo_comm_t *comm, uint64_t key)
 
 const char *colo_comm_backend(const colo_comm_t *comm)
 {
-    return comm ? comm->ops->name : "none";
+    return comm ? comm->backend->name : "none";
 }
 
 void colo_comm_set_name(colo_comm_t *comm, const char *name)
@@ -287,7 +287,7 @@ static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo
                  "%s: comm '%s': another thread is in %s; call from one thread at a time, "
                  "or give each thread a communicator of its own",
                  what, comm->name, error_message);
-    colo_status_t st = comm->ops->state(comm, error_message, sizeof error_message);
+    colo_status_t st = comm->backend->state(comm, error_message, sizeof error_message);
     if (st == COLO_OK)
         return COLO_OK;
     if (refused && (!comm->seq || comm->record[comm->seq % COLO_RECORDS].status == COLO_OK))
@@ -311,7 +311,7 @@ colo_status_t colo_comm_i_fail(colo_comm_t *comm, colo_status_t status)
     if (!colo_comm_i_own(comm, "comm"))
         return COLO_ERR_STATE;
     const colo_error_t earlier = colo_error_save(); /* the backend may say something of its own */
-    comm->ops->fail(comm, status, earlier.text);
+    comm->backend->fail(comm, status, earlier.text);
     colo_comm_i_record_failure(comm, NULL);
     return colo_error_restore(status, &earlier);
 }
@@ -332,7 +332,7 @@ void colo_comm_abort(colo_comm_t *comm, const char *why)
              comm->name, why ? why : "no reason given");
     const bool waits = comm->thread != 0; /* another thread, which records how its operation ends */
     pthread_mutex_unlock(comm->lock);
-    comm->ops->fail(comm, COLO_ERR_ABORTED, error_message);
+    comm->backend->fail(comm, COLO_ERR_ABORTED, error_message);
     if (!waits)
         colo_comm_i_record_failure(comm, NULL);
 }
@@ -343,7 +343,7 @@ colo_status_t colo_comm_check(const colo_comm_t *comm)
     if (!colo_comm_i_own(comm, "comm_check"))
         return COLO_ERR_STATE;
     char error_message[1000];
-    colo_status_t st = comm->ops->state(comm, error_message, sizeof error_message);
+    colo_status_t st = comm->backend->state(comm, error_message, sizeof error_message);
     if (st == COLO_OK)
         return st;
     colo_comm_i_record_failure((colo_comm_t *)comm, NULL);

@@ -49,7 +49,7 @@ typedef struct colo_exchange {
     int64_t more_sent, more_received;
 } colo_exchange_t;
 
-typedef struct colo_comm_ops {
+typedef struct colo_comm_backend {
     const char *name;
     /* What c->op says: a barrier, a broadcast of @recv, or a collective of @send and @recv. A split
      * by colour is an all-gather. */
@@ -85,7 +85,7 @@ typedef struct colo_comm_ops {
      * @borrowed: NULL, or the caller's ncclComm_t. */
     colo_status_t (*create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                             colo_comm_t **comm);
-} colo_comm_ops_t;
+} colo_comm_backend_t;
 
 #define COLO_RECORDS 256
 
@@ -133,7 +133,7 @@ typedef struct colo_record {
 #define COLO_COMM_ONCE 16
 #define COLO_RECORDER_MAX 1024 /* bytes of the prefix that a program gives, NUL included */
 struct colo_comm {
-    const colo_comm_ops_t *ops;
+    const colo_comm_backend_t *backend;
     void *impl;
     int32_t rank, size;
     int64_t *world_rank;   /* [size]; owned */
@@ -164,7 +164,7 @@ struct colo_comm {
     /* What the program says, where the environment does not; the recorder under flight.c's lock. */
     colo_transport_t transport;
     char recorder[COLO_RECORDER_MAX]; /* "": no file */
-    void *lock;    /* pthread_mutex_t *: statistics, records, seq and name against dump */
+    void *lock; /* pthread_mutex_t *: statistics, records, seq and name against dump */
     colo_comm_stats_t stats;
     colo_record_t record[COLO_RECORDS];
     uint64_t ticket;               /* of operations that begin now; set by the comm's thread */
@@ -197,9 +197,9 @@ void colo_comm_i_unregister(colo_comm_t *c);
 /* @c is made from @parent, as its comm number @tag. */
 COLO_FOR_MODULES void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag);
 void colo_comm_i_set_recorder(colo_comm_t *c, const char *prefix);
-/* Writes the file if COLO_FLIGHT_RECORDER or the program asks for it, at the first failure of the world: later
- * some of its comms may be destroyed. Keeps this thread's last error. @why: of the abort by exit(),
- * when what the comm's state needs is locked; NULL: its state says it. */
+/* Writes the file if COLO_FLIGHT_RECORDER or the program asks for it, at the first failure of the
+ * world: later some of its comms may be destroyed. Keeps this thread's last error. @why: of the
+ * abort by exit(), when what the comm's state needs is locked; NULL: its state says it. */
 void colo_comm_i_record_failure(colo_comm_t *c, const char *why);
 
 /* Of @config, NULL: the defaults, what the environment does not override: COLO_ERR_ARG names the
@@ -304,8 +304,9 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
 colo_status_t colo_comm_i_finish(colo_comm_t *c, uint64_t seq, colo_status_t st);
 
 /* A comm with everything but impl; frees with colo_comm_destroy(). */
-COLO_FOR_MODULES colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops,
-                                               int32_t rank, int32_t size,
+COLO_FOR_MODULES colo_status_t colo_comm_i_new(colo_comm_t **comm,
+                                               const colo_comm_backend_t *backend, int32_t rank,
+                                               int32_t size,
                                                const int64_t *world_rank /* NULL: 0..size-1 */);
 
 /* ---- nodes.c ----
@@ -322,15 +323,15 @@ COLO_FOR_MODULES colo_status_t colo_comm_i_child(colo_comm_t *parent, const int3
                                                  colo_comm_t **comm);
 
 /* ---- gpu-open.c: loads the backend library of that name, whose table has a create. ---- */
-colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops);
+colo_status_t colo_gpu_load(const char *name, const colo_comm_backend_t **backend);
 
 /* The table of a comm of one rank, and of its children. (threads/threads.c) */
-extern const colo_comm_ops_t colo_comm_self_ops;
+extern const colo_comm_backend_t colo_comm_self_backend;
 
 /* Which memory it moves. */
 static inline colo_mem_t colo_comm_i_mem(const colo_comm_t *c)
 {
-    return c->ops->peer ? COLO_CUDA : COLO_HOST;
+    return c->backend->peer ? COLO_CUDA : COLO_HOST;
 }
 /* The comm's deadline of now; any thread. */
 static inline int64_t colo_comm_i_timeout(const colo_comm_t *c)

@@ -145,7 +145,7 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     if (!colo_comm_i_own(comm, "flight_record"))
         return COLO_ERR_STATE;
     char error_message[1000] = "";
-    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
+    const colo_status_t state = comm->backend->state(comm, error_message, sizeof error_message);
     return write_record(comm, prefix, state, error_message);
 }
 

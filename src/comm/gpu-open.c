@@ -13,13 +13,13 @@
 #include "core/env.h"
 #include "core/error.h"
 
-colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops)
+colo_status_t colo_gpu_load(const char *name, const colo_comm_backend_t **backend)
 {
     const colo_backend_t *b = NULL;
     COLO_TRY(colo_backend_load(name, &b));
     COLO_FAIL_IF(!b->comm || !b->comm->create, COLO_ERR_UNBUILT,
                  "backend '%s' offers no communicator between GPUs", name);
-    *ops = b->comm;
+    *backend = b->comm;
     return COLO_OK;
 }
 
@@ -27,11 +27,11 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
                              colo_comm_t **comm, colo_status_t mine)
 {
     COLO_TRY(colo_comm_i_alive(parent, "nccl create"));
-    const colo_comm_ops_t *ops = NULL;
+    const colo_comm_backend_t *backend = NULL;
     COLO_THEN(mine, colo_env_check(NULL));
     if (mine == COLO_OK && !comm)
         mine = colo_fail(COLO_ERR_ARG, "nccl create: comm is NULL");
-    COLO_THEN(mine, colo_gpu_load("nccl", &ops));
+    COLO_THEN(mine, colo_gpu_load("nccl", &backend));
     /* also at COLO_CHECK=0: a rank that waits in NCCL cannot be told */
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "ncclComm_t", "%s", borrowed ? "given" : "none");
@@ -49,7 +49,7 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
         colo_comm_destroy(&control);
         return st;
     }
-    COLO_TRY(ops->create(control, borrowed, device, comm));
+    COLO_TRY(backend->create(control, borrowed, device, comm));
     (*comm)->share_process = share || parent->share_process;
     return COLO_OK;
 }

@@ -65,14 +65,14 @@ static void part(colo_comm_t *comm, int32_t peer, const void *out, int64_t nout,
 
 static colo_status_t run(colo_comm_t *comm, uint8_t round)
 {
-    return comm->ops->exchange(comm,
-                               &(colo_exchange_t){.op = comm->op,
-                                                  .send = comm->parts->send,
-                                                  .recv = comm->parts->recv,
-                                                  .nsends = comm->size - 1,
-                                                  .nrecvs = comm->size - 1,
-                                                  .round = round},
-                               NULL);
+    return comm->backend->exchange(comm,
+                                   &(colo_exchange_t){.op = comm->op,
+                                                      .send = comm->parts->send,
+                                                      .recv = comm->parts->recv,
+                                                      .nsends = comm->size - 1,
+                                                      .nrecvs = comm->size - 1,
+                                                      .round = round},
+                                   NULL);
 }
 
 struct slice {

@@ -2,8 +2,8 @@
 /*
  * peer.h (private) - memory that ranks reach in each other, and a bridge's passes through it.
  *
- * colo_comm_ops_t.peer is the table of a backend that can (comm/peer/ in libcolobridge-nccl.so);
- * NULL elsewhere. memory.c and bridge/run/direct.c use it.
+ * colo_comm_backend_t.peer is the table of a backend that can (comm/peer/ in
+ * libcolobridge-nccl.so); NULL elsewhere. memory.c and bridge/run/direct.c use it.
  */
 #ifndef COLO_COMM_PEER_H
 #define COLO_COMM_PEER_H
@@ -18,9 +18,9 @@ colo_status_t colo_transport_wanted(const colo_comm_t *comm, colo_transport_t as
 typedef struct colo_peer_ops colo_peer_ops_t;
 
 struct colo_memory {
-    colo_comm_t *comm;          /* borrowed; may be gone at destroy */
-    int32_t process;            /* of the comm */
-    const colo_peer_ops_t *ops; /* NULL: nothing registered, staged */
+    colo_comm_t *comm;           /* borrowed; may be gone at destroy */
+    int32_t process;             /* of the comm */
+    const colo_peer_ops_t *peer; /* NULL: nothing registered, staged */
     void *data;
     size_t bytes;
     colo_mem_t mem;

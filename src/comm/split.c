@@ -32,7 +32,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
             rank = i;
     }
     colo_comm_t *child = NULL;
-    COLO_TRY(colo_comm_i_new(&child, parent->ops, rank, n, world));
+    COLO_TRY(colo_comm_i_new(&child, parent->backend, rank, n, world));
     child->timeout_ms = colo_comm_i_timeout(parent);
     child->check = parent->check;
     child->share_process = parent->share_process;
@@ -46,7 +46,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
         st = id ? colo_comm_i_set_nodes(child, id)
                 : colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
     }
-    COLO_THEN(st, parent->ops->subset(parent, members, n, tag, child));
+    COLO_THEN(st, parent->backend->subset(parent, members, n, tag, child));
     if (st < 0) {
         colo_comm_destroy(&child);
         return st;
@@ -57,7 +57,8 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
 
 static bool agrees(const colo_comm_t *parent)
 {
-    return parent->check >= 1 || parent->ops->connect; /* nothing else ends a wait in connect() */
+    return parent->check >= 1 ||
+           parent->backend->connect; /* nothing else ends a wait in connect() */
 }
 
 static colo_status_t agree(colo_comm_t *parent, const char *what, colo_fields_t *fields,
@@ -74,8 +75,8 @@ static colo_status_t agree_on_child(colo_comm_t *parent, const char *what, colo_
                                     colo_status_t st, colo_comm_t **child)
 {
     st = agree(parent, what, fields, st);
-    if (st == COLO_OK && parent->ops->connect) {
-        st = *child ? parent->ops->connect(*child) : COLO_OK;
+    if (st == COLO_OK && parent->backend->connect) {
+        st = *child ? parent->backend->connect(*child) : COLO_OK;
         st = agree(parent, what, fields, st);
     }
     if (st < 0)

@@ -308,7 +308,7 @@ size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
     colo_put(&out, ",\"name\":");
     put_string(&out, now.name);
     colo_put(&out, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
-             comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
+             comm->backend->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
              (unsigned long long)now.seq);
     if (state) {
         colo_put(&out, "\"status\":\"%s\",\"error\":", colo_status_name(*state));
@@ -330,6 +330,6 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
     if (!comm || !colo_comm_i_own(comm, "comm_dump"))
         return (size_t)snprintf(text, text ? cap : 0, "null");
     char error_message[1000] = "";
-    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
+    const colo_status_t state = comm->backend->state(comm, error_message, sizeof error_message);
     return colo_comm_i_dump(comm, &state, error_message, text, cap);
 }

@@ -155,17 +155,17 @@ colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend
     return COLO_OK;
 }
 
-colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
+colo_status_t colo_device_for(colo_mem_t mem, const colo_device_t **device)
 {
     switch (mem) {
     case COLO_HOST:
-        *ops = &colo_ops_host;
+        *device = &colo_device_host;
         return COLO_OK;
     case COLO_CUDA: {
         const colo_backend_t *backend;
         COLO_TRY(colo_backend_load("cuda", &backend));
-        COLO_FAIL_IF(!backend->ops, COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");
-        *ops = backend->ops;
+        COLO_FAIL_IF(!backend->device, COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");
+        *device = backend->device;
         return COLO_OK;
     }
     }

@@ -16,7 +16,7 @@
 
 #include <colobridge/version.h>
 
-struct colo_comm_ops;          /* comm/comm.h */
+struct colo_comm_backend;      /* comm/comm.h */
 struct colo_loss_kernels;      /* loss/loss.h */
 struct colo_process_transport; /* comm/process/transport.h */
 
@@ -24,11 +24,11 @@ struct colo_process_transport; /* comm/process/transport.h */
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 typedef struct colo_backend {
-    uint32_t abi;                     /* first for ever: COLO_BACKEND_ABI it was compiled with */
-    uint32_t version;                 /* colo_version_number() it was compiled for */
-    const char *name;                 /* the <name> of its file */
-    const struct colo_comm_ops *comm; /* NULL: no communicator */
-    const colo_ops_t *ops;            /* NULL: no element passes */
+    uint32_t abi;     /* first for ever: COLO_BACKEND_ABI it was compiled with */
+    uint32_t version; /* colo_version_number() it was compiled for */
+    const char *name; /* the <name> of its file */
+    const struct colo_comm_backend *comm;           /* NULL: no communicator */
+    const colo_device_t *device;                    /* NULL: no element passes */
     const struct colo_loss_kernels *loss;           /* NULL: no losses */
     const struct colo_process_transport *transport; /* NULL: no transport between processes */
     /* colo_fail() as the backend calls it; another one than the loader's belongs to a second copy

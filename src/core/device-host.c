@@ -275,7 +275,7 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
     return COLO_OK;
 }
 
-const colo_ops_t colo_ops_host = {
+const colo_device_t colo_device_host = {
     .name = "host",
     .alloc = host_alloc,
     .free = free,

@@ -30,7 +30,7 @@ typedef struct colo_queries {
 typedef colo_status_t (*colo_box_list_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                           size_t elem_size, colo_stream_t stream);
 
-typedef struct colo_ops {
+typedef struct colo_device {
     const char *name;
 
     colo_status_t (*load)(void); /* all kernels, on the current device; NULL on the host */
@@ -111,12 +111,12 @@ typedef struct colo_ops {
      * exactly. */
     colo_status_t (*half_sum)(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream);
-} colo_ops_t;
+} colo_device_t;
 
-extern const colo_ops_t colo_ops_host;
+extern const colo_device_t colo_device_host;
 
 /* The table for a tensor's memory; COLO_ERR_UNBUILT with an error message when this build lacks it.
  */
-COLO_FOR_MODULES colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops);
+COLO_FOR_MODULES colo_status_t colo_device_for(colo_mem_t mem, const colo_device_t **device);
 
 #endif

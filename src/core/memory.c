@@ -12,26 +12,26 @@
 
 colo_status_t colo_mem_alloc(colo_mem_t mem, size_t bytes, void **data)
 {
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     *data = NULL;
     if (bytes == 0)
         return COLO_OK;
-    COLO_TRY(colo_ops_for(mem, &ops));
-    return ops->alloc(bytes, data);
+    COLO_TRY(colo_device_for(mem, &device));
+    return device->alloc(bytes, data);
 }
 
 void colo_mem_free(colo_mem_t mem, void *data)
 {
-    const colo_ops_t *ops;
-    if (data && colo_ops_for(mem, &ops) == COLO_OK)
-        ops->free(data);
+    const colo_device_t *device;
+    if (data && colo_device_for(mem, &device) == COLO_OK)
+        device->free(data);
 }
 
 colo_status_t colo_mem_zero(colo_mem_t mem, void *data, size_t bytes, colo_stream_t stream)
 {
-    const colo_ops_t *ops;
-    COLO_TRY(colo_ops_for(mem, &ops));
-    return ops->zero(data, bytes, stream);
+    const colo_device_t *device;
+    COLO_TRY(colo_device_for(mem, &device));
+    return device->zero(data, bytes, stream);
 }
 
 colo_status_t colo_mem_check_aligned(const void *data, const char *object, const char *name)

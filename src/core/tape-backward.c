@@ -19,7 +19,8 @@
  * value that was retained.
  *
  * A gradient lives in its value's kind of memory. On a device zeros, copies and sums are those of
- * ops.h, enqueued on the tape's stream, and the host waits for nothing: a node enqueues there, too.
+ * device.h, enqueued on the tape's stream, and the host waits for nothing: a node enqueues there,
+ * too.
  */
 #include "core/range.h"
 #include "core/tape.h"
@@ -50,29 +51,29 @@ static colo_box_t line(void *data, const colo_tensor_t *like)
 static colo_status_t add_to(const colo_tape_t *tape, void *sum, void *more, colo_dtype_t dtype,
                             const colo_tensor_t *like)
 {
-    const colo_ops_t *ops;
-    COLO_TRY(colo_ops_for(like->mem, &ops));
+    const colo_device_t *device;
+    COLO_TRY(colo_device_for(like->mem, &device));
     colo_box_t to = line(sum, like), addends[] = {to, line(more, like)};
-    return ops->box_sum(&to, addends, 2, dtype, tape->stream);
+    return device->box_sum(&to, addends, 2, dtype, tape->stream);
 }
 
 /* to = wide + half, rounded once if @to is not fp32. wide NULL: zeros. */
 static colo_status_t add_half(const colo_tape_t *tape, void *to, colo_dtype_t to_dtype,
                               const float *wide, const void *half, const colo_tensor_t *like)
 {
-    const colo_ops_t *ops;
-    COLO_TRY(colo_ops_for(like->mem, &ops));
-    return ops->half_sum(to, to_dtype, wide, half, like->dtype, colo_tensor_count(like),
-                         tape->stream);
+    const colo_device_t *device;
+    COLO_TRY(colo_device_for(like->mem, &device));
+    return device->half_sum(to, to_dtype, wide, half, like->dtype, colo_tensor_count(like),
+                            tape->stream);
 }
 
 static colo_status_t copy_to(const colo_tape_t *tape, void *to, const void *from,
                              const colo_tensor_t *like)
 {
-    const colo_ops_t *ops;
-    COLO_TRY(colo_ops_for(like->mem, &ops));
+    const colo_device_t *device;
+    COLO_TRY(colo_device_for(like->mem, &device));
     colo_box_t dst = line(to, like), src = line((void *)from, like);
-    return ops->box_copy(&dst, &src, colo_dtype_size(like->dtype), tape->stream);
+    return device->box_copy(&dst, &src, colo_dtype_size(like->dtype), tape->stream);
 }
 
 COLO_INLINE void put_ones(colo_dtype_t dtype, void *data, int64_t count)

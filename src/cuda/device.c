@@ -476,7 +476,7 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
                             "sum");
 }
 
-static const colo_ops_t colo_ops_cuda = {
+static const colo_device_t colo_device_cuda = {
     .name = "cuda",
     .load = gpu_load,
     .alloc = gpu_alloc,
@@ -507,6 +507,6 @@ static const colo_ops_t colo_ops_cuda = {
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
     COLO_BACKEND_INIT("cuda"),
-    .ops = &colo_ops_cuda,
+    .device = &colo_device_cuda,
     .loss = &colo_loss_cuda,
 };

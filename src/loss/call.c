@@ -274,14 +274,14 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
     struct colo_logprob_args seen = *args;
     struct colo_loss_comparison all = *comparison;
     colo_queries_t queries = {0};
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     bool capturing, told = false;
     const uint64_t key = key_of(args, comparison);
     uint64_t *first = colo_comm_i_once(group, key);
     if (level < 1 || (level == 1 && !first))
         return COLO_OK;
-    COLO_TRY(colo_ops_for(mem, &ops));
-    COLO_TRY(ops->stream_check(&queries, stream, &capturing));
+    COLO_TRY(colo_device_for(mem, &device));
+    COLO_TRY(device->stream_check(&queries, stream, &capturing));
     if (capturing)
         return COLO_OK;
     COLO_AUTOFREE unsigned char *copy = malloc(blocks + targets);
@@ -289,9 +289,9 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
                  blocks + targets);
     seen.blocks = copy;
     all.targets = targets ? (const int64_t *)(const void *)(copy + blocks) : NULL;
-    COLO_TRY(ops->read(copy, args->blocks, blocks, stream));
+    COLO_TRY(device->read(copy, args->blocks, blocks, stream));
     if (targets)
-        COLO_TRY(ops->read(copy + blocks, comparison->targets, targets, stream));
+        COLO_TRY(device->read(copy + blocks, comparison->targets, targets, stream));
     const colo_status_t st = compare(group, &seen, &all, level, &told);
     if (first && told && st == COLO_OK)
         *first = key;

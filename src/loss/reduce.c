@@ -43,9 +43,9 @@ static colo_status_t sum_local(const void *values, colo_dtype_t dtype, const uin
                                int64_t count, bool on_gpu, struct local_sum *p,
                                colo_stream_t stream)
 {
-    const colo_ops_t *ops;
-    COLO_TRY(colo_ops_for(on_gpu ? COLO_CUDA : COLO_HOST, &ops));
-    return ops->masked_sum(values, dtype, mask, count, &p->num, &p->den, stream);
+    const colo_device_t *device;
+    COLO_TRY(colo_device_for(on_gpu ? COLO_CUDA : COLO_HOST, &device));
+    return device->masked_sum(values, dtype, mask, count, &p->num, &p->den, stream);
 }
 
 colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,

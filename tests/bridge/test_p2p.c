@@ -362,17 +362,17 @@ static colo_status_t over_route(colo_comm_t *c, const colo_exchange_t *x, colo_s
 {
     const colo_subconnection_t *route = x->subconnection;
     rank_check(route && is_on(route, x->send, x->nsends) && is_on(route, x->recv, x->nrecvs));
-    return colo_comm_threads_ops.exchange(c, x, stream);
+    return colo_comm_threads_backend.exchange(c, x, stream);
 }
 
 /* From now on; the next reshape finds whom it connects with. */
 static void go_over_routes(struct stand *s)
 {
     connected[s->on.comm->rank] = disconnected[s->on.comm->rank] = 0;
-    s->as.ops.subconnection_create = connect;
-    s->as.ops.subconnection_destroy = disconnect;
-    s->as.ops.subconnection_stage = no_stage;
-    s->as.ops.exchange = over_route;
+    s->as.backend.subconnection_create = connect;
+    s->as.backend.subconnection_destroy = disconnect;
+    s->as.backend.subconnection_stage = no_stage;
+    s->as.backend.exchange = over_route;
 }
 
 /* ---- calls: backends whose exchanges compare nothing ---- */
@@ -483,7 +483,7 @@ static colo_status_t connect_rank(colo_comm_t *comm, void *arg)
     rank_try(colo_comm_part(comm, rank, others, &comm));
     rank_try(stand_up(&s, comm, c, COLO_TRANSPORT_NCCL));
     go_over_routes(&s);
-    s.as.ops.subconnection_create = connect_all_that_are_tied;
+    s.as.backend.subconnection_create = connect_all_that_are_tied;
     rank_try(
         colo_bridge_reshape(s.on.bridge, &(colo_shape_t){c->shape.b, c->shape.n, c->shape.h, 0}));
     rank_try(expect(&s, COLO_FORWARD, false));

@@ -108,7 +108,7 @@ static colo_status_t exchange(colo_comm_t *c, const colo_exchange_t *x, colo_str
     const size_t need = t_sub_stage(x);
     rank_check(x->subconnection && x->stage_bytes >= need && (x->stage || need == 0));
     memset(x->stage ? x->stage : &(char){0}, 0x5a, x->stage ? need : 0);
-    return colo_comm_threads_ops.exchange(c, x, stream);
+    return colo_comm_threads_backend.exchange(c, x, stream);
 }
 
 static colo_rank_fn body; /* of the case that runs */
@@ -117,10 +117,10 @@ static colo_status_t disguised(colo_comm_t *comm, void *arg)
 {
     T_ENDS(t_undisguise) t_disguise_t d = {0};
     rank_try(t_disguise(&d, comm, &peers));
-    d.ops.subconnection_create = subconnection_create;
-    d.ops.subconnection_destroy = t_sub_destroy;
-    d.ops.subconnection_stage = t_sub_stage;
-    d.ops.exchange = exchange;
+    d.backend.subconnection_create = subconnection_create;
+    d.backend.subconnection_destroy = t_sub_destroy;
+    d.backend.subconnection_stage = t_sub_stage;
+    d.backend.exchange = exchange;
     const colo_status_t st = body(comm, arg);
     return st < 0 ? colo_comm_i_fail(d.control, st) : st; /* others may wait on either */
 }

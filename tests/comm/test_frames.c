@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+static const colo_comm_backend_t over_sockets = COLO_PROCESS_COMM("sockets");
 
 enum { COUNT = 10000, DEADLINE_MS = 1000 };
 

@@ -67,17 +67,17 @@ static colo_status_t on_rank(colo_comm_t *c, void *arg)
 {
     static const colo_peer_ops_t peers = {
         .open = print_open, .share = share, .unshare = share_ends};
-    const colo_comm_ops_t *was = c->ops;
-    colo_comm_ops_t mine = *was;
+    const colo_comm_backend_t *was = c->backend;
+    colo_comm_backend_t mine = *was;
     colo_memory_t *memory = NULL;
     char block[64];
     mine.peer = &peers;
     if (told->transport && c->rank == 0)
         setenv("COLO_TRANSPORT", told->transport, 1);
     rank_try(colo_comm_barrier(c, NULL));
-    c->ops = &mine;
+    c->backend = &mine;
     const colo_status_t st = colo_memory_register(c, block, sizeof block, &memory);
-    c->ops = was;
+    c->backend = was;
     rank_check((memory != NULL) == (told->status[c->rank] == COLO_OK));
     rank_check(colo_memory_is_p2p(memory) == told->p2p);
     colo_memory_destroy(&memory);

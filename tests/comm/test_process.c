@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+static const colo_comm_backend_t over_sockets = COLO_PROCESS_COMM("sockets");
 
 /* What is told at once comes within half of that, also on a machine that does much besides. */
 enum { RANKS = 4, DEADLINE_MS = 20000 };

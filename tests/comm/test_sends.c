@@ -14,7 +14,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
-static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+static const colo_comm_backend_t over_sockets = COLO_PROCESS_COMM("sockets");
 
 enum { MANY = 300 * 1000, OPERATIONS = 3, DEADLINE_MS = 10000, ALWAYS = -1 };
 

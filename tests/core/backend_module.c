@@ -34,8 +34,8 @@ __attribute__((unused)) static colo_status_t other_copy(colo_status_t status, co
 /* in no version of the library */
 colo_status_t colo_comm_i_gone(colo_status_t status, const char *fmt, ...);
 
-static const colo_ops_t ops = {.name = NAME, .box_copy = box_copy};
-static const colo_comm_ops_t comm = {.name = NAME};
+static const colo_device_t device = {.name = NAME, .box_copy = box_copy};
+static const colo_comm_backend_t comm = {.name = NAME};
 
 extern COLO_API const colo_backend_t SYMBOL;
 const colo_backend_t SYMBOL = {
@@ -43,6 +43,6 @@ const colo_backend_t SYMBOL = {
     .version = VERSION,
     .name = NAME,
     .comm = &comm,
-    .ops = &ops,
+    .device = &device,
     .fail = FAIL,
 };

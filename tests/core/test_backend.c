@@ -20,7 +20,7 @@ T_CASE(a_backend_next_to_the_program_is_loaded_once)
     assert_string_equal(b->name, "testgood");
     assert_int_equal(b->abi, COLO_BACKEND_ABI);
     assert_string_equal(b->comm->name, "testgood");
-    assert_int_equal(b->ops->box_copy(NULL, NULL, 0, NULL), COLO_PENDING);
+    assert_int_equal(b->device->box_copy(NULL, NULL, 0, NULL), COLO_PENDING);
     /* it is kept, wherever the folder points now */
     assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
     assert_ok(colo_backend_load("testgood", &again));
@@ -125,13 +125,14 @@ T_CASE(threads_may_load_at_once)
 
 T_CASE(element_passes_come_from_the_memory_they_work_on)
 {
-    const colo_ops_t *ops = NULL;
-    assert_ok(colo_ops_for(COLO_HOST, &ops));
-    assert_ptr_equal(ops, &colo_ops_host);
+    const colo_device_t *device = NULL;
+    assert_ok(colo_device_for(COLO_HOST, &device));
+    assert_ptr_equal(device, &colo_device_host);
     assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
-    assert_fails(colo_ops_for(COLO_CUDA, &ops), COLO_ERR_UNBUILT, "build it with -Dcuda=enabled");
-    assert_ptr_equal(ops, &colo_ops_host);
-    assert_fails(colo_ops_for((colo_mem_t)9, &ops), COLO_ERR_ARG, "kind 9");
+    assert_fails(colo_device_for(COLO_CUDA, &device), COLO_ERR_UNBUILT,
+                 "build it with -Dcuda=enabled");
+    assert_ptr_equal(device, &colo_device_host);
+    assert_fails(colo_device_for((colo_mem_t)9, &device), COLO_ERR_ARG, "kind 9");
     unsetenv("COLO_BACKEND_DIR");
 }
 

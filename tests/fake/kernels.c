@@ -61,17 +61,17 @@ static cudaError_t boxes(const struct boxes *like, const colo_box_t *dst, int64_
 
 static void copy_boxes(const struct boxes *b)
 {
-    (void)colo_ops_host.box_list(b->box, b->box + b->n, b->n, b->elem, NULL);
+    (void)colo_device_host.box_list(b->box, b->box + b->n, b->n, b->elem, NULL);
 }
 
 static void shift_boxes(const struct boxes *b)
 {
-    (void)colo_ops_host.box_shift(b->box, b->box + b->n, b->n, b->last, NULL);
+    (void)colo_device_host.box_shift(b->box, b->box + b->n, b->n, b->last, NULL);
 }
 
 static void sum_boxes(const struct boxes *b)
 {
-    (void)colo_ops_host.box_sum(b->box, b->box + 1, (int32_t)b->n, b->dtype, NULL);
+    (void)colo_device_host.box_sum(b->box, b->box + 1, (int32_t)b->n, b->dtype, NULL);
 }
 
 static void sum_mixed(const struct boxes *b)
@@ -81,7 +81,7 @@ static void sum_mixed(const struct boxes *b)
                                 .from_dtype = (const colo_dtype_t *)(b->box + 1 + b->n),
                                 .dtype = b->dtype,
                                 .n = (int32_t)b->n};
-    (void)colo_ops_host.box_sums(&s, 1, NULL);
+    (void)colo_device_host.box_sums(&s, 1, NULL);
 }
 
 cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
@@ -134,7 +134,7 @@ struct half {
 static void half_run(void *arg)
 {
     const struct half *h = arg;
-    (void)colo_ops_host.half_sum(h->to, h->to_dtype, h->wide, h->half, h->dtype, h->n, NULL);
+    (void)colo_device_host.half_sum(h->to, h->to_dtype, h->wide, h->half, h->dtype, h->n, NULL);
 }
 
 cudaError_t colo_k_half_sum(void *to, bool to_f32, const float *wide, const void *half,
@@ -158,7 +158,7 @@ static void hash_run(void *arg)
 {
     const struct look *l = arg;
     uint64_t hash = 0;
-    (void)colo_ops_host.box_hash(&l->box, l->elem, &hash, NULL);
+    (void)colo_device_host.box_hash(&l->box, l->elem, &hash, NULL);
     *l->answer += hash;
 }
 
@@ -174,7 +174,7 @@ static void nonzero_run(void *arg)
 {
     const struct look *l = arg;
     int64_t first = -1;
-    (void)colo_ops_host.box_nonzero(&l->box, l->dtype, &first, NULL);
+    (void)colo_device_host.box_nonzero(&l->box, l->dtype, &first, NULL);
     if ((unsigned long long)first < *l->answer)
         *l->answer = (unsigned long long)first;
 }
@@ -201,7 +201,7 @@ struct masked {
 static void masked_run(void *arg)
 {
     const struct masked *m = arg;
-    (void)colo_ops_host.masked_sum(m->values, m->dtype, m->mask, m->count, m->num, m->den, NULL);
+    (void)colo_device_host.masked_sum(m->values, m->dtype, m->mask, m->count, m->num, m->den, NULL);
 }
 
 cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,

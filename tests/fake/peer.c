@@ -159,7 +159,7 @@ static bool move(const colo_k_p2p_t *d, int q, int i, int k, uint64_t since)
         if (s->peer >= 0 && !take(d, s->peer, k, since, d->pull ? &in : &out))
             return false;
         const colo_box_t to = box_of(t, s, &out, s->there), from = box_of(t, s, &in, s->here);
-        (void)colo_ops_host.box_list(&to, &from, 1, (size_t)t->elem, NULL);
+        (void)colo_device_host.box_list(&to, &from, 1, (size_t)t->elem, NULL);
         return true;
     }
     const colo_addend_t *a = d->addend + (int64_t)(i + (q ? d->segments[0] : 0)) * d->addends;
@@ -171,7 +171,7 @@ static bool move(const colo_k_p2p_t *d, int q, int i, int k, uint64_t since)
         from[n] = box_of(t, s, &in, a[n].begin);
     }
     const colo_box_t to = box_of(t, s, &out, s->there);
-    (void)colo_ops_host.box_sum(&to, from, d->addends, d->dtype, NULL);
+    (void)colo_device_host.box_sum(&to, from, d->addends, d->dtype, NULL);
     return true;
 }
 
@@ -296,7 +296,8 @@ static void gather_begin_run(void *arg)
         post(&d->partner[i], 0, mine, WORDS);
     for (int i = 0; i < d->npartners; i++) {
         const colo_k_partner_t *p = &d->partner[i];
-        const bool came = wait_for(d, p, 0, WORDS, since); /* a grid waits for the others meanwhile */
+        const bool came =
+            wait_for(d, p, 0, WORDS, since); /* a grid waits for the others meanwhile */
         for (int k = 0; came && k < WORDS; k++)
             if ((uint32_t)get(p->mine + k) != mine[k])
                 (void)give_up(d, COLO_K_ELSEWHERE, p, (uint32_t)get(p->mine));

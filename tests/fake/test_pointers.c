@@ -72,20 +72,20 @@ T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
 /* As a bridge and the partition helper check a call: the stream, and a pointer a side. */
 T_CASE(checks_of_one_call_ask_once_for_device_and_stream)
 {
-    const colo_ops_t *ops = NULL;
+    const colo_device_t *device = NULL;
     void *x = on_device(NULL, 4), *y = on_device(NULL, 4);
     bool capturing = true;
     colo_queries_t q = {0};
-    assert_ok(colo_ops_for(COLO_CUDA, &ops));
+    assert_ok(colo_device_for(COLO_CUDA, &device));
     const int64_t before = fake_calls(0);
-    assert_ok(ops->stream_check(&q, NULL, &capturing));
+    assert_ok(device->stream_check(&q, NULL, &capturing));
     assert_false(capturing);
-    assert_ok(ops->pointer_check(&q, x, 0, "x"));
-    assert_ok(ops->pointer_check(&q, y, 0, "y"));
-    assert_ok(ops->pointer_check(&q, x, -1, "x"));
+    assert_ok(device->pointer_check(&q, x, 0, "x"));
+    assert_ok(device->pointer_check(&q, y, 0, "y"));
+    assert_ok(device->pointer_check(&q, x, -1, "x"));
     assert_int_equal(q.device, 0);
     expect(before, 1 + 1 + 2); /* of the device, the stream, pointers */
-    assert_fails(ops->pointer_check(&q, x, 1, "x"), COLO_ERR_ARG, "a tensor of device 1");
+    assert_fails(device->pointer_check(&q, x, 1, "x"), COLO_ERR_ARG, "a tensor of device 1");
     assert_int_equal(cudaFree(x), cudaSuccess);
     assert_int_equal(cudaFree(y), cudaSuccess);
 }

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const colo_comm_ops_t over_sockets = COLO_PROCESS_COMM("sockets");
+static const colo_comm_backend_t over_sockets = COLO_PROCESS_COMM("sockets");
 
 /* What a peer could have meant, with some fields of its own. */
 static void write_frame(fuzz_t *f, int fd)

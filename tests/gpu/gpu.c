@@ -40,11 +40,11 @@ void gpu_freed(void *p)
     gpu_free(*(void **)p);
 }
 
-const colo_ops_t *gpu_ops(void)
+const colo_device_t *gpu_device(void)
 {
-    const colo_ops_t *ops = NULL;
-    assert_ok(colo_ops_for(COLO_CUDA, &ops));
-    return ops;
+    const colo_device_t *device = NULL;
+    assert_ok(colo_device_for(COLO_CUDA, &device));
+    return device;
 }
 
 const colo_loss_kernels_t *gpu_loss(void)

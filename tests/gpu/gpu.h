@@ -34,7 +34,7 @@ void gpu_free(void *p);
 void gpu_freed(void *p);
 
 /* The tables under test. */
-const colo_ops_t *gpu_ops(void);
+const colo_device_t *gpu_device(void);
 const colo_loss_kernels_t *gpu_loss(void);
 
 #endif

@@ -79,11 +79,11 @@ struct job {
 
 static colo_status_t connect_peers(t_gpu_rank_t *r, bool bare)
 {
-    const colo_comm_ops_t *ops = NULL;
+    const colo_comm_backend_t *backend = NULL;
     colo_comm_t *control = NULL;
-    rank_try(colo_gpu_load("peeronly", &ops));
+    rank_try(colo_gpu_load("peeronly", &backend));
     rank_try(colo_comm_i_split_color(r->host, COLO_CATEGORY_USER, 0, r->rank, &control));
-    rank_try(ops->create(control, NULL, -1, &r->gpus));
+    rank_try(backend->create(control, NULL, -1, &r->gpus));
     if (!getenv("COLO_TIMEOUT_MS"))
         colo_comm_set_timeout(r->gpus, 20000);
     return bare ? COLO_OK : t_gpu_register(r, T_ARENA);

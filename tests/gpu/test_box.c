@@ -116,10 +116,10 @@ static void run_list(int n, int64_t elem)
                   from[i].stride, to[i].extent, elem);
     }
     if (n == 1)
-        assert_ok(gpu_ops()->box_copy(to, from, (size_t)elem, NULL));
+        assert_ok(gpu_device()->box_copy(to, from, (size_t)elem, NULL));
     else
-        assert_ok((t_below(&rng, 2) ? gpu_ops()->box_list
-                                    : gpu_ops()->box_list_narrow)(to, from, n, (size_t)elem, NULL));
+        assert_ok((t_below(&rng, 2) ? gpu_device()->box_list : gpu_device()->box_list_narrow)(
+            to, from, n, (size_t)elem, NULL));
     gpu_get(got, d_dst, (size_t)size[0]);
     for (int64_t i = 0; i < size[0]; i++)
         if (got[i] != dst[i])
@@ -157,7 +157,7 @@ T_CASE(two_hundred_boxes_are_one_launch_and_can_be_replayed)
     }
     assert_cuda(cudaStreamCreate(&stream));
     assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_ok(gpu_ops()->box_list(to, from, N, 1, stream));
+    assert_ok(gpu_device()->box_list(to, from, N, 1, stream));
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphGetNodes(graph, NULL, &nodes));
     assert_int_equal(nodes, 1);
@@ -194,8 +194,8 @@ static void big_box(const int64_t *extent, const int64_t *stride, int64_t elem)
     assert_cuda(cudaMemset(wrong, 0, 8));
     colo_box_t from = box(a, extent, plain), mid = box(b, extent, stride),
                back = box(c, extent, plain);
-    assert_ok(gpu_ops()->box_copy(&mid, &from, (size_t)elem, NULL));
-    assert_ok(gpu_ops()->box_copy(&back, &mid, (size_t)elem, NULL));
+    assert_ok(gpu_device()->box_copy(&mid, &from, (size_t)elem, NULL));
+    assert_ok(gpu_device()->box_copy(&back, &mid, (size_t)elem, NULL));
     assert_cuda(colo_k_probe_diff(a, c, (int64_t)bytes, wrong, NULL));
     gpu_get(&found, wrong, 8);
     assert_int_equal(found, 0);
@@ -229,22 +229,23 @@ T_CASE(pageable_host_memory_is_refused)
     const int64_t extent[3] = {1, 1, 8}, stride[3] = {8, 8, 1};
     unsigned char host[8] = {0}, *device = gpu_put(NULL, 8), *pinned;
     colo_box_t bad = box(host, extent, stride), good = box(device, extent, stride);
-    assert_fails(gpu_ops()->box_copy(&good, &bad, 1, NULL), COLO_ERR_ARG, "copy: source: ");
-    assert_fails(gpu_ops()->box_copy(&bad, &good, 1, NULL), COLO_ERR_ARG,
+    assert_fails(gpu_device()->box_copy(&good, &bad, 1, NULL), COLO_ERR_ARG, "copy: source: ");
+    assert_fails(gpu_device()->box_copy(&bad, &good, 1, NULL), COLO_ERR_ARG,
                  "is host memory that CUDA does not know");
-    assert_fails(gpu_ops()->box_sum(&good, &bad, 1, COLO_F32, NULL), COLO_ERR_ARG, "sum: addend");
+    assert_fails(gpu_device()->box_sum(&good, &bad, 1, COLO_F32, NULL), COLO_ERR_ARG,
+                 "sum: addend");
     /* of a list the first box that is there: neither an empty one nor zeros without a source */
     colo_box_t none = box(host, (int64_t[]){1, 0, 8}, stride), zeros = box(NULL, extent, stride);
     colo_box_t to[] = {none, good, good}, from[] = {none, zeros, bad};
-    assert_fails(gpu_ops()->box_list(to, from, 3, 1, NULL), COLO_ERR_ARG, "copy: source: ");
-    assert_fails(gpu_ops()->box_list((colo_box_t[]){none, bad}, to, 2, 1, NULL), COLO_ERR_ARG,
+    assert_fails(gpu_device()->box_list(to, from, 3, 1, NULL), COLO_ERR_ARG, "copy: source: ");
+    assert_fails(gpu_device()->box_list((colo_box_t[]){none, bad}, to, 2, 1, NULL), COLO_ERR_ARG,
                  "copy: destination: ");
-    assert_fails(gpu_ops()->box_shift((colo_box_t[]){none, bad}, to, 2, -1, NULL), COLO_ERR_ARG,
+    assert_fails(gpu_device()->box_shift((colo_box_t[]){none, bad}, to, 2, -1, NULL), COLO_ERR_ARG,
                  "shift: destination: ");
     assert_cuda(cudaMallocHost((void **)&pinned, 8));
     memset(pinned, 7, 8);
     bad.data = pinned;
-    assert_ok(gpu_ops()->box_copy(&good, &bad, 1, NULL));
+    assert_ok(gpu_device()->box_copy(&good, &bad, 1, NULL));
     gpu_get(host, device, 8);
     assert_memory_equal(host, pinned, 8);
     assert_cuda(cudaFreeHost(pinned));
@@ -366,12 +367,12 @@ static void run_sums(int n, int most, const colo_dtype_t *dtype, bool raw)
                                      .dtype = m[i].dtype[0],
                                      .n = m[i].n};
     }
-    assert_ok(dtype ? gpu_ops()->box_sum(m->box, m->box + 1, most, *dtype, NULL)
-                    : gpu_ops()->box_sums(sums, n, NULL));
+    assert_ok(dtype ? gpu_device()->box_sum(m->box, m->box + 1, most, *dtype, NULL)
+                    : gpu_device()->box_sums(sums, n, NULL));
     gpu_get(got, device + off, (size_t)capacity);
     place_sum(m, host);
     if (raw)
-        assert_ok(colo_ops_host.box_sum(m->box, m->box + 1, most, *dtype, NULL));
+        assert_ok(colo_device_host.box_sum(m->box, m->box + 1, most, *dtype, NULL));
     for (int i = 0; i < n && !raw; i++)
         fill_sum(&m[i], host, ADD);
     for (int64_t i = 0; i < capacity; i++)
@@ -411,12 +412,12 @@ T_CASE(sums_of_nothing_or_of_integers_are_refused)
     const int64_t extent[3] = {1, 1, 4}, none[3] = {0, 1, 4}, stride[3] = {4, 4, 1};
     GPU_AUTOFREE void *device = gpu_put(NULL, 16);
     colo_box_t b = box(device, extent, stride), e = box(NULL, none, stride);
-    assert_fails(gpu_ops()->box_sum(&b, &b, 0, COLO_F32, NULL), COLO_ERR_ARG, "0 addends");
-    assert_fails(gpu_ops()->box_sum(&b, &b, 257, COLO_F32, NULL), COLO_ERR_ARG, "257 addends");
-    assert_fails(gpu_ops()->box_sum(&b, &b, 1, COLO_I32, NULL), COLO_ERR_ARG, "float dtype");
-    assert_ok(gpu_ops()->box_sum(&e, &e, 1, COLO_F32, NULL));
-    assert_ok(gpu_ops()->box_copy(&e, &e, 4, NULL));
-    assert_ok(gpu_ops()->box_list(NULL, NULL, 0, 4, NULL));
+    assert_fails(gpu_device()->box_sum(&b, &b, 0, COLO_F32, NULL), COLO_ERR_ARG, "0 addends");
+    assert_fails(gpu_device()->box_sum(&b, &b, 257, COLO_F32, NULL), COLO_ERR_ARG, "257 addends");
+    assert_fails(gpu_device()->box_sum(&b, &b, 1, COLO_I32, NULL), COLO_ERR_ARG, "float dtype");
+    assert_ok(gpu_device()->box_sum(&e, &e, 1, COLO_F32, NULL));
+    assert_ok(gpu_device()->box_copy(&e, &e, 4, NULL));
+    assert_ok(gpu_device()->box_list(NULL, NULL, 0, 4, NULL));
 }
 
 T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/box")

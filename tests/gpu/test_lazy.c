@@ -12,16 +12,16 @@ enum { RANKS = 2, DEADLINE_MS = 4000, N = 64 };
 /* Kernels that no bridge needs, others for each @pass and rank. */
 static colo_status_t first_kernels(t_gpu_rank_t *r, int pass, char *data, cudaStream_t stream)
 {
-    const colo_ops_t *ops = NULL;
+    const colo_device_t *device = NULL;
     const colo_dtype_t dtype = pass ? COLO_F64 : COLO_F32;
     const colo_box_t to = {.data = data, .extent = {1, 1, N}, .stride = {N, N, 1}};
     colo_box_t from[2] = {to, to};
     from[0].data = data + N * sizeof(double);
     from[1].data = data + 2 * N * sizeof(double);
-    rank_try(colo_ops_for(COLO_CUDA, &ops));
-    rank_try(ops->box_sum(&to, from, 2, dtype, stream));
-    return ops->half_sum(data, COLO_F32, NULL, from[0].data, pass ? COLO_BF16 : COLO_F16, N,
-                         stream);
+    rank_try(colo_device_for(COLO_CUDA, &device));
+    rank_try(device->box_sum(&to, from, 2, dtype, stream));
+    return device->half_sum(data, COLO_F32, NULL, from[0].data, pass ? COLO_BF16 : COLO_F16, N,
+                            stream);
 }
 
 T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)

@@ -39,7 +39,7 @@ static bool relays(const colo_bridge_t *bridge, colo_pass_t pass)
     return n[0] + n[1] > 0;
 }
 
-static _Thread_local const colo_comm_ops_t *nccl;
+static _Thread_local const colo_comm_backend_t *nccl;
 static _Thread_local int
     inside; /* messages of NCCL to a rank of the same node, if all is registered */
 
@@ -325,18 +325,18 @@ struct mixed {
 static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
 {
     const struct mixed *m = arg;
-    colo_comm_ops_t ops = *r->gpus->ops;
-    nccl = r->gpus->ops;
+    colo_comm_backend_t backend = *r->gpus->backend;
+    nccl = r->gpus->backend;
     inside = 0;
-    ops.exchange = watched;
+    backend.exchange = watched;
     rank_try(t_gpu_register(r, T_ARENA));
     rank_check(colo_memory_is_p2p(r->memory));
     for (int32_t k = 0; k < r->size; k++)
         rank_check(colo_memory_reaches(r->memory, r->rank, k) ==
                    (colo_comm_node(r->gpus, k) == colo_comm_node(r->gpus, r->rank)));
-    r->gpus->ops = &ops;
+    r->gpus->backend = &backend;
     const colo_status_t st = m->fn(r, m->arg);
-    r->gpus->ops = nccl;
+    r->gpus->backend = nccl;
     return st;
 }
 

@@ -28,7 +28,7 @@ T_CASE(a_hash_sees_every_element_and_no_gap)
             const size_t elem = elems[e];
             GPU_AUTOFREE void *p = gpu_put(h, sizeof h);
             colo_box_t b = box_on(p, 3, shift);
-            assert_ok(gpu_ops()->box_hash(&b, elem, &first, NULL));
+            assert_ok(gpu_device()->box_hash(&b, elem, &first, NULL));
             for (int64_t offset = 0; offset < 3 * (5 * 21 + 3);
                  offset++) { /* also what lies between */
                 const size_t byte = shift + (size_t)offset * elem + elem - 1;
@@ -36,7 +36,7 @@ T_CASE(a_hash_sees_every_element_and_no_gap)
                 const bool element = in < 5 * 21 && in % 3 == 0 && i < 3;
                 unsigned char flipped = h[byte] ^ 0x10;
                 assert_cuda(t_to_device((char *)p + byte, &flipped, 1));
-                assert_ok(gpu_ops()->box_hash(&b, elem, &now, NULL));
+                assert_ok(gpu_device()->box_hash(&b, elem, &now, NULL));
                 if ((now != first) != element)
                     fail_msg("%zu bytes, element %lld: %d", elem, (long long)offset, now != first);
                 assert_cuda(t_to_device((char *)p + byte, &h[byte], 1));
@@ -54,9 +54,9 @@ T_CASE(a_hash_sees_places_and_not_strides)
     GPU_AUTOFREE void *r = gpu_put(turned, sizeof turned);
     colo_box_t dense = {p, {1, 2, 3}, {6, 3, 1}}, gaps = {q, {1, 2, 3}, {12, 6, 2}};
     colo_box_t other = {r, {1, 2, 3}, {6, 3, 1}};
-    assert_ok(gpu_ops()->box_hash(&dense, 4, &h[0], NULL));
-    assert_ok(gpu_ops()->box_hash(&gaps, 4, &h[1], NULL));
-    assert_ok(gpu_ops()->box_hash(&other, 4, &h[2], NULL));
+    assert_ok(gpu_device()->box_hash(&dense, 4, &h[0], NULL));
+    assert_ok(gpu_device()->box_hash(&gaps, 4, &h[1], NULL));
+    assert_ok(gpu_device()->box_hash(&other, 4, &h[2], NULL));
     assert_true(h[0] == h[1]);
     assert_true(h[0] != h[2]);
 }
@@ -74,7 +74,7 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
         GPU_AUTOFREE void *p = gpu_put(h, sizeof h);
         colo_box_t b = box_on(p, 3, 0);
         assert_cuda(cudaMemset((char *)p + elem, 1, 1)); /* in a gap: not in the box */
-        assert_ok(gpu_ops()->box_nonzero(&b, dtype, &offset, NULL));
+        assert_ok(gpu_device()->box_nonzero(&b, dtype, &offset, NULL));
         assert_int_equal(offset, -1);
         static const int64_t places[][3] = {{2, 4, 6}, {2, 0, 0}, {1, 3, 2}, {0, 0, 0}};
         for (int k = 0; k < 4; k++) {
@@ -83,7 +83,7 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
                 (char *)b.data +
                     (size_t)(i[0] * b.stride[0] + i[1] * b.stride[1] + i[2] * b.stride[2]) * elem,
                 1, 1));
-            assert_ok(gpu_ops()->box_nonzero(&b, dtype, &offset, NULL));
+            assert_ok(gpu_device()->box_nonzero(&b, dtype, &offset, NULL));
             assert_int_equal(offset, (i[0] * 5 + i[1]) * 7 + i[2]);
         }
     }
@@ -108,12 +108,12 @@ T_CASE(masked_sums_are_those_of_the_host)
             }
             GPU_AUTOFREE void *v = gpu_put(d ? (void *)g : (void *)f, (size_t)n * (d ? 8 : 4));
             GPU_AUTOFREE void *mask = gpu_put(m, (size_t)n);
-            assert_ok(colo_ops_host.masked_sum(d ? (void *)g : (void *)f, dtype, m, n, &want,
-                                               &tokens, NULL));
-            assert_ok(gpu_ops()->masked_sum(v, dtype, mask, n, &num, &den, NULL));
+            assert_ok(colo_device_host.masked_sum(d ? (void *)g : (void *)f, dtype, m, n, &want,
+                                                  &tokens, NULL));
+            assert_ok(gpu_device()->masked_sum(v, dtype, mask, n, &num, &den, NULL));
             assert_true(num == want);
             assert_int_equal(den, tokens);
-            assert_ok(gpu_ops()->masked_sum(v, dtype, NULL, n < 2 ? 0 : 2, &num, &den, NULL));
+            assert_ok(gpu_device()->masked_sum(v, dtype, NULL, n < 2 ? 0 : 2, &num, &den, NULL));
             assert_int_equal(den, n < 2 ? 0 : 2);
             free(g);
         }
@@ -127,33 +127,33 @@ T_CASE(what_no_kernel_can_use_is_refused)
     bool capturing;
     cudaStream_t stream;
     GPU_AUTOFREE void *p = gpu_put(NULL, 64);
-    assert_ok(gpu_ops()->pointer_check(&(colo_queries_t){0}, p, 0, "x"));
-    assert_ok(gpu_ops()->pointer_check(&(colo_queries_t){0}, NULL, 0, "x"));
-    assert_fails(gpu_ops()->pointer_check(&(colo_queries_t){0}, &here, 0, "x"), COLO_ERR_ARG,
+    assert_ok(gpu_device()->pointer_check(&(colo_queries_t){0}, p, 0, "x"));
+    assert_ok(gpu_device()->pointer_check(&(colo_queries_t){0}, NULL, 0, "x"));
+    assert_fails(gpu_device()->pointer_check(&(colo_queries_t){0}, &here, 0, "x"), COLO_ERR_ARG,
                  "is host memory");
-    assert_fails(gpu_ops()->masked_sum(on_stack, COLO_F64, NULL, 2, &num, &den, NULL), COLO_ERR_ARG,
-                 "values: ");
-    assert_fails(gpu_ops()->masked_sum((char *)p + 4, COLO_F64, NULL, 2, &num, &den, NULL),
+    assert_fails(gpu_device()->masked_sum(on_stack, COLO_F64, NULL, 2, &num, &den, NULL),
+                 COLO_ERR_ARG, "values: ");
+    assert_fails(gpu_device()->masked_sum((char *)p + 4, COLO_F64, NULL, 2, &num, &den, NULL),
                  COLO_ERR_ARG, "no multiple of 8 bytes");
     assert_cuda(cudaGetDeviceCount(&n));
-    assert_fails(gpu_ops()->pointer_check(&(colo_queries_t){0}, p, 1, "x"), COLO_ERR_ARG,
+    assert_fails(gpu_device()->pointer_check(&(colo_queries_t){0}, p, 1, "x"), COLO_ERR_ARG,
                  "a tensor of device 1");
     assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    assert_ok(gpu_ops()->stream_check(&(colo_queries_t){0}, stream, &capturing));
+    assert_ok(gpu_device()->stream_check(&(colo_queries_t){0}, stream, &capturing));
     assert_false(capturing);
     if (n > 1) {
         assert_cuda(cudaSetDevice(1));
-        assert_fails(gpu_ops()->pointer_check(&(colo_queries_t){0}, p, -1, "x"), COLO_ERR_ARG,
+        assert_fails(gpu_device()->pointer_check(&(colo_queries_t){0}, p, -1, "x"), COLO_ERR_ARG,
                      "memory of device 0");
-        assert_fails(gpu_ops()->stream_check(&(colo_queries_t){0}, stream, &capturing),
+        assert_fails(gpu_device()->stream_check(&(colo_queries_t){0}, stream, &capturing),
                      COLO_ERR_ARG, "the stream is one of device 0");
         assert_cuda(cudaSetDevice(0));
     }
     cudaGraph_t graph;
     assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_ok(gpu_ops()->stream_check(&(colo_queries_t){0}, stream, &capturing));
+    assert_ok(gpu_device()->stream_check(&(colo_queries_t){0}, stream, &capturing));
     assert_true(capturing);
-    assert_fails(gpu_ops()->masked_sum(p, COLO_F64, NULL, 2, &num, &den, stream), COLO_ERR_STATE,
+    assert_fails(gpu_device()->masked_sum(p, COLO_F64, NULL, 2, &num, &den, stream), COLO_ERR_STATE,
                  "cannot be captured");
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphDestroy(graph));

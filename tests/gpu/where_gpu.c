@@ -87,7 +87,7 @@ static void destroy(colo_comm_t *c)
 
 static const colo_peer_ops_t reaches; /* a backend that has them moves memory of GPUs */
 
-static const colo_comm_ops_t ops = {
+static const colo_comm_backend_t backend = {
     .name = "nccl",
     .peer = &reaches,
     .collective = collective,
@@ -99,7 +99,7 @@ static const colo_comm_ops_t ops = {
 static colo_status_t group_of(colo_comm_t *world, colo_comm_t **group)
 {
     rank_check(colo_comm_size(world) <= MOST);
-    rank_try(colo_comm_i_new(group, &ops, colo_comm_rank(world), colo_comm_size(world), NULL));
+    rank_try(colo_comm_i_new(group, &backend, colo_comm_rank(world), colo_comm_size(world), NULL));
     (*group)->impl = world;
     return COLO_OK;
 }

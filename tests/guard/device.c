@@ -4,13 +4,13 @@
  * which is the host with a second stream, so that what a GPU does while messages move is recorded,
  * too.
  *
- * The linker sends colo_ops_for() here (--wrap).
+ * The linker sends colo_device_for() here (--wrap).
  */
 #include "record.h"
 
 #include <string.h>
 
-static colo_ops_t host, recording, gpu;
+static colo_device_t host, recording, gpu;
 static char second; /* the stream of the library's own */
 
 /* Memory begins the same on each run: what reads it too early is seen. */
@@ -131,17 +131,17 @@ static colo_status_t stream_follow(void *s, int32_t event, colo_stream_t from, b
     return COLO_OK;
 }
 
-__typeof__(colo_ops_for) __real_colo_ops_for, __wrap_colo_ops_for;
-colo_status_t __wrap_colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
+__typeof__(colo_device_for) __real_colo_device_for, __wrap_colo_device_for;
+colo_status_t __wrap_colo_device_for(colo_mem_t mem, const colo_device_t **device)
 {
-    *ops = mem == COLO_HOST ? &recording : &gpu;
+    *device = mem == COLO_HOST ? &recording : &gpu;
     return COLO_OK;
 }
 
 void device_init(void)
 {
-    const colo_ops_t *table = NULL;
-    (void)__real_colo_ops_for(COLO_HOST, &table);
+    const colo_device_t *table = NULL;
+    (void)__real_colo_device_for(COLO_HOST, &table);
     host = recording = *table;
     recording.alloc = alloc;
     recording.free = release;

@@ -155,9 +155,9 @@ colo_status_t peers_join(colo_comm_t *comm)
     t_disguise_t *d = &disguise[comm->rank];
     COLO_TRY(t_disguise(d, comm, &peers));
     t_told[comm->rank].registrations = 1;
-    d->ops.subconnection_create = sub_create;
-    d->ops.subconnection_destroy = t_sub_destroy;
-    guard_subconnections(&d->ops);
+    d->backend.subconnection_create = sub_create;
+    d->backend.subconnection_destroy = t_sub_destroy;
+    guard_subconnections(&d->backend);
     return COLO_OK;
 }
 

@@ -52,7 +52,7 @@ void peers_init(reach_t reach, uint64_t seed);
 colo_status_t peers_join(colo_comm_t *comm);
 void peers_leave(colo_comm_t *comm);
 /* adapt.h: what a table of a comm says of messages on a subconnection. */
-struct colo_comm_ops;
-void guard_subconnections(struct colo_comm_ops *ops);
+struct colo_comm_backend;
+void guard_subconnections(struct colo_comm_backend *backend);
 
 #endif

@@ -163,7 +163,7 @@ static const colo_p2p_tensor_t *tensor_of(const colo_p2p_call_t *call, int32_t r
 }
 
 static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_p2p_call_t *call,
-                          int32_t rank, int32_t k, const colo_ops_t *ops)
+                          int32_t rank, int32_t k, const colo_device_t *device)
 {
     const colo_transfer_t *s = &t->step[i];
     const colo_p2p_tensor_t *own = &call->tensor[k];
@@ -173,12 +173,12 @@ static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_p2p_c
             const colo_addend_t *a = &t->addend[i * t->addends + l];
             from[l] = box_of(tensor_of(call, rank, a->peer, k), true, a->begin, s->extent);
         }
-        return ops->box_sum(&to, from, t->addends, own->dtype, NULL);
+        return device->box_sum(&to, from, t->addends, own->dtype, NULL);
     }
     const colo_p2p_tensor_t *other = tensor_of(call, rank, s->peer, k);
     const colo_box_t from = box_of(t->pulls ? other : own, true, s->here, s->extent),
                      to = box_of(t->pulls ? own : other, false, s->there, s->extent);
-    return ops->box_copy(&to, &from, own->elem, NULL);
+    return device->box_copy(&to, &from, own->elem, NULL);
 }
 
 /* Which ranks this one reaches. */
@@ -199,9 +199,9 @@ colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, c
     const int32_t rank = d->comm->rank;
     bool peer[T_PEERS_RANKS] = {false};
     colo_status_t st = COLO_OK;
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     find_peers(t, peer);
-    COLO_TRY(colo_ops_for(COLO_HOST, &ops));
+    COLO_TRY(colo_device_for(COLO_HOST, &device));
     for (int32_t i = 0; i < t->nexposed; i++)
         show(rank, t->exposed[i], call);
     pthread_mutex_lock(&lock);
@@ -211,7 +211,7 @@ colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, c
     pthread_mutex_unlock(&lock);
     for (int32_t k = 0; k < call->n && st == COLO_OK; k++)
         for (int64_t i = 0; i < t->nsteps && st == COLO_OK; i++)
-            st = move(t, i, call, rank, k, ops);
+            st = move(t, i, call, rank, k, device);
     t_told[rank].runs[pass]++;
     t_told[rank].pulls += t->pulls;
     for (int32_t r = 0; r < T_PEERS_RANKS; r++)
@@ -306,25 +306,25 @@ size_t t_sub_stage(const colo_exchange_t *x)
 static colo_status_t part_of(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                              colo_comm_t *child)
 {
-    COLO_TRY(colo_comm_threads_ops.subset(parent, members, n, tag, child));
+    COLO_TRY(colo_comm_threads_backend.subset(parent, members, n, tag, child));
     return colo_comm_i_child(parent->control, members, n, tag, "control", &child->control);
 }
 
 static void end_part(colo_comm_t *c)
 {
     colo_comm_destroy(&c->control);
-    colo_comm_threads_ops.destroy(c);
+    colo_comm_threads_backend.destroy(c);
 }
 
 colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_peer_ops_t *peers)
 {
     memset(shown[comm->rank], 0, sizeof shown[0]);
-    *d = (t_disguise_t){.comm = comm, .was = comm->ops, .ops = *comm->ops};
+    *d = (t_disguise_t){.comm = comm, .was = comm->backend, .backend = *comm->backend};
     COLO_TRY(colo_comm_split_color(comm, 0, comm->rank, &d->control));
-    d->ops.peer = peers;
-    d->ops.subset = part_of;
-    d->ops.destroy = end_part;
-    comm->ops = &d->ops;
+    d->backend.peer = peers;
+    d->backend.subset = part_of;
+    d->backend.destroy = end_part;
+    comm->backend = &d->backend;
     comm->control = d->control;
     return COLO_OK;
 }
@@ -338,7 +338,7 @@ void t_undisguise(t_disguise_t *d)
         d->comm->part = part->next_part;
         colo_comm_destroy(&part);
     }
-    d->comm->ops = d->was;
+    d->comm->backend = d->was;
     d->comm->control = NULL;
     colo_comm_destroy(&d->control);
 }

@@ -52,8 +52,8 @@ size_t t_sub_stage(const colo_exchange_t *x);
 /* A comm that calls itself one of GPUs: with a control comm, and with the table @peers. */
 typedef struct t_disguise {
     colo_comm_t *comm, *control;
-    const colo_comm_ops_t *was;
-    colo_comm_ops_t ops; /* more may be changed */
+    const colo_comm_backend_t *was;
+    colo_comm_backend_t backend; /* more may be changed */
 } t_disguise_t;
 colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_peer_ops_t *peers);
 /* Host again; nothing, if it is. */

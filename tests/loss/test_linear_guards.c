@@ -126,7 +126,7 @@ T_CASE(a_pass_that_does_not_multiply_by_the_weight_gathers_nothing)
 
 /* A backend whose reductions want staging, and write all that they are lent. */
 enum { STAGED = 1000 };
-static colo_comm_ops_t plain, staging;
+static colo_comm_backend_t plain, staging;
 static atomic_int lent;
 
 static size_t reduction_stage(const colo_comm_t *c, size_t bytes)
@@ -149,12 +149,12 @@ static void wants_staging(colo_comm_t *c)
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&once);
     if (!plain.name) {
-        plain = staging = *c->ops;
+        plain = staging = *c->backend;
         staging.reduction_stage = reduction_stage;
         staging.collective = collective;
     }
     pthread_mutex_unlock(&once);
-    c->ops = &staging;
+    c->backend = &staging;
 }
 
 T_CASE(reductions_have_staging_in_the_workspace)

@@ -14,9 +14,9 @@
 enum { TOKENS = 2, COLUMNS = 16 };
 
 /* A group of @ranks of that backend, as far as the checks look at it. */
-static colo_comm_t group_of(const colo_comm_ops_t *ops, int32_t ranks)
+static colo_comm_t group_of(const colo_comm_backend_t *backend, int32_t ranks)
 {
-    return (colo_comm_t){.ops = ops, .size = ranks};
+    return (colo_comm_t){.backend = backend, .size = ranks};
 }
 
 T_CASE(sizes_beyond_63_bits_are_refused)
@@ -50,7 +50,8 @@ T_CASE(memory_that_the_group_does_not_move_is_refused)
                         gpu = colo_tensor_cuda(z, COLO_F32, 0, 2, shape),
                         other = colo_tensor_cuda(z, COLO_F32, 1, 2, shape);
     static const colo_peer_ops_t reaches; /* a backend that has them moves memory of GPUs */
-    const colo_comm_ops_t threads = {.name = "threads"}, nccl = {.name = "nccl", .peer = &reaches};
+    const colo_comm_backend_t threads = {.name = "threads"},
+                              nccl = {.name = "nccl", .peer = &reaches};
     const colo_comm_t on_host = group_of(&threads, 2), on_gpus = group_of(&nccl, 2),
                       alone = group_of(&threads, 1);
     assert_ok(colo_loss_i_check_place(&host, &on_host, "x"));
@@ -100,7 +101,7 @@ T_CASE(saved_memory_may_be_missing_if_it_is_empty)
 T_CASE(smoothing_over_own_columns_needs_two)
 {
     float z[2 * COLUMNS];
-    const colo_comm_ops_t threads = {.name = "threads"};
+    const colo_comm_backend_t threads = {.name = "threads"};
     const colo_comm_t pair = group_of(&threads, 2);
     for (int64_t own = 0; own < 3; own++)
         for (int smooths = 0; smooths < 2; smooths++) {
@@ -210,7 +211,7 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
 T_CASE(gradient_of_hidden_states_has_their_rows)
 {
     static float x[TOKENS * HIDDEN], d[TOKENS * HIDDEN];
-    const colo_comm_ops_t threads = {.name = "threads"};
+    const colo_comm_backend_t threads = {.name = "threads"};
     colo_comm_t group = group_of(&threads, 3);
     colo_lm_head_t head = {.config = {.mem = COLO_HOST, .device = -1}};
     struct colo_linear_logprob l = {.head = &head,
@@ -253,7 +254,7 @@ T_CASE(saved_state_outlives_neither_its_weight_nor_its_support)
 
 T_CASE(segments_of_several_ranks_need_a_sum_of_d_hidden)
 {
-    const colo_comm_ops_t threads = {.name = "threads"};
+    const colo_comm_backend_t threads = {.name = "threads"};
     const colo_comm_t pair = group_of(&threads, 2);
     const colo_lm_head_t head = {
         .config = {COLO_LM_HEAD_CONFIG_INIT, .rows = COLUMNS, .hidden = HIDDEN, .dtype = COLO_F32}};

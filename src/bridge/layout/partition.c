@@ -160,7 +160,7 @@ static colo_status_t check_written(const colo_tensor_t *tensor, const char *what
 /* Both in one memory, which this build, the current device and the stream can reach. */
 static colo_status_t check_places(const colo_tensor_t *tensor, const char *a_name,
                                   const colo_tensor_t *other, const char *b_name,
-                                  colo_stream_t stream, const colo_ops_t **ops)
+                                  colo_stream_t stream, const colo_device_t **device)
 {
     colo_queries_t queries = {0};
     bool capturing;
@@ -168,12 +168,12 @@ static colo_status_t check_places(const colo_tensor_t *tensor, const char *a_nam
         tensor->mem != other->mem || (tensor->mem == COLO_CUDA && tensor->device != other->device),
         COLO_ERR_ARG, "partition: %s: memory kind %d on device %d, %s is kind %d on device %d",
         b_name, (int)other->mem, (int)other->device, a_name, (int)tensor->mem, (int)tensor->device);
-    colo_status_t st = colo_ops_for(tensor->mem, ops);
-    COLO_THEN(st, (*ops)->stream_check(&queries, stream, &capturing));
+    colo_status_t st = colo_device_for(tensor->mem, device);
+    COLO_THEN(st, (*device)->stream_check(&queries, stream, &capturing));
     if (st == COLO_OK && colo_tensor_count(tensor) > 0)
-        st = (*ops)->pointer_check(&queries, tensor->data, tensor->device, a_name);
+        st = (*device)->pointer_check(&queries, tensor->data, tensor->device, a_name);
     if (st == COLO_OK && colo_tensor_count(other) > 0)
-        st = (*ops)->pointer_check(&queries, other->data, other->device, b_name);
+        st = (*device)->pointer_check(&queries, other->data, other->device, b_name);
     return st < 0 ? colo_fail_prefix(st, "partition") : COLO_OK;
 }
 
@@ -225,7 +225,7 @@ static colo_status_t check_pair(const colo_partition_t *partition, const colo_te
 /* Boxes on their way to the table of passes, which gets them in lists as long as one launch takes.
  */
 typedef struct list {
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     colo_stream_t stream;
     size_t elem;
     bool shifts; /* box_shift with @last; else box_list */
@@ -249,8 +249,8 @@ static colo_status_t flush(list_t *list)
     list->n = 0;
     if (n == 0)
         return COLO_OK;
-    return list->shifts ? list->ops->box_shift(list->dst, list->src, n, list->last, list->stream)
-                        : list->ops->box_list(list->dst, list->src, n, list->elem, list->stream);
+    return list->shifts ? list->device->box_shift(list->dst, list->src, n, list->last, list->stream)
+                        : list->device->box_list(list->dst, list->src, n, list->elem, list->stream);
 }
 
 /* Does an axis of that stride lie right around one of @extent and @stride? Unsigned: the product of
@@ -352,7 +352,7 @@ static colo_status_t move(const colo_partition_t *part, const colo_tensor_t *glo
     COLO_TRY(check_pair(part, global, local, axis));
     COLO_TRY(shard ? check_written(local, "local") : check_written(global, "global"));
     COLO_TRY(check_apart(global, "global", local, "local"));
-    COLO_TRY(check_places(global, "global", local, "local", stream, &list.ops));
+    COLO_TRY(check_places(global, "global", local, "local", stream, &list.device));
     begin(&list, colo_dtype_size(global->dtype), stream);
     return move_runs(part, global, local, axis, shard, &list);
 }
@@ -410,7 +410,7 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
                      (long long)targets->shape[i], (long long)tokens->shape[i]);
     if (!is_same_view(tokens, targets)) /* in place each position is read before it is written */
         COLO_TRY(check_apart(tokens, "tokens", targets, "targets"));
-    COLO_TRY(check_places(tokens, "tokens", targets, "targets", stream, &list.ops));
+    COLO_TRY(check_places(tokens, "tokens", targets, "targets", stream, &list.device));
     begin(&list, sizeof(int64_t), stream);
     list.shifts = true;
     list.last = last;

@@ -9,7 +9,7 @@
 /* One addition of a call, of one tensor; and sums that go to the device together, none of which
  * reads what another one writes. */
 typedef struct addition {
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     const colo_call_frame_t *frame;
     const colo_plan_t *plan;
     const colo_add_t *add;
@@ -45,8 +45,8 @@ static colo_status_t add_region(addition_t *addition, const colo_routes_t *list,
         addition->term[addend] = own_in && addend == addition->plan->own_addend
                                      ? box_of(addition, COLO_IN, 0, list, i)
                                      : box_of(addition, COLO_PARTIALS, addend, list, i);
-    return addition->ops->box_sum(&to, addition->term, (int32_t)addends, addition->tensor->dtype,
-                                  addition->stream);
+    return addition->device->box_sum(&to, addition->term, (int32_t)addends, addition->tensor->dtype,
+                                     addition->stream);
 }
 
 /* ---- by terms ---- */
@@ -55,7 +55,7 @@ static colo_status_t flush(addition_t *addition)
 {
     const int32_t n = addition->nsums;
     addition->nsums = addition->nterms = 0;
-    return addition->ops->box_sums(addition->sum, n, addition->stream);
+    return addition->device->box_sums(addition->sum, n, addition->stream);
 }
 
 /* Begins a sum of all addends at most, when those that fill the list have gone. */
@@ -161,11 +161,11 @@ static colo_status_t each_region(addition_t *addition, add_fn add)
     return COLO_OK;
 }
 
-colo_status_t colo_add_run(const colo_ops_t *ops, const colo_call_frame_t *frame,
+colo_status_t colo_add_run(const colo_device_t *device, const colo_call_frame_t *frame,
                            const colo_add_t *add, colo_stream_t stream)
 {
     addition_t addition;
-    addition.ops = ops;
+    addition.device = device;
     addition.frame = frame;
     addition.plan = frame->program->plan;
     addition.add = add;

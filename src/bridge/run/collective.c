@@ -185,7 +185,7 @@ static colo_status_t copy_samples(const colo_bridge_t *bridge, colo_view_t to, c
     const colo_plan_config_t *config = &bridge->now.program.plan->config;
     const colo_box_t dst = box_of(bridge, to, n, 0, config->shape.rows),
                      src = box_of(bridge, from, n, 0, config->shape.rows);
-    return bridge->ops->box_copy(&dst, &src, colo_dtype_size(config->dtype), stream);
+    return bridge->device->box_copy(&dst, &src, colo_dtype_size(config->dtype), stream);
 }
 
 /* Copies own rows between a full-length view and a sharded one, either way round. */
@@ -200,8 +200,8 @@ static colo_status_t copy_rows(const colo_bridge_t *bridge, colo_view_t full, co
         const colo_run_t *run = &ready->run[i];
         colo_box_t full_box = box_of(bridge, full, nb, run->row, run->count);
         colo_box_t part_box = box_of(bridge, part, nb, run->local, run->count);
-        COLO_TRY(bridge->ops->box_copy(to_part ? &part_box : &full_box,
-                                       to_part ? &full_box : &part_box, elem, stream));
+        COLO_TRY(bridge->device->box_copy(to_part ? &part_box : &full_box,
+                                          to_part ? &full_box : &part_box, elem, stream));
     }
     return COLO_OK;
 }
@@ -321,7 +321,7 @@ colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_ready_plan_t *rea
     COLO_TRY(find_rows(ready));
     COLO_TRY(colo_memory_check(bridge, colo_comm_size(bridge->comm) > 1, 0));
     if (bridge->mem == COLO_CUDA && !bridge->streams.order)
-        COLO_TRY(bridge->ops->stream_create(1, &bridge->streams.order));
+        COLO_TRY(bridge->device->stream_create(1, &bridge->streams.order));
     COLO_TRY(find_members(bridge, plan));
     return reserve(bridge, plan);
 }

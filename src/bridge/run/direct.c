@@ -56,7 +56,7 @@ static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_ready_pla
  * own. */
 static colo_status_t find_needs_comm(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
     const colo_plan_t *plan = ready->program.plan;
     bool *needs_comm = &ready->direct.needs_comm;
     int32_t *members = NULL, n = 0;
@@ -94,7 +94,7 @@ static colo_status_t check_direct(const colo_bridge_t *bridge)
     const colo_comm_t *comm = bridge->comm;
     const uint64_t mine = bridge->now.direct.needs_comm;
     const colo_error_t why = colo_error_save();
-    if (bridge->transport != COLO_TRANSPORT_PEER || comm->ops->peer->reaches(comm, -1, -1))
+    if (bridge->transport != COLO_TRANSPORT_PEER || comm->backend->peer->reaches(comm, -1, -1))
         return COLO_OK;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)comm->size * sizeof *all);
     if (!all)
@@ -116,7 +116,7 @@ static colo_status_t check_direct(const colo_bridge_t *bridge)
 
 bool colo_direct_likely(const colo_bridge_t *bridge)
 {
-    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
     if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1)
         return false;
     return bridge->transport == COLO_TRANSPORT_PEER ||
@@ -168,7 +168,7 @@ static colo_status_t find_carriers(const colo_bridge_t *bridge, colo_ready_plan_
 
 static colo_status_t create_launcher(colo_bridge_t *bridge)
 {
-    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
     colo_transfer_lists_t *lists = &bridge->direct.main;
     if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1 ||
         bridge->transport == COLO_TRANSPORT_NCCL)
@@ -194,7 +194,7 @@ void colo_direct_destroy(colo_bridge_t *bridge)
 {
     colo_bridge_direct_t *direct = &bridge->direct;
     if (direct->launcher && colo_comm_i_own(bridge->comm, "bridge"))
-        bridge->comm->ops->peer->destroy(&direct->launcher);
+        bridge->comm->backend->peer->destroy(&direct->launcher);
     colo_transfers_deinit(&direct->main);
     colo_transfers_deinit(&direct->relays);
     free(direct->held[0].items);
@@ -213,8 +213,8 @@ static colo_status_t load_relays(colo_bridge_t *bridge, colo_ready_plan_t *ready
           plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come))
         return COLO_OK;
     COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_RELAYS, &bridge->direct.relays));
-    return bridge->comm->ops->peer->list(bridge->direct.launcher, bridge->direct.relays.pass,
-                                         &ready->direct.relay_list);
+    return bridge->comm->backend->peer->list(bridge->direct.launcher, bridge->direct.relays.pass,
+                                             &ready->direct.relay_list);
 }
 
 void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
@@ -222,7 +222,7 @@ void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
     colo_p2p_list_t **const list[] = {&ready->direct.list, &ready->direct.relay_list};
     for (int i = 0; i < 2; i++)
         if (*list[i] && colo_comm_i_own(bridge->comm, "bridge"))
-            bridge->comm->ops->peer->drop(bridge->direct.launcher, list[i]);
+            bridge->comm->backend->peer->drop(bridge->direct.launcher, list[i]);
 }
 
 /* Without peers that reach each other COLO_OK and no launcher, unless it is insisted on. */
@@ -237,7 +237,7 @@ colo_status_t colo_direct_create(colo_bridge_t *bridge)
 
 colo_status_t colo_direct_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
     const colo_transfers_t *pass = bridge->direct.main.pass;
     if (!bridge->direct.launcher)
         return COLO_OK;
@@ -284,8 +284,8 @@ static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *te
         if (!tensor || !tensor[k].data || colo_tensor_count(&tensor[k]) <= 0)
             continue;
         call->registered.nothing = call->registered.nothing && !looked_at;
-        if (!bridge->comm->ops->peer->find(bridge->comm, tensor[k].data, reach_of(&tensor[k]),
-                                           &registered->id, &registered->offset) &&
+        if (!bridge->comm->backend->peer->find(bridge->comm, tensor[k].data, reach_of(&tensor[k]),
+                                               &registered->id, &registered->offset) &&
             looked_at && !missing)
             missing = &tensor[k];
     }
@@ -309,8 +309,8 @@ colo_status_t colo_direct_find(colo_call_t *call)
     /* on one of two moves, or on a tensor of which a rank has nothing */
     const bool agrees =
         direct->moves[pass] == (COLO_PUSH | COLO_PULL) || (!asked && direct->asymmetric[pass]);
-    if (agrees && (!agreed->made ||
-                   agreed->registrations != bridge->comm->ops->peer->registrations(bridge->comm)))
+    if (agrees && (!agreed->made || agreed->registrations !=
+                                        bridge->comm->backend->peer->registrations(bridge->comm)))
         call->undecided = true;
     const int32_t possible = agrees && !call->undecided ? agreed->moves : direct->moves[pass];
     for (colo_mover_t move = COLO_PULL; move >= COLO_PUSH; move--) {
@@ -360,12 +360,12 @@ colo_status_t colo_direct_agree(colo_call_t *call)
         first = !moves && first < 0 ? k : first; /* leaves no move that all have */
     }
     const bool any = nregistered > 0 || first >= 0;
-    *agreed =
-        (struct colo_agreed){.made = any,
-                             .moves = !any                ? 0
-                                      : moves & COLO_PUSH ? COLO_PUSH
-                                                          : moves,
-                             .registrations = bridge->comm->ops->peer->registrations(bridge->comm)};
+    *agreed = (struct colo_agreed){.made = any,
+                                   .moves = !any                ? 0
+                                            : moves & COLO_PUSH ? COLO_PUSH
+                                                                : moves,
+                                   .registrations =
+                                       bridge->comm->backend->peer->registrations(bridge->comm)};
     registered->moves = agreed->moves ? agreed->moves : COLO_PUSH;
     const bool p2p = agreed->moves || (!any && bridge->transport == COLO_TRANSPORT_PEER);
     call->direct = p2p;
@@ -457,6 +457,6 @@ colo_status_t colo_direct_move(colo_call_t *call, const colo_move_t *move)
     for (int32_t k = 0; k < call->frame.n; k++)
         if (call->frame.tensor[k].per > 0)
             tensor[p2p.n++] = tensor_of(call, move, &call->frame.tensor[k], &registered[k]);
-    return bridge->comm->ops->peer->run(bridge->direct.launcher, call->frame.pass, &p2p,
-                                        call->stream);
+    return bridge->comm->backend->peer->run(bridge->direct.launcher, call->frame.pass, &p2p,
+                                            call->stream);
 }

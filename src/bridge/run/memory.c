@@ -129,7 +129,7 @@ colo_status_t colo_memory_begin(colo_call_t *call)
     colo_bridge_t *bridge = call->bridge;
     if (!orders(call) || !bridge->streams.ran)
         return COLO_OK;
-    const colo_status_t st = bridge->ops->event_wait(bridge->streams.order, 0, call->stream);
+    const colo_status_t st = bridge->device->event_wait(bridge->streams.order, 0, call->stream);
     return st < 0 ? colo_bridge_fail(bridge, st) : COLO_OK;
 }
 
@@ -140,7 +140,8 @@ colo_status_t colo_memory_end(colo_call_t *call, colo_status_t st)
         return st;
     const colo_error_t why = colo_error_save();
     bridge->streams.ran = true; /* one that failed may have begun */
-    const colo_status_t leads = bridge->ops->event_record(bridge->streams.order, 0, call->stream);
+    const colo_status_t leads =
+        bridge->device->event_record(bridge->streams.order, 0, call->stream);
     if (st < 0)
         return colo_error_restore(st, &why);
     return leads < 0 ? colo_bridge_fail(bridge, leads) : COLO_OK;

@@ -107,7 +107,7 @@ static colo_status_t reserve(colo_bridge_t *bridge, const colo_ready_plan_t *rea
 {
     const colo_messages_t *messages = &ready->messages;
     if (bridge->mem == COLO_CUDA && !bridge->streams.side)
-        COLO_TRY(bridge->ops->stream_create(2, &bridge->streams.side));
+        COLO_TRY(bridge->device->stream_create(2, &bridge->streams.side));
     COLO_TRY(colo_partials_reserve(bridge, messages->need_partials, false));
     return colo_arena_grow(bridge, &bridge->memory.stage, messages->need_stage, false,
                            "staging of messages");
@@ -154,7 +154,7 @@ static void fill_all(const colo_bridge_t *bridge, const colo_ready_plan_t *ready
             .nrecvs = list[0].n,
             .send = list[1].message,
             .nsends = list[1].n};
-        const size_t n = bridge->comm->ops->subconnection_stage(&exchange);
+        const size_t n = bridge->comm->backend->subconnection_stage(&exchange);
         *stage = n > *stage ? n : *stage;
     }
 }
@@ -164,7 +164,7 @@ static colo_status_t find_connection(colo_bridge_t *bridge, colo_ready_plan_t *r
 {
     const colo_plan_t *plan = ready->program.plan;
     colo_messages_t *messages = &ready->messages;
-    if (!bridge->comm->ops->subconnection_create || bridge->mem != COLO_CUDA)
+    if (!bridge->comm->backend->subconnection_create || bridge->mem != COLO_CUDA)
         return COLO_OK;
     COLO_TRY(colo_members_find(bridge, ready, &messages->members, &messages->nmembers));
     /* extents are all that counts; each call fills in the rest */
@@ -212,7 +212,7 @@ void colo_messages_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     colo_messages_t *messages = &ready->messages;
     if (messages->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
-        bridge->comm->ops->subconnection_destroy(bridge->comm, messages->subconnection);
+        bridge->comm->backend->subconnection_destroy(bridge->comm, messages->subconnection);
     free(messages->members);
 }
 
@@ -222,7 +222,7 @@ static colo_status_t connect_members(colo_bridge_t *bridge, colo_ready_plan_t *r
     colo_messages_t *messages = &ready->messages;
     if (messages->subconnection || messages->nmembers == 0)
         return COLO_OK;
-    return bridge->comm->ops->subconnection_create(
+    return bridge->comm->backend->subconnection_create(
         bridge->comm, messages->members, messages->nmembers,
         colo_hash_i64(bridge->id.tag, (int64_t)bridge->id.reshapes), &messages->subconnection);
 }

@@ -62,10 +62,10 @@ static int64_t call_bytes(const colo_call_frame_t *frame, int64_t bytes)
 /* @narrow: messages move at the same time. */
 static colo_status_t copy_own(const colo_call_t *call, const colo_move_t *move, bool narrow)
 {
-    const colo_ops_t *ops = call->bridge->ops;
+    const colo_device_t *device = call->bridge->device;
     const colo_call_frame_t *frame = &call->frame;
     const bool bytes = frame->program->bytes;
-    const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
+    const colo_box_list_fn copy = narrow ? device->box_list_narrow : device->box_list;
     const colo_end_t to = {move->to, frame->program->plan->own_addend};
     colo_box_t *const *box = call->ready->messages.own_box;
     for (int32_t k = 0; move->local && k < frame->n; k++) {
@@ -92,7 +92,7 @@ static bool overlaps(const colo_call_t *call)
     const colo_plan_bytes_t *bytes = &frame->program->plan->bytes[frame->pass];
     const int64_t moved = bytes->send > bytes->recv ? bytes->send : bytes->recv;
     return bridge->streams.side && bytes->local <= moved &&
-           call_bytes(frame, bytes->local) >= bridge->ops->overlap_bytes;
+           call_bytes(frame, bytes->local) >= bridge->device->overlap_bytes;
 }
 
 enum { FORK, JOIN };
@@ -104,19 +104,20 @@ static colo_status_t fork_side(const colo_call_t *call, colo_stream_t *side)
 {
     const colo_bridge_t *bridge = call->bridge;
     bool follows = false;
-    const colo_status_t st = overlaps(call) ? bridge->ops->stream_follow(bridge->streams.side, FORK,
-                                                                         call->stream, &follows)
-                                            : COLO_OK;
-    *side = follows ? bridge->ops->stream_of(bridge->streams.side) : call->stream;
+    const colo_status_t st =
+        overlaps(call)
+            ? bridge->device->stream_follow(bridge->streams.side, FORK, call->stream, &follows)
+            : COLO_OK;
+    *side = follows ? bridge->device->stream_of(bridge->streams.side) : call->stream;
     return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
 }
 
 static colo_status_t wait_side(const colo_call_t *call)
 {
     const colo_bridge_t *bridge = call->bridge;
-    COLO_TRY(bridge->ops->event_record(bridge->streams.side, JOIN,
-                                       bridge->ops->stream_of(bridge->streams.side)));
-    return bridge->ops->event_wait(bridge->streams.side, JOIN, call->stream);
+    COLO_TRY(bridge->device->event_record(bridge->streams.side, JOIN,
+                                          bridge->device->stream_of(bridge->streams.side)));
+    return bridge->device->event_wait(bridge->streams.side, JOIN, call->stream);
 }
 
 /* @st: of the call so far, returned. */
@@ -222,7 +223,7 @@ static colo_status_t run_steps(colo_call_t *call)
             COLO_TRY(run_move(call, &step->move));
         } else if (needs_comm(call)) {
             const colo_status_t st =
-                colo_add_run(call->bridge->ops, &call->frame, &step->add, call->stream);
+                colo_add_run(call->bridge->device, &call->frame, &step->add, call->stream);
             if (st < 0)
                 return colo_comm_i_fail(call->bridge->comm, st);
         }

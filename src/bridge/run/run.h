@@ -105,7 +105,7 @@ typedef struct colo_bridge_memory {
 
 struct colo_bridge {
     colo_comm_t *comm; /* borrowed */
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     colo_algo_t algo;
     colo_mem_t mem;
     colo_allocator_t allocator; /* of the arenas */
@@ -212,7 +212,7 @@ colo_status_t colo_collective_run(colo_call_t *call);
 
 /* An addition of a program, of all tensors of @frame that have features; without, there may be no
  * memory. */
-colo_status_t colo_add_run(const colo_ops_t *ops, const colo_call_frame_t *frame,
+colo_status_t colo_add_run(const colo_device_t *device, const colo_call_frame_t *frame,
                            const colo_add_t *add, colo_stream_t stream);
 
 /* ---- transfers.c ---- */
@@ -220,7 +220,7 @@ colo_status_t colo_add_run(const colo_ops_t *ops, const colo_call_frame_t *frame
 /* Does this rank reach comm rank @peer? */
 static inline bool colo_direct_near(const colo_bridge_t *bridge, int32_t peer)
 {
-    return bridge->comm->ops->peer->reaches(bridge->comm, bridge->comm->rank, peer);
+    return bridge->comm->backend->peer->reaches(bridge->comm, bridge->comm->rank, peer);
 }
 /* Bytes that a feature of a plan has in the usual tensor; of a batch: or in the widest one so far.
  */

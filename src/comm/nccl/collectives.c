@@ -245,13 +245,13 @@ static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, nccl
                            int32_t rank, int32_t n, char *memory, size_t memory_bytes,
                            const struct colo_abandon *abandon)
 {
-    const colo_ops_t *ops = NULL;
+    const colo_device_t *device = NULL;
     char *half = memory + memory_bytes / 2;
     ncclResult_t error = ncclSuccess;
     if (cudaMemsetAsync(memory, 0, memory_bytes, stream) != cudaSuccess ||
         colo_k_load() != cudaSuccess)
         return cudaGetErrorString(cudaGetLastError());
-    if (colo_ops_for(COLO_CUDA, &ops) == COLO_OK && ops->load() < 0)
+    if (colo_device_for(COLO_CUDA, &device) == COLO_OK && device->load() < 0)
         return colo_last_error();
     if (!nccl)
         return NULL;
@@ -278,7 +278,7 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     return why;
 }
 
-const colo_comm_ops_t colo_comm_nccl_ops = {
+const colo_comm_backend_t colo_comm_nccl_backend = {
     .name = "nccl",
     .collective = nccl_collective,
     .reduction_stage = nccl_reduction_stage,

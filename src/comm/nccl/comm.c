@@ -34,7 +34,7 @@ colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, nccl
 colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *error_message,
                                       size_t cap)
 {
-    return x->control ? x->control->ops->state(x->control, error_message, cap) : COLO_OK;
+    return x->control ? x->control->backend->state(x->control, error_message, cap) : COLO_OK;
 }
 
 colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t cap)
@@ -58,7 +58,7 @@ void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status, const 
 {
     char why[900];
     if (colo_nccl_control_state(x, why, sizeof why) == COLO_OK)
-        x->control->ops->fail(x->control, status, error_message);
+        x->control->backend->fail(x->control, status, error_message);
     colo_error_state_set(&x->error, status, -1, -1, error_message);
 }
 
@@ -258,7 +258,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
     colo_status_t st = colo_nccl_context_create(&f, device, control->size);
     if (st == COLO_OK && borrowed)
         st = check_borrowed(f, borrowed, control);
-    COLO_THEN(st, colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
+    COLO_THEN(st, colo_comm_i_new(&c, &colo_comm_nccl_backend, control->rank, control->size,
                                   control->world_rank));
     COLO_THEN(st, group_new(&x));
     COLO_THEN(st, colo_nccl_load(f, colo_comm_i_timeout(control)));
@@ -285,5 +285,5 @@ fail:
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
     COLO_BACKEND_INIT("nccl"),
-    .comm = &colo_comm_nccl_ops,
+    .comm = &colo_comm_nccl_backend,
 };

@@ -145,7 +145,7 @@ struct colo_nccl_context {
     int64_t boxes;
 };
 
-extern const colo_comm_ops_t colo_comm_nccl_ops;
+extern const colo_comm_backend_t colo_comm_nccl_backend;
 
 /* ---- watchdog.c ---- */
 /* Has a comm died (colo_run_for())? */

@@ -84,7 +84,7 @@ static bool ends_early(const void *of)
     if (!colo_nccl_is_dead(control) && colo_interrupted(INFINITY)) {
         snprintf(why, sizeof why, "rank %d of '%s' was interrupted while NCCL connected",
                  (int)control->rank, control->name);
-        control->ops->fail(control, COLO_ERR_ABORTED, why);
+        control->backend->fail(control, COLO_ERR_ABORTED, why);
     }
     return colo_nccl_is_dead(control);
 }
@@ -145,7 +145,7 @@ static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t
     const colo_status_t st = run_first(&task, context, control, timeout_ms);
     if (st == COLO_ERR_TIMEOUT) {
         context->memory = NULL; /* the helper's */
-        colo_status_t dead = control->ops->state(control, why, sizeof why);
+        colo_status_t dead = control->backend->state(control, why, sizeof why);
         COLO_FAIL_IF(dead < 0, dead, "nccl create: %s", why);
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, "
@@ -346,7 +346,7 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     if (st < 0) /* the others wait for this rank */
-        control->ops->fail(control, st, colo_last_error());
+        control->backend->fail(control, st, colo_last_error());
     COLO_THEN(st,
               colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &word, all, 1, COLO_I64, NULL));
     *all_of_them = true;
@@ -377,7 +377,7 @@ colo_status_t colo_nccl_connection_get(struct colo_nccl_context *context, colo_c
     if (control->size > 1 || borrowed)
         st = link_connect(context, control, borrowed, &id, fresh);
     if (st < 0) /* the others wait in NCCL for this rank */
-        control->ops->fail(control, st, colo_last_error());
+        control->backend->fail(control, st, colo_last_error());
     fresh->borrowed = borrowed != NULL;
     st = colo_comm_i_agree(control, "nccl create (connect)", 0, st);
     if (st < 0) {

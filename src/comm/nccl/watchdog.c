@@ -38,7 +38,7 @@ bool colo_nccl_is_dead(const void *control)
 {
     const colo_comm_t *comm = control;
     char error_message[900];
-    return comm->ops->state(comm, error_message, sizeof error_message) != COLO_OK;
+    return comm->backend->state(comm, error_message, sizeof error_message) != COLO_OK;
 }
 
 /* ---- tearing down ---- */
@@ -120,7 +120,7 @@ static bool is_dead(struct colo_nccl_context *context, struct colo_nccl_group *g
         colo_peer_stop(atomic_load(&group->base.peer));
     if (dead && group->connecting && !colo_nccl_is_dead(group->connecting)) {
         (void)colo_nccl_state(group->comm, error_message, sizeof error_message);
-        group->connecting->ops->fail(group->connecting, COLO_ERR_PEER, error_message);
+        group->connecting->backend->fail(group->connecting, COLO_ERR_PEER, error_message);
     }
     return dead;
 }

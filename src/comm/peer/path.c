@@ -79,8 +79,8 @@ void colo_path_call(colo_path_t *path, int pass, colo_k_p2p_t *k)
 static bool is_dead(const colo_path_t *d)
 {
     char why[900];
-    bool dead =
-        atomic_load(&d->peer->stopped) || d->comm->ops->state(d->comm, why, sizeof why) != COLO_OK;
+    bool dead = atomic_load(&d->peer->stopped) ||
+                d->comm->backend->state(d->comm, why, sizeof why) != COLO_OK;
     for (int w = 0; w < 2; w++)
         dead = dead || __atomic_load_n(&d->report[w].code, __ATOMIC_ACQUIRE) != COLO_K_FINE;
     return dead;

@@ -200,7 +200,7 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
     colo_status_t st = colo_peer_agree_alike(c, mine);
     char why[8];
     colo_comm_t *control = colo_comm_i_control(c);
-    return st == COLO_ERR_PEER && control->ops->state(control, why, sizeof why) == COLO_OK
+    return st == COLO_ERR_PEER && control->backend->state(control, why, sizeof why) == COLO_OK
                ? colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error())
                : st; /* PEER of a dead comm: a rank failed or left meanwhile */
 }

@@ -91,7 +91,7 @@ static bool anywhere(const colo_endpoint_t *a, const colo_endpoint_t *b, bool in
  * COLO_TRANSPORT name it.
  */
 static const struct transport {
-    const colo_comm_ops_t comm; /* of its communicators; with the name */
+    const colo_comm_backend_t comm; /* of its communicators; with the name */
     /* Does it connect these two ranks? If it does a and b, a and c, then also b and c. @insists:
      * the COLO_TRANSPORT of a rank names another one. */
     bool (*reaches)(const colo_endpoint_t *a, const colo_endpoint_t *b, bool insists);

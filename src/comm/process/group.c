@@ -114,7 +114,7 @@ static void context_free(struct colo_process_context *context, bool clean)
     free(context);
 }
 
-colo_status_t colo_process_comm(const colo_comm_ops_t *table,
+colo_status_t colo_process_comm(const colo_comm_backend_t *table,
                                 const colo_process_transport_t *transport, void *connections,
                                 int32_t rank, int32_t size, colo_comm_t **comm)
 {

@@ -105,7 +105,7 @@ struct colo_process_context {
 /* ---- group.c ---- */
 
 /* Takes the connections, also when it fails. */
-colo_status_t colo_process_comm(const colo_comm_ops_t *table,
+colo_status_t colo_process_comm(const colo_comm_backend_t *table,
                                 const colo_process_transport_t *transport, void *connections,
                                 int32_t rank, int32_t size, colo_comm_t **comm);
 /* The end of creating @world: the environment of one rank that is refused (colo_env_check) is an

@@ -390,5 +390,5 @@ static void threads_destroy(colo_comm_t *comm)
         .destroy = threads_destroy,                                                          \
     }
 
-const colo_comm_ops_t colo_comm_threads_ops = TABLE("threads");
-const colo_comm_ops_t colo_comm_self_ops = TABLE("self");
+const colo_comm_backend_t colo_comm_threads_backend = TABLE("threads");
+const colo_comm_backend_t colo_comm_self_backend = TABLE("self");

@@ -66,7 +66,7 @@ struct colo_threads {           /* colo_comm.impl; of one rank */
     int32_t ack_cap;
 };
 
-extern const colo_comm_ops_t colo_comm_threads_ops;
+extern const colo_comm_backend_t colo_comm_threads_backend;
 
 /* Of the world of a new run; NULL: there is no memory. */
 struct colo_shared *colo_shared_of_run(int32_t ranks);

@@ -163,7 +163,7 @@ static colo_status_t deliver(const colo_lm_head_t *head, const colo_tensor_t *to
     }
     colo_box_t dst = colo_box_rows(to->data, rows, columns, to_step),
                addends[2] = {dst, colo_box_rows(from, rows, columns, step)};
-    return head->ops->box_sum(&dst, addends, 2, to->dtype, stream);
+    return head->device->box_sum(&dst, addends, 2, to->dtype, stream);
 }
 
 colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,

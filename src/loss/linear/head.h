@@ -13,7 +13,7 @@
 struct colo_lm_head {
     colo_lm_head_config_t config;
     colo_comm_t *group; /* NULL: resident */
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     const colo_loss_kernels_t *kernels;
     void *aux;
     int64_t each;         /* E rows, or P elements of flat parts */

@@ -56,9 +56,9 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
         .pinned = own.logprob.segment > 0,
         .gemm = head_config->gemm,
     };
-    COLO_TRY_GOTO(st, colo_ops_for(head_config->mem, &made->ops), fail);
+    COLO_TRY_GOTO(st, colo_device_for(head_config->mem, &made->device), fail);
     COLO_TRY_GOTO(st, colo_loss_kernels_for(head_config->mem, &made->kernels), fail);
-    COLO_TRY_GOTO(st, made->ops->stream_create(COLO_LINEAR_EVENTS, &made->aux), fail);
+    COLO_TRY_GOTO(st, made->device->stream_create(COLO_LINEAR_EVENTS, &made->aux), fail);
     COLO_TRY_GOTO(st, made->kernels->gemm->create(&shape, &made->gemm), fail);
     *linear = made;
     return COLO_OK;
@@ -74,8 +74,8 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
         return;
     if (object->gemm)
         object->kernels->gemm->destroy(object->gemm);
-    if (object->ops)
-        object->ops->stream_destroy(object->aux);
+    if (object->device)
+        object->device->stream_destroy(object->aux);
     free(object);
     *linear = NULL;
 }

@@ -92,10 +92,10 @@ static colo_status_t open_head(const colo_lm_head_config_t *given, const colo_co
     COLO_TRY(
         COLO_SIZED_READ(&head->config, given, mem, "lm_head: config", "COLO_LM_HEAD_CONFIG_INIT"));
     COLO_TRY(check_config(&head->config));
-    COLO_TRY(colo_ops_for(head->config.mem, &head->ops));
+    COLO_TRY(colo_device_for(head->config.mem, &head->device));
     COLO_TRY(colo_loss_kernels_for(head->config.mem, &head->kernels));
     COLO_TRY(check_group(&head->config, group));
-    return head->ops->stream_create(EVENTS, &head->aux);
+    return head->device->stream_create(EVENTS, &head->aux);
 }
 
 colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_config_t *config,
@@ -139,8 +139,8 @@ void colo_lm_head_destroy(colo_lm_head_t **head)
     colo_lm_head_t *object = head ? *head : NULL;
     if (!object)
         return;
-    if (object->ops)
-        object->ops->stream_destroy(object->aux); /* waits for its stream */
+    if (object->device)
+        object->device->stream_destroy(object->aux); /* waits for its stream */
     free(object);
     *head = NULL;
 }
@@ -309,13 +309,13 @@ static colo_status_t gather(colo_lm_head_t *head, colo_stream_t stream)
                                       step),
                    from = colo_box_rows(head->weight.data, colo_head_rows_of(head),
                                         colo_head_columns_of(head), head->weight.stride[0]);
-        COLO_TRY(head->ops->box_copy(&to, &from, elem, stream));
+        COLO_TRY(head->device->box_copy(&to, &from, elem, stream));
     }
     if (head->count > 0 && head->config.has_bias) {
         colo_box_t to =
                        colo_box_rows(colo_linear_element(own, dtype, hidden), head->count, 1, step),
                    from = colo_box_rows(head->bias.data, head->count, 1, 1);
-        COLO_TRY(head->ops->box_copy(&to, &from, elem, stream));
+        COLO_TRY(head->device->box_copy(&to, &from, elem, stream));
     }
     return colo_comm_i_all_gather(head->group, COLO_CATEGORY_HEAD, own, head->gathered,
                                   colo_head_slab(head, dtype), dtype, stream);
@@ -333,17 +333,17 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream)
         st = colo_fail(COLO_ERR_STATE, "lm_head: start, but it is already %s",
                        head->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "available");
     COLO_TRY(colo_loss_i_ready(head->group, "lm_head start", st));
-    colo_stream_t aux = head->ops->stream_of(head->aux);
-    st = head->ops->event_record(head->aux, READY, stream);
-    COLO_THEN(st, head->ops->event_wait(head->aux, READY, aux));
+    colo_stream_t aux = head->device->stream_of(head->aux);
+    st = head->device->event_record(head->aux, READY, stream);
+    COLO_THEN(st, head->device->event_wait(head->aux, READY, aux));
     COLO_THEN(st, gather(head, aux));
-    COLO_THEN(st, head->ops->event_record(head->aux, GATHERED, aux));
+    COLO_THEN(st, head->device->event_record(head->aux, GATHERED, aux));
     if (st < 0) {
         st = colo_comm_i_fail(head->group, st);
         const colo_error_t why = colo_error_save();
         /* the gathered head is the caller's again after @stream's work so far */
-        if (head->ops->event_record(head->aux, GATHERED, aux) == COLO_OK)
-            (void)head->ops->event_wait(head->aux, GATHERED, stream);
+        if (head->device->event_record(head->aux, GATHERED, aux) == COLO_OK)
+            (void)head->device->event_wait(head->aux, GATHERED, stream);
         return colo_error_restore(st, &why);
     }
     head->state = COLO_LM_HEAD_IN_FLIGHT;
@@ -386,7 +386,7 @@ colo_status_t colo_lm_head_finish(colo_lm_head_t *head, colo_stream_t stream, co
                  head->state == COLO_LM_HEAD_AVAILABLE ? "it is available already"
                                                        : "no gather was started");
     if (head->group)
-        COLO_TRY(head->ops->event_wait(head->aux, GATHERED, stream));
+        COLO_TRY(head->device->event_wait(head->aux, GATHERED, stream));
     head->state = COLO_LM_HEAD_AVAILABLE;
     views(head, weight, bias);
     return COLO_OK;

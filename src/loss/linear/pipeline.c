@@ -31,12 +31,12 @@
 
 static colo_status_t record(const struct colo_linear_call *call, int64_t event, colo_stream_t on)
 {
-    return call->linear->ops->event_record(call->linear->aux, (int32_t)event, on);
+    return call->linear->device->event_record(call->linear->aux, (int32_t)event, on);
 }
 
 static colo_status_t wait_for(const struct colo_linear_call *call, int64_t event, colo_stream_t on)
 {
-    return call->linear->ops->event_wait(call->linear->aux, (int32_t)event, on);
+    return call->linear->device->event_wait(call->linear->aux, (int32_t)event, on);
 }
 
 /* ---- a call's beginning ---- */
@@ -125,7 +125,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tens
 {
     const colo_linear_logprob_t *linear = call->linear;
     const colo_logprob_config_t *config = &linear->config.logprob;
-    call->aux = linear->ops->stream_of(linear->aux);
+    call->aux = linear->device->stream_of(linear->aux);
     call->hidden = (struct colo_linear_matrix){hidden->data, hidden->stride[0], hidden->dtype};
     call->rows = (struct colo_linear_rows){
         .tokens = call->size.tokens,
@@ -178,7 +178,7 @@ static colo_status_t take_head(struct colo_linear_call *call)
                                         linear->columns, 1, 1),
                      from = colo_box_rows(b.data, linear->columns, 1, b.stride[0]);
     call->bias = to.data;
-    return linear->ops->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
+    return linear->device->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
 }
 
 /* ---- the pipeline ---- */
@@ -322,7 +322,8 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
                          from = colo_box_rows(own, each, linear->hidden, linear->hidden);
         return linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
                    ? COLO_OK
-                   : linear->ops->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
+                   : linear->device->box_copy(&to, &from, colo_dtype_size(linear->dtype),
+                                              call->main);
     }
     COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
     COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
@@ -346,7 +347,7 @@ static colo_status_t add(const struct colo_linear_call *call, const struct colo_
     const int64_t rows = call->args.hi - call->args.lo, hidden = call->linear->hidden;
     const colo_box_t both[] = {colo_box_rows(a->data, rows, hidden, hidden),
                                colo_box_rows(b->data, rows, hidden, hidden)};
-    return call->linear->ops->box_sum(&both[0], both, 2, a->dtype, call->main);
+    return call->linear->device->box_sum(&both[0], both, 2, a->dtype, call->main);
 }
 
 /* The @i-th chunk, of the sum dtype, of those at @offset, @rows each. */
@@ -455,8 +456,8 @@ static colo_status_t unstage(struct colo_linear_call *call)
     void *stage = colo_linear_place(call->workspace, call->memory.stage);
     const colo_box_t to = colo_box_rows(call->d_weight.data, 1, count, 0),
                      from = colo_box_rows(stage, 1, count, 0);
-    return call->linear->ops->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
-                                       call->main);
+    return call->linear->device->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
+                                          call->main);
 }
 
 static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t unit)

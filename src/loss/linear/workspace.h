@@ -13,7 +13,7 @@ struct colo_linear_logprob {
     colo_linear_logprob_config_t config;
     colo_lm_head_t *head; /* borrowed */
     colo_comm_t *group;   /* borrowed */
-    const colo_ops_t *ops;
+    const colo_device_t *device;
     const colo_loss_kernels_t *kernels;
     void *aux, *gemm;
     colo_dtype_t dtype, stat_dtype; /* of the head; of outputs */

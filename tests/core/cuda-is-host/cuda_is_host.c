@@ -6,6 +6,6 @@
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
     COLO_BACKEND_INIT("cuda"),
-    .ops = &colo_ops_host,
+    .device = &colo_device_host,
     .loss = &colo_loss_host,
 };

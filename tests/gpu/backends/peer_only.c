@@ -51,8 +51,8 @@ static void peer_only_fail(colo_comm_t *c, colo_status_t status, const char *err
 {
     struct peer_only *x = c->impl;
     char why[900];
-    if (x->control->ops->state(x->control, why, sizeof why) == COLO_OK)
-        x->control->ops->fail(x->control, status, error_message);
+    if (x->control->backend->state(x->control, why, sizeof why) == COLO_OK)
+        x->control->backend->fail(x->control, status, error_message);
     colo_error_state_set(&x->error, status, -1, -1, error_message);
     colo_peer_stop(atomic_load(&x->base.peer));
 }
@@ -63,11 +63,11 @@ static colo_status_t peer_only_state(const colo_comm_t *c, char *error_message, 
     colo_status_t st = colo_error_state_notify(&x->error, c->rank, error_message, cap);
     if (st == COLO_OK &&
         (st = colo_peer_check(atomic_load(&x->base.peer), error_message, cap)) < 0) {
-        x->control->ops->fail(x->control, st, error_message);
+        x->control->backend->fail(x->control, st, error_message);
         colo_error_state_set(&x->error, st, -1, -1, error_message);
     }
     if (st == COLO_OK)
-        st = x->control->ops->state(x->control, error_message, cap);
+        st = x->control->backend->state(x->control, error_message, cap);
     if (st < 0)
         colo_peer_stop(atomic_load(&x->base.peer));
     return st;
@@ -85,7 +85,7 @@ static void peer_only_destroy(colo_comm_t *c)
     c->impl = NULL;
 }
 
-static const colo_comm_ops_t peer_only_ops; /* below */
+static const colo_comm_backend_t peer_only; /* below */
 
 static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                             colo_comm_t **comm)
@@ -95,7 +95,7 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     colo_status_t st =
         x ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "peer-only comm: %zu bytes", sizeof *x);
     if (st == COLO_OK)
-        st = colo_comm_i_new(&c, &peer_only_ops, control->rank, control->size, control->world_rank);
+        st = colo_comm_i_new(&c, &peer_only, control->rank, control->size, control->world_rank);
     st = colo_comm_i_agree(control, "peer-only comm", 0, st);
     if (st < 0) {
         free(x);
@@ -113,7 +113,7 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     return COLO_OK;
 }
 
-static const colo_comm_ops_t peer_only_ops = {
+static const colo_comm_backend_t peer_only = {
     .name = "peeronly",
     .collective = peer_only_collective,
     .exchange = peer_only_exchange,
@@ -128,5 +128,5 @@ static const colo_comm_ops_t peer_only_ops = {
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
     COLO_BACKEND_INIT("peeronly"),
-    .comm = &peer_only_ops,
+    .comm = &peer_only,
 };
