@@ -8,8 +8,8 @@
  * current device reaches. The caller makes statuses and error messages: src/cuda/, and
  * src/comm/nccl/exchange.c for its copies.
  */
-#ifndef COLO_KERNELS_H
-#define COLO_KERNELS_H
+#ifndef COLO_KERNELS_KERNELS_H
+#define COLO_KERNELS_KERNELS_H
 
 #include "core/sums.h"
 #include "loss/linear/rows.h"

@@ -24,8 +24,8 @@
  * gelu(x) = x Phi(x) with erf; LN: eps 1e-5, biased variance, gain and bias. All weights are
  * [out, in] row-major, y = W x.
  */
-#ifndef CAPTIONER_H
-#define CAPTIONER_H
+#ifndef EXAMPLES_CAPTIONER_CAPTIONER_H
+#define EXAMPLES_CAPTIONER_CAPTIONER_H
 
 #include <stdbool.h>
 #include <stdint.h>

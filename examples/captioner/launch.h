@@ -5,8 +5,8 @@
  * mpi/launch-mpi.c where MPI was found, launch-none.c elsewhere. The rank code is the same: it
  * knows its world communicator and nothing else.
  */
-#ifndef CAPTIONER_LAUNCH_H
-#define CAPTIONER_LAUNCH_H
+#ifndef EXAMPLES_CAPTIONER_LAUNCH_H
+#define EXAMPLES_CAPTIONER_LAUNCH_H
 
 #include <colobridge.h>
 

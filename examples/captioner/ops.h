@@ -13,8 +13,8 @@
  *
  * Letters as in rank.h; h heads here, e features a head.
  */
-#ifndef CAPTIONER_OPS_H
-#define CAPTIONER_OPS_H
+#ifndef EXAMPLES_CAPTIONER_OPS_H
+#define EXAMPLES_CAPTIONER_OPS_H
 
 #include <colobridge.h>
 

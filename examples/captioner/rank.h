@@ -15,8 +15,8 @@
  * Letters: B global batch, b samples on this rank, S padded sequence, n = S / cp positions on this
  * rank, T = b n tokens on this rank, D width, W tp size.
  */
-#ifndef CAPTIONER_RANK_H
-#define CAPTIONER_RANK_H
+#ifndef EXAMPLES_CAPTIONER_RANK_H
+#define EXAMPLES_CAPTIONER_RANK_H
 
 #include <colobridge.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report-page.h (private to the report) - its parts; they share svg.h. */
-#ifndef CAPTIONER_REPORT_PAGE_H
-#define CAPTIONER_REPORT_PAGE_H
+#ifndef EXAMPLES_CAPTIONER_REPORT_PAGE_H
+#define EXAMPLES_CAPTIONER_REPORT_PAGE_H
 
 #include <stdio.h>
 

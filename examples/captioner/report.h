@@ -6,8 +6,8 @@
  * layout come from the plans of all ranks, made here from @plan with colo_plan_create(), so that
  * the page shows what the library planned and the statistics table what it then did.
  */
-#ifndef CAPTIONER_REPORT_H
-#define CAPTIONER_REPORT_H
+#ifndef EXAMPLES_CAPTIONER_REPORT_H
+#define EXAMPLES_CAPTIONER_REPORT_H
 
 #include <colobridge/bridge.h>
 

@@ -7,8 +7,8 @@
  * touches elements gets checked arguments; it allocates nothing and does not wait. The oracle of
  * every table is tests/ref/.
  */
-#ifndef COLO_CORE_OPS_H
-#define COLO_CORE_OPS_H
+#ifndef COLO_CORE_DEVICE_H
+#define COLO_CORE_DEVICE_H
 
 #include "core/error.h"
 #include "core/sums.h"

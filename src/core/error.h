@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* error.h (private) - how a status and its error message travel. */
-#ifndef COLO_CORE_TRY_H
-#define COLO_CORE_TRY_H
+#ifndef COLO_CORE_ERROR_H
+#define COLO_CORE_ERROR_H
 
 #include <colobridge/status.h>
 

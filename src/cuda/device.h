@@ -3,8 +3,8 @@
  * device.h (private) - what the files of libcolobridge-cuda.so share: a cudaError_t becomes a
  * status in one place, and so does a pointer that no kernel could use.
  */
-#ifndef COLO_CORE_OPS_CUDA_H
-#define COLO_CORE_OPS_CUDA_H
+#ifndef COLO_CUDA_DEVICE_H
+#define COLO_CUDA_DEVICE_H
 
 #include "core/backend.h"
 #include "core/device.h"

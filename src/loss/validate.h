@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* validate.h (private) - the refusals of the logits path; colo_logprob_config_check() is public. */
-#ifndef COLO_LOSS_CHECK_H
-#define COLO_LOSS_CHECK_H
+#ifndef COLO_LOSS_VALIDATE_H
+#define COLO_LOSS_VALIDATE_H
 
 #include "core/memory.h"
 #include "loss/loss.h"

@@ -4,7 +4,8 @@
 - an include that runs back up: core <- grid <- comm <- bridge, loss <- cuda, nccl, peer <- tools,
 - a circle among files,
 - in src/, what NOT_NAMED has: an address family of the network, a wait by the wall clock, a file that children inherit,
-- a struct tag or a COLO_ macro that two files define with a different meaning.
+- a struct tag or a COLO_ macro that two files define with a different meaning,
+- an include guard, there and in include/, tests/, examples/ and bench/, that is not the words of its path.
 
 usage: includes.py ROOT
 A struct tag of a .c or .cu file is that file's own; tags that begin with colo_ are the library's.
@@ -36,6 +37,25 @@ NOT_NAMED = {
         'a wait by the wall clock ends late if that is set back',
     r'\bfopen\([^;]*"[^"e]*"\)': 'a program that another thread starts inherits the file; add e to the mode',
 }
+# Headers whose guard is another one, or none, and why.
+UNGUARDED = {
+    'tests/api/baseline.h': 'the public headers of another time, in one file',
+    'tests/core/dlpack_abi.h': "a program has either this or DLPack's own header",
+    'tools/lint.h': 'the compiler includes it, once',
+}
+
+
+def guard_mistakes(root):
+    found = []
+    for path in sorted(p for top in ('src', 'kernels', 'include', 'tests', 'tools', 'examples', 'bench')
+                       for p in (root / top).rglob('*') if p.suffix in ('.h', '.cuh')):
+        name = str(path.relative_to(root))
+        guard = re.sub(r'\W', '_', re.sub('^(include|src)/', '', name)).upper()
+        if name.startswith(('src/', 'kernels/')):
+            guard = 'COLO_' + guard
+        if name not in UNGUARDED and '#ifndef %s\n#define %s\n' % (guard, guard) not in path.read_text():
+            found.append('%s has another include guard than %s' % (name, guard))
+    return found
 
 
 def folder(path):
@@ -103,16 +123,16 @@ def finds_what_is_planted():
                 'tools/d.c': '#define COLO_Y 2\nstruct colo_x {\n    int b;\n};\n'}.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
-        found = mistakes(root)
+        found = mistakes(root) + guard_mistakes(root)
     wanted = ['src/core/a.h includes src/bridge/b.h', 'a circle: src/bridge/', 'struct colo_x has 2',
-              'macro COLO_Y has 2', 'src/comm/e.c names AF_INET',
-              'src/comm/e.c names pthread_mutex_timedlock', 'src/comm/e.c names fopen(']
+              'macro COLO_Y has 2', 'src/core/a.h has another include guard than COLO_CORE_A_H',
+              'src/comm/e.c names AF_INET', 'src/comm/e.c names pthread_mutex_timedlock', 'src/comm/e.c names fopen(']
     return [w for w in wanted if not any(f.startswith(w) for f in found)]
 
 
 def main(root):
     missed = finds_what_is_planted()
-    found = ['this check does not find: ' + m for m in missed] + mistakes(Path(root))
+    found = ['this check does not find: ' + m for m in missed] + mistakes(Path(root)) + guard_mistakes(Path(root))
     print('\n'.join(found) or 'includes run one way')
     return 1 if found else 0
 

@@ -3,8 +3,8 @@
  * gpu.h - what the GPU programs share: a skip where there is no GPU, and device memory that a test
  * fills, fetches and forgets.
  */
-#ifndef TESTS_GPU_H
-#define TESTS_GPU_H
+#ifndef TESTS_GPU_GPU_H
+#define TESTS_GPU_GPU_H
 
 #include "harness/harness.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* linear_gpu.h - small cases of the lm_head path for GPUs. */
-#ifndef TESTS_LINEAR_GPU_H
-#define TESTS_LINEAR_GPU_H
+#ifndef TESTS_GPU_LINEAR_GPU_H
+#define TESTS_GPU_LINEAR_GPU_H
 
 #include "gpu/gpu.h"
 #include "loss/linear_case.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* loss_gpu.h - compares a loss_case_t that ran on a GPU, in the precision of its kernels. */
-#ifndef TESTS_LOSS_GPU_H
-#define TESTS_LOSS_GPU_H
+#ifndef TESTS_GPU_LOSS_GPU_H
+#define TESTS_GPU_LOSS_GPU_H
 
 #include "gpu/gpu.h"
 #include "loss/loss_case.h"

@@ -3,8 +3,8 @@
  * harness.h - what every CMocka program here includes: the order cmocka.h wants, assertions on a
  * status with its error message, a seeded generator that prints its seed.
  */
-#ifndef TESTS_HARNESS_H
-#define TESTS_HARNESS_H
+#ifndef TESTS_HARNESS_HARNESS_H
+#define TESTS_HARNESS_HARNESS_H
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,8 +4,8 @@
  *
  * tools/same-program.sh also compiles this with headers in which these structs have no size.
  */
-#ifndef TESTS_STRUCTS_H
-#define TESTS_STRUCTS_H
+#ifndef TESTS_HARNESS_STRUCTS_H
+#define TESTS_HARNESS_STRUCTS_H
 
 #include <colobridge.h>
 

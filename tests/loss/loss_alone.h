@@ -3,8 +3,8 @@
  * loss_alone.h - one small case of any loss on a group of one rank, set up to succeed and painted
  * with canaries, so that a test can change one thing and see what is refused and what was written.
  */
-#ifndef TESTS_LOSS_ALONE_H
-#define TESTS_LOSS_ALONE_H
+#ifndef TESTS_LOSS_LOSS_ALONE_H
+#define TESTS_LOSS_LOSS_ALONE_H
 
 #include "loss/loss_case.h"
 

@@ -3,8 +3,8 @@
  * loss_case.h - one logits-path case on W in-process ranks: logits over the whole vocabulary go in,
  * every rank's outputs and the gradient put together from the shards come out.
  */
-#ifndef TESTS_LOSS_CASE_H
-#define TESTS_LOSS_CASE_H
+#ifndef TESTS_LOSS_LOSS_CASE_H
+#define TESTS_LOSS_LOSS_CASE_H
 
 #include <math.h>
 

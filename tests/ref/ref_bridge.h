@@ -6,8 +6,8 @@
  * Plain and slow: every axis of every rank is a list of indices, cut by slicing lists. Written from
  * the formulas alone; includes nothing of the library and shares no arithmetic with it.
  */
-#ifndef TESTS_REF_BRIDGE_H
-#define TESTS_REF_BRIDGE_H
+#ifndef TESTS_REF_REF_BRIDGE_H
+#define TESTS_REF_REF_BRIDGE_H
 
 #include <stdbool.h>
 #include <stddef.h>

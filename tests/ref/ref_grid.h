@@ -5,8 +5,8 @@
  * Coordinates come from an odometer that is stepped once per rank. Groups come from sorting ranks
  * by the coordinates outside the dim set: no stride, no division. Shares no code with src/.
  */
-#ifndef TESTS_REF_GRID_H
-#define TESTS_REF_GRID_H
+#ifndef TESTS_REF_REF_GRID_H
+#define TESTS_REF_REF_GRID_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -3,8 +3,8 @@
  * ref_half.h - bf16 and fp16 by their definition, in double arithmetic: sign, exponent, fraction.
  * A double holds every value of both and every midpoint between neighbours exactly.
  */
-#ifndef TESTS_REF_HALF_H
-#define TESTS_REF_HALF_H
+#ifndef TESTS_REF_REF_HALF_H
+#define TESTS_REF_REF_HALF_H
 
 #include <math.h>
 #include <stdint.h>

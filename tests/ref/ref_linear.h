@@ -3,8 +3,8 @@
  * ref_linear.h - lm_head and loss together, serial, in fp64, by the definitions: z = W h + b, the
  * textbook outputs and gradients of ref_logprob.h, and the chain rule in plain loops.
  */
-#ifndef TESTS_REF_LINEAR_H
-#define TESTS_REF_LINEAR_H
+#ifndef TESTS_REF_REF_LINEAR_H
+#define TESTS_REF_REF_LINEAR_H
 
 #include "ref/ref_logprob.h"
 

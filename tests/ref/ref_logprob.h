@@ -4,8 +4,8 @@
  * list of it, cross entropy and KL against a distribution, serial, in fp64. The oracle of every
  * implementation of the logits path; shares no code with src/.
  */
-#ifndef TESTS_REF_LOGPROB_H
-#define TESTS_REF_LOGPROB_H
+#ifndef TESTS_REF_REF_LOGPROB_H
+#define TESTS_REF_REF_LOGPROB_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -6,8 +6,8 @@
  * Every question is answered position by position from the text of docs/packed.md. Shares the
  * description of a grid with ref_bridge.h, and nothing with the library.
  */
-#ifndef TESTS_REF_PACKED_H
-#define TESTS_REF_PACKED_H
+#ifndef TESTS_REF_REF_PACKED_H
+#define TESTS_REF_REF_PACKED_H
 
 #include "ref/ref_bridge.h"
 

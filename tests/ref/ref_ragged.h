@@ -6,8 +6,8 @@
  * lists of places that are cut by slicing. Shares the description of a grid and the element codes
  * with ref_bridge.h, and nothing with the library.
  */
-#ifndef TESTS_REF_RAGGED_H
-#define TESTS_REF_RAGGED_H
+#ifndef TESTS_REF_REF_RAGGED_H
+#define TESTS_REF_REF_RAGGED_H
 
 #include "ref/ref_bridge.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref_sampling.h - which columns of a whole row top-k and top-p keep. */
-#ifndef TESTS_REF_SAMPLING_H
-#define TESTS_REF_SAMPLING_H
+#ifndef TESTS_REF_REF_SAMPLING_H
+#define TESTS_REF_REF_SAMPLING_H
 
 #include <stdbool.h>
 #include <stdint.h>

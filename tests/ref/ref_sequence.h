@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref_sequence.h - which token every element of every context rank is, by cutting lists. */
-#ifndef TESTS_REF_SEQUENCE_H
-#define TESTS_REF_SEQUENCE_H
+#ifndef TESTS_REF_REF_SEQUENCE_H
+#define TESTS_REF_REF_SEQUENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>

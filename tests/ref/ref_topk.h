@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref_topk.h - the k largest columns of a whole row, and what k log-probabilities give back. */
-#ifndef TESTS_REF_TOPK_H
-#define TESTS_REF_TOPK_H
+#ifndef TESTS_REF_REF_TOPK_H
+#define TESTS_REF_REF_TOPK_H
 
 #include "ref/ref_logprob.h"
 

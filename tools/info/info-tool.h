@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* info-tool.h - the parts of colo-info: what was asked, what was found, two ways to print it. */
-#ifndef TOOLS_INFO_TOOL_H
-#define TOOLS_INFO_TOOL_H
+#ifndef TOOLS_INFO_INFO_TOOL_H
+#define TOOLS_INFO_INFO_TOOL_H
 
 #include <colobridge/topology.h>
 #include <colobridge/plan.h>

@@ -3,8 +3,8 @@
  * perf.h - what the parts of colo-perf share: what was asked, and the rows that come out. Nothing
  * of CUDA: reading options, writing JSON and drawing work in any build.
  */
-#ifndef TOOLS_PERF_H
-#define TOOLS_PERF_H
+#ifndef TOOLS_PERF_PERF_H
+#define TOOLS_PERF_PERF_H
 
 #include <colobridge.h>
 

@@ -4,8 +4,8 @@
  * the inputs that they fill. No library contains them. The rules of kernels/kernels.h hold; bytes and
  * pointers are multiples of 16.
  */
-#ifndef COLO_TOOLS_PERF_PROBE_H
-#define COLO_TOOLS_PERF_PROBE_H
+#ifndef TOOLS_PERF_PROBE_H
+#define TOOLS_PERF_PROBE_H
 
 #include <colobridge/comm.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan-tool.h - the parts of colo-plan: what was asked, what was counted, two ways to print it. */
-#ifndef TOOLS_PLAN_TOOL_H
-#define TOOLS_PLAN_TOOL_H
+#ifndef TOOLS_PLAN_PLAN_TOOL_H
+#define TOOLS_PLAN_PLAN_TOOL_H
 
 #include <colobridge/plan.h>
 

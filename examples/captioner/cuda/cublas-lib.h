@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cublas-lib.h - cuBLAS, loaded when a rank is a GPU, so that other runs need not have it. */
-#ifndef CAPTIONER_CUDA_CUBLAS_LIB_H
-#define CAPTIONER_CUDA_CUBLAS_LIB_H
+#ifndef EXAMPLES_CAPTIONER_CUDA_CUBLAS_LIB_H
+#define EXAMPLES_CAPTIONER_CUDA_CUBLAS_LIB_H
 
 #include <stdbool.h>
 #include <stddef.h>

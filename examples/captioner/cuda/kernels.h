@@ -4,8 +4,8 @@
  * small, and a reader should see the formula of ops-host.c in each. Sums have a fixed order, so the
  * same inputs give the same bits on every rank. Empty work is success without a launch.
  */
-#ifndef CAPTIONER_CUDA_KERNELS_H
-#define CAPTIONER_CUDA_KERNELS_H
+#ifndef EXAMPLES_CAPTIONER_CUDA_KERNELS_H
+#define EXAMPLES_CAPTIONER_CUDA_KERNELS_H
 
 #include <cuda_runtime_api.h>
 

@@ -8,8 +8,8 @@
  * CEIL:    part d is [min(dq, L), min((d+1)q, L)) with q = ceil(L/D): the last may be empty.
  * ZIGZAG:  2C chunks of q = L/2C; part c is chunk c, then chunk 2C-1-c.
  */
-#ifndef COLO_BRIDGE_INDEX_H
-#define COLO_BRIDGE_INDEX_H
+#ifndef COLO_BRIDGE_LAYOUT_INDEX_H
+#define COLO_BRIDGE_LAYOUT_INDEX_H
 
 #include <stdint.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* layout.h (private) - the index sets behind a layout, for the plan. */
-#ifndef COLO_BRIDGE_LAYOUT_H
-#define COLO_BRIDGE_LAYOUT_H
+#ifndef COLO_BRIDGE_LAYOUT_LAYOUT_H
+#define COLO_BRIDGE_LAYOUT_LAYOUT_H
 
 #include <colobridge/layout.h>
 

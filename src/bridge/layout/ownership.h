@@ -13,8 +13,8 @@
  * an addend: one more place that has the row. A role that adds up shows one addend at a time, and
  * then each row is in one block again (partial.c).
  */
-#ifndef COLO_BRIDGE_OWNERSHIP_H
-#define COLO_BRIDGE_OWNERSHIP_H
+#ifndef COLO_BRIDGE_LAYOUT_OWNERSHIP_H
+#define COLO_BRIDGE_LAYOUT_OWNERSHIP_H
 
 #include "bridge/layout/layout.h"
 #include "core/list.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* packed.h (private) - a packing seen along the axes of a layout, while a plan is made. */
-#ifndef COLO_BRIDGE_PACKED_H
-#define COLO_BRIDGE_PACKED_H
+#ifndef COLO_BRIDGE_LAYOUT_PACKED_H
+#define COLO_BRIDGE_LAYOUT_PACKED_H
 
 #include "bridge/layout/ownership.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* segments.h (private) - the tables of a batch of segments, seen along the axes of both sides. */
-#ifndef COLO_BRIDGE_SEGMENTS_H
-#define COLO_BRIDGE_SEGMENTS_H
+#ifndef COLO_BRIDGE_LAYOUT_SEGMENTS_H
+#define COLO_BRIDGE_LAYOUT_SEGMENTS_H
 
 #include "bridge/layout/packed.h"
 

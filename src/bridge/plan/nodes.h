@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nodes.h (private) - the node of a rank, and its index there, for everything that reads a plan. */
-#ifndef COLO_BRIDGE_NODES_H
-#define COLO_BRIDGE_NODES_H
+#ifndef COLO_BRIDGE_PLAN_NODES_H
+#define COLO_BRIDGE_PLAN_NODES_H
 
 #include <colobridge/plan.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan.h (private) - what run/ reads of a plan. */
-#ifndef COLO_BRIDGE_PLAN_H
-#define COLO_BRIDGE_PLAN_H
+#ifndef COLO_BRIDGE_PLAN_PLAN_H
+#define COLO_BRIDGE_PLAN_PLAN_H
 
 #include "bridge/layout/layout.h"
 #include "core/list.h"

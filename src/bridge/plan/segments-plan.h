@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* segments-plan.h (private) - one rank's plan for a batch of segments, and where its rows are in
  * destination tensors. */
-#ifndef COLO_BRIDGE_SEGMENTS_PLAN_H
-#define COLO_BRIDGE_SEGMENTS_PLAN_H
+#ifndef COLO_BRIDGE_PLAN_SEGMENTS_PLAN_H
+#define COLO_BRIDGE_PLAN_SEGMENTS_PLAN_H
 
 #include "bridge/layout/segments.h"
 #include "bridge/plan/builder.h"

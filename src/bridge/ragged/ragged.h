@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ragged.h (private) - what the files of ragged batches share. */
-#ifndef COLO_BRIDGE_RAGGED_H
-#define COLO_BRIDGE_RAGGED_H
+#ifndef COLO_BRIDGE_RAGGED_RAGGED_H
+#define COLO_BRIDGE_RAGGED_RAGGED_H
 
 #include "bridge/plan/segments-plan.h"
 #include "bridge/run/run.h"

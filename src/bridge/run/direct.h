@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* peers.h (private) - what direct.c keeps in a bridge, a ready plan and a call. */
-#ifndef COLO_BRIDGE_DIRECT_H
-#define COLO_BRIDGE_DIRECT_H
+#ifndef COLO_BRIDGE_RUN_DIRECT_H
+#define COLO_BRIDGE_RUN_DIRECT_H
 
 #include "comm/peer.h"
 #include "core/list.h"

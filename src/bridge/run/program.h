@@ -8,8 +8,8 @@
  * rank's source part. A program has no region of its own: making one costs a batch
  * nothing.
  */
-#ifndef COLO_BRIDGE_PROGRAM_H
-#define COLO_BRIDGE_PROGRAM_H
+#ifndef COLO_BRIDGE_RUN_PROGRAM_H
+#define COLO_BRIDGE_RUN_PROGRAM_H
 
 #include "bridge/plan/plan.h"
 

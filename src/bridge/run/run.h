@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run.h (private) - the handle of a bridge, and what executes its calls. */
-#ifndef COLO_BRIDGE_RUN_H
-#define COLO_BRIDGE_RUN_H
+#ifndef COLO_BRIDGE_RUN_RUN_H
+#define COLO_BRIDGE_RUN_RUN_H
 
 #include "bridge/run/direct.h"
 #include "bridge/run/program.h"

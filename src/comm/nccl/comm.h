@@ -10,8 +10,8 @@
  *                it.
  * subconnection  the connection of some ranks of a comm: a bridge's messages.
  */
-#ifndef COLO_COMM_COMM_NCCL_H
-#define COLO_COMM_COMM_NCCL_H
+#ifndef COLO_COMM_NCCL_COMM_H
+#define COLO_COMM_NCCL_COMM_H
 
 #include "comm/peer/registry.h"
 #include "comm/error-state.h"

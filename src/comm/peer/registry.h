@@ -7,8 +7,8 @@
  * path   the mailboxes and reports of kernels that wait for peers: those of a bridge, or the
  *        gathers of a head
  */
-#ifndef COLO_COMM_COMM_PEER_H
-#define COLO_COMM_COMM_PEER_H
+#ifndef COLO_COMM_PEER_REGISTRY_H
+#define COLO_COMM_PEER_REGISTRY_H
 
 #include "comm/peer.h"
 

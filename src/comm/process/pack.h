@@ -6,8 +6,8 @@
  * The stream is the boxes one after another, each in row-major order. Pieces are multiples of the
  * element's size, except that nothing of a stream may remain.
  */
-#ifndef COLO_COMM_PACK_H
-#define COLO_COMM_PACK_H
+#ifndef COLO_COMM_PROCESS_PACK_H
+#define COLO_COMM_PROCESS_PACK_H
 
 #include "core/box.h"
 

@@ -2,8 +2,8 @@
 /* transport-unix.h (private) - the transport over connected Unix sockets, and how they get
  * connected.
  */
-#ifndef COLO_COMM_PROCESS_SOCKETS_H
-#define COLO_COMM_PROCESS_SOCKETS_H
+#ifndef COLO_COMM_PROCESS_TRANSPORT_UNIX_H
+#define COLO_COMM_PROCESS_TRANSPORT_UNIX_H
 
 #include <colobridge/bootstrap.h>
 

@@ -5,8 +5,8 @@
  * shared.c makes and frees it, with the registry through which children are met; threads.c runs
  * operations over it, launch.c a function on many threads.
  */
-#ifndef COLO_COMM_THREADS_H
-#define COLO_COMM_THREADS_H
+#ifndef COLO_COMM_THREADS_THREADS_H
+#define COLO_COMM_THREADS_THREADS_H
 
 #include "comm/comm.h"
 #include "comm/error-state.h"

@@ -7,8 +7,8 @@
  * with 64 they fit both: where this library runs, an integer argument has a register or eight bytes
  * of stack to itself, and all sizes are small and not negative. colo_cblas_find() tries it.
  */
-#ifndef COLO_LOSS_CBLAS_H
-#define COLO_LOSS_CBLAS_H
+#ifndef COLO_LOSS_HOST_CBLAS_H
+#define COLO_LOSS_HOST_CBLAS_H
 
 #include <colobridge/lm_head.h>
 

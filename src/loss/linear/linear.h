@@ -31,8 +31,8 @@
  * after it has waited for an event that was recorded on the caller's stream in the same call, and
  * the caller's stream waits for its last event: that is what makes a call capturable.
  */
-#ifndef COLO_LOSS_LINEAR_H
-#define COLO_LOSS_LINEAR_H
+#ifndef COLO_LOSS_LINEAR_LINEAR_H
+#define COLO_LOSS_LINEAR_LINEAR_H
 
 #include "core/device.h"
 #include "loss/linear/rows.h"

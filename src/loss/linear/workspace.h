@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* workspace.h (private) - the object of the lm_head path, what a pass makes, and where a call's
  * memory lies. */
-#ifndef COLO_LOSS_LINEAR_PLAN_H
-#define COLO_LOSS_LINEAR_PLAN_H
+#ifndef COLO_LOSS_LINEAR_WORKSPACE_H
+#define COLO_LOSS_LINEAR_WORKSPACE_H
 
 #include "core/device.h"
 #include "loss/loss.h"

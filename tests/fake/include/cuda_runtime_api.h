@@ -4,8 +4,8 @@
  * for builds without CUDA's headers. cuda.c implements it. A build with CUDA compiles cuda.c
  * against the real header, too: a declaration that differs from it does not compile there.
  */
-#ifndef TESTS_FAKE_CUDA_RUNTIME_API_H
-#define TESTS_FAKE_CUDA_RUNTIME_API_H
+#ifndef TESTS_FAKE_INCLUDE_CUDA_RUNTIME_API_H
+#define TESTS_FAKE_INCLUDE_CUDA_RUNTIME_API_H
 
 #include <stddef.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl.h - the part of NCCL's interface that the library and its tests use; nccl.c implements it.
  */
-#ifndef TESTS_FAKE_NCCL_H
-#define TESTS_FAKE_NCCL_H
+#ifndef TESTS_FAKE_INCLUDE_NCCL_H
+#define TESTS_FAKE_INCLUDE_NCCL_H
 
 #include <cuda_runtime_api.h>
 
