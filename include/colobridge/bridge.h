@@ -71,7 +71,7 @@ typedef struct colo_bridge_config_t {
      * or waits for a peer. 0: as few as keep the links busy, and all for sums of gradients.
      * COLO_PEER_BLOCKS overrides it. */
     int32_t peer_blocks;
-    /* Of the memory that colo_bridge_workspace_size() counts. Ranks may differ in it. */
+    /* Makes the memory that colo_bridge_workspace_size() counts. Ranks may differ in it. */
     colo_allocator_t allocator;
     /* Batches of two packings (colo_bridge_set_packing() in ragged.h). As with ragged, shape has
      * features only; ragged, placement, output and grad are 0, because the packings say what a rank
@@ -127,9 +127,9 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
  *                NULL, or of size 0, on ranks that own nothing of the source
  * @y:       out  this rank's destination part: own samples x all rows, as they follow each other in
- *                the sample (FULL_SEQ), or own samples x own rows, by position (SHARDED). It shares no element with @x (other memory, other columns of
- *                the same rows, and rows in between are allowed), and no two of its elements share
- *                an address. Every element is written
+ *                the sample (FULL_SEQ), or own samples x own rows, by position (SHARDED). It shares
+ * no element with @x (other memory, other columns of the same rows, and rows in between are
+ * allowed), and no two of its elements share an address. Every element is written
  * @stream:  NULL on the host, where the call returns when the work is done. On a GPU the call
  *           enqueues the work on @stream, and the host does not wait
  *

@@ -9,7 +9,7 @@
  * Checks of the tensors, on this rank: fills in call->carried and capturing. */
 colo_status_t colo_call_check_uniform(colo_call_t *call);
 colo_status_t colo_call_check_batch(colo_call_t *call);
-/* Of a batch: does this rank have to have a tensor on this side? */
+/* Must this rank have a tensor on this side of a batch? */
 bool colo_call_must_have(const colo_call_t *call, bool src_side);
 
 /* ---- fields.c ----

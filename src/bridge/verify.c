@@ -51,7 +51,7 @@ static colo_status_t check_zeros(const colo_call_t *call, int32_t k, int64_t row
                      (long long)(own->b0 + offset / features / count));
 }
 
-/* Of a uniform bridge: rows that no run of this rank has. */
+/* Looks for rows of a uniform bridge that no run of this rank has. */
 static colo_status_t verify_uniform(const colo_call_t *call)
 {
     const colo_plan_t *plan = call->frame.program->plan;
@@ -107,7 +107,7 @@ static int64_t first_replica(const colo_layout_t *layout, bool rows_role, bool c
     return first;
 }
 
-/* Of the input that comm rank @i has. */
+/* The first row of the input that comm rank @i has. */
 static int64_t first_of(const colo_bridge_t *bridge, colo_pass_t pass, int32_t i)
 {
     const colo_plan_t *plan = bridge->now.program.plan;

@@ -203,7 +203,7 @@ static colo_status_t check_messages(const colo_comm_t *comm, const char *side,
     return COLO_OK;
 }
 
-/* Of messages that are received and then those that are sent. */
+/* Message @i of those that are received and then those that are sent. */
 static const colo_message_t *message_at(const colo_exchange_t *exchange, int32_t i)
 {
     return i < exchange->nrecvs ? &exchange->recv[i] : &exchange->send[i - exchange->nrecvs];

@@ -57,7 +57,7 @@ typedef struct colo_comm_backend {
     /* Staging that an all-reduce or reduce-scatter of @bytes, all slices together, takes at most.
      * Local; NULL: none. */
     size_t (*reduction_stage)(const colo_comm_t *c, size_t bytes);
-    /* Of @exchange the messages alone; on its subconnection, if it has one. */
+    /* Moves the messages of @exchange alone; on its subconnection, if it has one. */
     colo_status_t (*exchange)(colo_comm_t *c, const colo_exchange_t *exchange,
                               colo_stream_t stream);
     /* @members: parent ranks of the new comm, ascending by new rank, this rank among them.
@@ -81,7 +81,7 @@ typedef struct colo_comm_backend {
     /* Staging that these messages take there at most, wherever their boxes will lie. Local. */
     size_t (*subconnection_stage)(const colo_exchange_t *exchange);
     const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
-    /* Of GPUs, else NULL: a comm on @device over @control, which is taken, also on error.
+    /* Makes a comm on @device over @control, which is taken, also on error; NULL: not of GPUs.
      * @borrowed: NULL, or the caller's ncclComm_t. */
     colo_status_t (*create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                             colo_comm_t **comm);
@@ -155,7 +155,7 @@ struct colo_comm {
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
     uint64_t bridges;   /* how many bridges were made */
-    /* Of flight.c, under its lock: the next older comm of this process; which world it was made
+    /* flight.c's, under its lock: the next older comm of this process; which world it was made
      * from; the same on all its ranks, and another for each of a rank's comms; operations of
      * relatives that are destroyed. */
     colo_comm_t *older;
@@ -202,8 +202,8 @@ void colo_comm_i_set_recorder(colo_comm_t *c, const char *prefix);
  * abort by exit(), when what the comm's state needs is locked; NULL: its state says it. */
 void colo_comm_i_record_failure(colo_comm_t *c, const char *why);
 
-/* Of @config, NULL: the defaults, what the environment does not override: COLO_ERR_ARG names the
- * member. */
+/* Takes from @config, NULL: the defaults, what the environment does not override: COLO_ERR_ARG
+ * names the member. */
 colo_status_t colo_comm_i_read_config(const colo_comm_config_t *config, colo_comm_config_t *own);
 
 /* Ranks of the two; 0 if they are of two worlds, which may number their ranks in two ways. */

@@ -41,8 +41,9 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     colo_comm_set_name(control, "control");
     control->check = 0; /* what it carries is the check */
     control->timeout_ms = colo_comm_i_timeout(parent);
-    /* Of all ranks that a context can have, whatever groups they then make: a kernel that loads
-     * waits for operations of other groups, too, on any device of the process (operation.c). */
+    /* All ranks that a context can have are looked at, whatever groups they then make: a kernel
+     * that loads waits for operations of other groups, too, on any device of the process
+     * (operation.c). */
     bool share = false;
     colo_status_t st = colo_comm_i_find_shared_process(control, &share);
     if (st < 0) {

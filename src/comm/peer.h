@@ -83,9 +83,9 @@ typedef struct colo_p2p_call {
 typedef struct colo_p2p colo_p2p_t; /* the peer-to-peer path of one bridge */
 
 struct colo_peer_ops {
-    /* Of open, share and create COLO_ERR_UNBUILT says "not here", on all ranks with an error
-     * message; what else goes wrong is an error on all of them. The comm lives on. Which ranks of
-     * the comm reach each other? UNBUILT: no two of them. Collective, found out once. */
+    /* open, share and create return COLO_ERR_UNBUILT, "not here", on all ranks with an error
+     * message; what else goes wrong is an error on all of them. The comm lives on. open finds out
+     * which ranks of the comm reach each other, once; UNBUILT: no two of them do. Collective. */
     colo_status_t (*open)(colo_comm_t *c);
     /* After open: do ranks @a and @b reach each other; @a < 0: do all? The same on all ranks. */
     bool (*reaches)(const colo_comm_t *c, int32_t a, int32_t b);

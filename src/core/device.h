@@ -42,8 +42,8 @@ typedef struct colo_device {
     colo_status_t (*zero)(void *p, size_t bytes, colo_stream_t stream);
 
     /* ---- a stream of the library's own, and events ----
-     * Of the device that is current at create. On the host stream_of() is NULL, no stream follows,
-     * the rest does nothing. */
+     * They belong to the device that is current at create. On the host stream_of() is NULL, no
+     * stream follows, the rest does nothing. */
 
     colo_status_t (*stream_create)(int32_t events, void **s);
     void (*stream_destroy)(void *s); /* takes NULL; waits for the stream, up to COLO_TIMEOUT_MS */

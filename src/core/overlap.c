@@ -59,7 +59,7 @@ static bool can_move(search_t *search, int32_t k, wide_t from, wide_t to, bool m
     return false;
 }
 
-/* Of all axes; @moved: also by none. */
+/* Can a move along all axes end in @from .. @to? @moved: no move at all counts, too. */
 static bool can_reach(search_t *search, wide_t from, wide_t to, bool moved)
 {
     search->steps = STEPS;

@@ -5,7 +5,7 @@
 
 #include <colobridge/tensor.h>
 
-/* Of views that colo_tensor_check() accepts. */
+/* All views here are some that colo_tensor_check() accepts. */
 
 /* Do two elements of @t share an address? Exact, but for absurd strides, of which it says yes: then
  * the search stops after a bounded number of steps. */

@@ -56,7 +56,7 @@ typedef struct colo_keys {
     const int64_t *of, *map; /* map: or NULL */
     int64_t n, step;
 } colo_keys_t;
-/* Of a list whose elements have this member; not NULL. */
+/* The keys of a list, which is not NULL, whose elements have this member. */
 #define COLO_KEYS(list, key, count) \
     ((colo_keys_t){.of = &(list)->key, .n = (count), .step = sizeof *(list) / sizeof(int64_t)})
 

@@ -51,7 +51,7 @@ typedef struct colo_ranges {
     const int64_t *begin, *count, *index;
     int64_t step;
 } colo_ranges_t;
-/* Of a list whose elements have these members; not NULL. */
+/* The ranges of a list, which is not NULL, whose elements have these members. */
 #define COLO_RANGES(list, begin_of, count_of)    \
     ((colo_ranges_t){.begin = &(list)->begin_of, \
                      .count = &(list)->count_of, \

@@ -281,7 +281,7 @@ static colo_status_t lay_tables(colo_packed_t *packed, int64_t nseqs)
     return COLO_OK;
 }
 
-/* Of a sequence whose replica or length is wrong. */
+/* Says what is wrong with the replica or length of a sequence. */
 static colo_status_t bad_sequence(const colo_packed_t *packed, int64_t seq, int64_t length,
                                   int64_t replica)
 {

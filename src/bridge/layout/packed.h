@@ -144,7 +144,7 @@ typedef struct colo_table {
 /* Appends a table; NULL has no entries. */
 void colo_table_keep(colo_table_t *table, int32_t *n, const char *side, const char *name,
                      const int64_t *values, int64_t entries);
-/* Of tables that were checked; appends 8. */
+/* Appends 8 tables of @packing, which was checked. */
 void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side,
                        const colo_packing_t *packing);
 /* Those of both sides; returns how many. */

@@ -53,7 +53,7 @@ static int64_t staging(int64_t send, int64_t recv, int64_t peers)
     return colo_add_ok(n, product(peers, 2, 512), &n) ? n : -1;
 }
 
-/* Of the second exchange: this rank passes on all of @rows to the others of its node among
+/* In the second exchange this rank passes on all of @rows to the others of its node among
  * @replicas ranks that need the same, or gets them so. */
 static int64_t relayed(const colo_bridge_t *bridge, colo_pass_t pass, const colo_layout_t *layout,
                        int64_t replicas, int64_t rows, int64_t row)

@@ -29,7 +29,7 @@ enum { IDLE_CONNECTIONS = 4 }; /* kept without a user */
 
 /* ---- first operations ---- */
 
-struct first { /* of a helper thread: what may wait without limit */
+struct first_operation { /* of a helper thread: what may wait without limit */
     struct colo_abandon abandon;
     const colo_nccl_lib_t *lib;
     int32_t device, rank, n;
@@ -43,7 +43,7 @@ struct first { /* of a helper thread: what may wait without limit */
 
 static void first_main(void *memory)
 {
-    struct first *task = memory;
+    struct first_operation *task = memory;
     (void)colo_capture_relax(); /* somebody may be capturing */
     cudaError_t device = cudaSetDevice(task->device);
     if (task->n > 1 && !task->borrowed) {
@@ -69,7 +69,7 @@ static void first_main(void *memory)
  * until the abort, the device would be busy, and whatever waits for it would hang. */
 static void first_abandoned(void *memory)
 {
-    struct first *task = memory;
+    struct first_operation *task = memory;
     if (task->nccl && !task->borrowed)
         (void)task->lib->abort(task->nccl);
     cudaFree(task->memory);
@@ -91,10 +91,11 @@ static bool ends_early(const void *of)
 
 /* COLO_ERR_TIMEOUT: the memory is the helper's from now on. @control: NULL, or whose death ends the
  * wait. */
-static colo_status_t run_first(struct first *task, const struct colo_nccl_context *context,
-                               const colo_comm_t *control, int64_t timeout_ms)
+static colo_status_t run_first(struct first_operation *task,
+                               const struct colo_nccl_context *context, const colo_comm_t *control,
+                               int64_t timeout_ms)
 {
-    struct first *copy = malloc(sizeof *copy);
+    struct first_operation *copy = malloc(sizeof *copy);
     COLO_FAIL_IF(!copy, COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *copy);
     task->abandon.end = first_abandoned;
     task->lib = context->lib;
@@ -111,7 +112,7 @@ static colo_status_t run_first(struct first *task, const struct colo_nccl_contex
 
 colo_status_t colo_nccl_load(struct colo_nccl_context *context, int64_t timeout_ms)
 {
-    struct first task = {
+    struct first_operation task = {
         .n = 1, .memory = context->counts, .memory_bytes = COLO_COUNTS * sizeof *context->counts};
     const colo_status_t st = run_first(&task, context, NULL, timeout_ms);
     if (st == COLO_ERR_TIMEOUT) {
@@ -133,13 +134,13 @@ static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t
                             ? cudaSuccess
                             : cudaMalloc((void **)&context->memory, context->memory_bytes);
     COLO_TRY(colo_cuda_error("nccl create", error));
-    struct first task = {.rank = control->rank,
-                         .n = control->size,
-                         .id = *id,
-                         .borrowed = borrowed != NULL,
-                         .nccl = borrowed,
-                         .memory = context->memory,
-                         .memory_bytes = context->memory_bytes};
+    struct first_operation task = {.rank = control->rank,
+                                   .n = control->size,
+                                   .id = *id,
+                                   .borrowed = borrowed != NULL,
+                                   .nccl = borrowed,
+                                   .memory = context->memory,
+                                   .memory_bytes = context->memory_bytes};
     char why[900];
     const int64_t timeout_ms = colo_comm_i_timeout(control);
     const colo_status_t st = run_first(&task, context, control, timeout_ms);

@@ -68,7 +68,7 @@ struct colo_threads {           /* colo_comm.impl; of one rank */
 
 extern const colo_comm_backend_t colo_comm_threads_backend;
 
-/* Of the world of a new run; NULL: there is no memory. */
+/* What the world of a new run shares; NULL: there is no memory. */
 struct colo_shared *colo_shared_of_run(int32_t ranks);
 void colo_shared_release(struct colo_shared *shared);
 /* Gives @comm its impl. Takes the reference to @shared, also when it fails. */

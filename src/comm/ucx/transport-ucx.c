@@ -4,11 +4,11 @@
  * ucp.h.
  *
  * A worker and its endpoints belong to one set of connections, so no message here can meet one of
- * the program. A frame is one message, whose tag holds the sender's rank and a number of this set of
- * ranks. A ring of posted receives takes whatever comes; they are completed in the order they were
- * posted, which is the order of sending for each sender. UCX makes the connections from the
- * workers' addresses, which the bootstrap's all-gather carries, and tells of each endpoint that
- * its peer died (UCP_ERR_HANDLING_MODE_PEER). A process that hangs is left to the deadline.
+ * the program. A frame is one message, whose tag holds the sender's rank and a number of this set
+ * of ranks. A ring of posted receives takes whatever comes; they are completed in the order they
+ * were posted, which is the order of sending for each sender. UCX makes the connections from the
+ * workers' addresses, which the bootstrap's all-gather carries, and tells of each endpoint that its
+ * peer died (UCP_ERR_HANDLING_MODE_PEER). A process that hangs is left to the deadline.
  *
  * A send is complete once UCX has taken the frame, whose end may still wait in a buffer of UCX for
  * a full socket. UCX takes the next message of an endpoint after that buffer has become empty, so
