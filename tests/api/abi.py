@@ -55,8 +55,10 @@ def stubs(text, folder, name, compiler):
 
 
 def grows(text):
-    """Names of sized structs that may get members at their end: no other struct has members behind one."""
-    return [name for name, _ in SIZED.findall(text) if not re.search(r'\n    %s \w+;\s*\n(?!\})' % name, text)]
+    """Names of sized structs that may get members at their end: no other struct has members behind one, or several."""
+    inside = re.compile(r'\n    (\w+) (\w[^;*]*);(?=\s*(\}?))')
+    fixed = {name for name, members, last in inside.findall(text) if not last or re.search(r'[\[,]', members)}
+    return [name for name, _ in SIZED.findall(text) if name not in fixed]
 
 
 def shortened(old, new):
