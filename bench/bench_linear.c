@@ -356,7 +356,8 @@ int main(int argc, char **argv)
                         .batch = {&hidden, &ids, -1},
                         .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
                         .up = {.logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
-                        .grads = {&d_h, &d_w, NULL}};
+                        .saved = {COLO_LINEAR_LOGPROB_SAVED_INIT},
+                        .grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL}};
         r.config.logprob.logits.vocab = V;
         r.config.logprob.want_entropy = with_entropy;
         r.config.logits_dtype = COLO_BF16;

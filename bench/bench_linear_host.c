@@ -161,8 +161,8 @@ static double step(way_t *w, int mode, const char *gemm, colo_dtype_t dtype)
     colo_linear_batch_t batch = {&w->hidden, &w->targets, -1, NULL};
     colo_logprob_out_t out = {.logp = w->logp};
     colo_linear_upstream_t up = {.logp = -1, .mean = true};
-    colo_linear_grads_t grads = {&w->d_hidden, &w->d_weight, NULL};
-    colo_linear_logprob_saved_t saved;
+    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, &w->d_hidden, &w->d_weight, NULL};
+    colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT};
     setenv("COLO_GEMM", gemm, 1);
     COLO(colo_linear_logprob_create(&w->linear, &lc, w->head, w->self));
     double from = now();

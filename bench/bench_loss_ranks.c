@@ -185,7 +185,7 @@ static void step_of(rank_t *r, step_t *s)
     s->batch = (colo_linear_batch_t){&s->h, &s->ids, -1, NULL};
     s->out = (colo_logprob_out_t){.logp = r->logp};
     s->up = (colo_linear_upstream_t){.logp = -1, .mean = true};
-    s->grads = (colo_linear_grads_t){&s->d_h, &s->d_w, NULL};
+    s->grads = (colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, &s->d_h, &s->d_w, NULL};
 }
 
 static void linear_loss(rank_t *r)
@@ -200,6 +200,7 @@ static void linear_logprob(rank_t *r)
 {
     step_t s;
     step_of(r, &s);
+    r->kept = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};
     COLO(colo_linear_logprob_forward(r->linear, &s.batch, &s.out, &r->kept, r->buffer, r->work,
                                      r->stream));
     COLO(colo_linear_logprob_backward(r->linear, &r->kept, &s.up, &s.grads, r->work, r->stream));

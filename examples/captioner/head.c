@@ -59,7 +59,7 @@ static colo_lm_head_grads_t grads_of(const cap_rank_t *r, colo_tensor_t *d_weigh
 {
     const int64_t shape[] = {r->head_rows, r->cfg->model.width};
     *d_weight = cap_view(r, r->g[back_at(r) + B_HEAD], COLO_F32, 2, shape);
-    return (colo_lm_head_grads_t){.d_weight = d_weight, .add = true};
+    return (colo_lm_head_grads_t){COLO_LM_HEAD_GRADS_INIT, .d_weight = d_weight, .add = true};
 }
 
 /* Memory of both losses; after the parameters'. */
@@ -174,6 +174,7 @@ static colo_status_t linear_forward(cap_rank_t *r, const float *x, const colo_te
     colo_logprob_out_t out = {.logp = r->logp};
 
     final_norm(r, r->T, x);
+    r->linear_saved = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};
     return colo_linear_logprob_forward(r->linear, &batch, &out, &r->linear_saved, r->linear_kept,
                                        r->linear_work, r->ops.stream);
 }
@@ -182,7 +183,8 @@ static colo_status_t linear_backward(cap_rank_t *r, float each)
 {
     colo_tensor_t d_hidden = states(r, r->d_t1), d_weight;
     colo_lm_head_grads_t head = grads_of(r, &d_weight);
-    colo_linear_grads_t grads = {.d_hidden = &d_hidden, .d_weight = head.d_weight};
+    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_hidden,
+                                 .d_weight = head.d_weight};
     colo_linear_upstream_t up = {.logp = (double)each}; /* of every token that counts */
 
     return colo_linear_logprob_backward(r->linear, &r->linear_saved, &up, &grads, r->linear_work,

@@ -135,16 +135,23 @@ typedef struct colo_linear_upstream_t {
 } colo_linear_upstream_t;
 
 typedef struct colo_linear_grads_t {
+    size_t struct_size;
     const colo_tensor_t *d_hidden; /* [T, H] ([T/W, H] after reduce-scatter), the head's dtype,
                                       written; NULL iff frozen_hidden */
     const colo_tensor_t *d_weight, *d_bias; /* as colo_lm_head_grads_t; NULL iff frozen_weight (or
                                                there is no bias) */
 } colo_linear_grads_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LINEAR_GRADS_INIT sizeof(colo_linear_grads_t), nullptr, nullptr, nullptr
+#else
+#define COLO_LINEAR_GRADS_INIT .struct_size = sizeof(colo_linear_grads_t)
+#endif
 
 /** What backward needs; caller's memory, filled by forward. Borrows hidden, targets and the saved
  *  memory. If the caller moves the latter to another aligned address, it sets @memory to it.
  *  d_weight: with share_d_weight, set before forward: where d_weight is, without gaps, aligned. */
 typedef struct colo_linear_logprob_saved_t {
+    size_t struct_size;
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
     colo_support_saved_t support;
@@ -153,6 +160,11 @@ typedef struct colo_linear_logprob_saved_t {
     void *memory, *d_weight;
     bool valid;
 } colo_linear_logprob_saved_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false
+#else
+#define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
+#endif
 
 /**
  * colo_linear_logprob_create() - make handles, streams and events, so that later calls make none;

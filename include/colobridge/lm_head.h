@@ -83,10 +83,16 @@ typedef struct colo_lm_head_config_t {
  * sharded one. The library does not write the padding of a flat part.
  */
 typedef struct colo_lm_head_grads_t {
+    size_t struct_size;
     const colo_tensor_t *d_weight; /* f32 (f64 of an f64 head), or the head's dtype */
     const colo_tensor_t *d_bias;   /* as d_weight; NULL iff the head has no bias */
     bool add; /* true: add to the contents (main_grad; f32 or f64 only); false: replace them */
 } colo_lm_head_grads_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LM_HEAD_GRADS_INIT sizeof(colo_lm_head_grads_t), nullptr, nullptr, false
+#else
+#define COLO_LM_HEAD_GRADS_INIT .struct_size = sizeof(colo_lm_head_grads_t)
+#endif
 
 /**
  * colo_lm_head_create() - local; if COLO_CHECK >= 1, the ranks of @group agree on the config

@@ -273,8 +273,9 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *d_values, void *workspace,
                                               colo_stream_t stream);
 
-/** A loss of tokens over ranks; each member is [1], in the memory of the tokens' losses. */
+/** A loss of tokens over ranks; each other member is [1], in the memory of the tokens' losses. */
 typedef struct colo_loss_mean_t {
+    size_t struct_size;
     union {
         float *value; /* num / max(den, 1), or num, in the dtype of the losses */
         double *value_f64;
@@ -283,6 +284,11 @@ typedef struct colo_loss_mean_t {
     double *den;    /* global token count */
     double *factor; /* d value / d loss of each token, for backward: 1 / max(den, 1), or 1 */
 } colo_loss_mean_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LOSS_MEAN_INIT sizeof(colo_loss_mean_t), {nullptr}, nullptr, nullptr, nullptr
+#else
+#define COLO_LOSS_MEAN_INIT .struct_size = sizeof(colo_loss_mean_t)
+#endif
 
 /**
  * colo_loss_mean_forward() - sum or mean of losses, with a count of tokens that forward has made,
@@ -303,12 +309,18 @@ COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const
                                               colo_stream_t stream);
 /** Upstream gradients, [1] each; NULL = zero. */
 typedef struct colo_loss_mean_upstream_t {
+    size_t struct_size;
     union {
         const float *d_value; /* dtype of the losses */
         const double *d_value_f64;
     };
     const double *d_num;
 } colo_loss_mean_upstream_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LOSS_MEAN_UPSTREAM_INIT sizeof(colo_loss_mean_upstream_t), {nullptr}, nullptr
+#else
+#define COLO_LOSS_MEAN_UPSTREAM_INIT .struct_size = sizeof(colo_loss_mean_upstream_t)
+#endif
 
 /**
  * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all tokens; local

@@ -159,9 +159,9 @@ class SupportSaved(c.Structure):
 
 
 class LinearLogprobSaved(c.Structure):
-    _fields_ = [('of', P), ('hidden', Tensor), ('targets', Tensor), ('support', SupportSaved),
-                ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64), ('max_valid', i64),
-                ('memory', P), ('d_weight', P), ('valid', BOOL)]
+    _fields_ = [('struct_size', size_t), ('of', P), ('hidden', Tensor), ('targets', Tensor),
+                ('support', SupportSaved), ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
+                ('max_valid', i64), ('memory', P), ('d_weight', P), ('valid', BOOL)]
 
 
 class LinearUpstream(c.Structure):
@@ -170,7 +170,7 @@ class LinearUpstream(c.Structure):
 
 
 class LinearGrads(c.Structure):
-    _fields_ = [('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor))]
 
 
 class LogprobConfig(c.Structure):
@@ -217,11 +217,11 @@ class LogprobBatch(c.Structure):
 
 
 class LossMeanUpstream(c.Structure):
-    _fields_ = [('d_value', P), ('d_num', P)]
+    _fields_ = [('struct_size', size_t), ('d_value', P), ('d_num', P)]
 
 
 class LossMean(c.Structure):
-    _fields_ = [('value', P), ('num', P), ('den', P), ('factor', P)]
+    _fields_ = [('struct_size', size_t), ('value', P), ('num', P), ('den', P), ('factor', P)]
 
 
 class LossWeighted(c.Structure):

@@ -28,6 +28,15 @@ colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const c
     return COLO_OK;
 }
 
+colo_status_t colo_sized_check_given(const void *given, size_t whole, size_t least,
+                                     const char *what, const char *init)
+{
+    size_t found;
+    COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
+    memcpy(&found, given, sizeof found);
+    return colo_sized_check(found, whole, least, what, init);
+}
+
 colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t least,
                               const char *what, const char *init)
 {

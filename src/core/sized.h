@@ -15,8 +15,14 @@
     colo_sized_read((own), sizeof *(own), (given), offsetof(__typeof__(*(own)), optional), (what), \
                     (init))
 
-/* Writes *@own to the caller's struct @given, all of whose members are outputs: a shorter struct, of
- * an older header, gets the members that it has. */
+/* Only checks *@given, of which members up to @last are read where they are, and must be there. */
+#define COLO_SIZED_CHECK(given, last, what, init)                                              \
+    colo_sized_check_given((given), sizeof *(given),                                           \
+                           offsetof(__typeof__(*(given)), last) + sizeof(given)->last, (what), \
+                           (init))
+
+/* Writes *@own to the caller's struct @given, all of whose members are outputs: a shorter struct,
+ * of an older header, gets the members that it has. */
 #define COLO_SIZED_WRITE(given, own, what, init) \
     colo_sized_write((given), (own), sizeof *(own), (what), (init))
 
@@ -28,6 +34,8 @@
 /* @whole: sizeof of the library's struct; @least: bytes that the caller must bring. */
 colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t least,
                               const char *what, const char *init);
+colo_status_t colo_sized_check_given(const void *given, size_t whole, size_t least,
+                                     const char *what, const char *init);
 /* Only the check: is @found from @least to @whole? */
 colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const char *what,
                                const char *init);

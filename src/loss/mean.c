@@ -18,11 +18,13 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "core/range.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 /* ---- both ---- */
 
@@ -156,8 +158,9 @@ static colo_status_t check_mean(const colo_tensor_t *losses, const int64_t *n_va
     COLO_TRY(check_values(losses, "losses"));
     COLO_FAIL_IF(!n_valid, COLO_ERR_ARG,
                  "loss mean: n_valid is NULL, expected the count of tokens");
-    COLO_FAIL_IF(!out || !out->value || !out->num || !out->den || !out->factor, COLO_ERR_ARG,
-                 "loss mean: out or a member of it is NULL, expected memory for "
+    COLO_TRY(COLO_SIZED_CHECK(out, factor, "loss mean: out", "COLO_LOSS_MEAN_INIT"));
+    COLO_FAIL_IF(!out->value || !out->num || !out->den || !out->factor, COLO_ERR_ARG,
+                 "loss mean: a member of out is NULL, expected memory for "
                  "value, num, den and factor");
     return COLO_OK;
 }
@@ -170,7 +173,7 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t 
     struct colo_mean_args args = {.counted = n_valid, .parts = workspace, .divide = divide};
     const colo_status_t st = check_mean(losses, n_valid, out);
     if (st == COLO_OK)
-        args.mean = *out;
+        memcpy(&args.mean, out, offsetof(colo_loss_mean_t, factor) + sizeof out->factor);
     return run(&args, losses, group, "loss mean", st, stream);
 }
 
@@ -182,7 +185,8 @@ colo_status_t colo_loss_mean_backward(const double *factor,
     const colo_loss_kernels_t *kernels;
     COLO_TRY(check_values(d_losses, "d_losses"));
     COLO_FAIL_IF(!factor, COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
-    COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "loss mean: upstream is NULL");
+    COLO_TRY(
+        COLO_SIZED_CHECK(upstream, d_num, "loss mean: upstream", "COLO_LOSS_MEAN_UPSTREAM_INIT"));
     COLO_TRY(colo_loss_kernels_for(d_losses->mem, &kernels));
     const struct colo_mean_grad_args args = {
         .dtype = d_losses->dtype,

@@ -1038,6 +1038,7 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *d_values, void *workspace,
                                               colo_stream_t stream);
 typedef struct colo_loss_mean_t {
+    size_t struct_size;
     union {
         float *value;
         double *value_f64;
@@ -1046,17 +1047,28 @@ typedef struct colo_loss_mean_t {
     double *den;
     double *factor;
 } colo_loss_mean_t;
+#ifdef __cplusplus
+#define COLO_LOSS_MEAN_INIT sizeof(colo_loss_mean_t), {nullptr}, nullptr, nullptr, nullptr
+#else
+#define COLO_LOSS_MEAN_INIT .struct_size = sizeof(colo_loss_mean_t)
+#endif
 COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
                                               bool divide, colo_comm_t *group,
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
 typedef struct colo_loss_mean_upstream_t {
+    size_t struct_size;
     union {
         const float *d_value;
         const double *d_value_f64;
     };
     const double *d_num;
 } colo_loss_mean_upstream_t;
+#ifdef __cplusplus
+#define COLO_LOSS_MEAN_UPSTREAM_INIT sizeof(colo_loss_mean_upstream_t), {nullptr}, nullptr
+#else
+#define COLO_LOSS_MEAN_UPSTREAM_INIT .struct_size = sizeof(colo_loss_mean_upstream_t)
+#endif
 COLO_API colo_status_t colo_loss_mean_backward(const double *factor,
                                                const colo_loss_mean_upstream_t *upstream,
                                                const colo_tensor_t *d_losses, colo_stream_t stream);
@@ -1273,10 +1285,16 @@ typedef struct colo_lm_head_config_t {
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
 #endif
 typedef struct colo_lm_head_grads_t {
+    size_t struct_size;
     const colo_tensor_t *d_weight;
     const colo_tensor_t *d_bias;
     bool add;
 } colo_lm_head_grads_t;
+#ifdef __cplusplus
+#define COLO_LM_HEAD_GRADS_INIT sizeof(colo_lm_head_grads_t), nullptr, nullptr, false
+#else
+#define COLO_LM_HEAD_GRADS_INIT .struct_size = sizeof(colo_lm_head_grads_t)
+#endif
 COLO_API colo_status_t colo_lm_head_create(colo_lm_head_t **head,
                                            const colo_lm_head_config_t *config, colo_comm_t *group);
 COLO_API void colo_lm_head_destroy(colo_lm_head_t **head);
@@ -1372,10 +1390,17 @@ typedef struct colo_linear_upstream_t {
     bool mean;
 } colo_linear_upstream_t;
 typedef struct colo_linear_grads_t {
+    size_t struct_size;
     const colo_tensor_t *d_hidden;
     const colo_tensor_t *d_weight, *d_bias;
 } colo_linear_grads_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_GRADS_INIT sizeof(colo_linear_grads_t), nullptr, nullptr, nullptr
+#else
+#define COLO_LINEAR_GRADS_INIT .struct_size = sizeof(colo_linear_grads_t)
+#endif
 typedef struct colo_linear_logprob_saved_t {
+    size_t struct_size;
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
     colo_support_saved_t support;
@@ -1384,6 +1409,11 @@ typedef struct colo_linear_logprob_saved_t {
     void *memory, *d_weight;
     bool valid;
 } colo_linear_logprob_saved_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false
+#else
+#define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
+#endif
 COLO_API colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
                                                   const colo_linear_logprob_config_t *config,
                                                   colo_lm_head_t *head, colo_comm_t *group);

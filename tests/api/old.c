@@ -185,6 +185,86 @@ static colo_status_t use_linear_logprob_config(void)
     return COLO_OK;
 }
 
+/* A head of 8 rows on [2, 4] hidden states, forward and backward, for the three structs of it. */
+static colo_status_t use_linear_grads(void)
+{
+    static _Alignas(COLO_ALIGNMENT) unsigned char kept[1 << 16], work[1 << 21];
+    static float h[8] = {1, 2, 3, 4, 5, 6, 7, 8}, w[32] = {1, 0, 1, 0, 1}, d_h[8], d_w[32], logp[2];
+    static int64_t target[2] = {0, 7};
+    const colo_lm_head_config_t head_config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = 4,
+                                               .gemm = COLO_GEMM_LOOPS};
+    const colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
+                                                 .logprob.logits.vocab = 8};
+    const colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){2, 4}),
+                        weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){8, 4}),
+                        targets = colo_tensor_host(target, COLO_I64, 1, (int64_t[]){2}),
+                        d_hidden = colo_tensor_host(d_h, COLO_F32, 2, (int64_t[]){2, 4}),
+                        d_weight = colo_tensor_host(d_w, COLO_F32, 2, (int64_t[]){8, 4});
+    const colo_linear_batch_t batch = {.hidden = &hidden, .targets = &targets, .max_valid = -1};
+    const colo_logprob_out_t out = {.logp = logp};
+    const colo_linear_upstream_t up = {.logp = 1};
+    const colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_hidden,
+                                       .d_weight = &d_weight};
+    OUTPUT(colo_linear_logprob_saved_t, saved, COLO_LINEAR_LOGPROB_SAVED_INIT);
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    TRY(colo_lm_head_create(&head, &head_config, NULL));
+    TRY(colo_linear_logprob_create(&linear, &config, head, world));
+    TRY(colo_lm_head_bind(head, &weight, NULL, NULL));
+    TRY(colo_linear_logprob_forward(linear, &batch, &out, &saved.it, kept, work, NULL));
+    TRY(colo_linear_logprob_backward(linear, &saved.it, &up, &grads, work, NULL));
+    colo_linear_logprob_destroy(&linear);
+    colo_lm_head_destroy(&head);
+    SAY("logp %.3f, d_h %.3f", logp[0], d_h[3]);
+    return LEFT_ALONE(saved);
+}
+
+static colo_status_t use_linear_logprob_saved(void)
+{
+    return use_linear_grads();
+}
+
+static colo_status_t use_lm_head_grads(void)
+{
+    float d_w[32] = {0};
+    const colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = 4,
+                                          .gemm = COLO_GEMM_LOOPS};
+    const colo_tensor_t d_weight = colo_tensor_host(d_w, COLO_F32, 2, (int64_t[]){8, 4});
+    const colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, .d_weight = &d_weight};
+    colo_lm_head_t *head = NULL;
+    colo_tensor_t d;
+    TRY(colo_lm_head_create(&head, &config, NULL));
+    TRY(colo_lm_head_gradient(head, &grads, NULL, NULL, &d, NULL));
+    SAY("%d axes", (int)d.ndim);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
+static colo_status_t use_loss_mean(void)
+{
+    static _Alignas(COLO_ALIGNMENT) unsigned char work[4096];
+    float loss[2] = {1, 2}, value = 0;
+    double num = 0, den = 0, factor = 0;
+    int64_t valid = 2;
+    const colo_tensor_t losses = colo_tensor_host(loss, COLO_F32, 1, (int64_t[]){2});
+    const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = &value, .num = &num, .den = &den,
+                                  .factor = &factor};
+    TRY(colo_loss_mean_forward(&losses, &valid, true, world, &out, work, NULL));
+    SAY("mean %g", value);
+    return COLO_OK;
+}
+
+static colo_status_t use_loss_mean_upstream(void)
+{
+    float d_loss[2] = {0}, d_value = 3;
+    const double factor = 0.5;
+    const colo_tensor_t d_losses = colo_tensor_host(d_loss, COLO_F32, 1, (int64_t[]){2});
+    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT, .d_value = &d_value};
+    TRY(colo_loss_mean_backward(&factor, &upstream, &d_losses, NULL));
+    SAY("d_loss %g", d_loss[1]);
+    return COLO_OK;
+}
+
 static colo_status_t twice(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
                            int32_t nin, void *state)
 {
@@ -293,29 +373,20 @@ static const struct {
     const char *name;
     colo_status_t (*use)(void);
 } all[] = {
-    USE(plan_config),
-    USE(bootstrap),
-    USE(comm_config),
-    USE(bridge_config),
-    USE(segments),
-    USE(packing),
-    USE(partition),
-    USE(sequence),
-    USE(logprob_config),
-    USE(topk_config),
-    USE(sampling_config),
-    USE(distill_config),
-    USE(lm_head_config),
-    USE(linear_logprob_config),
-    USE(tape_record),
-    USE(topology_config),
-    USE(comm_stats),
-    USE(plan_bytes),
-    USE(plan_node_bytes),
-    USE(topology_machine),
-    USE(topology_spot),
-    USE(topology_cut),
-    USE(topology_traffic),
+    USE(plan_config),        USE(bootstrap),
+    USE(comm_config),        USE(bridge_config),
+    USE(segments),           USE(packing),
+    USE(partition),          USE(sequence),
+    USE(logprob_config),     USE(topk_config),
+    USE(sampling_config),    USE(distill_config),
+    USE(lm_head_config),     USE(linear_logprob_config),
+    USE(linear_grads),       USE(linear_logprob_saved),
+    USE(lm_head_grads),      USE(loss_mean),
+    USE(loss_mean_upstream), USE(tape_record),
+    USE(topology_config),    USE(comm_stats),
+    USE(plan_bytes),         USE(plan_node_bytes),
+    USE(topology_machine),   USE(topology_spot),
+    USE(topology_cut),       USE(topology_traffic),
 };
 
 int main(void)

@@ -210,6 +210,42 @@ static colo_status_t use_comm_config(const void *config, int64_t *result)
     return st;
 }
 
+static float mean_value;
+static const colo_lm_head_config_t lm_head;
+
+static colo_status_t use_loss_mean(const void *out, int64_t *result)
+{
+    static _Alignas(256) unsigned char work[4096];
+    static const int64_t valid = 2;
+    static float loss[2] = {1, 2};
+    const colo_tensor_t losses = colo_tensor_host(loss, COLO_F32, 1, (int64_t[]){2});
+    mean_value = 0;
+    const colo_status_t st =
+        colo_loss_mean_forward(&losses, &valid, true, t_self(), out, work, NULL);
+    *result = (int64_t)(mean_value * 10);
+    return st;
+}
+
+static colo_status_t use_loss_mean_upstream(const void *upstream, int64_t *result)
+{
+    static const double factor = 0.5;
+    float d_loss[2] = {0};
+    const colo_tensor_t d_losses = colo_tensor_host(d_loss, COLO_F32, 1, (int64_t[]){2});
+    const colo_status_t st = colo_loss_mean_backward(&factor, upstream, &d_losses, NULL);
+    *result = (int64_t)(d_loss[1] * 10);
+    return st;
+}
+
+static colo_status_t use_lm_head_grads(const void *grads, int64_t *result)
+{
+    T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
+    colo_tensor_t d = {.ndim = 0};
+    assert_ok(colo_lm_head_create(&head, &lm_head, NULL));
+    const colo_status_t st = colo_lm_head_gradient(head, grads, NULL, NULL, &d, NULL);
+    *result = d.ndim * 100 + (int64_t)colo_lm_head_reduce_size(head, grads);
+    return st;
+}
+
 static colo_status_t use_segments(const void *segments, int64_t *result)
 {
     *result = 0;
@@ -248,6 +284,19 @@ static const colo_tensor_t made_by_node = {.data = &number, .dtype = COLO_F32, .
 static const colo_tape_record_t record = {COLO_TAPE_RECORD_INIT,    .name = "n",
                                           .out = &made_by_node,     .nout = 1,
                                           .out_values = &out_value, .backward = no_gradient};
+static double num, den, mean_factor;
+static float d_mean = 3, gradient[8];
+static const colo_loss_mean_t mean = {COLO_LOSS_MEAN_INIT, .value = &mean_value, .num = &num,
+                                      .den = &den, .factor = &mean_factor};
+static const colo_loss_mean_upstream_t mean_upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT,
+                                                        .d_value = &d_mean};
+static const colo_tensor_t d_weight = {.data = gradient,
+                                       .dtype = COLO_F32,
+                                       .device = -1,
+                                       .ndim = 2,
+                                       .shape = {4, 2},
+                                       .stride = {2, 1}};
+static const colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, .d_weight = &d_weight};
 static const colo_comm_config_t comm_config = {COLO_COMM_CONFIG_INIT, .timeout_ms = 1234};
 static const colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT, .size = 1,
                                            .all_gather = gather_alone};
@@ -279,6 +328,9 @@ static const struct sized {
     SIZED(segments, UP_TO(segments, packing), use_segments),
     SIZED(partition, UP_TO(partition, segments), use_partition),
     SIZED(record, UP_TO(record, state), use_record),
+    SIZED(mean, sizeof mean, use_loss_mean),
+    SIZED(mean_upstream, sizeof mean_upstream, use_loss_mean_upstream),
+    SIZED(grads, sizeof grads, use_lm_head_grads),
     SIZED(comm_config, UP_TO(comm_config, check), use_comm_config),
     SIZED(bootstrap, UP_TO(bootstrap, user), use_bootstrap),
 };

@@ -100,7 +100,7 @@ colo_status_t loss_in_chunks(colo_comm_t *world, bool other)
         st = colo_linear_logprob_loss(
             linear, &(colo_linear_batch_t){.hidden = &h, .targets = &t, .max_valid = TOKENS},
             &(colo_linear_upstream_t){.logp = 1}, &(colo_logprob_out_t){.logp = logp},
-            &(colo_linear_grads_t){.d_hidden = NULL}, workspace, NULL);
+            &(colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, .d_hidden = NULL}, workspace, NULL);
     free(workspace);
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);

@@ -155,7 +155,7 @@ static colo_status_t step_run(const step_t *s, cudaStream_t stream)
     colo_linear_batch_t batch = {&hidden, &targets, -1, NULL};
     colo_linear_upstream_t up = {.logp = -1, .mean = true};
     colo_logprob_out_t out = {.logp = s->at[OUT]};
-    colo_linear_grads_t grads = {&d_h, &d_w, NULL};
+    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL};
     return colo_linear_logprob_loss(s->linear, &batch, &up, &out, &grads, s->work, stream);
 }
 

@@ -411,7 +411,8 @@ T_CASE_ON_GPUS(RANKS, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_d
     const int64_t *n_valid = k.targets.data;
     for (int how = 0; how < 3; how++) {
         const bool weighs = how == 2 ? r->rank == 1 : how;
-        const colo_loss_mean_t out = {{k.out[0]}, k.numbers, k.numbers + 1, k.numbers + 2};
+        const colo_loss_mean_t out = {
+            COLO_LOSS_MEAN_INIT, {k.out[0]}, k.numbers, k.numbers + 1, k.numbers + 2};
         rank_try(weighs ? colo_loss_weighted_sum(&values, NULL, NULL, r->gpus,
                                                  (colo_loss_weighted_t *)(void *)(k.numbers + 4),
                                                  &d_values, k.workspace, r->stream)

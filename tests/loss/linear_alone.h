@@ -70,7 +70,8 @@ static inline void alone_init(alone_t *a, int64_t tokens, int64_t vocab, int64_t
     a->dw = colo_tensor_host(a->d_w, COLO_F32, 2, (int64_t[]){vocab, hidden});
     a->batch = (colo_linear_batch_t){&a->hidden, &a->target, -1, NULL};
     a->out = (colo_logprob_out_t){.logp = a->logp};
-    a->grads = (colo_linear_grads_t){&a->dh, &a->dw, NULL};
+    a->saved = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};
+    a->grads = (colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, &a->dh, &a->dw, NULL};
     a->up = (colo_linear_upstream_t){.logp = 1};
 }
 

@@ -359,8 +359,8 @@ static colo_status_t run_passes(rank_t *k)
     ids.data = (int64_t *)begin.data + 2 * T;
     const colo_support_t support = {&ids, &begin, &end};
     colo_linear_batch_t batch = {&hidden, &targets, max_valid_of(k), c->support ? &support : NULL};
-    colo_linear_grads_t grads = {frozen_h ? NULL : &d_h, frozen_w ? NULL : &d_w,
-                                 frozen_w || !c->has_bias ? NULL : &d_b};
+    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, frozen_h ? NULL : &d_h,
+                                 frozen_w ? NULL : &d_w, frozen_w || !c->has_bias ? NULL : &d_b};
     int64_t *counts = memory_at(&k->counts);
     colo_logprob_out_t out = {
         .logp = memory_at(&k->out[0]),
@@ -370,7 +370,8 @@ static colo_status_t run_passes(rank_t *k)
         .n_valid = counts,
         .n_invalid = counts + 1,
     };
-    colo_linear_logprob_saved_t saved = {.d_weight =
+    colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT,
+                                         .d_weight =
                                              c->config.share_d_weight ? memory_at(&k->d_w) : NULL};
     colo_comm_stats_reset(k->tp);
     colo_comm_stats_reset(k->dp);

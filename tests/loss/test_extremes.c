@@ -60,7 +60,7 @@ T_CASE(head_of_any_size_is_refused_or_has_room_for_its_weight)
                                            .hidden = sizes[h], .dtype = dtype,
                                            .has_bias = kind % 2};
                 colo_tensor_t like = {.dtype = COLO_F32};
-                colo_lm_head_grads_t grads = {.d_weight = &like};
+                colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, .d_weight = &like};
                 colo_lm_head_t *head = NULL;
                 if (!taken(colo_lm_head_create(&head, &c, world)))
                     continue;

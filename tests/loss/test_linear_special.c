@@ -336,7 +336,7 @@ T_CASE(forwards_may_wait_for_their_backward)
     memcpy(want, a.d_h, sizeof want);
 
     assert_ok(alone_forward(&a));
-    colo_linear_logprob_saved_t first = a.saved, second;
+    colo_linear_logprob_saved_t first = a.saved, second = {COLO_LINEAR_LOGPROB_SAVED_INIT};
     COLO_AUTOFREE unsigned char *buffer = aligned_alloc(256, 1 << 16);
     colo_tensor_t hidden = colo_tensor_host(other, COLO_F32, 2, (int64_t[]){T, H});
     colo_linear_batch_t batch = {&hidden, &a.target, -1, NULL};
@@ -391,7 +391,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     COLO_AUTOFREE unsigned char *gathered = aligned_alloc(256, 1024),
                                 *work = aligned_alloc(256, 1 << 20),
                                 *kept = aligned_alloc(256, 1 << 20);
-    colo_linear_logprob_saved_t saved;
+    colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT};
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){rows, H});
     colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});

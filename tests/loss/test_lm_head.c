@@ -77,7 +77,7 @@ static colo_status_t gradients(world_t *w, colo_lm_head_t *head, int me, int ran
         db[i] = w->add ? 0.5f : NAN;
     colo_tensor_t d_w = colo_tensor_host(dw, COLO_F32, w->flat ? 1 : 2, (int64_t[]){all, H});
     colo_tensor_t d_b = colo_tensor_host(db, COLO_F32, 1, &n);
-    colo_lm_head_grads_t grads = {&d_w, w->bias ? &d_b : NULL, w->add};
+    colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, &d_w, w->bias ? &d_b : NULL, w->add};
     COLO_AUTOFREE void *workspace = t_aligned(colo_lm_head_reduce_size(head, &grads) + 1);
     colo_tensor_t fw, fb;
     rank_try(colo_lm_head_gradient(head, &grads, workspace, NULL, &fw, &fb));
@@ -251,7 +251,7 @@ T_CASE(a_resident_head_is_always_there_and_moves_nothing)
     float w[12] = {1, 2, 3}, d[12] = {5};
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){4, 3}), view, bias, dv, db;
     colo_tensor_t d_weight = colo_tensor_host(d, COLO_F32, 2, (int64_t[]){4, 3});
-    colo_lm_head_grads_t grads = {&d_weight, NULL, true};
+    colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, &d_weight, NULL, true};
     int64_t first, count;
     assert_ok(colo_lm_head_create(&head, &config, NULL));
     assert_null(colo_lm_head_group(head));
@@ -286,7 +286,7 @@ T_CASE(half_gradients_are_summed_in_f32)
     uint16_t w[2] = {0}, d[2] = {0x7fc0, 0x7fc0};
     colo_tensor_t weight = colo_tensor_host(w, COLO_BF16, 2, (int64_t[]){1, 2}), dv, db;
     colo_tensor_t d_weight = colo_tensor_host(d, COLO_BF16, 2, (int64_t[]){1, 2});
-    colo_lm_head_grads_t grads = {&d_weight, NULL, true};
+    colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, &d_weight, NULL, true};
     static _Alignas(256) unsigned char workspace[256];
     assert_ok(colo_lm_head_create(&head, &config, NULL));
     assert_ok(colo_lm_head_bind(head, &weight, NULL, NULL));

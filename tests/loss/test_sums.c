@@ -111,13 +111,14 @@ static colo_status_t average(rank_t *k)
     void *d_value = put_numbers(k, &three, 1), *d_num = gather_put(&k->m, &quarter, sizeof quarter);
     double *numbers = gather_put(&k->m, NULL, sizeof n);
     const colo_tensor_t xt = line(k, put_numbers(k, x, TOKENS)), dt = line(k, d);
-    const colo_loss_mean_t out = {
-        .value = value, .num = numbers, .den = numbers + 1, .factor = numbers + 2};
+    const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = value, .num = numbers,
+                                  .den = numbers + 1, .factor = numbers + 2};
     rank_try(colo_loss_mean_forward(&xt, gather_put(&k->m, &count, sizeof count), w->divide,
                                     k->m.group, &out, put_workspace(k), NULL));
     rank_try(colo_loss_mean_backward(
         out.factor,
-        &(colo_loss_mean_upstream_t){.d_value = w->no_value ? NULL : d_value,
+        &(colo_loss_mean_upstream_t){COLO_LOSS_MEAN_UPSTREAM_INIT,
+                                     .d_value = w->no_value ? NULL : d_value,
                                      .d_num = w->no_num ? NULL : d_num},
         &dt, NULL));
     where.get(n, numbers, sizeof n);
@@ -293,8 +294,8 @@ static _Alignas(COLO_ALIGNMENT) double workspace[4];
 static colo_tensor_t vt, dt, mt, empty;
 static colo_loss_weighted_t got;
 static colo_loss_reduced_t reduced;
-static const colo_loss_mean_t out = {
-    .value_f64 = &value, .num = &n[0], .den = &n[1], .factor = &n[2]};
+static const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value_f64 = &value, .num = &n[0],
+                                     .den = &n[1], .factor = &n[2]};
 
 static void begin(double first, double second)
 {
@@ -319,7 +320,7 @@ static colo_status_t mean_of(const colo_tensor_t *losses)
 T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
 {
     const double up = 5;
-    const colo_loss_mean_upstream_t upstream = {.d_value_f64 = &up};
+    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT, .d_value_f64 = &up};
     begin(NAN, 1);
     mask[0] = mask[1] = 0;
     assert_ok(colo_loss_weighted_sum(&vt, NULL, &mt, self, &got, &dt, workspace, NULL));
@@ -389,7 +390,8 @@ T_CASE(bad_sums_are_refused_and_nothing_is_written)
 
 T_CASE(bad_means_are_refused_and_nothing_is_written)
 {
-    const colo_loss_mean_upstream_t upstream = {.d_value_f64 = &value};
+    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT,
+                                                .d_value_f64 = &value};
 #define AVERAGE(losses, n_valid, group, out, workspace, status, text)                        \
     assert_fails(colo_loss_mean_forward(losses, n_valid, true, group, out, workspace, NULL), \
                  status, text)
@@ -406,9 +408,10 @@ T_CASE(bad_means_are_refused_and_nothing_is_written)
         colo_loss_mean_t less = out;
         *(void **[]){(void **)&less.value, (void **)&less.num, (void **)&less.den,
                      (void **)&less.factor}[member] = NULL;
-        AVERAGE(&vt, &count, self, &less, workspace, COLO_ERR_ARG, "out or a member of it is NULL");
+        AVERAGE(&vt, &count, self, &less, workspace, COLO_ERR_ARG,
+                "loss mean: a member of out is NULL");
     }
-    AVERAGE(&vt, &count, self, NULL, workspace, COLO_ERR_ARG, "out or a member of it is NULL");
+    AVERAGE(&vt, &count, self, NULL, workspace, COLO_ERR_ARG, "loss mean: out is NULL");
     AVERAGE(&vt, &count, self, &out, NULL, COLO_ERR_ARG, "workspace is NULL");
     AVERAGE(&vt, &count, self, &out, (char *)workspace + 4, COLO_ERR_ARG, "workspace");
     assert_fails(colo_loss_mean_backward(NULL, &upstream, &dt, NULL), COLO_ERR_ARG,
@@ -438,8 +441,8 @@ T_CASE_ON(4, one_rank_s_mistake_is_every_rank_s_error)
     const int64_t one = 1;
     const bool odd = colo_comm_rank(world) == 1;
     const colo_tensor_t xt = colo_tensor_host(&x, COLO_F64, 1, &one);
-    const colo_loss_mean_t to = {
-        .value_f64 = &number, .num = &three[0], .den = &three[1], .factor = &three[2]};
+    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value_f64 = &number, .num = &three[0],
+                                 .den = &three[1], .factor = &three[2]};
     const colo_status_t st =
         colo_loss_mean_forward(&xt, odd ? NULL : &one, true, world, &to, memory, NULL);
     rank_check(st == (odd ? COLO_ERR_ARG : COLO_ERR_PEER));
@@ -482,7 +485,8 @@ T_CASE_ON_THREADS(3, ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
     _Alignas(COLO_ALIGNMENT) double memory[16];
     colo_loss_weighted_t sum;
     const colo_tensor_t values = colo_tensor_host(x, COLO_F64, 1, &two);
-    const colo_loss_mean_t to = {.value_f64 = &number, .num = &num, .den = &den, .factor = &factor};
+    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value_f64 = &number, .num = &num,
+                                 .den = &den, .factor = &factor};
     const colo_status_t st =
         colo_comm_rank(world) == 2
             ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, memory, NULL)

@@ -221,7 +221,7 @@ T_CASE(gradient_of_hidden_states_has_their_rows)
                                     .config = {.frozen_weight = true}};
     const colo_tensor_t h = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){TOKENS, HIDDEN});
     colo_tensor_t d_h = colo_tensor_host(d, COLO_F32, 2, (int64_t[]){TOKENS - 1, HIDDEN});
-    const colo_linear_grads_t g = {.d_hidden = &d_h};
+    const colo_linear_grads_t g = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_h};
     assert_fails(colo_linear_i_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
                  "d_hidden: [1, 4], expected [2, 4]");
     l.config.d_hidden = COLO_D_HIDDEN_REDUCE_SCATTER;
@@ -237,7 +237,7 @@ T_CASE(saved_state_outlives_neither_its_weight_nor_its_support)
     int64_t id = 0;
     colo_lm_head_t head = {.bound = false};
     const struct colo_linear_logprob l = {.head = &head};
-    colo_linear_logprob_saved_t saved = {.of = &l, .valid = true};
+    colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT, .of = &l, .valid = true};
     assert_fails(colo_linear_i_check_saved(&l, &saved), COLO_ERR_STATE, "no weight is bound");
     head.bound = true;
     assert_ok(colo_linear_i_check_saved(&l, &saved));

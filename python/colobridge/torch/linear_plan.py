@@ -212,22 +212,23 @@ class _Ready:
         self.run_early = entry('colo_linear_logprob_early')
         self.weight = plan.weight.copy()
         self.bias = None if plan.bias is None else plan.bias.copy()
-        self.saved = s.LinearLogprobSaved(of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
-                                   max_valid=plan.max_valid, valid=True)
+        saved = c.sizeof(s.LinearLogprobSaved)
+        self.saved = s.LinearLogprobSaved(saved, of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
+                                          max_valid=plan.max_valid, valid=True)
         self.hidden, self.targets = self.saved.hidden, self.saved.targets  # views into it
         self.batch = s.LinearBatch(c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
         if isinstance(plan.targets, Listed):
             self.support = plan.targets.attach(self.targets, self.saved.support)
             self.batch.support = c.pointer(self.support)
-        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearLogprobSaved(), s.LinearUpstream()
+        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearLogprobSaved(saved), s.LinearUpstream()
         copy = s.Tensor.from_buffer_copy
         self.d_hidden = copy(plan.d_hidden) if d_hidden else None
         d_raw = plan.main if add and plan.main is not None else None
         self.d_weight = copy(plan.d_weight if d_raw is None else d_raw[0].raw) if d_weight else None
         self.d_bias = copy(plan.d_bias if d_raw is None else d_raw[1].raw) \
             if d_weight and plan.bias is not None else None
-        self.grads = s.LinearGrads(*(None if t is None else c.pointer(t)
-                                     for t in (self.d_hidden, self.d_weight, self.d_bias)))
+        self.grads = s.LinearGrads(c.sizeof(s.LinearGrads), *(None if t is None else c.pointer(t) for t in (
+            self.d_hidden, self.d_weight, self.d_bias)))
         self.at_parameters = (c.addressof(self.weight),
                               None if self.bias is None else c.addressof(self.bias))
         address = c.addressof

@@ -83,8 +83,8 @@ class MeanCall:
     __slots__ = ('losses', 'out', 'upstream', 'at_losses', 'at_out')
 
     def __init__(self, mean: 'Mean'):
-        self.losses, self.out = s.Tensor.from_buffer_copy(mean.losses), s.LossMean()
-        self.upstream = s.LossMeanUpstream()
+        self.losses, self.out = s.Tensor.from_buffer_copy(mean.losses), s.LossMean(c.sizeof(s.LossMean))
+        self.upstream = s.LossMeanUpstream(c.sizeof(s.LossMeanUpstream))
         self.at_losses, self.at_out = c.addressof(self.losses), c.addressof(self.out)
 
 

@@ -225,7 +225,7 @@ colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *linear,
                                         const colo_tensor_t *hidden)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
-    COLO_FAIL_IF(!grads, COLO_ERR_ARG, "linear: grads is NULL");
+    COLO_TRY(COLO_SIZED_CHECK(grads, d_bias, "linear: grads", "COLO_LINEAR_GRADS_INIT"));
     COLO_FAIL_IF(config->frozen_hidden != !grads->d_hidden, COLO_ERR_ARG,
                  "linear: d_hidden is %s, config.frozen_hidden is %s",
                  grads->d_hidden ? "given" : "NULL", config->frozen_hidden ? "true" : "false");
@@ -244,7 +244,7 @@ colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
                                         const colo_linear_logprob_saved_t *saved)
 {
     uint64_t weight = 0;
-    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "linear: saved is NULL");
+    COLO_TRY(COLO_SIZED_CHECK(saved, valid, "linear: saved", "COLO_LINEAR_LOGPROB_SAVED_INIT"));
     COLO_FAIL_IF(!saved->valid, COLO_ERR_STATE,
                  "linear: the saved state is not valid: no forward filled it, or a backward in "
                  "place ended it");

@@ -10,6 +10,7 @@
 #include "loss/linear/head.h"
 
 #include "core/error.h"
+#include "core/sized.h"
 #include "core/range.h"
 #include "loss/validate.h"
 
@@ -50,13 +51,16 @@ size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *head, const colo_lm_head
 
 size_t colo_lm_head_reduce_size(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads)
 {
-    return colo_lm_head_i_reduce_size(head, grads, false);
+    return grads && COLO_SIZED_CHECK(grads, add, "lm_head: grads", "COLO_LM_HEAD_GRADS_INIT") < 0
+               ? 0
+               : colo_lm_head_i_reduce_size(head, grads, false);
 }
 
 static colo_status_t check_grads(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
                                  bool once, const void *workspace)
 {
-    COLO_FAIL_IF(!grads || !grads->d_weight, COLO_ERR_ARG, "lm_head: d_weight is NULL");
+    COLO_TRY(COLO_SIZED_CHECK(grads, add, "lm_head: grads", "COLO_LM_HEAD_GRADS_INIT"));
+    COLO_FAIL_IF(!grads->d_weight, COLO_ERR_ARG, "lm_head: d_weight is NULL");
     COLO_TRY(colo_head_check_param(head, grads->d_weight, 2, "d_weight"));
     COLO_TRY(colo_head_check_has_bias(head, grads->d_bias, "d_bias"));
     if (grads->d_bias)

@@ -12,6 +12,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "core/range.h"
 
 #include <inttypes.h>
@@ -223,7 +224,8 @@ static colo_status_t place_grads(struct colo_linear_call *call, const colo_linea
     }
     if (config->frozen_weight)
         return COLO_OK;
-    call->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, config->d_weight_add};
+    call->head_grads = (colo_lm_head_grads_t){COLO_LM_HEAD_GRADS_INIT, grads->d_weight,
+                                              grads->d_bias, config->d_weight_add};
     return colo_lm_head_i_gradient(call->linear->head, &call->head_grads, call->size.once,
                                    colo_linear_place(call->workspace, call->memory.reduce),
                                    &call->d_weight, &call->d_bias, &call->fresh);
@@ -251,6 +253,8 @@ static colo_status_t check_forward(struct colo_linear_call *call, const colo_lin
     return colo_linear_i_check_memory(call->workspace, "workspace", call->memory.bytes);
 }
 
+static const char saved_what[] = "linear: saved", saved_init[] = "COLO_LINEAR_LOGPROB_SAVED_INIT";
+
 static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool early,
                                   const colo_linear_upstream_t *upstream,
                                   const colo_linear_logprob_saved_t *saved,
@@ -268,6 +272,7 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
                    : COLO_OK;
+    COLO_TRY(COLO_SIZED_CHECK(saved, valid, saved_what, saved_init));
     COLO_TRY(colo_linear_i_saved(linear, size, offsets));
     COLO_TRY(colo_linear_i_check_memory(saved_memory, "saved memory", offsets->bytes));
     return shares(size) ? colo_linear_i_check_memory(saved->d_weight, "saved.d_weight", 1)
@@ -306,9 +311,7 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
     call.shared = made.d_weight;
     COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support,
                  call.size.makes_d_logits ? upstream : NULL));
-    if (saved)
-        *saved = made;
-    return COLO_OK;
+    return saved ? COLO_SIZED_WRITE(saved, &made, saved_what, saved_init) : COLO_OK;
 }
 
 colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,

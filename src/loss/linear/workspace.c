@@ -292,7 +292,8 @@ static int64_t put(int64_t *bytes, bool *fits, bool wanted, int64_t a, int64_t b
 static int64_t reduce_bytes(const colo_linear_logprob_t *linear, bool once)
 {
     colo_tensor_t like = {.dtype = linear->config.d_weight_dtype};
-    colo_lm_head_grads_t grads = {.d_weight = &like, .add = linear->config.d_weight_add};
+    colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, .d_weight = &like,
+                                  .add = linear->config.d_weight_add};
     return (int64_t)colo_lm_head_i_reduce_size(linear->head, &grads, once);
 }
 
