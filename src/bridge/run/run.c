@@ -214,21 +214,10 @@ colo_status_t colo_run_find(colo_call_t *call)
     return call->undecided ? COLO_OK : prepare(call);
 }
 
-static colo_status_t run_steps(colo_call_t *call)
+static colo_status_t run_add(const colo_call_t *call, const colo_add_t *add)
 {
-    const colo_steps_t *steps = &call->frame.program->pass[call->frame.pass];
-    for (int32_t i = 0; i < steps->n; i++) {
-        const colo_step_t *step = &steps->step[i];
-        if (step->kind == COLO_MOVE) {
-            COLO_TRY(run_move(call, &step->move));
-        } else if (needs_comm(call)) {
-            const colo_status_t st =
-                colo_add_run(call->bridge->device, &call->frame, &step->add, call->stream);
-            if (st < 0)
-                return colo_comm_i_fail(call->bridge->comm, st);
-        }
-    }
-    return COLO_OK;
+    const colo_status_t st = colo_add_run(call->bridge->device, &call->frame, add, call->stream);
+    return st < 0 ? colo_comm_i_fail(call->bridge->comm, st) : COLO_OK;
 }
 
 /* What is left to do before the first move; a failure is told the other ranks. */
@@ -246,11 +235,18 @@ static colo_status_t begin(colo_call_t *call)
 
 colo_status_t colo_run_call(colo_call_t *call)
 {
+    const colo_steps_t *steps = &call->frame.program->pass[call->frame.pass];
     COLO_TRY(begin(call));
-    if (!needs_comm(call))
-        return run_steps(call);
-    COLO_TRY(colo_memory_begin(call));
-    colo_status_t st = colo_messages_begin(call);
-    COLO_THEN(st, run_steps(call));
-    return colo_memory_end(call, st);
+    const bool by_comm = needs_comm(call); /* uses memory of the bridge */
+    if (by_comm)
+        COLO_TRY(colo_memory_begin(call));
+    colo_status_t st = by_comm ? colo_messages_begin(call) : COLO_OK;
+    for (int32_t i = 0; st == COLO_OK && i < steps->n; i++) {
+        const colo_step_t *step = &steps->step[i];
+        if (step->kind == COLO_MOVE)
+            st = run_move(call, &step->move);
+        else if (by_comm) /* else what is read is added up */
+            st = run_add(call, &step->add);
+    }
+    return by_comm ? colo_memory_end(call, st) : st;
 }
