@@ -391,7 +391,7 @@ colo_status_t colo_direct_agree(colo_call_t *call)
 /* The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
  * steps were listed for, a tile is too large, so that few blocks have work: a batch lists them
  * again. */
-colo_status_t colo_direct_begin(colo_call_t *call)
+colo_status_t colo_direct_prepare(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
     const colo_ready_direct_t *direct = &call->ready->direct;

@@ -205,7 +205,9 @@ static colo_status_t run_move(colo_call_t *call, const colo_move_t *move)
 
 static colo_status_t prepare(colo_call_t *call)
 {
-    return needs_comm(call) ? colo_messages_prepare(call) : COLO_OK;
+    if (needs_comm(call))
+        COLO_TRY(colo_messages_prepare(call));
+    return call->direct ? colo_direct_prepare(call) : COLO_OK;
 }
 
 colo_status_t colo_run_find(colo_call_t *call)
@@ -220,23 +222,19 @@ static colo_status_t run_add(const colo_call_t *call, const colo_add_t *add)
     return st < 0 ? colo_comm_i_fail(call->bridge->comm, st) : COLO_OK;
 }
 
-/* What is left to do before the first move; a failure is told the other ranks. */
-static colo_status_t begin(colo_call_t *call)
+/* What ranks have yet to agree on: does a call go directly? */
+static colo_status_t decide(colo_call_t *call)
 {
-    colo_status_t st = COLO_OK;
-    if (call->undecided) {
-        COLO_TRY(colo_direct_agree(call)); /* the same on all ranks */
-        st = prepare(call);
-    }
-    if (call->direct)
-        COLO_THEN(st, colo_direct_begin(call));
+    COLO_TRY(colo_direct_agree(call)); /* the same on all ranks */
+    const colo_status_t st = prepare(call);
     return st < 0 ? colo_comm_i_fail(call->bridge->comm, st) : COLO_OK;
 }
 
 colo_status_t colo_run_call(colo_call_t *call)
 {
     const colo_steps_t *steps = &call->frame.program->pass[call->frame.pass];
-    COLO_TRY(begin(call));
+    if (call->undecided)
+        COLO_TRY(decide(call));
     const bool by_comm = needs_comm(call); /* uses memory of the bridge */
     if (by_comm)
         COLO_TRY(colo_memory_begin(call));

@@ -189,8 +189,8 @@ void colo_direct_destroy(colo_bridge_t *bridge);
 colo_status_t colo_direct_find(colo_call_t *call);
 /* Of a call that is undecided: sets call->direct. Collective. */
 colo_status_t colo_direct_agree(colo_call_t *call);
-/* Lists for what ranks agreed on and for the tensors of a call. */
-colo_status_t colo_direct_begin(colo_call_t *call);
+/* Lists for what ranks agreed on and for the tensors of a call; local. */
+colo_status_t colo_direct_prepare(colo_call_t *call);
 /* Launches a move between ranks in reach; and what stays, if it goes to the output. */
 colo_status_t colo_direct_move(colo_call_t *call, const colo_move_t *move);
 
