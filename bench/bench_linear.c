@@ -353,9 +353,9 @@ int main(int argc, char **argv)
         const bool loss = i < 2 || i == 6, with_entropy = i == 1 || i == 4;
         const bool keep = i == 5 || i == 8, segments = i >= 6;
         measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
-                        .batch = {&hidden, &ids, -1},
+                        .batch = {COLO_LINEAR_BATCH_INIT, &hidden, &ids, -1},
                         .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
-                        .up = {.logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
+                        .up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
                         .saved = {COLO_LINEAR_LOGPROB_SAVED_INIT},
                         .grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL}};
         r.config.logprob.logits.vocab = V;

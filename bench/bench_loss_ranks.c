@@ -182,9 +182,9 @@ static void step_of(rank_t *r, step_t *s)
     s->ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
     s->d_h = colo_tensor_cuda(r->d_h, COLO_BF16, r->me, 2, (int64_t[]){r->d_rows, H});
     s->d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2, (int64_t[]){r->columns, H});
-    s->batch = (colo_linear_batch_t){&s->h, &s->ids, -1, NULL};
+    s->batch = (colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, &s->h, &s->ids, -1, NULL};
     s->out = (colo_logprob_out_t){.logp = r->logp};
-    s->up = (colo_linear_upstream_t){.logp = -1, .mean = true};
+    s->up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .mean = true};
     s->grads = (colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, &s->d_h, &s->d_w, NULL};
 }
 

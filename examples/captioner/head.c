@@ -170,7 +170,8 @@ static colo_tensor_t states(const cap_rank_t *r, float *data)
 static colo_status_t linear_forward(cap_rank_t *r, const float *x, const colo_tensor_t *targets)
 {
     colo_tensor_t hidden = states(r, r->hf);
-    colo_linear_batch_t batch = {.hidden = &hidden, .targets = targets, .max_valid = -1};
+    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden, .targets = targets,
+                                 .max_valid = -1};
     colo_logprob_out_t out = {.logp = r->logp};
 
     final_norm(r, r->T, x);
@@ -185,7 +186,8 @@ static colo_status_t linear_backward(cap_rank_t *r, float each)
     colo_lm_head_grads_t head = grads_of(r, &d_weight);
     colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_hidden,
                                  .d_weight = head.d_weight};
-    colo_linear_upstream_t up = {.logp = (double)each}; /* of every token that counts */
+    colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT,
+                                 .logp = (double)each}; /* of every token that counts */
 
     return colo_linear_logprob_backward(r->linear, &r->linear_saved, &up, &grads, r->linear_work,
                                         r->ops.stream);

@@ -97,6 +97,7 @@ typedef struct colo_linear_logprob_config_t {
 
 /** One call's tokens. */
 typedef struct colo_linear_batch_t {
+    size_t struct_size;
     const colo_tensor_t *hidden;  /* [T, H], the head's dtype; columns contiguous; the same on all
                                      ranks of the vocabulary group */
     const colo_tensor_t *targets; /* i64 [T], as colo_logprob_forward() */
@@ -106,6 +107,11 @@ typedef struct colo_linear_batch_t {
     const colo_support_t *support; /* as colo_logprob_batch_t; NULL: the vocabulary. All logits of a
                                       chunk are made, whatever it is */
 } colo_linear_batch_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr
+#else
+#define COLO_LINEAR_BATCH_INIT .struct_size = sizeof(colo_linear_batch_t)
+#endif
 
 /**
  * Upstream gradient of each per-token output: factor * array[t], or the factor alone if the array
@@ -117,6 +123,7 @@ typedef struct colo_linear_batch_t {
  * It multiplies the gradients that forward made. There logp and entropy are 0, and mean is false.
  */
 typedef struct colo_linear_upstream_t {
+    size_t struct_size;
     double logp, entropy, loss;
     /* [T] each in the dtype of the outputs, or NULL */
     union {
@@ -133,6 +140,11 @@ typedef struct colo_linear_upstream_t {
     };
     bool mean;
 } colo_linear_upstream_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, {nullptr}, {nullptr}, {nullptr}, false
+#else
+#define COLO_LINEAR_UPSTREAM_INIT .struct_size = sizeof(colo_linear_upstream_t)
+#endif
 
 typedef struct colo_linear_grads_t {
     size_t struct_size;

@@ -165,8 +165,8 @@ class LinearLogprobSaved(c.Structure):
 
 
 class LinearUpstream(c.Structure):
-    _fields_ = [('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE), ('d_logp', P), ('d_entropy', P),
-                ('d_loss', P), ('mean', BOOL)]
+    _fields_ = [('struct_size', size_t), ('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE), ('d_logp', P),
+                ('d_entropy', P), ('d_loss', P), ('mean', BOOL)]
 
 
 class LinearGrads(c.Structure):
@@ -191,7 +191,8 @@ class Support(c.Structure):
 
 
 class LinearBatch(c.Structure):
-    _fields_ = [('hidden', _p(Tensor)), ('targets', _p(Tensor)), ('max_valid', i64), ('support', _p(Support))]
+    _fields_ = [('struct_size', size_t), ('hidden', _p(Tensor)), ('targets', _p(Tensor)), ('max_valid', i64),
+                ('support', _p(Support))]
 
 
 class LogprobOut(c.Structure):

@@ -1368,12 +1368,19 @@ typedef struct colo_linear_logprob_config_t {
     .d_weight_add = true
 #endif
 typedef struct colo_linear_batch_t {
+    size_t struct_size;
     const colo_tensor_t *hidden;
     const colo_tensor_t *targets;
     int64_t max_valid;
     const colo_support_t *support;
 } colo_linear_batch_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr
+#else
+#define COLO_LINEAR_BATCH_INIT .struct_size = sizeof(colo_linear_batch_t)
+#endif
 typedef struct colo_linear_upstream_t {
+    size_t struct_size;
     double logp, entropy, loss;
     union {
         const float *d_logp;
@@ -1389,6 +1396,11 @@ typedef struct colo_linear_upstream_t {
     };
     bool mean;
 } colo_linear_upstream_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, {nullptr}, {nullptr}, {nullptr}, false
+#else
+#define COLO_LINEAR_UPSTREAM_INIT .struct_size = sizeof(colo_linear_upstream_t)
+#endif
 typedef struct colo_linear_grads_t {
     size_t struct_size;
     const colo_tensor_t *d_hidden;

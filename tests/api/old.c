@@ -185,7 +185,7 @@ static colo_status_t use_linear_logprob_config(void)
     return COLO_OK;
 }
 
-/* A head of 8 rows on [2, 4] hidden states, forward and backward, for the three structs of it. */
+/* A head of 8 rows on [2, 4] hidden states, forward and backward, for all structs of it. */
 static colo_status_t use_linear_grads(void)
 {
     static _Alignas(COLO_ALIGNMENT) unsigned char kept[1 << 16], work[1 << 21];
@@ -200,9 +200,10 @@ static colo_status_t use_linear_grads(void)
                         targets = colo_tensor_host(target, COLO_I64, 1, (int64_t[]){2}),
                         d_hidden = colo_tensor_host(d_h, COLO_F32, 2, (int64_t[]){2, 4}),
                         d_weight = colo_tensor_host(d_w, COLO_F32, 2, (int64_t[]){8, 4});
-    const colo_linear_batch_t batch = {.hidden = &hidden, .targets = &targets, .max_valid = -1};
+    const colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden,
+                                       .targets = &targets, .max_valid = -1};
     const colo_logprob_out_t out = {.logp = logp};
-    const colo_linear_upstream_t up = {.logp = 1};
+    const colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT, .logp = 1};
     const colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_hidden,
                                        .d_weight = &d_weight};
     OUTPUT(colo_linear_logprob_saved_t, saved, COLO_LINEAR_LOGPROB_SAVED_INIT);
@@ -217,6 +218,16 @@ static colo_status_t use_linear_grads(void)
     colo_lm_head_destroy(&head);
     SAY("logp %.3f, d_h %.3f", logp[0], d_h[3]);
     return LEFT_ALONE(saved);
+}
+
+static colo_status_t use_linear_batch(void)
+{
+    return use_linear_grads();
+}
+
+static colo_status_t use_linear_upstream(void)
+{
+    return use_linear_grads();
 }
 
 static colo_status_t use_linear_logprob_saved(void)
@@ -380,7 +391,8 @@ static const struct {
     USE(logprob_config),     USE(topk_config),
     USE(sampling_config),    USE(distill_config),
     USE(lm_head_config),     USE(linear_logprob_config),
-    USE(linear_grads),       USE(linear_logprob_saved),
+    USE(linear_grads),       USE(linear_batch),
+    USE(linear_upstream),    USE(linear_logprob_saved),
     USE(lm_head_grads),      USE(loss_mean),
     USE(loss_mean_upstream), USE(tape_record),
     USE(topology_config),    USE(comm_stats),

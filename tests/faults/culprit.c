@@ -98,8 +98,11 @@ colo_status_t loss_in_chunks(colo_comm_t *world, bool other)
     void *workspace = aligned_alloc(COLO_ALIGNMENT, (bytes / COLO_ALIGNMENT + 1) * COLO_ALIGNMENT);
     if (st == COLO_OK)
         st = colo_linear_logprob_loss(
-            linear, &(colo_linear_batch_t){.hidden = &h, .targets = &t, .max_valid = TOKENS},
-            &(colo_linear_upstream_t){.logp = 1}, &(colo_logprob_out_t){.logp = logp},
+            linear,
+            &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h, .targets = &t,
+                                   .max_valid = TOKENS},
+            &(colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = 1},
+            &(colo_logprob_out_t){.logp = logp},
             &(colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, .d_hidden = NULL}, workspace, NULL);
     free(workspace);
     colo_linear_logprob_destroy(&linear);

@@ -68,11 +68,11 @@ static inline void alone_init(alone_t *a, int64_t tokens, int64_t vocab, int64_t
     a->target = colo_tensor_host(a->targets, COLO_I64, 1, &tokens);
     a->dh = colo_tensor_host(a->d_h, COLO_F32, 2, (int64_t[]){tokens, hidden});
     a->dw = colo_tensor_host(a->d_w, COLO_F32, 2, (int64_t[]){vocab, hidden});
-    a->batch = (colo_linear_batch_t){&a->hidden, &a->target, -1, NULL};
+    a->batch = (colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, &a->hidden, &a->target, -1, NULL};
     a->out = (colo_logprob_out_t){.logp = a->logp};
     a->saved = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};
     a->grads = (colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, &a->dh, &a->dw, NULL};
-    a->up = (colo_linear_upstream_t){.logp = 1};
+    a->up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = 1};
 }
 
 static inline void alone_free(alone_t *a)

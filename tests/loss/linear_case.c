@@ -285,6 +285,7 @@ static colo_linear_upstream_t upstream_of(const rank_t *k)
     const linear_case_t *c = k->c;
     const colo_logprob_config_t *p = &c->config.logprob;
     return (colo_linear_upstream_t){
+        COLO_LINEAR_UPSTREAM_INIT,
         .logp = c->factor[0],
         .entropy = p->want_entropy ? c->factor[1] : 0,
         .loss = p->want_loss ? c->factor[2] : 0,
@@ -309,7 +310,8 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
     linear_case_t *c = k->c;
     const colo_linear_upstream_t up =
         c->config.mode == COLO_LINEAR_EARLY
-            ? (colo_linear_upstream_t){.loss = EARLY / 0.5, .d_loss = memory_at(&k->half)}
+            ? (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .loss = EARLY / 0.5,
+                                       .d_loss = memory_at(&k->half)}
             : upstream_of(k);
     wait_for_device();
     memory_fetch(&k->kept);
@@ -358,7 +360,8 @@ static colo_status_t run_passes(rank_t *k)
     end.data = (int64_t *)begin.data + T;
     ids.data = (int64_t *)begin.data + 2 * T;
     const colo_support_t support = {&ids, &begin, &end};
-    colo_linear_batch_t batch = {&hidden, &targets, max_valid_of(k), c->support ? &support : NULL};
+    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &targets, max_valid_of(k),
+                                 c->support ? &support : NULL};
     colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, frozen_h ? NULL : &d_h,
                                  frozen_w ? NULL : &d_w, frozen_w || !c->has_bias ? NULL : &d_b};
     int64_t *counts = memory_at(&k->counts);

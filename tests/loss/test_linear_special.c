@@ -116,7 +116,7 @@ static void again(alone_t *a)
 {
     alone_make(a);
     if (a->config.mode == COLO_LINEAR_EARLY) {
-        a->up = (colo_linear_upstream_t){.loss = 1};
+        a->up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .loss = 1};
         assert_ok(alone_early(a));
     } else {
         assert_ok(alone_forward(a));
@@ -339,7 +339,7 @@ T_CASE(forwards_may_wait_for_their_backward)
     colo_linear_logprob_saved_t first = a.saved, second = {COLO_LINEAR_LOGPROB_SAVED_INIT};
     COLO_AUTOFREE unsigned char *buffer = aligned_alloc(256, 1 << 16);
     colo_tensor_t hidden = colo_tensor_host(other, COLO_F32, 2, (int64_t[]){T, H});
-    colo_linear_batch_t batch = {&hidden, &a.target, -1, NULL};
+    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &a.target, -1, NULL};
     assert_ok(colo_linear_logprob_forward(a.linear, &batch, &a.out, &second, buffer, a.work, NULL));
     a.saved = second;
     assert_ok(alone_backward(&a));
@@ -395,7 +395,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){rows, H});
     colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});
-    colo_linear_batch_t batch = {&hidden, &target, -1, NULL};
+    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &target, -1, NULL};
     colo_logprob_out_t out = {.logp = logp};
     logp[0] = 77;
     rank_try(colo_lm_head_bind(head, &weight, NULL, gathered));

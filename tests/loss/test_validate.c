@@ -198,13 +198,15 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
     const colo_support_t lists = {&id, &t, &t}; /* as long as the targets */
     /* no element is read: neither the targets, to be counted, nor the lists */
     assert_ok(colo_linear_i_check_batch(
-        &l,
-        &(colo_linear_batch_t){.hidden = &h, .targets = &t, .max_valid = 0, .support = &lists}));
+        &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h, .targets = &t,
+                                   .max_valid = 0, .support = &lists}));
     assert_fails(
-        colo_linear_i_check_batch(&l, &(colo_linear_batch_t){.hidden = &elsewhere, .targets = &t}),
+        colo_linear_i_check_batch(&l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT,
+                                                             .hidden = &elsewhere, .targets = &t}),
         COLO_ERR_ARG, "hidden: memory kind 1 on device 0, the head is kind 1 on device 1");
     assert_fails(
-        colo_linear_i_check_batch(&l, &(colo_linear_batch_t){.hidden = &host, .targets = &t}),
+        colo_linear_i_check_batch(
+            &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &host, .targets = &t}),
         COLO_ERR_ARG, "hidden: memory kind 0");
 }
 

@@ -212,15 +212,15 @@ class _Ready:
         self.run_early = entry('colo_linear_logprob_early')
         self.weight = plan.weight.copy()
         self.bias = None if plan.bias is None else plan.bias.copy()
-        saved = c.sizeof(s.LinearLogprobSaved)
+        saved, up = c.sizeof(s.LinearLogprobSaved), c.sizeof(s.LinearUpstream)
         self.saved = s.LinearLogprobSaved(saved, of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
                                           max_valid=plan.max_valid, valid=True)
         self.hidden, self.targets = self.saved.hidden, self.saved.targets  # views into it
-        self.batch = s.LinearBatch(c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
+        self.batch = s.LinearBatch(c.sizeof(s.LinearBatch), c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
         if isinstance(plan.targets, Listed):
             self.support = plan.targets.attach(self.targets, self.saved.support)
             self.batch.support = c.pointer(self.support)
-        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearLogprobSaved(saved), s.LinearUpstream()
+        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearLogprobSaved(saved), s.LinearUpstream(up)
         copy = s.Tensor.from_buffer_copy
         self.d_hidden = copy(plan.d_hidden) if d_hidden else None
         d_raw = plan.main if add and plan.main is not None else None
@@ -235,7 +235,7 @@ class _Ready:
         self.at_batch, self.at_out, self.at_made = address(self.batch), address(self.out), address(self.made)
         self.at_saved, self.at_upstream, self.at_grads = (address(self.saved), address(self.upstream),
                                                           address(self.grads))
-        self.whole, self.whole_entropy = s.LinearUpstream(loss=1.0), s.LinearUpstream(entropy=1.0)
+        self.whole, self.whole_entropy = s.LinearUpstream(up, loss=1.0), s.LinearUpstream(up, entropy=1.0)
         self.at_whole, self.at_entropy = address(self.whole), address(self.whole_entropy)
         # of loss() and total(), which only forwards call, one at a time
         self.sums = s.LogprobOut()

@@ -173,10 +173,9 @@ static colo_status_t check_count(const colo_linear_logprob_t *linear,
 colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *linear,
                                         const colo_linear_batch_t *batch)
 {
-    COLO_FAIL_IF(!batch || !batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
-                 !batch           ? "batch"
-                 : !batch->hidden ? "hidden"
-                                  : "targets");
+    COLO_TRY(COLO_SIZED_CHECK(batch, support, "linear: batch", "COLO_LINEAR_BATCH_INIT"));
+    COLO_FAIL_IF(!batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
+                 !batch->hidden ? "hidden" : "targets");
     COLO_TRY(check_states(linear, batch->hidden, "hidden", -1, false));
     COLO_TRY(colo_loss_i_check_line(batch->targets, "targets", COLO_I64, batch->hidden->shape[0],
                                     " as the rows of hidden"));
@@ -189,7 +188,7 @@ colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *linear,
 colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *linear,
                                            const colo_linear_upstream_t *up, bool factor)
 {
-    COLO_FAIL_IF(!up, COLO_ERR_ARG, "linear: upstream is NULL");
+    COLO_TRY(COLO_SIZED_CHECK(up, mean, "linear: upstream", "COLO_LINEAR_UPSTREAM_INIT"));
     COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->mean), COLO_ERR_ARG,
                  "linear: upstream has logp %g, entropy %g, mean %d, expected loss and d_loss[0] "
                  "only in backward of mode early",
