@@ -22,6 +22,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef COLO_PLAN_BYTES_INIT /* a commit whose library returns them by value */
+#define t_plan_bytes colo_plan_bytes
+#define t_plan_node_bytes colo_plan_node_bytes
+#endif
+
 /* ---- what reaches the comm ---- */
 
 static void say_messages(const char *name, const colo_message_t *m, int32_t n)

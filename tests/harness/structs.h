@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * structs.h - structs that the library fills in, by value: tests read one member of many.
- *
- * tools/same-program.sh also compiles this with headers in which these structs have no size.
  */
 #ifndef TESTS_HARNESS_STRUCTS_H
 #define TESTS_HARNESS_STRUCTS_H
 
 #include <colobridge.h>
 
-#ifdef COLO_PLAN_BYTES_INIT
 /* Of no plan: zeros. */
 static inline colo_plan_bytes_t t_plan_bytes(const colo_plan_t *plan, colo_pass_t pass)
 {
@@ -32,13 +29,5 @@ static inline void t_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stat
     if (colo_comm_stats(comm, stats) < 0)
         stats->struct_size = 0;
 }
-#else
-#define t_plan_bytes colo_plan_bytes
-#define t_plan_node_bytes colo_plan_node_bytes
-#define t_comm_stats colo_comm_stats
-#endif
-#ifndef COLO_BOOTSTRAP_INIT
-#define COLO_BOOTSTRAP_INIT .rank = 0
-#endif
 
 #endif
