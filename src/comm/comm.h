@@ -80,7 +80,7 @@ typedef struct colo_comm_backend {
     void (*subconnection_destroy)(colo_comm_t *c, colo_subconnection_t *subconnection);
     /* Staging that these messages take there at most, wherever their boxes will lie. Local. */
     size_t (*subconnection_stage)(const colo_exchange_t *exchange);
-    const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
+    const struct colo_direct_memory *direct; /* direct.h; NULL: moves host memory */
     /* Makes a comm on @device over @control, which is taken, also on error; NULL: not of GPUs.
      * @borrowed: NULL, or the caller's ncclComm_t. */
     colo_status_t (*create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
@@ -331,7 +331,7 @@ extern const colo_comm_backend_t colo_comm_self_backend;
 /* Which memory it moves. */
 static inline colo_mem_t colo_comm_i_mem(const colo_comm_t *c)
 {
-    return c->backend->peer ? COLO_CUDA : COLO_HOST;
+    return c->backend->direct ? COLO_CUDA : COLO_HOST;
 }
 /* The comm's deadline of now; any thread. */
 static inline int64_t colo_comm_i_timeout(const colo_comm_t *c)

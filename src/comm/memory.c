@@ -9,7 +9,7 @@
  * backend sees to it that all ranks have it; whatever else goes wrong is an error on all of them.
  * How memory is made known to other ranks is registry.c's.
  */
-#include "comm/peer.h"
+#include "comm/direct.h"
 
 #include "comm/comm.h"
 #include "core/env.h"
@@ -27,13 +27,13 @@ enum { MULTIPLE = 256 };
  * goes wrong is an error on all. */
 static colo_status_t share(colo_comm_t *comm, colo_transport_t transport, colo_memory_t *memory)
 {
-    const colo_peer_ops_t *peer = comm->backend->peer;
-    if (!peer || comm->size == 1 || transport == COLO_TRANSPORT_NCCL)
+    const colo_direct_memory_t *direct = comm->backend->direct;
+    if (!direct || comm->size == 1 || transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
-    colo_status_t st = peer->open(comm);
-    COLO_THEN(st, peer->share(comm, memory));
+    colo_status_t st = direct->open(comm);
+    COLO_THEN(st, direct->share(comm, memory));
     if (st == COLO_OK) {
-        memory->peer = peer;
+        memory->direct = direct;
         memory->p2p = true;
     }
     if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(comm) < 0)
@@ -109,10 +109,10 @@ void colo_memory_destroy(colo_memory_t **memory)
         return;
     colo_memory_t *made = *memory;
     *memory = NULL;
-    if (made->peer && made->process != (int32_t)getpid())
+    if (made->direct && made->process != (int32_t)getpid())
         return; /* the device is the parent's, too */
-    if (made->peer)
-        made->peer->unshare(made);
+    if (made->direct)
+        made->direct->unshare(made);
     else if (made->owned)
         colo_mem_free(made->mem, made->data);
     free(made);
@@ -137,15 +137,15 @@ bool colo_memory_reaches(const colo_memory_t *memory, int32_t a, int32_t b)
 {
     const colo_comm_t *comm = memory && memory->p2p ? memory->comm : NULL;
     return comm && a >= 0 && a < comm->size && b >= 0 && b < comm->size &&
-           comm->backend->peer->reaches(comm, a, b);
+           comm->backend->direct->reaches(comm, a, b);
 }
 
 bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes)
 {
     int32_t id;
     uint64_t offset;
-    return comm && comm->backend->peer && colo_comm_i_own(comm, "memory_find") &&
-           comm->backend->peer->find(comm, ptr, bytes, &id, &offset);
+    return comm && comm->backend->direct && colo_comm_i_own(comm, "memory_find") &&
+           comm->backend->direct->find(comm, ptr, bytes, &id, &offset);
 }
 
 /* ---- COLO_TRANSPORT ---- */

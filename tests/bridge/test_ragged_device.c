@@ -74,13 +74,14 @@ static int64_t runs_of(const t_told_t *told)
     return told->runs[COLO_FORWARD] + told->runs[COLO_BACKWARD];
 }
 
-static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
+static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2],
+                               colo_direct_launcher_t **d)
 {
     rank_check(pass[0].nexposed == c->size - 1 && pass[1].nexposed == c->size - 1);
     return t_path_create(c, pass, d);
 }
 
-static colo_status_t run_p2p(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
+static colo_status_t run_p2p(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *c,
                              colo_stream_t stream)
 {
     const colo_transfers_t *w = t_path_steps(d, pass, c);
@@ -90,7 +91,7 @@ static colo_status_t run_p2p(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
     return t_path_run(d, pass, c, stream);
 }
 
-static colo_peer_ops_t peers; /* the harness's, with these two */
+static colo_direct_memory_t peers; /* the harness's, with these two */
 
 /* ---- a communicator that moves "CUDA memory" ---- */
 

@@ -8,7 +8,7 @@
 #include "harness/harness.h"
 
 #include "comm/comm.h"
-#include "comm/peer.h"
+#include "comm/direct.h"
 #include "core/error.h"
 
 enum { RANKS = 2 };
@@ -65,13 +65,13 @@ static void share_ends(colo_memory_t *m)
 /* The environment changes once there is a communicator, and before anybody waits. */
 static colo_status_t on_rank(colo_comm_t *c, void *arg)
 {
-    static const colo_peer_ops_t peers = {
+    static const colo_direct_memory_t peers = {
         .open = print_open, .share = share, .unshare = share_ends};
     const colo_comm_backend_t *was = c->backend;
     colo_comm_backend_t mine = *was;
     colo_memory_t *memory = NULL;
     char block[64];
-    mine.peer = &peers;
+    mine.direct = &peers;
     if (told->transport && c->rank == 0)
         setenv("COLO_TRANSPORT", told->transport, 1);
     rank_try(colo_comm_barrier(c, NULL));

@@ -32,10 +32,10 @@ static colo_status_t one_is_lost(t_gpu_rank_t *r, void *arg)
     const t_case_t c = the_case();
     for (int32_t a = 0; a < RANKS; a++)
         for (int32_t b = 0; b < RANKS; b++)
-            rank_check(r->gpus->backend->peer->reaches(r->gpus, a, b) ==
+            rank_check(r->gpus->backend->direct->reaches(r->gpus, a, b) ==
                        (a == b || (a != LOST && b != LOST)));
-    rank_check(!r->gpus->backend->peer->reaches(r->gpus, -1, -1));
-    rank_check(strstr(r->gpus->backend->peer->why(r->gpus), words));
+    rank_check(!r->gpus->backend->direct->reaches(r->gpus, -1, -1));
+    rank_check(strstr(r->gpus->backend->direct->why(r->gpus), words));
     r->arena = NULL; /* by NCCL */
     return t_gpu_case(r, &c);
 }
@@ -62,9 +62,9 @@ static colo_status_t not_answered(t_gpu_rank_t *r, void *arg)
     if (r->rank == 1)
         fake_fail_name(r->device, "cudaDeviceCanAccessPeer"); /* asks for rank 0 first */
     rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
-    rank_check(!r->gpus->backend->peer->reaches(r->gpus, 0, 1));
-    rank_check(r->gpus->backend->peer->reaches(r->gpus, 1, 2));
-    rank_check(r->rank > 0 || strstr(r->gpus->backend->peer->why(r->gpus), "has not arrived"));
+    rank_check(!r->gpus->backend->direct->reaches(r->gpus, 0, 1));
+    rank_check(r->gpus->backend->direct->reaches(r->gpus, 1, 2));
+    rank_check(r->rank > 0 || strstr(r->gpus->backend->direct->why(r->gpus), "has not arrived"));
     return COLO_OK;
 }
 
@@ -115,7 +115,7 @@ static colo_status_t fails_to_register(t_gpu_rank_t *r, void *arg)
 
 static colo_status_t fails_to_connect(t_gpu_rank_t *r, void *arg)
 {
-    colo_p2p_t *path = NULL;
+    colo_direct_launcher_t *path = NULL;
     int32_t others[RANKS];
     for (int32_t k = 1; k < RANKS; k++)
         others[k - 1] = (r->rank + k) % RANKS;
@@ -124,7 +124,7 @@ static colo_status_t fails_to_connect(t_gpu_rank_t *r, void *arg)
     rank_try(be_processes(r));
     if (r->rank == 1)
         fake_fail_name(r->device, "cudaEventCreateWithFlags");
-    const colo_status_t st = r->gpus->backend->peer->create(r->gpus, pass, &path);
+    const colo_status_t st = r->gpus->backend->direct->create(r->gpus, pass, &path);
     rank_check(st == (r->rank == 1 ? COLO_ERR_CUDA : COLO_ERR_PEER) && !path);
     colo_memory_destroy(&r->memory);
     colo_comm_destroy(&r->gpus); /* frees mailboxes */

@@ -11,7 +11,7 @@
 #include "loss/where.h"
 
 #include "comm/comm.h"
-#include "comm/peer.h"
+#include "comm/direct.h"
 
 enum { MOST = 8 };
 
@@ -85,11 +85,11 @@ static void destroy(colo_comm_t *c)
     c->impl = NULL; /* the threads' own */
 }
 
-static const colo_peer_ops_t reaches; /* a backend that has them moves memory of GPUs */
+static const colo_direct_memory_t reaches; /* a backend that has them moves memory of GPUs */
 
 static const colo_comm_backend_t backend = {
     .name = "nccl",
-    .peer = &reaches,
+    .direct = &reaches,
     .collective = collective,
     .fail = tell,
     .state = state,

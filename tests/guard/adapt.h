@@ -43,7 +43,7 @@ colo_status_t __wrap_colo_comm_i_exchange_begin(colo_comm_t *c, const colo_excha
                                                 colo_stream_t stream, uint64_t *seq)
 {
     /* where all ranks reach each other, a call that needs no messages has no list of them */
-    if (!x->is_part || x->send || !c->backend->peer->reaches(c, -1, -1))
+    if (!x->is_part || x->send || !c->backend->direct->reaches(c, -1, -1))
         guard_exchange(x, x->is_part, stream);
     return __real_colo_comm_i_exchange_begin(c, x, stream, seq);
 }

@@ -73,7 +73,7 @@ static void no_longer_share(colo_memory_t *m)
 
 /* ---- the record of a call ---- */
 
-static void say_list(const colo_transfers_t *t, const colo_p2p_call_t *call)
+static void say_list(const colo_transfers_t *t, const colo_direct_call_t *call)
 {
     say(TRANSFERS, "%s: %ld steps of %zu bytes, pulls %d, %d addends, %d blocks, %d tensors",
         t->name, t->nsteps, t->elem, t->pulls, t->addends, t->blocks, call->n);
@@ -82,7 +82,7 @@ static void say_list(const colo_transfers_t *t, const colo_p2p_call_t *call)
         say(TRANSFERS, "  rank %d reaches this one", t->exposed[i]);
     bag_end(TRANSFERS);
     for (int32_t k = 0; k < call->n; k++) {
-        const colo_p2p_tensor_t *x = &call->tensor[k];
+        const colo_direct_tensor_t *x = &call->tensor[k];
         say(TRANSFERS,
             "  %s, %ld a feature: in %s by %ld %ld %ld, out %s by %ld %ld %ld, memory %d+%lu",
             colo_dtype_name(x->dtype), x->per, place_name(x->in).text, x->in_step[0], x->in_step[1],
@@ -110,7 +110,8 @@ static void say_list(const colo_transfers_t *t, const colo_p2p_call_t *call)
     bag_end(TRANSFERS);
 }
 
-static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
+static colo_status_t run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
+                         colo_stream_t stream)
 {
     const colo_transfers_t *steps = t_path_steps(d, pass, call);
     if (steps->nsteps + steps->nexposed > 0) /* else nothing is launched */
@@ -121,7 +122,7 @@ static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, c
     return st;
 }
 
-static colo_peer_ops_t peers; /* the harness's, but for what is said here */
+static colo_direct_memory_t peers; /* the harness's, but for what is said here */
 
 void peers_init(reach_t r, uint64_t seed)
 {

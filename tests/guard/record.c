@@ -3,7 +3,7 @@
  * record.c - what bridges do in seeded cases, as hashes: a line for each case, with one number for
  * each recorder. tools/same-program.sh runs this program on two builds of the library and compares.
  *
- * It knows the public interface, what lies below the bridge (comm.h, peer.h, device.h), and
+ * It knows the public interface, what lies below the bridge (comm.h, direct.h, device.h), and
  * adapt.h: nothing of the inside of src/bridge, so that it can judge another inside.
  *
  *   record FIRST END SEED        cases FIRST to END - 1

@@ -16,13 +16,13 @@
 t_told_t t_told[T_PEERS_RANKS];
 int32_t t_apart = -1;
 
-struct colo_p2p_list {
+struct colo_direct_list {
     colo_transfers_t pass[2]; /* with copies of the lists */
 };
 
-struct colo_p2p {
+struct colo_direct_launcher {
     colo_comm_t *comm;
-    colo_p2p_list_t own;
+    colo_direct_list_t own;
 };
 
 /* ---- lists ---- */
@@ -43,7 +43,7 @@ static void *copy_of(const void *from, size_t bytes)
     return to;
 }
 
-static void keep(colo_p2p_list_t *l, const colo_transfers_t pass[2])
+static void keep(colo_direct_list_t *l, const colo_transfers_t pass[2])
 {
     for (int i = 0; i < 2; i++) {
         colo_transfers_t *t = &l->pass[i];
@@ -54,7 +54,7 @@ static void keep(colo_p2p_list_t *l, const colo_transfers_t pass[2])
     }
 }
 
-static void forget(colo_p2p_list_t *l)
+static void forget(colo_direct_list_t *l)
 {
     for (int i = 0; i < 2; i++) {
         free((void *)(uintptr_t)l->pass[i].step);
@@ -63,7 +63,8 @@ static void forget(colo_p2p_list_t *l)
     }
 }
 
-colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
+colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2],
+                            colo_direct_launcher_t **d)
 {
     const colo_status_t st = t_told[c->rank].create;
     if (st < 0)
@@ -74,28 +75,29 @@ colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2], colo
     return COLO_OK;
 }
 
-static colo_status_t path_load(colo_p2p_t *d, const colo_transfers_t pass[2])
+static colo_status_t path_load(colo_direct_launcher_t *d, const colo_transfers_t pass[2])
 {
     forget(&d->own);
     keep(&d->own, pass);
     return COLO_OK;
 }
 
-static void path_destroy(colo_p2p_t **d)
+static void path_destroy(colo_direct_launcher_t **d)
 {
     forget(&(*d)->own);
     free(*d);
     *d = NULL;
 }
 
-static colo_status_t path_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l)
+static colo_status_t path_list(colo_direct_launcher_t *d, const colo_transfers_t pass[2],
+                               colo_direct_list_t **l)
 {
     *l = memory_of(sizeof **l);
     keep(*l, pass);
     return COLO_OK;
 }
 
-static void path_drop(colo_p2p_t *d, colo_p2p_list_t **l)
+static void path_drop(colo_direct_launcher_t *d, colo_direct_list_t **l)
 {
     forget(*l);
     free(*l);
@@ -104,18 +106,19 @@ static void path_drop(colo_p2p_t *d, colo_p2p_list_t **l)
 
 /* ---- movement ---- */
 
-int32_t t_path_rank(const colo_p2p_t *d)
+int32_t t_path_rank(const colo_direct_launcher_t *d)
 {
     return d->comm->rank;
 }
 
-const colo_transfers_t *t_path_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call)
+const colo_transfers_t *t_path_steps(const colo_direct_launcher_t *d, int pass,
+                                     const colo_direct_call_t *call)
 {
     return &(call->list ? call->list : &d->own)->pass[pass];
 }
 
 /* [shows][reaches]: the tensors of a call, until all that reach them are done. */
-static const colo_p2p_call_t *shown[T_PEERS_RANKS][T_PEERS_RANKS];
+static const colo_direct_call_t *shown[T_PEERS_RANKS][T_PEERS_RANKS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
@@ -134,7 +137,7 @@ static colo_status_t wait_for(const colo_comm_t *comm, int32_t shows, int32_t re
     return COLO_OK;
 }
 
-static void show(int32_t shows, int32_t reader, const colo_p2p_call_t *call)
+static void show(int32_t shows, int32_t reader, const colo_direct_call_t *call)
 {
     pthread_mutex_lock(&lock);
     shown[shows][reader] = call;
@@ -142,7 +145,7 @@ static void show(int32_t shows, int32_t reader, const colo_p2p_call_t *call)
     pthread_mutex_unlock(&lock);
 }
 
-static colo_box_t box_of(const colo_p2p_tensor_t *t, bool in, const int64_t begin[3],
+static colo_box_t box_of(const colo_direct_tensor_t *t, bool in, const int64_t begin[3],
                          const int64_t extent[3])
 {
     const int64_t *step = in ? t->in_step : t->out_step;
@@ -156,17 +159,17 @@ static colo_box_t box_of(const colo_p2p_tensor_t *t, bool in, const int64_t begi
 }
 
 /* Tensor @k of @peer (-1: of this rank). */
-static const colo_p2p_tensor_t *tensor_of(const colo_p2p_call_t *call, int32_t rank, int64_t peer,
-                                          int32_t k)
+static const colo_direct_tensor_t *tensor_of(const colo_direct_call_t *call, int32_t rank,
+                                             int64_t peer, int32_t k)
 {
     return peer < 0 ? &call->tensor[k] : &shown[peer][rank]->tensor[k];
 }
 
-static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_p2p_call_t *call,
+static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_direct_call_t *call,
                           int32_t rank, int32_t k, const colo_device_t *device)
 {
     const colo_transfer_t *s = &t->step[i];
-    const colo_p2p_tensor_t *own = &call->tensor[k];
+    const colo_direct_tensor_t *own = &call->tensor[k];
     if (t->addends) {
         colo_box_t from[COLO_MAX_ADDENDS], to = box_of(own, false, s->there, s->extent);
         for (int32_t l = 0; l < t->addends; l++) {
@@ -175,7 +178,7 @@ static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_p2p_c
         }
         return device->box_sum(&to, from, t->addends, own->dtype, NULL);
     }
-    const colo_p2p_tensor_t *other = tensor_of(call, rank, s->peer, k);
+    const colo_direct_tensor_t *other = tensor_of(call, rank, s->peer, k);
     const colo_box_t from = box_of(t->pulls ? other : own, true, s->here, s->extent),
                      to = box_of(t->pulls ? own : other, false, s->there, s->extent);
     return device->box_copy(&to, &from, own->elem, NULL);
@@ -193,7 +196,8 @@ static void find_peers(const colo_transfers_t *t, bool peer[T_PEERS_RANKS])
     }
 }
 
-colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
+colo_status_t t_path_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
+                         colo_stream_t stream)
 {
     const colo_transfers_t *t = t_path_steps(d, pass, call);
     const int32_t rank = d->comm->rank;
@@ -255,17 +259,17 @@ static uint64_t registrations(const colo_comm_t *c)
     return t_told[c->rank].registrations;
 }
 
-const colo_peer_ops_t t_peers = {.open = open_as_told,
-                                 .reaches = reaches,
-                                 .why = why,
-                                 .find = find,
-                                 .registrations = registrations,
-                                 .create = t_path_create,
-                                 .load = path_load,
-                                 .run = t_path_run,
-                                 .list = path_list,
-                                 .drop = path_drop,
-                                 .destroy = path_destroy};
+const colo_direct_memory_t t_peers = {.open = open_as_told,
+                                      .reaches = reaches,
+                                      .why = why,
+                                      .find = find,
+                                      .registrations = registrations,
+                                      .create = t_path_create,
+                                      .load = path_load,
+                                      .run = t_path_run,
+                                      .list = path_list,
+                                      .drop = path_drop,
+                                      .destroy = path_destroy};
 
 /* ---- subconnections ---- */
 
@@ -316,12 +320,12 @@ static void end_part(colo_comm_t *c)
     colo_comm_threads_backend.destroy(c);
 }
 
-colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_peer_ops_t *peers)
+colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_direct_memory_t *peers)
 {
     memset(shown[comm->rank], 0, sizeof shown[0]);
     *d = (t_disguise_t){.comm = comm, .was = comm->backend, .backend = *comm->backend};
     COLO_TRY(colo_comm_split_color(comm, 0, comm->rank, &d->control));
-    d->backend.peer = peers;
+    d->backend.direct = peers;
     d->backend.subset = part_of;
     d->backend.destroy = end_part;
     comm->backend = &d->backend;

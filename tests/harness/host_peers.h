@@ -12,7 +12,7 @@
 #include <colobridge.h>
 
 #include "comm/comm.h"
-#include "comm/peer.h"
+#include "comm/direct.h"
 
 enum { T_PEERS_RANKS = 16 };
 
@@ -29,15 +29,17 @@ extern t_told_t t_told[T_PEERS_RANKS];
 extern int32_t t_apart; /* it and the next rank do not reach each other; -1: all do */
 
 /* The whole table; a program may change its copy. */
-extern const colo_peer_ops_t t_peers;
-colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
-colo_status_t t_path_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
+extern const colo_direct_memory_t t_peers;
+colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2],
+                            colo_direct_launcher_t **d);
+colo_status_t t_path_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
                          colo_stream_t stream);
 
 /* For a table whose own run() begins or ends with something else: the comm rank of a path, and the
  * steps of a call. */
-int32_t t_path_rank(const colo_p2p_t *d);
-const colo_transfers_t *t_path_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call);
+int32_t t_path_rank(const colo_direct_launcher_t *d);
+const colo_transfers_t *t_path_steps(const colo_direct_launcher_t *d, int pass,
+                                     const colo_direct_call_t *call);
 
 /* The members of a subconnection that carries nothing by itself. */
 struct colo_subconnection {
@@ -55,7 +57,7 @@ typedef struct t_disguise {
     const colo_comm_backend_t *was;
     colo_comm_backend_t backend; /* more may be changed */
 } t_disguise_t;
-colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_peer_ops_t *peers);
+colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_direct_memory_t *peers);
 /* Host again; nothing, if it is. */
 void t_undisguise(t_disguise_t *d);
 

@@ -6,7 +6,7 @@
 #include "harness/harness.h"
 
 #include "comm/comm.h"
-#include "comm/peer.h"
+#include "comm/direct.h"
 #include "loss/linear/head.h"
 #include "loss/linear/workspace.h"
 #include "loss/validate.h"
@@ -49,9 +49,9 @@ T_CASE(memory_that_the_group_does_not_move_is_refused)
     const colo_tensor_t host = colo_tensor_host(z, COLO_F32, 2, shape),
                         gpu = colo_tensor_cuda(z, COLO_F32, 0, 2, shape),
                         other = colo_tensor_cuda(z, COLO_F32, 1, 2, shape);
-    static const colo_peer_ops_t reaches; /* a backend that has them moves memory of GPUs */
+    static const colo_direct_memory_t reaches; /* a backend that has them moves memory of GPUs */
     const colo_comm_backend_t threads = {.name = "threads"},
-                              nccl = {.name = "nccl", .peer = &reaches};
+                              nccl = {.name = "nccl", .direct = &reaches};
     const colo_comm_t on_host = group_of(&threads, 2), on_gpus = group_of(&nccl, 2),
                       alone = group_of(&threads, 1);
     assert_ok(colo_loss_i_check_place(&host, &on_host, "x"));

@@ -56,11 +56,11 @@ static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_ready_pla
  * own. */
 static colo_status_t find_needs_comm(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
+    const colo_direct_memory_t *memory = bridge->comm->backend->direct;
     const colo_plan_t *plan = ready->program.plan;
     bool *needs_comm = &ready->direct.needs_comm;
     int32_t *members = NULL, n = 0;
-    const bool whole = peer->reaches(bridge->comm, -1, -1);
+    const bool whole = memory->reaches(bridge->comm, -1, -1);
     *needs_comm = plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
                   plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come ||
                   colo_plan_sums_nodes(plan);
@@ -69,18 +69,18 @@ static colo_status_t find_needs_comm(const colo_bridge_t *bridge, colo_ready_pla
     if (ready->any_ranks) {
         *needs_comm = true;
         (void)colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
-                        peer->why(bridge->comm));
+                        memory->why(bridge->comm));
     } else {
         COLO_TRY(colo_component_find(plan, bridge->comm, &members, &n));
     }
     for (int32_t i = 0; i < n && !*needs_comm; i++)
         for (int32_t k = 0; k < i && !*needs_comm; k++) {
-            *needs_comm = !peer->reaches(bridge->comm, members[k], members[i]);
+            *needs_comm = !memory->reaches(bridge->comm, members[k], members[i]);
             if (*needs_comm)
                 (void)colo_fail(COLO_ERR_UNBUILT,
                                 "ranks %d and %d, which exchange, do not reach each other's "
                                 "memory; %s",
-                                (int)members[k], (int)members[i], peer->why(bridge->comm));
+                                (int)members[k], (int)members[i], memory->why(bridge->comm));
         }
     free(members);
     if (*needs_comm && colo_log_on(COLO_LOG_INFO))
@@ -94,7 +94,7 @@ static colo_status_t check_direct(const colo_bridge_t *bridge)
     const colo_comm_t *comm = bridge->comm;
     const uint64_t mine = bridge->now.direct.needs_comm;
     const colo_error_t why = colo_error_save();
-    if (bridge->transport != COLO_TRANSPORT_PEER || comm->backend->peer->reaches(comm, -1, -1))
+    if (bridge->transport != COLO_TRANSPORT_PEER || comm->backend->direct->reaches(comm, -1, -1))
         return COLO_OK;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)comm->size * sizeof *all);
     if (!all)
@@ -116,11 +116,11 @@ static colo_status_t check_direct(const colo_bridge_t *bridge)
 
 bool colo_direct_likely(const colo_bridge_t *bridge)
 {
-    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
-    if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1)
+    const colo_direct_memory_t *memory = bridge->comm->backend->direct;
+    if (!memory || bridge->mem != COLO_CUDA || bridge->comm->size == 1)
         return false;
     return bridge->transport == COLO_TRANSPORT_PEER ||
-           (bridge->transport == COLO_TRANSPORT_AUTO && peer->registrations(bridge->comm) > 0);
+           (bridge->transport == COLO_TRANSPORT_AUTO && memory->registrations(bridge->comm) > 0);
 }
 
 /* Chooses how each message of the program travels: directly to or from ranks in reach, else by the
@@ -168,19 +168,19 @@ static colo_status_t find_carriers(const colo_bridge_t *bridge, colo_ready_plan_
 
 static colo_status_t create_launcher(colo_bridge_t *bridge)
 {
-    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
+    const colo_direct_memory_t *memory = bridge->comm->backend->direct;
     colo_transfer_lists_t *lists = &bridge->direct.main;
-    if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1 ||
+    if (!memory || bridge->mem != COLO_CUDA || bridge->comm->size == 1 ||
         bridge->transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
-    colo_status_t st = peer->open(bridge->comm);
+    colo_status_t st = memory->open(bridge->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
         st = find_carriers(bridge, &bridge->now);
         COLO_THEN(st, colo_transfers_list(bridge, &bridge->now, COLO_EXCHANGE_MAIN, lists));
         st = colo_comm_i_agree(colo_comm_i_control(bridge->comm), "bridge create", 4, st);
         COLO_THEN(st, check_direct(bridge));
     }
-    COLO_THEN(st, peer->create(bridge->comm, lists->pass, &bridge->direct.launcher));
+    COLO_THEN(st, memory->create(bridge->comm, lists->pass, &bridge->direct.launcher));
     if (st < 0 && bridge->transport == COLO_TRANSPORT_PEER)
         return colo_fail_prefix(st, "bridge: transport peer");
     if (st != COLO_ERR_UNBUILT || colo_comm_check(bridge->comm) < 0)
@@ -194,7 +194,7 @@ void colo_direct_destroy(colo_bridge_t *bridge)
 {
     colo_bridge_direct_t *direct = &bridge->direct;
     if (direct->launcher && colo_comm_i_own(bridge->comm, "bridge"))
-        bridge->comm->backend->peer->destroy(&direct->launcher);
+        bridge->comm->backend->direct->destroy(&direct->launcher);
     colo_transfers_deinit(&direct->main);
     colo_transfers_deinit(&direct->relays);
     free(direct->held[0].items);
@@ -213,16 +213,16 @@ static colo_status_t load_relays(colo_bridge_t *bridge, colo_ready_plan_t *ready
           plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come))
         return COLO_OK;
     COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_RELAYS, &bridge->direct.relays));
-    return bridge->comm->backend->peer->list(bridge->direct.launcher, bridge->direct.relays.pass,
-                                             &ready->direct.relay_list);
+    return bridge->comm->backend->direct->list(bridge->direct.launcher, bridge->direct.relays.pass,
+                                               &ready->direct.relay_list);
 }
 
 void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    colo_p2p_list_t **const list[] = {&ready->direct.list, &ready->direct.relay_list};
+    colo_direct_list_t **const list[] = {&ready->direct.list, &ready->direct.relay_list};
     for (int i = 0; i < 2; i++)
         if (*list[i] && colo_comm_i_own(bridge->comm, "bridge"))
-            bridge->comm->backend->peer->drop(bridge->direct.launcher, list[i]);
+            bridge->comm->backend->direct->drop(bridge->direct.launcher, list[i]);
 }
 
 /* Without peers that reach each other COLO_OK and no launcher, unless it is insisted on. */
@@ -237,15 +237,15 @@ colo_status_t colo_direct_create(colo_bridge_t *bridge)
 
 colo_status_t colo_direct_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
-    const colo_peer_ops_t *peer = bridge->comm->backend->peer;
+    const colo_direct_memory_t *memory = bridge->comm->backend->direct;
     const colo_transfers_t *pass = bridge->direct.main.pass;
     if (!bridge->direct.launcher)
         return COLO_OK;
     COLO_TRY(find_carriers(bridge, ready));
     COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_MAIN, &bridge->direct.main));
     COLO_TRY(load_relays(bridge, ready));
-    return ready->program.bytes ? peer->list(bridge->direct.launcher, pass, &ready->direct.list)
-                                : peer->load(bridge->direct.launcher, pass);
+    return ready->program.bytes ? memory->list(bridge->direct.launcher, pass, &ready->direct.list)
+                                : memory->load(bridge->direct.launcher, pass);
 }
 
 /* ---- is a call direct? ---- */
@@ -284,8 +284,8 @@ static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *te
         if (!tensor || !tensor[k].data || colo_tensor_count(&tensor[k]) <= 0)
             continue;
         call->registered.nothing = call->registered.nothing && !looked_at;
-        if (!bridge->comm->backend->peer->find(bridge->comm, tensor[k].data, reach_of(&tensor[k]),
-                                               &registered->id, &registered->offset) &&
+        if (!bridge->comm->backend->direct->find(bridge->comm, tensor[k].data, reach_of(&tensor[k]),
+                                                 &registered->id, &registered->offset) &&
             looked_at && !missing)
             missing = &tensor[k];
     }
@@ -310,7 +310,7 @@ colo_status_t colo_direct_find(colo_call_t *call)
     const bool agrees =
         direct->moves[pass] == (COLO_PUSH | COLO_PULL) || (!asked && direct->asymmetric[pass]);
     if (agrees && (!agreed->made || agreed->registrations !=
-                                        bridge->comm->backend->peer->registrations(bridge->comm)))
+                                        bridge->comm->backend->direct->registrations(bridge->comm)))
         call->undecided = true;
     const int32_t possible = agrees && !call->undecided ? agreed->moves : direct->moves[pass];
     for (colo_mover_t move = COLO_PULL; move >= COLO_PUSH; move--) {
@@ -365,7 +365,7 @@ colo_status_t colo_direct_agree(colo_call_t *call)
                                             : moves & COLO_PUSH ? COLO_PUSH
                                                                 : moves,
                                    .registrations =
-                                       bridge->comm->backend->peer->registrations(bridge->comm)};
+                                       bridge->comm->backend->direct->registrations(bridge->comm)};
     registered->moves = agreed->moves ? agreed->moves : COLO_PUSH;
     const bool p2p = agreed->moves || (!any && bridge->transport == COLO_TRANSPORT_PEER);
     call->direct = p2p;
@@ -409,20 +409,20 @@ colo_status_t colo_direct_prepare(colo_call_t *call)
     return colo_direct_load(bridge, call->ready);
 }
 
-static colo_p2p_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *move,
-                                   const colo_carried_t *tensor,
-                                   const colo_registered_tensor_t *registered)
+static colo_direct_tensor_t tensor_of(const colo_call_t *call, const colo_move_t *move,
+                                      const colo_carried_t *tensor,
+                                      const colo_registered_tensor_t *registered)
 {
     const colo_call_frame_t *frame = &call->frame;
     const int64_t elem = (int64_t)colo_dtype_size(tensor->dtype);
     const colo_view_t *in = move->from == COLO_OUT ? &tensor->out : &tensor->in;
-    colo_p2p_tensor_t to = {.per = tensor->per,
-                            .dtype = tensor->dtype,
-                            .elem = (size_t)elem,
-                            .in = in->data,
-                            .out = tensor->out.data,
-                            .id = registered->id,
-                            .offset = registered->offset};
+    colo_direct_tensor_t to = {.per = tensor->per,
+                               .dtype = tensor->dtype,
+                               .elem = (size_t)elem,
+                               .in = in->data,
+                               .out = tensor->out.data,
+                               .id = registered->id,
+                               .offset = registered->offset};
     for (int i = 0; i < 3; i++) {
         to.in_step[i] = in->stride[i] * elem;
         to.out_step[i] = tensor->out.stride[i] * elem;
@@ -443,20 +443,20 @@ colo_status_t colo_direct_move(colo_call_t *call, const colo_move_t *move)
 {
     const colo_ready_direct_t *direct = &call->ready->direct;
     colo_bridge_t *bridge = call->bridge;
-    colo_p2p_tensor_t one, *tensor = &one;
+    colo_direct_tensor_t one, *tensor = &one;
     if (call->frame.n > 1)
         tensor = colo_list_zeroed(&bridge->direct.tensors, call->frame.n, sizeof *tensor);
-    colo_p2p_call_t p2p = {.list = move->exchange == COLO_EXCHANGE_RELAYS ? direct->relay_list
-                                                                          : direct->list,
-                           .tensor = tensor,
-                           .device = call->queries.device,
-                           .capturing = call->capturing};
+    colo_direct_call_t p2p = {.list = move->exchange == COLO_EXCHANGE_RELAYS ? direct->relay_list
+                                                                             : direct->list,
+                              .tensor = tensor,
+                              .device = call->queries.device,
+                              .capturing = call->capturing};
     COLO_FAIL_IF(!tensor, COLO_ERR_NOMEM, "bridge: %d tensors", (int)call->frame.n);
     const colo_registered_tensor_t *registered =
         registered_for(call, (colo_mover_t)call->registered.moves);
     for (int32_t k = 0; k < call->frame.n; k++)
         if (call->frame.tensor[k].per > 0)
             tensor[p2p.n++] = tensor_of(call, move, &call->frame.tensor[k], &registered[k]);
-    return bridge->comm->backend->peer->run(bridge->direct.launcher, call->frame.pass, &p2p,
-                                            call->stream);
+    return bridge->comm->backend->direct->run(bridge->direct.launcher, call->frame.pass, &p2p,
+                                              call->stream);
 }

@@ -3,7 +3,7 @@
 #ifndef COLO_BRIDGE_RUN_DIRECT_H
 #define COLO_BRIDGE_RUN_DIRECT_H
 
-#include "comm/peer.h"
+#include "comm/direct.h"
 #include "core/list.h"
 
 #include <colobridge/comm.h>
@@ -20,8 +20,9 @@ typedef struct colo_ready_direct {
     int32_t moves[2]; /* of a pass: colo_mover_t that it can take */
     bool one_view;    /* all ranks decide alike on a tensor, also those whose messages are none */
     colo_mover_t forward;
-    colo_p2p_list_t *list, *relay_list; /* of a batch, else the launcher's own; what relays move */
-    int64_t unit;                       /* bytes of a feature of the plan that lists are for */
+    colo_direct_list_t *list,
+        *relay_list; /* of a batch, else the launcher's own; what relays move */
+    int64_t unit;    /* bytes of a feature of the plan that lists are for */
 } colo_ready_direct_t;
 
 /* Transfers of both passes, which say where ranks have what they move. */
@@ -33,8 +34,8 @@ typedef struct colo_transfer_lists {
 
 /* Direct memory of a bridge; lists keep their memory for the next batch. */
 typedef struct colo_bridge_direct {
-    colo_p2p_t *launcher; /* NULL: every call is staged */
-    int32_t blocks;       /* of its kernel, at most; 0: as few as keep the links busy */
+    colo_direct_launcher_t *launcher; /* NULL: every call is staged */
+    int32_t blocks;                   /* of its kernel, at most; 0: as few as keep the links busy */
     struct colo_agreed {
         bool made;              /* not if no rank had anything: another batch has to say */
         int32_t moves;          /* colo_mover_t that is taken; 0: staged */
@@ -43,7 +44,7 @@ typedef struct colo_bridge_direct {
     int64_t unit;               /* bytes of a feature of the plan in the widest tensor so far */
     colo_transfer_lists_t main, relays;
     colo_list_t held[2]; /* of sums, as they come; by addend */
-    colo_list_t tensors; /* colo_p2p_tensor_t of a call */
+    colo_list_t tensors; /* colo_direct_tensor_t of a call */
 } colo_bridge_direct_t;
 
 /* What peers reach of a tensor. */

@@ -220,7 +220,7 @@ colo_status_t colo_add_run(const colo_device_t *device, const colo_call_frame_t 
 /* Does this rank reach comm rank @peer? */
 static inline bool colo_direct_near(const colo_bridge_t *bridge, int32_t peer)
 {
-    return bridge->comm->backend->peer->reaches(bridge->comm, bridge->comm->rank, peer);
+    return bridge->comm->backend->direct->reaches(bridge->comm, bridge->comm->rank, peer);
 }
 /* Bytes that a feature of a plan has in the usual tensor; of a batch: or in the widest one so far.
  */

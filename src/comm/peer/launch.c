@@ -24,10 +24,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct colo_p2p_list {          /* of a shape or a ragged batch */
-    struct colo_p2p_list *next; /* in p2p->lists */
-    colo_k_p2p_t k[2];          /* by pass, all but the call */
-    char *host, *device;        /* of capacity bytes: segments and addends of both passes */
+struct colo_direct_list {          /* of a shape or a ragged batch */
+    struct colo_direct_list *next; /* in p2p->lists */
+    colo_k_p2p_t k[2];             /* by pass, all but the call */
+    char *host, *device;           /* of capacity bytes: segments and addends of both passes */
     size_t capacity, bytes;
     cudaEvent_t done; /* after the last call; recorded when it is dropped */
     bool used, sent;  /* by a call; to the device */
@@ -35,9 +35,9 @@ struct colo_p2p_list {          /* of a shape or a ragged batch */
     bool captured;    /* by a graph, which may be replayed at any time */
 };
 
-struct colo_p2p {
-    colo_path_t path;                  /* first */
-    struct colo_p2p_list *lists, *own; /* all; that of the shape */
+struct colo_direct_launcher {
+    colo_path_t path;                     /* first */
+    struct colo_direct_list *lists, *own; /* all; that of the shape */
 };
 
 /* Bytes. A call whose boxes fit takes a tile a block, others several, so that blocks end together.
@@ -88,15 +88,17 @@ static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
 }
 
 /* @peer of a box or an addend, as the kernel wants it. */
-static bool be_partner(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, int64_t *peer)
+static bool be_partner(const struct colo_direct_launcher *d, int pass, colo_k_p2p_t *k,
+                       int64_t *peer)
 {
     *peer = *peer < 0 ? -1 : colo_path_partner(&d->path, pass, k, (int32_t)*peer, 2);
     return *peer != COLO_PATH_FULL;
 }
 
 /* Boxes, then addends, as the kernel wants them, in host memory. */
-static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_transfers_t *w,
-                              colo_k_p2p_t *k, colo_transfer_t *segment, colo_addend_t *addend)
+static colo_status_t lists_of(const struct colo_direct_launcher *d, int pass,
+                              const colo_transfers_t *w, colo_k_p2p_t *k, colo_transfer_t *segment,
+                              colo_addend_t *addend)
 {
     COLO_AUTOFREE int64_t *link = order_of(d->path.peer, w);
     if (!link)
@@ -174,8 +176,8 @@ static size_t lists_bytes(const colo_transfers_t *w)
 }
 
 /* All of @k but the call, for lists that are made at @host and used at @device. */
-static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfers_t *w, char *host,
-                               char *device, colo_k_p2p_t *k)
+static colo_status_t pass_fill(struct colo_direct_launcher *d, int pass, const colo_transfers_t *w,
+                               char *host, char *device, colo_k_p2p_t *k)
 {
     struct colo_peer *p = d->path.peer;
     const size_t n = (size_t)w->nsteps;
@@ -202,7 +204,7 @@ enum { LIST_BYTES = 64 << 10 }; /* bytes, at least */
  * makes a block. */
 enum { LISTS = 4 };
 
-static void list_free(struct colo_p2p_list *l)
+static void list_free(struct colo_direct_list *l)
 {
     cudaFree(l->device);
     cudaFreeHost(l->host);
@@ -211,9 +213,10 @@ static void list_free(struct colo_p2p_list *l)
     free(l);
 }
 
-static colo_status_t list_new(struct colo_p2p *d, size_t bytes, struct colo_p2p_list **out)
+static colo_status_t list_new(struct colo_direct_launcher *d, size_t bytes,
+                              struct colo_direct_list **out)
 {
-    struct colo_p2p_list *l = calloc(1, sizeof *l);
+    struct colo_direct_list *l = calloc(1, sizeof *l);
     if (!l)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *l);
     for (l->capacity = LIST_BYTES; l->capacity < bytes;)
@@ -233,7 +236,7 @@ static colo_status_t list_new(struct colo_p2p *d, size_t bytes, struct colo_p2p_
 }
 
 /* Has the device used it for the last time? */
-static bool list_idle(const struct colo_p2p_list *l)
+static bool list_idle(const struct colo_direct_list *l)
 {
     if (l->taken || l->captured)
         return false;
@@ -243,11 +246,12 @@ static bool list_idle(const struct colo_p2p_list *l)
     return e == cudaSuccess;
 }
 
-static colo_status_t p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list)
+static colo_status_t p2p_list(colo_direct_launcher_t *d, const colo_transfers_t pass[2],
+                              colo_direct_list_t **list)
 {
     COLO_CAPTURE_RELAXED;
     const size_t first = lists_bytes(&pass[0]), bytes = first + lists_bytes(&pass[1]);
-    struct colo_p2p_list *l = d->lists;
+    struct colo_direct_list *l = d->lists;
     while (l && (l->capacity < bytes || !list_idle(l)))
         l = l->next;
     if (!l)
@@ -263,10 +267,10 @@ static colo_status_t p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], col
 
 /* All calls of the family follow each other, so its last one stands for the list's. A list of
  * which that is not known stays taken. */
-static void p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list)
+static void p2p_drop(colo_direct_launcher_t *d, colo_direct_list_t **list)
 {
     struct colo_peer *p = d->path.peer;
-    struct colo_p2p_list *l = *list;
+    struct colo_direct_list *l = *list;
     cudaError_t e = cudaSuccess;
     *list = NULL;
     if (l->used)
@@ -276,9 +280,9 @@ static void p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list)
     l->taken = e != cudaSuccess;
 }
 
-static colo_status_t p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
+static colo_status_t p2p_load(colo_direct_launcher_t *d, const colo_transfers_t pass[2])
 {
-    struct colo_p2p_list *next = NULL;
+    struct colo_direct_list *next = NULL;
     COLO_TRY(p2p_list(d, pass, &next));
     if (d->own)
         p2p_drop(d, &d->own);
@@ -291,9 +295,9 @@ static colo_status_t p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
 /* ---- create ---- */
 
 /* Those of create are on the device already, so that its first call may be captured without. */
-static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[2])
+static colo_status_t lists_make(struct colo_direct_launcher *d, const colo_transfers_t pass[2])
 {
-    struct colo_p2p_list *l;
+    struct colo_direct_list *l;
     for (int i = 0; i < LISTS; i++)
         COLO_TRY(list_new(d, LIST_BYTES, &l));
     COLO_TRY(p2p_load(d, pass));
@@ -308,16 +312,18 @@ static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[
 /* Freeing waits for the device, with the replays that are on it. */
 static void end_lists(colo_path_t *path)
 {
-    for (struct colo_p2p_list *l = ((struct colo_p2p *)path)->lists, *next; l; l = next) {
+    for (struct colo_direct_list *l = ((struct colo_direct_launcher *)path)->lists, *next; l;
+         l = next) {
         next = l->next;
         list_free(l);
     }
 }
 
-static colo_status_t p2p_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **out)
+static colo_status_t p2p_create(colo_comm_t *c, const colo_transfers_t pass[2],
+                                colo_direct_launcher_t **out)
 {
     COLO_CAPTURE_RELAXED;
-    struct colo_p2p *d = calloc(1, sizeof *d);
+    struct colo_direct_launcher *d = calloc(1, sizeof *d);
     colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *d);
     if (d)
         d->path.end = end_lists;
@@ -327,7 +333,7 @@ static colo_status_t p2p_create(colo_comm_t *c, const colo_transfers_t pass[2], 
     return COLO_OK;
 }
 
-static void p2p_destroy(colo_p2p_t **p2p)
+static void p2p_destroy(colo_direct_launcher_t **p2p)
 {
     if (!p2p || !*p2p)
         return;
@@ -339,11 +345,11 @@ static void p2p_destroy(colo_p2p_t **p2p)
 
 /* Puts the tensors of one launch into @k: as many of the next @n as it takes, sums of one dtype.
  * The same number on all ranks. */
-static int32_t tensors_of(colo_k_p2p_t *k, const colo_p2p_tensor_t *next, int32_t n)
+static int32_t tensors_of(colo_k_p2p_t *k, const colo_direct_tensor_t *next, int32_t n)
 {
     k->dtype = next->dtype;
     for (k->tensors = 0; k->tensors < n && k->tensors < COLO_K_TENSORS; k->tensors++) {
-        const colo_p2p_tensor_t *from = &next[k->tensors];
+        const colo_direct_tensor_t *from = &next[k->tensors];
         if (k->addends && from->dtype != k->dtype)
             break;
         colo_k_tensor_t *to = &k->tensor[k->tensors];
@@ -359,12 +365,12 @@ static int32_t tensors_of(colo_k_p2p_t *k, const colo_p2p_tensor_t *next, int32_
     return k->tensors;
 }
 
-static colo_status_t p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
+static colo_status_t p2p_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
                              colo_stream_t stream)
 {
     const char *name = d->path.pass[pass].name;
     struct colo_peer *p = d->path.peer;
-    struct colo_p2p_list *list = call->list ? call->list : d->own;
+    struct colo_direct_list *list = call->list ? call->list : d->own;
     colo_k_p2p_t *k = &list->k[pass]; /* 4 KiB, which a launch copies */
     if (k->npartners == 0 && k->tiles[0] + k->tiles[1] == 0)
         return COLO_OK;
@@ -389,7 +395,7 @@ static colo_status_t p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *cal
     return colo_cuda_error(name, e);
 }
 
-const colo_peer_ops_t colo_peer_table = {
+const colo_direct_memory_t colo_peer_table = {
     .open = colo_peer_open,
     .reaches = colo_peer_reaches,
     .why = colo_peer_why,

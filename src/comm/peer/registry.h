@@ -10,7 +10,7 @@
 #ifndef COLO_COMM_PEER_REGISTRY_H
 #define COLO_COMM_PEER_REGISTRY_H
 
-#include "comm/peer.h"
+#include "comm/direct.h"
 
 #include "comm/comm.h"
 #include "comm/peer/order.h"
@@ -64,8 +64,8 @@ typedef struct colo_share {
     bool stays;                /* another rank may still have this one's open: it is never freed */
 } colo_share_t;
 
-/* peer.h's table, whose calls are launch.c's, and what it has of registry.c. */
-extern const colo_peer_ops_t colo_peer_table;
+/* direct.h's table, whose calls are launch.c's, and what it has of registry.c. */
+extern const colo_direct_memory_t colo_peer_table;
 colo_status_t colo_peer_open(colo_comm_t *c);
 colo_status_t colo_peer_register(colo_comm_t *c, colo_memory_t *m);
 void colo_peer_unregister(colo_memory_t *m);
@@ -95,7 +95,7 @@ colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t c
  * no two of them. */
 colo_status_t colo_peer_try(colo_comm_t *c, struct colo_peer *p);
 void colo_peer_lose(struct colo_peer *p, int32_t rank, const char *why);
-/* peer.h's reaches and why. */
+/* direct.h's reaches and why. */
 bool colo_peer_reaches(const colo_comm_t *c, int32_t a, int32_t b);
 const char *colo_peer_why(const colo_comm_t *c);
 /* A multiple of 8 @bytes of every rank. */

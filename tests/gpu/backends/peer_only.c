@@ -121,7 +121,7 @@ static const colo_comm_backend_t peer_only = {
     .fail = peer_only_fail,
     .state = peer_only_state,
     .destroy = peer_only_destroy,
-    .peer = &colo_peer_table,
+    .direct = &colo_peer_table,
     .create = create,
 };
 

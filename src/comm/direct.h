@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer.h (private) - memory that ranks reach in each other, and a bridge's passes through it.
+ * direct.h (private) - memory that ranks reach in each other, and a bridge's passes through it.
  *
  * colo_comm_backend_t.peer is the table of a backend that can (comm/peer/ in
  * libcolobridge-nccl.so); NULL elsewhere. memory.c and bridge/run/direct.c use it.
  */
-#ifndef COLO_COMM_PEER_H
-#define COLO_COMM_PEER_H
+#ifndef COLO_COMM_DIRECT_H
+#define COLO_COMM_DIRECT_H
 
 #include <colobridge/memory.h>
 
@@ -15,12 +15,12 @@ const char *colo_transport_name(colo_transport_t transport); /* memory.c */
 colo_status_t colo_transport_wanted(const colo_comm_t *comm, colo_transport_t asked,
                                     colo_transport_t *transport);
 
-typedef struct colo_peer_ops colo_peer_ops_t;
+typedef struct colo_direct_memory colo_direct_memory_t;
 
 struct colo_memory {
-    colo_comm_t *comm;           /* borrowed; may be gone at destroy */
-    int32_t process;             /* of the comm */
-    const colo_peer_ops_t *peer; /* NULL: nothing registered, staged */
+    colo_comm_t *comm;                  /* borrowed; may be gone at destroy */
+    int32_t process;                    /* of the comm */
+    const colo_direct_memory_t *direct; /* NULL: nothing registered, staged */
     void *data;
     size_t bytes;
     colo_mem_t mem;
@@ -58,11 +58,11 @@ typedef struct colo_transfers {
 } colo_transfers_t;
 
 /* The steps of a ragged batch, for the path of its bridge. */
-typedef struct colo_p2p_list colo_p2p_list_t;
+typedef struct colo_direct_list colo_direct_list_t;
 
 /* A tensor of a call, which kernels of the current device can use; steps in bytes. Peers reach out,
  * or in if the pass adds up or pulls. */
-typedef struct colo_p2p_tensor {
+typedef struct colo_direct_tensor {
     int64_t per; /* each feature of the steps is so many of dtype */
     colo_dtype_t dtype;
     size_t elem;
@@ -70,19 +70,20 @@ typedef struct colo_p2p_tensor {
     int64_t in_step[3], out_step[3];
     int32_t id; /* of the memory that is reached, from find(); -1 when nothing of it is */
     uint64_t offset;
-} colo_p2p_tensor_t;
+} colo_direct_tensor_t;
 
-typedef struct colo_p2p_call {
-    colo_p2p_list_t *list;           /* NULL: the path's own steps */
-    const colo_p2p_tensor_t *tensor; /* [n] */
+typedef struct colo_direct_call {
+    colo_direct_list_t *list;           /* NULL: the path's own steps */
+    const colo_direct_tensor_t *tensor; /* [n] */
     int32_t n;
     int32_t device; /* the current one */
     bool capturing; /* is the stream? */
-} colo_p2p_call_t;
+} colo_direct_call_t;
 
-typedef struct colo_p2p colo_p2p_t; /* the peer-to-peer path of one bridge */
+typedef struct colo_direct_launcher
+    colo_direct_launcher_t; /* the peer-to-peer path of one bridge */
 
-struct colo_peer_ops {
+struct colo_direct_memory {
     /* open, share and create return COLO_ERR_UNBUILT, "not here", on all ranks with an error
      * message; what else goes wrong is an error on all of them. The comm lives on. open finds out
      * which ranks of the comm reach each other, once; UNBUILT: no two of them do. Collective. */
@@ -99,16 +100,18 @@ struct colo_peer_ops {
     /* How often memory was registered so far: the same on all ranks between the same two calls. */
     uint64_t (*registrations)(const colo_comm_t *c);
     /* A pass without steps and exposed ranks does nothing. Collective. */
-    colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
+    colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2],
+                            colo_direct_launcher_t **d);
     /* Other steps from now on; local. Keeps the old ones on error. */
-    colo_status_t (*load)(colo_p2p_t *d, const colo_transfers_t pass[2]);
-    colo_status_t (*run)(colo_p2p_t *d, int pass /* 0 forward, 1 backward */,
-                         const colo_p2p_call_t *call, colo_stream_t stream);
+    colo_status_t (*load)(colo_direct_launcher_t *d, const colo_transfers_t pass[2]);
+    colo_status_t (*run)(colo_direct_launcher_t *d, int pass /* 0 forward, 1 backward */,
+                         const colo_direct_call_t *call, colo_stream_t stream);
     /* Steps in addition to the path's own; local, and nothing waits for the device. Memory of a
      * list that is dropped serves the next ones when the device is past its last call. */
-    colo_status_t (*list)(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list);
-    void (*drop)(colo_p2p_t *d, colo_p2p_list_t **list);
-    void (*destroy)(colo_p2p_t **d);
+    colo_status_t (*list)(colo_direct_launcher_t *d, const colo_transfers_t pass[2],
+                          colo_direct_list_t **list);
+    void (*drop)(colo_direct_launcher_t *d, colo_direct_list_t **list);
+    void (*destroy)(colo_direct_launcher_t **d);
 };
 
 #endif
