@@ -87,11 +87,12 @@ static inline int colo_by_first(const void *first, const void *second)
         else                                                    \
             (high) = i;                                         \
     }
-/* The largest i < @n with begin[i * step] <= @value. @n >= 1, begin[0] <= @value. */
-static inline int64_t colo_last_begun(const int64_t *begin, int64_t step, int64_t n, int64_t value)
+/* The largest i < @n with begin[i * stride] <= @value. @n >= 1, begin[0] <= @value. */
+static inline int64_t colo_last_begun(const int64_t *begin, int64_t stride, int64_t n,
+                                      int64_t value)
 {
     int64_t behind = 1;
-    COLO_SEARCH(behind, n, i, begin[i * step] <= value)
+    COLO_SEARCH(behind, n, i, begin[i * stride] <= value)
     return behind - 1;
 }
 

@@ -51,14 +51,14 @@ static inline int64_t colo_zigzag_part(int64_t length, int64_t parts, int64_t i,
     return 2 * parts - 1 - chunk;
 }
 
-/* Numbers of @n elements: of[i * step], or what stands there in @map. */
+/* Numbers of @n elements: of[i * stride], or what stands there in @map. */
 typedef struct colo_keys {
     const int64_t *of, *map; /* map: or NULL */
-    int64_t n, step;
+    int64_t n, stride;
 } colo_keys_t;
 /* The keys of a list, which is not NULL, whose elements have this member. */
 #define COLO_KEYS(list, key, count) \
-    ((colo_keys_t){.of = &(list)->key, .n = (count), .step = sizeof *(list) / sizeof(int64_t)})
+    ((colo_keys_t){.of = &(list)->key, .n = (count), .stride = sizeof *(list) / sizeof(int64_t)})
 
 /* Lists elements by their keys, which are below @nkeys: @order [n] gets those of key k from
  * first[k] on, ascending. @first: [nkeys + 1], out. */
@@ -66,11 +66,12 @@ static inline void colo_order_by(colo_keys_t keys, int64_t nkeys, int64_t *first
 {
     memset(first, 0, (size_t)(nkeys + 1) * sizeof *first);
     for (int64_t i = 0; i < keys.n; i++)
-        first[1 + (keys.map ? keys.map[keys.of[i * keys.step]] : keys.of[i * keys.step])]++;
+        first[1 + (keys.map ? keys.map[keys.of[i * keys.stride]] : keys.of[i * keys.stride])]++;
     for (int64_t k = 0; k < nkeys; k++)
         first[k + 1] += first[k];
     for (int64_t i = 0; i < keys.n; i++)
-        order[first[keys.map ? keys.map[keys.of[i * keys.step]] : keys.of[i * keys.step]]++] = i;
+        order[first[keys.map ? keys.map[keys.of[i * keys.stride]] : keys.of[i * keys.stride]]++] =
+            i;
     /* each entry has run on to the begin of the next key */
     memmove(&first[1], &first[0], (size_t)nkeys * sizeof *first);
     first[0] = 0;

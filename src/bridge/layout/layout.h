@@ -45,20 +45,21 @@ typedef struct colo_runs {
     int64_t rows; /* sum of counts */
 } colo_runs_t;
 
-/* What begins at begin[i * step] and has count[i * step] rows, for each i of @index; NULL: for all.
+/* What begins at begin[i * stride] and has count[i * stride] rows, for each i of @index; NULL: for
+ * all.
  */
 typedef struct colo_ranges {
     const int64_t *begin, *count, *index;
-    int64_t step;
+    int64_t stride;
 } colo_ranges_t;
 /* The ranges of a list, which is not NULL, whose elements have these members. */
 #define COLO_RANGES(list, begin_of, count_of)    \
     ((colo_ranges_t){.begin = &(list)->begin_of, \
                      .count = &(list)->count_of, \
-                     .step = (int64_t)(sizeof *(list) / sizeof(int64_t))})
+                     .stride = (int64_t)(sizeof *(list) / sizeof(int64_t))})
 static inline int64_t colo_range_end(const colo_ranges_t *ranges, int64_t i)
 {
-    const int64_t offset = (ranges->index ? ranges->index[i] : i) * ranges->step;
+    const int64_t offset = (ranges->index ? ranges->index[i] : i) * ranges->stride;
     return ranges->begin[offset] + ranges->count[offset];
 }
 /* The first of [@low, @high) that ends behind @row. */

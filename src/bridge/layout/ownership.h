@@ -64,7 +64,7 @@ struct colo_side {
                           colo_ragged_t */
     bool ascends;      /* blocks ascend with their rows */
     bool full;         /* rows are not split in this role */
-    bool whole;        /* the tensor has all rows, also those that the role leaves out */
+    bool has_all_rows; /* the tensor has all rows, also those that the role leaves out */
     const colo_partial_t *partial; /* [npartial] that the role adds up; no row is in two */
     int64_t npartial;              /* 0: a row has one value */
     int64_t shown, addend;         /* which of them, and which of its addends, the side shows */

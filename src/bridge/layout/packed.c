@@ -162,7 +162,7 @@ static colo_status_t divide(const colo_packed_t *packed, const colo_packing_t *p
     const int64_t length = packing->seq_len[seq];
     if (packing->split == COLO_PACKING_TABLE)
         return check_pieces(packed, packing, seq, division);
-    const int64_t cp = packed->whole ? 1 : packing->seq_cp ? packing->seq_cp[seq] : packed->cp;
+    const int64_t cp = packed->uncut ? 1 : packing->seq_cp ? packing->seq_cp[seq] : packed->cp;
     const int64_t first = packing->seq_first ? packing->seq_first[seq] : 0;
     COLO_FAIL_IF(
         cp < 1 || first < 0 || first >= packed->cp || cp > packed->cp - first, COLO_ERR_ARG,
@@ -298,8 +298,8 @@ static colo_status_t bad_sequence(const colo_packed_t *packed, int64_t seq, int6
 colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *packing, bool listed)
 {
     COLO_TRY(check_present(packed, packing));
-    packed->whole = packing->split == COLO_PACKING_WHOLE;
-    packed->cp = packed->whole ? 1 : packed->axes.cp;
+    packed->uncut = packing->split == COLO_PACKING_WHOLE;
+    packed->cp = packed->uncut ? 1 : packed->axes.cp;
     packed->sp = packed->axes.sp;
     if (packed->axes.in_order) { /* blocks of any size */
         packed->cp *= packed->sp;
@@ -373,7 +373,7 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
 {
     const colo_packed_t *packed = side->table;
     const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
-    const int64_t which = (packed->whole ? 0 : place.context) * packed->axes.sp + place.part,
+    const int64_t which = (packed->uncut ? 0 : place.context) * packed->axes.sp + place.part,
                   part = which % packed->sp, k = place.replica * packed->cp + which / packed->sp;
     const int64_t *by_owner = packed->by_owner.items, block = packed->held[k] / packed->sp;
     const colo_piece_t *piece = packed->pieces.items;

@@ -45,7 +45,7 @@ typedef struct colo_packed {
     int64_t nseqs;
     int64_t cp;      /* owners per replica: 1 if every context rank holds all */
     int64_t sp;      /* blocks that the rows of an owner are cut into */
-    bool whole;      /* so the tables say */
+    bool uncut;      /* the tables say that each context rank holds all rows */
     int64_t *start;  /* [nseqs + 1] row of each sequence's first position */
     int64_t *base;   /* [nseqs] where a sequence begins on its replica's axis */
     int64_t *length; /* [replicas] of a replica's axis */

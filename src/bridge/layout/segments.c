@@ -179,7 +179,7 @@ static parts_t parts_in_order(const colo_ragged_t *ragged, bool by_dst)
         return (parts_t){segments->count,
                          segments->seq,
                          segments->pos,
-                         {.begin = ragged->row, .count = segments->rows, .step = 1}};
+                         {.begin = ragged->row, .count = segments->rows, .stride = 1}};
     parts_t parts = {ragged->parts.n, &part->seq, &part->pos, COLO_RANGES(part, row, count)};
     parts.rows.index = by_dst ? ragged->by_dst.items : NULL;
     return parts;
@@ -187,7 +187,7 @@ static parts_t parts_in_order(const colo_ragged_t *ragged, bool by_dst)
 
 static inline colo_part_t part_of(const parts_t *parts, int64_t i)
 {
-    const int64_t k = (parts->rows.index ? parts->rows.index[i] : i) * parts->rows.step;
+    const int64_t k = (parts->rows.index ? parts->rows.index[i] : i) * parts->rows.stride;
     return (colo_part_t){parts->seq[k], parts->pos[k], parts->rows.count[k], parts->rows.begin[k]};
 }
 

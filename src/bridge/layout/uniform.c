@@ -15,7 +15,7 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
     COLO_TRY(colo_layout_runs(side->layout, side->table, coords, side->full, runs));
     if (runs->n > 1)
         COLO_SORT(runs->run, runs->n, row);
-    for (int64_t i = 0; side->whole && i < runs->n; i++)
+    for (int64_t i = 0; side->has_all_rows && i < runs->n; i++)
         runs->run[i].local = runs->run[i].row;
     return COLO_OK;
 }

@@ -50,7 +50,7 @@ static colo_status_t build(colo_plan_t *plan)
                              .layout = &plan->dst,
                              .shape = shape,
                              .table = &dst_map,
-                             .whole = full,
+                             .has_all_rows = full,
                              .partial = &addends,
                              .npartial = partial};
     colo_builder_begin(&builder, plan, false);

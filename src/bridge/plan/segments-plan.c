@@ -29,20 +29,20 @@ static int64_t merged_rows(const colo_side_t *side, const int64_t *coords, int64
     return length;
 }
 
-/* Of @whole, the rows that @coords have on the replica's axis: where their tensor has them, by
- * index. @merged: where each run begins on the axis of the context rank is in builder->on_rank,
- * unless rows are full. @out: [whole->n] of the plan's pool; @rows: of that tensor. */
+/* Says where the tensor of @coords has its rows @all, by index on the replica's axis. @merged:
+ * where each run begins on the axis of the context rank is in builder->on_rank, unless rows are
+ * full. @out: [all->n] of the plan's pool; @rows: of that tensor. */
 static colo_status_t store(colo_builder_t *builder, const colo_side_t *side, const int64_t *coords,
-                           const colo_runs_t *whole, bool merged, colo_run_t **out, int64_t *rows)
+                           const colo_runs_t *all, bool merged, colo_run_t **out, int64_t *rows)
 {
-    const int64_t n = whole->n, *on_rank = builder->on_rank.items;
+    const int64_t n = all->n, *on_rank = builder->on_rank.items;
     int64_t first = 0;
-    *rows = whole->rows;
+    *rows = all->rows;
     *out = colo_pool_take(&builder->plan->pool, (size_t)(n + 1) * sizeof **out);
     COLO_FAIL_IF(!*out, COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
     bool sorted = true;
     for (int64_t i = 0; i < n; i++) {
-        const colo_run_t *run = &whole->run[i];
+        const colo_run_t *run = &all->run[i];
         (*out)[i] = (colo_run_t){run->local, run->count,
                                  !merged      ? 0
                                  : side->full ? run->local
@@ -99,10 +99,10 @@ static bool has_index(const colo_run_t *stored, int64_t pos)
  * found last; the next one is usually it or follows it. */
 static int64_t find(const colo_run_t *stored, int64_t n, int64_t pos, int64_t *hint)
 {
-    enum { STEP = sizeof *stored / sizeof stored->row };
+    enum { STRIDE = sizeof *stored / sizeof stored->row };
     int64_t low = *hint;
     if (!has_index(&stored[low], pos) && (++low == n || !has_index(&stored[low], pos)))
-        low = colo_last_begun(&stored->row, STEP, n, pos);
+        low = colo_last_begun(&stored->row, STRIDE, n, pos);
     *hint = low;
     return stored[low].local + (pos - stored[low].row);
 }
@@ -206,24 +206,24 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
     const colo_plan_config_t *config = &plan->config;
     int64_t coords[COLO_MAX_DIMS];
     colo_runs_t *mine = &builder->other;
-    const colo_runs_t *whole;
+    const colo_runs_t *all;
     *rows = 0;
     if (!colo_layout_coords(&plan->dst, plan->rank, coords))
         return COLO_OK;
     builder->on_rank.n = 0;
     dst.on_rank = merged ? &builder->on_rank : NULL;
-    COLO_TRY(colo_block_own_rows(builder, &dst, coords, &whole));
+    COLO_TRY(colo_block_own_rows(builder, &dst, coords, &all));
     dst.on_rank = NULL;
     if (ragged->packed) { /* which are where the rows of the block say */
-        *rows = whole->rows;
+        *rows = all->rows;
         places->n = *rows > 0;
         places->stored = colo_pool_take(&builder->plan->pool, sizeof *places->stored);
         COLO_FAIL_IF(!places->stored, COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
         *places->stored = (colo_run_t){.count = *rows};
         return COLO_OK;
     }
-    places->n = whole->n;
-    COLO_TRY(store(builder, &dst, coords, whole, merged, &places->stored, rows));
+    places->n = all->n;
+    COLO_TRY(store(builder, &dst, coords, all, merged, &places->stored, rows));
     if (!dst.full || config->grad != COLO_DISJOINT || config->no_grad)
         return COLO_OK;
     dst.full = false;
@@ -242,7 +242,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
                              .shape = &config->shape,
                              .table = &ragged->src,
                              .ascends = !ragged->packed,
-                             .full = ragged->src.whole};
+                             .full = ragged->src.uncut};
     colo_side_t dst = {.owns = &colo_owns_segments,
                        .layout = &plan->dst,
                        .shape = &config->shape,
@@ -256,7 +256,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
         dst.owns = &colo_owns_packed;
         dst.table = &ragged->dst;
         builder->answers.asked[COLO_FORWARD] = builder->answers.asked[COLO_BACKWARD] =
-            false; /* sides may be whole or not */
+            false; /* of a batch, sides may be uncut or not */
     }
     if (colo_layout_coords(&plan->src, plan->rank, coords))
         COLO_TRY(colo_block_own_rows(builder, &src, coords, &mine));
@@ -306,7 +306,7 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
                  ragged->packed ? "packing" : "segments", (long long)ragged->rows,
                  (long long)batch_config.shape.features, colo_dtype_name(batch_config.dtype));
     if (ragged->packed)
-        batch_config.output = ragged->dst.whole ? COLO_FULL_SEQ : COLO_SHARDED;
+        batch_config.output = ragged->dst.uncut ? COLO_FULL_SEQ : COLO_SHARDED;
     batch_config.shape = (colo_shape_t){.samples = 1, .rows = ragged->rows, .features = units};
     COLO_TRY(colo_plan_new(&made, &batch_config, rank));
     made->elem *= (size_t)(config->shape.features / units);
