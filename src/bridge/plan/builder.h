@@ -12,7 +12,7 @@ typedef struct colo_answers {
     bool adds_up, sums_cross; /* of backward */
 } colo_answers_t;
 
-/* Of the list that is being sorted. */
+/* Memory to sort a list in. */
 typedef struct colo_sorting {
     colo_list_t sorted, runs;
 } colo_sorting_t;

@@ -26,7 +26,7 @@ typedef struct colo_sum_group {
     int64_t home, lead, n;
 } colo_sum_group_t;
 
-/* Of the held block, known where nodes add up. */
+/* What is known of the held block where nodes add up. */
 typedef struct colo_node_sums {
     colo_list_t sources; /* colo_addend_source_t */
     colo_list_t groups;  /* colo_sum_group_t by addend */

@@ -58,7 +58,7 @@ static colo_status_t store(colo_builder_t *builder, const colo_side_t *side, con
     return COLO_OK;
 }
 
-/* Of the rows of @places, those that no run of @mine has. */
+/* Lists the rows of @places that no run of @mine has. */
 static colo_status_t list_foreign(const colo_runs_t *mine, colo_pool_t *pool,
                                   colo_ragged_places_t *places)
 {

@@ -25,9 +25,9 @@ typedef struct colo_ragged_places {
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
                                const colo_ragged_t *ragged, colo_builder_t *builder, bool merged,
                                uint64_t hash, colo_pool_t *spare, colo_ragged_places_t *places);
-/* Of the plan that @builder made last: in what this rank sends, and in addends that it receives,
- * the rows of the destination ranks' tensors take the place of indices. Those of a plan without
- * peer memory are never looked at. */
+/* Replaces indices by the rows of the destination ranks' tensors, in what this rank sends by the
+ * plan that @builder made last and in the addends that it receives. Those of a plan without peer
+ * memory are never looked at. */
 colo_status_t colo_ragged_place_peers(colo_builder_t *builder, const colo_ragged_t *ragged,
                                       bool merged);
 
