@@ -29,12 +29,18 @@ static colo_status_t add_sources(colo_builder_t *builder, bool nodes_add_up,
     for (int64_t i = 0; i < gateways->ranks.n; i++) {
         const int64_t rank = ((int64_t *)gateways->ranks.items)[i];
         const int64_t node = colo_location_of(builder->cfg, rank).node;
-        COLO_PUSH(&gateways->nodes, "plan: %lld sources", (colo_source_t){node, addend});
+        COLO_PUSH(&gateways->nodes, "plan: %lld sources", (colo_node_addend_t){node, addend});
         if (nodes_add_up)
             COLO_PUSH(&builder->sums.sources, "plan: %lld sources",
                       (colo_addend_source_t){node, addend, rank});
     }
     return COLO_OK;
+}
+
+static int by_node_and_addend(const void *first, const void *second)
+{
+    _Static_assert(sizeof(colo_node_addend_t) == 2 * sizeof(int64_t), "a node and an addend");
+    return colo_compare(first, second, 2);
 }
 
 colo_status_t colo_gateways_hold(colo_builder_t *builder, bool nodes_add_up,
@@ -59,12 +65,12 @@ colo_status_t colo_gateways_hold(colo_builder_t *builder, bool nodes_add_up,
                 block.coord[i] = partial->place[addend].coord[i];
         COLO_TRY(add_sources(builder, nodes_add_up, hold, &block, addend));
     }
-    colo_source_t *source = gateways->nodes.items;
+    colo_node_addend_t *on = gateways->nodes.items;
     int64_t n = 0;
-    qsort(source, (size_t)gateways->nodes.n, sizeof *source, colo_source_cmp);
+    qsort(on, (size_t)gateways->nodes.n, sizeof *on, by_node_and_addend);
     for (int64_t i = 0; i < gateways->nodes.n; i++)
-        if (n == 0 || colo_source_cmp(&source[n - 1], &source[i]) != 0)
-            source[n++] = source[i];
+        if (n == 0 || by_node_and_addend(&on[n - 1], &on[i]) != 0)
+            on[n++] = on[i];
     gateways->nodes.n = n;
     return nodes_add_up ? colo_node_sums_group(builder) : COLO_OK;
 }
@@ -72,9 +78,7 @@ colo_status_t colo_gateways_hold(colo_builder_t *builder, bool nodes_add_up,
 /* How many addends of the held block @node has. */
 static int64_t held_on(colo_builder_t *builder, int64_t node)
 {
-    const colo_list_t *nodes = &builder->gateways.nodes;
-    return colo_source_find(builder, nodes->items, nodes->n, node + 1, -1) -
-           colo_source_find(builder, nodes->items, nodes->n, node, -1);
+    return colo_node_addends_first(builder, node + 1) - colo_node_addends_first(builder, node);
 }
 
 static int by_node_and_block(const void *first, const void *second)

@@ -9,7 +9,7 @@
 /* The nodes of the held block, and of those that need it. */
 typedef struct colo_gateways {
     bool several_nodes;    /* else nothing below is known */
-    colo_list_t nodes;     /* colo_source_t: node, addend; distinct, ascending */
+    colo_list_t nodes;     /* colo_node_addend_t, distinct, ascending */
     int64_t naddends;      /* of the block */
     int64_t rotation;      /* where small overlaps begin */
     colo_list_t needed_by; /* colo_source_t: destinations by node */

@@ -25,15 +25,24 @@ static const colo_sum_group_t *groups_of(const colo_builder_t *builder)
     return builder->sums.groups.items;
 }
 
+int64_t colo_node_addends_first(colo_builder_t *builder, int64_t node)
+{
+    const colo_node_addend_t *on = builder->gateways.nodes.items;
+    int64_t low = 0, n = builder->gateways.nodes.n, work = 0;
+    COLO_SEARCH(low, n, i, (work++, on[i].node < node))
+    builder->plan->work += work;
+    return low;
+}
+
 /* How many addends of the group that @lead leads @node lacks. */
 static int64_t lacks(colo_builder_t *builder, int64_t node, int64_t lead)
 {
-    const colo_source_t *source = builder->gateways.nodes.items;
+    const colo_node_addend_t *on = builder->gateways.nodes.items;
     const colo_sum_group_t *group = groups_of(builder);
     int64_t n = group[lead].n;
-    for (int64_t i = colo_source_find(builder, source, builder->gateways.nodes.n, node, -1);
-         i < builder->gateways.nodes.n && source[i].key == node; i++)
-        n -= group[source[i].rank].lead == lead;
+    for (int64_t i = colo_node_addends_first(builder, node);
+         i < builder->gateways.nodes.n && on[i].node == node; i++)
+        n -= group[on[i].addend].lead == lead;
     return n;
 }
 
@@ -45,15 +54,15 @@ static bool sum_is_smaller(const colo_builder_t *builder, int64_t addends)
 /* The node with most addends that are in no group yet; @most: how many. */
 static int64_t next_home(const colo_builder_t *builder, int64_t *most)
 {
-    const colo_source_t *source = builder->gateways.nodes.items;
+    const colo_node_addend_t *on = builder->gateways.nodes.items;
     int64_t home = -1, n = 0;
     *most = 0;
     for (int64_t i = 0; i < builder->gateways.nodes.n; i++) {
-        n = (i > 0 && source[i].key == source[i - 1].key ? n : 0) +
-            (groups_of(builder)[source[i].rank].n == 0);
+        n = (i > 0 && on[i].node == on[i - 1].node ? n : 0) +
+            (groups_of(builder)[on[i].addend].n == 0);
         if (n > *most) {
             *most = n;
-            home = source[i].key;
+            home = on[i].node;
         }
     }
     return home;
@@ -61,7 +70,7 @@ static int64_t next_home(const colo_builder_t *builder, int64_t *most)
 
 colo_status_t colo_node_sums_group(colo_builder_t *builder)
 {
-    const colo_source_t *source = builder->gateways.nodes.items;
+    const colo_node_addend_t *on = builder->gateways.nodes.items;
     colo_sum_group_t *group =
         colo_list_zeroed(&builder->sums.groups, builder->gateways.naddends, sizeof *group);
     COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "plan: %lld addends",
@@ -70,9 +79,9 @@ colo_status_t colo_node_sums_group(colo_builder_t *builder)
         const int64_t home = next_home(builder, &most);
         const bool sums = sum_is_smaller(builder, most);
         int64_t lead = -1;
-        for (int64_t i = colo_source_find(builder, source, builder->gateways.nodes.n, home, -1);
-             i < builder->gateways.nodes.n && source[i].key == home; i++) {
-            const int64_t addend = source[i].rank;
+        for (int64_t i = colo_node_addends_first(builder, home);
+             i < builder->gateways.nodes.n && on[i].node == home; i++) {
+            const int64_t addend = on[i].addend;
             if (group[addend].n)
                 continue;
             lead = lead < 0 || !sums ? addend : lead;

@@ -16,6 +16,11 @@ typedef struct colo_values {
     bool nodes_add_up; /* some single addends then stay on their node */
 } colo_values_t;
 
+/* A node, and an addend of the held block that ranks of it have. */
+typedef struct colo_node_addend {
+    int64_t node, addend;
+} colo_node_addend_t;
+
 /* A rank that holds an addend of the held block. */
 typedef struct colo_addend_source {
     int64_t node, addend, rank;
@@ -32,6 +37,9 @@ typedef struct colo_node_sums {
     colo_list_t groups;  /* colo_sum_group_t by addend */
     colo_list_t terms;   /* colo_term_t: orders of addition of the whole plan */
 } colo_node_sums_t;
+
+/* The first of gateways.nodes that is of @node or of a later one. */
+int64_t colo_node_addends_first(colo_builder_t *builder, int64_t node);
 
 /* Divides the addends of the held block into groups; gateways.c knows its nodes. */
 colo_status_t colo_node_sums_group(colo_builder_t *builder);
