@@ -44,8 +44,9 @@
  * the order of the calls. On a device each operation waits for the operation before it, on any
  * stream. This does not hold for operations in CUDA graphs: order graphs by streams and events.
  * Staging of collectives grows at the first operation of a size, and not in a capture: run the
- * operation once, then capture. Bridges allocate their staging at create. Sums combine in rank
- * order, bitwise as on the host.
+ * operation once, then capture. Bridges allocate their staging at create; the sums of COLLECTIVE are
+ * all-reduces, so run a backward once before the capture. Sums combine in rank order, bitwise as on
+ * the host.
  */
 #ifndef COLOBRIDGE_NCCL_H
 #define COLOBRIDGE_NCCL_H
