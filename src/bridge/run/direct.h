@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peers.h (private) - what direct.c keeps in a bridge, a ready plan and a call. */
+/* direct.h (private) - what direct.c keeps in a bridge, a ready plan and a call. */
 #ifndef COLO_BRIDGE_RUN_DIRECT_H
 #define COLO_BRIDGE_RUN_DIRECT_H
 
