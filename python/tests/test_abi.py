@@ -82,6 +82,9 @@ def test_enums_have_the_values_of_the_header(compiled):
 def test_every_status_of_the_header_is_known():
     names = re.findall(r'COLO_(ERR_\w+) = ', (INCLUDE / 'colobridge/status.h').read_text())
     assert sorted(names) == sorted(errors.STATUS)
+    named = ctypes.CDLL(_lib.find()).colo_status_name
+    named.restype = ctypes.c_char_p
+    assert {name: named(value).decode() for name, value in errors.STATUS.items()} == {n: 'COLO_' + n for n in names}
 
 
 def declaration(name):
