@@ -402,7 +402,8 @@ colo_status_t colo_direct_prepare(colo_call_t *call)
         *unit = own > *unit ? own : *unit;
     }
     const bool wider = *unit > direct->unit && !call->capturing;
-    if (!wider && (call->frame.pass == COLO_BACKWARD ||
+    const bool lost = call->frame.program->bytes && !direct->list; /* the last listing failed */
+    if (!wider && !lost && (call->frame.pass == COLO_BACKWARD ||
                    direct->forward == (colo_mover_t)call->registered.moves))
         return COLO_OK;
     colo_direct_unload(bridge, call->ready); /* or the list was made before ranks had agreed */
