@@ -12,6 +12,11 @@
 
 /* The first is looked for in the process. hwloc's inline functions that call others are not in this
  * list and must not be used: they would link the library. */
+#if HWLOC_API_VERSION >= 0x00030000
+#define COLO_HWLOC_3(X) X(topology_get_infos)
+#else
+#define COLO_HWLOC_3(X)
+#endif
 #define COLO_HWLOC_FUNCTIONS(X)        \
     X(topology_init)                   \
     X(topology_destroy)                \
@@ -40,7 +45,8 @@
     X(bitmap_set)                      \
     X(bitmap_sscanf)                   \
     X(bitmap_weight)                   \
-    X(bitmap_zero)
+    X(bitmap_zero)                     \
+    COLO_HWLOC_3(X)
 
 #define COLO_HWLOC_MEMBER(name) __typeof__(hwloc_##name) *name;
 typedef struct colo_hwloc {
