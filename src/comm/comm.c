@@ -254,10 +254,11 @@ colo_status_t colo_comm_config(const colo_comm_t *comm, colo_comm_config_t *conf
     prefix = from_env ? prefix : comm->recorder;
     int32_t word = 0;
     (void)colo_env_word("COLO_TRANSPORT", &word);
+    (void)colo_env_value("COLO_TRANSPORT", &from_env);
     const colo_comm_config_t own = {
         .timeout_ms = colo_comm_i_timeout(comm),
         .check = comm->check,
-        .transport = word > 0 ? (colo_transport_t)word : comm->transport,
+        .transport = from_env ? (colo_transport_t)word : comm->transport,
         .flight_recorder = *prefix ? prefix : NULL,
     };
     return COLO_SIZED_WRITE(config, &own, "comm_config: config", "COLO_COMM_CONFIG_INIT");

@@ -160,8 +160,11 @@ colo_status_t colo_transport_wanted(const colo_comm_t *comm, colo_transport_t as
                                     colo_transport_t *transport)
 {
     int32_t word;
+    bool from_env;
     COLO_TRY(colo_env_word("COLO_TRANSPORT", &word)); /* in the order of the enumerators */
-    const colo_transport_t says[] = {(colo_transport_t)word, asked, comm->transport};
+    (void)colo_env_value("COLO_TRANSPORT", &from_env);
+    const colo_transport_t says[] = {(colo_transport_t)word, asked,
+                                     from_env ? COLO_TRANSPORT_AUTO : comm->transport};
     *transport = COLO_TRANSPORT_AUTO;
     for (int i = 0; i < 3 && *transport == COLO_TRANSPORT_AUTO; i++)
         if (says[i] <= COLO_TRANSPORT_PEER) /* the other names one between processes */

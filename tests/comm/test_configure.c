@@ -82,6 +82,7 @@ T_CASE(the_environment_overrides_each_member_that_it_sets)
         {"COLO_TIMEOUT_MS", "77", 77, 2, COLO_TRANSPORT_NCCL, "/tmp/ours"},
         {"COLO_CHECK", "0", 4321, 0, COLO_TRANSPORT_NCCL, "/tmp/ours"},
         {"COLO_TRANSPORT", "peer", 4321, 2, COLO_TRANSPORT_PEER, "/tmp/ours"},
+        {"COLO_TRANSPORT", "auto", 4321, 2, COLO_TRANSPORT_AUTO, "/tmp/ours"},
         {"COLO_TRANSPORT", "ucx", 4321, 2, COLO_TRANSPORT_UCX, "/tmp/ours"},
         {"COLO_FLIGHT_RECORDER", "/tmp/theirs", 4321, 2, COLO_TRANSPORT_NCCL, "/tmp/theirs"},
     };
@@ -138,6 +139,13 @@ static colo_status_t bootstrapped(colo_comm_t *first, void *arg)
     boot.config = &bad;
     bad.check = -1;
     rank_fails(colo_comm_create_bootstrap(&boot, &world), COLO_ERR_ARG, "config.check is -1");
+    if (colo_comm_rank(first) != 1) { /* one rank's is refused: the others need not wait for it */
+        boot.config = &config;
+        rank_fails(colo_comm_create_bootstrap(&boot, &world), COLO_ERR_PEER,
+                   "rank 1 failed: comm: config.check is -1");
+    } else {
+        rank_fails(colo_comm_create_bootstrap(&boot, &world), COLO_ERR_ARG, "config.check is -1");
+    }
     boot.config = &config;
     rank_try(colo_comm_create_bootstrap(&boot, &world));
     rank_check(is(world, 4321, 2, COLO_TRANSPORT_NCCL, "/tmp/ours"));

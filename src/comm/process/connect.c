@@ -61,9 +61,8 @@ struct peer {
 
 struct meeting {
     const colo_bootstrap_t *boot;
-    const colo_comm_config_t *config; /* what is in force */
-    double begin, next_check; /* begin: when the last all-gather was through; of the deadline */
-    int64_t timeout_ms;
+    double begin, next_check;  /* begin: when the last all-gather was through; of the deadline */
+    colo_comm_config_t config; /* what is in force */
     colo_endpoint_t mine, *endpoint; /* [size] */
     int door;                        /* or -1 */
     struct peer *peer;               /* [size] */
@@ -108,9 +107,9 @@ enum { SOCKETS = 0, TRANSPORTS = sizeof transports / sizeof transports[0] };
  * refused once all are connected. */
 static int32_t wanted_row(const colo_comm_config_t *config)
 {
-    const char *word;
-    (void)colo_env_text("COLO_TRANSPORT", &word);
-    if (config->transport == COLO_TRANSPORT_UCX && strcmp(word, "auto") == 0)
+    bool from_env;
+    const char *word = colo_env_value("COLO_TRANSPORT", &from_env);
+    if (config->transport == COLO_TRANSPORT_UCX && !from_env)
         word = "ucx";
     for (int32_t i = SOCKETS + 1; i < TRANSPORTS; i++)
         if (strcmp(transports[i].comm.name, word) == 0)
@@ -281,7 +280,7 @@ static colo_status_t too_late(const struct meeting *meeting)
         "create_bootstrap: rank %d of %d has no connection with %d ranks after %lld ms; "
         "the first is rank %d%s%s",
         (int)meeting->boot->rank, (int)meeting->boot->size, (int)meeting->left,
-        (long long)meeting->timeout_ms, (int)r, why[0] ? ": " : "",
+        (long long)meeting->config.timeout_ms, (int)r, why[0] ? ": " : "",
         r < meeting->boot->rank ? why : ", which did not call");
 }
 
@@ -363,7 +362,7 @@ static colo_status_t connect_sockets(struct meeting *meeting)
         return colo_endpoint_no_socket(meeting->boot, errno);
     meeting->next_check = meeting->begin + CHECK_SECONDS;
     while (meeting->left > 0) {
-        if (waited_ms(meeting) > (double)meeting->timeout_ms)
+        if (waited_ms(meeting) > (double)meeting->config.timeout_ms)
             return too_late(meeting);
         COLO_FAIL_IF(colo_interrupted(waited_ms(meeting) * 1e-3), COLO_ERR_ABORTED,
                      "create_bootstrap: rank %d of %d was interrupted while %d ranks were missing",
@@ -487,6 +486,17 @@ static colo_status_t join(struct meeting *meeting)
     return st;
 }
 
+/* A rank on which it is refused comes to the all-gather all the same: the others are on their way
+ * there. */
+static void take_config(struct meeting *meeting)
+{
+    const colo_status_t st = colo_comm_i_read_config(meeting->boot->config, &meeting->config);
+    if (st == COLO_OK || meeting->mine.status < 0)
+        return;
+    const colo_error_t why = colo_error_save();
+    colo_endpoint_set_error(&meeting->mine, colo_fail(st, "create_bootstrap: %s", why.text));
+}
+
 /* Connects all ranks with each other. */
 static colo_status_t connect_all(struct meeting *meeting)
 {
@@ -497,7 +507,8 @@ static colo_status_t connect_all(struct meeting *meeting)
     meeting->fd = malloc((size_t)boot->size * sizeof *meeting->fd);
     colo_endpoint_make(boot, meeting->peer && meeting->poll, &meeting->mine, &meeting->door,
                        meeting->fd);
-    meeting->mine.insists = wanted_row(meeting->config);
+    take_config(meeting);
+    meeting->mine.insists = wanted_row(&meeting->config);
     colo_status_t st = gather_endpoints(meeting);
     close_all(meeting, false); /* connections take their place */
     COLO_TRY(st);
@@ -515,11 +526,9 @@ static colo_status_t connect_all(struct meeting *meeting)
 }
 
 /* @made: the world, over connections of all ranks. */
-static colo_status_t meet(const colo_bootstrap_t *boot, const colo_comm_config_t *config,
-                          double *begin, colo_comm_t **made)
+static colo_status_t meet(const colo_bootstrap_t *boot, double *begin, colo_comm_t **made)
 {
-    __attribute__((cleanup(end_meeting))) struct meeting meeting = {
-        .boot = boot, .config = config, .timeout_ms = config->timeout_ms, .door = -1};
+    __attribute__((cleanup(end_meeting))) struct meeting meeting = {.boot = boot, .door = -1};
     COLO_TRY(connect_all(&meeting));
     void *connections = meeting.connections;
     meeting.connections = NULL;
@@ -565,11 +574,9 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm
                  "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
                  "below it",
                  (int)boot->rank, (int)boot->size);
-    colo_comm_config_t config;
-    COLO_TRY(colo_comm_i_read_config(boot->config, &config));
     colo_comm_t *world = NULL;
     double begin = 0;
-    COLO_TRY(meet(boot, &config, &begin, &world));
+    COLO_TRY(meet(boot, &begin, &world));
     (void)colo_comm_configure(world, boot->config ? boot->config : &defaults);
     return colo_process_agree(world, "create_bootstrap", begin, comm);
 }
