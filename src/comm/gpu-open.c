@@ -52,6 +52,9 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     }
     COLO_TRY(backend->create(control, borrowed, device, comm));
     (*comm)->share_process = share || parent->share_process;
+    (*comm)->check = parent->check;
+    (*comm)->transport = parent->transport;
+    colo_comm_i_set_recorder(*comm, parent->recorder);
     return COLO_OK;
 }
 

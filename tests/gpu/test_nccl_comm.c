@@ -105,6 +105,26 @@ T_CASE_ON_GPUS(gpus, collectives_have_the_bits_of_the_host)
     return COLO_OK;
 }
 
+T_CASE_ON_GPUS(gpus, a_comm_of_gpus_has_the_config_of_its_parent)
+{
+    colo_comm_config_t config = {COLO_COMM_CONFIG_INIT, .transport = COLO_TRANSPORT_NCCL};
+    colo_comm_config_t said = {COLO_COMM_CONFIG_INIT}, has = {COLO_COMM_CONFIG_INIT};
+    T_ENDS(colo_comm_destroy) colo_comm_t *parent = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *child = NULL;
+    config.check = 2;
+    config.timeout_ms = t_long_wait() + 1;
+    config.flight_recorder = "/tmp/ours";
+    rank_try(colo_comm_split_color(r->host, 0, 0, &parent));
+    rank_try(colo_comm_configure(parent, &config));
+    rank_try(colo_comm_create_nccl(parent, -1, &child));
+    rank_try(colo_comm_config(parent, &said)); /* the environment may override some */
+    rank_try(colo_comm_config(child, &has));
+    rank_check(has.check == said.check && has.timeout_ms == said.timeout_ms);
+    rank_check(has.transport == said.transport);
+    rank_check(has.flight_recorder && strcmp(has.flight_recorder, said.flight_recorder) == 0);
+    return COLO_OK;
+}
+
 /* Staging that the caller lends is what reductions use, and no byte more of it than they said. */
 T_CASE_ON_GPUS(gpus, a_reduction_uses_the_staging_that_it_is_lent)
 {
