@@ -293,7 +293,7 @@ __global__ void merge_kernel(const __grid_constant__ colo_distill_args p)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step)
-        colo_distill_i_merge_token(&p, t);
+        colo_distill_merge_token(&p, t);
 }
 
 /* ---- grad: blockIdx.x is a run of groups, blockIdx.y a row ---- */

@@ -279,7 +279,7 @@ template <typename D> cudaError_t list_stats(const colo_logprob_args &p, cudaStr
     if (p.config.segment > 0) {
         cudaError_t e = cudaSuccess;
         for (int32_t i = 0; i < p.segments && e == cudaSuccess; i++)
-            e = list_stats<D>(colo_logprob_i_segment(&p, sizeof(typename D::elem), i), stream);
+            e = list_stats<D>(colo_logprob_segment(&p, sizeof(typename D::elem), i), stream);
         return e;
     }
     const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     for (int64_t t = p.lo + (int64_t)blockIdx.x * MERGE_THREADS; t < p.hi; t += stride) {
         bool valid = false, invalid = false;
         if (t + threadIdx.x < p.hi)
-            colo_logprob_i_merge_token(&p, t + threadIdx.x, &valid, &invalid);
+            colo_logprob_merge_token(&p, t + threadIdx.x, &valid, &invalid);
         const int good = __syncthreads_count(valid), bad = __syncthreads_count(invalid);
         if (threadIdx.x == 0 && p.out.n_valid && good)
             atomicAdd((unsigned long long *)p.out.n_valid, (unsigned long long)good);
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 /* A group of one has no gather between the kernels, after whose failure the counts are as before. */
 static bool stats_starts_counts(const colo_logprob_args *p)
 {
-    return p->lo == 0 && colo_logprob_i_alone(p);
+    return p->lo == 0 && colo_logprob_alone(p);
 }
 
 extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_args *given, cudaStream_t stream)

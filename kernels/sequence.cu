@@ -23,9 +23,9 @@ __global__ void targets_kernel(const __grid_constant__ colo_sequence_args p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
-        const colo_sequence_place found = colo_sequence_i_locate(&p, p.cp_rank, i);
-        p.targets[i] = colo_sequence_i_has_target(&found)
-                           ? p.tokens[colo_sequence_i_next(&p, &found)]
+        const colo_sequence_place found = colo_sequence_locate(&p, p.cp_rank, i);
+        p.targets[i] = colo_sequence_has_target(&found)
+                           ? p.tokens[colo_sequence_next(&p, &found)]
                            : p.ignore;
     }
 }
@@ -34,9 +34,9 @@ __global__ void mask_kernel(const __grid_constant__ colo_sequence_args p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
-        const colo_sequence_place found = colo_sequence_i_locate(&p, p.cp_rank, i);
-        p.mask[i] = p.what == COLO_SEQUENCE_TARGETS ? colo_sequence_i_has_target(&found)
-                                                    : colo_sequence_i_has_token(&found);
+        const colo_sequence_place found = colo_sequence_locate(&p, p.cp_rank, i);
+        p.mask[i] = p.what == COLO_SEQUENCE_TARGETS ? colo_sequence_has_target(&found)
+                                                    : colo_sequence_has_token(&found);
     }
 }
 
@@ -45,8 +45,8 @@ template <typename T> __global__ void scatter_kernel(const __grid_constant__ col
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
-        const colo_sequence_place found = colo_sequence_i_locate(&p, k / p.count, k % p.count);
-        if (colo_sequence_i_has_target(&found))
+        const colo_sequence_place found = colo_sequence_locate(&p, k / p.count, k % p.count);
+        if (colo_sequence_has_target(&found))
             ((T *)p.table)[found.row * p.table_stride + found.column] = ((const T *)p.elements)[k];
     }
 }
@@ -55,8 +55,8 @@ template <typename T> __global__ void gather_kernel(const __grid_constant__ colo
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
-        const colo_sequence_place found = colo_sequence_i_locate(&p, p.from + k / p.count, k % p.count);
-        ((T *)p.elements)[k] = colo_sequence_i_has_target(&found)
+        const colo_sequence_place found = colo_sequence_locate(&p, p.from + k / p.count, k % p.count);
+        ((T *)p.elements)[k] = colo_sequence_has_target(&found)
                                    ? ((const T *)p.table)[found.row * p.table_stride + found.column]
                                    : (T)0;
     }

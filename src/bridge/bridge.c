@@ -132,7 +132,7 @@ static colo_status_t find_comm(colo_bridge_t *bridge, const colo_bridge_config_t
     COLO_FAIL_IF(!side[0] || !side[1], COLO_ERR_ARG, "bridge: config.%s is NULL",
                  side[0] ? "dst" : "src");
     for (int i = 0; i < 2; i++)
-        if (side[i]->grid.ndims == 0 || colo_grid_i_check(&side[i]->grid) < 0)
+        if (side[i]->grid.ndims == 0 || colo_grid_check(&side[i]->grid) < 0)
             return colo_layout_check_fields(side[i]);
     bridge->algo = config->algo;
     bridge->mem = config->mem;
@@ -209,7 +209,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
 {
     COLO_RANGE();
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "bridge: comm is NULL");
-    COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
+    COLO_TRY(colo_comm_alive(comm, "bridge create"));
     colo_bridge_config_t own = {COLO_BRIDGE_CONFIG_INIT};
     colo_status_t st =
         COLO_SIZED_READ(&own, config, axes, "bridge: config", "COLO_BRIDGE_CONFIG_INIT");
@@ -219,7 +219,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
         made->comm = comm;
     COLO_THEN(st, find_comm(made ? made : &none, &own));
     comm = made ? made->comm : none.comm;
-    COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
+    COLO_TRY(colo_comm_alive(comm, "bridge create"));
     if (!bridge)
         st = colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
     else if (!made)
@@ -231,9 +231,9 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
         colo_fields_t fields = {COLO_FIELDS_INIT};
         if (st == COLO_OK)
             colo_bridge_fields(made, &fields);
-        st = colo_comm_i_agree_fields(comm, "bridge create", &fields, st);
+        st = colo_comm_agree_fields(comm, "bridge create", &fields, st);
     } else if (st < 0) {
-        st = colo_comm_i_fail(comm, st);
+        st = colo_comm_fail(comm, st);
     }
     COLO_TRY(st);
     made->id.tag = ++comm->split_tag;
@@ -243,7 +243,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
                                              : colo_run_create(made));
     st = colo_ragged_reserve(made);
     if (st < 0) /* a peer may be past it */
-        return colo_comm_i_fail(comm, st);
+        return colo_comm_fail(comm, st);
     log_create(made);
     *bridge = made;
     made = NULL;

@@ -36,8 +36,8 @@ static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compar
 
 static colo_status_t alive(const colo_bridge_t *bridge, colo_pass_t pass)
 {
-    return colo_comm_i_alive(bridge->comm,
-                             pass == COLO_FORWARD ? "bridge forward" : "bridge backward");
+    return colo_comm_alive(bridge->comm,
+                           pass == COLO_FORWARD ? "bridge forward" : "bridge backward");
 }
 
 /* Checks the tensors, and finds how they travel; local. */

@@ -103,7 +103,7 @@ void colo_bridge_fields(const colo_bridge_t *bridge, colo_fields_t *fields)
  * nothing, and COLLECTIVE runs on comms of its own. */
 bool colo_bridge_exchanges_compare(const colo_bridge_t *bridge)
 {
-    return colo_comm_i_mem(bridge->comm) == COLO_HOST && !colo_bridge_is_collective(bridge);
+    return colo_comm_mem(bridge->comm) == COLO_HOST && !colo_bridge_is_collective(bridge);
 }
 
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *bridge, colo_pass_t pass)
@@ -171,7 +171,7 @@ static colo_status_t agree_batch(const colo_call_t *call, colo_status_t mine)
             (long long)(tensor->per * call->frame.program->plan->config.shape.features),
             colo_dtype_name(tensor->dtype));
     }
-    return colo_comm_i_agree_fields(bridge->comm, COLO_RAGGED_BATCH, &fields, mine);
+    return colo_comm_agree_fields(bridge->comm, COLO_RAGGED_BATCH, &fields, mine);
 }
 
 static colo_status_t agree_uniform(const colo_call_t *call, colo_status_t mine)
@@ -186,7 +186,7 @@ static colo_status_t agree_uniform(const colo_call_t *call, colo_status_t mine)
     colo_fields_add(&fields, "in registered memory", "%s", registered ? "yes" : "no");
     colo_fields_add(&fields, "captured", "%s", strict && call->capturing ? "yes" : "no");
     colo_bridge_fields(bridge, &fields);
-    return colo_comm_i_agree_fields(bridge->comm, "bridge call", &fields, mine);
+    return colo_comm_agree_fields(bridge->comm, "bridge call", &fields, mine);
 }
 
 colo_status_t colo_call_agree(const colo_call_t *call, colo_status_t mine)

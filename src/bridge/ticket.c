@@ -92,7 +92,7 @@ static colo_status_t tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
 static colo_status_t take(colo_tickets_t *all, colo_pass_t pass, colo_ticket_t **ticket)
 {
     const colo_bridge_t *bridge = all->bridge;
-    const double now = colo_now(), deadline = (double)colo_comm_i_timeout(bridge->comm) * 1e-3;
+    const double now = colo_now(), deadline = (double)colo_comm_timeout(bridge->comm) * 1e-3;
     const colo_ticket_t *oldest = NULL;
     *ticket = NULL;
     COLO_HOLD(&all->lock);

@@ -124,10 +124,10 @@ static colo_status_t compare(const colo_bridge_t *bridge, colo_pass_t pass, uint
     const int32_t n = colo_comm_size(bridge->comm);
     COLO_AUTOFREE uint64_t *all = calloc((size_t)n, sizeof *all);
     if (!all)
-        return colo_comm_i_fail(bridge->comm,
-                                colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n));
+        return colo_comm_fail(bridge->comm,
+                              colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n));
     COLO_TRY(
-        colo_comm_i_gather(bridge->comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
+        colo_comm_gather(bridge->comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
     for (int32_t i = 0; i < n; i++) {
         const int64_t first = first_of(bridge, pass, i);
         int32_t j = colo_comm_find(bridge->comm, first);
@@ -175,7 +175,7 @@ colo_status_t colo_call_verify_replicas(const colo_call_t *call)
         for (int64_t i = 0; st == COLO_OK && places && i < places->n; i++)
             st = add_rows(call, k, &places->stored[i], &hash);
         if (st < 0)
-            return colo_comm_i_fail(call->bridge->comm, st);
+            return colo_comm_fail(call->bridge->comm, st);
     }
     return compare(call->bridge, call->frame.pass, hash);
 }

@@ -24,23 +24,23 @@
  * control do it, and counts it, too. */
 static colo_status_t over_host(colo_comm_t *comm, colo_op_desc_t op, const void *send, void *recv)
 {
-    const uint64_t seq = colo_comm_i_begin_collective(comm, op);
+    const uint64_t seq = colo_comm_begin_collective(comm, op);
     if (!comm->control)
-        return colo_comm_i_finish(comm, seq, comm->backend->collective(comm, send, recv, NULL));
-    colo_comm_t *control = colo_comm_i_control(comm);
-    colo_status_t st = colo_comm_i_ready(control, op);
+        return colo_comm_finish(comm, seq, comm->backend->collective(comm, send, recv, NULL));
+    colo_comm_t *control = colo_comm_control(comm);
+    colo_status_t st = colo_comm_ready(control, op);
     if (op.kind != COLO_OP_BROADCAST)
         op = (colo_op_desc_t){COLO_OP_ALL_GATHER, COLO_I64, 1, op.count, COLO_CATEGORY_CHECK};
     COLO_THEN(st, over_host(control, op, send, recv));
-    return colo_comm_i_finish(comm, seq, st);
+    return colo_comm_finish(comm, seq, st);
 }
 
-colo_status_t colo_comm_i_gather(colo_comm_t *comm, colo_op_kind_t kind, colo_category_t category,
-                                 const uint64_t *mine, uint64_t *all, int64_t n)
+colo_status_t colo_comm_gather(colo_comm_t *comm, colo_op_kind_t kind, colo_category_t category,
+                               const uint64_t *mine, uint64_t *all, int64_t n)
 {
     const colo_op_desc_t op = {
         kind, COLO_I64, kind == COLO_OP_ALL_GATHER && category == COLO_CATEGORY_CHECK, n, category};
-    if (!colo_comm_i_own(comm, colo_op_name(kind)))
+    if (!colo_comm_is_own(comm, colo_op_name(kind)))
         return COLO_ERR_STATE;
     return over_host(comm, op, mine, all);
 }
@@ -160,10 +160,10 @@ static colo_status_t name_difference(colo_comm_t *comm, const char *what,
     return colo_fail(COLO_ERR_MISMATCH, "%s: %s", what, out);
 }
 
-colo_status_t colo_comm_i_agree_fields(colo_comm_t *comm, const char *what, colo_fields_t *fields,
-                                       colo_status_t mine)
+colo_status_t colo_comm_agree_fields(colo_comm_t *comm, const char *what, colo_fields_t *fields,
+                                     colo_status_t mine)
 {
-    COLO_TRY(colo_comm_i_alive(comm, what));
+    COLO_TRY(colo_comm_alive(comm, what));
     if (comm->size == 1)
         return mine;
     struct words {
@@ -172,12 +172,12 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *comm, const char *what, colo
     } own, *first = NULL;
     COLO_AUTOFREE struct words *all = malloc(sizeof *all * (size_t)comm->size);
     if (!all)
-        return colo_comm_i_fail(
+        return colo_comm_fail(
             comm, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)comm->size));
     colo_fields_add(fields, "call", "%s", what); /* two kinds of agreement may meet */
     own = (struct words){fields->hash, fields->optional, mine};
-    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &own.hash,
-                                &all->hash, sizeof own / sizeof own.hash));
+    COLO_TRY(colo_comm_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &own.hash, &all->hash,
+                              sizeof own / sizeof own.hash));
     for (int32_t r = 0; r < comm->size; r++)
         if (all[r].status < 0)
             return broadcast_error(comm, what, r, mine);
@@ -192,17 +192,17 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *comm, const char *what, colo
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_agree(colo_comm_t *comm, const char *what, uint64_t fingerprint,
-                                colo_status_t mine)
+colo_status_t colo_comm_agree(colo_comm_t *comm, const char *what, uint64_t fingerprint,
+                              colo_status_t mine)
 {
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "fingerprint", "%016llx", (unsigned long long)fingerprint);
-    return colo_comm_i_agree_fields(comm, what, &fields, mine);
+    return colo_comm_agree_fields(comm, what, &fields, mine);
 }
 
 /* ---- threads of one process ---- */
 
-uint64_t colo_comm_i_process(void)
+uint64_t colo_comm_process(void)
 {
     static _Atomic uint64_t nonce; /* process numbers repeat: on other hosts, in containers */
     uint64_t v = 0, none = 0;
@@ -214,43 +214,43 @@ uint64_t colo_comm_i_process(void)
     return colo_hash_i64(atomic_load(&nonce), getpid()); /* fork() copies the nonce */
 }
 
-colo_status_t colo_comm_i_find_shared_process(colo_comm_t *comm, bool *shared)
+colo_status_t colo_comm_find_shared_process(colo_comm_t *comm, bool *shared)
 {
     const size_t n = (size_t)comm->size;
-    const uint64_t mine = colo_comm_i_process();
+    const uint64_t mine = colo_comm_process();
     *shared = false;
     COLO_AUTOFREE uint64_t *all = malloc(n * sizeof *all);
     if (!all)
-        return colo_comm_i_fail(comm, colo_fail(COLO_ERR_NOMEM, "processes of %zu ranks", n));
-    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
+        return colo_comm_fail(comm, colo_fail(COLO_ERR_NOMEM, "processes of %zu ranks", n));
+    COLO_TRY(colo_comm_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
     for (size_t x = 0; x < n; x++)
         for (size_t y = x + 1; y < n; y++)
             *shared = *shared || all[x] == all[y];
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_host_barrier(colo_comm_t *comm, const char *what)
+colo_status_t colo_comm_host_barrier(colo_comm_t *comm, const char *what)
 {
     if (!comm || comm->size == 1 || !comm->share_process)
         return COLO_OK;
-    return colo_comm_i_agree(colo_comm_i_control(comm), what, 0, COLO_OK);
+    return colo_comm_agree(colo_comm_control(comm), what, 0, COLO_OK);
 }
 
 /* ---- before an operation ---- */
 
-colo_status_t colo_comm_i_compare(colo_comm_t *comm, colo_op_desc_t op, colo_status_t mine)
+colo_status_t colo_comm_compare(colo_comm_t *comm, colo_op_desc_t op, colo_status_t mine)
 {
     const char *what = colo_op_name(op.kind);
     if (comm->size == 1)
         return mine;
     COLO_AUTOFREE uint64_t *all = malloc(3 * sizeof *all * (size_t)comm->size);
     if (!all)
-        return colo_comm_i_fail(
+        return colo_comm_fail(
             comm, colo_fail(COLO_ERR_NOMEM, "%s: comparison of %d ranks", what, (int)comm->size));
     if (mine < 0) /* its numbers may be nonsense; the verdict is the error anyway */
         op.count = 0;
     uint64_t words[3] = {colo_op_pack(&op), (uint64_t)op.count, (uint64_t)(int64_t)mine};
-    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, words, all, 3));
+    COLO_TRY(colo_comm_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, words, all, 3));
     for (int32_t r = 0; r < comm->size; r++)
         if ((int64_t)all[3 * r + 2] < 0)
             return broadcast_error(comm, what, r, mine);
@@ -277,7 +277,7 @@ static uint64_t message_print(const colo_message_t *message)
     return h ? h : 1;
 }
 
-colo_status_t colo_comm_i_compare_messages(colo_comm_t *comm, const colo_exchange_t *exchange)
+colo_status_t colo_comm_compare_messages(colo_comm_t *comm, const colo_exchange_t *exchange)
 {
     const size_t n = (size_t)comm->size;
     if (n == 1)
@@ -285,14 +285,14 @@ colo_status_t colo_comm_i_compare_messages(colo_comm_t *comm, const colo_exchang
     COLO_AUTOFREE uint64_t *mine = calloc(2 * n, sizeof *mine);
     COLO_AUTOFREE uint64_t *all = malloc(2 * n * n * sizeof *all);
     if (!mine || !all)
-        return colo_comm_i_fail(comm,
-                                colo_fail(COLO_ERR_NOMEM, "exchange: comparison of %zu ranks", n));
+        return colo_comm_fail(comm,
+                              colo_fail(COLO_ERR_NOMEM, "exchange: comparison of %zu ranks", n));
     for (int32_t i = 0; i < exchange->nsends; i++)
         mine[exchange->send[i].peer] = message_print(&exchange->send[i]);
     for (int32_t i = 0; i < exchange->nrecvs; i++)
         mine[n + (size_t)exchange->recv[i].peer] = message_print(&exchange->recv[i]);
-    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine, all,
-                                (int64_t)(2 * n)));
+    COLO_TRY(colo_comm_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine, all,
+                              (int64_t)(2 * n)));
     for (size_t from = 0; from < n; from++)
         for (size_t to = 0; to < n; to++) {
             uint64_t sent = all[from * 2 * n + to], wanted = all[to * 2 * n + n + from];

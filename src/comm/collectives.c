@@ -21,8 +21,8 @@
 static colo_status_t check_call(colo_comm_t *comm, colo_op_desc_t op, colo_status_t mine)
 {
     if (comm->check >= 2)
-        return colo_comm_i_compare(comm, op, mine);
-    return mine < 0 ? colo_comm_i_fail(comm, mine) : COLO_OK;
+        return colo_comm_compare(comm, op, mine);
+    return mine < 0 ? colo_comm_fail(comm, mine) : COLO_OK;
 }
 
 /* ---- arguments ---- */
@@ -102,43 +102,43 @@ static colo_status_t check_arguments(const colo_comm_t *comm, colo_op_desc_t op,
 static colo_status_t collective(colo_comm_t *comm, colo_op_desc_t op, const void *send, void *recv,
                                 colo_stream_t stream)
 {
-    COLO_TRY(colo_comm_i_ready(comm, op));
+    COLO_TRY(colo_comm_ready(comm, op));
     COLO_TRY(check_call(comm, op, check_arguments(comm, op, send, recv)));
-    const uint64_t seq = colo_comm_i_begin_collective(comm, op);
-    return colo_comm_i_finish(comm, seq, comm->backend->collective(comm, send, recv, stream));
+    const uint64_t seq = colo_comm_begin_collective(comm, op);
+    return colo_comm_finish(comm, seq, comm->backend->collective(comm, send, recv, stream));
 }
 
-colo_status_t colo_comm_i_all_gather(colo_comm_t *comm, colo_category_t category, const void *send,
-                                     void *recv, int64_t count, colo_dtype_t dtype,
-                                     colo_stream_t stream)
+colo_status_t colo_comm_all_gather_for(colo_comm_t *comm, colo_category_t category,
+                                       const void *send, void *recv, int64_t count,
+                                       colo_dtype_t dtype, colo_stream_t stream)
 {
     const colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, category};
     return collective(comm, op, send, recv, stream);
 }
 
-colo_status_t colo_comm_i_all_reduce(colo_comm_t *comm, colo_category_t category, const void *send,
-                                     void *recv, int64_t count, colo_dtype_t dtype,
-                                     colo_redop_t redop, colo_stream_t stream)
+colo_status_t colo_comm_all_reduce_for(colo_comm_t *comm, colo_category_t category,
+                                       const void *send, void *recv, int64_t count,
+                                       colo_dtype_t dtype, colo_redop_t redop, colo_stream_t stream)
 {
     const colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, category};
     return collective(comm, op, send, recv, stream);
 }
 
-colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *comm, colo_category_t category,
-                                         const void *send, void *recv, int64_t count,
-                                         colo_dtype_t dtype, colo_redop_t redop,
-                                         colo_stream_t stream)
+colo_status_t colo_comm_reduce_scatter_for(colo_comm_t *comm, colo_category_t category,
+                                           const void *send, void *recv, int64_t count,
+                                           colo_dtype_t dtype, colo_redop_t redop,
+                                           colo_stream_t stream)
 {
     const colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, category};
     return collective(comm, op, send, recv, stream);
 }
 
-size_t colo_comm_i_reduction_stage(const colo_comm_t *comm, int64_t bytes)
+size_t colo_comm_reduction_stage(const colo_comm_t *comm, int64_t bytes)
 {
     return comm->backend->reduction_stage ? comm->backend->reduction_stage(comm, (size_t)bytes) : 0;
 }
 
-void colo_comm_i_set_stage(colo_comm_t *comm, void *stage, size_t bytes)
+void colo_comm_set_stage(colo_comm_t *comm, void *stage, size_t bytes)
 {
     comm->stage = stage;
     comm->stage_bytes = stage ? bytes : 0;
@@ -243,10 +243,10 @@ static colo_status_t check_received_apart(const colo_exchange_t *exchange)
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_exchange_begin(colo_comm_t *comm, const colo_exchange_t *exchange,
-                                         colo_stream_t stream, uint64_t *seq)
+colo_status_t colo_comm_exchange_begin(colo_comm_t *comm, const colo_exchange_t *exchange,
+                                       colo_stream_t stream, uint64_t *seq)
 {
-    COLO_TRY(colo_comm_i_ready(comm, exchange->op));
+    COLO_TRY(colo_comm_ready(comm, exchange->op));
     const colo_dtype_t dtype = exchange->op.dtype;
     int64_t sent = 0, received = 0;
     colo_status_t st =
@@ -257,16 +257,16 @@ colo_status_t colo_comm_i_exchange_begin(colo_comm_t *comm, const colo_exchange_
         COLO_THEN(st, check_received_apart(exchange));
     COLO_TRY(check_call(comm, exchange->op, st));
     if (comm->check >= 2)
-        COLO_TRY(colo_comm_i_compare_messages(comm, exchange));
+        COLO_TRY(colo_comm_compare_messages(comm, exchange));
     const int32_t peers =
         (exchange->nsends > exchange->nrecvs ? exchange->nsends : exchange->nrecvs) +
         exchange->more_peers;
-    *seq = colo_comm_i_begin(comm, exchange->op, sent + exchange->more_sent,
-                             received + exchange->more_received, peers);
+    *seq = colo_comm_begin(comm, exchange->op, sent + exchange->more_sent,
+                           received + exchange->more_received, peers);
     if (exchange->is_part && exchange->nsends + exchange->nrecvs == 0)
         return COLO_OK;
     st = comm->backend->exchange(comm, exchange, stream);
-    return st < 0 ? colo_comm_i_finish(comm, *seq, st) : COLO_OK;
+    return st < 0 ? colo_comm_finish(comm, *seq, st) : COLO_OK;
 }
 
 /* ---- the public names, counted for the user ---- */
@@ -290,14 +290,14 @@ colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send, void *re
                                    colo_dtype_t dtype, colo_stream_t stream)
 {
     COLO_RANGE();
-    return colo_comm_i_all_gather(comm, COLO_CATEGORY_USER, send, recv, count, dtype, stream);
+    return colo_comm_all_gather_for(comm, COLO_CATEGORY_USER, send, recv, count, dtype, stream);
 }
 
 colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
     COLO_RANGE();
-    return colo_comm_i_all_reduce(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op, stream);
+    return colo_comm_all_reduce_for(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op, stream);
 }
 
 colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
@@ -305,8 +305,8 @@ colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void
                                        colo_stream_t stream)
 {
     COLO_RANGE();
-    return colo_comm_i_reduce_scatter(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op,
-                                      stream);
+    return colo_comm_reduce_scatter_for(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op,
+                                        stream);
 }
 
 colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends, int32_t nsends,
@@ -320,6 +320,6 @@ colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends,
                                       .nsends = nsends,
                                       .nrecvs = nrecvs};
     uint64_t seq;
-    COLO_TRY(colo_comm_i_exchange_begin(comm, &exchange, stream, &seq));
-    return colo_comm_i_finish(comm, seq, COLO_OK);
+    COLO_TRY(colo_comm_exchange_begin(comm, &exchange, stream, &seq));
+    return colo_comm_finish(comm, seq, COLO_OK);
 }

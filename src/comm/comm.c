@@ -24,8 +24,8 @@
 
 /* ---- life and getters ---- */
 
-colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_backend_t *backend, int32_t rank,
-                              int32_t size, const int64_t *world_rank)
+colo_status_t colo_comm_new(colo_comm_t **comm, const colo_comm_backend_t *backend, int32_t rank,
+                            int32_t size, const int64_t *world_rank)
 {
     colo_comm_t *made = calloc(1, sizeof *made);
     int64_t *world = malloc(sizeof *world * (size_t)size);
@@ -57,7 +57,7 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_backend_t *bac
     if (ranges == 1)
         colo_range_init();
     __atomic_store_n(&colo_ranges, ranges == 1, __ATOMIC_RELEASE);
-    colo_comm_i_register(made);
+    colo_comm_register(made);
     *comm = made;
     return COLO_OK;
 }
@@ -68,14 +68,14 @@ void colo_comm_destroy(colo_comm_t **comm)
         return;
     colo_comm_t *made = *comm;
     *comm = NULL;
-    if (!colo_comm_i_own(made, "comm_destroy"))
+    if (!colo_comm_is_own(made, "comm_destroy"))
         return; /* a thread that fork() did not copy may hold its locks: the copy stays */
     while (made->part) {
         colo_comm_t *part = made->part;
         made->part = part->next_part;
         colo_comm_destroy(&part);
     }
-    colo_comm_i_unregister(made);
+    colo_comm_unregister(made);
     if (made->impl)
         made->backend->destroy(made);
     pthread_mutex_destroy(made->lock);
@@ -114,7 +114,7 @@ colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_
                          "comm: world rank %lld is both rank %d and rank %d, expected once",
                          (long long)world_ranks[r], (int)k, (int)r);
     }
-    if (!colo_comm_i_own(comm, "set_world_ranks"))
+    if (!colo_comm_is_own(comm, "set_world_ranks"))
         return COLO_ERR_STATE;
     COLO_HOLD(comm->lock); /* another thread may be dumping it */
     for (int32_t r = 0; r < comm->size; r++)
@@ -134,7 +134,7 @@ int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank)
     return -1;
 }
 
-int32_t colo_comm_i_in_both(const colo_comm_t *comm, const colo_comm_t *other)
+int32_t colo_comm_in_both(const colo_comm_t *comm, const colo_comm_t *other)
 {
     int32_t n = 0;
     for (int32_t r = 0; comm->world == other->world && r < other->size; r++)
@@ -142,7 +142,7 @@ int32_t colo_comm_i_in_both(const colo_comm_t *comm, const colo_comm_t *other)
     return n;
 }
 
-uint64_t *colo_comm_i_once(colo_comm_t *comm, uint64_t key)
+uint64_t *colo_comm_once(colo_comm_t *comm, uint64_t key)
 {
     for (int32_t i = 0; i < COLO_COMM_ONCE; i++)
         if (comm->once[i] == 0 || comm->once[i] == key)
@@ -157,7 +157,7 @@ const char *colo_comm_backend(const colo_comm_t *comm)
 
 void colo_comm_set_name(colo_comm_t *comm, const char *name)
 {
-    if (!comm || !name || !colo_comm_i_own(comm, "set_name"))
+    if (!comm || !name || !colo_comm_is_own(comm, "set_name"))
         return;
     pthread_mutex_lock(comm->lock);
     snprintf(comm->name, sizeof comm->name, "%s", name);
@@ -194,7 +194,7 @@ colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level)
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_read_config(const colo_comm_config_t *config, colo_comm_config_t *own)
+colo_status_t colo_comm_read_config(const colo_comm_config_t *config, colo_comm_config_t *own)
 {
     int64_t ms, check;
     bool from_env;
@@ -230,7 +230,7 @@ static void configure(colo_comm_t *comm, const colo_comm_config_t *own)
     __atomic_store_n(&comm->timeout_ms, own->timeout_ms, __ATOMIC_RELAXED);
     comm->check = own->check;
     comm->transport = own->transport;
-    colo_comm_i_set_recorder(comm, own->flight_recorder ? own->flight_recorder : "");
+    colo_comm_set_recorder(comm, own->flight_recorder ? own->flight_recorder : "");
     for (colo_comm_t *part = comm->part; part; part = part->next_part)
         configure(part, own);
 }
@@ -241,7 +241,7 @@ colo_status_t colo_comm_configure(colo_comm_t *comm, const colo_comm_config_t *c
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "configure: comm is NULL");
     COLO_FAIL_IF(!config, COLO_ERR_ARG, "configure: config is NULL; start from %s",
                  "COLO_COMM_CONFIG_INIT");
-    COLO_TRY(colo_comm_i_read_config(config, &own));
+    COLO_TRY(colo_comm_read_config(config, &own));
     configure(comm, &own);
     return COLO_OK;
 }
@@ -256,7 +256,7 @@ colo_status_t colo_comm_config(const colo_comm_t *comm, colo_comm_config_t *conf
     (void)colo_env_word("COLO_TRANSPORT", &word);
     (void)colo_env_value("COLO_TRANSPORT", &from_env);
     const colo_comm_config_t own = {
-        .timeout_ms = colo_comm_i_timeout(comm),
+        .timeout_ms = colo_comm_timeout(comm),
         .check = comm->check,
         .transport = from_env ? (colo_transport_t)word : comm->transport,
         .flight_recorder = *prefix ? prefix : NULL,
@@ -276,11 +276,11 @@ int32_t colo_comm_check_level(const colo_comm_t *comm)
 static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo_op_desc_t *refused)
 {
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "%s: comm is NULL", what);
-    if (!colo_comm_i_own(comm, what))
+    if (!colo_comm_is_own(comm, what))
         return COLO_ERR_STATE;
     char error_message[1000];
     pthread_mutex_lock(comm->lock);
-    const bool elsewhere = comm->thread && comm->thread != colo_comm_i_thread();
+    const bool elsewhere = comm->thread && comm->thread != colo_comm_thread();
     if (elsewhere)
         colo_op_describe(error_message, sizeof error_message, comm->op, comm->seq);
     pthread_mutex_unlock(comm->lock);
@@ -292,40 +292,40 @@ static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo
     if (st == COLO_OK)
         return COLO_OK;
     if (refused && (!comm->seq || comm->record[comm->seq % COLO_RECORDS].status == COLO_OK))
-        colo_comm_i_end(comm, colo_comm_i_begin(comm, *refused, 0, 0, comm->size - 1), st);
-    colo_comm_i_record_failure(comm, NULL);
+        colo_comm_end(comm, colo_comm_begin(comm, *refused, 0, 0, comm->size - 1), st);
+    colo_comm_record_failure(comm, NULL);
     return colo_fail(st, "%s: comm '%s' is dead: %s", what, comm->name, error_message);
 }
 
-colo_status_t colo_comm_i_alive(const colo_comm_t *comm, const char *what)
+colo_status_t colo_comm_alive(const colo_comm_t *comm, const char *what)
 {
     return check_alive((colo_comm_t *)comm, what, NULL);
 }
 
-colo_status_t colo_comm_i_ready(colo_comm_t *comm, colo_op_desc_t op)
+colo_status_t colo_comm_ready(colo_comm_t *comm, colo_op_desc_t op)
 {
     return check_alive(comm, colo_op_name(op.kind), &op);
 }
 
-colo_status_t colo_comm_i_fail(colo_comm_t *comm, colo_status_t status)
+colo_status_t colo_comm_fail(colo_comm_t *comm, colo_status_t status)
 {
-    if (!colo_comm_i_own(comm, "comm"))
+    if (!colo_comm_is_own(comm, "comm"))
         return COLO_ERR_STATE;
     const colo_error_t earlier = colo_error_save(); /* the backend may say something of its own */
     comm->backend->fail(comm, status, earlier.text);
-    colo_comm_i_record_failure(comm, NULL);
+    colo_comm_record_failure(comm, NULL);
     return colo_error_restore(status, &earlier);
 }
 
-colo_status_t colo_comm_i_finish(colo_comm_t *comm, uint64_t seq, colo_status_t st)
+colo_status_t colo_comm_finish(colo_comm_t *comm, uint64_t seq, colo_status_t st)
 {
-    colo_comm_i_end(comm, seq, st);
-    return st < 0 ? colo_comm_i_fail(comm, st) : st;
+    colo_comm_end(comm, seq, st);
+    return st < 0 ? colo_comm_fail(comm, st) : st;
 }
 
 void colo_comm_abort(colo_comm_t *comm, const char *why)
 {
-    if (!comm || !colo_comm_i_own(comm, "comm_abort"))
+    if (!comm || !colo_comm_is_own(comm, "comm_abort"))
         return;
     char error_message[600];
     pthread_mutex_lock(comm->lock); /* the owner may be naming it */
@@ -335,18 +335,18 @@ void colo_comm_abort(colo_comm_t *comm, const char *why)
     pthread_mutex_unlock(comm->lock);
     comm->backend->fail(comm, COLO_ERR_ABORTED, error_message);
     if (!waits)
-        colo_comm_i_record_failure(comm, NULL);
+        colo_comm_record_failure(comm, NULL);
 }
 
 colo_status_t colo_comm_check(const colo_comm_t *comm)
 {
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "comm_check: comm is NULL");
-    if (!colo_comm_i_own(comm, "comm_check"))
+    if (!colo_comm_is_own(comm, "comm_check"))
         return COLO_ERR_STATE;
     char error_message[1000];
     colo_status_t st = comm->backend->state(comm, error_message, sizeof error_message);
     if (st == COLO_OK)
         return st;
-    colo_comm_i_record_failure((colo_comm_t *)comm, NULL);
+    colo_comm_record_failure((colo_comm_t *)comm, NULL);
     return colo_fail(st, "%s", error_message);
 }

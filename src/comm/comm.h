@@ -139,10 +139,10 @@ struct colo_comm {
     int64_t *world_rank;   /* [size]; owned */
     int32_t *node, nnodes; /* [size] owned; NULL: one node */
     char name[32];
-    int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's watchdog reads it, too */
+    int64_t timeout_ms; /* read by colo_comm_timeout(): a backend's watchdog reads it, too */
     int32_t process;    /* that made it; a child of fork() has a copy that no rank answers */
     int32_t check;
-    uint64_t once[COLO_COMM_ONCE]; /* colo_comm_i_once()'s keys; 0: none */
+    uint64_t once[COLO_COMM_ONCE]; /* colo_comm_once()'s keys; 0: none */
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
      * What is not the caller's data goes through it (agree.c, split.c). */
     colo_comm_t *control;
@@ -181,66 +181,67 @@ struct colo_comm {
  *   exchange         sums over messages          barrier, split by dims: 0
  *   split by colour  as an all_gather of 16 bytes
  * A comm of one rank counts operations with 0 bytes. */
-uintptr_t colo_comm_i_thread(void); /* of the caller; never 0 */
-uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
-                           int64_t recv_bytes, int32_t peers);
-uint64_t colo_comm_i_begin_collective(colo_comm_t *c, colo_op_desc_t op);
-void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
+uintptr_t colo_comm_thread(void); /* of the caller; never 0 */
+uint64_t colo_comm_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes, int64_t recv_bytes,
+                         int32_t peers);
+uint64_t colo_comm_begin_collective(colo_comm_t *c, colo_op_desc_t op);
+void colo_comm_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
 /* colo_comm_dump(); @state: NULL, and the object says neither "status" nor "error", which a comm
  * that is being made has not. */
-size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
-                        const char *error_message, char *text, size_t cap);
+size_t colo_comm_dump_state(const colo_comm_t *comm, const colo_status_t *state,
+                            const char *error_message, char *text, size_t cap);
 
 /* ---- flight.c ---- */
-void colo_comm_i_register(colo_comm_t *c);
-void colo_comm_i_unregister(colo_comm_t *c);
+void colo_comm_register(colo_comm_t *c);
+void colo_comm_unregister(colo_comm_t *c);
 /* @c is made from @parent, as its comm number @tag. */
-COLO_FOR_MODULES void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag);
-void colo_comm_i_set_recorder(colo_comm_t *c, const char *prefix);
+COLO_FOR_MODULES void colo_comm_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag);
+void colo_comm_set_recorder(colo_comm_t *c, const char *prefix);
 /* Writes the file if COLO_FLIGHT_RECORDER or the program asks for it, at the first failure of the
  * world: later some of its comms may be destroyed. Keeps this thread's last error. @why: of the
  * abort by exit(), when what the comm's state needs is locked; NULL: its state says it. */
-void colo_comm_i_record_failure(colo_comm_t *c, const char *why);
+void colo_comm_record_failure(colo_comm_t *c, const char *why);
 
 /* Takes from @config, NULL: the defaults, what the environment does not override: COLO_ERR_ARG
  * names the member. */
-colo_status_t colo_comm_i_read_config(const colo_comm_config_t *config, colo_comm_config_t *own);
+colo_status_t colo_comm_read_config(const colo_comm_config_t *config, colo_comm_config_t *own);
 
 /* Ranks of the two; 0 if they are of two worlds, which may number their ranks in two ways. */
-int32_t colo_comm_i_in_both(const colo_comm_t *comm, const colo_comm_t *other);
+int32_t colo_comm_in_both(const colo_comm_t *comm, const colo_comm_t *other);
 /* What is done once for a comm: where to write @key, which is not 0, when it is done; NULL: it was,
  * or no place is left. The same on all ranks if they ask alike. */
-uint64_t *colo_comm_i_once(colo_comm_t *comm, uint64_t key);
+uint64_t *colo_comm_once(colo_comm_t *comm, uint64_t key);
 
 /* True in the process that made the comm; else its last error says so. */
-bool colo_comm_i_own(const colo_comm_t *c, const char *what);
+bool colo_comm_is_own(const colo_comm_t *c, const char *what);
 /* COLO_OK while the comm lives and no other thread is in an operation on it; else the status that
  * killed it, or COLO_ERR_STATE, its error message set as last error. */
-colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
+colo_status_t colo_comm_alive(const colo_comm_t *c, const char *what);
 /* The same before operation @op. */
-colo_status_t colo_comm_i_ready(colo_comm_t *c, colo_op_desc_t op);
+colo_status_t colo_comm_ready(colo_comm_t *c, colo_op_desc_t op);
 
 /* Operations on behalf of a part of the library: as the public ones, counted for @owner. */
-COLO_FOR_MODULES colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
-                                                      const void *send, void *recv, int64_t count,
-                                                      colo_dtype_t dtype, colo_stream_t stream);
-colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, const void *send,
-                                     void *recv, int64_t count, colo_dtype_t dtype, colo_redop_t op,
-                                     colo_stream_t stream);
-colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category, const void *send,
-                                         void *recv, int64_t count, colo_dtype_t dtype,
-                                         colo_redop_t op, colo_stream_t stream);
+COLO_FOR_MODULES colo_status_t colo_comm_all_gather_for(colo_comm_t *c, colo_category_t category,
+                                                        const void *send, void *recv, int64_t count,
+                                                        colo_dtype_t dtype, colo_stream_t stream);
+colo_status_t colo_comm_all_reduce_for(colo_comm_t *c, colo_category_t category, const void *send,
+                                       void *recv, int64_t count, colo_dtype_t dtype,
+                                       colo_redop_t op, colo_stream_t stream);
+colo_status_t colo_comm_reduce_scatter_for(colo_comm_t *c, colo_category_t category,
+                                           const void *send, void *recv, int64_t count,
+                                           colo_dtype_t dtype, colo_redop_t op,
+                                           colo_stream_t stream);
 /* Staging that a reduction of @bytes takes, 0 if the backend needs none, and what the caller has
  * for it: from now until NULL the reductions of @c use that instead of memory of the backend. */
-size_t colo_comm_i_reduction_stage(const colo_comm_t *c, int64_t bytes);
-void colo_comm_i_set_stage(colo_comm_t *c, void *stage, size_t bytes);
+size_t colo_comm_reduction_stage(const colo_comm_t *c, int64_t bytes);
+void colo_comm_set_stage(colo_comm_t *c, void *stage, size_t bytes);
 /* Checks, counts and begins an exchange: host memory has moved then, messages of GPUs are on
- * @stream. The caller moves what is not in @x, and ends operation @seq by colo_comm_i_finish().
+ * @stream. The caller moves what is not in @x, and ends operation @seq by colo_comm_finish().
  * After an error it has ended. */
-colo_status_t colo_comm_i_exchange_begin(colo_comm_t *c, const colo_exchange_t *x,
-                                         colo_stream_t stream, uint64_t *seq);
-colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
-                                      int64_t key, colo_comm_t **comm);
+colo_status_t colo_comm_exchange_begin(colo_comm_t *c, const colo_exchange_t *x,
+                                       colo_stream_t stream, uint64_t *seq);
+colo_status_t colo_comm_split_color_for(colo_comm_t *parent, colo_category_t category,
+                                        int64_t color, int64_t key, colo_comm_t **comm);
 
 /*
  * Every rank brings a fingerprint of what it thinks is being done; all get COLO_ERR_MISMATCH with
@@ -248,8 +249,8 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t categ
  * carries each rank's own status: when one brings an error, it returns its own, the others
  * COLO_ERR_PEER with its error message. The comm stays alive in both cases.
  */
-COLO_FOR_MODULES colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what,
-                                                 uint64_t fingerprint, colo_status_t mine);
+COLO_FOR_MODULES colo_status_t colo_comm_agree(colo_comm_t *c, const char *what,
+                                               uint64_t fingerprint, colo_status_t mine);
 /*
  * What a rank brings to an agreement, field by field, so that a mismatch names the field and both
  * values. The text is sent only if hashes differ; what no longer fits into it is hashed all the
@@ -266,18 +267,18 @@ void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...) C
 /* The same of what only some ranks have, each of them all of it: compared between those ranks. */
 void colo_fields_add_optional(colo_fields_t *f, const char *name, const char *fmt, ...)
     COLO_PRINTF(3, 4);
-/* colo_comm_i_agree() on fields: "@what: dst: rank 3 of 'world' has tp=2,dp=4, rank 0 tp=8". Adds
+/* colo_comm_agree() on fields: "@what: dst: rank 3 of 'world' has tp=2,dp=4, rank 0 tp=8". Adds
  * @what to @f. */
-colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
-                                       colo_status_t mine);
+colo_status_t colo_comm_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
+                                     colo_status_t mine);
 /* Two of this process are the same number, two of different ones are not. */
-COLO_FOR_MODULES uint64_t colo_comm_i_process(void);
+COLO_FOR_MODULES uint64_t colo_comm_process(void);
 /* Are any two ranks of this host comm threads of one process? Collective; all get the same. */
-colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
+colo_status_t colo_comm_find_shared_process(colo_comm_t *c, bool *shared);
 /* Ranks of a comm of GPUs whose context has ranks that share a process wait for each other on the
  * host; others, and a NULL @c, do nothing. Behind products whose kernels the driver loads at first
  * use (operation.c). */
-colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what);
+colo_status_t colo_comm_host_barrier(colo_comm_t *c, const char *what);
 
 /* ---- host-collectives.c ----
  * The collective of a backend of host memory, made of exchanges. */
@@ -288,39 +289,38 @@ void colo_parts_free(struct colo_parts *parts);
 
 /* ---- agree.c ----
  * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */
-colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_category_t category,
-                                 const uint64_t *mine, uint64_t *all, int64_t n);
+colo_status_t colo_comm_gather(colo_comm_t *c, colo_op_kind_t kind, colo_category_t category,
+                               const uint64_t *mine, uint64_t *all, int64_t n);
 /* The comparison of COLO_CHECK=2: all ranks come with the operation they are about to run and the
  * status of their own arguments. Differences are COLO_ERR_MISMATCH on all, a bad rank gets its own
  * status back and the others COLO_ERR_PEER; nothing has moved and the comm lives. */
-colo_status_t colo_comm_i_compare(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine);
-/* The same for the messages of an exchange, after colo_comm_i_compare(). */
-colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_exchange_t *exchange);
+colo_status_t colo_comm_compare(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine);
+/* The same for the messages of an exchange, after colo_comm_compare(). */
+colo_status_t colo_comm_compare_messages(colo_comm_t *c, const colo_exchange_t *exchange);
 
 /* Marks the comm failed with this thread's last error, so that peers wake with COLO_ERR_PEER;
  * returns @status unchanged. For local errors inside an operation that peers take part in. */
-colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
+colo_status_t colo_comm_fail(colo_comm_t *c, colo_status_t status);
 /* Ends operation @seq, and the comm if that failed. */
-colo_status_t colo_comm_i_finish(colo_comm_t *c, uint64_t seq, colo_status_t st);
+colo_status_t colo_comm_finish(colo_comm_t *c, uint64_t seq, colo_status_t st);
 
 /* A comm with everything but impl; frees with colo_comm_destroy(). */
-COLO_FOR_MODULES colo_status_t colo_comm_i_new(colo_comm_t **comm,
-                                               const colo_comm_backend_t *backend, int32_t rank,
-                                               int32_t size,
-                                               const int64_t *world_rank /* NULL: 0..size-1 */);
+COLO_FOR_MODULES colo_status_t colo_comm_new(colo_comm_t **comm, const colo_comm_backend_t *backend,
+                                             int32_t rank, int32_t size,
+                                             const int64_t *world_rank /* NULL: 0..size-1 */);
 
 /* ---- nodes.c ----
  * What names the node of @rank of a world of @size; ranks with the same id share a node. */
 colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id);
 /* Numbers the nodes of @c; @id: [size]. */
-colo_status_t colo_comm_i_set_nodes(colo_comm_t *c, const uint64_t *id);
+colo_status_t colo_comm_set_nodes(colo_comm_t *c, const uint64_t *id);
 
 /* ---- split.c ----
  * The group of these parent ranks, in the order of the new comm, this rank among them; every member
  * calls with the same list and @tag. */
-COLO_FOR_MODULES colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members,
-                                                 int32_t n, uint64_t tag, const char *name,
-                                                 colo_comm_t **comm);
+COLO_FOR_MODULES colo_status_t colo_comm_child(colo_comm_t *parent, const int32_t *members,
+                                               int32_t n, uint64_t tag, const char *name,
+                                               colo_comm_t **comm);
 
 /* ---- gpu-open.c: loads the backend library of that name, whose table has a create. ---- */
 colo_status_t colo_gpu_load(const char *name, const colo_comm_backend_t **backend);
@@ -329,19 +329,19 @@ colo_status_t colo_gpu_load(const char *name, const colo_comm_backend_t **backen
 extern const colo_comm_backend_t colo_comm_self_backend;
 
 /* Which memory it moves. */
-static inline colo_mem_t colo_comm_i_mem(const colo_comm_t *c)
+static inline colo_mem_t colo_comm_mem(const colo_comm_t *c)
 {
     return c->backend->direct ? COLO_CUDA : COLO_HOST;
 }
 /* The comm's deadline of now; any thread. */
-static inline int64_t colo_comm_i_timeout(const colo_comm_t *c)
+static inline int64_t colo_comm_timeout(const colo_comm_t *c)
 {
     return __atomic_load_n(&c->timeout_ms, __ATOMIC_RELAXED);
 }
 /* Where a comm of GPUs moves host memory, with its deadline of now. */
-static inline colo_comm_t *colo_comm_i_control(const colo_comm_t *c)
+static inline colo_comm_t *colo_comm_control(const colo_comm_t *c)
 {
-    __atomic_store_n(&c->control->timeout_ms, colo_comm_i_timeout(c), __ATOMIC_RELAXED);
+    __atomic_store_n(&c->control->timeout_ms, colo_comm_timeout(c), __ATOMIC_RELAXED);
     return c->control;
 }
 

@@ -27,7 +27,7 @@ COLO_LOCK(writing); /* one file at a time: threads of a process write to one nam
 static colo_comm_t *newest;
 static uint64_t worlds;
 
-void colo_comm_i_register(colo_comm_t *comm)
+void colo_comm_register(colo_comm_t *comm)
 {
     COLO_HOLD(&lock);
     comm->world = ++worlds;
@@ -35,7 +35,7 @@ void colo_comm_i_register(colo_comm_t *comm)
     newest = comm;
 }
 
-void colo_comm_i_relate(colo_comm_t *comm, const colo_comm_t *parent, uint64_t tag)
+void colo_comm_relate(colo_comm_t *comm, const colo_comm_t *parent, uint64_t tag)
 {
     uint64_t id = colo_hash_i64(colo_hash_i64(COLO_HASH_INIT, (int64_t)parent->id), (int64_t)tag);
     for (int32_t r = 0; r < comm->size; r++)
@@ -47,13 +47,13 @@ void colo_comm_i_relate(colo_comm_t *comm, const colo_comm_t *parent, uint64_t t
     memcpy(comm->recorder, parent->recorder, sizeof comm->recorder);
 }
 
-void colo_comm_i_set_recorder(colo_comm_t *comm, const char *prefix)
+void colo_comm_set_recorder(colo_comm_t *comm, const char *prefix)
 {
     COLO_HOLD(&lock);
     snprintf(comm->recorder, sizeof comm->recorder, "%s", prefix);
 }
 
-void colo_comm_i_unregister(colo_comm_t *comm)
+void colo_comm_unregister(colo_comm_t *comm)
 {
     colo_comm_t *relative = NULL;
     COLO_HOLD(&lock);
@@ -80,7 +80,7 @@ static bool add_comm(colo_list_t *text, const colo_comm_t *comm, const colo_stat
         if (!colo_list_reserve(text, text->n + (int64_t)n + BEHIND, 1))
             return false;
         left = (size_t)(text->cap - text->n);
-        n = colo_comm_i_dump(comm, state, error_message, (char *)text->items + text->n, left);
+        n = colo_comm_dump_state(comm, state, error_message, (char *)text->items + text->n, left);
     } while (n + BEHIND > left);
     text->n += (int64_t)n;
     return true;
@@ -142,14 +142,14 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
 {
     COLO_FAIL_IF(!comm || !prefix || !*prefix, COLO_ERR_ARG, "flight_record: %s",
                  !comm ? "comm is NULL" : "no prefix, expected the beginning of a file name");
-    if (!colo_comm_i_own(comm, "flight_record"))
+    if (!colo_comm_is_own(comm, "flight_record"))
         return COLO_ERR_STATE;
     char error_message[1000] = "";
     const colo_status_t state = comm->backend->state(comm, error_message, sizeof error_message);
     return write_record(comm, prefix, state, error_message);
 }
 
-void colo_comm_i_record_failure(colo_comm_t *comm, const char *why)
+void colo_comm_record_failure(colo_comm_t *comm, const char *why)
 {
     const char *prefix = NULL;
     char program[COLO_RECORDER_MAX];

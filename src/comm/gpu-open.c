@@ -26,7 +26,7 @@ colo_status_t colo_gpu_load(const char *name, const colo_comm_backend_t **backen
 static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int32_t device,
                              colo_comm_t **comm, colo_status_t mine)
 {
-    COLO_TRY(colo_comm_i_alive(parent, "nccl create"));
+    COLO_TRY(colo_comm_alive(parent, "nccl create"));
     const colo_comm_backend_t *backend = NULL;
     COLO_THEN(mine, colo_env_check(NULL));
     if (mine == COLO_OK && !comm)
@@ -35,17 +35,17 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     /* also at COLO_CHECK=0: a rank that waits in NCCL cannot be told */
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "ncclComm_t", "%s", borrowed ? "given" : "none");
-    COLO_TRY(colo_comm_i_agree_fields(parent, "nccl create", &fields, mine));
+    COLO_TRY(colo_comm_agree_fields(parent, "nccl create", &fields, mine));
     colo_comm_t *host = parent->control ? parent->control : parent, *control = NULL;
-    COLO_TRY(colo_comm_i_split_color(host, COLO_CATEGORY_USER, 0, host->rank, &control));
+    COLO_TRY(colo_comm_split_color_for(host, COLO_CATEGORY_USER, 0, host->rank, &control));
     colo_comm_set_name(control, "control");
     control->check = 0; /* what it carries is the check */
-    control->timeout_ms = colo_comm_i_timeout(parent);
+    control->timeout_ms = colo_comm_timeout(parent);
     /* All ranks that a context can have are looked at, whatever groups they then make: a kernel
      * that loads waits for operations of other groups, too, on any device of the process
      * (operation.c). */
     bool share = false;
-    colo_status_t st = colo_comm_i_find_shared_process(control, &share);
+    colo_status_t st = colo_comm_find_shared_process(control, &share);
     if (st < 0) {
         colo_comm_destroy(&control);
         return st;
@@ -54,7 +54,7 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     (*comm)->share_process = share || parent->share_process;
     (*comm)->check = parent->check;
     (*comm)->transport = parent->transport;
-    colo_comm_i_set_recorder(*comm, parent->recorder);
+    colo_comm_set_recorder(*comm, parent->recorder);
     return COLO_OK;
 }
 

@@ -56,7 +56,7 @@ typedef struct request {
 colo_status_t colo_hypergrid_create(colo_hypergrid_t **hyper, const colo_grid_t *base)
 {
     COLO_FAIL_IF(!hyper, COLO_ERR_ARG, "hypergrid: the output is NULL");
-    COLO_TRY(colo_grid_i_check(base));
+    COLO_TRY(colo_grid_check(base));
     colo_hypergrid_t *made = calloc(1, sizeof *made);
     COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "hypergrid: %zu bytes", sizeof *made);
     memcpy(made->base.name, "base", sizeof "base");
@@ -107,8 +107,7 @@ static colo_status_t share(const colo_grid_t *base, view_t *view, const char *te
 {
     COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "View '%s' has an empty name among its shared_dims",
                  view->name);
-    const int32_t b = colo_grid_i_find(base, text, len),
-                  i = colo_grid_i_find(&view->grid, text, len);
+    const int32_t b = colo_grid_find(base, text, len), i = colo_grid_find(&view->grid, text, len);
     COLO_FAIL_IF(b < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the base view",
                  COLO_QUOTED(text, len), view->name);
     const char *name = base->name[b];
@@ -151,8 +150,8 @@ colo_status_t colo_hypergrid_register_view(colo_hypergrid_t *hyper, const char *
     COLO_FAIL_IF(!hyper || !name, COLO_ERR_ARG, "view: the %s is NULL",
                  hyper ? "name" : "hypergrid");
     size_t len = strlen(name);
-    COLO_TRY(colo_grid_i_name_rule("view", name, len));
-    COLO_TRY(colo_grid_i_check(view));
+    COLO_TRY(colo_grid_name_rule("view", name, len));
+    COLO_TRY(colo_grid_check(view));
     COLO_FAIL_IF(find_view(hyper, name), COLO_ERR_EXISTS, "View '%s' is already registered", name);
     view_t *made = calloc(1, sizeof *made);
     COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "view: %zu bytes", sizeof *made);
@@ -188,16 +187,16 @@ static colo_status_t resolve(const colo_hypergrid_t *hyper, const char *view, co
     const view_t *found;
     COLO_TRY(get_view(hyper, view, &found));
     snprintf(where, sizeof where, "view '%s'", found->name);
-    COLO_TRY(colo_grid_i_dims(&found->grid, where, list, &dims));
+    COLO_TRY(colo_grid_read_dims(&found->grid, where, list, &dims));
     bool all_shared = found != &hyper->base;
     for (int32_t k = 0; k < dims.n; k++)
         all_shared = all_shared && found->shared[dims.given[k]];
     if (all_shared) { /* the same request in the words of the base */
         found = &hyper->base;
-        COLO_TRY(colo_grid_i_dims(&found->grid, "view 'base'", list, &dims));
+        COLO_TRY(colo_grid_read_dims(&found->grid, "view 'base'", list, &dims));
     }
     request->view = found;
-    colo_grid_i_key(&found->grid, &dims, request->dims);
+    colo_grid_write_key(&found->grid, &dims, request->dims);
     const bool base = found == &hyper->base;
     const char *name = base ? "" : found->name;
     snprintf(request->key, sizeof request->key, "%s%s%s", name, base ? "" : ":", request->dims);
@@ -236,8 +235,8 @@ colo_status_t colo_hypergrid_create_comm(colo_hypergrid_t *hyper, const char *vi
     entry_t *entry = calloc(1, sizeof *entry);
     if (!entry) /* the one refusal that peers do not share: they must not wait for us in the split
                  */
-        return colo_comm_i_fail(world, colo_fail(COLO_ERR_NOMEM, "Process group %s: %zu bytes",
-                                                 request.label, sizeof *entry));
+        return colo_comm_fail(world, colo_fail(COLO_ERR_NOMEM, "Process group %s: %zu bytes",
+                                               request.label, sizeof *entry));
     memcpy(entry->key, request.key, sizeof entry->key);
     colo_status_t st = colo_comm_split(world, &request.view->grid, request.dims, &entry->comm);
     if (st < 0) {

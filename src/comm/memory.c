@@ -46,14 +46,14 @@ static colo_status_t share(colo_comm_t *comm, colo_transport_t transport, colo_m
 static colo_status_t alloc_alone(colo_comm_t *comm, colo_memory_t *memory)
 {
     colo_status_t st = colo_mem_alloc(memory->mem, memory->bytes, &memory->data);
-    return comm->size > 1 ? colo_comm_i_agree(comm, "memory", 0, st) : st;
+    return comm->size > 1 ? colo_comm_agree(comm, "memory", 0, st) : st;
 }
 
 static colo_status_t make(colo_comm_t *comm, void *ptr, size_t bytes, bool owned,
                           colo_memory_t **out)
 {
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "memory: comm is NULL");
-    COLO_TRY(colo_comm_i_alive(comm, "memory"));
+    COLO_TRY(colo_comm_alive(comm, "memory"));
     colo_memory_t *memory = calloc(1, sizeof *memory);
     colo_status_t st = COLO_OK;
     colo_transport_t transport = COLO_TRANSPORT_AUTO;
@@ -72,14 +72,14 @@ static colo_status_t make(colo_comm_t *comm, void *ptr, size_t bytes, bool owned
     colo_fields_add(&fields, "memory", "%s", owned ? "allocated" : "registered");
     colo_fields_add(&fields, "COLO_TRANSPORT", "%s", colo_transport_name(transport));
     if (comm->size > 1)
-        st = colo_comm_i_agree_fields(comm, "memory create", &fields, st);
+        st = colo_comm_agree_fields(comm, "memory create", &fields, st);
     COLO_TRY_GOTO(st, st, fail);
     memory->comm = comm;
     memory->process = comm->process;
     memory->data = ptr;
     memory->bytes = owned ? (bytes + MULTIPLE - 1) / MULTIPLE * MULTIPLE : bytes;
     memory->owned = owned;
-    memory->mem = colo_comm_i_mem(comm);
+    memory->mem = colo_comm_mem(comm);
     COLO_TRY_GOTO(st, share(comm, transport, memory), fail);
     if (!memory->p2p && owned)
         COLO_TRY_GOTO(st, alloc_alone(comm, memory), fail);
@@ -144,7 +144,7 @@ bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes)
 {
     int32_t id;
     uint64_t offset;
-    return comm && comm->backend->direct && colo_comm_i_own(comm, "memory_find") &&
+    return comm && comm->backend->direct && colo_comm_is_own(comm, "memory_find") &&
            comm->backend->direct->find(comm, ptr, bytes, &id, &offset);
 }
 

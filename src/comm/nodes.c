@@ -37,7 +37,7 @@ colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id)
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_set_nodes(colo_comm_t *comm, const uint64_t *id)
+colo_status_t colo_comm_set_nodes(colo_comm_t *comm, const uint64_t *id)
 {
     int32_t *node = malloc((size_t)comm->size * sizeof *node), n = 0;
     COLO_AUTOFREE int32_t *first = malloc((size_t)comm->size * sizeof *first);

@@ -20,8 +20,8 @@
 
 /* ---- making the child ---- */
 
-colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int32_t n,
-                                uint64_t tag, const char *name, colo_comm_t **comm)
+colo_status_t colo_comm_child(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                              const char *name, colo_comm_t **comm)
 {
     int32_t rank = 0;
     COLO_AUTOFREE int64_t *world = malloc(sizeof *world * (size_t)n);
@@ -32,18 +32,18 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
             rank = i;
     }
     colo_comm_t *child = NULL;
-    COLO_TRY(colo_comm_i_new(&child, parent->backend, rank, n, world));
-    child->timeout_ms = colo_comm_i_timeout(parent);
+    COLO_TRY(colo_comm_new(&child, parent->backend, rank, n, world));
+    child->timeout_ms = colo_comm_timeout(parent);
     child->check = parent->check;
     child->share_process = parent->share_process;
-    colo_comm_i_relate(child, parent, tag);
+    colo_comm_relate(child, parent, tag);
     colo_comm_set_name(child, name);
     colo_status_t st = COLO_OK;
     if (parent->node) {
         COLO_AUTOFREE uint64_t *id = malloc(sizeof *id * (size_t)n);
         for (int32_t i = 0; id && i < n; i++)
             id[i] = (uint64_t)parent->node[members[i]];
-        st = id ? colo_comm_i_set_nodes(child, id)
+        st = id ? colo_comm_set_nodes(child, id)
                 : colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
     }
     COLO_THEN(st, parent->backend->subset(parent, members, n, tag, child));
@@ -65,8 +65,8 @@ static colo_status_t agree(colo_comm_t *parent, const char *what, colo_fields_t 
                            colo_status_t st)
 {
     if (agrees(parent))
-        return colo_comm_i_agree_fields(parent, what, fields, st);
-    return st < 0 ? colo_comm_i_fail(parent, st) : COLO_OK;
+        return colo_comm_agree_fields(parent, what, fields, st);
+    return st < 0 ? colo_comm_fail(parent, st) : COLO_OK;
 }
 
 /* @st: how this rank fared. @child, if any, is freed if another rank has none: its members would
@@ -125,7 +125,7 @@ colo_status_t colo_comm_part(colo_comm_t *comm, const int64_t *world_ranks, int3
                              colo_comm_t **part)
 {
     COLO_RANGE();
-    COLO_TRY(colo_comm_i_alive(comm, "part"));
+    COLO_TRY(colo_comm_alive(comm, "part"));
     COLO_FAIL_IF(!world_ranks || !part, COLO_ERR_ARG, "part: %s is NULL",
                  world_ranks ? "part" : "world_ranks");
     COLO_FAIL_IF(n < 1 || n > comm->size, COLO_ERR_ARG, "part: %d ranks, expected 1..%d", (int)n,
@@ -137,7 +137,7 @@ colo_status_t colo_comm_part(colo_comm_t *comm, const int64_t *world_ranks, int3
     while (made && made != comm && !is_part(made, comm, members, n))
         made = made->next_part;
     if (!made) {
-        COLO_TRY(colo_comm_i_child(comm, members, n, PART, comm->name, &made));
+        COLO_TRY(colo_comm_child(comm, members, n, PART, comm->name, &made));
         made->next_part = comm->part;
         COLO_HOLD(comm->lock); /* another thread may be reading its statistics */
         comm->part = made;
@@ -181,7 +181,7 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
                               colo_comm_t **comm)
 {
     COLO_RANGE();
-    COLO_TRY(colo_comm_i_alive(parent, "split"));
+    COLO_TRY(colo_comm_alive(parent, "split"));
     COLO_AUTOFREE int32_t *members = NULL;
     int32_t n = 0;
     colo_fields_t fields = {COLO_FIELDS_INIT};
@@ -203,10 +203,10 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
     const uint64_t tag = ++parent->split_tag;
     colo_comm_t *child = NULL;
     if (st == COLO_OK && n > 0)
-        st = colo_comm_i_child(parent, members, n, tag, dims, &child);
+        st = colo_comm_child(parent, members, n, tag, dims, &child);
     COLO_TRY(agree_on_child(parent, "split", &fields, st, &child));
     const colo_op_desc_t op = {.kind = COLO_OP_SPLIT, .category = COLO_CATEGORY_USER};
-    colo_comm_i_end(parent, colo_comm_i_begin(parent, op, 0, 0, n > 0 ? n - 1 : 0), COLO_OK);
+    colo_comm_end(parent, colo_comm_begin(parent, op, 0, 0, n > 0 ? n - 1 : 0), COLO_OK);
     *comm = child;
     return COLO_OK;
 }
@@ -226,21 +226,21 @@ static int by_key(const void *a, const void *b)
     return x->rank < y->rank ? -1 : 1;
 }
 
-colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
-                                      int64_t key, colo_comm_t **comm)
+colo_status_t colo_comm_split_color_for(colo_comm_t *parent, colo_category_t category,
+                                        int64_t color, int64_t key, colo_comm_t **comm)
 {
-    COLO_TRY(colo_comm_i_alive(parent, "split_color"));
+    COLO_TRY(colo_comm_alive(parent, "split_color"));
     colo_status_t st = comm ? COLO_OK : colo_fail(COLO_ERR_ARG, "split_color: comm is NULL");
     if (st < 0 && !agrees(parent))
-        return colo_comm_i_fail(parent, st);
+        return colo_comm_fail(parent, st);
     const size_t ranks = (size_t)parent->size;
     COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * ranks);
     COLO_AUTOFREE struct place *place = malloc(sizeof *place * ranks);
     COLO_AUTOFREE int32_t *members = malloc(sizeof *members * ranks);
     if (!all || !place || !members)
-        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", ranks));
+        return colo_comm_fail(parent, colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", ranks));
     uint64_t pair[2] = {(uint64_t)color, (uint64_t)key};
-    COLO_TRY(colo_comm_i_gather(parent, COLO_OP_SPLIT, category, pair, all, 2));
+    COLO_TRY(colo_comm_gather(parent, COLO_OP_SPLIT, category, pair, all, 2));
     uint64_t tag = ++parent->split_tag;
     int32_t n = 0;
     for (int32_t r = 0; r < parent->size && color >= 0; r++)
@@ -254,7 +254,7 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t categ
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_comm_t *child = NULL;
     if (st == COLO_OK && n > 0)
-        st = colo_comm_i_child(parent, members, n, tag, name, &child);
+        st = colo_comm_child(parent, members, n, tag, name, &child);
     COLO_TRY(agree_on_child(parent, "split_color", &fields, st, &child));
     *comm = child;
     return COLO_OK;
@@ -264,5 +264,5 @@ colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color, int64_t 
                                     colo_comm_t **comm)
 {
     COLO_RANGE();
-    return colo_comm_i_split_color(parent, COLO_CATEGORY_USER, color, key, comm);
+    return colo_comm_split_color_for(parent, COLO_CATEGORY_USER, color, key, comm);
 }

@@ -95,7 +95,7 @@ const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_d
     return text;
 }
 
-bool colo_comm_i_own(const colo_comm_t *comm, const char *what)
+bool colo_comm_is_own(const colo_comm_t *comm, const char *what)
 {
     const int32_t here = (int32_t)getpid();
     if (here == comm->process)
@@ -107,21 +107,21 @@ bool colo_comm_i_own(const colo_comm_t *comm, const char *what)
     return false;
 }
 
-uintptr_t colo_comm_i_thread(void)
+uintptr_t colo_comm_thread(void)
 {
     static _Thread_local char here;
     return (uintptr_t)&here;
 }
 
-uint64_t colo_comm_i_begin(colo_comm_t *comm, colo_op_desc_t op, int64_t sent_bytes,
-                           int64_t recv_bytes, int32_t peers)
+uint64_t colo_comm_begin(colo_comm_t *comm, colo_op_desc_t op, int64_t sent_bytes,
+                         int64_t recv_bytes, int32_t peers)
 {
     if (comm->size == 1)
         sent_bytes = recv_bytes = 0;
     COLO_HOLD(comm->lock);
     uint64_t seq = ++comm->seq;
     comm->op = op;
-    comm->thread = colo_comm_i_thread();
+    comm->thread = colo_comm_thread();
     comm->record[seq % COLO_RECORDS] = (colo_record_t){
         .seq = seq,
         .kind = op.kind,
@@ -138,7 +138,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *comm, colo_op_desc_t op, int64_t sent_by
     return seq;
 }
 
-uint64_t colo_comm_i_begin_collective(colo_comm_t *comm, colo_op_desc_t op)
+uint64_t colo_comm_begin_collective(colo_comm_t *comm, colo_op_desc_t op)
 {
     const int64_t bytes = op.count * (int64_t)colo_dtype_size(op.dtype), n = comm->size;
     int64_t sent = 0, received = 0;
@@ -150,10 +150,10 @@ uint64_t colo_comm_i_begin_collective(colo_comm_t *comm, colo_op_desc_t op)
         received = (n - 1) * bytes;
         sent = op.kind == COLO_OP_REDUCE_SCATTER ? received : bytes;
     }
-    return colo_comm_i_begin(comm, op, sent, received, comm->size - 1);
+    return colo_comm_begin(comm, op, sent, received, comm->size - 1);
 }
 
-void colo_comm_i_end(colo_comm_t *comm, uint64_t seq, colo_status_t status)
+void colo_comm_end(colo_comm_t *comm, uint64_t seq, colo_status_t status)
 {
     COLO_HOLD(comm->lock);
     colo_record_t *record = &comm->record[seq % COLO_RECORDS];
@@ -186,7 +186,7 @@ static void add_counters(const colo_comm_t *comm, colo_comm_stats_t *sum)
 colo_status_t colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
 {
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "comm_stats: the comm is NULL");
-    if (!colo_comm_i_own(comm, "comm_stats"))
+    if (!colo_comm_is_own(comm, "comm_stats"))
         return COLO_ERR_STATE;
     colo_comm_stats_t sum = {0};
     add_counters(comm, &sum);
@@ -195,7 +195,7 @@ colo_status_t colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
 
 void colo_comm_stats_reset(colo_comm_t *comm)
 {
-    if (!comm || !colo_comm_i_own(comm, "comm_stats_reset"))
+    if (!comm || !colo_comm_is_own(comm, "comm_stats_reset"))
         return;
     pthread_mutex_lock(comm->lock);
     memset(&comm->stats, 0, sizeof comm->stats);
@@ -284,8 +284,8 @@ static void put_records(colo_text_t *out, const struct snapshot *snapshot)
     }
 }
 
-size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
-                        const char *error_message, char *text, size_t cap)
+size_t colo_comm_dump_state(const colo_comm_t *comm, const colo_status_t *state,
+                            const char *error_message, char *text, size_t cap)
 {
     colo_text_t out = {.data = text, .cap = text ? cap : 0};
     char host[256] = "", text_of[2][32];
@@ -316,7 +316,7 @@ size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
         colo_put(&out, ",");
     }
     colo_put(&out, "\"timeout_ms\":%lld,\"now\":%s,\"wall\":%s,\"stats\":[",
-             (long long)colo_comm_i_timeout(comm), decimal(text_of[0], colo_now()),
+             (long long)colo_comm_timeout(comm), decimal(text_of[0], colo_now()),
              decimal(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
     put_counters(&out, &now.stats);
     colo_put(&out, "],\"ring\":[");
@@ -327,9 +327,9 @@ size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
 
 size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
 {
-    if (!comm || !colo_comm_i_own(comm, "comm_dump"))
+    if (!comm || !colo_comm_is_own(comm, "comm_dump"))
         return (size_t)snprintf(text, text ? cap : 0, "null");
     char error_message[1000] = "";
     const colo_status_t state = comm->backend->state(comm, error_message, sizeof error_message);
-    return colo_comm_i_dump(comm, &state, error_message, text, cap);
+    return colo_comm_dump_state(comm, &state, error_message, text, cap);
 }

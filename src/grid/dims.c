@@ -16,7 +16,7 @@
 
 #define QUOTE_SHOWN 40
 
-const char *colo_grid_i_quote(char out[COLO_QUOTE_MAX], const char *text, size_t len)
+const char *colo_grid_quote(char out[COLO_QUOTE_MAX], const char *text, size_t len)
 {
     static const char hex[] = "0123456789abcdef";
     size_t len_out = 0;
@@ -41,12 +41,12 @@ const char *colo_grid_i_quote(char out[COLO_QUOTE_MAX], const char *text, size_t
     return out;
 }
 
-const char *colo_grid_i_quote_str(char out[COLO_QUOTE_MAX], const char *text)
+const char *colo_grid_quote_str(char out[COLO_QUOTE_MAX], const char *text)
 {
-    return colo_grid_i_quote(out, text, strnlen(text, COLO_QUOTE_MAX));
+    return colo_grid_quote(out, text, strnlen(text, COLO_QUOTE_MAX));
 }
 
-colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t len)
+colo_status_t colo_grid_name_rule(const char *what, const char *text, size_t len)
 {
     COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "%s has an empty name", what);
     COLO_FAIL_IF(len >= COLO_DIM_NAME_MAX, COLO_ERR_ARG,
@@ -63,7 +63,7 @@ colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t l
 
 /* ---- building ---- */
 
-int32_t colo_grid_i_find(const colo_grid_t *grid, const char *text, size_t len)
+int32_t colo_grid_find(const colo_grid_t *grid, const char *text, size_t len)
 {
     for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++)
         if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
@@ -71,26 +71,26 @@ int32_t colo_grid_i_find(const colo_grid_t *grid, const char *text, size_t len)
     return -1;
 }
 
-void colo_grid_i_start(colo_grid_t *grid)
+void colo_grid_start(colo_grid_t *grid)
 {
     memset(grid, 0, sizeof *grid); /* unused entries are 0, so that equal grids have equal bytes */
     grid->size = 1;
 }
 
-colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
+colo_status_t colo_grid_add_name(colo_grid_t *grid, const char *text, size_t len)
 {
     char what[24];
     COLO_FAIL_IF(grid->ndims == COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims",
                  COLO_MAX_DIMS);
     snprintf(what, sizeof what, "grid: dim %d", (int)grid->ndims);
-    COLO_TRY(colo_grid_i_name_rule(what, text, len));
+    COLO_TRY(colo_grid_name_rule(what, text, len));
     /* "tp1dp4" with its separator forgotten would be one dim that splits nothing. */
     for (size_t i = 1; i < len; i++)
         COLO_FAIL_IF(colo_is_digit(text[i - 1]) && colo_is_letter(text[i]), COLO_ERR_ARG,
                      "%s: the name '%s' has a letter after a digit at %zu; put ',' or '-' "
                      "between dims: tp=1,dp=4 or tp1-dp4",
                      what, COLO_QUOTED(text, len), i);
-    const int32_t same = colo_grid_i_find(grid, text, len);
+    const int32_t same = colo_grid_find(grid, text, len);
     COLO_FAIL_IF(same >= 0, COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
                  COLO_QUOTED(text, len), (int)same);
     memset(grid->name[grid->ndims], 0, COLO_DIM_NAME_MAX);
@@ -98,7 +98,7 @@ colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
     return COLO_OK;
 }
 
-colo_status_t colo_grid_i_extent(colo_grid_t *grid, int64_t extent)
+colo_status_t colo_grid_add_extent(colo_grid_t *grid, int64_t extent)
 {
     int32_t i = grid->ndims;
     int64_t size;
@@ -115,7 +115,7 @@ colo_status_t colo_grid_i_extent(colo_grid_t *grid, int64_t extent)
     return COLO_OK;
 }
 
-colo_status_t colo_grid_i_finish(colo_grid_t *grid, int64_t offset, int64_t world)
+colo_status_t colo_grid_finish(colo_grid_t *grid, int64_t offset, int64_t world)
 {
     int64_t end;
     COLO_FAIL_IF(grid->ndims == 0, COLO_ERR_ARG, "grid: no dims, expected 1 to %d", COLO_MAX_DIMS);
@@ -135,7 +135,7 @@ colo_status_t colo_grid_i_finish(colo_grid_t *grid, int64_t offset, int64_t worl
     return COLO_OK;
 }
 
-colo_status_t colo_grid_i_check(const colo_grid_t *grid)
+colo_status_t colo_grid_check(const colo_grid_t *grid)
 {
     int64_t size = 1, end;
     COLO_FAIL_IF(!grid, COLO_ERR_ARG,
@@ -178,8 +178,8 @@ static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])
     return text;
 }
 
-colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
-                               colo_dims_t *dims)
+colo_status_t colo_grid_read_dims(const colo_grid_t *grid, const char *where, const char *list,
+                                  colo_dims_t *dims)
 {
     char all[NAMES_MAX];
     colo_dims_t set = {0};
@@ -189,7 +189,7 @@ colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const
         size_t len = strcspn(part, "-");
         COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "dims '%s': empty name at byte %zu",
                      COLO_QUOTED_STR(list), (size_t)(part - list));
-        int32_t i = colo_grid_i_find(grid, part, len);
+        int32_t i = colo_grid_find(grid, part, len);
         COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
                      COLO_QUOTED(part, len), where, names(grid, all),
                      strchr(list, ',') ? "; join names by '-'" : "");
@@ -205,7 +205,7 @@ colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const
     return COLO_OK;
 }
 
-void colo_grid_i_key(const colo_grid_t *grid, const colo_dims_t *dims, char key[COLO_KEY_MAX])
+void colo_grid_write_key(const colo_grid_t *grid, const colo_dims_t *dims, char key[COLO_KEY_MAX])
 {
     size_t n = 0;
     for (int32_t i = grid->ndims - 1; i >= 0; i--) {

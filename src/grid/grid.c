@@ -27,13 +27,13 @@ colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t 
     COLO_FAIL_IF(ndims > COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims: %d", COLO_MAX_DIMS,
                  (int)ndims);
     COLO_FAIL_IF(ndims > 0 && !dims, COLO_ERR_ARG, "grid: dims is NULL for %d dims", (int)ndims);
-    colo_grid_i_start(&made);
+    colo_grid_start(&made);
     for (int32_t i = 0; i < ndims; i++) {
         COLO_FAIL_IF(!dims[i].name, COLO_ERR_ARG, "grid: dim %d has a NULL name", (int)i);
-        COLO_TRY(colo_grid_i_name(&made, dims[i].name, strlen(dims[i].name)));
-        COLO_TRY(colo_grid_i_extent(&made, dims[i].extent));
+        COLO_TRY(colo_grid_add_name(&made, dims[i].name, strlen(dims[i].name)));
+        COLO_TRY(colo_grid_add_extent(&made, dims[i].extent));
     }
-    COLO_TRY(colo_grid_i_finish(&made, offset, world));
+    COLO_TRY(colo_grid_finish(&made, offset, world));
     *grid = made;
     return COLO_OK;
 }
@@ -42,7 +42,7 @@ colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t 
 
 int32_t colo_grid_dim(const colo_grid_t *grid, const char *name)
 {
-    return grid && name ? colo_grid_i_find(grid, name, strlen(name)) : -1;
+    return grid && name ? colo_grid_find(grid, name, strlen(name)) : -1;
 }
 
 int64_t colo_grid_extent(const colo_grid_t *grid, const char *name)
@@ -90,7 +90,7 @@ static int64_t coord(const colo_grid_t *grid, int64_t rank, int32_t i)
 
 static colo_status_t check_rank(const colo_grid_t *grid, int64_t rank)
 {
-    COLO_TRY(colo_grid_i_check(grid));
+    COLO_TRY(colo_grid_check(grid));
     COLO_FAIL_IF(!colo_grid_has_rank(grid, rank), COLO_ERR_ARG,
                  "rank %lld is outside the grid's [%lld, %lld)", (long long)rank,
                  (long long)grid->offset, (long long)(grid->offset + grid->size));
@@ -118,7 +118,7 @@ colo_status_t colo_grid_coord(const colo_grid_t *grid, int64_t rank, const char 
 
 colo_status_t colo_grid_rank(const colo_grid_t *grid, const int64_t *coords, int64_t *rank)
 {
-    COLO_TRY(colo_grid_i_check(grid));
+    COLO_TRY(colo_grid_check(grid));
     COLO_FAIL_IF(!coords || !rank, COLO_ERR_ARG, "rank: %s is NULL",
                  coords ? "the output" : "coords");
     int64_t found = grid->offset;
@@ -164,7 +164,7 @@ static colo_status_t group_of(const colo_grid_t *grid, const char *list, int64_t
     colo_group_t found, bases;
     COLO_TRY(check_rank(grid, rank));
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "group: the output is NULL");
-    COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
+    COLO_TRY(colo_grid_read_dims(grid, "the grid", list, &dims));
     shape_group(grid, &dims, canonical, &found, &bases);
     found.base = rank;
     for (int32_t i = 0; i < dims.n; i++)
@@ -192,9 +192,9 @@ colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *list, int6
 {
     colo_dims_t dims;
     colo_group_t found, bases;
-    COLO_TRY(colo_grid_i_check(grid));
+    COLO_TRY(colo_grid_check(grid));
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "group: the output is NULL");
-    COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
+    COLO_TRY(colo_grid_read_dims(grid, "the grid", list, &dims));
     shape_group(grid, &dims, true, &found, &bases);
     COLO_FAIL_IF(ordinal < 0 || ordinal >= found.count, COLO_ERR_ARG,
                  "group %lld of '%s' is outside [0, %lld)", (long long)ordinal,
@@ -208,10 +208,10 @@ colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *list, int6
 colo_status_t colo_grid_key(const colo_grid_t *grid, const char *list, char *key)
 {
     colo_dims_t dims;
-    COLO_TRY(colo_grid_i_check(grid));
+    COLO_TRY(colo_grid_check(grid));
     COLO_FAIL_IF(!key, COLO_ERR_ARG, "key: the output is NULL");
-    COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
-    colo_grid_i_key(grid, &dims, key);
+    COLO_TRY(colo_grid_read_dims(grid, "the grid", list, &dims));
+    colo_grid_write_key(grid, &dims, key);
     return COLO_OK;
 }
 

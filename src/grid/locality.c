@@ -25,7 +25,7 @@
 static colo_status_t check_grid(const colo_topology_t *topology, const colo_grid_t *grid)
 {
     COLO_FAIL_IF(!topology, COLO_ERR_ARG, "topology: the object is NULL");
-    COLO_TRY(colo_grid_i_check(grid));
+    COLO_TRY(colo_grid_check(grid));
     COLO_FAIL_IF(grid->size > topology->world - grid->offset, COLO_ERR_ARG,
                  "topology: the grid has ranks up to %lld, expected at most %lld",
                  (long long)(grid->offset + grid->size - 1), (long long)(topology->world - 1));
@@ -54,7 +54,7 @@ static void cut_row(const ground_t *ground, int64_t base, int64_t extent, int64_
         int crosses = 0;
         for (int64_t i = 1; i < extent; i++)
             crosses |=
-                colo_topology_i_cross(ground->spot, ground->per_host, first, first + i * stride);
+                colo_topology_cross(ground->spot, ground->per_host, first, first + i * stride);
         add(cut, crosses, times);
     }
 }
@@ -82,8 +82,8 @@ static int cross_group(const colo_topology_t *topology, const colo_group_t *grou
 {
     int crosses = 0;
     for (int64_t i = 1; i < group->size && !(crosses & CROSS_HOST); i++)
-        crosses |= colo_topology_i_cross(topology->placed.spot, topology->per_host, group->base,
-                                         colo_group_member(group, i));
+        crosses |= colo_topology_cross(topology->placed.spot, topology->per_host, group->base,
+                                       colo_group_member(group, i));
     return crosses;
 }
 
@@ -93,7 +93,7 @@ colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid
     colo_dims_t set;
     colo_group_t group;
     COLO_TRY(check_grid(topology, grid));
-    COLO_TRY(colo_grid_i_dims(grid, "the grid", dims, &set));
+    COLO_TRY(colo_grid_read_dims(grid, "the grid", dims, &set));
     if (set.n == 1) {
         ground_t ground = {topology->placed.spot, topology->per_host, grid->offset, grid->size};
         const colo_topology_cut_t own =
@@ -265,9 +265,9 @@ static colo_status_t best_bind(const search_t *search, const colo_topology_t *to
     for (int b = COLO_BIND_CORE; b < COLO_BIND_COUNT; b++) {
         colo_placement_t other;
         score_t score;
-        COLO_TRY(colo_topology_i_place(topology, (colo_bind_t)b, &other));
+        COLO_TRY(colo_topology_place(topology, (colo_bind_t)b, &other));
         score_given(search, other.spot, &score);
-        colo_topology_i_drop(&other);
+        colo_topology_drop(&other);
         if (compare(&score, &best, search->grid->ndims) < 0) {
             best = score;
             *bind = (colo_bind_t)b;

@@ -93,7 +93,7 @@ static colo_status_t read_dim(reader_t *reader, colo_grid_t *grid)
                     grid->ndims ? "empty part, expected a dim name"
                                 : "no dims, expected a dim name");
     if (reader->assign) {
-        COLO_TRY(broken(colo_grid_i_name(grid, reader->text + begin, end - begin), begin));
+        COLO_TRY(broken(colo_grid_add_name(grid, reader->text + begin, end - begin), begin));
         if (!sees(reader, '='))
             return stop(reader, reader->pos, "expected '=' after a dim name");
         reader->pos++;
@@ -103,12 +103,12 @@ static colo_status_t read_dim(reader_t *reader, colo_grid_t *grid)
                         "'=' in a spec that began without, one style per string");
         while (end > begin && colo_is_digit(reader->text[end - 1]))
             end--;
-        COLO_TRY(broken(colo_grid_i_name(grid, reader->text + begin, end - begin), begin));
+        COLO_TRY(broken(colo_grid_add_name(grid, reader->text + begin, end - begin), begin));
         reader->pos = end;
     }
     size_t number = reader->pos;
     COLO_TRY(read_number(reader, "extent", &extent));
-    return broken(colo_grid_i_extent(grid, extent), number);
+    return broken(colo_grid_add_extent(grid, extent), number);
 }
 
 colo_status_t colo_grid_parse_n(colo_grid_t *grid, const char *spec, size_t len, int64_t world)
@@ -118,7 +118,7 @@ colo_status_t colo_grid_parse_n(colo_grid_t *grid, const char *spec, size_t len,
     int64_t offset = 0;
     COLO_FAIL_IF(!grid || !spec, COLO_ERR_ARG, "grid spec, byte 0: the %s is NULL",
                  grid ? "text" : "output");
-    colo_grid_i_start(&made);
+    colo_grid_start(&made);
     for (;;) {
         COLO_TRY(read_dim(&reader, &made));
         if (!sees(&reader, reader.assign ? ',' : '-'))
@@ -135,7 +135,7 @@ colo_status_t colo_grid_parse_n(colo_grid_t *grid, const char *spec, size_t len,
         return stop(&reader, reader.pos,
                     reader.assign ? "expected ',', '@' or the end"
                                   : "expected '-', '@' or the end");
-    COLO_TRY(broken(colo_grid_i_finish(&made, offset, world), reader.pos));
+    COLO_TRY(broken(colo_grid_finish(&made, offset, world), reader.pos));
     *grid = made;
     return COLO_OK;
 }

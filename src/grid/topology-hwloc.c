@@ -315,7 +315,7 @@ static colo_status_t fill(hwloc_topology_t hwloc, colo_machine_t *machine)
 
 /* ---- the seam ---- */
 
-colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machine_t *machine)
+colo_status_t colo_machine_load(const char *topology, bool devices, colo_machine_t *machine)
 {
     colo_machine_t made = {0};
     hwloc_topology_t hwloc;
@@ -329,14 +329,14 @@ colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machi
     else
         colo_hwloc.topology_destroy(hwloc);
     if (st < 0) {
-        colo_machine_i_free(&made);
+        colo_machine_free(&made);
         return st;
     }
     *machine = made;
     return COLO_OK;
 }
 
-void colo_machine_i_free(colo_machine_t *machine)
+void colo_machine_free(colo_machine_t *machine)
 {
     if (machine->here)
         colo_hwloc.topology_destroy(machine->here);
@@ -345,7 +345,7 @@ void colo_machine_i_free(colo_machine_t *machine)
     *machine = (colo_machine_t){0};
 }
 
-colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *os, int32_t n)
+colo_status_t colo_machine_bind(const colo_machine_t *machine, const int32_t *os, int32_t n)
 {
     COLO_FAIL_IF(!machine->here, COLO_ERR_STATE, "bind: the topology is not this machine's");
     hwloc_bitmap_t set = colo_hwloc.bitmap_alloc();

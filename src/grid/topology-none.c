@@ -15,16 +15,16 @@ static colo_status_t unbuilt(void)
                                        "later (libhwloc-dev) and configure with -Dhwloc=enabled");
 }
 
-colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machine_t *machine)
+colo_status_t colo_machine_load(const char *topology, bool devices, colo_machine_t *machine)
 {
     return unbuilt();
 }
 
-void colo_machine_i_free(colo_machine_t *machine)
+void colo_machine_free(colo_machine_t *machine)
 {
 }
 
-colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *os, int32_t n)
+colo_status_t colo_machine_bind(const colo_machine_t *machine, const int32_t *os, int32_t n)
 {
     return unbuilt();
 }

@@ -149,14 +149,14 @@ static colo_status_t deal(const colo_machine_t *machine, colo_bind_t bind, int64
     return COLO_OK;
 }
 
-void colo_topology_i_drop(colo_placement_t *placement)
+void colo_topology_drop(colo_placement_t *placement)
 {
     free(placement->unit);
     free(placement->spot);
 }
 
-colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t bind,
-                                    colo_placement_t *placement)
+colo_status_t colo_topology_place(const colo_topology_t *topology, colo_bind_t bind,
+                                  colo_placement_t *placement)
 {
     const colo_machine_t *machine = &topology->machine;
     size_t n = (size_t)topology->per_host;
@@ -169,7 +169,7 @@ colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t
     else
         colo_fail(st, "topology: no memory for %zu ranks on %d processors", n, (int)machine->npus);
     if (st < 0) {
-        colo_topology_i_drop(&made);
+        colo_topology_drop(&made);
         return st;
     }
     spots_of_units(machine, made.share, units);
@@ -210,7 +210,7 @@ static colo_status_t find_gpus(colo_topology_t *made)
 static colo_status_t build(colo_topology_t *made, const colo_topology_config_t *config,
                            bool devices)
 {
-    COLO_TRY(colo_machine_i_load(config->topology, devices, &made->machine));
+    COLO_TRY(colo_machine_load(config->topology, devices, &made->machine));
     made->world = config->world;
     made->per_host = config->ranks_per_node ? config->ranks_per_node : config->world;
     made->source = strdup(config->topology ? config->topology : "this machine");
@@ -220,7 +220,7 @@ static colo_status_t build(colo_topology_t *made, const colo_topology_config_t *
                  (long long)made->per_host, (int)made->machine.npus,
                  config->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
     COLO_TRY(find_gpus(made));
-    return colo_topology_i_place(made, config->bind, &made->placed);
+    return colo_topology_place(made, config->bind, &made->placed);
 }
 
 static colo_status_t create(colo_topology_t **topology, const colo_topology_config_t *config,
@@ -250,10 +250,10 @@ void colo_topology_destroy(colo_topology_t **topology)
 {
     if (!topology || !*topology)
         return;
-    colo_machine_i_free(&(*topology)->machine);
+    colo_machine_free(&(*topology)->machine);
     free((*topology)->source);
     free((*topology)->gpus);
-    colo_topology_i_drop(&(*topology)->placed);
+    colo_topology_drop(&(*topology)->placed);
     free(*topology);
     *topology = NULL;
 }
@@ -264,8 +264,8 @@ colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind)
     COLO_FAIL_IF(!topology, COLO_ERR_ARG, "rebind: the topology is NULL");
     COLO_FAIL_IF((int)bind < 0 || bind >= COLO_BIND_COUNT, COLO_ERR_ARG,
                  "rebind: binding %d is outside 0..%d", (int)bind, COLO_BIND_COUNT - 1);
-    COLO_TRY(colo_topology_i_place(topology, bind, &made));
-    colo_topology_i_drop(&topology->placed);
+    COLO_TRY(colo_topology_place(topology, bind, &made));
+    colo_topology_drop(&topology->placed);
     topology->placed = made;
     return COLO_OK;
 }
@@ -364,7 +364,7 @@ colo_status_t colo_topology_bind(const colo_topology_t *topology, int64_t rank)
     COLO_AUTOFREE int32_t *os = malloc((size_t)topology->machine.npus * sizeof *os);
     COLO_FAIL_IF(!os, COLO_ERR_NOMEM, "bind: no memory for %d processors",
                  (int)topology->machine.npus);
-    return colo_machine_i_bind(&topology->machine, os, cpus_of(topology, rank, os));
+    return colo_machine_bind(&topology->machine, os, cpus_of(topology, rank, os));
 }
 
 /* ---- COLO_BIND ---- */

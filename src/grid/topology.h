@@ -29,17 +29,17 @@ typedef struct colo_machine {
 
 /* @topology as in colo_topology_config_t; @devices: look for them, which takes a while. @machine is
  * owned by the caller, untouched on error. */
-colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machine_t *machine);
-void colo_machine_i_free(colo_machine_t *machine);
+colo_status_t colo_machine_load(const char *topology, bool devices, colo_machine_t *machine);
+void colo_machine_free(colo_machine_t *machine);
 /* The calling thread on the processors with these system numbers. */
-colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *os, int32_t n);
+colo_status_t colo_machine_bind(const colo_machine_t *machine, const int32_t *os, int32_t n);
 
 /* What a policy gives to the ranks of a host. */
 typedef struct colo_placement {
     colo_bind_t bind;
-    colo_share_t share; /* how @bind is done with so many ranks */
-    int32_t *unit;      /* [per_host] which core, NUMA node ... is rank l's */
-    colo_topology_spot_t *spot;  /* [per_host] host 0's; gpu included */
+    colo_share_t share;         /* how @bind is done with so many ranks */
+    int32_t *unit;              /* [per_host] which core, NUMA node ... is rank l's */
+    colo_topology_spot_t *spot; /* [per_host] host 0's; gpu included */
 } colo_placement_t;
 
 struct colo_topology {
@@ -52,15 +52,15 @@ struct colo_topology {
 };
 
 /* By a policy; the topology is not changed. @placement is the caller's. */
-colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t bind,
-                                    colo_placement_t *placement);
-void colo_topology_i_drop(colo_placement_t *placement);
+colo_status_t colo_topology_place(const colo_topology_t *topology, colo_bind_t bind,
+                                  colo_placement_t *placement);
+void colo_topology_drop(colo_placement_t *placement);
 
 /* Two ranks by their world numbers; @spots as in colo_placement_t. Bits, host includes the others.
  */
 enum { CROSS_NUMA = 1, CROSS_PACKAGE = 2, CROSS_HOST = 4 };
-static inline int colo_topology_i_cross(const colo_topology_spot_t *spots, int64_t per_host, int64_t a,
-                                        int64_t b)
+static inline int colo_topology_cross(const colo_topology_spot_t *spots, int64_t per_host,
+                                      int64_t a, int64_t b)
 {
     if (a / per_host != b / per_host)
         return CROSS_NUMA | CROSS_PACKAGE | CROSS_HOST;

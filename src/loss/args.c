@@ -26,8 +26,8 @@ static bool append(colo_logprob_block_t *block, int64_t n, int64_t elem, int64_t
            colo_add_ok(block->bytes, size & ~INT64_C(7), &block->bytes);
 }
 
-bool colo_loss_i_lay_out(struct colo_logprob_args *p, const colo_block_array_t *arrays, int32_t n,
-                         uint32_t wanted, int64_t tokens)
+bool colo_loss_lay_out(struct colo_logprob_args *p, const colo_block_array_t *arrays, int32_t n,
+                       uint32_t wanted, int64_t tokens)
 {
     const int64_t stat = (int64_t)colo_dtype_size(p->stat_dtype);
     char *args = (char *)p;
@@ -46,20 +46,20 @@ bool colo_loss_i_lay_out(struct colo_logprob_args *p, const colo_block_array_t *
     return fits;
 }
 
-uint32_t colo_logprob_i_wanted(const struct colo_logprob_args *args)
+uint32_t colo_logprob_wanted(const struct colo_logprob_args *args)
 {
     return 7 | (uint32_t)args->config.want_entropy << 3 | (uint32_t)(args->smoothing > 0) << 4 |
            (uint32_t)args->config.want_correct << 5;
 }
 
-bool colo_logprob_i_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
-                                 colo_logprob_block_t *block)
+bool colo_logprob_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
+                               colo_logprob_block_t *block)
 {
     static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
     struct colo_logprob_args args = {.config = *config,
                                      .stat_dtype = colo_logprob_stat_dtype(dtype),
                                      .smoothing = smoothing_of(config)};
-    const bool fits = colo_loss_i_lay_out(&args, arrays, 6, colo_logprob_i_wanted(&args), n);
+    const bool fits = colo_loss_lay_out(&args, arrays, 6, colo_logprob_wanted(&args), n);
     *block = args.block;
     return fits;
 }
@@ -71,7 +71,7 @@ static uint64_t hash_f64(uint64_t hash, double v)
     return colo_hash_i64(hash, bits);
 }
 
-uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dtype_t dtype)
+uint64_t colo_logprob_hash_config(const colo_logprob_config_t *config, colo_dtype_t dtype)
 {
     uint64_t hash = colo_hash_i64(COLO_HASH_INIT, config->logits.vocab);
     hash = hash_f64(hash, config->logits.scale / config->logits.temperature);
@@ -103,7 +103,7 @@ static uint64_t hash_support(const struct colo_logprob_args *args, uint64_t hash
 }
 
 /* One multiplication a target: the rows are read anyway, this must not show. */
-uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_args *args)
+uint64_t colo_logprob_hash_targets(const struct colo_logprob_args *args)
 {
     uint64_t hash = COLO_HASH_INIT;
     for (int64_t token = 0; token < args->tokens; token++)
@@ -112,9 +112,9 @@ uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_args *args)
     return hash_support(args, hash);
 }
 
-struct colo_logprob_args colo_logprob_i_args(const colo_logprob_config_t *config,
-                                             const colo_tensor_t *logits,
-                                             const colo_tensor_t *targets)
+struct colo_logprob_args colo_logprob_make_args(const colo_logprob_config_t *config,
+                                                const colo_tensor_t *logits,
+                                                const colo_tensor_t *targets)
 {
     int64_t in_vocab = config->logits.vocab - config->logits.vocab_start;
     in_vocab = in_vocab < 0 ? 0 : in_vocab;
@@ -142,7 +142,7 @@ struct colo_logprob_args colo_logprob_i_args(const colo_logprob_config_t *config
     };
 }
 
-void colo_logprob_i_set_header(struct colo_logprob_args *args, uint64_t config, uint64_t targets)
+void colo_logprob_set_header(struct colo_logprob_args *args, uint64_t config, uint64_t targets)
 {
     args->header = (colo_logprob_header_t){
         .magic = COLO_LOGPROB_MAGIC,
@@ -154,7 +154,7 @@ void colo_logprob_i_set_header(struct colo_logprob_args *args, uint64_t config, 
     };
 }
 
-int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ranks)
+int32_t colo_logprob_segments(const colo_logprob_config_t *config, int32_t ranks)
 {
     const int64_t segments =
         config->segment > 0 ? (config->logits.vocab - 1) / config->segment + 1 : 1;
@@ -164,9 +164,9 @@ int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ran
     return n;
 }
 
-void colo_logprob_i_set_ranks(struct colo_logprob_args *args, const colo_comm_t *group)
+void colo_logprob_set_ranks(struct colo_logprob_args *args, const colo_comm_t *group)
 {
-    args->segments = colo_logprob_i_segments(&args->config, colo_comm_size(group));
+    args->segments = colo_logprob_segments(&args->config, colo_comm_size(group));
     args->rank = colo_comm_rank(group) * args->segments;
     args->ranks = colo_comm_size(group) * args->segments;
 }

@@ -60,7 +60,7 @@ static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds m
 __host__ __device__
 #endif
     static inline bool
-    colo_logprob_i_alike(const colo_logprob_header_t *a, const colo_logprob_header_t *header)
+    colo_logprob_alike(const colo_logprob_header_t *a, const colo_logprob_header_t *header)
 {
     return a->config == header->config && a->targets == header->targets;
 }
@@ -147,38 +147,38 @@ typedef struct colo_block_array {
 
 /* Lays out the block of @tokens in the args that begin with @args: a header, and the arrays whose
  * bit is set in @wanted; the others get -1. False when it passes 2^63 bytes. */
-bool colo_loss_i_lay_out(struct colo_logprob_args *args, const colo_block_array_t *arrays,
-                         int32_t n, uint32_t wanted, int64_t tokens);
+bool colo_loss_lay_out(struct colo_logprob_args *args, const colo_block_array_t *arrays, int32_t n,
+                       uint32_t wanted, int64_t tokens);
 /* of COLO_LOGPROB_ARRAYS */
-uint32_t colo_logprob_i_wanted(const struct colo_logprob_args *args);
-bool colo_logprob_i_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
-                                 colo_logprob_block_t *block);
+uint32_t colo_logprob_wanted(const struct colo_logprob_args *args);
+bool colo_logprob_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
+                               colo_logprob_block_t *block);
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
-uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dtype_t dtype);
+uint64_t colo_logprob_hash_config(const colo_logprob_config_t *config, colo_dtype_t dtype);
 
 /* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's,
  * and so are targets where @targets is NULL. */
-struct colo_logprob_args colo_logprob_i_args(const colo_logprob_config_t *config,
-                                             const colo_tensor_t *logits,
-                                             const colo_tensor_t *targets);
+struct colo_logprob_args colo_logprob_make_args(const colo_logprob_config_t *config,
+                                                const colo_tensor_t *logits,
+                                                const colo_tensor_t *targets);
 /* Segments of a rank in a group of @ranks, a power of 2, so that sums over a rank's segments are
  * whole subtrees; 1 without segments */
-int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ranks);
+int32_t colo_logprob_segments(const colo_logprob_config_t *config, int32_t ranks);
 /* Sets rank, ranks and segments. */
-void colo_logprob_i_set_ranks(struct colo_logprob_args *args, const colo_comm_t *group);
-static inline unsigned char *colo_logprob_i_block(const struct colo_logprob_args *args,
-                                                  int32_t rank)
+void colo_logprob_set_ranks(struct colo_logprob_args *args, const colo_comm_t *group);
+static inline unsigned char *colo_logprob_block_of(const struct colo_logprob_args *args,
+                                                   int32_t rank)
 {
     return args->blocks + rank * args->block.bytes;
 }
 /* Is there nothing to gather? */
-static inline bool colo_logprob_i_alone(const struct colo_logprob_args *args)
+static inline bool colo_logprob_alone(const struct colo_logprob_args *args)
 {
     return args->ranks == args->segments;
 }
 /* The @i-th segment of a rank as a shard of its own, for the stats kernel. */
-static inline struct colo_logprob_args colo_logprob_i_segment(const struct colo_logprob_args *args,
-                                                              int64_t elem, int32_t i)
+static inline struct colo_logprob_args colo_logprob_segment(const struct colo_logprob_args *args,
+                                                            int64_t elem, int32_t i)
 {
     struct colo_logprob_args segment = *args;
     const int64_t n = args->true_columns, each = args->config.segment;
@@ -193,9 +193,9 @@ static inline struct colo_logprob_args colo_logprob_i_segment(const struct colo_
     return segment;
 }
 /* This rank's header, by hashes of the config and of what else must be equal on all ranks. */
-void colo_logprob_i_set_header(struct colo_logprob_args *args, uint64_t config, uint64_t targets);
+void colo_logprob_set_header(struct colo_logprob_args *args, uint64_t config, uint64_t targets);
 /* of the targets of @args, in host memory */
-uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_args *args);
+uint64_t colo_logprob_hash_targets(const struct colo_logprob_args *args);
 
 /* ---- all kernels, by name and arguments: the table of loss.h has them, and kernels/ ---- */
 

@@ -72,7 +72,7 @@ static colo_status_t check_values(const struct colo_loss_kind *kind,
     return kind->check_config ? kind->check_config(own) : COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given)
+colo_status_t colo_loss_check_config(const struct colo_loss_kind *kind, const void *given)
 {
     union colo_loss_config own;
     COLO_TRY(read_config(kind, given, &own));
@@ -92,7 +92,7 @@ static bool lay_out(const struct colo_loss_kind *kind, struct colo_logprob_args 
                     int64_t tokens)
 {
     const uint32_t wanted = kind->wanted ? kind->wanted(args) : UINT32_MAX;
-    return colo_loss_i_lay_out(args, kind->arrays, kind->narrays, wanted, tokens);
+    return colo_loss_lay_out(args, kind->arrays, kind->narrays, wanted, tokens);
 }
 
 /* Per token */
@@ -117,8 +117,8 @@ static colo_status_t size_of(const char *name, int64_t tokens, int64_t each, siz
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_saved_size(const struct colo_loss_kind *kind, const void *given,
-                                     int64_t tokens, size_t *bytes)
+colo_status_t colo_loss_saved_size(const struct colo_loss_kind *kind, const void *given,
+                                   int64_t tokens, size_t *bytes)
 {
     union colo_loss_config own;
     COLO_TRY(read_config(kind, given, &own));
@@ -126,7 +126,7 @@ colo_status_t colo_loss_i_saved_size(const struct colo_loss_kind *kind, const vo
     return size_of(kind->name, tokens, saved_bytes(kind, &own), bytes);
 }
 
-colo_status_t colo_loss_i_check_dtype(const char *name, colo_dtype_t logits)
+colo_status_t colo_loss_check_dtype(const char *name, colo_dtype_t logits)
 {
     return colo_dtype_is_float(logits)
                ? COLO_OK
@@ -134,9 +134,9 @@ colo_status_t colo_loss_i_check_dtype(const char *name, colo_dtype_t logits)
                            name, colo_dtype_name(logits));
 }
 
-colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, const void *given,
-                                         colo_dtype_t dtype, int64_t tokens, int32_t ranks,
-                                         size_t *bytes)
+colo_status_t colo_loss_workspace_size(const struct colo_loss_kind *kind, const void *given,
+                                       colo_dtype_t dtype, int64_t tokens, int32_t ranks,
+                                       size_t *bytes)
 {
     struct colo_loss_call call = {.kind = kind};
     size_t behind = 0;
@@ -144,22 +144,22 @@ colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, cons
     COLO_TRY(read_config(kind, given, &call.config));
     COLO_TRY(check_values(kind, &call.config));
     if (kind->is_base)
-        COLO_TRY(colo_loss_i_check_dtype(kind->name, dtype));
+        COLO_TRY(colo_loss_check_dtype(kind->name, dtype));
     COLO_TRY(size_of(kind->name, tokens, kind->is_base ? 0 : saved_bytes(kind, &call.config),
                      bytes ? &behind : NULL));
-    COLO_TRY(colo_loss_i_check_dtype(kind->name, dtype));
+    COLO_TRY(colo_loss_check_dtype(kind->name, dtype));
     COLO_FAIL_IF(ranks < 1, COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", kind->name, (int)ranks);
     union colo_loss_args all;
     struct colo_logprob_args *args = &all.base;
     const colo_tensor_t like = {.dtype = dtype, .ndim = 2};
     call.base = base_of(kind, &call.config);
-    *args = colo_logprob_i_args(&call.base, &like, NULL);
+    *args = colo_logprob_make_args(&call.base, &like, NULL);
     if (kind->fill)
         kind->fill(&call, args);
     const bool ok =
         lay_out(kind, args, ranks == 1 ? chunk_of(kind, &call.base, tokens) : tokens) &&
         colo_mul_ok(tokens, kind->per_rank, &sums) &&
-        colo_mul_ok(args->block.bytes, colo_logprob_i_segments(&call.base, ranks), &each) &&
+        colo_mul_ok(args->block.bytes, colo_logprob_segments(&call.base, ranks), &each) &&
         colo_add_ok(each, sums, &each);
     COLO_FAIL_IF(!ok || !colo_mul_ok(each, ranks, &n) ||
                      !colo_add_ok(n, kind->behind ? (int64_t)behind : 0, &n) ||
@@ -172,26 +172,26 @@ colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, cons
 
 /* ---- forward ---- */
 
-colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call)
+colo_status_t colo_loss_check_call_memory(const struct colo_loss_call *call)
 {
-    return colo_loss_i_check_buffers(
-        call->kind->name, call->saves, call->saved_memory,
-        call->logits->shape[0] * saved_bytes(call->kind, &call->config), call->workspace);
+    return colo_loss_check_buffers(call->kind->name, call->saves, call->saved_memory,
+                                   call->logits->shape[0] * saved_bytes(call->kind, &call->config),
+                                   call->workspace);
 }
 
 static colo_status_t make_args(const struct colo_loss_call *call, struct colo_logprob_args *args)
 {
     const struct colo_loss_kind *kind = call->kind;
     const int64_t tokens = call->logits->shape[0];
-    *args = colo_logprob_i_args(&call->base, call->logits, call->targets);
-    colo_logprob_i_set_ranks(args, call->group);
+    *args = colo_logprob_make_args(&call->base, call->logits, call->targets);
+    colo_logprob_set_ranks(args, call->group);
     args->hi = tokens;
     if (kind->fill)
         kind->fill(call, args);
-    COLO_FAIL_IF(
-        !lay_out(kind, args,
-                 colo_logprob_i_alone(args) ? chunk_of(kind, &call->base, tokens) : tokens),
-        COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens exceeds 2^63 bytes", kind->name, tokens);
+    COLO_FAIL_IF(!lay_out(kind, args,
+                          colo_logprob_alone(args) ? chunk_of(kind, &call->base, tokens) : tokens),
+                 COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens exceeds 2^63 bytes", kind->name,
+                 tokens);
     args->blocks = call->workspace;
     return COLO_OK;
 }
@@ -206,17 +206,17 @@ static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_args
     COLO_FAIL_IF(!call->batch, COLO_ERR_ARG, "%s: batch is NULL, expected one with logits",
                  kind->name);
     memcpy(&call->logits, call->batch, sizeof call->logits); /* its first member in every kind */
-    COLO_TRY(colo_loss_i_check_matrix(call->logits, "logits", false));
+    COLO_TRY(colo_loss_check_matrix(call->logits, "logits", false));
     if (kind->check_inputs)
         COLO_TRY(kind->check_inputs(call));
-    COLO_TRY(colo_loss_i_check_shard(&call->base, call->logits, call->group));
+    COLO_TRY(colo_loss_check_shard(&call->base, call->logits, call->group));
     COLO_TRY(kind->check_outputs(call));
     COLO_TRY(make_args(call, args));
     COLO_TRY(colo_loss_kernels_for(call->logits->mem, &call->kernels));
-    return colo_loss_i_check_place(call->logits, call->group, kind->name);
+    return colo_loss_check_place(call->logits, call->group, kind->name);
 }
 
-colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_args *args)
+colo_status_t colo_loss_open(struct colo_loss_call *call, struct colo_logprob_args *args)
 {
     char text[32];
     COLO_FAIL_IF(!call->group, COLO_ERR_ARG,
@@ -224,7 +224,7 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
                  call->kind->name);
     const colo_status_t st = check(call, args);
     snprintf(text, sizeof text, "%s forward", call->kind->name);
-    return colo_loss_i_ready(call->group, text, st);
+    return colo_loss_ready(call->group, text, st);
 }
 
 /* Whose configs differ is known; all ranks tell which member. Collective. */
@@ -235,7 +235,7 @@ static colo_status_t name_member(colo_comm_t *group, const struct colo_logprob_a
     colo_fields_t fields = {COLO_FIELDS_INIT};
     snprintf(what, sizeof what, "%s", colo_last_error());
     comparison->describe(args, &fields);
-    const colo_status_t st = colo_comm_i_agree_fields(group, what, &fields, COLO_OK);
+    const colo_status_t st = colo_comm_agree_fields(group, what, &fields, COLO_OK);
     return st < 0 ? st : colo_fail(COLO_ERR_MISMATCH, "%s", what); /* by less than is shown */
 }
 
@@ -245,11 +245,11 @@ static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_args 
 {
     bool config;
     *told = true;
-    const colo_status_t st = colo_logprob_i_check_headers(args, &config);
+    const colo_status_t st = colo_logprob_check_headers(args, &config);
     if (config)
         return name_member(group, args, comparison);
     COLO_TRY(st);
-    return level >= 1 ? colo_loss_i_check_shards(args, comparison, told) : COLO_OK;
+    return level >= 1 ? colo_loss_check_shards(args, comparison, told) : COLO_OK;
 }
 
 /* Calls of this name for a vocabulary, which are compared once */
@@ -277,7 +277,7 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
     const colo_device_t *device;
     bool capturing, told = false;
     const uint64_t key = key_of(args, comparison);
-    uint64_t *first = colo_comm_i_once(group, key);
+    uint64_t *first = colo_comm_once(group, key);
     if (level < 1 || (level == 1 && !first))
         return COLO_OK;
     COLO_TRY(colo_device_for(mem, &device));
@@ -298,14 +298,14 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
     return st;
 }
 
-colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_args *args,
-                                 const struct colo_loss_comparison *comparison, colo_mem_t mem,
-                                 colo_stream_t stream)
+colo_status_t colo_loss_gather(colo_comm_t *group, const struct colo_logprob_args *args,
+                               const struct colo_loss_comparison *comparison, colo_mem_t mem,
+                               colo_stream_t stream)
 {
     bool told;
-    COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
-                                    colo_logprob_i_block(args, args->rank), args->blocks,
-                                    args->segments * args->block.bytes, COLO_U8, stream));
+    COLO_TRY(colo_comm_all_gather_for(group, COLO_CATEGORY_LOSS,
+                                      colo_logprob_block_of(args, args->rank), args->blocks,
+                                      args->segments * args->block.bytes, COLO_U8, stream));
     if (!comparison)
         return COLO_OK;
     return mem == COLO_HOST ? compare(group, args, comparison, colo_comm_check_level(group), &told)
@@ -330,28 +330,28 @@ static colo_status_t over_chunks(const struct colo_loss_call *call, struct colo_
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_args *args)
+colo_status_t colo_loss_run(const struct colo_loss_call *call, struct colo_logprob_args *args)
 {
     const struct colo_loss_kind *kind = call->kind;
-    const bool alone = colo_logprob_i_alone(args),
+    const bool alone = colo_logprob_alone(args),
                compares = !alone && call->logits->mem == COLO_HOST;
-    colo_logprob_i_set_header(args, kind->hash_config(args),
-                              compares && kind->hash_inputs ? kind->hash_inputs(args) : 0);
+    colo_logprob_set_header(args, kind->hash_config(args),
+                            compares && kind->hash_inputs ? kind->hash_inputs(args) : 0);
     if (alone)
         return over_chunks(call, args, true, true);
-    COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, args, true, false)));
+    COLO_TRY(colo_loss_fail_on(call->group, over_chunks(call, args, true, false)));
     struct colo_loss_comparison comparison =
-        colo_loss_i_comparison(kind->name, kind->describe, args);
+        colo_loss_make_comparison(kind->name, kind->describe, args);
     if (kind->compare)
         kind->compare(args, &comparison);
-    COLO_TRY(colo_loss_i_gather(call->group, args, &comparison, call->logits->mem, call->stream));
+    COLO_TRY(colo_loss_gather(call->group, args, &comparison, call->logits->mem, call->stream));
     return over_chunks(call, args, false, true);
 }
 
 /* ---- backward ---- */
 
-colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstream,
-                                 const colo_tensor_t *d_logits, struct colo_logprob_args *args)
+colo_status_t colo_loss_reopen(struct colo_loss_call *call, const void *upstream,
+                               const colo_tensor_t *d_logits, struct colo_logprob_args *args)
 {
     const char *name = call->kind->name;
     COLO_FAIL_IF(!call->valid, COLO_ERR_STATE,
@@ -361,10 +361,10 @@ colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstre
     COLO_TRY(read_config(call->kind, call->given, &call->config));
     call->base = base_of(call->kind, &call->config);
     COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "%s: upstream is NULL", name);
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call->logits, &call->in_place));
-    COLO_TRY(colo_loss_i_check_version(call->logits, call->version, "logits"));
+    COLO_TRY(colo_loss_check_gradient(d_logits, "d_logits", call->logits, &call->in_place));
+    COLO_TRY(colo_loss_check_version(call->logits, call->version, "logits"));
     COLO_TRY(colo_loss_kernels_for(call->logits->mem, &call->kernels));
-    *args = colo_logprob_i_args(&call->base, call->logits, call->targets);
+    *args = colo_logprob_make_args(&call->base, call->logits, call->targets);
     args->hi = args->tokens; /* no workspace, so nothing for chunk_size to bound */
     if (call->kind->fill)
         call->kind->fill(call, args);

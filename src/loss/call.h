@@ -91,24 +91,24 @@ struct colo_loss_call {
     bool in_place; /* d_logits are the logits: the saved state ends */
 };
 
-colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given);
-colo_status_t colo_loss_i_saved_size(const struct colo_loss_kind *kind, const void *given,
-                                     int64_t tokens, size_t *bytes);
-colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, const void *given,
-                                         colo_dtype_t dtype, int64_t tokens, int32_t ranks,
-                                         size_t *bytes);
-colo_status_t colo_loss_i_check_dtype(const char *name, colo_dtype_t logits);
+colo_status_t colo_loss_check_config(const struct colo_loss_kind *kind, const void *given);
+colo_status_t colo_loss_saved_size(const struct colo_loss_kind *kind, const void *given,
+                                   int64_t tokens, size_t *bytes);
+colo_status_t colo_loss_workspace_size(const struct colo_loss_kind *kind, const void *given,
+                                       colo_dtype_t dtype, int64_t tokens, int32_t ranks,
+                                       size_t *bytes);
+colo_status_t colo_loss_check_dtype(const char *name, colo_dtype_t logits);
 /* Saved memory and workspace of @call: the last check of outputs */
-colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call);
+colo_status_t colo_loss_check_call_memory(const struct colo_loss_call *call);
 
 /* Checks a forward, tells the other ranks, and makes the arguments. Nothing is written. */
-colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_args *args);
+colo_status_t colo_loss_open(struct colo_loss_call *call, struct colo_logprob_args *args);
 /* Kernels and gather */
-colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_args *args);
+colo_status_t colo_loss_run(const struct colo_loss_call *call, struct colo_logprob_args *args);
 
 /* Checks a backward of logits that @call names, but for the members of @upstream and for other
  * saved tensors than the logits, and makes the arguments of the kernel that writes @d_logits. */
-colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstream,
-                                 const colo_tensor_t *d_logits, struct colo_logprob_args *args);
+colo_status_t colo_loss_reopen(struct colo_loss_call *call, const void *upstream,
+                               const colo_tensor_t *d_logits, struct colo_logprob_args *args);
 
 #endif

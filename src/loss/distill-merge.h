@@ -13,15 +13,15 @@ struct colo_distill_merged {
     double m, log_sum, mv, log_sum_v, q, ce, kl;
 };
 
-COLO_EITHER struct colo_distill_merged
-colo_distill_i_merge_row(const struct colo_distill_args *args, bool f64, int64_t t)
+COLO_EITHER struct colo_distill_merged colo_distill_merge_row(const struct colo_distill_args *args,
+                                                              bool f64, int64_t t)
 {
     double m = -COLO_STAT_INF, mv = -COLO_STAT_INF, sum = 0, sum_v = 0, c = 0, d = 0;
     struct colo_distill_merged g = {COLO_STAT_NAN, COLO_STAT_NAN, COLO_STAT_NAN, COLO_STAT_NAN,
                                     COLO_STAT_NAN, COLO_STAT_NAN, COLO_STAT_NAN};
     for (int32_t r = 0; r < args->base.ranks; r++) {
         const unsigned char *block = args->base.blocks + r * args->base.block.bytes;
-        m = colo_logprob_i_alike((const colo_logprob_header_t *)block, &args->base.header)
+        m = colo_logprob_alike((const colo_logprob_header_t *)block, &args->base.header)
                 ? colo_stat_max(m, colo_stat_get(block + args->mx, f64, t))
                 : COLO_STAT_NAN;
         mv = colo_stat_max(mv, colo_stat_get(block + args->mv, f64, t));
@@ -62,13 +62,13 @@ colo_distill_i_merge_row(const struct colo_distill_args *args, bool f64, int64_t
 }
 
 /* Writes the outputs and the saved numbers of token @t. */
-COLO_EITHER void colo_distill_i_merge_token(const struct colo_distill_args *args, int64_t t)
+COLO_EITHER void colo_distill_merge_token(const struct colo_distill_args *args, int64_t t)
 {
     const bool f64 = args->base.dtype == COLO_F64;
     const int64_t tokens = args->base.tokens;
     struct colo_distill_merged g = {COLO_STAT_INF, 0, 0, 0, 0, 0, 0}; /* masked */
     if (!args->mask || args->mask[t * args->mask_stride])
-        g = colo_distill_i_merge_row(args, f64, t);
+        g = colo_distill_merge_row(args, f64, t);
     if (args->out.ce)
         colo_stat_put(args->out.ce, f64, t, g.ce);
     if (args->out.kl)

@@ -37,7 +37,7 @@ static colo_status_t check_config(const union colo_loss_config *own)
 
 static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tensor_t *targets)
 {
-    COLO_TRY(colo_loss_i_check_matrix(targets, "targets", false));
+    COLO_TRY(colo_loss_check_matrix(targets, "targets", false));
     COLO_FAIL_IF(targets->dtype != logits->dtype && targets->dtype != COLO_F32, COLO_ERR_ARG,
                  "targets: dtype %s, expected f32 or the logits' %s",
                  colo_dtype_name(targets->dtype), colo_dtype_name(logits->dtype));
@@ -46,20 +46,20 @@ static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tenso
                  "targets: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
                  "] as the logits",
                  targets->shape[0], targets->shape[1], logits->shape[0], logits->shape[1]);
-    return colo_loss_i_check_memory(targets, logits, "targets");
+    return colo_loss_check_memory(targets, logits, "targets");
 }
 
 static colo_status_t check_inputs(const struct colo_loss_call *call)
 {
     const colo_distill_batch_t *batch = call->batch;
     COLO_TRY(check_targets(call->logits, batch->targets));
-    return colo_loss_i_check_mask(batch->mask, call->logits);
+    return colo_loss_check_mask(batch->mask, call->logits);
 }
 
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
     COLO_FAIL_IF(!call->out, COLO_ERR_ARG, "distill: out is NULL");
-    return colo_loss_i_check_call_memory(call);
+    return colo_loss_check_call_memory(call);
 }
 
 /* ---- forward ---- */
@@ -86,8 +86,8 @@ static uint64_t hash_config(const struct colo_logprob_args *base)
     colo_logprob_config_t targets = {.logits.vocab = args->probs,
                                      .logits.scale = args->probs ? 1 : args->target_factor,
                                      .logits.temperature = 1};
-    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(&args->base.config, args->base.dtype),
-                         (int64_t)colo_logprob_i_hash_config(&targets, args->target_dtype));
+    return colo_hash_i64((uint64_t)colo_logprob_hash_config(&args->base.config, args->base.dtype),
+                         (int64_t)colo_logprob_hash_config(&targets, args->target_dtype));
 }
 
 static uint64_t hash_mask(const struct colo_logprob_args *base)
@@ -102,7 +102,7 @@ static uint64_t hash_mask(const struct colo_logprob_args *base)
 static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
 {
     const struct colo_distill_args *args = (const struct colo_distill_args *)base;
-    colo_logprob_i_describe(base, fields);
+    colo_logprob_describe(base, fields);
     colo_fields_add(fields, "targets", "%s", args->probs ? "probs" : "logits");
     colo_fields_add(fields, "target_scale / target_temperature", "%.9g", args->target_factor);
     colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(args->target_dtype));
@@ -146,19 +146,19 @@ static const struct colo_loss_kind kind = {
 
 colo_status_t colo_distill_config_check(const colo_distill_config_t *config)
 {
-    return colo_loss_i_check_config(&kind, config);
+    return colo_loss_check_config(&kind, config);
 }
 
 colo_status_t colo_distill_workspace_size(const colo_distill_config_t *config, colo_dtype_t dtype,
                                           int64_t tokens, int32_t ranks, size_t *bytes)
 {
-    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
+    return colo_loss_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
 }
 
 colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
                                       size_t *bytes)
 {
-    return colo_loss_i_saved_size(&kind, config, tokens, bytes);
+    return colo_loss_saved_size(&kind, config, tokens, bytes);
 }
 
 colo_status_t colo_distill_forward(const colo_distill_config_t *config,
@@ -177,11 +177,11 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
-    COLO_TRY(colo_loss_i_open(&call, &args.base));
+    COLO_TRY(colo_loss_open(&call, &args.base));
     const colo_distill_saved_t all = {.logits = *call.logits,
                                       .targets = *batch->targets,
-                                      .logits_version = colo_loss_i_version(call.logits),
-                                      .targets_version = colo_loss_i_version(batch->targets),
+                                      .logits_version = colo_loss_version(call.logits),
+                                      .targets_version = colo_loss_version(batch->targets),
                                       .memory = saved_memory,
                                       .valid = true,
                                       .config = call.config.distill};
@@ -190,7 +190,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     args.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
     args.out = *out;
     args.saved = saved_memory;
-    COLO_TRY(colo_loss_i_run(&call, &args.base));
+    COLO_TRY(colo_loss_run(&call, &args.base));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -210,12 +210,12 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                   .logits = &saved->logits,
                                   .valid = saved->valid,
                                   .version = saved->logits_version};
-    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args.base));
+    COLO_TRY(colo_loss_reopen(&call, upstream, d_logits, &args.base));
     /* the targets are read row by row with the logits: nothing written may be among them */
-    COLO_FAIL_IF(colo_loss_i_ranges_overlap(d_logits, &saved->targets), COLO_ERR_ARG,
+    COLO_FAIL_IF(colo_loss_ranges_overlap(d_logits, &saved->targets), COLO_ERR_ARG,
                  "d_logits: overlaps the targets (%+" PRId64 " bytes)",
                  (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
-    COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
+    COLO_TRY(colo_loss_check_version(&saved->targets, saved->targets_version, "targets"));
     set_targets(&args, &saved->targets);
     args.saved = saved->memory;
     args.upstream = *upstream;

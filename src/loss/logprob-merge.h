@@ -24,14 +24,14 @@ struct colo_logprob_merged {
 };
 
 /* @k: of the blocks; @target: -1 if it is no token; xt then is the largest one, -inf: not known */
-COLO_EITHER struct colo_logprob_merged
-colo_logprob_i_merge_row(const struct colo_logprob_args *args, bool f64, int64_t k, int64_t target)
+COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_logprob_args *args,
+                                                              bool f64, int64_t k, int64_t target)
 {
     const colo_logprob_block_t *b = &args->block;
     struct colo_logprob_merged g = {-COLO_STAT_INF, 0, 0, 0, -COLO_STAT_INF, INT64_MAX};
     for (int32_t r = 0; r < args->ranks; r++) {
         const unsigned char *block = args->blocks + r * b->bytes;
-        g.m = colo_logprob_i_alike((const colo_logprob_header_t *)block, &args->header)
+        g.m = colo_logprob_alike((const colo_logprob_header_t *)block, &args->header)
                   ? colo_stat_max(g.m, colo_stat_get(block + b->m, f64, k))
                   : COLO_STAT_NAN;
     }
@@ -72,8 +72,8 @@ colo_logprob_i_merge_row(const struct colo_logprob_args *args, bool f64, int64_t
 }
 
 /* Writes the outputs and the saved numbers of @token; *valid, *invalid: what it counts as. */
-COLO_EITHER void colo_logprob_i_merge_token(const struct colo_logprob_args *args, int64_t token,
-                                            bool *valid, bool *invalid)
+COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, int64_t token,
+                                          bool *valid, bool *invalid)
 {
     const bool f64 = args->dtype == COLO_F64;
     const int64_t target = args->targets[token * args->target_stride];
@@ -84,7 +84,7 @@ COLO_EITHER void colo_logprob_i_merge_token(const struct colo_logprob_args *args
     *valid = counts && legal;
     *invalid = counts && !legal;
     if (counts) {
-        g = colo_logprob_i_merge_row(args, f64, token - args->block_lo, legal ? target : -1);
+        g = colo_logprob_merge_row(args, f64, token - args->block_lo, legal ? target : -1);
         logp = legal ? colo_stat_at_most_0(g.xt - g.log_sum) : COLO_STAT_NAN;
         loss = 0 - logp;                              /* not -0 */
         if (!legal && args->config.lenient_targets) { /* no target term; NaN rows stay NaN */

@@ -21,24 +21,24 @@
 static colo_status_t check_inputs(const struct colo_loss_call *call)
 {
     const colo_tensor_t *logits = call->logits, *targets = call->targets;
-    COLO_TRY(colo_loss_i_check_line(targets, "targets", COLO_I64, logits->shape[0],
-                                    " as the logits' rows"));
-    return colo_loss_i_check_memory(targets, logits, "targets");
+    COLO_TRY(colo_loss_check_line(targets, "targets", COLO_I64, logits->shape[0],
+                                  " as the logits' rows"));
+    return colo_loss_check_memory(targets, logits, "targets");
 }
 
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
     const colo_logprob_config_t *config = &call->base;
     const colo_logprob_batch_t *batch = call->batch;
-    COLO_TRY(colo_loss_i_check_words(config, call->logits));
-    COLO_TRY(colo_logprob_i_check_out(config, call->out, "logprob"));
-    COLO_TRY(colo_loss_i_check_call_memory(call));
-    return colo_loss_i_check_support(batch->support, config, call->targets, call->logits);
+    COLO_TRY(colo_loss_check_words(config, call->logits));
+    COLO_TRY(colo_logprob_check_out(config, call->out, "logprob"));
+    COLO_TRY(colo_loss_check_call_memory(call));
+    return colo_loss_check_support(batch->support, config, call->targets, call->logits);
 }
 
 static uint64_t hash_config(const struct colo_logprob_args *args)
 {
-    return colo_logprob_i_hash_config(&args->config, args->dtype);
+    return colo_logprob_hash_config(&args->config, args->dtype);
 }
 
 static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_args *args)
@@ -58,26 +58,26 @@ static const struct colo_loss_kind kind = {
     .saved = 3 * sizeof(double),
     .chunked = true,
     COLO_LOSS_ARRAYS(arrays),
-    .wanted = colo_logprob_i_wanted,
+    .wanted = colo_logprob_wanted,
     .check_inputs = check_inputs,
     .check_outputs = check_outputs,
     .hash_config = hash_config,
-    .describe = colo_logprob_i_describe,
-    .hash_inputs = colo_logprob_i_hash_targets,
+    .describe = colo_logprob_describe,
+    .hash_inputs = colo_logprob_hash_targets,
     .local = local,
     .merge = merge};
 
 colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
                                       int64_t tokens, size_t *bytes)
 {
-    COLO_TRY(colo_loss_i_check_dtype("logprob", dtype));
-    return colo_loss_i_saved_size(&kind, config, tokens, bytes);
+    COLO_TRY(colo_loss_check_dtype("logprob", dtype));
+    return colo_loss_saved_size(&kind, config, tokens, bytes);
 }
 
 colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
                                           int64_t tokens, int32_t ranks, size_t *bytes)
 {
-    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
+    return colo_loss_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
 }
 
 colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
@@ -97,20 +97,20 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
-    COLO_TRY(colo_loss_i_open(&call, &args));
+    COLO_TRY(colo_loss_open(&call, &args));
     const colo_logprob_saved_t all = {
         .logits = *call.logits,
         .targets = *call.targets,
-        .support = colo_loss_i_save_support(batch->support),
-        .logits_version = colo_loss_i_version(call.logits), /* before the first row is read */
-        .targets_version = colo_loss_i_version(call.targets),
+        .support = colo_loss_save_support(batch->support),
+        .logits_version = colo_loss_version(call.logits), /* before the first row is read */
+        .targets_version = colo_loss_version(call.targets),
         .memory = saved_memory,
         .valid = true,
         .config = call.config.logprob};
-    args.support = colo_loss_i_support(&all.support);
+    args.support = colo_loss_support(&all.support);
     args.out = *out;
     args.saved = saved_memory;
-    COLO_TRY(colo_loss_i_run(&call, &args));
+    COLO_TRY(colo_loss_run(&call, &args));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -139,11 +139,11 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                   .targets = &saved->targets,
                                   .valid = saved->valid,
                                   .version = saved->logits_version};
-    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args));
+    COLO_TRY(colo_loss_reopen(&call, upstream, d_logits, &args));
     COLO_TRY(check_upstream(&call.base, upstream));
-    COLO_TRY(colo_loss_i_check_version(call.targets, saved->targets_version, "targets"));
-    COLO_TRY(colo_loss_i_check_support_version(&saved->support));
-    args.support = colo_loss_i_support(&saved->support);
+    COLO_TRY(colo_loss_check_version(call.targets, saved->targets_version, "targets"));
+    COLO_TRY(colo_loss_check_support_version(&saved->support));
+    args.support = colo_loss_support(&saved->support);
     args.saved = saved->memory;
     args.upstream = *upstream;
     COLO_TRY(call.kernels->logprob_grad(&args, stream));

@@ -55,7 +55,7 @@ static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *val
                  COLO_ERR_SHAPE,
                  "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous", what,
                  (int)t->ndim, colo_tensor_count(t), values->shape[0]);
-    return colo_loss_i_check_in(t, values->mem, values->device, what, "values are");
+    return colo_loss_check_in(t, values->mem, values->device, what, "values are");
 }
 
 /* [T], f32 or f64, contiguous */
@@ -87,19 +87,19 @@ static colo_status_t run(struct colo_mean_args *args, const colo_tensor_t *value
     const colo_loss_kernels_t *kernels;
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
     COLO_THEN(st, check_workspace(args->parts, what));
-    COLO_THEN(st, colo_loss_i_check_place(values, group, what));
+    COLO_THEN(st, colo_loss_check_place(values, group, what));
     COLO_THEN(st, colo_loss_kernels_for(values->mem, &kernels));
-    COLO_TRY(colo_loss_i_ready(group, what, st));
+    COLO_TRY(colo_loss_ready(group, what, st));
     args->dtype = values->dtype;
     args->count = values->shape[0];
     args->values = values->data;
     args->rank = colo_comm_rank(group);
     args->ranks = colo_comm_size(group);
-    COLO_TRY(colo_loss_i_step(group, kernels->mean_local(args, stream)));
+    COLO_TRY(colo_loss_fail_on(group, kernels->mean_local(args, stream)));
     if (args->ranks > 1)
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, args->parts + args->rank,
-                                        args->parts, (int64_t)sizeof *args->parts, COLO_U8,
-                                        stream));
+        COLO_TRY(colo_comm_all_gather_for(group, COLO_CATEGORY_LOSS, args->parts + args->rank,
+                                          args->parts, (int64_t)sizeof *args->parts, COLO_U8,
+                                          stream));
     if (values->mem == COLO_HOST)
         COLO_TRY(check_parts(args, what));
     return kernels->mean_finish(args, stream);
@@ -127,7 +127,7 @@ static colo_status_t check_weighted(const colo_tensor_t *values, const colo_tens
         COLO_TRY(check_like(d_values, values, "d_values"));
     if (mask) {
         COLO_TRY(check_line(mask, values, "mask"));
-        COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
+        COLO_TRY(colo_loss_check_is(mask, COLO_U8, "mask"));
     }
     COLO_FAIL_IF(!out, COLO_ERR_ARG, "weighted sum: out is NULL");
     return COLO_OK;

@@ -64,17 +64,17 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
             st = colo_fail(COLO_ERR_NOMEM, "reduce: %zu bytes", (size_t)ranks * sizeof *all);
     }
     struct local_sum mine = {0, 0}, sum = {0, 0};
-    const bool on_gpu = colo_comm_i_mem(group) == COLO_CUDA;
+    const bool on_gpu = colo_comm_mem(group) == COLO_CUDA;
     COLO_THEN(st, sum_local(values, dtype, mask, count, on_gpu, &mine, stream));
-    COLO_TRY(colo_loss_i_ready(group, "loss reduce", st));
+    COLO_TRY(colo_loss_ready(group, "loss reduce", st));
     if (on_gpu) { /* over the host comm of the same ranks */
         uint64_t words[2];
         memcpy(words, &mine, sizeof words);
-        COLO_TRY(colo_comm_i_gather(group, COLO_OP_ALL_GATHER, COLO_CATEGORY_LOSS, words,
-                                    (uint64_t *)all, 2));
+        COLO_TRY(colo_comm_gather(group, COLO_OP_ALL_GATHER, COLO_CATEGORY_LOSS, words,
+                                  (uint64_t *)all, 2));
     } else {
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, &mine, all, sizeof mine, COLO_U8,
-                                        stream));
+        COLO_TRY(colo_comm_all_gather_for(group, COLO_CATEGORY_LOSS, &mine, all, sizeof mine,
+                                          COLO_U8, stream));
     }
     for (int32_t r = 0; r < ranks; r++) {
         sum.num += all[r].num;

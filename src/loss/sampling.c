@@ -34,7 +34,7 @@ enum { SUMS = COLO_SAMPLING_DIGITS * (int)sizeof(int64_t), FOUND = 3 * (int)size
 static colo_status_t check_inputs(const struct colo_loss_call *call)
 {
     bool in_place;
-    return colo_loss_i_check_gradient(call->out, "out", call->logits, &in_place);
+    return colo_loss_check_gradient(call->out, "out", call->logits, &in_place);
 }
 
 static void fill(const struct colo_loss_call *call, struct colo_logprob_args *base)
@@ -57,14 +57,14 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_args *ba
 static uint64_t hash_config(const struct colo_logprob_args *base)
 {
     const struct colo_sampling_args *args = (const struct colo_sampling_args *)base;
-    const uint64_t hash = colo_logprob_i_hash_config(&base->config, base->dtype);
+    const uint64_t hash = colo_logprob_hash_config(&base->config, base->dtype);
     return colo_hash_bytes(colo_hash_i64(hash, args->top_k), &args->top_p, sizeof args->top_p);
 }
 
 static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
 {
     const struct colo_sampling_args *args = (const struct colo_sampling_args *)base;
-    colo_logprob_i_describe(base, fields);
+    colo_logprob_describe(base, fields);
     colo_fields_add(fields, "top_k", "%" PRId64, args->top_k);
     colo_fields_add(fields, "top_p", "%.9g", args->top_p);
 }
@@ -87,14 +87,14 @@ static colo_status_t step(const struct colo_loss_call *call, struct colo_samplin
     const int64_t n = args->base.tokens * COLO_SAMPLING_DIGITS;
     args->weigh = weigh;
     for (args->digit = 0; args->digit < args->digits; args->digit++) {
-        COLO_TRY(colo_loss_i_step(group, call->kernels->sampling_sums(args, call->stream)));
+        COLO_TRY(colo_loss_fail_on(group, call->kernels->sampling_sums(args, call->stream)));
         if (args->base.ranks > 1)
-            COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
-                                            args->sums + args->base.rank * n, args->sums, n,
-                                            COLO_I64, call->stream));
-        COLO_TRY(colo_loss_i_step(group, call->kernels->sampling_find(args, call->stream)));
+            COLO_TRY(colo_comm_all_gather_for(group, COLO_CATEGORY_LOSS,
+                                              args->sums + args->base.rank * n, args->sums, n,
+                                              COLO_I64, call->stream));
+        COLO_TRY(colo_loss_fail_on(group, call->kernels->sampling_find(args, call->stream)));
     }
-    COLO_TRY(colo_loss_i_step(group, call->kernels->sampling_keep(args, call->stream)));
+    COLO_TRY(colo_loss_fail_on(group, call->kernels->sampling_keep(args, call->stream)));
     args->base.logits = args->out; /* of the next step */
     args->base.row_stride = args->out_stride;
     return COLO_OK;
@@ -117,7 +117,7 @@ static const struct colo_loss_kind kind = {
     .per_rank = SUMS,
     COLO_LOSS_ARRAYS(arrays),
     .check_inputs = check_inputs,
-    .check_outputs = colo_loss_i_check_call_memory,
+    .check_outputs = colo_loss_check_call_memory,
     .fill = fill,
     .hash_config = hash_config,
     .describe = describe,
@@ -127,13 +127,13 @@ static const struct colo_loss_kind kind = {
 
 colo_status_t colo_sampling_config_check(const colo_sampling_config_t *config)
 {
-    return colo_loss_i_check_config(&kind, config);
+    return colo_loss_check_config(&kind, config);
 }
 
 colo_status_t colo_sampling_workspace_size(const colo_sampling_config_t *config, colo_dtype_t dtype,
                                            int64_t tokens, int32_t ranks, size_t *bytes)
 {
-    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
+    return colo_loss_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
 }
 
 colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const colo_tensor_t *logits,
@@ -149,7 +149,7 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
                                   .group = group,
                                   .workspace = workspace,
                                   .stream = stream};
-    COLO_TRY(colo_loss_i_open(&call, &args.base));
+    COLO_TRY(colo_loss_open(&call, &args.base));
     const int64_t tokens = args.base.tokens, ranks = args.base.ranks;
     args.out = out->data;
     args.out_stride = out->stride[0];
@@ -157,5 +157,5 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
     args.above = args.sums + ranks * tokens * COLO_SAMPLING_DIGITS;
     args.wanted = args.above + tokens;
     args.prefix = (uint64_t *)(args.wanted + tokens);
-    return colo_loss_i_run(&call, &args.base);
+    return colo_loss_run(&call, &args.base);
 }

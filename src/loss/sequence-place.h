@@ -17,14 +17,14 @@ struct colo_sequence_place {
 };
 
 /* Position of element @i of a context rank, of @length positions */
-COLO_EITHER int64_t colo_sequence_i_zigzag(int64_t length, int64_t cp, int64_t rank, int64_t i)
+COLO_EITHER int64_t colo_sequence_zigzag(int64_t length, int64_t cp, int64_t rank, int64_t i)
 {
     const int64_t q = length / (2 * cp);
     return cp == 1 ? i : i < q ? rank * q + i : (2 * cp - 1 - rank) * q + (i - q);
 }
 
 /* The row whose segment begins, of the part of one of cp ranks, at or before element @i. */
-COLO_EITHER int64_t colo_sequence_i_row(const struct colo_sequence_args *args, int64_t i)
+COLO_EITHER int64_t colo_sequence_row(const struct colo_sequence_args *args, int64_t i)
 {
     int64_t lo = 0, hi = args->batch - 1;
     while (lo < hi) {
@@ -38,15 +38,15 @@ COLO_EITHER int64_t colo_sequence_i_row(const struct colo_sequence_args *args, i
 }
 
 /* Element @i of context rank @rank */
-COLO_EITHER struct colo_sequence_place colo_sequence_i_locate(const struct colo_sequence_args *args,
-                                                              int64_t rank, int64_t i)
+COLO_EITHER struct colo_sequence_place colo_sequence_locate(const struct colo_sequence_args *args,
+                                                            int64_t rank, int64_t i)
 {
     struct colo_sequence_place found;
     if (args->cu_padded) {
-        found.row = colo_sequence_i_row(args, i);
+        found.row = colo_sequence_row(args, i);
         const int64_t begin = args->cu_padded[found.row],
                       padded = args->cu_padded[found.row + 1] - begin;
-        found.x = colo_sequence_i_zigzag(padded, args->cp, rank, i - begin / args->cp);
+        found.x = colo_sequence_zigzag(padded, args->cp, rank, i - begin / args->cp);
         found.position = begin + found.x;
         found.length = args->lengths              ? args->lengths[found.row]
                        : padded < args->positions ? padded
@@ -55,7 +55,7 @@ COLO_EITHER struct colo_sequence_place colo_sequence_i_locate(const struct colo_
     } else {
         const int64_t local = args->row / args->cp;
         found.row = i / local;
-        found.position = colo_sequence_i_zigzag(args->row, args->cp, rank, i % local);
+        found.position = colo_sequence_zigzag(args->row, args->cp, rank, i % local);
         found.length = args->lengths ? args->lengths[found.row] : args->positions;
         found.column = found.position;
         found.x = found.column - (args->left_padded ? args->positions - found.length : 0);
@@ -63,19 +63,19 @@ COLO_EITHER struct colo_sequence_place colo_sequence_i_locate(const struct colo_
     return found;
 }
 
-COLO_EITHER bool colo_sequence_i_has_token(const struct colo_sequence_place *found)
+COLO_EITHER bool colo_sequence_has_token(const struct colo_sequence_place *found)
 {
     return found->x >= 0 && found->x < found->length;
 }
 
-COLO_EITHER bool colo_sequence_i_has_target(const struct colo_sequence_place *found)
+COLO_EITHER bool colo_sequence_has_target(const struct colo_sequence_place *found)
 {
     return found->x >= 0 && found->x + 1 < found->length;
 }
 
 /* In the batch, or in the packed stream: the token that follows */
-COLO_EITHER int64_t colo_sequence_i_next(const struct colo_sequence_args *args,
-                                         const struct colo_sequence_place *found)
+COLO_EITHER int64_t colo_sequence_next(const struct colo_sequence_args *args,
+                                       const struct colo_sequence_place *found)
 {
     return args->token_stride < 0 ? found->position + 1
                                   : found->row * args->token_stride + found->column + 1;

@@ -151,7 +151,7 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
                                  const colo_tensor_t *local, const char *what)
 {
     COLO_TRY(colo_tensor_check(tensor, what));
-    COLO_TRY(colo_loss_i_check_is(tensor, local->dtype, what));
+    COLO_TRY(colo_loss_check_is(tensor, local->dtype, what));
     const int64_t cols = seq->positions - 1;
     COLO_FAIL_IF(tensor->ndim != 2 || tensor->shape[0] != seq->batch || tensor->shape[1] != cols ||
                      (cols > 1 && tensor->stride[1] != 1) ||
@@ -160,7 +160,7 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
                  "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
                  "] with contiguous columns",
                  what, (int)tensor->ndim, colo_tensor_count(tensor), seq->batch, cols);
-    return colo_loss_i_check_in(tensor, local->mem, local->device, what, "elements are");
+    return colo_loss_check_in(tensor, local->mem, local->device, what, "elements are");
 }
 
 /* Checks @seq for tensors in @mem, finds the kernels there, and fills in the arguments that all
@@ -199,7 +199,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     colo_sequence_t own;
     COLO_TRY(open_sequence(&seq, &own));
     COLO_TRY(colo_tensor_check(tokens, "tokens"));
-    COLO_TRY(colo_loss_i_check_is(tokens, COLO_I64, "tokens"));
+    COLO_TRY(colo_loss_check_is(tokens, COLO_I64, "tokens"));
     const bool stream_of = tokens->ndim == 1 && seq->cu_padded;
     const int64_t columns = stream_of ? partition_of(seq).positions : seq->positions;
     COLO_FAIL_IF(!stream_of && (tokens->ndim != 2 || tokens->shape[0] != seq->batch),
@@ -213,8 +213,8 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
                  " contiguous ones",
                  tokens->shape[tokens->ndim - 1], tokens->stride[tokens->ndim - 1], columns);
     COLO_TRY(check_elements(seq, targets, "targets"));
-    COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
-    COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
+    COLO_TRY(colo_loss_check_is(targets, COLO_I64, "targets"));
+    COLO_TRY(colo_loss_check_memory(targets, tokens, "targets"));
     COLO_TRY(open_args(seq, tokens->mem, &kernels, &args));
     args.tokens = tokens->data;
     args.token_stride = stream_of ? -1 : tokens->stride[0];
@@ -233,7 +233,7 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
     COLO_FAIL_IF(what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS, COLO_ERR_ARG,
                  "sequence: mask %d, expected tokens (0) or targets (1)", (int)what);
     COLO_TRY(check_elements(seq, mask, "mask"));
-    COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
+    COLO_TRY(colo_loss_check_is(mask, COLO_U8, "mask"));
     COLO_TRY(open_args(seq, mask->mem, &kernels, &args));
     args.mask = mask->data;
     args.what = what;
@@ -270,7 +270,7 @@ static colo_status_t check_group(const colo_sequence_t *seq, const colo_tensor_t
                  "sequence: workspace is NULL; colo_sequence_workspace_size() "
                  "tells how many bytes it needs");
     COLO_TRY(colo_mem_check_aligned(workspace, "sequence", "workspace"));
-    return colo_loss_i_check_place(local, group, "sequence");
+    return colo_loss_check_place(local, group, "sequence");
 }
 
 /* @group: NULL if the call has no collective; @d: "d_" of gradients, or "" */
@@ -300,15 +300,15 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     colo_sequence_t own;
     colo_status_t st = open_sequence(&seq, &own);
     COLO_THEN(st, open_gather(seq, local, out, group, workspace, "", &kernels, &args));
-    COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
+    COLO_TRY(colo_loss_ready(group, "sequence gather", st));
     args.dtype = local->dtype;
     args.elements = local->data;
     args.table = out->data;
     args.table_stride = out->stride[0];
     if (seq->cp > 1) {
         args.elements = workspace;
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, workspace,
-                                        args.count, local->dtype, stream));
+        COLO_TRY(colo_comm_all_gather_for(group, COLO_CATEGORY_LOSS, local->data, workspace,
+                                          args.count, local->dtype, stream));
     }
     return seq->batch > 0 && seq->positions > 1 ? kernels->sequence_scatter(&args, stream)
                                                 : COLO_OK;
@@ -332,7 +332,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     COLO_THEN(
         st, open_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &kernels, &args));
     if (sum)
-        st = colo_loss_i_ready(group, "sequence gather backward", st);
+        st = colo_loss_ready(group, "sequence gather backward", st);
     COLO_TRY(st);
     args.dtype = d_local->dtype;
     args.table = d_out->data;
@@ -346,9 +346,9 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     args.from = 0;
     args.to = seq->cp;
     if (args.count > 0)
-        COLO_TRY(colo_loss_i_step(group, kernels->sequence_gather(&args, stream)));
-    return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, workspace, d_local->data,
-                                      args.count, args.dtype, COLO_SUM, stream);
+        COLO_TRY(colo_loss_fail_on(group, kernels->sequence_gather(&args, stream)));
+    return colo_comm_reduce_scatter_for(group, COLO_CATEGORY_LOSS, workspace, d_local->data,
+                                        args.count, args.dtype, COLO_SUM, stream);
 }
 
 /* ---- padding ---- */

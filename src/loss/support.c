@@ -15,11 +15,11 @@
 static colo_status_t check_one(const colo_tensor_t *tensor, const char *what, int64_t count,
                                const colo_tensor_t *like)
 {
-    COLO_TRY(colo_loss_i_check_line(tensor, what, COLO_I64, count, ""));
+    COLO_TRY(colo_loss_check_line(tensor, what, COLO_I64, count, ""));
     COLO_FAIL_IF(count < 0 && tensor->shape[0] > 1 && tensor->stride[0] != 1, COLO_ERR_SHAPE,
                  "%s: elements are %" PRId64 " apart, expected contiguous ones", what,
                  tensor->stride[0]);
-    return colo_loss_i_check_memory(tensor, like, what);
+    return colo_loss_check_memory(tensor, like, what);
 }
 
 static colo_status_t check_list(const struct colo_support_lists *lists, int64_t vocab,
@@ -44,9 +44,9 @@ static colo_status_t check_list(const struct colo_support_lists *lists, int64_t 
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_support(const colo_support_t *support,
-                                        const colo_logprob_config_t *config,
-                                        const colo_tensor_t *targets, const colo_tensor_t *like)
+colo_status_t colo_loss_check_support(const colo_support_t *support,
+                                      const colo_logprob_config_t *config,
+                                      const colo_tensor_t *targets, const colo_tensor_t *like)
 {
     if (!support)
         return COLO_OK;
@@ -59,8 +59,8 @@ colo_status_t colo_loss_i_check_support(const colo_support_t *support,
     COLO_TRY(check_one(support->end, "support: end", tokens, like));
     if (like->mem != COLO_HOST)
         return COLO_OK;
-    const colo_support_saved_t views = colo_loss_i_save_support(support);
-    const struct colo_support_lists lists = colo_loss_i_support(&views);
+    const colo_support_saved_t views = colo_loss_save_support(support);
+    const struct colo_support_lists lists = colo_loss_support(&views);
     for (int64_t token = 0; token < tokens; token++)
         if (((const int64_t *)targets->data)[token * targets->stride[0]] != config->ignore_index)
             COLO_TRY(check_list(&lists, config->logits.vocab, token));
@@ -72,11 +72,11 @@ static uint64_t version_of(const colo_support_saved_t *saved)
     const colo_tensor_t *const all[] = {&saved->ids, &saved->begin, &saved->end};
     uint64_t sum = 0;
     for (int i = 0; i < 3; i++)
-        sum += colo_loss_i_version(all[i]);
+        sum += colo_loss_version(all[i]);
     return sum;
 }
 
-colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support)
+colo_support_saved_t colo_loss_save_support(const colo_support_t *support)
 {
     colo_support_saved_t saved = {.version = 0};
     if (!support)
@@ -86,7 +86,7 @@ colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support)
     return saved;
 }
 
-struct colo_support_lists colo_loss_i_support(const colo_support_saved_t *saved)
+struct colo_support_lists colo_loss_support(const colo_support_saved_t *saved)
 {
     struct colo_support_lists lists = {.begin = NULL};
     if (saved->begin.ndim == 1)
@@ -101,7 +101,7 @@ struct colo_support_lists colo_loss_i_support(const colo_support_saved_t *saved)
     return lists;
 }
 
-colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved)
+colo_status_t colo_loss_check_support_version(const colo_support_saved_t *saved)
 {
     COLO_FAIL_IF(version_of(saved) != saved->version, COLO_ERR_MODIFIED,
                  "support: found it written between forward and backward, expected it as "

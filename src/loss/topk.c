@@ -41,7 +41,7 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
     if (c->topk)
         return COLO_OK;
     COLO_TRY(colo_tensor_check(ids, "ids"));
-    COLO_TRY(colo_loss_i_check_is(ids, COLO_I64, "ids"));
+    COLO_TRY(colo_loss_check_is(ids, COLO_I64, "ids"));
     COLO_FAIL_IF(ids->ndim != 2 || ids->shape[0] != logits->shape[0] || ids->shape[1] != c->k,
                  COLO_ERR_SHAPE,
                  "ids: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]",
@@ -49,14 +49,14 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
     COLO_FAIL_IF(c->k > 1 && ids->stride[1] != 1, COLO_ERR_SHAPE,
                  "ids: columns are %" PRId64 " elements apart, expected contiguous columns",
                  ids->stride[1]);
-    return colo_loss_i_check_memory(ids, logits, "ids");
+    return colo_loss_check_memory(ids, logits, "ids");
 }
 
 static colo_status_t check_inputs(const struct colo_loss_call *call)
 {
     const colo_topk_batch_t *batch = call->batch;
     COLO_TRY(check_ids(&call->config.topk, call->logits, batch->ids));
-    return colo_loss_i_check_mask(batch->mask, call->logits);
+    return colo_loss_check_mask(batch->mask, call->logits);
 }
 
 static colo_status_t check_outputs(const struct colo_loss_call *call)
@@ -65,7 +65,7 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
     COLO_FAIL_IF(!out, COLO_ERR_ARG, "topk: out is NULL");
     COLO_FAIL_IF(out->ids && !call->config.topk.topk, COLO_ERR_ARG,
                  "topk: out.ids is given, config.topk is false");
-    return colo_loss_i_check_call_memory(call);
+    return colo_loss_check_call_memory(call);
 }
 
 /* ---- forward ---- */
@@ -107,7 +107,7 @@ static uint64_t hash_inputs(const struct colo_logprob_args *base)
 static uint64_t hash_config(const struct colo_logprob_args *base)
 {
     const struct colo_topk_args *args = (const struct colo_topk_args *)base;
-    uint64_t hash = colo_logprob_i_hash_config(&args->base.config, args->base.dtype);
+    uint64_t hash = colo_logprob_hash_config(&args->base.config, args->base.dtype);
     hash = colo_hash_i64(hash, args->k);
     hash = colo_hash_i64(hash, args->topk);
     return colo_hash_i64(hash, args->ignore_index);
@@ -122,7 +122,7 @@ static int64_t *rows_behind(const struct colo_logprob_args *args)
 static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
 {
     const struct colo_topk_args *args = (const struct colo_topk_args *)base;
-    colo_logprob_i_describe(base, fields);
+    colo_logprob_describe(base, fields);
     colo_fields_add(fields, "k", "%" PRId64, args->k);
     colo_fields_add(fields, "topk", "%d", args->topk);
     colo_fields_add(fields, "ids' ignore_index", "%" PRId64, args->ignore_index);
@@ -158,7 +158,7 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
 static uint32_t wanted(const struct colo_logprob_args *base)
 {
     const struct colo_topk_args *args = (const struct colo_topk_args *)base;
-    return colo_logprob_i_wanted(base) | 1u << 6 | (uint32_t)args->topk << 7;
+    return colo_logprob_wanted(base) | 1u << 6 | (uint32_t)args->topk << 7;
 }
 
 #define PER_K offsetof(struct colo_topk_args, k)
@@ -188,18 +188,18 @@ static const struct colo_loss_kind kind = {
 
 colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
 {
-    return colo_loss_i_check_config(&kind, config);
+    return colo_loss_check_config(&kind, config);
 }
 
 colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dtype_t dtype,
                                        int64_t tokens, int32_t ranks, size_t *bytes)
 {
-    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
+    return colo_loss_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
 }
 
 colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens, size_t *bytes)
 {
-    return colo_loss_i_saved_size(&kind, config, tokens, bytes);
+    return colo_loss_saved_size(&kind, config, tokens, bytes);
 }
 
 colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_topk_batch_t *batch,
@@ -218,9 +218,9 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
-    COLO_TRY(colo_loss_i_open(&call, &args.base));
+    COLO_TRY(colo_loss_open(&call, &args.base));
     const colo_topk_saved_t all = {.logits = *call.logits,
-                                   .logits_version = colo_loss_i_version(call.logits),
+                                   .logits_version = colo_loss_version(call.logits),
                                    .memory = saved_memory,
                                    .valid = true,
                                    .config = call.config.topk};
@@ -232,7 +232,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
     place(&args,
           saved ? saved_memory
                 : (double *)(void *)(args.base.blocks + args.base.ranks * args.base.block.bytes));
-    COLO_TRY(colo_loss_i_run(&call, &args.base));
+    COLO_TRY(colo_loss_run(&call, &args.base));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -251,7 +251,7 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                                   .logits = &saved->logits,
                                   .valid = saved->valid,
                                   .version = saved->logits_version};
-    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &args.base));
+    COLO_TRY(colo_loss_reopen(&call, upstream, d_logits, &args.base));
     COLO_FAIL_IF(!upstream->d_logp && args.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
     place(&args, saved->memory);
     args.base.upstream.d_logp = args.sum;

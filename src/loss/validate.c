@@ -5,7 +5,7 @@
  * Three moments: before forward touches anything (this rank's arguments), after the gather (what
  * the ranks brought together: the same config and targets, shards that tile the vocabulary), and
  * before backward (the saved state is there, nothing was written since, d_logits is the logits or
- * shares nothing with them). Nothing here writes a caller's memory; only colo_loss_i_ready() tells
+ * shares nothing with them). Nothing here writes a caller's memory; only colo_loss_ready() tells
  * other ranks of it.
  */
 #include "loss/validate.h"
@@ -23,7 +23,7 @@
 enum { MAX_SEGMENTS = 64, SEGMENT_GRAIN = 16 };
 #define MAX_SEGMENT (INT64_C(1) << 40)
 
-colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own)
+colo_status_t colo_logprob_read(const colo_logprob_config_t *given, colo_logprob_config_t *own)
 {
     *own = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT};
     return COLO_SIZED_READ(own, given, label_smoothing, "logprob: config",
@@ -34,7 +34,7 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
 {
     colo_logprob_config_t own;
     const colo_logprob_config_t *c = &own;
-    COLO_TRY(colo_logprob_i_read(config, &own));
+    COLO_TRY(colo_logprob_read(config, &own));
     COLO_FAIL_IF(c->logits.vocab <= 0, COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0",
                  c->logits.vocab);
     COLO_FAIL_IF(c->logits.vocab_start < 0, COLO_ERR_ARG,
@@ -76,7 +76,7 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *matrix, const char *what, bool written)
+colo_status_t colo_loss_check_matrix(const colo_tensor_t *matrix, const char *what, bool written)
 {
     COLO_TRY(colo_tensor_check(matrix, what));
     COLO_FAIL_IF(!colo_dtype_is_float(matrix->dtype), COLO_ERR_ARG,
@@ -102,7 +102,7 @@ static colo_status_t check_segments(const colo_logprob_config_t *config, int64_t
         return COLO_OK;
     const int32_t ranks = colo_comm_size(group);
     const int64_t vocab = config->logits.vocab,
-                  each = colo_logprob_i_segments(config, ranks) * config->segment;
+                  each = colo_logprob_segments(config, ranks) * config->segment;
     int64_t lo = colo_comm_rank(group) * each, hi = lo + each;
     lo = lo < vocab ? lo : vocab;
     hi = hi < vocab ? hi : vocab;
@@ -118,8 +118,8 @@ static colo_status_t check_segments(const colo_logprob_config_t *config, int64_t
                      hi, each * ranks, each);
 }
 
-colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
-                                      const colo_tensor_t *logits, const colo_comm_t *group)
+colo_status_t colo_loss_check_shard(const colo_logprob_config_t *config,
+                                    const colo_tensor_t *logits, const colo_comm_t *group)
 {
     int64_t end;
     COLO_FAIL_IF(!colo_add_ok(config->logits.vocab_start, logits->shape[1], &end), COLO_ERR_ARG,
@@ -141,11 +141,11 @@ colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                           end < config->logits.vocab ? end : config->logits.vocab, group);
 }
 
-colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
-                                      const char *what)
+colo_status_t colo_loss_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
+                                    const char *what)
 {
     if (colo_comm_size(group) == 1 ||
-        (logits->mem == COLO_CUDA) == (colo_comm_i_mem(group) == COLO_CUDA))
+        (logits->mem == COLO_CUDA) == (colo_comm_mem(group) == COLO_CUDA))
         return COLO_OK;
     COLO_FAIL_IF(logits->mem == COLO_CUDA, COLO_ERR_UNBUILT,
                  "%s: logits on CUDA device %d and a group of %d ranks of backend '%s', "
@@ -155,8 +155,8 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                      (int)colo_comm_size(group));
 }
 
-colo_status_t colo_loss_i_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
-                                   const char *what, const char *other)
+colo_status_t colo_loss_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
+                                 const char *what, const char *other)
 {
     COLO_FAIL_IF(tensor->mem != mem || (mem == COLO_CUDA && tensor->device != device), COLO_ERR_ARG,
                  "%s: memory kind %d on device %d, the %s kind %d on device %d", what,
@@ -164,8 +164,7 @@ colo_status_t colo_loss_i_check_in(const colo_tensor_t *tensor, colo_mem_t mem, 
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype,
-                                   const char *what)
+colo_status_t colo_loss_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype, const char *what)
 {
     return tensor->dtype == dtype
                ? COLO_OK
@@ -173,11 +172,11 @@ colo_status_t colo_loss_i_check_is(const colo_tensor_t *tensor, colo_dtype_t dty
                            colo_dtype_name(tensor->dtype), colo_dtype_name(dtype));
 }
 
-colo_status_t colo_loss_i_check_line(const colo_tensor_t *tensor, const char *what,
-                                     colo_dtype_t dtype, int64_t count, const char *as)
+colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what,
+                                   colo_dtype_t dtype, int64_t count, const char *as)
 {
     COLO_TRY(colo_tensor_check(tensor, what));
-    COLO_TRY(colo_loss_i_check_is(tensor, dtype, what));
+    COLO_TRY(colo_loss_check_is(tensor, dtype, what));
     const int64_t found = colo_tensor_count(tensor);
     COLO_FAIL_IF(tensor->ndim != 1 || (count >= 0 && found != count), COLO_ERR_SHAPE,
                  "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]%s", what,
@@ -185,8 +184,8 @@ colo_status_t colo_loss_i_check_line(const colo_tensor_t *tensor, const char *wh
     return COLO_OK;
 }
 
-colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *config,
-                                       const colo_logprob_out_t *out, const char *name)
+colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
+                                     const colo_logprob_out_t *out, const char *name)
 {
     COLO_FAIL_IF(!out, COLO_ERR_ARG, "%s: out is NULL", name);
     const struct {
@@ -202,24 +201,24 @@ colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *config,
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
-                                       const char *what)
+colo_status_t colo_loss_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
+                                     const char *what)
 {
-    return colo_loss_i_check_in(tensor, logits->mem, logits->device, what, "logits are");
+    return colo_loss_check_in(tensor, logits->mem, logits->device, what, "logits are");
 }
 
-colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits)
+colo_status_t colo_loss_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits)
 {
     if (!mask)
         return COLO_OK;
-    COLO_TRY(colo_loss_i_check_line(mask, "mask", COLO_U8, logits->shape[0], ""));
-    return colo_loss_i_check_memory(mask, logits, "mask");
+    COLO_TRY(colo_loss_check_line(mask, "mask", COLO_U8, logits->shape[0], ""));
+    return colo_loss_check_memory(mask, logits, "mask");
 }
 
 /* A kernel cuts a row at the 16-byte words of memory. With segments the cuts may not depend on
  * where the row is. */
-colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *config,
-                                      const colo_tensor_t *logits)
+colo_status_t colo_loss_check_words(const colo_logprob_config_t *config,
+                                    const colo_tensor_t *logits)
 {
     enum { WORD = 16 };
     const int64_t elem = (int64_t)colo_dtype_size(logits->dtype);
@@ -233,8 +232,8 @@ colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *config,
                      (int)((uintptr_t)logits->data % WORD), WORD, logits->stride[0] * elem, WORD);
 }
 
-colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *saved_memory,
-                                        int64_t bytes, const void *workspace)
+colo_status_t colo_loss_check_buffers(const char *what, bool saved, const void *saved_memory,
+                                      int64_t bytes, const void *workspace)
 {
     (void)colo_mem_round_ok(bytes, &bytes);
     COLO_FAIL_IF(!saved && saved_memory, COLO_ERR_ARG, "%s: saved memory is given, saved is NULL",
@@ -249,18 +248,18 @@ colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void
     return colo_mem_check_aligned(workspace, what, "workspace");
 }
 
-colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine)
+colo_status_t colo_loss_ready(colo_comm_t *group, const char *what, colo_status_t mine)
 {
     if (colo_comm_size(group) == 1)
         return mine; /* no rank waits */
     if (colo_comm_check_level(group) >= 2)
-        return colo_comm_i_agree(group, what, 0, mine);
-    return mine < 0 ? colo_comm_i_fail(group, mine) : COLO_OK;
+        return colo_comm_agree(group, what, 0, mine);
+    return mine < 0 ? colo_comm_fail(group, mine) : COLO_OK;
 }
 
-colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st)
+colo_status_t colo_loss_fail_on(colo_comm_t *group, colo_status_t st)
 {
-    return st < 0 && colo_comm_size(group) > 1 ? colo_comm_i_fail(group, st) : st;
+    return st < 0 && colo_comm_size(group) > 1 ? colo_comm_fail(group, st) : st;
 }
 
 /* ---- after the gather ---- */
@@ -305,7 +304,7 @@ static colo_status_t check_tiling(const struct colo_logprob_args *args)
     return COLO_OK;
 }
 
-void colo_logprob_i_describe(const struct colo_logprob_args *args, colo_fields_t *fields)
+void colo_logprob_describe(const struct colo_logprob_args *args, colo_fields_t *fields)
 {
     const colo_logprob_config_t *config = &args->config;
     const struct {
@@ -335,8 +334,9 @@ void colo_logprob_i_describe(const struct colo_logprob_args *args, colo_fields_t
     colo_fields_add(fields, "dtype", "%s", colo_dtype_name(args->dtype));
 }
 
-struct colo_loss_comparison colo_loss_i_comparison(const char *name, colo_loss_describe_t *describe,
-                                                   const struct colo_logprob_args *args)
+struct colo_loss_comparison colo_loss_make_comparison(const char *name,
+                                                      colo_loss_describe_t *describe,
+                                                      const struct colo_logprob_args *args)
 {
     return (struct colo_loss_comparison){
         .name = name,
@@ -349,7 +349,7 @@ struct colo_loss_comparison colo_loss_i_comparison(const char *name, colo_loss_d
     };
 }
 
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_args *args, bool *config)
+colo_status_t colo_logprob_check_headers(const struct colo_logprob_args *args, bool *config)
 {
     *config = false;
     const colo_logprob_header_t *first = header_of(args, 0);
@@ -381,8 +381,8 @@ static bool is_same(const struct colo_logprob_args *args, int64_t offset, int64_
 {
     for (int32_t block = args->segments; block < args->ranks && offset >= 0; block++) {
         const int64_t at = offset + k * (int64_t)elem;
-        if (memcmp(colo_logprob_i_block(args, block) + at,
-                   colo_logprob_i_block(args, block % args->segments) + at, elem) != 0)
+        if (memcmp(colo_logprob_block_of(args, block) + at,
+                   colo_logprob_block_of(args, block % args->segments) + at, elem) != 0)
             return false;
     }
     return true;
@@ -394,7 +394,8 @@ static bool is_varied(const struct colo_logprob_args *args,
                       const struct colo_loss_comparison *comparison, int64_t k)
 {
     for (int32_t i = 0; i < args->segments; i++) {
-        const unsigned char *block = colo_logprob_i_block(args, i), *maxima = block + comparison->m;
+        const unsigned char *block = colo_logprob_block_of(args, i),
+                            *maxima = block + comparison->m;
         const double m = colo_scalar_get(comparison->dtype, maxima, k);
         if (!isfinite(m))
             continue;
@@ -425,8 +426,8 @@ static bool is_behind(const struct colo_logprob_args *args,
     return false;
 }
 
-colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
-                                       const struct colo_loss_comparison *comparison, bool *told)
+colo_status_t colo_loss_check_shards(const struct colo_logprob_args *args,
+                                     const struct colo_loss_comparison *comparison, bool *told)
 {
     /* the maxima alone are seldom alike by chance in so many rows */
     enum { ROWS = 8 };
@@ -453,8 +454,8 @@ colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
 
 /* ---- before backward ---- */
 
-colo_status_t colo_loss_i_check_version(const colo_tensor_t *tensor, uint64_t saved_at,
-                                        const char *what)
+colo_status_t colo_loss_check_version(const colo_tensor_t *tensor, uint64_t saved_at,
+                                      const char *what)
 {
     COLO_FAIL_IF(tensor->version && *tensor->version != saved_at, COLO_ERR_MODIFIED,
                  "%s were written after they were saved: version %" PRIu64 ", saved at %" PRIu64,
@@ -470,7 +471,7 @@ static void extent_of(const colo_tensor_t *matrix, uintptr_t *lo, uintptr_t *hi)
     *hi = *lo + (uintptr_t)elems * colo_dtype_size(matrix->dtype);
 }
 
-bool colo_loss_i_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b)
+bool colo_loss_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b)
 {
     uintptr_t alo, ahi, blo, bhi;
     if (colo_tensor_count(a) == 0 || colo_tensor_count(b) == 0)
@@ -484,7 +485,7 @@ bool colo_loss_i_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b)
  * halves of one wide buffer); with other strides touching ranges count as shared. */
 static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
 {
-    if (!colo_loss_i_ranges_overlap(a, b))
+    if (!colo_loss_ranges_overlap(a, b))
         return false;
     const uintptr_t alo = (uintptr_t)a->data, blo = (uintptr_t)b->data;
     uint64_t elem = colo_dtype_size(a->dtype), width = (uint64_t)a->shape[1] * elem,
@@ -495,16 +496,16 @@ static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
     return apart < width || apart > step - width;
 }
 
-colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *what,
-                                         const colo_tensor_t *logits, bool *in_place)
+colo_status_t colo_loss_check_gradient(const colo_tensor_t *d, const char *what,
+                                       const colo_tensor_t *logits, bool *in_place)
 {
-    COLO_TRY(colo_loss_i_check_matrix(d, what, true));
+    COLO_TRY(colo_loss_check_matrix(d, what, true));
     COLO_FAIL_IF(d->dtype != logits->dtype, COLO_ERR_ARG, "%s: dtype %s, the logits are %s", what,
                  colo_dtype_name(d->dtype), colo_dtype_name(logits->dtype));
     COLO_FAIL_IF(d->shape[0] != logits->shape[0] || d->shape[1] != logits->shape[1], COLO_ERR_SHAPE,
                  "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
                  d->shape[0], d->shape[1], logits->shape[0], logits->shape[1]);
-    COLO_TRY(colo_loss_i_check_memory(d, logits, what));
+    COLO_TRY(colo_loss_check_memory(d, logits, what));
     *in_place = d->data == logits->data && colo_tensor_count(logits) > 0 &&
                 (logits->shape[0] == 1 || d->stride[0] == logits->stride[0]);
     COLO_FAIL_IF(!*in_place && overlap(d, logits), COLO_ERR_ARG,

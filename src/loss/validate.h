@@ -9,69 +9,68 @@
 #include "loss/args.h"
 
 /* The caller's config, its missing members filled in; values are not checked. */
-colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own);
+colo_status_t colo_logprob_read(const colo_logprob_config_t *given, colo_logprob_config_t *own);
 
 /* [T, Vl] of a float dtype with contiguous columns; @written: rows may not overlap. */
-colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *matrix, const char *what, bool written);
+colo_status_t colo_loss_check_matrix(const colo_tensor_t *matrix, const char *what, bool written);
 /* @support may be NULL; @like is in the memory that it has to be in. */
-colo_status_t colo_loss_i_check_support(const colo_support_t *support,
-                                        const colo_logprob_config_t *config,
-                                        const colo_tensor_t *targets, const colo_tensor_t *like);
-colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support);
-struct colo_support_lists colo_loss_i_support(const colo_support_saved_t *saved);
+colo_status_t colo_loss_check_support(const colo_support_t *support,
+                                      const colo_logprob_config_t *config,
+                                      const colo_tensor_t *targets, const colo_tensor_t *like);
+colo_support_saved_t colo_loss_save_support(const colo_support_t *support);
+struct colo_support_lists colo_loss_support(const colo_support_saved_t *saved);
 /* COLO_ERR_MODIFIED when it was written since it was saved */
-colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved);
+colo_status_t colo_loss_check_support_version(const colo_support_saved_t *saved);
 /* In the same memory as the logits */
-colo_status_t colo_loss_i_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
-                                       const char *what);
+colo_status_t colo_loss_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
+                                     const char *what);
 /* In memory @mem, of a GPU on @device: "the @other kind" */
-colo_status_t colo_loss_i_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
-                                   const char *what, const char *other);
-colo_status_t colo_loss_i_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype,
-                                   const char *what);
+colo_status_t colo_loss_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
+                                 const char *what, const char *other);
+colo_status_t colo_loss_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype, const char *what);
 /* [@count] of @dtype, @as the logits' rows; @count -1: any */
-colo_status_t colo_loss_i_check_line(const colo_tensor_t *tensor, const char *what,
-                                     colo_dtype_t dtype, int64_t count, const char *as);
+colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what,
+                                   colo_dtype_t dtype, int64_t count, const char *as);
 /* Only outputs that are wanted are given. */
-colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *config,
-                                       const colo_logprob_out_t *out, const char *name);
+colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
+                                     const colo_logprob_out_t *out, const char *name);
 /* u8, one for each row of the logits; NULL is fine. */
-colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
+colo_status_t colo_loss_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
 /* What a forward fills and uses: @saved_memory, of @bytes, iff there is a @saved, and @workspace.
  */
-colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *saved_memory,
-                                        int64_t bytes, const void *workspace);
+colo_status_t colo_loss_check_buffers(const char *what, bool saved, const void *saved_memory,
+                                      int64_t bytes, const void *workspace);
 /* Columns end below 2^63, and are the whole vocabulary on a group of one. */
-colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
-                                      const colo_tensor_t *logits, const colo_comm_t *group);
+colo_status_t colo_loss_check_shard(const colo_logprob_config_t *config,
+                                    const colo_tensor_t *logits, const colo_comm_t *group);
 /* With segments rows of a GPU begin at 16-byte words. */
-colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *config,
-                                      const colo_tensor_t *logits);
+colo_status_t colo_loss_check_words(const colo_logprob_config_t *config,
+                                    const colo_tensor_t *logits);
 /* Does @group move the memory that the logits are in? */
-colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
-                                      const char *what);
+colo_status_t colo_loss_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
+                                    const char *what);
 /* Do the bytes from the first to the last element of two matrices overlap? */
-bool colo_loss_i_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b);
-static inline uint64_t colo_loss_i_version(const colo_tensor_t *tensor)
+bool colo_loss_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b);
+static inline uint64_t colo_loss_version(const colo_tensor_t *tensor)
 {
     return tensor->version ? *tensor->version : 0;
 }
 /* COLO_ERR_MODIFIED when the version counter of @tensor is no longer @saved_at */
-colo_status_t colo_loss_i_check_version(const colo_tensor_t *tensor, uint64_t saved_at,
-                                        const char *what);
+colo_status_t colo_loss_check_version(const colo_tensor_t *tensor, uint64_t saved_at,
+                                      const char *what);
 /* @d, named @what, is as @logits, and is them (@in_place: out) or shares nothing with
  * them.
  */
-colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *what,
-                                         const colo_tensor_t *logits, bool *in_place);
+colo_status_t colo_loss_check_gradient(const colo_tensor_t *d, const char *what,
+                                       const colo_tensor_t *logits, bool *in_place);
 
 /* Before a collective, @mine the verdict on this rank's own arguments: at COLO_CHECK=2 all ranks
  * hear of an error and @group lives on, below that the error marks @group failed. */
-colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine);
+colo_status_t colo_loss_ready(colo_comm_t *group, const char *what, colo_status_t mine);
 
 /* What came of a step between that and the collective. An error (on a GPU: a pointer that no kernel
  * can use, a launch) marks @group failed, for the others are on their way into the collective. */
-colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
+colo_status_t colo_loss_fail_on(colo_comm_t *group, colo_status_t st);
 
 /* Adds to @fields all that the header's hash of the config is of. */
 typedef void colo_loss_describe_t(const struct colo_logprob_args *args, colo_fields_t *fields);
@@ -86,20 +85,21 @@ struct colo_loss_comparison {
     int64_t target_stride;
 };
 /* The logits path's, of the block and the targets of @args */
-struct colo_loss_comparison colo_loss_i_comparison(const char *name, colo_loss_describe_t *describe,
-                                                   const struct colo_logprob_args *args);
+struct colo_loss_comparison colo_loss_make_comparison(const char *name,
+                                                      colo_loss_describe_t *describe,
+                                                      const struct colo_logprob_args *args);
 
 /* call.c: one gather of the blocks of all ranks, in memory @mem; @comparison: then a look at them,
  * on a device in the first call for a vocabulary and at COLO_CHECK=2; NULL: none */
-colo_status_t colo_loss_i_gather(colo_comm_t *group, const struct colo_logprob_args *args,
-                                 const struct colo_loss_comparison *comparison, colo_mem_t mem,
-                                 colo_stream_t stream);
+colo_status_t colo_loss_gather(colo_comm_t *group, const struct colo_logprob_args *args,
+                               const struct colo_loss_comparison *comparison, colo_mem_t mem,
+                               colo_stream_t stream);
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank.
  * @config: it is the config, of which only hashes are there */
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_args *args, bool *config);
-void colo_logprob_i_describe(const struct colo_logprob_args *args, colo_fields_t *fields);
+colo_status_t colo_logprob_check_headers(const struct colo_logprob_args *args, bool *config);
+void colo_logprob_describe(const struct colo_logprob_args *args, colo_fields_t *fields);
 /* Does every rank bring the same logits? As the headers. @told: could the blocks tell? */
-colo_status_t colo_loss_i_check_shards(const struct colo_logprob_args *args,
-                                       const struct colo_loss_comparison *comparison, bool *told);
+colo_status_t colo_loss_check_shards(const struct colo_logprob_args *args,
+                                     const struct colo_loss_comparison *comparison, bool *told);
 
 #endif

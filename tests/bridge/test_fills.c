@@ -23,13 +23,13 @@ colo_box_t __wrap_colo_call_box(const colo_call_frame_t *frame, const colo_carri
     return __real_colo_call_box(frame, tensor, end, routes, i, bytes);
 }
 
-__typeof__(colo_comm_i_exchange_begin) __real_colo_comm_i_exchange_begin,
-    __wrap_colo_comm_i_exchange_begin;
-colo_status_t __wrap_colo_comm_i_exchange_begin(colo_comm_t *c, const colo_exchange_t *x,
-                                                colo_stream_t stream, uint64_t *seq)
+__typeof__(colo_comm_exchange_begin) __real_colo_comm_exchange_begin,
+    __wrap_colo_comm_exchange_begin;
+colo_status_t __wrap_colo_comm_exchange_begin(colo_comm_t *c, const colo_exchange_t *x,
+                                              colo_stream_t stream, uint64_t *seq)
 {
     before_messages = boxes;
-    return __real_colo_comm_i_exchange_begin(c, x, stream, seq);
+    return __real_colo_comm_exchange_begin(c, x, stream, seq);
 }
 
 static int64_t regions_of(const colo_plan_t *plan, colo_pass_t pass)

@@ -160,7 +160,7 @@ T_CASE_ON(4, a_part_is_made_of_its_ranks_alone_and_once)
     rank_check(stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_USER] == 0);
     rank_try(colo_comm_set_timeout(world, 1234));
     rank_try(colo_comm_set_check(world, 2));
-    rank_check(colo_comm_i_timeout(part) == 1234 && colo_comm_check_level(part) == 2);
+    rank_check(colo_comm_timeout(part) == 1234 && colo_comm_check_level(part) == 2);
     return COLO_OK;
 }
 

@@ -123,7 +123,7 @@ static colo_status_t disguised(colo_comm_t *comm, void *arg)
     d.backend.subconnection_stage = t_sub_stage;
     d.backend.exchange = exchange;
     const colo_status_t st = body(comm, arg);
-    return st < 0 ? colo_comm_i_fail(d.control, st) : st; /* others may wait on either */
+    return st < 0 ? colo_comm_fail(d.control, st) : st; /* others may wait on either */
 }
 
 static colo_status_t run_disguised(int32_t n, colo_rank_fn fn, void *arg)

@@ -337,16 +337,16 @@ T_CASE(splits_that_differ_or_are_wrong_on_one_rank_fail_on_all)
 T_CASE_ON(4, agreement_hands_each_rank_the_right_status)
 {
     int32_t me = colo_comm_rank(world);
-    rank_try(colo_comm_i_agree(world, "tea", 42, COLO_OK));
+    rank_try(colo_comm_agree(world, "tea", 42, COLO_OK));
     colo_status_t mine = me == 2 ? colo_fail(COLO_ERR_NOMEM, "no cup for rank 2") : COLO_OK;
-    rank_fails(colo_comm_i_agree(world, "tea", 42, mine), me == 2 ? COLO_ERR_NOMEM : COLO_ERR_PEER,
+    rank_fails(colo_comm_agree(world, "tea", 42, mine), me == 2 ? COLO_ERR_NOMEM : COLO_ERR_PEER,
                me == 2 ? "no cup for rank 2" : "tea: rank 2 failed: no cup for rank 2");
-    rank_fails(colo_comm_i_agree(world, "tea", me == 1 ? 43 : 42, COLO_OK), COLO_ERR_MISMATCH,
+    rank_fails(colo_comm_agree(world, "tea", me == 1 ? 43 : 42, COLO_OK), COLO_ERR_MISMATCH,
                "tea: fingerprint: rank 1 of 'world' has "
                "000000000000002b, rank 0 000000000000002a");
-    rank_fails(colo_comm_i_agree(world, me == 3 ? "coffee" : "tea", 42, COLO_OK), COLO_ERR_MISMATCH,
+    rank_fails(colo_comm_agree(world, me == 3 ? "coffee" : "tea", 42, COLO_OK), COLO_ERR_MISMATCH,
                "call: rank 3 of 'world' has coffee, rank 0 tea");
-    return colo_comm_i_agree(world, "tea", 44, COLO_OK);
+    return colo_comm_agree(world, "tea", 44, COLO_OK);
 }
 
 /* Rank 2 brings other values: of five fields, of one that no longer fits, of a long one. */
@@ -362,7 +362,7 @@ T_CASE_ON(4, agreement_on_fields_names_those_that_differ)
             colo_fields_add(&f, names[i % 5], "%0100d", odd && i == 39);
         if (last == 2)
             colo_fields_add(&f, "pot", "%0300d", odd);
-        colo_status_t st = colo_comm_i_agree_fields(world, "tea", &f, COLO_OK);
+        colo_status_t st = colo_comm_agree_fields(world, "tea", &f, COLO_OK);
         if (last == 2) {
             rank_try(st); /* what is past the end of a value is not compared */
             continue;
@@ -391,7 +391,7 @@ T_CASE_ON(4, agreement_on_optional_fields_leaves_out_ranks_without_them)
         colo_fields_add(&f, "cup", "%d", i == 2 && me == 3 ? 3 : 0);
         if (me % 2)
             colo_fields_add_optional(&f, "milk", "%s", i == 1 && me == 3 ? "oats" : "cow");
-        const colo_status_t st = colo_comm_i_agree_fields(world, "tea", &f, COLO_OK);
+        const colo_status_t st = colo_comm_agree_fields(world, "tea", &f, COLO_OK);
         rank_check(st == (expected[i] ? COLO_ERR_MISMATCH : COLO_OK));
         if (expected[i] && strcmp(colo_last_error(), expected[i]) != 0)
             return t_rank_fail(__FILE__, __LINE__, colo_last_error());
@@ -411,16 +411,16 @@ static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
     gpus->rank = c->rank;
     gpus->size = c->size;
     gpus->timeout_ms = 20000;
-    rank_try(colo_comm_i_host_barrier(NULL, "none"));
-    rank_try(colo_comm_i_host_barrier(c, "a host comm"));
+    rank_try(colo_comm_host_barrier(NULL, "none"));
+    rank_try(colo_comm_host_barrier(c, "a host comm"));
     gpus->control = c;
     if (c->rank == 3) /* by itself */
-        rank_try(colo_comm_i_host_barrier(gpus, "ranks of which each has a process"));
+        rank_try(colo_comm_host_barrier(gpus, "ranks of which each has a process"));
     gpus->share_process = true;
     if (c->rank == 2)
         usleep(100000);
     atomic_fetch_add(arrived, 1);
-    rank_try(colo_comm_i_host_barrier(gpus, "threads"));
+    rank_try(colo_comm_host_barrier(gpus, "threads"));
     rank_check(atomic_load(arrived) == c->size);
     c->share_process = true;
     rank_try(colo_comm_split_color(c, c->rank % 2, 0, &group));
@@ -429,7 +429,7 @@ static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
     colo_comm_destroy(&group);
     gpus->timeout_ms = 300;
     if (c->rank != 1) { /* a rank that does not come is missed */
-        colo_status_t st = colo_comm_i_host_barrier(gpus, "threads");
+        colo_status_t st = colo_comm_host_barrier(gpus, "threads");
         rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     }
     free(gpus);
@@ -445,7 +445,7 @@ T_CASE(threads_meet_before_anybody_goes_on)
 T_CASE_ON(4, ranks_know_whether_they_share_a_process)
 {
     bool shared = !t_ranks_are_threads();
-    rank_try(colo_comm_i_find_shared_process(world, &shared));
+    rank_try(colo_comm_find_shared_process(world, &shared));
     rank_check(shared == t_ranks_are_threads());
     return COLO_OK;
 }

@@ -444,7 +444,7 @@ T_CASE(wrong_arguments_of_an_older_operation_are_told_and_named)
     assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
     post.polls_left[0][1] = 1; /* when it has looked whether the group lives */
     (void)colo_fail(COLO_ERR_ARG, "rank 1 is wrong");
-    assert_int_equal(colo_comm_i_fail(mutant[1], COLO_ERR_ARG), COLO_ERR_ARG);
+    assert_int_equal(colo_comm_fail(mutant[1], COLO_ERR_ARG), COLO_ERR_ARG);
     assert_fails(colo_comm_check(mutant[1]), COLO_ERR_ARG, "rank 1 is wrong");
     post.polls_left[0][2] = 3;
     post.polls_left[1][2] = 6;

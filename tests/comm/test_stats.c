@@ -63,15 +63,15 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     colo_box_t in[2] = {{y, {1, 2, 2}, {0, 2, 1}}, {y + 8, {1, 1, 2}, {0, 0, 1}}};
     colo_message_t send = {(me + 1) % n, 2, out}, recv = {(me + n - 1) % n, 2, in};
     rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_F32, NULL));
-    rank_try(colo_comm_i_all_gather(c, COLO_CATEGORY_LOSS, x, y, 4, COLO_F32, NULL));
-    rank_try(colo_comm_i_all_reduce(c, COLO_CATEGORY_HEAD, x, y, 4, COLO_F32, COLO_MAX, NULL));
+    rank_try(colo_comm_all_gather_for(c, COLO_CATEGORY_LOSS, x, y, 4, COLO_F32, NULL));
+    rank_try(colo_comm_all_reduce_for(c, COLO_CATEGORY_HEAD, x, y, 4, COLO_F32, COLO_MAX, NULL));
     uint64_t seq;
-    rank_try(colo_comm_i_exchange_begin(
+    rank_try(colo_comm_exchange_begin(
         c, &(colo_exchange_t){.op = {COLO_OP_EXCHANGE, COLO_BF16, 0, 0, COLO_CATEGORY_BRIDGE}},
         NULL, &seq));
-    rank_try(colo_comm_i_finish(c, seq, COLO_OK));
+    rank_try(colo_comm_finish(c, seq, COLO_OK));
     colo_comm_t *child = NULL;
-    rank_try(colo_comm_i_split_color(c, COLO_CATEGORY_BRIDGE, me, 0, &child));
+    rank_try(colo_comm_split_color_for(c, COLO_CATEGORY_BRIDGE, me, 0, &child));
     rank_check(child != NULL);
     colo_comm_destroy(&child);
 

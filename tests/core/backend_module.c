@@ -32,7 +32,7 @@ __attribute__((unused)) static colo_status_t other_copy(colo_status_t status, co
 }
 
 /* in no version of the library */
-colo_status_t colo_comm_i_gone(colo_status_t status, const char *fmt, ...);
+colo_status_t colo_comm_gone(colo_status_t status, const char *fmt, ...);
 
 static const colo_device_t device = {.name = NAME, .box_copy = box_copy};
 static const colo_comm_backend_t comm = {.name = NAME};

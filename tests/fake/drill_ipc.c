@@ -6,7 +6,7 @@
 
 colo_status_t be_processes(struct rank *r)
 {
-    return fake_be_processes(r->world, colo_comm_i_control(r->world), CULPRIT + 1);
+    return fake_be_processes(r->world, colo_comm_control(r->world), CULPRIT + 1);
 }
 
 /* What follows the opening: of registered memory its row of a table, of mailboxes a bridge's lists.

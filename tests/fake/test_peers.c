@@ -479,7 +479,7 @@ T_CASE_ON_GPUS(RANKS, a_gather_without_an_answer_leaves_no_error_to_the_next_lau
     rank_try(colo_comm_barrier(r->host, NULL));
     if (r->rank == LOST)
         fake_fail_name(r->device, "cudaStreamIsCapturing");
-    const colo_status_t st = colo_comm_i_all_gather(
+    const colo_status_t st = colo_comm_all_gather_for(
         r->gpus, COLO_CATEGORY_HEAD, all + 256 * r->rank, all, 256, COLO_U8, r->stream);
     rank_check(r->rank == LOST ? st == COLO_ERR_CUDA : st == COLO_ERR_PEER);
     rank_check(cudaGetLastError() == cudaSuccess); /* of the caller's next launch */

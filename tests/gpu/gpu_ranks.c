@@ -82,7 +82,7 @@ static colo_status_t connect_peers(t_gpu_rank_t *r, bool bare)
     const colo_comm_backend_t *backend = NULL;
     colo_comm_t *control = NULL;
     rank_try(colo_gpu_load("peeronly", &backend));
-    rank_try(colo_comm_i_split_color(r->host, COLO_CATEGORY_USER, 0, r->rank, &control));
+    rank_try(colo_comm_split_color_for(r->host, COLO_CATEGORY_USER, 0, r->rank, &control));
     rank_try(backend->create(control, NULL, -1, &r->gpus));
     if (!getenv("COLO_TIMEOUT_MS"))
         colo_comm_set_timeout(r->gpus, 20000);
@@ -115,7 +115,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
         (void)colo_comm_barrier(world, NULL);
     /* The others may wait for this rank on the host, and its destroy waits for their GPUs. */
     if (st < 0 && colo_comm_check(world) == COLO_OK)
-        colo_comm_i_fail(world, st);
+        colo_comm_fail(world, st);
     colo_memory_destroy(&r.memory);
     colo_comm_destroy(&r.gpus);
     cudaStreamDestroy(r.stream);

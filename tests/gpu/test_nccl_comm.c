@@ -133,16 +133,16 @@ T_CASE_ON_GPUS(gpus, a_reduction_uses_the_staging_that_it_is_lent)
     for (int i = 0; i < 4; i++) {
         const int kind = i / 2 ? SCATTER : REDUCE;
         const int64_t n = counts[i % 2], bytes = n * 4 * (kind == SCATTER ? r->size : 1);
-        const size_t need = colo_comm_i_reduction_stage(r->gpus, bytes);
+        const size_t need = colo_comm_reduction_stage(r->gpus, bytes);
         rank_check(need > 0 && need <= 64 << 20);
         unsigned char *stage, *back = malloc(need + GUARD);
         size_t used = 0, spilled = 0;
         memset(back, BYTE, need + GUARD);
         rank_cuda(cudaMalloc((void **)&stage, need + GUARD));
         rank_cuda(t_to_device(stage, back, need + GUARD));
-        colo_comm_i_set_stage(r->gpus, stage, need);
+        colo_comm_set_stage(r->gpus, stage, need);
         rank_try(one_op(r, kind, n, COLO_F32, COLO_SUM, false));
-        colo_comm_i_set_stage(r->gpus, NULL, 0);
+        colo_comm_set_stage(r->gpus, NULL, 0);
         rank_cuda(cudaMemcpy(back, stage, need + GUARD, cudaMemcpyDeviceToHost));
         for (size_t k = 0; k < need + GUARD; k++)
             *(k < need ? &used : &spilled) += back[k] != BYTE;

@@ -99,7 +99,7 @@ static const colo_comm_backend_t backend = {
 static colo_status_t group_of(colo_comm_t *world, colo_comm_t **group)
 {
     rank_check(colo_comm_size(world) <= MOST);
-    rank_try(colo_comm_i_new(group, &backend, colo_comm_rank(world), colo_comm_size(world), NULL));
+    rank_try(colo_comm_new(group, &backend, colo_comm_rank(world), colo_comm_size(world), NULL));
     (*group)->impl = world;
     return COLO_OK;
 }

@@ -37,15 +37,15 @@ static void guard_exchange(const colo_exchange_t *x, bool is_part, colo_stream_t
 static void guard_collective(const char *name, const void *send, const void *recv, int64_t count,
                              colo_dtype_t dtype);
 
-__typeof__(colo_comm_i_exchange_begin) __real_colo_comm_i_exchange_begin,
-    __wrap_colo_comm_i_exchange_begin;
-colo_status_t __wrap_colo_comm_i_exchange_begin(colo_comm_t *c, const colo_exchange_t *x,
-                                                colo_stream_t stream, uint64_t *seq)
+__typeof__(colo_comm_exchange_begin) __real_colo_comm_exchange_begin,
+    __wrap_colo_comm_exchange_begin;
+colo_status_t __wrap_colo_comm_exchange_begin(colo_comm_t *c, const colo_exchange_t *x,
+                                              colo_stream_t stream, uint64_t *seq)
 {
     /* where all ranks reach each other, a call that needs no messages has no list of them */
     if (!x->is_part || x->send || !c->backend->direct->reaches(c, -1, -1))
         guard_exchange(x, x->is_part, stream);
-    return __real_colo_comm_i_exchange_begin(c, x, stream, seq);
+    return __real_colo_comm_exchange_begin(c, x, stream, seq);
 }
 
 void guard_subconnections(colo_comm_backend_t *backend)

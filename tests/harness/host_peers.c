@@ -311,7 +311,7 @@ static colo_status_t part_of(colo_comm_t *parent, const int32_t *members, int32_
                              colo_comm_t *child)
 {
     COLO_TRY(colo_comm_threads_backend.subset(parent, members, n, tag, child));
-    return colo_comm_i_child(parent->control, members, n, tag, "control", &child->control);
+    return colo_comm_child(parent->control, members, n, tag, "control", &child->control);
 }
 
 static void end_part(colo_comm_t *c)

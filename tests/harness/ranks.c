@@ -177,7 +177,7 @@ static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, voi
     if (st < 0)
         snprintf(report->error_message, sizeof report->error_message, "%s", colo_last_error());
     if (world && st < 0 && colo_comm_check(world) == COLO_OK)
-        colo_comm_i_fail(world, st); /* no rank should wait for this one in vain */
+        colo_comm_fail(world, st); /* no rank should wait for this one in vain */
     colo_comm_destroy(&world);
 }
 

@@ -436,7 +436,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     a.arg.group = world;
     a.arg.workspace = t_aligned(bytes);
     d->status[r] = d->change == PASS && r == 1
-                       ? colo_loss_i_step(world, colo_fail(COLO_ERR_ARG, "logits: no device's"))
+                       ? colo_loss_fail_on(world, colo_fail(COLO_ERR_ARG, "logits: no device's"))
                        : alone_forward(&a);
     snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     free(a.arg.workspace);
@@ -505,7 +505,7 @@ T_CASE(a_rank_or_a_pass_that_fails_does_not_leave_the_others_waiting)
         assert_int_equal(d.ended == COLO_OK, check == 2 && i % 2 == 0);
     }
     /* alone: no rank waits, nothing to mark */
-    assert_int_equal(colo_loss_i_step(t_self(), COLO_ERR_ARG), COLO_ERR_ARG);
+    assert_int_equal(colo_loss_fail_on(t_self(), COLO_ERR_ARG), COLO_ERR_ARG);
     assert_ok(colo_comm_check(t_self()));
 }
 

@@ -54,16 +54,16 @@ T_CASE(memory_that_the_group_does_not_move_is_refused)
                               nccl = {.name = "nccl", .direct = &reaches};
     const colo_comm_t on_host = group_of(&threads, 2), on_gpus = group_of(&nccl, 2),
                       alone = group_of(&threads, 1);
-    assert_ok(colo_loss_i_check_place(&host, &on_host, "x"));
-    assert_ok(colo_loss_i_check_place(&gpu, &on_gpus, "x"));
-    assert_ok(colo_loss_i_check_place(&gpu, &alone, "x"));
-    assert_fails(colo_loss_i_check_place(&gpu, &on_host, "x"), COLO_ERR_UNBUILT,
+    assert_ok(colo_loss_check_place(&host, &on_host, "x"));
+    assert_ok(colo_loss_check_place(&gpu, &on_gpus, "x"));
+    assert_ok(colo_loss_check_place(&gpu, &alone, "x"));
+    assert_fails(colo_loss_check_place(&gpu, &on_host, "x"), COLO_ERR_UNBUILT,
                  "x: logits on CUDA device 0 and a group of 2 ranks of backend 'threads'");
-    assert_fails(colo_loss_i_check_place(&host, &on_gpus, "x"), COLO_ERR_ARG,
+    assert_fails(colo_loss_check_place(&host, &on_gpus, "x"), COLO_ERR_ARG,
                  "x: logits in host memory and a group of 2 GPUs");
-    assert_ok(colo_loss_i_check_memory(&gpu, &gpu, "x"));
-    assert_fails(colo_loss_i_check_memory(&host, &gpu, "x"), COLO_ERR_ARG, "memory kind 0");
-    assert_fails(colo_loss_i_check_memory(&other, &gpu, "x"), COLO_ERR_ARG,
+    assert_ok(colo_loss_check_memory(&gpu, &gpu, "x"));
+    assert_fails(colo_loss_check_memory(&host, &gpu, "x"), COLO_ERR_ARG, "memory kind 0");
+    assert_fails(colo_loss_check_memory(&other, &gpu, "x"), COLO_ERR_ARG,
                  "memory kind 1 on device 1, the logits are kind 1 on device 0");
 }
 
@@ -73,7 +73,7 @@ static colo_status_t check_segments(char *data, int64_t rows, int64_t apart)
                                           .segment = COLUMNS};
     colo_tensor_t z = colo_tensor_cuda(data, COLO_F32, 0, 2, (int64_t[]){rows, COLUMNS});
     z.stride[0] = apart;
-    return colo_loss_i_check_words(&config, &z);
+    return colo_loss_check_words(&config, &z);
 }
 
 T_CASE(rows_of_a_gpu_with_segments_begin_at_words)
@@ -91,10 +91,10 @@ T_CASE(rows_of_a_gpu_with_segments_begin_at_words)
 T_CASE(saved_memory_may_be_missing_if_it_is_empty)
 {
     _Alignas(COLO_ALIGNMENT) static char workspace[COLO_ALIGNMENT];
-    assert_ok(colo_loss_i_check_buffers("x", true, NULL, 0, workspace));
-    assert_fails(colo_loss_i_check_buffers("x", true, NULL, 1, workspace), COLO_ERR_ARG,
+    assert_ok(colo_loss_check_buffers("x", true, NULL, 0, workspace));
+    assert_fails(colo_loss_check_buffers("x", true, NULL, 1, workspace), COLO_ERR_ARG,
                  "saved memory is NULL; it needs 256 bytes");
-    assert_fails(colo_loss_i_check_buffers("x", false, workspace, 1, workspace), COLO_ERR_ARG,
+    assert_fails(colo_loss_check_buffers("x", false, workspace, 1, workspace), COLO_ERR_ARG,
                  "saved memory is given, saved is NULL");
 }
 
@@ -111,7 +111,7 @@ T_CASE(smoothing_over_own_columns_needs_two)
                                              .local_smoothing = true};
             /* the columns beyond the vocabulary are padding */
             const colo_tensor_t t = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4});
-            const colo_status_t st = colo_loss_i_check_shard(&c, &t, &pair);
+            const colo_status_t st = colo_loss_check_shard(&c, &t, &pair);
             if (!smooths || own == 2)
                 assert_ok(st);
             else
@@ -134,7 +134,7 @@ T_CASE(statistics_that_do_not_fit_are_a_mismatch)
         const struct colo_logprob_args p = {
             .ranks = 2, .segments = 1, .blocks = (unsigned char *)h, .block.bytes = sizeof h[0]};
         bool config;
-        assert_fails(colo_logprob_i_check_headers(&p, &config), COLO_ERR_MISMATCH, words[i]);
+        assert_fails(colo_logprob_check_headers(&p, &config), COLO_ERR_MISMATCH, words[i]);
         assert_int_equal(config, i == 2);
     }
 }
@@ -163,14 +163,14 @@ T_CASE(gradient_is_the_logits_or_shares_nothing_with_them)
         const colo_tensor_t d = rows_in(buffer, table[i].rows, table[i].first, table[i].apart),
                             z = rows_in(buffer, table[i].rows, table[i].z_first, table[i].z_apart);
         bool in_place = false;
-        const colo_status_t st = colo_loss_i_check_gradient(&d, "d_logits", &z, &in_place);
+        const colo_status_t st = colo_loss_check_gradient(&d, "d_logits", &z, &in_place);
         if ((st < 0) != (table[i].verdict < 0) || (st == COLO_OK && in_place != table[i].verdict))
             fail_msg("pair %d: %s, in place %d", (int)i, colo_status_name(st), in_place);
     }
     const colo_tensor_t some = rows_in(buffer, 1, 0, 2), none = rows_in(buffer, 0, 0, 2);
-    assert_false(colo_loss_i_ranges_overlap(&some, &none));
-    assert_false(colo_loss_i_ranges_overlap(&none, &some));
-    assert_true(colo_loss_i_ranges_overlap(&some, &some));
+    assert_false(colo_loss_ranges_overlap(&some, &none));
+    assert_false(colo_loss_ranges_overlap(&none, &some));
+    assert_true(colo_loss_ranges_overlap(&some, &some));
 }
 
 T_CASE(saved_config_that_was_overwritten_is_refused)
@@ -197,15 +197,15 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
                         id = colo_tensor_cuda(one, COLO_I64, 1, 1, (int64_t[]){1});
     const colo_support_t lists = {&id, &t, &t}; /* as long as the targets */
     /* no element is read: neither the targets, to be counted, nor the lists */
-    assert_ok(colo_linear_i_check_batch(
+    assert_ok(colo_linear_check_batch(
         &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h, .targets = &t,
                                    .max_valid = 0, .support = &lists}));
     assert_fails(
-        colo_linear_i_check_batch(&l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT,
-                                                             .hidden = &elsewhere, .targets = &t}),
+        colo_linear_check_batch(&l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT,
+                                                           .hidden = &elsewhere, .targets = &t}),
         COLO_ERR_ARG, "hidden: memory kind 1 on device 0, the head is kind 1 on device 1");
     assert_fails(
-        colo_linear_i_check_batch(
+        colo_linear_check_batch(
             &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &host, .targets = &t}),
         COLO_ERR_ARG, "hidden: memory kind 0");
 }
@@ -224,13 +224,13 @@ T_CASE(gradient_of_hidden_states_has_their_rows)
     const colo_tensor_t h = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){TOKENS, HIDDEN});
     colo_tensor_t d_h = colo_tensor_host(d, COLO_F32, 2, (int64_t[]){TOKENS - 1, HIDDEN});
     const colo_linear_grads_t g = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_h};
-    assert_fails(colo_linear_i_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
+    assert_fails(colo_linear_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
                  "d_hidden: [1, 4], expected [2, 4]");
     l.config.d_hidden = COLO_D_HIDDEN_REDUCE_SCATTER;
-    assert_fails(colo_linear_i_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
+    assert_fails(colo_linear_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
                  "d_hidden: 2 tokens do not split over 3 ranks");
     group.size = 2;
-    assert_ok(colo_linear_i_check_grads(&l, &g, &h));
+    assert_ok(colo_linear_check_grads(&l, &g, &h));
 }
 
 T_CASE(saved_state_outlives_neither_its_weight_nor_its_support)
@@ -240,17 +240,17 @@ T_CASE(saved_state_outlives_neither_its_weight_nor_its_support)
     colo_lm_head_t head = {.bound = false};
     const struct colo_linear_logprob l = {.head = &head};
     colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT, .of = &l, .valid = true};
-    assert_fails(colo_linear_i_check_saved(&l, &saved), COLO_ERR_STATE, "no weight is bound");
+    assert_fails(colo_linear_check_saved(&l, &saved), COLO_ERR_STATE, "no weight is bound");
     head.bound = true;
-    assert_ok(colo_linear_i_check_saved(&l, &saved));
+    assert_ok(colo_linear_check_saved(&l, &saved));
     colo_tensor_t ids = colo_tensor_host(&id, COLO_I64, 1, (int64_t[]){1});
     ids.version = &version;
-    saved.support = colo_loss_i_save_support(&(colo_support_t){&ids, &ids, &ids});
-    assert_ok(colo_linear_i_check_saved(&l, &saved));
+    saved.support = colo_loss_save_support(&(colo_support_t){&ids, &ids, &ids});
+    assert_ok(colo_linear_check_saved(&l, &saved));
     version++;
-    assert_fails(colo_linear_i_check_saved(&l, &saved), COLO_ERR_MODIFIED, "support");
-    assert_ok(colo_linear_i_check_memory(NULL, "saved memory", 0));
-    assert_fails(colo_linear_i_check_memory(NULL, "saved memory", 1), COLO_ERR_ARG,
+    assert_fails(colo_linear_check_saved(&l, &saved), COLO_ERR_MODIFIED, "support");
+    assert_ok(colo_linear_check_memory(NULL, "saved memory", 0));
+    assert_fails(colo_linear_check_memory(NULL, "saved memory", 1), COLO_ERR_ARG,
                  "linear: saved memory is NULL, expected 1 bytes");
 }
 
@@ -263,13 +263,13 @@ T_CASE(segments_of_several_ranks_need_a_sum_of_d_hidden)
     colo_linear_logprob_config_t own, c = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
     c.logprob.logits.vocab = 2 * COLUMNS;
     c.logprob.segment = COLUMNS;
-    assert_fails(colo_linear_i_check_config(&c, &head, &pair, &own), COLO_ERR_ARG,
+    assert_fails(colo_linear_check_config(&c, &head, &pair, &own), COLO_ERR_ARG,
                  "d_hidden is partial with segments");
     c.frozen_hidden = true;
-    assert_ok(colo_linear_i_check_config(&c, &head, &pair, &own));
+    assert_ok(colo_linear_check_config(&c, &head, &pair, &own));
     c.frozen_hidden = false;
     c.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
-    assert_ok(colo_linear_i_check_config(&c, &head, &pair, &own));
+    assert_ok(colo_linear_check_config(&c, &head, &pair, &own));
 }
 
 T_MAIN("loss/validate")

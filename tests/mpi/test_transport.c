@@ -354,7 +354,7 @@ static colo_status_t at_home(colo_comm_t *threads, void *arg)
     T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
     bool shared = !h->shared;
     rank_try(colo_comm_create_bootstrap(&b, &world));
-    rank_try(colo_comm_i_find_shared_process(world, &shared));
+    rank_try(colo_comm_find_shared_process(world, &shared));
     rank_check(shared == h->shared);
     return COLO_OK;
 }
@@ -363,7 +363,7 @@ static colo_status_t at_home(colo_comm_t *threads, void *arg)
 static void homes(int32_t n, const int32_t *first, bool shared)
 {
     t_page_t *page = t_new_page(4);
-    (void)colo_comm_i_process(); /* what children copy does not make them one */
+    (void)colo_comm_process(); /* what children copy does not make them one */
     for (int32_t p = 0; p < n; p++)
         if (fork() == 0) {
             struct home h = {page, first[p], shared};

@@ -63,7 +63,7 @@ colo_status_t colo_layout_check_fields(const colo_layout_t *layout)
     COLO_FAIL_IF(layout->grid.ndims == 0, COLO_ERR_ARG,
                  "layout: not initialised: found a grid of 0 dims; start from "
                  "colo_layout_init_src(), colo_layout_init_dst() or colo_layout_init()");
-    colo_status_t st = colo_grid_i_check(&layout->grid);
+    colo_status_t st = colo_grid_check(&layout->grid);
     if (st < 0)
         return colo_fail_prefix(st, "layout");
     for (int axis = 0; axis < 3; axis++)

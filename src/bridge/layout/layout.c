@@ -20,7 +20,7 @@
 colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid)
 {
     COLO_FAIL_IF(!layout || !grid, COLO_ERR_ARG, "layout: %s is NULL", layout ? "grid" : "layout");
-    colo_status_t st = colo_grid_i_check(grid);
+    colo_status_t st = colo_grid_check(grid);
     if (st < 0)
         return colo_fail_prefix(st, "layout");
     memset(layout, 0, sizeof *layout);

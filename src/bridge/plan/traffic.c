@@ -31,8 +31,8 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
             COLO_FAIL_IF(most >= topology->world, COLO_ERR_ARG,
                          "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
                          (long long)most, (long long)topology->world);
-            int crossed = colo_topology_i_cross(topology->placed.spot, topology->per_host, rank,
-                                                message[i].peer);
+            int crossed = colo_topology_cross(topology->placed.spot, topology->per_host, rank,
+                                              message[i].peer);
             COLO_FAIL_IF(!colo_add_ok(sum.total, message[i].bytes, &sum.total), COLO_ERR_ARG,
                          "traffic: more than 2^63 bytes at rank %lld", (long long)rank);
             sum.numa += crossed & CROSS_NUMA ? message[i].bytes : 0;

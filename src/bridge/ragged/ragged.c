@@ -37,7 +37,7 @@ colo_status_t colo_ragged_create(colo_bridge_t *bridge, const colo_bridge_config
         return COLO_OK;
     COLO_FAIL_IF(colo_bridge_is_collective(bridge), COLO_ERR_ARG,
                  "bridge: ragged batches with %s, expected EXACT", colo_algo_name(bridge->algo));
-    const bool gpus = colo_comm_i_mem(bridge->comm) == COLO_CUDA;
+    const bool gpus = colo_comm_mem(bridge->comm) == COLO_CUDA;
     COLO_FAIL_IF(colo_comm_size(bridge->comm) > 1 && gpus != (config->mem == COLO_CUDA),
                  COLO_ERR_UNBUILT,
                  "bridge: ragged batches in %s memory on comm '%s' of backend %s, which moves %s "
@@ -163,8 +163,7 @@ static colo_status_t share_refusal(const colo_bridge_t *bridge, colo_status_t mi
     if (colo_comm_check_level(bridge->comm) < 1)
         return mine;
     const colo_error_t earlier = colo_error_save();
-    const colo_status_t st =
-        colo_comm_i_agree_fields(bridge->comm, COLO_RAGGED_BATCH, &fields, mine);
+    const colo_status_t st = colo_comm_agree_fields(bridge->comm, COLO_RAGGED_BATCH, &fields, mine);
     return st == mine ? st : colo_fail_prefix(st, "%.511s", earlier.text);
 }
 

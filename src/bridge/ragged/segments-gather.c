@@ -163,12 +163,12 @@ static colo_status_t gather(colo_comm_t *comm, const int64_t *head, const colo_s
     }
     if (!mine || !*all) {
         free(mine);
-        return colo_comm_i_fail(
+        return colo_comm_fail(
             comm, colo_fail(COLO_ERR_NOMEM, "segments: tables of %d ranks", (int)comm->size));
     }
     write_message(mine, head, message_words(head) <= words ? segments : NULL);
-    colo_status_t st = colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_BRIDGE,
-                                          (uint64_t *)mine, (uint64_t *)*all, words);
+    colo_status_t st = colo_comm_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_BRIDGE,
+                                        (uint64_t *)mine, (uint64_t *)*all, words);
     free(mine);
     return st;
 }
@@ -179,7 +179,7 @@ colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments
     COLO_RANGE();
     int64_t head[HEADER], *all = NULL, words = WORDS, largest = 0;
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "segments: comm is NULL");
-    COLO_TRY(colo_comm_i_alive(comm, "segments gather"));
+    COLO_TRY(colo_comm_alive(comm, "segments gather"));
     colo_status_t mine =
         global ? local_sizes(local, head) : colo_fail(COLO_ERR_ARG, "segments: global is NULL");
     if (mine == COLO_OK && message_words(head) < 0)
@@ -195,7 +195,7 @@ colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments
         failed = failed || all[rank * words + STATUS] < 0;
     }
     if (st == COLO_OK && failed) /* on all ranks: each learns the error message */
-        st = colo_comm_i_agree(comm, "segments gather", 0, mine);
+        st = colo_comm_agree(comm, "segments gather", 0, mine);
     if (st == COLO_OK && largest > words) {
         words = largest;
         free(all);

@@ -98,10 +98,10 @@ static colo_status_t check_direct(const colo_bridge_t *bridge)
         return COLO_OK;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)comm->size * sizeof *all);
     if (!all)
-        return colo_comm_i_fail(bridge->comm,
-                                colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)comm->size));
-    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(bridge->comm), COLO_OP_ALL_GATHER,
-                                COLO_CATEGORY_CHECK, &mine, all, 1));
+        return colo_comm_fail(bridge->comm,
+                              colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)comm->size));
+    COLO_TRY(colo_comm_gather(colo_comm_control(bridge->comm), COLO_OP_ALL_GATHER,
+                              COLO_CATEGORY_CHECK, &mine, all, 1));
     int32_t k = 0;
     while (k < comm->size && !all[k])
         k++;
@@ -177,7 +177,7 @@ static colo_status_t create_launcher(colo_bridge_t *bridge)
     if (st == COLO_OK) { /* all ranks go on, or none */
         st = find_carriers(bridge, &bridge->now);
         COLO_THEN(st, colo_transfers_list(bridge, &bridge->now, COLO_EXCHANGE_MAIN, lists));
-        st = colo_comm_i_agree(colo_comm_i_control(bridge->comm), "bridge create", 4, st);
+        st = colo_comm_agree(colo_comm_control(bridge->comm), "bridge create", 4, st);
         COLO_THEN(st, check_direct(bridge));
     }
     COLO_THEN(st, memory->create(bridge->comm, lists->pass, &bridge->direct.launcher));
@@ -193,7 +193,7 @@ static colo_status_t create_launcher(colo_bridge_t *bridge)
 void colo_direct_destroy(colo_bridge_t *bridge)
 {
     colo_bridge_direct_t *direct = &bridge->direct;
-    if (direct->launcher && colo_comm_i_own(bridge->comm, "bridge"))
+    if (direct->launcher && colo_comm_is_own(bridge->comm, "bridge"))
         bridge->comm->backend->direct->destroy(&direct->launcher);
     colo_transfers_deinit(&direct->main);
     colo_transfers_deinit(&direct->relays);
@@ -221,7 +221,7 @@ void colo_direct_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     colo_direct_list_t **const list[] = {&ready->direct.list, &ready->direct.relay_list};
     for (int i = 0; i < 2; i++)
-        if (*list[i] && colo_comm_i_own(bridge->comm, "bridge"))
+        if (*list[i] && colo_comm_is_own(bridge->comm, "bridge"))
             bridge->comm->backend->direct->drop(bridge->direct.launcher, list[i]);
 }
 
@@ -232,7 +232,7 @@ colo_status_t colo_direct_create(colo_bridge_t *bridge)
     bridge->lazy = bridge->lazy &&
                    bridge->direct.launcher; /* alike on ranks that are in reach and that are not */
     const colo_status_t st = load_relays(bridge, &bridge->now);
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
+    return st < 0 ? colo_comm_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
 colo_status_t colo_direct_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
@@ -348,10 +348,10 @@ colo_status_t colo_direct_agree(colo_call_t *call)
     int32_t moves = COLO_PUSH | COLO_PULL, nregistered = 0, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
-        return colo_comm_i_fail(bridge->comm,
-                                colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
-    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(bridge->comm), COLO_OP_ALL_GATHER,
-                                COLO_CATEGORY_CHECK, &mine, all, 1));
+        return colo_comm_fail(bridge->comm,
+                              colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
+    COLO_TRY(colo_comm_gather(colo_comm_control(bridge->comm), COLO_OP_ALL_GATHER,
+                              COLO_CATEGORY_CHECK, &mine, all, 1));
     for (int32_t k = 0; k < size; k++) {
         if (all[k] == NOTHING)
             continue;
@@ -403,8 +403,9 @@ colo_status_t colo_direct_prepare(colo_call_t *call)
     }
     const bool wider = *unit > direct->unit && !call->capturing;
     const bool lost = call->frame.program->bytes && !direct->list; /* the last listing failed */
-    if (!wider && !lost && (call->frame.pass == COLO_BACKWARD ||
-                   direct->forward == (colo_mover_t)call->registered.moves))
+    if (!wider && !lost &&
+        (call->frame.pass == COLO_BACKWARD ||
+         direct->forward == (colo_mover_t)call->registered.moves))
         return COLO_OK;
     colo_direct_unload(bridge, call->ready); /* or the list was made before ranks had agreed */
     return colo_direct_load(bridge, call->ready);

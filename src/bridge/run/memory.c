@@ -13,7 +13,7 @@
 
 colo_status_t colo_memory_check(const colo_bridge_t *bridge, bool exchanges, int32_t messages)
 {
-    const bool gpu = colo_comm_i_mem(bridge->comm) == COLO_CUDA;
+    const bool gpu = colo_comm_mem(bridge->comm) == COLO_CUDA;
     if (!exchanges || gpu == (bridge->mem == COLO_CUDA))
         return COLO_OK;
     COLO_FAIL_IF(gpu, COLO_ERR_ARG,
@@ -108,10 +108,10 @@ colo_status_t colo_bridge_fail(colo_bridge_t *bridge, colo_status_t st)
 {
     /* the groups' error state is not that of the comm they were split from */
     if (bridge->coll.gather)
-        colo_comm_i_fail(bridge->coll.gather, st);
+        colo_comm_fail(bridge->coll.gather, st);
     if (bridge->coll.cp)
-        colo_comm_i_fail(bridge->coll.cp, st);
-    return colo_comm_i_fail(bridge->comm, st);
+        colo_comm_fail(bridge->coll.cp, st);
+    return colo_comm_fail(bridge->comm, st);
 }
 
 /* Partial sums, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of

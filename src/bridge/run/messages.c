@@ -211,7 +211,7 @@ colo_status_t colo_messages_load(colo_bridge_t *bridge, colo_ready_plan_t *ready
 void colo_messages_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     colo_messages_t *messages = &ready->messages;
-    if (messages->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
+    if (messages->subconnection && colo_comm_is_own(bridge->comm, "bridge"))
         bridge->comm->backend->subconnection_destroy(bridge->comm, messages->subconnection);
     free(messages->members);
 }
@@ -232,7 +232,7 @@ colo_status_t colo_messages_connect(colo_bridge_t *bridge)
     /* with the others, which would not hear in there of what fails here alone */
     colo_status_t st = connect_members(bridge, &bridge->now);
     COLO_THEN(st, reserve(bridge, &bridge->now));
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
+    return st < 0 ? colo_comm_fail(bridge->comm, st) : COLO_OK;
 }
 
 void colo_messages_take(colo_messages_t *from, colo_messages_t *to)
@@ -288,5 +288,5 @@ colo_status_t colo_messages_begin(colo_call_t *call)
         return COLO_OK;
     const colo_status_t st = colo_arena_grow(bridge, &bridge->memory.stage, stage, call->capturing,
                                              "staging of messages");
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
+    return st < 0 ? colo_comm_fail(bridge->comm, st) : COLO_OK;
 }

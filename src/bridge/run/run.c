@@ -109,7 +109,7 @@ static colo_status_t fork_side(const colo_call_t *call, colo_stream_t *side)
             ? bridge->device->stream_follow(bridge->streams.side, FORK, call->stream, &follows)
             : COLO_OK;
     *side = follows ? bridge->device->stream_of(bridge->streams.side) : call->stream;
-    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
+    return st < 0 ? colo_comm_fail(bridge->comm, st) : COLO_OK;
 }
 
 static colo_status_t wait_side(const colo_call_t *call)
@@ -126,7 +126,7 @@ static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
     const colo_error_t why = colo_error_save();
     colo_status_t joined = wait_side(call);
     if (joined < 0) {
-        joined = colo_comm_i_fail(call->bridge->comm, joined);
+        joined = colo_comm_fail(call->bridge->comm, joined);
         const colo_error_t error = colo_error_save();
         (void)wait_side(call); /* or the messages go on while the caller frees the tensors */
         (void)colo_error_restore(joined, &error);
@@ -190,13 +190,13 @@ static colo_status_t run_move(colo_call_t *call, const colo_move_t *move)
     uint64_t seq;
     if (!direct && move->local && move->to == COLO_OUT)
         COLO_TRY(fork_side(call, &side));
-    colo_status_t st = colo_comm_i_exchange_begin(comm, &exchange, side, &seq);
+    colo_status_t st = colo_comm_exchange_begin(comm, &exchange, side, &seq);
     if (st == COLO_OK) {
         if (launches)
             st = colo_direct_move(call, move);
         if (keeps)
             COLO_THEN(st, copy_own(call, move, side != call->stream));
-        st = colo_comm_i_finish(comm, seq, st);
+        st = colo_comm_finish(comm, seq, st);
     }
     return side == call->stream ? st : join_side(call, st);
 }
@@ -219,7 +219,7 @@ colo_status_t colo_run_find(colo_call_t *call)
 static colo_status_t run_add(const colo_call_t *call, const colo_add_t *add)
 {
     const colo_status_t st = colo_add_run(call->bridge->device, &call->frame, add, call->stream);
-    return st < 0 ? colo_comm_i_fail(call->bridge->comm, st) : COLO_OK;
+    return st < 0 ? colo_comm_fail(call->bridge->comm, st) : COLO_OK;
 }
 
 /* What ranks have yet to agree on: does a call go directly? */
@@ -227,7 +227,7 @@ static colo_status_t decide(colo_call_t *call)
 {
     COLO_TRY(colo_direct_agree(call)); /* the same on all ranks */
     const colo_status_t st = prepare(call);
-    return st < 0 ? colo_comm_i_fail(call->bridge->comm, st) : COLO_OK;
+    return st < 0 ? colo_comm_fail(call->bridge->comm, st) : COLO_OK;
 }
 
 colo_status_t colo_run_call(colo_call_t *call)

@@ -93,7 +93,7 @@ static void attach(struct colo_nccl_group *x, colo_comm_t *c, struct colo_nccl_c
     c->impl = x;
     c->control = control;
     COLO_HOLD(&f->lock);
-    f->timeout_ms = colo_comm_i_timeout(c);
+    f->timeout_ms = colo_comm_timeout(c);
     x->id = ++f->ids;
     x->next = f->group;
     f->group = x;
@@ -108,7 +108,7 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
     struct colo_nccl_group *x = NULL;
     COLO_TRY(group_new(&x));
     const colo_status_t st =
-        colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control);
+        colo_comm_child(colo_comm_control(parent), members, n, tag, "control", &control);
     if (st < 0) {
         free(x);
         return st;
@@ -121,7 +121,7 @@ colo_status_t colo_nccl_connect(colo_comm_t *c)
 {
     struct colo_nccl_group *x = c->impl;
     struct colo_connection *l = NULL;
-    COLO_TRY(colo_nccl_connection_get(x->context, colo_comm_i_control(c), NULL, &l));
+    COLO_TRY(colo_nccl_connection_get(x->context, colo_comm_control(c), NULL, &l));
     COLO_HOLD(&x->context->lock);
     x->connection = l;
     return COLO_OK;
@@ -131,7 +131,7 @@ colo_status_t colo_nccl_connect(colo_comm_t *c)
 static void leave(const struct colo_nccl_group *x, struct colo_connection *l)
 {
     l->left_by = x->id;
-    l->left_ms = colo_comm_i_timeout(x->comm);
+    l->left_ms = colo_comm_timeout(x->comm);
 }
 
 void colo_nccl_destroy(colo_comm_t *c)
@@ -154,7 +154,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     while (dead && colo_nccl_abort_next(f, x))
         ;
     bool last = --f->live == 0;
-    f->timeout_ms = colo_comm_i_timeout(c);
+    f->timeout_ms = colo_comm_timeout(c);
     pthread_mutex_unlock(&f->lock);
     colo_nccl_connection_put(f, x->connection);
     if (last)
@@ -192,8 +192,8 @@ colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *memb
     memcpy(mine, members, (size_t)n * sizeof *mine);
     r->members = mine;
     r->n = n;
-    COLO_TRY_GOTO(
-        st, colo_comm_i_child(colo_comm_i_control(c), members, n, tag, "control", &control), fail);
+    COLO_TRY_GOTO(st, colo_comm_child(colo_comm_control(c), members, n, tag, "control", &control),
+                  fail);
     be_connecting(x, control);
     st = colo_nccl_connection_get(f, control, NULL, &r->connection);
     be_connecting(x, NULL);
@@ -258,13 +258,13 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
     colo_status_t st = colo_nccl_context_create(&f, device, control->size);
     if (st == COLO_OK && borrowed)
         st = check_borrowed(f, borrowed, control);
-    COLO_THEN(st, colo_comm_i_new(&c, &colo_comm_nccl_backend, control->rank, control->size,
-                                  control->world_rank));
+    COLO_THEN(st, colo_comm_new(&c, &colo_comm_nccl_backend, control->rank, control->size,
+                                control->world_rank));
     COLO_THEN(st, group_new(&x));
-    COLO_THEN(st, colo_nccl_load(f, colo_comm_i_timeout(control)));
-    COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
-    c->timeout_ms = colo_comm_i_timeout(control);
-    colo_comm_i_relate(c, control, 0);
+    COLO_THEN(st, colo_nccl_load(f, colo_comm_timeout(control)));
+    COLO_TRY_GOTO(st, colo_comm_agree(control, "nccl create", 1, st), fail);
+    c->timeout_ms = colo_comm_timeout(control);
+    colo_comm_relate(c, control, 0);
     COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
     if (borrowed || control->size == 1)
         COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, borrowed, &l), fail);

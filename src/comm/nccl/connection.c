@@ -142,7 +142,7 @@ static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t
                                    .memory = context->memory,
                                    .memory_bytes = context->memory_bytes};
     char why[900];
-    const int64_t timeout_ms = colo_comm_i_timeout(control);
+    const int64_t timeout_ms = colo_comm_timeout(control);
     const colo_status_t st = run_first(&task, context, control, timeout_ms);
     if (st == COLO_ERR_TIMEOUT) {
         context->memory = NULL; /* the helper's */
@@ -197,9 +197,9 @@ colo_status_t colo_nccl_apart(struct colo_nccl_context *context, colo_comm_t *co
     COLO_THEN(st, colo_cuda_error("nccl create",
                                   cudaDeviceGetPCIBusId(bus, sizeof bus, context->device)));
     mine.device = colo_hash_str(COLO_HASH_INIT, bus);
-    st = colo_comm_i_agree(control, "nccl create", (uint64_t)context->lib->version, st);
-    COLO_THEN(st, colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS,
-                                         COLO_I64, NULL));
+    st = colo_comm_agree(control, "nccl create", (uint64_t)context->lib->version, st);
+    COLO_THEN(st, colo_comm_all_gather_for(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS,
+                                           COLO_I64, NULL));
     for (int32_t x = 0; st == COLO_OK && x < control->size; x++)
         for (int32_t y = x + 1; st == COLO_OK && y < control->size; y++)
             if (all[x].host == all[y].host && all[x].device == all[y].device) {
@@ -335,7 +335,7 @@ static colo_status_t share_id(struct colo_nccl_context *context, colo_comm_t *co
         if (error != ncclSuccess)
             st = colo_nccl_error(context->lib, "nccl create: unique id", error);
     }
-    COLO_TRY(colo_comm_i_agree(control, "nccl create (unique id)", 0, st));
+    COLO_TRY(colo_comm_agree(control, "nccl create (unique id)", 0, st));
     return colo_comm_broadcast(control, id, sizeof *id, COLO_U8, 0, NULL);
 }
 
@@ -348,8 +348,8 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     if (st < 0) /* the others wait for this rank */
         control->backend->fail(control, st, colo_last_error());
-    COLO_THEN(st,
-              colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &word, all, 1, COLO_I64, NULL));
+    COLO_THEN(
+        st, colo_comm_all_gather_for(control, COLO_CATEGORY_CHECK, &word, all, 1, COLO_I64, NULL));
     *all_of_them = true;
     for (int32_t r = 0; st == COLO_OK && r < control->size; r++)
         *all_of_them = *all_of_them && all[r];
@@ -365,7 +365,7 @@ colo_status_t colo_nccl_connection_get(struct colo_nccl_context *context, colo_c
     bool cached = false;
     struct colo_connection *connection = borrowed ? NULL : find_connection(context, control);
     colo_status_t st = link_new(control, &fresh);
-    COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
+    COLO_TRY_GOTO(st, colo_comm_agree(control, "nccl create", 0, st), fail);
     COLO_TRY_GOTO(st, all_have(control, connection != NULL, &cached), fail);
     if (cached) {
         colo_nccl_connection_free(fresh);
@@ -380,7 +380,7 @@ colo_status_t colo_nccl_connection_get(struct colo_nccl_context *context, colo_c
     if (st < 0) /* the others wait in NCCL for this rank */
         control->backend->fail(control, st, colo_last_error());
     fresh->borrowed = borrowed != NULL;
-    st = colo_comm_i_agree(control, "nccl create (connect)", 0, st);
+    st = colo_comm_agree(control, "nccl create (connect)", 0, st);
     if (st < 0) {
         colo_nccl_abort_connection(context, fresh);
         goto fail;

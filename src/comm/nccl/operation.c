@@ -104,7 +104,7 @@ static colo_status_t host_barrier(const struct colo_operation *call, colo_status
     const colo_error_t why = colo_error_save(); /* a dead control would have its own */
     const uint64_t same = colo_op_pack(&call->c->op) ^ (uint64_t)call->c->op.count * COLO_HASH_INIT;
     colo_status_t together =
-        colo_comm_i_agree(colo_comm_i_control(call->c), "an operation of the loss", same, st);
+        colo_comm_agree(colo_comm_control(call->c), "an operation of the loss", same, st);
     return st < 0 ? colo_error_restore(st, &why) : together;
 }
 

@@ -240,7 +240,7 @@ static void read_clock(struct colo_nccl_context *context)
         group = group->next;
     if (group && colo_error_state_is_set(&group->error))
         return;
-    const int64_t ms = group ? colo_comm_i_timeout(group->comm) : 0;
+    const int64_t ms = group ? colo_comm_timeout(group->comm) : 0;
     if ((now - context->since) * 1e3 < (double)ms)
         return;
     char what[96], error_message[400];

@@ -89,10 +89,10 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     if (x->gather_agreed != registered || c->check >= 2) {
         uint64_t place = colo_hash_i64(COLO_HASH_INIT, g->id);
         place = g->id < 0 ? place : colo_hash_i64(place, (int64_t)g->offset);
-        st = colo_comm_i_agree(colo_comm_i_control(c),
-                               "all_gather of a head (into registered memory, at the same place of "
-                               "it, on all ranks or on none)",
-                               place, st);
+        st = colo_comm_agree(colo_comm_control(c),
+                             "all_gather of a head (into registered memory, at the same place of "
+                             "it, on all ranks or on none)",
+                             place, st);
         if (st == COLO_OK)
             x->gather_agreed = registered;
     }

@@ -67,7 +67,7 @@ void colo_path_fill(const colo_path_t *path, int pass, colo_k_p2p_t *k)
 void colo_path_call(colo_path_t *path, int pass, colo_k_p2p_t *k)
 {
     struct colo_peer *p = path->peer;
-    p->timeout_ms = colo_comm_i_timeout(path->comm);
+    p->timeout_ms = colo_comm_timeout(path->comm);
     k->deadline_ns = (uint64_t)p->timeout_ms * 1000000u;
     atomic_store(&path->pass[pass].seq, path->comm->seq);
     atomic_store(&path->pass[pass].deadline_ms, p->timeout_ms);
@@ -109,7 +109,7 @@ static void end_on(int device, void *arg)
 
 static void path_free(colo_path_t *d)
 {
-    d->peer->timeout_ms = colo_comm_i_timeout(d->comm);
+    d->peer->timeout_ms = colo_comm_timeout(d->comm);
     d->dead = d->share.stays || (d->report && is_dead(d));
     (void)colo_end_on(d->peer->device, d->peer->timeout_ms, end_on, d);
 }
@@ -136,7 +136,7 @@ colo_status_t colo_path_open(colo_comm_t *c, colo_path_t *path, colo_status_t st
         path->comm = c;
         st = make_mailboxes(path);
     }
-    st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
+    st = colo_comm_agree(colo_comm_control(c), "bridge create", 2, st);
     COLO_THEN(st, colo_peer_share(c, p, path->mailboxes, mailboxes_bytes(p), NULL, &path->share));
     if (st < 0 && path)
         path_free(path);

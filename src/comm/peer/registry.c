@@ -48,7 +48,7 @@ static colo_status_t where_am_i(const colo_comm_t *c, int32_t device, struct whe
     char bus[32] = "";
     memset(w, 0, sizeof *w);
     COLO_TRY(colo_cuda_error("peer memory", cudaDeviceGetPCIBusId(bus, sizeof bus, device)));
-    w->process = colo_comm_i_process();
+    w->process = colo_comm_process();
     w->host = colo_host_machine();
     COLO_TRY(colo_env_text("COLO_NODE", &names));
     if (names[0]) /* one machine plays several */
@@ -152,7 +152,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     p->rank = c->rank;
     p->size = c->size;
     p->device = device;
-    p->timeout_ms = colo_comm_i_timeout(c);
+    p->timeout_ms = colo_comm_timeout(c);
     memcpy(p->name, c->name, sizeof p->name);
     p->world = malloc(sizeof *p->world * (size_t)c->size);
     p->foreign = calloc((size_t)c->size, sizeof *p->foreign);
@@ -185,13 +185,13 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
 
 colo_status_t colo_peer_gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
 {
-    return colo_comm_i_all_gather(colo_comm_i_control(c), COLO_CATEGORY_CHECK, mine, all,
-                                  (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
+    return colo_comm_all_gather_for(colo_comm_control(c), COLO_CATEGORY_CHECK, mine, all,
+                                    (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
 }
 
 colo_status_t colo_peer_agree_alike(colo_comm_t *c, colo_status_t mine)
 {
-    return colo_comm_i_agree(colo_comm_i_control(c), "peer memory", 0, mine);
+    return colo_comm_agree(colo_comm_control(c), "peer memory", 0, mine);
 }
 
 colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
@@ -199,7 +199,7 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
     COLO_TRY(colo_peer_agree_alike(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
     colo_status_t st = colo_peer_agree_alike(c, mine);
     char why[8];
-    colo_comm_t *control = colo_comm_i_control(c);
+    colo_comm_t *control = colo_comm_control(c);
     return st == COLO_ERR_PEER && control->backend->state(control, why, sizeof why) == COLO_OK
                ? colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error())
                : st; /* PEER of a dead comm: a rank failed or left meanwhile */

@@ -51,7 +51,7 @@ static colo_status_t offer_memory(const struct colo_peer *p, void *ptr, size_t b
                  "register: %p is memory of device %d, comm '%s' is on device %d", ptr, a.device,
                  p->name, (int)p->device);
     COLO_TRY(range_of(ptr, &base, &size));
-    o->process = colo_comm_i_process();
+    o->process = colo_comm_process();
     o->base = (uint64_t)(uintptr_t)base;
     o->size = size;
     o->offset = (uint64_t)((char *)ptr - base);

@@ -490,7 +490,7 @@ static colo_status_t join(struct meeting *meeting)
  * there. */
 static void take_config(struct meeting *meeting)
 {
-    const colo_status_t st = colo_comm_i_read_config(meeting->boot->config, &meeting->config);
+    const colo_status_t st = colo_comm_read_config(meeting->boot->config, &meeting->config);
     if (st == COLO_OK || meeting->mine.status < 0)
         return;
     const colo_error_t why = colo_error_save();

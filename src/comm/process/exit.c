@@ -51,7 +51,7 @@ static void abort_context(struct colo_process_context *context, const char *why)
     }
     for (struct colo_process_group *group = context->group; group; group = group->next)
         if (!group->left)
-            colo_comm_i_record_failure(group->comm, error_message);
+            colo_comm_record_failure(group->comm, error_message);
 }
 
 static void at_exit(void)

@@ -65,8 +65,8 @@ static void group_live(struct colo_comm *comm, struct colo_process_group *group)
     group->next = context->group;
     context->group = group;
     context->live++;
-    if (colo_comm_i_timeout(comm) > context->timeout_ms)
-        context->timeout_ms = colo_comm_i_timeout(comm);
+    if (colo_comm_timeout(comm) > context->timeout_ms)
+        context->timeout_ms = colo_comm_timeout(comm);
     colo_process_take_unexpected(group);
     pthread_mutex_unlock(&context->lock);
     comm->impl = group;
@@ -136,7 +136,7 @@ colo_status_t colo_process_comm(const colo_comm_backend_t *table,
     colo_comm_t *made = NULL;
     struct colo_process_group *group = NULL;
     colo_status_t st = context->closed && context->unexpected_bytes
-                           ? colo_comm_i_new(&made, table, rank, size, NULL)
+                           ? colo_comm_new(&made, table, rank, size, NULL)
                            : colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     if (st == COLO_OK) {
         context->closed[rank] = true;
@@ -168,16 +168,16 @@ colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double be
         members[r] = r;
     colo_status_t st =
         members && id ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
-    COLO_THEN(st, colo_comm_i_child(world, members, n, 0, what, &all)); /* splits count from 1 */
+    COLO_THEN(st, colo_comm_child(world, members, n, 0, what, &all)); /* splits count from 1 */
     if (st == COLO_OK) {
         all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
         st = colo_env_check(NULL);
         COLO_THEN(st, colo_node_id(world->rank, n, &mine));
         colo_fields_add(&fields, "library version", "%s", colo_version());
-        st = colo_comm_i_agree_fields(all, what, &fields, st);
+        st = colo_comm_agree_fields(all, what, &fields, st);
     }
-    COLO_THEN(st, colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1));
-    COLO_THEN(st, colo_comm_i_set_nodes(world, id));
+    COLO_THEN(st, colo_comm_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1));
+    COLO_THEN(st, colo_comm_set_nodes(world, id));
     if (st == COLO_OK)
         *comm = world;
     else /* do the ranks know how others fared? */

@@ -224,7 +224,7 @@ static int32_t poll_once(struct colo_process_group *group, const colo_comm_t *co
     if (peer >= 0 && colo_process_must_fail(group)) /* what all agreed on is brought to its end */
         return FAILED;
     if (peer >= 0 && read_clock)
-        judge(group, peer, colo_now() - group->begin, colo_comm_i_timeout(comm));
+        judge(group, peer, colo_now() - group->begin, colo_comm_timeout(comm));
     return peer;
 }
 

@@ -56,7 +56,7 @@ static void rank_failed(struct runner *me, colo_status_t status)
     pthread_mutex_unlock(&launch->lock);
     colo_error_state_set(&launch->shared->root->error, status, status == COLO_ERR_PEER ? -1 : rank,
                          rank, error_message);
-    colo_comm_i_record_failure(me->comm, NULL);
+    colo_comm_record_failure(me->comm, NULL);
 }
 
 /* Nothing more comes from this rank, in whatever comm of the run. */
@@ -113,9 +113,9 @@ static colo_status_t start(struct launch *launch, struct runner *ranks, int32_t 
         COLO_TRY(colo_node_id(r, n, &node[r]));
     for (int32_t r = 0; r < n; r++) {
         ranks[r].launch = launch;
-        COLO_TRY(colo_comm_i_new(&ranks[r].comm, &colo_comm_threads_backend, r, n, NULL));
+        COLO_TRY(colo_comm_new(&ranks[r].comm, &colo_comm_threads_backend, r, n, NULL));
         colo_comm_set_name(ranks[r].comm, "world");
-        COLO_TRY(colo_comm_i_set_nodes(ranks[r].comm, node));
+        COLO_TRY(colo_comm_set_nodes(ranks[r].comm, node));
         atomic_fetch_add(&launch->shared->refs, 1);
         COLO_TRY(colo_shared_attach(ranks[r].comm, launch->shared));
         int e = pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]);
@@ -167,7 +167,7 @@ colo_status_t colo_comm_create_self(colo_comm_t **comm)
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "create_self: comm is NULL");
     colo_comm_t *made = NULL;
     COLO_TRY(colo_env_check(NULL));
-    COLO_TRY(colo_comm_i_new(&made, &colo_comm_self_backend, 0, 1, NULL));
+    COLO_TRY(colo_comm_new(&made, &colo_comm_self_backend, 0, 1, NULL));
     struct colo_shared *shared = colo_shared_of_run(1);
     colo_status_t st = shared ? colo_shared_attach(made, shared)
                               : colo_fail(COLO_ERR_NOMEM, "comm of one rank: no memory");

@@ -139,8 +139,8 @@ static colo_status_t poll_once(colo_comm_t *comm, int32_t peer)
     const double waited = colo_now() - wait->begin;
     if (left && round_of(slot) < self->round)
         return missing(comm, peer, 0);
-    if (waited * 1e3 > (double)colo_comm_i_timeout(comm))
-        return missing(comm, peer, colo_comm_i_timeout(comm));
+    if (waited * 1e3 > (double)colo_comm_timeout(comm))
+        return missing(comm, peer, colo_comm_timeout(comm));
     if (colo_interrupted(waited))
         return interrupted(comm, peer);
     const double nap = colo_wait_nap(waited);

@@ -79,7 +79,7 @@ static struct row row_stats(const struct colo_distill_args *args, int64_t token)
 
 colo_status_t colo_host_distill_stats(const struct colo_distill_args *args, colo_stream_t stream)
 {
-    unsigned char *block = colo_logprob_i_block(&args->base, args->base.rank);
+    unsigned char *block = colo_logprob_block_of(&args->base, args->base.rank);
     const colo_dtype_t stat = args->base.stat_dtype;
     *(colo_logprob_header_t *)block = args->base.header;
     for (int64_t token = 0; token < args->base.tokens; token++) {
@@ -99,7 +99,7 @@ colo_status_t colo_host_distill_stats(const struct colo_distill_args *args, colo
 colo_status_t colo_host_distill_merge(const struct colo_distill_args *args, colo_stream_t stream)
 {
     for (int64_t token = 0; token < args->base.tokens; token++)
-        colo_distill_i_merge_token(args, token);
+        colo_distill_merge_token(args, token);
     return COLO_OK;
 }
 

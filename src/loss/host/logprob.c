@@ -200,7 +200,7 @@ colo_status_t colo_host_logprob_stats(const struct colo_logprob_args *args, colo
         shard_stats(args);
     for (int32_t i = 0; args->config.segment > 0 && i < args->segments; i++) {
         const struct colo_logprob_args one =
-            colo_logprob_i_segment(args, (int64_t)colo_dtype_size(args->dtype), i);
+            colo_logprob_segment(args, (int64_t)colo_dtype_size(args->dtype), i);
         shard_stats(&one);
     }
     return COLO_OK;
@@ -211,7 +211,7 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_args *args, colo
     int64_t n_valid = 0, n_invalid = 0;
     for (int64_t token = args->lo; token < args->hi; token++) {
         bool valid, invalid;
-        colo_logprob_i_merge_token(args, token, &valid, &invalid);
+        colo_logprob_merge_token(args, token, &valid, &invalid);
         n_valid += valid;
         n_invalid += invalid;
     }

@@ -90,7 +90,7 @@ static double largest(const struct colo_sampling_args *args, int64_t token)
     double m = -INFINITY;
     for (int32_t r = 0; r < args->base.ranks; r++) {
         const double z =
-            ((const double *)(colo_logprob_i_block(&args->base, r) + args->base.block.m))[token];
+            ((const double *)(colo_logprob_block_of(&args->base, r) + args->base.block.m))[token];
         m = z > m || isnan(z) ? z : m;
     }
     return args->base.factor * m;
@@ -122,7 +122,7 @@ COLO_INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_args 
 colo_status_t colo_host_sampling_largest(const struct colo_sampling_args *args,
                                          colo_stream_t stream)
 {
-    unsigned char *block = colo_logprob_i_block(&args->base, args->base.rank);
+    unsigned char *block = colo_logprob_block_of(&args->base, args->base.rank);
     memcpy(block, &args->base.header, sizeof args->base.header);
     for (int64_t token = 0; token < args->base.tokens; token++) {
         double m = -INFINITY;
@@ -203,7 +203,7 @@ static void find(const struct colo_sampling_args *args, int64_t token)
         return;
     args->wanted[token] -= before;
     for (int32_t r = 0; r < args->base.ranks; r++) /* equal logits of lower ids come first */
-        if (((const colo_logprob_header_t *)colo_logprob_i_block(&args->base, r))->start < start)
+        if (((const colo_logprob_header_t *)colo_logprob_block_of(&args->base, r))->start < start)
             args->wanted[token] -= sums[r * rows + d];
 }
 

@@ -10,9 +10,9 @@ colo_status_t colo_host_sequence_targets(const struct colo_sequence_args *args,
                                          colo_stream_t stream)
 {
     for (int64_t i = 0; i < args->count; i++) {
-        const struct colo_sequence_place found = colo_sequence_i_locate(args, args->cp_rank, i);
-        args->targets[i] = colo_sequence_i_has_target(&found)
-                               ? args->tokens[colo_sequence_i_next(args, &found)]
+        const struct colo_sequence_place found = colo_sequence_locate(args, args->cp_rank, i);
+        args->targets[i] = colo_sequence_has_target(&found)
+                               ? args->tokens[colo_sequence_next(args, &found)]
                                : args->ignore;
     }
     return COLO_OK;
@@ -21,9 +21,9 @@ colo_status_t colo_host_sequence_targets(const struct colo_sequence_args *args,
 colo_status_t colo_host_sequence_mask(const struct colo_sequence_args *args, colo_stream_t stream)
 {
     for (int64_t i = 0; i < args->count; i++) {
-        const struct colo_sequence_place found = colo_sequence_i_locate(args, args->cp_rank, i);
-        args->mask[i] = args->what == COLO_SEQUENCE_TOKENS ? colo_sequence_i_has_token(&found)
-                                                           : colo_sequence_i_has_target(&found);
+        const struct colo_sequence_place found = colo_sequence_locate(args, args->cp_rank, i);
+        args->mask[i] = args->what == COLO_SEQUENCE_TOKENS ? colo_sequence_has_token(&found)
+                                                           : colo_sequence_has_target(&found);
     }
     return COLO_OK;
 }
@@ -36,8 +36,8 @@ static void move(const struct colo_sequence_args *args, int64_t from, int64_t to
     char *element = args->elements;
     for (int64_t r = from; r < to; r++)
         for (int64_t i = 0; i < args->count; i++, element += elem) {
-            const struct colo_sequence_place found = colo_sequence_i_locate(args, r, i);
-            if (!colo_sequence_i_has_target(&found))
+            const struct colo_sequence_place found = colo_sequence_locate(args, r, i);
+            if (!colo_sequence_has_target(&found))
                 continue;
             char *place = (char *)args->table +
                           (size_t)(found.row * args->table_stride + found.column) * elem;

@@ -86,7 +86,7 @@ static void shard_topk(const struct colo_topk_args *args, int64_t token, void *p
 colo_status_t colo_host_topk_local(const struct colo_topk_args *args, colo_stream_t stream)
 {
     const int64_t start = args->base.config.logits.vocab_start;
-    unsigned char *block = colo_logprob_i_block(&args->base, args->base.rank);
+    unsigned char *block = colo_logprob_block_of(&args->base, args->base.rank);
     colo_status_t st = colo_host_logprob_stats(&args->base, stream);
     if (st < 0)
         return st;
@@ -110,7 +110,7 @@ colo_status_t colo_host_topk_local(const struct colo_topk_args *args, colo_strea
 
 static double candidate(const struct colo_topk_args *args, int32_t r, int64_t index)
 {
-    return colo_scalar_get(args->base.stat_dtype, colo_logprob_i_block(&args->base, r) + args->pz,
+    return colo_scalar_get(args->base.stat_dtype, colo_logprob_block_of(&args->base, r) + args->pz,
                            index);
 }
 
@@ -119,7 +119,7 @@ static int32_t rank_of(const struct colo_topk_args *args, int64_t id)
 {
     for (int32_t r = 0; r < args->base.ranks; r++) {
         const colo_logprob_header_t *header =
-            (const colo_logprob_header_t *)colo_logprob_i_block(&args->base, r);
+            (const colo_logprob_header_t *)colo_logprob_block_of(&args->base, r);
         if (id >= header->start && id - header->start < header->columns)
             return r;
     }
@@ -136,7 +136,7 @@ static int64_t count_before(const struct colo_topk_args *args, int32_t r, int64_
                             int64_t id)
 {
     const int64_t *ids =
-        (const int64_t *)(colo_logprob_i_block(&args->base, r) + args->pid) + token * args->k;
+        (const int64_t *)(colo_logprob_block_of(&args->base, r) + args->pid) + token * args->k;
     int64_t lo = 0, hi = args->k;
     COLO_SEARCH(lo, hi, i,
                 ids[i] >= 0 && comes_before(key_of(args, candidate(args, r, token * args->k + i)),
@@ -168,7 +168,7 @@ static void merge_topk(const struct colo_topk_args *args, int64_t token)
 {
     for (int32_t r = 0; r < args->base.ranks; r++) {
         const int64_t *ids =
-            (const int64_t *)(colo_logprob_i_block(&args->base, r) + args->pid) + token * args->k;
+            (const int64_t *)(colo_logprob_block_of(&args->base, r) + args->pid) + token * args->k;
         for (int64_t i = 0; i < args->k && ids[i] >= 0; i++) {
             const double z = candidate(args, r, token * args->k + i);
             int64_t before = 0;

@@ -23,8 +23,8 @@ static colo_status_t check_shard(const colo_logprob_config_t *config,
 {
     colo_tensor_t like = {
         .mem = head->mem, .device = head->device, .ndim = 2, .shape = {0, head->rows}};
-    COLO_TRY(colo_loss_i_check_shard(config, &like, group));
-    return colo_loss_i_check_place(&like, group, "linear");
+    COLO_TRY(colo_loss_check_shard(config, &like, group));
+    return colo_loss_check_place(&like, group, "linear");
 }
 
 /* Products with segments are as wide on every rank, and the library adds up what they make. */
@@ -32,7 +32,7 @@ static colo_status_t check_segments(const colo_linear_logprob_config_t *config,
                                     const colo_lm_head_config_t *head, const colo_comm_t *group)
 {
     const int32_t ranks = colo_comm_size(group);
-    const int64_t each = colo_logprob_i_segments(&config->logprob, ranks) * config->logprob.segment;
+    const int64_t each = colo_logprob_segments(&config->logprob, ranks) * config->logprob.segment;
     COLO_FAIL_IF(config->logprob.segment > 0 && head->rows != each, COLO_ERR_SHAPE,
                  "linear: the head has %" PRId64 " rows here, expected %" PRId64
                  " with segments of %" PRId64 " on %d ranks; pad it",
@@ -48,7 +48,7 @@ static colo_status_t check_segments(const colo_linear_logprob_config_t *config,
 
 static colo_status_t check_apart(const colo_comm_t *head, const colo_comm_t *group)
 {
-    const int32_t both = head ? colo_comm_i_in_both(head, group) : 0;
+    const int32_t both = head ? colo_comm_in_both(head, group) : 0;
     COLO_FAIL_IF(both > 1, COLO_ERR_ARG,
                  "linear: %d ranks of group are in the head's group, too, expected one: ranks of "
                  "group have the same tokens, those of the head's group have others",
@@ -73,7 +73,7 @@ static colo_status_t read_config(const colo_linear_logprob_config_t *given,
     if (found <= inner)
         COLO_TRY(colo_sized_check(given->struct_size, sizeof *own - inner + found, before + found,
                                   what, init));
-    colo_status_t st = colo_logprob_i_read(&given->logprob, &own->logprob);
+    colo_status_t st = colo_logprob_read(&given->logprob, &own->logprob);
     if (st < 0)
         return colo_fail_prefix(st, "%s", what);
     memcpy((char *)own + BEHIND, (const char *)&given->logprob + found,
@@ -81,9 +81,9 @@ static colo_status_t read_config(const colo_linear_logprob_config_t *given,
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
-                                         const colo_lm_head_t *head, const colo_comm_t *group,
-                                         colo_linear_logprob_config_t *own)
+colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *config,
+                                       const colo_lm_head_t *head, const colo_comm_t *group,
+                                       colo_linear_logprob_config_t *own)
 {
     COLO_TRY(read_config(config, own));
     COLO_TRY(colo_logprob_config_check(&own->logprob));
@@ -136,14 +136,14 @@ static colo_status_t check_place(const colo_linear_logprob_t *linear, const colo
                                  const char *what)
 {
     const colo_lm_head_config_t *head = colo_lm_head_config(linear->head);
-    return colo_loss_i_check_in(tensor, head->mem, head->device, what, "head is");
+    return colo_loss_check_in(tensor, head->mem, head->device, what, "head is");
 }
 
 /* [@rows, H] of the head's dtype; @rows < 0: any */
 static colo_status_t check_states(const colo_linear_logprob_t *linear, const colo_tensor_t *tensor,
                                   const char *what, int64_t rows, bool written)
 {
-    COLO_TRY(colo_loss_i_check_matrix(tensor, what, written));
+    COLO_TRY(colo_loss_check_matrix(tensor, what, written));
     COLO_FAIL_IF(tensor->dtype != linear->dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
                  colo_dtype_name(tensor->dtype), colo_dtype_name(linear->dtype));
     COLO_FAIL_IF(
@@ -170,23 +170,23 @@ static colo_status_t check_count(const colo_linear_logprob_t *linear,
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *linear,
-                                        const colo_linear_batch_t *batch)
+colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
+                                      const colo_linear_batch_t *batch)
 {
     COLO_TRY(COLO_SIZED_CHECK(batch, support, "linear: batch", "COLO_LINEAR_BATCH_INIT"));
     COLO_FAIL_IF(!batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
                  !batch->hidden ? "hidden" : "targets");
     COLO_TRY(check_states(linear, batch->hidden, "hidden", -1, false));
-    COLO_TRY(colo_loss_i_check_line(batch->targets, "targets", COLO_I64, batch->hidden->shape[0],
-                                    " as the rows of hidden"));
+    COLO_TRY(colo_loss_check_line(batch->targets, "targets", COLO_I64, batch->hidden->shape[0],
+                                  " as the rows of hidden"));
     COLO_TRY(check_place(linear, batch->targets, "targets"));
-    COLO_TRY(colo_loss_i_check_support(batch->support, &linear->config.logprob, batch->targets,
-                                       batch->hidden));
+    COLO_TRY(colo_loss_check_support(batch->support, &linear->config.logprob, batch->targets,
+                                     batch->hidden));
     return check_count(linear, batch);
 }
 
-colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *linear,
-                                           const colo_linear_upstream_t *up, bool factor)
+colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
+                                         const colo_linear_upstream_t *up, bool factor)
 {
     COLO_TRY(COLO_SIZED_CHECK(up, mean, "linear: upstream", "COLO_LINEAR_UPSTREAM_INIT"));
     COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->mean), COLO_ERR_ARG,
@@ -214,14 +214,13 @@ static colo_status_t check_d_hidden(const colo_linear_logprob_t *linear,
                  "d_hidden: rows are %" PRId64
                  " elements apart, a collective over it needs contiguous rows of %" PRId64,
                  d_hidden->stride[0], d_hidden->shape[1]);
-    COLO_FAIL_IF(colo_loss_i_ranges_overlap(d_hidden, hidden), COLO_ERR_ARG,
+    COLO_FAIL_IF(colo_loss_ranges_overlap(d_hidden, hidden), COLO_ERR_ARG,
                  "d_hidden: overlaps hidden");
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *linear,
-                                        const colo_linear_grads_t *grads,
-                                        const colo_tensor_t *hidden)
+colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
+                                      const colo_linear_grads_t *grads, const colo_tensor_t *hidden)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
     COLO_TRY(COLO_SIZED_CHECK(grads, d_bias, "linear: grads", "COLO_LINEAR_GRADS_INIT"));
@@ -239,8 +238,8 @@ colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *linear,
     return grads->d_hidden ? check_d_hidden(linear, grads->d_hidden, hidden) : COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
-                                        const colo_linear_logprob_saved_t *saved)
+colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
+                                      const colo_linear_logprob_saved_t *saved)
 {
     uint64_t weight = 0;
     COLO_TRY(COLO_SIZED_CHECK(saved, valid, "linear: saved", "COLO_LINEAR_LOGPROB_SAVED_INIT"));
@@ -248,10 +247,10 @@ colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
                  "linear: the saved state is not valid: no forward filled it, or a backward in "
                  "place ended it");
     COLO_FAIL_IF(saved->of != linear, COLO_ERR_ARG, "linear: the saved state is of another object");
-    COLO_TRY(colo_loss_i_check_version(&saved->hidden, saved->hidden_version, "hidden states"));
-    COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
-    COLO_TRY(colo_loss_i_check_support_version(&saved->support));
-    COLO_TRY(colo_lm_head_i_bound(linear->head, &weight));
+    COLO_TRY(colo_loss_check_version(&saved->hidden, saved->hidden_version, "hidden states"));
+    COLO_TRY(colo_loss_check_version(&saved->targets, saved->targets_version, "targets"));
+    COLO_TRY(colo_loss_check_support_version(&saved->support));
+    COLO_TRY(colo_lm_head_bound(linear->head, &weight));
     COLO_FAIL_IF(weight != saved->weight_version, COLO_ERR_MODIFIED,
                  "the head was written between forward and backward: version %" PRIu64
                  ", saved at %" PRIu64,
@@ -259,7 +258,7 @@ colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_memory(const void *memory, const char *what, int64_t bytes)
+colo_status_t colo_linear_check_memory(const void *memory, const char *what, int64_t bytes)
 {
     COLO_FAIL_IF(!memory && bytes > 0, COLO_ERR_ARG,
                  "linear: %s is NULL, expected %" PRId64 " bytes", what, bytes);

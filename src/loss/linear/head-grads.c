@@ -33,13 +33,13 @@ static bool bias_apart(const colo_lm_head_t *head, const colo_lm_head_grads_t *g
 static size_t stage_bytes(const colo_lm_head_t *head)
 {
     return head->group
-               ? colo_comm_i_reduction_stage(
+               ? colo_comm_reduction_stage(
                      head->group, (int64_t)colo_head_bytes_of(head, colo_head_sum_dtype(head)))
                : 0;
 }
 
-size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                  bool once)
+size_t colo_lm_head_sums_size(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                              bool once)
 {
     const colo_dtype_t sums = head ? colo_head_sum_dtype(head) : COLO_F32;
     if (!head || !grads || !grads->d_weight)
@@ -53,7 +53,7 @@ size_t colo_lm_head_reduce_size(const colo_lm_head_t *head, const colo_lm_head_g
 {
     return grads && COLO_SIZED_CHECK(grads, add, "lm_head: grads", "COLO_LM_HEAD_GRADS_INIT") < 0
                ? 0
-               : colo_lm_head_i_reduce_size(head, grads, false);
+               : colo_lm_head_sums_size(head, grads, false);
 }
 
 static colo_status_t check_grads(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
@@ -75,7 +75,7 @@ static colo_status_t check_grads(const colo_lm_head_t *head, const colo_lm_head_
     COLO_FAIL_IF(grads->add && dtype != colo_head_sum_dtype(head), COLO_ERR_ARG,
                  "d_weight: dtype %s cannot be added to without losing digits, expected %s",
                  colo_dtype_name(dtype), colo_dtype_name(colo_head_sum_dtype(head)));
-    size_t bytes = colo_lm_head_i_reduce_size(head, grads, once);
+    size_t bytes = colo_lm_head_sums_size(head, grads, once);
     COLO_FAIL_IF(bytes > 0 && !workspace, COLO_ERR_ARG,
                  "lm_head: workspace is NULL, expected %zu bytes", bytes);
     return colo_mem_check_aligned(workspace, "lm_head", "workspace");
@@ -93,9 +93,9 @@ static colo_tensor_t view_of(const colo_lm_head_t *head, void *data, int32_t axe
     return view;
 }
 
-colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                      bool once, void *workspace, colo_tensor_t *d_weight,
-                                      colo_tensor_t *d_bias, bool *fresh)
+colo_status_t colo_lm_head_open_sums(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                     bool once, void *workspace, colo_tensor_t *d_weight,
+                                     colo_tensor_t *d_bias, bool *fresh)
 {
     COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
     COLO_TRY(check_grads(head, grads, once, workspace));
@@ -136,7 +136,7 @@ colo_status_t colo_lm_head_gradient(colo_lm_head_t *head, const colo_lm_head_gra
     COLO_RANGE();
     colo_tensor_t w, b;
     bool fresh = false;
-    COLO_TRY(colo_lm_head_i_gradient(head, grads, false, workspace, &w, &b, &fresh));
+    COLO_TRY(colo_lm_head_open_sums(head, grads, false, workspace, &w, &b, &fresh));
     if (fresh && !writes_in_place(head, grads, false)) {
         COLO_TRY(colo_mem_zero(head->config.mem, workspace,
                                colo_head_bytes_of(head, colo_head_sum_dtype(head)), stream));
@@ -170,8 +170,8 @@ static colo_status_t deliver(const colo_lm_head_t *head, const colo_tensor_t *to
     return head->device->box_sum(&dst, addends, 2, to->dtype, stream);
 }
 
-colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                    bool once, void *workspace, colo_stream_t stream)
+colo_status_t colo_lm_head_reduce_sums(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                       bool once, void *workspace, colo_stream_t stream)
 {
     COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
     const int64_t step = colo_head_pitch(head, colo_head_sum_dtype(head));
@@ -186,17 +186,17 @@ colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *head, const colo_lm_head_gra
     const int64_t each = colo_head_slab(head, colo_head_sum_dtype(head));
     void *own = workspace;
     if (head->group) {
-        COLO_TRY(colo_loss_i_ready(head->group, "lm_head reduce", st));
+        COLO_TRY(colo_loss_ready(head->group, "lm_head reduce", st));
         own = colo_linear_element(workspace, colo_head_sum_dtype(head),
                                   colo_comm_rank(head->group) * each);
-        colo_comm_i_set_stage(head->group,
-                              workspace ? (char *)workspace +
-                                              colo_head_bytes_of(head, colo_head_sum_dtype(head))
-                                        : NULL,
-                              stage_bytes(head));
-        st = colo_comm_i_reduce_scatter(head->group, COLO_CATEGORY_HEAD, workspace, own, each,
-                                        colo_head_sum_dtype(head), COLO_SUM, stream);
-        colo_comm_i_set_stage(head->group, NULL, 0);
+        colo_comm_set_stage(head->group,
+                            workspace ? (char *)workspace +
+                                            colo_head_bytes_of(head, colo_head_sum_dtype(head))
+                                      : NULL,
+                            stage_bytes(head));
+        st = colo_comm_reduce_scatter_for(head->group, COLO_CATEGORY_HEAD, workspace, own, each,
+                                          colo_head_sum_dtype(head), COLO_SUM, stream);
+        colo_comm_set_stage(head->group, NULL, 0);
         COLO_TRY(st);
     }
     COLO_TRY(
@@ -212,5 +212,5 @@ colo_status_t colo_lm_head_reduce(colo_lm_head_t *head, const colo_lm_head_grads
                                   void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    return colo_lm_head_i_reduce(head, grads, false, workspace, stream);
+    return colo_lm_head_reduce_sums(head, grads, false, workspace, stream);
 }

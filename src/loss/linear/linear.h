@@ -118,15 +118,15 @@ extern const colo_gemm_backend_t colo_gemm_host; /* host/gemm.c */
 
 /* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet.
  * @once: d_weight is written once, so that its view may have the gradient's own dtype. Workspace:
- * i_reduce_size(). */
-colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                      bool once, void *workspace, colo_tensor_t *d_weight,
-                                      colo_tensor_t *d_bias, bool *fresh);
-size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                  bool once);
-colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                    bool once, void *workspace, colo_stream_t stream);
+ * colo_lm_head_sums_size(). */
+colo_status_t colo_lm_head_open_sums(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                     bool once, void *workspace, colo_tensor_t *d_weight,
+                                     colo_tensor_t *d_bias, bool *fresh);
+size_t colo_lm_head_sums_size(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                              bool once);
+colo_status_t colo_lm_head_reduce_sums(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                       bool once, void *workspace, colo_stream_t stream);
 /* COLO_ERR_STATE unless bound; the version counters of what is bound, summed */
-colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *head, uint64_t *version);
+colo_status_t colo_lm_head_bound(const colo_lm_head_t *head, uint64_t *version);
 
 #endif

@@ -33,7 +33,7 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
     COLO_FAIL_IF(!group, COLO_ERR_ARG,
                  "linear: group is NULL; colo_comm_create_self() makes one "
                  "of one rank");
-    COLO_TRY(colo_linear_i_check_config(config, head, group, &own));
+    COLO_TRY(colo_linear_check_config(config, head, group, &own));
     const colo_lm_head_config_t *head_config = colo_lm_head_config(head);
     colo_linear_logprob_t *made = calloc(1, sizeof *made);
     COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *made);
@@ -109,13 +109,13 @@ static colo_status_t ready(const colo_linear_logprob_t *linear, const struct col
         const bool trains = !linear->config.frozen_weight && size->pass != COLO_LINEAR_INFERENCE;
         snprintf(call, sizeof call, "%s%s", what,
                  backward || !trains ? "" : ", whose backward adds up gradients of the head");
-        mine = colo_loss_i_ready(head, call, mine);
+        mine = colo_loss_ready(head, call, mine);
     }
     if (vocab) {
-        const bool sums = colo_linear_i_sums(linear, size->pass);
+        const bool sums = colo_linear_sums(linear, size->pass);
         snprintf(call, sizeof call, "%s%s", what,
                  backward || !sums ? "" : ", whose backward adds up gradients of hidden");
-        mine = colo_loss_i_ready(vocab, call, mine);
+        mine = colo_loss_ready(vocab, call, mine);
     }
     return mine;
 }
@@ -132,12 +132,12 @@ static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t
         colo_lm_head_state(call->linear->head) == COLO_LM_HEAD_AVAILABLE)
         colo_lm_head_release(call->linear->head, call->main);
     if (head && colo_comm_size(head) > 1)
-        colo_comm_i_fail(head, st);
+        colo_comm_fail(head, st);
     if (vocab && colo_comm_size(vocab) > 1 && st != COLO_ERR_MISMATCH)
-        colo_comm_i_fail(vocab, st);
+        colo_comm_fail(vocab, st);
     const colo_error_t why = colo_error_save();
     /* the workspace is the caller's again after @main's work so far */
-    (void)colo_linear_i_join(call);
+    (void)colo_linear_join(call);
     return colo_error_restore(st, &why);
 }
 
@@ -200,11 +200,11 @@ static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hid
                          const colo_tensor_t *targets, const colo_support_saved_t *support,
                          const colo_linear_upstream_t *up)
 {
-    colo_status_t st = colo_linear_i_begin(call, hidden, targets, support);
+    colo_status_t st = colo_linear_begin(call, hidden, targets, support);
     if (st == COLO_OK && up)
         st = call->size.early && call->size.pass == COLO_LINEAR_BACKWARD ? make_factor(call, up)
                                                                          : make_upstream(call, up);
-    COLO_THEN(st, colo_linear_i_pipeline(call));
+    COLO_THEN(st, colo_linear_pipeline(call));
     return end_call(call, st);
 }
 
@@ -226,9 +226,9 @@ static colo_status_t place_grads(struct colo_linear_call *call, const colo_linea
         return COLO_OK;
     call->head_grads = (colo_lm_head_grads_t){COLO_LM_HEAD_GRADS_INIT, grads->d_weight,
                                               grads->d_bias, config->d_weight_add};
-    return colo_lm_head_i_gradient(call->linear->head, &call->head_grads, call->size.once,
-                                   colo_linear_place(call->workspace, call->memory.reduce),
-                                   &call->d_weight, &call->d_bias, &call->fresh);
+    return colo_lm_head_open_sums(call->linear->head, &call->head_grads, call->size.once,
+                                  colo_linear_place(call->workspace, call->memory.reduce),
+                                  &call->d_weight, &call->d_bias, &call->fresh);
 }
 
 /* Does d_weight's memory hold d_logits? */
@@ -244,13 +244,13 @@ static colo_status_t check_forward(struct colo_linear_call *call, const colo_lin
 {
     const colo_linear_logprob_t *linear = call->linear;
     uint64_t version;
-    COLO_TRY(colo_linear_i_check_batch(linear, batch));
-    COLO_TRY(colo_logprob_i_check_out(&linear->config.logprob, call->out, "linear"));
-    COLO_TRY(colo_lm_head_i_bound(linear->head, &version));
+    COLO_TRY(colo_linear_check_batch(linear, batch));
+    COLO_TRY(colo_logprob_check_out(&linear->config.logprob, call->out, "linear"));
+    COLO_TRY(colo_lm_head_bound(linear->head, &version));
     COLO_TRY(
-        colo_linear_i_size(linear, pass, batch->hidden->shape[0], batch->max_valid, &call->size));
-    COLO_TRY(colo_linear_i_memory(linear, &call->size, &call->memory));
-    return colo_linear_i_check_memory(call->workspace, "workspace", call->memory.bytes);
+        colo_linear_set_size(linear, pass, batch->hidden->shape[0], batch->max_valid, &call->size));
+    COLO_TRY(colo_linear_set_memory(linear, &call->size, &call->memory));
+    return colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes);
 }
 
 static const char saved_what[] = "linear: saved", saved_init[] = "COLO_LINEAR_LOGPROB_SAVED_INIT";
@@ -267,16 +267,15 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
                  early ? "early" : "forward", (int)linear->config.mode, saved ? "given" : "NULL",
                  (int)COLO_LINEAR_EARLY);
     if (early)
-        COLO_TRY(colo_linear_i_check_upstream(linear, upstream, false));
+        COLO_TRY(colo_linear_check_upstream(linear, upstream, false));
     if (!saved)
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
                    : COLO_OK;
     COLO_TRY(COLO_SIZED_CHECK(saved, valid, saved_what, saved_init));
-    COLO_TRY(colo_linear_i_saved(linear, size, offsets));
-    COLO_TRY(colo_linear_i_check_memory(saved_memory, "saved memory", offsets->bytes));
-    return shares(size) ? colo_linear_i_check_memory(saved->d_weight, "saved.d_weight", 1)
-                        : COLO_OK;
+    COLO_TRY(colo_linear_set_saved(linear, size, offsets));
+    COLO_TRY(colo_linear_check_memory(saved_memory, "saved memory", offsets->bytes));
+    return shares(size) ? colo_linear_check_memory(saved->d_weight, "saved.d_weight", 1) : COLO_OK;
 }
 
 /* @upstream: of mode early */
@@ -290,7 +289,7 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
         .linear = linear, .out = out, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets = nowhere;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(linear, pass, 0, 0, &call.size);
+    colo_linear_set_size(linear, pass, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, batch, pass);
     COLO_THEN(st, check_saving(linear, early, upstream, saved, saved_memory, &call.size, &offsets));
     COLO_TRY(ready(linear, &call.size, "linear logprob forward", st));
@@ -298,15 +297,15 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
         .of = linear,
         .hidden = *batch->hidden,
         .targets = *batch->targets,
-        .support = colo_loss_i_save_support(batch->support),
-        .hidden_version = colo_loss_i_version(batch->hidden),
-        .targets_version = colo_loss_i_version(batch->targets),
+        .support = colo_loss_save_support(batch->support),
+        .hidden_version = colo_loss_version(batch->hidden),
+        .targets_version = colo_loss_version(batch->targets),
         .max_valid = batch->max_valid,
         .memory = saved_memory,
         .d_weight = shares(&call.size) ? saved->d_weight : NULL,
         .valid = true,
     };
-    colo_lm_head_i_bound(linear->head, &made.weight_version);
+    colo_lm_head_bound(linear->head, &made.weight_version);
     place_saved(&call, saved_memory, &offsets);
     call.shared = made.d_weight;
     COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support,
@@ -344,22 +343,22 @@ static colo_status_t check_backward(struct colo_linear_call *call,
                                     struct colo_linear_saved *offsets)
 {
     const colo_linear_logprob_t *linear = call->linear;
-    COLO_TRY(colo_linear_i_check_saved(linear, saved));
-    COLO_TRY(colo_linear_i_check_upstream(linear, up, linear->config.mode == COLO_LINEAR_EARLY));
-    COLO_TRY(colo_linear_i_check_grads(linear, grads, &saved->hidden));
-    COLO_TRY(colo_linear_i_size(linear, COLO_LINEAR_BACKWARD, saved->hidden.shape[0],
-                                saved->max_valid, &call->size));
-    COLO_TRY(colo_linear_i_memory(linear, &call->size, &call->memory));
-    COLO_TRY(colo_linear_i_check_memory(call->workspace, "workspace", call->memory.bytes));
+    COLO_TRY(colo_linear_check_saved(linear, saved));
+    COLO_TRY(colo_linear_check_upstream(linear, up, linear->config.mode == COLO_LINEAR_EARLY));
+    COLO_TRY(colo_linear_check_grads(linear, grads, &saved->hidden));
+    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_BACKWARD, saved->hidden.shape[0],
+                                  saved->max_valid, &call->size));
+    COLO_TRY(colo_linear_set_memory(linear, &call->size, &call->memory));
+    COLO_TRY(colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes));
     COLO_TRY(place_grads(call, grads));
-    COLO_TRY(colo_linear_i_saved(linear, &call->size, offsets));
+    COLO_TRY(colo_linear_set_saved(linear, &call->size, offsets));
     COLO_FAIL_IF(shares(&call->size) && (grads->d_weight->data != saved->d_weight ||
                                          !colo_tensor_is_contiguous(grads->d_weight)),
                  COLO_ERR_ARG,
                  "d_weight: at %p, rows %" PRId64 " elements apart, expected saved.d_weight, "
                  "%p, without gaps: it holds gradients of logits",
                  grads->d_weight->data, grads->d_weight->stride[0], saved->d_weight);
-    return colo_linear_i_check_memory(saved->memory, "saved memory", offsets->bytes);
+    return colo_linear_check_memory(saved->memory, "saved memory", offsets->bytes);
 }
 
 colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
@@ -372,7 +371,7 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(linear, COLO_LINEAR_BACKWARD, 0, 0, &call.size);
+    colo_linear_set_size(linear, COLO_LINEAR_BACKWARD, 0, 0, &call.size);
     colo_status_t st = check_backward(&call, saved, upstream, grads, &offsets);
     COLO_TRY(ready(linear, &call.size, "linear logprob backward", st));
     if (!colo_linear_makes_grads(&call.size))
@@ -396,13 +395,13 @@ colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_
     struct colo_linear_call call = {
         .linear = linear, .out = out, .workspace = workspace, .main = stream};
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(linear, COLO_LINEAR_LOSS, 0, 0, &call.size);
+    colo_linear_set_size(linear, COLO_LINEAR_LOSS, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, batch, COLO_LINEAR_LOSS);
-    COLO_THEN(st, colo_linear_i_check_upstream(linear, upstream, false));
-    COLO_THEN(st, colo_linear_i_check_grads(linear, grads, batch->hidden));
+    COLO_THEN(st, colo_linear_check_upstream(linear, upstream, false));
+    COLO_THEN(st, colo_linear_check_grads(linear, grads, batch->hidden));
     COLO_THEN(st, place_grads(&call, grads));
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
-    const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
+    const colo_support_saved_t support = colo_loss_save_support(batch->support);
     place_saved(&call, NULL, &nowhere);
     return run(&call, batch->hidden, batch->targets, &support, upstream);
 }

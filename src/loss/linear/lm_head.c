@@ -80,7 +80,7 @@ static colo_status_t check_group(const colo_lm_head_config_t *config, const colo
                  COLO_ERR_ARG,
                  "lm_head: a flat partition with %s, expected %s; take COLO_LM_HEAD_ROWS",
                  config->has_bias ? "a bias" : "no group", config->has_bias ? "none" : "one");
-    return group ? colo_loss_i_check_place(&like, group, "lm_head") : COLO_OK;
+    return group ? colo_loss_check_place(&like, group, "lm_head") : COLO_OK;
 }
 
 static colo_status_t open_head(const colo_lm_head_config_t *given, const colo_comm_t *group,
@@ -110,9 +110,9 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
         if (st == COLO_OK)
             add_fields(&fields, &made->config);
         if (colo_comm_check_level(group) >= 1)
-            st = colo_comm_i_agree_fields(group, "lm_head create", &fields, st);
+            st = colo_comm_agree_fields(group, "lm_head create", &fields, st);
         else if (st < 0)
-            st = colo_comm_i_fail(group, st);
+            st = colo_comm_fail(group, st);
     }
     if (st < 0) {
         colo_lm_head_destroy(&made);
@@ -208,7 +208,7 @@ colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tenso
                  COLO_ERR_SHAPE,
                  "%s: rows of %" PRId64 " elements are %" PRId64 " apart and overlap", what,
                  tensor->shape[1], tensor->stride[0]);
-    return colo_loss_i_check_in(tensor, head->config.mem, head->config.device, what, "head is");
+    return colo_loss_check_in(tensor, head->config.mem, head->config.device, what, "head is");
 }
 
 colo_status_t colo_head_check_has_bias(const colo_lm_head_t *head, const colo_tensor_t *bias,
@@ -285,12 +285,12 @@ colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weigh
     return COLO_OK;
 }
 
-colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *head, uint64_t *version)
+colo_status_t colo_lm_head_bound(const colo_lm_head_t *head, uint64_t *version)
 {
     COLO_FAIL_IF(!head->bound, COLO_ERR_STATE,
                  "lm_head: no weight is bound; call colo_lm_head_bind() first");
-    *version = colo_loss_i_version(&head->weight) +
-               (head->bias.data ? colo_loss_i_version(&head->bias) : 0);
+    *version =
+        colo_loss_version(&head->weight) + (head->bias.data ? colo_loss_version(&head->bias) : 0);
     return COLO_OK;
 }
 
@@ -317,8 +317,8 @@ static colo_status_t gather(colo_lm_head_t *head, colo_stream_t stream)
                    from = colo_box_rows(head->bias.data, head->count, 1, 1);
         COLO_TRY(head->device->box_copy(&to, &from, elem, stream));
     }
-    return colo_comm_i_all_gather(head->group, COLO_CATEGORY_HEAD, own, head->gathered,
-                                  colo_head_slab(head, dtype), dtype, stream);
+    return colo_comm_all_gather_for(head->group, COLO_CATEGORY_HEAD, own, head->gathered,
+                                    colo_head_slab(head, dtype), dtype, stream);
 }
 
 colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream)
@@ -326,20 +326,20 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream)
     COLO_RANGE();
     uint64_t version;
     COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
-    colo_status_t st = colo_lm_head_i_bound(head, &version);
+    colo_status_t st = colo_lm_head_bound(head, &version);
     if (!head->group)
         return st;
     if (st == COLO_OK && head->state != COLO_LM_HEAD_NOT_AVAILABLE)
         st = colo_fail(COLO_ERR_STATE, "lm_head: start, but it is already %s",
                        head->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "available");
-    COLO_TRY(colo_loss_i_ready(head->group, "lm_head start", st));
+    COLO_TRY(colo_loss_ready(head->group, "lm_head start", st));
     colo_stream_t aux = head->device->stream_of(head->aux);
     st = head->device->event_record(head->aux, READY, stream);
     COLO_THEN(st, head->device->event_wait(head->aux, READY, aux));
     COLO_THEN(st, gather(head, aux));
     COLO_THEN(st, head->device->event_record(head->aux, GATHERED, aux));
     if (st < 0) {
-        st = colo_comm_i_fail(head->group, st);
+        st = colo_comm_fail(head->group, st);
         const colo_error_t why = colo_error_save();
         /* the gathered head is the caller's again after @stream's work so far */
         if (head->device->event_record(head->aux, GATHERED, aux) == COLO_OK)
@@ -380,7 +380,7 @@ colo_status_t colo_lm_head_finish(colo_lm_head_t *head, colo_stream_t stream, co
     COLO_RANGE();
     uint64_t version;
     COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
-    COLO_TRY(colo_lm_head_i_bound(head, &version));
+    COLO_TRY(colo_lm_head_bound(head, &version));
     COLO_FAIL_IF(head->group && head->state != COLO_LM_HEAD_IN_FLIGHT, COLO_ERR_STATE,
                  "lm_head: finish, but %s",
                  head->state == COLO_LM_HEAD_AVAILABLE ? "it is available already"

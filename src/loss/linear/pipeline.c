@@ -114,14 +114,14 @@ static void make_header(struct colo_linear_call *call)
 {
     struct colo_logprob_args *args = &call->args;
     const bool compares =
-        colo_lm_head_config(call->linear->head)->mem == COLO_HOST && !colo_logprob_i_alone(args);
-    colo_logprob_i_set_header(args, colo_logprob_i_hash_config(&args->config, args->dtype),
-                              compares ? colo_logprob_i_hash_targets(args) : 0);
-    args->header.sums = colo_linear_i_sums(call->linear, call->size.pass);
+        colo_lm_head_config(call->linear->head)->mem == COLO_HOST && !colo_logprob_alone(args);
+    colo_logprob_set_header(args, colo_logprob_hash_config(&args->config, args->dtype),
+                            compares ? colo_logprob_hash_targets(args) : 0);
+    args->header.sums = colo_linear_sums(call->linear, call->size.pass);
 }
 
-colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
-                                  const colo_tensor_t *targets, const colo_support_saved_t *support)
+colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
+                                const colo_tensor_t *targets, const colo_support_saved_t *support)
 {
     const colo_linear_logprob_t *linear = call->linear;
     const colo_logprob_config_t *config = &linear->config.logprob;
@@ -142,14 +142,14 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tens
     const int64_t shape[2] = {call->size.rows, linear->columns};
     colo_tensor_t logits = colo_tensor_host(NULL, linear->config.logits_dtype, 2, shape);
     colo_tensor_t packed = colo_tensor_host(call->rows.row_targets, COLO_I64, 1, shape);
-    call->args = colo_logprob_i_args(config, &logits, &packed);
+    call->args = colo_logprob_make_args(config, &logits, &packed);
     call->args.saved = call->stats;
-    call->args.support = colo_loss_i_support(support);
+    call->args.support = colo_loss_support(support);
     call->args.support.token_of = call->rows.token_of;
     call->args.row_stride = call->size.z_stride;
     call->args.d_dtype = linear->dtype;
     call->true_columns = call->args.true_columns;
-    colo_logprob_i_set_ranks(&call->args, linear->group);
+    colo_logprob_set_ranks(&call->args, linear->group);
     call->args.blocks = colo_linear_place(call->workspace, call->memory.blocks);
     call->args.block = call->size.block;
     call->args.out = (colo_logprob_out_t){
@@ -284,9 +284,9 @@ static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
     const struct colo_logprob_args *args = &call->args;
     const struct colo_loss_comparison comparison =
-        colo_loss_i_comparison("linear", colo_logprob_i_describe, args);
-    return colo_loss_i_gather(call->linear->group, args, unit == 0 ? &comparison : NULL,
-                              colo_lm_head_config(call->linear->head)->mem, call->aux);
+        colo_loss_make_comparison("linear", colo_logprob_describe, args);
+    return colo_loss_gather(call->linear->group, args, unit == 0 ? &comparison : NULL,
+                            colo_lm_head_config(call->linear->head)->mem, call->aux);
 }
 
 /* The unit's d_logits; shared ones part by part. */
@@ -327,16 +327,17 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
     }
     COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
     COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
-    colo_comm_i_set_stage(linear->group, colo_linear_place(call->workspace, call->memory.d_h_stage),
-                          (size_t)call->memory.d_h_stage_bytes);
+    colo_comm_set_stage(linear->group, colo_linear_place(call->workspace, call->memory.d_h_stage),
+                        (size_t)call->memory.d_h_stage_bytes);
     const colo_status_t st =
         linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
-            ? colo_comm_i_all_reduce(linear->group, COLO_CATEGORY_LOSS, call->d_hidden.data,
-                                     call->d_hidden.data, count, linear->dtype, COLO_SUM, call->aux)
-            : colo_comm_i_reduce_scatter(
+            ? colo_comm_all_reduce_for(linear->group, COLO_CATEGORY_LOSS, call->d_hidden.data,
+                                       call->d_hidden.data, count, linear->dtype, COLO_SUM,
+                                       call->aux)
+            : colo_comm_reduce_scatter_for(
                   linear->group, COLO_CATEGORY_LOSS, call->d_hidden.data, call->d_hidden_out->data,
                   count / colo_comm_size(linear->group), linear->dtype, COLO_SUM, call->aux);
-    colo_comm_i_set_stage(linear->group, NULL, 0);
+    colo_comm_set_stage(linear->group, NULL, 0);
     return st;
 }
 
@@ -392,10 +393,10 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
         return COLO_OK;
     COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
     COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
-    COLO_TRY(colo_comm_i_all_gather(linear->group, COLO_CATEGORY_LOSS, sum->data,
-                                    colo_linear_place(call->workspace, call->memory.d_h_all),
-                                    rows * linear->hidden, sum->dtype, call->aux));
-    COLO_TRY(colo_linear_i_join(call));
+    COLO_TRY(colo_comm_all_gather_for(linear->group, COLO_CATEGORY_LOSS, sum->data,
+                                      colo_linear_place(call->workspace, call->memory.d_h_all),
+                                      rows * linear->hidden, sum->dtype, call->aux));
+    COLO_TRY(colo_linear_join(call));
     for (int32_t step = 1; step < ranks; step *= 2)
         for (int32_t r = 0; r + step < ranks; r += 2 * step) {
             const struct colo_linear_matrix right =
@@ -487,7 +488,7 @@ static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t unit)
     return call->linear->has_bias ? call->linear->kernels->rows_sum(&sum, call->main) : COLO_OK;
 }
 
-colo_status_t colo_linear_i_join(const struct colo_linear_call *call)
+colo_status_t colo_linear_join(const struct colo_linear_call *call)
 {
     COLO_TRY(record(call, COLO_EVENT_AUX, call->aux));
     return wait_for(call, COLO_EVENT_AUX, call->main);
@@ -514,7 +515,7 @@ static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
 {
     const colo_loss_kernels_t *kernels = call->linear->kernels;
     const bool fore = call->size.pass != COLO_LINEAR_BACKWARD,
-               alone = colo_logprob_i_alone(&call->args), each = call->size.piecewise || alone;
+               alone = colo_logprob_alone(&call->args), each = call->size.piecewise || alone;
     set_unit(call, unit);
     call->args.block_lo = each ? call->args.lo : 0;
     COLO_TRY(wait_for(call, COLO_EVENT_LOGITS + unit % 2, call->aux));
@@ -558,7 +559,7 @@ static colo_status_t finish(struct colo_linear_call *call)
     const colo_linear_logprob_t *linear = call->linear;
     call->args.lo = call->args.block_lo = 0; /* of all rows */
     call->args.hi = call->size.rows;
-    if (call->out && !call->size.piecewise && !colo_logprob_i_alone(&call->args)) {
+    if (call->out && !call->size.piecewise && !colo_logprob_alone(&call->args)) {
         COLO_TRY(gather_blocks(call, 0));
         COLO_TRY(linear->kernels->logprob_merge(&call->args, call->aux));
     }
@@ -567,18 +568,18 @@ static colo_status_t finish(struct colo_linear_call *call)
             &(struct colo_linear_scatter){&call->rows, linear->stat_dtype, call->args.out,
                                           *call->out},
             call->aux));
-    COLO_TRY(colo_linear_i_join(call));
-    COLO_TRY(colo_comm_i_host_barrier(linear->group, "lm_head"));
+    COLO_TRY(colo_linear_join(call));
+    COLO_TRY(colo_comm_host_barrier(linear->group, "lm_head"));
     if (call->size.takes_head)
         COLO_TRY(colo_lm_head_release(linear->head, call->main));
     return call->size.makes_d_weight
-               ? colo_lm_head_i_reduce(linear->head, &call->head_grads, call->size.once,
-                                       colo_linear_place(call->workspace, call->memory.reduce),
-                                       call->main)
+               ? colo_lm_head_reduce_sums(linear->head, &call->head_grads, call->size.once,
+                                          colo_linear_place(call->workspace, call->memory.reduce),
+                                          call->main)
                : COLO_OK;
 }
 
-colo_status_t colo_linear_i_pipeline(struct colo_linear_call *call)
+colo_status_t colo_linear_pipeline(struct colo_linear_call *call)
 {
     const struct colo_linear_size *size = &call->size;
     const int64_t units = size->chunks * size->blocks;

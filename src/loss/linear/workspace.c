@@ -207,8 +207,8 @@ colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
                : COLO_LINEAR_LOGPROB;
 }
 
-colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
-                                 int64_t tokens, int64_t max_valid, struct colo_linear_size *size)
+colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
+                                   int64_t tokens, int64_t max_valid, struct colo_linear_size *size)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
     COLO_FAIL_IF(tokens < 0, COLO_ERR_ARG, "linear: tokens is %" PRId64 ", expected >= 0", tokens);
@@ -270,10 +270,10 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linea
         size->blocks = size->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool gathers_once = !size->piecewise && colo_comm_size(linear->group) > 1;
-    COLO_FAIL_IF(
-        !colo_logprob_i_block_layout(&config->logprob, config->logits_dtype,
-                                     gathers_once ? size->rows : size->chunk, &size->block),
-        COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes", size->rows);
+    COLO_FAIL_IF(!colo_logprob_block_layout(&config->logprob, config->logits_dtype,
+                                            gathers_once ? size->rows : size->chunk, &size->block),
+                 COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes",
+                 size->rows);
     return COLO_OK;
 }
 
@@ -294,12 +294,12 @@ static int64_t reduce_bytes(const colo_linear_logprob_t *linear, bool once)
     colo_tensor_t like = {.dtype = linear->config.d_weight_dtype};
     colo_lm_head_grads_t grads = {COLO_LM_HEAD_GRADS_INIT, .d_weight = &like,
                                   .add = linear->config.d_weight_add};
-    return (int64_t)colo_lm_head_i_reduce_size(linear->head, &grads, once);
+    return (int64_t)colo_lm_head_sums_size(linear->head, &grads, once);
 }
 
-colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
-                                   const struct colo_linear_size *size,
-                                   struct colo_linear_memory *memory)
+colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
+                                     const struct colo_linear_size *size,
+                                     struct colo_linear_memory *memory)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
     const bool outputs = size->pass != COLO_LINEAR_BACKWARD, grads = colo_linear_makes_grads(size);
@@ -329,7 +329,7 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
                         sizeof(float), 1);
     memory->stats = put(&bytes, &ok, size->piecewise, rows, 3, sizeof(double));
     memory->blocks = put(&bytes, &ok, outputs, size->block.bytes, colo_comm_size(linear->group),
-                         colo_logprob_i_segments(&config->logprob, colo_comm_size(linear->group)));
+                         colo_logprob_segments(&config->logprob, colo_comm_size(linear->group)));
     for (int i = 0; i < 2; i++) {
         memory->z[i] = put(&bytes, &ok, i < size->buffers, size->in_place ? joined : size->chunk,
                            size->z_stride, elem_of(config->logits_dtype));
@@ -355,7 +355,7 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
     int64_t summed = 0;
     if (d_h && !size->segment && config->d_hidden != COLO_D_HIDDEN_PARTIAL &&
         colo_mul_ok(tokens, linear->hidden * elem, &summed))
-        summed = (int64_t)colo_comm_i_reduction_stage(linear->group, summed);
+        summed = (int64_t)colo_comm_reduction_stage(linear->group, summed);
     memory->d_h_stage = put(&bytes, &ok, summed > 0, summed, 1, 1);
     memory->d_h_stage_bytes = summed;
     memory->stage = put(&bytes, &ok, d_weight && size->early && size->inside > 0,
@@ -372,9 +372,9 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
                           "linear: the workspace of %" PRId64 " tokens passes 2^63 bytes", tokens);
 }
 
-colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *linear,
-                                  const struct colo_linear_size *size,
-                                  struct colo_linear_saved *saved)
+colo_status_t colo_linear_set_saved(const colo_linear_logprob_t *linear,
+                                    const struct colo_linear_size *size,
+                                    struct colo_linear_saved *saved)
 {
     int64_t bytes = 0;
     bool ok = true;
@@ -401,8 +401,8 @@ colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *linear
     struct colo_linear_saved saved;
     COLO_FAIL_IF(!linear || !bytes, COLO_ERR_ARG, "linear: %s is NULL",
                  linear ? "bytes" : "linear");
-    COLO_TRY(colo_linear_i_size(linear, COLO_LINEAR_FORWARD, tokens, max_valid, &size));
-    COLO_TRY(colo_linear_i_saved(linear, &size, &saved));
+    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_FORWARD, tokens, max_valid, &size));
+    COLO_TRY(colo_linear_set_saved(linear, &size, &saved));
     *bytes = (size_t)saved.bytes;
     return COLO_OK;
 }
@@ -415,8 +415,8 @@ colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *li
     struct colo_linear_memory memory;
     COLO_FAIL_IF(!linear || !bytes, COLO_ERR_ARG, "linear: %s is NULL",
                  linear ? "bytes" : "linear");
-    COLO_TRY(colo_linear_i_size(linear, pass, tokens, max_valid, &size));
-    COLO_TRY(colo_linear_i_memory(linear, &size, &memory));
+    COLO_TRY(colo_linear_set_size(linear, pass, tokens, max_valid, &size));
+    COLO_TRY(colo_linear_set_memory(linear, &size, &memory));
     *bytes = (size_t)memory.bytes;
     return COLO_OK;
 }

@@ -94,14 +94,15 @@ struct colo_linear_saved {
 };
 
 /* @max_valid as given: < 0 is @tokens. COLO_ERR_ARG when bytes pass 2^63. */
-colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
-                                 int64_t tokens, int64_t max_valid, struct colo_linear_size *size);
-colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
-                                   const struct colo_linear_size *size,
-                                   struct colo_linear_memory *memory);
-colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *linear,
-                                  const struct colo_linear_size *size,
-                                  struct colo_linear_saved *offsets);
+colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
+                                   int64_t tokens, int64_t max_valid,
+                                   struct colo_linear_size *size);
+colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
+                                     const struct colo_linear_size *size,
+                                     struct colo_linear_memory *memory);
+colo_status_t colo_linear_set_saved(const colo_linear_logprob_t *linear,
+                                    const struct colo_linear_size *size,
+                                    struct colo_linear_saved *offsets);
 
 /* ---- pipeline.c ---- */
 
@@ -132,33 +133,32 @@ struct colo_linear_call {
 
 /* Does @pass, or the backward that follows it, add up gradients of hidden states over the
  * vocabulary group? */
-static inline bool colo_linear_i_sums(const colo_linear_logprob_t *linear, colo_linear_pass_t pass)
+static inline bool colo_linear_sums(const colo_linear_logprob_t *linear, colo_linear_pass_t pass)
 {
     return linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !linear->config.frozen_hidden &&
            pass != COLO_LINEAR_INFERENCE;
 }
 /* The members of @call before aux are set; packs the tokens */
-colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
-                                  const colo_tensor_t *targets,
-                                  const colo_support_saved_t *support);
+colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
+                                const colo_tensor_t *targets, const colo_support_saved_t *support);
 /* The caller's stream waits for what the auxiliary stream has been given. */
-colo_status_t colo_linear_i_join(const struct colo_linear_call *call);
-colo_status_t colo_linear_i_pipeline(struct colo_linear_call *call);
+colo_status_t colo_linear_join(const struct colo_linear_call *call);
+colo_status_t colo_linear_pipeline(struct colo_linear_call *call);
 
 /* ---- check.c ---- */
 
-colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
-                                         const colo_lm_head_t *head, const colo_comm_t *group,
-                                         colo_linear_logprob_config_t *own);
-colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *linear,
-                                        const colo_linear_batch_t *batch);
-colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *linear,
-                                           const colo_linear_upstream_t *up, bool factor);
-colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *linear,
-                                        const colo_linear_grads_t *grads,
-                                        const colo_tensor_t *hidden);
-colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
-                                        const colo_linear_logprob_saved_t *saved);
-colo_status_t colo_linear_i_check_memory(const void *memory, const char *what, int64_t bytes);
+colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *config,
+                                       const colo_lm_head_t *head, const colo_comm_t *group,
+                                       colo_linear_logprob_config_t *own);
+colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
+                                      const colo_linear_batch_t *batch);
+colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
+                                         const colo_linear_upstream_t *up, bool factor);
+colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
+                                      const colo_linear_grads_t *grads,
+                                      const colo_tensor_t *hidden);
+colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
+                                      const colo_linear_logprob_saved_t *saved);
+colo_status_t colo_linear_check_memory(const void *memory, const char *what, int64_t bytes);
 
 #endif

@@ -95,8 +95,8 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     colo_status_t st =
         x ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "peer-only comm: %zu bytes", sizeof *x);
     if (st == COLO_OK)
-        st = colo_comm_i_new(&c, &peer_only, control->rank, control->size, control->world_rank);
-    st = colo_comm_i_agree(control, "peer-only comm", 0, st);
+        st = colo_comm_new(&c, &peer_only, control->rank, control->size, control->world_rank);
+    st = colo_comm_agree(control, "peer-only comm", 0, st);
     if (st < 0) {
         free(x);
         colo_comm_destroy(&c);
@@ -108,7 +108,7 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     x->control = control;
     c->impl = x;
     c->control = control;
-    c->timeout_ms = colo_comm_i_timeout(control);
+    c->timeout_ms = colo_comm_timeout(control);
     *comm = c;
     return COLO_OK;
 }
