@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'docs' / 'python-api.md'
 MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'packing', 'segments', 'memory', 'partition',
                            'dlpack', 'errors']),
-           ('colobridge.torch', ['torch/bridge', 'torch/relayout', 'torch/ticket', 'torch/logprob', 'torch/nll', 'torch/linear',
+           ('colobridge.torch', ['torch/bridge', 'torch/relayout', 'torch/ticket', 'torch/logprob', 'torch/nll', 'torch/linear', 'torch/cross_entropy',
                                  'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/tower', 'torch/ranks']),
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.

@@ -52,6 +52,16 @@ MUTANTS = {
         'test_torch_compiled.py', 'first_call'),
     'a graph has no autocast': (
         'torch/compiled.py', ', under(asked.casts):', ':', 'test_torch_compiled.py', 'autocast_of_its_call'),
+    'more dims are taken as tokens, not as PyTorch has them': (
+        'torch/cross_entropy.py', 'if not 1 <= input.dim() <= 2:', 'if False:', 'test_torch_cross_entropy.py',
+        'only_pytorch_takes'),
+    'the ranks of cross_entropy have means of their own': (
+        'torch/cross_entropy.py', "    loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,",
+        "    loss = nll(input, target, reduction=reduction, tp_group=tp_group,", 'test_torch_cross_entropy.py',
+        'over_ranks'),
+    'linear_cross_entropy smooths nothing': (
+        'torch/cross_entropy.py', 'softcap=softcap, label_smoothing=label_smoothing', 'softcap=softcap',
+        'test_torch_cross_entropy.py', 'linear_layer'),
     'a graph of another autocast is taken': (
         'torch/compiled.py', 'autocasts(device), functions', '(), functions', 'test_torch_compiled.py', 'autocast_of_its_call'),
     'the sum of a graph has a gradient': (

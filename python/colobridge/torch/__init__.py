@@ -6,6 +6,7 @@ borrowed: neither inputs nor gradients are copied, unless a function says so.
 """
 from .bridge import Bridge, bridge
 from .chunks import over_chunks
+from .cross_entropy import cross_entropy, linear_cross_entropy
 from .linear import linear_logprob, linear_nll
 from .losses import Distilled, TopK, Weighted, distill, entropy, logprob_at, topk_logprob, weighted_sum
 from .logprob import logprob
@@ -19,5 +20,5 @@ from .ticket import Ticket
 from .tower import EncoderParallel, TowerPlan
 
 __all__ = ['Bridge', 'Distilled', 'EncoderParallel', 'Loss', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
-           'distill', 'entropy', 'group_ranks', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
+           'cross_entropy', 'distill', 'entropy', 'group_ranks', 'linear_cross_entropy', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
            'next_token', 'nll', 'over_chunks', 'relayout', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

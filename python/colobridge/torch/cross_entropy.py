@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cross_entropy() and linear_cross_entropy() of torch.nn.functional, whose classes may be shards of a group of ranks:
+their names, order and meanings, and tensors as results. nll() and linear_nll() have more options, and also give
+what a mean was made of."""
+from typing import Any
+
+from ..errors import ArgumentError
+from .lazy import torch
+from .linear import linear_nll
+from .nll import nll
+from .tensors import of_integers, said
+
+
+def _check(what: str, input: Any, target: Any, classes: str, other: str) -> None:
+    """ValueError: what PyTorch takes and this does not. @classes: the last dim of input; @other: takes more dims"""
+    if not isinstance(input, torch.Tensor) or not isinstance(target, torch.Tensor):
+        raise ArgumentError("%s: input is %s and target is %s, expected tensors" % (what, said(input), said(target)))
+    if not 1 <= input.dim() <= 2:
+        raise ArgumentError("%s: input is %s, expected [T, %s] or [%s]%s" % (
+            what, list(input.shape), classes, classes, '' if input.dim() == 0 else
+            "; %s takes [..., %s] with a target of [...]" % (other, classes)))
+    if not of_integers(target):
+        raise ArgumentError("%s: target is %s of %s, expected class indices %s of an integer dtype; class probabilities "
+                            "are not taken, colobridge.torch.distill() has divergences of them" % (
+                                what, list(target.shape), target.dtype, list(input.shape[:-1])))
+    if target.shape != input.shape[:-1]:
+        raise ArgumentError("%s: target is %s, expected %s, as input is %s" % (
+            what, list(target.shape), list(input.shape[:-1]), list(input.shape)))
+
+
+def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reduction: str = 'mean',
+                  label_smoothing: float = 0.0, tp_group: Any = None, reduce_group: Any = None,
+                  vocab_start: int | None = None, vocab_end: int | None = None, vocab_size: int | None = None,
+                  temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0, z_loss: float = 0.0,
+                  inplace_backward: bool = False) -> Any:
+    """torch.nn.functional.cross_entropy() of logits [T, V], or [V] with one target, whose columns may be shards.
+
+    input [T, Vl] or [Vl]: this rank's columns of the logits, f64, f32, bf16 or f16. target [T] or []: class indices, of an
+    integer dtype; on all ranks of tp_group the same. reduction "none": a tensor like target; "mean" and "sum": a scalar. f32
+    (f64 for f64 input), also where input has 16 bits, in which PyTorch's result is rounded.
+
+    tp_group: the ranks that share the vocabulary. reduce_group: the ranks that have other tokens (dp x cp), over which a
+    sum or a mean is made once: sum gradients over them, do not average.
+    vocab_start to inplace_backward and the exceptions: nll().
+
+    Where PyTorch differs: without a token that counts the mean is 0 (PyTorch: NaN), because a rank may well have none. A
+    target outside of [0, V) makes the loss NaN (PyTorch: an IndexError, or an assertion on the GPU). [T, V, d1, ...] and
+    class probabilities are a ValueError; nll() takes [..., V].
+    """
+    _check('cross_entropy', input, target, 'V', 'nll()')
+    loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
+               vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size, temperature=temperature, softcap=softcap,
+               scale=scale, label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=ignore_index,
+               inplace_backward=inplace_backward)
+    return loss if reduction == 'none' else loss.loss
+
+
+def linear_cross_entropy(input: Any, linear_weight: Any, target: Any, *, linear_bias: Any = None, reduction: str = 'mean',
+                         ignore_index: int | None = None, label_smoothing: float = 0.0, tp_group: Any = None,
+                         reduce_group: Any = None, vocab_start: int | None = None, vocab_end: int | None = None,
+                         vocab_size: int | None = None, softcap: float | None = None, z_loss: float = 0.0,
+                         d_hidden: str = 'all_reduce') -> Any:
+    """torch.nn.functional.linear_cross_entropy(): cross_entropy() of the logits input x linear_weight^T + linear_bias, which
+    never exist as a whole.
+
+    input [T, H], or [H] with one target: hidden states, on all ranks of tp_group the same. linear_weight [Vl, H], linear_bias
+    [Vl]: this rank's rows of the head, in rank order, of input's dtype. target, reductions, groups, results and where PyTorch
+    differs: cross_entropy(). ignore_index None: -100.
+
+    A mean or a sum is linear_nll()'s mode "loss", whose backward can run only once; reduction "none" its mode "auto".
+    vocab_start to d_hidden and the exceptions: linear_nll(), which has the other modes, and takes heads that are sharded over
+    data parallel ranks, too. A linear_weight [V, d1, ..., H] is a ValueError.
+    """
+    what = 'linear_cross_entropy'
+    _check(what, input, target, 'H', 'linear_nll()')
+    if not isinstance(linear_weight, torch.Tensor) or linear_weight.dim() != 2:
+        raise ArgumentError("%s: linear_weight is %s, expected [V, H]" % (what, said(linear_weight, '%(shape)s')))
+    loss = linear_nll(input, linear_weight, linear_bias, target=target, reduction=reduction, tp_group=tp_group,
+                      reduce_group=reduce_group, vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size,
+                      softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss,
+                      ignore_index=-100 if ignore_index is None else ignore_index, d_hidden=d_hidden,
+                      mode='auto' if reduction == 'none' else 'loss')
+    return loss if reduction == 'none' else loss.loss

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cross_entropy() and linear_cross_entropy() against torch.nn.functional's: each option, PyTorch's own samples, shards of
+the vocabulary, means over ranks, refusals."""
+import itertools
+import warnings
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+import colobridge.torch as ct  # noqa: E402
+
+T, V, H = 11, 13, 6
+# Both sides are given the same numbers, PyTorch in f64. f32: sums of 13 terms below 10 a token, and of 11 tokens: some
+# 143 * 10 * 2^-24 = 9e-5. Gradients are rounded to the dtype once: 2^-8 and 2^-11 of numbers below 3.
+TOLERANCE = {torch.float64: (1e-12, 1e-12), torch.float32: (1e-4, 1e-4), torch.bfloat16: (1e-4, 2e-2),
+             torch.float16: (1e-4, 2e-3)}
+OPTIONS = [dict(reduction=reduction, ignore_index=ignored, label_smoothing=smoothing)
+           for reduction, ignored, smoothing in itertools.product(('none', 'mean', 'sum'), (-100, 3), (0.0, 0.1, 1.0))]
+
+
+def case(dtype, tokens=T, seed=0):
+    """logits, hidden states, head, bias, targets of which some are 3 and some -100"""
+    rng = torch.Generator().manual_seed(seed)
+    z, h, w, b = ((2 * torch.randn(*shape, generator=rng, dtype=torch.float64)).to(dtype)
+                  for shape in ((tokens, V), (tokens, H), (V, H), (V,)))
+    t = torch.randint(0, V, (tokens,), generator=rng)
+    t[1::4] = 3
+    return z, h, w, b, t
+
+
+def leaves(*given):
+    return [t.detach().clone().requires_grad_() for t in given]
+
+
+def wide(*given):
+    return leaves(*(t.double() for t in given))
+
+
+def near(got, want, bound, what=''):
+    torch.testing.assert_close(got.double(), want.double(), rtol=bound, atol=bound, msg=lambda m: '%s %s' % (what, m))
+
+
+def targets(t, options):
+    """-100 is a target that is ignored by that option alone"""
+    t = t.clone()
+    if options['ignore_index'] == -100:
+        t[2::5] = -100
+    return t
+
+
+def scalar(loss):
+    """Something with a gradient that is other in each token"""
+    return (loss.double() * torch.arange(1, loss.numel() + 1, dtype=torch.float64).view(loss.shape)).sum()
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE))
+def test_every_option_is_pytorchs(dtype):
+    z, h, w, b, t = case(dtype)
+    bound, bound_grad = TOLERANCE[dtype]
+    for options in OPTIONS:
+        target = targets(t, options)
+        (x,), (y,) = leaves(z), wide(z)
+        got, want = ct.cross_entropy(x, target, **options), F.cross_entropy(y, target, **options)
+        assert got.shape == want.shape and got.dtype == (dtype if dtype == torch.float64 else torch.float32)
+        near(got, want, bound, options)
+        scalar(got).backward(), scalar(want).backward()
+        assert x.grad.dtype == dtype
+        near(x.grad, y.grad, bound_grad, options)
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE))
+def test_every_option_of_a_linear_layer_is_pytorchs(dtype):
+    _, h, w, b, t = case(dtype)
+    bound, bound_grad = TOLERANCE[dtype]
+    for options, bias in itertools.product(OPTIONS, (False, True)):
+        target = targets(t, options)
+        mine, theirs = leaves(h, w, b), wide(h, w, b)
+        got = ct.linear_cross_entropy(mine[0], mine[1], target, linear_bias=mine[2] if bias else None, **options)
+        want = F.cross_entropy(F.linear(theirs[0], theirs[1], theirs[2] if bias else None), target, **options)
+        assert got.shape == want.shape
+        size = max(1.0, float(want.detach().abs().max()))
+        near(got / size, want / size, bound, options)
+        scalar(got).backward(), scalar(want).backward()
+        for one, other in zip(mine[:2 + bias], theirs):
+            size = max(1.0, float(other.grad.abs().max()))  # sums of up to 13 products or tokens, rounded once
+            near(one.grad / size, other.grad / size, bound_grad, options)
+
+
+def test_one_token_without_a_batch():
+    z, h, w, b, t = case(torch.float64)
+    for reduction in ('none', 'mean', 'sum'):
+        (x,), (y,) = leaves(z[0]), leaves(z[0])
+        got, want = (f(of, t[0], reduction=reduction) for f, of in ((ct.cross_entropy, x), (F.cross_entropy, y)))
+        assert got.shape == want.shape == ()
+        near(got, want, 1e-12)
+        got.backward(), want.backward()
+        near(x.grad, y.grad, 1e-12)
+        mine = leaves(h[0], w, b)
+        theirs = leaves(h[0], w, b)
+        got = ct.linear_cross_entropy(mine[0], mine[1], t[0], linear_bias=mine[2], reduction=reduction)
+        want = F.cross_entropy(F.linear(*theirs), t[0], reduction=reduction)
+        assert got.shape == want.shape == ()
+        got.backward(), want.backward()
+        for one, other in zip(mine, theirs):
+            near(one.grad, other.grad, 1e-12)
+
+
+def test_no_token_that_counts_is_0():
+    z, h, w, _, t = case(torch.float32)
+    for tokens in (0, 4):
+        (x,), mine = leaves(z[:tokens]), leaves(h[:tokens], w)
+        nothing = torch.full((tokens,), -100)
+        for loss in (ct.cross_entropy(x, nothing), ct.linear_cross_entropy(*mine, nothing)):
+            assert loss.item() == 0
+            loss.backward()
+        assert all(not g.grad.any() for g in (x, *mine))
+
+
+# ---- over ranks: tp pairs (0, 1), (2, 3), uneven shards; dp pairs (0, 2), (1, 3) with other tokens ----
+
+CUT = 9
+
+
+def on_ranks(rank, dtype):
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tp, dp = groups[rank // 2], groups[2 + rank % 2]
+    bound, bound_grad = TOLERANCE[dtype]
+    of = [case(dtype, tokens, seed) for tokens, seed in ((T, 0), (T // 2, 1))]
+    z, h, w, b, t = of[rank // 2]
+    w, b = of[0][2:4]
+    for options in OPTIONS:
+        all_t = [targets(one[4], options) for one in of]
+        mine_t, slot = all_t[rank // 2], slice(0, CUT) if rank % 2 == 0 else slice(CUT, V)
+        tokens = slice(0, T) if rank < 2 else slice(T, T + T // 2)
+        whole = wide(torch.cat([one[0] for one in of]), torch.cat([one[1] for one in of]), w, b)
+        want = F.cross_entropy(whole[0], torch.cat(all_t), **options)
+        scalar(want).backward()
+        want_linear = F.cross_entropy(F.linear(*whole[1:]), torch.cat(all_t), **options)
+        scalar(want_linear).backward()
+        (x,), mine = leaves(z[:, slot]), leaves(h, w[slot], b[slot])
+        got = ct.cross_entropy(x, mine_t, tp_group=tp, reduce_group=dp, vocab_start=slot.start, vocab_size=V, **options)
+        got_linear = ct.linear_cross_entropy(mine[0], mine[1], mine_t, linear_bias=mine[2], tp_group=tp, reduce_group=dp,
+                                             vocab_start=slot.start, vocab_size=V, **options)
+        if options['reduction'] == 'none':
+            want, want_linear = want[tokens], want_linear[tokens]
+        size = max(1.0, float(want_linear.detach().abs().max()))
+        near(got, want, bound * 2, options)
+        near(got_linear / size, want_linear / size, bound, options)
+        for loss in (got, got_linear):
+            at = torch.arange(1, T + T // 2 + 1, dtype=torch.float64)[tokens] if loss.dim() else 1
+            (loss.double() * at).sum().backward()
+        near(x.grad, whole[0].grad[tokens, slot], bound_grad, options)
+        grads = [one.grad.double() for one in mine]
+        for grad in grads[1:]:  # of a rank's tokens; sum them over the ranks that have others
+            dist.all_reduce(grad, group=dp)
+        for one, other in zip(grads, (whole[1].grad[tokens], whole[2].grad[slot], whole[3].grad[slot])):
+            size = max(1.0, float(other.abs().max()))
+            near(one / size, other / size, 2 * bound_grad, options)
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+def test_shards_and_means_over_ranks(world, dtype):
+    world.run(on_ranks, dtype)
+
+
+def test_in_one_graph():
+    if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 14):
+        pytest.skip('an operator of torch.library needs PyTorch 2.14')
+    z, h, w, b, t = case(torch.float32)
+
+    def both(x, h, w):
+        return ct.cross_entropy(x, t, label_smoothing=0.1) + 2 * ct.linear_cross_entropy(h, w, t, reduction='sum')
+
+    made = []
+    for fn in (both, torch.compile(both, fullgraph=True, backend='eager')):
+        given = leaves(z, h, w)
+        loss = fn(*given)
+        loss.backward()
+        made.append([loss, *(x.grad for x in given)])
+    assert all(torch.equal(*pair) for pair in zip(*made))
+
+
+# ---- PyTorch's own samples ----
+
+def samples(name, dtype):
+    pytest.importorskip('expecttest')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of what the module finds, or not, on this machine
+        from torch.testing._internal.common_methods_invocations import op_db
+    found = [op for op in op_db if op.name == 'nn.functional.' + name]
+    if not found:
+        pytest.skip('this PyTorch has no ' + name)
+    return found[0], list(found[0].sample_inputs('cpu', dtype, requires_grad=True))
+
+
+def refused(input, target, linear_weight=None):
+    """Is it what only PyTorch takes: more dims, class probabilities?"""
+    return input.dim() > 2 or target.is_floating_point() or linear_weight is not None and linear_weight.dim() > 2
+
+
+def copied(value, to):
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().to(to).requires_grad_(value.requires_grad)
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE))
+@pytest.mark.parametrize('name', ['cross_entropy', 'linear_cross_entropy'])
+def test_pytorchs_samples(name, dtype):
+    op, found = samples(name, dtype)
+    bound, bound_grad = TOLERANCE[dtype]
+    ran = 0
+    for sample in found:
+        given = [sample.input, *sample.args]
+        fn, options = getattr(ct, name), sample.kwargs
+        if 'weight' in options:
+            continue
+        target = given[-1]
+        if refused(given[0], target, *given[1:-1]):
+            with pytest.raises(ValueError):
+                fn(*given, **options)
+            continue
+        ran += 1
+        mine, theirs = ([copied(t, to) for t in given] for to in (dtype, torch.float64))
+        extra = [{key: copied(value, to) for key, value in options.items()} for to in (dtype, torch.float64)]
+        got, want = fn(*mine, **extra[0]), op.op(*theirs, **extra[1])
+        assert got.shape == want.shape
+        size = max(1.0, float(want.detach().abs().max()))
+        near(got / size, want / size, bound, sample)
+        scalar(got).backward(), scalar(want).backward()
+        pairs = list(zip(mine, theirs)) + [(extra[0][key], extra[1][key]) for key in options]
+        for one, other in pairs:
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                size = max(1.0, float(other.grad.abs().max()))
+                near(one.grad / size, other.grad / size, bound_grad, sample)
+    assert ran >= 4
+
+
+# ---- refusals ----
+
+@pytest.mark.parametrize('call, words', [
+    (lambda: ct.cross_entropy(torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.int64)),
+     r'cross_entropy: input is \[2, 3, 4\], expected \[T, V\] or \[V\]; nll\(\) takes'),
+    (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(2, 3)), r'target is \[2, 3\] of torch.float32, expected class indices'),
+    (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64)), r'target is \[3\], expected \[2\]'),
+    (lambda: ct.cross_entropy(torch.tensor(0.0), torch.tensor(0)), r'input is \[\], expected'),
+    (lambda: ct.cross_entropy([1.0], torch.tensor(0)), 'input is a list'),
+    (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), reduction='maen'), 'reduction is'),
+    (lambda: ct.linear_cross_entropy(torch.zeros(2, 2, 3), torch.zeros(4, 3), torch.zeros(2, 2, dtype=torch.int64)),
+     r'linear_cross_entropy: input is \[2, 2, 3\], expected \[T, H\] or \[H\]; linear_nll\(\) takes'),
+    (lambda: ct.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 5, 3), torch.zeros(2, 5, dtype=torch.int64)),
+     r'linear_weight is \[4, 5, 3\], expected \[V, H\]|target is \[2, 5\], expected \[2\]'),
+    (lambda: ct.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, 4)), 'class probabilities')])
+def test_what_only_pytorch_takes_is_a_valueerror(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
