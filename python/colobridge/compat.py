@@ -7,9 +7,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import torch
+
 from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
-from .torch.lazy import torch
 from .torch.linear import Linear, LinearLoss, prepare
 from .torch.logprob import outputs
 from .torch.losses import logprob_at, topk_logprob

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from .errors import ArgumentError
-from .torch.lazy import torch
 from .torch.ranks import comm_of, telling
 from .torch.tensors import Function, stream_of
 

@@ -200,8 +200,6 @@ MUTANTS = {
         'cause and thread'),
     'a good end is a failure if an exception was caught': (
         'torch/ranks.py', "'' if good else ", '', 'test_torch_ended.py', 'behind and exception'),
-    'each name of torch is looked up by the stand-in': (
-        'torch/lazy.py', 'if value is self', 'if value is None', 'test_load.py', 'first_name_of_it'),
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),

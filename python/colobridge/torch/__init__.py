@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch: bridge, shards and losses as autograd functions on the current stream. docs/python.md.
 
-Importing this needs no torch; the first call does. Tensors live on the host or on CUDA devices, and are
-borrowed: neither inputs nor gradients are copied, unless a function says so.
+Tensors live on the host or on CUDA devices, and are borrowed: neither inputs nor gradients are copied, unless a function
+says so.
 """
 from .bridge import Bridge, bridge
 from .chunks import over_chunks

@@ -5,10 +5,11 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from ..comm import Comm
 from ..errors import STATUS, MismatchError
 from . import ranks as groups
-from .lazy import torch
 
 _BITS = {1: 'uint8', 2: 'int16', 4: 'int32', 8: 'int64'}
 _ODD = -7046029254386353131, -4658895280553007687, -7723592293110705685  # splitmix64's constants

@@ -23,6 +23,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from .._lib import lib
 from ..comm import Comm
@@ -30,7 +32,6 @@ from ..dlpack import Array, Loan
 from ..errors import STATUS, Error, FailedError
 from ..memory import Memory
 from ..tensor import torch_dtype
-from .lazy import torch
 from .ready import storage_of
 from .tensors import stream_of
 

@@ -10,6 +10,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from .. import _structs as s
 from .. import bridge as core
 from .._lib import Unique
@@ -25,7 +28,6 @@ from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
 from . import sides, tensors
-from .lazy import dist, torch
 from .ready import number
 from .tensors import eager, watched
 from .ticket import Asked, Ticket

@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from ..errors import ArgumentError, FailedError
 from . import placed
 from . import ranks as groups
 from .head import autocast, autocasts, cast, under
-from .lazy import torch
 from .ready import integer
 from .tensors import Function, eager, said, saved_tensors, stream_of
 

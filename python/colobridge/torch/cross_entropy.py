@@ -4,8 +4,9 @@ their names, order and meanings, and tensors as results. nll() and linear_nll() 
 what a mean was made of."""
 from typing import Any
 
+import torch
+
 from ..errors import ArgumentError
-from .lazy import torch
 from .linear import linear_nll
 from .nll import nll
 from .tensors import of_integers, said

@@ -7,11 +7,12 @@ import functools
 import threading
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from .._lib import call, lib, size_of
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
-from .lazy import torch
 from .placed import is_placed
 from .ready import HostWorkspace
 

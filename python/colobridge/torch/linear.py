@@ -10,12 +10,13 @@ import itertools
 import math
 from typing import Any
 
+import torch
+
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
 from . import alike, placed
 from . import ranks as groups
 from .head import autocast, main_grads, ordinary, partitioned
-from .lazy import torch
 from .linear_plan import LinearPlan
 from .logprob import Columns, MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced

@@ -7,6 +7,8 @@ import itertools
 import math
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from .._lib import check
 from ..comm import Comm
@@ -15,7 +17,6 @@ from ..plan import choice
 from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .head import Core
-from .lazy import torch
 from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
 from .nll import Mean, MeanCall, mean_workspace
 from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, reserved, table

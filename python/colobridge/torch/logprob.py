@@ -8,6 +8,8 @@ import ctypes as c
 import functools
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from .._lib import call, check, size_of
 from ..comm import Comm
@@ -15,7 +17,6 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import alike
 from . import ranks as groups
-from .lazy import torch
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support

@@ -7,9 +7,10 @@ shapes, strides, dtypes, device and options, and kept with the communicator.
 """
 from typing import Any, NamedTuple
 
+import torch
+
 from ..errors import ArgumentError
 from . import ranks as groups
-from .lazy import torch
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _scalar, _weighted, across
 from .ready import integer, like, number, scalars

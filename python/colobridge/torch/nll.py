@@ -4,13 +4,14 @@ import ctypes as c
 import functools
 from typing import Any, NamedTuple
 
+import torch
+
 from .. import _structs as s
 from .._lib import check, lib
 from ..comm import Comm
 from ..errors import ArgumentError
 from ..tensor import make, torch_dtype
 from . import ranks as groups
-from .lazy import torch
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
 from .ready import SLACK, aligned, entry, like, scalars
 from .support import Support

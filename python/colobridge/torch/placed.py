@@ -13,10 +13,11 @@ import sys
 import weakref
 from typing import Any, NamedTuple
 
+import torch
+
 from ..comm import Comm
 from ..errors import ArgumentError, MismatchError
 from . import ranks as groups
-from .lazy import torch
 from .tensors import PARAMETERS, Function, checked, stream_of
 
 _SAMPLE = 4096  # elements of hidden states by which ranks compare them

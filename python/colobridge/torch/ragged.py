@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Union
 
+import torch
+
 from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
@@ -17,7 +19,6 @@ from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
-from .lazy import torch
 from .tensors import Function, checked, said, stream_of
 from .ticket import Asked, Flight
 

@@ -32,12 +32,13 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import torch.distributed as dist
+
 from .. import comm as comms
 from .._lib import lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
 from ..mesh import is_mesh, ranks_of, shown
-from .lazy import dist
 
 _lock = threading.Lock()
 _made: dict[Any, '_Ranks'] = {}  # by ranks, or Own

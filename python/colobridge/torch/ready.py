@@ -13,11 +13,12 @@ import ctypes as c
 import functools
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from .._lib import lib
 from ..errors import ArgumentError
 from ..tensor import contiguous
-from .lazy import torch
 from .tensors import checked
 
 KEPT = 64  # sets of shapes and options, for a communicator

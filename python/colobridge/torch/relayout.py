@@ -5,13 +5,14 @@ import math
 import weakref
 from typing import Any
 
+import torch
+
 from ..comm import Comm
 from ..errors import ArgumentError
 from ..layout import Layout
 from ..packing import Packing
 from . import ranks as groups
 from .bridge import Bridge, kept
-from .lazy import torch
 from .ready import integer
 from .tensors import called, eager, operator, said
 

@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
+import torch
+
 from .._lib import call, size_of
 from ..comm import Comm
-from .lazy import torch
 from .logprob import config_of, shard
 from .ranks import comm_of, telling
 from .ready import reserved

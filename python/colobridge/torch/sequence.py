@@ -6,12 +6,13 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from .._lib import call, lib, size_of
 from ..errors import ArgumentError
 from ..tables import table
 from . import ranks as groups
-from .lazy import torch
 from .ready import reserved
 from .tensors import Function, checked, eager, stream_of
 

@@ -4,12 +4,13 @@ dim is the fastest and a mesh's last one, so one that is written in the mesh's o
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from ..errors import ArgumentError
 from ..grid import Grid
 from ..layout import Layout
 from ..mesh import dims_of, is_mesh, ranks_of, shown
 from . import ranks as groups
-from .lazy import dist
 
 
 def layout_of(what: str, value: Any, usual: Callable[..., Layout], extra: str | Sequence[str], count: Any = None) -> Layout:

@@ -4,10 +4,11 @@ import ctypes as c
 import math
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from ..errors import ArgumentError
 from ..tensor import make
-from .lazy import torch
 from .ready import View
 from .rows import Rows
 from .tensors import checked, said

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from ..errors import STATUS, ArgumentError, Error, FailedError
 from ..tensor import from_torch
-from .lazy import torch
 
 # What ends a call, but not what checkpoint() ends a recomputation by, which is an Exception itself.
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Union, cast
 
+import torch
+import torch.distributed as dist
+
 from .. import _structs as s
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, MismatchError
@@ -25,7 +28,6 @@ from . import ranks as groups
 from . import sides
 from .alike import checksums, differing
 from .bridge import Bridge
-from .lazy import dist, torch
 from .tensors import eager, said
 
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says

@@ -4,6 +4,8 @@ import ctypes as c
 import weakref
 from typing import Any
 
+import torch
+
 from .. import _structs as s
 from .. import bridge as core
 from .._lib import check
@@ -13,7 +15,6 @@ from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import moves
 from . import ranks as groups
-from .lazy import torch
 from .ready import entry
 from .tensors import Function, checked, stream_on
 from .ticket import Flight
