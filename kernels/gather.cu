@@ -8,9 +8,9 @@
  *           must be the same, for the host has made addresses of them before it could ask
  *   end     says done to every partner, waits for done from all, counts the call
  *
- * A thread a partner. Mailboxes, calls and deadlines are p2p.cu's.
+ * A thread a partner. Mailboxes, calls and deadlines are direct.cu's.
  */
-#include "p2p-wait.cuh"
+#include "direct-wait.cuh"
 
 namespace
 {
@@ -22,7 +22,7 @@ __device__ uint32_t call_of(const colo_k_partner_t &p)
     return (uint32_t)p.mine[COLO_K_CALLS] + 1;
 }
 
-__global__ void __launch_bounds__(COLO_K_PARTNERS) begin(const __grid_constant__ colo_k_p2p_t d)
+__global__ void __launch_bounds__(COLO_K_PARTNERS) begin(const __grid_constant__ colo_k_direct_t d)
 {
     if (threadIdx.x >= d.npartners || is_dead(d))
         return;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(COLO_K_PARTNERS) begin(const __grid_constant__
             give_up(d, COLO_K_ELSEWHERE, p.rank, call, theirs[0]);
 }
 
-__global__ void __launch_bounds__(COLO_K_PARTNERS) end(const __grid_constant__ colo_k_p2p_t d)
+__global__ void __launch_bounds__(COLO_K_PARTNERS) end(const __grid_constant__ colo_k_direct_t d)
 {
     const bool partner = threadIdx.x < d.npartners;
     const colo_k_partner_t &p = d.partner[partner ? threadIdx.x : 0];
@@ -74,13 +74,13 @@ __global__ void __launch_bounds__(COLO_K_PARTNERS) end(const __grid_constant__ c
 
 } // namespace
 
-extern "C" cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream)
+extern "C" cudaError_t colo_k_gather_begin(const colo_k_direct_t *d, cudaStream_t stream)
 {
     begin<<<1, COLO_K_PARTNERS, 0, stream>>>(*d);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream)
+extern "C" cudaError_t colo_k_gather_end(const colo_k_direct_t *d, cudaStream_t stream)
 {
     end<<<1, COLO_K_PARTNERS, 0, stream>>>(*d);
     return cudaGetLastError();

@@ -32,7 +32,7 @@ def sources(build):
     found = {}
     for c in json.loads((build / "compile_commands.json").read_text()):
         name = os.path.relpath(build / c["file"], ROOT)
-        if re.match(r"(src|tools)/(?!cuda/|comm/nccl/|comm/peer/).*\.c$", name):  # CUDA's headers hide too much
+        if re.match(r"(src|tools)/(?!cuda/|comm/nccl/|comm/direct/).*\.c$", name):  # CUDA's headers hide too much
             words = shlex.split(c["command"])
             found[name] = [w for w in words if re.match("-I|-D|-std|-pthread", w)]
             found[name] += [w for i, x in enumerate(words) if x == "-isystem" for w in words[i:i + 2]]

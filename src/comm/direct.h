@@ -2,7 +2,7 @@
 /*
  * direct.h (private) - memory that ranks reach in each other, and a bridge's passes through it.
  *
- * colo_comm_backend_t.peer is the table of a backend that can (comm/peer/ in
+ * colo_comm_backend_t.direct is the table of a backend that can (comm/direct/ in
  * libcolobridge-nccl.so); NULL elsewhere. memory.c and bridge/run/direct.c use it.
  */
 #ifndef COLO_COMM_DIRECT_H
@@ -24,7 +24,7 @@ struct colo_memory {
     void *data;
     size_t bytes;
     colo_mem_t mem;
-    bool owned, p2p;
+    bool owned, is_direct;
     int32_t id;
     void *impl; /* the backend's */
 };
@@ -57,7 +57,7 @@ typedef struct colo_transfers {
     const int32_t *exposed;
 } colo_transfers_t;
 
-/* The steps of a ragged batch, for the path of its bridge. */
+/* The steps of a ragged batch, for the launcher of its bridge. */
 typedef struct colo_direct_list colo_direct_list_t;
 
 /* A tensor of a call, which kernels of the current device can use; steps in bytes. Peers reach out,
@@ -73,15 +73,14 @@ typedef struct colo_direct_tensor {
 } colo_direct_tensor_t;
 
 typedef struct colo_direct_call {
-    colo_direct_list_t *list;           /* NULL: the path's own steps */
+    colo_direct_list_t *list;           /* NULL: the launcher's own steps */
     const colo_direct_tensor_t *tensor; /* [n] */
     int32_t n;
     int32_t device; /* the current one */
     bool capturing; /* is the stream? */
 } colo_direct_call_t;
 
-typedef struct colo_direct_launcher
-    colo_direct_launcher_t; /* the peer-to-peer path of one bridge */
+typedef struct colo_direct_launcher colo_direct_launcher_t; /* the launches of one bridge */
 
 struct colo_direct_memory {
     /* open, share and create return COLO_ERR_UNBUILT, "not here", on all ranks with an error
@@ -106,7 +105,7 @@ struct colo_direct_memory {
     colo_status_t (*load)(colo_direct_launcher_t *d, const colo_transfers_t pass[2]);
     colo_status_t (*run)(colo_direct_launcher_t *d, int pass /* 0 forward, 1 backward */,
                          const colo_direct_call_t *call, colo_stream_t stream);
-    /* Steps in addition to the path's own; local, and nothing waits for the device. Memory of a
+    /* Steps in addition to the launcher's own; local, and nothing waits for the device. Memory of a
      * list that is dropped serves the next ones when the device is past its last call. */
     colo_status_t (*list)(colo_direct_launcher_t *d, const colo_transfers_t pass[2],
                           colo_direct_list_t **list);

@@ -34,7 +34,7 @@ static colo_status_t share(colo_comm_t *comm, colo_transport_t transport, colo_m
     COLO_THEN(st, direct->share(comm, memory));
     if (st == COLO_OK) {
         memory->direct = direct;
-        memory->p2p = true;
+        memory->is_direct = true;
     }
     if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(comm) < 0)
         return st;
@@ -81,7 +81,7 @@ static colo_status_t make(colo_comm_t *comm, void *ptr, size_t bytes, bool owned
     memory->owned = owned;
     memory->mem = colo_comm_mem(comm);
     COLO_TRY_GOTO(st, share(comm, transport, memory), fail);
-    if (!memory->p2p && owned)
+    if (!memory->is_direct && owned)
         COLO_TRY_GOTO(st, alloc_alone(comm, memory), fail);
     *out = memory;
     return COLO_OK;
@@ -130,12 +130,12 @@ size_t colo_memory_bytes(const colo_memory_t *memory)
 
 bool colo_memory_is_p2p(const colo_memory_t *memory)
 {
-    return memory && memory->p2p;
+    return memory && memory->is_direct;
 }
 
 bool colo_memory_reaches(const colo_memory_t *memory, int32_t a, int32_t b)
 {
-    const colo_comm_t *comm = memory && memory->p2p ? memory->comm : NULL;
+    const colo_comm_t *comm = memory && memory->is_direct ? memory->comm : NULL;
     return comm && a >= 0 && a < comm->size && b >= 0 && b < comm->size &&
            comm->backend->direct->reaches(comm, a, b);
 }

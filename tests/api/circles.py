@@ -143,7 +143,7 @@ def table(uses):
             ('arrows up inside src/bridge, of %d' % len(inside), sum(runs_up(*p) for p in inside), 0),
             ('files that test "ragged" outside their producer',
              len(that_test(r'(?:->|\.)ragged\b', r'ragged|segments')), 0),
-            ('files that test "peer" outside their executor', len(that_test(r'\b(?:p2p|near|far)\b', r'peer|transfers')), 0),
+            ('files that ask for reach outside their carrier', len(that_test(r'\bcolo_direct_near\b', r'direct|transfers')), 0),
             ('lines of src/bridge', sum(len(t.splitlines()) for t in files.values()), 8600),
             ('fields of colo_builder_t', fields(headers, 'colo_builder'), 25),
             ('fields of colo_bridge_t', fields(headers, 'colo_bridge'), 18),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what src/, kernels/ and tools/ include, and what they define, and fails on
 
-- an include that runs back up: core <- grid <- comm <- bridge, loss <- cuda, nccl, peer <- tools,
+- an include that runs back up: core <- grid <- comm <- bridge, loss <- cuda, nccl, direct <- tools,
 - a circle among files,
 - in src/, what NOT_NAMED has: an address family of the network, a wait by the wall clock, a file that children inherit,
 - a struct tag or a COLO_ macro that two files define with a different meaning,
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 LEVEL = {'core': 0, 'grid': 1, 'comm': 2, 'process': 2, 'threads': 2, 'kernels': 2, 'bridge': 3, 'loss': 3,
-         'nccl': 3, 'peer': 3, 'cuda': 4, 'tools': 5}
+         'nccl': 3, 'direct': 3, 'cuda': 4, 'tools': 5}
 # Known ones, each with the reason why it is still there. Nothing may be added.
 ALLOWED = {
     ('kernels/kernels.h', 'src/loss/linear/rows.h'): 'arguments that host and kernel read alike',

@@ -81,8 +81,8 @@ static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2],
     return t_path_create(c, pass, d);
 }
 
-static colo_status_t run_p2p(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *c,
-                             colo_stream_t stream)
+static colo_status_t run_direct(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *c,
+                                colo_stream_t stream)
 {
     const colo_transfers_t *w = t_path_steps(d, pass, c);
     /* or tiles are too large, so that few blocks of the kernel have work */
@@ -202,11 +202,11 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
 T_CASE(random_batches_on_a_device_arrive_as_the_oracle_says)
 {
     uint64_t seed = t_seed();
-    int64_t p2p = 0;
+    int64_t direct = 0;
     assert_ok(run_disguised(RANKS, run_random, &seed));
     for (int32_t r = 0; r < RANKS; r++)
-        p2p += runs_of(&t_told[r]);
-    assert_true(p2p > t_scaled(CASES));
+        direct += runs_of(&t_told[r]);
+    assert_true(direct > t_scaled(CASES));
 }
 
 /* ---- which path ---- */
@@ -239,7 +239,7 @@ T_CASE_ON_DISGUISED(2, path_after_a_batch_without_rows_is_still_peer_to_peer)
 /* What is registered, and what a forward is then with each transport. */
 static const struct path {
     enum mode mode;
-    bool p2p, pulls;
+    bool direct, pulls;
 } paths[] = {{REGISTERED, true, false},
              {OUTPUTS, true, false},
              {INPUTS, true, true},
@@ -267,12 +267,12 @@ T_CASE_ON_DISGUISED_FOR(2, forward_is_pushed_if_all_y_are_registered_and_pulled_
             const int64_t runs = runs_of(me), pulled = me->pulls;
             rank_try(colo_bridge_set_segments(bridge, &s, &batch));
             const colo_status_t st = t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD);
-            if (transport == COLO_TRANSPORT_PEER && !path->p2p) {
+            if (transport == COLO_TRANSPORT_PEER && !path->direct) {
                 rank_fails(st, COLO_ERR_ARG, "neither y nor x is registered over comm '");
             } else {
                 rank_try(st);
             }
-            rank_check(runs_of(me) - runs == path->p2p && me->pulls - pulled == path->pulls);
+            rank_check(runs_of(me) - runs == path->direct && me->pulls - pulled == path->pulls);
         }
     }
     return COLO_OK;
@@ -328,7 +328,7 @@ int main(void)
 {
     peers = t_peers;
     peers.create = make_path;
-    peers.run = run_p2p;
+    peers.run = run_direct;
     assert_int_equal(setenv("COLO_BACKEND_DIR", getenv("T_BACKENDS"), 1), 0);
     return t_main("bridge/ragged_device");
 }

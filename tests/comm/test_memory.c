@@ -2,7 +2,7 @@
 /*
  * test_memory.c - the front of registered memory, over a table of peers that says what it is told:
  * ranks that do not reach each other, or not this memory, have memory that is not peer-to-peer,
- * what else goes wrong is an error. Where GPUs are, tests/gpu/test_peer_order.c has the table
+ * what else goes wrong is an error. Where GPUs are, tests/gpu/test_direct_order.c has the table
  * itself.
  */
 #include "harness/harness.h"
@@ -17,10 +17,10 @@ enum { RANKS = 2 };
 static const struct told {
     const char *transport;
     colo_status_t open[RANKS], share[RANKS], status[RANKS];
-    bool p2p;
+    bool direct;
     const char *words;
 } tellings[] = {
-    {.p2p = true},
+    {.direct = true},
     /* ranks that do not reach each other, or not this memory */
     {.open = {COLO_ERR_UNBUILT, COLO_ERR_UNBUILT}},
     {.share = {COLO_ERR_UNBUILT, COLO_ERR_UNBUILT}},
@@ -79,7 +79,7 @@ static colo_status_t on_rank(colo_comm_t *c, void *arg)
     const colo_status_t st = colo_memory_register(c, block, sizeof block, &memory);
     c->backend = was;
     rank_check((memory != NULL) == (told->status[c->rank] == COLO_OK));
-    rank_check(colo_memory_is_p2p(memory) == told->p2p);
+    rank_check(colo_memory_is_p2p(memory) == told->direct);
     colo_memory_destroy(&memory);
     if (told->words)
         rank_fails(st, told->status[c->rank], told->words);

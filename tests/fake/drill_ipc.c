@@ -13,7 +13,7 @@ colo_status_t be_processes(struct rank *r)
  */
 void fail_while_open(struct rank *r)
 {
-    fake_fail_name(colo_peer_of(r->world)->device,
+    fake_fail_name(colo_direct_of(r->world)->device,
                    strcmp(step, "register") == 0 ? "cudaMemcpy2DAsync" : "cudaMemcpyAsync");
 }
 

@@ -81,7 +81,7 @@ static colo_status_t comes_late(t_gpu_rank_t *r, void *arg)
 {
     rank_try(colo_comm_set_timeout(r->gpus, 50));
     if (r->rank == 0)
-        fake_delay(r->device, "colo_k_p2p_try", 0.4);
+        fake_delay(r->device, "colo_k_direct_try", 0.4);
     rank_check(colo_memory_alloc(r->gpus, 1 << 16, &r->memory) < 0 && !r->memory);
     return COLO_OK;
 }
@@ -443,7 +443,7 @@ static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
     rank_try(t_gpu_quiet(r));
     t_comm_stats(r->gpus, &before);
     if (r->rank == 1)
-        fake_fail_name(r->device, "colo_k_p2p");
+        fake_fail_name(r->device, "colo_k_direct");
     const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
     rank_check(r->rank != 1 || st == COLO_ERR_CUDA);
     if (r->rank == 1) {

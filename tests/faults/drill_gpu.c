@@ -2,7 +2,7 @@
 /*
  * drill_gpu.c - ranks of a drill that are threads, with tensors on GPUs. See drill.h. Over nccl: a
  * GPU each, everything by NCCL. Over peer: bridges write into registered memory. If there are fewer
- * GPUs than ranks, peers share them on communicators without NCCL (gpu/backends/peer_only.c), and
+ * GPUs than ranks, peers share them on communicators without NCCL (gpu/backends/direct_only.c), and
  * the ranks' communicator of the host is what they split and sum with. In the rows of the fault
  * "fails" they open each other's memory as processes do, which only the stand-in for CUDA lets
  * threads do: on GPUs these rows are skipped.

@@ -81,7 +81,7 @@ static colo_status_t connect_peers(t_gpu_rank_t *r, bool bare)
 {
     const colo_comm_backend_t *backend = NULL;
     colo_comm_t *control = NULL;
-    rank_try(colo_gpu_load("peeronly", &backend));
+    rank_try(colo_gpu_load("directonly", &backend));
     rank_try(colo_comm_split_color_for(r->host, COLO_CATEGORY_USER, 0, r->rank, &control));
     rank_try(backend->create(control, NULL, -1, &r->gpus));
     if (!getenv("COLO_TIMEOUT_MS"))

@@ -49,7 +49,7 @@ bool t_peers_enough(int ranks);
 /* @n ranks as T_RANKS says (harness/ranks.h), rank r on device r modulo the devices; gpus is NULL
  * when @bare: the test makes it. What ranks write in @arg must be shared by t_share(). */
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg);
-/* The same over peers, on a comm without NCCL (backends/peer_only.c); when @bare, the test
+/* The same over peers, on a comm without NCCL (backends/direct_only.c); when @bare, the test
  * registers the memory. @bytes of @arg are shared. */
 #define T_ARENA ((size_t)48 << 20)
 colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t bytes);

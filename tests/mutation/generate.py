@@ -30,7 +30,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ["bridge", "comm", "core", "grid", "loss"]  # of src/
 # What runs the sources of which mutants. What needs a GPU or UCX, or finds a machine's libraries, is left out.
-SUITES = [(r"src/comm/(nccl|peer)/|src/comm/gpu-open", r"fake/"), (r"src/bridge/.*peer", r"(fake|bridge)/"),
+SUITES = [(r"src/comm/(nccl|direct)/|src/comm/gpu-open", r"fake/"), (r"src/bridge/.*direct", r"(fake|bridge)/"),
           (r"src/bridge/", r"(sockets/)?bridge/|grid/topology"), (r"src/comm/process/", r"sockets/|comm/"),
           (r"src/comm/(?!ucx)", r"(sockets/)?comm/|bridge/(bridge_check|bridge_memory|contract)"),
           (r"src/core/(?!range|backend)", r"core/|comm/|grid/"),

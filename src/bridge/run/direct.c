@@ -367,9 +367,9 @@ colo_status_t colo_direct_agree(colo_call_t *call)
                                    .registrations =
                                        bridge->comm->backend->direct->registrations(bridge->comm)};
     registered->moves = agreed->moves ? agreed->moves : COLO_PUSH;
-    const bool p2p = agreed->moves || (!any && bridge->transport == COLO_TRANSPORT_PEER);
-    call->direct = p2p;
-    if (!p2p && bridge->transport == COLO_TRANSPORT_PEER) {
+    const bool is_direct = agreed->moves || (!any && bridge->transport == COLO_TRANSPORT_PEER);
+    call->direct = is_direct;
+    if (!is_direct && bridge->transport == COLO_TRANSPORT_PEER) {
         agreed->made = false;
         return colo_fail(COLO_ERR_ARG,
                          "bridge: neither y nor x is registered over comm '%s' on all ranks that "
@@ -377,7 +377,7 @@ colo_status_t colo_direct_agree(colo_call_t *call)
                          "requires; use colo_memory_register()",
                          bridge->comm->name);
     }
-    if (nregistered == 0 || p2p)
+    if (nregistered == 0 || is_direct)
         return COLO_OK;
     colo_log(COLO_LOG_INFO,
              "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
@@ -448,17 +448,17 @@ colo_status_t colo_direct_move(colo_call_t *call, const colo_move_t *move)
     colo_direct_tensor_t one, *tensor = &one;
     if (call->frame.n > 1)
         tensor = colo_list_zeroed(&bridge->direct.tensors, call->frame.n, sizeof *tensor);
-    colo_direct_call_t p2p = {.list = move->exchange == COLO_EXCHANGE_RELAYS ? direct->relay_list
-                                                                             : direct->list,
-                              .tensor = tensor,
-                              .device = call->queries.device,
-                              .capturing = call->capturing};
+    colo_direct_call_t launch = {.list = move->exchange == COLO_EXCHANGE_RELAYS ? direct->relay_list
+                                                                                : direct->list,
+                                 .tensor = tensor,
+                                 .device = call->queries.device,
+                                 .capturing = call->capturing};
     COLO_FAIL_IF(!tensor, COLO_ERR_NOMEM, "bridge: %d tensors", (int)call->frame.n);
     const colo_registered_tensor_t *registered =
         registered_for(call, (colo_mover_t)call->registered.moves);
     for (int32_t k = 0; k < call->frame.n; k++)
         if (call->frame.tensor[k].per > 0)
-            tensor[p2p.n++] = tensor_of(call, move, &call->frame.tensor[k], &registered[k]);
-    return bridge->comm->backend->direct->run(bridge->direct.launcher, call->frame.pass, &p2p,
+            tensor[launch.n++] = tensor_of(call, move, &call->frame.tensor[k], &registered[k]);
+    return bridge->comm->backend->direct->run(bridge->direct.launcher, call->frame.pass, &launch,
                                               call->stream);
 }

@@ -10,8 +10,8 @@
  * be those of another; boxes are cut until each addend comes from one rank. If there are exchanges
  * behind that move, or ranks out of reach, addends are pulled into partial sums instead.
  *
- * Left to others: moving and waiting (comm/peer), registration (comm/memory.c), which calls go this
- * way (direct.c).
+ * Left to others: moving and waiting (comm/direct), registration (comm/memory.c), which calls go
+ * this way (direct.c).
  */
 #include "bridge/run/run.h"
 

@@ -291,6 +291,6 @@ const colo_comm_backend_t colo_comm_nccl_backend = {
     .subconnection_create = colo_nccl_subconnection_create,
     .subconnection_destroy = colo_nccl_subconnection_destroy,
     .subconnection_stage = colo_nccl_subconnection_stage,
-    .direct = &colo_peer_table,
+    .direct = &colo_direct_table,
     .create = colo_nccl_create,
 };

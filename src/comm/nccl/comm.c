@@ -48,7 +48,7 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t 
 
 colo_status_t colo_nccl_check_peer(struct colo_nccl_group *x, char *error_message, size_t cap)
 {
-    colo_status_t st = colo_peer_check(atomic_load(&x->base.peer), error_message, cap);
+    colo_status_t st = colo_direct_check(atomic_load(&x->base.direct), error_message, cap);
     if (st < 0)
         colo_nccl_set_error(x, st, error_message);
     return st;
@@ -141,12 +141,12 @@ void colo_nccl_destroy(colo_comm_t *c)
     char error_message[900];
     bool dead = colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
     if (dead)
-        colo_peer_stop(atomic_load(&x->base.peer));
+        colo_direct_stop(atomic_load(&x->base.direct));
     /* This may wait for the stream: as long as the watchdog knows of what the stream waits for. */
     colo_gathers_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
     if (dead)
-        colo_peer_stop(atomic_load(&x->base.peer));
+        colo_direct_stop(atomic_load(&x->base.direct));
     pthread_mutex_lock(&f->lock);
     COLO_UNLINK(f->group, x);
     if (x->connection)
@@ -159,7 +159,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     colo_nccl_connection_put(f, x->connection);
     if (last)
         colo_nccl_context_destroy(f, true);
-    colo_peer_drop(atomic_load(&x->base.peer));
+    colo_direct_drop(atomic_load(&x->base.direct));
     colo_comm_destroy(&x->control);
     colo_error_state_fini(&x->error);
     free(x);

@@ -13,7 +13,7 @@
 #ifndef COLO_COMM_NCCL_COMM_H
 #define COLO_COMM_NCCL_COMM_H
 
-#include "comm/peer/registry.h"
+#include "comm/direct/registry.h"
 #include "comm/error-state.h"
 #include "core/helper.h"
 
@@ -70,8 +70,8 @@ struct colo_subconnection {
         *members; /* [n] owned: ranks of the comm, ascending; the connection's rank is the place */
 };
 
-struct colo_nccl_group {   /* colo_comm.impl */
-    colo_peer_base_t base; /* first */
+struct colo_nccl_group {     /* colo_comm.impl */
+    colo_direct_base_t base; /* first */
     struct colo_nccl_group *next;
     struct colo_nccl_context *context; /* a reference */
     colo_comm_t *comm;
@@ -199,7 +199,7 @@ colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *err
 void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status,
                          const char *error_message);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
-/* Why kernels of the peer-to-peer path ended, if they did: the comm fails. Any thread. */
+/* Why kernels of the direct path ended, if they did: the comm fails. Any thread. */
 colo_status_t colo_nccl_check_peer(struct colo_nccl_group *x, char *error_message, size_t cap);
 
 /* ---- operation.c ---- */

@@ -117,7 +117,7 @@ static bool is_dead(struct colo_nccl_context *context, struct colo_nccl_group *g
          subconnection = subconnection->next)
         dead = check_connection(context, group, subconnection->connection);
     if (dead)
-        colo_peer_stop(atomic_load(&group->base.peer));
+        colo_direct_stop(atomic_load(&group->base.direct));
     if (dead && group->connecting && !colo_nccl_is_dead(group->connecting)) {
         (void)colo_nccl_state(group->comm, error_message, sizeof error_message);
         group->connecting->backend->fail(group->connecting, COLO_ERR_PEER, error_message);

@@ -15,12 +15,12 @@
  * has not come through is not reached, and the rest goes on.
  *
  * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
- * device table where kernels look up where rank r's memory n lies (p2p.cu).
+ * device table where kernels look up where rank r's memory n lies (direct.cu).
  *
  * Left to others: how an allocation is shared (share.c), waits of kernels and their deadlines
- * (path.c), calls (launch.c), when to use it (bridge/run/direct.c).
+ * (channel.c), calls (launch.c), when to use it (bridge/run/direct.c).
  */
-#include "comm/peer/registry.h"
+#include "comm/direct/registry.h"
 
 #include "capture.h"
 #include "core/env.h"
@@ -73,7 +73,7 @@ static int device_of(const struct where *me, const struct where *w)
 
 /* Which ranks may be within reach? Enables access to those of this process; one of another process
  * is tried by opening what it offers, which makes no context on its device. */
-static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const struct where *all)
+static colo_status_t reach_all(const colo_comm_t *c, struct colo_direct *p, const struct where *all)
 {
     const struct where *me = &all[c->rank];
     p->sharers = 1;
@@ -81,7 +81,7 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
         p->reach[r] = true;
         p->foreign[r] = all[r].process != me->process;
         if (all[r].host != me->host)
-            colo_peer_lose(p, r, "they are on different hosts");
+            colo_direct_lose(p, r, "they are on different hosts");
         if (r == c->rank || !p->reach[r])
             continue;
         int device = device_of(me, &all[r]), can = 1;
@@ -94,9 +94,9 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
         cudaError_t e = can && !p->foreign[r] ? cudaDeviceEnablePeerAccess(device, 0) : cudaSuccess;
         (void)cudaGetLastError();
         if (!can)
-            colo_peer_lose(p, r, "CUDA reports no peer access between their devices");
+            colo_direct_lose(p, r, "CUDA reports no peer access between their devices");
         else if (e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers)
-            colo_peer_lose(p, r, cudaGetErrorString(e));
+            colo_direct_lose(p, r, cudaGetErrorString(e));
         else if (e != cudaSuccess && e != cudaErrorPeerAccessAlreadyEnabled)
             return colo_cuda_error("peer memory: enabling access", e);
     }
@@ -108,7 +108,7 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
 static void peer_free(int device, void *arg)
 {
     COLO_CAPTURE_RELAXED;
-    struct colo_peer *p = arg;
+    struct colo_direct *p = arg;
     (void)cudaSetDevice(device);
     for (int32_t i = 0; i < p->nretired; i++)
         cudaFree(p->retired[i]);
@@ -126,7 +126,7 @@ static void peer_free(int device, void *arg)
     free(p);
 }
 
-void colo_peer_retire(struct colo_peer *p, void *memory)
+void colo_direct_retire(struct colo_direct *p, void *memory)
 {
     COLO_HOLD(&p->lock);
     void **more = realloc(p->retired, ((size_t)p->nretired + 1) * sizeof *more);
@@ -136,16 +136,16 @@ void colo_peer_retire(struct colo_peer *p, void *memory)
     }
 }
 
-void colo_peer_drop(struct colo_peer *p)
+void colo_direct_drop(struct colo_direct *p)
 {
     if (p && atomic_fetch_sub(&p->refs, 1) == 1)
         (void)colo_end_on(p->device, p->timeout_ms, peer_free, p);
 }
 
-static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer **out)
+static colo_status_t direct_new(const colo_comm_t *c, int device, struct colo_direct **out)
 {
-    struct colo_order *family = ((colo_peer_base_t *)c->impl)->order;
-    struct colo_peer *p = calloc(1, sizeof *p);
+    struct colo_order *family = ((colo_direct_base_t *)c->impl)->order;
+    struct colo_direct *p = calloc(1, sizeof *p);
     COLO_FAIL_IF(!p, COLO_ERR_NOMEM, "peer memory: %zu bytes", sizeof *p);
     pthread_mutex_init(&p->lock, NULL);
     atomic_init(&p->refs, 1);
@@ -159,7 +159,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     p->reach = calloc((size_t)c->size, sizeof *p->reach);
     const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
     cudaError_t e = colo_k_load();
-    COLO_THEN(e, colo_k_p2p_fit(&p->blocks, &p->early));
+    COLO_THEN(e, colo_k_direct_fit(&p->blocks, &p->early));
     COLO_THEN(e, cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking));
     COLO_THEN(e, cudaMalloc((void **)&p->table, bytes));
     COLO_THEN(e, cudaMemsetAsync(p->table, 0, bytes, p->stream));
@@ -183,21 +183,21 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     return COLO_OK;
 }
 
-colo_status_t colo_peer_gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
+colo_status_t colo_direct_gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
 {
     return colo_comm_all_gather_for(colo_comm_control(c), COLO_CATEGORY_CHECK, mine, all,
                                     (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
 }
 
-colo_status_t colo_peer_agree_alike(colo_comm_t *c, colo_status_t mine)
+colo_status_t colo_direct_agree_alike(colo_comm_t *c, colo_status_t mine)
 {
     return colo_comm_agree(colo_comm_control(c), "peer memory", 0, mine);
 }
 
-colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
+colo_status_t colo_direct_agree_on(colo_comm_t *c, colo_status_t mine)
 {
-    COLO_TRY(colo_peer_agree_alike(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
-    colo_status_t st = colo_peer_agree_alike(c, mine);
+    COLO_TRY(colo_direct_agree_alike(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
+    colo_status_t st = colo_direct_agree_alike(c, mine);
     char why[8];
     colo_comm_t *control = colo_comm_control(c);
     return st == COLO_ERR_PEER && control->backend->state(control, why, sizeof why) == COLO_OK
@@ -205,60 +205,61 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
                : st; /* PEER of a dead comm: a rank failed or left meanwhile */
 }
 
-colo_status_t colo_peer_open(colo_comm_t *c)
+colo_status_t colo_direct_open(colo_comm_t *c)
 {
     COLO_CAPTURE_RELAXED;
-    colo_peer_base_t *base = c->impl;
-    struct colo_peer *p = NULL;
+    colo_direct_base_t *base = c->impl;
+    struct colo_direct *p = NULL;
     struct where mine;
     COLO_AUTOFREE struct where *all = NULL;
     int device = -1;
-    if (atomic_load(&base->peer))
+    if (atomic_load(&base->direct))
         return COLO_OK;
     colo_status_t st = colo_cuda_error("peer memory", cudaGetDevice(&device));
     if (st == COLO_OK && base->device >= 0 && device != base->device)
         st = colo_fail(COLO_ERR_ARG, "peer memory: the current device is %d, comm '%s' is on %d",
                        device, c->name, (int)base->device);
-    COLO_THEN(st, peer_new(c, device, &p));
+    COLO_THEN(st, direct_new(c, device, &p));
     COLO_THEN(st, where_am_i(c, device, &mine));
     if (st == COLO_OK && !(all = calloc((size_t)c->size, sizeof *all)))
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
-    COLO_TRY_GOTO(st, colo_peer_agree_alike(c, st), fail);
-    COLO_TRY_GOTO(st, colo_peer_gather(c, &mine, all, sizeof mine), fail);
-    COLO_TRY_GOTO(st, colo_peer_agree_alike(c, reach_all(c, p, all)), fail);
-    COLO_TRY_GOTO(st, colo_peer_try(c, p), fail);
+    COLO_TRY_GOTO(st, colo_direct_agree_alike(c, st), fail);
+    COLO_TRY_GOTO(st, colo_direct_gather(c, &mine, all, sizeof mine), fail);
+    COLO_TRY_GOTO(st, colo_direct_agree_alike(c, reach_all(c, p, all)), fail);
+    COLO_TRY_GOTO(st, colo_direct_try(c, p), fail);
     if (p->sharers > 1) /* all of them must fit at once */
         p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
-    atomic_store(&base->peer, p);
+    atomic_store(&base->direct, p);
     return COLO_OK;
 fail:
-    colo_peer_drop(p);
+    colo_direct_drop(p);
     return st;
 }
 
-void colo_peer_stop(struct colo_peer *p)
+void colo_direct_stop(struct colo_direct *p)
 {
     if (!p || atomic_exchange(&p->stopped, true))
         return;
     COLO_HOLD(&p->lock);
-    for (colo_path_t *path = p->paths; path; path = path->next)
-        colo_path_stop(path);
+    for (colo_direct_channel_t *channel = p->channels; channel; channel = channel->next)
+        colo_direct_channel_stop(channel);
 }
 
-colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t cap)
+colo_status_t colo_direct_check(struct colo_direct *p, char *error_message, size_t cap)
 {
     colo_status_t st = COLO_OK;
     if (!p)
         return COLO_OK;
     COLO_HOLD(&p->lock);
-    for (colo_path_t *path = p->paths; path && st == COLO_OK; path = path->next)
-        st = colo_path_poll(path, error_message, cap);
+    for (colo_direct_channel_t *channel = p->channels; channel && st == COLO_OK;
+         channel = channel->next)
+        st = colo_direct_channel_poll(channel, error_message, cap);
     return st;
 }
 
 /* ---- registered memory ---- */
 
-static colo_status_t write_rows(struct colo_peer *p, int32_t id, char *const *base)
+static colo_status_t write_rows(struct colo_direct *p, int32_t id, char *const *base)
 {
     COLO_AUTOFREE uint64_t *column = calloc((size_t)p->size, sizeof *column);
     COLO_FAIL_IF(!column, COLO_ERR_NOMEM, "register: %d ranks", (int)p->size);
@@ -272,13 +273,13 @@ static colo_status_t write_rows(struct colo_peer *p, int32_t id, char *const *ba
 }
 
 struct shared {
-    struct colo_peer *peer; /* a reference */
+    struct colo_direct *direct; /* a reference */
     colo_share_t share;
     int32_t id;  /* when the memory is destroyed */
     void *owned; /* then: what is to be freed */
 };
 
-static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_t *m)
+static colo_status_t share_now(colo_comm_t *c, struct colo_direct *p, colo_memory_t *m)
 {
     struct shared *x = calloc(1, sizeof *x);
     int now = -1;
@@ -294,15 +295,15 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
         st = colo_fail(COLO_ERR_NOMEM, "memory: %zu bytes on device %d: %s", m->bytes, now,
                        cudaGetErrorString(e));
     }
-    st = colo_peer_agree_alike(c, st);
+    st = colo_direct_agree_alike(c, st);
     if (st < 0) {
         free(x);
         return st;
     }
-    st = colo_peer_share(c, p, m->data, m->bytes, &m->id, &x->share);
+    st = colo_direct_share(c, p, m->data, m->bytes, &m->id, &x->share);
     if (st == COLO_OK) {
-        st = colo_peer_agree_alike(c, write_rows(p, m->id, x->share.base));
-        st = st < 0 ? colo_peer_close(c, &x->share, st) : COLO_OK;
+        st = colo_direct_agree_alike(c, write_rows(p, m->id, x->share.base));
+        st = st < 0 ? colo_direct_close(c, &x->share, st) : COLO_OK;
     }
     if (st < 0) {
         if (m->owned && x->share.stays)
@@ -310,7 +311,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
         free(x);
         return st;
     }
-    x->peer = p;
+    x->direct = p;
     atomic_fetch_add(&p->refs, 1);
     m->impl = x;
     COLO_HOLD(&p->lock);
@@ -320,10 +321,10 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
     return COLO_OK;
 }
 
-colo_status_t colo_peer_register(colo_comm_t *c, colo_memory_t *m)
+colo_status_t colo_direct_register(colo_comm_t *c, colo_memory_t *m)
 {
     COLO_CAPTURE_RELAXED;
-    struct colo_peer *p = colo_peer_of(c);
+    struct colo_direct *p = colo_direct_of(c);
     colo_status_t st = share_now(c, p, m);
     if (st < 0 && m->owned && m->data) {
         cudaFree(m->data);
@@ -338,7 +339,7 @@ static void unshare_on(int device, void *arg)
 {
     COLO_CAPTURE_RELAXED;
     struct shared *x = arg;
-    struct colo_peer *p = x->peer;
+    struct colo_direct *p = x->direct;
     (void)cudaSetDevice(device);
     if (p->used) /* a kernel of ours may still reach into what is closed below */
         (void)cudaEventSynchronize(p->order->done);
@@ -347,17 +348,17 @@ static void unshare_on(int device, void *arg)
     p->memory[x->id] = NULL;
     p->memories--;
     pthread_mutex_unlock(&p->lock);
-    colo_peer_unshare(&x->share);
+    colo_direct_unshare(&x->share);
     cudaFree(x->owned);
     (void)cudaGetLastError();
-    colo_peer_drop(p);
+    colo_direct_drop(p);
     free(x);
 }
 
-void colo_peer_unregister(colo_memory_t *m)
+void colo_direct_unregister(colo_memory_t *m)
 {
     struct shared *x = m->impl;
-    struct colo_peer *p = x->peer;
+    struct colo_direct *p = x->direct;
     x->id = m->id;
     x->owned = m->owned ? m->data : NULL;
     pthread_mutex_lock(&p->lock);
@@ -366,10 +367,10 @@ void colo_peer_unregister(colo_memory_t *m)
     (void)colo_end_on(p->device, p->timeout_ms, unshare_on, x);
 }
 
-bool colo_peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t *id,
-                    uint64_t *offset)
+bool colo_direct_find_memory(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t *id,
+                             uint64_t *offset)
 {
-    struct colo_peer *p = colo_peer_of(c);
+    struct colo_direct *p = colo_direct_of(c);
     const uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
     bool found = false;
     if (!p)
@@ -388,16 +389,16 @@ bool colo_peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t
     return found;
 }
 
-const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id)
+const colo_share_t *colo_direct_memory_of(struct colo_direct *p, int32_t id)
 {
     COLO_HOLD(&p->lock);
     const struct shared *x = p->memory[id] ? p->memory[id]->impl : NULL;
     return x ? &x->share : NULL;
 }
 
-uint64_t colo_peer_registrations(const colo_comm_t *c)
+uint64_t colo_direct_registrations(const colo_comm_t *c)
 {
-    struct colo_peer *p = colo_peer_of(c);
+    struct colo_direct *p = colo_direct_of(c);
     if (!p)
         return 0;
     COLO_HOLD(&p->lock);

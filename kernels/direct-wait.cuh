@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * p2p-wait.cuh - words that ranks write into each other's mailboxes, and waiting for them: up to a
+ * direct-wait.cuh - words that ranks write into each other's mailboxes, and waiting for them: up to a
  * deadline, until the host says stop, or until the peer gives up. The rank that gives up says
- * why, once. For p2p.cu and gather.cu.
+ * why, once. For direct.cu and gather.cu.
  */
-#ifndef COLO_KERNELS_P2P_WAIT_CUH
-#define COLO_KERNELS_P2P_WAIT_CUH
+#ifndef COLO_KERNELS_DIRECT_WAIT_CUH
+#define COLO_KERNELS_DIRECT_WAIT_CUH
 
-#include "p2p.h"
+#include "direct.h"
 
 namespace
 {
@@ -43,13 +43,13 @@ __device__ uint64_t acquire(const uint64_t *p)
     return v;
 }
 
-__device__ unsigned is_dead(const colo_k_p2p_t &d)
+__device__ unsigned is_dead(const colo_k_direct_t &d)
 {
     return *(volatile unsigned *)&d.control->dead;
 }
 
 /* The first one to give up says why. */
-__device__ void give_up(const colo_k_p2p_t &d, uint64_t code, int32_t rank, uint64_t call,
+__device__ void give_up(const colo_k_direct_t &d, uint64_t code, int32_t rank, uint64_t call,
                         uint64_t memory)
 {
     if (atomicCAS(&d.control->dead, 0u, 1u) != 0)
@@ -65,7 +65,7 @@ __device__ void give_up(const colo_k_p2p_t &d, uint64_t code, int32_t rank, uint
  * wait for a partner of its own. @since: when the deadline began, which several waits share; the
  * first one finds 0. */
 template <typename F>
-__device__ bool wait_for(const colo_k_p2p_t &d, const colo_k_partner_t &p, uint64_t call,
+__device__ bool wait_for(const colo_k_direct_t &d, const colo_k_partner_t &p, uint64_t call,
                          unsigned mask, uint64_t &since, F ready)
 {
     for (unsigned poll = 0;; poll++) {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * p2p-tile.cuh - one tile of a box on the peer-to-peer path: moved, or added up.
+ * direct-tile.cuh - one tile of a box on the direct path: moved, or added up.
  *
  * The axes are put in order, coalesced, and given the widest access on the device, by one thread
  * once a box: only there both sides' strides are known. Sums add one value of every addend in
  * order, as box.cu does: the host's bits.
  */
-#ifndef COLO_KERNELS_P2P_TILE_CUH
-#define COLO_KERNELS_P2P_TILE_CUH
+#ifndef COLO_KERNELS_DIRECT_TILE_CUH
+#define COLO_KERNELS_DIRECT_TILE_CUH
 
-#include "p2p.h"
+#include "direct.h"
 
 #include "box.cuh"
 

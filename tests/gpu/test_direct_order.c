@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_order.c - when things happen on the peer-to-peer path: captured and replayed, back to
+ * test_direct_order.c - when things happen on the direct path: captured and replayed, back to
  * back with ranks that are late, outputs in turn; ranks that do not come; what is refused. Four
  * ranks on however many GPUs there are.
  */
@@ -434,4 +434,4 @@ T_CASE(an_unknown_transport_is_refused)
     assert_ok(st);
 }
 
-T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_order")
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/direct_order")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * p2p.cu - a bridge's way between GPUs that reach each other: handshake, boxes for others, own
- * boxes, all in one launch, nothing staged. What happens to a tile is p2p-tile.cuh's.
+ * direct.cu - a bridge's way between GPUs that reach each other: handshake, boxes for others, own
+ * boxes, all in one launch, nothing staged. What happens to a tile is direct-tile.cuh's.
  *
  *   block 0        posts a record of each of this rank's tensors to every rank that will reach it
  *   every block    takes tiles of two queues, the partners' and its own, half of the blocks
@@ -25,11 +25,11 @@
  * replayed. Every wait ends at a deadline, when the host says stop, or when the peer gives up; the
  * way is dead then, this launch and later ones do nothing, and peers are told.
  */
-#include "p2p.h"
+#include "direct.h"
 
 #include "arch.cuh"
-#include "p2p-tile.cuh"
-#include "p2p-wait.cuh"
+#include "direct-tile.cuh"
+#include "direct-wait.cuh"
 
 #include <climits>
 
@@ -47,7 +47,7 @@ __device__ void follow()
 
 /* Block 0: lanes 0..8 of a warp write the records of a partner. Earlier kernels of the stream have
  * ended, so nothing of theirs is under way here; what they wrote is made known where it is read. */
-__device__ void expose(const colo_k_p2p_t &d, const uint32_t *calls)
+__device__ void expose(const colo_k_direct_t &d, const uint32_t *calls)
 {
     const int lane = threadIdx.x % 32;
     if (lane >= COLO_K_RECORD)
@@ -77,7 +77,7 @@ struct record {
 };
 
 /* Warp 0: waits for a partner's record of tensor @k and translates it; @since as in wait_for(). */
-__device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *calls, int k,
+__device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *calls, int k,
                      uint64_t &since, record &r)
 {
     const colo_k_partner_t &p = d.partner[partner];
@@ -120,7 +120,7 @@ __device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *cal
 }
 
 /* Tiles of a queue. */
-__device__ int64_t all_tiles(const colo_k_p2p_t &d, int q)
+__device__ int64_t all_tiles(const colo_k_direct_t &d, int q)
 {
     return d.tiles[q] * d.tensors;
 }
@@ -148,7 +148,7 @@ __device__ bool all_done(const colo_k_partner_t &p, uint32_t call)
 }
 
 /* Thread 0 of a block that has moved a tile of a segment of @partner. */
-__device__ void report_part(const colo_k_p2p_t &d, const uint32_t *calls, int64_t partner,
+__device__ void report_part(const colo_k_direct_t &d, const uint32_t *calls, int64_t partner,
                             int64_t tile)
 {
     const colo_k_partner_t &p = d.partner[partner];
@@ -160,7 +160,7 @@ __device__ void report_part(const colo_k_p2p_t &d, const uint32_t *calls, int64_
 
 /* Warp 0 of a block that has moved @mine tiles of the first queue; the block that brings the
  * last ones tells the partners. */
-__device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsigned long long mine)
+__device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls, unsigned long long mine)
 {
     const int lane = threadIdx.x % 32;
     const unsigned long long all = (unsigned long long)all_tiles(d, 0);
@@ -182,7 +182,7 @@ __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsign
 }
 
 /* Block 0, which waits for the others of the grid and for the partners at the same time. */
-__device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
+__device__ void finish(const colo_k_direct_t &d, const uint32_t *calls)
 {
     int dead = 0;
     uint64_t since = 0;
@@ -215,7 +215,7 @@ __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 
 /* Warp 0: the segment of a tile. Every lane looks at the end of one of 32 parts of what is left: a
  * ragged batch has thousands. */
-__device__ int segment_of(const colo_k_p2p_t &d, int q, int64_t tile)
+__device__ int segment_of(const colo_k_direct_t &d, int q, int64_t tile)
 {
     const int lane = threadIdx.x % 32;
     for (int base = 0, n = d.segments[q];;) {
@@ -238,7 +238,7 @@ __device__ const char *inside(const colo_k_tensor_t &v, const char *base, const 
 struct mover {
     task t;
 
-    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i, int k)
+    __device__ bool prepare(const colo_k_direct_t &d, const uint32_t *calls, int q, int i, int k)
     {
         const colo_transfer_t &p = d.segment[q][i];
         const colo_k_tensor_t &v = d.tensor[k];
@@ -255,7 +255,7 @@ struct mover {
         }
         return true;
     }
-    __device__ void run(const colo_k_p2p_t &d, int64_t pos, int64_t tile, int k)
+    __device__ void run(const colo_k_direct_t &d, int64_t pos, int64_t tile, int k)
     {
         move_tile(t, pos, tile, d.tensor[k].elem);
     }
@@ -264,7 +264,7 @@ struct mover {
 template <typename D> struct adder {
     sum_task t;
 
-    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i, int n)
+    __device__ bool prepare(const colo_k_direct_t &d, const uint32_t *calls, int q, int i, int n)
     {
         const colo_transfer_t &p = d.segment[q][i];
         const colo_k_tensor_t &v = d.tensor[n];
@@ -289,7 +289,7 @@ template <typename D> struct adder {
         }
         return true;
     }
-    __device__ void run(const colo_k_p2p_t &d, int64_t pos, int64_t tile, int k)
+    __device__ void run(const colo_k_direct_t &d, int64_t pos, int64_t tile, int k)
     {
         sum_tile<D>(t, d.addends, pos, tile);
     }
@@ -305,7 +305,7 @@ template <typename M> struct block {
 };
 
 /* Takes tiles of a queue until there is none; false when the way is dead. */
-template <typename M> __device__ bool drain(const colo_k_p2p_t &d, block<M> &s, int q)
+template <typename M> __device__ bool drain(const colo_k_direct_t &d, block<M> &s, int q)
 {
     const bool first = threadIdx.x == 0;
     unsigned long long mine = 0, next = 0;
@@ -358,7 +358,7 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, block<M> &s, 
 }
 
 template <typename M>
-__global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__ colo_k_p2p_t d)
+__global__ void __launch_bounds__(THREADS, 1) direct_kernel(const __grid_constant__ colo_k_direct_t d)
 {
     __shared__ block<M> s;
     follow();
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__
 /* Before a kernel of many blocks, which therefore does not occupy them while a peer is late: posts
  * to all partners, waits until all that this rank moves for have posted, a thread for each. */
 __global__ void __launch_bounds__(COLO_K_PARTNERS)
-    wait_first(const __grid_constant__ colo_k_p2p_t d)
+    wait_first(const __grid_constant__ colo_k_direct_t d)
 {
     __shared__ uint32_t call[COLO_K_PARTNERS];
     const bool partner = threadIdx.x < d.npartners;
@@ -406,7 +406,7 @@ __global__ void __launch_bounds__(COLO_K_PARTNERS)
 
 /* @kernel may begin to launch while the one before it ends; it waits in follow(). */
 template <typename K>
-cudaError_t start(K kernel, int64_t blocks, int threads, const colo_k_p2p_t &d, cudaStream_t stream)
+cudaError_t start(K kernel, int64_t blocks, int threads, const colo_k_direct_t &d, cudaStream_t stream)
 {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -421,7 +421,7 @@ cudaError_t start(K kernel, int64_t blocks, int threads, const colo_k_p2p_t &d, 
     return cudaLaunchKernelExC(&config, (const void *)kernel, args);
 }
 
-template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
+template <typename M> cudaError_t launch(colo_k_direct_t *d, cudaStream_t stream)
 {
     const int64_t each[2] = {d->tiles[0] * d->tensors, d->tiles[1] * d->tensors};
     const int64_t tiles = each[0] + each[1];
@@ -437,7 +437,7 @@ template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
     }
     blocks = blocks ? blocks : 1; /* one block must wait */
     cudaError_t e = d->posted ? start(wait_first, 1, COLO_K_PARTNERS, *d, stream) : cudaSuccess;
-    return e == cudaSuccess ? start(p2p_kernel<M>, blocks, THREADS, *d, stream) : e;
+    return e == cudaSuccess ? start(direct_kernel<M>, blocks, THREADS, *d, stream) : e;
 }
 
 /* As kernels reach memory of peers, not as copies do. */
@@ -460,7 +460,7 @@ template <typename M> cudaError_t fit(int32_t *blocks)
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     if (e == cudaSuccess)
-        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, p2p_kernel<M>, THREADS, 0);
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, direct_kernel<M>, THREADS, 0);
     each = each > 2 ? 2 : each;
     if (sms * each < *blocks)
         *blocks = sms * each;
@@ -469,7 +469,7 @@ template <typename M> cudaError_t fit(int32_t *blocks)
 
 } // namespace
 
-extern "C" cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
+extern "C" cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream)
 {
     if (d->npartners == 0 && d->tiles[0] + d->tiles[1] == 0)
         return cudaSuccess;
@@ -478,19 +478,19 @@ extern "C" cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
     return with_dtype(d->dtype, [&](auto e) { return launch<adder<decltype(e)>>(d, stream); });
 }
 
-extern "C" cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks,
+extern "C" cudaError_t colo_k_direct_try(const uint64_t *page, uint64_t *back, int32_t ranks,
                                       int32_t me, cudaStream_t stream)
 {
     try_pages<<<1, 256, 0, stream>>>(page, back, ranks, me);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_p2p_fit(int32_t *blocks, bool *early)
+extern "C" cudaError_t colo_k_direct_fit(int32_t *blocks, bool *early)
 {
     int driver = 0, arch = 0;
-    static_assert(sizeof(colo_k_p2p_t) <= 4096, "the limit of a kernel's parameters");
+    static_assert(sizeof(colo_k_direct_t) <= 4096, "the limit of a kernel's parameters");
     *blocks = INT_MAX;
-    const cudaError_t e[] = {code_of(p2p_kernel<mover>, &arch),
+    const cudaError_t e[] = {code_of(direct_kernel<mover>, &arch),
                              cudaDriverGetVersion(&driver),
                              fit<mover>(blocks), fit<adder<f32>>(blocks), fit<adder<f64>>(blocks),
                              fit<adder<bf16>>(blocks), fit<adder<f16>>(blocks)};

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * path.c - mailboxes for kernels that wait for peers, and what became of the waits.
+ * channel.c - mailboxes for kernels that wait for peers, and what became of the waits.
  *
- * A kernel that gives up says so in pinned memory, and colo_peer_check() makes an error message of
- * it. Mailboxes outlive their path, as long as the comm, and those of a path that died the process:
- * a peer that comes late may write there.
+ * A kernel that gives up says so in pinned memory, and colo_direct_check() makes an error message
+ * of it. Mailboxes outlive their channel, as long as the comm, and those of a channel that died the
+ * process: a peer that comes late may write there.
  *
- * Left to others: the handshake itself (kernels/p2p.cu), what is launched (allgather.c, launch.c).
+ * Left to others: the handshake itself (kernels/direct.cu), what is launched (allgather.c,
+ * launch.c).
  */
-#include "comm/peer/registry.h"
+#include "comm/direct/registry.h"
 
 #include "capture.h"
 #include "core/error.h"
@@ -19,12 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t mailboxes_bytes(const struct colo_peer *p)
+static size_t mailboxes_bytes(const struct colo_direct *p)
 {
     return (size_t)p->size * COLO_K_MAILBOX * 2 + 2 * COLO_K_MAILBOX;
 }
 
-static uint64_t *mailbox_of(char *mailboxes, const struct colo_peer *p, int pass, int32_t rank)
+static uint64_t *mailbox_of(char *mailboxes, const struct colo_direct *p, int pass, int32_t rank)
 {
     return (uint64_t *)(void *)(mailboxes +
                                 ((size_t)pass * (size_t)p->size + (size_t)rank) * COLO_K_MAILBOX);
@@ -32,15 +33,15 @@ static uint64_t *mailbox_of(char *mailboxes, const struct colo_peer *p, int pass
 
 /* ---- for kernels ---- */
 
-int32_t colo_path_partner(const colo_path_t *d, int pass, colo_k_p2p_t *k, int32_t rank,
-                          int32_t role)
+int32_t colo_direct_channel_partner(const colo_direct_channel_t *d, int pass, colo_k_direct_t *k,
+                                    int32_t rank, int32_t role)
 {
-    const struct colo_peer *p = d->peer;
+    const struct colo_direct *p = d->direct;
     int32_t i = 0;
     while (i < k->npartners && k->partner[i].rank != rank)
         i++;
     if (i == COLO_K_PARTNERS)
-        return COLO_PATH_FULL;
+        return COLO_DIRECT_CHANNEL_FULL;
     if (i == k->npartners)
         k->partner[k->npartners++] =
             (colo_k_partner_t){.mine = mailbox_of(d->mailboxes, p, pass, rank),
@@ -50,36 +51,37 @@ int32_t colo_path_partner(const colo_path_t *d, int pass, colo_k_p2p_t *k, int32
     return i;
 }
 
-colo_status_t colo_path_too_many(const colo_path_t *path, const char *what)
+colo_status_t colo_direct_channel_too_many(const colo_direct_channel_t *channel, const char *what)
 {
     return colo_fail(COLO_ERR_UNBUILT, "%s: more than %d ranks to exchange with on comm '%s'", what,
-                     COLO_K_PARTNERS, path->peer->name);
+                     COLO_K_PARTNERS, channel->direct->name);
 }
 
-void colo_path_fill(const colo_path_t *path, int pass, colo_k_p2p_t *k)
+void colo_direct_channel_fill(const colo_direct_channel_t *channel, int pass, colo_k_direct_t *k)
 {
-    k->early = path->peer->early;
-    k->control = (colo_k_control_t *)(void *)mailbox_of(path->mailboxes, path->peer, 2, pass);
-    k->table = path->peer->table;
-    k->report = &path->report[pass];
+    k->early = channel->direct->early;
+    k->control =
+        (colo_k_control_t *)(void *)mailbox_of(channel->mailboxes, channel->direct, 2, pass);
+    k->table = channel->direct->table;
+    k->report = &channel->report[pass];
 }
 
-void colo_path_call(colo_path_t *path, int pass, colo_k_p2p_t *k)
+void colo_direct_channel_call(colo_direct_channel_t *channel, int pass, colo_k_direct_t *k)
 {
-    struct colo_peer *p = path->peer;
-    p->timeout_ms = colo_comm_timeout(path->comm);
+    struct colo_direct *p = channel->direct;
+    p->timeout_ms = colo_comm_timeout(channel->comm);
     k->deadline_ns = (uint64_t)p->timeout_ms * 1000000u;
-    atomic_store(&path->pass[pass].seq, path->comm->seq);
-    atomic_store(&path->pass[pass].deadline_ms, p->timeout_ms);
+    atomic_store(&channel->pass[pass].seq, channel->comm->seq);
+    atomic_store(&channel->pass[pass].deadline_ms, p->timeout_ms);
     atomic_store(&p->used, true);
 }
 
 /* ---- create and destroy ---- */
 
-static bool is_dead(const colo_path_t *d)
+static bool is_dead(const colo_direct_channel_t *d)
 {
     char why[900];
-    bool dead = atomic_load(&d->peer->stopped) ||
+    bool dead = atomic_load(&d->direct->stopped) ||
                 d->comm->backend->state(d->comm, why, sizeof why) != COLO_OK;
     for (int w = 0; w < 2; w++)
         dead = dead || __atomic_load_n(&d->report[w].code, __ATOMIC_ACQUIRE) != COLO_K_FINE;
@@ -91,35 +93,35 @@ static bool is_dead(const colo_path_t *d)
 static void end_on(int device, void *arg)
 {
     COLO_CAPTURE_RELAXED;
-    colo_path_t *d = arg;
+    colo_direct_channel_t *d = arg;
     (void)cudaSetDevice(device);
-    if (d->peer->used)
-        (void)cudaEventSynchronize(d->peer->order->done);
+    if (d->direct->used)
+        (void)cudaEventSynchronize(d->direct->order->done);
     d->end(d);
-    colo_peer_unshare(&d->share);
+    colo_direct_unshare(&d->share);
     if (!d->dead) {
         if (d->mailboxes)
-            colo_peer_retire(d->peer, d->mailboxes);
+            colo_direct_retire(d->direct, d->mailboxes);
         cudaFreeHost(d->report);
     }
     (void)cudaGetLastError();
-    colo_peer_drop(d->peer);
+    colo_direct_drop(d->direct);
     free(d);
 }
 
-static void path_free(colo_path_t *d)
+static void channel_free(colo_direct_channel_t *d)
 {
-    d->peer->timeout_ms = colo_comm_timeout(d->comm);
+    d->direct->timeout_ms = colo_comm_timeout(d->comm);
     d->dead = d->share.stays || (d->report && is_dead(d));
-    (void)colo_end_on(d->peer->device, d->peer->timeout_ms, end_on, d);
+    (void)colo_end_on(d->direct->device, d->direct->timeout_ms, end_on, d);
 }
 
-static colo_status_t make_mailboxes(colo_path_t *d)
+static colo_status_t make_mailboxes(colo_direct_channel_t *d)
 {
-    const size_t bytes = mailboxes_bytes(d->peer);
+    const size_t bytes = mailboxes_bytes(d->direct);
     cudaError_t e = cudaMalloc((void **)&d->mailboxes, bytes);
-    COLO_THEN(e, cudaMemsetAsync(d->mailboxes, 0, bytes, d->peer->stream));
-    COLO_THEN(e, cudaStreamSynchronize(d->peer->stream));
+    COLO_THEN(e, cudaMemsetAsync(d->mailboxes, 0, bytes, d->direct->stream));
+    COLO_THEN(e, cudaStreamSynchronize(d->direct->stream));
     COLO_THEN(e, cudaHostAlloc((void **)&d->report, 2 * sizeof *d->report,
                                cudaHostAllocMapped | cudaHostAllocPortable));
     COLO_TRY(colo_cuda_error("bridge", e));
@@ -127,62 +129,65 @@ static colo_status_t make_mailboxes(colo_path_t *d)
     return COLO_OK;
 }
 
-colo_status_t colo_path_open(colo_comm_t *c, colo_path_t *path, colo_status_t st)
+colo_status_t colo_direct_channel_open(colo_comm_t *c, colo_direct_channel_t *channel,
+                                       colo_status_t st)
 {
-    struct colo_peer *p = colo_peer_of(c);
-    if (path) {
-        path->peer = p;
+    struct colo_direct *p = colo_direct_of(c);
+    if (channel) {
+        channel->direct = p;
         atomic_fetch_add(&p->refs, 1);
-        path->comm = c;
-        st = make_mailboxes(path);
+        channel->comm = c;
+        st = make_mailboxes(channel);
     }
     st = colo_comm_agree(colo_comm_control(c), "bridge create", 2, st);
-    COLO_THEN(st, colo_peer_share(c, p, path->mailboxes, mailboxes_bytes(p), NULL, &path->share));
-    if (st < 0 && path)
-        path_free(path);
+    COLO_THEN(
+        st, colo_direct_share(c, p, channel->mailboxes, mailboxes_bytes(p), NULL, &channel->share));
+    if (st < 0 && channel)
+        channel_free(channel);
     return st;
 }
 
-colo_status_t colo_path_enter(colo_path_t *path, colo_status_t st)
+colo_status_t colo_direct_channel_enter(colo_direct_channel_t *channel, colo_status_t st)
 {
-    struct colo_peer *p = path->peer;
-    st = colo_peer_agree(path->comm, st);
+    struct colo_direct *p = channel->direct;
+    st = colo_direct_agree_on(channel->comm, st);
     if (st < 0) {
-        st = colo_peer_close(path->comm, &path->share, st);
-        path_free(path);
+        st = colo_direct_close(channel->comm, &channel->share, st);
+        channel_free(channel);
         return st;
     }
     COLO_HOLD(&p->lock);
-    path->next = p->paths;
-    p->paths = path;
+    channel->next = p->channels;
+    p->channels = channel;
     if (atomic_load(&p->stopped))
-        colo_path_stop(path);
+        colo_direct_channel_stop(channel);
     return COLO_OK;
 }
 
-void colo_path_destroy(colo_path_t *path)
+void colo_direct_channel_destroy(colo_direct_channel_t *channel)
 {
-    if (!path)
+    if (!channel)
         return;
-    pthread_mutex_lock(&path->peer->lock);
-    COLO_UNLINK(path->peer->paths, path);
-    pthread_mutex_unlock(&path->peer->lock);
-    path_free(path);
+    pthread_mutex_lock(&channel->direct->lock);
+    COLO_UNLINK(channel->direct->channels, channel);
+    pthread_mutex_unlock(&channel->direct->lock);
+    channel_free(channel);
 }
 
 /* ---- what became of it ---- */
 
-void colo_path_stop(colo_path_t *d)
+void colo_direct_channel_stop(colo_direct_channel_t *d)
 {
     for (int w = 0; w < 2; w++)
         __atomic_store_n(&d->report[w].stop, 1, __ATOMIC_RELEASE);
 }
 
-colo_status_t colo_path_poll(const colo_path_t *d, char *error_message, size_t cap)
+colo_status_t colo_direct_channel_poll(const colo_direct_channel_t *d, char *error_message,
+                                       size_t cap)
 {
-    const struct colo_peer *p = d->peer;
+    const struct colo_direct *p = d->direct;
     for (int i = 0; i < 2; i++) {
-        const struct colo_path_pass *w = &d->pass[i];
+        const struct colo_direct_channel_pass *w = &d->pass[i];
         const colo_k_report_t *r = &d->report[i];
         const uint64_t code = __atomic_load_n(&r->code, __ATOMIC_ACQUIRE);
         char which[200];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_packed.c - packed sequences on both sides over peers' memory: random cuts against the
+ * test_direct_packed.c - packed sequences on both sides over peers' memory: random cuts against the
  * oracle, captured graphs. Four ranks, and eight, on however many GPUs there are.
  */
 #include "gpu/gpu_ranks.h"
@@ -79,4 +79,4 @@ T_CASE_ON_PEERS(RANKS, replays_of_a_packed_batch_over_peers_give_its_bits)
     return COLO_OK;
 }
 
-T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_packed")
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/direct_packed")

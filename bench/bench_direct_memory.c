@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_peer_memory.c - what a bridge over peers' memory takes of each GPU, step by step.
+ * bench_direct_memory.c - what a bridge over peers' memory takes of each GPU, step by step.
  *
- * usage: bench_peer_memory [RANKS]    processes with a GPU each (2)
+ * usage: bench_direct_memory [RANKS]    processes with a GPU each (2)
  *
  * MiB that a GPU has less of than before the step, whichever process took it; the most of any GPU.
  * What the caller registers is subtracted.
@@ -107,7 +107,7 @@ int main(int argc, char **argv)
     bool failed = n < 2 || n > MOST;
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (board == MAP_FAILED || failed) {
-        fprintf(stderr, "usage: bench_peer_memory [2 to %d ranks]\n", MOST);
+        fprintf(stderr, "usage: bench_direct_memory [2 to %d ranks]\n", MOST);
         return 2;
     }
     board->size = n;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer.c - bridges over peers' memory: the unit layouts, seeded ones, boxes of several tiles,
- * tensors that begin at any element, other shapes, memory that ranks destroy in orders of their
- * own. == on every byte against the oracle, the bytes between the elements included. Four ranks,
- * and eight, on however many GPUs there are; T_RANKS=sockets: as processes.
+ * test_direct_bridge.c - bridges over peers' memory: the unit layouts, seeded ones, boxes of
+ * several tiles, tensors that begin at any element, other shapes, memory that ranks destroy in
+ * orders of their own. == on every byte against the oracle, the bytes between the elements
+ * included. Four ranks, and eight, on however many GPUs there are; T_RANKS=sockets: as processes.
  */
 #include "gpu/pairs.h"
 
@@ -202,4 +202,4 @@ T_CASE_ON_BARE_PEERS(RANKS, ranks_destroy_memory_in_orders_of_their_own)
     return COLO_OK;
 }
 
-T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer")
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/direct_bridge")

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_tickets.c - calls over peers' memory that are started and finished: the caller's stream
- * is free in between, the values are the oracle's in any order of finishing, and graphs take them.
+ * test_direct_tickets.c - calls over peers' memory that are started and finished: the caller's
+ * stream is free in between, the values are the oracle's in any order of finishing, and graphs take
+ * them.
  */
 #include "gpu/gpu_ranks.h"
 
@@ -126,4 +127,4 @@ T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
     return COLO_OK;
 }
 
-T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_tickets")
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/direct_tickets")

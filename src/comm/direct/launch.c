@@ -12,10 +12,10 @@
  * by the first call, on its stream. Blocks of memory serve one shape or batch after the other, once
  * the device is past the last call of the one before; those that a graph has are kept to the end.
  *
- * Left to others: the handshake itself (kernels/p2p.cu), its mailboxes and what became of it
- * (path.c), what is registered (registry.c).
+ * Left to others: the handshake itself (kernels/direct.cu), its mailboxes and what became of it
+ * (channel.c), what is registered (registry.c).
  */
-#include "comm/peer/registry.h"
+#include "comm/direct/registry.h"
 
 #include "capture.h"
 #include "core/error.h"
@@ -25,8 +25,8 @@
 #include <string.h>
 
 struct colo_direct_list {          /* of a shape or a ragged batch */
-    struct colo_direct_list *next; /* in p2p->lists */
-    colo_k_p2p_t k[2];             /* by pass, all but the call */
+    struct colo_direct_list *next; /* in launcher->lists */
+    colo_k_direct_t k[2];          /* by pass, all but the call */
     char *host, *device;           /* of capacity bytes: segments and addends of both passes */
     size_t capacity, bytes;
     cudaEvent_t done; /* after the last call; recorded when it is dropped */
@@ -36,7 +36,7 @@ struct colo_direct_list {          /* of a shape or a ragged batch */
 };
 
 struct colo_direct_launcher {
-    colo_path_t path;                     /* first */
+    colo_direct_channel_t channel;        /* first */
     struct colo_direct_list *lists, *own; /* all; that of the shape */
 };
 
@@ -44,7 +44,7 @@ struct colo_direct_launcher {
  */
 enum { LEAST = COLO_K_THREADS * 16, ONE_EACH = 16 * LEAST, MOST = 32 * LEAST, EACH = 8 };
 
-/* Blocks that keep 95 % of a link's rate (bench/results/gpu-peer-blocks.md): of a kernel that
+/* Blocks that keep 95 % of a link's rate (bench/results/gpu-direct-blocks.md): of a kernel that
  * writes into peers' memory; that reads there, which takes longer; sums take all that there are. */
 enum { WRITE_BLOCKS = 24, READ_BLOCKS = 48 };
 
@@ -65,7 +65,7 @@ static bool is_remote(const colo_transfers_t *w, int64_t i)
  * In it partners by rank XOR own rank: ranks that send to the same ones begin with different ones,
  * and where they come in powers of two, every step pairs all of them up. Boxes that add keep their
  * order. */
-static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
+static int64_t *order_of(const struct colo_direct *p, const colo_transfers_t *w)
 {
     int64_t partners = 1, *link = malloc(((size_t)w->nsteps + 1) * sizeof *link);
     while (partners < p->size)
@@ -88,24 +88,24 @@ static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
 }
 
 /* @peer of a box or an addend, as the kernel wants it. */
-static bool be_partner(const struct colo_direct_launcher *d, int pass, colo_k_p2p_t *k,
+static bool be_partner(const struct colo_direct_launcher *d, int pass, colo_k_direct_t *k,
                        int64_t *peer)
 {
-    *peer = *peer < 0 ? -1 : colo_path_partner(&d->path, pass, k, (int32_t)*peer, 2);
-    return *peer != COLO_PATH_FULL;
+    *peer = *peer < 0 ? -1 : colo_direct_channel_partner(&d->channel, pass, k, (int32_t)*peer, 2);
+    return *peer != COLO_DIRECT_CHANNEL_FULL;
 }
 
 /* Boxes, then addends, as the kernel wants them, in host memory. */
 static colo_status_t lists_of(const struct colo_direct_launcher *d, int pass,
-                              const colo_transfers_t *w, colo_k_p2p_t *k, colo_transfer_t *segment,
-                              colo_addend_t *addend)
+                              const colo_transfers_t *w, colo_k_direct_t *k,
+                              colo_transfer_t *segment, colo_addend_t *addend)
 {
-    COLO_AUTOFREE int64_t *link = order_of(d->path.peer, w);
+    COLO_AUTOFREE int64_t *link = order_of(d->channel.direct, w);
     if (!link)
         return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
     for (int32_t i = 0; i < w->nexposed; i++)
-        if (colo_path_partner(&d->path, pass, k, w->exposed[i], 1) < 0)
-            return colo_path_too_many(&d->path, w->name);
+        if (colo_direct_channel_partner(&d->channel, pass, k, w->exposed[i], 1) < 0)
+            return colo_direct_channel_too_many(&d->channel, w->name);
     for (int64_t i = 0; i < w->nsteps; i++) {
         colo_transfer_t *s = &segment[link[i]];
         *s = w->step[i];
@@ -120,7 +120,7 @@ static colo_status_t lists_of(const struct colo_direct_launcher *d, int pass,
             fits = fits && be_partner(d, pass, k, &a->peer);
         }
         if (!fits)
-            return colo_path_too_many(&d->path, w->name);
+            return colo_direct_channel_too_many(&d->channel, w->name);
         k->segments[is_remote(w, i) ? 0 : 1]++;
     }
     for (int q = 0, i = 0; q < 2; q++)
@@ -137,7 +137,7 @@ static colo_status_t lists_of(const struct colo_direct_launcher *d, int pass,
     return COLO_OK;
 }
 
-static int32_t blocks_of(const struct colo_peer *p, const colo_transfers_t *w)
+static int32_t blocks_of(const struct colo_direct *p, const colo_transfers_t *w)
 {
     int32_t blocks = w->blocks;
     if (blocks == 0)
@@ -177,9 +177,9 @@ static size_t lists_bytes(const colo_transfers_t *w)
 
 /* All of @k but the call, for lists that are made at @host and used at @device. */
 static colo_status_t pass_fill(struct colo_direct_launcher *d, int pass, const colo_transfers_t *w,
-                               char *host, char *device, colo_k_p2p_t *k)
+                               char *host, char *device, colo_k_direct_t *k)
 {
-    struct colo_peer *p = d->path.peer;
+    struct colo_direct *p = d->channel.direct;
     const size_t n = (size_t)w->nsteps;
     memset(k, 0, sizeof *k);
     if (w->nsteps == 0 && w->nexposed == 0)
@@ -188,7 +188,7 @@ static colo_status_t pass_fill(struct colo_direct_launcher *d, int pass, const c
     k->addends = w->addends;
     k->blocks = blocks_of(p, w);
     k->tile = tile_of(w, k->blocks);
-    colo_path_fill(&d->path, pass, k);
+    colo_direct_channel_fill(&d->channel, pass, k);
     colo_transfer_t *segment = (colo_transfer_t *)(void *)host;
     COLO_TRY(lists_of(d, pass, w, k, segment, (colo_addend_t *)(void *)(segment + n)));
     k->segment[0] = (const colo_transfer_t *)(const void *)device;
@@ -246,8 +246,8 @@ static bool list_idle(const struct colo_direct_list *l)
     return e == cudaSuccess;
 }
 
-static colo_status_t p2p_list(colo_direct_launcher_t *d, const colo_transfers_t pass[2],
-                              colo_direct_list_t **list)
+static colo_status_t launcher_list(colo_direct_launcher_t *d, const colo_transfers_t pass[2],
+                                   colo_direct_list_t **list)
 {
     COLO_CAPTURE_RELAXED;
     const size_t first = lists_bytes(&pass[0]), bytes = first + lists_bytes(&pass[1]);
@@ -267,9 +267,9 @@ static colo_status_t p2p_list(colo_direct_launcher_t *d, const colo_transfers_t 
 
 /* All calls of the family follow each other, so its last one stands for the list's. A list of
  * which that is not known stays taken. */
-static void p2p_drop(colo_direct_launcher_t *d, colo_direct_list_t **list)
+static void launcher_drop(colo_direct_launcher_t *d, colo_direct_list_t **list)
 {
-    struct colo_peer *p = d->path.peer;
+    struct colo_direct *p = d->channel.direct;
     struct colo_direct_list *l = *list;
     cudaError_t e = cudaSuccess;
     *list = NULL;
@@ -280,15 +280,15 @@ static void p2p_drop(colo_direct_launcher_t *d, colo_direct_list_t **list)
     l->taken = e != cudaSuccess;
 }
 
-static colo_status_t p2p_load(colo_direct_launcher_t *d, const colo_transfers_t pass[2])
+static colo_status_t launcher_load(colo_direct_launcher_t *d, const colo_transfers_t pass[2])
 {
     struct colo_direct_list *next = NULL;
-    COLO_TRY(p2p_list(d, pass, &next));
+    COLO_TRY(launcher_list(d, pass, &next));
     if (d->own)
-        p2p_drop(d, &d->own);
+        launcher_drop(d, &d->own);
     d->own = next;
     for (int i = 0; i < 2; i++)
-        d->path.pass[i].name = pass[i].name;
+        d->channel.pass[i].name = pass[i].name;
     return COLO_OK;
 }
 
@@ -300,52 +300,52 @@ static colo_status_t lists_make(struct colo_direct_launcher *d, const colo_trans
     struct colo_direct_list *l;
     for (int i = 0; i < LISTS; i++)
         COLO_TRY(list_new(d, LIST_BYTES, &l));
-    COLO_TRY(p2p_load(d, pass));
+    COLO_TRY(launcher_load(d, pass));
     l = d->own;
-    cudaError_t e =
-        cudaMemcpyAsync(l->device, l->host, l->bytes, cudaMemcpyHostToDevice, d->path.peer->stream);
-    COLO_THEN(e, cudaStreamSynchronize(d->path.peer->stream));
+    cudaError_t e = cudaMemcpyAsync(l->device, l->host, l->bytes, cudaMemcpyHostToDevice,
+                                    d->channel.direct->stream);
+    COLO_THEN(e, cudaStreamSynchronize(d->channel.direct->stream));
     l->sent = e == cudaSuccess;
     return colo_cuda_error("bridge: lists of boxes", e);
 }
 
 /* Freeing waits for the device, with the replays that are on it. */
-static void end_lists(colo_path_t *path)
+static void end_lists(colo_direct_channel_t *channel)
 {
-    for (struct colo_direct_list *l = ((struct colo_direct_launcher *)path)->lists, *next; l;
+    for (struct colo_direct_list *l = ((struct colo_direct_launcher *)channel)->lists, *next; l;
          l = next) {
         next = l->next;
         list_free(l);
     }
 }
 
-static colo_status_t p2p_create(colo_comm_t *c, const colo_transfers_t pass[2],
-                                colo_direct_launcher_t **out)
+static colo_status_t launcher_create(colo_comm_t *c, const colo_transfers_t pass[2],
+                                     colo_direct_launcher_t **out)
 {
     COLO_CAPTURE_RELAXED;
     struct colo_direct_launcher *d = calloc(1, sizeof *d);
     colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *d);
     if (d)
-        d->path.end = end_lists;
-    COLO_TRY(colo_path_open(c, d ? &d->path : NULL, st));
-    COLO_TRY(colo_path_enter(&d->path, lists_make(d, pass)));
+        d->channel.end = end_lists;
+    COLO_TRY(colo_direct_channel_open(c, d ? &d->channel : NULL, st));
+    COLO_TRY(colo_direct_channel_enter(&d->channel, lists_make(d, pass)));
     *out = d;
     return COLO_OK;
 }
 
-static void p2p_destroy(colo_direct_launcher_t **p2p)
+static void launcher_destroy(colo_direct_launcher_t **launcher)
 {
-    if (!p2p || !*p2p)
+    if (!launcher || !*launcher)
         return;
-    colo_path_destroy(&(*p2p)->path);
-    *p2p = NULL;
+    colo_direct_channel_destroy(&(*launcher)->channel);
+    *launcher = NULL;
 }
 
 /* ---- a call ---- */
 
 /* Puts the tensors of one launch into @k: as many of the next @n as it takes, sums of one dtype.
  * The same number on all ranks. */
-static int32_t tensors_of(colo_k_p2p_t *k, const colo_direct_tensor_t *next, int32_t n)
+static int32_t tensors_of(colo_k_direct_t *k, const colo_direct_tensor_t *next, int32_t n)
 {
     k->dtype = next->dtype;
     for (k->tensors = 0; k->tensors < n && k->tensors < COLO_K_TENSORS; k->tensors++) {
@@ -365,13 +365,13 @@ static int32_t tensors_of(colo_k_p2p_t *k, const colo_direct_tensor_t *next, int
     return k->tensors;
 }
 
-static colo_status_t p2p_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
-                             colo_stream_t stream)
+static colo_status_t launcher_run(colo_direct_launcher_t *d, int pass,
+                                  const colo_direct_call_t *call, colo_stream_t stream)
 {
-    const char *name = d->path.pass[pass].name;
-    struct colo_peer *p = d->path.peer;
+    const char *name = d->channel.pass[pass].name;
+    struct colo_direct *p = d->channel.direct;
     struct colo_direct_list *list = call->list ? call->list : d->own;
-    colo_k_p2p_t *k = &list->k[pass]; /* 4 KiB, which a launch copies */
+    colo_k_direct_t *k = &list->k[pass]; /* 4 KiB, which a launch copies */
     if (k->npartners == 0 && k->tiles[0] + k->tiles[1] == 0)
         return COLO_OK;
     if (call->device != p->device)
@@ -379,13 +379,13 @@ static colo_status_t p2p_run(colo_direct_launcher_t *d, int pass, const colo_dir
                          "%s: the current device is %d, comm '%s' was made on device "
                          "%d",
                          name, (int)call->device, p->name, (int)p->device);
-    colo_path_call(&d->path, pass, k);
+    colo_direct_channel_call(&d->channel, pass, k);
     cudaError_t e = colo_order_follow(p->order, call->capturing, stream);
     if (e == cudaSuccess && !list->sent && list->bytes > 0)
         e = cudaMemcpyAsync(list->device, list->host, list->bytes, cudaMemcpyHostToDevice, stream);
     for (int32_t i = 0; e == cudaSuccess && i < call->n;) {
         i += tensors_of(k, &call->tensor[i], call->n - i);
-        e = colo_k_p2p(k, stream);
+        e = colo_k_direct(k, stream);
     }
     COLO_THEN(e, colo_order_lead(p->order, call->capturing, stream));
     list->captured = list->captured || call->capturing;
@@ -395,18 +395,18 @@ static colo_status_t p2p_run(colo_direct_launcher_t *d, int pass, const colo_dir
     return colo_cuda_error(name, e);
 }
 
-const colo_direct_memory_t colo_peer_table = {
-    .open = colo_peer_open,
-    .reaches = colo_peer_reaches,
-    .why = colo_peer_why,
-    .share = colo_peer_register,
-    .unshare = colo_peer_unregister,
-    .find = colo_peer_find,
-    .registrations = colo_peer_registrations,
-    .create = p2p_create,
-    .load = p2p_load,
-    .run = p2p_run,
-    .list = p2p_list,
-    .drop = p2p_drop,
-    .destroy = p2p_destroy,
+const colo_direct_memory_t colo_direct_table = {
+    .open = colo_direct_open,
+    .reaches = colo_direct_reaches,
+    .why = colo_direct_why,
+    .share = colo_direct_register,
+    .unshare = colo_direct_unregister,
+    .find = colo_direct_find_memory,
+    .registrations = colo_direct_registrations,
+    .create = launcher_create,
+    .load = launcher_load,
+    .run = launcher_run,
+    .list = launcher_list,
+    .drop = launcher_drop,
+    .destroy = launcher_destroy,
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* order.h (private) - for backends of GPUs: one operation behind the other, and errors of CUDA. */
-#ifndef COLO_COMM_PEER_ORDER_H
-#define COLO_COMM_PEER_ORDER_H
+#ifndef COLO_COMM_DIRECT_ORDER_H
+#define COLO_COMM_DIRECT_ORDER_H
 
 #include "core/error.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_processes.c - ranks that are processes with a GPU each, over peers' memory: what a
+ * test_direct_processes.c - ranks that are processes with a GPU each, over peers' memory: what a
  * bridge takes of the GPUs, memory that comes and goes, two comms whose calls are on streams
  * crosswise, a rank that is killed.
  * T_ONE_GPU: each process sees its own GPU only.
@@ -214,4 +214,4 @@ T_CASE(ranks_hear_of_one_that_is_killed_in_a_push_and_their_gpus_are_well)
 }
 
 T_MAIN_AFTER(t_ranks_are_processes() && t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(),
-             "gpu/peer_processes")
+             "gpu/direct_processes")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_ragged.c - ragged batches over peers' memory: random ones against the oracle, the
+ * test_direct_ragged.c - ragged batches over peers' memory: random ones against the oracle, the
  * uniform bridge's bits, boxes of many tiles, batches with other tables outstanding together. Four
  * ranks, and eight, on however many GPUs there are; T_RANKS=sockets: as processes.
  */
@@ -56,4 +56,4 @@ T_CASE(replays_of_a_ragged_batch_over_peers_give_its_bits)
     assert_ok(t_peers_run(RANKS, false, t_ragged_captured, NULL, 0));
 }
 
-T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_ragged")
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/direct_ragged")

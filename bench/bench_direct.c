@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_peer.c - a bridge over peers' memory, over NCCL, and what links and memory give, in one
+ * bench_direct.c - a bridge over peers' memory, over NCCL, and what links and memory give, in one
  * run.
  *
- * usage: bench_peer [B S H]      bf16; layouts of 4 ranks, a GPU each; without a shape also small
+ * usage: bench_direct [B S H]      bf16; layouts of 4 ranks, a GPU each; without a shape also small
  * ones
  *
  * Ranks are threads. A time is that of the slowest rank, from events on its stream after a host

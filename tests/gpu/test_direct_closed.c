@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_closed.c - a rank that cannot open others' memory: the ranks that its plan ties to it
+ * test_direct_closed.c - a rank that cannot open others' memory: the ranks that its plan ties to it
  * stage, the others do not; where peers are asked for, an error on all. Runs on a backend in which
  * rank 2 opens nothing (mutants.json, "rank-2-opens-nothing"), ranks that are processes.
  */
@@ -60,4 +60,4 @@ T_CASE(where_peer_is_asked_for_it_is_an_error_on_all)
     assert_ok(st);
 }
 
-T_MAIN_IF(t_ranks_are_processes() && t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_closed")
+T_MAIN_IF(t_ranks_are_processes() && t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/direct_closed")

@@ -3,7 +3,7 @@
  * share.c - an allocation of each rank becomes one that all of them can reach: checked, offered to
  * the others, opened there, and given back.
  */
-#include "comm/peer/registry.h"
+#include "comm/direct/registry.h"
 
 #include "core/error.h"
 #include "core/lock.h"
@@ -37,7 +37,7 @@ static colo_status_t range_of(void *p, char **base, size_t *size)
 }
 
 /* Is it memory of this device, all of it, that can be given away? Then it is offered. */
-static colo_status_t offer_memory(const struct colo_peer *p, void *ptr, size_t bytes,
+static colo_status_t offer_memory(const struct colo_direct *p, void *ptr, size_t bytes,
                                   struct colo_offer *o)
 {
     struct cudaPointerAttributes a;
@@ -68,7 +68,8 @@ static colo_status_t offer_memory(const struct colo_peer *p, void *ptr, size_t b
                      ptr, cudaGetErrorString(e));
 }
 
-static colo_status_t make_offer(struct colo_peer *p, void *mine, size_t bytes, struct colo_offer *o)
+static colo_status_t make_offer(struct colo_direct *p, void *mine, size_t bytes,
+                                struct colo_offer *o)
 {
     memset(o, 0, sizeof *o);
     pthread_mutex_lock(&p->lock);
@@ -78,7 +79,7 @@ static colo_status_t make_offer(struct colo_peer *p, void *mine, size_t bytes, s
     return bytes == 0 ? COLO_OK : offer_memory(p, mine, bytes, o);
 }
 
-static colo_status_t free_id(const struct colo_peer *p, const struct colo_offer *all, int32_t *id)
+static colo_status_t free_id(const struct colo_direct *p, const struct colo_offer *all, int32_t *id)
 {
     for (int32_t i = 0; i < COLO_K_MEMORIES; i++) {
         bool taken = false;
@@ -96,7 +97,7 @@ static colo_status_t free_id(const struct colo_peer *p, const struct colo_offer 
 }
 
 /* "Not here", unless there is no memory left or the device itself is in trouble. */
-static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError_t e)
+static colo_status_t cannot_open(const struct colo_direct *p, int32_t r, cudaError_t e)
 {
     const cudaError_t now = cudaStreamQuery(p->stream);
     (void)cudaGetLastError(); /* of both calls: what is not ready is an error, too */
@@ -118,7 +119,7 @@ static void *take_older(const struct colo_offer *o, int32_t device)
 {
     COLO_HOLD(&lock);
     for (colo_share_t *s = shares; s; s = s->next)
-        for (int32_t r = 0; s->peer->device == device && r < s->peer->size; r++) {
+        for (int32_t r = 0; s->direct->device == device && r < s->direct->size; r++) {
             const struct colo_offer *old = &s->offers[r];
             void *at = s->imported[r];
             if (at && old->process == o->process && old->base < o->base + o->size &&
@@ -136,7 +137,7 @@ static void close_at(void *at)
         (void)cudaGetLastError();
 }
 
-static colo_status_t import_all(struct colo_peer *p, colo_share_t *s)
+static colo_status_t import_all(struct colo_direct *p, colo_share_t *s)
 {
     for (int32_t r = 0; r < p->size; r++) {
         const struct colo_offer *o = &s->offers[r];
@@ -152,7 +153,7 @@ static colo_status_t import_all(struct colo_peer *p, colo_share_t *s)
                 const colo_status_t st = cannot_open(p, r, e);
                 if (p->tried || st != COLO_ERR_UNBUILT)
                     return st;
-                colo_peer_lose(p, r, colo_last_error());
+                colo_direct_lose(p, r, colo_last_error());
                 continue;
             }
             base = s->imported[r];
@@ -165,7 +166,7 @@ static colo_status_t import_all(struct colo_peer *p, colo_share_t *s)
     return COLO_OK;
 }
 
-void colo_peer_unshare(colo_share_t *s)
+void colo_direct_unshare(colo_share_t *s)
 {
     colo_share_t **link = &shares;
     pthread_mutex_lock(&lock);
@@ -174,7 +175,7 @@ void colo_peer_unshare(colo_share_t *s)
     if (*link)
         *link = s->next;
     pthread_mutex_unlock(&lock);
-    for (int32_t r = 0; s->imported && r < s->peer->size; r++)
+    for (int32_t r = 0; s->imported && r < s->direct->size; r++)
         close_at(s->imported[r]);
     free(s->imported);
     free(s->base);
@@ -182,34 +183,34 @@ void colo_peer_unshare(colo_share_t *s)
     *s = (colo_share_t){0};
 }
 
-colo_status_t colo_peer_close(colo_comm_t *c, colo_share_t *s, colo_status_t st)
+colo_status_t colo_direct_close(colo_comm_t *c, colo_share_t *s, colo_status_t st)
 {
     const colo_error_t why = colo_error_save();
-    colo_peer_unshare(s);
-    const colo_status_t closed = colo_peer_agree_alike(c, COLO_OK);
+    colo_direct_unshare(s);
+    const colo_status_t closed = colo_direct_agree_alike(c, COLO_OK);
     s->stays = closed < 0;
     return st < 0 ? colo_error_restore(st, &why) : closed;
 }
 
-colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
-                              int32_t *id, colo_share_t *s)
+colo_status_t colo_direct_share(colo_comm_t *c, struct colo_direct *p, void *mine, size_t bytes,
+                                int32_t *id, colo_share_t *s)
 {
     const size_t n = (size_t)c->size;
     struct colo_offer offer;
-    *s = (colo_share_t){.peer = p,
+    *s = (colo_share_t){.direct = p,
                         .offers = calloc(n, sizeof *s->offers),
                         .base = calloc(n, sizeof *s->base),
                         .imported = calloc(n, sizeof *s->imported)};
     colo_status_t st = make_offer(p, mine, bytes, &offer);
     if (!s->offers || !s->base || !s->imported)
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
-    COLO_TRY_GOTO(st, colo_peer_agree_alike(c, st), fail);
-    COLO_TRY_GOTO(st, colo_peer_gather(c, &offer, s->offers, sizeof offer), fail);
+    COLO_TRY_GOTO(st, colo_direct_agree_alike(c, st), fail);
+    COLO_TRY_GOTO(st, colo_direct_gather(c, &offer, s->offers, sizeof offer), fail);
     st = id ? free_id(p, s->offers, id) : COLO_OK; /* the same verdict on all ranks */
     COLO_THEN(st, import_all(p, s));
-    st = colo_peer_agree(c, st);
-    return st < 0 ? colo_peer_close(c, s, st) : COLO_OK;
+    st = colo_direct_agree_on(c, st);
+    return st < 0 ? colo_direct_close(c, s, st) : COLO_OK;
 fail: /* nothing is open */
-    colo_peer_unshare(s);
+    colo_direct_unshare(s);
     return st;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_p2p.c - which calls take the peer-to-peer path, and what create does without one, over a
+ * test_direct.c - which calls take the direct path, and what create does without one, over a
  * table of peers that says what it is told: no GPU. And bridges of backends whose exchanges go over
  * connections and compare nothing: which calls are compared between ranks, which ranks connect, and
- * when a reshape connects anew. What the path itself does is tests/gpu/test_peer*.c's.
+ * when a reshape connects anew. What the path itself does is tests/gpu/test_direct*.c's.
  */
 #include "harness/harness.h"
 
@@ -57,12 +57,12 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
 }
 
 /* A call is to be peer-to-peer, or staged. */
-static colo_status_t expect(struct stand *s, colo_pass_t pass, bool p2p)
+static colo_status_t expect(struct stand *s, colo_pass_t pass, bool direct)
 {
     const int64_t before = s->told->runs[pass];
     const t_role_t out = pass == COLO_FORWARD ? T_Y : T_DX;
     rank_try(t_stand_call(&s->on, pass));
-    rank_check(s->told->runs[pass] - before == p2p);
+    rank_check(s->told->runs[pass] - before == direct);
     return t_stand_compare(&s->on, out);
 }
 
@@ -250,7 +250,7 @@ T_CASE_ON_ALL_FOR(registered_on_some_ranks_is_staged_on_all_until_more_is_regist
 }
 
 /* Every d_x is registered, and the ranks have agreed on that in a backward. */
-static colo_status_t stand_up_p2p(struct stand *s, colo_comm_t *comm, const t_case_t *c)
+static colo_status_t stand_up_direct(struct stand *s, colo_comm_t *comm, const t_case_t *c)
 {
     rank_try(stand_up(s, comm, c, COLO_TRANSPORT_AUTO));
     registered(s, T_DX);
@@ -261,7 +261,7 @@ T_CASE_ON_ALL(a_tensor_that_is_registered_no_more_is_refused)
 {
     const t_case_t c = asymmetric(2);
     STAND(s);
-    rank_try(stand_up_p2p(&s, comm, &c));
+    rank_try(stand_up_direct(&s, comm, &c));
     if (comm->rank == 1)
         s.told->registered = NULL;
     colo_status_t st = t_stand_call(&s.on, COLO_BACKWARD);
@@ -302,7 +302,7 @@ T_CASE_ON_ALL(another_shape_is_agreed_on_anew)
 {
     const t_case_t c = asymmetric(1);
     STAND(s);
-    rank_try(stand_up_p2p(&s, comm, &c));
+    rank_try(stand_up_direct(&s, comm, &c));
     const colo_shape_t same = {c.shape.b, c.shape.n, c.shape.h, 0};
     rank_try(colo_bridge_reshape(s.on.bridge, &same));
     s.told->registered = NULL;
@@ -505,4 +505,4 @@ T_CASE(ranks_connect_with_all_that_messages_tie_them_to_and_with_no_other)
     }
 }
 
-T_MAIN("bridge/p2p")
+T_MAIN("bridge/direct")

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_peer_blocks.c - how many blocks a peer-to-peer kernel needs, and what it leaves to others.
+ * bench_direct_blocks.c - how many blocks a peer-to-peer kernel needs, and what it leaves to
+ * others.
  *
- * usage: bench_peer_blocks [BLOCKS...]    two ranks, threads with a GPU each; bf16
+ * usage: bench_direct_blocks [BLOCKS...]    two ranks, threads with a GPU each; bf16
  *
  * Each line is a bridge with that many blocks (colo_bridge_config_t.peer_blocks), 0: the default.
  * Large: as many bytes as arrive, written by a plain kernel into the other rank's memory, are the

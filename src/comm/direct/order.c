@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* order.c - the order of what all comms of a family enqueue on a device, by one event. */
-#include "comm/peer/order.h"
+#include "comm/direct/order.h"
 
 #include <stdlib.h>
 

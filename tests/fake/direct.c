@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer.c - kernels that wait for peers (kernels/p2p.cu, kernels/gather.cu) as C functions on the
- * fake's streams: the same mailboxes, records, calls, deadlines and reports. One thread does what a
- * grid does, a box at a time. See fake.h.
+ * direct.c - kernels that wait for peers (kernels/direct.cu, kernels/gather.cu) as C functions on
+ * the fake's streams: the same mailboxes, records, calls, deadlines and reports. One thread does
+ * what a grid does, a box at a time. See fake.h.
  */
 #include "fake.h"
 
-#include "p2p.h"
+#include "direct.h"
 
 #include "core/device.h"
 
@@ -33,7 +33,7 @@ static uint64_t clock_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static bool is_dead(const colo_k_p2p_t *d)
+static bool is_dead(const colo_k_direct_t *d)
 {
     return __atomic_load_n(&d->control->dead, __ATOMIC_ACQUIRE) != 0;
 }
@@ -44,7 +44,7 @@ static uint32_t call_of(const colo_k_partner_t *p)
 }
 
 /* The first one to give up says why. Always false. */
-static bool give_up(const colo_k_p2p_t *d, uint64_t code, const colo_k_partner_t *p,
+static bool give_up(const colo_k_direct_t *d, uint64_t code, const colo_k_partner_t *p,
                     uint64_t memory)
 {
     unsigned no = 0;
@@ -60,7 +60,7 @@ static bool give_up(const colo_k_p2p_t *d, uint64_t code, const colo_k_partner_t
 
 /* Until @n words of @p's mailbox from @first on are of @call; of COLO_K_DONE the whole word is. The
  * deadline began at @since, for all partners. */
-static bool wait_for(const colo_k_p2p_t *d, const colo_k_partner_t *p, int first, int n,
+static bool wait_for(const colo_k_direct_t *d, const colo_k_partner_t *p, int first, int n,
                      uint64_t since)
 {
     const uint64_t call = call_of(p);
@@ -99,7 +99,7 @@ struct record {
     int64_t step[3]; /* bytes */
 };
 
-static void expose(const colo_k_p2p_t *d)
+static void expose(const colo_k_direct_t *d)
 {
     for (int i = 0; i < d->npartners; i++)
         for (int k = 0; k < d->tensors && d->partner[i].exposes & 1; k++) {
@@ -114,7 +114,7 @@ static void expose(const colo_k_p2p_t *d)
 }
 
 /* Waits for a partner's record of tensor @k and translates it. */
-static bool take(const colo_k_p2p_t *d, int64_t partner, int k, uint64_t since, struct record *r)
+static bool take(const colo_k_direct_t *d, int64_t partner, int k, uint64_t since, struct record *r)
 {
     const colo_k_partner_t *p = &d->partner[partner];
     uint64_t word[COLO_K_RECORD], wide[4];
@@ -148,7 +148,7 @@ static colo_box_t box_of(const colo_k_tensor_t *t, const colo_transfer_t *s, con
 }
 
 /* Box @i of queue @q of tensor @k. */
-static bool move(const colo_k_p2p_t *d, int q, int i, int k, uint64_t since)
+static bool move(const colo_k_direct_t *d, int q, int i, int k, uint64_t since)
 {
     const colo_transfer_t *s = &d->segment[q][i];
     const colo_k_tensor_t *t = &d->tensor[k];
@@ -176,7 +176,7 @@ static bool move(const colo_k_p2p_t *d, int q, int i, int k, uint64_t since)
 }
 
 /* A grid takes tiles, not boxes: together they must be the boxes. */
-static bool tiles_cover(const colo_k_p2p_t *d, int q)
+static bool tiles_cover(const colo_k_direct_t *d, int q)
 {
     int64_t end = 0;
     for (int i = 0; i < d->segments[q]; i++) {
@@ -189,7 +189,7 @@ static bool tiles_cover(const colo_k_p2p_t *d, int q)
     return end == d->tiles[q];
 }
 
-static bool move_all(const colo_k_p2p_t *d)
+static bool move_all(const colo_k_direct_t *d)
 {
     const uint64_t since = clock_ns();
     for (int q = 0; q < 2; q++) {
@@ -208,7 +208,7 @@ static bool move_all(const colo_k_p2p_t *d)
 }
 
 /* Peers hear of a call's end: it counts, or this way is dead. */
-static void finish(const colo_k_p2p_t *d, bool well)
+static void finish(const colo_k_direct_t *d, bool well)
 {
     for (int i = 0; i < d->npartners; i++)
         if (well)
@@ -217,9 +217,9 @@ static void finish(const colo_k_p2p_t *d, bool well)
             put(d->partner[i].remote + COLO_K_POISON, 1);
 }
 
-static void p2p_run(void *arg)
+static void direct_run(void *arg)
 {
-    const colo_k_p2p_t *d = arg;
+    const colo_k_direct_t *d = arg;
     bool well = !is_dead(d);
     if (well) {
         expose(d);
@@ -232,15 +232,15 @@ static void p2p_run(void *arg)
     finish(d, well);
 }
 
-cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
+cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream)
 {
     if (d->npartners == 0 && d->tiles[0] + d->tiles[1] == 0)
         return cudaSuccess;
     FAKE_ENTER();
-    return fake_enqueue(stream, p2p_run, NULL, d, sizeof *d);
+    return fake_enqueue(stream, direct_run, NULL, d, sizeof *d);
 }
 
-cudaError_t colo_k_p2p_fit(int32_t *blocks, bool *early)
+cudaError_t colo_k_direct_fit(int32_t *blocks, bool *early)
 {
     FAKE_ENTER();
     *blocks = 8;
@@ -272,8 +272,8 @@ static void try_run(void *arg)
     }
 }
 
-cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me,
-                           cudaStream_t stream)
+cudaError_t colo_k_direct_try(const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me,
+                              cudaStream_t stream)
 {
     const struct trial t = {page, back, ranks, me};
     FAKE_ENTER();
@@ -286,7 +286,7 @@ enum { WORDS = 3 }; /* of a record: memory, offset */
 
 static void gather_begin_run(void *arg)
 {
-    const colo_k_p2p_t *d = arg;
+    const colo_k_direct_t *d = arg;
     const uint32_t mine[WORDS] = {d->tensor[0].memory, half_of(d->tensor[0].offset, 0),
                                   half_of(d->tensor[0].offset, 1)};
     const uint64_t since = clock_ns();
@@ -306,7 +306,7 @@ static void gather_begin_run(void *arg)
 
 static void gather_end_run(void *arg)
 {
-    const colo_k_p2p_t *d = arg;
+    const colo_k_direct_t *d = arg;
     const uint64_t since = clock_ns();
     bool well = !is_dead(d);
     for (int i = 0; i < d->npartners && well; i++)
@@ -316,13 +316,13 @@ static void gather_end_run(void *arg)
     finish(d, well);
 }
 
-cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream)
+cudaError_t colo_k_gather_begin(const colo_k_direct_t *d, cudaStream_t stream)
 {
     FAKE_ENTER();
     return fake_enqueue(stream, gather_begin_run, NULL, d, sizeof *d);
 }
 
-cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream)
+cudaError_t colo_k_gather_end(const colo_k_direct_t *d, cudaStream_t stream)
 {
     FAKE_ENTER();
     return fake_enqueue(stream, gather_end_run, NULL, d, sizeof *d);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * p2p.h - one way of a bridge in one launch, between GPUs that reach each other (p2p.cu).
+ * direct.h - one way of a bridge in one launch, between GPUs that reach each other (direct.cu).
  *
  * The rules of kernels.h hold but for one: the kernel waits for its peers, up to a deadline, and
  * says in host memory which one did not come.
@@ -10,8 +10,8 @@
  * inputs when they are read, or read and added up) posts a record of each; the other one moves, and
  * signals done. All tensors of a launch have the same boxes.
  */
-#ifndef COLO_KERNELS_P2P_H
-#define COLO_KERNELS_P2P_H
+#ifndef COLO_KERNELS_DIRECT_H
+#define COLO_KERNELS_DIRECT_H
 
 #include "comm/direct.h"
 
@@ -75,7 +75,7 @@ typedef struct colo_k_tensor {
     int64_t per; /* elements of a feature of the segments and addends: 1, but of a ragged batch */
 } colo_k_tensor_t;
 
-typedef struct colo_k_p2p {
+typedef struct colo_k_direct {
     colo_k_tensor_t tensor[COLO_K_TENSORS];
     int32_t tensors;
     const colo_transfer_t *segment[2]; /* device; queue 0 has to do with partners, 1 stays here */
@@ -88,7 +88,7 @@ typedef struct colo_k_p2p {
     const colo_addend_t *addend; /* device [segments of queue 0, then of queue 1][addends] */
     colo_dtype_t dtype;          /* of sums: all tensors' */
     int32_t blocks;              /* at most */
-    bool early;                  /* as colo_k_p2p_fit() says */
+    bool early;                  /* as colo_k_direct_fit() says */
     colo_k_control_t *control;
     const uint64_t *table; /* device [ranks][COLO_K_MEMORIES]: where memory of a rank is, here */
     colo_k_report_t *report;
@@ -98,26 +98,26 @@ typedef struct colo_k_p2p {
     int32_t parts;   /* filled by the launcher: and reports it by itself */
     int32_t posted;  /* filled by the launcher: wait_first() has posted */
     colo_k_partner_t partner[COLO_K_PARTNERS];
-} colo_k_p2p_t;
+} colo_k_direct_t;
 
 /* Enqueues one call. May be captured. Work without partners, segments: nothing is launched. */
-cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream);
-/* @blocks: how many of any kernel of colo_k_p2p() fit the current device at once; @early: may one
- * launch while the one before it ends? */
-cudaError_t colo_k_p2p_fit(int32_t *blocks, bool *early);
+cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream);
+/* @blocks: how many of any kernel of colo_k_direct() fit the current device at once; @early: may
+ * one launch while the one before it ends? */
+cudaError_t colo_k_direct_fit(int32_t *blocks, bool *early);
 
 /* Writes COLO_K_TRIAL + @me at index @me of page[r], device addresses in device memory, for each of
  * @ranks whose page is not NULL, and what it then reads there to back[r]. */
 #define COLO_K_TRIAL UINT64_C(0xc010b71d00000000)
-cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me,
-                           cudaStream_t stream);
+cudaError_t colo_k_direct_try(const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me,
+                              cudaStream_t stream);
 
 /* Before and after copies from all partners' memory, made elsewhere (gather.cu). Of @d they
  * use the first tensor's memory and offset, control, report, deadline and partners, each of which
  * posts and is read. begin: all partners have come, and name the same memory and offset; end: all
  * have copied. */
-cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream);
-cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream);
+cudaError_t colo_k_gather_begin(const colo_k_direct_t *d, cudaStream_t stream);
+cudaError_t colo_k_gather_end(const colo_k_direct_t *d, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

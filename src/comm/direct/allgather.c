@@ -9,7 +9,7 @@
  * found by the others' kernels (gather.cu), at the deadline at the latest. Other all-gathers stay
  * with NCCL: what runs alone is as fast there.
  *
- * Left to others: mailboxes, deadlines and what became of it (path.c), the order among
+ * Left to others: mailboxes, deadlines and what became of it (channel.c), the order among
  * operations (operation.c).
  */
 #include "comm/nccl/comm.h"
@@ -22,11 +22,11 @@
 #include <string.h>
 
 struct colo_gathers {
-    colo_path_t path; /* first */
-    colo_k_p2p_t k;   /* all but the call */
+    colo_direct_channel_t channel; /* first */
+    colo_k_direct_t k;             /* all but the call */
 };
 
-static void wait_for_replays(colo_path_t *path)
+static void wait_for_replays(colo_direct_channel_t *channel)
 {
     (void)cudaDeviceSynchronize();
 }
@@ -39,15 +39,15 @@ static colo_status_t make(colo_comm_t *c, struct colo_gathers **out)
     struct colo_gathers *d = calloc(1, sizeof *d);
     colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes", name, sizeof *d);
     if (d) {
-        d->path.end = wait_for_replays;
-        d->path.pass[0].name = d->path.pass[1].name = name;
+        d->channel.end = wait_for_replays;
+        d->channel.pass[0].name = d->channel.pass[1].name = name;
     }
-    COLO_TRY(colo_path_open(c, d ? &d->path : NULL, st));
-    colo_path_fill(&d->path, 0, &d->k);
+    COLO_TRY(colo_direct_channel_open(c, d ? &d->channel : NULL, st));
+    colo_direct_channel_fill(&d->channel, 0, &d->k);
     for (int32_t i = 1; i < c->size && st == COLO_OK; i++)
-        if (colo_path_partner(&d->path, 0, &d->k, (c->rank + i) % c->size, 1) < 0)
-            st = colo_path_too_many(&d->path, name);
-    COLO_TRY(colo_path_enter(&d->path, st));
+        if (colo_direct_channel_partner(&d->channel, 0, &d->k, (c->rank + i) % c->size, 1) < 0)
+            st = colo_direct_channel_too_many(&d->channel, name);
+    COLO_TRY(colo_direct_channel_enter(&d->channel, st));
     *out = d;
     return COLO_OK;
 }
@@ -55,12 +55,12 @@ static colo_status_t make(colo_comm_t *c, struct colo_gathers **out)
 void colo_gathers_destroy(struct colo_gathers **gathers)
 {
     if (*gathers)
-        colo_path_destroy(&(*gathers)->path);
+        colo_direct_channel_destroy(&(*gathers)->channel);
     *gathers = NULL;
 }
 
 /* Does the gather fit what every rank has registered? */
-static colo_status_t check_memory(const struct colo_peer *p, const colo_share_t *s,
+static colo_status_t check_memory(const struct colo_direct *p, const colo_share_t *s,
                                   const struct colo_gather *g, size_t bytes)
 {
     for (int32_t k = 0; k < p->size; k++)
@@ -76,16 +76,17 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
                                colo_stream_t stream, struct colo_gather *g)
 {
     struct colo_nccl_group *x = c->impl;
-    struct colo_peer *p = colo_peer_of(c);
-    const uint64_t registered = colo_peer_registrations(c);
+    struct colo_direct *p = colo_direct_of(c);
+    const uint64_t registered = colo_direct_registrations(c);
     *g = (struct colo_gather){.id = -1};
     if (registered == 0 || !p->whole || x->gather_none || c->size == 1 ||
         c->op.category != COLO_CATEGORY_HEAD)
         return COLO_OK;
     if (send != (const char *)recv + (size_t)c->rank * bytes ||
-        !colo_peer_find(c, recv, bytes * (size_t)c->size, &g->id, &g->offset))
+        !colo_direct_find_memory(c, recv, bytes * (size_t)c->size, &g->id, &g->offset))
         g->id = -1;
-    colo_status_t st = g->id < 0 ? COLO_OK : check_memory(p, colo_peer_memory(p, g->id), g, bytes);
+    colo_status_t st =
+        g->id < 0 ? COLO_OK : check_memory(p, colo_direct_memory_of(p, g->id), g, bytes);
     if (x->gather_agreed != registered || c->check >= 2) {
         uint64_t place = colo_hash_i64(COLO_HASH_INIT, g->id);
         place = g->id < 0 ? place : colo_hash_i64(place, (int64_t)g->offset);
@@ -117,11 +118,11 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
                              cudaStream_t stream)
 {
     struct colo_gathers *d = ((struct colo_nccl_group *)c->impl)->gather;
-    const colo_share_t *from = colo_peer_memory(d->path.peer, g->id);
-    colo_k_p2p_t k = d->k;
+    const colo_share_t *from = colo_direct_memory_of(d->channel.direct, g->id);
+    colo_k_direct_t k = d->k;
     k.tensor[0].memory = (uint32_t)g->id;
     k.tensor[0].offset = g->offset;
-    colo_path_call(&d->path, 0, &k);
+    colo_direct_channel_call(&d->channel, 0, &k);
     cudaError_t e = colo_k_gather_begin(&k, stream);
     for (int32_t i = 1; i < c->size && e == cudaSuccess; i++) { /* each begins with another one */
         const int32_t r = (c->rank + i) % c->size;
