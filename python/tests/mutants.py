@@ -183,23 +183,14 @@ MUTANTS = {
         'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and plain'),
     'an exception that multiprocessing prints stays in its process': (
         'torch/ranks.py', 'if sys._getframe(1).f_code is caught:', 'if False:', 'test_torch_ended.py', 'launcher and plain and fork'),
-    'a second sys.exit() hides why there was a first': (
-        'torch/ranks.py', ' or _failure[1] == done and _failure[0]', '', 'test_torch_ended.py', 'cause and twice'),
     'an uncaught exception is kept to itself': (
         'torch/ranks.py', '(words or of.host', '(of.host', 'test_torch_ended.py', 'cause and by'),
-    'an exception that a script caught stays in its process': (
-        'torch/ranks.py', 'words = _failure[0]', 'pass', 'test_torch_ended.py', 'cause and catches'),
-    'a caught SystemExit ends a rank that goes on': (
+    'an exception that a script caught and showed stays in its process': (
+        'torch/ranks.py', 'words = _failure[0]', 'pass', 'test_torch_ended.py', 'cause and shows'),
+    'an exception that was shown ends a rank that goes on': (
         'torch/ranks.py', ' and _failure[1] == _counted()', '', 'test_torch_ended.py', 'cause and goes'),
-    'the last error of a call is no cause': (
-        'torch/ranks.py', '_last_error = _words(error)', 'pass', 'test_torch_ended.py', 'cause and caught'),
     'what ranks that meet were told is told again': (
         'torch/ranks.py', 'if id(of) not in _reached(why):', 'if True:', 'test_refusals.py', 'meeting_that_a_third'),
-    'a thread that ends ends its rank': (
-        'torch/ranks.py', 'if threading.current_thread() is threading.main_thread():', 'if True:', 'test_torch_ended.py',
-        'cause and thread'),
-    'a good end is a failure if an exception was caught': (
-        'torch/ranks.py', "'' if good else ", '', 'test_torch_ended.py', 'behind and exception'),
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),

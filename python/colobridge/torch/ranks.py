@@ -30,7 +30,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -49,8 +49,7 @@ _GLANCE = datetime.timedelta(milliseconds=50)  # after which a rank that is a th
 _PART = datetime.timedelta(milliseconds=400)  # of a wait
 _ALONE = 'without backward'  # how the library says that a rank's forward has none
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
-_last_error = ''  # of a call
-_failure: tuple[str, Any] = '', None  # with which the program ends, as sys.exit() or multiprocessing knew it, and _counted() then
+_failure: tuple[str, Any] = '', None  # an exception that a hook or multiprocessing has shown, and _counted() then
 
 
 class _Thread:
@@ -541,8 +540,6 @@ def _group_of(value: Any) -> _Ranks | None:
 
 def tell(error: BaseException, arguments: Iterable[Any]) -> None:
     """Tells the groups among the arguments of a call of the error that it ended with."""
-    global _last_error
-    _last_error = _words(error)
     for value in arguments:
         try:
             if hasattr(value, 'placements'):  # a DTensor
@@ -590,10 +587,10 @@ def _cause(why: BaseException | None) -> str:
 
 def _end() -> None:
     """At exit. After an exception that nothing caught, or that ends a process of multiprocessing, which catches it, the
-    other ranks hear which one it was; so they do if a script catches it and calls sys.exit(). Those that make a communicator
-    anew after an error wait for this rank, however it ends."""
+    other ranks hear which one it was; so they do if a script catches it and gives it to sys.excepthook(). Those that make a
+    communicator anew after an error wait for this rank, however it ends."""
     words = _cause(sys.exc_info()[1] or getattr(sys, 'last_value', None))
-    if not words and _failure[1] == _counted():  # else the script caught SystemExit, and went on
+    if not words and _failure[1] == _counted():  # else the script has gone on since
         words = _failure[0]
     with _lock:
         made = list(_made.values())
@@ -609,32 +606,32 @@ def _counted() -> list[Any]:
         return [of.host.stats() for of in _made.values() if of.host is not None]
 
 
-@functools.lru_cache(maxsize=None)
-def _note_exit() -> None:
-    """Makes sys.exit() note why it is called, because at exit nothing is left of an exception that a script caught."""
-    leave = sys.exit
+def _shown(why: BaseException | None) -> None:
+    global _failure
+    _failure = _cause(why), _counted()
 
-    @functools.wraps(leave)
-    def noted(status: Any = None) -> NoReturn:
-        global _failure
-        if threading.current_thread() is threading.main_thread():  # another one ends alone
-            good, done = status is None or isinstance(status, int) and status == 0, _counted()
-            _failure = '' if good else _cause(sys.exc_info()[1]) or _failure[1] == done and _failure[0] or 'sys.exit(%r)%s' % (
-                status, _last_error and ', and its last error was ' + _last_error), done
-        leave(status)
-    sys.exit = noted
+
+@functools.lru_cache(maxsize=None)
+def _hear_hook() -> None:
+    """Lets sys.excepthook tell this module of the exceptions that it shows."""
+    show = sys.excepthook
+
+    @functools.wraps(show)
+    def hook(kind: Any, why: Any, trace: Any) -> None:
+        _shown(why)
+        show(kind, why, trace)
+    sys.excepthook = hook
 
 
 def _note_exception() -> None:
     """Makes multiprocessing note an exception that ends its process, when it prints it: from Python 3.13 on, it runs _end()
-    when nothing is left of that, and a process that was not forked calls sys.exit() in between."""
+    when nothing is left of that."""
     show, caught = traceback.print_exc, multiprocessing.process.BaseProcess._bootstrap.__code__
 
     @functools.wraps(show)
     def noted(*args: Any, **options: Any) -> None:
-        global _failure
         if sys._getframe(1).f_code is caught:
-            _failure = _cause(sys.exc_info()[1]), _counted()
+            _shown(sys.exc_info()[1])
         show(*args, **options)
     traceback.print_exc = noted
 
@@ -642,7 +639,7 @@ def _note_exception() -> None:
 @functools.lru_cache(maxsize=None)
 def _end_child(_pid: int) -> None:
     """Lets a process of multiprocessing, which knows no atexit if it is a fork, end as others do."""
-    _note_exit()
+    _hear_hook()
     if multiprocessing.process.parent_process() is not None:
         _note_exception()
         multiprocessing.util.Finalize(None, _end, exitpriority=0)
