@@ -321,14 +321,14 @@ cudaError_t sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, cudaStr
     plan_sum(
         dst, src, n, elem, [](int32_t) { return elem; }, a);
     uint64_t ends = (uint64_t)(uintptr_t)a.dst;
-    uint64_t steps = (uint64_t)(a.w.extent[0] * elem) | (uint64_t)a.to[1] | (uint64_t)a.to[2];
+    uint64_t strides = (uint64_t)(a.w.extent[0] * elem) | (uint64_t)a.to[1] | (uint64_t)a.to[2];
     bool contiguous = a.to[0] == elem;
     for (int32_t k = 0; k < n; k++) {
         ends |= (uint64_t)(uintptr_t)a.src[k];
-        steps |= (uint64_t)a.from[k][1] | (uint64_t)a.from[k][2];
+        strides |= (uint64_t)a.from[k][1] | (uint64_t)a.from[k][2];
         contiguous = contiguous && a.from[k][0] == elem;
     }
-    const bool wide = contiguous && !((ends | steps) & 15);
+    const bool wide = contiguous && !((ends | strides) & 15);
     if (wide) {
         a.w.extent[0] /= K;
         a.to[0] = 16;
@@ -443,13 +443,14 @@ int64_t float_size(colo_dtype_t dtype)
     return dtype == COLO_F32 ? 4 : 2;
 }
 
-/* The widest access that @data, and rows of @step bytes along each axis, allow. */
-int32_t width_of(const void *data, const int64_t *step, int64_t elem)
+/* The widest access that @data, and rows of @stride bytes along each axis, allow. */
+int32_t width_of(const void *data, const int64_t *stride, int64_t elem)
 {
-    const uint64_t start = (uint64_t)(uintptr_t)data, steps = (uint64_t)step[1] | (uint64_t)step[2];
+    const uint64_t start = (uint64_t)(uintptr_t)data,
+                   strides = (uint64_t)stride[1] | (uint64_t)stride[2];
     if (start & (uint64_t)(elem - 1))
         return 0;
-    return step[0] == elem && !((start | steps) & (uint64_t)(WIDE * elem - 1)) ? WIDE : 1;
+    return stride[0] == elem && !((start | strides) & (uint64_t)(WIDE * elem - 1)) ? WIDE : 1;
 }
 
 template <int N> void plan_mixed(const colo_mixed_sum_t &s, mixed_task<N> &t)

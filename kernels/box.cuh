@@ -14,7 +14,7 @@
 namespace
 {
 
-/* Axis 0 is the row (accesses), 1 and 2 count rows; steps in bytes. */
+/* Axis 0 is the row (accesses), 1 and 2 count rows; strides in bytes. */
 struct walk {
     int64_t extent[3];
     int64_t count; /* of accesses, all axes */
@@ -78,9 +78,9 @@ template <int TILE> __device__ place further(const walk &w, place p, int off)
     return p;
 }
 
-__device__ int64_t bytes_at(const place &p, const int64_t *step)
+__device__ int64_t bytes_at(const place &p, const int64_t *stride)
 {
-    return p.offset * step[0] + p.row * step[1] + p.outer * step[2];
+    return p.offset * stride[0] + p.row * stride[1] + p.outer * stride[2];
 }
 
 /* ---- elements ---- */

@@ -18,8 +18,8 @@
 namespace
 {
 
-/* Accesses of a thread in flight: along a line, so many that few blocks keep a link busy; elsewhere,
- * where each has a place of its own; of sums, at each of two addends. */
+/* Accesses of a thread in flight: along a line, so many that few blocks keep a link busy;
+ * elsewhere, where each has a place of its own; of sums, at each of two addends. */
 constexpr int THREADS = COLO_K_THREADS;
 constexpr int MOVES = 8, SCATTERED_MOVES = 4, SUMS = 2, SUM_SPAN = THREADS * SUMS;
 constexpr int ADDENDS = 256;
@@ -256,15 +256,15 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int addends, int32_t
         n--;
     }
     uint64_t ends = (uint64_t)t.dst;
-    uint64_t steps = (uint64_t)(extent[0] * elem) | (uint64_t)t.to[1] | (uint64_t)t.to[2];
+    uint64_t strides = (uint64_t)(extent[0] * elem) | (uint64_t)t.to[1] | (uint64_t)t.to[2];
     bool contiguous = t.to[0] == elem;
     for (int k = 0; k < addends; k++) {
         ends |= (uint64_t)t.src[k];
-        steps |= (uint64_t)t.from[k][1] | (uint64_t)t.from[k][2];
+        strides |= (uint64_t)t.from[k][1] | (uint64_t)t.from[k][2];
         contiguous = contiguous && t.from[k][0] == elem;
     }
     t.width = ends & (uint64_t)(elem - 1) ? 0 : elem;
-    if (contiguous && !((ends | steps) & 15)) {
+    if (contiguous && !((ends | strides) & 15)) {
         t.width = 16;
         extent[0] = extent[0] * elem / 16;
         t.to[0] = 16;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct-wait.cuh - words that ranks write into each other's mailboxes, and waiting for them: up to a
- * deadline, until the host says stop, or until the peer gives up. The rank that gives up says
+ * direct-wait.cuh - words that ranks write into each other's mailboxes, and waiting for them: up to
+ * a deadline, until the host says stop, or until the peer gives up. The rank that gives up says
  * why, once. For direct.cu and gather.cu.
  */
 #ifndef COLO_KERNELS_DIRECT_WAIT_CUH
@@ -61,9 +61,9 @@ __device__ void give_up(const colo_k_direct_t &d, uint64_t code, int32_t rank, u
     put(&d.report->code, code);
 }
 
-/* Polls until ready() on all lanes of @mask; false when this wait has ended otherwise. Each lane may
- * wait for a partner of its own. @since: when the deadline began, which several waits share; the
- * first one finds 0. */
+/* Polls until ready() on all lanes of @mask; false when this wait has ended otherwise. Each lane
+ * may wait for a partner of its own. @since: when the deadline began, which several waits share;
+ * the first one finds 0. */
 template <typename F>
 __device__ bool wait_for(const colo_k_direct_t &d, const colo_k_partner_t &p, uint64_t call,
                          unsigned mask, uint64_t &since, F ready)

@@ -62,8 +62,8 @@ __device__ void expose(const colo_k_direct_t &d, const uint32_t *calls)
         if (lane == 1 || lane == 2)
             word = half_of(t.offset, lane - 1);
         if (lane >= 3) {
-            const int64_t *step = d.addends || d.pull ? t.in_step : t.out_step;
-            word = half_of((uint64_t)step[(lane - 3) / 2], (lane - 3) % 2);
+            const int64_t *stride = d.addends || d.pull ? t.in_stride : t.out_stride;
+            word = half_of((uint64_t)stride[(lane - 3) / 2], (lane - 3) % 2);
         }
         if (d.addends || d.pull)
             __threadfence_system();
@@ -73,7 +73,7 @@ __device__ void expose(const colo_k_direct_t &d, const uint32_t *calls)
 
 struct record {
     char *base;
-    int64_t step[3];
+    int64_t stride[3];
 };
 
 /* Warp 0: waits for a partner's record of tensor @k and translates it; @since as in wait_for(). */
@@ -115,7 +115,7 @@ __device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *
         wide[i] = __shfl_sync(ALL, v, 1 + 2 * i) | (uint64_t)__shfl_sync(ALL, v, 2 + 2 * i) << 32;
     r.base = (char *)(base + wide[0]);
     for (int i = 0; i < 3; i++)
-        r.step[i] = (int64_t)wide[1 + i];
+        r.stride[i] = (int64_t)wide[1 + i];
     return true;
 }
 
@@ -160,7 +160,8 @@ __device__ void report_part(const colo_k_direct_t &d, const uint32_t *calls, int
 
 /* Warp 0 of a block that has moved @mine tiles of the first queue; the block that brings the
  * last ones tells the partners. */
-__device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls, unsigned long long mine)
+__device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls,
+                            unsigned long long mine)
 {
     const int lane = threadIdx.x % 32;
     const unsigned long long all = (unsigned long long)all_tiles(d, 0);
@@ -230,9 +231,9 @@ __device__ int segment_of(const colo_k_direct_t &d, int q, int64_t tile)
 }
 
 __device__ const char *inside(const colo_k_tensor_t &v, const char *base, const int64_t *pos,
-                              const int64_t *step)
+                              const int64_t *stride)
 {
-    return base + pos[0] * step[0] + pos[1] * step[1] + pos[2] * v.per * step[2];
+    return base + pos[0] * stride[0] + pos[1] * stride[1] + pos[2] * v.per * stride[2];
 }
 
 struct mover {
@@ -242,16 +243,16 @@ struct mover {
     {
         const colo_transfer_t &p = d.segment[q][i];
         const colo_k_tensor_t &v = d.tensor[k];
-        record in = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
-        record out = {v.out, {v.out_step[0], v.out_step[1], v.out_step[2]}};
+        record in = {(char *)v.in, {v.in_stride[0], v.in_stride[1], v.in_stride[2]}};
+        record out = {v.out, {v.out_stride[0], v.out_stride[1], v.out_stride[2]}};
         uint64_t since = 0;
         if (p.peer >= 0 && !take(d, p.peer, calls, k, since, d.pull ? in : out))
             return false;
         if (threadIdx.x == 0) {
             const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * v.per};
-            t.dst = (char *)inside(v, out.base, p.there, out.step);
-            t.src = inside(v, in.base, p.here, in.step);
-            plan_move(t, extent, out.step, in.step, v.elem);
+            t.dst = (char *)inside(v, out.base, p.there, out.stride);
+            t.src = inside(v, in.base, p.here, in.stride);
+            plan_move(t, extent, out.stride, in.stride, v.elem);
         }
         return true;
     }
@@ -271,20 +272,20 @@ template <typename D> struct adder {
         const colo_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.addends;
         uint64_t since = 0; /* of all addends: the deadlines of late partners do not add up */
         for (int k = 0; k < d.addends; k++) {
-            record r = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
+            record r = {(char *)v.in, {v.in_stride[0], v.in_stride[1], v.in_stride[2]}};
             if (a[k].peer >= 0 && !take(d, a[k].peer, calls, n, since, r))
                 return false;
             if (threadIdx.x == 0) {
-                t.src[k] = inside(v, r.base, a[k].begin, r.step);
+                t.src[k] = inside(v, r.base, a[k].begin, r.stride);
                 for (int x = 0; x < 3; x++)
-                    t.from[k][x] = r.step[x];
+                    t.from[k][x] = r.stride[x];
             }
         }
         if (threadIdx.x == 0) {
             const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * v.per};
-            t.dst = (char *)inside(v, v.out, p.there, v.out_step);
+            t.dst = (char *)inside(v, v.out, p.there, v.out_stride);
             for (int x = 0; x < 3; x++)
-                t.to[x] = v.out_step[x];
+                t.to[x] = v.out_stride[x];
             plan_sum(t, extent, d.addends, v.elem);
         }
         return true;
@@ -358,7 +359,8 @@ template <typename M> __device__ bool drain(const colo_k_direct_t &d, block<M> &
 }
 
 template <typename M>
-__global__ void __launch_bounds__(THREADS, 1) direct_kernel(const __grid_constant__ colo_k_direct_t d)
+__global__ void __launch_bounds__(THREADS, 1)
+    direct_kernel(const __grid_constant__ colo_k_direct_t d)
 {
     __shared__ block<M> s;
     follow();
@@ -406,7 +408,8 @@ __global__ void __launch_bounds__(COLO_K_PARTNERS)
 
 /* @kernel may begin to launch while the one before it ends; it waits in follow(). */
 template <typename K>
-cudaError_t start(K kernel, int64_t blocks, int threads, const colo_k_direct_t &d, cudaStream_t stream)
+cudaError_t start(K kernel, int64_t blocks, int threads, const colo_k_direct_t &d,
+                  cudaStream_t stream)
 {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -479,7 +482,7 @@ extern "C" cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream)
 }
 
 extern "C" cudaError_t colo_k_direct_try(const uint64_t *page, uint64_t *back, int32_t ranks,
-                                      int32_t me, cudaStream_t stream)
+                                         int32_t me, cudaStream_t stream)
 {
     try_pages<<<1, 256, 0, stream>>>(page, back, ranks, me);
     return cudaGetLastError();
@@ -492,8 +495,11 @@ extern "C" cudaError_t colo_k_direct_fit(int32_t *blocks, bool *early)
     *blocks = INT_MAX;
     const cudaError_t e[] = {code_of(direct_kernel<mover>, &arch),
                              cudaDriverGetVersion(&driver),
-                             fit<mover>(blocks), fit<adder<f32>>(blocks), fit<adder<f64>>(blocks),
-                             fit<adder<bf16>>(blocks), fit<adder<f16>>(blocks)};
+                             fit<mover>(blocks),
+                             fit<adder<f32>>(blocks),
+                             fit<adder<f64>>(blocks),
+                             fit<adder<bf16>>(blocks),
+                             fit<adder<f16>>(blocks)};
     /* Code for older devices does not wait in follow(), also if a newer device runs it. Drivers
      * before 12.3 refuse such launches in graphs. */
     *early = arch >= 900 && driver >= 12030;

@@ -28,12 +28,12 @@ enum {
     COLO_K_MEMORIES = 256,
     COLO_K_TENSORS = 8,    /* of a launch */
     COLO_K_MAILBOX = 2048, /* bytes of a mailbox */
-    COLO_K_RECORD = 9,     /* its words of a tensor: memory, offset (2), steps of three axes (6) */
-    COLO_K_POISON = 81,    /* index of 64-bit words in a mailbox: the peer has given up */
-    COLO_K_CALLS = 96,     /* calls of this pair that have finished here; local */
-    COLO_K_DONE = 128,     /* index of words: the peer has moved part N of this call */
-    COLO_K_PARTS = 128,    /* of a call that the peer reports by themselves, at most */
-    COLO_K_THREADS = 512   /* of a block */
+    COLO_K_RECORD = 9,   /* its words of a tensor: memory, offset (2), strides of three axes (6) */
+    COLO_K_POISON = 81,  /* index of 64-bit words in a mailbox: the peer has given up */
+    COLO_K_CALLS = 96,   /* calls of this pair that have finished here; local */
+    COLO_K_DONE = 128,   /* index of words: the peer has moved part N of this call */
+    COLO_K_PARTS = 128,  /* of a call that the peer reports by themselves, at most */
+    COLO_K_THREADS = 512 /* of a block */
 };
 
 /* What a kernel that gave up says, in host memory. */
@@ -68,9 +68,9 @@ typedef struct colo_k_partner {
 typedef struct colo_k_tensor {
     const char *in;
     char *out;
-    int64_t in_step[3], out_step[3]; /* bytes */
-    uint32_t memory;                 /* record of what peers reach */
-    int32_t elem;                    /* bytes */
+    int64_t in_stride[3], out_stride[3]; /* bytes */
+    uint32_t memory;                     /* record of what peers reach */
+    int32_t elem;                        /* bytes */
     uint64_t offset;
     int64_t per; /* elements of a feature of the segments and addends: 1, but of a ragged batch */
 } colo_k_tensor_t;

@@ -291,8 +291,8 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
 
 __global__ void merge_kernel(const __grid_constant__ colo_distill_args p)
 {
-    const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step)
+    const int64_t stride = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += stride)
         colo_distill_merge_token(&p, t);
 }
 

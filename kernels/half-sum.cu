@@ -3,7 +3,7 @@
  * half-sum.cu - fp32 and bf16 or fp16 values added in fp32: gradients of several consumers, and a
  * half-precision gradient that joins an fp32 main gradient.
  *
- * One element a thread and step, in a grid-stride loop: neighbouring threads read neighbouring
+ * One element a thread and round, in a grid-stride loop: neighbouring threads read neighbouring
  * elements, and the memory is the limit.
  */
 #include "dtype.cuh"
@@ -21,8 +21,8 @@ template <typename O, typename D>
 __global__ void __launch_bounds__(THREADS)
     half_sum_kernel(typename O::elem *to, const float *wide, const typename D::elem *half, int64_t n)
 {
-    const int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
+    const int64_t stride = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += stride) {
         const float h = D::load(half[i]);
         to[i] = O::store(wide ? add(wide[i], h) : h);
     }

@@ -67,7 +67,7 @@ __device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
     const R factor = (R)p.factor, cap = (R)p.cap;
     const int64_t first = WIDTH < THREADS ? 0 : first_vector<D>(row), end = (columns - first) / N;
-    const int64_t step = WIDTH;
+    const int64_t stride = WIDTH;
     /* in ascending order of columns, for of equal maxima the first is kept */
     int64_t k = thread_of_row<WIDTH>();
     if (first < 0) {
@@ -76,34 +76,34 @@ __device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob
     }
     if constexpr (PLAIN) {
         uint4 v[BATCH], next[BATCH];
-        const auto has_batch = [&](int64_t from) { return from + (BATCH - 1) * step < end; };
+        const auto has_batch = [&](int64_t from) { return from + (BATCH - 1) * stride < end; };
         const auto load = [&](uint4 *to, int64_t from) {
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
-                to[b] = load_vector(row, first + (from + b * step) * N, SIZE);
+                to[b] = load_vector(row, first + (from + b * stride) * N, SIZE);
         };
         if (AHEAD && has_batch(k))
             load(next, k);
-        for (; has_batch(k); k += BATCH * step) {
+        for (; has_batch(k); k += BATCH * stride) {
             if (!AHEAD)
                 load(next, k);
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
                 v[b] = next[b];
-            if (AHEAD && has_batch(k + BATCH * step))
-                load(next, k + BATCH * step);
-            absorb<D, KEEP, BATCH>(a, v, factor, first + k * N, step * N);
+            if (AHEAD && has_batch(k + BATCH * stride))
+                load(next, k + BATCH * stride);
+            absorb<D, KEEP, BATCH>(a, v, factor, first + k * N, stride * N);
         }
 #pragma unroll
         for (int b = 0; b < BATCH - 1; b++) /* what is left, in flight together, too */
-            if (k + b * step < end)
-                v[b] = load_vector(row, first + (k + b * step) * N, SIZE);
+            if (k + b * stride < end)
+                v[b] = load_vector(row, first + (k + b * stride) * N, SIZE);
 #pragma unroll
         for (int b = 0; b < BATCH - 1; b++)
-            if (k + b * step < end)
-                absorb<D, KEEP, 1>(a, &v[b], factor, first + (k + b * step) * N, 0);
+            if (k + b * stride < end)
+                absorb<D, KEEP, 1>(a, &v[b], factor, first + (k + b * stride) * N, 0);
     } else {
-        for (; k < end; k += step) {
+        for (; k < end; k += stride) {
             R x[N];
             D::unpack(load_vector(row, first + k * N, SIZE), x);
 #pragma unroll

@@ -79,10 +79,10 @@ __device__ void find(row_sums<R, KEEP> &a, const R *z, int n, R top, int64_t off
         }
 }
 
-/* B vectors inside the row, @step elements apart. */
+/* B vectors inside the row, @stride elements apart. */
 template <typename D, statistics KEEP, int B>
 __device__ void absorb(row_sums<typename D::real, KEEP> &a, const uint4 *v, typename D::real factor,
-                       int64_t offset, int64_t step)
+                       int64_t offset, int64_t stride)
 {
     using R = typename D::real;
     R top = D::top(v[0]);
@@ -97,7 +97,7 @@ __device__ void absorb(row_sums<typename D::real, KEEP> &a, const uint4 *v, type
             for (int b = 0; b < B; b++) {
                 R z[D::N];
                 D::unpack(v[b], z);
-                find(a, z, D::N, top, offset + b * step, &found);
+                find(a, z, D::N, top, offset + b * stride, &found);
             }
         }
         raise(a, top, factor);

@@ -94,8 +94,8 @@ template <typename T> __global__ void finish_kernel(const __grid_constant__ colo
     }
     if (blockIdx.x == 0 && threadIdx.x == 0)
         put_result<T>(p, all, alike);
-    const int64_t step = (int64_t)gridDim.x * THREADS, n = p.d_values ? p.count : 0;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
+    const int64_t stride = (int64_t)gridDim.x * THREADS, n = p.d_values ? p.count : 0;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += stride)
         ((T *)p.d_values)[i] = !alike                 ? (T)CUDART_NAN
                                : !p.mask || p.mask[i] ? (T)(weight_of<T>(p, i) / (double)all.den)
                                                       : (T)0;
@@ -107,8 +107,8 @@ __global__ void mean_grad_kernel(const __grid_constant__ colo_mean_grad_args p)
     double g = p.d_num ? *p.d_num : 0;
     if (p.d_value)
         g += (double)*(const T *)p.d_value * *p.factor;
-    const int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step)
+    const int64_t stride = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += stride)
         ((T *)p.d_values)[i] = (T)g;
 }
 

@@ -3,7 +3,7 @@
  * rows.cu - what the lm_head path does apart from products and statistics: which tokens count,
  * hidden rows packed and put back, per-token values there and back, sums over rows, conversions.
  *
- * Packing is one block that scans the targets from the first to the last, 4,096 a step: rows keep
+ * Packing is one block that scans the targets from the first to the last, 4,096 a round: rows keep
  * the order of their tokens, nothing is counted on the host, and 16,384 tokens take some ten
  * microseconds, compared with products of milliseconds. More blocks would need a second pass.
  *
@@ -91,7 +91,7 @@ __device__ int64_t grid_first()
 {
     return (int64_t)blockIdx.x * THREADS + threadIdx.x;
 }
-__device__ int64_t grid_step()
+__device__ int64_t grid_stride()
 {
     return (int64_t)gridDim.x * THREADS;
 }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(THREADS)
     upstream_kernel(const __grid_constant__ colo_linear_rows p,
                     const __grid_constant__ colo_linear_upstream_rows u)
 {
-    for (int64_t row = grid_first(); row < p.rows; row += grid_step())
+    for (int64_t row = grid_first(); row < p.rows; row += grid_stride())
         for (int k = 0; k < 3; k++)
             if (u.to[k])
                 colo_stat_put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row));
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(THREADS)
     const bool wide = s.dtype == COLO_F64;
     const void *const from[] = {s.from.logp, s.from.entropy, s.from.loss};
     void *const to[] = {s.to.logp, s.to.entropy, s.to.loss};
-    for (int64_t t = grid_first(); t < p.tokens; t += grid_step()) {
+    for (int64_t t = grid_first(); t < p.tokens; t += grid_stride()) {
         const int64_t row = p.row_of[t];
         for (int k = 0; k < 3; k++)
             if (to[k])
@@ -274,7 +274,7 @@ constexpr int SUM_X = 32, SUM_Y = 8;
 template <typename D>
 __global__ void __launch_bounds__(SUM_X *SUM_Y)
     sum_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
-               const float *scale, typename D::real *to, int64_t to_step, double beta)
+               const float *scale, typename D::real *to, int64_t to_stride, double beta)
 {
     using R = typename D::real;
     constexpr int N = D::N;
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
         for (int y = 0; y < SUM_Y; y++)
             all += part[y][k];
         all *= scale ? (R)*scale : (R)1;
-        typename D::real *value = to + (base + k) * to_step;
+        typename D::real *value = to + (base + k) * to_stride;
         *value = beta != 0 ? (typename D::real)beta * *value + all : all;
     }
 }
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
 template <typename D>
 __global__ void __launch_bounds__(SUM_X *SUM_Y)
     sum_loose_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
-                     const float *scale, typename D::real *to, int64_t to_step, double beta)
+                     const float *scale, typename D::real *to, int64_t to_stride, double beta)
 {
     using R = typename D::real;
     __shared__ R part[SUM_Y][SUM_X];
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
     for (int y = 0; y < SUM_Y; y++)
         all += part[y][threadIdx.x];
     all *= scale ? (R)*scale : (R)1;
-    typename D::real *value = to + j * to_step;
+    typename D::real *value = to + j * to_stride;
     *value = beta != 0 ? (typename D::real)beta * *value + all : all;
 }
 
@@ -347,23 +347,23 @@ template <typename D> cudaError_t sum_rows(const colo_linear_sum &p, cudaStream_
     const int64_t width = SUM_X * (loose ? 1 : D::N), grid = (p.columns + width - 1) / width;
     if (loose)
         sum_loose_kernel<D><<<(unsigned)grid, block, 0, stream>>>(
-            z, p.z.stride, p.rows, p.columns, p.scale, (S *)p.to, p.to_step, p.beta);
+            z, p.z.stride, p.rows, p.columns, p.scale, (S *)p.to, p.to_stride, p.beta);
     else
-        sum_kernel<D><<<(unsigned)grid, block, 0, stream>>>(z, p.z.stride, p.rows, p.columns,
-                                                            p.scale, (S *)p.to, p.to_step, p.beta);
+        sum_kernel<D><<<(unsigned)grid, block, 0, stream>>>(
+            z, p.z.stride, p.rows, p.columns, p.scale, (S *)p.to, p.to_stride, p.beta);
     return cudaGetLastError();
 }
 
 /* ---- conversion ---- */
 
-/* 4 elements a thread where rows allow it; step 1 otherwise */
+/* 4 elements a thread where rows allow it; 1 otherwise */
 template <typename O, typename D, int STEP>
 __global__ void __launch_bounds__(THREADS)
     convert_kernel(typename O::elem *to, int64_t to_stride, const typename D::elem *from,
                    int64_t from_stride, int64_t rows, int64_t columns)
 {
     const int64_t across = (columns + STEP - 1) / STEP, n = rows * across;
-    for (int64_t i = grid_first(); i < n; i += grid_step()) {
+    for (int64_t i = grid_first(); i < n; i += grid_stride()) {
         const int64_t row = i / across, j = (i - row * across) * STEP;
         const typename D::elem *f = from + row * from_stride + j;
         typename O::elem *t = to + row * to_stride + j;

@@ -21,19 +21,18 @@ unsigned blocks_of(int64_t n)
 
 __global__ void targets_kernel(const __grid_constant__ colo_sequence_args p)
 {
-    const int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
+    const int64_t stride = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += stride) {
         const colo_sequence_place found = colo_sequence_locate(&p, p.cp_rank, i);
-        p.targets[i] = colo_sequence_has_target(&found)
-                           ? p.tokens[colo_sequence_next(&p, &found)]
-                           : p.ignore;
+        p.targets[i] =
+            colo_sequence_has_target(&found) ? p.tokens[colo_sequence_next(&p, &found)] : p.ignore;
     }
 }
 
 __global__ void mask_kernel(const __grid_constant__ colo_sequence_args p)
 {
-    const int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
+    const int64_t stride = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += stride) {
         const colo_sequence_place found = colo_sequence_locate(&p, p.cp_rank, i);
         p.mask[i] = p.what == COLO_SEQUENCE_TARGETS ? colo_sequence_has_target(&found)
                                                     : colo_sequence_has_token(&found);
@@ -43,8 +42,8 @@ __global__ void mask_kernel(const __grid_constant__ colo_sequence_args p)
 /* T: an unsigned integer as wide as an element. */
 template <typename T> __global__ void scatter_kernel(const __grid_constant__ colo_sequence_args p)
 {
-    const int64_t step = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
-    for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
+    const int64_t stride = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
+    for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += stride) {
         const colo_sequence_place found = colo_sequence_locate(&p, k / p.count, k % p.count);
         if (colo_sequence_has_target(&found))
             ((T *)p.table)[found.row * p.table_stride + found.column] = ((const T *)p.elements)[k];
@@ -53,9 +52,10 @@ template <typename T> __global__ void scatter_kernel(const __grid_constant__ col
 
 template <typename T> __global__ void gather_kernel(const __grid_constant__ colo_sequence_args p)
 {
-    const int64_t step = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
-    for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
-        const colo_sequence_place found = colo_sequence_locate(&p, p.from + k / p.count, k % p.count);
+    const int64_t stride = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
+    for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += stride) {
+        const colo_sequence_place found =
+            colo_sequence_locate(&p, p.from + k / p.count, k % p.count);
         ((T *)p.elements)[k] = colo_sequence_has_target(&found)
                                    ? ((const T *)p.table)[found.row * p.table_stride + found.column]
                                    : (T)0;

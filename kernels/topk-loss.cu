@@ -28,8 +28,9 @@ __device__ bool is_legal(const colo_topk_args &p, int64_t id)
 
 __global__ void rows_kernel(const __grid_constant__ colo_topk_args p)
 {
-    const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step) {
+    const int64_t stride = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens;
+         t += stride) {
         int64_t row = p.topk ? 0 : COLO_TOPK_SKIP, invalid = 0;
         if (p.mask && !p.mask[t * p.mask_stride])
             row = COLO_TOPK_SKIP;
@@ -56,8 +57,9 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
 {
     constexpr bool WIDE = sizeof(typename D::real) == 8;
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
-    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
-    for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n; index += step) {
+    const int64_t stride = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
+    for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n;
+         index += stride) {
         const int64_t t = index / p.k;
         int64_t j = p.rows[t] == COLO_TOPK_SKIP ? -1 : p.ids[t * p.id_stride + index % p.k];
         j = j >= p.base.config.logits.vocab_start &&
@@ -175,9 +177,9 @@ __device__ double upstream(const colo_topk_args &p, int64_t index)
 /* A warp a row; lanes and then the tree in a fixed order. */
 __global__ void sum_kernel(const __grid_constant__ colo_topk_args p)
 {
-    const int64_t step = (int64_t)gridDim.x * (blockDim.x / 32);
+    const int64_t stride = (int64_t)gridDim.x * (blockDim.x / 32);
     for (int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; t < p.base.tokens;
-         t += step) {
+         t += stride) {
         double sum = 0;
         for (int64_t i = threadIdx.x % 32; i < p.k; i += 32)
             sum += upstream(p, t * p.k + i);
@@ -191,8 +193,9 @@ __global__ void sum_kernel(const __grid_constant__ colo_topk_args p)
 template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_topk_args p)
 {
     constexpr bool WIDE = sizeof(typename D::real) == 8;
-    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
-    for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n; index += step) {
+    const int64_t stride = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
+    for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n;
+         index += stride) {
         const int64_t t = index / p.k, id = p.saved_ids[index],
                       j = id - p.base.config.logits.vocab_start;
         const double m = p.base.saved[t], log_sum = p.base.saved[p.base.tokens + t];

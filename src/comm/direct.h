@@ -46,34 +46,34 @@ typedef struct colo_addend {
 /* All that a rank does in one pass; borrowed for load(). */
 typedef struct colo_transfers {
     const char *name; /* "bridge forward"; static */
-    size_t elem;      /* of a feature of the steps, usually */
-    int64_t nsteps;
-    const colo_transfer_t *step;
+    size_t elem;      /* of a feature of the transfers, usually */
+    int64_t ntransfers;
+    const colo_transfer_t *transfer;
     bool pulls;                  /* boxes move from peers to this rank; else to them */
     int32_t addends;             /* 0: boxes move; else each is the sum of that many addends */
-    const colo_addend_t *addend; /* [nsteps][addends] */
+    const colo_addend_t *addend; /* [ntransfers][addends] */
     int32_t blocks;              /* of the kernel, at most; 0: as few as keep the links busy */
     int32_t nexposed;            /* comm ranks that reach this rank's tensor */
     const int32_t *exposed;
 } colo_transfers_t;
 
-/* The steps of a ragged batch, for the launcher of its bridge. */
+/* The transfers of a ragged batch, for the launcher of its bridge. */
 typedef struct colo_direct_list colo_direct_list_t;
 
-/* A tensor of a call, which kernels of the current device can use; steps in bytes. Peers reach out,
- * or in if the pass adds up or pulls. */
+/* A tensor of a call, which kernels of the current device can use; strides in bytes. Peers reach
+ * out, or in if the pass adds up or pulls. */
 typedef struct colo_direct_tensor {
-    int64_t per; /* each feature of the steps is so many of dtype */
+    int64_t per; /* each feature of the transfers is so many of dtype */
     colo_dtype_t dtype;
     size_t elem;
     char *in, *out;
-    int64_t in_step[3], out_step[3];
+    int64_t in_stride[3], out_stride[3];
     int32_t id; /* of the memory that is reached, from find(); -1 when nothing of it is */
     uint64_t offset;
 } colo_direct_tensor_t;
 
 typedef struct colo_direct_call {
-    colo_direct_list_t *list;           /* NULL: the launcher's own steps */
+    colo_direct_list_t *list;           /* NULL: the launcher's own transfers */
     const colo_direct_tensor_t *tensor; /* [n] */
     int32_t n;
     int32_t device; /* the current one */
@@ -98,15 +98,15 @@ struct colo_direct_memory {
     bool (*find)(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset);
     /* How often memory was registered so far: the same on all ranks between the same two calls. */
     uint64_t (*registrations)(const colo_comm_t *c);
-    /* A pass without steps and exposed ranks does nothing. Collective. */
+    /* A pass without transfers and exposed ranks does nothing. Collective. */
     colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2],
                             colo_direct_launcher_t **d);
-    /* Other steps from now on; local. Keeps the old ones on error. */
+    /* Other transfers from now on; local. Keeps the old ones on error. */
     colo_status_t (*load)(colo_direct_launcher_t *d, const colo_transfers_t pass[2]);
     colo_status_t (*run)(colo_direct_launcher_t *d, int pass /* 0 forward, 1 backward */,
                          const colo_direct_call_t *call, colo_stream_t stream);
-    /* Steps in addition to the launcher's own; local, and nothing waits for the device. Memory of a
-     * list that is dropped serves the next ones when the device is past its last call. */
+    /* Transfers in addition to the launcher's own; local, and nothing waits for the device. Memory
+     * of a list that is dropped serves the next ones when the device is past its last call. */
     colo_status_t (*list)(colo_direct_launcher_t *d, const colo_transfers_t pass[2],
                           colo_direct_list_t **list);
     void (*drop)(colo_direct_launcher_t *d, colo_direct_list_t **list);

@@ -35,44 +35,44 @@ static inline int64_t colo_box_count(const colo_box_t *box)
 /* Elements from the first to one past the last that the box touches; -1 on overflow. Not empty. */
 static inline int64_t colo_box_reach(const colo_box_t *box)
 {
-    int64_t reach = 1, step;
+    int64_t reach = 1, span;
     for (int i = 0; i < 3; i++)
         if (box->extent[i] > 1 &&
-            (__builtin_mul_overflow(box->extent[i] - 1, box->stride[i], &step) ||
-             __builtin_add_overflow(reach, step, &reach)))
+            (__builtin_mul_overflow(box->extent[i] - 1, box->stride[i], &span) ||
+             __builtin_add_overflow(reach, span, &reach)))
             return -1;
     return reach;
 }
 
-/* @n elements, whose steps are in bytes. */
-static inline void colo_box_run_(char *dst, int64_t dst_step, const char *src, int64_t src_step,
+/* @n elements, whose strides are in bytes. */
+static inline void colo_box_run_(char *dst, int64_t dst_stride, const char *src, int64_t src_stride,
                                  int64_t n, size_t elem)
 {
-    if (dst_step == (int64_t)elem && src_step == (int64_t)elem) {
+    if (dst_stride == (int64_t)elem && src_stride == (int64_t)elem) {
         memcpy(dst, src, (size_t)n * elem);
         return;
     }
     switch (elem) { /* constant sizes become single moves */
     case 2:
         for (int64_t i = 0; i < n; i++)
-            memcpy(dst + i * dst_step, src + i * src_step, 2);
+            memcpy(dst + i * dst_stride, src + i * src_stride, 2);
         break;
     case 4:
         for (int64_t i = 0; i < n; i++)
-            memcpy(dst + i * dst_step, src + i * src_step, 4);
+            memcpy(dst + i * dst_stride, src + i * src_stride, 4);
         break;
     case 8:
         for (int64_t i = 0; i < n; i++)
-            memcpy(dst + i * dst_step, src + i * src_step, 8);
+            memcpy(dst + i * dst_stride, src + i * src_stride, 8);
         break;
     default:
         for (int64_t i = 0; i < n; i++)
-            memcpy(dst + i * dst_step, src + i * src_step, elem);
+            memcpy(dst + i * dst_stride, src + i * src_stride, elem);
     }
 }
 
-/* The extents of both boxes with contiguous axes coalesced, innermost first, and the steps of each
- * in bytes. False: they are empty. */
+/* The extents of both boxes with contiguous axes coalesced, innermost first, and the strides of
+ * each in bytes. False: they are empty. */
 static inline bool colo_box_coalesce(const colo_box_t *dst, const colo_box_t *src, int64_t elem,
                                      int64_t extent[3], int64_t to[3], int64_t from[3])
 {

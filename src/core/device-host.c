@@ -168,13 +168,13 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
 }
 
 /* One row; ascending, so that @to may be @from. */
-static void shift_row(int64_t *to, int64_t to_step, const int64_t *from, int64_t from_step,
+static void shift_row(int64_t *to, int64_t to_stride, const int64_t *from, int64_t from_stride,
                       int64_t n, int64_t last)
 {
     for (int64_t i = 0; i + 1 < n; i++)
-        to[i * to_step] = from[(i + 1) * from_step];
+        to[i * to_stride] = from[(i + 1) * from_stride];
     if (n > 0)
-        to[(n - 1) * to_step] = last;
+        to[(n - 1) * to_stride] = last;
 }
 
 static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
@@ -197,11 +197,11 @@ union sums {
 };
 
 /* sum[i] = row[i], or sum[i] + row[i] */
-COLO_INLINE void add_row(colo_dtype_t dtype, union sums *sum, const void *row, int64_t step,
+COLO_INLINE void add_row(colo_dtype_t dtype, union sums *sum, const void *row, int64_t stride,
                          bool first, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        const double x = colo_scalar_get(dtype, row, i * step);
+        const double x = colo_scalar_get(dtype, row, i * stride);
         if (dtype == COLO_F64)
             sum->f64[i] = first ? x : sum->f64[i] + x;
         else
@@ -209,11 +209,11 @@ COLO_INLINE void add_row(colo_dtype_t dtype, union sums *sum, const void *row, i
     }
 }
 
-COLO_INLINE void put_row(colo_dtype_t dtype, void *row, int64_t step, const union sums *sum,
+COLO_INLINE void put_row(colo_dtype_t dtype, void *row, int64_t stride, const union sums *sum,
                          int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        colo_scalar_put(dtype, row, i * step, dtype == COLO_F64 ? sum->f64[i] : sum->f32[i]);
+        colo_scalar_put(dtype, row, i * stride, dtype == COLO_F64 ? sum->f64[i] : sum->f32[i]);
 }
 
 static colo_status_t mixed_sum(const colo_mixed_sum_t *sums)

@@ -47,7 +47,7 @@ void colo_put(colo_text_t *text, const char *fmt, ...) COLO_PRINTF(2, 3);
             return colo_fail(__VA_ARGS__); \
     } while (0)
 
-/* The next of several steps, if none before it failed. @st: a status, or one of CUDA or NCCL. */
+/* The next of several calls, if none before it failed. @st: a status, or one of CUDA or NCCL. */
 #define COLO_THEN(st, expr) \
     do {                    \
         if ((st) == 0)      \

@@ -137,8 +137,8 @@ colo_status_t colo_run_for(double seconds, bool (*ends)(const void *of), const v
     COLO_FAIL_IF(!job || !job_start(job), COLO_ERR_NOMEM, "no thread could be started");
     pthread_mutex_lock(&job->lock);
     while (!job->finished && colo_now() < end) {
-        double left = end - colo_now(), step = ends ? ASK_SECONDS : left;
-        struct timespec until = colo_in(step < left ? step : left);
+        double left = end - colo_now(), nap = ends ? ASK_SECONDS : left;
+        struct timespec until = colo_in(nap < left ? nap : left);
         pthread_cond_timedwait(&job->changed, &job->lock, &until);
         if (ends && ends(of))
             break;

@@ -13,13 +13,13 @@
 
 __extension__ typedef __int128 wide_t;
 
-enum { STEPS = 1 << 14, AXES = 2 * COLO_MAX_NDIM };
+enum { MOVES = 1 << 14, AXES = 2 * COLO_MAX_NDIM };
 
 typedef struct search {
     int32_t n; /* axes, strides descending */
     int64_t lo[AXES], hi[AXES], stride[AXES];
     wide_t down[AXES + 1], up[AXES + 1]; /* how far the axes from there on reach */
-    int32_t steps;                       /* left */
+    int32_t moves_left;
 } search_t;
 
 static wide_t floor_div(wide_t a, int64_t b)
@@ -27,7 +27,7 @@ static wide_t floor_div(wide_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-/* Adds steps @lo .. @hi of @stride. */
+/* Adds multiples @lo .. @hi of @stride. */
 static void add_axis(search_t *search, int64_t lo, int64_t hi, int64_t stride)
 {
     int32_t index = search->n++;
@@ -47,14 +47,15 @@ static bool can_move(search_t *search, int32_t k, wide_t from, wide_t to, bool m
 {
     if (k == search->n)
         return moved && from <= 0 && to >= 0;
-    const int64_t least = moved ? search->lo[k] : 0, most = search->hi[k], step = search->stride[k];
-    wide_t lo = -floor_div(search->up[k + 1] - from, step),
-           hi = floor_div(to - search->down[k + 1], step);
+    const int64_t least = moved ? search->lo[k] : 0, most = search->hi[k],
+                  stride = search->stride[k];
+    wide_t lo = -floor_div(search->up[k + 1] - from, stride),
+           hi = floor_div(to - search->down[k + 1], stride);
     lo = lo < least ? least : lo;
     hi = hi > most ? most : hi;
-    for (wide_t steps = lo; steps <= hi; steps++)
-        if (--search->steps < 0 ||
-            can_move(search, k + 1, from - steps * step, to - steps * step, moved || steps != 0))
+    for (wide_t times = lo; times <= hi; times++)
+        if (--search->moves_left < 0 || can_move(search, k + 1, from - times * stride,
+                                                 to - times * stride, moved || times != 0))
             return true;
     return false;
 }
@@ -62,7 +63,7 @@ static bool can_move(search_t *search, int32_t k, wide_t from, wide_t to, bool m
 /* Can a move along all axes end in @from .. @to? @moved: no move at all counts, too. */
 static bool can_reach(search_t *search, wide_t from, wide_t to, bool moved)
 {
-    search->steps = STEPS;
+    search->moves_left = MOVES;
     for (int32_t k = search->n - 1; k >= 0; k--) {
         search->down[k] = search->down[k + 1] + (wide_t)search->lo[k] * search->stride[k];
         search->up[k] = search->up[k + 1] + (wide_t)search->hi[k] * search->stride[k];
@@ -101,8 +102,8 @@ static bool windows_apart(const colo_tensor_t *in, const colo_tensor_t *out, uin
         const uint64_t elem = colo_dtype_size(view[i]->dtype);
         width[i] = elem;
         for (int32_t axis = 0; axis < view[i]->ndim; axis++) {
-            const uint64_t step = (uint64_t)view[i]->stride[axis] * elem;
-            width[i] += step % period ? (uint64_t)(view[i]->shape[axis] - 1) * step : 0;
+            const uint64_t stride = (uint64_t)view[i]->stride[axis] * elem;
+            width[i] += stride % period ? (uint64_t)(view[i]->shape[axis] - 1) * stride : 0;
         }
     }
     const uint64_t from = (uintptr_t)in->data % period, to = (uintptr_t)out->data % period;

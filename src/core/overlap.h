@@ -8,7 +8,7 @@
 /* All views here are some that colo_tensor_check() accepts. */
 
 /* Do two elements of @t share an address? Exact, but for absurd strides, of which it says yes: then
- * the search stops after a bounded number of steps. */
+ * the search stops after a bounded number of moves. */
 bool colo_tensor_overlaps(const colo_tensor_t *t);
 
 /* Do @a and @b share no element: other memory, other columns of the same rows, or rows in turn?

@@ -77,13 +77,13 @@ static colo_tensor_t contiguous(void *data, colo_dtype_t dtype, colo_mem_t mem, 
         tensor.data = NULL;
         return tensor;
     }
-    int64_t step = 1;
+    int64_t next = 1;
     for (int32_t i = ndim - 1; i >= 0; i--) {
         tensor.shape[i] = shape[i];
-        tensor.stride[i] = step;
+        tensor.stride[i] = next;
         /* a product that overflows is caught by colo_tensor_check(); here it must only not trap */
-        if (shape[i] > 1 && !colo_mul_ok(step, shape[i], &step))
-            step = INT64_MAX;
+        if (shape[i] > 1 && !colo_mul_ok(next, shape[i], &next))
+            next = INT64_MAX;
     }
     return tensor;
 }
@@ -127,15 +127,15 @@ int64_t colo_tensor_count(const colo_tensor_t *tensor)
 
 bool colo_tensor_is_contiguous(const colo_tensor_t *tensor)
 {
-    int64_t step = 1;
+    int64_t next = 1;
     if (!tensor || !ndim_ok(tensor))
         return false;
     for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
         if (tensor->shape[i] == 0)
             return true;
-        if (tensor->shape[i] != 1 && tensor->stride[i] != step)
+        if (tensor->shape[i] != 1 && tensor->stride[i] != next)
             return false;
-        if (!colo_mul_ok(step, tensor->shape[i], &step))
+        if (!colo_mul_ok(next, tensor->shape[i], &next))
             return false;
     }
     return true;
@@ -152,15 +152,15 @@ colo_status_t colo_tensor_check(const colo_tensor_t *tensor, const char *what)
                  (int)tensor->ndim, COLO_MAX_NDIM);
     int64_t reach = 0;
     for (int32_t i = 0; i < tensor->ndim; i++) {
-        int64_t step;
+        int64_t span;
         COLO_FAIL_IF(tensor->shape[i] < 0, COLO_ERR_SHAPE, "%s: axis %d has extent %lld", what,
                      (int)i, (long long)tensor->shape[i]);
         COLO_FAIL_IF(tensor->stride[i] < 0, COLO_ERR_SHAPE,
                      "%s: axis %d has stride %lld, expected >= 0", what, (int)i,
                      (long long)tensor->stride[i]);
         COLO_FAIL_IF(tensor->shape[i] > 1 &&
-                         (!colo_mul_ok(tensor->shape[i] - 1, tensor->stride[i], &step) ||
-                          !colo_add_ok(reach, step, &reach)),
+                         (!colo_mul_ok(tensor->shape[i] - 1, tensor->stride[i], &span) ||
+                          !colo_add_ok(reach, span, &reach)),
                      COLO_ERR_SHAPE, "%s: its strides reach past 2^63 elements", what);
     }
     int64_t n = colo_tensor_count(tensor), bytes;

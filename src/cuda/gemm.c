@@ -291,8 +291,8 @@ static cublasStatus_t choose(colo_product_t *product, const struct colo_linear_g
         }
     struct call usual = *call;
     struct colo_linear_matrix z = gemm->z; /* as if its rows had one segment */
-    const int64_t step = 128;
-    z.stride = (gemm->columns + step - 1) / step * step;
+    const int64_t unit = 128;
+    z.stride = (gemm->columns + unit - 1) / unit * unit;
     if (product->pinned && gemm->product == COLO_LINEAR_LOGITS)
         usual.x[2] = &z;
     else if (product->pinned)

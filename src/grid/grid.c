@@ -236,12 +236,12 @@ int64_t colo_group_find(const colo_group_t *group, int64_t rank)
 {
     if (!group || group->size < 1 || rank < group->base)
         return -1;
-    int64_t left = rank - group->base, d = left, index = 0, step = 1;
+    int64_t left = rank - group->base, d = left, index = 0, next = 1;
     for (int32_t k = 0; k < group->nd; k++) {
         int64_t c = d / group->stride[k] % group->extent[k];
         left -= c * group->stride[k];
-        index += c * step;
-        step *= group->extent[k];
+        index += c * next;
+        next *= group->extent[k];
     }
     return left == 0 ? index : -1;
 }

@@ -78,17 +78,17 @@ static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2],
                                colo_direct_launcher_t **d)
 {
     rank_check(pass[0].nexposed == c->size - 1 && pass[1].nexposed == c->size - 1);
-    return t_path_create(c, pass, d);
+    return t_launcher_create(c, pass, d);
 }
 
 static colo_status_t run_direct(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *c,
                                 colo_stream_t stream)
 {
-    const colo_transfers_t *w = t_path_steps(d, pass, c);
+    const colo_transfers_t *w = t_launcher_transfers(d, pass, c);
     /* or tiles are too large, so that few blocks of the kernel have work */
     for (int32_t k = 0; k < c->n; k++)
         rank_check(w->elem >= (size_t)c->tensor[k].per * c->tensor[k].elem);
-    return t_path_run(d, pass, c, stream);
+    return t_launcher_run(d, pass, c, stream);
 }
 
 static colo_direct_memory_t peers; /* the harness's, with these two */

@@ -96,7 +96,7 @@ static uint32_t half_of(uint64_t v, int k)
 
 struct record {
     char *base;
-    int64_t step[3]; /* bytes */
+    int64_t stride[3]; /* bytes */
 };
 
 static void expose(const colo_k_direct_t *d)
@@ -104,11 +104,11 @@ static void expose(const colo_k_direct_t *d)
     for (int i = 0; i < d->npartners; i++)
         for (int k = 0; k < d->tensors && d->partner[i].exposes & 1; k++) {
             const colo_k_tensor_t *t = &d->tensor[k];
-            const int64_t *step = d->addends || d->pull ? t->in_step : t->out_step;
+            const int64_t *stride = d->addends || d->pull ? t->in_stride : t->out_stride;
             uint32_t word[COLO_K_RECORD] = {t->memory, half_of(t->offset, 0),
                                             half_of(t->offset, 1)};
             for (int n = 0; n < 6; n++)
-                word[3 + n] = half_of((uint64_t)step[n / 2], n % 2);
+                word[3 + n] = half_of((uint64_t)stride[n / 2], n % 2);
             post(&d->partner[i], k * COLO_K_RECORD, word, COLO_K_RECORD);
         }
 }
@@ -138,11 +138,11 @@ static bool take(const colo_k_direct_t *d, int64_t partner, int k, uint64_t sinc
 static colo_box_t box_of(const colo_k_tensor_t *t, const colo_transfer_t *s, const struct record *r,
                          const int64_t *pos)
 {
-    colo_box_t box = {.data = r->base + pos[0] * r->step[0] + pos[1] * r->step[1] +
-                              pos[2] * t->per * r->step[2]};
+    colo_box_t box = {.data = r->base + pos[0] * r->stride[0] + pos[1] * r->stride[1] +
+                              pos[2] * t->per * r->stride[2]};
     for (int i = 0; i < 3; i++) {
         box.extent[i] = s->extent[i] * (i == 2 ? t->per : 1);
-        box.stride[i] = r->step[i] / t->elem;
+        box.stride[i] = r->stride[i] / t->elem;
     }
     return box;
 }
@@ -153,8 +153,9 @@ static bool move(const colo_k_direct_t *d, int q, int i, int k, uint64_t since)
     const colo_transfer_t *s = &d->segment[q][i];
     const colo_k_tensor_t *t = &d->tensor[k];
     const struct record own_in = {(char *)(uintptr_t)t->in,
-                                  {t->in_step[0], t->in_step[1], t->in_step[2]}};
-    struct record in = own_in, out = {t->out, {t->out_step[0], t->out_step[1], t->out_step[2]}};
+                                  {t->in_stride[0], t->in_stride[1], t->in_stride[2]}};
+    struct record in = own_in,
+                  out = {t->out, {t->out_stride[0], t->out_stride[1], t->out_stride[2]}};
     if (d->addends == 0) {
         if (s->peer >= 0 && !take(d, s->peer, k, since, d->pull ? &in : &out))
             return false;

@@ -76,7 +76,7 @@ static void no_longer_share(colo_memory_t *m)
 static void say_list(const colo_transfers_t *t, const colo_direct_call_t *call)
 {
     say(TRANSFERS, "%s: %ld steps of %zu bytes, pulls %d, %d addends, %d blocks, %d tensors",
-        t->name, t->nsteps, t->elem, t->pulls, t->addends, t->blocks, call->n);
+        t->name, t->ntransfers, t->elem, t->pulls, t->addends, t->blocks, call->n);
     bag_begin(TRANSFERS);
     for (int32_t i = 0; i < t->nexposed; i++)
         say(TRANSFERS, "  rank %d reaches this one", t->exposed[i]);
@@ -85,13 +85,13 @@ static void say_list(const colo_transfers_t *t, const colo_direct_call_t *call)
         const colo_direct_tensor_t *x = &call->tensor[k];
         say(TRANSFERS,
             "  %s, %ld a feature: in %s by %ld %ld %ld, out %s by %ld %ld %ld, memory %d+%lu",
-            colo_dtype_name(x->dtype), x->per, place_name(x->in).text, x->in_step[0], x->in_step[1],
-            x->in_step[2], place_name(x->out).text, x->out_step[0], x->out_step[1], x->out_step[2],
-            x->id, x->offset);
+            colo_dtype_name(x->dtype), x->per, place_name(x->in).text, x->in_stride[0],
+            x->in_stride[1], x->in_stride[2], place_name(x->out).text, x->out_stride[0],
+            x->out_stride[1], x->out_stride[2], x->id, x->offset);
     }
     bag_begin(TRANSFERS);
-    for (int64_t i = 0; i < t->nsteps; i++) {
-        const colo_transfer_t *s = &t->step[i];
+    for (int64_t i = 0; i < t->ntransfers; i++) {
+        const colo_transfer_t *s = &t->transfer[i];
         char addends[2048] = "";
         for (int32_t l = 0, n = 0; l < t->addends && n < 2000; l++) {
             const colo_addend_t *a = &t->addend[i * t->addends + l];
@@ -113,12 +113,12 @@ static void say_list(const colo_transfers_t *t, const colo_direct_call_t *call)
 static colo_status_t run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
                          colo_stream_t stream)
 {
-    const colo_transfers_t *steps = t_path_steps(d, pass, call);
-    if (steps->nsteps + steps->nexposed > 0) /* else nothing is launched */
-        say_list(steps, call);
+    const colo_transfers_t *transfers = t_launcher_transfers(d, pass, call);
+    if (transfers->ntransfers + transfers->nexposed > 0) /* else nothing is launched */
+        say_list(transfers, call);
     log_of_rank(-1); /* what a peer moves is recorded as transfers, not as boxes */
-    const colo_status_t st = t_path_run(d, pass, call, stream);
-    log_of_rank(t_path_rank(d));
+    const colo_status_t st = t_launcher_run(d, pass, call, stream);
+    log_of_rank(t_launcher_rank(d));
     return st;
 }
 

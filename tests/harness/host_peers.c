@@ -48,8 +48,9 @@ static void keep(colo_direct_list_t *l, const colo_transfers_t pass[2])
     for (int i = 0; i < 2; i++) {
         colo_transfers_t *t = &l->pass[i];
         *t = pass[i];
-        t->step = copy_of(t->step, (size_t)t->nsteps * sizeof *t->step);
-        t->addend = copy_of(t->addend, (size_t)t->nsteps * (size_t)t->addends * sizeof *t->addend);
+        t->transfer = copy_of(t->transfer, (size_t)t->ntransfers * sizeof *t->transfer);
+        t->addend =
+            copy_of(t->addend, (size_t)t->ntransfers * (size_t)t->addends * sizeof *t->addend);
         t->exposed = copy_of(t->exposed, (size_t)t->nexposed * sizeof *t->exposed);
     }
 }
@@ -63,8 +64,8 @@ static void forget(colo_direct_list_t *l)
     }
 }
 
-colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2],
-                            colo_direct_launcher_t **d)
+colo_status_t t_launcher_create(colo_comm_t *c, const colo_transfers_t pass[2],
+                                colo_direct_launcher_t **d)
 {
     const colo_status_t st = t_told[c->rank].create;
     if (st < 0)
@@ -106,13 +107,13 @@ static void path_drop(colo_direct_launcher_t *d, colo_direct_list_t **l)
 
 /* ---- movement ---- */
 
-int32_t t_path_rank(const colo_direct_launcher_t *d)
+int32_t t_launcher_rank(const colo_direct_launcher_t *d)
 {
     return d->comm->rank;
 }
 
-const colo_transfers_t *t_path_steps(const colo_direct_launcher_t *d, int pass,
-                                     const colo_direct_call_t *call)
+const colo_transfers_t *t_launcher_transfers(const colo_direct_launcher_t *d, int pass,
+                                             const colo_direct_call_t *call)
 {
     return &(call->list ? call->list : &d->own)->pass[pass];
 }
@@ -148,12 +149,12 @@ static void show(int32_t shows, int32_t reader, const colo_direct_call_t *call)
 static colo_box_t box_of(const colo_direct_tensor_t *t, bool in, const int64_t begin[3],
                          const int64_t extent[3])
 {
-    const int64_t *step = in ? t->in_step : t->out_step;
-    colo_box_t box = {.data = (in ? t->in : t->out) + begin[0] * step[0] + begin[1] * step[1] +
-                              begin[2] * t->per * step[2]};
+    const int64_t *stride = in ? t->in_stride : t->out_stride;
+    colo_box_t box = {.data = (in ? t->in : t->out) + begin[0] * stride[0] + begin[1] * stride[1] +
+                              begin[2] * t->per * stride[2]};
     for (int i = 0; i < 3; i++) {
         box.extent[i] = extent[i] * (i == 2 ? t->per : 1);
-        box.stride[i] = step[i] / (int64_t)t->elem;
+        box.stride[i] = stride[i] / (int64_t)t->elem;
     }
     return box;
 }
@@ -168,7 +169,7 @@ static const colo_direct_tensor_t *tensor_of(const colo_direct_call_t *call, int
 static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_direct_call_t *call,
                           int32_t rank, int32_t k, const colo_device_t *device)
 {
-    const colo_transfer_t *s = &t->step[i];
+    const colo_transfer_t *s = &t->transfer[i];
     const colo_direct_tensor_t *own = &call->tensor[k];
     if (t->addends) {
         colo_box_t from[COLO_MAX_ADDENDS], to = box_of(own, false, s->there, s->extent);
@@ -187,19 +188,19 @@ static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_direc
 /* Which ranks this one reaches. */
 static void find_peers(const colo_transfers_t *t, bool peer[T_PEERS_RANKS])
 {
-    for (int64_t i = 0; i < t->nsteps; i++) {
-        if (!t->addends && t->step[i].peer >= 0)
-            peer[t->step[i].peer] = true;
+    for (int64_t i = 0; i < t->ntransfers; i++) {
+        if (!t->addends && t->transfer[i].peer >= 0)
+            peer[t->transfer[i].peer] = true;
         for (int32_t l = 0; l < t->addends; l++)
             if (t->addend[i * t->addends + l].peer >= 0)
                 peer[t->addend[i * t->addends + l].peer] = true;
     }
 }
 
-colo_status_t t_path_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
-                         colo_stream_t stream)
+colo_status_t t_launcher_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
+                             colo_stream_t stream)
 {
-    const colo_transfers_t *t = t_path_steps(d, pass, call);
+    const colo_transfers_t *t = t_launcher_transfers(d, pass, call);
     const int32_t rank = d->comm->rank;
     bool peer[T_PEERS_RANKS] = {false};
     colo_status_t st = COLO_OK;
@@ -214,7 +215,7 @@ colo_status_t t_path_run(colo_direct_launcher_t *d, int pass, const colo_direct_
             st = wait_for(d->comm, r, rank, true);
     pthread_mutex_unlock(&lock);
     for (int32_t k = 0; k < call->n && st == COLO_OK; k++)
-        for (int64_t i = 0; i < t->nsteps && st == COLO_OK; i++)
+        for (int64_t i = 0; i < t->ntransfers && st == COLO_OK; i++)
             st = move(t, i, call, rank, k, device);
     t_told[rank].runs[pass]++;
     t_told[rank].pulls += t->pulls;
@@ -264,9 +265,9 @@ const colo_direct_memory_t t_peers = {.open = open_as_told,
                                       .why = why,
                                       .find = find,
                                       .registrations = registrations,
-                                      .create = t_path_create,
+                                      .create = t_launcher_create,
                                       .load = path_load,
-                                      .run = t_path_run,
+                                      .run = t_launcher_run,
                                       .list = path_list,
                                       .drop = path_drop,
                                       .destroy = path_destroy};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * host_peers.h - a comm of "GPUs" on threads: ranks reach each other's memory, and a table of peers
- * makes the steps that a bridge gives it, on the host.
+ * makes the transfers that a bridge gives it, on the host.
  *
  * A rank that peers reach shows them its tensors and waits until they are done; a rank that reaches
  * waits until they are shown. Each has a deadline.
@@ -30,16 +30,16 @@ extern int32_t t_apart; /* it and the next rank do not reach each other; -1: all
 
 /* The whole table; a program may change its copy. */
 extern const colo_direct_memory_t t_peers;
-colo_status_t t_path_create(colo_comm_t *c, const colo_transfers_t pass[2],
-                            colo_direct_launcher_t **d);
-colo_status_t t_path_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
-                         colo_stream_t stream);
+colo_status_t t_launcher_create(colo_comm_t *c, const colo_transfers_t pass[2],
+                                colo_direct_launcher_t **d);
+colo_status_t t_launcher_run(colo_direct_launcher_t *d, int pass, const colo_direct_call_t *call,
+                             colo_stream_t stream);
 
 /* For a table whose own run() begins or ends with something else: the comm rank of a path, and the
- * steps of a call. */
-int32_t t_path_rank(const colo_direct_launcher_t *d);
-const colo_transfers_t *t_path_steps(const colo_direct_launcher_t *d, int pass,
-                                     const colo_direct_call_t *call);
+ * transfers of a call. */
+int32_t t_launcher_rank(const colo_direct_launcher_t *d);
+const colo_transfers_t *t_launcher_transfers(const colo_direct_launcher_t *d, int pass,
+                                             const colo_direct_call_t *call);
 
 /* The members of a subconnection that carries nothing by itself. */
 struct colo_subconnection {

@@ -183,11 +183,11 @@ static int64_t dp_stride(const colo_grid_t *grid)
 static colo_status_t aligned(const colo_grid_t *fine, const colo_grid_t *coarse, int64_t k,
                              const char *rule)
 {
-    int64_t n = colo_grid_extent(coarse, "dp"), fine_step = k * dp_stride(fine),
-            coarse_step = dp_stride(coarse), fine_dp, coarse_dp;
-    if (n == 1 || fine_step == coarse_step)
+    int64_t n = colo_grid_extent(coarse, "dp"), fine_stride = k * dp_stride(fine),
+            coarse_stride = dp_stride(coarse), fine_dp, coarse_dp;
+    if (n == 1 || fine_stride == coarse_stride)
         return COLO_OK;
-    int64_t rank = fine->offset + (fine_step < coarse_step ? fine_step : coarse_step);
+    int64_t rank = fine->offset + (fine_stride < coarse_stride ? fine_stride : coarse_stride);
     (void)colo_grid_coord(fine, rank, "dp", &fine_dp);
     (void)colo_grid_coord(coarse, rank, "dp", &coarse_dp);
     return colo_fail(COLO_ERR_LAYOUT,

@@ -140,13 +140,13 @@ static colo_status_t reserve(colo_bridge_t *bridge, const colo_plan_t *plan)
 static colo_view_t contiguous(const colo_bridge_t *bridge, void *data, int64_t nb)
 {
     const colo_shape_t *shape = &bridge->now.program.plan->config.shape;
-    int64_t extent[3] = {nb, shape->rows, shape->features}, stride[3], step = 1;
+    int64_t extent[3] = {nb, shape->rows, shape->features}, stride[3], next = 1;
     int order[3] = {0, 1, 2}; /* order[i]: which of samples, rows, features is tensor axis i */
     for (int i = 0; bridge->axes.of[1] >= 0 && i < 3; i++)
         order[bridge->axes.of[i]] = i;
     for (int i = 2; i >= 0; i--) {
-        stride[order[i]] = step;
-        step *= extent[order[i]];
+        stride[order[i]] = next;
+        next *= extent[order[i]];
     }
     return (colo_view_t){.data = data, .stride = {stride[0], stride[1], stride[2]}};
 }

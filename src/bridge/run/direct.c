@@ -388,8 +388,8 @@ colo_status_t colo_direct_agree(colo_call_t *call)
 
 /* ---- calls ---- */
 
-/* The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
- * steps were listed for, a tile is too large, so that few blocks have work: a batch lists them
+/* The kernel cuts transfers into tiles of so many rows. Of rows that are wider than those that the
+ * transfers were listed for, a tile is too large, so that few blocks have work: a batch lists them
  * again. */
 colo_status_t colo_direct_prepare(colo_call_t *call)
 {
@@ -426,17 +426,17 @@ static colo_direct_tensor_t tensor_of(const colo_call_t *call, const colo_move_t
                                .id = registered->id,
                                .offset = registered->offset};
     for (int i = 0; i < 3; i++) {
-        to.in_step[i] = in->stride[i] * elem;
-        to.out_step[i] = tensor->out.stride[i] * elem;
+        to.in_stride[i] = in->stride[i] * elem;
+        to.out_stride[i] = tensor->out.stride[i] * elem;
     }
     if (move->to == COLO_PARTIALS && call->ready->direct.needs_comm) {
         int64_t extent[3];
         colo_partial_extent(frame->program->plan, extent);
         const int64_t row = extent[2] * tensor->per * elem;
         to.out = frame->partials ? (char *)frame->partials + tensor->in_partial : NULL;
-        to.out_step[0] = frame->program->bytes ? (int64_t)frame->partial_bytes : extent[1] * row;
-        to.out_step[1] = row;
-        to.out_step[2] = elem;
+        to.out_stride[0] = frame->program->bytes ? (int64_t)frame->partial_bytes : extent[1] * row;
+        to.out_stride[1] = row;
+        to.out_stride[2] = elem;
     }
     return to;
 }

@@ -27,8 +27,8 @@ typedef struct colo_ready_direct {
 
 /* Transfers of both passes, which say where ranks have what they move. */
 typedef struct colo_transfer_lists {
-    colo_list_t step[2];               /* colo_transfer_t */
-    colo_list_t addend[2], exposed[2]; /* colo_addend_t, addends of each step; int32_t */
+    colo_list_t transfer[2];           /* colo_transfer_t */
+    colo_list_t addend[2], exposed[2]; /* colo_addend_t, addends of each transfer; int32_t */
     colo_transfers_t pass[2];
 } colo_transfer_lists_t;
 

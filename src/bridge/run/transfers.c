@@ -30,7 +30,7 @@ typedef struct maker {
     colo_pass_t pass;
     const colo_move_t *move;
     bool pulls, sums;
-    colo_list_t *step, *addend, *exposed; /* of the bridge's lists */
+    colo_list_t *transfer, *addend, *exposed; /* of the bridge's lists */
 } maker_t;
 
 /* ---- where a region begins in a rank's part ---- */
@@ -130,7 +130,7 @@ static colo_status_t list_moves(const maker_t *maker)
                 begins_in_partial(maker, region, where, transfer.there);
             else
                 begins(to, region, row_of(where, to_src), transfer.there);
-            COLO_PUSH(maker->step, "bridge: %lld boxes", transfer);
+            COLO_PUSH(maker->transfer, "bridge: %lld boxes", transfer);
         }
     }
     for (int64_t i = 0; move->local && move->to == COLO_OUT && i < move->local->nregions; i++) {
@@ -141,7 +141,7 @@ static colo_status_t list_moves(const maker_t *maker)
                transfer.here);
         begins(part_of(maker, to_src), region, row_of(&move->local->offset[i], to_src),
                transfer.there);
-        COLO_PUSH(maker->step, "bridge: %lld boxes", transfer);
+        COLO_PUSH(maker->transfer, "bridge: %lld boxes", transfer);
     }
     return COLO_OK;
 }
@@ -242,7 +242,7 @@ static colo_status_t push_sum(const cutter_t *cutter, const cut_t *box)
                                    held->begin[1] + box->row - held->row,
                                    held->begin[2] + box->h[0] - held->region->h[0]}});
     }
-    COLO_PUSH(maker->step, "bridge: %lld boxes",
+    COLO_PUSH(maker->transfer, "bridge: %lld boxes",
               (colo_transfer_t){
                   .peer = -1,
                   .extent = {box->b[1] - box->b[0], box->end - box->row, box->h[1] - box->h[0]},
@@ -302,7 +302,7 @@ static colo_status_t list_sums(const maker_t *maker)
 void colo_transfers_deinit(colo_transfer_lists_t *lists)
 {
     for (int pass = 0; pass < 2; pass++) {
-        free(lists->step[pass].items);
+        free(lists->transfer[pass].items);
         free(lists->addend[pass].items);
         free(lists->exposed[pass].items);
     }
@@ -339,7 +339,7 @@ static colo_status_t find_exposed(const maker_t *maker)
     return COLO_OK;
 }
 
-/* No steps; any ranks in reach may reach this rank's tensors. */
+/* No transfers; any ranks in reach may reach this rank's tensors. */
 static colo_status_t list_any(const colo_bridge_t *bridge, colo_transfer_lists_t *lists)
 {
     const int32_t n = bridge->comm->size;
@@ -370,7 +370,7 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t
                          .plan = plan,
                          .pass = pass,
                          .move = move_of(&ready->program.pass[i], exchange),
-                         .step = &lists->step[i],
+                         .transfer = &lists->transfer[i],
                          .addend = &lists->addend[i],
                          .exposed = &lists->exposed[i]};
         *out = (colo_transfers_t){.name = names[i]};
@@ -379,12 +379,12 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t
         maker.pulls = adds || (exchange == COLO_EXCHANGE_MAIN && pass == COLO_FORWARD &&
                                ready->direct.forward == COLO_PULL);
         maker.sums = adds && !ready->direct.needs_comm;
-        maker.step->n = maker.addend->n = maker.exposed->n = 0;
+        maker.transfer->n = maker.addend->n = maker.exposed->n = 0;
         COLO_TRY(find_exposed(&maker));
         COLO_TRY(maker.sums ? list_sums(&maker) : list_moves(&maker));
         out->elem = colo_direct_unit(bridge, ready);
-        out->nsteps = maker.step->n;
-        out->step = maker.step->items;
+        out->ntransfers = maker.transfer->n;
+        out->transfer = maker.transfer->items;
         out->pulls = maker.pulls && !maker.sums;
         out->addends = maker.sums ? (int32_t)plan->addends : 0;
         out->addend = maker.addend->items;

@@ -58,27 +58,27 @@ static int64_t elements(const colo_transfer_t *s)
 /* Addends are of different context ranks, so other ranks have all but one of a box. */
 static bool is_remote(const colo_transfers_t *w, int64_t i)
 {
-    return w->addends > 0 || w->step[i].peer >= 0;
+    return w->addends > 0 || w->transfer[i].peer >= 0;
 }
 
 /* Where each box goes in the list: behind its queue's and its partner's before it. Queue 0 first.
  * In it partners by rank XOR own rank: ranks that send to the same ones begin with different ones,
- * and where they come in powers of two, every step pairs all of them up. Boxes that add keep their
+ * and where they come in powers of two, every round pairs all of them up. Boxes that add keep their
  * order. */
 static int64_t *order_of(const struct colo_direct *p, const colo_transfers_t *w)
 {
-    int64_t partners = 1, *link = malloc(((size_t)w->nsteps + 1) * sizeof *link);
+    int64_t partners = 1, *link = malloc(((size_t)w->ntransfers + 1) * sizeof *link);
     while (partners < p->size)
         partners *= 2;
     COLO_AUTOFREE int64_t *count = calloc(2 * (size_t)partners + 1, sizeof *count);
-    for (int64_t i = 0; link && count && i < w->nsteps; i++) {
-        const int64_t peer = w->step[i].peer;
+    for (int64_t i = 0; link && count && i < w->ntransfers; i++) {
+        const int64_t peer = w->transfer[i].peer;
         link[i] = (is_remote(w, i) ? 0 : partners) + (peer < 0 ? 0 : peer ^ p->rank);
         count[link[i] + 1]++;
     }
     for (int64_t k = 0; link && count && k < 2 * partners; k++)
         count[k + 1] += count[k];
-    for (int64_t i = 0; link && count && i < w->nsteps; i++)
+    for (int64_t i = 0; link && count && i < w->ntransfers; i++)
         link[i] = count[link[i]]++;
     if (!count) {
         free(link);
@@ -102,15 +102,15 @@ static colo_status_t lists_of(const struct colo_direct_launcher *d, int pass,
 {
     COLO_AUTOFREE int64_t *link = order_of(d->channel.direct, w);
     if (!link)
-        return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
+        return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->ntransfers);
     for (int32_t i = 0; i < w->nexposed; i++)
         if (colo_direct_channel_partner(&d->channel, pass, k, w->exposed[i], 1) < 0)
             return colo_direct_channel_too_many(&d->channel, w->name);
-    for (int64_t i = 0; i < w->nsteps; i++) {
+    for (int64_t i = 0; i < w->ntransfers; i++) {
         colo_transfer_t *s = &segment[link[i]];
-        *s = w->step[i];
+        *s = w->transfer[i];
         bool fits = true;
-        if (i > 0 && s->peer == w->step[i - 1].peer) /* as it usually is */
+        if (i > 0 && s->peer == w->transfer[i - 1].peer) /* as it usually is */
             s->peer = segment[link[i - 1]].peer;
         else
             fits = be_partner(d, pass, k, &s->peer);
@@ -148,8 +148,8 @@ static int32_t blocks_of(const struct colo_direct *p, const colo_transfers_t *w)
 static int64_t tiles_of(const colo_transfers_t *w, int64_t bytes)
 {
     int64_t tiles = 0;
-    for (int64_t i = 0; i < w->nsteps; i++)
-        tiles += (elements(&w->step[i]) * (int64_t)w->elem - 1) / bytes + 1;
+    for (int64_t i = 0; i < w->ntransfers; i++)
+        tiles += (elements(&w->transfer[i]) * (int64_t)w->elem - 1) / bytes + 1;
     return tiles;
 }
 
@@ -158,11 +158,11 @@ static int64_t tile_of(const colo_transfers_t *w, int64_t blocks)
 {
     const int64_t elem = (int64_t)w->elem;
     int64_t bytes = LEAST, total = 0;
-    while (bytes <= ONE_EACH && (w->nsteps > blocks || tiles_of(w, bytes) > blocks))
+    while (bytes <= ONE_EACH && (w->ntransfers > blocks || tiles_of(w, bytes) > blocks))
         bytes += LEAST;
     if (bytes > ONE_EACH) {
-        for (int64_t i = 0; i < w->nsteps; i++)
-            total += elements(&w->step[i]) * elem;
+        for (int64_t i = 0; i < w->ntransfers; i++)
+            total += elements(&w->transfer[i]) * elem;
         for (bytes = LEAST; bytes < MOST && bytes * blocks * EACH < total;)
             bytes *= 2;
     }
@@ -171,7 +171,7 @@ static int64_t tile_of(const colo_transfers_t *w, int64_t blocks)
 
 static size_t lists_bytes(const colo_transfers_t *w)
 {
-    const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->addends;
+    const size_t n = (size_t)w->ntransfers, sums = n * (size_t)w->addends;
     return n * sizeof(colo_transfer_t) + sums * sizeof(colo_addend_t);
 }
 
@@ -180,9 +180,9 @@ static colo_status_t pass_fill(struct colo_direct_launcher *d, int pass, const c
                                char *host, char *device, colo_k_direct_t *k)
 {
     struct colo_direct *p = d->channel.direct;
-    const size_t n = (size_t)w->nsteps;
+    const size_t n = (size_t)w->ntransfers;
     memset(k, 0, sizeof *k);
-    if (w->nsteps == 0 && w->nexposed == 0)
+    if (w->ntransfers == 0 && w->nexposed == 0)
         return COLO_OK;
     k->pull = w->pulls;
     k->addends = w->addends;
@@ -359,8 +359,8 @@ static int32_t tensors_of(colo_k_direct_t *k, const colo_direct_tensor_t *next, 
                                 .elem = (int32_t)from->elem,
                                 .offset = from->offset,
                                 .per = from->per};
-        memcpy(to->in_step, from->in_step, sizeof to->in_step);
-        memcpy(to->out_step, from->out_step, sizeof to->out_step);
+        memcpy(to->in_stride, from->in_stride, sizeof to->in_stride);
+        memcpy(to->out_stride, from->out_stride, sizeof to->out_stride);
     }
     return k->tensors;
 }

@@ -7,7 +7,7 @@
  * rank's device: no process has a context on a peer's device, and need not even see it. Both ways
  * need memory of cudaMalloc(): what other allocators map has no such handle, and peers would need
  * rights to it. Everything here is collective over the comm's host communicator, at create time; a
- * step that fails on one rank fails on all, and the comm lives on. COLO_ERR_UNBUILT, on all ranks,
+ * call that fails on one rank fails on all, and the comm lives on. COLO_ERR_UNBUILT, on all ranks,
  * says that no two ranks reach each other or that one cannot open what another one offers: callers
  * have another way.
  *

@@ -33,14 +33,15 @@ enum {
 
 /* ---- reductions ---- */
 
-/* Part [at, at + step) of each slice: of the own one, all ranks' @send are combined into @dst. */
+/* Part [@offset, @offset + @length) of each slice: of the own one, all ranks' @send are combined
+ * into @dst. */
 static colo_status_t combine_window(struct colo_operation *call, const char *send, char *dst,
-                                    int64_t count, int64_t offset, int64_t step, colo_dtype_t dtype,
-                                    colo_redop_t op)
+                                    int64_t count, int64_t offset, int64_t length,
+                                    colo_dtype_t dtype, colo_redop_t op)
 {
     const int32_t n = call->c->size, me = call->c->rank;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
-    const size_t part = colo_stage_padded((size_t)(step * elem));
+    const size_t part = colo_stage_padded((size_t)(length * elem));
     int64_t own = 0, mine = 0;
     ncclResult_t error = ncclSuccess;
     COLO_TRY(colo_operation_stage(call, part * (size_t)n));
@@ -50,11 +51,11 @@ static colo_status_t combine_window(struct colo_operation *call, const char *sen
         const int64_t left = colo_reduce_slice(count, n, k + 1) - from;
         if (k == me) {
             own = from;
-            mine = left < step ? left : step;
+            mine = left < length ? left : length;
         } else if (left > 0 && error == ncclSuccess) {
-            error =
-                call->lib->send(send + from * elem, (size_t)((left < step ? left : step) * elem),
-                                ncclInt8, k, call->connection->nccl, call->stream);
+            error = call->lib->send(send + from * elem,
+                                    (size_t)((left < length ? left : length) * elem), ncclInt8, k,
+                                    call->connection->nccl, call->stream);
         }
     }
     for (int32_t k = 0; k < n && mine > 0 && error == ncclSuccess; k++)
@@ -78,9 +79,9 @@ static colo_status_t combine_slice(struct colo_operation *call, const char *send
     const int64_t longest = count / n + (count % n > 0);
     const int64_t bytes_each = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN;
     const int64_t most = bytes_each / (int64_t)colo_dtype_size(dtype);
-    const int64_t step = longest < most ? longest : most;
-    for (int64_t offset = 0; offset < longest; offset += step)
-        COLO_TRY(combine_window(call, send, dst, count, offset, step, dtype, op));
+    const int64_t length = longest < most ? longest : most;
+    for (int64_t offset = 0; offset < longest; offset += length)
+        COLO_TRY(combine_window(call, send, dst, count, offset, length, dtype, op));
     return COLO_OK;
 }
 
@@ -123,7 +124,7 @@ static colo_status_t broadcast_slices(struct colo_operation *call, char *data, i
     return COLO_OK;
 }
 
-/* Messages up to SMALL_REDUCE in one step, of all ranks' values; others by slices. */
+/* Messages up to SMALL_REDUCE at once, of all ranks' values; others by slices. */
 static colo_status_t all_reduce(struct colo_operation *call, const void *send, char *recv,
                                 int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {

@@ -106,9 +106,9 @@ enum {
 
 enum { COLO_COUNT_BEGUN, COLO_COUNT_ENDED, COLO_COUNT_BARRIER /* what it reduces */, COLO_COUNTS };
 
-struct colo_packet { /* of an exchange: one message in one step */
+struct colo_packet { /* of an exchange: one message, or a half of it */
     void *data;
-    size_t bytes; /* 0: nothing in this step */
+    size_t bytes; /* 0: nothing in this half */
     int32_t peer;
 };
 

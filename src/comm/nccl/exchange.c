@@ -13,7 +13,7 @@
  * the first line (run along the last axis) that begins in the second half of the bytes. Of two
  * ranks, one that packs nothing exchanges both halves in one group.
  *
- * An exchange without a subconnection goes in one step and uses the context's staging, which
+ * An exchange without a subconnection is not cut, and uses the context's staging, which
  * grows.
  */
 #include "comm/nccl/comm.h"
@@ -51,9 +51,9 @@ static int64_t message_bytes(const colo_message_t *message, size_t elem)
     return n;
 }
 
-static int steps_of(int64_t bytes, bool halves)
+static int halves_of(int64_t bytes, bool splits)
 {
-    return halves && bytes >= SPLIT_BYTES ? HALVES : 1;
+    return splits && bytes >= SPLIT_BYTES ? HALVES : 1;
 }
 
 static colo_box_t sub_box(const colo_box_t *box, int64_t i, int64_t j, int64_t k, int64_t ni,
@@ -96,18 +96,18 @@ static int64_t clamped_up(int64_t bytes, int64_t line, int64_t lines)
     return n < lines ? n : lines;
 }
 
-/* The boxes of step @k of a message, at most nboxes + 4, and their bytes; @out may be NULL. Empty
+/* The boxes of half @k of a message, at most nboxes + 4, and their bytes; @out may be NULL. Empty
  * ones are left out. */
-static int32_t cut(const colo_message_t *message, int k, bool halves, size_t elem, colo_box_t *out,
+static int32_t cut(const colo_message_t *message, int k, bool splits, size_t elem, colo_box_t *out,
                    int64_t *bytes)
 {
     const int64_t all = message_bytes(message, elem);
-    const int steps = steps_of(all, halves);
-    const int64_t lo = all * k / steps, hi = all * (k + 1) / steps;
+    const int halves = halves_of(all, splits);
+    const int64_t lo = all * k / halves, hi = all * (k + 1) / halves;
     int64_t offset = 0;
     int32_t n = 0;
     *bytes = 0;
-    for (int32_t i = 0; k < steps && i < message->nboxes; i++) {
+    for (int32_t i = 0; k < halves && i < message->nboxes; i++) {
         const colo_box_t *box = &message->boxes[i];
         const int64_t count = colo_box_count(box);
         if (count == 0)
@@ -124,7 +124,7 @@ static int32_t cut(const colo_message_t *message, int k, bool halves, size_t ele
     return n;
 }
 
-static int64_t step_bytes(const colo_message_t *message, int k, size_t elem)
+static int64_t half_bytes(const colo_message_t *message, int k, size_t elem)
 {
     int64_t bytes;
     cut(message, k, true, elem, NULL, &bytes);
@@ -135,11 +135,11 @@ static int64_t step_bytes(const colo_message_t *message, int k, size_t elem)
 
 static bool is_dense(const colo_box_t *box)
 {
-    int64_t step = 1;
+    int64_t next = 1;
     for (int i = 2; i >= 0; i--) {
-        if (box->extent[i] > 1 && box->stride[i] != step)
+        if (box->extent[i] > 1 && box->stride[i] != next)
             return false;
-        step *= box->extent[i];
+        next *= box->extent[i];
     }
     return true;
 }
@@ -200,9 +200,10 @@ static char *staged_at(char *stage, size_t offset)
     return stage ? stage + offset : NULL;
 }
 
-/* Steps [@k, @end): f->part[] for every message and step, sends first; f->from (the caller's boxes)
- * and f->to (their places in @stage) for those that are packed, packs[0] pairs of sends, then
- * packs[1] of receives. Returns the staging taken, which is all that holds if @stage is NULL. */
+/* Halves [@k, @end): f->part[] for every message and half, sends first; f->from (the caller's
+ * boxes) and f->to (their places in @stage) for those that are packed, packs[0] pairs of sends,
+ * then packs[1] of receives. Returns the staging taken, which is all that holds if @stage is NULL.
+ */
 static size_t lay_out(struct colo_nccl_context *context, const struct exchange *exchange, int k,
                       int end, char *stage, int64_t *packs)
 {
@@ -234,7 +235,7 @@ static size_t lay_out(struct colo_nccl_context *context, const struct exchange *
     return offset;
 }
 
-/* ---- a step ---- */
+/* ---- a half, or both ---- */
 
 static int by_value(const void *a, const void *b)
 {
@@ -253,14 +254,14 @@ static int32_t rank_on(const colo_subconnection_t *subconnection, int32_t peer)
     return member ? (int32_t)(member - subconnection->members) : -1;
 }
 
-static colo_status_t group(struct colo_operation *call, const struct exchange *exchange, int steps)
+static colo_status_t group(struct colo_operation *call, const struct exchange *exchange, int halves)
 {
     const struct colo_packet *part = call->f->part;
     ncclComm_t nccl = call->connection->nccl;
     ncclResult_t error = ncclSuccess;
     COLO_NCCL(call->lib->group_start());
     for (int side = 0; side < 2; side++)
-        for (int32_t i = 0; i < exchange->n[side] * steps; i++, part++) {
+        for (int32_t i = 0; i < exchange->n[side] * halves; i++, part++) {
             if (part->bytes == 0 || error != ncclSuccess)
                 continue;
             const int32_t peer = rank_on(exchange->subconnection, part->peer);
@@ -273,8 +274,8 @@ static colo_status_t group(struct colo_operation *call, const struct exchange *e
     return colo_operation_nccl(call, error != ncclSuccess ? error : closed);
 }
 
-static colo_status_t run_step(struct colo_operation *call, const struct exchange *exchange, int k,
-                              int end, char *stage)
+static colo_status_t run_halves(struct colo_operation *call, const struct exchange *exchange, int k,
+                                int end, char *stage)
 {
     struct colo_nccl_context *context = call->f;
     int64_t packs[2];
@@ -287,16 +288,16 @@ static colo_status_t run_step(struct colo_operation *call, const struct exchange
                                                  packs[1], exchange->elem, 0, call->stream));
 }
 
-static int steps_needed(const struct exchange *exchange)
+static int halves_needed(const struct exchange *exchange)
 {
-    int steps = 0;
+    int halves = 0;
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < exchange->n[side]; i++) {
-            int n = steps_of(message_bytes(&exchange->m[side][i], exchange->elem),
-                             exchange->subconnection);
-            steps = n > steps ? n : steps;
+            int n = halves_of(message_bytes(&exchange->m[side][i], exchange->elem),
+                              exchange->subconnection);
+            halves = n > halves ? n : halves;
         }
-    return steps;
+    return halves;
 }
 
 static colo_status_t run(struct colo_operation *call, const struct exchange *exchange, char *stage,
@@ -304,7 +305,7 @@ static colo_status_t run(struct colo_operation *call, const struct exchange *exc
 {
     int64_t packs[2];
     size_t need = 0;
-    const int steps = steps_needed(exchange);
+    const int halves = halves_needed(exchange);
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < exchange->n[side]; i++)
             COLO_FAIL_IF(rank_on(exchange->subconnection, exchange->m[side][i].peer) < 0,
@@ -312,7 +313,7 @@ static colo_status_t run(struct colo_operation *call, const struct exchange *exc
                          colo_operation_text(call), (int)exchange->m[side][i].peer);
     COLO_TRY(check_memory(call, exchange));
     COLO_TRY(need_lists(call, exchange));
-    for (int k = 0; k < steps; k++) {
+    for (int k = 0; k < halves; k++) {
         size_t n = lay_out(call->f, exchange, k, k + 1, stage, packs);
         need = n > need ? n : need;
     }
@@ -323,11 +324,11 @@ static colo_status_t run(struct colo_operation *call, const struct exchange *exc
         return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
                          colo_operation_text(call), need, stage_bytes);
     }
-    /* two ranks need not take equal steps: what one sends to the other has one order */
+    /* two ranks need not take equally many halves: what one sends to the other has one order */
     const bool at_once = exchange->subconnection && exchange->subconnection->n == 2 && need == 0;
-    for (int k = 0, end; k < steps; k = end) {
-        end = at_once ? steps : k + 1;
-        COLO_TRY(run_step(call, exchange, k, end, stage));
+    for (int k = 0, end; k < halves; k = end) {
+        end = at_once ? halves : k + 1;
+        COLO_TRY(run_halves(call, exchange, k, end, stage));
     }
     return COLO_OK;
 }
@@ -356,7 +357,7 @@ size_t colo_nccl_subconnection_stage(const colo_exchange_t *exchange)
         size_t n = 0;
         for (int side = 0; side < 2; side++)
             for (int32_t i = 0; i < x.n[side]; i++)
-                n += colo_stage_padded((size_t)step_bytes(&x.m[side][i], k, x.elem));
+                n += colo_stage_padded((size_t)half_bytes(&x.m[side][i], k, x.elem));
         most = n > most ? n : most;
     }
     return most;

@@ -16,10 +16,10 @@
 typedef struct colo_cursor {
     const colo_box_t *box, *end;
     int64_t elem;
-    /* of the current box, innermost first, contiguous axes coalesced, steps in bytes; index[]
+    /* of the current box, innermost first, contiguous axes coalesced, strides in bytes; index[]
      * counts in it */
     char *data;
-    int64_t extent[3], step[3], index[3];
+    int64_t extent[3], stride[3], index[3];
 } colo_cursor_t;
 
 /* Loads the next box that has elements; false at the end. */
@@ -27,8 +27,8 @@ static inline bool colo_cursor_load_(colo_cursor_t *cursor)
 {
     int64_t same[3];
     for (; cursor->box < cursor->end; cursor->box++)
-        if (colo_box_coalesce(cursor->box, cursor->box, cursor->elem, cursor->extent, cursor->step,
-                              same)) {
+        if (colo_box_coalesce(cursor->box, cursor->box, cursor->elem, cursor->extent,
+                              cursor->stride, same)) {
             cursor->data = cursor->box->data;
             memset(cursor->index, 0, sizeof cursor->index);
             return true;
@@ -53,16 +53,16 @@ static inline void colo_cursor_move(colo_cursor_t *cursor, char *to, const char 
 {
     const int64_t elem = cursor->elem;
     while (bytes >= elem && cursor->box < cursor->end) {
-        char *element = cursor->data + cursor->index[0] * cursor->step[0] +
-                        cursor->index[1] * cursor->step[1] + cursor->index[2] * cursor->step[2];
+        char *element = cursor->data + cursor->index[0] * cursor->stride[0] +
+                        cursor->index[1] * cursor->stride[1] + cursor->index[2] * cursor->stride[2];
         int64_t n = cursor->extent[0] - cursor->index[0];
         if (n > bytes / elem)
             n = bytes / elem;
         if (to) {
-            colo_box_run_(to, elem, element, cursor->step[0], n, (size_t)elem);
+            colo_box_run_(to, elem, element, cursor->stride[0], n, (size_t)elem);
             to += n * elem;
         } else {
-            colo_box_run_(element, cursor->step[0], from, elem, n, (size_t)elem);
+            colo_box_run_(element, cursor->stride[0], from, elem, n, (size_t)elem);
             from += n * elem;
         }
         bytes -= n * elem;

@@ -165,7 +165,7 @@ colo_status_t colo_host_rows_sum(const struct colo_linear_sum *p, colo_stream_t 
             for (int64_t k = 0; k < n; k++)
                 sum[k] += colo_scalar_get(z->dtype, z->data, i * z->stride + j + k);
         for (int64_t k = 0; k < n; k++) {
-            int64_t index = (j + k) * p->to_step;
+            int64_t index = (j + k) * p->to_stride;
             colo_scalar_put(dtype, p->to, index,
                             (p->beta != 0 ? colo_scalar_get(dtype, p->to, index) : 0) +
                                 by * sum[k]);

@@ -155,17 +155,17 @@ colo_status_t colo_lm_head_gradient(colo_lm_head_t *head, const colo_lm_head_gra
 static colo_status_t deliver(const colo_lm_head_t *head, const colo_tensor_t *to, void *from,
                              int64_t step, int64_t columns, bool add, colo_stream_t stream)
 {
-    const int64_t rows = colo_head_rows_of(head), to_step = to->stride[0];
+    const int64_t rows = colo_head_rows_of(head), to_stride = to->stride[0];
     if (head->count == 0)
         return COLO_OK;
     if (!add) {
-        const struct colo_linear_convert convert = {.to = {to->data, to_step, to->dtype},
+        const struct colo_linear_convert convert = {.to = {to->data, to_stride, to->dtype},
                                                     .from = {from, step, colo_head_sum_dtype(head)},
                                                     .rows = rows,
                                                     .columns = columns};
         return head->kernels->rows_convert(&convert, stream);
     }
-    colo_box_t dst = colo_box_rows(to->data, rows, columns, to_step),
+    colo_box_t dst = colo_box_rows(to->data, rows, columns, to_stride),
                addends[2] = {dst, colo_box_rows(from, rows, columns, step)};
     return head->device->box_sum(&dst, addends, 2, to->dtype, stream);
 }

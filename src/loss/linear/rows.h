@@ -73,7 +73,7 @@ struct colo_linear_move {
     void *packed;                     /* [hi - lo, hidden], contiguous, of the same dtype */
 };
 
-/* to[j * to_step] = beta to + scale[0] * sum over rows of z[., j] (scale NULL: 1); to is f32 (f64
+/* to[j * to_stride] = beta to + scale[0] * sum over rows of z[., j] (scale NULL: 1); to is f32 (f64
  * of f64), sums are in that dtype or a wider one, rows ascending or by a tree that depends on rows
  * only */
 struct colo_linear_sum {
@@ -81,7 +81,7 @@ struct colo_linear_sum {
     int64_t rows, columns;
     const float *scale;
     void *to;
-    int64_t to_step;
+    int64_t to_stride;
     double beta;
 };
 
