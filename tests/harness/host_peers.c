@@ -58,7 +58,7 @@ static void keep(colo_direct_list_t *l, const colo_transfers_t pass[2])
 static void forget(colo_direct_list_t *l)
 {
     for (int i = 0; i < 2; i++) {
-        free((void *)(uintptr_t)l->pass[i].step);
+        free((void *)(uintptr_t)l->pass[i].transfer);
         free((void *)(uintptr_t)l->pass[i].addend);
         free((void *)(uintptr_t)l->pass[i].exposed);
     }
