@@ -131,11 +131,12 @@ static colo_status_t write_record(const colo_comm_t *comm, const char *prefix, c
     FILE *f = fopen(part, "wxe");
     const bool written = f && fwrite(all, 1, (size_t)text.n, f) == (size_t)text.n,
                closed = f && fclose(f) == 0;
-    const bool whole = written && closed && rename(part, path) == 0;
+    const bool in_place = written && closed && rename(part, path) == 0;
     const int error = errno;
-    if (!whole)
+    if (!in_place)
         (void)unlink(part);
-    return whole ? COLO_OK : colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(error));
+    return in_place ? COLO_OK
+                    : colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(error));
 }
 
 colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)

@@ -106,19 +106,19 @@ static colo_status_t broadcast(colo_comm_t *comm, void *buffer, int64_t count, i
 }
 
 /* Brings this rank's slice of all ranks' @send together and reduces it into @dst, which may lie in
- * @send. @whole: the slice of each rank is all of it. */
+ * @send. @uncut: the slice of each rank is all of it. */
 static colo_status_t reduce(colo_comm_t *comm, const char *send, void *dst, int64_t count,
-                            bool whole)
+                            bool uncut)
 {
     struct colo_parts *parts = comm->parts;
     const colo_dtype_t dtype = comm->op.dtype;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
-    const struct slice all = {0, count}, mine = whole ? all : slice_of(comm, count, comm->rank);
+    const struct slice all = {0, count}, mine = uncut ? all : slice_of(comm, count, comm->rank);
     const size_t bytes = (size_t)(mine.n * elem);
     COLO_TRY(colo_reduce_grow(&parts->workspace, &parts->workspace_bytes,
                               colo_op_name(comm->op.kind), bytes * (size_t)comm->size));
     for (int32_t r = 0; r < comm->size; r++) {
-        const struct slice its = whole ? all : slice_of(comm, count, r);
+        const struct slice its = uncut ? all : slice_of(comm, count, r);
         char *place = (char *)parts->workspace + (size_t)r * bytes;
         parts->src[r] = r == comm->rank ? send + mine.lo * elem : place;
         part(comm, r, send + its.lo * elem, its.n, place, mine.n);

@@ -13,50 +13,50 @@
 
 #include <string.h>
 
-colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const char *what,
+colo_status_t colo_sized_check(size_t found, size_t known, size_t least, const char *what,
                                const char *init)
 {
     const size_t unit = sizeof found; /* members end there: none is read in half */
-    COLO_FAIL_IF(found > whole, COLO_ERR_ARG,
+    COLO_FAIL_IF(found > known, COLO_ERR_ARG,
                  "%s.struct_size is %zu, expected at most %zu, which is all that version %s of the "
                  "library knows: the program was compiled with a newer header; load the library of "
                  "that header, or compile the program again",
-                 what, found, whole, colo_version());
+                 what, found, known, colo_version());
     COLO_FAIL_IF(found < least || found % unit, COLO_ERR_ARG,
                  "%s.struct_size is %zu, expected a multiple of %zu from %zu to %zu; start from %s",
-                 what, found, unit, (least + unit - 1) / unit * unit, whole, init);
+                 what, found, unit, (least + unit - 1) / unit * unit, known, init);
     return COLO_OK;
 }
 
-colo_status_t colo_sized_check_given(const void *given, size_t whole, size_t least,
+colo_status_t colo_sized_check_given(const void *given, size_t known, size_t least,
                                      const char *what, const char *init)
 {
     size_t found;
     COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     memcpy(&found, given, sizeof found);
-    return colo_sized_check(found, whole, least, what, init);
+    return colo_sized_check(found, known, least, what, init);
 }
 
-colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t least,
+colo_status_t colo_sized_read(void *own, size_t known, const void *given, size_t least,
                               const char *what, const char *init)
 {
     size_t found;
     COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     memcpy(&found, given, sizeof found);
-    COLO_TRY(colo_sized_check(found, whole, least, what, init));
+    COLO_TRY(colo_sized_check(found, known, least, what, init));
     memcpy(own, given, found);
-    memcpy(own, &whole, sizeof whole);
+    memcpy(own, &known, sizeof known);
     return COLO_OK;
 }
 
-colo_status_t colo_sized_write(void *given, const void *own, size_t whole, const char *what,
+colo_status_t colo_sized_write(void *given, const void *own, size_t known, const char *what,
                                const char *init)
 {
     size_t found;
     const size_t unit = sizeof found;
     COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     memcpy(&found, given, sizeof found);
-    COLO_TRY(colo_sized_check(found, whole, 2 * unit, what, init));
+    COLO_TRY(colo_sized_check(found, known, 2 * unit, what, init));
     memcpy((char *)given + unit, (const char *)own + unit, found - unit);
     return COLO_OK;
 }

@@ -31,15 +31,15 @@
 #define COLO_SIZED_SAVE(saved, own, config, size) \
     colo_sized_save((saved), (own), offsetof(__typeof__(*(own)), config), (size))
 
-/* @whole: sizeof of the library's struct; @least: bytes that the caller must bring. */
-colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t least,
+/* @known: sizeof of the library's struct; @least: bytes that the caller must bring. */
+colo_status_t colo_sized_read(void *own, size_t known, const void *given, size_t least,
                               const char *what, const char *init);
-colo_status_t colo_sized_check_given(const void *given, size_t whole, size_t least,
+colo_status_t colo_sized_check_given(const void *given, size_t known, size_t least,
                                      const char *what, const char *init);
-/* Only the check: is @found from @least to @whole? */
-colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const char *what,
+/* Only the check: is @found from @least to @known? */
+colo_status_t colo_sized_check(size_t found, size_t known, size_t least, const char *what,
                                const char *init);
-colo_status_t colo_sized_write(void *given, const void *own, size_t whole, const char *what,
+colo_status_t colo_sized_write(void *given, const void *own, size_t known, const char *what,
                                const char *init);
 /* @config: offset of the last member. */
 void colo_sized_save(void *saved, const void *own, size_t config, size_t size);

@@ -137,8 +137,8 @@ static colo_status_t deal(const colo_machine_t *machine, colo_bind_t bind, int64
         [COLO_BIND_SCATTER] = SHARE_CORE,    [COLO_BIND_NUMA] = SHARE_NUMA,
         [COLO_BIND_PACKAGE] = SHARE_PACKAGE,
     };
-    const bool whole = units[bind] != SHARE_CORE || n <= machine->ncores;
-    *share = whole ? units[bind] : SHARE_PU;
+    const bool has_units = units[bind] != SHARE_CORE || n <= machine->ncores;
+    *share = has_units ? units[bind] : SHARE_PU;
     if (bind == COLO_BIND_SCATTER)
         COLO_TRY(scatter_pus(machine, n, unit));
     for (int64_t local = 0; local < n; local++) {

@@ -250,8 +250,8 @@ static colo_status_t forward(colo_bridge_t *bridge, colo_view_t in, colo_view_t 
     if (nd == 0 && ns == 0 && !collective->gather)
         return COLO_OK; /* outside the grids, or no samples at all */
     /* SHARDED: the whole sequence is made first, then the caller's shard copy */
-    colo_view_t whole = contiguous(bridge, collective->stage[0].data, nd);
-    colo_view_t to = sharded ? whole : out;
+    colo_view_t sequence = contiguous(bridge, collective->stage[0].data, nd);
+    colo_view_t to = sharded ? sequence : out;
     if (collective->direction == COLO_FAN_IN) {
         /* sharded and samples outermost: parts land in stage 0 at once, so pack the input in stage
          * 1 */
@@ -263,7 +263,7 @@ static colo_status_t forward(colo_bridge_t *bridge, colo_view_t in, colo_view_t 
         const int64_t first = collective->direction == COLO_FAN_OUT ? collective->sibling * nd : 0;
         COLO_TRY(copy_samples(bridge, to, behind(bridge, in, first), nd, stream));
     }
-    return sharded ? copy_rows(bridge, whole, out, true, stream) : COLO_OK;
+    return sharded ? copy_rows(bridge, sequence, out, true, stream) : COLO_OK;
 }
 
 static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_t d_x,

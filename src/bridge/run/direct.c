@@ -60,11 +60,11 @@ static colo_status_t find_needs_comm(const colo_bridge_t *bridge, colo_ready_pla
     const colo_plan_t *plan = ready->program.plan;
     bool *needs_comm = &ready->direct.needs_comm;
     int32_t *members = NULL, n = 0;
-    const bool whole = memory->reaches(bridge->comm, -1, -1);
+    const bool all_reach = memory->reaches(bridge->comm, -1, -1);
     *needs_comm = plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
                   plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come ||
                   colo_plan_sums_nodes(plan);
-    if (whole)
+    if (all_reach)
         return COLO_OK;
     if (ready->any_ranks) {
         *needs_comm = true;

@@ -161,14 +161,14 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, bool laun
     push_move(steps, COLO_EXCHANGE_MAIN, add.own_in ? NULL : local, COLO_IN, COLO_PARTIALS);
     if (!add.own_in) {
         const colo_owned_t *own = &plan->own_src;
-        struct colo_whole *whole = program->whole;
-        *whole = (struct colo_whole){.region = {.b = {own->b0, own->b1},
-                                                .s = {0, own->rows},
-                                                .h = {own->h0, own->h1},
-                                                .addend = (int32_t)add.addend}};
-        whole->routes = (colo_routes_t){
-            .nregions = own->rows > 0, .region = &whole->region, .offset = &whole->offset};
-        add.list[0] = &whole->routes;
+        struct colo_source_part *part = program->source_part;
+        *part = (struct colo_source_part){.region = {.b = {own->b0, own->b1},
+                                                     .s = {0, own->rows},
+                                                     .h = {own->h0, own->h1},
+                                                     .addend = (int32_t)add.addend}};
+        part->routes = (colo_routes_t){
+            .nregions = own->rows > 0, .region = &part->region, .offset = &part->offset};
+        add.list[0] = &part->routes;
         add.list[1] = NULL;
     }
     return add;
@@ -177,9 +177,10 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, bool laun
 colo_status_t colo_program_create(colo_program_t *program, bool launched)
 {
     colo_plan_t *plan = program->plan;
-    program->whole = launched ? colo_pool_take(&plan->pool, sizeof *program->whole) : NULL;
-    COLO_FAIL_IF(launched && !program->whole, COLO_ERR_NOMEM, "bridge: %zu bytes",
-                 sizeof *program->whole);
+    program->source_part =
+        launched ? colo_pool_take(&plan->pool, sizeof *program->source_part) : NULL;
+    COLO_FAIL_IF(launched && !program->source_part, COLO_ERR_NOMEM, "bridge: %zu bytes",
+                 sizeof *program->source_part);
     for (int pass = 0; pass < (plan->config.no_grad ? 1 : 2); pass++) {
         colo_steps_t *steps = &program->pass[pass];
         if (!colo_plan_adds(plan, (colo_pass_t)pass)) {

@@ -80,11 +80,11 @@ typedef struct colo_program {
     int32_t npartials;
     int32_t *partial_of; /* by colo_sum_key(); -1: it has none. NULL: nothing is added up. Of the
                             plan's pool */
-    struct colo_whole {  /* all of this rank's source part as one region; NULL: not needed */
+    struct colo_source_part { /* all of this rank's source part as one region; NULL: not needed */
         colo_routes_t routes;
         colo_region_t region;
         colo_offset_t offset;
-    } * whole; /* of the plan's pool */
+    } * source_part; /* of the plan's pool */
 } colo_program_t;
 
 /* What one call brings. */

@@ -79,7 +79,7 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     struct colo_direct *p = colo_direct_of(c);
     const uint64_t registered = colo_direct_registrations(c);
     *g = (struct colo_gather){.id = -1};
-    if (registered == 0 || !p->whole || x->gather_none || c->size == 1 ||
+    if (registered == 0 || !p->all_reach || x->gather_none || c->size == 1 ||
         c->op.category != COLO_CATEGORY_HEAD)
         return COLO_OK;
     if (send != (const char *)recv + (size_t)c->rank * bytes ||

@@ -33,7 +33,7 @@ static bool both_ways(const uint64_t *pairs, size_t words, size_t a, size_t b)
 bool colo_direct_reaches(const colo_comm_t *c, int32_t a, int32_t b)
 {
     const struct colo_direct *p = colo_direct_of(c);
-    return p->whole ||
+    return p->all_reach ||
            (a >= 0 && both_ways(p->pairs, ((size_t)p->size + 63) / 64, (size_t)a, (size_t)b));
 }
 
@@ -94,11 +94,11 @@ static colo_status_t compare(colo_comm_t *c, struct colo_direct *p)
         mine[r / 64] |= (uint64_t)p->reach[r] << r % 64;
     COLO_TRY(colo_direct_gather(c, mine, p->pairs, words * sizeof *mine));
     bool any = false;
-    p->whole = true;
+    p->all_reach = true;
     for (size_t a = 0; a < n; a++)
         for (size_t b = 0; b < n; b++) {
             const bool both = both_ways(p->pairs, words, a, b);
-            p->whole = p->whole && both;
+            p->all_reach = p->all_reach && both;
             any = any || (both && a != b);
             if (a == (size_t)p->rank && p->reach[b] && !both)
                 colo_direct_lose(p, (int32_t)b, "the other one does not reach this one's memory");

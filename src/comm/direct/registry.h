@@ -27,7 +27,7 @@ struct colo_direct {
     bool *foreign;   /* [size] owned: in another process */
     bool *reach;     /* [size] owned: this rank reaches its memory, and it this rank's */
     uint64_t *pairs; /* [size + 1][(size + 63) / 64] owned: bit b of a: rank a reaches rank b's */
-    bool whole;      /* all ranks of the comm reach each other; the same on all of them */
+    bool all_reach;  /* all ranks of the comm reach each other; the same on all of them */
     bool tried;      /* reach holds; until then it is what may be */
     char why[200];   /* of the first rank that this one does not reach */
     int32_t sharers; /* ranks on this device: 1, but in tests */

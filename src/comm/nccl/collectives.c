@@ -90,8 +90,8 @@ static size_t nccl_reduction_stage(const colo_comm_t *comm, size_t bytes)
     const size_t n = (size_t)comm->size, longest = bytes / n + sizeof(double),
                  most = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN,
                  slices = colo_stage_padded(longest < most ? longest : most) * n,
-                 whole = bytes <= SMALL_REDUCE / n ? bytes * n : 0;
-    return n == 1 ? 0 : slices > whole ? slices : whole;
+                 uncut = bytes <= SMALL_REDUCE / n ? bytes * n : 0;
+    return n == 1 ? 0 : slices > uncut ? slices : uncut;
 }
 
 /* Each rank's slice of @data to all ranks, in place. */

@@ -152,7 +152,7 @@ extern const colo_comm_backend_t colo_comm_nccl_backend;
 bool colo_nccl_is_dead(const void *control);
 /* Ends what is enqueued on a connection. Once; never a borrowed one. */
 void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connection *l);
-/* Aborts one of the connections that a failed comm uses or has left; false: none is whole. Under
+/* Aborts one of the connections that a failed comm uses or has left; false: none is usable. Under
  * the context's lock, which it opens meanwhile. */
 bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x);
 void *colo_nccl_watchdog(void *context);
@@ -173,7 +173,7 @@ colo_status_t colo_nccl_load(struct colo_nccl_context *f, int64_t timeout_ms);
 /* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
  * all. Else it knows whether they share. */
 colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control);
-/* A reference to the connection of @control's ranks: the one that is there, if all have it whole,
+/* A reference to the connection of @control's ranks: the one that is there, if all can use it,
  * or a new one. Collective over @control, which tells all an error of one. */
 colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
                                        ncclComm_t borrowed, struct colo_connection **out);

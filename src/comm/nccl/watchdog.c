@@ -125,24 +125,24 @@ static bool is_dead(struct colo_nccl_context *context, struct colo_nccl_group *g
     return dead;
 }
 
-static bool is_whole(const struct colo_connection *connection)
+static bool is_usable(const struct colo_connection *connection)
 {
     return connection && connection->nccl && !connection->borrowed &&
            atomic_load(&connection->phase) == COLO_CONNECTION_OK;
 }
 
-static struct colo_connection *find_whole(const struct colo_nccl_context *context,
-                                          const struct colo_nccl_group *group)
+static struct colo_connection *find_usable(const struct colo_nccl_context *context,
+                                           const struct colo_nccl_group *group)
 {
-    if (is_whole(group->connection))
+    if (is_usable(group->connection))
         return group->connection;
     for (struct colo_subconnection *subconnection = group->subconnection; subconnection;
          subconnection = subconnection->next)
-        if (is_whole(subconnection->connection))
+        if (is_usable(subconnection->connection))
             return subconnection->connection;
     for (struct colo_connection *connection = context->connection; connection;
          connection = connection->next)
-        if (connection->left_by == group->id && is_whole(connection))
+        if (connection->left_by == group->id && is_usable(connection))
             return connection;
     return NULL;
 }
@@ -178,7 +178,7 @@ static void abort_used(struct colo_nccl_context *context, const struct colo_nccl
 bool colo_nccl_abort_next(struct colo_nccl_context *context, const struct colo_nccl_group *group)
 {
     char why[900];
-    struct colo_connection *connection = find_whole(context, group);
+    struct colo_connection *connection = find_usable(context, group);
     if (!connection)
         return false;
     (void)colo_nccl_state(group->comm, why, sizeof why);
@@ -212,7 +212,7 @@ static void end_left(struct colo_nccl_context *context, int64_t id, double ms, c
 {
     char why[300];
     struct colo_connection *connection = context->connection;
-    while (connection && !(connection->left_by == id && is_whole(connection)))
+    while (connection && !(connection->left_by == id && is_usable(connection)))
         connection = connection->next;
     if (!connection || ms < (double)connection->left_ms)
         return;

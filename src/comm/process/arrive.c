@@ -126,7 +126,7 @@ static void take_header(struct colo_process_group *group, const colo_frame_t *fr
 }
 
 /* Does a frame of @bytes hold together by itself? */
-static bool is_whole(const colo_frame_t *frame, size_t bytes)
+static bool is_consistent(const colo_frame_t *frame, size_t bytes)
 {
     if (bytes < sizeof *frame || frame->magic != COLO_FRAME_MAGIC)
         return false;
@@ -155,7 +155,7 @@ static void take_close(struct colo_process_context *context, int32_t peer)
 static void dispatch(struct colo_process_context *context, int32_t peer, const colo_frame_t *frame,
                      size_t bytes)
 {
-    if (!is_whole(frame, bytes)) {
+    if (!is_consistent(frame, bytes)) {
         nonsense(context, peer);
         return;
     }

@@ -184,14 +184,14 @@ static void sockets_commit(void *connections)
     struct connections *self = connections;
     struct sock *sock = &self->sock[self->to];
     uint64_t bytes = self->to_bytes;
-    size_t whole = padded(self->to_bytes);
+    size_t taken = padded(self->to_bytes);
     if (is_far(self, self->to)) {
         self->far->commit(self->far_connections);
         return;
     }
     memcpy(sock->out + sock->out_end, &bytes, sizeof bytes);
-    memset(sock->out + sock->out_end + 8 + bytes, 0, whole - 8 - bytes);
-    sock->out_end += whole;
+    memset(sock->out + sock->out_end + 8 + bytes, 0, taken - 8 - bytes);
+    sock->out_end += taken;
     if (self->fds[self->to].fd < 0)
         sock->out_at = sock->out_end = 0;
     else
