@@ -13,7 +13,7 @@ from .packing import Packing
 from .plan import ALGOS, PLACEMENTS, TRANSPORTS, Bytes, choice, config
 from .plan import bytes_of as plan_bytes
 from .segments import Segments
-from .tensor import view
+from .view import view
 
 
 class Bridge(Handle):

@@ -29,7 +29,7 @@ from .comm import Comm, run_threads
 from .errors import Error
 from .layout import Layout
 from .segments import Segments
-from .tensor import view
+from .view import view
 
 EXAMPLE = """example:
   python -m colobridge check --ranks 8

@@ -15,7 +15,7 @@ from . import _structs as s
 from ._lib import Handle, call, check, error_message, hear_signals, lib, result, text
 from .errors import STATUS, Error, exception
 from .grid import Grid, _joined
-from .tensor import view
+from .view import view
 
 _REDUCE = {'sum': s.SUM, 'max': s.MAX}
 _FIRST = 4088  # bytes that gather_bytes() moves with their number

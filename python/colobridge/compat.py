@@ -11,13 +11,14 @@ import torch
 
 from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
+from .torch.calls import eager
 from .torch.linear import Linear, LinearLoss, prepare
 from .torch.logprob import outputs
 from .torch.losses import logprob_at, topk_logprob
 from .torch.ranks import alone, size_and_rank, telling
 from .torch.sampling import dropped, kept, vocabulary
 from .torch.support import Support
-from .torch.tensors import eager, stream_of
+from .torch.tensors import stream_of
 
 __all__ = ['ChunkedDistributedEntropy', 'ChunkedDistributedGatherLogprob', 'ChunkedDistributedLogprob',
            'ChunkedDistributedLogprobWithSampling', 'DistributedLogprob', 'DistributedLogprobWithSampling',

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from .errors import ArgumentError
+from .torch.functions import Function
 from .torch.ranks import comm_of, telling
-from .torch.tensors import Function, stream_of
+from .torch.tensors import stream_of
 
 
 def own_index(cu: Any, cp: int, rank: int, count: int) -> Any:

@@ -6,9 +6,10 @@ from typing import Any
 
 from .errors import ArgumentError
 from .partition import Partition
+from .torch.functions import Function
 from .torch.partition import shard
 from .torch.ranks import comm_of, size_and_rank
-from .torch.tensors import Function, stream_of
+from .torch.tensors import stream_of
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A DeviceMesh of torch as the ranks and the dims that it says. Its last dim is the fastest; a grid's first one is."""
+import functools
+import itertools
 import math
 import sys
 import weakref
@@ -65,3 +67,31 @@ def dims_of(mesh: Any, count: tuple[int, ...] | None = None) -> tuple[list[tuple
         raise ArgumentError("grid: %s; a grid has consecutive ranks, and each of its dims one step, so that these are %s; make "
                             "a mesh of such ranks, or carry among the ranks of a smaller one" % (shown(mesh), expected[:8]))
     return [(mesh.mesh_dim_names[i], shape[i]) for i in order], expected[0]
+
+
+@functools.lru_cache(maxsize=256)
+def lines(mesh: Any) -> tuple[tuple[int, ...], ...]:
+    """World ranks next to this one along each dim of a mesh, this one among them"""
+    at = mesh.get_coordinate()
+    if at is None:
+        raise ArgumentError("this rank is not in the %s of a DTensor" % mesh)
+    return tuple(tuple(mesh.mesh[(*at[:i], slice(None), *at[i + 1:])].tolist()) for i in range(len(at)))
+
+
+def among(mesh: Any, dims: Any) -> tuple[int, ...]:
+    """World ranks of the part of a mesh over @dims that has this rank; the first of dims is the slowest."""
+    at = mesh.get_coordinate()
+    part = mesh.mesh[tuple(slice(None) if i in dims else n for i, n in enumerate(at))]
+    left = sorted(dims)
+    return tuple(part.permute([left.index(i) for i in dims]).reshape(-1).tolist())
+
+
+def groups_of(t: Any) -> list[tuple[int, ...]]:
+    """Sets of world ranks that a head may talk to, whatever tp_group is: those of each dim, of all that cut it, and of these
+    without the first."""
+    mesh, found = t.device_mesh, [line for line in lines(t.device_mesh)]
+    cut = [i for i, p in enumerate(t.placements) if not p.is_replicate() and len(found[i]) > 1]
+    for dims in itertools.chain.from_iterable(itertools.permutations(cut, n) for n in range(2, len(cut) + 1)):
+        found.append(among(mesh, dims))
+    same = [i for i, p in enumerate(t.placements) if p.is_replicate()]
+    return found + ([among(mesh, same)] if len(same) > 1 else [])

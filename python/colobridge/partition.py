@@ -9,7 +9,7 @@ from typing import Any
 from . import _structs as s
 from ._lib import call, lib, result
 from .plan import choice
-from .tensor import view
+from .view import view
 
 
 class Partition:

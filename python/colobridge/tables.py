@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from . import _structs as s
 from .errors import ArgumentError
-from .tensor import view
+from .view import view
 
 
 class Comparable:

@@ -9,7 +9,7 @@ import pytest
 import colobridge as cb
 from colobridge import _structs as s
 from colobridge import dlpack
-from colobridge.tensor import view
+from colobridge.view import view
 
 
 gone = []  # memory of Owners that died, which is not freed: a late read sees what __del__ wrote

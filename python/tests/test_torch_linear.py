@@ -112,7 +112,7 @@ def test_hidden_states_of_each_ranks_own_tokens_are_not_compared():
 @pytest.mark.parametrize('fn', [ct.linear_logprob, ct.linear_nll])
 def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
     from colobridge import _structs
-    from colobridge.torch.head import Core
+    from colobridge.torch.linear_plan import Core
     h, w, b, t, _ = case((2, 7))  # of no other test: sizes are asked for once
     passes, keeps = [], []
     workspace = Core.workspace
@@ -430,7 +430,7 @@ def test_loss_without_gradients_none_and_no_valid_token():
 
 def test_loss_mode_of_a_narrow_head_keeps_gradients_of_logits(monkeypatch):
     from colobridge import _structs as st
-    from colobridge.torch.head import Core
+    from colobridge.torch.linear_plan import Core
     h, w, b, t, _ = case((2, 9), torch.bfloat16)  # of no other test: sizes are asked for once
     want = [leaf(x.double()) for x in (h, w, b)]
     (3 * token_loss(*want, t).sum() / (t != -100).sum()).backward()

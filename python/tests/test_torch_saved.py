@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
-from colobridge.torch.tensors import eager  # noqa: E402
+from colobridge.torch.calls import eager  # noqa: E402
 from linear_case import leaf  # noqa: E402
 
 V, H = 11, 5

@@ -194,7 +194,7 @@ class Pool:
         if self._used + nbytes > self.nbytes:
             return None  # or the allocator would add a block that peers do not reach
         t = self._new(like, shape)
-        self._live.append((storage_of()(t)._weak_ref(), nbytes))
+        self._live.append((storage_of(t)._weak_ref(), nbytes))
         self._used += nbytes
         return t
 

@@ -24,12 +24,12 @@ from ..packing import Packing, Repacking
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
 from ..segments import Segments
 from . import arena as arenas
+from . import calls, sides
 from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
-from . import sides, tensors
+from .calls import eager, watched
 from .ready import number
-from .tensors import eager, watched
 from .ticket import Asked, Ticket
 from .uniform import Carry, Core, Ready, about
 
@@ -355,11 +355,11 @@ class Bridge(Unique):
 
         Packed: the rows that this rank holds by @src become those that it holds by @dst, both Packings of the same
         sequences; x as with ragged, without into."""
-        if tensors.prepared() and tensors._asked():  # not what is kept of the last call, on which no graph depends
+        if calls.compiling():  # not what is kept of the last call, on which no graph depends
             # An operator of a tensor that goes from one uniform layout to another, on ranks of torch's that hold it.
             given = {'x': x.detach() if self.frozen and x is not None else x, 'bridge': self._number, 'samples': samples,
                      'shape': None if shape is None else tuple(shape)}
-            graphs = tensors._compiled
+            graphs = calls.compiled
             if graphs is not None and self._traceable and segments is None and x is not None and graphs.fits(given):
                 return graphs.traced('bridge', given, None)
         else:
@@ -426,8 +426,8 @@ def _carried(x: Any, bridge: str, samples: Any, shape: Any) -> Any:
     return _BRIDGES[bridge](x, samples=samples, shape=shape)
 
 
-tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge']]._shape_of_y(
-    given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called, lambda options: ()
+calls.OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge']]._shape_of_y(
+    given['x'], given['samples'], given['shape']), given['x'].dtype)], calls.called, lambda options: ()
 
 
 def _uniform(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Asked:

@@ -9,9 +9,11 @@ import torch
 from ..errors import ArgumentError, FailedError
 from . import placed
 from . import ranks as groups
-from .head import autocast, autocasts, cast, under
+from .autocast import autocast, autocasts, cast, under
+from .calls import eager
+from .functions import Function, saved_tensors
 from .ready import integer
-from .tensors import Function, eager, said, saved_tensors, stream_of
+from .tensors import said, stream_of
 
 
 def _rows_of(hidden: Any, step: int) -> list[slice]:

@@ -12,7 +12,7 @@ import torch
 
 from ..comm import Comm
 from ..errors import STATUS, FailedError
-from .head import autocasts, under
+from .autocast import autocasts, under
 from .support import Support
 
 # By name: the function, shapes and dtypes of its outputs, how it is run, and which of its outputs never have a gradient.

@@ -16,13 +16,16 @@ from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
 from . import alike, placed
 from . import ranks as groups
-from .head import autocast, main_grads, ordinary, partitioned
+from .autocast import autocast
+from .calls import operator
+from .functions import Function, anchor, saved_tensors
+from .head import ORDINARY, main_grads, partitioned
 from .linear_plan import LinearPlan
 from .logprob import Columns, MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
 from .support import Support
-from .tensors import Function, anchor, checked, operator, saved_tensors
+from .tensors import checked
 
 _runs = itertools.count()  # of forwards that added to main_grad
 
@@ -227,8 +230,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
         weight, head_group, head_rows, head_partition = partitioned(weight, head_group)
     if main_grad:
         main = main_grads(what, weight, bias)
-    plain = ordinary()
-    if (type(weight) not in plain or type(bias) not in plain) and (placed.is_placed(weight) or placed.is_placed(bias)):
+    if (type(weight) not in ORDINARY or type(bias) not in ORDINARY) and (placed.is_placed(weight) or placed.is_placed(bias)):
         comm, head_comm, weight, bias, head_rows, columns = placed.head(
             what, hidden, weight, bias, target, comm, head_group, head_rows, columns,
             linear[1], dict(zip(members, values)).get('ignore_index', -100), head_grad, main is not None)

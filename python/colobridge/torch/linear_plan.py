@@ -5,18 +5,18 @@ addresses (ready.py), and how one runs: forward, backward, or both in one.
 import ctypes as c
 import itertools
 import math
+import threading
 from typing import Any
 
 import torch
 
 from .. import _structs as s
-from .._lib import check
+from .._lib import call, check, lib, size_of
 from ..comm import Comm
-from ..errors import ArgumentError, Error
+from ..errors import STATUS, ArgumentError, Error, FailedError
 from ..plan import choice
 from ..tensor import make, torch_dtype
 from . import ranks as groups
-from .head import Core
 from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
 from .nll import Mean, MeanCall, mean_workspace
 from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, reserved, table
@@ -40,6 +40,45 @@ def _moved(t: Any, size: int) -> Any:
         return t
     memory, address = reserved(size, t.device)
     return memory.narrow(0, address - memory.data_ptr(), size).view(t.dtype).view(t.shape).copy_(t)
+
+
+class Core:
+    """A colo_linear_logprob_t with its head: for one size, dtype, device and set of options."""
+
+    def __init__(self, comm: Comm, head_comm: Comm | None, head: s.LmHeadConfig,
+                 config: s.LinearLogprobConfig):
+        self.comms = tuple(group for group in (comm, head_comm) if group is not None)  # live as long
+        self.head, self.linear = c.c_void_p(), c.c_void_p()
+        call('colo_lm_head_create', c.byref(self.head), head,
+             head_comm.handle if head_comm is not None else None)
+        for group in self.comms:
+            group.serves(self.head, 'colo_lm_head_destroy')
+        call('colo_linear_logprob_create', c.byref(self.linear), config, self.head, comm.handle)
+        for group in self.comms:
+            group.serves(self.linear, 'colo_linear_logprob_destroy')
+        self.gathered = lib().colo_lm_head_gathered_size(self.head)
+        self.used, self.kept = 0, True  # when; is it still among those of its communicator
+        self.on_host = HostWorkspace()  # for the call that has the lock
+        self.bound: Any = None  # what the head was last told of its parameters
+        self.lock = threading.Lock()  # one call at a time: graphs of one thread may go backward on two
+
+    def __del__(self) -> None:
+        for group in self.comms:  # the second one finds NULL
+            group.ends(self.linear, 'colo_linear_logprob_destroy')
+            group.ends(self.head, 'colo_lm_head_destroy')
+
+    def alive(self) -> 'Core':
+        """Itself. RuntimeError: a communicator of its was destroyed, by an error or shutdown()."""
+        if not self.linear:
+            raise FailedError('linear_logprob: a communicator of the forward pass was destroyed since',
+                              STATUS['ERR_STATE'])
+        return self
+
+    def workspace(self, which: int, tokens: int, max_valid: int) -> int:
+        return size_of('colo_linear_logprob_workspace_size', self.linear, which, tokens, max_valid)
+
+    def saved(self, tokens: int, max_valid: int) -> int:
+        return size_of('colo_linear_logprob_saved_size', self.linear, tokens, max_valid)
 
 
 class LinearPlan(Plan):

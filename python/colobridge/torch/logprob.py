@@ -17,10 +17,12 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import alike
 from . import ranks as groups
+from .calls import operator
+from .functions import Function, saved_tensors
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
-from .tensors import Function, checked, of_integers, operator, saved_tensors, stream_of, written
+from .tensors import checked, of_integers, stream_of, written
 
 Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')

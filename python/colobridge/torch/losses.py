@@ -11,10 +11,12 @@ import torch
 
 from ..errors import ArgumentError
 from . import ranks as groups
+from .calls import eager, operator
+from .functions import Function
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _scalar, _weighted, across
 from .ready import integer, like, number, scalars
-from .tensors import Function, checked, eager, of_integers, operator, refuse_complex, said
+from .tensors import checked, of_integers, refuse_complex, said
 
 
 # ---- over logits ----

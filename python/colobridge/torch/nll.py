@@ -12,10 +12,12 @@ from ..comm import Comm
 from ..errors import ArgumentError
 from ..tensor import make, torch_dtype
 from . import ranks as groups
+from .calls import operator
+from .functions import Function
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
 from .ready import SLACK, aligned, entry, like, scalars
 from .support import Support
-from .tensors import Function, of_integers, operator, refuse_complex, said, stream_of
+from .tensors import of_integers, refuse_complex, said, stream_of
 
 
 def _scalar(kind: Any) -> Any:

@@ -4,7 +4,9 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..partition import Partition
-from .tensors import Function, checked, eager
+from .calls import eager
+from .functions import Function
+from .tensors import checked
 
 
 def _axis(t: Any, axis: int, what: str) -> int:

@@ -7,7 +7,6 @@ A head's gradient is a sum over the ranks that bring other tokens; what FSDP2 di
 import functools
 import hashlib
 import inspect
-import itertools
 import math
 import sys
 import weakref
@@ -17,9 +16,12 @@ import torch
 
 from ..comm import Comm
 from ..errors import ArgumentError, MismatchError
+from ..mesh import among, lines
 from . import ranks as groups
-from .tensors import PARAMETERS, Function, checked, stream_of
+from .functions import Function
+from .tensors import checked, stream_of
 
+PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight', 'lm_head_bias'))  # names of arguments that may be heads which ranks share
 _SAMPLE = 4096  # elements of hidden states by which ranks compare them
 
 
@@ -44,23 +46,6 @@ def _row_major(g: Any) -> Any:
 
 
 # ---- meshes ----
-
-@functools.lru_cache(maxsize=256)
-def lines(mesh: Any) -> tuple[tuple[int, ...], ...]:
-    """World ranks next to this one along each dim of a mesh, this one among them"""
-    at = mesh.get_coordinate()
-    if at is None:
-        raise ArgumentError("this rank is not in the %s of a DTensor" % mesh)
-    return tuple(tuple(mesh.mesh[(*at[:i], slice(None), *at[i + 1:])].tolist()) for i in range(len(at)))
-
-
-def _among(mesh: Any, dims: Any) -> tuple[int, ...]:
-    """World ranks of the part of a mesh over @dims that has this rank; the first of dims is the slowest."""
-    at = mesh.get_coordinate()
-    part = mesh.mesh[tuple(slice(None) if i in dims else n for i, n in enumerate(at))]
-    left = sorted(dims)
-    return tuple(part.permute([left.index(i) for i in dims]).reshape(-1).tolist())
-
 
 def _name(mesh: Any, i: int) -> str:
     names = mesh.mesh_dim_names
@@ -140,7 +125,7 @@ def _rows(what: str, mesh: Any, placements: tuple[Any, ...], rows: int, tp: tupl
         columns = (*_cut(rows, len(tp), at[vocabulary]), rows)
         mine, order = columns[1] - columns[0], order[1:]
     if order:
-        group, parts = _among(mesh, order), [(0, mine)]
+        group, parts = among(mesh, order), [(0, mine)]
         for i in order:
             ranks = len(lines(mesh)[i])
             parts = [(lo + a, lo + b) for lo, hi in parts for a, b in (_cut(hi - lo, ranks, r) for r in range(ranks))]
@@ -149,7 +134,7 @@ def _rows(what: str, mesh: Any, placements: tuple[Any, ...], rows: int, tp: tupl
                                 "pad them, or flatten the mesh" % (
                                     what, mine, [b - a for a, b in parts],
                                     [b - a for a, b in (_cut(mine, len(group), r) for r in range(len(group)))]))
-    return Rows(group, mine if group else None, columns, _among(mesh, copies) if copies else None, whole)
+    return Rows(group, mine if group else None, columns, among(mesh, copies) if copies else None, whole)
 
 
 def rows_of(what: str, t: Any, tp: tuple[int, ...]) -> tuple[Any, Rows]:
@@ -161,17 +146,6 @@ def rows_of(what: str, t: Any, tp: tuple[int, ...]) -> tuple[Any, Rows]:
             raise ArgumentError("%s: %s, sharded in the order of mesh dims %s, expected theirs" % (
                 what, said(t), list(entry.mesh_dims)))
     return _local(t), _rows(what, t.device_mesh, tuple(t.placements), t.shape[0], tp)
-
-
-def groups_of(t: Any) -> list[tuple[int, ...]]:
-    """Sets of world ranks that a head may talk to, whatever tp_group is: those of each dim, of all that cut it, and of these
-    without the first."""
-    mesh, found = t.device_mesh, [line for line in lines(t.device_mesh)]
-    cut = [i for i, p in enumerate(t.placements) if not p.is_replicate() and len(found[i]) > 1]
-    for dims in itertools.chain.from_iterable(itertools.permutations(cut, n) for n in range(2, len(cut) + 1)):
-        found.append(_among(mesh, dims))
-    same = [i for i, p in enumerate(t.placements) if p.is_replicate()]
-    return found + ([_among(mesh, same)] if len(same) > 1 else [])
 
 
 def differ(what: str, comm: Comm, key: Any, hidden: Any, target: Any, ignored: int) -> None:

@@ -19,7 +19,8 @@ from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
-from .tensors import Function, checked, said, stream_of
+from .functions import Function
+from .tensors import checked, said, stream_of
 from .ticket import Asked, Flight
 
 _KEPT = 8  # batches of other tables

@@ -38,7 +38,7 @@ from .. import comm as comms
 from .._lib import lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
-from ..mesh import is_mesh, ranks_of, shown
+from ..mesh import groups_of, is_mesh, ranks_of, shown
 
 _lock = threading.Lock()
 _made: dict[Any, '_Ranks'] = {}  # by ranks, or Own
@@ -543,7 +543,6 @@ def tell(error: BaseException, arguments: Iterable[Any]) -> None:
     for value in arguments:
         try:
             if hasattr(value, 'placements'):  # a DTensor
-                from .placed import groups_of
                 found = [_ranks(of) for of in groups_of(value) if len(of) > 1]
             else:
                 found = [_group_of(value)]

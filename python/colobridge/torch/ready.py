@@ -54,9 +54,7 @@ def scalars(temperature: Any, softcap: Any, scale: Any, label_smoothing: Any = 0
             -1 if invariant is True else int(number('invariant', invariant)))
 
 
-@functools.lru_cache(maxsize=None)
-def storage_of() -> Any:
-    return getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0
+storage_of: Any = getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0
 
 
 def like(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
@@ -77,7 +75,7 @@ def made_like(kinds: list[tuple[str, Any]], out: c.Structure) -> list[Any]:
 class View:
     """The library's view of tensors of one shape, stride, dtype and device: all but the address.
     what: its name in errors."""
-    __slots__ = ('raw', 'reach', 'size', 'count', 'ordinal', 'what', 'storage_of', 'shape', 'stride',
+    __slots__ = ('raw', 'reach', 'size', 'count', 'ordinal', 'what', 'shape', 'stride',
                  'dtype', 'device')
 
     def __init__(self, like: Any, what: str, shape: Any = None, stride: Any = None):
@@ -95,7 +93,7 @@ class View:
         self.size, self.count, self.ordinal = like.element_size(), like.numel(), like.get_device()
         self.reach = self.size * (self.count and 1 + sum(
             (n - 1) * step for n, step in zip(like.shape, like.stride())))
-        self.what, self.storage_of = what, storage_of()
+        self.what = what
 
     def copy(self) -> s.Tensor:
         return s.Tensor.from_buffer_copy(self.raw)
@@ -104,7 +102,7 @@ class View:
         """Lets a copy be a view of @t, which has this shape and stride. RuntimeError: a storage that is
         too small, for somebody freed or resized it. ValueError: the negative bit."""
         raw.data = t.data_ptr()
-        if t.is_neg() or self.storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
+        if t.is_neg() or storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
             checked(t, self.what)
         return t
 
@@ -116,7 +114,7 @@ class View:
                 t.dtype is not self.dtype or t.get_device() != self.ordinal:
             t = self._restored(t)
         raw.data = t.data_ptr()
-        if self.storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
+        if storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
             checked(t, self.what, saved=True)
         return t
 

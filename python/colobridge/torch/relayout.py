@@ -13,8 +13,9 @@ from ..layout import Layout
 from ..packing import Packing
 from . import ranks as groups
 from .bridge import Bridge, kept
+from .calls import called, eager, operator
 from .ready import integer
-from .tensors import called, eager, operator, said
+from .tensors import said
 
 _KEPT = 8
 _CUTS = ('zigzag', 'block', 'whole', 'heads')

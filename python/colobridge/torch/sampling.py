@@ -7,10 +7,11 @@ import torch
 
 from .._lib import call, size_of
 from ..comm import Comm
+from .functions import Function
 from .logprob import config_of, shard
 from .ranks import comm_of, telling
 from .ready import reserved
-from .tensors import Function, checked, stream_of
+from .tensors import checked, stream_of
 
 _WORKSPACE = 1 << 26  # bytes, about: 32,768 tokens of one rank
 

@@ -13,8 +13,10 @@ from .._lib import call, lib, size_of
 from ..errors import ArgumentError
 from ..tables import table
 from . import ranks as groups
+from .calls import eager
+from .functions import Function
 from .ready import reserved
-from .tensors import Function, checked, eager, stream_of
+from .tensors import checked, stream_of
 
 _ADJOINT = {'slice': 0, 'sum': 1}
 _MASKS = {'tokens': 0, 'targets': 1}

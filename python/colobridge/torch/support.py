@@ -9,7 +9,7 @@ import torch
 from .. import _structs as s
 from ..errors import ArgumentError
 from ..tensor import make
-from .ready import View
+from .ready import View, storage_of
 from .rows import Rows
 from .tensors import checked, said
 
@@ -101,6 +101,6 @@ class Listed(View):
                 self.what, list(t.shape), t.dtype, t.device, least, self.dtype, self.device))
         if not t.is_contiguous():
             t = t.contiguous()
-        if self.storage_of(t).nbytes() < 8 * (t.storage_offset() + t.numel()):
+        if storage_of(t).nbytes() < 8 * (t.storage_offset() + t.numel()):
             checked(t, self.what, saved=True)
         return t

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from .. import comm as comms
 from .._lib import Handle, Unique, check
 from ..errors import FailedError
+from .calls import eager
+from .functions import Function
 from .ready import entry
-from .tensors import Function, eager, stream_of
+from .tensors import stream_of
 
 
 class Flight:

@@ -28,7 +28,8 @@ from . import ranks as groups
 from . import sides
 from .alike import checksums, differing
 from .bridge import Bridge
-from .tensors import eager, said
+from .calls import eager
+from .tensors import said
 
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
 

@@ -15,8 +15,9 @@ from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import moves
 from . import ranks as groups
+from .functions import Function
 from .ready import entry
-from .tensors import Function, checked, stream_on
+from .tensors import checked, stream_on
 from .ticket import Flight
 
 _FITTING = 1024  # shapes that are known to fit the memory
