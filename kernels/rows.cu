@@ -5,7 +5,7 @@
  *
  * Packing is one block that scans the targets from the first to the last, 4,096 a round: rows keep
  * the order of their tokens, nothing is counted on the host, and 16,384 tokens take some ten
- * microseconds, compared with products of milliseconds. More blocks would need a second pass.
+ * microseconds, compared with products of milliseconds. More blocks would need a second launch.
  *
  * Rows are copied by their bytes: 16 at a time where both sides allow it. Sums over rows are made
  * by a fixed tree (eight interleaved runs of rows, then these eight in order), so they depend on

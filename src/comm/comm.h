@@ -220,7 +220,7 @@ colo_status_t colo_comm_alive(const colo_comm_t *c, const char *what);
 /* The same before operation @op. */
 colo_status_t colo_comm_ready(colo_comm_t *c, colo_op_desc_t op);
 
-/* Operations on behalf of a part of the library: as the public ones, counted for @owner. */
+/* Operations on behalf of a part of the library: as the public ones, counted in @category. */
 COLO_FOR_MODULES colo_status_t colo_comm_all_gather_for(colo_comm_t *c, colo_category_t category,
                                                         const void *send, void *recv, int64_t count,
                                                         colo_dtype_t dtype, colo_stream_t stream);

@@ -28,7 +28,7 @@ typedef struct colo_backend {
     uint32_t version; /* colo_version_number() it was compiled for */
     const char *name; /* the <name> of its file */
     const struct colo_comm_backend *comm;           /* NULL: no communicator */
-    const colo_device_t *device;                    /* NULL: no element passes */
+    const colo_device_t *device;                    /* NULL: no copies and no sums */
     const struct colo_loss_kernels *loss;           /* NULL: no losses */
     const struct colo_process_transport *transport; /* NULL: no transport between processes */
     /* colo_fail() as the backend calls it; another one than the loader's belongs to a second copy

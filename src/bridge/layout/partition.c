@@ -222,7 +222,7 @@ static colo_status_t check_pair(const colo_partition_t *partition, const colo_te
 
 /* ---- moving ---- */
 
-/* Boxes on their way to the table of passes, which gets them in lists as long as one launch takes.
+/* Boxes on their way to the device's table, which gets them in lists as long as one launch takes.
  */
 typedef struct list {
     const colo_device_t *device;

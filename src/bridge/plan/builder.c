@@ -53,7 +53,7 @@ static void store(const colo_entry_t *entry, int64_t lo, int64_t hi, size_t elem
     }
 }
 
-/* Does @behind come behind @entry; nearly all do in the first pass. */
+/* Does @behind come behind @entry; nearly all do as they come. */
 static bool ascends(const colo_entry_t *entry, const colo_entry_t *behind)
 {
     const colo_region_t *one = &entry->region, *other = &behind->region;
@@ -134,7 +134,7 @@ static colo_status_t store_sorted(colo_builder_t *builder, colo_list_t *list, si
     return COLO_OK;
 }
 
-/* ---- the two passes ---- */
+/* ---- forward and backward ---- */
 
 /* Do nodes add up addends in backward, and do sums cross the network? Addends of named rows do not
  * lie alike, and a rank may have several: those cross one by one. */

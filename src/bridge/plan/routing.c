@@ -173,7 +173,7 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, const colo_values
         COLO_TRY(colo_sender_count(builder, values, schedule, need, &block, &extent));
         if (colo_block_cmp(&block, mine) == 0)
             break;
-        colo_sender_pass(builder, schedule, &extent);
+        colo_sender_skip(builder, schedule, &extent);
     }
     return COLO_OK;
 }
@@ -304,7 +304,7 @@ static colo_status_t give(colo_builder_t *builder, const colo_values_t *values,
                     builder, &schedule[sharers.tier], overlap, &share,
                     &(colo_served_t){served[sharers.tier]++, destination, sender}, out));
         }
-        colo_sender_pass(builder, schedule, &overlap->extent);
+        colo_sender_skip(builder, schedule, &overlap->extent);
     }
     return COLO_OK;
 }

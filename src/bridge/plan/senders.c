@@ -150,7 +150,7 @@ static int64_t deal(colo_schedule_t *schedule, const colo_extent_t *extent)
     return schedule->last = least;
 }
 
-void colo_sender_pass(const colo_builder_t *builder, colo_schedule_t *schedule,
+void colo_sender_skip(const colo_builder_t *builder, colo_schedule_t *schedule,
                       const colo_extent_t *extent)
 {
     for (int tier = 1; tier <= 3; tier++) {

@@ -51,8 +51,8 @@ colo_status_t colo_sender_list(colo_builder_t *builder, const colo_values_t *val
 colo_status_t colo_sender_count(colo_builder_t *builder, const colo_values_t *values,
                                 colo_schedule_t *schedule, const colo_side_t *need,
                                 const colo_block_t *block, const colo_extent_t *extent);
-/* Passes the turns on by the destinations of an overlap that has gone by. */
-void colo_sender_pass(const colo_builder_t *builder, colo_schedule_t *schedule,
+/* Moves the turns on by the destinations of an overlap that has gone by. */
+void colo_sender_skip(const colo_builder_t *builder, colo_schedule_t *schedule,
                       const colo_extent_t *extent);
 
 /* A destination, the @i-th of its group, and what is asked for: what @sender sends it, or with

@@ -42,7 +42,12 @@ struct colo_direct_launcher {
 
 /* Bytes. A call whose boxes fit takes a tile a block, others several, so that blocks end together.
  */
-enum { LEAST = COLO_K_THREADS * 16, ONE_EACH = 16 * LEAST, MOST = 32 * LEAST, EACH = 8 };
+enum {
+    TILE_MIN = COLO_K_THREADS * 16,
+    TILE_OF_ONE = 16 * TILE_MIN,
+    TILE_MAX = 32 * TILE_MIN,
+    TILES_A_BLOCK = 8
+};
 
 /* Blocks that keep 95 % of a link's rate (bench/results/gpu-direct-blocks.md): of a kernel that
  * writes into peers' memory; that reads there, which takes longer; sums take all that there are. */
@@ -157,13 +162,13 @@ static int64_t tiles_of(const colo_transfers_t *w, int64_t bytes)
 static int64_t tile_of(const colo_transfers_t *w, int64_t blocks)
 {
     const int64_t elem = (int64_t)w->elem;
-    int64_t bytes = LEAST, total = 0;
-    while (bytes <= ONE_EACH && (w->ntransfers > blocks || tiles_of(w, bytes) > blocks))
-        bytes += LEAST;
-    if (bytes > ONE_EACH) {
+    int64_t bytes = TILE_MIN, total = 0;
+    while (bytes <= TILE_OF_ONE && (w->ntransfers > blocks || tiles_of(w, bytes) > blocks))
+        bytes += TILE_MIN;
+    if (bytes > TILE_OF_ONE) {
         for (int64_t i = 0; i < w->ntransfers; i++)
             total += elements(&w->transfer[i]) * elem;
-        for (bytes = LEAST; bytes < MOST && bytes * blocks * EACH < total;)
+        for (bytes = TILE_MIN; bytes < TILE_MAX && bytes * blocks * TILES_A_BLOCK < total;)
             bytes *= 2;
     }
     return bytes > elem ? bytes / elem : 1; /* a feature of a ragged batch may be larger */
@@ -176,8 +181,8 @@ static size_t lists_bytes(const colo_transfers_t *w)
 }
 
 /* All of @k but the call, for lists that are made at @host and used at @device. */
-static colo_status_t pass_fill(struct colo_direct_launcher *d, int pass, const colo_transfers_t *w,
-                               char *host, char *device, colo_k_direct_t *k)
+static colo_status_t fill_lists(struct colo_direct_launcher *d, int pass, const colo_transfers_t *w,
+                                char *host, char *device, colo_k_direct_t *k)
 {
     struct colo_direct *p = d->channel.direct;
     const size_t n = (size_t)w->ntransfers;
@@ -258,8 +263,8 @@ static colo_status_t launcher_list(colo_direct_launcher_t *d, const colo_transfe
         COLO_TRY(list_new(d, bytes, &l));
     l->bytes = bytes;
     l->used = l->sent = false;
-    COLO_TRY(pass_fill(d, 0, &pass[0], l->host, l->device, &l->k[0]));
-    COLO_TRY(pass_fill(d, 1, &pass[1], l->host + first, l->device + first, &l->k[1]));
+    COLO_TRY(fill_lists(d, 0, &pass[0], l->host, l->device, &l->k[0]));
+    COLO_TRY(fill_lists(d, 1, &pass[1], l->host + first, l->device + first, &l->k[1]));
     l->taken = true;
     *list = l;
     return COLO_OK;

@@ -166,7 +166,7 @@ void colo_process_take_unexpected(struct colo_process_group *group);
 colo_waiter_t colo_round_waiter(const struct colo_process_group *group, int32_t peer);
 /* Kills the group. @found: NULL: @peer went on without this rank */
 void colo_round_mismatch(struct colo_process_group *group, int32_t peer, const char *found);
-/* @peer has a header here: for now, for later, or for something that will not come to pass? */
+/* @peer has a header here: for now, for later, or for something that will never come? */
 void colo_round_poll(struct colo_process_group *group, int32_t peer);
 void colo_round_ready(struct colo_process_group *group, const colo_frame_t *frame);
 /* False: a peer that keeps to the protocol does not send this. */

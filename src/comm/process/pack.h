@@ -47,7 +47,7 @@ static inline void colo_cursor_init(colo_cursor_t *cursor, const colo_box_t *box
 }
 
 /* The next @bytes of the stream to @to (pack) or from @from (unpack); the other one is NULL. Ends
- * whatever @bytes is: what does not fill an element, or passes the last box, is left. */
+ * whatever @bytes is: what does not fill an element, or lies past the last box, is left. */
 static inline void colo_cursor_move(colo_cursor_t *cursor, char *to, const char *from,
                                     int64_t bytes)
 {

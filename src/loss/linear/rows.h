@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows.h (private) - the row passes of the lm_head path (linear.h): which tokens count, and
+ * rows.h (private) - the row kernels of the lm_head path (linear.h): which tokens count, and
  * per-token values that become per-row values and back. Host and kernels read these structs alike.
  */
 #ifndef COLO_LOSS_LINEAR_ROWS_H

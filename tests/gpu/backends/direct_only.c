@@ -3,7 +3,7 @@
  * direct_only.c - libcolobridge-directonly.so, a backend for tests: comms of GPUs without NCCL,
  * which carry bridges over registered memory and nothing else.
  *
- * Ranks may share a device, so that the peer-to-peer path runs where there is one GPU, under a
+ * Ranks may share a device, so that the direct path runs where there is one GPU, under a
  * memory checker, too. Every operation that moves data by itself returns COLO_ERR_UNBUILT. There is
  * no watchdog: a kernel that waits ends at its deadline, or when a thread asks for the comm's
  * state and the comm is dead.
