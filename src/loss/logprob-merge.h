@@ -106,7 +106,7 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
     if (args->out.loss)
         colo_stat_put(args->out.loss, f64, token, loss);
     if (args->out.correct)
-        args->out.correct[token] = counts && g.arg == target;
+        args->out.correct[token] = *valid && g.arg == target;
     if (args->saved) {
         args->saved[token] = g.m;
         args->saved[args->tokens + token] = g.log_sum;
