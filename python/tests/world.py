@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 
-_barriers = itertools.count()
+_meetings = None  # of this run: their names, in turn
+RUN_SECONDS = 180  # of one call of World.run()
 
 
 class RankFailed(AssertionError):
@@ -44,7 +45,8 @@ def _rank(rank, size, port, environ, *handles):
                       COLO_TIMEOUT_MS=str(deadline_ms()))
     torch.set_num_threads(1)
     dist.init_process_group('gloo', rank=rank, world_size=size)
-    while True:
+    global _meetings
+    for run in itertools.count():
         try:
             job = pipe.recv()
         except EOFError: # of the process that had it run tests
@@ -52,10 +54,12 @@ def _rank(rank, size, port, environ, *handles):
         if job is None:
             break
         fn, args = job
+        _meetings = ('met/%d/%d' % (run, n) for n in itertools.count())
         try:
             pipe.send((True, fn(rank, *args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+            _come()  # others may wait for this rank
     os._exit(0)
 
 
@@ -106,13 +110,19 @@ def _ask(*what, handles=()):
     return _server.recv()
 
 
+def _come():
+    """Tells the store that this rank has come to its next meeting; the store, and the keys of all ranks."""
+    store, name = dist.distributed_c10d._get_default_store(), next(_meetings)
+    keys = ['%s/%d' % (name, rank) for rank in range(dist.get_world_size())]
+    store.set(keys[dist.get_rank()], b'')
+    return store, keys
+
+
 def meet():
-    """All ranks are done with what they called, before one makes the mistake that the others are to hear of
-    in their next call; one that failed is waited for no longer than it takes to say so."""
-    store, number = dist.distributed_c10d._get_default_store(), next(_barriers)
-    store.set('met/%d/%d' % (number, dist.get_rank()), b'')
-    store.wait(['met/%d/%d' % (number, rank) for rank in range(dist.get_world_size())],
-               datetime.timedelta(milliseconds=deadline_ms() // 2))
+    """All ranks are done with what they called, or have failed, before one makes the mistake that the others are to
+    hear of in their next call. A busy machine may take longer than a deadline to run them all: World.run() ends what hangs."""
+    store, keys = _come()
+    store.wait(keys, datetime.timedelta(seconds=RUN_SECONDS))
 
 
 def with_deepspeed():
@@ -159,7 +169,7 @@ class World:
             self.pipes.append(mine)
             theirs.close()
 
-    def run(self, fn, *args, timeout=180):
+    def run(self, fn, *args, timeout=RUN_SECONDS):
         """What fn(*args) returns, by rank. @timeout ends what hangs, however busy the machine is: a wait has its own deadline.
         Once one has failed, the others have twice that deadline, for gloo would have them wait half an hour."""
         for pipe in self.pipes:
