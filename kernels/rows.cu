@@ -357,17 +357,17 @@ template <typename D> cudaError_t sum_rows(const colo_linear_sum &p, cudaStream_
 /* ---- conversion ---- */
 
 /* 4 elements a thread where rows allow it; 1 otherwise */
-template <typename O, typename D, int STEP>
+template <typename O, typename D, int N>
 __global__ void __launch_bounds__(THREADS)
     convert_kernel(typename O::elem *to, int64_t to_stride, const typename D::elem *from,
                    int64_t from_stride, int64_t rows, int64_t columns)
 {
-    const int64_t across = (columns + STEP - 1) / STEP, n = rows * across;
+    const int64_t across = (columns + N - 1) / N, n = rows * across;
     for (int64_t i = grid_first(); i < n; i += grid_stride()) {
-        const int64_t row = i / across, j = (i - row * across) * STEP;
+        const int64_t row = i / across, j = (i - row * across) * N;
         const typename D::elem *f = from + row * from_stride + j;
         typename O::elem *t = to + row * to_stride + j;
-        if constexpr (STEP == 4) {
+        if constexpr (N == 4) {
             struct alignas(4 * sizeof(typename D::elem)) in {
                 typename D::elem e[4];
             };

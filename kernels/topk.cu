@@ -12,15 +12,15 @@
  *      and its number.
  *   2. When there are many, the k first are kept. The bar is then at most the maximum of the last
  *      of them, and above all that went but equals of it. A later vector that only equals the bar
- *      has k before it. The bar is there from the first STEP vectors on, so a row in random order
+ *      has k before it. The bar is there from the first ROUND vectors on, so a row in random order
  *      makes a few hundred candidates for k = 64.
  *   3. At the row's end the k vectors are read again, 16 k bytes; their elements that reach the bar
  *      are candidates in the same memory, the k first are kept, and each is put where as many
  *      others come before it.
  *
- * There is memory for what two steps can add to most_of(k) candidates, and every two steps the
+ * There is memory for what two rounds can add to most_of(k) candidates, and every two rounds the
  * block looks whether there are more than that: no order of a row can overflow that memory. An
- * ascending row pays for it with a selection every two steps. A step's loads are started before the
+ * ascending row pays for it with a selection every two rounds. A round's loads are started before the
  * candidates of the one before it are looked at, so memory is busy while a block selects.
  *
  * To keep the k first is a bisection between the bar and the largest maximum, counting, by one
@@ -40,7 +40,7 @@
 namespace
 {
 
-constexpr int STEP = BATCH * THREADS; /* vectors */
+constexpr int ROUND = BATCH * THREADS; /* vectors */
 constexpr int BLOCKS = 10;            /* on a multiprocessor, where 48 registers do */
 constexpr int CAPACITY = 2048;        /* candidates */
 constexpr int PER = COLO_TOPK_MAX / THREADS;
@@ -50,7 +50,7 @@ __device__ int most_of(int k)
 {
     return max(512, 4 * k);
 }
-static_assert(4 * COLO_TOPK_MAX + 2 * STEP <= CAPACITY, "two steps fit above that");
+static_assert(4 * COLO_TOPK_MAX + 2 * ROUND <= CAPACITY, "two rounds fit above that");
 static_assert(COLO_TOPK_MAX * 8 <= CAPACITY, "all elements of k vectors fit");
 
 /* ---- logits as integers ---- */
@@ -241,14 +241,14 @@ __device__ void read_row(row_sums<typename D::real, SUM> &a, candidates<typename
     constexpr int N = D::N, SIZE = sizeof(typename D::elem), APART = THREADS * N;
     const R factor = (R)p.factor;
     R least = -(R)CUDART_INF;
-    bool many = true; /* after the first step there shall be a bar */
+    bool many = true; /* after the first round there shall be a bar */
     bool check = true, loaded = false;
     uint4 v[BATCH];
-    for (unsigned base = 0; base < vectors; base += STEP, check = !check) {
+    for (unsigned base = 0; base < vectors; base += ROUND, check = !check) {
         const int64_t begin = first + (int64_t)base * N, j = begin + (int64_t)threadIdx.x * N;
         const unsigned vector = base + threadIdx.x;
         R top[BATCH];
-        if (begin >= 0 && begin + STEP * N <= p.true_columns) {
+        if (begin >= 0 && begin + ROUND * N <= p.true_columns) {
             if (!loaded)
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)
@@ -263,8 +263,8 @@ __device__ void read_row(row_sums<typename D::real, SUM> &a, candidates<typename
                 for (int b = 0; b < BATCH; b++)
                     top[b] = absorb_vector<D>(a, p, v[b], j + b * APART);
             }
-            /* the next step's are under way while candidates are looked at */
-            loaded = begin + 2 * STEP * N <= p.true_columns;
+            /* the next round's are under way while candidates are looked at */
+            loaded = begin + 2 * ROUND * N <= p.true_columns;
             if (loaded)
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)

@@ -3,7 +3,7 @@
  * test_direct.c - which calls take the direct path, and what create does without one, over a
  * table of peers that says what it is told: no GPU. And bridges of backends whose exchanges go over
  * connections and compare nothing: which calls are compared between ranks, which ranks connect, and
- * when a reshape connects anew. What the path itself does is tests/gpu/test_direct*.c's.
+ * when a reshape connects anew. What direct memory itself does is tests/gpu/test_direct*.c's.
  */
 #include "harness/harness.h"
 

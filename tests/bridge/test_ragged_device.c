@@ -209,7 +209,7 @@ T_CASE(random_batches_on_a_device_arrive_as_the_oracle_says)
     assert_true(direct > t_scaled(CASES));
 }
 
-/* ---- which path ---- */
+/* ---- which carrier ---- */
 
 /* Batches of one bridge in registered memory: without any row, then with rows. */
 T_CASE_ON_DISGUISED(2, path_after_a_batch_without_rows_is_still_peer_to_peer)
@@ -237,14 +237,14 @@ T_CASE_ON_DISGUISED(2, path_after_a_batch_without_rows_is_still_peer_to_peer)
 }
 
 /* What is registered, and what a forward is then with each transport. */
-static const struct path {
+static const struct choice {
     enum mode mode;
     bool direct, pulls;
-} paths[] = {{REGISTERED, true, false},
-             {OUTPUTS, true, false},
-             {INPUTS, true, true},
-             {OUTPUTS_BUT_INPUTS_ON_RANK_1, false, false},
-             {NOT_REGISTERED, false, false}};
+} choices[] = {{REGISTERED, true, false},
+               {OUTPUTS, true, false},
+               {INPUTS, true, true},
+               {OUTPUTS_BUT_INPUTS_ON_RANK_1, false, false},
+               {NOT_REGISTERED, false, false}};
 
 /* Two batches of one bridge, the second made when ranks have agreed. */
 T_CASE_ON_DISGUISED_FOR(2, forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are,
@@ -255,10 +255,10 @@ T_CASE_ON_DISGUISED_FOR(2, forward_is_pushed_if_all_y_are_registered_and_pulled_
     const t_told_t *me = &t_told[comm->rank];
     T_ENDS(t_ragged_free) t_ragged_t t = {0};
     t_ragged_uniform(&t, &src, &dst, (ref_shape_t){2, 8, 3});
-    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-        const struct path *path = &paths[i];
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        const struct choice *choice = &choices[i];
         T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-        set_mode(comm->rank, path->mode);
+        set_mode(comm->rank, choice->mode);
         rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
         bridge->transport = transport;
         for (int64_t call = 1; call <= 2; call++) {
@@ -267,12 +267,12 @@ T_CASE_ON_DISGUISED_FOR(2, forward_is_pushed_if_all_y_are_registered_and_pulled_
             const int64_t runs = runs_of(me), pulled = me->pulls;
             rank_try(colo_bridge_set_segments(bridge, &s, &batch));
             const colo_status_t st = t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD);
-            if (transport == COLO_TRANSPORT_PEER && !path->direct) {
+            if (transport == COLO_TRANSPORT_PEER && !choice->direct) {
                 rank_fails(st, COLO_ERR_ARG, "neither y nor x is registered over comm '");
             } else {
                 rank_try(st);
             }
-            rank_check(runs_of(me) - runs == path->direct && me->pulls - pulled == path->pulls);
+            rank_check(runs_of(me) - runs == choice->direct && me->pulls - pulled == choice->pulls);
         }
     }
     return COLO_OK;
