@@ -239,14 +239,15 @@ static colo_status_t name_member(colo_comm_t *group, const struct colo_logprob_a
     return st < 0 ? st : colo_fail(COLO_ERR_MISMATCH, "%s", what); /* by less than is shown */
 }
 
+/* @all: every rank compares this call, so they can ask each other which member differs */
 static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_args *args,
-                             const struct colo_loss_comparison *comparison, int32_t level,
+                             const struct colo_loss_comparison *comparison, int32_t level, bool all,
                              bool *told)
 {
     bool config;
     *told = true;
     const colo_status_t st = colo_logprob_check_headers(args, &config);
-    if (config)
+    if (config && all)
         return name_member(group, args, comparison);
     COLO_TRY(st);
     return level >= 1 ? colo_loss_check_shards(args, comparison, told) : COLO_OK;
@@ -292,7 +293,10 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
     COLO_TRY(device->read(copy, args->blocks, blocks, stream));
     if (targets)
         COLO_TRY(device->read(copy + blocks, comparison->targets, targets, stream));
-    const colo_status_t st = compare(group, &seen, &all, level, &told);
+    /* Ranks have the same keys. With none of them all ranks compare; with some, those whose
+     * vocabulary is new, and where vocabularies part these are not all. */
+    const colo_status_t st =
+        compare(group, &seen, &all, level, level >= 2 || first == group->once, &told);
     if (first && told && st == COLO_OK)
         *first = key;
     return st;
@@ -308,8 +312,9 @@ colo_status_t colo_loss_gather(colo_comm_t *group, const struct colo_logprob_arg
                                       args->segments * args->block.bytes, COLO_U8, stream));
     if (!comparison)
         return COLO_OK;
-    return mem == COLO_HOST ? compare(group, args, comparison, colo_comm_check_level(group), &told)
-                            : look(group, args, comparison, mem, stream);
+    return mem == COLO_HOST
+               ? compare(group, args, comparison, colo_comm_check_level(group), true, &told)
+               : look(group, args, comparison, mem, stream);
 }
 
 /* Runs kernels over all tokens; at least once, so that T = 0 still has a header and counts of 0. */

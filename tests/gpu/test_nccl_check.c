@@ -373,6 +373,41 @@ T_CASE_ON_GPUS(RANKS, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
     return COLO_OK;
 }
 
+/* The first call and those at COLO_CHECK=2 tell all ranks which member differs. In others only the
+ * ranks whose vocabulary is new compare, and must not wait for the rest. */
+T_CASE_ON_GPUS(RANKS, ranks_whose_vocabularies_part_wait_for_none)
+{
+    static const struct {
+        int64_t vocab[RANKS];
+        colo_status_t st[RANKS];
+        const char *member;
+        int32_t level;
+    } calls[] = {
+        {{8, 7}, {COLO_ERR_MISMATCH, COLO_ERR_MISMATCH}, "vocab", 1},
+        {{8, 8}, {COLO_OK, COLO_OK}, NULL, 1},
+        {{8, 7}, {COLO_OK, COLO_ERR_MISMATCH}, NULL, 1},
+        {{7, 7}, {COLO_OK, COLO_OK}, NULL, 1},
+        {{8, 6}, {COLO_ERR_MISMATCH, COLO_ERR_MISMATCH}, "vocab", 2},
+    };
+    struct loss_call k;
+    rank_try(loss_make(&k, r));
+    for (int i = 0; i < 5; i++) {
+        colo_logprob_config_t a = {COLO_LOGPROB_CONFIG_INIT};
+        a.logits = (colo_logits_options_t){calls[i].vocab[r->rank], SHARD * r->rank, 1, 1, 0};
+        rank_try(colo_comm_set_check(r->gpus, calls[i].level));
+        const colo_status_t st = colo_logprob_forward(
+            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL}, r->gpus,
+            &(colo_logprob_out_t){.logp = k.out[0]}, NULL, NULL, k.workspace, r->stream);
+        rank_check(st == calls[i].st[r->rank]);
+        rank_check(st == COLO_OK || strstr(colo_last_error(), "rank 1"));
+        rank_check(!calls[i].member || strstr(colo_last_error(), calls[i].member));
+        rank_try(t_gpu_quiet(r));
+        rank_try(colo_comm_check(r->gpus));
+    }
+    rank_cuda(cudaFree(k.memory));
+    return COLO_OK;
+}
+
 /* In each call until one was right; then at COLO_CHECK=2. */
 T_CASE_ON_GPUS(RANKS, the_same_logits_on_all_devices_are_refused)
 {
