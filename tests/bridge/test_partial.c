@@ -10,6 +10,7 @@
 #include "harness/harness.h"
 
 #include "bridge/plan/builder.h"
+#include "bridge/run/program.h"
 
 enum { DIMS = 3, ROWS = 13, HOLDERS = 18, RANKS = 24, PIECES = 5, SAMPLES = 3, FEATURES = 4 };
 enum { LOCALS = ROWS * PIECES, ADDENDS = HOLDERS > PIECES ? HOLDERS : PIECES };
@@ -609,6 +610,20 @@ static void judge_calls(const world_t *w)
             }
 }
 
+/* A program adds by addend, or as nodes do; until it adds by the terms of named rows, it is none.
+ */
+static void judge_programs(const world_t *w)
+{
+    for (int64_t rank = 0; rank < w->ranks; rank++)
+        for (int launched = 0; launched < 2; launched++) {
+            colo_plan_t *plan = w->plan[rank];
+            colo_program_t program = {.plan = plan}; /* its memory is the plan's */
+            assert_int_equal(colo_program_create(&program, launched),
+                             w->named && plan->addends > 1 && plan->term ? COLO_ERR_UNBUILT
+                                                                         : COLO_OK);
+        }
+}
+
 static void judge(uint64_t seed, bool named)
 {
     static memory_t memory[RANKS];
@@ -618,6 +633,7 @@ static void judge(uint64_t seed, bool named)
         make_plans(&w);
         judge_own(&w);
         judge_calls(&w);
+        judge_programs(&w);
         judge_forward(&w, memory);
         judge_backward(&w, memory);
     }

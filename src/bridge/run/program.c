@@ -196,6 +196,10 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
                              "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
                              "DISJOINT or SHARDED",
                              (long long)plan->addends, COLO_MAX_ADDENDS);
+        } else if (plan->term && !colo_plan_sums_nodes(plan)) {
+            return colo_fail(COLO_ERR_UNBUILT,
+                             "bridge: rows whose addends lie in places of their own are planned, "
+                             "but no bridge adds them up yet");
         } else {
             const colo_add_t add = add_up(program, steps, launched);
             COLO_TRY(find_partials(program, &add));
