@@ -43,7 +43,7 @@ typedef struct colo_bootstrap_t {
  *          be late by less than the deadline
  * Threads: one thread at a time uses all comms made from it; any thread may abort, check and dump
  * Failure: if a process dies, all other ranks get COLO_ERR_PEER at once
- * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes, or
+ * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes, levels of COLO_CHECK, or
  *          versions of the library),
  *          COLO_ERR_TIMEOUT (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors), COLO_ERR_NOMEM,
  *          COLO_ERR_UNBUILT (several hosts, and this rank has no UCX), COLO_ERR_PEER (another rank

@@ -158,6 +158,27 @@ T_CASE(a_bootstrap_has_the_config_of_its_world)
     assert_ok(colo_comm_threads_run(RANKS, bootstrapped, NULL));
 }
 
+static colo_status_t other_check(colo_comm_t *first, void *arg)
+{
+    colo_comm_config_t config = {COLO_COMM_CONFIG_INIT};
+    colo_bootstrap_t boot = {COLO_BOOTSTRAP_INIT};
+    colo_comm_t *world = NULL;
+    (void)arg;
+    rank_try(colo_bootstrap_from_comm(first, &boot));
+    boot.config = &config;
+    config.check = colo_comm_rank(first) == 1 ? 0 : 2; /* at 2 ranks wait for what 0 does not do */
+    rank_fails(colo_comm_create_bootstrap(&boot, &world), COLO_ERR_MISMATCH,
+               "check (COLO_CHECK): rank 1 of 'create_bootstrap' has 0, rank 0 2");
+    rank_check(!world);
+    return COLO_OK;
+}
+
+T_CASE(ranks_with_other_levels_of_checks_hear_of_it_at_create)
+{
+    unset_all();
+    assert_ok(colo_comm_threads_run(RANKS, other_check, NULL));
+}
+
 struct late {
     colo_bootstrap_t inner;
     atomic_bool *over; /* rank 0 has given up */

@@ -174,6 +174,7 @@ colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double be
         st = colo_env_check(NULL);
         COLO_THEN(st, colo_node_id(world->rank, n, &mine));
         colo_fields_add(&fields, "library version", "%s", colo_version());
+        colo_fields_add(&fields, "check (COLO_CHECK)", "%d", (int)world->check);
         st = colo_comm_agree_fields(all, what, &fields, st);
     }
     COLO_THEN(st, colo_comm_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1));

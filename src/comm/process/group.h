@@ -109,7 +109,8 @@ colo_status_t colo_process_comm(const colo_comm_backend_t *table,
                                 const colo_process_transport_t *transport, void *connections,
                                 int32_t rank, int32_t size, colo_comm_t **comm);
 /* The end of creating @world: the environment of one rank that is refused (colo_env_check) is an
- * error on all, and each rank learns the nodes of all. It is @comm then, or destroyed. */
+ * error on all, and so is another version of the library or level of checks; each rank learns the
+ * nodes of all. It is @comm then, or destroyed. */
 colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double begin,
                                  colo_comm_t **comm);
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
