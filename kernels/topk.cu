@@ -20,8 +20,8 @@
  *
  * There is memory for what two rounds can add to most_of(k) candidates, and every two rounds the
  * block looks whether there are more than that: no order of a row can overflow that memory. An
- * ascending row pays for it with a selection every two rounds. A round's loads are started before the
- * candidates of the one before it are looked at, so memory is busy while a block selects.
+ * ascending row pays for it with a selection every two rounds. A round's loads are started before
+ * the candidates of the one before it are looked at, so memory is busy while a block selects.
  *
  * To keep the k first is a bisection between the bar and the largest maximum, counting, by one
  * warp; among candidates that equal the last one it goes by number. The order (logit, lower id
