@@ -219,8 +219,8 @@ typedef struct on_logits {
 static void logits_forward(void *arg)
 {
     on_logits_t *r = arg;
-    COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){&r->z, r->ids, NULL}, r->self,
-                              &r->out, &r->saved, r->kept, r->work, stream));
+    COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){&r->z, r->ids, NULL, NULL},
+                              r->self, &r->out, &r->saved, r->kept, r->work, stream));
 }
 
 static void logits_backward(void *arg)
@@ -355,7 +355,8 @@ int main(int argc, char **argv)
         measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
                         .batch = {COLO_LINEAR_BATCH_INIT, &hidden, &ids, -1},
                         .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
-                        .up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
+                        .up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1,
+                               .entropy = with_entropy ? 0.01 : 0, .mean = true},
                         .saved = {COLO_LINEAR_LOGPROB_SAVED_INIT},
                         .grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL}};
         r.config.logprob.logits.vocab = V;

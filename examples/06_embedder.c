@@ -179,7 +179,7 @@ static colo_status_t make_loss(struct rank *me, const colo_tensor_t *y)
     const int64_t tokens = HELD, start = MINE * colo_comm_rank(me->tp);
     const colo_tensor_t logits = colo_tensor_narrow(*y, 1, start, MINE),
                         targets = colo_tensor_host(me->target, COLO_I64, 1, &tokens);
-    const colo_logprob_batch_t batch = {&logits, &targets, NULL};
+    const colo_logprob_batch_t batch = {&logits, &targets, NULL, NULL};
     colo_logprob_out_t out;
     size_t saved, workspace;
     config.logits.vocab = VOCAB;

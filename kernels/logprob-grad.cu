@@ -2,7 +2,7 @@
 /*
  * logprob-grad.cu - backward of the loss: each element is read once and written once.
  *
- *   dx_j = p_j (A + B (x_j - M)) + C [j = t] + D     dz = dx (1 - (x / cap)^2) factor
+ *   dx_j = p_j (A + B (x_j - M)) + C [j = t] + D w_j     dz = dx (1 - (x / cap)^2) factor
  *
  * A block of threads takes a run of a row's vectors; its loads are under way while the row's four
  * coefficients are made from the saved statistics, in fp64. Rows of ignored tokens are not read. p
@@ -25,7 +25,8 @@ namespace
 constexpr int THREADS = 256, UNROLL = 4, BLOCKS = 5; /* a multiprocessor's blocks, at least */
 constexpr int VECTORS = THREADS * UNROLL;            /* vectors a block */
 
-enum formula { PROB, FULL, GENERIC }; /* p A only; p (A + B d) + D; and x is not factor z */
+/* p A only; p (A + B d) + D; and x is not factor z; and D has class weights, else w is 1 */
+enum formula { PROB, FULL, GENERIC, WEIGHTED };
 
 template <typename R> struct coefficients {
     R factor, cap, m, log_sum, a, b, c, d;
@@ -49,16 +50,19 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
                  g_p = p.upstream.d_logp ? colo_stat_get(p.upstream.d_logp, wide, t) : 0,
                  g_h = p.upstream.d_entropy ? colo_stat_get(p.upstream.d_entropy, wide, t) : 0,
                  g_l = p.upstream.d_loss ? colo_stat_get(p.upstream.d_loss, wide, t) : 0;
+    const bool weighs = p.config.has_class_weight;
+    const double e = p.smoothing, w_t = weighs ? p.saved[3 * p.tokens + t] : 1,
+                 z = 2 * p.config.z_loss * (m + log_sum),
+                 p_l = weighs ? w_t * (1 - e + z) + e * p.saved[4 * p.tokens + t] : 1 + z;
     coefficients<R> k;
     k.factor = (R)p.factor;
     k.cap = (R)p.cap;
     k.m = (R)m;
     k.log_sum = (R)log_sum;
-    k.a = (R)(p.factor *
-              (-g_p + g_l * (1 + 2 * p.config.z_loss * (m + log_sum)) + g_h * (log_sum - h)));
+    k.a = (R)(p.factor * (-g_p + g_l * p_l + g_h * (log_sum - h)));
     k.b = (R)(p.factor * -g_h);
-    k.c = (R)(p.factor * (g_p - (1 - p.smoothing) * g_l));
-    k.d = (R)(p.factor * (-p.smoothing * g_l / (double)(p.own ? p.own : p.config.logits.vocab)));
+    k.c = (R)(p.factor * (g_p - w_t * (1 - e) * g_l));
+    k.d = (R)(p.factor * (-e * g_l / (double)(p.own ? p.own : p.config.logits.vocab)));
     k.target = legal ? target - p.config.logits.vocab_start : -1;
     found.k = k;
     found.kind = target == p.config.ignore_index ? ZERO
@@ -68,10 +72,20 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
                      : COMPUTE;
 }
 
-template <formula FORMULA, typename R> __device__ R gradient(R z, bool hit, const coefficients<R> &k)
+/* What multiplies D in column @j: 1 but for WEIGHTED. */
+template <formula FORMULA, typename R> __device__ R weight_of(const colo_logprob_args &p, int64_t j)
+{
+    return FORMULA == WEIGHTED
+               ? (R)p.class_weight[p.config.logits.vocab_start - p.class_start + j]
+               : (R)1;
+}
+
+template <formula FORMULA, typename R>
+__device__ R gradient(R z, bool hit, const coefficients<R> &k, R w = 1)
 {
     R x = 0, d, dx;
-    if (FORMULA == GENERIC) {
+    const R rest = FORMULA == WEIGHTED ? product(k.d, w) : k.d;
+    if (FORMULA >= GENERIC) {
         x = x_of(z, k.factor, k.cap);
         d = x - k.m;
     } else {
@@ -81,8 +95,8 @@ template <formula FORMULA, typename R> __device__ R gradient(R z, bool hit, cons
     if (FORMULA == PROB) /* spelled out: the same bits wherever this is inlined */
         dx = hit ? fma(prob, k.a, k.c) : product(prob, k.a);
     else /* x = -inf: 0, not 0 * inf */
-        dx = fma(prob, fma(k.b, fmax(d, (R)-1e4), k.a), hit ? k.d + k.c : k.d);
-    if (FORMULA == GENERIC && k.cap > 0) {
+        dx = fma(prob, fma(k.b, fmax(d, (R)-1e4), k.a), hit ? rest + k.c : rest);
+    if (FORMULA >= GENERIC && k.cap > 0) {
         const R th = x / k.cap;
         dx = product(dx, fma(-th, th, (R)1));
     }
@@ -102,7 +116,8 @@ __device__ void one_element(const colo_logprob_args &p, const typename D::elem *
     else if (kind == NOT_A_NUMBER)
         out[j] = O::store((R)CUDART_NAN);
     else
-        out[j] = O::store(gradient<FORMULA, R>(D::load(row[j]), j == k.target, k));
+        out[j] = O::store(gradient<FORMULA, R>(D::load(row[j]), j == k.target, k,
+                                               weight_of<FORMULA, R>(p, j)));
 }
 
 /* A vector of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype.
@@ -136,6 +151,7 @@ __device__ void inner_run(const colo_logprob_args &p, const typename D::elem *ro
     const row_kind kind = found.kind;
     const int64_t hit = k.target - j; /* in this run? */
     const bool near = hit >= 0 && hit < VECTORS * N;
+    const auto at = [&](int i) { return j + (i * THREADS + (int)threadIdx.x) * N; };
 #pragma unroll
     for (int i = 0; i < UNROLL; i++) {
         R z[N];
@@ -145,11 +161,13 @@ __device__ void inner_run(const colo_logprob_args &p, const typename D::elem *ro
             if ((unsigned)index < N) {
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    z[e] = gradient<FORMULA, R>(z[e], e == index, k);
+                    z[e] = gradient<FORMULA, R>(z[e], e == index, k,
+                                                weight_of<FORMULA, R>(p, at(i) + e));
             } else {
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    z[e] = gradient<FORMULA, R>(z[e], false, k);
+                    z[e] = gradient<FORMULA, R>(z[e], false, k,
+                                                weight_of<FORMULA, R>(p, at(i) + e));
             }
         } else {
 #pragma unroll
@@ -185,7 +203,8 @@ __device__ void ragged_run(const colo_logprob_args &p, const typename D::elem *r
             D::unpack(load_vector(row, j, sizeof(typename D::elem)), z);
 #pragma unroll
         for (int e = 0; e < N; e++)
-            z[e] = kind == COMPUTE ? gradient<FORMULA, R>(z[e], j + e == k.target, k)
+            z[e] = kind == COMPUTE ? gradient<FORMULA, R>(z[e], j + e == k.target, k,
+                                                          weight_of<FORMULA, R>(p, j + e))
                    : kind == ZERO  ? (R)0
                                    : (R)CUDART_NAN;
         store_vector<D, O>(out + j, z);
@@ -194,7 +213,7 @@ __device__ void ragged_run(const colo_logprob_args &p, const typename D::elem *r
 
 /* blockIdx.x is the run, blockIdx.y a row. */
 template <typename D, typename O, formula FORMULA>
-__global__ void __launch_bounds__(THREADS, FORMULA == GENERIC ? 3 : BLOCKS)
+__global__ void __launch_bounds__(THREADS, FORMULA >= GENERIC ? 3 : BLOCKS)
     grad_kernel(const __grid_constant__ colo_logprob_args p)
 {
     using E = typename D::elem;
@@ -231,6 +250,8 @@ cudaError_t grad(const colo_logprob_args &p, cudaStream_t stream)
 template <typename D, typename O = D>
 cudaError_t grad_of(const colo_logprob_args &p, cudaStream_t stream)
 {
+    if (p.config.has_class_weight && p.smoothing > 0)
+        return grad<D, O, WEIGHTED>(p, stream);
     if (!is_plain(p))
         return grad<D, O, GENERIC>(p, stream);
     return p.upstream.d_entropy || p.smoothing > 0 ? grad<D, O, FULL>(p, stream)
@@ -328,7 +349,9 @@ extern "C" cudaError_t colo_k_logprob_grad(const colo_logprob_args *p, cudaStrea
     case COLO_F32:
         return grad_of<f32>(*p, stream);
     case COLO_F64:
-        return grad<f64, f64, GENERIC>(*p, stream);
+        return p->config.has_class_weight && p->smoothing > 0
+                   ? grad<f64, f64, WEIGHTED>(*p, stream)
+                   : grad<f64, f64, GENERIC>(*p, stream);
     case COLO_BF16:
         return grad_of<bf16>(*p, stream);
     case COLO_F16:

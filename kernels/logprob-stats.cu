@@ -44,7 +44,7 @@ __device__ void start_counts(const colo_logprob_args &p)
 /* A vector that is not inside the row, one element per thread. */
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH>
 __device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p, const void *row,
-                     int64_t columns, int64_t from)
+                     int64_t columns, int64_t from, const float *weight)
 {
     using R = typename D::real;
     const unsigned thread = thread_of_row<WIDTH>();
@@ -54,14 +54,16 @@ __device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_arg
     R x = D::load(((const typename D::elem *)row)[j]);
     if (!PLAIN)
         x = x_of(x, (R)p.factor, (R)p.cap);
-    absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1);
+    absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1,
+                         KEEP == WEIGHTED ? weight + j : nullptr);
 }
 
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. AHEAD: a batch is on its way
- * while the one before it is added up; that changes no sum. */
+ * while the one before it is added up; that changes no sum. @weight: of the first column, if KEEP is
+ * WEIGHTED */
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH, bool AHEAD>
 __device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p,
-                         const void *row, int64_t columns)
+                         const void *row, int64_t columns, const float *weight)
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
@@ -71,7 +73,7 @@ __device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob
     /* in ascending order of columns, for of equal maxima the first is kept */
     int64_t k = thread_of_row<WIDTH>();
     if (first < 0) {
-        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first);
+        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first, weight);
         k++;
     }
     if constexpr (PLAIN) {
@@ -109,17 +111,18 @@ __device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob
 #pragma unroll
             for (int i = 0; i < N; i++)
                 x[i] = x_of(x[i], factor, cap);
-            absorb_x<R, KEEP, N>(a, x, first + k * N, (R)1);
+            absorb_x<R, KEEP, N>(a, x, first + k * N, (R)1,
+                                 KEEP == WEIGHTED ? weight + (first + k * N) : nullptr);
         }
     }
     if (end > 0 || first == 0)
-        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first + end * N);
+        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first + end * N, weight);
 }
 
 /* Blocks of threads on a multiprocessor, which share its registers. */
 constexpr int blocks_at_once(statistics keep, int width, bool ahead)
 {
-    return keep == ALL ? 7 : width < THREADS ? 9 : ahead ? 8 : 10;
+    return keep >= ALL ? 7 : width < THREADS ? 9 : ahead ? 8 : 10;
 }
 
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH, bool AHEAD>
@@ -160,7 +163,9 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
         row_sums<typename D::real, KEEP> a;
         begin(a);
         if (target != p.config.ignore_index)
-            read_row<D, KEEP, PLAIN, WIDTH, AHEAD>(a, p, row, here.columns);
+            read_row<D, KEEP, PLAIN, WIDTH, AHEAD>(
+                a, p, row, here.columns,
+                KEEP == WEIGHTED ? p.class_weight + (here.start - p.class_start) : nullptr);
         write_row<D, KEEP, PLAIN, WIDTH>(a, p, here, t, target, row, shared);
     }
 }
@@ -198,7 +203,7 @@ cudaError_t stats(const colo_logprob_args &p, cudaStream_t stream)
     const int64_t rows = p.hi - p.lo;
     if (p.config.segment > 0)
         return stats_over<D, KEEP, PLAIN, 32, false>(p, rows * p.segments, stream);
-    if constexpr (PLAIN && KEEP != ALL) {
+    if constexpr (PLAIN && KEEP < ALL) {
         if (!is_ahead_faster(rows))
             return stats_over<D, KEEP, PLAIN, THREADS, false>(p, rows, stream);
     }
@@ -211,6 +216,8 @@ template <typename D> cudaError_t stats_of(const colo_logprob_args &p, cudaStrea
     int exponent;
     const bool exact =
         sizeof(typename D::elem) < 4 || std::frexp((float)p.factor, &exponent) == 0.5;
+    if (p.block.w >= 0) /* seldom asked for: one kernel for all */
+        return stats<D, WEIGHTED, false>(p, stream);
     if (!is_plain(p) || (p.block.arg >= 0 && !exact))
         return stats<D, ALL, false>(p, stream);
     if (p.block.d >= 0 || p.block.arg >= 0)
@@ -328,7 +335,8 @@ extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_args *given, cuda
     case COLO_F32:
         return stats_of<f32>(p, stream);
     case COLO_F64:
-        return stats<f64, ALL, false>(p, stream);
+        return p.block.w >= 0 ? stats<f64, WEIGHTED, false>(p, stream)
+                              : stats<f64, ALL, false>(p, stream);
     case COLO_BF16:
         return stats_of<bf16>(p, stream);
     case COLO_F16:

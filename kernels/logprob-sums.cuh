@@ -16,12 +16,13 @@ constexpr int THREADS = 128; /* ten such blocks on a multiprocessor: short rows 
 constexpr int BATCH = 4;     /* vectors in flight a thread */
 constexpr int PARTS = 4;     /* independent sums a thread */
 
-enum statistics { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
+/* What is kept: s; s, u; s, u, d, argmax; the same, of d and of what d has seen with class weights */
+enum statistics { SUM = 0, ENTROPY = 1, ALL = 2, WEIGHTED = 3 };
 
 template <typename R, statistics KEEP> struct row_sums {
     R top;  /* largest z (plain) or x seen, -inf at first */
     R base; /* what the sums are taken against: x of top, 0 while that is -inf */
-    R s[PARTS], u[PARTS], d[PARTS];
+    R s[PARTS], u[PARTS], d[PARTS], w[KEEP == WEIGHTED ? PARTS : 1]; /* w: weights of what is in d */
     int64_t seen, arg;
 };
 
@@ -31,7 +32,7 @@ template <typename R, statistics KEEP> __device__ void begin(row_sums<R, KEEP> &
     a.base = 0;
 #pragma unroll
     for (int k = 0; k < PARTS; k++)
-        a.s[k] = a.u[k] = a.d[k] = 0;
+        a.s[k] = a.u[k] = a.d[k] = a.w[KEEP == WEIGHTED ? k : 0] = 0;
     a.seen = 0;
     a.arg = -1;
 }
@@ -52,12 +53,18 @@ template <typename R, statistics KEEP> __device__ void raise(row_sums<R, KEEP> &
         }
         if (KEEP == ALL)
             a.d[0] += (R)a.seen * down;
+        if (KEEP == WEIGHTED)
+#pragma unroll
+            for (int k = 0; k < PARTS; k++)
+                a.d[k] += a.w[k] * down;
     }
     a.top = top;
     a.base = base;
 }
 
-template <typename R, statistics KEEP> __device__ void take(row_sums<R, KEEP> &a, R z, R factor, int k)
+/* @w: the weight of z's column, if KEEP is WEIGHTED */
+template <typename R, statistics KEEP>
+__device__ void take(row_sums<R, KEEP> &a, R z, R factor, int k, float w = 1)
 {
     const R d = fma(factor, z, -a.base), e = exp_of(d);
     a.s[k] += e;
@@ -65,6 +72,10 @@ template <typename R, statistics KEEP> __device__ void take(row_sums<R, KEEP> &a
         a.u[k] = fma(e, fmax(d, (R)-1e4), a.u[k]); /* not 0 * -inf; e is 0 from -104 (f64: -746) */
     if (KEEP == ALL)
         a.d[k] += d;
+    if (KEEP == WEIGHTED) {
+        a.d[k] += w != 0 ? (R)w * d : 0; /* not 0 * -inf */
+        a.w[k] += (R)w;
+    }
 }
 
 /* The first of z[0..n) that is a new maximum. */
@@ -113,9 +124,10 @@ __device__ void absorb(row_sums<typename D::real, KEEP> &a, const uint4 *v, type
     a.seen += B * D::N;
 }
 
-/* Up to N values of x in registers. */
+/* Up to N values of x in registers. @weight: of the first one's column, if KEEP is WEIGHTED */
 template <typename R, statistics KEEP, int N>
-__device__ void absorb_x(row_sums<R, KEEP> &a, const R *x, int64_t offset, R factor)
+__device__ void absorb_x(row_sums<R, KEEP> &a, const R *x, int64_t offset, R factor,
+                         const float *weight = nullptr)
 {
     R top = x[0];
 #pragma unroll
@@ -124,13 +136,13 @@ __device__ void absorb_x(row_sums<R, KEEP> &a, const R *x, int64_t offset, R fac
     top = max_nan(top, a.top); /* NaN stays */
     if (top != a.top) {
         bool found = false;
-        if (KEEP == ALL)
+        if (KEEP >= ALL)
             find(a, x, N, top, offset, &found);
         raise(a, top, factor);
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        take(a, x[i], factor, i % PARTS);
+        take(a, x[i], factor, i % PARTS, KEEP == WEIGHTED ? weight[i] : 1);
     a.seen += N;
 }
 
@@ -209,25 +221,28 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         all_threads<WIDTH>((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
     R m = factor * (R)top; /* as raise() makes it: the bases are this or below */
     const bool any = m > -CUDART_INF_F;
-    double s = 0, u = 0, d = 0;
+    double s = 0, u = 0, d = 0, w = KEEP == WEIGHTED ? 0 : (double)a.seen;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         s += a.s[i];
         u += a.u[i];
         d += a.d[i];
+        w += KEEP == WEIGHTED ? (double)a.w[KEEP == WEIGHTED ? i : 0] : 0;
     }
     const bool mine = factor * a.top > -CUDART_INF_F;
     if (any && mine) {
         const double down = (double)a.base - (double)m, c = exp(down);
         u = c > 0 ? c * (u + down * s) : 0;
         s *= c;
-        d += (double)a.seen * down;
+        d += w * down;
     }
     s = sum_threads<WIDTH>(s, partial);
     if (KEEP >= ENTROPY)
         u = sum_threads<WIDTH>(u, partial);
     int64_t arg = INT64_MAX;
-    if (KEEP == ALL) {
+    if (KEEP == WEIGHTED)
+        w = sum_threads<WIDTH>(w, partial);
+    if (KEEP >= ALL) {
         d = sum_threads<WIDTH>(d, partial);
         if ((double)a.top == top && a.arg >= 0)
             arg = a.arg;
@@ -235,8 +250,8 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
                                  [](int64_t x, int64_t y) { return x < y ? x : y; });
     }
     if (thread_of_row<WIDTH>() == 0) {
-        double xt = -CUDART_INF;
         const int64_t j = target - here.start;
+        double xt = -CUDART_INF;
         if (counts && any && target < p.config.logits.vocab && j >= 0 && j < here.columns) {
             R z = D::load(((const typename D::elem *)row)[j]);
             double x = PLAIN ? (double)factor * (double)z
@@ -247,17 +262,24 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */
             top_x = s = u = d = xt = CUDART_NAN;
         if (!counts)
-            d = 0;
+            d = w = 0;
         colo_stat_put(block + p.block.m, WIDE, k, top_x);
         colo_stat_put(block + p.block.s, WIDE, k, s);
         colo_stat_put(block + p.block.xt, WIDE, k, xt);
         if (KEEP >= ENTROPY && p.block.u >= 0)
             colo_stat_put(block + p.block.u, WIDE, k, u);
-        if (KEEP == ALL && p.block.d >= 0)
+        if (KEEP >= ALL && p.block.d >= 0)
             colo_stat_put(block + p.block.d, WIDE, k, d);
-        if (KEEP == ALL && p.block.arg >= 0)
+        if (KEEP >= ALL && p.block.arg >= 0)
             ((int64_t *)(block + p.block.arg))[k] =
                 any && m < CUDART_INF_F ? here.start + arg : -1;
+        if (KEEP == WEIGHTED)
+            colo_stat_put(block + p.block.w, WIDE, k, w);
+        if (p.block.wt >= 0)
+            colo_stat_put(block + p.block.wt, WIDE, k,
+                          counts && target < p.config.logits.vocab && j >= 0 && j < here.columns
+                              ? p.class_weight[target - p.class_start]
+                              : 0);
     }
 }
 

@@ -37,10 +37,11 @@ __device__ void put_result(const colo_mean_args &p, colo_loss_weighted_t all, bo
         *p.out = all;
         return;
     }
-    const double over = !alike ? CUDART_NAN : p.divide && all.den > 1 ? (double)all.den : 1;
+    const colo_mean_divisor by = colo_mean_divisor_of(&p, all.weight, all.den);
+    const double over = alike ? by.over : CUDART_NAN;
     *(T *)p.mean.value = (T)(all.num / over);
     *p.mean.num = all.num;
-    *p.mean.den = (double)all.den;
+    *p.mean.den = by.den;
     *p.mean.factor = 1 / over;
 }
 
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
         if (p.mask && !p.mask[i])
             continue;
         const double w = weight_of<T>(p, i);
-        a.num += w * (double)((const T *)p.values)[i];
+        a.num += (p.weighs == COLO_MEAN_WEIGHTED ? 1 : w) * (double)((const T *)p.values)[i];
         a.weight += w;
         a.den++;
     }
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
     if (threadIdx.x == 0) {
         if (p.counted)
             partial[0].den = *p.counted;
-        partial[0].weighs = p.out != NULL;
+        partial[0].weighs = p.weighs;
         p.parts[p.rank] = partial[0];
         if (adds_all(p))
             put_result<T>(p, {partial[0].num, partial[0].weight, partial[0].den, 0}, true);

@@ -162,11 +162,11 @@ __global__ void __launch_bounds__(THREADS)
                    const __grid_constant__ colo_linear_scatter s)
 {
     const bool wide = s.dtype == COLO_F64;
-    const void *const from[] = {s.from.logp, s.from.entropy, s.from.loss};
-    void *const to[] = {s.to.logp, s.to.entropy, s.to.loss};
+    const void *const from[] = {s.from.logp, s.from.entropy, s.from.loss, s.from.weight};
+    void *const to[] = {s.to.logp, s.to.entropy, s.to.loss, s.to.weight};
     for (int64_t t = grid_first(); t < p.tokens; t += grid_stride()) {
         const int64_t row = p.row_of[t];
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < 4; k++)
             if (to[k])
                 colo_stat_put(to[k], wide, t,
                     row >= 0    ? colo_stat_get(from[k], wide, row)

@@ -106,9 +106,10 @@ typedef struct colo_linear_batch_t {
                                      beyond it are NaN and counted in n_invalid */
     const colo_support_t *support; /* as colo_logprob_batch_t; NULL: the vocabulary. All logits of a
                                       chunk are made, whatever it is */
+    const colo_tensor_t *class_weight; /* as colo_logprob_batch_t */
 } colo_linear_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr
+#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr, nullptr
 #else
 #define COLO_LINEAR_BATCH_INIT .struct_size = sizeof(colo_linear_batch_t)
 #endif
@@ -116,7 +117,8 @@ typedef struct colo_linear_batch_t {
 /**
  * Upstream gradient of each per-token output: factor * array[t], or the factor alone if the array
  * is NULL. Factor 0: no gradient through this output. If mean is true, all three are divided by
- * the number of valid tokens of this rank, which the device counts (0 tokens: gradient 0). For
+ * the number of valid tokens of this rank, which the device counts (0 tokens: gradient 0), also
+ * with class weights. For
  * bf16 and f16 heads the largest upstream gradient of the call multiplies after the products, in
  * fp32, so its size costs no digits.
  * The backward of mode early takes one number: loss * d_loss[0], or loss alone if d_loss is NULL.
@@ -171,9 +173,11 @@ typedef struct colo_linear_logprob_saved_t {
     int64_t max_valid;
     void *memory, *d_weight;
     bool valid;
+    colo_tensor_t class_weight;
+    uint64_t class_weight_version;
 } colo_linear_logprob_saved_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false, {}, 0
 #else
 #define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
 #endif

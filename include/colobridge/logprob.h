@@ -9,6 +9,8 @@
  *   logp    = (x_t - M) - log Sum                                  (never smoothed)
  *   entropy = log Sum - U / Sum,  U = sum_j exp(x_j - M)(x_j - M)
  *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2
+ *   with a weight w_j per class:
+ *   loss    = w_t ((1-e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j)
  * logp <= 0 and entropy >= 0 hold exactly, and loss >= 0 if e <= 1 (megatron_smoothing and
  * local_smoothing can make e larger); NaN stays NaN.
  * Forward reads the shard once and does one all-gather; backward no collective.
@@ -54,9 +56,12 @@ typedef struct colo_logprob_config_t {
      * docs/invariant.md. */
     int64_t segment;
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
+    /* The batch brings class_weight, on all ranks: losses are weighted by class, and out.weight may
+     * be asked for. Not with lenient_targets or local_smoothing. */
+    bool has_class_weight;
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -83,6 +88,12 @@ typedef struct colo_logprob_out_t {
     int64_t *n_valid;   /* [1] tokens that are not ignored and have a legal target */
     int64_t *n_invalid; /* [1] targets outside [0, V) that are not ignore_index: logp and loss NaN,
                          *     or as lenient_targets has it */
+    /* The class weight of the target, with has_class_weight; 0 of a token that n_valid does not
+     * count. What a mean of the loss divides by is the sum of these: colo_loss_mean_weighted() */
+    union {
+        float *weight;
+        double *weight_f64;
+    };
 } colo_logprob_out_t;
 
 /** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
@@ -127,7 +138,8 @@ typedef struct colo_support_saved_t {
 typedef struct colo_logprob_saved_t {
     colo_tensor_t logits, targets; /* borrowed views */
     colo_support_saved_t support;
-    uint64_t logits_version, targets_version;
+    colo_tensor_t class_weight; /* borrowed view; ndim 0: none */
+    uint64_t logits_version, targets_version, class_weight_version;
     void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
     bool valid;
     colo_logprob_config_t config; /* as long as the caller's */
@@ -160,6 +172,10 @@ typedef struct colo_logprob_batch_t {
     const colo_tensor_t *targets; /* i64 [T], global indices; borrowed until backward */
     const colo_support_t
         *support; /* NULL: the vocabulary; its tensors are borrowed until backward */
+    /* f32 [Vl], contiguous: the weights of this rank's columns, or of those of them that are in the
+     * vocabulary; borrowed until backward. Given iff config.has_class_weight. A class of weight 0
+     * adds nothing to a loss, also where its x is -inf. */
+    const colo_tensor_t *class_weight;
 } colo_logprob_batch_t;
 
 /**
@@ -243,8 +259,8 @@ typedef struct colo_loss_weighted_t {
 } colo_loss_weighted_t;
 
 /**
- * colo_loss_weighted_workspace_size() - bytes of workspace of colo_loss_weighted_sum() and
- * colo_loss_mean_forward() on a group of @ranks
+ * colo_loss_weighted_workspace_size() - bytes of workspace of colo_loss_weighted_sum(),
+ * colo_loss_mean_forward() and colo_loss_mean_weighted() on a group of @ranks
  */
 COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
 /**
@@ -281,7 +297,7 @@ typedef struct colo_loss_mean_t {
         double *value_f64;
     };
     double *num;    /* global sum */
-    double *den;    /* global token count */
+    double *den;    /* global token count; of colo_loss_mean_weighted() the sum of weights */
     double *factor; /* d value / d loss of each token, for backward: 1 / max(den, 1), or 1 */
 } colo_loss_mean_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
@@ -307,6 +323,17 @@ COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const
                                               bool divide, colo_comm_t *group,
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
+/**
+ * colo_loss_mean_weighted() - as colo_loss_mean_forward(), of losses that are weighted already,
+ * divided by the sum of the weights: those of logprob with class weights
+ * @weights:    in  [T] dtype of @losses, contiguous: colo_logprob_out_t.weight
+ * Other arguments and errors: as colo_loss_mean_forward()'s. If the weights add up to 0, a mean and
+ * the gradients are 0.
+ */
+COLO_API colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses,
+                                               const colo_tensor_t *weights, bool divide,
+                                               colo_comm_t *group, const colo_loss_mean_t *out,
+                                               void *workspace, colo_stream_t stream);
 /** Upstream gradients, [1] each; NULL = zero. */
 typedef struct colo_loss_mean_upstream_t {
     size_t struct_size;

@@ -161,7 +161,8 @@ class SupportSaved(c.Structure):
 class LinearLogprobSaved(c.Structure):
     _fields_ = [('struct_size', size_t), ('of', P), ('hidden', Tensor), ('targets', Tensor),
                 ('support', SupportSaved), ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
-                ('max_valid', i64), ('memory', P), ('d_weight', P), ('valid', BOOL)]
+                ('max_valid', i64), ('memory', P), ('d_weight', P), ('valid', BOOL), ('class_weight', Tensor),
+                ('class_weight_version', u64)]
 
 
 class LinearUpstream(c.Structure):
@@ -177,7 +178,7 @@ class LogprobConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', DOUBLE),
                 ('megatron_smoothing', BOOL), ('z_loss', DOUBLE), ('ignore_index', i64), ('chunk_size', i64),
                 ('want_entropy', BOOL), ('want_loss', BOOL), ('want_correct', BOOL), ('lenient_targets', BOOL),
-                ('local_smoothing', BOOL), ('segment', i64), ('order', i64)]
+                ('local_smoothing', BOOL), ('segment', i64), ('order', i64), ('has_class_weight', BOOL)]
 
 
 class LinearLogprobConfig(c.Structure):
@@ -192,11 +193,12 @@ class Support(c.Structure):
 
 class LinearBatch(c.Structure):
     _fields_ = [('struct_size', size_t), ('hidden', _p(Tensor)), ('targets', _p(Tensor)), ('max_valid', i64),
-                ('support', _p(Support))]
+                ('support', _p(Support)), ('class_weight', _p(Tensor))]
 
 
 class LogprobOut(c.Structure):
-    _fields_ = [('logp', P), ('entropy', P), ('loss', P), ('correct', P), ('n_valid', P), ('n_invalid', P)]
+    _fields_ = [('logp', P), ('entropy', P), ('loss', P), ('correct', P), ('n_valid', P), ('n_invalid', P),
+                ('weight', P)]
 
 
 class LmHeadConfig(c.Structure):
@@ -205,8 +207,9 @@ class LmHeadConfig(c.Structure):
 
 
 class LogprobSaved(c.Structure):
-    _fields_ = [('logits', Tensor), ('targets', Tensor), ('support', SupportSaved), ('logits_version', u64),
-                ('targets_version', u64), ('memory', P), ('valid', BOOL), ('config', LogprobConfig)]
+    _fields_ = [('logits', Tensor), ('targets', Tensor), ('support', SupportSaved), ('class_weight', Tensor),
+                ('logits_version', u64), ('targets_version', u64), ('class_weight_version', u64), ('memory', P),
+                ('valid', BOOL), ('config', LogprobConfig)]
 
 
 class LogprobUpstream(c.Structure):
@@ -214,7 +217,8 @@ class LogprobUpstream(c.Structure):
 
 
 class LogprobBatch(c.Structure):
-    _fields_ = [('logits', _p(Tensor)), ('targets', _p(Tensor)), ('support', _p(Support))]
+    _fields_ = [('logits', _p(Tensor)), ('targets', _p(Tensor)), ('support', _p(Support)),
+                ('class_weight', _p(Tensor))]
 
 
 class LossMeanUpstream(c.Structure):

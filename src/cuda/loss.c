@@ -86,6 +86,7 @@ static const struct pointer of_logprob_stats[] = {
     {AT(logprob_args, support.ids), I64, IDS, "support: ids"},
     {AT(logprob_args, support.begin), I64, LISTS, "support: begin"},
     {AT(logprob_args, support.end), I64, LISTS, "support: end"},
+    {AT(logprob_args, class_weight), F32, COLUMNS, "class_weight"},
     {AT(logprob_args, blocks), BYTES, ALWAYS, "workspace"},
     /* merge's, too: a wrong output must be known before anything is written */
     {AT(logprob_args, out.logp), AT(logprob_args, stat_dtype), ALWAYS, "out.logp"},
@@ -94,6 +95,7 @@ static const struct pointer of_logprob_stats[] = {
     {AT(logprob_args, out.correct), BYTES, ALWAYS, "out.correct"},
     {AT(logprob_args, out.n_valid), I64, ALWAYS, "out.n_valid"},
     {AT(logprob_args, out.n_invalid), I64, ALWAYS, "out.n_invalid"},
+    {AT(logprob_args, out.weight), AT(logprob_args, stat_dtype), ALWAYS, "out.weight"},
     {AT(logprob_args, saved), BYTES, ALWAYS, "stats"},
 };
 static const struct pointer of_logprob_grad[] = {
@@ -103,6 +105,7 @@ static const struct pointer of_logprob_grad[] = {
     {AT(logprob_args, support.ids), I64, IDS, "support: ids"},
     {AT(logprob_args, support.begin), I64, LISTS, "support: begin"},
     {AT(logprob_args, support.end), I64, LISTS, "support: end"},
+    {AT(logprob_args, class_weight), F32, COLUMNS, "class_weight"},
     {AT(logprob_args, saved), BYTES, COLUMNS, "stats"},
     {AT(logprob_args, upstream.d_logp), AT(logprob_args, stat_dtype), COLUMNS, "d_logp"},
     {AT(logprob_args, upstream.d_entropy), AT(logprob_args, stat_dtype), COLUMNS, "d_entropy"},
@@ -135,6 +138,7 @@ static const struct pointer of_rows_scatter[] = {
     {AT(linear_scatter, to.correct), BYTES, ALWAYS, "out.correct"},
     {AT(linear_scatter, to.n_valid), I64, ALWAYS, "out.n_valid"},
     {AT(linear_scatter, to.n_invalid), I64, ALWAYS, "out.n_invalid"},
+    {AT(linear_scatter, to.weight), AT(linear_scatter, dtype), ALWAYS, "out.weight"},
 };
 static const struct pointer of_tokens[] = {
     {AT(linear_move, tokens.data), AT(linear_move, tokens.dtype), FORWARD, "hidden"},

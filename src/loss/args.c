@@ -48,8 +48,10 @@ bool colo_loss_lay_out(struct colo_logprob_args *p, const colo_block_array_t *ar
 
 uint32_t colo_logprob_wanted(const struct colo_logprob_args *args)
 {
-    return 7 | (uint32_t)args->config.want_entropy << 3 | (uint32_t)(args->smoothing > 0) << 4 |
-           (uint32_t)args->config.want_correct << 5;
+    const bool smooths = args->smoothing > 0, weighs = args->config.has_class_weight;
+    return 7 | (uint32_t)args->config.want_entropy << 3 | (uint32_t)smooths << 4 |
+           (uint32_t)args->config.want_correct << 5 | (uint32_t)(smooths && weighs) << 6 |
+           (uint32_t)weighs << 7;
 }
 
 bool colo_logprob_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
@@ -59,7 +61,8 @@ bool colo_logprob_block_layout(const colo_logprob_config_t *config, colo_dtype_t
     struct colo_logprob_args args = {.config = *config,
                                      .stat_dtype = colo_logprob_stat_dtype(dtype),
                                      .smoothing = smoothing_of(config)};
-    const bool fits = colo_loss_lay_out(&args, arrays, 6, colo_logprob_wanted(&args), n);
+    const bool fits =
+        colo_loss_lay_out(&args, arrays, COLO_LOGPROB_NARRAYS, colo_logprob_wanted(&args), n);
     *block = args.block;
     return fits;
 }
@@ -83,7 +86,7 @@ uint64_t colo_logprob_hash_config(const colo_logprob_config_t *config, colo_dtyp
     hash = colo_hash_i64(hash, dtype);
     return colo_hash_i64(hash, config->want_entropy | config->want_loss << 1 |
                                    config->want_correct << 2 | config->lenient_targets << 3 |
-                                   config->local_smoothing << 4);
+                                   config->local_smoothing << 4 | config->has_class_weight << 5);
 }
 
 /* A support in host memory is hashed in order, without the tokens that are ignored. */
@@ -137,6 +140,7 @@ struct colo_logprob_args colo_logprob_make_args(const colo_logprob_config_t *con
         .row_stride = logits->stride[0],
         .targets = targets ? targets->data : NULL,
         .target_stride = targets ? targets->stride[0] : 1,
+        .class_start = config->logits.vocab_start,
         .columns = logits->shape[1],
         .true_columns = columns,
     };

@@ -22,13 +22,16 @@
  *   s   [n]  sum e^(x-m)
  *   xt  [n]  x_t - m                   only the owner's is read; -inf when x_t is
  *   u   [n]  sum e^(x-m) (x-m)         with want_entropy
- *   d   [n]  sum (x-m)                 with smoothing; -inf when some x is -inf
+ *   d   [n]  sum w (x-m)               with smoothing; -inf when some x is -inf; w: below
  *   arg [n]  i64, global index of m    with want_correct; -1 when there is none
+ *   w   [n]  sum of the shard's w      with class weights and smoothing
+ *   wt  [n]  w of the target           with class weights; only the owner's is read
  *
  * each array starting at a multiple of 8 bytes. n is the tokens of the block: T, or those of the
  * call where a single rank needs no gather. An empty or all -inf shard, and an ignored token, has
  * m = -inf and s = u = 0 and is skipped in the merge. Differences to m, never x itself, are stored
- * where a sum of x would do: they keep their digits when logits are large.
+ * where a sum of x would do: they keep their digits when logits are large. w is a column's class
+ * weight, or 1; where it is 0, x does not matter to d.
  *
  * The stat dtype is f32 for f32, bf16 and f16 logits and f64 for f64 logits. x counts as infinite
  * when it is after rounding to the stat dtype; the argmax compares x after that rounding.
@@ -67,7 +70,7 @@ __host__ __device__
 
 /* Byte offsets of the arrays in a block of some number of tokens; -1: the array is not there. */
 typedef struct colo_logprob_block {
-    int64_t m, s, xt, u, d, arg;
+    int64_t m, s, xt, u, d, arg, w, wt;
     int64_t bytes; /* of the whole block */
 } colo_logprob_block_t;
 
@@ -101,6 +104,8 @@ struct colo_logprob_args {
     int64_t columns;      /* Vl, padding too */
     int64_t true_columns; /* those < V; the first ones */
     struct colo_support_lists support;
+    const float *class_weight; /* of this rank's columns; NULL: each is 1 */
+    int64_t class_start;       /* the first one's column of the vocabulary */
 
     /* stats, merge */
     /* Blocks, not ranks of the group, if config.segment is not 0: each segment has its own. This
@@ -115,9 +120,10 @@ struct colo_logprob_args {
     /* merge: where NULL, not written. The call whose lo is 0 starts the counts at 0, others add. */
     colo_logprob_out_t out;
 
-    /* merge writes, grad reads: f64 [3, T]: M, log Sum, h. NULL when there is no backward. M is
-     * NaN for a row that is NaN (a NaN, +inf, or nothing but -inf); the row of an ignored token
-     * holds zeros; h is 0 without want_entropy. */
+    /* merge writes, grad reads: f64 [3, T]: M, log Sum, h; with class weights [5, T]: w of the
+     * target, 0 if it is no token, and sum w / V. NULL when there is no backward. M is NaN for a
+     * row that is NaN (a NaN, +inf, or nothing but -inf); the row of an ignored token holds zeros;
+     * h is 0 without want_entropy. */
     double *saved;
 
     /* grad */
@@ -131,6 +137,21 @@ static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
     return logits == COLO_F64 ? COLO_F64 : COLO_F32;
 }
 
+/* f64 numbers of a token that args.saved has */
+static inline int64_t colo_logprob_saved_numbers(const colo_logprob_config_t *config)
+{
+    return config->has_class_weight ? 5 : 3;
+}
+/* The class weight of column @j of the logits; only where there are some. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline double
+    colo_logprob_weight(const struct colo_logprob_args *args, int64_t j)
+{
+    return (double)args->class_weight[args->config.logits.vocab_start - args->class_start + j];
+}
+
 /* An array of a block. */
 typedef struct colo_block_array {
     size_t offset; /* in args: where the int64_t is that becomes the array's byte offset */
@@ -138,12 +159,14 @@ typedef struct colo_block_array {
     int64_t elem;  /* bytes of an element; 0: of the stat dtype */
 } colo_block_array_t;
 #define COLO_LOGPROB_ARRAY(member) offsetof(struct colo_logprob_args, block.member), 0
-#define COLO_LOGPROB_ARRAYS                                                              \
-    {COLO_LOGPROB_ARRAY(m), 0}, {COLO_LOGPROB_ARRAY(s), 0}, {COLO_LOGPROB_ARRAY(xt), 0}, \
-        {COLO_LOGPROB_ARRAY(u), 0}, {COLO_LOGPROB_ARRAY(d), 0},                          \
-    {                                                                                    \
-        COLO_LOGPROB_ARRAY(arg), 8                                                       \
+#define COLO_LOGPROB_ARRAYS                                                                   \
+    {COLO_LOGPROB_ARRAY(m), 0}, {COLO_LOGPROB_ARRAY(s), 0}, {COLO_LOGPROB_ARRAY(xt), 0},      \
+        {COLO_LOGPROB_ARRAY(u), 0}, {COLO_LOGPROB_ARRAY(d), 0}, {COLO_LOGPROB_ARRAY(arg), 8}, \
+        {COLO_LOGPROB_ARRAY(w), 0},                                                           \
+    {                                                                                         \
+        COLO_LOGPROB_ARRAY(wt), 0                                                             \
     }
+enum { COLO_LOGPROB_NARRAYS = 8 };
 
 /* Lays out the block of @tokens in the args that begin with @args: a header, and the arrays whose
  * bit is set in @wanted; the others get -1. False when it passes 2^63 bytes. */

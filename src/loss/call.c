@@ -101,7 +101,9 @@ static int64_t saved_bytes(const struct colo_loss_kind *kind, const union colo_l
     int64_t k = 0;
     if (kind->k)
         memcpy(&k, (const char *)own + kind->k, sizeof k);
-    return kind->saved + kind->saved_by_k * k;
+    return (kind->is_base ? colo_logprob_saved_numbers(&own->logprob) * (int64_t)sizeof(double)
+                          : kind->saved) +
+           kind->saved_by_k * k;
 }
 
 /* *bytes: @each per token */

@@ -42,7 +42,7 @@ struct colo_loss_kind {
     colo_status_t (*check_config)(const union colo_loss_config *c); /* beyond the base's; or NULL */
 
     /* ---- memory: bytes per token ---- */
-    int64_t saved, saved_by_k; /* from forward to backward; times config's k */
+    int64_t saved, saved_by_k; /* from forward to backward, if not is_base; times config's k */
     size_t k;                  /* where the config has it; 0: nowhere */
     bool behind;      /* without a backward the same lies in the workspace, behind the blocks */
     int64_t per_rank; /* in the workspace, in addition to a block */

@@ -19,7 +19,8 @@
 
 /* A row over the whole vocabulary; m is M, or NaN when the row is. */
 struct colo_logprob_merged {
-    double m, log_sum, h, mean, xt; /* mean of x - M over V, or own; xt is x_t - M */
+    /* sums over V, or own, divided by it: of w (x - M), of w; xt is x_t - M */
+    double m, log_sum, h, mean, w, xt;
     int64_t arg;
 };
 
@@ -28,7 +29,7 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
                                                               bool f64, int64_t k, int64_t target)
 {
     const colo_logprob_block_t *b = &args->block;
-    struct colo_logprob_merged g = {-COLO_STAT_INF, 0, 0, 0, -COLO_STAT_INF, INT64_MAX};
+    struct colo_logprob_merged g = {-COLO_STAT_INF, 0, 0, 0, 1, -COLO_STAT_INF, INT64_MAX};
     for (int32_t r = 0; r < args->ranks; r++) {
         const unsigned char *block = args->blocks + r * b->bytes;
         g.m = colo_logprob_alike((const colo_logprob_header_t *)block, &args->header)
@@ -36,17 +37,19 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
                   : COLO_STAT_NAN;
     }
     if (!(g.m > -COLO_STAT_INF)) {
-        g.m = g.log_sum = g.h = g.mean = g.xt = COLO_STAT_NAN;
+        g.m = g.log_sum = g.h = g.mean = g.w = g.xt = COLO_STAT_NAN;
         g.arg = -1;
         return g;
     }
-    double sum = 0, u = 0, d = 0;
+    double sum = 0, u = 0, d = 0, w = 0;
     for (int32_t r = 0; r < args->ranks; r++) {
         const unsigned char *block = args->blocks + r * b->bytes;
         const colo_logprob_header_t *header = (const colo_logprob_header_t *)block;
         const int64_t start = header->start, columns = header->columns;
         const double m = colo_stat_get(block + b->m, f64, k), down = m - g.m;
         const bool own_d = b->d >= 0 && (args->own == 0 || r == args->rank);
+        const double its = b->w >= 0 ? colo_stat_get(block + b->w, f64, k) : (double)columns;
+        w += its;
         if (m == -COLO_STAT_INF) { /* empty: nothing; all -inf: d is -inf */
             d += own_d ? colo_stat_get(block + b->d, f64, k) : 0;
             continue;
@@ -57,7 +60,7 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
         if (b->u >= 0 && c > 0)
             u += c * (colo_stat_get(block + b->u, f64, k) + down * s);
         if (own_d)
-            d += colo_stat_get(block + b->d, f64, k) + (double)columns * down;
+            d += colo_stat_get(block + b->d, f64, k) + its * down;
         if (target < 0 ? xt > g.xt : target >= start && target - start < columns)
             g.xt = xt;
         if (b->arg >= 0 && m == g.m) {
@@ -68,7 +71,28 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_stat_at_least_0(g.log_sum - u / sum) : 0;
     g.mean = d / (double)(args->own ? args->own : args->config.logits.vocab);
+    g.w = b->w >= 0 ? w / (double)args->config.logits.vocab : 1;
     return g;
+}
+
+/* The class weight of a legal target, as the rank has it whose column it is */
+COLO_EITHER double colo_logprob_target_weight(const struct colo_logprob_args *args, bool f64,
+                                              int64_t k, int64_t target)
+{
+    double w = 0;
+    for (int32_t r = 0; r < args->ranks; r++) {
+        const unsigned char *block = args->blocks + r * args->block.bytes;
+        const colo_logprob_header_t *header = (const colo_logprob_header_t *)block;
+        if (target >= header->start && target - header->start < header->columns)
+            w = colo_stat_get(block + args->block.wt, f64, k);
+    }
+    return w;
+}
+
+/* w v, of which a weight of 0 leaves nothing, unless it is NaN */
+COLO_EITHER double colo_logprob_weighted(double w, double v)
+{
+    return w == 0 && v == v ? 0 : w * v;
 }
 
 /* Writes the outputs and the saved numbers of @token; *valid, *invalid: what it counts as. */
@@ -79,8 +103,8 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
     const int64_t target = args->targets[token * args->target_stride];
     const bool legal = target >= 0 && target < args->config.logits.vocab,
                counts = target != args->config.ignore_index;
-    struct colo_logprob_merged g = {0, 0, 0, 0, 0, -1};
-    double logp = 0, loss = 0;
+    struct colo_logprob_merged g = {0, 0, 0, 0, 0, 0, -1};
+    double logp = 0, loss = 0, weight = 0;
     *valid = counts && legal;
     *invalid = counts && !legal;
     if (counts) {
@@ -91,12 +115,17 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
             logp = isnan(g.m) ? COLO_STAT_NAN : 0;
             loss = colo_stat_at_least_0(g.log_sum - (g.xt > -COLO_STAT_INF ? g.xt : 0));
         }
+        const bool weighs = args->config.has_class_weight;
+        if (weighs && legal)
+            weight = colo_logprob_target_weight(args, f64, token - args->block_lo, target);
+        loss = weighs && legal ? colo_logprob_weighted(weight, loss) : loss;
         if (args->smoothing > 0)
             loss = (1 - args->smoothing) * loss +
-                   args->smoothing * colo_stat_at_least_0(g.log_sum - g.mean);
+                   args->smoothing * (weighs ? g.w * g.log_sum - g.mean
+                                             : colo_stat_at_least_0(g.log_sum - g.mean));
         if (args->config.z_loss > 0) {
             const double lse = g.m + g.log_sum;
-            loss += args->config.z_loss * lse * lse;
+            loss += (weighs ? weight : 1) * args->config.z_loss * lse * lse;
         }
     }
     if (args->out.logp)
@@ -107,10 +136,16 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
         colo_stat_put(args->out.loss, f64, token, loss);
     if (args->out.correct)
         args->out.correct[token] = *valid && g.arg == target;
+    if (args->out.weight)
+        colo_stat_put(args->out.weight, f64, token, weight);
     if (args->saved) {
         args->saved[token] = g.m;
         args->saved[args->tokens + token] = g.log_sum;
         args->saved[2 * args->tokens + token] = g.h;
+        if (args->config.has_class_weight) {
+            args->saved[3 * args->tokens + token] = weight;
+            args->saved[4 * args->tokens + token] = g.w;
+        }
     }
 }
 

@@ -33,6 +33,8 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
     COLO_TRY(colo_loss_check_words(config, call->logits));
     COLO_TRY(colo_logprob_check_out(config, call->out, "logprob"));
     COLO_TRY(colo_loss_check_call_memory(call));
+    COLO_TRY(colo_loss_check_class_weight(batch->class_weight, config, call->logits->shape[1],
+                                          call->logits));
     return colo_loss_check_support(batch->support, config, call->targets, call->logits);
 }
 
@@ -55,7 +57,6 @@ static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
 static const struct colo_loss_kind kind = {
     COLO_LOSS_CONFIG("logprob", colo_logprob_config_t, label_smoothing, COLO_LOGPROB_CONFIG_INIT),
     .is_base = true,
-    .saved = 3 * sizeof(double),
     .chunked = true,
     COLO_LOSS_ARRAYS(arrays),
     .wanted = colo_logprob_wanted,
@@ -102,12 +103,15 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
         .logits = *call.logits,
         .targets = *call.targets,
         .support = colo_loss_save_support(batch->support),
+        .class_weight = batch->class_weight ? *batch->class_weight : (colo_tensor_t){.ndim = 0},
         .logits_version = colo_loss_version(call.logits), /* before the first row is read */
         .targets_version = colo_loss_version(call.targets),
+        .class_weight_version = batch->class_weight ? colo_loss_version(batch->class_weight) : 0,
         .memory = saved_memory,
         .valid = true,
         .config = call.config.logprob};
     args.support = colo_loss_support(&all.support);
+    args.class_weight = all.class_weight.data;
     args.out = *out;
     args.saved = saved_memory;
     COLO_TRY(colo_loss_run(&call, &args));
@@ -143,7 +147,11 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     COLO_TRY(check_upstream(&call.base, upstream));
     COLO_TRY(colo_loss_check_version(call.targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_check_support_version(&saved->support));
+    if (call.base.has_class_weight)
+        COLO_TRY(colo_loss_check_version(&saved->class_weight, saved->class_weight_version,
+                                         "class_weight"));
     args.support = colo_loss_support(&saved->support);
+    args.class_weight = saved->class_weight.data;
     args.saved = saved->memory;
     args.upstream = *upstream;
     COLO_TRY(call.kernels->logprob_grad(&args, stream));

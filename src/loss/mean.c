@@ -39,11 +39,13 @@ size_t colo_loss_weighted_workspace_size(int32_t ranks)
  * that is an error; on a device, where the host does not look, both get NaN. */
 static colo_status_t check_parts(const struct colo_mean_args *args, const char *what)
 {
+    static const char *const kinds[] = {"a mean or sum by count", "a weighted sum",
+                                        "a mean or sum by class weights"};
     for (int32_t r = 1; r < args->ranks; r++)
         COLO_FAIL_IF(args->parts[r].weighs != args->parts[0].weighs, COLO_ERR_MISMATCH,
-                     "%s: found a weighted sum on rank %d and a mean or sum by count on rank %d of "
-                     "the group, expected one of them; give weights on all ranks or on none",
-                     what, args->parts[r].weighs ? (int)r : 0, args->parts[r].weighs ? 0 : (int)r);
+                     "%s: found %s on rank 0 and %s on rank %d of the group, expected one of them; "
+                     "give weights on all ranks or on none",
+                     what, kinds[args->parts[0].weighs], kinds[args->parts[r].weighs], (int)r);
     return COLO_OK;
 }
 
@@ -140,6 +142,7 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
 {
     COLO_RANGE();
     struct colo_mean_args args = {
+        .weighs = COLO_MEAN_WEIGHS,
         .weights = weights ? weights->data : NULL,
         .mask = mask ? mask->data : NULL,
         .parts = workspace,
@@ -152,17 +155,24 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
 
 /* ---- the mean of a loss ---- */
 
-static colo_status_t check_mean(const colo_tensor_t *losses, const int64_t *n_valid,
-                                const colo_loss_mean_t *out)
+static colo_status_t check_mean(const colo_tensor_t *losses, const colo_loss_mean_t *out)
 {
     COLO_TRY(check_values(losses, "losses"));
-    COLO_FAIL_IF(!n_valid, COLO_ERR_ARG,
-                 "loss mean: n_valid is NULL, expected the count of tokens");
     COLO_TRY(COLO_SIZED_CHECK(out, factor, "loss mean: out", "COLO_LOSS_MEAN_INIT"));
     COLO_FAIL_IF(!out->value || !out->num || !out->den || !out->factor, COLO_ERR_ARG,
                  "loss mean: a member of out is NULL, expected memory for "
                  "value, num, den and factor");
     return COLO_OK;
+}
+
+static colo_status_t run_mean(struct colo_mean_args *args, const colo_tensor_t *losses,
+                              colo_comm_t *group, const colo_loss_mean_t *out, colo_status_t st,
+                              colo_stream_t stream)
+{
+    COLO_THEN(st, check_mean(losses, out));
+    if (st == COLO_OK)
+        memcpy(&args->mean, out, offsetof(colo_loss_mean_t, factor) + sizeof out->factor);
+    return run(args, losses, group, "loss mean", st, stream);
 }
 
 colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
@@ -171,10 +181,31 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t 
 {
     COLO_RANGE();
     struct colo_mean_args args = {.counted = n_valid, .parts = workspace, .divide = divide};
-    const colo_status_t st = check_mean(losses, n_valid, out);
-    if (st == COLO_OK)
-        memcpy(&args.mean, out, offsetof(colo_loss_mean_t, factor) + sizeof out->factor);
-    return run(&args, losses, group, "loss mean", st, stream);
+    const colo_status_t st =
+        n_valid
+            ? COLO_OK
+            : colo_fail(COLO_ERR_ARG, "loss mean: n_valid is NULL, expected the count of tokens");
+    return run_mean(&args, losses, group, out, st, stream);
+}
+
+static colo_status_t check_weights(const colo_tensor_t *losses, const colo_tensor_t *weights)
+{
+    COLO_FAIL_IF(!weights, COLO_ERR_ARG, "loss mean: weights is NULL, expected those of tokens");
+    COLO_TRY(check_values(losses, "losses"));
+    return check_like(weights, losses, "weights");
+}
+
+colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses, const colo_tensor_t *weights,
+                                      bool divide, colo_comm_t *group, const colo_loss_mean_t *out,
+                                      void *workspace, colo_stream_t stream)
+{
+    COLO_RANGE();
+    const colo_status_t st = check_weights(losses, weights);
+    struct colo_mean_args args = {.weighs = COLO_MEAN_WEIGHTED,
+                                  .weights = st == COLO_OK ? weights->data : NULL,
+                                  .parts = workspace,
+                                  .divide = divide};
+    return run_mean(&args, losses, group, out, st, stream);
 }
 
 colo_status_t colo_loss_mean_backward(const double *factor,

@@ -158,7 +158,8 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
 static uint32_t wanted(const struct colo_logprob_args *base)
 {
     const struct colo_topk_args *args = (const struct colo_topk_args *)base;
-    return colo_logprob_wanted(base) | 1u << 6 | (uint32_t)args->topk << 7;
+    return colo_logprob_wanted(base) | 1u << COLO_LOGPROB_NARRAYS |
+           (uint32_t)args->topk << (COLO_LOGPROB_NARRAYS + 1);
 }
 
 #define PER_K offsetof(struct colo_topk_args, k)

@@ -73,6 +73,11 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
                  "logprob: local_smoothing with segment %" PRId64
                  ": it depends on the number of ranks; switch one off",
                  c->segment);
+    COLO_FAIL_IF(c->has_class_weight && (c->local_smoothing || c->lenient_targets), COLO_ERR_ARG,
+                 "logprob: has_class_weight with %s: %s; switch one off",
+                 c->local_smoothing ? "local_smoothing" : "lenient_targets",
+                 c->local_smoothing ? "its mean over a rank's columns has no weights"
+                                    : "a target that is no token has no weight");
     return COLO_OK;
 }
 
@@ -184,6 +189,28 @@ colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what
     return COLO_OK;
 }
 
+colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
+                                           const colo_logprob_config_t *config, int64_t columns,
+                                           const colo_tensor_t *like)
+{
+    COLO_FAIL_IF(!weight != !config->has_class_weight, COLO_ERR_ARG,
+                 "class_weight: the batch has %s, config.has_class_weight is %s",
+                 weight ? "one" : "none", config->has_class_weight ? "true" : "false");
+    if (!weight)
+        return COLO_OK;
+    int64_t in_vocab = config->logits.vocab - config->logits.vocab_start;
+    in_vocab = in_vocab < 0 ? 0 : in_vocab < columns ? in_vocab : columns;
+    COLO_TRY(colo_loss_check_line(weight, "class_weight", COLO_F32, -1, ""));
+    COLO_FAIL_IF(weight->shape[0] != columns && weight->shape[0] != in_vocab, COLO_ERR_SHAPE,
+                 "class_weight: %" PRId64 " elements, expected one for each of the %" PRId64
+                 " columns here, or of the %" PRId64 " in the vocabulary",
+                 weight->shape[0], columns, in_vocab);
+    COLO_FAIL_IF(!colo_tensor_is_contiguous(weight), COLO_ERR_SHAPE,
+                 "class_weight: elements are %" PRId64 " apart, expected contiguous",
+                 weight->stride[0]);
+    return colo_loss_check_memory(weight, like, "class_weight");
+}
+
 colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
                                      const colo_logprob_out_t *out, const char *name)
 {
@@ -198,6 +225,8 @@ colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
         COLO_FAIL_IF(all[i].given && !all[i].wanted, COLO_ERR_ARG,
                      "%s: out.%s is given, config.want_%s is false", name, all[i].what,
                      all[i].what);
+    COLO_FAIL_IF(out->weight && !config->has_class_weight, COLO_ERR_ARG,
+                 "%s: out.weight is given, config.has_class_weight is false", name);
     return COLO_OK;
 }
 
@@ -326,7 +355,8 @@ void colo_logprob_describe(const struct colo_logprob_args *args, colo_fields_t *
                   {"want_correct", config->want_correct},
                   {"lenient_targets", config->lenient_targets},
                   {"local_smoothing", config->local_smoothing},
-                  {"megatron_smoothing", config->megatron_smoothing}};
+                  {"megatron_smoothing", config->megatron_smoothing},
+                  {"has_class_weight", config->has_class_weight}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         colo_fields_add(fields, numbers[i].name, "%.9g", numbers[i].value);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)

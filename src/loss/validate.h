@@ -31,6 +31,11 @@ colo_status_t colo_loss_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype
 /* [@count] of @dtype, @as the logits' rows; @count -1: any */
 colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what,
                                    colo_dtype_t dtype, int64_t count, const char *as);
+/* Is @weight there iff @config has it, for the @columns of this rank? @like: as above; its size
+ * does not matter. */
+colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
+                                           const colo_logprob_config_t *config, int64_t columns,
+                                           const colo_tensor_t *like);
 /* Only outputs that are wanted are given. */
 colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
                                      const colo_logprob_out_t *out, const char *name);

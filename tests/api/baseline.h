@@ -940,9 +940,10 @@ typedef struct colo_logprob_config_t {
     bool local_smoothing;
     int64_t segment;
     int64_t order;
+    bool has_class_weight;
 } colo_logprob_config_t;
 #ifdef __cplusplus
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -964,6 +965,10 @@ typedef struct colo_logprob_out_t {
     uint8_t *correct;
     int64_t *n_valid;
     int64_t *n_invalid;
+    union {
+        float *weight;
+        double *weight_f64;
+    };
 } colo_logprob_out_t;
 typedef struct colo_logprob_upstream_t {
     union {
@@ -991,7 +996,8 @@ typedef struct colo_support_saved_t {
 typedef struct colo_logprob_saved_t {
     colo_tensor_t logits, targets;
     colo_support_saved_t support;
-    uint64_t logits_version, targets_version;
+    colo_tensor_t class_weight;
+    uint64_t logits_version, targets_version, class_weight_version;
     void *memory;
     bool valid;
     colo_logprob_config_t config;
@@ -1007,6 +1013,7 @@ typedef struct colo_logprob_batch_t {
     const colo_tensor_t *targets;
     const colo_support_t
         *support;
+    const colo_tensor_t *class_weight;
 } colo_logprob_batch_t;
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_logprob_batch_t *batch, colo_comm_t *group,
@@ -1056,6 +1063,10 @@ COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const
                                               bool divide, colo_comm_t *group,
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
+COLO_API colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses,
+                                               const colo_tensor_t *weights, bool divide,
+                                               colo_comm_t *group, const colo_loss_mean_t *out,
+                                               void *workspace, colo_stream_t stream);
 typedef struct colo_loss_mean_upstream_t {
     size_t struct_size;
     union {
@@ -1373,9 +1384,10 @@ typedef struct colo_linear_batch_t {
     const colo_tensor_t *targets;
     int64_t max_valid;
     const colo_support_t *support;
+    const colo_tensor_t *class_weight;
 } colo_linear_batch_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr
+#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr, nullptr
 #else
 #define COLO_LINEAR_BATCH_INIT .struct_size = sizeof(colo_linear_batch_t)
 #endif
@@ -1420,9 +1432,11 @@ typedef struct colo_linear_logprob_saved_t {
     int64_t max_valid;
     void *memory, *d_weight;
     bool valid;
+    colo_tensor_t class_weight;
+    uint64_t class_weight_version;
 } colo_linear_logprob_saved_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false, {}, 0
 #else
 #define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
 #endif

@@ -347,10 +347,10 @@ T_CASE_ON_GPUS(RANKS, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
         colo_logprob_config_t a = {COLO_LOGPROB_CONFIG_INIT, .want_entropy = true};
         a.logits = (colo_logits_options_t){VOCAB, start, temperature, 1, 0};
         a.order = order;
-        rank_try(colo_logprob_forward(&a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL},
-                                      r->gpus,
-                                      &(colo_logprob_out_t){.logp = k.out[0], .entropy = k.out[1]},
-                                      NULL, NULL, k.workspace, r->stream));
+        rank_try(colo_logprob_forward(
+            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL, NULL}, r->gpus,
+            &(colo_logprob_out_t){.logp = k.out[0], .entropy = k.out[1]}, NULL, NULL, k.workspace,
+            r->stream));
         rank_try(look(&k, r, ROWS, differs));
         colo_topk_config_t b = {COLO_TOPK_CONFIG_INIT, .k = K, .topk = true};
         b.logits = a.logits;
@@ -423,7 +423,7 @@ T_CASE_ON_GPUS(RANKS, the_same_logits_on_all_devices_are_refused)
         rank_cuda(t_to_device(k.memory, logits, sizeof logits));
         rank_try(colo_comm_set_check(r->gpus, call == 4 ? 2 : 1));
         const colo_status_t st = colo_logprob_forward(
-            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL}, r->gpus,
+            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL, NULL}, r->gpus,
             &(colo_logprob_out_t){.logp = k.out[0]}, NULL, NULL, k.workspace, r->stream);
         rank_check(st == (call == 2 || call == 3 ? COLO_OK : COLO_ERR_MISMATCH));
         rank_check(st == COLO_OK || strstr(colo_last_error(), "these are the same logits on"));

@@ -42,10 +42,12 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
     c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     c->bytes =
-        (size_t)(2 * (vh + v) + replicas * (th + 4 * t) + world * (th + 4 * t)) * sizeof(double);
+        (size_t)(2 * vh + 3 * v + replicas * (th + 4 * t) + world * (th + 5 * t)) * sizeof(double);
     double *next = c->memory = calloc(c->bytes, 1);
     c->w = draw(&next, vocab * hidden, dtype, rng);
     c->b = draw(&next, vocab, dtype, rng);
+    c->class_weight = take(&next, vocab);
+    loss_draw_weights(c->class_weight, vocab);
     for (int d = 0; d < replicas; d++) {
         c->h[d] = draw(&next, tokens * hidden, dtype, rng);
         c->targets[d] = (int64_t *)take(&next, tokens);
@@ -57,6 +59,7 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
     for (int r = 0; r < world; r++) {
         for (int k = 0; k < 3; k++)
             c->out[r][k] = take(&next, tokens);
+        c->weight[r] = take(&next, tokens);
         c->correct[r] = (uint8_t *)take(&next, tokens);
         c->d_h[r] = take(&next, tokens * hidden);
     }
@@ -158,7 +161,8 @@ typedef struct rank {
     colo_linear_logprob_t *linear;
     memory_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
     memory_t targets, correct, counts, lists; /* begin, end, ids */
-    int64_t first, rows;                      /* of the head's columns here */
+    memory_t class_weight, out_weight;
+    int64_t first, rows; /* of the head's columns here */
 } rank_t;
 
 static colo_dtype_t sums_of(const linear_case_t *c)
@@ -235,6 +239,12 @@ static void make_memory(rank_t *k)
     k->d_b = memory_of((size_t)k->rows * colo_dtype_size(dw));
     fill(dw, &k->d_w, k->rows * H, before);
     fill(dw, &k->d_b, k->rows, before);
+    k->class_weight = memory_of((size_t)c->columns[k->r] * sizeof(float));
+    for (int64_t j = 0; j < c->columns[k->r]; j++)
+        ((float *)k->class_weight.data)[j] =
+            c->start[k->r] + j < c->vocab ? (float)c->class_weight[c->start[k->r] + j] : NAN;
+    memory_send(&k->class_weight);
+    k->out_weight = memory_of((size_t)T * colo_dtype_size(stat));
     k->half = memory_from(stat, (double[]){0.5}, 1);
     for (int i = 0; i < 3; i++) {
         k->up[i] = memory_from(stat, c->up[k->d][i], T);
@@ -360,8 +370,13 @@ static colo_status_t run_passes(rank_t *k)
     end.data = (int64_t *)begin.data + T;
     ids.data = (int64_t *)begin.data + 2 * T;
     const colo_support_t support = {&ids, &begin, &end};
-    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &targets, max_valid_of(k),
-                                 c->support ? &support : NULL};
+    const colo_tensor_t class_weight = view(&k->class_weight, COLO_F32, 1, &c->columns[k->r]);
+    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT,
+                                 &hidden,
+                                 &targets,
+                                 max_valid_of(k),
+                                 c->support ? &support : NULL,
+                                 p->has_class_weight ? &class_weight : NULL};
     colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, frozen_h ? NULL : &d_h,
                                  frozen_w ? NULL : &d_w, frozen_w || !c->has_bias ? NULL : &d_b};
     int64_t *counts = memory_at(&k->counts);
@@ -372,6 +387,7 @@ static colo_status_t run_passes(rank_t *k)
         .correct = p->want_correct ? memory_at(&k->correct) : NULL,
         .n_valid = counts,
         .n_invalid = counts + 1,
+        .weight = p->has_class_weight ? memory_at(&k->out_weight) : NULL,
     };
     colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT,
                                          .d_weight =
@@ -429,9 +445,10 @@ static void collect(rank_t *k)
     linear_case_t *c = k->c;
     const int64_t H = c->hidden;
     wait_for_device();
-    const memory_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,
-                             &k->kept,   &k->d_h,    &k->d_w,      &k->d_b,     &k->out[0],
-                             &k->out[1], &k->out[2], &k->targets,  &k->correct, &k->counts};
+    const memory_t *all[] = {&k->weight,  &k->bias,    &k->gathered, &k->hidden,
+                             &k->work,    &k->kept,    &k->d_h,      &k->d_w,
+                             &k->d_b,     &k->out[0],  &k->out[1],   &k->out[2],
+                             &k->targets, &k->correct, &k->counts,   &k->out_weight};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         memory_fetch(all[i]);
         c->spilled[k->world] |= all[i]->block && memory_spilled(all[i]);
@@ -443,6 +460,8 @@ static void collect(rank_t *k)
     for (int i = 0; i < 3; i++)
         for (int64_t t = 0; t < c->tokens; t++)
             c->out[k->world][i][t] = loss_load(sums_of(c), k->out[i].data, t);
+    for (int64_t t = 0; t < c->tokens; t++)
+        c->weight[k->world][t] = loss_load(sums_of(c), k->out_weight.data, t);
     int64_t tokens = c->tokens;
     if (c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
         tokens /= c->ranks;
@@ -504,10 +523,11 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 
 static void rank_free(rank_t *k, const colo_comm_t *world)
 {
-    memory_t *all[] = {&k->weight, &k->bias,    &k->gathered, &k->hidden, &k->work,
-                       &k->kept,   &k->d_h,     &k->d_w,      &k->d_b,    &k->up[0],
-                       &k->up[1],  &k->up[2],   &k->half,     &k->out[0], &k->out[1],
-                       &k->out[2], &k->targets, &k->correct,  &k->counts, &k->lists};
+    memory_t *all[] = {&k->weight,       &k->bias,      &k->gathered, &k->hidden, &k->work,
+                       &k->kept,         &k->d_h,       &k->d_w,      &k->d_b,    &k->up[0],
+                       &k->up[1],        &k->up[2],     &k->half,     &k->out[0], &k->out[1],
+                       &k->out[2],       &k->targets,   &k->correct,  &k->counts, &k->lists,
+                       &k->class_weight, &k->out_weight};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         memory_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);

@@ -17,7 +17,7 @@ enum { /* besides WITH_* */
        LINEAR_IGNORED = 512,
        LINEAR_SHARDED = 1024,
        LINEAR_MEAN = 2048,
-       LINEAR_OPTIONS = 12
+       LINEAR_OPTIONS = 13
 };
 
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
@@ -41,12 +41,13 @@ typedef struct linear_case {
     size_t bytes;
     double *h[LOSS_RANKS];        /* [T, H] of each replica, exact in the dtype */
     double *w, *b;                /* [V, H], [V] */
+    double *class_weight;         /* as in loss_case.h */
     int64_t *targets[LOSS_RANKS]; /* [T] of each replica */
     uint8_t *support;             /* [T, V] of all replicas: is an id in the list? NULL: all */
     double *up[LOSS_RANKS][3];    /* [T] of each replica */
 
     /* results, by world rank */
-    double *out[LOSS_RANKS][3];
+    double *out[LOSS_RANKS][3], *weight[LOSS_RANKS];
     uint8_t *correct[LOSS_RANKS];
     int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
     double *d_h[LOSS_RANKS]; /* [T, H] as that rank has it; after a reduce-scatter [T/W, H] */

@@ -9,6 +9,7 @@
  *     e = n(H) A + (rounding of z to the logits dtype),  A = max over t, v of sum_k |h w| + |b|.
  * From there loss_case.c's terms, plus what e does: with f = |scale / tau|, D = 1 + log V + range,
  *     logp, loss: 2 f e (1 + 2 lambda |lse| + 2 lambda f e),   entropy: 2 f e D.
+ * With class weights 5 u stands for 4 u, and the largest weight multiplies what is the loss's.
  * d_z_v is made of p_v times coefficients, plus a constant at the target. What p_v multiplies sums
  * to at most 2 |g_p| + |g_h| (2 |log p_v + h| + 2 + 2 h) + |g_l| (2 + 2 lambda (1 + 2 |lse|)) over
  * the derivatives by all logits; a softcap adds 2 f / cap of the gradient itself; rounding of the
@@ -28,6 +29,7 @@
 struct scale {
     double u, nv, nt, e, f, cap, lambda; /* as in the essay */
     double tiny;                         /* of d_z */
+    double terms, heavy;                 /* 4, or 5 with class weights; loss_heaviest() */
 };
 
 static double roundoff(colo_dtype_t dtype)
@@ -53,7 +55,7 @@ static double upstream_at(const linear_case_t *c, int d, int k, int64_t t, int64
 
 static ref_linear_t ref_of(const linear_case_t *c, int d, double *g[3], int64_t *valid)
 {
-    loss_case_t like = {.config = c->config.logprob};
+    loss_case_t like = {.config = c->config.logprob, .class_weight = c->class_weight};
     *valid = 0;
     for (int64_t t = 0; t < c->tokens; t++)
         *valid += c->targets[d][t] >= 0 && c->targets[d][t] < c->vocab &&
@@ -102,6 +104,8 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
     s.f = fabs(in->opts.scale / in->opts.temperature);
     s.cap = in->opts.softcap / in->opts.temperature; /* of x */
     s.lambda = in->opts.z_loss;
+    s.terms = in->opts.class_weight ? 5 : 4;
+    s.heavy = loss_heaviest(in->opts.class_weight, V);
     for (int k = 0; k < 3; k++)
         for (int64_t t = 0; t < c->tokens && in->g[k]; t++)
             largest = fabs(in->g[k][t]) > largest ? fabs(in->g[k][t]) : largest;
@@ -143,9 +147,10 @@ static void compare_outputs(const linear_case_t *c, const char *label, int d, in
     for (int r = 0; r < c->ranks; r++) {
         int index = r + c->ranks * d, first = c->ranks * d;
         for (int k = 0; k < 3; k++) {
-            double tol = 4 * u * D + u * fabs(want[k]) + 4 * u * s->lambda * lse * (lse + D);
+            double tol = s->terms * u * (D + s->lambda * lse * (lse + D));
             tol += k == 1 ? 2 * s->f * s->e * D
                           : 2 * s->f * s->e * (1 + 2 * s->lambda * (lse + s->f * s->e));
+            tol = tol * (k == 2 ? s->heavy : 1) + u * fabs(want[k]);
             if (ref->ignored)
                 tol = 0;
             if (asked[k] && !near(c->out[index][k][t], want[k], tol))
@@ -155,6 +160,9 @@ static void compare_outputs(const linear_case_t *c, const char *label, int d, in
                 fail_msg("%s: ranks %d and %d differ in %s of token %d", label, first, index,
                          names[k], (int)t);
         }
+        if (c->config.logprob.has_class_weight && c->weight[index][t] != ref->weight)
+            fail_msg("%s: rank %d, token %d: weight is %.9g, expected %.9g", label, index, (int)t,
+                     c->weight[index][t], ref->weight);
         if (c->config.logprob.want_correct && !close && c->correct[index][t] != ref->correct)
             fail_msg("%s: rank %d, token %d: correct is %d", label, index, (int)t,
                      c->correct[index][t]);
@@ -168,7 +176,7 @@ static double slack_of(const linear_case_t *c, const ref_linear_t *in,
     const ref_logprob_row_t *row = &ref->rows[t];
     const double h = row->entropy, lse = fabs(row->lse), dz = fabs(ref->dz[t * c->vocab + v]);
     const double gp = in->g[0] ? fabs(in->g[0][t]) : 0, gh = fabs(in->g[1][t]),
-                 gl = in->g[2] ? fabs(in->g[2][t]) : 0;
+                 gl = in->g[2] ? s->heavy * fabs(in->g[2][t]) : 0;
     double D = 1 + log((double)c->vocab) + row->range, u = s->u;
     if (c->dtype == COLO_F64) {
         u *= (double)c->vocab + 16;
@@ -180,7 +188,7 @@ static double slack_of(const linear_case_t *c, const ref_linear_t *in,
     double G = gp + gh * D + gl * (1 + 2 * s->lambda * lse);
     double constant = v == in->targets[t] ? gp + gl : 0;
     return s->f * s->f * s->e * p * moves + (s->cap > 0 ? 2 * s->f * s->e / s->cap * dz : 0) +
-           4 * u * (s->f * (p * G * D + constant) + dz);
+           s->terms * u * (s->f * (p * G * D + constant) + dz);
 }
 
 /* d_hidden as it must be on rank (r, d) for token @t: the sum over the vocabulary, or this part */

@@ -12,7 +12,7 @@ void linear_case_shard(linear_case_t *c, shard_kind_t kind)
 
 void linear_case_options(linear_case_t *c, unsigned bits)
 {
-    if (bits & (WITH_SMOOTH | WITH_MEGATRON | WITH_ZLOSS))
+    if (bits & (WITH_SMOOTH | WITH_MEGATRON | WITH_ZLOSS | WITH_WEIGHTS))
         bits |= WITH_LOSS;
     loss_options(&c->config.logprob, bits);
     c->has_bias = bits & LINEAR_BIAS;
@@ -61,7 +61,7 @@ void linear_case_listed(linear_case_t *c, int32_t ranks, int32_t replicas, int i
     linear_case_init(c, ranks, replicas, 9, 21, 6, loss_dtypes[i % 4], rng);
     linear_case_shard(c, i % SHARD_KINDS);
     linear_case_options(c, WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                               (i % 2 ? WITH_CAP : WITH_ZLOSS));
+                               (i % 2 ? WITH_CAP : WITH_ZLOSS) | (i % 3 ? 0 : WITH_WEIGHTS));
     linear_case_mode(c, i / 4 % 4);
     c->support = calloc((size_t)(c->tokens * c->vocab) + 1, 1);
     for (int64_t k = 0; k < c->tokens * c->vocab; k++)
@@ -76,7 +76,7 @@ void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
     linear_case_init(c, ranks, 1, tokens[i % 4], vocab[i % 3], 5, dtypes[i / 12], rng);
     linear_case_shard(c, i % SHARD_KINDS);
     linear_case_options(c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | (i & 4 ? LINEAR_BIAS : 0) |
-                               (i & 8 ? LINEAR_IGNORED : 0));
+                               (i & 8 ? LINEAR_IGNORED : 0) | (i % 5 < 2 ? WITH_WEIGHTS : 0));
     c->config.mode = COLO_LINEAR_EARLY;
     c->config.logits_dtype = i & 2 ? COLO_F32 : c->dtype;
     c->config.logprob.chunk_size = i & 1 ? 4 : 0;

@@ -7,6 +7,8 @@
  * D = 1 + log V + range(x), from statistics rounded once (u each: s, u, x_t - m, d) and combined in
  * fp64. Four such terms and the final rounding of the output give
  *     |error| <= 4 u D + u |value|,   plus 4 u lambda |lse| (|lse| + D) for the z-loss.
+ * Class weights w multiply terms of the loss by at most W = max(1, |w|), and their sum of a shard
+ * is a fifth statistic: 5 u in the place of 4 u, times W. So it is with gradients.
  * In f64 the sums themselves round (at most V u relative, here and in the oracle) and so does x
  * (2 u |x|, by the order in which scale and temperature are applied):
  *     u -> (V + 16) u,  D -> D + 4 max|x|.
@@ -56,6 +58,21 @@ double loss_normal(uint64_t *rng)
     return s - 6;
 }
 
+/* Nothing is drawn, so that the numbers of a case are the same with weights and without. */
+void loss_draw_weights(double *weights, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++)
+        weights[j] = j % 5 == 3 ? 0 : loss_round(COLO_F32, 0.1 + fmod(0.7 * (double)j, 2));
+}
+
+double loss_heaviest(const double *weights, int64_t n)
+{
+    double most = 1;
+    for (int64_t j = 0; j < n && weights; j++)
+        most = fabs(weights[j]) > most ? fabs(weights[j]) : most;
+    return most;
+}
+
 void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab,
                     colo_dtype_t dtype, double spread, uint64_t *rng)
 {
@@ -63,7 +80,8 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     *c = (loss_case_t){.ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype};
     c->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = vocab};
     c->pad = 1000;
-    c->bytes = (2 * n + (4 + 3 * w) * t) * sizeof(double) + w * t;
+    const size_t v = (size_t)vocab;
+    c->bytes = (2 * n + v + (4 + 4 * w) * t) * sizeof(double) + w * t;
     c->memory = calloc(c->bytes, 1);
     c->z = c->memory;
     c->dz = c->z + n;
@@ -80,6 +98,11 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     }
     for (int i = 0; i < 3 * ranks; i++, next += t)
         c->out[i / 3][i % 3] = next;
+    for (int r = 0; r < ranks; r++, next += t)
+        c->weight[r] = next;
+    c->class_weight = next;
+    next += v;
+    loss_draw_weights(c->class_weight, vocab);
     for (int r = 0; r < ranks; r++)
         c->correct[r] = (uint8_t *)next + (size_t)r * t;
     loss_case_shard(c, SHARD_EVEN);
@@ -106,6 +129,7 @@ void loss_case_take(loss_case_t *c, const loss_case_t *from, int64_t lo, int64_t
     memcpy(c->columns, from->columns, sizeof c->columns);
     memcpy(c->z, from->z + lo * c->vocab, n * row);
     memcpy(c->targets, from->targets + lo, n * sizeof *c->targets);
+    memcpy(c->class_weight, from->class_weight, (size_t)c->vocab * sizeof *c->class_weight);
     for (int k = 0; k < 3; k++)
         memcpy(c->up[k], from->up[k] + lo, n * sizeof *c->up[k]);
 }
@@ -167,6 +191,7 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
         .megatron = k->megatron_smoothing,
         .lenient = k->lenient_targets,
         .ignore_index = k->ignore_index,
+        .class_weight = k->has_class_weight ? c->class_weight : NULL,
     };
 }
 
@@ -181,6 +206,7 @@ void loss_options(colo_logprob_config_t *config, unsigned bits)
     config->want_entropy = bits & WITH_ENTROPY;
     config->want_loss = bits & WITH_LOSS;
     config->want_correct = bits & WITH_CORRECT;
+    config->has_class_weight = bits & WITH_WEIGHTS;
 }
 
 double loss_grad_rounding(colo_dtype_t dtype, double g, double u)

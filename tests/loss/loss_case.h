@@ -36,15 +36,17 @@ typedef struct loss_case {
 
     void *memory; /* what is not of the lists points into these @bytes */
     size_t bytes;
-    double *z;        /* [T, V], values that the dtype holds exactly */
-    int64_t *targets; /* [T] */
-    double *up[3];    /* [T] each, exact in f32: d_logp, d_entropy, d_loss */
-    uint8_t *in;      /* [T, V]: is an id in its token's list? NULL: there are no lists */
+    double *z;            /* [T, V], values that the dtype holds exactly */
+    int64_t *targets;     /* [T] */
+    double *class_weight; /* [V] in f32, some 0; if config.has_class_weight */
+    double *up[3];        /* [T] each, exact in f32: d_logp, d_entropy, d_loss */
+    uint8_t *in;          /* [T, V]: is an id in its token's list? NULL: there are no lists */
     int64_t *ids, *begin, *end, count; /* the lists; malloc()'s */
     bool odd_rank;                     /* the last rank has one id less in that of token 0 */
 
     /* results */
     double *out[LOSS_RANKS][3]; /* [T] each: logp, entropy, loss */
+    double *weight[LOSS_RANKS]; /* [T] */
     uint8_t *correct[LOSS_RANKS];
     int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
     double *dz;       /* [T, V] */
@@ -119,9 +121,13 @@ enum {
     WITH_ZLOSS = 16,
     WITH_ENTROPY = 32,
     WITH_LOSS = 64,
-    WITH_CORRECT = 128
+    WITH_CORRECT = 128,
+    WITH_WEIGHTS = 4096 /* those between are LINEAR_* */
 };
 void loss_options(colo_logprob_config_t *config, unsigned bits);
+/* Weights of the classes [0, @n), f32, some of them 0; the largest one, 1 without any */
+void loss_draw_weights(double *weights, int64_t n);
+double loss_heaviest(const double *weights, int64_t n);
 
 /* Of variance 1. */
 double loss_normal(uint64_t *rng);

@@ -8,6 +8,18 @@ static colo_tensor_t put_ids(gather_rank_t *m, const int64_t *from, int64_t n)
     return where_tensor(gather_put(m, from, (size_t)n * 8), COLO_I64, 1, &n);
 }
 
+/* This rank's; on odd ranks without those of padding, which are NaN. */
+static colo_tensor_t put_class_weight(gather_rank_t *m, const loss_case_t *c)
+{
+    float *w = m->host;
+    const int64_t start = c->start[m->rank], in = c->vocab > start ? c->vocab - start : 0;
+    int64_t n = c->columns[m->rank];
+    n = m->rank % 2 && in < n ? in : n;
+    for (int64_t j = 0; j < n; j++)
+        w[j] = j < in ? (float)c->class_weight[start + j] : NAN;
+    return where_tensor(gather_put(m, w, (size_t)n * sizeof *w), COLO_F32, 1, &n);
+}
+
 static colo_status_t run_with(void *arg, gather_rank_t *m)
 {
     loss_case_t *c = arg;
@@ -25,7 +37,9 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                         dz = c->in_place || c->forward_only ? z
                                                             : gather_put_shard(m, c->dtype, NULL),
                         targets = put_ids(m, c->targets, tokens);
-    colo_tensor_t ids, begin, end;
+    colo_tensor_t ids, begin, end, class_weight;
+    if (cfg.has_class_weight)
+        class_weight = put_class_weight(m, c);
     if (c->in) {
         ids = put_ids(m, c->ids, c->count);
         begin = put_ids(m, c->begin, tokens);
@@ -50,19 +64,23 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                   cfg.want_correct ? gather_put(m, NULL, (size_t)tokens) : NULL,
                               .n_valid = gather_put(m, NULL, sizeof counts)};
     out.n_invalid = out.n_valid + 1;
+    out.weight = cfg.has_class_weight ? gather_put(m, NULL, line) : NULL;
     colo_logprob_saved_t saved = {.valid = false};
     colo_comm_stats_reset(m->group);
     rank_try(colo_logprob_forward(
         &cfg,
         &(colo_logprob_batch_t){.logits = &z,
                                 .targets = &targets,
-                                .support = c->in ? &(colo_support_t){&ids, &begin, &end} : NULL},
+                                .support = c->in ? &(colo_support_t){&ids, &begin, &end} : NULL,
+                                .class_weight = cfg.has_class_weight ? &class_weight : NULL},
         m->group, &out, c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats, workspace,
         where_stream()));
     t_comm_stats(m->group, &c->after_forward[r]);
     for (int k = 0; k < 3; k++)
         if (values[k])
             gather_get_stats(m, c->out[r][k], values[k], tokens);
+    if (out.weight)
+        gather_get_stats(m, c->weight[r], out.weight, tokens);
     if (out.correct)
         where.get(c->correct[r], out.correct, (size_t)tokens);
     where.get(counts, out.n_valid, sizeof counts);
@@ -115,9 +133,14 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
         u = where.slack * ((double)c->vocab + 16) * 0x1p-53;
         d += 4 * ref.top;
     }
+    const double heavy = loss_heaviest(o.class_weight, c->vocab), terms = o.class_weight ? 5 : 4;
     for (int r = 0; r < c->ranks; r++) {
+        if (o.class_weight && c->weight[r][t] != ref.weight)
+            fail_msg("%s: rank %d, token %d: weight is %.9g, expected %.9g", label, r, (int)t,
+                     c->weight[r][t], ref.weight);
         for (int k = 0; k < 3; k++) {
-            double tol = 4 * u * d + u * fabs(want[k]) + 4 * u * lambda * lse * (lse + d);
+            double tol = (k == 2 ? heavy : 1) * terms * u * (d + lambda * lse * (lse + d)) +
+                         u * fabs(want[k]);
             if (asked[k] && !near(c->out[r][k][t], want[k], tol))
                 fail_msg("%s: rank %d of %d, token %d: %s is %.17g, expected %.17g within %g",
                          label, r, c->ranks, (int)t, names[k], c->out[r][k][t], want[k], tol);
@@ -138,9 +161,9 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
     if (!o.lenient && !ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
         for (int64_t j = 0; j < c->vocab; j++)
             dz[j] = NAN; /* nothing sensible flows back through a target that does not exist */
-    double size = fabs(g[0]) + fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;
+    double size = fabs(g[0]) + heavy * fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;
     for (int64_t j = 0; j < c->vocab; j++) {
-        double tol = 4 * u * size * d * fabs(o.scale / o.temperature);
+        double tol = terms * u * size * d * fabs(o.scale / o.temperature);
         tol += loss_grad_rounding(c->dtype, dz[j], u);
         if (in && !in[j] && j != c->targets[t])
             tol = 0;

@@ -41,6 +41,7 @@ static bool is_slope(const ref_linear_t *in, double *x, double gradient)
 T_CASE(the_oracle_is_its_own_central_difference)
 {
     enum { WORDS = 11, HIDDEN = 3 };
+    static const double weights[WORDS] = {0.5, 0, 2, 1, 0.25, 3, 0, 1.5, 0.75, 1, 2.5};
     static const ref_logprob_opts_t options[] = {
         {.temperature = 1, .scale = 1},
         {.temperature = 0.6, .scale = 1},
@@ -51,10 +52,11 @@ T_CASE(the_oracle_is_its_own_central_difference)
         {.temperature = 1, .scale = 1, .smoothing = 0.2, .megatron = true},
         {.temperature = 1, .scale = 1, .z_loss = 0.05},
         {0.8, 1.2, 3, .smoothing = 0.1, .z_loss = 0.03, .megatron = true},
+        {.temperature = 1, .scale = 1, .smoothing = 0.2, .z_loss = 0.05, .class_weight = weights},
     };
     static const double up[4][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0.7, -1.3, 0.9}};
     uint64_t rng = t_seed();
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < 40; i++) {
         double h[HIDDEN], w[WORDS * HIDDEN], b[WORDS], *all[] = {h, w, b};
         const int64_t n[] = {HIDDEN, WORDS * HIDDEN, WORDS}, target = t_below(&rng, WORDS);
         const double *g = up[i % 4];

@@ -352,6 +352,54 @@ static void is_smoothed_alone(const loss_case_t *c, int rank)
     }
 }
 
+/* Also with smoothing 1 (WITH_ZLOSS), where the weight of the target is that of the z-loss alone */
+T_CASE(class_weights_agree_with_the_oracle)
+{
+    uint64_t rng = t_seed() + 11;
+    static const int64_t odd[] = {-100, 3, -1, 40, 8, 39};
+    static const unsigned left_out[] = {0, WITH_SMOOTH, WITH_ZLOSS, WITH_CAP | WITH_ENTROPY,
+                                        WITH_MEGATRON | WITH_TAU | WITH_CORRECT};
+    for (size_t w = 0; w < 5; w++)
+        for (size_t d = 0; d < 4; d++)
+            for (int i = 0; i < 20; i++) {
+                const shard_kind_t kind = (shard_kind_t)i % SHARD_KINDS;
+                loss_case_t c = made(worlds[w], 6, 40, loss_dtypes[d], 4, kind,
+                                     (255 | WITH_WEIGHTS) & ~left_out[i / 4], &rng);
+                memcpy(c.targets, odd, sizeof odd); /* of 3 and 8 the weight is 0 */
+                c.row_gap = i % 3;
+                c.in_place = i % 2;
+                compare_later(&c, t_text("weights, %s shards", kinds[kind]));
+            }
+    t_run_rest();
+}
+
+T_CASE(class_weights_of_1_change_no_bit_of_logp_and_entropy_and_0_leave_nothing)
+{
+    uint64_t rng = t_seed() + 12;
+    for (size_t w = 0; w < 5; w++) {
+        T_ENDS(loss_case_free)
+        loss_case_t c = made(worlds[w], 5, 23, COLO_F32, 3, SHARD_UNEVEN, 255 & ~WITH_CAP, &rng);
+        assert_ok(loss_case_run(&c));
+        double logp[5], entropy[5];
+        memcpy(logp, c.out[0][0], sizeof logp);
+        memcpy(entropy, c.out[0][1], sizeof entropy);
+        c.config.has_class_weight = true;
+        for (int j = 0; j < 23; j++)
+            c.class_weight[j] = 1;
+        run_and_compare(&c, "weights of 1");
+        assert_memory_equal(logp, c.out[0][0], sizeof logp);
+        assert_memory_equal(entropy, c.out[0][1], sizeof entropy);
+        memset(c.class_weight, 0, 23 * sizeof *c.class_weight);
+        c.no_up[0] = c.no_up[1] = true;
+        for (int j = 7; j < 20; j++) /* nor does -inf matter to what has no weight */
+            c.z[j] = -INFINITY;
+        c.targets[0] = 8;
+        assert_ok(loss_case_run(&c));
+        assert_true(all_of(IS_ZERO, c.out[0][2], 5) && all_of(IS_ZERO, c.weight[0], 5) &&
+                    all_of(IS_ZERO, c.dz, 5 * 23));
+    }
+}
+
 T_CASE(local_smoothing_is_over_a_ranks_own_columns)
 {
     uint64_t rng = t_seed() + 10;

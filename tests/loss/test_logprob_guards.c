@@ -81,6 +81,11 @@ T_CASE(workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary)
     assert_int_equal(wide, t_rounded(3 * (64 + 6 * 40)));
     assert_ok(colo_logprob_saved_size(&cfg, COLO_BF16, 5, &wide));
     assert_int_equal(wide, t_rounded(5 * 24));
+    cfg.has_class_weight = true;
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F64, 5, 3, &wide));
+    assert_int_equal(wide, t_rounded(3 * (64 + 8 * 40)));
+    assert_ok(colo_logprob_saved_size(&cfg, COLO_BF16, 5, &wide));
+    assert_int_equal(wide, t_rounded(5 * 40));
 }
 
 /* ---- one rank, step by step ---- */
@@ -104,6 +109,43 @@ T_CASE(a_support_written_before_backward_is_refused)
     assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "support: found it written");
     version--;
     assert_ok(alone_backward(&a));
+}
+
+T_CASE(class_weights_that_do_not_fit_or_were_written_are_refused)
+{
+    alone_t a;
+    alone_init(&a, LOGPROB);
+    uint64_t version = 1;
+    float w[V] = {1, 2, 0, 1, 1, 0.5F}, weights[T];
+    colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 1, (int64_t[]){V});
+    const colo_logprob_batch_t batch = {
+        .logits = &a.logits, .targets = &a.target, .class_weight = &weight};
+    colo_logprob_config_t *cfg = &a.cfg.logprob;
+#define FORWARD()                                                                               \
+    colo_logprob_forward(cfg, &batch, t_self(), &a.out, &a.saved.logprob, a.stats, a.workspace, \
+                         NULL)
+    weight.version = &version;
+    assert_fails(FORWARD(), COLO_ERR_ARG,
+                 "class_weight: the batch has one, config.has_class_weight is false");
+    a.out.weight = weights;
+    assert_fails(FORWARD(), COLO_ERR_ARG, "out.weight is given, config.has_class_weight is false");
+    cfg->has_class_weight = true;
+    weight.dtype = COLO_F64;
+    assert_fails(FORWARD(), COLO_ERR_ARG, "class_weight: dtype f64, expected f32");
+    weight.dtype = COLO_F32;
+    weight.shape[0] = V - 1;
+    assert_fails(FORWARD(), COLO_ERR_SHAPE,
+                 "class_weight: 5 elements, expected one for each of the 6 columns here");
+    weight.shape[0] = V;
+    weight.stride[0] = 2;
+    assert_fails(FORWARD(), COLO_ERR_SHAPE, "class_weight: elements are 2 apart");
+    weight.stride[0] = 1;
+    assert_ok(FORWARD());
+    version++;
+    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "class_weight");
+    version--;
+    assert_ok(alone_backward(&a));
+#undef FORWARD
 }
 
 /* The whole first page is ignored rows and cannot be read or written. */

@@ -78,6 +78,12 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_LOGPROB, a.cfg.logprob.z_loss = -1, "z_loss is -1");
     ARG(OF_LOGPROB, a.cfg.logprob.z_loss = inf, "z_loss is inf");
     ARG(OF_LOGPROB, a.cfg.logprob.chunk_size = -4, "chunk_size is -4, expected >= 0");
+    ARG(OF_LOGPROB, a.cfg.logprob.has_class_weight = true,
+        "class_weight: the batch has none, config.has_class_weight is true");
+    ARG(OF_LOGPROB, a.cfg.logprob.has_class_weight = a.cfg.logprob.lenient_targets = true,
+        "has_class_weight with lenient_targets: a target that is no token has no weight");
+    ARG(OF_LOGPROB, a.cfg.logprob.has_class_weight = a.cfg.logprob.local_smoothing = true,
+        "has_class_weight with local_smoothing");
     ARG(OF_TOPK, a.cfg.topk.k = 0, "k is 0, expected 1..256");
     ARG(OF_TOPK, a.cfg.topk.k = 257, "k is 257, expected 1..256");
     ARG(OF_LARGEST, a.cfg.topk.k = 7, "k is 7, expected at most 6");

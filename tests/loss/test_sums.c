@@ -348,6 +348,59 @@ T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
     assert_true(value == 6 && n[1] == 1 && d[0] == 5 && d[1] == 5);
 }
 
+/* Of losses that are weighted already; without weight nothing counts, and NaN is not hidden. */
+T_CASE(a_mean_by_weights_divides_by_their_sum)
+{
+    const double up = 6;
+    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT, .d_value_f64 = &up};
+    double w[2] = {0.5, 1.5};
+    const colo_tensor_t wt = colo_tensor_host(w, COLO_F64, 1, (int64_t[]){2});
+    begin(3, 5);
+    assert_ok(colo_loss_mean_weighted(&vt, &wt, true, self, &out, workspace, NULL));
+    assert_true(value == 4 && n[0] == 8 && n[1] == 2 && n[2] == 0.5);
+    assert_ok(colo_loss_mean_backward(out.factor, &upstream, &dt, NULL));
+    assert_true(d[0] == 3 && d[1] == 3);
+    assert_ok(colo_loss_mean_weighted(&vt, &wt, false, self, &out, workspace, NULL));
+    assert_true(value == 8 && n[0] == 8 && n[1] == 2 && n[2] == 1);
+    w[1] = 0.25; /* below 1 it divides, too */
+    assert_ok(colo_loss_mean_weighted(&vt, &wt, true, self, &out, workspace, NULL));
+    assert_true(fabs(value - 8 / 0.75) < 1e-14 && n[1] == 0.75);
+    w[0] = w[1] = 0;
+    assert_ok(colo_loss_mean_weighted(&vt, &wt, true, self, &out, workspace, NULL));
+    assert_true(value == 0 && n[0] == 8 && n[1] == 0 && n[2] == 0);
+    v[0] = NAN;
+    assert_ok(colo_loss_mean_weighted(&vt, &wt, true, self, &out, workspace, NULL));
+    assert_true(isnan(value));
+    begin(3, 5);
+    assert_fails(colo_loss_mean_weighted(&vt, NULL, true, self, &out, workspace, NULL),
+                 COLO_ERR_ARG, "weights is NULL");
+    assert_fails(
+        colo_loss_mean_weighted(&vt, T_TENSOR(w, COLO_F32, 2), true, self, &out, workspace, NULL),
+        COLO_ERR_ARG, "weights: dtype f32, the values are f64");
+    assert_fails(colo_loss_mean_weighted(&vt, &empty, true, self, &out, workspace, NULL),
+                 COLO_ERR_SHAPE, "weights");
+    assert_fails(colo_loss_mean_weighted(NULL, &wt, true, self, &out, workspace, NULL),
+                 COLO_ERR_ARG, "losses");
+    assert_true(value == 7 && n[0] == 7);
+}
+
+T_CASE_ON(4, a_mean_by_weights_is_over_all_ranks)
+{
+    const int32_t r = colo_comm_rank(world);
+    const int64_t tokens = r % 3; /* 0, 1, 2, 0 */
+    float x[2] = {(float)r, 8}, w[2] = {0.5F, (float)r}, mean;
+    double num, den, factor;
+    _Alignas(COLO_ALIGNMENT) double memory[16];
+    const colo_tensor_t xt = colo_tensor_host(x, COLO_F32, 1, &tokens),
+                        wt = colo_tensor_host(w, COLO_F32, 1, &tokens);
+    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value = &mean, .num = &num, .den = &den,
+                                 .factor = &factor};
+    rank_try(colo_loss_mean_weighted(&xt, &wt, true, world, &to, memory, NULL));
+    rank_check(num == 1 + 2 + 8 && den == 0.5 + 0.5 + 2); /* of ranks 1 and 2 */
+    rank_check(mean == (float)(11.0 / 3) && factor == 1.0 / 3);
+    return COLO_OK;
+}
+
 T_CASE(bad_sums_are_refused_and_nothing_is_written)
 {
 #define WEIGH(values, weights, mask, group, out, d, workspace, status, text)                    \
@@ -492,7 +545,14 @@ T_CASE_ON_THREADS(3, ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
             ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, memory, NULL)
             : colo_loss_mean_forward(&values, &two, true, world, &to, memory, NULL);
     rank_check(st == COLO_ERR_MISMATCH);
-    rank_check(says("found a weighted sum on rank 2 and a mean or sum by count on rank 0"));
+    rank_check(says("found a mean or sum by count on rank 0 and a weighted sum on rank 2"));
+    const colo_status_t other =
+        colo_comm_rank(world) == 0
+            ? colo_loss_mean_weighted(&values, &values, true, world, &to, memory, NULL)
+            : colo_loss_mean_forward(&values, &two, true, world, &to, memory, NULL);
+    rank_check(other == COLO_ERR_MISMATCH);
+    rank_check(says("found a mean or sum by class weights on rank 0 and a mean or sum by count on "
+                    "rank 1"));
     rank_try(colo_comm_all_reduce(world, x, &again, 1, COLO_F64, COLO_SUM, NULL)); /* it lives on */
     rank_check(again == 3);
     return COLO_OK;

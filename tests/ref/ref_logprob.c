@@ -28,6 +28,11 @@ static double epsilon(const ref_logprob_opts_t *o, int64_t vocab)
                                            : o->smoothing;
 }
 
+static double weight_of(const ref_logprob_opts_t *o, int64_t j)
+{
+    return o->class_weight ? o->class_weight[j] : 1;
+}
+
 /* logp of every column; returns log-sum-exp of x */
 static double log_softmax(const ref_logprob_opts_t *o, const double *z, int64_t vocab, double *lp)
 {
@@ -62,7 +67,7 @@ void ref_logprob(const ref_logprob_opts_t *o, const double *z, int64_t vocab, in
         lo = x < lo ? x : lo;
         row->top = fabs(x) > row->top ? fabs(x) : row->top;
         row->entropy -= exp(lp[j]) * lp[j];
-        mean += lp[j] / (double)vocab;
+        mean += weight_of(o, j) * lp[j] / (double)vocab;
     }
     row->range = hi - lo;
     if (row->ignored) {
@@ -73,7 +78,9 @@ void ref_logprob(const ref_logprob_opts_t *o, const double *z, int64_t vocab, in
         row->logp = row->loss = NAN;
     } else {
         row->logp = lp[target];
-        row->loss = -(1 - eps) * lp[target] - eps * mean + o->z_loss * row->lse * row->lse;
+        row->weight = weight_of(o, target);
+        row->loss =
+            row->weight * (-(1 - eps) * lp[target] + o->z_loss * row->lse * row->lse) - eps * mean;
         row->correct = best == target;
     }
     free(lp);
@@ -82,15 +89,19 @@ void ref_logprob(const ref_logprob_opts_t *o, const double *z, int64_t vocab, in
 void ref_logprob_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t target,
                       double g_logp, double g_entropy, double g_loss, double *dz)
 {
-    double *lp = malloc((size_t)vocab * sizeof *lp), h = 0, eps = epsilon(o, vocab);
+    double *lp = malloc((size_t)vocab * sizeof *lp), h = 0, eps = epsilon(o, vocab), all = 0;
     double lse = log_softmax(o, z, vocab, lp);
-    for (int64_t j = 0; j < vocab; j++)
+    const double w = target >= 0 && target < vocab ? weight_of(o, target) : 1;
+    for (int64_t j = 0; j < vocab; j++) {
         h -= exp(lp[j]) * lp[j];
+        all += weight_of(o, j);
+    }
     for (int64_t j = 0; j < vocab; j++) {
         double p = exp(lp[j]), hit = j == target;
         double d_logp = hit - p;
         double d_entropy = -p * (lp[j] + h);
-        double d_loss = p - (1 - eps) * hit - eps / (double)vocab + 2 * o->z_loss * lse * p;
+        double d_loss = w * ((1 - eps) * (p - hit) + 2 * o->z_loss * lse * p) +
+                        eps / (double)vocab * (all * p - weight_of(o, j));
         double dx = g_logp * d_logp + g_entropy * d_entropy + g_loss * d_loss;
         dz[j] = target == o->ignore_index ? 0 : dx * squash_slope(o, z[j]);
     }
@@ -100,7 +111,7 @@ void ref_logprob_grad(const ref_logprob_opts_t *o, const double *z, int64_t voca
 /* ---- of a list: the columns side by side are the vocabulary ---- */
 
 struct part {
-    double *z, *dz;
+    double *z, *dz, *weight;
     int64_t n, target, *column;
 };
 
@@ -108,12 +119,17 @@ static struct part part_of(const ref_logprob_opts_t *o, const double *z, int64_t
                            const uint8_t *in, int64_t target)
 {
     const size_t size = (size_t)vocab + 1;
-    struct part p = {calloc(size, sizeof(double)), calloc(size, sizeof(double)), 0, target,
+    struct part p = {calloc(size, sizeof(double)),
+                     calloc(size, sizeof(double)),
+                     calloc(size, sizeof(double)),
+                     0,
+                     target,
                      calloc(size, sizeof(int64_t))};
     for (int64_t j = 0; j < vocab; j++)
         if (!in || in[j] || j == target) {
             p.target = j == target ? p.n : p.target;
             p.z[p.n] = z[j];
+            p.weight[p.n] = weight_of(o, j);
             p.column[p.n++] = j;
         }
     p.target = target == o->ignore_index ? target : p.target;
@@ -124,6 +140,7 @@ static void release(struct part *p)
 {
     free(p->z);
     free(p->dz);
+    free(p->weight);
     free(p->column);
 }
 
@@ -131,7 +148,9 @@ void ref_support(const ref_logprob_opts_t *o, const double *z, int64_t vocab, co
                  int64_t target, ref_logprob_row_t *row)
 {
     struct part p = part_of(o, z, vocab, in, target);
-    ref_logprob(o, p.z, p.n, p.target, row);
+    ref_logprob_opts_t its = *o;
+    its.class_weight = o->class_weight ? p.weight : NULL;
+    ref_logprob(&its, p.z, p.n, p.target, row);
     release(&p);
 }
 
@@ -140,7 +159,9 @@ void ref_support_grad(const ref_logprob_opts_t *o, const double *z, int64_t voca
                       double g_loss, double *dz)
 {
     struct part p = part_of(o, z, vocab, in, target);
-    ref_logprob_grad(o, p.z, p.n, p.target, g_logp, g_entropy, g_loss, p.dz);
+    ref_logprob_opts_t its = *o;
+    its.class_weight = o->class_weight ? p.weight : NULL;
+    ref_logprob_grad(&its, p.z, p.n, p.target, g_logp, g_entropy, g_loss, p.dz);
     for (int64_t j = 0; j < vocab; j++)
         dz[j] = 0;
     for (int64_t i = 0; i < p.n; i++)

@@ -14,10 +14,11 @@ typedef struct ref_logprob_opts {
     double temperature, scale, softcap, smoothing, z_loss;
     bool megatron, lenient;
     int64_t ignore_index;
+    const double *class_weight; /* [V], or NULL: each is 1 */
 } ref_logprob_opts_t;
 
 typedef struct ref_logprob_row {
-    double logp, entropy, loss;
+    double logp, entropy, loss, weight;
     double lse, range; /* of x: log-sum-exp, and max - min: what tolerances are made of */
     double top;        /* max |x| */
     bool correct, valid, ignored;

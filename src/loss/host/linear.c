@@ -101,6 +101,7 @@ colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *scatter,
     scatter_one(scatter, scatter->from.logp, scatter->to.logp);
     scatter_one(scatter, scatter->from.entropy, scatter->to.entropy);
     scatter_one(scatter, scatter->from.loss, scatter->to.loss);
+    scatter_one(scatter, scatter->from.weight, scatter->to.weight);
     for (int64_t token = 0; scatter->to.correct && token < scatter->rows->tokens; token++) {
         int64_t row = scatter->rows->row_of[token];
         scatter->to.correct[token] = row >= 0 ? scatter->from.correct[row] : 0;

@@ -99,7 +99,7 @@ static int next_tile(const struct colo_logprob_args *args, int64_t token, struct
 
 /* What one shard knows about one row. */
 struct row {
-    double m, s, u, d, xt;
+    double m, s, u, d, xt, w;
     int64_t arg;
 };
 
@@ -110,9 +110,10 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
     const colo_dtype_t stat = args->stat_dtype;
     const bool want_u = args->block.u >= 0, want_d = args->block.d >= 0;
     struct row row = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
-    double x[TILE], xt = -INFINITY, seen = 0; /* seen: columns that are in r.d */
+    const bool weighs = args->block.w >= 0; /* then there is no support */
+    double x[TILE], xt = -INFINITY, seen = 0,
+                    gone = 0; /* w of the columns in r.d; what -inf adds */
     int64_t column[TILE];
-    bool gone = false; /* some x is -inf */
     struct columns left = columns_of(args, token, target);
 
     for (int n; (n = next_tile(args, token, &left, x, column)) > 0;) {
@@ -121,7 +122,8 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
         for (int i = 0; i < n; i++) {
             double v = colo_scalar_round(stat, x[i]);
             if (!(v < INFINITY)) /* +inf or NaN: nothing of this row can be said */
-                return (struct row){.m = NAN, .s = NAN, .u = NAN, .d = NAN, .xt = NAN, .arg = -1};
+                return (struct row){
+                    .m = NAN, .s = NAN, .u = NAN, .d = NAN, .xt = NAN, .w = NAN, .arg = -1};
             if (v > top) {
                 top = v;
                 arg = i;
@@ -145,22 +147,24 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
+            const double w = weighs ? colo_logprob_weight(args, *column + i) : 1;
+            seen += w;
             if (x[i] == -INFINITY) { /* also all that a tile has while m still is -inf */
-                gone = true;
+                gone += w != 0 ? w * x[i] : 0;
                 continue;
             }
             double dx = x[i] - row.m, e = exp(dx);
             s += e;
-            d += dx;
+            d += w != 0 ? w * dx : 0;
             if (want_u && e > 0)
                 u += e * dx;
         }
         row.s += s;
         row.u += u;
         row.d += d;
-        seen += n;
     }
-    row.d = gone ? -INFINITY : want_d ? row.d : 0;
+    row.d = !want_d ? 0 : gone != 0 ? gone : row.d;
+    row.w = seen;
     if (xt > -INFINITY)
         row.xt = xt - row.m;
     return row;
@@ -191,6 +195,15 @@ static void shard_stats(const struct colo_logprob_args *args)
             colo_scalar_put(args->stat_dtype, block + offsets->d, k, row.d);
         if (offsets->arg >= 0)
             ((int64_t *)(block + offsets->arg))[k] = row.arg;
+        if (offsets->w >= 0)
+            colo_scalar_put(args->stat_dtype, block + offsets->w, k, row.w);
+        if (offsets->wt >= 0) {
+            const int64_t j = target - args->config.logits.vocab_start;
+            const bool own = target != args->config.ignore_index &&
+                             target >= args->config.logits.vocab_start && j < args->true_columns;
+            colo_scalar_put(args->stat_dtype, block + offsets->wt, k,
+                            own ? colo_logprob_weight(args, j) : 0);
+        }
     }
 }
 
@@ -245,7 +258,7 @@ static double upstream(const struct colo_logprob_args *args, const void *g, int6
     return g ? colo_scalar_get(args->stat_dtype, g, token) : 0;
 }
 
-/* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature; of
+/* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d w_j, then through softcap, scale and temperature; of
  * columns [lo, hi) */
 static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_t target,
                      int64_t lo, int64_t hi)
@@ -256,15 +269,21 @@ static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_
     const double g_p = upstream(args, args->upstream.d_logp, token),
                  g_h = upstream(args, args->upstream.d_entropy, token),
                  g_l = upstream(args, args->upstream.d_loss, token);
-    const double a = -g_p + g_l * (1 + 2 * cfg->z_loss * (m + log_sum)) + g_h * (log_sum - h),
-                 b = -g_h, c = g_p - (1 - args->smoothing) * g_l,
-                 d = -args->smoothing * g_l / (double)(args->own ? args->own : cfg->logits.vocab);
+    const bool weighs = cfg->has_class_weight;
+    const double e = args->smoothing, w_t = weighs ? args->saved[3 * args->tokens + token] : 1,
+                 z = 2 * cfg->z_loss * (m + log_sum),
+                 p_l =
+                     weighs ? w_t * (1 - e + z) + e * args->saved[4 * args->tokens + token] : 1 + z;
+    const double a = -g_p + g_l * p_l + g_h * (log_sum - h), b = -g_h,
+                 c = g_p - w_t * (1 - e) * g_l,
+                 d = -e * g_l / (double)(args->own ? args->own : cfg->logits.vocab);
     double x[TILE];
     for (int64_t j = lo; j < hi; j += TILE) {
         int n = hi - j < TILE ? (int)(hi - j) : TILE;
         load_x(args, token, j, n, x);
         for (int i = 0; i < n; i++) {
-            double down = x[i] - m, prob = exp(down - log_sum), dx = d;
+            double down = x[i] - m, prob = exp(down - log_sum),
+                   dx = weighs && d != 0 ? d * colo_logprob_weight(args, j + i) : d;
             if (prob > 0) /* also keeps 0 * inf away where x is -inf */
                 dx += prob * (a + b * down);
             if (j + i == target)

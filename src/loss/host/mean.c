@@ -14,13 +14,14 @@ colo_status_t colo_host_mean_local(const struct colo_mean_args *args, colo_strea
         if (args->mask && !args->mask[i])
             continue;
         const double w = args->weights ? colo_scalar_get(args->dtype, args->weights, i) : 1;
-        sum.num += w * colo_scalar_get(args->dtype, args->values, i);
+        sum.num += (args->weighs == COLO_MEAN_WEIGHTED ? 1 : w) *
+                   colo_scalar_get(args->dtype, args->values, i);
         sum.weight += w;
         sum.den++;
     }
     if (args->counted)
         sum.den = *args->counted;
-    sum.weighs = args->out != NULL;
+    sum.weighs = args->weighs;
     args->parts[args->rank] = sum;
     return COLO_OK;
 }
@@ -28,10 +29,11 @@ colo_status_t colo_host_mean_local(const struct colo_mean_args *args, colo_strea
 /* The numbers of mean.c */
 static void put_mean(const struct colo_mean_args *args, const colo_loss_weighted_t *all, bool alike)
 {
-    const double over = !alike ? NAN : args->divide && all->den > 1 ? (double)all->den : 1;
+    const struct colo_mean_divisor by = colo_mean_divisor_of(args, all->weight, all->den);
+    const double over = alike ? by.over : NAN;
     colo_scalar_put(args->dtype, args->mean.value, 0, all->num / over);
     *args->mean.num = all->num;
-    *args->mean.den = (double)all->den;
+    *args->mean.den = by.den;
     *args->mean.factor = 1 / over;
 }
 

@@ -173,6 +173,7 @@ static colo_status_t check_count(const colo_linear_logprob_t *linear,
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
                                       const colo_linear_batch_t *batch)
 {
+    const colo_logprob_config_t *config = &linear->config.logprob;
     COLO_TRY(COLO_SIZED_CHECK(batch, support, "linear: batch", "COLO_LINEAR_BATCH_INIT"));
     COLO_FAIL_IF(!batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
                  !batch->hidden ? "hidden" : "targets");
@@ -180,8 +181,11 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
     COLO_TRY(colo_loss_check_line(batch->targets, "targets", COLO_I64, batch->hidden->shape[0],
                                   " as the rows of hidden"));
     COLO_TRY(check_place(linear, batch->targets, "targets"));
-    COLO_TRY(colo_loss_check_support(batch->support, &linear->config.logprob, batch->targets,
-                                     batch->hidden));
+    COLO_TRY(colo_loss_check_support(batch->support, config, batch->targets, batch->hidden));
+    const bool brings =
+        batch->struct_size >= sizeof *batch; /* an older header has no class_weight */
+    COLO_TRY(colo_loss_check_class_weight(brings ? batch->class_weight : NULL, config,
+                                          linear->columns, batch->hidden));
     return check_count(linear, batch);
 }
 
@@ -238,11 +242,20 @@ colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
     return grads->d_hidden ? check_d_hidden(linear, grads->d_hidden, hidden) : COLO_OK;
 }
 
+colo_status_t colo_linear_check_saved_size(const colo_linear_logprob_t *linear,
+                                           const colo_linear_logprob_saved_t *saved)
+{
+    static const char what[] = "linear: saved", init[] = "COLO_LINEAR_LOGPROB_SAVED_INIT";
+    return linear->config.logprob.has_class_weight
+               ? COLO_SIZED_CHECK(saved, class_weight_version, what, init)
+               : COLO_SIZED_CHECK(saved, valid, what, init);
+}
+
 colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
                                       const colo_linear_logprob_saved_t *saved)
 {
     uint64_t weight = 0;
-    COLO_TRY(COLO_SIZED_CHECK(saved, valid, "linear: saved", "COLO_LINEAR_LOGPROB_SAVED_INIT"));
+    COLO_TRY(colo_linear_check_saved_size(linear, saved));
     COLO_FAIL_IF(!saved->valid, COLO_ERR_STATE,
                  "linear: the saved state is not valid: no forward filled it, or a backward in "
                  "place ended it");
@@ -250,6 +263,9 @@ colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
     COLO_TRY(colo_loss_check_version(&saved->hidden, saved->hidden_version, "hidden states"));
     COLO_TRY(colo_loss_check_version(&saved->targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_check_support_version(&saved->support));
+    if (linear->config.logprob.has_class_weight)
+        COLO_TRY(colo_loss_check_version(&saved->class_weight, saved->class_weight_version,
+                                         "class_weight"));
     COLO_TRY(colo_lm_head_bound(linear->head, &weight));
     COLO_FAIL_IF(weight != saved->weight_version, COLO_ERR_MODIFIED,
                  "the head was written between forward and backward: version %" PRIu64

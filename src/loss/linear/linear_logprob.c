@@ -198,9 +198,9 @@ static void place_saved(struct colo_linear_call *call, void *memory,
 /* A call whose arguments are checked. @up: of its d_logits; NULL: it makes none */
 static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hidden,
                          const colo_tensor_t *targets, const colo_support_saved_t *support,
-                         const colo_linear_upstream_t *up)
+                         const float *class_weight, const colo_linear_upstream_t *up)
 {
-    colo_status_t st = colo_linear_begin(call, hidden, targets, support);
+    colo_status_t st = colo_linear_begin(call, hidden, targets, support, class_weight);
     if (st == COLO_OK && up)
         st = call->size.early && call->size.pass == COLO_LINEAR_BACKWARD ? make_factor(call, up)
                                                                          : make_upstream(call, up);
@@ -272,7 +272,7 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
                    : COLO_OK;
-    COLO_TRY(COLO_SIZED_CHECK(saved, valid, saved_what, saved_init));
+    COLO_TRY(colo_linear_check_saved_size(linear, saved));
     COLO_TRY(colo_linear_set_saved(linear, size, offsets));
     COLO_TRY(colo_linear_check_memory(saved_memory, "saved memory", offsets->bytes));
     return shares(size) ? colo_linear_check_memory(saved->d_weight, "saved.d_weight", 1) : COLO_OK;
@@ -305,10 +305,14 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
         .d_weight = shares(&call.size) ? saved->d_weight : NULL,
         .valid = true,
     };
+    if (linear->config.logprob.has_class_weight) {
+        made.class_weight = *batch->class_weight;
+        made.class_weight_version = colo_loss_version(batch->class_weight);
+    }
     colo_lm_head_bound(linear->head, &made.weight_version);
     place_saved(&call, saved_memory, &offsets);
     call.shared = made.d_weight;
-    COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support,
+    COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support, made.class_weight.data,
                  call.size.makes_d_logits ? upstream : NULL));
     return saved ? COLO_SIZED_WRITE(saved, &made, saved_what, saved_init) : COLO_OK;
 }
@@ -378,7 +382,9 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
         return COLO_OK;
     place_saved(&call, saved->memory, &offsets);
     call.shared = saved->d_weight;
-    COLO_TRY(run(&call, &saved->hidden, &saved->targets, &saved->support, upstream));
+    const bool weighs = linear->config.logprob.has_class_weight;
+    COLO_TRY(run(&call, &saved->hidden, &saved->targets, &saved->support,
+                 weighs ? saved->class_weight.data : NULL, upstream));
     if ((call.size.keeps && call.size.in_place) || shares(&call.size))
         saved->valid = false;
     return COLO_OK;
@@ -403,5 +409,7 @@ colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_save_support(batch->support);
     place_saved(&call, NULL, &nowhere);
-    return run(&call, batch->hidden, batch->targets, &support, upstream);
+    const bool weighs = linear->config.logprob.has_class_weight;
+    return run(&call, batch->hidden, batch->targets, &support,
+               weighs ? batch->class_weight->data : NULL, upstream);
 }

@@ -121,7 +121,8 @@ static void make_header(struct colo_linear_call *call)
 }
 
 colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
-                                const colo_tensor_t *targets, const colo_support_saved_t *support)
+                                const colo_tensor_t *targets, const colo_support_saved_t *support,
+                                const float *class_weight)
 {
     const colo_linear_logprob_t *linear = call->linear;
     const colo_logprob_config_t *config = &linear->config.logprob;
@@ -146,6 +147,7 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor
     call->args.saved = call->stats;
     call->args.support = colo_loss_support(support);
     call->args.support.token_of = call->rows.token_of;
+    call->args.class_weight = class_weight;
     call->args.row_stride = call->size.z_stride;
     call->args.d_dtype = linear->dtype;
     call->true_columns = call->args.true_columns;
@@ -157,6 +159,7 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor
         .entropy = colo_linear_place(call->workspace, call->memory.entropy),
         .loss = colo_linear_place(call->workspace, call->memory.loss),
         .correct = colo_linear_place(call->workspace, call->memory.correct),
+        .weight = colo_linear_place(call->workspace, call->memory.weight),
     };
     COLO_TRY(linear->kernels->rows_compact(&call->rows, call->main));
     if (call->size.pass != COLO_LINEAR_BACKWARD)

@@ -322,12 +322,14 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
     memory->entropy = put(&bytes, &ok, outputs && config->logprob.want_entropy, rows, stat, 1);
     memory->loss = put(&bytes, &ok, outputs && config->logprob.want_loss, rows, stat, 1);
     memory->correct = put(&bytes, &ok, outputs && config->logprob.want_correct, rows, 1, 1);
+    memory->weight = put(&bytes, &ok, outputs && config->logprob.has_class_weight, rows, stat, 1);
     memory->up[0] = put(&bytes, &ok, d_z, rows, stat, 1);
     memory->up[1] = put(&bytes, &ok, d_z && config->logprob.want_entropy, rows, stat, 1);
     memory->up[2] = put(&bytes, &ok, d_z && config->logprob.want_loss, rows, stat, 1);
     memory->scale = put(&bytes, &ok, size->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE,
                         sizeof(float), 1);
-    memory->stats = put(&bytes, &ok, size->piecewise, rows, 3, sizeof(double));
+    memory->stats = put(&bytes, &ok, size->piecewise, rows,
+                        colo_logprob_saved_numbers(&config->logprob), sizeof(double));
     memory->blocks = put(&bytes, &ok, outputs, size->block.bytes, colo_comm_size(linear->group),
                          colo_logprob_segments(&config->logprob, colo_comm_size(linear->group)));
     for (int i = 0; i < 2; i++) {
@@ -378,7 +380,8 @@ colo_status_t colo_linear_set_saved(const colo_linear_logprob_t *linear,
 {
     int64_t bytes = 0;
     bool ok = true;
-    saved->stats = put(&bytes, &ok, !size->early, size->rows, 3, sizeof(double));
+    saved->stats = put(&bytes, &ok, !size->early, size->rows,
+                       colo_logprob_saved_numbers(&linear->config.logprob), sizeof(double));
     saved->logits = put(&bytes, &ok, size->keeps, size->rows, size->z_stride,
                         elem_of(linear->config.logits_dtype));
     saved->d_logits =

@@ -69,7 +69,7 @@ static inline bool colo_linear_makes_grads(const struct colo_linear_size *size)
 /* Byte offsets in a workspace; -1: not there. */
 struct colo_linear_memory {
     int64_t row_of, token_of, row_targets, counts;
-    int64_t logp, entropy, loss, correct; /* per row */
+    int64_t logp, entropy, loss, correct, weight; /* per row */
     int64_t up[3], scale, stats, blocks;
     int64_t z[2], dz[2], h[2]; /* chunks; joined ones: z in place, dz and h */
     int64_t d_h, d_hidden;     /* as h; [T, H] before a reduce-scatter */
@@ -140,7 +140,8 @@ static inline bool colo_linear_sums(const colo_linear_logprob_t *linear, colo_li
 }
 /* The members of @call before aux are set; packs the tokens */
 colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
-                                const colo_tensor_t *targets, const colo_support_saved_t *support);
+                                const colo_tensor_t *targets, const colo_support_saved_t *support,
+                                const float *class_weight);
 /* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_join(const struct colo_linear_call *call);
 colo_status_t colo_linear_pipeline(struct colo_linear_call *call);
@@ -152,6 +153,9 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
                                        colo_linear_logprob_config_t *own);
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
                                       const colo_linear_batch_t *batch);
+/* Has the caller's header all members that a call needs? */
+colo_status_t colo_linear_check_saved_size(const colo_linear_logprob_t *linear,
+                                           const colo_linear_logprob_saved_t *saved);
 colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
                                          const colo_linear_upstream_t *up, bool factor);
 colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
