@@ -269,7 +269,8 @@ static int64_t list_partial(const world_t *w, colo_partial_t *partial, colo_plac
     return n;
 }
 
-static void make_plans(world_t *w)
+/* @made: out, how each plan ended */
+static void try_plans(world_t *w, colo_status_t made[RANKS])
 {
     COLO_ENDS(colo_builder_deinit) colo_builder_t builder = {0};
     static colo_place_t places[ROWS * ADDENDS];
@@ -291,8 +292,16 @@ static void make_plans(world_t *w)
         from.layout = &w->plan[rank]->src;
         to.layout = &w->plan[rank]->dst;
         colo_builder_begin(&builder, w->plan[rank], w->by_table);
-        assert_ok(colo_builder_route(&builder, from, to));
+        made[rank] = colo_builder_route(&builder, from, to);
     }
+}
+
+static void make_plans(world_t *w)
+{
+    colo_status_t made[RANKS];
+    try_plans(w, made);
+    for (int64_t rank = 0; rank < w->ranks; rank++)
+        assert_ok(made[rank]);
 }
 
 static void free_plans(world_t *w)
@@ -654,6 +663,53 @@ T_CASE(all_rows_are_added_up_over_places_along_any_dims)
     const uint64_t seed = t_seed();
     for (int64_t i = 0, n = t_scaled(CASES); i < n; i++)
         judge(seed + (uint64_t)i, false);
+}
+
+/* ---- more bytes than 63 bits ---- */
+
+/* Ranks from 0 on, each a holder. */
+static void make_holders(side_t *side, int64_t n)
+{
+    const colo_dim_t tp = {"tp", n};
+    colo_grid_t grid;
+    *side = (side_t){{n, 1, 1}, .size = n, .holders = n, .role = {HOLDS}};
+    assert_ok(colo_grid_init(&grid, &tp, 1, 0, RANKS));
+    assert_ok(colo_layout_init(&side->layout, &grid));
+    assert_ok(colo_layout_split(&side->layout, COLO_ROWS, "tp", COLO_BLOCK));
+    memset(side->local, -1, sizeof side->local);
+}
+
+/* One row, which rank 0 needs, and of which both ranks have addends. Two of them are as many bytes
+ * as a config may have, which knows of no others than those of its parts. */
+T_CASE(addends_of_more_than_63_bits_are_refused_where_they_are_needed_and_sent)
+{
+    static const struct {
+        int64_t on_rank[2]; /* addends */
+        colo_status_t made[2];
+    } cases[] = {
+        {{1, 1}, {COLO_OK, COLO_OK}},
+        {{2, 2}, {COLO_ERR_ARG, COLO_OK}}, /* two stay there, two come */
+        {{0, 3}, {COLO_ERR_ARG, COLO_ERR_ARG}},
+    };
+    for (int k = 0; k < 3; k++) {
+        world_t w = {.rows = 1, .ranks = 2, .named = true};
+        colo_status_t made[RANKS];
+        make_holders(&w.src, 1);
+        make_holders(&w.dst, 2);
+        w.src.local[0][0] = 0;
+        for (int64_t rank = 0; rank < 2; rank++)
+            for (int64_t i = 0; i < cases[k].on_rank[rank]; i++)
+                w.place[0][w.n[0]++] = (at_t){rank, i};
+        w.config =
+            (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &w.src.layout,
+                                 .dst = &w.dst.layout,  .shape = {1, 1, INT64_MAX / 4 / 2, 0},
+                                 .dtype = COLO_F32,     .output = COLO_SHARDED,
+                                 .grad = COLO_PARTIAL};
+        try_plans(&w, made);
+        for (int rank = 0; rank < 2; rank++)
+            assert_int_equal(made[rank], cases[k].made[rank]);
+        free_plans(&w);
+    }
 }
 
 T_MAIN("bridge/partial")

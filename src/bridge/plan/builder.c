@@ -36,8 +36,8 @@ static colo_status_t reserve(colo_pool_t *pool, colo_routes_t *out, int64_t n, i
 }
 
 /* Appends the entries [@lo, @hi), by peer; there is memory for them. */
-static void store(const colo_entry_t *entry, int64_t lo, int64_t hi, size_t elem,
-                  colo_routes_t *out)
+static colo_status_t store(const colo_entry_t *entry, int64_t lo, int64_t hi, size_t elem,
+                           colo_routes_t *out)
 {
     while (lo < hi) {
         colo_region_t *region = &out->region[out->nregions];
@@ -46,11 +46,16 @@ static void store(const colo_entry_t *entry, int64_t lo, int64_t hi, size_t elem
         for (; lo < hi && entry[lo].peer == msg.peer; lo++, msg.nregions++) {
             *region++ = entry[lo].region;
             *offset++ = entry[lo].offset;
-            msg.bytes += region_bytes(&entry[lo].region, elem);
+            COLO_FAIL_IF(!colo_add_ok(msg.bytes, region_bytes(&entry[lo].region, elem), &msg.bytes),
+                         COLO_ERR_ARG,
+                         "plan: a message with rank %lld has more than 63 bits of bytes; give a "
+                         "smaller shape",
+                         (long long)msg.peer);
         }
         out->nregions += msg.nregions;
         out->message[out->nmessages++] = msg;
     }
+    return COLO_OK;
 }
 
 /* Does @behind come behind @entry; nearly all do as they come. */
@@ -127,9 +132,9 @@ static colo_status_t store_sorted(colo_builder_t *builder, colo_list_t *list, si
     }
     COLO_TRY(reserve(&builder->plan->pool, out, n - (hi - lo), peers));
     COLO_TRY(reserve(&builder->plan->pool, local, hi - lo, 1));
-    store(entry, 0, lo, elem, out);
-    store(entry, lo, hi, elem, local);
-    store(entry, hi, n, elem, out);
+    COLO_TRY(store(entry, 0, lo, elem, out));
+    COLO_TRY(store(entry, lo, hi, elem, local));
+    COLO_TRY(store(entry, hi, n, elem, out));
     list->n = 0;
     return COLO_OK;
 }

@@ -226,8 +226,14 @@ static colo_status_t take(colo_builder_t *builder, const colo_values_t *values,
     for (int64_t i = 0, n = colo_blocks_count(builder->intersections[intersection.me_is_src].met);
          i < n; i++) {
         COLO_TRY(intersect(builder, hold, i, values->addend, &intersection));
-        if (values->kind == COLO_SINGLES)
-            builder->counted.needed += colo_extent_count(&overlap->extent) * (int64_t)builder->elem;
+        COLO_FAIL_IF(values->kind == COLO_SINGLES &&
+                         !colo_add_ok(builder->counted.needed,
+                                      colo_extent_count(&overlap->extent) * (int64_t)builder->elem,
+                                      &builder->counted.needed),
+                     COLO_ERR_ARG,
+                     "plan: rank %lld needs more than 63 bits of bytes, each as often as it has "
+                     "addends; give a smaller shape",
+                     (long long)rank);
         colo_block_of(hold, intersection.pos, &block);
         COLO_TRY(colo_sender_sources(builder, values, hold, &block));
         if (!colo_node_sums_reach(builder, values, rank) ||
