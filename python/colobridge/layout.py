@@ -133,6 +133,9 @@ class Layout:
 
 
 def _again(grid: Grid, raw: bytes, table: list[int] | None) -> Layout:
+    if len(raw) != c.sizeof(s.Layout):
+        raise ValueError('layout: found one of %d bytes to unpickle, expected %d: another version of the library made it; '
+                         'make it again' % (len(raw), c.sizeof(s.Layout)))
     layout = Layout(grid)
     layout._raw = s.Layout.from_buffer_copy(raw)
     if table is not None:

@@ -32,6 +32,8 @@ BRIDGES = {
         'test_samples_by_ceil'),
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
+    'a longer layout is unpickled without its end': (
+        'layout.py', 'if len(raw) != c.sizeof(s.Layout):', 'if False:', 'test_core.py', 'another_version'),
     'the first dim of data is the fastest': (
         'layout.py', 'for split, extent in splits_of(layout, axis):', 'for split, extent in splits_of(layout, axis)[::-1]:', 'test_megatron.py',
         'test_dims_of_data'),

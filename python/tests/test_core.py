@@ -219,6 +219,13 @@ def test_copies_of_layouts_and_partitions_have_memory_of_their_own():
     assert [said(x) for x in copies[0]] == [said(x) for x in copies[2]] == want
 
 
+def test_a_layout_that_another_version_pickled_is_refused():
+    again, (grid, raw, table) = cb.Layout('cp=2,dp=2').map_table([3, 0], 4).__reduce__()
+    for other in raw[:-128], raw + bytes(8):  # of before it had room for more members; of a longer one
+        with pytest.raises(ValueError, match='layout: found one of %d bytes to unpickle, expected %d' % (len(other), len(raw))):
+            again(grid, other, table)
+
+
 def test_a_communicator_and_what_was_made_with_it_have_no_copies():
     one, src = cb.Comm.self(), cb.Layout.src('dp=1')
     for made in (one, cb.Bridge(one, src, src, (1, 2, 1)), cb.Plan(src, src, (1, 2, 1), 0), cb.Memory.alloc(one, 8)):
