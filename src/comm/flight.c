@@ -155,20 +155,17 @@ void colo_comm_record_failure(colo_comm_t *comm, const char *why)
     const char *prefix = NULL;
     char program[COLO_RECORDER_MAX];
     bool from_env;
-    pthread_mutex_lock(&lock);
-    memcpy(program, comm->recorder, sizeof program);
-    const bool again = comm->recorded;
-    for (colo_comm_t *other = newest; other; other = other->older)
-        other->recorded |= other->world == comm->world;
-    pthread_mutex_unlock(&lock);
-    if (again)
-        return;
     const colo_error_t earlier = colo_error_save();
     const bool allowed = colo_env_text("COLO_FLIGHT_RECORDER", &prefix) == COLO_OK;
     (void)colo_env_value("COLO_FLIGHT_RECORDER", &from_env);
+    pthread_mutex_lock(&lock);
+    memcpy(program, comm->recorder, sizeof program);
     if (!from_env)
         prefix = program;
-    const bool asked = allowed && *prefix;
+    const bool asked = allowed && *prefix && !comm->recorded;
+    for (colo_comm_t *other = newest; asked && other; other = other->older)
+        other->recorded |= other->world == comm->world;
+    pthread_mutex_unlock(&lock);
     if (asked && why) /* and no log, whose sink may want what is locked */
         (void)write_record(comm, prefix, COLO_ERR_ABORTED, why);
     else if (asked && colo_comm_flight_record(comm, prefix) < 0)

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static json_int_t integer(const json_t *object, const char *key)
@@ -224,6 +225,25 @@ T_CASE(a_rank_that_ends_the_job_leaves_a_flight_record_too)
     }
     assert_int_equal(unsetenv("COLO_FLIGHT_RECORDER"), 0);
     assert_int_equal(rmdir(folder), 0);
+}
+
+/* One record is written of a world; a comm that asks for none leaves it to the next that fails. */
+T_CASE(a_comm_without_a_flight_recorder_takes_no_record_from_another)
+{
+    const char *folder = t_folder(), *prefix = t_text("%s/rank", folder);
+    const colo_comm_config_t config = {COLO_COMM_CONFIG_INIT, .flight_recorder = prefix};
+    T_ENDS(colo_comm_destroy) colo_comm_t *world = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *without = NULL;
+    T_ENDS(colo_comm_destroy) colo_comm_t *with = NULL;
+    assert_ok(colo_comm_create_self(&world));
+    assert_ok(colo_comm_split_color(world, 0, 0, &without));
+    assert_ok(colo_comm_split_color(world, 0, 0, &with));
+    assert_ok(colo_comm_configure(with, &config));
+    colo_comm_abort(without, "first");
+    assert_int_equal(rmdir(folder), 0); /* no file */
+    assert_int_equal(mkdir(folder, 0700), 0);
+    colo_comm_abort(with, "second");
+    assert_true(unlink(t_text("%s0", prefix)) == 0 && rmdir(folder) == 0);
 }
 
 /* A file system that hangs, for ten seconds at most: then what waits for it shows. */
