@@ -353,6 +353,55 @@ T_CASE(a_warm_call_of_several_tensors_allocates_nothing)
     spared = is_of_the_fake;
     assert_ok(t_gpus_run(RANKS, false, allocates_nothing, NULL));
 }
+
+/* Rows that are wider than those before, so that the batch is listed again; on one rank there is no
+ * memory for that at first. */
+static colo_status_t lists_again(t_gpu_rank_t *r, void *arg)
+{
+    enum { WIDER = 4 };
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    T_ENDS(t_ragged_free) t_ragged_t c;
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL, *other = NULL;
+    colo_tensor_t x, y, again, wide_x, wide_y;
+    int64_t rows[2];
+    (void)arg;
+    rank_try(t_gpu_register(r, 1 << 20));
+    rank_try(colo_comm_set_check(r->gpus, 2)); /* an error is told, and the comm lives on */
+    const t_ragged_where_t w = t_where(r);
+    const t_ragged_options_t o = {.tensors = 1, .where = &w};
+    t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
+    rank_try(t_ragged_bridge(&bridge, &c, &o, r->gpus));
+    const colo_segments_t s = t_ragged_segments(&c);
+    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+    colo_bridge_rows(bridge, &rows[0], &rows[1]);
+    rank_try(t_random_rows(&w, rows[0], c.c.h, 1, &x));
+    rank_try(t_random_rows(&w, rows[1], c.c.h, 2, &y));
+    rank_try(t_random_rows(&w, rows[0], WIDER * c.c.h, 3, &wide_x));
+    rank_try(t_random_rows(&w, rows[1], WIDER * c.c.h, 4, &wide_y));
+    rank_try(t_random_rows(&w, rows[1], WIDER * c.c.h, 5, &again));
+    rank_try(t_gpu_quiet(r));
+    rank_try(colo_batch_forward(batch, &x, &y, 1, r->stream));
+    rank_try(t_gpu_quiet(r));
+    fail_at = r->rank == 1;
+    const colo_status_t st = colo_batch_forward(batch, &wide_x, &wide_y, 1, r->stream);
+    rank_check(fail_at == 0);
+    rank_check(st == (r->rank == 1 ? COLO_ERR_NOMEM : COLO_ERR_PEER));
+    rank_try(colo_batch_forward(batch, &wide_x, &wide_y, 1, r->stream));
+    rank_try(colo_bridge_set_segments(bridge, &s, &other));
+    rank_try(colo_batch_forward(other, &wide_x, &again, 1, r->stream));
+    rank_try(t_gpu_quiet(r));
+    rank_try(t_same_bits(&w, &wide_y, &again));
+    colo_batch_destroy(&batch);
+    colo_batch_destroy(&other);
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(a_batch_whose_listing_failed_is_listed_by_its_next_call)
+{
+    spared = is_of_the_fake;
+    assert_ok(t_gpus_run(RANKS, false, lists_again, NULL));
+}
 #endif
 
 /* ---- two streams with one handle ---- */
