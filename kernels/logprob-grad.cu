@@ -76,7 +76,7 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
 template <formula FORMULA, typename R> __device__ R weight_of(const colo_logprob_args &p, int64_t j)
 {
     return FORMULA == WEIGHTED
-               ? (R)p.class_weight[p.config.logits.vocab_start - p.class_start + j]
+               ? ((const R *)p.class_weight)[p.config.logits.vocab_start - p.class_start + j]
                : (R)1;
 }
 

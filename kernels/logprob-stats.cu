@@ -44,7 +44,7 @@ __device__ void start_counts(const colo_logprob_args &p)
 /* A vector that is not inside the row, one element per thread. */
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH>
 __device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p, const void *row,
-                     int64_t columns, int64_t from, const float *weight)
+                     int64_t columns, int64_t from, const typename D::real *weight)
 {
     using R = typename D::real;
     const unsigned thread = thread_of_row<WIDTH>();
@@ -63,7 +63,7 @@ __device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_arg
  * WEIGHTED */
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH, bool AHEAD>
 __device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p,
-                         const void *row, int64_t columns, const float *weight)
+                         const void *row, int64_t columns, const typename D::real *weight)
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
         if (target != p.config.ignore_index)
             read_row<D, KEEP, PLAIN, WIDTH, AHEAD>(
                 a, p, row, here.columns,
-                KEEP == WEIGHTED ? p.class_weight + (here.start - p.class_start) : nullptr);
+                KEEP == WEIGHTED ? (const typename D::real *)p.class_weight + (here.start - p.class_start)
+                                 : nullptr);
         write_row<D, KEEP, PLAIN, WIDTH>(a, p, here, t, target, row, shared);
     }
 }

@@ -64,7 +64,7 @@ template <typename R, statistics KEEP> __device__ void raise(row_sums<R, KEEP> &
 
 /* @w: the weight of z's column, if KEEP is WEIGHTED */
 template <typename R, statistics KEEP>
-__device__ void take(row_sums<R, KEEP> &a, R z, R factor, int k, float w = 1)
+__device__ void take(row_sums<R, KEEP> &a, R z, R factor, int k, R w = 1)
 {
     const R d = fma(factor, z, -a.base), e = exp_of(d);
     a.s[k] += e;
@@ -73,8 +73,8 @@ __device__ void take(row_sums<R, KEEP> &a, R z, R factor, int k, float w = 1)
     if (KEEP == ALL)
         a.d[k] += d;
     if (KEEP == WEIGHTED) {
-        a.d[k] += w != 0 ? (R)w * d : 0; /* not 0 * -inf */
-        a.w[k] += (R)w;
+        a.d[k] += w != 0 ? w * d : 0; /* not 0 * -inf */
+        a.w[k] += w;
     }
 }
 
@@ -127,7 +127,7 @@ __device__ void absorb(row_sums<typename D::real, KEEP> &a, const uint4 *v, type
 /* Up to N values of x in registers. @weight: of the first one's column, if KEEP is WEIGHTED */
 template <typename R, statistics KEEP, int N>
 __device__ void absorb_x(row_sums<R, KEEP> &a, const R *x, int64_t offset, R factor,
-                         const float *weight = nullptr)
+                         const R *weight = nullptr)
 {
     R top = x[0];
 #pragma unroll
@@ -278,7 +278,7 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         if (p.block.wt >= 0)
             colo_stat_put(block + p.block.wt, WIDE, k,
                           counts && target < p.config.logits.vocab && j >= 0 && j < here.columns
-                              ? p.class_weight[target - p.class_start]
+                              ? (double)((const R *)p.class_weight)[target - p.class_start]
                               : 0);
     }
 }

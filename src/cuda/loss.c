@@ -86,7 +86,7 @@ static const struct pointer of_logprob_stats[] = {
     {AT(logprob_args, support.ids), I64, IDS, "support: ids"},
     {AT(logprob_args, support.begin), I64, LISTS, "support: begin"},
     {AT(logprob_args, support.end), I64, LISTS, "support: end"},
-    {AT(logprob_args, class_weight), F32, COLUMNS, "class_weight"},
+    {AT(logprob_args, class_weight), AT(logprob_args, stat_dtype), COLUMNS, "class_weight"},
     {AT(logprob_args, blocks), BYTES, ALWAYS, "workspace"},
     /* merge's, too: a wrong output must be known before anything is written */
     {AT(logprob_args, out.logp), AT(logprob_args, stat_dtype), ALWAYS, "out.logp"},
@@ -105,7 +105,7 @@ static const struct pointer of_logprob_grad[] = {
     {AT(logprob_args, support.ids), I64, IDS, "support: ids"},
     {AT(logprob_args, support.begin), I64, LISTS, "support: begin"},
     {AT(logprob_args, support.end), I64, LISTS, "support: end"},
-    {AT(logprob_args, class_weight), F32, COLUMNS, "class_weight"},
+    {AT(logprob_args, class_weight), AT(logprob_args, stat_dtype), COLUMNS, "class_weight"},
     {AT(logprob_args, saved), BYTES, COLUMNS, "stats"},
     {AT(logprob_args, upstream.d_logp), AT(logprob_args, stat_dtype), COLUMNS, "d_logp"},
     {AT(logprob_args, upstream.d_entropy), AT(logprob_args, stat_dtype), COLUMNS, "d_entropy"},

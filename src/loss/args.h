@@ -104,8 +104,8 @@ struct colo_logprob_args {
     int64_t columns;      /* Vl, padding too */
     int64_t true_columns; /* those < V; the first ones */
     struct colo_support_lists support;
-    const float *class_weight; /* of this rank's columns; NULL: each is 1 */
-    int64_t class_start;       /* the first one's column of the vocabulary */
+    const void *class_weight; /* of this rank's columns, in stat_dtype; with has_class_weight */
+    int64_t class_start;      /* the first one's column of the vocabulary */
 
     /* stats, merge */
     /* Blocks, not ranks of the group, if config.segment is not 0: each segment has its own. This
@@ -149,7 +149,9 @@ __host__ __device__
     static inline double
     colo_logprob_weight(const struct colo_logprob_args *args, int64_t j)
 {
-    return (double)args->class_weight[args->config.logits.vocab_start - args->class_start + j];
+    const int64_t i = args->config.logits.vocab_start - args->class_start + j;
+    return args->stat_dtype == COLO_F64 ? ((const double *)args->class_weight)[i]
+                                        : (double)((const float *)args->class_weight)[i];
 }
 
 /* An array of a block. */

@@ -200,7 +200,8 @@ colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
         return COLO_OK;
     int64_t in_vocab = config->logits.vocab - config->logits.vocab_start;
     in_vocab = in_vocab < 0 ? 0 : in_vocab < columns ? in_vocab : columns;
-    COLO_TRY(colo_loss_check_line(weight, "class_weight", COLO_F32, -1, ""));
+    COLO_TRY(
+        colo_loss_check_line(weight, "class_weight", colo_logprob_stat_dtype(like->dtype), -1, ""));
     COLO_FAIL_IF(weight->shape[0] != columns && weight->shape[0] != in_vocab, COLO_ERR_SHAPE,
                  "class_weight: %" PRId64 " elements, expected one for each of the %" PRId64
                  " columns here, or of the %" PRId64 " in the vocabulary",

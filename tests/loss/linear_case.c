@@ -239,10 +239,10 @@ static void make_memory(rank_t *k)
     k->d_b = memory_of((size_t)k->rows * colo_dtype_size(dw));
     fill(dw, &k->d_w, k->rows * H, before);
     fill(dw, &k->d_b, k->rows, before);
-    k->class_weight = memory_of((size_t)c->columns[k->r] * sizeof(float));
+    k->class_weight = memory_of((size_t)c->columns[k->r] * colo_dtype_size(stat));
     for (int64_t j = 0; j < c->columns[k->r]; j++)
-        ((float *)k->class_weight.data)[j] =
-            c->start[k->r] + j < c->vocab ? (float)c->class_weight[c->start[k->r] + j] : NAN;
+        loss_store(stat, k->class_weight.data, j,
+                   c->start[k->r] + j < c->vocab ? c->class_weight[c->start[k->r] + j] : NAN);
     memory_send(&k->class_weight);
     k->out_weight = memory_of((size_t)T * colo_dtype_size(stat));
     k->half = memory_from(stat, (double[]){0.5}, 1);
@@ -370,7 +370,7 @@ static colo_status_t run_passes(rank_t *k)
     end.data = (int64_t *)begin.data + T;
     ids.data = (int64_t *)begin.data + 2 * T;
     const colo_support_t support = {&ids, &begin, &end};
-    const colo_tensor_t class_weight = view(&k->class_weight, COLO_F32, 1, &c->columns[k->r]);
+    const colo_tensor_t class_weight = view(&k->class_weight, sums_of(c), 1, &c->columns[k->r]);
     colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT,
                                  &hidden,
                                  &targets,

@@ -11,13 +11,13 @@ static colo_tensor_t put_ids(gather_rank_t *m, const int64_t *from, int64_t n)
 /* This rank's; on odd ranks without those of padding, which are NaN. */
 static colo_tensor_t put_class_weight(gather_rank_t *m, const loss_case_t *c)
 {
-    float *w = m->host;
+    double *w = m->host;
     const int64_t start = c->start[m->rank], in = c->vocab > start ? c->vocab - start : 0;
     int64_t n = c->columns[m->rank];
     n = m->rank % 2 && in < n ? in : n;
     for (int64_t j = 0; j < n; j++)
-        w[j] = j < in ? (float)c->class_weight[start + j] : NAN;
-    return where_tensor(gather_put(m, w, (size_t)n * sizeof *w), COLO_F32, 1, &n);
+        w[j] = j < in ? c->class_weight[start + j] : NAN;
+    return where_tensor(gather_put_stats(m, w, n), m->stat, 1, &n);
 }
 
 static colo_status_t run_with(void *arg, gather_rank_t *m)

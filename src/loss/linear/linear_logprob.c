@@ -198,7 +198,7 @@ static void place_saved(struct colo_linear_call *call, void *memory,
 /* A call whose arguments are checked. @up: of its d_logits; NULL: it makes none */
 static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hidden,
                          const colo_tensor_t *targets, const colo_support_saved_t *support,
-                         const float *class_weight, const colo_linear_upstream_t *up)
+                         const void *class_weight, const colo_linear_upstream_t *up)
 {
     colo_status_t st = colo_linear_begin(call, hidden, targets, support, class_weight);
     if (st == COLO_OK && up)

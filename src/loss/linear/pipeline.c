@@ -122,7 +122,7 @@ static void make_header(struct colo_linear_call *call)
 
 colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
                                 const colo_tensor_t *targets, const colo_support_saved_t *support,
-                                const float *class_weight)
+                                const void *class_weight)
 {
     const colo_linear_logprob_t *linear = call->linear;
     const colo_logprob_config_t *config = &linear->config.logprob;

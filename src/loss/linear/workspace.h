@@ -141,7 +141,7 @@ static inline bool colo_linear_sums(const colo_linear_logprob_t *linear, colo_li
 /* The members of @call before aux are set; packs the tokens */
 colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
                                 const colo_tensor_t *targets, const colo_support_saved_t *support,
-                                const float *class_weight);
+                                const void *class_weight);
 /* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_join(const struct colo_linear_call *call);
 colo_status_t colo_linear_pipeline(struct colo_linear_call *call);
