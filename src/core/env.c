@@ -20,11 +20,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { WORDS = 5, TEXT_MAX = 4000, SHOWN = 40 };
+enum { TEXT_MAX = 4000, SHOWN = 40 };
+
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 static const struct row {
     colo_env_variable_t variable;
-    const char *words[WORDS]; /* allowed, none when it is a number */
+    const char *const *words; /* allowed, up to NULL; NULL when it is a number */
     const char *open;         /* allowed besides: what it is, and what it then contains */
     const char *part;
     int64_t lo, hi; /* of a number */
@@ -32,7 +34,7 @@ static const struct row {
 } rows[] = {
     {.variable = {"COLO_LOG", "off",
                   "what the library says on stderr: off, error, warn, info, debug", NULL},
-     .words = {"off", "error", "warn", "info", "debug"}},
+     .words = WORDS("off", "error", "warn", "info", "debug")},
     {.variable = {"COLO_TIMEOUT_MS", "600000",
                   "deadline of every wait for another rank, in milliseconds",
                   "colo_comm_config_t.timeout_ms"},
@@ -47,7 +49,7 @@ static const struct row {
      .hi = 2},
     {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package",
                   NULL},
-     .words = {"none", "core", "scatter", "numa", "package"}},
+     .words = WORDS("none", "core", "scatter", "numa", "package")},
     {.variable = {"COLO_BACKEND_DIR", "",
                   "folder of libcolobridge-*.so; empty: next to libcolobridge.so", NULL},
      .open = "a folder",
@@ -76,7 +78,7 @@ static const struct row {
                   "else NCCL; nccl, peer: only that one; ucx: processes use UCX, also on one host "
                   "unless COLO_NODE puts them on one node",
                   "colo_comm_config_t.transport"},
-     .words = {"auto", "nccl", "peer", "ucx"}},
+     .words = WORDS("auto", "nccl", "peer", "ucx")},
     {.variable =
          {"COLO_PEER_BLOCKS", "0",
           "the most blocks of a bridge's peer-to-peer kernel, which holds as many multiprocessors "
@@ -90,7 +92,7 @@ static const struct row {
           "else loops; cblas: that one, else OpenBLAS; loops; or the name of a CBLAS, "
           "libmkl_rt.so.2",
           "colo_lm_head_config_t.gemm"},
-     .words = {"auto", "cblas", "loops"},
+     .words = WORDS("auto", "cblas", "loops"),
      .open = "the name of a library (libmkl_rt.so.2)",
      .part = ".so"},
 };
@@ -143,7 +145,7 @@ static bool parse(const struct row *row, const char *text, int64_t *value)
 
 static int32_t find_word(const struct row *row, const char *text)
 {
-    for (int32_t i = 0; i < WORDS && row->words[i]; i++)
+    for (int32_t i = 0; row->words && row->words[i]; i++)
         if (strcmp(row->words[i], text) == 0)
             return i;
     return -1;
@@ -179,8 +181,8 @@ static void describe_allowed(const struct row *row, char *text, size_t cap)
     }
     colo_text_t list = {.data = text, .cap = cap};
     text[0] = '\0';
-    for (int i = 0; i < WORDS && row->words[i]; i++) {
-        const bool last = !row->open && (i + 1 == WORDS || !row->words[i + 1]);
+    for (int i = 0; row->words && row->words[i]; i++) {
+        const bool last = !row->open && !row->words[i + 1];
         colo_put(&list, "%s%s", i == 0 ? "" : last ? " or " : ", ", row->words[i]);
     }
     if (row->open)

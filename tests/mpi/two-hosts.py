@@ -182,7 +182,7 @@ def on_page(folder, launcher, colo_info):
     print(out)
     wanted = ['on 2 nodes', '  0  %-16s  0-1' % HOSTS[0], '  1  %-16s  2-3' % HOSTS[1],
               '2 pairs by Unix socket, because they are on one host and one network namespace: 0-1 2-3',
-              '4 pairs by UCX, because they are on two hosts: 0-2 0-3 1-2 1-3']
+              '4 pairs by ucx, because they are on two hosts: 0-2 0-3 1-2 1-3']
     lacks = [line for line in wanted if line not in out]
     for line in lacks:
         print('missing: %s' % line, file=sys.stderr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""colo-info --world by four processes that a launcher told their ranks: world.py COLO_INFO PROGRAM_NEXT_TO_FAKES"""
+"""colo-info --world by four processes that a launcher told their ranks: world.py COLO_INFO PROGRAM_NEXT_TO_FAKES [ucx]"""
 import os
 import subprocess
 import sys
@@ -33,6 +33,14 @@ with tempfile.TemporaryDirectory() as shared:
     expect('node 0', lines[3][::2], ['0', '0,2-3'])
     expect('node 1', lines[4][::2], ['1', '1'])
     expect('pairs', '  6 pairs by Unix socket, because they are on one host' in out[0], True)
+
+    # Pairs that no socket connects have the transport that the library chose, under its name there.
+    if 'ucx' in sys.argv[3:]:
+        codes, out, err = run(os.path.join(shared, 'ucx'), ('RANK', 'WORLD_SIZE'), COLO_NODE='x,y,x,x', COLO_TRANSPORT='ucx')
+        pairs = [line.strip() for line in out[0].splitlines() if ' pairs by ' in line]
+        expect('COLO_TRANSPORT=ucx', (codes, pairs[:2]), ([0] * 4, [
+            '3 pairs by Unix socket, because they are on one host and one network namespace: 0-2 0-3 2-3',
+            '3 pairs by ucx, because they are on one host, and COLO_TRANSPORT names it: 0-1 1-2 1-3']))
 
     # Over a stand-in for CUDA whose devices' memory no other process opens.
     for transport, node_of, wanted in (

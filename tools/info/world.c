@@ -142,12 +142,13 @@ static void find_fact(fact_t *f)
 
 /* ---- what carries a pair ---- */
 
+/* All but ONE_NETWORK have one transport, which names the world's backend. */
 enum { ONE_NETWORK, INSISTED, OTHER_NETWORK, OTHER_HOST, KINDS };
-static const char *const kinds[KINDS][2] = {
-    {"Unix socket", "they are on one host and one network namespace"},
-    {"UCX", "they are on one host, and COLO_TRANSPORT is ucx"},
-    {"UCX", "they are on one host, but two network namespaces (containers)"},
-    {"UCX", "they are on two hosts"},
+static const char *const reasons[KINDS] = {
+    "they are on one host and one network namespace",
+    "they are on one host, and COLO_TRANSPORT names it",
+    "they are on one host, but two network namespaces (containers)",
+    "they are on two hosts",
 };
 
 static int kind_of(const colo_comm_t *world, const void *arg, int32_t one, int32_t other)
@@ -158,7 +159,7 @@ static int kind_of(const colo_comm_t *world, const void *arg, int32_t one, int32
         return OTHER_HOST;
     if (a->net != b->net)
         return strcmp(a->host, b->host) ? OTHER_HOST : OTHER_NETWORK;
-    if (!transport || strcmp(transport, "ucx") != 0)
+    if (!transport || strcmp(transport, colo_comm_backend(world)) != 0)
         return ONE_NETWORK;
     return names && *names && colo_comm_node(world, one) == colo_comm_node(world, other)
                ? ONE_NETWORK
@@ -233,8 +234,11 @@ static void print_world(const colo_comm_t *world, const fact_t *fact, const char
     for (int32_t k = 0; k < nodes; k++)
         print_node(world, fact, k);
     printf("\nHost memory and control\n");
-    for (int k = 0; k < KINDS; k++)
-        print_pairs(world, kinds[k], k, kind_of, fact);
+    for (int k = 0; k < KINDS; k++) {
+        const char *words[2] = {k == ONE_NETWORK ? "Unix socket" : colo_comm_backend(world),
+                                reasons[k]};
+        print_pairs(world, words, k, kind_of, fact);
+    }
     printf("No rank reaches another's host memory: they are processes.\n\n"
            "GPU memory that is registered; other GPU memory goes by NCCL\n");
     for (int k = 0; k < GPU_KINDS && memory; k++)
