@@ -31,7 +31,7 @@ class HostPool(arena.Pool):
         if offset + need > self.nbytes:
             return like.new_empty(shape)
         t = torch.from_dlpack(self._memory.array(DTYPES[torch_dtype(like.dtype)], tuple(shape), offset, owner=self._pool))
-        self._places.append((offset, offset + need, StorageWeakRef(storage_of()(t))))
+        self._places.append((offset, offset + need, StorageWeakRef(storage_of(t))))
         return t
 
 
