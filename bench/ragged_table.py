@@ -119,8 +119,8 @@ class Library:
     name = 'library'
 
     def __init__(self, job, o):
-        self.carry = ct.Bridge(job.src_layout, job.dst_layout, group=dist.group.WORLD, output='sharded',
-                               ragged=True, transport=o.transport)
+        self.carry = ct.RaggedBridge(job.src_layout, job.dst_layout, group=dist.group.WORLD, output='sharded',
+                                     transport=o.transport)
         self.segments, self.graph = cb.Segments(**job.tables), None
 
     def forward(self, x, text):
@@ -301,7 +301,7 @@ def uniform(o, layout, device, host):
     tables = cb.Segments([length] * samples, src=[e // each for e in range(samples)], seq=list(range(samples)),
                          pos=[0] * samples, seq_len=[length] * samples,
                          seq_dp=[e * replicas // samples for e in range(samples)])
-    bridges = {'ragged': ct.Bridge(src, dst, ragged=True, transport=o.transport, **options)}
+    bridges = {'ragged': ct.RaggedBridge(src, dst, transport=o.transport, **options)}
     for transport in ('nccl', 'auto') if device.type == 'cuda' else ('auto',):
         bridges['uniform, ' + transport] = ct.Bridge(src, dst, transport=transport, **options)
     graphs, outputs = {}, {}

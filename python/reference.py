@@ -19,7 +19,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'packing'
 INSIDE = {'alive', 'loss_of', 'per_token', 'real_of', 'end', 'Listed', 'Own', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'outputs',
           'logprob.Plan', 'mean_workspace', 'Asked', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'size_and_rank', 'tell', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
-          'bytes_of', 'part_lengths', 'parts_of', 'part_of', 'context_of', 'replica_of', 'splits_of', 'counted_of', 'Repacking', 'bridge.kept', 'logprob_members', 'config_of', 'arranged', 'check_target', 'require_alive', 'joined', 'Comm.serves', 'Comm.knows_world', 'world_ranks', 'require_apart', 'Comm.ends', 'Flight'}
+          'bytes_of', 'part_lengths', 'parts_of', 'part_of', 'context_of', 'replica_of', 'splits_of', 'counted_of', 'Repacking', 'bridge.kept', 'logprob_members', 'config_of', 'arranged', 'check_target', 'require_alive', 'joined', 'Comm.serves', 'Comm.knows_world', 'world_ranks', 'require_apart', 'Comm.ends', 'Flight', 'extra_repr', 'another', 'planning'}
 
 
 def head(node, name):
@@ -53,16 +53,21 @@ def entry(title, doc, level):
     return ['%s `%s`' % ('#' * level, title), '', text, '']
 
 
-def class_entries(node, title):
-    made = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)
+def class_entries(node, title, classes):
+    """A class's own methods, and those of bases that have no entry."""
+    bases = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id.startswith('_') and base.id in classes]
+    made = {child.name: child for of in (node, *bases) for child in of.body if isinstance(child, ast.FunctionDef)
             and not any(ast.unparse(d).endswith('.setter') for d in child.decorator_list)}
+    forwards = any(ast.unparse(base) in ('torch.nn.Module', '_Module') for base in node.bases)
     out = entry(head(made['__init__'], title) if '__init__' in made else title, node, 3)
     for name, child in made.items():
-        if '%s.%s' % (node.name, name) in INSIDE:
+        if {name, '%s.%s' % (node.name, name)} & INSIDE:
             continue
         if name == '__call__' or not name.startswith('_'):
             title = name if has(child, 'property') else head(child, name)
-            out += entry(title.replace('__call__', node.name.lower()), child, 4)
+            if name == '__call__' or name == 'forward' and forwards:
+                title = title.replace(name, node.name.lower(), 1)
+            out += entry(title, child, 4)
     return out
 
 
@@ -83,13 +88,14 @@ def page():
         names = exported(module)
         for name in files:
             tree = ast.parse((HERE / 'colobridge' / (name + '.py')).read_text())
+            classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
             for node in tree.body:
                 own = getattr(node, 'name', '_')
                 if own.startswith('_') or {own, '%s.%s' % (Path(name).name, own)} & INSIDE or has(node, 'Function'):
                     continue
                 title = own if names is None or own in names else '%s.%s' % (Path(name).name, own)
                 if isinstance(node, ast.ClassDef):
-                    lines += class_entries(node, title)
+                    lines += class_entries(node, title, classes)
                 elif isinstance(node, ast.FunctionDef):
                     lines += entry(head(node, title), node, 3)
     return '\n'.join(lines).rstrip() + '\n'

@@ -131,7 +131,7 @@ def at_once(fn, _seen):
 def seams(comm, carry):
     """(object, attribute, direction) of the C functions that calls on this communicator end in"""
     if carry is not None:
-        return [(carry._last[1], 'run', None)]
+        return [(carry._engine._last[1], 'run', None)]
     plans = [getattr(found[0], 'plan', found[0]) for name in ('_logprobs', '_linear_plans', '_losses')
              for found in getattr(comm.__dict__.get(name), 'kept', {}).values()]
     ready = [r for plan in plans for r in getattr(plan, 'kept', {}).values()] or plans

@@ -120,7 +120,7 @@ class RaggedLibrary(Library):
         encoder = cb.Layout.src(src.spec)
         if src.extent('cp') > 1:  # blocks of rows; the usual split is zigzag
             encoder.clear('rows').split('rows', 'cp', context=True)
-        self.carry = ct.Bridge(encoder, dst.spec, group=dist.group.WORLD, output='sharded', ragged=True)
+        self.carry = ct.RaggedBridge(encoder, dst.spec, group=dist.group.WORLD, output='sharded')
         self.tp, self.tokens = dst.group('tp'), dst.group('cp', 'dp')
 
     def merge(self, x, embedded, batch):

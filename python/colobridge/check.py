@@ -278,7 +278,7 @@ def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -
 
         def ragged(tables: Segments, x: Values, d_y: Values) -> tuple[Values, Values]:
             given = tensor(x, (-1, FEATURES), True)
-            y = ct.Bridge('dp=%d' % ranks, 'cp=%d' % ranks, group=world, output='sharded', ragged=True)(given, tables)
+            y = ct.RaggedBridge('dp=%d' % ranks, 'cp=%d' % ranks, group=world, output='sharded')(given, tables)
             y.backward(tensor(d_y, tuple(y.shape)))
             return y.flatten().tolist(), given.grad.flatten().tolist()
 

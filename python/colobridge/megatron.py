@@ -416,7 +416,7 @@ class ColocatedBridgeCommunicator:
         pipeline stages (algo="exact"), ranks of the others get an empty tensor, and run backward through it: the
         encoder's gradient comes from stage 0.
 
-        segments, into: of a ragged batch (algo="exact"), as colobridge.torch.Bridge(ragged=True) has them. Of several
+        segments, into: of a ragged batch (algo="exact"), as colobridge.torch.RaggedBridge has them. Of several
         modalities, each has a call.
 
         Raises ValueError (axes, batch), RuntimeError (after destroy(); another rank failed),
@@ -470,9 +470,9 @@ class ColocatedBridgeCommunicator:
 
     def _communicate_ragged(self, tensor: Any, segments: Any, into: Any) -> Any:
         if self._ragged is None:
-            from .torch import Bridge
+            from .torch import RaggedBridge
             options = {name: value for name, value in self._options.items() if name != 'algo'}
-            self._ragged = Bridge(self._src, self._dst, group=_dist().group.WORLD, ragged=True, **options)
+            self._ragged = RaggedBridge(self._src, self._dst, group=_dist().group.WORLD, **options)
         return self._ragged(tensor, segments, into=into)
 
     def destroy(self) -> None:

@@ -33,7 +33,7 @@ MUTANTS = {
     'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
     'each call of a packed bridge is prepared anew': (
-        'torch/bridge.py', 'last.src is src', 'last.src is None', 'test_torch_packed.py', 'prepared_once'),
+        'torch/engine.py', 'last.src is src', 'last.src is None', 'test_torch_packed.py', 'prepared_once'),
     'segments are given to collectives': (
         'megatron.py', 'if given and self._exact:', 'if given:', 'test_megatron_ragged.py', 'without_exact'),
     'what one rank finds wrong in communicate() stays there': (
@@ -41,15 +41,15 @@ MUTANTS = {
     'a tower that one rank cannot make is waited for': (
         'torch/tower.py', '    @eager  # so that the others hear of an error\n', '', 'test_refusals.py', 'tower'),
     'a bridge that one rank cannot make is waited for': (
-        'torch/bridge.py', 'self._refuse(why, comm)', 'pass', 'test_refusals.py', 'new_bridge or new and bridge'),
+        'torch/engine.py', 'self._refuse(why, comm)', 'pass', 'test_refusals.py', 'new_bridge or new and bridge'),
     'tables that one rank lacks are waited for': (
-        'torch/bridge.py', '@eager  # all of it', '# all of it', 'test_refusals.py', 'tables'),
+        'torch/engine.py', '@eager  # all of it', '# all of it', 'test_refusals.py', 'tables'),
     'a bridge of its own that one rank cannot make is waited for': (
-        'torch/bridge.py', "if comm == 'own' and self._own is None and", 'if False and', 'test_refusals.py', 'of_its_own or own'),
+        'torch/engine.py', "if comm == 'own' and self._own is None and", 'if False and', 'test_refusals.py', 'of_its_own or own'),
     'what is no group is looked up in torch.distributed first': (
         'torch/ranks.py', 'not isinstance(group, dist.ProcessGroup)', 'False', 'test_torch_logprob.py', 'bad_arguments'),
     'a rank that knows no layout tells no rank': (
-        'torch/bridge.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
+        'torch/engine.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
     'a graph has no autocast': (
         'torch/compiled.py', ', under(asked.casts):', ':', 'test_torch_compiled.py', 'autocast_of_its_call'),
     'more dims are taken as tokens, not as PyTorch has them': (
@@ -76,7 +76,7 @@ MUTANTS = {
     'outputs of a graph lie as transposed logits do': (
         'torch/compiled.py', 't.detach().contiguous()', 't.detach()', 'test_torch_compiled.py', 'opcheck'),
     'each shape of a bridge is a graph': (
-        'torch/bridge.py', 'if isinstance(n, torch.SymInt) else 0', 'if False else 0', 'test_torch_compiled.py',
+        'torch/engine.py', 'if isinstance(n, torch.SymInt) else 0', 'if False else 0', 'test_torch_compiled.py',
         'shapes_that_change'),
     'hidden states of tokens of its own are compared, too': (
         'torch/linear.py', 'if hidden.shape[:-1].numel() == target.numel():', 'if True:', 'test_torch_linear.py', 'own_tokens'),
@@ -85,9 +85,9 @@ MUTANTS = {
     'a bias of a drop-in is refused where its head is placed': (
         'torch/placed.py', "'lm_head_weight', 'lm_head_bias'", "'lm_head_weight'", 'test_torch_dtensor.py', 'drop_ins'),
     'all shapes of a bridge are cut evenly': (
-        'torch/bridge.py', 'if unit and n % unit == 0 else 0', 'if unit else 0', 'test_torch_compiled.py', 'are_symbols'),
+        'torch/engine.py', 'if unit and n % unit == 0 else 0', 'if unit else 0', 'test_torch_compiled.py', 'are_symbols'),
     'rows of a bridge lie at their own positions': (
-        'torch/bridge.py', 'mapped or any(', 'any(', 'test_torch_compiled.py', 'are_symbols'),
+        'torch/engine.py', 'mapped or any(', 'any(', 'test_torch_compiled.py', 'are_symbols'),
     'a graph drops what its backward needs': (
         'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',
         'losses_in_a_graph'),
@@ -686,6 +686,7 @@ WAITING = {
     'a tower that one rank cannot make is waited for',
     'all ranks of a world hear of the error of a part',
     'an error that the others have is told again',
+    'an error of a plan is told to no rank',
     'an exception of a rank meets a communicator that was destroyed',
     'context ranks of a sequence begin at the first',
     'ctrl-c waits for the ranks',

@@ -3,13 +3,13 @@
 
 BRIDGES = {
     'what records operations sees a bridge\'s second call': (
-        'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_recorded.py', 'like_the_one_before'),
+        'torch/engine.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_recorded.py', 'like_the_one_before'),
     'signs of what a bridge carries are those of its memory': (
         'torch/uniform.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
     'a frozen bridge lets the gradient back': (
         'torch/uniform.py', 'if ready.core.no_grad:', 'if False:', 'test_torch_bridge.py', 'frozen'),
     'a frozen bridge of a graph lets the gradient back': (
-        'torch/bridge.py', 'x.detach() if self.frozen and x is not None else x', 'x', 'test_torch_compiled.py',
+        'torch/bridge.py', 'x.detach() if engine.frozen and x is not None else x', 'x', 'test_torch_compiled.py',
         'frozen'),
     'rows that are added replace what is there': (
         'torch/ragged.py', "('index_add' if add else 'index_copy')", "'index_copy'", 'test_torch_placed.py', 'oracle_places'),
@@ -25,7 +25,7 @@ BRIDGES = {
         '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
         'test_names_of_the_reference'),
     'a ragged bridge is made before its layouts are looked at': (
-        'torch/bridge.py', "        if ragged:\n            Segments(", "        if False:\n            Segments(",
+        'torch/engine.py', 'if self.ragged and not packed:', 'if False:',
         'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),
     'samples by ceil are taken for blocks': (
         'torch/moves.py', 'split.kind) for split', 's.BLOCK) for split', 'test_torch_layouts.py',
@@ -38,7 +38,7 @@ BRIDGES = {
         'layout.py', 'for split, extent in splits_of(layout, axis):', 'for split, extent in splits_of(layout, axis)[::-1]:', 'test_megatron.py',
         'test_dims_of_data'),
     'samples count over dp alone': (
-        'torch/bridge.py', 'parts_of(self.src, axis) for axis in',
+        'torch/engine.py', 'parts_of(self.src, axis) for axis in',
         "parts_of(self.src, axis) if axis else self.src.grid.extent('dp') for axis in", 'test_megatron.py', 'test_samples_of_gtp'),
     'the whole sequence fits the recipe, not each part': (
         'partition.py', 'choice(\'recipe\', recipe, RECIPES) * cp', 'choice(\'recipe\', recipe, RECIPES)',
@@ -119,12 +119,12 @@ BRIDGES = {
     'what has left the pool takes its space for ever': (
         'torch/arena.py', 'self._used -= one[1]', 'pass', 'test_torch_arena.py', 'test_outputs_are_in_the_pool'),
     'a call like the one before goes over a communicator that died': (
-        'torch/bridge.py', ' and not again[2][0] and', ' and', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
+        'torch/engine.py', ' and not again[2][0] and', ' and', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
     'a call like the one before goes over a group that was destroyed': (
-        'torch/bridge.py', '(self._ranks is None or groups.alive(self.group))', 'True', 'test_torch_bridge.py',
+        'torch/engine.py', '(self._ranks is None or groups.alive(self.group))', 'True', 'test_torch_bridge.py',
         'test_what_cannot_be_is_refused'),
     'a call like the one before has its shape': (
-        'torch/bridge.py', ' and again[1] == (x.shape, x.dtype, x.device, samples, shape)', '', 'test_torch_bridge.py',
+        'torch/engine.py', 'again[1] == (x.shape, x.dtype, x.device, samples, shape)', 'True', 'test_torch_bridge.py',
         'test_rows_that_differ_are_named'),
     "what stays on a rank begins with the next one's sample": (
         'torch/moves.py', '0), first * unit,', '0), (first + 1) % 4 * unit,', 'test_torch_bridge.py',
@@ -139,7 +139,7 @@ BRIDGES = {
     'memory of PyTorch is used before earlier work on it has ended': (
         'torch/arena.py', 'stream.synchronize()', 'pass', 'test_torch_blocks.py', 'test_memory_of_pytorch_s_allocator'),
     'each shape makes a bridge of its own': (
-        'torch/bridge.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
+        'torch/engine.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
         'test_shapes_share'),
     'what is known of shapes grows with each shape': (
         'torch/uniform.py', 'if len(self._fits) >= _FITTING:', 'if False:', 'test_torch_arena.py', 'test_shapes_share'),
@@ -171,7 +171,7 @@ BRIDGES = {
     'sums are read from a workspace that has something else': (
         'torch/arena.py', 'workspace.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
     'ranks out of reach end the program': (
-        'torch/bridge.py', "why.status != STATUS['ERR_UNBUILT']", 'True', 'test_torch_arena.py',
+        'torch/engine.py', "why.status != STATUS['ERR_UNBUILT']", 'True', 'test_torch_arena.py',
         'test_out_of_reach'),
     'memory is asked for again of ranks that are elsewhere': (
         'torch/arena.py', "why.status not in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])", 'True',
@@ -289,7 +289,7 @@ BRIDGES = {
     'a ticket that is dropped keeps its place': (
         'torch/ticket.py', 'self.end()\n            except', 'pass\n            except', 'test_torch_ticket.py', 'are_named'),
     'finish starts no gradient': (
-        'torch/bridge.py', 'd_ys[0], given, back)', 'd_ys[0], given)', 'test_torch_ticket.py', 'lies_between'),
+        'torch/engine.py', 'd_ys[0], given, back)', 'd_ys[0], given)', 'test_torch_ticket.py', 'lies_between'),
     'finish starts no gradient of a ragged batch': (
         'torch/ragged.py', 'for i in range(call.n)], back)', 'for i in range(call.n)])', 'test_torch_ticket.py', 'lies_between'),
     'what finish returns is a view': (
@@ -311,7 +311,7 @@ BRIDGES = {
         'torch/ragged.py', 'self.held.batch._bridge.expect_backward(follows)', 'pass', 'test_torch_requires_grad.py',
         'no_grad and merged'),
     'a call like the last one does not say whether a backward follows': (
-        'torch/bridge.py', 'True, None, x.requires_grad and torch.is_grad_enabled())', 'True, None, True)',
+        'torch/engine.py', 'True, None, x.requires_grad and torch.is_grad_enabled())', 'True, None, True)',
         'test_torch_requires_grad.py', 'frozen_encoder_of_one_rank_is'),
     'ranks do not tell which of them have a backward': (
         'torch/uniform.py', 'dict(self.doing, requires_grad=follows)', 'self.doing', 'test_torch_requires_grad.py',
@@ -398,23 +398,40 @@ BRIDGES = {
         'learns_nothing'),
     'a tower runs where its first parameter is': (
         'torch/tower.py', ', self._smallest[:1])', ')', 'test_torch_tower.py', 'learns_nothing'),
-    'a copy has the tower that was copied': (
-        'torch/tower.py', 'copy.deepcopy(self.tower, memo)', 'self.tower', 'test_torch_tower.py', 'another_one_of_its_ranks'),
+    'a copy has the last call of what was copied': (
+        'torch/tower.py', 'dict(self.__dict__, _last=None,', 'dict(self.__dict__,', 'test_torch_tower.py', 'another_one_of_its_ranks'),
+    'a tower is no part of its module': (
+        'torch/tower.py', '        self.tower, self.stick,', "        self.__dict__['tower'], self.stick,", 'test_torch_modules.py',
+        'parameters_of_its_tower'),
+    'the smallest input stays what it was when the tower is cast': (
+        'torch/tower.py', 'self._smallest = pixels.to(fn(pixels)), grid', 'pass', 'test_torch_modules.py', 'cast'),
+    'the smallest input is memory that nobody wrote': (
+        'torch/tower.py', 'pixels.to(fn(pixels)), grid', 'fn(pixels), grid', 'test_torch_modules.py', 'cast'),
+    'a bridge of some ranks is loaded as one of all': (
+        'torch/engine.py', 'self.group is not dist.group.WORLD or self._own', 'self._own', 'test_torch_modules.py', 'pickled'),
+    'plans go over the communicator of calls': (
+        'torch/ranks.py', 'key = own or Own(ranks, -1, ranks)', 'key = ranks', 'test_torch_modules.py', 'on_another_thread'),
+    'plans of ranks that are threads go over the communicator of calls': (
+        'torch/ranks.py', 'made = kept.get(key)\n', 'made = _ranks_of(group)\n', 'test_torch_modules.py', 'of_threads_plan'),
+    'two towers of their own plan over one communicator': (
+        'torch/tower.py', 'groups.planning(self.group, self._plans,', 'groups.planning(self.group, None,', 'test_torch_modules.py', 'two_towers'),
+    'an error of a plan is told to no rank': (
+        'torch/ranks.py', '    if isinstance(value, _Ranks):\n        return value\n', '', 'test_torch_modules.py', 'error_of_a_plan'),
     'a tower writes in place, whatever is asked': (
         'torch/tower.py', 'inplace=inplace)', ')', 'test_torch_tower.py', 'keeps_its_hooks'),
     'sequences of a part are as long as the part': (
         'torch/tower.py', "parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1", '1', 'test_torch_tower.py',
         'random_steps'),
     'what is wrong on one rank is told to no rank': (
-        'torch/tower.py', 'return self._carry._talks_to', 'return None', 'test_torch_tower.py', 'bad_input_of_one_rank'),
+        'torch/tower.py', 'return self._own or self._pixels._talks_to', 'return None', 'test_torch_tower.py', 'bad_input_of_one_rank'),
     'a communicator of its own is that of all': (
-        'torch/bridge.py', "self._owned = bool(_COMMS[comm])", 'self._owned = False', 'test_torch_own.py', 'bridges_of_threads'),
+        'torch/engine.py', "self._owned = comm == 'own'", 'self._owned = False', 'test_torch_own.py', 'bridges_of_threads'),
     'a communicator of its own outlives its bridge': (
-        'torch/bridge.py', 'groups.end(self._own)', 'pass', 'test_torch_own.py', 'at_work_at_once'),
+        'torch/engine.py', 'groups.end(self._own)', 'pass', 'test_torch_own.py', 'at_work_at_once'),
     'the rest of what a rank brings comes first': (
         'comm.py', '(part + others)[:n]', '(others + part)[:n]', 'test_core.py', 'interpreter_lock'),
     'a group of packings has the ranks of the world': (
-        'torch/bridge.py', 'tuple(range(len(inside))) if self.packed else inside', 'inside', 'test_torch_packed.py',
+        'torch/engine.py', 'tuple(range(len(inside))) if self.packed else inside', 'inside', 'test_torch_packed.py',
         'counts_its_ranks'),
     'heads are those of the first rank': (
         'torch/relayout.py', ".split('features', 'cp') if heads", ' if heads', 'test_torch_packed.py', 'on_threads'),
@@ -448,15 +465,15 @@ BRIDGES = {
         'mesh.py', "getattr(sys.modules.get('torch.distributed.device_mesh'), 'DeviceMesh', None)",
         "__import__('torch.distributed.device_mesh', fromlist=['']).DeviceMesh", 'test_torch_mesh.py', 'nothing_is_imported'),
     'ranks in neither grid are waited for': (
-        'torch/bridge.py', 'return tuple(r for r in have if any(grid.has_rank(r) for grid in grids))', 'return have',
+        'torch/engine.py', 'return tuple(r for r in have if any(grid.has_rank(r) for grid in grids))', 'return have',
         'test_torch_outside.py', 'outside_need_not_call'),
     'a rank in neither grid waits for those that are': (
-        'torch/bridge.py', 'return me,', 'return tuple(r for r in have if r != me)', 'test_torch_outside.py', 'outside_may_call'),
+        'torch/engine.py', 'return me,', 'return tuple(r for r in have if r != me)', 'test_torch_outside.py', 'outside_may_call'),
     'a part of ranks that packings count has the first ones': (
-        'torch/bridge.py', 'self._own or groups.named(self._ranks, self._names)', 'self._own or (groups.counted_of('
+        'torch/engine.py', 'self._own or groups.named(self._ranks, self._names)', 'self._own or (groups.counted_of('
         'self._ranks) if self.packed else self._ranks)', 'test_torch_outside.py', 'need_not_call and packed'),
     'a part that an error killed stays dead': (
-        'torch/bridge.py', 'return groups.comm_of_part(self.group, self._part, device)', 'return self.group.part(self._part)',
+        'torch/engine.py', 'return groups.comm_of_part(self.group, self._part, device)', 'return self.group.part(self._part)',
         'test_torch_outside.py', 'nothing_of_a_mismatch'),
     'all ranks of a world hear of the error of a part': (
         'comm.py', 'made._above, made._run = self, self._run', 'made._above, made._run, made.told = self, self._run, self.told',

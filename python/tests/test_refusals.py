@@ -151,7 +151,7 @@ def encodes(m, llm):
 
 def carries(m, packed=False):
     if not hasattr(m, 'carry'):
-        m.carry = ct.Bridge('cp=4' if packed else 'dp=4', 'cp=4', group=m.world, ragged=not packed, packed=packed)
+        m.carry = (ct.PackedBridge if packed else ct.RaggedBridge)('cp=4' if packed else 'dp=4', 'cp=4', group=m.world)
     return m.carry
 
 

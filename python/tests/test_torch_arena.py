@@ -27,7 +27,7 @@ from test_core import Owner  # noqa: E402
 from test_torch_bridge import PAIRS, carries  # noqa: E402
 from world import meet  # noqa: E402
 
-bridges = sys.modules['colobridge.torch.bridge']  # ct.bridge is a function
+arenas = sys.modules['colobridge.torch.arena']
 uniform = sys.modules['colobridge.torch.uniform']
 FAN_IN, FAN_OUT = ('dp=4', 'cp=2,dp=2'), ('cp=2,dp=2', 'dp=4')
 MOVES = {'output': 'sharded', 'grad': 'disjoint'}
@@ -37,7 +37,7 @@ def carries_reached(rank, src, dst, axes, output, grad, buffers):
     with reached(buffers=buffers):
         carries(rank, src, dst, axes, output, grad, 'exact')
         carry = ct.Bridge(src, dst, group=dist.group.WORLD, output=output, grad=grad)
-        x = torch.ones(carry._core(carry.comm(torch.device('cpu')), (4, 8, 3), torch.float32,
+        x = torch.ones(carry._engine._core(carry.comm(torch.device('cpu')), (4, 8, 3), torch.float32,
                                    torch.device('cpu')).shapes[0], requires_grad=True)
         plan = cb.Plan(carry.src, carry.dst, (4, 8, 3), rank, output=output, grad=grad)
         y = carry(x, shape=(4, 8, 3))
@@ -57,25 +57,25 @@ def test_values_and_gradients_are_those_of_the_definition(world, src, dst):
 
 
 def takes_from_torch(rank):
-    owner, was = Owner(), bridges.arenas.allocator
-    bridges.arenas.allocator = lambda device: owner.functions
+    owner, was = Owner(), arenas.allocator
+    arenas.allocator = lambda device: owner.functions
     try:
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
         x = torch.ones(1, 8, 3, requires_grad=True)
         y = carry(x)
         y.backward(torch.ones_like(y))
-        assert owner.asked == carry._last[1].bridge.workspace_size > 0
+        assert owner.asked == carry._engine._last[1].bridge.workspace_size > 0
         carry.destroy()
         assert not owner.live
     finally:
-        bridges.arenas.allocator = was
+        arenas.allocator = was
 
 
 def test_allocator_that_an_exception_leaves_has_no_memory(monkeypatch):
     def interrupted(device):
         raise KeyboardInterrupt
     monkeypatch.setattr(torch.cuda, 'current_stream', interrupted)
-    functions = bridges.arenas.allocator.__wrapped__(torch.device('cuda', 0))
+    functions = arenas.allocator.__wrapped__(torch.device('cuda', 0))
     assert [functions.allocate(None, nbytes) for nbytes in (1, 512, 1 << 20)] == [None] * 3
 
 
@@ -91,7 +91,7 @@ def pool_serves(rank, options, addends):
         for step in range(4):
             x = torch.full((1, 4, 2), float(rank + step), requires_grad=True)
             y = carry(x)
-            pool = carry._last[1].core.region.pool
+            pool = carry._engine._last[1].core.region.pool
             assert pool.holds(y) and not y._is_view() and carry.copied == step * sums
             want = torch.stack([torch.full((4, 2), float(rank // 2 * 2 + r + step)) for r in range(2)])
             if options:
@@ -157,7 +157,7 @@ def test_outputs_are_copied_if_their_memory_cannot_be_registered(world):
 def ragged_pool(rank, output, copies):
     """@copies: of a step that merges"""
     with pooled():
-        carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True, output=output, grad='disjoint')
+        carry = ct.RaggedBridge('dp=4', 'cp=4', group=dist.group.WORLD, output=output, grad='disjoint')
         tables = cb.Segments([2] * 4, src=range(4), seq=[0] * 4, pos=[0, 2, 4, 6], seq_len=[8], seq_dp=[0])
         found, copied = set(), 0
         for step in range(3):
@@ -166,7 +166,7 @@ def ragged_pool(rank, output, copies):
             mine = [p for p in range(8) if output == 'full' or p in (rank, 7 - rank)]
             assert y[:, 0].tolist() == [float(p // 2 + step) for p in mine]
             y.backward(torch.ones_like(y))  # not zero elsewhere, so from any rank
-            workspace = carry._ragged[x.device].workspace
+            workspace = carry._engine._ragged[x.device].workspace
             assert workspace.copied == copied and torch.equal(x.grad, torch.ones_like(x))
             assert workspace._pool.holds(y) and workspace._pool.holds(x.grad)
             found.add((y.data_ptr(), x.grad.data_ptr()))
@@ -178,7 +178,7 @@ def ragged_pool(rank, output, copies):
             del y, held
         assert len(found) == 1
         carry.destroy()
-        carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True, output=output, grad='disjoint',
+        carry = ct.RaggedBridge('dp=4', 'cp=4', group=dist.group.WORLD, output=output, grad='disjoint',
                           buffers=None if rank == 1 else 0)
         y = carry(torch.ones(2, 3, requires_grad=True), tables)
         y.sum().backward()
@@ -193,7 +193,7 @@ def pool_carries(rank, seeds):
     with pooled():
         for seed in seeds:
             case = Case(seed, 4)
-            carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+            carry = ct.RaggedBridge(*case.layouts(), group=dist.group.WORLD, output=case.output, grad=case.grad)
             segments = cb.Segments(**case.tables())
             for merged in (False, True, False):
                 ragged_case.carried(rank, case, carry, segments, merged)
@@ -208,17 +208,17 @@ def carries_ragged(rank, size, seeds):
     with reached():
         for seed in seeds:
             case = Case(seed, size)
-            carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+            carry = ct.RaggedBridge(*case.layouts(), group=dist.group.WORLD, output=case.output, grad=case.grad)
             segments = cb.Segments(**case.tables())
             for merged in (False, True):
                 ragged_case.carried(rank, case, carry, segments, merged)
-            workspace = carry._ragged[torch.device('cpu')].workspace
+            workspace = carry._engine._ragged[torch.device('cpu')].workspace
             # of both calls with gradients and of one without, those in which this rank has what peers reach
             rows, own = len(case.source(rank)), case.output == 'full' and case.grad == 'partial' and case.cp > 1
             there = [n > 0 for n in (len(case.arrivals(rank)), rows)]
             back = [n > 0 for n in (len(case.arrivals(rank)), case.axis(rank))] if own else [rows > 0] * 2
             assert workspace.copied == 2 * sum(there) + sum(back), (seed, workspace.copied)
-            assert segments._sums(carry._options, carry.dst) == own
+            assert segments._sums(carry._engine._options, carry.dst) == own
             carry.destroy()
 
 
@@ -229,7 +229,7 @@ def test_ragged_batches_go_through_memory_that_peers_reach(world):
 def grows(rank):
     """Steps of other sizes: memory is made anew when one does not fit, on all ranks."""
     with reached():
-        carry, sizes = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True), []
+        carry, sizes = ct.RaggedBridge('dp=4', 'cp=4', group=dist.group.WORLD), []
         for n in (3, 200, 100, 230, 2000):
             rows = [n, 0, 1, 2]
             segments = cb.Segments(rows, src=range(4), seq=[0] * 4, pos=[0, n, n, n + 1], seq_len=[8 * n], seq_dp=[0])
@@ -238,7 +238,7 @@ def grows(rank):
             y.backward(y.detach())
             assert y[:, 0].tolist() == [float(r) for r in range(4) for _ in range(rows[r])]
             assert torch.equal(x.grad, 4 * x.detach())
-            sizes.append(carry._ragged[x.device].workspace._memory.nbytes)
+            sizes.append(carry._engine._ragged[x.device].workspace._memory.nbytes)
         assert sizes[1] == sizes[2] < sizes[3] < sizes[4] and sizes[1] >= (200 + 3) * 64 * 4
 
 
@@ -250,7 +250,7 @@ def other_features(rank, width):
     """Rank 2, which has no rows, says that x has other features: all ranks hear of it in the first call on the
     tables, whether memory has to grow or not."""
     with reached():
-        carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+        carry = ct.RaggedBridge('dp=4', 'cp=4', group=dist.group.WORLD)
         for rows in (8, 1):
             segments = cb.Segments([rows, rows, 0, rows], src=range(4), seq=[0] * 4, pos=[0, 8, 16, 16], seq_len=[64],
                                    seq_dp=[0])
@@ -279,11 +279,11 @@ def blocks(rank):
         assert carry.copied == 2  # blocks for two of four
         assert all(torch.equal(a, b) for a, b in zip(ys, want))
         at = [y.data_ptr() for y in ys]
-        inside = [carry._last[1].arena.holds(y) for y in ys]
+        inside = [carry._engine._last[1].arena.holds(y) for y in ys]
         assert inside == [True, True, False, False] and len(set(at)) == 4
         part = ys[0][:, 1:3, :1]  # as long as somebody has any of it
         ys[0] = None
-        assert not carry._last[1].arena.holds(carry(x[0]))
+        assert not carry._engine._last[1].arena.holds(carry(x[0]))
         assert torch.equal(part, want[0][:, 1:3, :1])
         del part
         again = carry(x[3])
@@ -292,7 +292,7 @@ def blocks(rank):
         if rank % 2:  # one rank has no block left, the other has: no rank waits
             ys[1] = None
         y = carry(x[2])
-        assert carry._last[1].arena.holds(y) == bool(rank % 2) and torch.equal(y, want[2])
+        assert carry._engine._last[1].arena.holds(y) == bool(rank % 2) and torch.equal(y, want[2])
 
 
 def test_blocks_come_back_when_no_tensor_has_them_and_a_rank_without_one_copies(world):
@@ -316,8 +316,8 @@ def shapes(rank):
                 for k, n in enumerate(rows):
                     x = torch.full((1, n, features), float(10 * k + rank), requires_grad=True)
                     held.append((x, carry(x)))
-                    has.append(carry._last[1].arena.memory)
-                    assert 0 < len(carry._last[1].core._fits) <= 3
+                    has.append(carry._engine._last[1].arena.memory)
+                    assert 0 < len(carry._engine._last[1].core._fits) <= 3
                 for k, (x, y) in enumerate(held):
                     want = torch.tensor([10.0 * k + rank // 2 * 2 + r for r in range(2)])
                     assert torch.equal(y, want[:, None, None].expand(2, rows[k], features))
@@ -338,8 +338,8 @@ def outgrown(rank):
         carry, held = ct.Bridge(*FAN_IN, group=dist.group.WORLD), []
         for n in (4, 400, 40000):
             carry(torch.ones(1, n, 2))
-            held.append(weakref.ref(carry._last[1].arena.memory))
-        assert [one() is not None for one in held] == [False, False, True] and len(carry._kept) == 3
+            held.append(weakref.ref(carry._engine._last[1].arena.memory))
+        assert [one() is not None for one in held] == [False, False, True] and len(carry._engine._kept) == 3
 
 
 def test_shapes_that_have_been_keep_no_memory_that_was_too_small(world):
@@ -368,7 +368,7 @@ def in_place(rank):
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)
         x = torch.ones(1, 4, 2, requires_grad=True)
         y = carry(x)
-        assert carry._last[1].arena.holds(y) and not y._is_view()
+        assert carry._engine._last[1].arena.holds(y) and not y._is_view()
         y.mul_(3)
         y[:, 0] += 1
         y.sum().backward()
@@ -383,7 +383,7 @@ def outlives(rank):
     with reached(buffers=2):
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
         y = carry(torch.full((1, 4, 2), 5.0))
-        held = weakref.ref(carry._last[1].arena.memory)
+        held = weakref.ref(carry._engine._last[1].arena.memory)
         carry.destroy()
         del carry
         dist.barrier()
@@ -524,7 +524,7 @@ def out_of_reach(rank):
             assert carry.is_p2p is False and made == ['peer', 'nccl']
             with pytest.raises(RuntimeError, match='ranks 2 and 3'):
                 ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='peer')(x)
-            ragged = ct.Bridge(*FAN_IN, group=dist.group.WORLD, ragged=True)
+            ragged = ct.RaggedBridge(*FAN_IN, group=dist.group.WORLD)
             tables = cb.Segments([1] * 4, src=[0, 1, 2, 3], seq=[0, 0, 1, 1], pos=[0, 1, 0, 1],
                                  seq_len=[4, 4], seq_dp=[0, 1])
             assert torch.equal(ragged(x[0, :1], tables), torch.ones(2, 2))

@@ -177,7 +177,7 @@ def test_what_is_reached_goes_by_the_hosts_too(monkeypatch):
             plan = cb.Plan(carry.src, carry.dst, shape, comm.rank, ranks_per_node=per, one_level=True,
                            nodes=None if per else nodes)
             found.append(tuple(map(plan.reached, ('forward', 'backward'))))
-            assert reach(carry.src, carry.dst, carry._options, comm, shape, memory.s.DTYPES.index('f32'), False,
+            assert reach(carry.src, carry.dst, carry._engine._options, comm, shape, memory.s.DTYPES.index('f32'), False,
                           comm.rank)[0] == found[-1]
         return found[0] != found[1]
     for nodes in (None, [0, 1, 1, 0, 0, 1, 0, 1]):

@@ -265,20 +265,20 @@ def scaled(rank):
     """Of all kinds, in halves, and where the gradient is a part of that of y. Powers of 2 are exact."""
     segments = cb.Segments([2, 3], src=[0, 1], seq=[0, 0], pos=[0, 4], seq_len=[8], seq_dp=[0])
     cuts = [cb.Packing([0, 8], split=split) for split in ('zigzag', 'block')]
-    kinds = ((('dp=2', 'cp=2'), {}, torch.ones(1, 8, 3), {}), (('dp=2', 'dp=2'), {}, torch.ones(1, 8, 3), {}),
-             (('dp=2', 'cp=2'), {'ragged': True}, torch.ones(2 + rank, 3), {'segments': segments}),
-             (('cp=2', 'cp=2'), {'packed': True}, torch.ones(4, 3, dtype=torch.bfloat16), dict(zip(('src', 'dst'), cuts))))
-    for specs, options, x, given in kinds:
+    kinds = ((ct.Bridge, ('dp=2', 'cp=2'), torch.ones(1, 8, 3), {}), (ct.Bridge, ('dp=2', 'dp=2'), torch.ones(1, 8, 3), {}),
+             (ct.RaggedBridge, ('dp=2', 'cp=2'), torch.ones(2 + rank, 3), {'segments': segments}),
+             (ct.PackedBridge, ('cp=2', 'cp=2'), torch.ones(4, 3, dtype=torch.bfloat16), dict(zip(('src', 'dst'), cuts))))
+    for make, specs, x, given in kinds:
         grads = {}
         for scale in (1, 4, .5):
-            carry = ct.Bridge(*specs, group=dist.group.WORLD, grad_scale=scale, **options)
+            carry = make(*specs, group=dist.group.WORLD, grad_scale=scale)
             for half in (False, True, False):
                 leaf = x.clone().requires_grad_()
                 y = carry.start(leaf, **given).finish() if half else carry(leaf, **given)
                 d = torch.arange(1., y.numel() + 1).view(y.shape).to(y.dtype)
                 y.backward(d)
                 assert torch.equal(d, torch.arange(1., y.numel() + 1).view(y.shape).to(y.dtype))  # not written
-                assert torch.equal(leaf.grad, grads.setdefault(1, leaf.grad) * scale), (specs, options, scale)
+                assert torch.equal(leaf.grad, grads.setdefault(1, leaf.grad) * scale), (make, specs, scale)
                 assert leaf.grad.dtype is x.dtype
     with pytest.raises(ValueError, match=r"bridge: grad_scale is 'W', expected a number"):
         ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD, grad_scale='W')
@@ -603,7 +603,7 @@ def test_an_all_reduce_that_was_forgotten_before_nll_is_found_in_the_first_step(
 def test_replicas_of_a_source_that_bring_other_x_are_named(way):
     def one_rank(world):
         world.set_check(2)
-        carry = ct.Bridge('tp=2,dp=2', 'dp=4', group=world, ragged=way != 'uniform')
+        carry = (ct.Bridge if way == 'uniform' else ct.RaggedBridge)('tp=2,dp=2', 'dp=4', group=world)
         tables = None if way == 'uniform' else cb.Segments([3] * 4, src=[0, 0, 1, 1], seq=range(4), pos=[1] * 4, seq_len=[5] * 4,
                                                            seq_dp=range(4))
         for bad in False, True:

@@ -217,13 +217,13 @@ def symbols(rank):
             shape = [4, 8, 3]
             shape[axis] = n
             try:
-                want = carry._shape_of_y(None, None, tuple(shape))
+                want = carry._engine._shape_of_y(None, None, tuple(shape))
             except ValueError:
                 continue  # no call has this shape
             env = ShapeEnv()
             name = ConstantSource('n%d' % n)
             shape[axis] = env.create_symintnode(env.create_symbol(n, name), hint=n, source=name)
-            assert [int(m) for m in carry._shape_of_y(None, None, tuple(shape))] == want, (kind, axis, n)
+            assert [int(m) for m in carry._engine._shape_of_y(None, None, tuple(shape))] == want, (kind, axis, n)
             seen += 1
         assert seen > 9, kind
 

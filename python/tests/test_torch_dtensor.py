@@ -482,10 +482,10 @@ def unplaced(rank):
     one = lambda x: distribute_tensor(x, mesh, [Replicate()])  # noqa: E731
     flat = torch.arange(32.0).view(8, 4)
     bridge, sequence = ct.Bridge('tp=4', 'dp=4', group=world), ct.Sequence(2, 8, cp_group=world)
-    ragged = ct.Bridge('dp=4', 'dp=4', group=world, ragged=True)
+    ragged = ct.RaggedBridge('dp=4', 'dp=4', group=world)
     tables = cb.Segments([2] * 4, src=range(4), seq=range(4), pos=[0] * 4, seq_len=[2] * 4, seq_dp=range(4))
     calls = {
-        'bridge: x': lambda: bridge(one(flat)), 'bridge: into': lambda: bridge(flat, into=one(flat)),
+        'bridge: x': lambda: bridge(one(flat)), 'bridge: into': lambda: ragged(flat[:2], tables, into=one(flat[None, :2])),
         'relayout: x': lambda: ct.relayout(one(flat), [0, 16, 32], 'zigzag', 'block', group=world),
         'shard: x': lambda: ct.shard(one(flat), cb.Partition(8), axis=0),
         'weighted_sum: values': lambda: ct.weighted_sum(one(flat), reduce_group=world),

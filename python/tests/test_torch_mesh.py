@@ -81,7 +81,7 @@ def uniform(rank, group, order):
     src = 'dp=4'
     if order == 'dp, cp':
         src = cb.Layout(mesh._flatten('dp_cp')).split('samples', 'dp_cp')
-    ragged = ct.Bridge(src, mesh, group=mesh, ragged=True)
+    ragged = ct.RaggedBridge(src, mesh, group=mesh)
     tables = cb.Segments([2] * 4, src=range(4), seq=[0, 0, 1, 1], pos=[0, 4, 0, 4], seq_len=[8, 8], seq_dp=[0, 1])
     y = ragged(torch.full((2, 1), float(rank)), tables)
     assert y.flatten().tolist() == [2 * dp] * 2 + [2 * dp + 1] * 2
@@ -100,7 +100,7 @@ def side_by_side(rank):
     for name, part in slices.items():
         me = mesh.get_local_rank(name)
         packing = cb.Packing(seq_len=[8], split='zigzag')
-        bridge = ct.Bridge('cp=2', DeviceMesh.from_group(part.get_group(), 'cpu', mesh_dim_names=('cp',)), group=part, packed=True)
+        bridge = ct.PackedBridge('cp=2', DeviceMesh.from_group(part.get_group(), 'cpu', mesh_dim_names=('cp',)), group=part)
         y = bridge(torch.tensor(ZIGZAG[me], dtype=torch.float32).view(4, 1), src=packing, dst=packing.with_split('block'))
         assert y.flatten().tolist() == [4 * me + i for i in range(4)]
         y = ct.relayout(y, None, 'block', 'zigzag', group=part)
@@ -194,8 +194,8 @@ def make(what, group):
         return lambda spec: ct.EncoderParallel(torch.nn.Linear(2, 2), group=group, llm=spec, smallest=(torch.zeros(1, 2), None))
     src = cb.Layout.src('dp=4')
     if what == 'packed':
-        return lambda spec: ct.Bridge('cp=2,dp=2', spec, group=group, packed=True)
-    return lambda spec: ct.Bridge(src, spec, group=group, ragged=what == 'ragged')
+        return lambda spec: ct.PackedBridge('cp=2,dp=2', spec, group=group)
+    return lambda spec: (ct.RaggedBridge if what == 'ragged' else ct.Bridge)(src, spec, group=group)
 
 
 def compared(_rank, what, group):

@@ -21,11 +21,11 @@ def make(kind, group, offset):
     """Of two ranks from @offset on; samples along dp, then rows over cp."""
     at = '@%d' % offset if offset else ''
     if kind == 'packed':
-        return ct.Bridge('cp=2' + at, 'cp=2' + at, group=group, packed=True)
+        return ct.PackedBridge('cp=2' + at, 'cp=2' + at, group=group)
     src, dst = 'dp=2' + at, 'cp=2' + at
     if kind == 'split':  # not by dp, so that components tell nothing
         src = cb.Layout(cb.Grid(src)).split('samples', 'dp', 'ceil')
-    return ct.Bridge(src, dst, group=group, ragged=kind == 'ragged', output='sharded')
+    return (ct.RaggedBridge if kind == 'ragged' else ct.Bridge)(src, dst, group=group, output='sharded')
 
 
 def carried(kind, bridge, me, factor):

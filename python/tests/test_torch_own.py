@@ -18,7 +18,7 @@ ROWS = [[1., 2., 3.], [21., 22., 23., 24., 25.]]
 
 
 def bridges(group, comm='own'):
-    return (ct.Bridge('dp=2', 'cp=2,dp=1', group=group, ragged=True, output='sharded', comm=comm),
+    return (ct.RaggedBridge('dp=2', 'cp=2,dp=1', group=group, output='sharded', comm=comm),
             ct.Bridge('dp=2', 'tp=2', group=group, comm=comm))
 
 

@@ -173,7 +173,7 @@ def dealt(rank):
     src = cb.Packing(seq_len=lengths, split='zigzag', cp=cp, first=first)
     pieces = [[(3, 2), (0, 0), (5, 1)], [(6, 2)], [], [(1, 0), (4, 3)]]
     dst = cb.Packing(cu_of(lengths), pieces=pieces)
-    carry = ct.Bridge('cp=4', 'cp=4', group=dist.group.WORLD, packed=True)
+    carry = ct.PackedBridge('cp=4', 'cp=4', group=dist.group.WORLD)
     whole = torch.arange(19., dtype=torch.float64).view(-1, 1) + torch.tensor([0., 100.])
 
     def mine(of):
@@ -230,7 +230,7 @@ def test_each_sequence_may_have_ranks_of_its_own(world):
 
 def replicas(rank):
     """Sequences move between replicas."""
-    carry = ct.Bridge('cp=2,dp=2', 'dp=4', group=dist.group.WORLD, packed=True)
+    carry = ct.PackedBridge('cp=2,dp=2', 'dp=4', group=dist.group.WORLD)
     src, dst = cb.Packing([0, 4, 8], dp=[1, 0]), cb.Packing([0, 4, 8], dp=[3, 0], split='whole')
     whole = torch.arange(8.).view(-1, 1)
     at = [] if rank // 2 not in (0, 1) else [4 * (1 - rank // 2) + p for p in ((0, 3) if rank % 2 == 0 else (1, 2))]
@@ -248,7 +248,7 @@ def test_sequences_move_between_replicas(world):
 def images(rank):
     """Images among text, of sequences on context ranks of their own."""
     lengths = [8, 4, 6]
-    carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True, output='sharded')
+    carry = ct.RaggedBridge('dp=4', 'cp=4', group=dist.group.WORLD, output='sharded')
     made, at = [0, 1, 2, 3], [(0, 1), (0, 5), (1, 0), (2, 2)]  # by image: its rank; sequence and first position
     for cp, first in (([4, 1, 1], [0, 2, 3]), ([1, 2, 3], [3, 0, 1])):
         packing = cb.Packing(seq_len=lengths, split='zigzag', cp=cp, first=first)
@@ -307,7 +307,7 @@ def autograd(rank):
         assert torch.equal(z.grad, want.grad), reentrant
     # a gradient that is None: of a tensor that nothing used; and an x without one on this rank
     a, b = mine.clone().requires_grad_(), mine.clone().requires_grad_()
-    carry = ct.Bridge('cp=4', 'cp=4', group=dist.group.WORLD, packed=True)
+    carry = ct.PackedBridge('cp=4', 'cp=4', group=dist.group.WORLD)
     p = cb.Packing(cu_of(LENGTHS))
     ya, _ = carry((a, b), src=p, dst=p.with_split('block'))
     ya.sum().backward()
@@ -443,20 +443,19 @@ def refused(rank):
             call()
         meet()
         assert swap(part(torch.zeros(24, 1), LENGTHS, 'zigzag', 4, rank)).shape == (6, 1)
-    carry = ct.Bridge('cp=4', 'cp=4', group=dist.group.WORLD, packed=True)
+    carry = ct.PackedBridge('cp=4', 'cp=4', group=dist.group.WORLD)
     p = cb.Packing(good)
     meet()
     for words, call in (("src is None, expected src= and dst=, colobridge.Packing", lambda: carry(x)),
-                        ("dst is a NoneType, expected colobridge.Packing", lambda: carry(x, src=p)),
-                        ("into is given to a packed bridge", lambda: carry(x, src=p, dst=p, into=x))):
+                        ("dst is a NoneType, expected colobridge.Packing", lambda: carry(x, src=p))):
         with pytest.raises(ValueError, match=words):
             call()
         meet()
     carry.destroy()
-    for words, options in (("packed with ragged=True", dict(ragged=True)), ("output 'sharded'", dict(output='sharded')),
-                           ("axes 'sbh'", dict(axes='sbh')), ("ranks \\[4, 5, 6, 7\\] of the src grid", {})):
+    for words, options in (("packed with buffers 1; expected None or 0", dict(buffers=1)),
+                           ("ranks \\[4, 5, 6, 7\\] of the src grid", {})):
         with pytest.raises(ValueError, match=words):
-            ct.Bridge('cp=8' if not options else 'cp=4', 'cp=4', group=dist.group.WORLD, packed=True, **options)
+            ct.PackedBridge('cp=8' if not options else 'cp=4', 'cp=4', group=dist.group.WORLD, **options)
     with pytest.raises(ValueError, match="pieces are given, and split 'zigzag', cp 2 and first None; expected one way"):
         cb.Packing([0, 4], cp=2, pieces=[[(4, 0)]])
     with pytest.raises(ValueError, match='pieces has 2 entries, expected 1, one for each sequence'):

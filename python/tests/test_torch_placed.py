@@ -102,7 +102,7 @@ def dropped(rank):
         x, text = column(MINE[rank]).requires_grad_(), torch.ones(10, 1, requires_grad=True)
         given = {} if options is None else dict(options, into=text * 1)
         y = carry.start(x, worked(), **given).finish() if ticket else carry(x, worked(), **given)
-        core = weakref.ref(carry._ragged[x.device]._bridges[options == {}])
+        core = weakref.ref(carry._engine._ragged[x.device]._bridges[options == {}])
         del carry, given
         assert core() is not None
         y.sum().backward()

@@ -27,7 +27,7 @@ SEED = int(os.environ.get('T_SEED', '1'))
 
 
 def bridge_of(case, group, **options):
-    return ct.Bridge(*case.layouts(), group=group, ragged=True, output=case.output, grad=case.grad, **options)
+    return ct.RaggedBridge(*case.layouts(), group=group, output=case.output, grad=case.grad, **options)
 
 
 def carries(rank, seeds, size, group=None):
@@ -75,7 +75,7 @@ def column(values, **kind):
 
 
 def sharded(group=None, **options):
-    return ct.Bridge('dp=2', 'cp=2,dp=1', group=group or dist.group.WORLD, ragged=True, output='sharded', **options)
+    return ct.RaggedBridge('dp=2', 'cp=2,dp=1', group=group or dist.group.WORLD, output='sharded', **options)
 
 
 def worked_example(rank):
@@ -99,7 +99,7 @@ def test_worked_example_arrives_row_by_row(pair):
 
 def outstanding(rank, steps):
     """More tables than are kept; backward in another order than forward; tables that change afterwards."""
-    carry, made = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, ragged=True), []
+    carry, made = ct.RaggedBridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD), []
     for k in range(steps):
         tables = {name: torch.tensor(values) for name, values in WORKED.items()}
         at = k % 4, (k // 4) % 4
@@ -186,10 +186,10 @@ def graphs_keep(rank):
             now.extend([1] * (k == 0))
             y.sum().backward()
             now.clear()
-            kept.append(weakref.ref(carry._ragged[x.device].last.held.written(x.device)))
+            kept.append(weakref.ref(carry._engine._ragged[x.device].last.held.written(x.device)))
         with pytest.raises(ValueError, match='segment 2: seq is 7'):
             carry(x, worked(seq=[0, 0, 7]))
-        carry._ragged[x.device].forget()
+        carry._engine._ragged[x.device].forget()
         del y
         gc.collect()
         assert [index() is not None for index in kept] == [True] + [False] * 9
@@ -203,7 +203,7 @@ def test_what_a_graph_reads_stays(pair):
 
 def asked_alone(rank):
     """Rank 0 alone asks for the rows of tables that no call has brought, and of the oldest tables kept."""
-    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, ragged=True)
+    carry = ct.RaggedBridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD)
     tables = [cb.Segments(**dict(WORKED, pos=[k % 4, 9, k // 4])) for k in range(10)]
     x = column(MINE[rank])
 
@@ -225,15 +225,15 @@ def test_rows_asked_by_one_rank_leave_the_batches_alike(pair):
 def test_a_zigzag_source_is_refused_when_the_bridge_is_made():
     def one_rank(world):
         with pytest.raises(ValueError, match="source layout splits rows ZIGZAG over 'cp', expected BLOCK"):
-            ct.Bridge('cp=2', 'dp=2', group=world, ragged=True)
-        ct.Bridge('cp=1,dp=2', 'cp=2', group=world, ragged=True)
+            ct.RaggedBridge('cp=2', 'dp=2', group=world)
+        ct.RaggedBridge('cp=1,dp=2', 'cp=2', group=world)
 
     cb.run_threads(2, one_rank)
 
 
 def nothing(rank):
     """No segment; segments without rows; rows on one rank only. Gradients flow on every rank."""
-    carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD, ragged=True)
+    carry = ct.RaggedBridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
     x = torch.ones(0, 3, requires_grad=True)
     for tables in (dict(rows=[], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]),
                    dict(rows=[0, 0], src=[1, 2], seq=[0, 0], pos=[1, 3], seq_len=[4], seq_dp=[1])):
@@ -345,7 +345,7 @@ def test_nested_tensors_are_their_rows(pair):
 def dishonest(world):
     """A DISJOINT gradient that is not zero in rows of the other context rank."""
     world.set_check(2)
-    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=world, ragged=True, grad='disjoint')
+    carry = ct.RaggedBridge('dp=2', 'cp=2,dp=1', group=world, grad='disjoint')
     y = carry(column(MINE[world.rank]).requires_grad_(), worked())
     y.sum().backward()
 
@@ -356,7 +356,7 @@ def test_a_disjoint_gradient_that_is_not_is_found():
 
 
 def negative(world):
-    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=world, ragged=True)
+    carry = ct.RaggedBridge('dp=2', 'cp=2,dp=1', group=world)
     x = column(MINE[world.rank])
     assert torch.equal(carry(x, worked()), carry(x.clone(), worked()))
     carry(torch._neg_view(x), worked())
@@ -415,7 +415,7 @@ def test_a_view_of_one_rank_is_written_elsewhere(pair):
 def order(rank, output):
     """Tables of 2 sequences of 12 positions: a buffer of 2 and 12, or 12 and 2. Other shapes are as many positions."""
     parts = 2 if output == 'sharded' else 1
-    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, ragged=True, output=output)
+    carry = ct.RaggedBridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, output=output)
     tables, x = worked(seq_len=[12, 12]), column(MINE[rank])
     each = 12 // parts
     y = carry(x, tables, into=torch.zeros(2, each, 1))
@@ -609,18 +609,14 @@ def test_a_bridge_destroyed_before_backward_is_told(pair):
     pair.run(destroyed)
 
 
-def mixed_up(rank):
-    uniform = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD)
-    with pytest.raises(ValueError, match='segments are given, and the bridge was made with ragged=False'):
-        uniform(torch.ones(1, 4, 1), worked())
-    with pytest.raises(ValueError, match='segments are missing, and the bridge was made with ragged=True'):
+def impossible(rank):
+    with pytest.raises(ValueError, match='segments is a NoneType, expected colobridge.Segments'):
         sharded()(column(MINE[rank]))
     with pytest.raises(ValueError, match="transport is 'peer' and x is on cpu"):
         sharded(transport='peer')(column(MINE[rank]), worked())
-    for options in (dict(axes='sbh'), dict(algo='collective'), dict(buffers=1)):
-        with pytest.raises(ValueError, match='expected the defaults'):
-            sharded(**options)
+    with pytest.raises(ValueError, match='ragged with buffers 1; expected None or 0'):
+        sharded(buffers=1)
 
 
-def test_uniform_and_ragged_calls_are_not_mixed_up(pair):
-    pair.run(mixed_up)
+def test_what_a_ragged_bridge_cannot_be_is_refused(pair):
+    pair.run(impossible)

@@ -26,11 +26,11 @@ def calls(rank, group, kind):
         carry, x = ct.Bridge('dp=2', 'cp=2', group=group), torch.ones(1, 4, 3)
         return lambda x: carry.start(x).finish(), x
     if kind == 'packed':
-        carry, x = ct.Bridge('cp=2', 'cp=2', group=group, packed=True), torch.ones(4, 3)
+        carry, x = ct.PackedBridge('cp=2', 'cp=2', group=group), torch.ones(4, 3)
         return lambda x: carry(x, src=cb.Packing(**CUTS[0]), dst=cb.Packing(**CUTS[1])), x
     if kind == 'relayout':
         return lambda x: ct.relayout(x, [0, 8], 'zigzag', 'block', group=group, dim=0), torch.ones(4, 3)
-    carry, x = ct.Bridge('dp=2', 'cp=2', group=group, ragged=True), torch.ones(2 + rank, 3)
+    carry, x = ct.RaggedBridge('dp=2', 'cp=2', group=group), torch.ones(2 + rank, 3)
     into = (lambda: {'into': torch.zeros(8, 3)}) if kind == 'merged' else dict
     return lambda x: carry(x, cb.Segments(**SEGMENTS), **into()), x
 

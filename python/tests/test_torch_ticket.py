@@ -39,7 +39,7 @@ class Halves:
 def ragged(rank, seeds, size, group=None):
     for seed in seeds:
         case = Case(seed, size)
-        carry = ct.Bridge(*case.layouts(), group=group or dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+        carry = ct.RaggedBridge(*case.layouts(), group=group or dist.group.WORLD, output=case.output, grad=case.grad)
         segments = cb.Segments(**case.tables())
         for merged in (False, True):
             carried(rank, case, Halves(carry), segments, merged)
@@ -129,7 +129,7 @@ def order(rank, is_ragged):
     ticket.Flight.end = lambda self: (events.append('finish') if self._ticket else None, end(self))[1]
     try:
         if is_ragged:
-            carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+            carry = ct.RaggedBridge('dp=4', 'cp=4', group=dist.group.WORLD)
             segments = cb.Segments([2, 1, 0, 3], src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, 2, 3, 4], seq_len=[8], seq_dp=[0])
             x, rest = torch.ones(segments.rows[rank], 3, requires_grad=True), (segments,)
         else:
@@ -150,7 +150,7 @@ def test_what_lies_between_runs_between_in_both_passes(world, is_ragged):
 
 def written_over(rank):
     """The caller goes on with its buffer in place of what finish() returned."""
-    carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+    carry = ct.RaggedBridge('dp=4', 'cp=4', group=dist.group.WORLD)
     segments = cb.Segments([2, 1, 0, 3], src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, 2, 3, 4], seq_len=[8], seq_dp=[0])
     results = []
     for finish in (True, False):
@@ -213,10 +213,10 @@ def started(kind, rank, group):
         carry, x = ct.Bridge('dp=2', 'cp=2', group=group), torch.ones(1, 8, 1, requires_grad=True)
         return carry, lambda: carry.start(x * 1), x
     if kind == 'packed':
-        carry, x = ct.Bridge('cp=2', 'cp=2', group=group, packed=True), torch.ones(4, 3, requires_grad=True)
+        carry, x = ct.PackedBridge('cp=2', 'cp=2', group=group), torch.ones(4, 3, requires_grad=True)
         cuts = [cb.Packing([0, 8], split=split) for split in ('zigzag', 'block')]
         return carry, lambda: carry.start(x * 1, src=cuts[0], dst=cuts[1]), x
-    carry, x = ct.Bridge('dp=2', 'cp=2', group=group, ragged=True), torch.ones(2 + rank, 3, requires_grad=True)
+    carry, x = ct.RaggedBridge('dp=2', 'cp=2', group=group), torch.ones(2 + rank, 3, requires_grad=True)
     segments = cb.Segments([2, 3], src=[0, 1], seq=[0, 0], pos=[0, 4], seq_len=[8], seq_dp=[0])
     into = (lambda: {'into': torch.zeros(8, 3)}) if kind == 'merged' else dict
     return carry, lambda: carry.start(x * 1, segments, **into()), x

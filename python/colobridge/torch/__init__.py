@@ -4,7 +4,7 @@
 Tensors live on the host or on CUDA devices, and are borrowed: neither inputs nor gradients are copied, unless a function
 says so.
 """
-from .bridge import Bridge, bridge
+from .bridge import Bridge, PackedBridge, RaggedBridge, bridge
 from .chunks import over_chunks
 from .cross_entropy import cross_entropy, linear_cross_entropy
 from .linear import linear_logprob, linear_nll
@@ -19,6 +19,6 @@ from .support import Support
 from .ticket import Ticket
 from .tower import EncoderParallel, TowerPlan
 
-__all__ = ['Bridge', 'Distilled', 'EncoderParallel', 'Loss', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
+__all__ = ['Bridge', 'Distilled', 'EncoderParallel', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
            'cross_entropy', 'distill', 'entropy', 'group_ranks', 'linear_cross_entropy', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
            'next_token', 'nll', 'over_chunks', 'relayout', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

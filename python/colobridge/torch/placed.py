@@ -475,7 +475,7 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     names = inspect.signature(fn).parameters
     given = dict(zip(names, args), **kwargs)
     before = dict(given)
-    what = {'_called': 'bridge', '_relayout': 'relayout', '_gather': 'Sequence.gather'}.get(fn.__name__, fn.__qualname__.replace('.__call__', '').replace('.__init__', ''))
+    what = {'call': 'bridge', '_planned': 'EncoderParallel.plan', '_relayout': 'relayout', '_gather': 'Sequence.gather'}.get(fn.__name__, fn.__qualname__.replace('.forward', '').replace('.__init__', ''))
     takes = ('hidden', 'target', 'mask', 'ids', 'vocab_parallel_logits', 'targets') if 'vocab_start' in names else \
         ('hidden',) if fn.__name__ == 'over_chunks' else ()
     places = None
@@ -483,7 +483,7 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         if not is_placed(t) or name in PARAMETERS:
             continue
         of = '%s: %s' % (what, name)
-        if name == 'x' and what == 'bridge' and not (before['self'].ragged or before['self'].packed):
+        if name == 'x' and what == 'bridge' and not before['self'].ragged:
             _carried(before['self'], given)
             continue
         if name not in takes:

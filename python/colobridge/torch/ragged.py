@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged batches as an autograd function: what Bridge(..., ragged=True) does with a call."""
+"""Ragged batches as an autograd function: what RaggedBridge and PackedBridge do with a call."""
 import array
 import collections
 import ctypes as c
@@ -433,8 +433,6 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
     xs, intos = _list(given), [] if into is None else _list(into)
     merged = bool(intos) and inplace and not add and not any(t is None for t in intos)
     names = ['into[%d]' % i if len(intos) > 1 else 'into' for i in range(len(intos))]
-    if self.packed and into is not None:
-        raise ArgumentError("bridge: into is given to a packed bridge; expected None: y has all rows of this rank")
     if into is None and (add or not inplace):
         raise ArgumentError("bridge: %s is given without into; expected the tensor that rows go to"
                             % ('add=True' if add else 'inplace=False'))

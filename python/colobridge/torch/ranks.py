@@ -67,8 +67,8 @@ class _Thread:
 
 
 class Own(NamedTuple):
-    """World ranks with communicators that serve one object alone, the @number-th of these ranks; 0: all that are alike.
-    names: what the ranks are to the communicators."""
+    """World ranks with communicators that serve one object alone, the @number-th of these ranks; 0: all that are alike;
+    -1: all that plan. names: what the ranks are to the communicators."""
     ranks: tuple[int, ...]
     number: int
     names: tuple[int, ...]
@@ -431,19 +431,24 @@ def alive(group: Any) -> bool:
     return group in _table() or is_mesh(group)
 
 
+def _store_of(group: Comm) -> Any:
+    """Where ranks of run_threads() meet; None: of no other ones."""
+    run = group._run
+    if run is not None and dist.is_available():
+        with _lock:
+            run.store = run.store or dist.HashStore()
+    return run and run.store
+
+
 def _ranks_of(group: Comm, part: tuple[int, ...] | None = None) -> _Ranks:
     """Of a communicator of the caller's, or of some of its world ranks. Ranks of run_threads() can make another one after
     an error."""
     kept: dict[Any, _Ranks] = group.__dict__.setdefault('_torch_made', {})
     made = kept.get(part)
     if made is None:
-        run = group._run
-        if run is not None and dist.is_available():
-            with _lock:
-                run.store = run.store or dist.HashStore()
-        again = run is not None and group.told[0]  # an error killed it: these ranks meet without the others
+        store, again = _store_of(group), group._run is not None and group.told[0]  # an error killed it: these ranks meet without the others
         made = kept[part] = _Ranks(
-            part or tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), run and run.store,
+            part or tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), store,
             group if part is None else None if again else group.part(part))
         made.given = group
     return made
@@ -458,6 +463,31 @@ def comm_of_part(group: Comm, ranks: tuple[int, ...], device: Any) -> Comm:
     if made.host is not None and made.host.backend == 'nccl' and not made.host.told[0]:
         return made.host
     return made.comm(device)
+
+
+def another(group: Any, what: str) -> Own | Comm:
+    """Another communicator for all ranks of a group, of one object alone. Of a Comm it is made, by all of them."""
+    return group.split_color(0, group.rank) if isinstance(group, Comm) else Own.of(group_ranks(group, what))
+
+
+def planning(group: Any, own: Own | Comm | None, what: str) -> '_Ranks | None':
+    """The ranks of a group, and the communicator on which they plan beside their calls, so perhaps on another thread: @own, or
+    one of all objects on these ranks. None: this one alone."""
+    ranks = world_ranks(group, what)
+    if len(ranks) == 1:
+        return None
+    key = own or Own(ranks, -1, ranks)
+    if isinstance(key, Comm):
+        return _ranks_of(key)
+    if not isinstance(group, Comm):
+        return _ranks(key)
+    kept: dict[Any, _Ranks] = group.__dict__.setdefault('_torch_made', {})
+    made = kept.get(key)
+    if made is None:
+        store = _store_of(group)
+        made = kept[key] = _Ranks(key, group.world_rank(group.rank), store, None if store else group.split_color(0, group.rank))
+        made.given = group
+    return made
 
 
 def require_line(group: Any, what: str) -> None:
@@ -527,6 +557,8 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
 
 def _group_of(value: Any) -> _Ranks | None:
     """The ranks of an argument that is a group, or has one; None: it has none, or this rank is alone in it."""
+    if isinstance(value, _Ranks):
+        return value
     value = getattr(value, 'ds_process_group', value)
     talks = getattr(value, '_talks_to', None)  # a Bridge's
     value = value if talks is None else talks

@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from ..layout import Layout
 from ..packing import Packing
 from . import ranks as groups
-from .bridge import Bridge, kept
+from .bridge import PackedBridge, kept
 from .calls import called, eager, operator
 from .ready import integer
 from .tensors import said
@@ -57,8 +57,8 @@ def _layout(size: int, heads: bool) -> Layout:
     return layout.clear('rows').split('features', 'cp') if heads else layout
 
 
-def _bridge(group: Any, size: int, src: bool, dst: bool) -> Bridge:
-    return Bridge(_layout(size, src), _layout(size, dst), group=group, packed=True)
+def _bridge(group: Any, size: int, src: bool, dst: bool) -> PackedBridge:
+    return PackedBridge(_layout(size, src), _layout(size, dst), group=group)
 
 
 def _shape(x: Any, size: int, src: str, dst: str, dim: int) -> list[Any]:
@@ -125,5 +125,5 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
     packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
     tables = _cut(packing, src), _cut(packing, dst)
     carry = kept(_bridge, group, size, *heads)
-    y = carry(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), src=tables[0], dst=tables[1])
+    y = carry.forward(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), *tables)
     return y.view(_shape(x, size, src, dst, dim))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder on all ranks of an LLM's grid: each image is encoded once, on the rank that balance() assigns it to, and its
 rows go to their positions among the embeddings. docs/for-vision.md."""
-import copy
 import itertools
 import json
 import math
@@ -20,6 +19,7 @@ from ..errors import STATUS, ArgumentError, MismatchError
 from ..grid import Grid
 from ..layout import Layout, context_of, part_of, parts_of, replica_of
 from ..packing import Packing, joined
+from ..plan import choice
 from ..segments import Segments, balance
 from ..tables import one_of, require_entries
 from ..tables import table as as_table
@@ -27,8 +27,8 @@ from ..tensor import _TORCH, torch_dtype
 from . import ranks as groups
 from . import sides
 from .alike import checksums, differing
-from .bridge import Bridge
 from .calls import eager
+from .engine import COMMS, Engine, call
 from .tensors import said
 
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
@@ -182,8 +182,17 @@ class _Table(NamedTuple):
                    Packing(**text) if isinstance(text, dict) else text)
 
 
-class EncoderParallel:
-    """Encodes each image of a step once, on one rank of an LLM's grid, and carries its rows to their positions.
+class _Last(NamedTuple):
+    """The last call. times: when the one before it began, and it began and ended. carry: what carried its rows."""
+    plan: TowerPlan
+    times: tuple[Any, Any, Any]
+    moved: dict[str, int]
+    carry: Engine
+
+
+class EncoderParallel(torch.nn.Module):
+    """Encodes each image of a step once, on one rank of an LLM's grid, and carries its rows to their positions. A
+    torch.nn.Module, whose parameters are those of the tower: "tower.NAME".
 
     tower: the encoder, as it is or in DDP, fully_shard() or ZeRO-3, with the same parameters on all ranks of the grid.
     group: a torch process group, a DeviceMesh or a colobridge.Comm with exactly the grid's ranks. llm: the LLM's grid, a
@@ -202,9 +211,12 @@ class EncoderParallel:
     transformer's layer have it. fit() measures it.
     stick: as balance() has it, for images that are on a rank already.
     grad_scale: factor of the gradient that reaches the tower: docs/for-vision.md has a table.
+    comm: "shared": calls go over the communicator of these ranks, as those of Bridge do, and plan() over another one, which
+    all plan() on these ranks have in common; so one thread calls, and one, perhaps another, plans. "own": over two of its
+    own. All ranks make such ones in one order; they connect then.
 
-    A copy, deep or pickled, is another one, of a copy of the tower. One that is pickled has the group of all ranks, and so has
-    what is loaded.
+    A deep copy has a copy of the tower, and shares communicators and memory. One that is pickled has
+    group=torch.distributed.group.WORLD and comm="shared", and so has what is loaded; TypeError: another one.
 
     Raises ValueError, RuntimeError, MismatchError, TimeoutError: bad input of one rank is an error on all of them.
     """
@@ -214,12 +226,15 @@ class EncoderParallel:
                  cost: Callable[[tuple[int, ...]], float] | float | None = None,
                  run: Callable[[Any, Any, Any], Any] | None = None, rows: Callable[[tuple[int, ...]], int] | None = None,
                  smallest: tuple[Any, Any] | None = None, stick: float = 0.0, grad_scale: float = 1.0,
-                 output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = ()):
-        self.tower, self.group, self.stick, self.grad_scale = tower, group, stick, grad_scale
+                 output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = (), comm: str = 'shared'):
+        super().__init__()
+        choice('comm', comm, COMMS)
+        # Before anything else may fail: of what does, the others hear there.
+        self._own: Any = groups.another(group, 'tower: group') if comm == 'own' else None
+        self._plans: Any = groups.another(group, 'tower: group') if comm == 'own' else None
+        self.tower, self.stick, self.grad_scale = tower, stick, grad_scale
         self.llm = sides.layout_of('tower: llm', llm, Layout.dst, extra)
         sides.compare('tower: llm', llm, self.llm.grid, group)
-        self._options: dict[str, Any] = dict(llm=self.llm, cost=cost, run=run, rows=rows, smallest=smallest, stick=stick,
-                                             grad_scale=grad_scale, output=output, grad=grad, extra=extra)
         self._config = getattr(getattr(tower, 'module', tower), 'config', None)
         self._merge: int | None = getattr(self._config, 'spatial_merge_size', None)
         self._run, self.output = run or _run, output
@@ -238,30 +253,34 @@ class EncoderParallel:
                                     % alpha)
             self.alpha = alpha
         towers = Layout.src(Grid([('dp', self.llm.grid.size)], offset=self.llm.grid.offset))
-        self._pixels = Bridge(towers, Layout.dst(towers.grid), group=group, ragged=True, frozen=True)
-        self._carries = [Bridge(towers, self.llm, group=group, ragged=True, output=output, grad=grad, frozen=frozen)
-                         for frozen in (False, True)]
-        self._carry = self._carries[0]
-        self.last: TowerPlan | None = None
+        of: dict[str, Any] = {'group': self._own if isinstance(self._own, Comm) else group, 'kind': 'ragged',
+                              'comm': self._own if isinstance(self._own, groups.Own) else 'shared'}
+        self._pixels = Engine(towers, Layout.dst(towers.grid), frozen=True, **of)
+        self._carries = tuple(Engine(towers, self.llm, output=output, grad=grad, frozen=frozen, **of) for frozen in (False, True))
+        self._last: _Last | None = None
         self._compared = False  # what ranks must have alike
-        self._times: Any = None  # when the call before the last one began, and the last one began and ended
-        self._moved: dict[str, int] = {}
+        if comm == 'own':  # now: ranks whose threads meet at the store in other orders would wait in vain
+            self._comm(), _planning(self._at())
 
-    def _again(self) -> dict[str, Any]:
-        """What another one like it is made of."""
-        return dict(self._options, stick=self.stick, grad_scale=self.grad_scale)
+    group = property(lambda self: self._pixels.group)
 
-    def __copy__(self) -> 'EncoderParallel':
-        return _made(self.tower, self.group, self._again(), self.alpha)
+    @property
+    def last(self) -> TowerPlan | None:
+        """The plan of the last call."""
+        return None if self._last is None else self._last.plan
 
-    def __deepcopy__(self, memo: Any) -> 'EncoderParallel':
-        return _made(copy.deepcopy(self.tower, memo), self.group, copy.deepcopy(self._again(), memo), self.alpha)
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, _last=None, _compared=False)
 
-    def __reduce__(self) -> Any:
-        if self.group is not dist.group.WORLD:
-            raise TypeError("tower: found an EncoderParallel of a group of its own to pickle, expected torch.distributed.group.WORLD; "
-                            "pickle its tower, and make an EncoderParallel of it and the group where it is loaded")
-        return _made, (self.tower, None, self._again(), self.alpha)
+    def _apply(self, fn: Any, *args: Any, **options: Any) -> Any:
+        """to() and its like, of the smallest input, too: it is none of the buffers, which wrappers compare and send."""
+        made = super()._apply(fn, *args, **options)
+        pixels, grid = self._smallest
+        self._smallest = pixels.to(fn(pixels)), grid  # fn may make memory without its values
+        return made
+
+    def extra_repr(self) -> str:
+        return 'llm=%s' % self.llm.grid
 
     def _of_config(self) -> tuple[Any, Any]:
         of, m = self._config, self._merge
@@ -294,13 +313,17 @@ class EncoderParallel:
         frames, patches = (grid[0], math.prod(grid[1:])) if grid else (1, 1)
         return frames * patches * (patches + self.alpha)
 
-    def _comm(self) -> tuple[Comm, int]:
-        """The host's communicator, and this rank in the grid."""
-        comm, grid = groups.comm_of(self.group, torch.device('cpu'), 'tower: group', whole=True), self.llm.grid
-        if [comm.world_rank(r) for r in range(comm.size)] != list(grid.ranks()):
+    def _comm(self) -> Comm:
+        """The host's communicator of calls."""
+        return self._pixels.comm(torch.device('cpu'))
+
+    def _me(self) -> int:
+        """This rank in the grid."""
+        ranks, grid = groups.world_ranks(self.group, 'tower: group'), self.llm.grid
+        if ranks != tuple(grid.ranks()):
             raise ArgumentError("tower: the group has ranks %s, expected those of the grid %s, %s" % (
-                [comm.world_rank(r) for r in range(comm.size)][:8], grid, list(grid.ranks())[:8]))
-        return comm, comm.rank
+                list(ranks[:8]), grid, list(grid.ranks())[:8]))
+        return self.group.rank if isinstance(self.group, Comm) else dist.get_rank() - ranks[0]
 
     @property
     def _device(self) -> Any:
@@ -310,15 +333,23 @@ class EncoderParallel:
     @property
     def _talks_to(self) -> Any:
         """For groups.tell()"""
-        return self._carry._talks_to
+        return self._own or self._pixels._talks_to
 
-    @eager
     def plan(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
              packing: Any = None) -> TowerPlan:
-        """Which rank encodes which image, by one host all-gather, which may come a step ahead: vision(pixels, plan=plan, into=...). The
-        arguments are those of the call; packing is needed, as there is no into that tells the lengths."""
-        table = self._local(pixels, grid_thw, seq, pos, row_pos, packing)
-        comm, _ = self._comm()
+        """Which rank encodes which image, by one host all-gather, which may come a step ahead, on a thread of its own (a data
+        loader's): vision(pixels, plan=plan, into=...). All ranks plan their steps in one order. The arguments are those of
+        the call; packing is needed, as there is no into that tells the lengths. The first one connects the ranks. An error
+        reaches plan() of the other ranks, and no call."""
+        return _planned(self._at(), self._plan, pixels, grid_thw, seq, pos, row_pos, packing)
+
+    def _at(self) -> Any:
+        """The ranks where this group plans, for groups.tell(); None: this one alone."""
+        return groups.planning(self.group, self._plans, 'tower: group')
+
+    def _plan(self, comm: Comm, *given: Any) -> TowerPlan:
+        self._me()
+        table = self._local(*given)
         with groups.telling(comm):
             said = comm.gather_bytes(table.write(), ragged=True)
             return TowerPlan(self, [_Table.read(part) for part in said])
@@ -359,14 +390,13 @@ class EncoderParallel:
     def _text(self, packing: Any) -> _Text:
         """The sequences of this rank's replica."""
         if isinstance(packing, Packing):
-            rank = self.llm.grid.offset + self._comm()[1]
-            return packing._of(replica_of(self.llm, rank), parts_of(self.llm, s.SAMPLES))
+            return packing._of(replica_of(self.llm, self.llm.grid.offset + self._me()), parts_of(self.llm, s.SAMPLES))
         edges = [] if packing is None else as_table('tower', 'packing', packing)
         return [b - a for a, b in zip(edges, edges[1:])]
 
     @eager
-    def __call__(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
-                 into: Any = None, packing: Any = None, plan: TowerPlan | None = None, inplace: bool | None = None) -> Any:
+    def forward(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
+                into: Any = None, packing: Any = None, plan: TowerPlan | None = None, inplace: bool | None = None) -> Any:
         """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
         and of the packed rows of the others, which index() places.
 
@@ -377,7 +407,7 @@ class EncoderParallel:
         inplace: as a ragged Bridge has it.
 
         Every rank calls, also in a step without images, and runs backward through what it gets."""
-        me = self._comm()[1]
+        me = self._me()
         intos = list(into) if isinstance(into, (list, tuple)) else [into]
         held = self.llm.holds(self.llm.grid.offset + me)
         if held and into is None:
@@ -385,20 +415,19 @@ class EncoderParallel:
                                 % (self.llm.grid.offset + me))
         if plan is None and packing is None and held:
             packing = self._cumulative(intos)
-        before, begin = self._times and self._times[1], _now(self._device)
+        before, begin = self._last and self._last.times[1], _now(self._device)
         if plan is None:
-            plan = self.plan(pixels, grid_thw, seq=seq, pos=pos, row_pos=row_pos, packing=packing)
+            plan = self._plan(self._comm(), pixels, grid_thw, seq, pos, row_pos, packing)
         outs = self._encode(plan, me, pixels)
         # run() may have parameters of its own
-        self._carry = self._carries[not any(t.requires_grad for t in itertools.chain(self.tower.parameters(), outs))]
+        carry = self._carries[not any(t.requires_grad for t in itertools.chain(self.tower.parameters(), outs))]
         outs += [None] * (len(intos) - len(outs))
         intos += [None] * (len(outs) - len(intos))
         if into is None:
             intos[0] = outs[0].new_empty((0, outs[0].shape[1]))
-        self._compare(plan, me, pixels, intos if held else [])
-        made = self._carry(tuple(outs), plan.segments, into=tuple(intos), inplace=inplace)
-        self.last, self._times = plan, (before, begin, _now(self._device))
-        self._moved = self._bytes(plan, me, outs)
+        self._compare(plan, me, pixels, intos if held else [], carry)
+        made = call(carry, False, tuple(outs), plan.segments, tuple(intos), inplace=inplace)
+        self._last = _Last(plan, (before, begin, _now(self._device)), self._bytes(plan, me, outs, carry), carry)
         return made[0] if len(made) == 1 else list(made)
 
     def _cumulative(self, intos: list[Any]) -> list[int]:
@@ -447,18 +476,18 @@ class EncoderParallel:
             parts = [pixels.narrow(0, *had[e]) for e in own]
             pixels = torch.cat(parts) if parts else pixels[:0]
         if plan._owner != plan.rank:
-            pixels = self._pixels(pixels.detach().reshape(len(pixels), math.prod(shape)), plan._pixels)
+            pixels = call(self._pixels, False, pixels.detach().reshape(len(pixels), math.prod(shape)), plan._pixels)
         return pixels.reshape(len(pixels), *shape)
 
-    def _compare(self, plan: TowerPlan, me: int, pixels: Any, intos: list[Any]) -> None:
+    def _compare(self, plan: TowerPlan, me: int, pixels: Any, intos: list[Any], carry: Engine) -> None:
         """MismatchError on all ranks: pixels of an image that several ranks bring, the text of a replica, or what the towers
         hold in common is not the same. In the first call, at COLO_CHECK=2 in each."""
-        comm, offset = self._comm()[0], plan._offset
+        comm, offset = self._comm(), plan._offset
         if comm.size == 1 or comm.check_level < 1 + self._compared:
             return
         named = list(_replicated(self.tower))
         images = [(e, part) for e, part in _own_parts(plan, me).items() if len(plan._brought[e]) > 1]
-        index = self._carry.index(plan.segments, self._device)  # by all ranks
+        index = carry.index(plan.segments, self._device)  # by all ranks
         most = int(index.max()) if len(index) else -1
         texts = [(i, t.detach().reshape(-1, t.shape[-1])) for i, t in enumerate(intos) if t is not None]
         texts = [(i, t.index_fill(0, index.to(t.device), 0) if len(t) > most else t) for i, t in texts]  # without the images' rows
@@ -489,14 +518,14 @@ class EncoderParallel:
     def index(self, device: Any = None) -> Any:
         """Positions of this rank's rows of the last call in into.view(-1, H), int64 [rows], for the packed tensors:
         hidden.view(-1, H).index_add(0, vision.index(), deep)."""
-        if self.last is None:
+        if self._last is None:
             raise ArgumentError("tower: index() is that of the last call, and there was none")
-        return self._carry.index(self.last.segments, self._device if device is None else device)
+        return self._last.carry.index(self._last.plan.segments, self._device if device is None else device)
 
     def fit(self, small: Any, large: Any) -> float:
         """Sets and returns alpha of the cost p (p + alpha), from the times of forward on two images of zeros, grids
         (1, h, w), on the first rank. Every rank calls."""
-        (pixels, _), (comm, _), times = self._smallest, self._comm(), []
+        (pixels, _), comm, times = self._smallest, self._comm(), []
         device = self._device
         for grid in (small, large):
             zeros = torch.zeros((math.prod(grid), *pixels.shape[1:]), dtype=pixels.dtype, device=device)
@@ -510,11 +539,11 @@ class EncoderParallel:
         self.alpha = min(max((t * q * q - u * p * p) / curved, 0.0), 1e9) if curved > 0 else 1e9
         return self.alpha
 
-    def _bytes(self, plan: TowerPlan, me: int, outs: list[Any]) -> dict[str, int]:
+    def _bytes(self, plan: TowerPlan, me: int, outs: list[Any], carry: Engine) -> dict[str, int]:
         moves = [(n, owner, to) for n, owner, to in zip(plan.patches, plan._owner, plan.rank) if owner != to]
         width = 0 if plan._kind is None else math.prod(plan._kind[2:]) * s.DTYPE_SIZE[plan._kind[0]]
-        planned = self._carry._ragged[outs[0].device].last.held.batch.bytes('forward')
-        unit = math.lcm(self._carry._parts[2], self._carry._dst_features) * 4  # of the bridge, in f32
+        planned = carry._ragged[outs[0].device].last.held.batch.bytes('forward')
+        unit = math.lcm(carry._parts[2], carry._dst_features) * 4  # of the bridge, in f32
         row = sum(t.shape[1] * t.element_size() for t in outs)
         return {'pixels_sent': sum(n for n, owner, _ in moves if owner == me) * width,
                 'pixels_received': sum(n for n, _, to in moves if to == me) * width,
@@ -525,23 +554,26 @@ class EncoderParallel:
         rank; pixels_sent, pixels_received, rows_sent, rows_received: bytes of this rank, rows in forward; seconds: of
         this rank in the call; share: of the time since the call before began, None of the first. If the tower is on
         a GPU, the host waits for it."""
-        plan = self.last
-        if plan is None:
+        if self._last is None:
             raise ArgumentError("tower: stats() are those of the last call, and there was none")
+        plan, (before, begin, end), moved, _ = self._last
         ranks, mean = range(len(plan.cost)), sum(plan.cost) / len(plan.cost)
-        before, begin, end = self._times
         seconds = _seconds(begin, end)
         return {'cost': plan.cost, 'balance': max(plan.cost) / mean if mean else 1.0,
                 'images': [len(plan.of(r)) for r in ranks],
-                'patches': [sum(plan.patches[e] for e in plan.of(r)) for r in ranks], **self._moved,
+                'patches': [sum(plan.patches[e] for e in plan.of(r)) for r in ranks], **moved,
                 'seconds': seconds, 'share': None if before is None else seconds / _seconds(before, begin)}
 
 
-def _made(tower: Any, group: Any, options: dict[str, Any], alpha: float) -> EncoderParallel:
-    """group: None: all ranks of the process that unpickles it."""
-    made = EncoderParallel(tower, group=dist.group.WORLD if group is None else group, **options)
-    made.alpha = alpha
-    return made
+def _planning(at: Any) -> Comm:
+    return groups.alone() if at is None else at.comm(torch.device('cpu'))
+
+
+@eager
+def _planned(at: Any, plan: Callable[..., TowerPlan], pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any,
+             packing: Any) -> TowerPlan:
+    """plan(), of whose errors the others hear where they plan."""
+    return plan(_planning(at), pixels, grid_thw, seq, pos, row_pos, packing)
 
 
 def _now(device: Any) -> Any:

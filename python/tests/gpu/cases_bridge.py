@@ -47,7 +47,7 @@ def case_memory_of_a_bridge_is_pytorch_s():
         y = carry(x)
         y.backward(torch.ones_like(y))
         assert torch.equal(x.grad, torch.full_like(x, 2))
-    nbytes = carry._last[1].bridge.workspace_size
+    nbytes = carry._engine._last[1].bridge.workspace_size
     del x, y
     assert torch.cuda.memory_allocated() - before >= nbytes > 0, (torch.cuda.memory_allocated(), before, nbytes)
     carry.destroy()
@@ -59,7 +59,7 @@ def case_ragged_batches_are_those_of_the_oracle():
         raise Skip('cases are for 1, 2 or 4 GPUs')
     for seed in range(30):
         case = Case(seed, size())
-        carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+        carry = ct.RaggedBridge(*case.layouts(), group=dist.group.WORLD, output=case.output, grad=case.grad)
         segments = colobridge.Segments(**case.tables())
         for merged in (False, True):
             ragged_case.carried(me(), case, carry, segments, merged, 'cuda')
@@ -120,7 +120,7 @@ def case_outputs_are_pytorch_s_own_in_memory_that_peers_reach():
         if step:  # the first gradient is a copy, because the call compares ranks
             found.add((y.data_ptr(), x.grad.data_ptr()))
         del y, x
-    pool = carry._last[1].core.region.pool
+    pool = carry._engine._last[1].core.region.pool
     assert carry.copied == 0 and len(found) == 1, (carry.copied, found)
     # A stream that PyTorch knows of keeps an output whose last owner has gone.
     other, y = torch.cuda.Stream(), carry(up)
@@ -167,7 +167,7 @@ def case_ragged_outputs_are_in_memory_that_peers_reach():
     x0 = G[1000 * me():1000 * me() + 1000].to(torch.bfloat16)
     results = {}
     for transport in ('nccl', 'auto'):
-        carry = ct.Bridge('dp=%d' % n, 'cp=%d' % n, group=dist.group.WORLD, ragged=True, output='sharded',
+        carry = ct.RaggedBridge('dp=%d' % n, 'cp=%d' % n, group=dist.group.WORLD, output='sharded',
                           transport=transport)
         found = set()
         for step in range(4):
@@ -179,7 +179,7 @@ def case_ragged_outputs_are_in_memory_that_peers_reach():
             found.add((y.data_ptr(), x.grad.data_ptr()))
             del y, x
         if transport == 'auto':
-            workspace = next(iter(carry._ragged.values())).workspace
+            workspace = next(iter(carry._engine._ragged.values())).workspace
             assert workspace.copied == 0 and len(found) == 1, (workspace.copied, found)
             kept = [carry(x0 + step, tables) for step in range(4)]
             assert workspace.copied > 0 and all(map(torch.equal, kept, [results[step][0] for step in range(4)]))
@@ -195,7 +195,7 @@ def case_blocks_are_handed_out_as_they_are():
     x, want = samples_of(src, whole).clone(), samples_of(dst, whole)
     carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=2)
     ys = [carry(x) for _ in range(4)]
-    arena = carry._last[1].arena
+    arena = carry._engine._last[1].arena
     assert [arena.holds(y) for y in ys] == [True, True, False, False] and carry.copied == 2
     assert all(torch.equal(y, want) for y in ys)
     at = ys[0].data_ptr()

@@ -27,7 +27,7 @@ def steps():
     x = samples_of(src, coded(torch.float32)).clone()
     # an image of 5 rows from each rank, in a sequence of 8 positions for each
     n = size()
-    ragged = ct.Bridge('dp=%d' % n, 'cp=%d' % n, group=dist.group.WORLD, ragged=True)
+    ragged = ct.RaggedBridge('dp=%d' % n, 'cp=%d' % n, group=dist.group.WORLD)
     segments = Segments([5] * n, src=range(n), seq=range(n), pos=[2] * n, seq_len=[8 * n] * n, seq_dp=[0] * n)
     rows, text = coded(torch.float32)[0, :5].clone(), coded(torch.float32, 1, 8 * n * n)[0]
     g0 = g[0].float()
@@ -133,7 +133,7 @@ def case_a_graph_of_a_ragged_bridge_follows_its_inputs():
         raise Skip('cases are for 1, 2 or 4 GPUs')
     for seed, (options, _), merged in itertools.product(range(6), transports()[:2], (False, True)):
         case = Case(seed, size())
-        carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad,
+        carry = ct.RaggedBridge(*case.layouts(), group=dist.group.WORLD, output=case.output, grad=case.grad,
                           **options)
         tables, mine = case.tables(), case.source(me())
         segments, x = Segments(**tables), leaf(case.values(4)[mine].cuda())
