@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.multiprocessing.spawn import _wrap
 
 from .. import comm as comms
 from .._lib import lib
@@ -655,16 +656,18 @@ def _hear_hook() -> None:
 
 
 def _note_exception() -> None:
-    """Makes multiprocessing note an exception that ends its process, when it prints it: from Python 3.13 on, it runs _end()
-    when nothing is left of that."""
-    show, caught = traceback.print_exc, multiprocessing.process.BaseProcess._bootstrap.__code__
+    """Makes multiprocessing, and that of PyTorch, note an exception that ends its process, when it puts it into words: from
+    Python 3.13 on, it runs _end() when nothing is left of that."""
+    ends = {multiprocessing.process.BaseProcess._bootstrap.__code__, _wrap.__code__}
 
-    @functools.wraps(show)
-    def noted(*args: Any, **options: Any) -> None:
-        if sys._getframe(1).f_code is caught:
-            _shown(sys.exc_info()[1])
-        show(*args, **options)
-    traceback.print_exc = noted
+    def note(words: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(words)
+        def noted(*args: Any, **options: Any) -> Any:
+            if sys._getframe(1).f_code in ends:
+                _shown(sys.exc_info()[1])
+            return words(*args, **options)
+        return noted
+    traceback.print_exc, traceback.format_exc = note(traceback.print_exc), note(traceback.format_exc)
 
 
 @functools.lru_cache(maxsize=None)
