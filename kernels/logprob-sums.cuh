@@ -219,7 +219,7 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
     const R factor = PLAIN ? (R)p.factor : (R)1;
     const double top =
         all_threads<WIDTH>((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
-    R m = factor * (R)top; /* as raise() makes it: the bases are this or below */
+    const R largest = (R)top, m = factor * largest; /* as raise() makes it: the bases are this or below */
     const bool any = m > -CUDART_INF_F;
     double s = 0, u = 0, d = 0, w = KEEP == WEIGHTED ? 0 : (double)a.seen;
 #pragma unroll
@@ -251,14 +251,14 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
     }
     if (thread_of_row<WIDTH>() == 0) {
         const int64_t j = target - here.start;
-        double xt = -CUDART_INF;
-        if (counts && any && target < p.config.logits.vocab && j >= 0 && j < here.columns) {
+        double x = -CUDART_INF, top_x = m;
+        if (counts && any && (target < 0 || target >= p.config.logits.vocab)) {
+            x = (double)factor * (double)largest; /* logprob-merge.h says why */
+        } else if (counts && any && j >= 0 && j < here.columns) {
             R z = D::load(((const typename D::elem *)row)[j]);
-            double x = PLAIN ? (double)factor * (double)z
-                             : (double)x_of(z, (R)p.factor, (R)p.cap);
-            xt = isinf((typename D::real)x) ? -CUDART_INF : x - (double)m;
+            x = PLAIN ? (double)factor * (double)z : (double)x_of(z, (R)p.factor, (R)p.cap);
         }
-        double top_x = m;
+        double xt = isinf((R)x) ? -CUDART_INF : x - (double)m;
         if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */
             top_x = s = u = d = xt = CUDART_NAN;
         if (!counts)

@@ -6,10 +6,7 @@
  *
  * A target that is no token (lenient_targets) counts as if its x were the largest one. M is that x
  * after rounding to the stat dtype, so xt of a block says how far the shard's largest x is from its
- * m: without it a loss of f32 logits near 3000 is off by 2e-4. CUDA's stats kernel writes -inf
- * there, which adds no time to the read of a row, and such a token then stands at M itself: the
- * same loss where x has no rounding (scale / temperature a power of 2, no softcap), else up to half
- * an ulp of M, in the stat dtype, from it.
+ * m: without it a loss of f32 logits near 3000 is off by 2e-4.
  */
 #ifndef COLO_LOSS_LOGPROB_MERGE_H
 #define COLO_LOSS_LOGPROB_MERGE_H
@@ -24,7 +21,7 @@ struct colo_logprob_merged {
     int64_t arg;
 };
 
-/* @k: of the blocks; @target: -1 if it is no token; xt then is the largest one, -inf: not known */
+/* @k: of the blocks; @target: -1 if it is no token; xt then is the largest one */
 COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_logprob_args *args,
                                                               bool f64, int64_t k, int64_t target)
 {
@@ -113,7 +110,7 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
         loss = 0 - logp;                              /* not -0 */
         if (!legal && args->config.lenient_targets) { /* no target term; NaN rows stay NaN */
             logp = isnan(g.m) ? COLO_STAT_NAN : 0;
-            loss = colo_stat_at_least_0(g.log_sum - (g.xt > -COLO_STAT_INF ? g.xt : 0));
+            loss = colo_stat_at_least_0(g.log_sum - g.xt);
         }
         const bool weighs = args->config.has_class_weight;
         if (weighs && legal)

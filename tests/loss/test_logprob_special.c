@@ -48,7 +48,7 @@ static void special_rows(loss_case_t *c)
     for (int64_t t = NANS; t < NAN_AMONG; t++)
         c->z[t * V + t % V] = t < INFINITIES ? NAN : INFINITY;
     c->targets[NANS + 4] = c->targets[INFINITIES + 4] = 4; /* also as the target */
-    c->targets[NANS + 5] = c->targets[ALL_MINUS] = -1; /* what the argmax of no maximum is */
+    c->targets[NANS + 5] = c->targets[ALL_MINUS] = -1;     /* what the argmax of no maximum is */
     for (int j = 0; j < V; j++) {
         c->z[NAN_AMONG * V + j] = j == 7 ? NAN : j % 2 ? -INFINITY : INFINITY;
         c->z[ALL_MINUS * V + j] = -INFINITY;
