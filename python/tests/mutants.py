@@ -179,7 +179,7 @@ MUTANTS = {
     'an exception that a launcher caught stays in its process': (
         'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and plain'),
     'an exception that multiprocessing prints stays in its process': (
-        'torch/ranks.py', 'if sys._getframe(1).f_code is caught:', 'if False:', 'test_torch_ended.py', 'launcher and plain and fork'),
+        'torch/ranks.py', 'if sys._getframe(1).f_code in ends:', 'if False:', 'test_torch_ended.py', 'launcher and plain and fork'),
     'an uncaught exception is kept to itself': (
         'torch/ranks.py', '(words or of.host', '(of.host', 'test_torch_ended.py', 'cause and by'),
     'an exception that a script caught and showed stays in its process': (
