@@ -400,6 +400,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_logprob_workspace_size': (INT, [_p(LogprobConfig), INT, i64, i32, P]),
     'colo_loss_mean_backward': (INT, [P, _p(LossMeanUpstream), _p(Tensor), P]),
     'colo_loss_mean_forward': (INT, [_p(Tensor), P, BOOL, P, _p(LossMean), P, P]),
+    'colo_loss_mean_weighted': (INT, [_p(Tensor), _p(Tensor), BOOL, P, _p(LossMean), P, P]),
     'colo_loss_weighted_sum': (INT, [_p(Tensor), _p(Tensor), _p(Tensor), P, _p(LossWeighted), _p(Tensor), P, P]),
     'colo_loss_weighted_workspace_size': (size_t, [i32]),
     'colo_memory_alloc': (INT, [P, size_t, _p(P)]),

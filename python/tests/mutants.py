@@ -62,6 +62,17 @@ MUTANTS = {
     'linear_cross_entropy smooths nothing': (
         'torch/cross_entropy.py', 'softcap=softcap, label_smoothing=label_smoothing', 'softcap=softcap',
         'test_torch_cross_entropy.py', 'linear_layer'),
+    'each rank weighs the first classes': (
+        'torch/support.py', 'min(start, vocab) if len(given) == vocab else 0', '0', 'test_torch_cross_entropy.py', 'over_ranks'),
+    'a mask is no part of what weighted tokens count': (
+        'torch/nll.py', 'loss * weights, valid * weights, None', 'loss * weights, valid, None',
+        'test_torch_cross_entropy.py', 'mask_and_a_z_loss'),
+    'a linear loss counts tokens that a mask leaves out': (
+        'torch/linear_plan.py', 'out = [t.reshape(-1) * weights for t in out]', 'out = [out[0].reshape(-1) * weights, out[1]]',
+        'test_torch_cross_entropy.py', 'mask_and_a_z_loss'),
+    'class weights with a gradient are taken': (
+        'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():', 'if False:',
+        'test_torch_cross_entropy.py', 'only_pytorch_takes'),
     'a graph of another autocast is taken': (
         'torch/compiled.py', 'autocasts(device), functions', '(), functions', 'test_torch_compiled.py', 'autocast_of_its_call'),
     'the sum of a graph has a gradient': (
@@ -357,8 +368,8 @@ MUTANTS = {
     'lists of slices are in the order of the slice': (
         'torch/support.py', 'rows.spread(t.reshape(rows.shape), 0)', 't', 'test_torch_support.py', 'any_strides'),
     'lists that a hook brought back are emptied': (
-        'torch/support.py', 'self._restored(t[1])))',
-        'self._restored(t[1] if raw.data == t[0].data_ptr() else t[1].clone().zero_())))', 'test_torch_support.py',
+        'torch/support.py', 'self._listed(listed)',
+        'self._listed(listed if raw.data == first.data_ptr() else listed.clone().zero_())', 'test_torch_support.py',
         'hooks'),
     'backward of chunks has no autocast': (
         'torch/chunks.py', ', under(product):', ':', 'test_torch_chunks.py',
@@ -424,7 +435,7 @@ MUTANTS = {
     'gradients of weighted tokens are made without the known upstream gradient': (
         'torch/linear_plan.py', 'else weights * by', 'else weights', 'test_torch_upstream.py', 'after_forward'),
     'the sum over ranks of a loss made in forward is left out': (
-        'torch/linear.py', 'mean and den is None, weights, group)', 'mean and den is None, weights, groups.alone())',
+        'torch/linear.py', 'mean and den is None, weights, group, out)', 'mean and den is None, weights, groups.alone(), out)',
         'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
     'gradients made in forward ignore the upstream one': (
         'torch/linear.py', '(ctx.factor * g)', 'ctx.factor', 'test_torch_linear.py',
@@ -439,7 +450,7 @@ MUTANTS = {
         'torch/linear_plan.py', 'else shared.detach()', 'else shared', 'test_torch_linear.py',
         'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a second backward reads gradients of logits that are gone': (
-        'torch/linear.py', 'if saved[6] is not None:', 'if False:', 'test_torch_linear.py',
+        'torch/linear.py', 'if saved[7] is not None:', 'if False:', 'test_torch_linear.py',
         'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a chunk size does not bind kept gradients of logits': (
         'torch/linear_plan.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
@@ -546,7 +557,7 @@ MUTANTS = {
         'True else logits.stride(), logits.dtype', 'test_torch_logprob.py',
         'test_calls_that_differ_in_one_thing'),
     'calls of other options share what they prepared': (
-        'torch/linear.py', 'linear, values, members, support is None)', 'linear, members, support is None)',
+        'torch/linear.py', 'linear, values, members, support is None, meta(', 'linear, members, support is None, meta(',
         'test_torch_linear.py', 'test_calls_that_differ_in_one_thing'),
     'a head that moved is read where it was': (
         'torch/linear_plan.py',

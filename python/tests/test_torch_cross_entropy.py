@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """cross_entropy() and linear_cross_entropy() against torch.nn.functional's: each option, PyTorch's own samples, shards of
 the vocabulary, means over ranks, refusals."""
+import contextlib
 import itertools
 import warnings
 
@@ -18,8 +19,10 @@ T, V, H = 11, 13, 6
 # 143 * 10 * 2^-24 = 9e-5. Gradients are rounded to the dtype once: 2^-8 and 2^-11 of numbers below 3.
 TOLERANCE = {torch.float64: (1e-12, 1e-12), torch.float32: (1e-4, 1e-4), torch.bfloat16: (1e-4, 2e-2),
              torch.float16: (1e-4, 2e-3)}
-OPTIONS = [dict(reduction=reduction, ignore_index=ignored, label_smoothing=smoothing)
-           for reduction, ignored, smoothing in itertools.product(('none', 'mean', 'sum'), (-100, 3), (0.0, 0.1, 1.0))]
+WEIGHTS = [0.5, 0, 2, 1, 0.25, 3, 0, 1.5, 0.75, 1, 2.5, 0.1, 1]
+OPTIONS = [dict(reduction=reduction, ignore_index=ignored, label_smoothing=smoothing, weight=weight)
+           for reduction, ignored, smoothing, weight in itertools.product(
+               ('none', 'mean', 'sum'), (-100, 3), (0.0, 0.1, 1.0), (None, WEIGHTS))]
 
 
 def case(dtype, tokens=T, seed=0):
@@ -38,6 +41,14 @@ def leaves(*given):
 
 def wide(*given):
     return leaves(*(t.double() for t in given))
+
+
+def given(options, dtype):
+    """The options for a call of @dtype: weights are tensors, not rounded on any side but to f32"""
+    weight = options['weight']
+    if weight is not None:
+        weight = torch.tensor(weight).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    return dict(options, weight=weight)
 
 
 def near(got, want, bound, what=''):
@@ -64,7 +75,8 @@ def test_every_option_is_pytorchs(dtype):
     for options in OPTIONS:
         target = targets(t, options)
         (x,), (y,) = leaves(z), wide(z)
-        got, want = ct.cross_entropy(x, target, **options), F.cross_entropy(y, target, **options)
+        got = ct.cross_entropy(x, target, **given(options, dtype))
+        want = F.cross_entropy(y, target, **given(options, torch.float64))
         assert got.shape == want.shape and got.dtype == (dtype if dtype == torch.float64 else torch.float32)
         near(got, want, bound, options)
         scalar(got).backward(), scalar(want).backward()
@@ -79,8 +91,10 @@ def test_every_option_of_a_linear_layer_is_pytorchs(dtype):
     for options, bias in itertools.product(OPTIONS, (False, True)):
         target = targets(t, options)
         mine, theirs = leaves(h, w, b), wide(h, w, b)
-        got = ct.linear_cross_entropy(mine[0], mine[1], target, linear_bias=mine[2] if bias else None, **options)
-        want = F.cross_entropy(F.linear(theirs[0], theirs[1], theirs[2] if bias else None), target, **options)
+        got = ct.linear_cross_entropy(mine[0], mine[1], target, linear_bias=mine[2] if bias else None,
+                                      **given(options, dtype))
+        want = F.cross_entropy(F.linear(theirs[0], theirs[1], theirs[2] if bias else None), target,
+                               **given(options, torch.float64))
         assert got.shape == want.shape
         size = max(1.0, float(want.detach().abs().max()))
         near(got / size, want / size, bound, options)
@@ -137,11 +151,15 @@ def on_ranks(rank, dtype):
         mine_t, slot = all_t[rank // 2], slice(0, CUT) if rank % 2 == 0 else slice(CUT, V)
         tokens = slice(0, T) if rank < 2 else slice(T, T + T // 2)
         whole = wide(torch.cat([one[0] for one in of]), torch.cat([one[1] for one in of]), w, b)
-        want = F.cross_entropy(whole[0], torch.cat(all_t), **options)
+        plain = given(options, torch.float64)
+        want = F.cross_entropy(whole[0], torch.cat(all_t), **plain)
         scalar(want).backward()
-        want_linear = F.cross_entropy(F.linear(*whole[1:]), torch.cat(all_t), **options)
+        want_linear = F.cross_entropy(F.linear(*whole[1:]), torch.cat(all_t), **plain)
         scalar(want_linear).backward()
         (x,), mine = leaves(z[:, slot]), leaves(h, w[slot], b[slot])
+        options = given(options, dtype)
+        if options['weight'] is not None and options['ignore_index'] == 3:  # a shard of the weights, else all of them
+            options['weight'] = options['weight'][slot]
         got = ct.cross_entropy(x, mine_t, tp_group=tp, reduce_group=dp, vocab_start=slot.start, vocab_size=V, **options)
         got_linear = ct.linear_cross_entropy(mine[0], mine[1], mine_t, linear_bias=mine[2], tp_group=tp, reduce_group=dp,
                                              vocab_start=slot.start, vocab_size=V, **options)
@@ -172,16 +190,113 @@ def test_in_one_graph():
         pytest.skip('an operator of torch.library needs PyTorch 2.14')
     z, h, w, b, t = case(torch.float32)
 
+    weights = torch.tensor(WEIGHTS)
+
     def both(x, h, w):
-        return ct.cross_entropy(x, t, label_smoothing=0.1) + 2 * ct.linear_cross_entropy(h, w, t, reduction='sum')
+        return ct.cross_entropy(x, t, weights, label_smoothing=0.1) + 2 * ct.linear_cross_entropy(
+            h, w, t, weight=weights, reduction='sum')
 
     made = []
     for fn in (both, torch.compile(both, fullgraph=True, backend='eager')):
-        given = leaves(z, h, w)
-        loss = fn(*given)
+        tensors = leaves(z, h, w)
+        loss = fn(*tensors)
         loss.backward()
-        made.append([loss, *(x.grad for x in given)])
+        made.append([loss, *(x.grad for x in tensors)])
     assert all(torch.equal(*pair) for pair in zip(*made))
+
+
+# ---- weights of classes, beyond PyTorch's ----
+
+def weighted(x, t, weights, mask, smoothing, z_loss):
+    """(sum, den): PyTorch's loss of each token, a z-loss that its class weighs, and a mask of floats"""
+    weights, mask = weights.double(), mask.double()
+    loss = F.cross_entropy(x, t, weights, reduction='none', label_smoothing=smoothing)
+    counts = (t != -100) * mask
+    w = weights[t.clamp(min=0)]
+    return (counts * (loss + z_loss * w * torch.logsumexp(x, -1) ** 2)).sum(), (counts * w).sum()
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE))
+def test_a_mask_and_a_z_loss_with_weights(dtype):
+    z, h, w, b, t = case(dtype)
+    bound, bound_grad = TOLERANCE[dtype]
+    t[2::5] = -100
+    mask = torch.arange(T) % 4 / 2
+    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+    for smoothing, reduction, mode in itertools.product((0.0, 0.2), ('mean', 'sum'), ('loss', 'logprob', 'keep')):
+        options = dict(mask=mask, class_weight=weights, z_loss=0.01, label_smoothing=smoothing, reduction=reduction)
+        (x,), (y,) = leaves(z), wide(z)
+        got = ct.nll(x, t, **options)
+        num, den = weighted(y, t, weights, mask, smoothing, 0.01)
+        want = num / den if reduction == 'mean' else num
+        for one, other in zip(got, (want, num, den)):
+            near(one, other, bound, options)
+        got.loss.backward(), want.backward()
+        near(x.grad, y.grad, bound_grad, options)
+        mine, theirs = leaves(h, w, b), wide(h, w, b)
+        got = ct.linear_nll(*mine, target=t, mode=mode, **options)
+        num, den = weighted(F.linear(*theirs), t, weights, mask, smoothing, 0.01)
+        want = num / den if reduction == 'mean' else num
+        for one, other in zip(got, (want, num, den)):
+            size = max(1.0, float(other.detach().abs()))
+            near(one / size, other / size, bound, options)
+        got.loss.backward(), want.backward()
+        for one, other in zip(mine, theirs):
+            size = max(1.0, float(other.grad.abs().max()))
+            near(one.grad / size, other.grad / size, bound_grad, options)
+
+
+def test_weights_that_add_up_to_0_and_classes_without_weight():
+    z, h, w, _, t = case(torch.float32)
+    (x,), mine = leaves(z), leaves(h, w)
+    for loss in (ct.cross_entropy(x, t, torch.zeros(V), label_smoothing=0.1),
+                 ct.linear_cross_entropy(*mine, t, weight=torch.zeros(V))):
+        assert loss.item() == 0
+        loss.backward()
+    assert all(not g.grad.any() for g in (x, *mine))
+    x = z.clone()
+    x[:, [1, 6]] = -float('inf')  # a class that is masked out; PyTorch: NaN
+    t[t == 1] = 0
+    t[t == 6] = 0
+    kept = [j for j in range(V) if j not in (1, 6)]
+    position = torch.tensor([kept.index(j) if j in kept else -1 for j in range(V)])
+    weights = torch.tensor(WEIGHTS)
+    got = ct.cross_entropy(x, t, weights, label_smoothing=0.1)
+    # PyTorch's mean over the other classes: e / V there is of as many classes as there are
+    smooth = 0.1 * len(kept) / V
+    lp = torch.log_softmax(z[:, kept].double(), -1)
+    of = weights[kept].double()
+    at = position[t]
+    want = (-0.9 * of[at] * lp[range(T), at] - smooth / len(kept) * (lp * of).sum(-1)).sum() / of[at].sum()
+    near(got, want, 1e-4)
+
+
+def test_weights_with_a_support_and_under_hooks_and_checkpoint():
+    z, _, _, _, t = case(torch.float64)
+    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+    lists = torch.arange(V).expand(T, V)
+    grads = []
+    for how in ('plain', 'hooks', 'support'):
+        (x,) = leaves(z)
+        with torch.autograd.graph.save_on_cpu() if how == 'hooks' else contextlib.nullcontext():
+            loss = ct.nll(x, t, class_weight=weights, support=ct.Support(lists) if how == 'support' else None).loss
+        loss.backward()
+        grads.append(x.grad)
+    assert torch.equal(grads[0], grads[1])
+    near(grads[2], grads[0], 1e-12)
+
+
+def test_weights_that_were_written_since_forward():
+    z, h, w, _, t = case(torch.float64)
+    for call in (lambda x, weights: ct.cross_entropy(x, t, weights, label_smoothing=0.1),
+                 lambda x, weights: ct.linear_cross_entropy(x @ torch.ones(V, H, dtype=torch.float64), w, t, weight=weights,
+                                                            reduction='none', label_smoothing=0.1).sum()):
+        (x,) = leaves(z)
+        weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+        loss = call(x, weights)
+        weights.mul_(2)
+        with pytest.raises(RuntimeError, match='written in place'):
+            loss.backward()
 
 
 # ---- PyTorch's own samples ----
@@ -215,17 +330,15 @@ def test_pytorchs_samples(name, dtype):
     bound, bound_grad = TOLERANCE[dtype]
     ran = 0
     for sample in found:
-        given = [sample.input, *sample.args]
+        tensors = [sample.input, *sample.args]
         fn, options = getattr(ct, name), sample.kwargs
-        if 'weight' in options:
-            continue
-        target = given[-1]
-        if refused(given[0], target, *given[1:-1]):
+        target = tensors[-1]
+        if refused(tensors[0], target, *tensors[1:-1]):
             with pytest.raises(ValueError):
-                fn(*given, **options)
+                fn(*tensors, **options)
             continue
         ran += 1
-        mine, theirs = ([copied(t, to) for t in given] for to in (dtype, torch.float64))
+        mine, theirs = ([copied(t, to) for t in tensors] for to in (dtype, torch.float64))
         extra = [{key: copied(value, to) for key, value in options.items()} for to in (dtype, torch.float64)]
         got, want = fn(*mine, **extra[0]), op.op(*theirs, **extra[1])
         assert got.shape == want.shape
@@ -250,6 +363,15 @@ def test_pytorchs_samples(name, dtype):
     (lambda: ct.cross_entropy(torch.tensor(0.0), torch.tensor(0)), r'input is \[\], expected'),
     (lambda: ct.cross_entropy([1.0], torch.tensor(0)), 'input is a list'),
     (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), reduction='maen'), 'reduction is'),
+    (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.ones(4)),
+     r'class_weight is \[4\] of torch.float32 on cpu, expected \[3\], a number for each class'),
+    (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.ones(3, dtype=torch.int64)),
+     r'class_weight is \[3\] of torch.int64'),
+    (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), [1, 1, 1]), 'class_weight is a list'),
+    (lambda: ct.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.ones(3, requires_grad=True)),
+     'class_weight requires grad, expected a constant'),
+    (lambda: ct.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, dtype=torch.int64),
+                                     weight=torch.ones(3)), r'class_weight is \[3\]'),
     (lambda: ct.linear_cross_entropy(torch.zeros(2, 2, 3), torch.zeros(4, 3), torch.zeros(2, 2, dtype=torch.int64)),
      r'linear_cross_entropy: input is \[2, 2, 3\], expected \[T, H\] or \[H\]; linear_nll\(\) takes'),
     (lambda: ct.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 5, 3), torch.zeros(2, 5, dtype=torch.int64)),

@@ -29,7 +29,7 @@ def _check(what: str, input: Any, target: Any, classes: str, other: str) -> None
             what, list(target.shape), list(input.shape[:-1]), list(input.shape)))
 
 
-def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reduction: str = 'mean',
+def cross_entropy(input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = 'mean',
                   label_smoothing: float = 0.0, tp_group: Any = None, reduce_group: Any = None,
                   vocab_start: int | None = None, vocab_end: int | None = None, vocab_size: int | None = None,
                   temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0, z_loss: float = 0.0,
@@ -37,7 +37,8 @@ def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reductio
     """torch.nn.functional.cross_entropy() of logits [T, V], or [V] with one target, whose columns may be shards.
 
     input [T, Vl] or [Vl]: this rank's columns of the logits, f64, f32, bf16 or f16. target [T] or []: class indices, of an
-    integer dtype; on all ranks of tp_group the same. reduction "none": a tensor like target; "mean" and "sum": a scalar. f32
+    integer dtype; on all ranks of tp_group the same. weight [V], or [Vl] of this rank's columns: of each class, nll()'s
+    class_weight. reduction "none": a tensor like target; "mean" and "sum": a scalar. f32
     (f64 for f64 input), also where input has 16 bits, in which PyTorch's result is rounded.
 
     tp_group: the ranks that share the vocabulary. reduce_group: the ranks that have other tokens (dp x cp), over which a
@@ -52,21 +53,21 @@ def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reductio
     loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
                vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size, temperature=temperature, softcap=softcap,
                scale=scale, label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=ignore_index,
-               inplace_backward=inplace_backward)
+               inplace_backward=inplace_backward, class_weight=weight)
     return loss if reduction == 'none' else loss.loss
 
 
-def linear_cross_entropy(input: Any, linear_weight: Any, target: Any, *, linear_bias: Any = None, reduction: str = 'mean',
-                         ignore_index: int | None = None, label_smoothing: float = 0.0, tp_group: Any = None,
-                         reduce_group: Any = None, vocab_start: int | None = None, vocab_end: int | None = None,
+def linear_cross_entropy(input: Any, linear_weight: Any, target: Any, *, linear_bias: Any = None, weight: Any = None,
+                         reduction: str = 'mean', ignore_index: int | None = None, label_smoothing: float = 0.0,
+                         tp_group: Any = None, reduce_group: Any = None, vocab_start: int | None = None, vocab_end: int | None = None,
                          vocab_size: int | None = None, softcap: float | None = None, z_loss: float = 0.0,
                          d_hidden: str = 'all_reduce') -> Any:
     """torch.nn.functional.linear_cross_entropy(): cross_entropy() of the logits input x linear_weight^T + linear_bias, which
     never exist as a whole.
 
     input [T, H], or [H] with one target: hidden states, on all ranks of tp_group the same. linear_weight [Vl, H], linear_bias
-    [Vl]: this rank's rows of the head, in rank order, of input's dtype. target, reductions, groups, results and where PyTorch
-    differs: cross_entropy(). ignore_index None: -100.
+    [Vl]: this rank's rows of the head, in rank order, of input's dtype. target, weight, reductions, groups, results and
+    where PyTorch differs: cross_entropy(). ignore_index None: -100.
 
     A mean or a sum is linear_nll()'s mode "loss", whose backward can run only once; reduction "none" its mode "auto".
     vocab_start to d_hidden and the exceptions: linear_nll(), which has the other modes, and takes heads that are sharded over
@@ -79,6 +80,6 @@ def linear_cross_entropy(input: Any, linear_weight: Any, target: Any, *, linear_
     loss = linear_nll(input, linear_weight, linear_bias, target=target, reduction=reduction, tp_group=tp_group,
                       reduce_group=reduce_group, vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size,
                       softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss,
-                      ignore_index=-100 if ignore_index is None else ignore_index, d_hidden=d_hidden,
+                      ignore_index=-100 if ignore_index is None else ignore_index, d_hidden=d_hidden, class_weight=weight,
                       mode='auto' if reduction == 'none' else 'loss')
     return loss if reduction == 'none' else loss.loss

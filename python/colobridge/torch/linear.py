@@ -24,7 +24,7 @@ from .linear_plan import LinearPlan
 from .logprob import Columns, MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
-from .support import Support
+from .support import Support, accompanied, meta
 from .tensors import checked
 
 _runs = itertools.count()  # of forwards that added to main_grad
@@ -45,9 +45,9 @@ Of = tuple[Any, Comm, bool, list[Any], Any, bool, Any, Any]
 Call = tuple[LinearPlan, Comm, Comm | None, Any, bool]
 
 
-def _pair(target: Any) -> Any:
-    """(targets, ids of a support or None)"""
-    return target if isinstance(target, tuple) else (target, None)
+def _all_of(target: Any) -> Any:
+    """(targets, ids of a support or None, class weights or None)"""
+    return target if isinstance(target, tuple) else (target, None, None)
 
 
 def _doing(need: Any, grad: bool) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) 
     if backward:
         ctx.ready, ctx.o = ready, o
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept)
+        ctx.save_for_backward(hidden, weight, bias, *_all_of(target), kept)
     out = plan.gathered(out)
     if plan.counts:
         ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
@@ -111,7 +111,7 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: O
     ctx.of = main, need, early, ready, comm
     if early:
         kept, ctx.kept, shared = made
-        ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
+        ctx.save_for_backward(hidden, weight, bias, *_all_of(target), kept, shared)
         made = ()
     ctx.made, ctx.known = made, known
     if known is not None:
@@ -124,13 +124,13 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: O
         ctx.save_for_backward(*made, hidden, weight, bias, target)
         ctx.set_materialize_grads(False)
         ctx.made = ()
-    value, num, tokens, factor = ready.total(mean and den is None, weights, group)
+    value, num, tokens, factor = ready.total(mean and den is None, weights, group, out)
     del losses
     if den is not None:
         factor = 1 / den
         value = (num * factor).to(plan.real)
     ctx.factor = factor if weights is None and den is None else factor.reshape(1)
-    side += num, tokens, *out[1:]
+    side += num, tokens, *(() if plan.weighs else out[1:])
     if not ctx.entropy:
         return value
     return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
@@ -159,7 +159,7 @@ def _(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
         saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
         with groups.telling(comm):
             made = ready.backward(comm, saved, ctx.kept, None, main, by)
-        if saved[6] is not None:
+        if saved[7] is not None:
             ctx.made = None
         return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
     if ctx.entropy:
@@ -209,8 +209,8 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
 def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
             tp_group: Any, head_group: Any, head_rows: int | None, main_grad: bool, columns: Columns,
             linear: tuple[Any, ...], values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
-            support: Support | None = None, head_partition: str = 'rows',
-            head_grad: str | None = None) -> tuple[Any, Any, Any, Any, Call]:
+            support: Support | None = None, head_partition: str = 'rows', head_grad: str | None = None,
+            class_weight: Any = None) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. linear: mode, d_hidden, budget, max_valid, logits_dtype,
     and whether gradients begin in forward: 'loss' in either way, 'sums' as sums for later, in fp32, 'known' as they
     will be, None if not at all."""
@@ -250,11 +250,11 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
            target.shape, target.dtype, target.device,
            None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
-           head_rows, head_partition, linear, values, members, support is None)
+           head_rows, head_partition, linear, values, members, support is None, meta(what, class_weight))
     plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
     if plan is None:
         plan = kept.add(key, LinearPlan(what, hidden, weight, bias, target, names, comm, tp_group, columns, head_comm, head_rows,
-                                        head_partition, linear, main, dict(zip(members, values)), support))
+                                        head_partition, linear, main, dict(zip(members, values)), support, class_weight))
     if plan.copies_hidden:
         hidden = hidden.contiguous()
     if plan.copies_weight:
@@ -268,8 +268,8 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
         alike.compare(what, comm, tp_group, given)
     if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
         target = targets_for(plan.rows, target, plan.config.ignore_index)
-    if support is not None:
-        target = Support.behind(support, what, target, plan.rows)
+    if support is not None or class_weight is not None:
+        target = accompanied(what, target, plan, support, class_weight)
     return hidden, weight, bias, target, (plan, comm, head_comm, main, torch.is_grad_enabled())
 
 
@@ -329,7 +329,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
                head_rows: int | None = None, head_partition: str = 'rows', head_grad: str | None = None,
                support: Support | None = None,
-               invariant: bool | int = False, upstream: Any = None) -> Any:
+               invariant: bool | int = False, upstream: Any = None, class_weight: Any = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,
@@ -342,7 +342,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     backward returns them. What backward does if another gradient comes: docs/python.md#the-lm_head.
 
     In mode "loss" Loss.num has no gradient. The other modes and arguments are linear_logprob()'s, reductions,
-    mask [...] and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
+    mask [...], class_weight and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
     """
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("linear_nll: reduction is %r, expected 'mean', 'sum' or 'none'"
@@ -353,7 +353,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     known = None if upstream is None else _known(upstream, reduction, mode, hidden)
     target, weights = masked('linear_nll', mask, target, ignore_index)
     trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, weight, bias))
-    names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
+    names = ('loss',) if reduction == 'none' else ('loss', 'n_valid' if class_weight is None else 'weight')
     group = across(reduce_group, getattr(hidden, 'device', None), 'linear_nll')
     *tensors, o = prepare(
         'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
@@ -361,7 +361,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
          ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
         scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
-        support=support, head_partition=head_partition, head_grad=head_grad)
+        support=support, head_partition=head_partition, head_grad=head_grad, class_weight=class_weight)
     groups.require_apart('linear_nll', o[1], 'reduce_group', group)
     if weights is not None:
         weights = counted(weights, target, o[0].config, o[0].real)

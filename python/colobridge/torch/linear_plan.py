@@ -21,7 +21,7 @@ from .logprob import Columns, Plan, check_target, config_of, logprob_members, sh
 from .nll import Mean, MeanCall, mean_workspace
 from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, reserved, table
 from .rows import rows_of, whole
-from .support import Listed, Support
+from .support import Accompanied, Support
 from .tensors import checked, stream_of
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
@@ -87,7 +87,8 @@ class LinearPlan(Plan):
 
     def __init__(self, what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
                  comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, head_rows: int | None,
-                 head_partition: str, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None):
+                 head_partition: str, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None,
+                 class_weight: Any):
         """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
         copied?"""
         mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
@@ -142,7 +143,7 @@ class LinearPlan(Plan):
                                     "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
                                                  rows_here, hidden.shape[-1]))
         start, vocab = shard(comm, tp_group, rows_here, *columns)
-        config = config_of('logprob', start, vocab, **logprob_members(members, vocab, names))
+        config = config_of('logprob', start, vocab, **logprob_members(members, vocab, names, class_weight))
         copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
         if copies_weight:
             weight = weight.contiguous()
@@ -172,7 +173,7 @@ class LinearPlan(Plan):
         raw = self.hidden.raw
         mem, ordinal = raw.mem, raw.device
         self.tokens = make(0, number, flat_shape, stride, mem, ordinal) if scatter else raw
-        self.targets = targets_of(rows, self.device, View if support is None else Listed)
+        self.targets = targets_of(what, rows, hidden, support, class_weight, start, vocab, rows_here)
         self.weight = View(weight, 'weight')
         self.bias = None if bias is None else View(bias, 'bias')
         # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is
@@ -198,7 +199,7 @@ class LinearPlan(Plan):
         self.kept: dict[Any, _Ready] = {}
         # of losses that become one number, and that no caller sees: then they are no tensors
         self.mean = Mean(rows.count, self.real, self.device)
-        self.unseen = names == ('loss', 'n_valid')
+        self.unseen, self.weighs = names == ('loss', 'n_valid'), names == ('loss', 'weight')
 
     def ready(self, comm: Comm, head_comm: Comm | None, frozen_hidden: bool, frozen_weight: bool,
               add: bool, early: bool = False) -> '_Ready':
@@ -257,9 +258,8 @@ class _Ready:
                                           max_valid=plan.max_valid, valid=True)
         self.hidden, self.targets = self.saved.hidden, self.saved.targets  # views into it
         self.batch = s.LinearBatch(c.sizeof(s.LinearBatch), c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
-        if isinstance(plan.targets, Listed):
-            self.support = plan.targets.attach(self.targets, self.saved.support)
-            self.batch.support = c.pointer(self.support)
+        if isinstance(plan.targets, Accompanied):
+            self.support = plan.targets.attach(self.targets, self.saved, self.batch)
         self.out, self.made, self.upstream = s.LogprobOut(), s.LinearLogprobSaved(saved), s.LinearUpstream(up)
         copy = s.Tensor.from_buffer_copy
         self.d_hidden = copy(plan.d_hidden) if d_hidden else None
@@ -295,7 +295,7 @@ class _Ready:
             self.hidden.data = whole.data_ptr()
         else:
             hidden = place(plan.hidden, self.hidden, hidden)
-        targets = plan.targets  # Listed has places of its own
+        targets = plan.targets  # Accompanied has places of its own
         target = (targets.point if place is View.point else targets.again)(self.targets, target)
         weight = place(plan.weight, self.weight, weight)
         if bias is not None:
@@ -374,8 +374,9 @@ class _Ready:
                  by: Any = None) -> tuple[Any, Any, Any]:
         """Gradients of hidden, weight and bias. by: the number, after an early loss()."""
         plan = self.plan
-        hidden, weight, bias, target, ids, kept, *shared = saved
-        target = target if ids is None else (target, ids)
+        hidden, weight, bias, target, ids, classes, kept, *shared = saved
+        if isinstance(plan.targets, Accompanied):
+            target = target, ids, classes
         with self.core.lock:
             held, up = [self.bind(comm, hidden, weight, bias, target, View.again)], self.upstream
             if by is not None:
@@ -460,11 +461,14 @@ class _Ready:
             self.addresses = workspace, out[1].data_ptr(), out[0].data_ptr()
         return holds
 
-    def total(self, mean: bool, weights: Any, group: Comm) -> tuple[Any, Any, Any, Any]:
-        """(value, num, den) of what loss() left, and d value / d num, fp64."""
+    def total(self, mean: bool, weights: Any, group: Comm, out: list[Any]) -> tuple[Any, Any, Any, Any]:
+        """(value, num, den) of what loss() left, with the outputs @out, and d value / d num, fp64."""
         workspace, valid, losses = self.addresses
-        if weights is not None:
+        if weights is not None and self.plan.weighs:
+            out = [t.reshape(-1) * weights for t in out]
+            losses, valid = (t.data_ptr() for t in out)
+        elif weights is not None:
             return self.plan.mean.weighted(losses, weights, mean, group)
         factor = torch.empty_like(self.plan.mean.factor)
         return *self.plan.mean.forward(self.mean_call, losses, valid, factor.data_ptr(), workspace, mean,
-                                       group), factor
+                                       group, self.plan.weighs), factor

@@ -21,7 +21,7 @@ from .calls import operator
 from .functions import Function, saved_tensors
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, scalars, table
 from .rows import Rows, rows_of
-from .support import Listed, Support
+from .support import Accompanied, Classes, Support, accompanied, meta
 from .tensors import checked, of_integers, stream_of, written
 
 Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
@@ -73,9 +73,16 @@ def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | No
     return start, known[start, end]
 
 
-def targets_of(rows: Rows, device: Any, kind: type[View] = View) -> View:
-    like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=device)
-    return kind(like, 'target', (rows.count,), (1,))
+def targets_of(what: str, rows: Rows, given: Any, support: Support | None, class_weight: Any, start: int, vocab: int,
+               columns: int) -> View:
+    """Of the targets of logits or hidden states @given, and of what comes with them."""
+    like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=given.device)
+    if support is None and class_weight is None:
+        return View(like, 'target', (rows.count,), (1,))
+    made = Accompanied(like, 'target', (rows.count,), (1,))
+    made.listed, made.classes = support is not None, None if class_weight is None else Classes(
+        what, class_weight, given, real_of(given.dtype), start, vocab, columns)
+    return made
 
 
 def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
@@ -106,9 +113,8 @@ class _Call:
         self.out, self.made, self.upstream = out(), saved(), upstream()
         self.on_host, self.mean, self.of = HostWorkspace(), None, 0  # the last two: NllPlan's
         self.batch = batch(*(t and c.pointer(t) for t in (self.logits, self.targets, self.mask)[:plan.INPUTS]))
-        if isinstance(plan.targets, Listed):
-            self.support = plan.targets.attach(self.targets, self.saved.support)
-            self.batch.support = c.pointer(self.support)
+        if isinstance(plan.targets, Accompanied):
+            self.support = plan.targets.attach(self.targets, self.saved, self.batch)
         self.forward = c.addressof(plan.config), c.addressof(self.batch)
         self.at_out, self.at_made = c.addressof(self.out), c.addressof(self.made)
         self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
@@ -168,7 +174,7 @@ class LogprobPlan(Plan):
                 "%s: inplace_backward would write the rows between those of a slice; shape %s, strides %s")
 
     def __init__(self, what: str, given: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
-                 columns: Columns, in_place: bool, members: dict[str, Any], support: Support | None):
+                 columns: Columns, in_place: bool, members: dict[str, Any], support: Support | None, class_weight: Any):
         """Checks the arguments of planned(). copies: do logits have to be copied?"""
         if given.dim() < 1 or not given.dtype.is_floating_point:
             raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
@@ -178,8 +184,8 @@ class LogprobPlan(Plan):
         logits, rows = rows_of(given)
         self.copies, self.in_place = logits is not given, in_place
         if self.INPUTS == 2:
-            members = logprob_members(members, vocab, names)
-            self.targets, self.mask = targets_of(rows, given.device, View if support is None else Listed), None
+            members = logprob_members(members, vocab, names, class_weight)
+            self.targets, self.mask = targets_of(what, rows, given, support, class_weight, start, vocab, rows.columns), None
         else:
             second, mask = arranged(rows, second, mask)
             self.targets = None if second is None else View(
@@ -282,8 +288,8 @@ class LogprobPlan(Plan):
             raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
                               "logits (inplace_backward=True)" % self.WHAT)
         logits, target, *rest = saved_tensors(ctx, self.WHAT + ': the logits or the target')
-        if isinstance(self.targets, Listed):
-            target = target, rest.pop(0)
+        if isinstance(self.targets, Accompanied):
+            target = target, rest.pop(0), rest.pop(0)
         stats = rest[0].data_ptr() if rest else aligned(c.addressof(ctx.stats))
         now = self.call()
         held = self.gradients(now, upstream, stats)
@@ -331,16 +337,18 @@ def _(ctx: Any, *upstream: Any) -> Any:
 MEMBERS = ('temperature', 'softcap', 'scale', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size', 'segment')
 
 
-def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...]) -> dict[str, Any]:
+def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...], class_weight: Any) -> dict[str, Any]:
     """With what outputs are wanted, and segment -1 as the columns of one of 8 segments"""
     if members.get('segment') == -1:
         members['segment'] = -(-vocab // 128) * 16
-    return dict(members, **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
+    return dict(members, has_class_weight=class_weight is not None,
+                **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
 
 
 def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
             in_place: bool, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: Any = LogprobPlan,
-            support: Support | None = None, more: Any = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
+            support: Support | None = None, more: Any = None,
+            class_weight: Any = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
     """(logits, what comes with them, (a plan of this kind, .., more)) as VocabParallel takes them. second: targets, or with
     3 inputs [.., n] or None, and more is the mask then, or None."""
     masked = kind.INPUTS == 3
@@ -355,11 +363,11 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
     key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
            second is None or (second.shape, second.dtype, second.device),
            mask is None or (mask.shape, mask.dtype, mask.device), names, columns, in_place, values, members, kind,
-           support is None)
+           support is None, meta(what, class_weight))
     plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
     if plan is None:
         plan = kept.add(key, kind(what, logits, second, mask, names, comm, tp_group, columns, in_place,
-                                  dict(zip(members, values)), support))
+                                  dict(zip(members, values)), support, class_weight))
     if plan.copies:
         logits = logits.contiguous()
     if not masked and comm.check_level > 1:
@@ -368,8 +376,8 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
         second, more = arranged(plan.rows, second, mask)
     elif not (second.dtype is torch.int64 and plan.plain and second.is_contiguous()):
         second = targets_for(plan.rows, second, plan.config.ignore_index)
-    if support is not None:
-        second = Support.behind(support, what, second, plan.rows)
+    if support is not None or class_weight is not None:
+        second = accompanied(what, second, plan, support, class_weight)
     return logits, second, (plan, comm, torch.is_grad_enabled(), more)
 
 

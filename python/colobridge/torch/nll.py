@@ -83,18 +83,19 @@ def _weighted(comm: Comm, device: Any, values: s.Tensor | None, weights: s.Tenso
 
 class MeanCall:
     """The C structs of one sum or mean under way."""
-    __slots__ = ('losses', 'out', 'upstream', 'at_losses', 'at_out')
+    __slots__ = ('losses', 'weights', 'out', 'upstream', 'at_losses', 'at_weights', 'at_out')
 
     def __init__(self, mean: 'Mean'):
-        self.losses, self.out = s.Tensor.from_buffer_copy(mean.losses), s.LossMean(c.sizeof(s.LossMean))
+        self.losses, self.weights = (s.Tensor.from_buffer_copy(mean.losses) for _ in range(2))
+        self.out = s.LossMean(c.sizeof(s.LossMean))
         self.upstream = s.LossMeanUpstream(c.sizeof(s.LossMeanUpstream))
-        self.at_losses, self.at_out = c.addressof(self.losses), c.addressof(self.out)
+        self.at_losses, self.at_weights, self.at_out = (c.addressof(t) for t in (self.losses, self.weights, self.out))
 
 
 class Mean:
     """Sums and means of @count losses of dtype @real on a device, and their gradients. Addresses: n_valid
     of the losses, factor where what backward needs is left."""
-    __slots__ = ('losses', 'value', 'wide', 'factor', 'bytes', 'device', 'cuda', 'run_forward', 'run_backward')
+    __slots__ = ('losses', 'value', 'wide', 'factor', 'bytes', 'device', 'cuda', 'run_forward', 'run_weighted', 'run_backward')
 
     def __init__(self, count: int, real: Any, device: Any):
         number, self.cuda = torch_dtype(real), device.type == 'cuda'
@@ -104,19 +105,23 @@ class Mean:
         self.value, self.wide = (like((), dtype, device) for dtype in (real, torch.float64))
         self.factor = like((1,), torch.float64, device)
         self.device = device
-        self.run_forward, self.run_backward = (entry('colo_loss_mean_forward'),
-                                               entry('colo_loss_mean_backward'))
+        self.run_forward, self.run_weighted, self.run_backward = map(entry, (
+            'colo_loss_mean_forward', 'colo_loss_mean_weighted', 'colo_loss_mean_backward'))
 
-    def forward(self, now: MeanCall, losses: int, n_valid: int, factor: int, workspace: int, mean: bool,
-                comm: Comm) -> tuple[Any, Any, Any]:
-        """(value, num, den), over the ranks in rank order"""
+    def forward(self, now: MeanCall, losses: int, valid: int, factor: int, workspace: int, mean: bool,
+                comm: Comm, weighs: bool = False) -> tuple[Any, Any, Any]:
+        """(value, num, den), over the ranks in rank order. valid: how many count, or if @weighs, as much as what [T] each
+        counts in den"""
         try:
+            run = self.run_forward
+            if weighs:
+                run, now.weights.data, valid = self.run_weighted, valid, now.at_weights
             new, out = torch.empty_like, now.out
             value, num, den = new(self.value), new(self.wide), new(self.wide)
             now.losses.data, out.factor = losses, factor
             out.value, out.num, out.den = value.data_ptr(), num.data_ptr(), den.data_ptr()
-            check(self.run_forward(now.at_losses, n_valid, mean, comm.handle, now.at_out, workspace,
-                                   stream_of(self.device) if self.cuda else None))
+            check(run(now.at_losses, valid, mean, comm.handle, now.at_out, workspace,
+                      stream_of(self.device) if self.cuda else None))
         except BaseException as why:
             groups.heard(comm, why)
             raise
@@ -191,17 +196,17 @@ _mean = functools.lru_cache(maxsize=256)(Mean)
 
 @Function
 def Reduced(ctx: Any, loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm, side: list[Any]) -> Any:
-    """(loss of each token, number of valid ones, weight of each or None, mean or sum, reduce group, a list) -> value,
-    num"""
+    """(loss of each token, number of valid ones or a float for each, what it counts in den, weight of each or None, mean or
+    sum, reduce group, a list) -> value, num"""
     made = _mean(loss.numel(), loss.dtype, loss.device)
     ctx.made, ctx.shape = made, loss.shape
     ctx.set_materialize_grads(False)
     rows = loss.contiguous()
     if weights is None:
         memory = torch.empty(1 + SLACK + mean_workspace(comm.size) // 8, dtype=torch.float64, device=loss.device)
-        address = memory.data_ptr()
+        address, valid = memory.data_ptr(), valid.contiguous()
         value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
-                                       aligned(address + 8), mean, comm)
+                                       aligned(address + 8), mean, comm, valid.is_floating_point())
         ctx.save_for_backward(memory, None)
     else:
         weights = weights.contiguous()
@@ -224,9 +229,11 @@ def _(ctx: Any, d_value: Any, d_num: Any) -> Any:
 
 
 def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss:
-    """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here; weights: of
-    each token, instead."""
+    """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here, or the class weight of
+    each; weights: of each token, instead, or in addition to its class's."""
     side: list[Any] = []
+    if weights is not None and valid.is_floating_point():
+        loss, valid, weights = loss * weights, valid * weights, None
     value, num = Reduced.apply(loss, valid, weights, mean, comm, side)
     return Loss(value, num, side[0])
 
@@ -245,7 +252,8 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         vocab_end: int | None = None, vocab_size: int | None = None, temperature: float = 1.0,
         softcap: float | None = None, scale: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, chunk_size: int | None = None,
-        inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
+        inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False,
+        class_weight: Any = None) -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
 
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
@@ -259,6 +267,10 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     the weights, so that 0.5 counts as a half in both. All ranks of reduce_group give one then. A weight that
     is NaN, infinite or negative is a ValueError (one wait for the GPU; none while a graph is captured, where
     NaN makes the loss NaN). A mask of bools or integers counts tokens: any value but 0 is 1.
+
+    class_weight [V], or [Vl] of this rank's columns: PyTorch's weight=, constants of a floating-point dtype, read in that of
+    the loss. The loss is w_t ((1 - e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j), and den the sum of w_t, times
+    the mask's. All ranks give one then. A class of weight 0 adds nothing, also where its logit is -inf.
     """
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
@@ -267,17 +279,19 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
         loss = VocabParallel.apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
-                                            inplace_backward, numbers, support=support))[0]
+                                            inplace_backward, numbers, support=support, class_weight=class_weight))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
     comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll')
     mean, side = reduction == 'mean', []
-    kind, more = (NllPlan, (mean, comm, side)) if weights is None else (LogprobPlan, None)
-    o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
-                inplace_backward, numbers, kind=kind, support=support, more=more)
+    at_once = weights is None and class_weight is None
+    kind, more = (NllPlan, (mean, comm, side)) if at_once else (LogprobPlan, None)
+    o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid' if class_weight is None else 'weight'), tp_group,
+                columns, inplace_backward, numbers, kind=kind, support=support, more=more, class_weight=class_weight)
     groups.require_apart('nll', o[2][1], 'reduce_group', comm)
-    if weights is None:
+    if at_once:
         return Loss(*VocabParallel.apply(*o), side[0])
-    weights = counted(weights, target, o[2][0].config, o[2][0].real)  # before any rank waits for this one
+    if weights is not None:
+        weights = counted(weights, target, o[2][0].config, o[2][0].real)  # before any rank waits for this one
     return reduced(*VocabParallel.apply(*o), weights, mean, comm)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of ids that take the place of the vocabulary: docs/logprob.md#a-support-instead-of-the-vocabulary."""
+"""What comes with targets: lists of ids that take the place of the vocabulary
+(docs/logprob.md#a-support-instead-of-the-vocabulary), and class weights."""
 import ctypes as c
 import math
 from typing import Any
@@ -71,31 +72,75 @@ class Support:
         return torch.cat([target if target.dim() == 1 else target.reshape(-1), begin, end]), self.ids
 
 
-class Listed(View):
-    """Of targets with a support: what Support.behind() returns"""
-    __slots__ = ()
+class Classes(View):
+    """The weights of this rank's classes: a part of a tensor of one shape, dtype and device, on that of logits of @like's."""
+    __slots__ = ('part',)
 
-    def attach(self, raw: s.Tensor, saved: s.SupportSaved) -> s.Support:
-        """Lets point() and again() of @raw say where the lists are, too: in @saved."""
-        for name in ('ids', 'begin', 'end'):
-            setattr(saved, name, make(0, s.DTYPE['i64'], (self.count if name != 'ids' else 0,), (1,),
-                                      self.raw.mem, self.raw.device))
-        lists = saved.ids, saved.begin, saved.end  # views into it
-        raw.lists = lists
-        return s.Support(*(c.pointer(t) for t in lists))
+    def __init__(self, what: str, given: Any, like: Any, real: Any, start: int, vocab: int, columns: int):
+        """@given: a weight of each of V classes, or of this rank's @columns from @start on. ValueError: it is neither"""
+        here = max(min(vocab - start, columns), 0)
+        if given.dim() != 1 or not given.dtype.is_floating_point or given.device != like.device or len(given) not in (
+                vocab, columns, here):
+            raise ArgumentError("%s: class_weight is %s, expected [%d], a number for each class, or [%d], for the columns "
+                                "here, of a floating-point dtype on %s" % (
+                                    what, said(given, '%(shape)s of %(dtype)s on %(device)s'), vocab, here, like.device))
+        self.part = (min(start, vocab) if len(given) == vocab else 0), here
+        super().__init__(torch.empty(here, dtype=real, device=like.device), what + ': class_weight')
+
+    def of(self, given: Any) -> Any:
+        """This rank's, as the library has them."""
+        if given.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError("%s requires grad, expected a constant: it gets no gradient; pass it detached" % self.what)
+        return given.detach().narrow(0, *self.part).to(self.dtype).contiguous()
+
+
+class Accompanied(View):
+    """Of targets with a support or class weights: (targets, and begin and end of lists behind them; ids or None; the class
+    weights or None)"""
+    __slots__ = ('listed', 'classes')
+
+    def attach(self, raw: s.Tensor, saved: Any, batch: Any) -> Any:
+        """Lets point() and again() of @raw say where the lists and weights are, too: in @saved, where @batch finds them.
+        What it returns has to live as long as @batch."""
+        support = None
+        if self.listed:
+            for name in ('ids', 'begin', 'end'):
+                setattr(saved.support, name, make(0, s.DTYPE['i64'], (self.count if name != 'ids' else 0,), (1,),
+                                                  self.raw.mem, self.raw.device))
+            lists = raw.lists = saved.support.ids, saved.support.begin, saved.support.end  # views into it
+            support = s.Support(*(c.pointer(t) for t in lists))
+            batch.support = c.pointer(support)
+        if self.classes is not None:
+            saved.class_weight = self.classes.raw
+            raw.classes = saved.class_weight
+            batch.class_weight = c.pointer(raw.classes)
+        return support
 
     def point(self, raw: s.Tensor, t: Any) -> Any:
-        first, listed = t
-        ids, begin, end = raw.lists
-        step, address = 8 * self.count, first.data_ptr()  # 0 without a token
-        raw.data, begin.data, end.data = address, address + step, address + 2 * step
-        ids.data, ids.shape[0] = listed.data_ptr(), listed.numel()
+        first, listed, classes = t
+        if listed is not None:
+            ids, begin, end = raw.lists
+            step, address = 8 * self.count, first.data_ptr()  # 0 without a token
+            raw.data, begin.data, end.data = address, address + step, address + 2 * step
+            ids.data, ids.shape[0] = listed.data_ptr(), listed.numel()
+        else:
+            super().point(raw, first)
+        if classes is not None:
+            self.classes.point(raw.classes, classes)
         return t
 
     def again(self, raw: s.Tensor, t: Any) -> Any:
-        return self.point(raw, (self._restored(t[0], 3 * self.count), self._restored(t[1])))
+        first, listed, classes = t
+        if listed is not None:
+            first, listed = self._listed(first, 3 * self.count), self._listed(listed)
+            self.point(raw, (first, listed, None))
+        else:
+            first = super().again(raw, first)
+        if classes is not None:
+            classes = self.classes.again(raw.classes, classes)
+        return first, listed, classes
 
-    def _restored(self, t: Any, least: int = 0) -> Any:
+    def _listed(self, t: Any, least: int = 0) -> Any:
         if t.dim() != 1 or t.numel() < least or t.dtype is not self.dtype or t.device != self.device:
             raise ArgumentError("%s came back from forward as %s of %s on %s, expected [%d] or more of %s on %s" % (
                 self.what, list(t.shape), t.dtype, t.device, least, self.dtype, self.device))
@@ -104,3 +149,18 @@ class Listed(View):
         if storage_of(t).nbytes() < 8 * (t.storage_offset() + t.numel()):
             checked(t, self.what, saved=True)
         return t
+
+
+def accompanied(what: str, target: Any, plan: Any, support: Support | None, class_weight: Any) -> tuple[Any, Any, Any]:
+    """Targets of a plan and what comes with them, as Accompanied has them."""
+    first, ids = (target, None) if support is None else Support.behind(support, what, target, plan.rows)
+    return first, ids, None if class_weight is None else plan.targets.classes.of(class_weight)
+
+
+def meta(what: str, class_weight: Any) -> Any:
+    """What plans depend on"""
+    if class_weight is None:
+        return None
+    if not isinstance(class_weight, torch.Tensor):
+        raise ArgumentError("%s: class_weight is %s, expected a tensor" % (what, said(class_weight)))
+    return class_weight.shape, class_weight.dtype, class_weight.device
