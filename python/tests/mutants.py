@@ -682,6 +682,7 @@ WAITING = {
     'a head that one rank cannot make is waited for',
     'a head that ranks do not agree on is told to those of the head alone',
     'a part of ranks that packings count has the first ones',
+    'a rank that ends before its first plan is waited for',
     'a rank that ends says nothing at the next meeting',
     'a rank that ends well after an error is waited for',
     'a rank that failed before the others were there tries again without them',

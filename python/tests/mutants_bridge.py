@@ -415,6 +415,8 @@ BRIDGES = {
         'torch/ranks.py', 'made = kept.get(key)\n', 'made = _ranks_of(group)\n', 'test_torch_modules.py', 'of_threads_plan'),
     'two towers of their own plan over one communicator': (
         'torch/tower.py', 'groups.planning(self.group, self._plans,', 'groups.planning(self.group, None,', 'test_torch_modules.py', 'two_towers'),
+    'a rank that ends before its first plan is waited for': (
+        'torch/tower.py', '        elif not isinstance(group, Comm):', '        elif False:', 'test_torch_tower.py', 'data_loader'),
     'an error of a plan is told to no rank': (
         'torch/ranks.py', '    if isinstance(value, _Ranks):\n        return value\n', '', 'test_torch_modules.py', 'error_of_a_plan'),
     'a tower writes in place, whatever is asked': (

@@ -29,7 +29,7 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge.torch.alike import checksums  # noqa: E402
 from test_torch_mimo import torchrun  # noqa: E402
-from world import meet, needs_fsdp2, with_deepspeed  # noqa: E402
+from world import deadline_ms, meet, needs_fsdp2, with_deepspeed  # noqa: E402
 from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Packed, Step, by_hand, coord, replica_sum, worst  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
@@ -783,28 +783,30 @@ tower = torch.nn.Linear(6, 8)
 vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=2', rows=lambda g: 1, run=lambda t, p, g: t(p),
                             smallest=(torch.zeros(1, 6), None))
 def loader():
-    yield torch.ones(1, 6)
+    yield torch.ones(1, 6), None
+    yield torch.ones(1, 6), vision.plan(torch.ones(1, 6), seq=[0], pos=[1], packing=[0, 4]) if how == 'planned' else None
     if dist.get_rank() == 1:
         raise ValueError('the data ran out')
-    yield torch.ones(1, 6)
+    yield torch.ones(1, 6), vision.plan(torch.ones(1, 6), seq=[0], pos=[1], packing=[0, 4]) if how != 'call' else None
 try:
-    for pixels in loader():
-        vision(pixels, seq=[0], pos=[1], into=torch.zeros(1, 4, 8)).sum().backward()
+    for pixels, plan in loader():
+        vision(pixels, seq=[0], pos=[1], plan=plan, into=torch.zeros(1, 4, 8)).sum().backward()
 except RuntimeError as why:
     print(why)
 '''
 
 
-def test_a_data_loader_that_fails_on_one_rank_ends_the_others_waits():
+@pytest.mark.parametrize('how', ('call', 'first plan', 'planned'))
+def test_a_data_loader_that_fails_on_one_rank_ends_the_others_waits(how):
     if not torchrun():
         pytest.skip('torchrun does not start here')
     import socket
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
-    ranks = [subprocess.Popen([sys.executable, '-c', LOADER], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ranks = [subprocess.Popen([sys.executable, '-c', 'how = %r' % how + LOADER], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=dict(os.environ, RANK=str(r), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
-                                       MASTER_PORT=str(port), COLO_TIMEOUT_MS='60000')) for r in range(2)]
+                                       MASTER_PORT=str(port), COLO_TIMEOUT_MS=str(3 * deadline_ms()))) for r in range(2)]
     said = [process.communicate(timeout=200) for process in ranks]
     assert 'the data ran out' in said[0][0], said
     assert ranks[1].returncode == 1 and 'ValueError: the data ran out' in said[1][1], said

@@ -261,6 +261,8 @@ class EncoderParallel(torch.nn.Module):
         self._compared = False  # what ranks must have alike
         if comm == 'own':  # now: ranks whose threads meet at the store in other orders would wait in vain
             self._comm(), _planning(self._at())
+        elif not isinstance(group, Comm):
+            self._at()  # where a rank that ends before it plans says so
 
     group = property(lambda self: self._pixels.group)
 
