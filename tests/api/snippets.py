@@ -40,7 +40,9 @@ NAMES = {
         extern void *buffer; extern colo_tensor_t hidden, d_hidden; extern double tokens_of_the_batch;''',
     'lm_head': '''extern colo_lm_head_t *head; extern colo_memory_t *memory; extern colo_lm_head_grads_t grads;
         extern colo_tensor_t d_bias;''',
-    'logprob': LOSS + 'extern colo_tensor_t ids, cu_first_T, cu_last_T;',
+    'logprob': LOSS + '''extern colo_tensor_t ids, cu_first_T, cu_last_T, class_weight, losses, weights, d_losses;
+        extern colo_logprob_config_t cfg; extern float *w; extern colo_comm_t *dp_cp_group; extern colo_loss_mean_t mean;
+        extern void *mean_workspace; extern colo_loss_mean_upstream_t upstream;''',
     'packed': 'extern colo_batch_t *batch; extern colo_layout_t layout; extern int64_t lengths[2];',
     'memory': 'extern colo_bridge_config_t config; extern void *arena; extern size_t arena_bytes;',
     'partition': 'extern colo_tensor_t my_targets;',

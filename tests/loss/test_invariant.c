@@ -60,6 +60,7 @@ T_CASE_IF(where.mem == COLO_HOST, logits_in_segments_give_the_same_bits_on_1_2_4
                 loss_case_init(&c, 1, 13, vocabs[v], loss_dtypes[d], 3, &rng);
                 c.targets[3] = -100;
                 c.config.segment = v ? 48 : 32; /* 300 columns: 7 segments, the last with 12 */
+                c.config.has_class_weight = v;
                 c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
                 if (!plain) {
                     c.config.logits.temperature = 0.7;
@@ -79,7 +80,8 @@ T_CASE_IF(where.mem == COLO_CUDA, long_rows_in_segments_give_the_same_bits_on_a_
     loss_case_init(&c, 1, 37, 8 * 2064 - 40, COLO_BF16, 3, &rng);
     c.targets[3] = -100;
     c.config.segment = 2064;
-    c.config.want_entropy = true;
+    c.config.want_entropy = c.config.want_loss = c.config.has_class_weight = true;
+    c.config.label_smoothing = 0.1;
     check(&c);
 }
 

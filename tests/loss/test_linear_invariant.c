@@ -67,8 +67,8 @@ static void draw(linear_case_t *c, const sizes_t *of, colo_dtype_t dtype, int mo
 {
     T_ENDS(linear_case_free) linear_case_t drawn;
     linear_case_init(&drawn, 1, 1, of->tokens, of->vocab, of->hidden, dtype, rng);
-    linear_case_options(&drawn, WITH_TAU | WITH_SMOOTH | WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS |
-                                    LINEAR_IGNORED);
+    linear_case_options(&drawn, WITH_TAU | WITH_SMOOTH | WITH_WEIGHTS | WITH_ENTROPY | WITH_LOSS |
+                                    LINEAR_BIAS | LINEAR_IGNORED);
     linear_case_mode(&drawn, mode % 3);
     if (mode == 3) {
         drawn.config.mode = COLO_LINEAR_EARLY;

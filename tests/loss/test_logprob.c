@@ -372,6 +372,22 @@ T_CASE(class_weights_agree_with_the_oracle)
     t_run_rest();
 }
 
+/* Whole runs of the device's kernels, and what is before and behind them */
+T_CASE(class_weights_of_long_rows)
+{
+    uint64_t rng = t_seed() + 13;
+    for (size_t d = 0; d < 4; d++)
+        for (int cap = 0; cap < 2; cap++) {
+            loss_case_t c =
+                made(2, 3, 21011, loss_dtypes[d], 3, SHARD_UNEVEN,
+                     WITH_SMOOTH | WITH_LOSS | WITH_WEIGHTS | (cap ? WITH_CAP : 0), &rng);
+            c.targets[1] = 21010;
+            c.row_gap = cap ? 3 : 0;
+            compare_later(&c, "weights of long rows");
+        }
+    t_run_rest();
+}
+
 T_CASE(class_weights_of_1_change_no_bit_of_logp_and_entropy_and_0_leave_nothing)
 {
     uint64_t rng = t_seed() + 12;

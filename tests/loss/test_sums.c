@@ -113,8 +113,16 @@ static colo_status_t average(rank_t *k)
     const colo_tensor_t xt = line(k, put_numbers(k, x, TOKENS)), dt = line(k, d);
     const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = value, .num = numbers,
                                   .den = numbers + 1, .factor = numbers + 2};
-    rank_try(colo_loss_mean_forward(&xt, gather_put(&k->m, &count, sizeof count), w->divide,
-                                    k->m.group, &out, put_workspace(k), NULL));
+    if (w->weighted) {
+        for (int i = 0; i < TOKENS; i++)
+            x[i] = weight_of(k->cp, k->dp, i);
+        const colo_tensor_t ut = line(k, put_numbers(k, x, TOKENS));
+        rank_try(
+            colo_loss_mean_weighted(&xt, &ut, w->divide, k->m.group, &out, put_workspace(k), NULL));
+    } else {
+        rank_try(colo_loss_mean_forward(&xt, gather_put(&k->m, &count, sizeof count), w->divide,
+                                        k->m.group, &out, put_workspace(k), NULL));
+    }
     rank_try(colo_loss_mean_backward(
         out.factor,
         &(colo_loss_mean_upstream_t){COLO_LOSS_MEAN_UPSTREAM_INIT,
@@ -200,11 +208,11 @@ static void serial(const world_t *w, int r, double *num, double *den, double *we
         for (int cp = 0; cp < 2; cp++) {
             if (alone && (cp != r / 2 % 2 || dp != r / 4))
                 continue;
-            *den += w->kind == MEAN ? (double)count_of(cp, dp) : 0;
+            *den += w->kind == MEAN && !w->weighted ? (double)count_of(cp, dp) : 0;
             for (int i = 0; i < TOKENS; i++) {
                 const double u = weight_in(w, cp, dp, i);
                 *num += w->kind == MEAN ? loss_of(cp, dp, i) : u * value_of(cp, dp, i);
-                *den += w->kind == MEAN ? 0 : !w->masked || counts(cp, dp, i);
+                *den += w->kind != MEAN ? !w->masked || counts(cp, dp, i) : w->weighted ? u : 0;
                 *weight += u;
             }
         }
@@ -234,12 +242,13 @@ T_CASE(sums_over_dp_and_cp_are_the_serial_sum_and_so_are_their_gradients)
 
 T_CASE(the_mean_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient)
 {
-    for (int form = 0; form < 16; form++) {
+    for (int form = 0; form < 32; form++) {
         world_t w = {.kind = MEAN,
                      .dtype = form & 1 ? COLO_F64 : COLO_F32,
                      .divide = form & 2,
                      .no_value = form & 4,
                      .no_num = form & 8,
+                     .weighted = form & 16,
                      .group = "dp-cp"};
         const bool wide = w.dtype == COLO_F64;
         double num, den, unused;
