@@ -351,8 +351,7 @@ def losses(o):
     w = (torch.randn(columns, o.width, generator=rng) * o.width ** -0.5).to(o.dtype).to(DEVICE)
     z = (h @ w.t()).detach()
     group = dist.group.WORLD if world > 1 else None
-    args = {'target': t, 'tp_group': group, 'vocab_start': lo, 'vocab_size': columns * world,
-            'reduction': 'sum'}
+    shard = {'tp_group': group, 'vocab_start': lo, 'vocab_size': columns * world}
 
     def product(x, y):
         return x @ y.t()
@@ -360,13 +359,12 @@ def losses(o):
     cases = [
         ('logits', 'torch unfused', lambda x: Unfused.apply(x, t, lo), (z,)),
         ('logits', 'torch chunked', lambda x: Chunked.apply(x, t, lo, o.chunk), (z,)),
-        ('logits', 'colobridge nll', lambda x: ct.nll(x, t, **{k: v for k, v in args.items()
-                                                              if k != 'target'}).loss, (z,)),
+        ('logits', 'colobridge nll', lambda x: ct.nll(x, t, reduction='sum', **shard).loss, (z,)),
         ('hidden', 'torch unfused', lambda x, y: Unfused.apply(product(x, y), t, lo), (h, w))]
     for mode in ('loss', 'logprob', 'keep'):
         cases.append(('hidden', 'colobridge linear_nll ' + mode,
-                      lambda x, y, mode=mode: ct.linear_nll(x, y, mode=mode, d_hidden='partial',
-                                                            **args).loss, (h, w)))
+                      lambda x, y, mode=mode: ct.linear_nll(
+                          x, ct.Head(y, d_hidden='partial', **shard), t, mode=mode, reduction='sum').loss, (h, w)))
     rows, first = [], {}
     for what, op, run, inputs in cases:
         leaves = [x.clone().requires_grad_() for x in inputs]

@@ -183,9 +183,10 @@ def head(o):
         torch.mm(dz.t(), xd, out=dw)
 
     def mean(**options):
+        head = ct.Head(w, **{name: options.pop(name) for name in ('main_grad', 'logits_dtype') if name in options})
         if 'upstream' not in options:
-            return ct.linear_nll(x, w, target=t, **options).loss
-        return ct.linear_nll(x, w, target=t, reduction='sum', **options).loss / o.tokens
+            return ct.linear_nll(x, head, t, **options).loss
+        return ct.linear_nll(x, head, t, reduction='sum', **options).loss / o.tokens
 
     lines = [Line('three products', lambda: products(3), (), None),
              Line('four products', lambda: products(4), (), None)]

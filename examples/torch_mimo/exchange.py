@@ -31,7 +31,7 @@ class Hidden(Library):
     """The same, with the loss straight from hidden states: linear_nll()."""
 
     def loss(self, hidden, head, targets):
-        return ct.linear_nll(hidden, head, target=targets, tp_group=self.tp,
+        return ct.linear_nll(hidden, head, targets, tp_group=self.tp,
                              reduce_group=self.tokens).loss
 
 

@@ -12,6 +12,7 @@ import torch
 from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
 from .torch.calls import eager
+from .torch.head import Head, read
 from .torch.linear import Linear, LinearLoss, prepare
 from .torch.logprob import outputs
 from .torch.losses import logprob_at, topk_logprob
@@ -294,8 +295,9 @@ def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int | 
     names = ('logp',) + ('entropy',) * entropy
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         out = Linear.apply(*prepare(
-            what, hidden.to(weight.dtype), weight, None, target, names, group, None, None, False,
-            (None if start is None else int(start), None if end is None else int(end), None), ('logprob', 'partial', 0, None, None, False),
+            what, hidden.to(weight.dtype), read(what, Head(
+                weight, tp_group=group, vocab_start=None if start is None else int(start),
+                vocab_end=None if end is None else int(end), d_hidden='partial'), None), target, names, 'logprob', None,
             (float(temperature), _NONE_IGNORED, int(chunk or 0), True),
             ('temperature', 'ignore_index', 'chunk_size', 'lenient_targets')))
     return tuple(_f32(t) for t in out) if entropy else _f32(out[0])
@@ -514,9 +516,8 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     step = max(1, -(-shift_labels.numel() // 16))  # few sizes, for few plans
     most = min(shift_labels.numel(), -(-valid // step) * step) or None
     *tensors, o = prepare(
-        what, hidden.to(lm_head_weight.dtype), lm_head_weight, lm_head_bias, shift_labels,
-        ('loss', 'n_valid', 'entropy', 'correct'), None, None, None, False,
-        (None, None, None), ('logprob', 'partial', 0, most, None, 'sums'),
+        what, hidden.to(lm_head_weight.dtype), read(what, Head(lm_head_weight, lm_head_bias, d_hidden='partial', max_valid=most), None),
+        shift_labels, ('loss', 'n_valid', 'entropy', 'correct'), 'logprob', 'sums',
         (float(logit_scale), float(final_logit_softcapping or 0.0), -100, int(chunk_size)),
         ('scale', 'softcap', 'ignore_index', 'chunk_size'))
     den = None

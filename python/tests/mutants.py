@@ -60,7 +60,7 @@ MUTANTS = {
         "    loss = nll(input, target, reduction=reduction, tp_group=tp_group,", 'test_torch_cross_entropy.py',
         'over_ranks'),
     'linear_cross_entropy smooths nothing': (
-        'torch/cross_entropy.py', 'softcap=softcap, label_smoothing=label_smoothing', 'softcap=softcap',
+        'torch/cross_entropy.py', "                      label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=-100", "                      ignore_index=-100",
         'test_torch_cross_entropy.py', 'linear_layer'),
     'each rank weighs the first classes': (
         'torch/support.py', 'min(start, vocab) if len(given) == vocab else 0', '0', 'test_torch_cross_entropy.py', 'over_ranks'),
@@ -140,8 +140,8 @@ MUTANTS = {
     'a head of FSDP2 has the mean where others have the sum': (
         'torch/placed.py', 'own = others.pop() if others else None', 'pass', 'test_torch_dtensor.py',
         'unit_of_its_own and shape0'),
-    'head_grad of plain rows is not read': (
-        'torch/linear.py', 'if head_grad is not None:', 'if False:', 'test_torch_dtensor.py', 'sum_or_a_mean'),
+    'grad_reduction of plain rows is not read': (
+        'torch/linear.py', 'if of.grad_reduction is not None:', 'if False:', 'test_torch_dtensor.py', 'sum_or_a_mean'),
     'tokens of sequence parallelism are not gathered': (
         'torch/placed.py', 'if want != list(t.placements):', 'if False:', 'test_torch_dtensor.py', 'hidden_states_and'),
     'logits that all ranks have are shards': (
@@ -279,7 +279,7 @@ MUTANTS = {
         'compat_packed.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
         'test_compat_names.py', 'test_packed_sequences_over'),
     'the gradient of hidden states is added over tp': (
-        'compat.py', "('logprob', 'partial', 0, None, None, False)", "('logprob', 'all_reduce', 0, None, None, False)",
+        'compat.py', "int(end), d_hidden='partial')", 'int(end))',
         'test_compat_names.py', 'test_verls_functions'),
     'the packed gather adds over cp': (
         'compat_packed.py', 'if ctx.add:', 'if True:', 'test_compat.py',
@@ -505,10 +505,10 @@ MUTANTS = {
     'what is no support is used as one': (
         'torch/support.py', 'if not isinstance(self, Support):', 'if False:', 'test_refusals.py', 'names_it'),
     'main_grad of what is frozen is written': (
-        'torch/head.py', 'if not t.requires_grad:', 'if not t.requires_grad and not hasattr(t, "main_grad"):',
+        'torch/placed.py', 'if not t.requires_grad:', 'if not t.requires_grad and not hasattr(t, "main_grad"):',
         'test_torch_linear.py', 'what_is_frozen'),
     'main_grad of what is frozen is needed': (
-        'torch/head.py', 'if not t.requires_grad:', 'if False:', 'test_torch_linear.py', 'what_is_frozen'),
+        'torch/placed.py', 'if not t.requires_grad:', 'if False:', 'test_torch_linear.py', 'what_is_frozen'),
     'strides of an empty shard count': (
         'torch/ready.py', 'if shape is None and not like.numel():', 'if False:', 'test_torch_linear.py', 'any_strides'),
     'main_grad is written over': (
@@ -598,8 +598,18 @@ MUTANTS = {
         'dlpack.py', 'c.pythonapi.Py_IncRef(c.py_object(_kept))', 'pass', 'test_torch_blocks.py',
         'test_tensors_may_go_with'),
     'tokens that do not count are multiplied': (
-        'compat.py', "'partial', 0, most, None", "'partial', 0, None, None", 'test_compat.py',
+        'compat.py', ", max_valid=most)", ')', 'test_compat.py',
         'test_head_and_loss_of_few_tokens'),
+    'the head of a LoRA layer is its frozen base': (
+        'torch/head.py', "if hasattr(module, 'base_layer') and", 'if False and', 'test_torch_head.py', 'adapter'),
+    'a Head has tp_group twice': (
+        'torch/head.py', 'elif weight.tp_group is not None:', 'elif False:', 'test_torch_head.py', 'what_a_head_does'),
+    'members of a Head that over_chunks() does not read are lost': (
+        'torch/chunks.py', 'if name not in _READ and', 'if False and', 'test_torch_head.py', 'what_a_head_does'),
+    'a Head\'s ranks do not hear of an error': (
+        'torch/calls.py', "'shard_group': head.shard_group, 'its group': head.tp_group", '', 'test_refusals.py', 'linear and not bridge'),
+    'a graph writes main_grad': (
+        'torch/compiled.py', " or given.get('weight.main_grad')", '', 'test_torch_compiled.py', 'writes_its_arguments'),
     'an option that is a tensor is kept as it was': (
         'torch/ready.py', "number('temperature', temperature)", 'temperature', 'test_torch_logprob.py',
         'test_an_option_that_is_a_tensor'),

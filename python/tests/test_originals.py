@@ -15,6 +15,7 @@ torch = pytest.importorskip('torch')
 import torch.distributed as dist  # noqa: E402
 
 import colobridge.torch as ct  # noqa: E402
+from heads import linear_logprob  # noqa: E402
 from colobridge import compat  # noqa: E402
 
 SKYRL = {'skyrl': 'backends/skyrl_train/distributed/megatron/model_utils.py',
@@ -190,7 +191,7 @@ def test_linear_logprob_equals_trls(temperature, softcap):
     t, up = torch.randint(0, V, (15,), generator=rng), torch.randn(2, 15, generator=rng)
     found = []
     for fn in (lambda h, w, b: trl.ChunkedLogProbFunction.apply(h, w, b, t, temperature, 4, softcap)[:2],
-               lambda h, w, b: ct.linear_logprob(h, w, b, target=t, entropy=True, temperature=temperature,
+               lambda h, w, b: linear_logprob(h, w, b, target=t, entropy=True, temperature=temperature,
                                                  softcap=softcap)):
         leaves = [x.clone().requires_grad_() for x in (h, w, b)]
         out = fn(*leaves)

@@ -18,6 +18,7 @@ if not dist.is_available():
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from heads import linear_logprob, linear_nll, over_chunks  # noqa: E402
 from colobridge import compat  # noqa: E402
 from colobridge.torch import ranks  # noqa: E402
 from colobridge.megatron import ColocatedBridgeCommunicator  # noqa: E402
@@ -51,7 +52,7 @@ def mesh(rank, world=None):
     m.rows = m.w[rank // 2 * 3:rank // 2 * 3 + 3]  # of a head that cp shares
     m.columns = dict(tp_group=m.tp, vocab_start=m.lo, vocab_size=V)
     m.mean = dict(m.columns, reduce_group=m.cp)
-    m.head = dict(m.columns, head_group=m.cp, head_rows=V // 2)
+    m.head = dict(m.columns, shard_group=m.cp, rows=V // 2)
     m.bounds, m.packed = (m.lo, m.hi, m.tp), (CU, 2 * T)
     m.actions = 4, torch.ones(1, 2 * T), None, m.cp
     m.seq = ct.Sequence(1, 2 * T, cp_group=m.cp)
@@ -68,18 +69,18 @@ CALLS = {
     'nll by another reduction': (lambda m, no: ct.nll(m.z, m.t, reduction=no or 'sum', **m.mean).loss, 'most'),
     'nll of weights': (lambda m, no: ct.nll(m.z, m.t, mask=torch.full((T,), no or 0.5), **m.mean).loss, float('nan')),
     'nll over a group': (lambda m, no: ct.nll(m.z, m.t, **dict(m.mean, temperature=no or 1.)).loss, 'hot'),
-    'linear_nll': (lambda m, no: ct.linear_nll(m.h, m.w, target=m.t, mode=no or 'loss', **m.mean).loss, 'fast'),
-    'linear_nll of a mode': (lambda m, no: ct.linear_nll(m.h[:, :no], m.w, target=m.t, mode='keep', **m.mean).loss, 3),
-    'linear_nll that trains': (lambda m, no: ct.linear_nll(m.h.requires_grad_(), m.w, target=m.t[:no], **m.mean).loss, 3),
-    'linear_nll with upstream': (lambda m, no: ct.linear_nll(
+    'linear_nll': (lambda m, no: linear_nll(m.h, m.w, target=m.t, mode=no or 'loss', **m.mean).loss, 'fast'),
+    'linear_nll of a mode': (lambda m, no: linear_nll(m.h[:, :no], m.w, target=m.t, mode='keep', **m.mean).loss, 3),
+    'linear_nll that trains': (lambda m, no: linear_nll(m.h.requires_grad_(), m.w, target=m.t[:no], **m.mean).loss, 3),
+    'linear_nll with upstream': (lambda m, no: linear_nll(
         m.h.requires_grad_(), m.w, target=m.t, reduction='sum', upstream=no or 1., **m.mean).loss, float('inf')),
-    'linear_nll of a head of cp': (lambda m, no: ct.linear_nll(
+    'linear_nll of a head of cp': (lambda m, no: linear_nll(
         m.h, m.rows[:, :no], target=m.t, reduce_group=m.cp, **m.head).loss, 3),
-    'linear_logprob of a head that cannot be made': (lambda m, no: ct.linear_logprob(
+    'linear_logprob of a head that cannot be made': (lambda m, no: linear_logprob(
         m.h, m.w, target=m.t, logits_dtype=no, **m.columns), torch.float16),
-    'linear_logprob of a head of other rows': (lambda m, no: ct.linear_logprob(
-        m.h, m.rows, target=m.t, **dict(m.head, head_rows=no or 6)), 4),
-    'linear_logprob of a head of cp': (lambda m, no: ct.linear_logprob(
+    'linear_logprob of a head of other rows': (lambda m, no: linear_logprob(
+        m.h, m.rows, target=m.t, **dict(m.head, rows=no or 6)), 4),
+    'linear_logprob of a head of cp': (lambda m, no: linear_logprob(
         m.h, m.rows, target=m.t if no is None else no, **m.head), 'none'),
     'weighted_sum': (lambda m, no: ct.weighted_sum(m.z, mask=no, reduce_group=m.cp).value, torch.ones(2)),
     'gather': (lambda m, no: m.seq.gather(m.z.new_zeros(1, T), no or 'sum'), 'mean'),
@@ -88,7 +89,7 @@ CALLS = {
     'logprob_at': (lambda m, no: ct.logprob_at(m.z, no or m.t[:, None], **m.columns), [3]),
     'distill': (lambda m, no: ct.distill(m.z, m.z[:, :no], **m.columns).kl, 2),
     'entropy': (lambda m, no: ct.entropy(m.z, mask=no, **m.columns), torch.ones(2)),
-    'over_chunks': (lambda m, no: ct.over_chunks(lambda z, rows: ct.entropy(z, **m.columns), m.h, m.w, tp_group=m.tp,
+    'over_chunks': (lambda m, no: over_chunks(lambda z, rows: ct.entropy(z, **m.columns), m.h, m.w, tp_group=m.tp,
                                                  chunk_size=no or 4), -1),
     'a bridge': (lambda m, no: ct.bridge(m.z[None] if no is None else no, 'dp=4', 'cp=4',
                                          group=m.world), torch.ones(3)),
@@ -227,33 +228,33 @@ NOT_NUMBERS = {
     'ignore_index is %d, which has too many bits' % 2**80: lambda z, t: ct.logprob(z, t, ignore_index=2**80),
     'chunk_size is 1.5': lambda z, t: ct.logprob(z, t, chunk_size=1.5),
     "vocab_start is 'a'": lambda z, t: ct.logprob(z, t, vocab_start='a'),
-    'max_valid is 1.5': lambda z, t: ct.linear_logprob(z, z[0], target=t, max_valid=1.5),
-    "upstream is 'x'": lambda z, t: ct.linear_nll(z, z[0], target=t, reduction='sum', upstream='x'),
+    'max_valid is 1.5': lambda z, t: linear_logprob(z, z[0], target=t, max_valid=1.5),
+    "upstream is 'x'": lambda z, t: linear_nll(z, z[0], target=t, reduction='sum', upstream='x'),
     'dim is 1.5': lambda z, t: ct.relayout(z, [0, 2], 'zigzag', 'block', group=cb.Comm.self(), dim=1.5),
     'cu_seqlens is a int': lambda z, t: ct.relayout(z, 2, 'zigzag', 'block', group=cb.Comm.self()),
-    'chunk_size is None': lambda z, t: ct.over_chunks(lambda z, rows: z, z, z[0], chunk_size=None),
+    'chunk_size is None': lambda z, t: over_chunks(lambda z, rows: z, z, z[0], chunk_size=None),
     'lengths is a list, expected integers': lambda z, t: ct.Sequence(2, 3, lengths=[1.5, 2]),
     'expected floats and numbers': lambda z, t: ct.weighted_sum(z, z.to(torch.complex64)),
-    'budget is -1': lambda z, t: ct.linear_logprob(z, z[0], target=t, budget=-1),
-    'budget is %d' % 2**64: lambda z, t: ct.linear_nll(z, z[0], target=t, budget=2**64),
-    'max_valid is %d, which has too many bits' % 2**64: lambda z, t: ct.linear_nll(z, z[0], target=t, max_valid=2**64),
+    'budget is -1': lambda z, t: linear_logprob(z, z[0], target=t, budget=-1),
+    'budget is %d' % 2**64: lambda z, t: linear_nll(z, z[0], target=t, budget=2**64),
+    'max_valid is %d, which has too many bits' % 2**64: lambda z, t: linear_nll(z, z[0], target=t, max_valid=2**64),
     'nll: mask is of torch.complex64': lambda z, t: ct.nll(z, t, mask=t * 1j),
-    'linear_nll: mask is of torch.complex64': lambda z, t: ct.linear_nll(z, z[0], target=t, mask=t * 1j),
+    'linear_nll: mask is of torch.complex64': lambda z, t: linear_nll(z, z[0], target=t, mask=t * 1j),
     'entropy: mask is of torch.complex64': lambda z, t: ct.entropy(z, mask=t * 1j),
     'topk_logprob: mask is of torch.complex64': lambda z, t: ct.topk_logprob(z, 2, mask=t * 1j),
     'logprob_at: mask is of torch.complex64': lambda z, t: ct.logprob_at(z, t[..., None], mask=t * 1j),
     'distill: mask is of torch.complex64': lambda z, t: ct.distill(z, z, mask=t * 1j),
     'weighted_sum: mask is of torch.complex64': lambda z, t: ct.weighted_sum(z, mask=z * 1j),
     'support is a list': lambda z, t: ct.logprob(z, t, support=[[1]]),
-    'bias is a int': lambda z, t: ct.linear_logprob(z, z[0], 3, target=t),
+    'bias is a int': lambda z, t: linear_logprob(z, z[0], 3, target=t),
     'src is None': lambda z, t: ct.Bridge(None, 'dp=1', group=cb.Comm.self()),
     'logits has layout': lambda z, t: ct.logprob(z.to_sparse(), t),
-    'hidden has layout': lambda z, t: ct.linear_logprob(z.to_sparse(), z[0], target=t),
+    'hidden has layout': lambda z, t: linear_logprob(z.to_sparse(), z[0], target=t),
     'y has layout|x has layout': lambda z, t: ct.Bridge('dp=1', 'dp=1', group=cb.Comm.self())(z.to_sparse()),
     "shape a NoneType": lambda z, t: ct.distill(None, z),
-    'hidden is a NoneType': lambda z, t: ct.over_chunks(lambda z, rows: z, None, z[0]),
-    r'bias is \[5\]': lambda z, t: ct.over_chunks(lambda z, rows: z, z, z[0], torch.ones(5)),
-    'expected one dtype': lambda z, t: ct.over_chunks(lambda z, rows: z, z, z[0].double()),
+    'hidden is a NoneType': lambda z, t: over_chunks(lambda z, rows: z, None, z[0]),
+    r'bias is \[5\]': lambda z, t: over_chunks(lambda z, rows: z, z, z[0], torch.ones(5)),
+    'expected one dtype': lambda z, t: over_chunks(lambda z, rows: z, z, z[0].double()),
 }
 
 

@@ -10,6 +10,7 @@ import torch.utils.checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from heads import over_chunks  # noqa: E402
 from linear_case import CUTS, H, V, case, leaf, near, plain  # noqa: E402
 
 
@@ -29,7 +30,7 @@ def agrees(world, dtype, chunk, shape):
     leaves, mine = [leaf(x.double()) for x in (h, w, b)], [leaf(x) for x in (h, w[lo:hi], b[lo:hi])]
     z = leaves[0] @ leaves[1].t() + leaves[2]
     want = distilled(z, q), torch.log_softmax(z, -1).gather(-1, ids)
-    kl, logp, count = ct.over_chunks(
+    kl, logp, count = over_chunks(
         lambda z, rows: (ct.distill(z, teacher[rows], **o).kl, ct.logprob_at(z, flat[rows], **o),
                          torch.arange(len(z))), *mine, chunk_size=chunk, tp_group=world)
     assert logp.shape == (*shape, 3) and count.shape == shape and not count.requires_grad
@@ -53,7 +54,7 @@ def partial(world):
     grads = []
     for d_hidden in ('all_reduce', 'partial'):
         x = leaf(h)
-        ct.over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi), x, w[lo:hi],
+        over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi), x, w[lo:hi],
                        b[lo:hi], chunk_size=4, tp_group=world, d_hidden=d_hidden).sum().backward()
         grads.append(x.grad)
     parts = torch.empty(world.size, *h.shape, dtype=h.dtype)
@@ -70,7 +71,7 @@ def transposed(world):
     lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
     grads = []
     for x in (leaf(h), leaf(h.t().contiguous())):
-        ct.over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi),
+        over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi),
                        x if x.shape == h.shape else x.t(), w[lo:hi], b[lo:hi], chunk_size=4, tp_group=world).sum().backward()
         grads.append(x.grad)
     torch.testing.assert_close(grads[0], grads[1].t(), rtol=1e-12, atol=1e-12)
@@ -85,7 +86,7 @@ def test_one_output_of_many_and_what_is_frozen():
     x = leaf(h)
     want = plain(x, w, b, t)[1]
     y = leaf(h)
-    got = ct.over_chunks(lambda z, rows: (z.sum(-1), ct.logprob(z, t.reshape(-1)[rows], entropy=True)[1]), y, w, b,
+    got = over_chunks(lambda z, rows: (z.sum(-1), ct.logprob(z, t.reshape(-1)[rows], entropy=True)[1]), y, w, b,
                          chunk_size=7)[1]
     (want * g[0]).sum().backward()
     (got * g[0]).sum().backward()
@@ -103,16 +104,16 @@ def test_backward_multiplies_as_autocast_had_it_in_forward(dtype):
         return ct.logprob(z, t.reshape(-1)[rows])
     with torch.autocast('cpu', dtype=torch.bfloat16):
         want = ct.logprob(torch.nn.functional.linear(leaves[0].to(dtype), *leaves[1:]), t)
-        got = ct.over_chunks(fn, mine[0].to(dtype), *mine[1:], chunk_size=4)
+        got = over_chunks(fn, mine[0].to(dtype), *mine[1:], chunk_size=4)
     (got * g[0]).sum().backward()
     (want * g[0]).sum().backward()
     assert torch.equal(got, want) and len(seen) == 8 and set(seen) == {(torch.bfloat16, True)}
     for x, y in zip(mine, leaves):
         near(x.grad, y.grad.double(), torch.bfloat16, 'gradient')
     with torch.autocast('cpu', dtype=torch.bfloat16):  # on: forward ran without
-        ct.over_chunks(fn, *mine).sum().backward()
+        over_chunks(fn, *mine).sum().backward()
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        out = ct.over_chunks(fn, *(x.double() for x in mine))
+        out = over_chunks(fn, *(x.double() for x in mine))
     assert out.dtype == torch.float64
 
 
@@ -126,7 +127,7 @@ def raises(world, chunk):
             raise KeyError('no such row')
         return ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi)
     with pytest.raises(KeyError if world.rank == 1 else RuntimeError, match='no such row'):
-        ct.over_chunks(fn, leaf(h), w[lo:hi], b[lo:hi], chunk_size=4, tp_group=world).sum().backward()
+        over_chunks(fn, leaf(h), w[lo:hi], b[lo:hi], chunk_size=4, tp_group=world).sum().backward()
 
 
 @pytest.mark.parametrize('chunk', (2, 6), ids=('in forward', 'in backward'))
@@ -137,10 +138,10 @@ def test_an_exception_of_one_ranks_loss_is_told_to_the_others(chunk):
 def test_arguments_that_do_not_fit_are_refused():
     h, w, _, _, _ = case()
     with pytest.raises(ValueError, match=r'hidden is \[3, 5, %d\] and weight \[2, 3\]' % H):
-        ct.over_chunks(lambda z, rows: z, h, torch.ones(2, 3))
+        over_chunks(lambda z, rows: z, h, torch.ones(2, 3))
     for o in ({'chunk_size': 0}, {'d_hidden': 'some'}):
         with pytest.raises(ValueError, match='expected .all_reduce. or .partial. and a number above 0'):
-            ct.over_chunks(lambda z, rows: z, h, w, **o)
+            over_chunks(lambda z, rows: z, h, w, **o)
 
 
 # ---- what fn captures ----
@@ -166,7 +167,7 @@ def trains_params(world, dtype, chunk):
     mine = [leaf(y if y.shape[:1] != (V,) else y[lo:hi]) for y in given]
     x, weight, bias, a, up, scale = mine
     factor = scale.exp()  # no leaf
-    got = ct.over_chunks(
+    got = over_chunks(
         lambda z, rows: ct.entropy(lora(z, x[rows], a, up, factor), tp_group=world, vocab_start=lo, vocab_end=hi),
         x, weight, bias, chunk_size=chunk, tp_group=world, d_hidden='partial', params=(y for y in (x, a, up, factor, a)))
     near(got.detach(), want.detach(), dtype, 'entropy')
@@ -201,7 +202,7 @@ def captures(h, w, b, t):
         'the last chunk': (lambda z, rows: z.sum(-1) * (scale if rows.start else 1), r'\[\]'),
         'a leaf_as_output': (lambda z, rows: leaves[len(z)], r'\[8\]'),
         'the output itself': (lambda z, rows: up[:len(z)], r'\[%d, 2\]' % V),
-        'a head of chunks in chunks': (lambda z, rows: ct.over_chunks(
+        'a head of chunks in chunks': (lambda z, rows: over_chunks(
             lambda y, _: ct.entropy(y), z[:, :H], other, chunk_size=2), r'\[%d, %d\]' % (V, H)),
         'the head': (lambda z, rows: (z @ w).sum(-1), r'\[%d, %d\]' % (V, H))}
 
@@ -213,10 +214,10 @@ def test_what_is_captured_and_not_in_params_is_refused(name):
     fn, said = captures(h, w, b, t)[name]
     for of in (h, leaf(h)):
         with pytest.raises(ValueError, match='requires a gradient and is not fn.s argument.*params=') as why:
-            ct.over_chunks(fn, of, w.detach(), b, chunk_size=8)
+            over_chunks(fn, of, w.detach(), b, chunk_size=8)
         assert why.match(said)
     with torch.no_grad():
-        assert not isinstance(ct.over_chunks(fn, h, w, b, chunk_size=8), type(None))
+        assert not isinstance(over_chunks(fn, h, w, b, chunk_size=8), type(None))
 
 
 def one_captures(world):
@@ -224,7 +225,7 @@ def one_captures(world):
     lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
     scale = torch.ones((), dtype=h.dtype, requires_grad=world.rank == 1)
     with pytest.raises(ValueError if world.rank == 1 else RuntimeError, match='params='):
-        ct.over_chunks(lambda z, rows: ct.entropy(z * scale, tp_group=world, vocab_start=lo, vocab_end=hi), leaf(h), w[lo:hi],
+        over_chunks(lambda z, rows: ct.entropy(z * scale, tp_group=world, vocab_start=lo, vocab_end=hi), leaf(h), w[lo:hi],
                        b[lo:hi], chunk_size=4, tp_group=world)
 
 
@@ -235,7 +236,7 @@ def test_what_one_rank_captures_is_every_ranks_error():
 def test_params_that_an_output_needs_not_get_none():
     h, w, _, _, _ = case((15,))
     a, up, scale = map(leaf, factors())
-    ct.over_chunks(lambda z, rows: (z * scale).sum(-1), h, w, chunk_size=4, params=[a, up.detach(), scale, w]).sum().backward()
+    over_chunks(lambda z, rows: (z * scale).sum(-1), h, w, chunk_size=4, params=[a, up.detach(), scale, w]).sum().backward()
     assert a.grad is None and w.grad is None
     torch.testing.assert_close(scale.grad, (h @ w.t()).sum(), rtol=1e-12, atol=1e-12)
 
@@ -243,14 +244,14 @@ def test_params_that_an_output_needs_not_get_none():
 def test_gradients_of_params_are_added_up_in_fp32():
     h, w, _, _, _ = case((600,), torch.bfloat16)
     scale = torch.ones((), dtype=torch.bfloat16, requires_grad=True)
-    ct.over_chunks(lambda z, rows: 0 * z.sum(-1).detach() + scale, h, w, chunk_size=1, params=scale).sum().backward()
+    over_chunks(lambda z, rows: 0 * z.sum(-1).detach() + scale, h, w, chunk_size=1, params=scale).sum().backward()
     assert float(scale.grad) == 600  # in bf16, 256 + 1 is 256
 
 
 def test_an_upstream_gradient_is_not_written():
     h, w, _, _, _ = case((16,))
     p = torch.zeros(4, dtype=h.dtype, requires_grad=True)
-    y = ct.over_chunks(lambda z, rows: z.sum(-1) + p, h, w, chunk_size=4, params=[p])
+    y = over_chunks(lambda z, rows: z.sum(-1) + p, h, w, chunk_size=4, params=[p])
     g = torch.arange(16, dtype=h.dtype)
     y.backward(g)
     assert torch.equal(g, torch.arange(16, dtype=h.dtype)) and torch.equal(p.grad, g.reshape(4, 4).sum(0))
@@ -259,7 +260,7 @@ def test_an_upstream_gradient_is_not_written():
 def test_params_that_were_written_since_are_refused():
     h, w, _, _, _ = case((15,))
     scale = factors()[2].requires_grad_()
-    y = ct.over_chunks(lambda z, rows: (z * scale).sum(-1), h, w, params=[scale])
+    y = over_chunks(lambda z, rows: (z * scale).sum(-1), h, w, params=[scale])
     with torch.no_grad():
         scale.add_(1)
     with pytest.raises(RuntimeError, match='params was written in place'):
@@ -279,7 +280,7 @@ def test_backward_draws_the_numbers_of_forward(checkpointed):
         return (torch.nn.functional.dropout(z, 0.3) * kept[-1]).sum(-1) * noise, kept[-1]
 
     def run(x):
-        return ct.over_chunks(fn, x, w, chunk_size=4)
+        return over_chunks(fn, x, w, chunk_size=4)
     torch.manual_seed(3)
     start = torch.get_rng_state()
     y, masks = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False) if checkpointed else run(x)
@@ -314,8 +315,8 @@ def test_chunks_in_chunks_draw_the_same_numbers():
 
     def outer(z, rows):
         noise = torch.rand_like(z)
-        return ct.over_chunks(inner, (z * noise)[:, :H], w, chunk_size=2)
-    y = ct.over_chunks(outer, x, w, chunk_size=8)
+        return over_chunks(inner, (z * noise)[:, :H], w, chunk_size=2)
+    y = over_chunks(outer, x, w, chunk_size=8)
     forward = kept[:]
     y.sum().backward()
     assert len(kept) == 3 * len(forward) == 24
@@ -331,7 +332,7 @@ def test_fn_may_write_its_logits_in_place():
     def fn(z, rows):
         z.div_(0.7)[:, 3] = -50.0
         return ct.logprob(z, t[rows])
-    got = ct.over_chunks(fn, x, w, b, chunk_size=4)
+    got = over_chunks(fn, x, w, b, chunk_size=4)
     want = torch.log_softmax(((y @ w.t() + b) / 0.7).index_fill(1, torch.tensor([3]), -50.0), -1).gather(
         1, t[:, None])[:, 0]
     (got * g[0]).sum().backward()
@@ -347,7 +348,7 @@ def test_fn_may_return_its_logits_or_one_buffer():
     def fn(z, rows):
         torch.sum(z.detach(), -1, out=buffer)
         return z, z[:, :2], buffer
-    got = ct.over_chunks(fn, x, w, b, chunk_size=4)
+    got = over_chunks(fn, x, w, b, chunk_size=4)
     z = y @ w.t() + b
     torch.testing.assert_close(got, (z, z[:, :2], z.sum(-1)), rtol=1e-12, atol=1e-12)
     ((got[0] ** 2).sum() + got[1].sum()).backward()
@@ -362,10 +363,10 @@ def test_outputs_require_gradients_as_without_chunks():
         return z.sum(-1), z.argmax(-1), z.detach().sum(-1), z.sum(-1) * (2.0 if rows.start else 1.0) + 1
     for of, on in ((leaf(h), True), (h, True), (leaf(h), False)):
         with torch.set_grad_enabled(on):
-            flags = [t.requires_grad for t in ct.over_chunks(fn, of, w, chunk_size=4)]
+            flags = [t.requires_grad for t in over_chunks(fn, of, w, chunk_size=4)]
             assert flags == [t.requires_grad for t in fn(of @ w.t(), slice(0, 15))]
     with torch.inference_mode():
-        assert all(t.is_inference() for t in ct.over_chunks(fn, h, w, chunk_size=4))
+        assert all(t.is_inference() for t in over_chunks(fn, h, w, chunk_size=4))
 
 
 @pytest.mark.parametrize('fn, said', (
@@ -381,7 +382,7 @@ def test_outputs_require_gradients_as_without_chunks():
 def test_outputs_that_are_no_tokens_are_refused(fn, said):
     h, w, _, _, _ = case((15,))
     with pytest.raises(ValueError, match=said):
-        ct.over_chunks(fn, leaf(h), w, chunk_size=4)
+        over_chunks(fn, leaf(h), w, chunk_size=4)
 
 
 def test_an_fn_that_returns_something_else_in_backward_is_refused():
@@ -391,7 +392,7 @@ def test_an_fn_that_returns_something_else_in_backward_is_refused():
     def fn(z, rows):
         calls.append(rows)
         return z.sum(-1) if len(calls) <= 4 else z.detach().sum(-1)
-    y = ct.over_chunks(fn, leaf(h), w, chunk_size=4)
+    y = over_chunks(fn, leaf(h), w, chunk_size=4)
     with pytest.raises(RuntimeError, match=r'\[False\] in backward, \[True\] in forward'):
         y.sum().backward()
 
@@ -401,5 +402,5 @@ def test_autocast_keeps_no_copy_of_the_head_without_its_gradient():
     h, w, _, _, _ = case((15,), torch.float32)
     w = leaf(w)
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        ct.over_chunks(lambda z, rows: z.sum(-1), h, w)
+        over_chunks(lambda z, rows: z.sum(-1), h, w)
         assert torch.nn.functional.linear(h, w).requires_grad

@@ -294,14 +294,14 @@ def test_a_relayout_that_is_refused_in_a_graph_is_every_ranks_error(world):
 
 def linear_losses():
     """Of hidden, weight, bias, target and mask"""
-    made = {'linear_logprob': lambda h, w, b, t, m: ct.linear_logprob(h, w, b, target=t),
+    made = {'linear_logprob': lambda h, w, b, t, m: ct.linear_logprob(h, ct.Head(w, b), t),
             'linear_logprob of all': lambda h, w, b, t, m: ct.linear_logprob(h, w, target=t, entropy=True, loss=True),
-            'linear_nll of an upstream': lambda h, w, b, t, m: ct.linear_nll(h, w, b, target=t, reduction='sum', upstream=1.0)}
+            'linear_nll of an upstream': lambda h, w, b, t, m: ct.linear_nll(h, ct.Head(w, b), t, reduction='sum', upstream=1.0)}
     for mode, reduction in itertools.product(('loss', 'logprob', 'keep'), ('mean', 'sum', 'none')):
         made['linear_nll %s %s' % (mode, reduction)] = (
-            lambda h, w, b, t, m, mode=mode, reduction=reduction: ct.linear_nll(h, w, b, target=t, mode=mode,
-                                                                                reduction=reduction))
-    made['linear_nll of weights'] = lambda h, w, b, t, m: ct.linear_nll(h, w, b, target=t, mask=m)
+            lambda h, w, b, t, m, mode=mode, reduction=reduction: ct.linear_nll(
+                h, ct.Head(w, b, softcap=30.0), t, mode=mode, reduction=reduction))
+    made['linear_nll of weights'] = lambda h, w, b, t, m: ct.linear_nll(h, ct.Head(w, b), t, mask=m)
     return made
 
 

@@ -161,8 +161,9 @@ def on_ranks(rank, dtype):
         if options['weight'] is not None and options['ignore_index'] == 3:  # a shard of the weights, else all of them
             options['weight'] = options['weight'][slot]
         got = ct.cross_entropy(x, mine_t, tp_group=tp, reduce_group=dp, vocab_start=slot.start, vocab_size=V, **options)
-        got_linear = ct.linear_cross_entropy(mine[0], mine[1], mine_t, linear_bias=mine[2], tp_group=tp, reduce_group=dp,
-                                             vocab_start=slot.start, vocab_size=V, **options)
+        got_linear = ct.linear_cross_entropy(
+            mine[0], ct.Head(mine[1], mine[2], tp_group=tp, vocab_start=slot.start, vocab_size=V), mine_t, reduce_group=dp,
+            **options)
         if options['reduction'] == 'none':
             want, want_linear = want[tokens], want_linear[tokens]
         size = max(1.0, float(want_linear.detach().abs().max()))
@@ -234,7 +235,7 @@ def test_a_mask_and_a_z_loss_with_weights(dtype):
         got.loss.backward(), want.backward()
         near(x.grad, y.grad, bound_grad, options)
         mine, theirs = leaves(h, w, b), wide(h, w, b)
-        got = ct.linear_nll(*mine, target=t, mode=mode, **options)
+        got = ct.linear_nll(mine[0], ct.Head(*mine[1:]), t, mode=mode, **options)
         num, den = weighted(F.linear(*theirs), t, weights, mask, smoothing, 0.01)
         want = num / den if reduction == 'mean' else num
         for one, other in zip(got, (want, num, den)):

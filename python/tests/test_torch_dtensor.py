@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from linear_case import V, H, case, expected, near, leaf  # noqa: E402
+from heads import linear_logprob, linear_nll, over_chunks  # noqa: E402
+from linear_case import H, V, case, expected, leaf, near  # noqa: E402
 from world import meet, needs_fsdp2  # noqa: E402
 
 try:
@@ -60,7 +61,7 @@ def heads(rank, shape, placements, tp, rows, sides_of):
     want_w, want_b = of_all(sides.values(), w, b)
     for mode in ('logprob', 'keep'):
         weight, bias, x = parameter(w, mesh, placements), parameter(b, mesh, placements), leaf(side[0])
-        out = ct.linear_logprob(x, weight, bias, target=side[3], tp_group=group, entropy=True, mode=mode)
+        out = linear_logprob(x, weight, bias, target=side[3], tp_group=group, entropy=True, mode=mode)
         (out[0] * side[4][0] + out[1] * side[4][1]).sum().backward()
         near(out[0], want[0], torch.float64, 'logp')
         near(out[1], want[1], torch.float64, 'entropy')
@@ -71,7 +72,7 @@ def heads(rank, shape, placements, tp, rows, sides_of):
             # what full_tensor() takes for granted: ranks with copies have the same
             near(got.grad.to_local(), distribute_tensor(whole, mesh, placements).to_local(), torch.float64, name + ' here')
     weight, x = parameter(w, mesh, placements), leaf(side[0])
-    loss = ct.linear_nll(x, weight, target=side[3], tp_group=group, reduction='sum').loss
+    loss = linear_nll(x, weight, target=side[3], tp_group=group, reduction='sum').loss
     loss.backward()
     whole, first = leaf(w), leaf(side[0])
     F.cross_entropy((first @ whole.t()).view(-1, rows), side[3].view(-1), reduction='sum').backward()
@@ -81,7 +82,7 @@ def heads(rank, shape, placements, tp, rows, sides_of):
     near(x.grad, first.grad, torch.float64, 'd_hidden of a sum')
     near(weight.grad.full_tensor(), total.grad, torch.float64, 'd_weight of a sum')
     # a frozen head, and no gradient at all
-    near(ct.linear_logprob(leaf(side[0]), weight.detach(), target=side[3], tp_group=group).detach(),
+    near(linear_logprob(leaf(side[0]), weight.detach(), target=side[3], tp_group=group).detach(),
          expected(side[0], w, torch.zeros(rows), side[3], side[4])[0], torch.float64, 'frozen')
 
 
@@ -142,7 +143,7 @@ def fsdp_over_tp(rank, shape, rows):
     for how in ('sum', 'mean', None):
         head.weight.grad = None
         x.grad = None
-        loss = ct.linear_nll(x, head.weight, target=t, tp_group=mesh.get_group('tp'), reduction='sum', head_grad=how).loss
+        loss = linear_nll(x, head.weight, target=t, tp_group=mesh.get_group('tp'), reduction='sum', grad_reduction=how).loss
         loss.backward()
         near(loss.detach(), want, torch.float64, 'loss')
         near(x.grad, d_x, torch.float64, 'd_hidden')
@@ -171,7 +172,7 @@ class Model(torch.nn.Module):
     def forward(self, x, y, ours):
         h = self.body(x)
         if ours:
-            return ct.linear_nll(h, self.lm_head.weight, target=y, reduction='sum', **ours).loss
+            return linear_nll(h, self.lm_head.weight, target=y, reduction='sum', **ours).loss
         return F.cross_entropy(self.lm_head(h).view(-1, V), y.view(-1), reduction='sum')
 
 
@@ -218,8 +219,8 @@ def test_a_head_in_a_unit_of_its_own_is_averaged_as_fsdp2_averages_the_others(wo
     # a hand-written loop gives the others a factor of 1, and the head's unit, which reduces nothing, none
     world.run(in_a_unit, shape, {'body': 1.0, '': 1.0}, ours, {'body': 1, 'lm_head': 1})
     world.run(in_a_unit, shape, {'lm_head': 2.0}, ours, {'body': 4, 'lm_head': 2})
-    world.run(in_a_unit, shape, {}, {'head_grad': 'sum'}, {'body': 4, 'lm_head': 1})
-    world.run(in_a_unit, shape, every, {'head_grad': 'mean'}, {'body': 1, 'lm_head': 4})
+    world.run(in_a_unit, shape, {}, {'grad_reduction': 'sum'}, {'body': 4, 'lm_head': 1})
+    world.run(in_a_unit, shape, every, {'grad_reduction': 'mean'}, {'body': 1, 'lm_head': 4})
 
 
 def two_factors(rank):
@@ -239,28 +240,28 @@ def two_factors(rank):
 def test_two_factors_of_fsdp2_are_a_question(world):
     needs_fsdp2(world)
     for said in world.run(two_factors):
-        assert 'FSDP2 divides gradients of this model by 2.0' in said and "head_grad='mean'" in said, said
+        assert 'FSDP2 divides gradients of this model by 2.0' in said and "grad_reduction='mean'" in said, said
 
 
 def means_of_plain_rows(rank):
-    """head_grad= of rows that are no DTensor, and of a DTensor that is not FSDP2's"""
+    """grad_reduction= of rows that are no DTensor, and of a DTensor that is not FSDP2's"""
     sides = [case(seed=r) for r in range(4)]
     w, each = case(seed=9)[1], -(-V // 4)
     h, _, _, t, g = sides[rank]
     total = of_all(sides, w, torch.zeros(V).double())[0]
     for how, by in (('sum', 1), ('mean', 4), (None, 1)):
         mine = leaf(w[each * rank:each * (rank + 1)])
-        out = ct.linear_logprob(h, mine, target=t, entropy=True, head_group=dist.group.WORLD, head_rows=V, head_grad=how)
+        out = linear_logprob(h, mine, target=t, entropy=True, shard_group=dist.group.WORLD, rows=V, grad_reduction=how)
         (out[0] * g[0] + out[1] * g[1]).sum().backward()
         near(mine.grad * by, total[each * rank:each * (rank + 1)], torch.float64, how)
     if DTensor is None:
         return
     weight = parameter(w, init_device_mesh('cpu', (4,)), [Shard(0)])
-    out = ct.linear_logprob(h, weight, target=t, entropy=True, head_grad='mean')
+    out = linear_logprob(h, weight, target=t, entropy=True, grad_reduction='mean')
     (out[0] * g[0] + out[1] * g[1]).sum().backward()
     near(weight.grad.full_tensor() * 4, total, torch.float64, 'd_weight')
-    with pytest.raises(ValueError, match="head_grad is 'average', expected 'mean', 'sum' or None"):
-        ct.linear_logprob(h, weight, target=t, head_grad='average')
+    with pytest.raises(ValueError, match="grad_reduction is 'average', expected 'mean', 'sum' or None"):
+        linear_logprob(h, weight, target=t, grad_reduction='average')
 
 
 def test_a_head_gradient_is_a_sum_or_a_mean(world):
@@ -271,14 +272,14 @@ def same_tokens(rank):
     mesh = init_device_mesh('cpu', (4,))
     h, w, _, t, _ = case()
     weight = parameter(w, mesh, [Shard(0)])
-    nll = lambda x=h, y=t, **more: ct.linear_nll(x, weight, target=y, **more).loss  # noqa: E731
+    nll = lambda x=h, y=t, **more: linear_nll(x, weight, target=y, **more).loss  # noqa: E731
     with torch.no_grad():
         nll()  # a loss alone is right
-    said = [refused(nll), refused(lambda: ct.linear_logprob(h, parameter(w, mesh, [Replicate()]), target=t)),
-            refused(lambda: ct.over_chunks(lambda z, rows: ct.entropy(z), h, weight))]
+    said = [refused(nll), refused(lambda: linear_logprob(h, parameter(w, mesh, [Replicate()]), target=t)),
+            refused(lambda: over_chunks(lambda z, rows: ct.entropy(z), h, weight))]
     pair = case(seed=rank // 2)
     said.append(refused(lambda: nll(pair[0], pair[3])))
-    assert refused(lambda: nll(head_group=mesh.get_group()).backward()) == ''  # on purpose
+    assert refused(lambda: nll(shard_group=mesh.get_group()).backward()) == ''  # on purpose
     near(weight.grad.full_tensor(), 4 * torch.autograd.functional.jacobian(
         lambda w: F.cross_entropy((h @ w.t()).view(-1, V), t.view(-1)), w), torch.float64, 'd_weight')
     assert refused(lambda: nll(case(seed=rank)[0])) == ''
@@ -299,7 +300,7 @@ def placements_of_no_head(rank):
     mesh, square = init_device_mesh('cpu', (4,)), init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     h, w, b, t, _ = case()
-    call = lambda weight, **more: lambda: ct.linear_logprob(h, weight, target=t, **more)  # noqa: E731
+    call = lambda weight, **more: lambda: linear_logprob(h, weight, target=t, **more)  # noqa: E731
     sharded = parameter(w, mesh, [Shard(0)])
     both = parameter(w, square, [Shard(0), Shard(0)])
     five = parameter(w[:5], square, [Shard(0), Shard(0)])
@@ -307,11 +308,11 @@ def placements_of_no_head(rank):
     return [refused(call(sharded, tp_group=halves)), refused(call(parameter(w, mesh, [Replicate()]), tp_group=halves)),
             refused(call(both, tp_group=square.get_group('tp'))), refused(call(both, tp_group=dist.group.WORLD)),
             refused(call(partial)), refused(call(parameter(w, mesh, [Shard(1)]))), refused(call(five)),
-            refused(call(sharded, head_group=halves)), refused(call(sharded, head_rows=V + 1)),
+            refused(call(sharded, shard_group=halves)), refused(call(sharded, rows=V + 1)),
             refused(call(sharded, tp_group=mesh.get_group(), vocab_start=1)),
             refused(call(sharded, bias=b)), refused(call(parameter(w, mesh, [Replicate()]), tp_group=mesh.get_group(),
                                                          d_hidden='partial')),
-            refused(call(sharded, tp_group=mesh.get_group(), head_group=mesh.get_group()))]
+            refused(call(sharded, tp_group=mesh.get_group(), shard_group=mesh.get_group()))]
 
 
 @placed
@@ -322,17 +323,17 @@ def test_placements_that_no_head_has_are_refused_on_all_ranks(world):
                 'linear_logprob: weight: its mesh dim 0 has ranks [0, 1, 2, 3], of which tp_group',
                 "weight: mesh dim 'dp' cuts it before mesh dim 'tp'", 'of which tp_group [0, 1, 2, 3] has 2',
                 'weight has Partial(sum) over mesh dim 0', 'weight has Shard(dim=1)', '5 rows are cut over several mesh dims',
-                'head_group is [', 'head_rows 24', 'vocab_start is 1, and the placement', 'shard both alike',
+                'shard_group is [', 'rows 24', 'vocab_start is 1, and the placement', 'shard both alike',
                 "d_hidden='partial', expected 'all_reduce'", 'weight is a DTensor'), said, strict=True):
             assert words in one, (words, one)
 
 
 def one_rank_of_two(rank):
-    """head_group of one rank, as a script has it that runs on one GPU, too"""
+    """shard_group of one rank, as a script has it that runs on one GPU, too"""
     mesh = init_device_mesh('cpu', (4, 1), mesh_dim_names=('tp', 'dp'))
     h, w, _, t, _ = case()
     weight = parameter(w, mesh, [Replicate(), Shard(0)])
-    loss = ct.linear_nll(h, weight, target=t, tp_group=mesh.get_group('tp'), head_group=mesh.get_group('dp')).loss
+    loss = linear_nll(h, weight, target=t, tp_group=mesh.get_group('tp'), shard_group=mesh.get_group('dp')).loss
     near(loss.detach(), F.cross_entropy((h @ w.t()).reshape(-1, V), t.reshape(-1)), torch.float64, 'a head of one rank')
 
 
@@ -390,7 +391,7 @@ def tokens_of_sequence_parallel(rank):
                            (Replicate(), {'d_hidden': 'partial'}), (Shard(0), {'d_hidden': 'reduce_scatter'})):
         x = leaf(distribute_tensor(h, mesh['tp'], [placement]))
         target = distribute_tensor(t, mesh['tp'], [placement]) if how.get('d_hidden') != 'reduce_scatter' else t
-        out = ct.linear_logprob(x, weight, bias, target=target, tp_group=tp, entropy=True, **how)
+        out = linear_logprob(x, weight, bias, target=target, tp_group=tp, entropy=True, **how)
         (out[0] * g[0] + out[1] * g[1]).sum().backward()
         assert type(out[0]) is torch.Tensor
         near(out[0], want[0], torch.float64, 'logp')
@@ -400,7 +401,7 @@ def tokens_of_sequence_parallel(rank):
     mine, mask = torch.cat([case(shape=(4, 5), seed=s)[3] for s in (0, 1)]), torch.arange(40).view(8, 5) % 3 != 0
     x = leaf(distribute_tensor(both, mesh, [Shard(0), Shard(1)]))
     y, m = (distribute_tensor(v, mesh, [Shard(0), Replicate()]) for v in (mine, mask))
-    loss = ct.linear_nll(x, weight, target=y, mask=m, tp_group=tp, reduce_group=reduce).loss
+    loss = linear_nll(x, weight, target=y, mask=m, tp_group=tp, reduce_group=reduce).loss
     loss.backward()
     first, whole = leaf(both), leaf(w)
     ref = F.cross_entropy((first @ whole.t()).view(-1, V), torch.where(mask, mine, -100).view(-1))
@@ -408,11 +409,11 @@ def tokens_of_sequence_parallel(rank):
     near(loss.detach(), ref.detach(), torch.float64, 'loss')
     near(x.grad.full_tensor(), first.grad, torch.float64, 'd_hidden over dp and tp')
     same = distribute_tensor(both, mesh, [Replicate(), Replicate()])
-    return [refused(lambda: ct.linear_nll(same, weight, target=mine, tp_group=tp, reduce_group=reduce)),
-            refused(lambda: ct.linear_nll(distribute_tensor(both, mesh['tp'], [Shard(2)]), weight, target=mine, tp_group=tp)),
-            refused(lambda: ct.linear_nll(both, weight, target=mine, tp_group=tp,
+    return [refused(lambda: linear_nll(same, weight, target=mine, tp_group=tp, reduce_group=reduce)),
+            refused(lambda: linear_nll(distribute_tensor(both, mesh['tp'], [Shard(2)]), weight, target=mine, tp_group=tp)),
+            refused(lambda: linear_nll(both, weight, target=mine, tp_group=tp,
                                           mask=DTensor.from_local(mask.long(), mesh['tp'], [Partial()]))),
-            refused(lambda: ct.linear_nll(distribute_tensor(h, mesh['tp'], [Shard(1)]), weight, target=t, tp_group=tp,
+            refused(lambda: linear_nll(distribute_tensor(h, mesh['tp'], [Shard(1)]), weight, target=t, tp_group=tp,
                                           d_hidden='reduce_scatter'))]
 
 
@@ -498,12 +499,12 @@ def unplaced(rank):
         'bridge: like': lambda: bridge(None, like=one(flat), shape=(4, 2, 4)),
         'bridge: x[1]': lambda: ragged((flat[:2], one(flat[:2])), tables),
         'bridge: into[0]': lambda: ragged((flat[:2], flat[:2]), tables, into=(one(flat[None, :2]), None)),
-        'linear_nll: upstream': lambda: ct.linear_nll(h, w, target=t, reduction='sum', upstream=one(torch.ones(1))),
+        'linear_nll: upstream': lambda: linear_nll(h, w, target=t, reduction='sum', upstream=one(torch.ones(1))),
     }
     said = {name: refused(call) for name, call in calls.items()}
     with pytest.raises(ValueError, match='Support: ids are a DTensor'):
         ct.Support(one(torch.ones(3, 2).long()))
-    logp = ct.linear_logprob(leaf(h), w, target=t)
+    logp = linear_logprob(leaf(h), w, target=t)
     said['upstream'] = refused(lambda: logp.backward(one(torch.ones_like(logp))))
     return said
 
@@ -576,7 +577,7 @@ def over_chunks_of_dtensors(rank):
     for step in range(2):
         x.grad = weight.grad = bias.grad = None
         comm.stats_reset()
-        (-ct.over_chunks(lambda z, rows: ct.entropy(z), x, weight, bias, chunk_size=4)).sum().backward()
+        (-over_chunks(lambda z, rows: ct.entropy(z), x, weight, bias, chunk_size=4)).sum().backward()
         assert sum(v['ops'] for v in comm.stats()['user'].values()) == 4 + (step == 0)  # compared once
         near(x.grad, d_x, torch.float64, 'd_hidden')
         near(weight.grad.full_tensor(), total.grad, torch.float64, 'd_weight')
@@ -595,12 +596,12 @@ def over_chunks_of_dtensors(rank):
         of = square['tp'] if len(placements) == 1 else square
         weight, x = parameter(w, of, placements), leaf(pair[0])
         cut = -(-V // 2)
-        (-ct.over_chunks(lambda z, rows: ct.entropy(z, tp_group=tp, vocab_start=rank % 2 * cut, vocab_size=V), x, weight,
+        (-over_chunks(lambda z, rows: ct.entropy(z, tp_group=tp, vocab_start=rank % 2 * cut, vocab_size=V), x, weight,
                          chunk_size=4, tp_group=tp)).sum().backward()
         near(x.grad, d_x, torch.float64, 'd_hidden')
         if of is square:
             near(weight.grad.full_tensor(), whole.grad, torch.float64, 'd_weight')
-    return refused(lambda: ct.over_chunks(lambda z, rows: ct.entropy(z), x, parameter(w, square['tp'], [Replicate()]),
+    return refused(lambda: over_chunks(lambda z, rows: ct.entropy(z), x, parameter(w, square['tp'], [Replicate()]),
                                           tp_group=tp))
 
 

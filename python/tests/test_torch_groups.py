@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ranks with the same tokens (tp_group) and of ranks with other ones (reduce_group, head_group) share one rank."""
+"""Groups of ranks with the same tokens (tp_group) and of ranks with other ones (reduce_group, shard_group) share one rank."""
 import pytest
 
 torch = pytest.importorskip('torch')
@@ -9,7 +9,8 @@ import torch.nn.functional as F  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from linear_case import case, near, leaf  # noqa: E402
+from heads import linear_logprob, linear_nll  # noqa: E402
+from linear_case import case, leaf, near  # noqa: E402
 from world import meet  # noqa: E402
 
 
@@ -33,20 +34,20 @@ def overlapping(rank):
     w = case(seed=9)[1][:22]
     t = torch.where(t == -100, t, t % 22)
     mine = leaf(w.chunk(2)[rank % 2])
-    said = [refused(lambda: ct.linear_nll(h, mine, target=t, tp_group=tp, reduce_group=world)),
-            refused(lambda: ct.linear_nll(h, mine, target=t, tp_group=tp, reduce_group=world, mode='logprob')),
-            refused(lambda: ct.linear_nll(h, mine, target=t, tp_group=tp, reduce_group=world, mask=(t > 3).double())),
+    said = [refused(lambda: linear_nll(h, mine, target=t, tp_group=tp, reduce_group=world)),
+            refused(lambda: linear_nll(h, mine, target=t, tp_group=tp, reduce_group=world, mode='logprob')),
+            refused(lambda: linear_nll(h, mine, target=t, tp_group=tp, reduce_group=world, mask=(t > 3).double())),
             refused(lambda: ct.nll(h @ mine.t(), t, tp_group=tp, reduce_group=world)),
             refused(lambda: ct.nll(h @ mine.t(), t, tp_group=tp, reduce_group=tp, mask=(t > 3).double())),
-            refused(lambda: ct.linear_logprob(h, mine[:6 if rank < 2 else 5], target=t, tp_group=tp, head_group=tp, head_rows=11)),
-            refused(lambda: ct.linear_nll(h, w[rank * 3:rank * 3 + 3], target=t, tp_group=tp, head_group=world, head_rows=11))]
+            refused(lambda: linear_logprob(h, mine[:6 if rank < 2 else 5], target=t, tp_group=tp, shard_group=tp, rows=11)),
+            refused(lambda: linear_nll(h, w[rank * 3:rank * 3 + 3], target=t, tp_group=tp, shard_group=world, rows=11))]
     # groups that may be the same, or have one rank alone in both
     whole = leaf(w)
     ref = sum(F.cross_entropy((s[0] @ whole.t()).view(-1, 22), torch.where(s[3] == -100, s[3], s[3] % 22).view(-1),
                               reduction='sum') for s in map(lambda i: case(seed=i), (0, 1)))
     count = sum(int((case(seed=i)[3] != -100).sum()) for i in (0, 1))
     (ref / count).backward()
-    for loss in (lambda: ct.linear_nll(h, mine, target=t, tp_group=tp, reduce_group=dp).loss,
+    for loss in (lambda: linear_nll(h, mine, target=t, tp_group=tp, reduce_group=dp).loss,
                  lambda: ct.nll(h @ mine.t(), t, tp_group=tp, reduce_group=dp).loss):
         mine.grad = None
         made = loss()
@@ -55,7 +56,7 @@ def overlapping(rank):
         dist.all_reduce(mine.grad, group=dp)
         near(mine.grad, whole.grad.chunk(2)[rank % 2], torch.float64, 'd_weight')
     rows = leaf(mine.detach()[:6] if rank < 2 else mine.detach()[6:])
-    ct.linear_nll(h, rows, target=t, tp_group=tp, reduce_group=dp, head_group=dp, head_rows=11).loss.backward()
+    linear_nll(h, rows, target=t, tp_group=tp, reduce_group=dp, shard_group=dp, rows=11).loss.backward()
     near(rows.grad, whole.grad.chunk(2)[rank % 2][:6 if rank < 2 else None][0 if rank < 2 else 6:], torch.float64, 'd_rows')
     return said
 
@@ -64,7 +65,7 @@ def test_groups_of_the_same_and_of_other_tokens_share_one_rank(world):
     for said in world.run(overlapping):
         for one in said:
             assert 'ValueError' in one or 'ArgumentError' in one, said
-            assert 'are in tp_group [' in one and ('reduce_group [' in one or 'head_group [' in one), said
+            assert 'are in tp_group [' in one and ('reduce_group [' in one or 'shard_group [' in one), said
 
 
 def threads_overlap(rank, world, tp, dp):

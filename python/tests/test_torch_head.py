@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """lm_heads whose rows are sharded over data-parallel ranks, as plain rows and as FSDP2's DTensor."""
+import inspect
 
 import pytest
 
@@ -9,7 +10,8 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from linear_case import V, H, case, expected, near, leaf  # noqa: E402
+from heads import linear_logprob, linear_nll  # noqa: E402
+from linear_case import H, V, case, expected, leaf, near  # noqa: E402
 from world import meet, needs_fsdp2, with_deepspeed  # noqa: E402
 
 
@@ -35,12 +37,12 @@ def sharded(rank, rows, tp, mode):
         want_b += want[4]
     mine = expected(sides[d][0], w, b, targets[d], sides[d][4])
     args = {'target': targets[d], 'tp_group': tps[d], 'vocab_start': lo, 'vocab_size': rows * tp,
-            'head_group': group, 'head_rows': rows}
+            'shard_group': group, 'rows': rows}
     comm = ct.comm_of(group, w.device)
     for chunk in (None, 1):
         x = [leaf(sides[d][0]), leaf(w[lo:hi][first:last]), leaf(b[lo:hi][first:last])]
         comm.stats_reset()
-        out = ct.linear_logprob(*x, mode=mode, chunk_size=chunk, entropy=True, **args)
+        out = linear_logprob(*x, mode=mode, chunk_size=chunk, entropy=True, **args)
         near(out[0], mine[0], torch.float64, 'logp')
         ahead = {k: v['ops'] for k, v in comm.stats()['head'].items()}
         comm.stats_reset()
@@ -53,7 +55,7 @@ def sharded(rank, rows, tp, mode):
         comm.stats_reset()
         y = leaf(w[lo:hi][first:last])
         y.main_grad = torch.ones(last - first, H).double()
-        ct.linear_nll(leaf(sides[d][0]), y, chunk_size=chunk, main_grad=True, **args).loss.backward()
+        linear_nll(leaf(sides[d][0]), y, chunk_size=chunk, main_grad=True, **args).loss.backward()
         assert {k: v['ops'] for k, v in comm.stats()['head'].items()} == \
             {'all_gather': 1, 'reduce_scatter': 1}
     return last - first
@@ -89,7 +91,7 @@ def flat(rank, rows, mode, ranks):
     whole = torch.cat([w.reshape(-1), torch.full((padding,), float('nan'), dtype=w.dtype)])
     part = whole.chunk(ranks)[rank].clone()
     want = torch.cat([want.reshape(-1), torch.zeros(padding).double()]).chunk(ranks)[rank]
-    args = {'target': targets[rank], 'head_group': group, 'head_rows': rows, 'head_partition': 'flat'}
+    args = {'target': targets[rank], 'shard_group': group, 'rows': rows, 'flat': True}
     comm = ct.comm_of(group, w.device)
     for placeholder in (False, True):
         x, head = leaf(sides[rank][0]), leaf(part)
@@ -98,7 +100,7 @@ def flat(rank, rows, mode, ranks):
             head.ds_tensor, head.ds_shape, head.ds_process_group = part.clone(), torch.Size([rows, H]), group
             args = {'target': targets[rank]}
         comm.stats_reset()
-        out = ct.linear_logprob(x, head, mode=mode, entropy=True, **args)
+        out = linear_logprob(x, head, mode=mode, entropy=True, **args)
         near(out[0], mine[0], torch.float64, 'logp')
         (out[0] * sides[rank][4][0] + out[1] * sides[rank][4][1]).sum().backward()
         if ranks > 1:
@@ -109,8 +111,8 @@ def flat(rank, rows, mode, ranks):
             assert head.grad is None and head.shape == (0,)
         head = leaf(part)
         head.main_grad = torch.ones(len(part)).double()
-        loss = ct.linear_nll(leaf(sides[rank][0]), head, main_grad=True,
-                             **dict(args, head_group=group, head_rows=rows, head_partition='flat')).loss
+        loss = linear_nll(leaf(sides[rank][0]), head, main_grad=True,
+                          **dict(args, shard_group=group, rows=rows, flat=True)).loss
         loss.backward()
         assert torch.isfinite(head.main_grad).all() and head.grad is None
     return len(part)
@@ -139,7 +141,7 @@ def deepspeed_head(rank):
         h, _, _, t, g = case(seed=r)
         want += expected(h.to(kind), whole, None, t, g)[3]
     h, _, _, t, g = case(seed=rank)
-    logp, entropy = ct.linear_logprob(h.to(kind), head, target=t, entropy=True)
+    logp, entropy = linear_logprob(h.to(kind), head, target=t, entropy=True)
     near(logp, expected(h.to(kind), whole, None, t, g)[0], torch.float32, 'logp')
     (logp * g[0] + entropy * g[1]).sum().backward()
     near(head.ds_tensor.grad, want.reshape(-1).chunk(4)[rank], kind, 'd_weight')
@@ -152,12 +154,12 @@ def test_a_parameter_that_deepspeed_has_partitioned(world):
 
 def flat_refusals(rank):
     h, w, b, t, _ = case()
-    args = {'target': t, 'head_group': dist.group.WORLD, 'head_rows': V}
+    args = {'target': t, 'shard_group': dist.group.WORLD, 'rows': V}
     said = []
-    for weight, more in ((w.reshape(-1)[:5], {'head_partition': 'flat'}), (w, {'head_partition': 'flat'}),
-                         (w, {'head_partition': 'columns'}), (torch.empty(0, dtype=w.dtype), {})):
+    for weight, more in ((w.reshape(-1)[:5], {'flat': True}), (w, {'flat': True}),
+                         (torch.empty(0, dtype=w.dtype), {})):
         try:
-            ct.linear_logprob(h, weight, **args, **more)
+            linear_logprob(h, weight, **args, **more)
         except (ValueError, RuntimeError) as why:  # its own, or that of a rank that was faster
             said.append(str(why))
         meet()
@@ -167,8 +169,7 @@ def flat_refusals(rank):
 def test_flat_parts_that_do_not_fit_are_refused_on_all_ranks(world):
     for said in world.run(flat_refusals):
         for words, one in zip(('weight has 5 elements, expected %d, or' % -(-V * H // 4),
-                               "head_partition is 'flat', weight is [%d, %d]" % (V, H),
-                               "head_partition is 'columns', expected 'rows' or 'flat'",
+                               'the Head is flat, weight is [%d, %d]' % (V, H),
                                'weight has 0 elements, which stand for a parameter'), said, strict=True):
             assert words in one, said
 
@@ -187,18 +188,18 @@ def dtensor(rank):
     weight = torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)]))
     bias = torch.nn.Parameter(distribute_tensor(b, mesh, [Shard(0)]))
     x = leaf(h)
-    out = ct.linear_logprob(x, weight, bias, target=t, entropy=True)
+    out = linear_logprob(x, weight, bias, target=t, entropy=True)
     (out[0] * g[0] + out[1] * g[1]).sum().backward()
     near(out[0], mine[0], torch.float64, 'logp')
     near(x.grad, mine[2], torch.float64, 'd_hidden')
     assert weight.grad.placements == (Shard(0),) and weight.grad.shape == (V, H)
     near(weight.grad.full_tensor(), want_w, torch.float64, 'd_weight')
     whole = torch.nn.Parameter(distribute_tensor(w, mesh, [Replicate()]))
-    near(ct.linear_logprob(h, whole, b, target=t), mine[0], torch.float64, 'replicated')
+    near(linear_logprob(h, whole, b, target=t), mine[0], torch.float64, 'replicated')
     with pytest.raises(ValueError, match='shard: x is a DTensor of .* expected a plain tensor'):
         ct.shard(whole, cb.Partition(V), axis=0)
     try:
-        ct.linear_logprob(h, distribute_tensor(w, mesh, [Shard(1)]), target=t)
+        linear_logprob(h, distribute_tensor(w, mesh, [Shard(1)]), target=t)
     except ValueError as why:
         return 'expected Shard(0) or Replicate()' in str(why)
 
@@ -213,10 +214,10 @@ def alone_or_no_group(rank):
     """Objects of a sharded head are made by all of its ranks, or by none."""
     h, w, b, t, _ = case()
     rows = -(-V // 4)
-    args = dict(target=t, head_group=dist.group.WORLD, head_rows=V)
+    args = dict(target=t, shard_group=dist.group.WORLD, rows=V)
     mine = [dist.new_group([r]) for r in range(4)][rank]
     for tp in (mine, None):
-        ct.linear_logprob(h, w[rows * rank:rows * (rank + 1)], tp_group=tp, **args)
+        linear_logprob(h, w[rows * rank:rows * (rank + 1)], tp_group=tp, **args)
 
 
 def test_a_group_of_rank_0_alone_is_not_no_group(world):
@@ -244,7 +245,7 @@ def fsdp2(rank):
     for mode in ('loss', 'logprob'):
         trunk.zero_grad()
         head.grad = None
-        loss = ct.linear_nll(trunk(sides[rank][0]), head, target=sides[rank][3],
+        loss = linear_nll(trunk(sides[rank][0]), head, target=sides[rank][3],
                              reduce_group=dist.group.WORLD, mode=mode).loss
         loss.backward()
         near(loss.detach(), mean.detach(), torch.float64, 'loss')
@@ -293,7 +294,7 @@ def counted_step(rank, mode, vocab, width, tokens, chunk, valid, pieces):
             optimizer.zero_grad()
             hidden = trunk(torch.ones(tokens, width))
             each = tokens // pieces
-            loss = sum(ct.linear_nll(hidden[i:i + each], head, target=target[i:i + each], mode=mode, reduction='sum',
+            loss = sum(linear_nll(hidden[i:i + each], head, target=target[i:i + each], mode=mode, reduction='sum',
                                      chunk_size=chunk).loss for i in range(0, tokens, each))
             loss.backward()
             optimizer.step()
@@ -313,3 +314,91 @@ def test_a_training_step_with_fsdp2_gathers_the_head_once_a_pass_for_any_chunk(w
         assert theirs == one[0][0] and ours == {'all_gather': 16 * passes, 'reduce_scatter': 16}
     large = world.run(counted_step, 'loss', 151665, 4, 512, 256, (300, 0, 5, 17), 1)
     assert [s[1] for s in large] == [{'all_gather': 1, 'reduce_scatter': 1}] * 4 and large[0][0] == one[0][0]
+
+
+def embedding(w, b):
+    """A head that is tied to an embedding"""
+    made = torch.nn.Embedding(*w.shape, dtype=w.dtype)
+    head = torch.nn.Linear(H, V, bias=False, dtype=w.dtype)
+    head.weight = made.weight
+    return made, head
+
+
+@pytest.mark.parametrize('bias', [False, True])
+def test_a_head_is_read_from_a_module_and_holds_its_parameters(bias):
+    h, w, b, t, g = case()
+    lin = torch.nn.Linear(H, V, bias=bias, dtype=w.dtype)
+    with torch.no_grad():
+        lin.weight.copy_(w)
+        lin.bias.copy_(b) if bias else None
+    head = ct.Head.of(lin, softcap=5.0, scale=0.5)
+    assert head.weight is lin.weight and head.bias is lin.bias and head.softcap == 5.0
+    want = expected(h, w, b if bias else None, t, g, softcap=5.0, scale=0.5)
+    out = ct.linear_logprob(h, head, t, entropy=True)
+    (out[0] * g[0] + out[1] * g[1]).sum().backward()
+    near(out[0], want[0], torch.float64, 'logp')
+    near(lin.weight.grad, want[3], torch.float64, 'd_weight')
+    assert not bias or near(lin.bias.grad, want[4], torch.float64, 'd_bias') is None
+    loss = ct.linear_nll(h, head, t).loss
+    assert torch.equal(loss, ct.linear_cross_entropy(h.reshape(-1, H), head, t.reshape(-1)))
+    near(loss, -want[0].sum() / (t != -100).sum(), torch.float64, 'loss')
+
+
+def test_tied_embeddings_and_weights_alone_are_heads():
+    h, w, b, t, _ = case()
+    tokens, lin = embedding(w, b)
+    weight = torch.nn.Parameter(w)
+    assert ct.Head.of(tokens).weight is ct.Head.of(lin).weight is tokens.weight and ct.Head.of(weight).weight is weight
+    hidden = tokens(t.clamp(min=0))
+    ct.linear_nll(hidden, ct.Head.of(lin), t).loss.backward()
+    both = tokens.weight.grad.clone()
+    tokens.weight.grad = None
+    logits = tokens(t.clamp(min=0)) @ tokens.weight.t()
+    torch.nn.functional.cross_entropy(logits.reshape(-1, V), t.reshape(-1)).backward()
+    near(both, tokens.weight.grad, torch.float64, 'of both uses')
+
+
+class Lora(torch.nn.Module):
+    """As peft's: its weight is that of the layer below"""
+
+    def __init__(self, base, merged=False):
+        super().__init__()
+        self.base_layer, self.merged = base, merged
+        self.weight, self.bias = base.weight, base.bias
+
+
+def test_an_adapter_over_a_layer_is_no_head():
+    base = torch.nn.Linear(H, V)
+    with pytest.raises(ValueError, match='Head.of: module is a Lora, an adapter over a base layer: its weight is the frozen base'):
+        ct.Head.of(Lora(base))
+    assert ct.Head.of(Lora(base, merged=True)).weight is base.weight
+
+
+def test_the_lora_layer_of_peft_is_no_head():
+    peft = pytest.importorskip('peft')
+    model = torch.nn.ModuleDict({'lm_head': torch.nn.Linear(H, V)})
+    of = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=['lm_head'])).base_model.model['lm_head']
+    with pytest.raises(ValueError, match='an adapter over a base layer'):
+        ct.Head.of(of)
+    whole = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[], modules_to_save=['lm_head']))
+    assert ct.Head.of(whole.base_model.model['lm_head']).weight.requires_grad
+
+
+@pytest.mark.parametrize('call, words', [
+    (lambda h, w, t: ct.Head.of(torch.nn.ReLU()), r'module is a ReLU, whose weight is a NoneType, expected a module with a weight'),
+    (lambda h, w, t: ct.Head.of(torch.nn.LayerNorm(3)), r'module is a LayerNorm, whose weight is \[3\], expected'),
+    (lambda h, w, t: ct.linear_nll(h, torch.nn.Linear(H, V), t), r'weight is a Linear, expected a torch.Tensor, or a Head: Head.of'),
+    (lambda h, w, t: ct.linear_nll(h, ct.Head(w, tp_group=cb.Comm.self()), t, tp_group=cb.Comm.self()),
+     'linear_nll: tp_group is given, and the Head has one'),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, softcap=3.0)), 'over_chunks: the Head has softcap=3.0, which'),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, main_grad=True)), 'over_chunks: the Head has main_grad=True'),
+    (lambda h, w, t: ct.linear_cross_entropy(h[0], ct.Head(w), t[0], linear_bias=w[:, 0]), "expected the Head's bias alone")])
+def test_what_a_head_does_not_say_is_refused(call, words):
+    h, w, _, t, _ = case()
+    with pytest.raises(ValueError, match=words):
+        call(h, w, t)
+
+
+def test_signatures_of_heads_stay_short():
+    for fn in (ct.linear_nll, ct.linear_logprob, ct.linear_cross_entropy, ct.over_chunks):
+        assert len(inspect.signature(fn).parameters) <= 16, fn

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from linear_case import V, H, CUTS, case, expected, near, leaf, plain  # noqa: E402
+from heads import linear_logprob, linear_nll  # noqa: E402
+from linear_case import CUTS, H, V, case, expected, leaf, near, plain  # noqa: E402
 
 
 def agrees(rank, size, group, dtype, mode, has_bias, chunk, options):
@@ -22,7 +23,7 @@ def agrees(rank, size, group, dtype, mode, has_bias, chunk, options):
     want = expected(h, w, b, t, g, **options)
     lo, hi = (CUTS[rank], CUTS[rank + 1]) if size == 4 else (0, V)
     mine = [leaf(h), leaf(w[lo:hi]), leaf(None if b is None else b[lo:hi])]
-    logp, entropy = ct.linear_logprob(*mine, target=t, tp_group=group, vocab_start=lo, entropy=True,
+    logp, entropy = linear_logprob(*mine, target=t, tp_group=group, vocab_start=lo, entropy=True,
                                       mode=mode, chunk_size=chunk, **options)
     assert logp.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     near(logp, want[0], dtype, 'logp')
@@ -68,8 +69,8 @@ def brings(world, what, level):
     if world.rank == 2:
         bad_h.view(-1, H)[kept, 3] += 1e-9
         bad_t.view(-1)[kept] = (flat[kept] + 1) % V
-    for fn in ct.linear_logprob, ct.linear_nll, ct.nll, ct.logprob:
-        linear = fn in (ct.linear_logprob, ct.linear_nll)
+    for fn in linear_logprob, linear_nll, ct.nll, ct.logprob:
+        linear = fn in (linear_logprob, linear_nll)
 
         def call(h, t):
             return fn(*((h, w[lo:hi]) if linear else ((h.nan_to_num() @ w.t())[..., lo:hi],)), target=t, tp_group=world, vocab_start=lo)
@@ -97,19 +98,19 @@ def scattered(world):
     args = {'target': t, 'tp_group': world, 'vocab_start': lo, 'd_hidden': 'reduce_scatter'}
     mine = h[2 * world.rank:2 * world.rank + 2]
     world.set_check(2)
-    assert torch.equal(ct.linear_logprob(mine, w[lo:hi], **args), ct.linear_logprob(
+    assert torch.equal(linear_logprob(mine, w[lo:hi], **args), linear_logprob(
         h, w[lo:hi], **{**args, 'd_hidden': 'all_reduce'}))
     if world.rank == 2:
         args['target'] = torch.where(t == -100, t, (t + 1) % V)
     with pytest.raises(cb.MismatchError, match='bring other targets'):
-        ct.linear_logprob(mine, w[lo:hi], **args)
+        linear_logprob(mine, w[lo:hi], **args)
 
 
 def test_hidden_states_of_each_ranks_own_tokens_are_not_compared():
     cb.run_threads(4, scattered)
 
 
-@pytest.mark.parametrize('fn', [ct.linear_logprob, ct.linear_nll])
+@pytest.mark.parametrize('fn', [linear_logprob, linear_nll])
 def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
     from colobridge import _structs
     from colobridge.torch.linear_plan import Core
@@ -128,12 +129,12 @@ def late(rank):
     h, w, b, t, _ = case()
     w = leaf(w[CUTS[rank]:CUTS[rank + 1]])
     args = dict(target=t, tp_group=dist.group.WORLD, vocab_start=CUTS[rank], vocab_size=V)
-    out = ct.linear_logprob(h, w, **args)
+    out = linear_logprob(h, w, **args)
     dist.barrier()
     ct.shutdown()
     with pytest.raises(RuntimeError, match='communicator of the forward pass was destroyed'):
         out.sum().backward()
-    ct.linear_logprob(h, w, **args).sum().backward()
+    linear_logprob(h, w, **args).sum().backward()
 
 
 def test_a_graph_that_outlives_its_communicator_is_told(world):
@@ -145,7 +146,7 @@ def test_chunks_modes_and_bounds_do_not_change_a_bit_of_outputs_and_d_hidden():
     seen = []
     for mode, chunk in itertools.product(('logprob', 'keep'), (1, 7, 16, 64, None)):
         x = leaf(h)
-        out = ct.linear_logprob(x, leaf(w), leaf(b), target=t, mode=mode, chunk_size=chunk,
+        out = linear_logprob(x, leaf(w), leaf(b), target=t, mode=mode, chunk_size=chunk,
                                 max_valid=None if chunk != 7 else int((t != -100).sum()))
         (out * g[0]).sum().backward()
         seen.append((out.detach(), x.grad))
@@ -166,9 +167,9 @@ def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(mode):
         shared = dict(target=t, tp_group=world, vocab_size=100, invariant=True, chunk_size=4 * world.size)
         if mode in ('loss', 'known'):
             known = {'upstream': 1 / 3} if mode == 'known' else {}
-            loss, out = ct.linear_nll(x, y, reduction='sum', **shared, **known)[0] / 3, []
+            loss, out = linear_nll(x, y, reduction='sum', **shared, **known)[0] / 3, []
         else:
-            out = ct.linear_logprob(x, y, entropy=True, mode=mode, **shared)
+            out = linear_logprob(x, y, entropy=True, mode=mode, **shared)
             loss = out[0].sum() + 2 * out[1].sum()
         loss.backward()
         return torch.stack([loss.detach().expand(tokens), *(o.detach() for o in out)]), x.grad, y.grad
@@ -179,14 +180,14 @@ def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(mode):
         assert all(torch.equal(p[0], whole[0]) and torch.equal(p[1], whole[1]) for p in parts)
         assert torch.equal(torch.cat([p[2] for p in parts]), whole[2])
     with pytest.raises(ValueError, match='the head has 100 rows here, expected 128'):
-        ct.linear_logprob(h, w[:100], target=t, invariant=True)
+        linear_logprob(h, w[:100], target=t, invariant=True)
 
 
 def test_gradcheck():
     h, w, b, t, _ = case((4,))
     for mode in ('logprob', 'keep'):
         assert torch.autograd.gradcheck(
-            lambda *x: ct.linear_logprob(*x, target=t, entropy=True, loss=True, mode=mode,
+            lambda *x: linear_logprob(*x, target=t, entropy=True, loss=True, mode=mode,
                                          label_smoothing=0.1, z_loss=0.01, temperature=0.7),
             (leaf(h), leaf(w), leaf(b)))
 
@@ -205,14 +206,14 @@ def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
                 'keep': (h, w, b, {'mode': 'keep'}), 'as it was': (h, w, b, {})}.items():
             leaves = [None if v is None else v.detach().requires_grad_() for v in (x, y, z)]
             want = expected(x, y, z, t, g, **{k: v for k, v in options.items() if k != 'mode'})
-            out = ct.linear_logprob(*leaves, target=t, entropy=True, **options)
+            out = linear_logprob(*leaves, target=t, entropy=True, **options)
             (out[0] * g[0] + out[1] * g[1]).sum().backward()
             near(out[0], want[0], torch.float64, name)
             for v, grad in zip(leaves, want[2:]):
                 if v is not None:
                     near(v.grad, grad, torch.float64, name)
     first, second = leaf(w), leaf(other)  # two forwards, then their backwards
-    a, b_ = (ct.linear_logprob(h, y, b, target=t).sum() for y in (first, second))
+    a, b_ = (linear_logprob(h, y, b, target=t).sum() for y in (first, second))
     a.backward()
     b_.backward()
     for y in (first, second):
@@ -226,13 +227,13 @@ def test_a_storage_that_was_freed_is_told():
     for part, name in itertools.product((2, 0), ('hidden', 'weight', 'bias')):
         given = {'hidden': leaf(h), 'weight': leaf(w), 'bias': leaf(b)}
         given[name] = freed = given[name] * 1
-        out = ct.linear_logprob(given['hidden'], given['weight'], given['bias'], target=t)
+        out = linear_logprob(given['hidden'], given['weight'], given['bias'], target=t)
         storage = freed.untyped_storage() if hasattr(freed, 'untyped_storage') else freed._storage()
         storage.resize_(part and storage.nbytes() // part)
         with pytest.raises(RuntimeError, match=name + r': its storage holds \d+ bytes.*after forward saved'):
             out.sum().backward()
         with pytest.raises(RuntimeError, match=name + r': its storage holds \d+ bytes'):
-            ct.linear_logprob(given['hidden'], given['weight'], given['bias'], target=t)
+            linear_logprob(given['hidden'], given['weight'], given['bias'], target=t)
 
 
 def test_what_is_kept_may_come_back_at_any_address():
@@ -246,7 +247,7 @@ def test_what_is_kept_may_come_back_at_any_address():
         return moved.copy_(saved)
 
     def grads():
-        out = ct.linear_logprob(hidden, weight, target=target, mode='keep')
+        out = linear_logprob(hidden, weight, target=target, mode='keep')
         return torch.autograd.grad(out.sum(), (hidden, weight))
     want = grads()
     with torch.autograd.graph.saved_tensors_hooks(lambda s: s, elsewhere):
@@ -261,7 +262,7 @@ def test_hidden_of_any_strides_is_read_as_it_is():
     for view in (spread[:, 2:5, :H].transpose(0, 1), h.flip(0).flip(0),
                  h.transpose(0, 2).contiguous().transpose(0, 2)):
         x = view.detach().requires_grad_()
-        got = ct.linear_logprob(x, w, b, target=t, entropy=True)
+        got = linear_logprob(x, w, b, target=t, entropy=True)
         (got[0] * g[0] + got[1] * g[1]).sum().backward()
         near(got[0], want[0], torch.float64, 'logp')
         near(x.grad, want[2], torch.float64, 'd_hidden')
@@ -272,7 +273,7 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_is_right():
     want = expected(h, w, b, t, g)
     for trains in itertools.product((False, True), repeat=3):
         x = [y.clone().requires_grad_(on) for y, on in zip((h, w, b), trains)]
-        got = ct.linear_logprob(*x, target=t, entropy=True)
+        got = linear_logprob(*x, target=t, entropy=True)
         if not any(trains):
             assert not got[0].requires_grad
             continue
@@ -290,7 +291,7 @@ def d_hidden_of(rank):
     part = leaf(h)
     for how in ('partial', 'reduce_scatter'):
         x = leaf(h) if how == 'partial' else leaf(h[rank:rank + 1])
-        out = ct.linear_logprob(x, w[lo:hi].clone().requires_grad_(), target=t,
+        out = linear_logprob(x, w[lo:hi].clone().requires_grad_(), target=t,
                                 tp_group=dist.group.WORLD, vocab_start=lo, entropy=True, d_hidden=how,
                                 bias=b[lo:hi])
         near(out[0], want[0], torch.float64, how)
@@ -319,8 +320,8 @@ def counted(rank):
         for rep in range(2):  # the first makes objects
             x, y = leaf(h), leaf(w[lo:hi])
             comm.stats_reset()
-            out = (ct.linear_nll(x, y, mode='loss', chunk_size=chunk, **args).loss if mode == 'loss'
-                   else ct.linear_logprob(x, y, mode=mode, chunk_size=chunk, **args))
+            out = (linear_nll(x, y, mode='loss', chunk_size=chunk, **args).loss if mode == 'loss'
+                   else linear_logprob(x, y, mode=mode, chunk_size=chunk, **args))
             ahead = {k: v['ops'] for k, v in comm.stats()['loss'].items()}
             comm.stats_reset()
             out.sum().backward()
@@ -342,7 +343,7 @@ def checkpointed(rank):
     lo, hi = CUTS[rank], CUTS[rank + 1]
 
     def run(x, y):
-        return ct.linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo)
+        return linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo)
 
     results = []
     for way in (run, lambda x, y: checkpoint(run, x, y, use_reentrant=False)):
@@ -393,7 +394,7 @@ def losses(rank, groups_of):
         want = total / den if reduction == 'mean' else total
         (want * 3).backward()
         x = [leaf(h), leaf(w[lo:hi]), leaf(b[lo:hi])]
-        got = ct.linear_nll(*x, target=t, mask=mask, reduction=reduction, mode=mode, tp_group=tp_group,
+        got = linear_nll(*x, target=t, mask=mask, reduction=reduction, mode=mode, tp_group=tp_group,
                             vocab_start=lo, vocab_size=V, reduce_group=dp_group,
                             label_smoothing=smoothing, z_loss=0.01, chunk_size=4)
         assert int(got.den) == den
@@ -418,12 +419,12 @@ def test_loss_mode_and_the_others_agree_with_cross_entropy_of_everything(world):
 def test_loss_without_gradients_none_and_no_valid_token():
     h, w, b, t, _ = case()
     with torch.no_grad():
-        quiet = ct.linear_nll(h, w, b, target=t)
+        quiet = linear_nll(h, w, b, target=t)
     near(quiet.loss, token_loss(h, w, b, t).sum() / (t != -100).sum(), torch.float64, 'mean')
-    per = ct.linear_nll(h, w, b, target=t, reduction='none', mode='auto')
+    per = linear_nll(h, w, b, target=t, reduction='none', mode='auto')
     near(per, token_loss(h, w, b, t), torch.float64, 'none')
     x, y = leaf(h), leaf(w)
-    nothing = ct.linear_nll(x, y, target=torch.full_like(t, -100))
+    nothing = linear_nll(x, y, target=torch.full_like(t, -100))
     nothing.loss.backward()
     assert float(nothing.loss) == 0 and not x.grad.any() and not y.grad.any()
 
@@ -439,7 +440,7 @@ def test_loss_mode_of_a_narrow_head_keeps_gradients_of_logits(monkeypatch):
     monkeypatch.setattr(Core, 'workspace', lambda self, which, *sizes: (
         passes.append(which), workspace(self, which, *sizes))[1])
     leaves = [leaf(x) for x in (h, w, b)]
-    loss = ct.linear_nll(*leaves, target=t).loss
+    loss = linear_nll(*leaves, target=t).loss
     first = torch.autograd.grad(3 * loss, leaves, retain_graph=True)
     assert passes == [st.LINEAR_FORWARD, st.LINEAR_BACKWARD]
     for got, again, x in zip(first, torch.autograd.grad(3 * loss, leaves), want):
@@ -450,7 +451,7 @@ def test_loss_mode_of_a_narrow_head_keeps_gradients_of_logits(monkeypatch):
                                         (4000, None, True, st.LINEAR_FORWARD),
                                         (4000, 4, True, st.LINEAR_LOSS)):  # more than a chunk, which is bound
         passes.clear()
-        ct.linear_nll(leaf(h), leaf(w) if trains else w, target=t, max_valid=most,
+        linear_nll(leaf(h), leaf(w) if trains else w, target=t, max_valid=most,
                       chunk_size=chunk).loss.backward()
         assert passes[0] == begins, (most, chunk)
 
@@ -473,7 +474,7 @@ def test_loss_mode_makes_the_gradient_of_a_large_weight_where_those_of_logits_ar
     def both(hooks):
         leaves = [leaf(x) for x in (h, w, b)]
         with hooks:
-            loss = ct.linear_nll(*leaves, target=t).loss
+            loss = linear_nll(*leaves, target=t).loss
         (3 * loss).backward(retain_graph=True)
         with pytest.raises(RuntimeError, match='a second backward, but mode="loss" makes gradients once'):
             loss.backward()
@@ -491,12 +492,12 @@ def test_loss_mode_makes_the_gradient_of_a_large_weight_where_those_of_logits_ar
 def test_loss_mode_runs_backward_once():
     h, w, b, t, _ = case()
     x = leaf(h)
-    loss = ct.linear_nll(x, w, target=t).loss
+    loss = linear_nll(x, w, target=t).loss
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match='a second backward, but mode="loss" makes gradients once'):
         loss.backward()
     with pytest.raises(ValueError, match="reduction is 'none'"):
-        ct.linear_nll(x, w, target=t, reduction='none')
+        linear_nll(x, w, target=t, reduction='none')
 
 
 # ---- main_grad ----
@@ -509,16 +510,16 @@ def test_gradients_are_added_to_main_grad():
         z.main_grad = torch.full((V,), 2.0)
         for _ in range(2):
             if mode == 'loss':
-                (ct.linear_nll(x, y, z, target=t, reduction='sum', main_grad=True).loss * 0.5).backward()
+                (linear_nll(x, y, z, target=t, reduction='sum', main_grad=True).loss * 0.5).backward()
             else:
-                out = ct.linear_logprob(x, y, z, target=t, main_grad=True, mode=mode)
+                out = linear_logprob(x, y, z, target=t, main_grad=True, mode=mode)
                 (out * -0.5).sum().backward()
         assert y.grad is None and z.grad is None
         want = expected(h, w, b, t, torch.stack((torch.full_like(g[0], -1.0), torch.zeros_like(g[0]))))
         near(y.main_grad, want[3] + 1, torch.bfloat16, mode)  # d_logits are rounded to bf16
         near(z.main_grad, want[4] + 2, torch.bfloat16, mode)
     with pytest.raises(ValueError, match='weight has no attribute main_grad'):
-        ct.linear_logprob(h, leaf(w), target=t, main_grad=True)
+        linear_logprob(h, leaf(w), target=t, main_grad=True)
 
 
 @pytest.mark.parametrize('mode', ('logprob', 'keep', 'loss'))
@@ -527,7 +528,7 @@ def test_main_grad_of_what_is_frozen_is_neither_needed_nor_written(mode):
     want = expected(h, w, b, t, torch.stack((torch.full_like(g[0], -1.0), torch.zeros_like(g[0]))))
 
     def run(x, y, z):
-        got = ct.linear_nll(x, y, z, target=t, reduction='sum', main_grad=True, mode=mode)
+        got = linear_nll(x, y, z, target=t, reduction='sum', main_grad=True, mode=mode)
         got.loss.backward()
         near(x.grad, want[2], torch.float32, 'hidden')
     for has in (False, True):
@@ -556,7 +557,7 @@ def test_an_empty_shard_may_have_any_strides():
     def rank(world):
         lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
         wide, doubled = torch.stack((w[lo:hi], w[lo:hi]), -1), torch.stack((b[lo:hi], b[lo:hi]), -1)
-        out = ct.linear_logprob(leaf(h), wide[..., 0], doubled[:, 0], target=t, tp_group=world, vocab_start=lo, vocab_end=hi)
+        out = linear_logprob(leaf(h), wide[..., 0], doubled[:, 0], target=t, tp_group=world, vocab_start=lo, vocab_end=hi)
         near(out, plain(h, w, b, t)[0], torch.float64, 'logp')
     cb.run_threads(4, rank)
 
@@ -567,11 +568,11 @@ def test_autocast_casts_as_a_linear_layer_does():
     h, w, b, t, g = case(dtype=torch.float32)
     x, y = leaf(h), leaf(w)
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        out = ct.linear_logprob(x, y, target=t)
+        out = linear_logprob(x, y, target=t)
     out.sum().backward()
     assert x.grad.dtype == y.grad.dtype == torch.float32
     u, v = leaf(h.bfloat16()), leaf(w.bfloat16())
-    same = ct.linear_logprob(u, v, target=t)
+    same = linear_logprob(u, v, target=t)
     same.sum().backward()
     assert torch.equal(out, same) and torch.equal(x.grad, u.grad.float())
     assert torch.equal(y.grad, v.grad.float())
@@ -583,7 +584,7 @@ def test_compiled_code_goes_around_it():
     h, w, b, t, g = case(dtype=torch.float32)
 
     def step(x, y):
-        return ct.linear_nll(torch.tanh(x) * 2, y, target=t).loss * 2
+        return linear_nll(torch.tanh(x) * 2, y, target=t).loss * 2
 
     grads = []
     for run in (step, torch.compile(step, backend='aot_eager')):
@@ -599,7 +600,7 @@ def test_what_was_written_since_forward_is_found():
     for name in ('hidden', 'weight', 'bias'):
         x = {'hidden': leaf(h), 'weight': leaf(w), 'bias': leaf(b)}
         args = {k: v * 1 for k, v in x.items()}
-        out = ct.linear_logprob(args['hidden'], args['weight'], args['bias'], target=t)
+        out = linear_logprob(args['hidden'], args['weight'], args['bias'], target=t)
         with torch.no_grad():
             args[name].add_(1)
         with pytest.raises(RuntimeError, match='was written in place after forward'):
@@ -623,14 +624,14 @@ def test_bad_arguments_are_named(change, words):
     h, w, b, t, _ = case(dtype=torch.float32)
     args = dict({'hidden': h, 'weight': w, 'target': t}, **change)
     with pytest.raises(ValueError, match=words):
-        ct.linear_logprob(**args)
+        linear_logprob(**args)
 
 
 def refused(rank):
     h, w, b, t, _ = case(dtype=torch.float32)
     lo, hi = CUTS[rank], CUTS[rank + 1]
     try:
-        ct.linear_logprob(h, w[lo:hi, :H - (rank == 2)], target=t, tp_group=dist.group.WORLD,
+        linear_logprob(h, w[lo:hi, :H - (rank == 2)], target=t, tp_group=dist.group.WORLD,
                           vocab_start=lo)
     except Exception as why:
         return type(why).__name__, str(why)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from heads import linear_logprob, linear_nll  # noqa: E402
 from colobridge.torch import ranks as groups  # noqa: E402
 from world import meet  # noqa: E402
 
@@ -275,7 +276,7 @@ def test_threads_without_a_group_end_and_their_tensors_are_freed():
 def test_a_forked_child_has_groups_of_one_of_its_own():
     def losses():
         z, t, _ = case((3, 7))
-        return ct.nll(z, t).loss.item(), ct.linear_nll(z.requires_grad_(), z[0].detach(), target=t % 7).loss.item()
+        return ct.nll(z, t).loss.item(), linear_nll(z.requires_grad_(), z[0].detach(), target=t % 7).loss.item()
 
     mine, theirs = losses(), multiprocessing.get_context('fork').Pipe(duplex=False)
     process = multiprocessing.get_context('fork').Process(target=lambda: theirs[1].send(losses()))
@@ -455,8 +456,8 @@ def test_compiled_code_calls_it():
     (lambda z, t: ct.logprob(z, t, tp_group=dist.GroupMember.NON_GROUP_MEMBER), 'torch.distributed is not initialised'),
     (lambda z, t: ct.nll(z, t, reduction='avg'), "reduction is 'avg'"),
     (lambda z, t: ct.logprob(z, t.to(torch.complex128)), 'complex128, expected an integer'),
-    (lambda z, t: ct.linear_logprob(z, z[0], target=t.to(torch.complex64)), 'complex64, expected an'),
-    (lambda z, t: ct.linear_nll(z, z[0], target=t, mask=[1]), r'mask is a list, expected \[2, 3\]'),
+    (lambda z, t: linear_logprob(z, z[0], target=t.to(torch.complex64)), 'complex64, expected an'),
+    (lambda z, t: linear_nll(z, z[0], target=t, mask=[1]), r'mask is a list, expected \[2, 3\]'),
     (lambda z, t: ct.nll(z, t, mask=t[0]), r'mask is \[3\] on cpu, expected \[2, 3\]'),
 ])
 def test_bad_arguments_are_refused_in_words(call, words):
@@ -474,7 +475,7 @@ def mistakes(rank):
     assert ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_size=24).shape == (2, 3)
     meet()
     for fn in (lambda m: ct.nll(mine, t, mask=m, tp_group=dist.group.WORLD, vocab_size=24),
-               lambda m: ct.linear_nll(mine, mine[0, :, :6], target=t, mask=m, vocab_size=12,
+               lambda m: linear_nll(mine, mine[0, :, :6], target=t, mask=m, vocab_size=12,
                                        tp_group=dist.group.WORLD)):
         with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'mask is \[3\] on cpu, expected'):
             fn(t[0] if rank == 1 else t)
@@ -506,7 +507,7 @@ def test_shards_that_one_rank_corrects_are_asked_for_again(linear):
 
         def call(first):
             if linear:
-                return ct.linear_logprob(z[..., :4], torch.ones(5, 4), target=t % 20, tp_group=world, vocab_start=first)
+                return linear_logprob(z[..., :4], torch.ones(5, 4), target=t % 20, tp_group=world, vocab_start=first)
             return ct.logprob(z[..., lo:lo + 5], t % 20, tp_group=world, vocab_start=first)
         with pytest.raises(cb.MismatchError, match='of the vocabulary'):
             call(9 if world.rank == 1 else lo)
@@ -526,9 +527,9 @@ def copies(rank):
     wide, plain_weight = t.repeat_interleave(2, -1)[..., ::2], weight[:, :6].contiguous()
     args = {'tp_group': dist.group.WORLD, 'vocab_size': 24}
     runs = [lambda: ct.logprob(mine, t, **args), lambda: ct.nll(z[..., :6], wide, **args),
-            lambda: ct.linear_logprob(mine, weight[:, :6], target=t, **args),
-            lambda: ct.linear_nll(z[..., :6], weight[:, :6], target=t, **args),
-            lambda: ct.linear_nll(z[..., :6], plain_weight, target=wide, **args),
+            lambda: linear_logprob(mine, weight[:, :6], target=t, **args),
+            lambda: linear_nll(z[..., :6], weight[:, :6], target=t, **args),
+            lambda: linear_nll(z[..., :6], plain_weight, target=wide, **args),
             lambda: ct.nll(z[..., :6], t, mask=t >= 0, **args)]
     for run in runs:
         for _ in range(2):  # the second finds what the first prepared
@@ -565,9 +566,9 @@ def reduced_mistakes(rank):
     mine, weight = z[..., half].clone(), torch.randn(half.stop - half.start, V)
     args = {'tp_group': tp, 'reduce_group': dp, 'vocab_start': half.start, 'vocab_size': V}
     grads = weight.clone().requires_grad_()
-    for run in (lambda t: ct.nll(mine, t, **args), lambda t: ct.linear_nll(z, weight, target=t, **args),
-                lambda t: ct.linear_nll(z, grads, target=t, **args),
-                lambda t: ct.linear_nll(z, weight, target=t, mode='keep', **args)):
+    for run in (lambda t: ct.nll(mine, t, **args), lambda t: linear_nll(z, weight, target=t, **args),
+                lambda t: linear_nll(z, grads, target=t, **args),
+                lambda t: linear_nll(z, weight, target=t, mode='keep', **args)):
         with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'target is \[3\], expected'):
             run(t if rank != 1 else t[0])
         assert run(t).loss.isfinite()

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from heads import linear_logprob, linear_nll, over_chunks  # noqa: E402
 from colobridge import compat  # noqa: E402
 from colobridge.torch import sequence  # noqa: E402
 from test_torch_logprob import TOLERANCE, V, shards  # noqa: E402
@@ -231,10 +232,10 @@ PENALTIES = {
     'weighted nll': lambda z, h, w, t: ct.nll(z, t, mask=torch.ones(3)).loss,
     'entropy': lambda z, h, w, t: ct.entropy(z), 'at': lambda z, h, w, t: ct.logprob_at(z, t[:, None]),
     'topk': lambda z, h, w, t: ct.topk_logprob(z, 2).logp, 'distill': lambda z, h, w, t: ct.distill(z, z.detach() + 1).kl,
-    'linear': lambda z, h, w, t: ct.linear_logprob(h, w, target=t), 'head': lambda z, h, w, t: ct.linear_nll(h, w, target=t).loss,
-    'head of doubles': lambda z, h, w, t: ct.linear_nll(h.double(), w.double(), target=t).loss,
-    'upstream': lambda z, h, w, t: ct.linear_nll(h, w, target=t, reduction='sum', upstream=1).loss,
-    'chunks': lambda z, h, w, t: ct.over_chunks(lambda z, rows: ct.entropy(z), h, w),
+    'linear': lambda z, h, w, t: linear_logprob(h, w, target=t), 'head': lambda z, h, w, t: linear_nll(h, w, target=t).loss,
+    'head of doubles': lambda z, h, w, t: linear_nll(h.double(), w.double(), target=t).loss,
+    'upstream': lambda z, h, w, t: linear_nll(h, w, target=t, reduction='sum', upstream=1).loss,
+    'chunks': lambda z, h, w, t: over_chunks(lambda z, rows: ct.entropy(z), h, w),
     'weighted sum': lambda z, h, w, t: ct.weighted_sum(z).value.square(),
     'gather': lambda z, h, w, t: ct.Sequence(3, 5).gather(z).square(),
 }
@@ -450,7 +451,7 @@ WRONG = {
     'targets of fewer columns': lambda z, q, ids, o: ct.distill(z, q[..., :-1], **o),
     'entropy of a mask on another device': lambda z, q, ids, o: ct.entropy(z, mask=torch.ones(4, device='meta'), **o),
     'chunks below 0': lambda z, q, ids, o: ct.logprob(z, ids[:, 0], chunk_size=-1, **o),
-    'chunks below 0 of a head': lambda z, q, ids, o: ct.linear_logprob(z, torch.ones(z.shape[1], z.shape[1]).double(
+    'chunks below 0 of a head': lambda z, q, ids, o: linear_logprob(z, torch.ones(z.shape[1], z.shape[1]).double(
         ), target=ids[:, 0], chunk_size=-1, **o),
     'logits of no tensor': lambda z, q, ids, o: ct.logprob([1.0], ids[:, 0], **o),
     'a mask of no tensor': lambda z, q, ids, o: ct.topk_logprob(z, K, mask=[1], **o),
@@ -527,8 +528,8 @@ WHOLE = {
     'topk_logprob': lambda z, t, g: ct.topk_logprob(z, 3, tp_group=g),
     'logprob_at': lambda z, t, g: ct.logprob_at(z, t[:, None], tp_group=g),
     'distill': lambda z, t, g: ct.distill(z, 2 * z, tp_group=g),
-    'linear_nll': lambda z, t, g: ct.linear_nll(z, z, target=t, tp_group=g),
-    'linear_logprob': lambda z, t, g: ct.linear_logprob(z, z, target=t, tp_group=g, chunk_size=2),
+    'linear_nll': lambda z, t, g: linear_nll(z, z, target=t, tp_group=g),
+    'linear_logprob': lambda z, t, g: linear_logprob(z, z, target=t, tp_group=g, chunk_size=2),
     'Megatron': lambda z, t, g: compat.vocab_parallel_cross_entropy(z, t, tp_group=g),
     'verl': lambda z, t, g: compat.linear_cross_entropy(z, z, t, 1.0, 'none', g),
     'sampling': lambda z, t, g: compat.from_parallel_logits_to_logprobs(
@@ -562,7 +563,7 @@ LIKE_ITS_FIRST = {
 
 @pytest.mark.parametrize('name', LIKE_ITS_FIRST)
 @pytest.mark.parametrize('fn', (lambda z: ct.nll(z, torch.tensor([1, 2, 3, 4])),
-                                lambda z: ct.linear_nll(z, torch.eye(6, 8), target=torch.tensor([1, 2, 3, 4])),
+                                lambda z: linear_nll(z, torch.eye(6, 8), target=torch.tensor([1, 2, 3, 4])),
                                 lambda z: ct.weighted_sum((z * z).sum(-1))), ids=('nll', 'linear_nll', 'weighted_sum'))
 def test_a_loss_is_its_scalar_where_tensors_are(fn, name):
     z = torch.randn(4, 8, generator=torch.Generator().manual_seed(2))

@@ -8,6 +8,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import colobridge.torch as ct  # noqa: E402
+from heads import linear_nll  # noqa: E402
 
 SHAPE, H, V = (3, 5), 6, 14
 
@@ -38,7 +39,7 @@ def losses(h, w, t, mask, reduction, **more):
     yield 'nll of a slice', lambda x, y: ct.nll(torch.cat([x @ y.t()] * 2, 1)[:, :SHAPE[1]], **args)
     for mode in ('loss', 'logprob', 'keep'):
         if (mode, reduction) != ('loss', 'none'):
-            yield mode, lambda x, y, mode=mode: ct.linear_nll(x, y, mode=mode, chunk_size=4, **args)
+            yield mode, lambda x, y, mode=mode: linear_nll(x, y, mode=mode, chunk_size=4, **args)
 
 
 @pytest.mark.parametrize('dtype', (torch.float64, torch.float32, torch.float16, torch.bfloat16), ids=str)
@@ -131,7 +132,7 @@ def over_ranks(rank):
     h, _, t, mask = cases[rank // 2]
     args = {'target': t, 'tp_group': tp, 'reduce_group': dp, 'vocab_start': half.start, 'vocab_size': V,
             'label_smoothing': 0.1}
-    ways = [lambda x, y, m: ct.linear_nll(x, y, mask=m, mode=mode, **args) for mode in ('loss', 'logprob')]
+    ways = [lambda x, y, m: linear_nll(x, y, mask=m, mode=mode, **args) for mode in ('loss', 'logprob')]
     ways.append(lambda x, y, m: ct.nll(x @ y.t(), mask=m, **args))
     for i, fn in enumerate(ways):
         x, y = h.clone().requires_grad_(), w[half].clone().requires_grad_()

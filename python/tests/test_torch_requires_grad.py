@@ -10,6 +10,7 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from heads import linear_nll  # noqa: E402
 
 # by rank; the library says which rank's is the other one
 WORDS = {r: 'rank 1.* without backward.*x requires grad and autograd records ' + ('elsewhere' if r else 'here') for r in (0, 1)}
@@ -121,9 +122,9 @@ def loss(rank, group, needs, sharded, **options):
     """Of 4 tokens and 6 columns, half of the head's rows on each rank. needs: what requires grad here."""
     make = torch.Generator().manual_seed(3)
     hidden, weight = torch.randn(4, 2, generator=make), torch.randn(6, 2, generator=make)[3 * rank:3 * rank + 3]
-    groups = {'head_group': group, 'head_rows': 6} if sharded else {'tp_group': group}
+    groups = {'shard_group': group, 'rows': 6} if sharded else {'tp_group': group}
     hidden.requires_grad_('hidden' in needs), weight.requires_grad_('weight' in needs)
-    made = ct.linear_nll(hidden, weight, target=torch.tensor([0, 5, 2, 3]), **groups, **options).loss
+    made = linear_nll(hidden, weight, target=torch.tensor([0, 5, 2, 3]), **groups, **options).loss
     if needs:
         made.backward()
     return made.detach(), hidden.grad, weight.grad

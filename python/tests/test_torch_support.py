@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from heads import linear_logprob, linear_nll  # noqa: E402
 from linear_case import H, leaf, near  # noqa: E402
 from test_torch_logprob import TOLERANCE, V, case, shards  # noqa: E402
 from test_torch_saved import brought_back  # noqa: E402
@@ -114,7 +115,7 @@ def linear(rank, size, group, dtype, mode):
     lo, hi = shards(rank, size, 'odd')
     leaves, mine = [leaf(x.double()) for x in (h, w, b)], [leaf(x) for x in (h, w[lo:hi], b[lo:hi])]
     want = -plain(leaves[0] @ leaves[1].t() + leaves[2], t, ids)[0].sum() / int((t >= 0).sum())
-    got = ct.linear_nll(mine[0], mine[1], mine[2], target=t, tp_group=group, vocab_start=lo, vocab_end=hi,
+    got = linear_nll(mine[0], mine[1], mine[2], target=t, tp_group=group, vocab_start=lo, vocab_end=hi,
                         mode=mode, chunk_size=4, support=ct.Support(ids)).loss
     near(got.detach().reshape(1), want.detach().reshape(1), dtype, mode)
     got.backward()
@@ -134,7 +135,7 @@ def test_linear_logprob_and_entropy_of_lists():
     rng = torch.Generator().manual_seed(8)
     h, w = (torch.randn(*shape, generator=rng, dtype=torch.float64).requires_grad_() for shape in ((4, H), (V, H)))
     t, ids = torch.tensor([3, -100, 0, V - 1]), drawn((4,), 9)
-    got = ct.linear_logprob(h, w, target=t, entropy=True, support=ct.Support(ids))
+    got = linear_logprob(h, w, target=t, entropy=True, support=ct.Support(ids))
     want = plain(h @ w.t(), t, ids)
     for a, b in zip(got, want):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -149,7 +150,7 @@ def test_tensors_that_checkpoints_and_hooks_bring_back():
     w = torch.randn(V, V, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for fn in (lambda x: ct.logprob(x * 1.0, t, support=ct.Support(ids)),
                lambda x: ct.nll(x * 1.0, t, support=ct.Support(ids)).loss,
-               lambda x: ct.linear_logprob(x * 1.0, w, target=t, mode='logprob', support=ct.Support(ids))):
+               lambda x: linear_logprob(x * 1.0, w, target=t, mode='logprob', support=ct.Support(ids))):
         grads = []
         for kind in ('plain', 'checkpoint', 'hooks'):
             x = z.clone().requires_grad_()
@@ -167,7 +168,7 @@ def test_lists_of_no_tokens_have_a_loss_of_0():
     none, w = torch.zeros(0, 2, dtype=torch.int64), torch.ones(V, H)
     for lists in (ct.Support(none), ct.Support(none[:, 0], torch.tensor([0]))):
         z, h = torch.zeros(0, V, requires_grad=True), torch.zeros(0, H, requires_grad=True)
-        loss = ct.nll(z, none[:, 0], support=lists).loss + ct.linear_nll(h, w, target=none[:, 0], support=lists).loss
+        loss = ct.nll(z, none[:, 0], support=lists).loss + linear_nll(h, w, target=none[:, 0], support=lists).loss
         loss.backward()
         assert loss == 0 and z.grad.shape == z.shape and h.grad.shape == h.shape
 

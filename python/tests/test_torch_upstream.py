@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
+from heads import linear_nll  # noqa: E402
 from linear_case import V as WORDS, case, leaf, near  # noqa: E402
 
 # Half the distance of two neighbours, relative: what one rounding may change.
@@ -24,7 +25,7 @@ T, H, V = 256, 32, 256
 
 
 def linear(mode, **options):
-    return lambda h, w, t, reduction: ct.linear_nll(h, w, target=t, mode=mode, reduction=reduction,
+    return lambda h, w, t, reduction: linear_nll(h, w, target=t, mode=mode, reduction=reduction,
                                                     **options).loss
 
 
@@ -161,14 +162,14 @@ def test_a_known_upstream_gradient_is_in_main_grad_after_forward(dtype):
         y.main_grad, z.main_grad = torch.ones(w.shape, dtype=wide), torch.full(b.shape, 2.0, dtype=wide)
         for (h, t, m), total, true in zip(parts, sums, d_hidden):
             x, u = leaf(h), leaf(h)
-            got = ct.linear_nll(x, y, z, target=t, mask=m, reduction='sum', chunk_size=chunk, main_grad=True,
+            got = linear_nll(x, y, z, target=t, mask=m, reduction='sum', chunk_size=chunk, main_grad=True,
                                 upstream=torch.tensor(UP, dtype=torch.float64) if tensor else UP)
             held = y.main_grad.clone()
             (got.loss * 0.37 / 3).backward()  # two roundings, of upstream one
             near(x.grad, true, dtype, 'd_hidden')
             assert x.grad.dtype == dtype and torch.equal(y.main_grad, held)  # backward added nothing
             near(got.num, total, dtype, 'num')
-            same = ct.linear_nll(u, w, b, target=t, mask=m, reduction='sum', chunk_size=chunk)
+            same = linear_nll(u, w, b, target=t, mask=m, reduction='sum', chunk_size=chunk)
             assert torch.equal(same.loss, got.loss) and torch.equal(same.den, got.den)
             (same.loss * UP).backward()
             near(x.grad, u.grad.double(), dtype, 'of mode loss')
@@ -181,14 +182,14 @@ def test_a_known_upstream_gradient_without_main_grad_is_in_grad():
     parts, w, b = batches(torch.bfloat16, 1)
     _, d_hidden, d_w, d_b = oracle(parts, w, b, UP)
     leaves, (h, t, m) = [leaf(x) for x in (parts[0][0], w, b)], parts[0]
-    (ct.linear_nll(*leaves, target=t, mask=m, reduction='sum', upstream=UP).loss * UP).backward()
+    (linear_nll(*leaves, target=t, mask=m, reduction='sum', upstream=UP).loss * UP).backward()
     for got, want in zip(leaves, (d_hidden[0], d_w, d_b)):
         assert got.grad.dtype == torch.bfloat16
         near(got.grad, want, torch.bfloat16, 'gradient')
     with torch.autocast('cpu', dtype=torch.bfloat16):
         x, y, z = (leaf(v.float()) for v in (h, w, b))
         y.main_grad, z.main_grad = torch.zeros(w.shape), torch.zeros(b.shape)
-        loss = ct.linear_nll(x, y, z, target=t, mask=m, reduction='sum', upstream=UP, main_grad=True).loss
+        loss = linear_nll(x, y, z, target=t, mask=m, reduction='sum', upstream=UP, main_grad=True).loss
     (loss * UP).backward()
     assert x.grad.dtype == torch.float32 and torch.equal(x.grad, leaves[0].grad.float())
     near(y.main_grad, d_w, torch.bfloat16, 'main_grad of a weight that autocast casts')
@@ -198,7 +199,7 @@ def trained(x, y, z, t, upstream=UP, comes=UP, **options):
     """after a forward and backward: gradients of x, y.main_grad, z.main_grad"""
     for p in (y, z):
         p.main_grad = torch.zeros(p.shape, dtype=torch.float64)
-    loss = ct.linear_nll(x, y, z, target=t, reduction='sum', main_grad=True, upstream=upstream, **options).loss
+    loss = linear_nll(x, y, z, target=t, reduction='sum', main_grad=True, upstream=upstream, **options).loss
     (loss * comes).backward()
     return x.grad, y.main_grad, z.main_grad
 
@@ -210,7 +211,7 @@ def test_what_is_frozen_has_no_gradient_where_it_is_known():
     for on in itertools.product((False, True), repeat=2):
         x, y, z = (p.clone().requires_grad_(trains) for p, trains in zip((h, w, b), (*on, on[1])))
         if not any(on):
-            ct.linear_nll(x, y, z, target=t, reduction='sum', upstream=UP)
+            linear_nll(x, y, z, target=t, reduction='sum', upstream=UP)
             continue
         got = trained(x, y, z, t)
         assert (got[0] is None) != on[0]
@@ -220,7 +221,7 @@ def test_what_is_frozen_has_no_gradient_where_it_is_known():
     with torch.no_grad():
         y = leaf(w)
         y.main_grad = torch.zeros_like(w)
-        quiet = ct.linear_nll(leaf(h), y, target=t, reduction='sum', upstream=UP, main_grad=True)
+        quiet = linear_nll(leaf(h), y, target=t, reduction='sum', upstream=UP, main_grad=True)
     assert not quiet.loss.requires_grad and not y.main_grad.any()
 
 
@@ -235,7 +236,7 @@ def test_another_upstream_gradient_than_the_known_one_is_refused():
     trained(leaf(h), leaf(w), leaf(b), t, upstream=0.25, comes=0.25 * (1 + 2.0 ** -21))
     trained(leaf(h), leaf(w), leaf(b), t, upstream=0.0, comes=0.0)
     x = leaf(h)
-    loss = ct.linear_nll(x, w, target=t, reduction='sum', upstream=1.0).loss
+    loss = linear_nll(x, w, target=t, reduction='sum', upstream=1.0).loss
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match='a second backward'):
         loss.backward()
@@ -251,7 +252,7 @@ def test_another_upstream_gradient_than_the_known_one_is_refused():
 def test_upstream_gradients_that_nothing_knows_are_refused(change, words):
     h, w, _, t, _ = case()
     with pytest.raises(ValueError, match=words):
-        ct.linear_nll(leaf(h), leaf(w), **dict({'target': t, 'reduction': 'sum', 'upstream': UP}, **change))
+        linear_nll(leaf(h), leaf(w), **dict({'target': t, 'reduction': 'sum', 'upstream': UP}, **change))
 
 
 @pytest.mark.parametrize('reentrant', [True, False])
@@ -263,7 +264,7 @@ def test_a_checkpoint_that_would_add_twice_is_refused(reentrant):
     y.main_grad, z.main_grad = torch.zeros_like(w), torch.zeros_like(b)
 
     def run(x):  # what comes after it saves tensors, too
-        return factor * ct.linear_nll(x * 1, y, z, target=t, reduction='sum', main_grad=True, upstream=UP).loss
+        return factor * linear_nll(x * 1, y, z, target=t, reduction='sum', main_grad=True, upstream=UP).loss
     out = checkpoint(run, x, use_reentrant=reentrant)
     if not reentrant:
         with pytest.raises(RuntimeError, match='a checkpoint ran forward twice, and main_grad has the gradient twice'):
@@ -303,7 +304,7 @@ def on_ranks(rank):
     each = -(-WORDS // 4)
     x, y = leaf(h), leaf(w[rank * each:(rank + 1) * each])
     z = leaf(b[rank * each:(rank + 1) * each])
-    got = trained(x, y, z, t, mask=m, head_group=dist.group.WORLD, head_rows=WORDS)
+    got = trained(x, y, z, t, mask=m, shard_group=dist.group.WORLD, rows=WORDS)
     near(got[0], d_hidden[rank // 2], torch.float64, 'sharded')
     for grad, true in zip(got[1:], (d_w, d_b)):  # every part of two ranks
         near(grad, 2 * true[rank * each:(rank + 1) * each], torch.float64, 'sharded')

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import Error
 from .functions import dispatch_modes, function_modes, has_dtensor, is_tracing, recorder, unrecorded
+from .head import Head
 from .placed import PARAMETERS, taken
 from .ranks import tell
 
@@ -33,6 +34,8 @@ def _run(fn: Any, args: Any, kwargs: Any) -> Any:
     except _ERRORS as why:
         given = dict(zip(inspect.signature(fn).parameters, args), **kwargs)
         unused = 'reduce_group' if given.get('reduction') == 'none' else None
+        for head in [value for value in given.values() if isinstance(value, Head)]:
+            given.update({'weight': head.weight, 'bias': head.bias, 'shard_group': head.shard_group, 'its group': head.tp_group})
         tell(why, (value for name, value in given.items() if name != unused and (
             name in PARAMETERS or not hasattr(value, 'placements'))))  # DTensors of tokens do not talk
         raise

@@ -12,8 +12,13 @@ from . import ranks as groups
 from .autocast import autocast, autocasts, cast, under
 from .calls import eager
 from .functions import Function, saved_tensors
+from .head import FIELDS, PLAIN, read
 from .ready import integer
 from .tensors import said, stream_of
+
+
+# Of a Head, what a chunk's logits are made with, or fn knows.
+_READ = 'weight', 'bias', 'tp_group', 'vocab_start', 'vocab_end', 'vocab_size', 'd_hidden', 'grad_reduction'
 
 
 def _rows_of(hidden: Any, step: int) -> list[slice]:
@@ -211,10 +216,9 @@ def _(ctx: Any, *upstream: Any) -> Any:
 
 
 @eager
-def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias: Any = None, *,
-                chunk_size: int = 2048, tp_group: Any = None, d_hidden: str = 'all_reduce',
-                params: Iterable[Any] = (), head_grad: str | None = None) -> Any:
-    """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl], of which one chunk of tokens exists
+def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, chunk_size: int = 2048, tp_group: Any = None,
+                params: Iterable[Any] = ()) -> Any:
+    """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T (+ a bias), of which one chunk of tokens exists
     at a time; backward makes them again. For losses that linear_logprob() does not have: docs/python.md#other-losses.
 
     fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice
@@ -222,19 +226,26 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     write its logits in place, and runs again in backward, where it has to return the same.
     params: the other tensors that outputs depend on and that get gradients: factors of a LoRA, a logit scale. An output that
     depends on one that is missing here is a ValueError.
-    tp_group: ranks that share the vocabulary; over it the gradient of hidden is "all_reduce": the sum, on every
-    rank, or "partial": this rank's part. Gradients of params are this rank's part. All ranks have the same tokens and
+    weight: a tensor, or a Head with a bias, columns, tp_group, grad_reduction, and d_hidden: "all_reduce" or "partial". What fn
+    would not hear of is a ValueError: a Head's softcap, scale and other members.
+    tp_group: the ranks that share the vocabulary, if the Head does not say it. Gradients of params are this rank's part. All ranks have the same tokens and
     chunk_size. fn's collectives run for each chunk, in forward and again in backward, both under the autocast of forward and
     with the same numbers of torch's default generators, of the host and of hidden's device. Other generators draw anew.
     Gradients of weight, bias and params are added up in fp32 (fp64 of fp64).
-    DTensors, and head_grad: as linear_logprob(); rows that ranks share are gathered once in forward, and stay until backward.
+    DTensors: as linear_logprob(); rows that ranks share are gathered once in forward, and stay until backward.
     """
+    head, weight, bias, tp_group = read('over_chunks', weight, tp_group)
+    for name in FIELDS:
+        if name not in _READ and getattr(head, name) != getattr(PLAIN, name):
+            raise ArgumentError("over_chunks: the Head has %s=%s, which is not done to the logits of fn; leave it out, and do it "
+                                "in fn" % (name, getattr(head, name)))
+    d_hidden = head.d_hidden
     if d_hidden not in ('all_reduce', 'partial') or integer('chunk_size', chunk_size) < 1:
         raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
                             "a number above 0" % (d_hidden, chunk_size))
     if isinstance(hidden, torch.Tensor) and (placed.is_placed(weight) or placed.is_placed(bias)):
         comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
-        weight, bias = placed.gathered('over_chunks', hidden, weight, bias, comm, head_grad)
+        weight, bias = placed.gathered('over_chunks', head, hidden, weight, bias, comm)
     given = hidden, weight, bias
     h, w, b = (tuple(t.shape) if isinstance(t, torch.Tensor) and t.layout is torch.strided else () for t in given)
     if not h or len(w) != 2 or h[-1] != w[1] or bias is not None and b != w[:1]:

@@ -13,11 +13,12 @@ import torch
 from ..comm import Comm
 from ..errors import STATUS, FailedError
 from .autocast import autocasts, under
+from .head import FIELDS, Head
 from .support import Support
 
 # By name: the function, shapes and dtypes of its outputs, how it is run, and which of its outputs never have a gradient.
 functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any], Callable[..., Any]]] = {}
-_LEARN = 'vocab_parallel_logits', 'hidden', 'weight', 'bias', 'x'  # arguments that get gradients
+_LEARN = 'vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias'  # arguments that get gradients
 
 
 class _Asked(NamedTuple):
@@ -60,7 +61,9 @@ def _given(asked: _Asked, tensors: list[Any], integers: list[Any], reals: list[A
     """The arguments by name"""
     rest = iter(integers)
     numbers = {key: next(rest) if n < 0 else tuple(next(rest) for _ in range(n)) for key, n in asked.integers}
-    return dict(asked.options, **numbers, **dict(zip(asked.reals, reals)), **dict(zip(asked.tensors, tensors)))
+    given = dict(asked.options, **numbers, **dict(zip(asked.reals, reals)), **dict(zip(asked.tensors, tensors)))
+    head = {name: given.pop('weight.' + name) for name in FIELDS if 'weight.' + name in given}
+    return dict(given, weight=Head(**head)) if head else given
 
 
 def _recorded() -> Any:
@@ -151,9 +154,19 @@ def _no_vmap(*_: Any) -> Any:
 _run.register_vmap(_no_vmap)
 
 
+def _flat(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with those of a Head in its place"""
+    head = given.get('weight')
+    if not isinstance(head, Head):
+        return given
+    return {name: value for name, value in given.items() if name != 'weight'} | {
+        'weight.' + name: getattr(head, name) for name in FIELDS}
+
+
 def fits(given: dict[str, Any]) -> bool:
     """Is a call one that the operator makes: it writes no argument, its groups are torch's, its tensors plain."""
-    if given.get('inplace_backward') or given.get('main_grad'):
+    given = _flat(given)
+    if given.get('inplace_backward') or given.get('weight.main_grad'):
         return False
     for value in given.values():
         if isinstance(value, (int, float)):  # perhaps a symbol
@@ -167,7 +180,7 @@ def fits(given: dict[str, Any]) -> bool:
 def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
     """The call as torch.compile() sees it."""
     names, tensors, options, kinds, integers, called, reals = [], [], [], [], [], [], []
-    for key, value in given.items():
+    for key, value in _flat(given).items():
         if isinstance(value, list):  # a table, whose numbers may be others in the next call
             value = torch.tensor(value, dtype=torch.int64, device='cpu')
         if isinstance(value, torch.Tensor):

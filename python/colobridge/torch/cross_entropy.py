@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
+from .head import Head
 from .linear import linear_nll
 from .nll import nll
 from .tensors import of_integers, said
@@ -59,27 +60,29 @@ def cross_entropy(input: Any, target: Any, weight: Any = None, *, ignore_index: 
 
 def linear_cross_entropy(input: Any, linear_weight: Any, target: Any, *, linear_bias: Any = None, weight: Any = None,
                          reduction: str = 'mean', ignore_index: int | None = None, label_smoothing: float = 0.0,
-                         tp_group: Any = None, reduce_group: Any = None, vocab_start: int | None = None, vocab_end: int | None = None,
-                         vocab_size: int | None = None, softcap: float | None = None, z_loss: float = 0.0,
-                         d_hidden: str = 'all_reduce') -> Any:
+                         tp_group: Any = None, reduce_group: Any = None, z_loss: float = 0.0) -> Any:
     """torch.nn.functional.linear_cross_entropy(): cross_entropy() of the logits input x linear_weight^T + linear_bias, which
     never exist as a whole.
 
     input [T, H], or [H] with one target: hidden states, on all ranks of tp_group the same. linear_weight [Vl, H], linear_bias
-    [Vl]: this rank's rows of the head, in rank order, of input's dtype. target, weight, reductions, groups, results and
-    where PyTorch differs: cross_entropy(). ignore_index None: -100.
+    [Vl]: this rank's rows of the head, in rank order, of input's dtype; or linear_weight is a Head. target, weight, reductions,
+    groups, results and where PyTorch differs: cross_entropy(). ignore_index None: -100.
 
     A mean or a sum is linear_nll()'s mode "loss", whose backward can run only once; reduction "none" its mode "auto".
-    vocab_start to d_hidden and the exceptions: linear_nll(), which has the other modes, and takes heads that are sharded over
-    data parallel ranks, too. A linear_weight [V, d1, ..., H] is a ValueError.
+    The exceptions: linear_nll(), which has the other modes. A linear_weight [V, d1, ..., H] is a ValueError.
     """
     what = 'linear_cross_entropy'
     _check(what, input, target, 'H', 'linear_nll()')
-    if not isinstance(linear_weight, torch.Tensor) or linear_weight.dim() != 2:
-        raise ArgumentError("%s: linear_weight is %s, expected [V, H]" % (what, said(linear_weight, '%(shape)s')))
-    loss = linear_nll(input, linear_weight, linear_bias, target=target, reduction=reduction, tp_group=tp_group,
-                      reduce_group=reduce_group, vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size,
-                      softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss,
-                      ignore_index=-100 if ignore_index is None else ignore_index, d_hidden=d_hidden, class_weight=weight,
+    head = linear_weight
+    if not isinstance(head, Head):
+        if not isinstance(head, torch.Tensor) or head.dim() != 2:
+            raise ArgumentError("%s: linear_weight is %s, expected [V, H], or a Head: Head.of(module)" % (
+                what, said(head, '%(shape)s')))
+        head = head if linear_bias is None else Head(head, linear_bias)
+    elif linear_bias is not None:
+        raise ArgumentError("%s: linear_weight is a Head and linear_bias is given, expected the Head's bias alone" % what)
+    loss = linear_nll(input, head, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
+                      label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=-100 if ignore_index is None else ignore_index,
+                      class_weight=weight,
                       mode='auto' if reduction == 'none' else 'loss')
     return loss if reduction == 'none' else loss.loss

@@ -1,17 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lm_head of linear_logprob(): what a parameter may be (a part of DeepSpeed's, a tensor with a main_grad)."""
+"""What belongs to an lm_head, whatever is computed with it."""
+import dataclasses
 from typing import Any
 
 import torch
 
 from ..errors import ArgumentError
-from .placed import is_placed
 
 ORDINARY = torch.Tensor, torch.nn.Parameter, type(None)  # types of tensors that are no more than they seem
 
 
-def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, str]:
-    """(this rank's part, the group that shares them, all rows, how they are cut) of a parameter of DeepSpeed's
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head:
+    """A head's parameters and what is true of it in each call: linear_nll(), linear_logprob(), linear_cross_entropy() and
+    over_chunks() take one in the place of a weight. It holds the tensors, and copies nothing.
+
+    weight [Vl, H], bias [Vl] or None: this rank's rows. weight may be a DTensor (docs/python.md#dtensors) or a parameter of
+    DeepSpeed's ZeRO-3.
+    softcap, scale: x = softcap * tanh(scale * logits / softcap) / temperature.
+    tp_group: the ranks that share the vocabulary (None: no others). vocab_start, vocab_end: the columns of this rank's rows,
+    by default equal shards in rank order; vocab_size: V, if rows >= V are padding: logprob().
+
+    A head that is sharded over data parallel ranks (docs/python.md#the-lm_head), if weight is neither a DTensor nor
+    DeepSpeed's: shard_group: those ranks, of which none but this one is in tp_group; rows: Vl, of all of them together; flat:
+    weight [n] is this rank's elements of the flattened weight, not its rows. All ranks of shard_group call, also with no token.
+    grad_reduction: over the ranks that share the weight, or have copies of it, the gradient is the "sum" or the "mean"; None:
+    of a parameter of FSDP2's what FSDP2 makes of others (docs/for-fsdp2.md#sum-or-mean), else the sum.
+
+    main_grad: the gradients of weight and bias are added to their main_grad, in f32, and autograd gets none.
+    d_hidden: the gradient of hidden over tp_group: "all_reduce", "partial" or "reduce_scatter".
+    logits_dtype: of logits in memory, float32 (None) or hidden's. budget: bytes of logits that mode "auto" keeps (0: 1 GiB).
+    max_valid: an upper bound of a call's tokens that are not ignored; products have that many rows.
+    invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/invariant.md).
+    """
+    weight: Any
+    bias: Any = None
+    _: dataclasses.KW_ONLY
+    softcap: float | None = None
+    scale: float = 1.0
+    tp_group: Any = None
+    vocab_start: int | None = None
+    vocab_end: int | None = None
+    vocab_size: int | None = None
+    shard_group: Any = None
+    rows: int | None = None
+    flat: bool = False
+    grad_reduction: str | None = None
+    main_grad: bool = False
+    d_hidden: str = 'all_reduce'
+    logits_dtype: Any = None
+    budget: int = 0
+    max_valid: int | None = None
+    invariant: bool | int = False
+
+    @classmethod
+    def of(cls, module: Any, **options: Any) -> 'Head':
+        """The Head of a module with a weight [Vl, H], and a bias [Vl] or none: an nn.Linear, as it is or as fully_shard()
+        or DeepSpeed made it, an nn.Embedding that is tied to the head; or of such a weight alone. options: Head's.
+
+        It has the parameters that the module has now: make one for each call, as FSDP2 exchanges them. ValueError: a layer
+        of peft's, whose weight is not all that it multiplies by; no weight of that shape.
+        """
+        if isinstance(module, torch.Tensor):
+            return cls(module, **options)
+        what = 'Head.of: module is a %s' % type(module).__name__
+        if hasattr(module, 'base_layer') and not (getattr(module, 'merged', False) or getattr(module, 'disable_adapters', False)):
+            raise ArgumentError(
+                "%s, an adapter over a base layer: its weight is the frozen base alone, so that a loss of it would leave the "
+                "adapter out, in the loss and in training; merge() it, leave the head out of target_modules, or put it into "
+                "modules_to_save" % what)
+        weight, bias = getattr(module, 'weight', None), getattr(module, 'bias', None)
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2 and not hasattr(weight, 'ds_tensor'):
+            raise ArgumentError("%s, whose weight is %s, expected a module with a weight [Vl, H], such as an nn.Linear%s" % (
+                what, list(weight.shape) if isinstance(weight, torch.Tensor) else 'a ' + type(weight).__name__,
+                '; get_output_embeddings() returns that of this one' if hasattr(module, 'get_output_embeddings') else ''))
+        return cls(weight, bias, **options)
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Head))
+PLAIN = Head(None)
+
+
+def read(what: str, weight: Any, tp_group: Any) -> tuple[Head, Any, Any, Any]:
+    """(what is true of the head, weight, bias, tp_group) of an argument that is a Head or a weight"""
+    if not isinstance(weight, Head):
+        return PLAIN, weight, None, tp_group
+    if tp_group is None:
+        tp_group = weight.tp_group
+    elif weight.tp_group is not None:
+        raise ArgumentError("%s: tp_group is given, and the Head has one; pass one of them" % what)
+    return weight, weight.weight, weight.bias, tp_group
+
+
+def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, bool]:
+    """(this rank's part, the group that shares them, all rows, are they cut as elements) of a parameter of DeepSpeed's
     ZeRO-3, which has no elements itself while no module of DeepSpeed's gathers it. Its gradient is added to
     ds_tensor.grad, because autograd would want one without elements."""
     held = weight.ds_tensor
@@ -24,27 +106,4 @@ def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, str]:
         part.requires_grad_().register_hook(add)
     if hasattr(weight, 'main_grad'):
         part.main_grad = weight.main_grad
-    return part, weight.ds_process_group if group is None else group, weight.ds_shape[0], 'flat'
-
-
-def main_grads(what: str, weight: Any, bias: Any) -> Any:
-    """(main_grad of weight, main_grad of bias or None), or None if neither is trained. The gradient of one that is frozen,
-    which is made together with the other's, goes into memory that is not read."""
-    found: dict[str, Any] = {}
-    given = {name: t for name, t in (('weight', weight), ('bias', bias)) if t is not None}
-    for name, t in given.items():
-        if not t.requires_grad:
-            continue
-        grad = getattr(t, 'main_grad', None)
-        if grad is None:
-            raise ArgumentError("%s: main_grad=True, but %s has no attribute main_grad" % (what, name))
-        grad = (grad.to_local() if is_placed(grad) else grad).detach()
-        if grad.dtype not in (torch.float32, torch.float64):
-            raise ArgumentError("%s: %s.main_grad is of %s, expected torch.float32 (or float64 of a "
-                                "float64 head)" % (what, name, grad.dtype))
-        found[name] = grad
-    for grad in list(found.values())[:1]:
-        for name in given.keys() - found.keys():
-            t = given[name]
-            found[name] = grad.new_zeros((t.to_local() if is_placed(t) else t).shape)
-    return (found['weight'], found.get('bias')) if found else None
+    return part, weight.ds_process_group if group is None else group, weight.ds_shape[0], True

@@ -19,9 +19,9 @@ from . import ranks as groups
 from .autocast import autocast
 from .calls import operator
 from .functions import Function, anchor, saved_tensors
-from .head import ORDINARY, main_grads, partitioned
+from .head import ORDINARY, Head, partitioned, read
 from .linear_plan import LinearPlan
-from .logprob import Columns, MEMBERS, NAMES, per_token, targets_for
+from .logprob import MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
 from .support import Support, accompanied, meta
@@ -206,55 +206,55 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
                             "loss" % (float(g), float(ctx.known)))
 
 
-def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
-            tp_group: Any, head_group: Any, head_rows: int | None, main_grad: bool, columns: Columns,
-            linear: tuple[Any, ...], values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
-            support: Support | None = None, head_partition: str = 'rows', head_grad: str | None = None,
-            class_weight: Any = None) -> tuple[Any, Any, Any, Any, Call]:
-    """Checked arguments as the autograd functions take them. linear: mode, d_hidden, budget, max_valid, logits_dtype,
-    and whether gradients begin in forward: 'loss' in either way, 'sums' as sums for later, in fp32, 'known' as they
-    will be, None if not at all."""
+def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, names: tuple[str, ...], mode: str,
+            begins: str | None, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
+            support: Support | None = None, class_weight: Any = None) -> tuple[Any, Any, Any, Any, Call]:
+    """Checked arguments as the autograd functions take them. head: read()'s. begins: do gradients begin in forward: 'loss' in
+    either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all."""
+    of, weight, bias, tp_group = head
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
             isinstance(target, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))):
         for name, t in (('hidden', hidden), ('weight', weight), ('target', target), ('bias', bias)):
             if not isinstance(t, torch.Tensor):
-                raise ArgumentError("%s: %s is a %s, expected a torch.Tensor"
-                                    % (what, name, type(t).__name__))
+                raise ArgumentError("%s: %s is a %s, expected a torch.Tensor%s" % (
+                    what, name, type(t).__name__, ', or a Head: Head.of(module)' if name == 'weight' else ''))
     device = hidden.device
     if hidden.layout is not torch.strided or device.type == 'meta':
         checked(hidden, what + ': hidden')
     comm = groups.comm_of(tp_group, device, what + ': tp_group')
     head_comm: Comm | None = None
     main = None
+    shard_group, rows, flat, columns = of.shard_group, of.rows, of.flat, (of.vocab_start, of.vocab_end, of.vocab_size)
     if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):
-        weight, head_group, head_rows, head_partition = partitioned(weight, head_group)
-    if main_grad:
-        main = main_grads(what, weight, bias)
+        weight, shard_group, rows, flat = partitioned(weight, shard_group)
+    if of.main_grad:
+        main = placed.main_grads(what, weight, bias)
     if (type(weight) not in ORDINARY or type(bias) not in ORDINARY) and (placed.is_placed(weight) or placed.is_placed(bias)):
-        comm, head_comm, weight, bias, head_rows, columns = placed.head(
-            what, hidden, weight, bias, target, comm, head_group, head_rows, columns,
-            linear[1], dict(zip(members, values)).get('ignore_index', -100), head_grad, main is not None)
-    elif head_group is not None:
-        head_comm = groups.comm_of(head_group, device, what + ': head_group')
-        if head_grad is not None:
-            weight, bias = placed.averaged(what, weight, bias, weight, head_grad, head_comm.size, None, main is not None)
+        comm, head_comm, weight, bias, rows, columns = placed.head(
+            what, of, hidden, weight, bias, target, comm, dict(zip(members, values)).get('ignore_index', -100), main is not None)
+    elif shard_group is not None:
+        head_comm = groups.comm_of(shard_group, device, what + ': shard_group')
+        if of.grad_reduction is not None:
+            weight, bias = placed.averaged(what, weight, bias, weight, of.grad_reduction, head_comm.size, None,
+                                           main is not None)
     if head_comm is not None:
-        groups.require_apart(what, comm, 'head_group', head_comm)
+        groups.require_apart(what, comm, 'shard_group', head_comm)
     product = autocast(device.type)
     if product is not None and hidden.dtype != torch.float64:
         hidden, weight = hidden.to(product), weight.to(product)
         bias = None if bias is None else bias.to(product)
     kept = table(comm, '_linear_plans')
+    linear = mode, of.d_hidden, of.budget, of.max_valid, of.logits_dtype, begins
     key = (hidden.shape, None if hidden.is_contiguous() else hidden.stride(), hidden.dtype, device,
            weight.shape, None if weight.is_contiguous() else weight.stride(), weight.dtype,
            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
            target.shape, target.dtype, target.device,
            None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
-           head_rows, head_partition, linear, values, members, support is None, meta(what, class_weight))
+           rows, flat, linear, values, members, support is None, meta(what, class_weight))
     plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
     if plan is None:
-        plan = kept.add(key, LinearPlan(what, hidden, weight, bias, target, names, comm, tp_group, columns, head_comm, head_rows,
-                                        head_partition, linear, main, dict(zip(members, values)), support, class_weight))
+        plan = kept.add(key, LinearPlan(what, hidden, weight, bias, target, names, comm, tp_group, columns, head_comm, rows,
+                                        flat, linear, main, dict(zip(members, values)), support, class_weight))
     if plan.copies_hidden:
         hidden = hidden.contiguous()
     if plan.copies_weight:
@@ -278,30 +278,16 @@ def _meta(t: Any) -> Any:
 
 
 @operator(per_token)
-def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, tp_group: Any = None,
-                   vocab_start: int | None = None, vocab_end: int | None = None,
-                   vocab_size: int | None = None, entropy: bool = False, loss: bool = False,
-                   temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0,
-                   label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
-                   mode: str = 'auto', chunk_size: int | None = None, budget: int = 0,
-                   max_valid: int | None = None, logits_dtype: Any = None,
-                   d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-                   head_rows: int | None = None, head_partition: str = 'rows', head_grad: str | None = None,
-                   support: Support | None = None,
-                   invariant: bool | int = False) -> Any:
-    """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl],
-    which never exist as a whole; with entropy= and loss=, a tuple of those, each differentiable.
+def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = None, entropy: bool = False, loss: bool = False,
+                   temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
+                   mode: str = 'auto', chunk_size: int | None = None, support: Support | None = None) -> Any:
+    """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T (+ a bias), which never exist as a
+    whole; with entropy= and loss=, a tuple of those, each differentiable.
 
-    mode ("auto", "logprob", "keep"), d_hidden ("all_reduce", "partial", "reduce_scatter"), max_valid, main_grad: the table of
-    docs/python.md#the-lm_head. "auto" keeps logits when they fit into budget bytes (0: 1 GiB). chunk_size: tokens a chunk,
-    0 or None: from budget. logits_dtype: of the workspace, float32 or hidden's.
-
-    A head that is sharded over data parallel ranks (docs/python.md#the-lm_head): weight is a DTensor
-    (docs/python.md#dtensors), a parameter of DeepSpeed's, this rank's rows with head_group= those ranks and head_rows= Vl, or
-    with head_partition="flat" its elements of the flattened weight. Its gradient is 0 in the padding. All ranks of the group
-    call, also with no token; none but this one is in tp_group. head_grad: over the group the gradient is the "sum" or the
-    "mean"; None: of a parameter of FSDP2's what FSDP2 makes of others (docs/for-fsdp2.md#sum-or-mean), else the sum.
-    invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/invariant.md).
+    weight: a tensor, or a Head, which has the bias and what else belongs to a head: softcap, columns, shards, main_grad.
+    tp_group: the ranks that share the vocabulary in equal shards, if the Head does not say it.
+    mode ("auto", "logprob", "keep"): the table of docs/python.md#the-lm_head; "auto" keeps logits when they fit into the
+    Head's budget. chunk_size: tokens a chunk, 0 or None: from budget.
     Inside of autocast, hidden, weight and bias are cast as F.linear() would. Other arguments, special
     values and errors: logprob().
     """
@@ -309,27 +295,20 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         raise ArgumentError("linear_logprob: label_smoothing and z_loss act on the loss, and logp is "
                             "never smoothed; ask for loss=True, or use linear_nll()")
     names = NAMES[bool(entropy), bool(loss)]
+    head = read('linear_logprob', weight, tp_group)
+    of = head[0]
     out = Linear.apply(*prepare(
-        'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
-        main_grad, (vocab_start, vocab_end, vocab_size),
-        (mode, d_hidden, budget, max_valid, logits_dtype, None),
-        scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant), support=support,
-        head_partition=head_partition, head_grad=head_grad))
+        'linear_logprob', hidden, head, target, names, mode, None,
+        scalars(temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
+        support=support))
     return out if len(names) > 1 else out[0]
 
 
 @operator(loss_of, Loss, fixed=lambda options: (1, 2) if options.get('mode', 'loss') == 'loss' else (2,))
-def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduction: str = 'mean',
-               mask: Any = None, reduce_group: Any = None, tp_group: Any = None,
-               vocab_start: int | None = None, vocab_end: int | None = None,
-               vocab_size: int | None = None, temperature: float = 1.0,
-               softcap: float | None = None, scale: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
-               ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None,
-               budget: int = 0, max_valid: int | None = None, logits_dtype: Any = None,
-               d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-               head_rows: int | None = None, head_partition: str = 'rows', head_grad: str | None = None,
-               support: Support | None = None,
-               invariant: bool | int = False, upstream: Any = None, class_weight: Any = None) -> Any:
+def linear_nll(hidden: Any, weight: Any, target: Any, *, reduction: str = 'mean', mask: Any = None, reduce_group: Any = None,
+               tp_group: Any = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
+               ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None, support: Support | None = None,
+               class_weight: Any = None, upstream: Any = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,
@@ -341,7 +320,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     bias with it, and adds those of weight and bias to main_grad at once, whether or not backward comes. Without main_grad
     backward returns them. What backward does if another gradient comes: docs/python.md#the-lm_head.
 
-    In mode "loss" Loss.num has no gradient. The other modes and arguments are linear_logprob()'s, reductions,
+    In mode "loss" Loss.num has no gradient. weight, the other modes and arguments are linear_logprob()'s, reductions,
     mask [...], class_weight and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
     """
     if reduction not in ('none', 'mean', 'sum'):
@@ -352,16 +331,16 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                             "is 'none'; use mode=\"auto\"")
     known = None if upstream is None else _known(upstream, reduction, mode, hidden)
     target, weights = masked('linear_nll', mask, target, ignore_index)
-    trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, weight, bias))
+    head = read('linear_nll', weight, tp_group)
+    of = head[0]
+    trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, *head[1:3]))
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid' if class_weight is None else 'weight')
     group = across(reduce_group, getattr(hidden, 'device', None), 'linear_nll')
     *tensors, o = prepare(
-        'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
-        (vocab_start, vocab_end, vocab_size),
-        ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
-         ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
-        scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
-        support=support, head_partition=head_partition, head_grad=head_grad, class_weight=class_weight)
+        'linear_nll', hidden, head, target, names, 'logprob' if mode == 'loss' else mode,
+        ('loss' if known is None else 'known') if mode == 'loss' and trains else None,
+        scalars(temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
+        support=support, class_weight=class_weight)
     groups.require_apart('linear_nll', o[1], 'reduce_group', group)
     if weights is not None:
         weights = counted(weights, target, o[0].config, o[0].real)

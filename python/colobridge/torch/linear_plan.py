@@ -14,7 +14,6 @@ from .. import _structs as s
 from .._lib import call, check, lib, size_of
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error, FailedError
-from ..plan import choice
 from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
@@ -25,7 +24,6 @@ from .support import Accompanied, Support
 from .tensors import checked, stream_of
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
-PARTITIONS = {'rows': 0, 'flat': 1}  # values of colo_lm_head_partition_t
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 _CORES = 32  # C objects of other sizes or options, for a communicator
@@ -86,8 +84,8 @@ class LinearPlan(Plan):
     of logits are kept; else those of weight and bias are, as the library sums them, in fp32 (fp64 of fp64)."""
 
     def __init__(self, what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
-                 comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, head_rows: int | None,
-                 head_partition: str, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None,
+                 comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, rows_of_all: int | None,
+                 flat: bool, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None,
                  class_weight: Any):
         """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
         copied?"""
@@ -99,20 +97,18 @@ class LinearPlan(Plan):
         if mode not in MODES or d_hidden not in D_HIDDEN:
             raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
                                 % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))
-        if head_comm is not None and head_rows is None:
-            raise ArgumentError("%s: head_group is given, so head_rows= (the rows of all its ranks "
+        if head_comm is not None and rows_of_all is None:
+            raise ArgumentError("%s: shard_group is given, so rows= (the rows of all its ranks "
                                 "together) is needed" % what)
         owned = None
-        if choice(what + ': head_partition', head_partition, PARTITIONS) and (
-                head_comm is None or weight.dim() != 1 or bias is not None):
-            raise ArgumentError("%s: head_partition is 'flat', weight is %s, head_group is %s and bias is %s; expected "
+        if flat and (head_comm is None or weight.dim() != 1 or bias is not None):
+            raise ArgumentError("%s: the Head is flat, weight is %s, shard_group is %s and bias is %s; expected "
                                 "this rank's elements of the flattened weight in 1 axis, a group and no bias"
                                 % (what, list(weight.shape), 'None' if head_comm is None else 'given',
                                    'None' if bias is None else 'given'))
-        flat = head_comm is not None and head_partition == 'flat'
         if weight.numel() == 0 and weight.dim() == 1 and not flat:
             raise ArgumentError("%s: weight has 0 elements, which stand for a parameter that is partitioned elsewhere; "
-                                "pass this rank's part, head_group=, head_rows= and head_partition='flat'" % what)
+                                "pass Head(this rank's part, shard_group=, rows=, flat=True)" % what)
         if not flat and (hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]):
             raise ArgumentError("%s: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
                                 % (what, list(hidden.shape), list(weight.shape)))
@@ -132,7 +128,7 @@ class LinearPlan(Plan):
             shape[0] *= comm.size
         check_target(what, target, shape, "hidden's first axis times the group's %d ranks" % comm.size if scatter else
                      "hidden's shape without the last axis", hidden.device, 'hidden is')
-        rows_here = weight.shape[0] if head_comm is None else head_rows
+        rows_here = weight.shape[0] if head_comm is None else rows_of_all
         assert rows_here is not None
         if head_comm is not None and flat:
             elements = rows_here * hidden.shape[-1]

@@ -19,6 +19,7 @@ from ..errors import ArgumentError, MismatchError
 from ..mesh import among, lines
 from . import ranks as groups
 from .functions import Function
+from .head import Head
 from .tensors import checked, stream_of
 
 PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight', 'lm_head_bias'))  # names of arguments that may be heads which ranks share
@@ -177,7 +178,7 @@ def differ(what: str, comm: Comm, key: Any, hidden: Any, target: Any, ignored: i
                 "gradient is a sum over ranks with different tokens; pass tp_group= the ranks that share the vocabulary, "
                 "on all ranks, or %s, if the batch is the same on purpose"
                 % (what, ', '.join(map(str, same)), ', '.join(map(str, ranks)),
-                   'head_grad="sum" or "mean"' if target is None else "head_group= the mesh dim's group"))
+                   'grad_reduction="sum" or "mean"' if target is None else "shard_group= the mesh dim's group"))
             groups._reached(why).add(id(comm.told))  # they all have it
             raise why
     seen.add(key)
@@ -270,16 +271,16 @@ def _factor(what: str, group: Any) -> float | None:
         return group.gradient_divide_factor
     if getattr(group, 'reduce_scatter_reduce_op', None) is None:
         return None
-    raise ArgumentError("%s: this PyTorch does not tell by what FSDP2 divides gradients; pass head_grad='mean' or 'sum'" % what)
+    raise ArgumentError("%s: this PyTorch does not tell by what FSDP2 divides gradients; pass grad_reduction='mean' or 'sum'" % what)
 
 
-def divisor(what: str, weight: Any, head_grad: str | None, ranks: int) -> float:
+def divisor(what: str, weight: Any, reduction: str | None, ranks: int) -> float:
     """By what the sum of a head's gradient over its ranks is divided: as FSDP2 divides the gradients of a parameter of its;
     by nothing, if it is not FSDP2's."""
-    if head_grad is not None:
-        if head_grad not in ('mean', 'sum'):
-            raise ArgumentError("%s: head_grad is %r, expected 'mean', 'sum' or None" % (what, head_grad))
-        return ranks if head_grad == 'mean' else 1
+    if reduction is not None:
+        if reduction not in ('mean', 'sum'):
+            raise ArgumentError("%s: grad_reduction is %r, expected 'mean', 'sum' or None" % (what, reduction))
+        return ranks if reduction == 'mean' else 1
     unit = _unit(weight) if is_placed(weight) else None
     if unit is None:
         return 1
@@ -289,32 +290,56 @@ def divisor(what: str, weight: Any, head_grad: str | None, ranks: int) -> float:
         context = getattr(state, '_state_ctx', None)
         others = {_factor(what, of) for one in getattr(context, 'all_states', ()) for of in _groups(one) if of is not group}
         if len(others) > 1:
-            raise ArgumentError("%s: FSDP2 divides gradients of this model by %s; set one factor, or pass head_grad='mean' or "
+            raise ArgumentError("%s: FSDP2 divides gradients of this model by %s; set one factor, or pass grad_reduction='mean' or "
                                 "'sum'" % (what, ' and '.join(
                                     'the ranks' if n is None else str(n) for n in sorted(others, key=str))))
         own = others.pop() if others else None
     return ranks if own is None else own
 
 
-def averaged(what: str, weight: Any, bias: Any, of: Any, head_grad: str | None, ranks: int, copies: Comm | None,
+def averaged(what: str, weight: Any, bias: Any, of: Any, reduction: str | None, ranks: int, copies: Comm | None,
              adds: bool) -> tuple[Any, Any]:
     """weight and bias as this rank has them, whose gradients are summed over @copies and divided; @of: the weight as it was
     given. adds: are the gradients added to main_grad, in memory that has earlier ones?"""
-    by = divisor(what, of, head_grad, ranks)
+    by = divisor(what, of, reduction, ranks)
     if by == 1 and copies is None:
         return weight, bias
     if adds:
         raise ArgumentError("%s: main_grad=True adds sums over the ranks that share the weight, and its gradient is %s" % (
             what, 'summed over ranks with copies, too; leave main_grad out' if copies is not None else
-            "divided by %g; pass head_grad='sum', or leave main_grad out" % by))
+            "divided by %g; pass grad_reduction='sum', or leave main_grad out" % by))
     weight, bias = (t if t is None or not t.requires_grad else OfAll.apply(t, copies, by) for t in (weight, bias))
     return weight, bias
 
 
-def head(what: str, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm, head_group: Any, head_rows: int | None,
-         columns: Any, d_hidden: str, ignored: int, head_grad: str | None, adds: bool) -> tuple[Any, ...]:
-    """(communicator of the vocabulary, of the head or None, weight, bias, rows of the head's group, vocab_start to
-    vocab_size) of a head of DTensors."""
+def main_grads(what: str, weight: Any, bias: Any) -> Any:
+    """(main_grad of weight, main_grad of bias or None), or None if neither is trained. The gradient of one that is frozen,
+    which is made together with the other's, goes into memory that is not read."""
+    found: dict[str, Any] = {}
+    given = {name: t for name, t in (('weight', weight), ('bias', bias)) if t is not None}
+    for name, t in given.items():
+        if not t.requires_grad:
+            continue
+        grad = getattr(t, 'main_grad', None)
+        if grad is None:
+            raise ArgumentError("%s: main_grad=True, but %s has no attribute main_grad" % (what, name))
+        grad = (grad.to_local() if is_placed(grad) else grad).detach()
+        if grad.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError("%s: %s.main_grad is of %s, expected torch.float32 (or float64 of a "
+                                "float64 head)" % (what, name, grad.dtype))
+        found[name] = grad
+    for grad in list(found.values())[:1]:
+        for name in given.keys() - found.keys():
+            t = given[name]
+            found[name] = grad.new_zeros((t.to_local() if is_placed(t) else t).shape)
+    return (found['weight'], found.get('bias')) if found else None
+
+
+def head(what: str, of: Head, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm, ignored: int,
+         adds: bool) -> tuple[Any, ...]:
+    """(communicator of the vocabulary, of the ranks that share weight and bias or None, weight, bias, rows of these ranks,
+    vocab_start to vocab_size) of a head of DTensors. adds: averaged()'s"""
+    columns = {name: getattr(of, name) for name in ('vocab_start', 'vocab_end', 'vocab_size')}
     tp = groups.world_ranks(comm) if comm.size > 1 else ()
     given, (weight, found) = weight, rows_of(what + ': weight', weight, tp)
     if bias is not None:
@@ -322,38 +347,35 @@ def head(what: str, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm
         if other[:3] != found[:3] or bias.requires_grad and other.copies != found.copies:
             raise ArgumentError("%s: weight is shared as %s, and bias as %s; shard both alike" % (what, found, other))
     if found.columns is not None:
-        named = dict(zip(('vocab_start', 'vocab_end', 'vocab_size'), columns))
-        _columns(what, named, found.columns)
-        columns = tuple(named.values())
+        _columns(what, columns, found.columns)
     if found.whole:
-        if d_hidden != 'all_reduce':
+        if of.d_hidden != 'all_reduce':
             raise ArgumentError("%s: all ranks of tp_group have the whole weight, so each makes the whole gradient of hidden; "
-                                "found d_hidden=%r, expected 'all_reduce'" % (what, d_hidden))
+                                "found d_hidden=%r, expected 'all_reduce'" % (what, of.d_hidden))
         comm = groups.alone()
-    asked = None if head_group is None else set(groups.world_ranks(head_group, what + ': head_group'))
+    asked = None if of.shard_group is None else set(groups.world_ranks(of.shard_group, what + ': shard_group'))
     if asked is not None and asked not in [set(ranks or (torch.distributed.get_rank(),)) for ranks in (found.group, found.copies)] or \
-            found.rows is not None and head_rows not in (None, found.rows):
-        raise ArgumentError("%s: head_group is %s and head_rows %s, and weight is %s, whose rows %s share; leave both out" % (
-            what, None if asked is None else sorted(asked), head_rows, said(given), found.group or 'no ranks'))
+            found.rows is not None and of.rows not in (None, found.rows):
+        raise ArgumentError("%s: shard_group is %s and rows %s, and weight is %s, whose rows %s share; leave both out" % (
+            what, None if asked is None else sorted(asked), of.rows, said(given), found.group or 'no ranks'))
     device = hidden.device
-    head_comm, copies = (None if ranks is None else groups.comm_of_ranks(ranks, device)
-                         for ranks in (found.group, found.copies))
+    shares, copies = (None if ranks is None else groups.comm_of_ranks(ranks, device)
+                      for ranks in (found.group, found.copies))
     trains = torch.is_grad_enabled() and (weight.requires_grad or bias is not None and bias.requires_grad)
-    if trains and not tp and asked is None and (target is not None or head_grad is None):
-        for of in (head_comm, copies):
-            if of is not None:
-                differ(what, of, (tuple(given.shape), weight.dtype), hidden, target, ignored)
+    if trains and not tp and asked is None and (target is not None or of.grad_reduction is None):
+        for ranks in (shares, copies):
+            if ranks is not None:
+                differ(what, ranks, (tuple(given.shape), weight.dtype), hidden, target, ignored)
     if copies is not None:
         groups.require_apart(what, comm, 'the copies of weight', copies)
-    ranks = (1 if head_comm is None else head_comm.size) * (1 if copies is None else copies.size)
-    weight, bias = averaged(what, weight, bias, given, head_grad, ranks, copies, adds)
-    return comm, head_comm, weight, bias, found.rows, columns
+    size = (1 if shares is None else shares.size) * (1 if copies is None else copies.size)
+    weight, bias = averaged(what, weight, bias, given, of.grad_reduction, size, copies, adds)
+    return comm, shares, weight, bias, found.rows, tuple(columns.values())
 
 
-def gathered(what: str, hidden: Any, weight: Any, bias: Any, comm: Comm, head_grad: str | None) -> tuple[Any, Any]:
+def gathered(what: str, of: Head, hidden: Any, weight: Any, bias: Any, comm: Comm) -> tuple[Any, Any]:
     """weight and bias of this rank's columns, all rows of them; gradients go back to where the rows are."""
-    made, shares, weight, bias, rows, _ = head(what, hidden, weight, bias, None, comm, None, None, (None,) * 3, 'all_reduce', 0,
-                                               head_grad, False)
+    made, shares, weight, bias, rows, _ = head(what, of, hidden, weight, bias, None, comm, 0, False)
     if made is not comm:
         raise ArgumentError("%s: all ranks of tp_group have the whole weight, expected Shard(0) over tp_group, or no tp_group"
                             % what)
@@ -476,7 +498,9 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     given = dict(zip(names, args), **kwargs)
     before = dict(given)
     what = {'call': 'bridge', '_planned': 'EncoderParallel.plan', '_relayout': 'relayout', '_gather': 'Sequence.gather'}.get(fn.__name__, fn.__qualname__.replace('.forward', '').replace('.__init__', ''))
-    takes = ('hidden', 'target', 'mask', 'ids', 'vocab_parallel_logits', 'targets') if 'vocab_start' in names else \
+    head = given.get('weight')
+    head = head if isinstance(head, Head) else None
+    takes = ('hidden', 'target', 'mask', 'ids', 'vocab_parallel_logits', 'targets') if {'vocab_start', 'support'} & set(names) else \
         ('hidden',) if fn.__name__ == 'over_chunks' else ()
     places = None
     for name, t in before.items():
@@ -488,10 +512,10 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
             continue
         if name not in takes:
             raise ArgumentError("%s is %s, expected a plain tensor, this rank's part" % (of, said(t)))
-        places = places or [groups.world_ranks(before.get(group), '%s: %s' % (what, group))
-                            for group in ('tp_group', 'reduce_group')]
+        places = places or [groups.world_ranks(of_call if of_call is not None else getattr(head, group, None), '%s: %s' % (what, group))
+                            for group, of_call in ((group, before.get(group)) for group in ('tp_group', 'reduce_group'))]
         if name not in ('vocab_parallel_logits', 'targets'):
-            given[name] = _tokens(of, t, *places, name == 'hidden', before.get('d_hidden', 'all_reduce'))
+            given[name] = _tokens(of, t, *places, name == 'hidden', 'all_reduce' if head is None else head.d_hidden)
             continue
         for other in ('vocab_parallel_logits', 'targets'):
             if other in before and getattr(before[other], 'placements', None) != t.placements:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses, from logits and from hidden states, and shards of sequences."""
 import itertools
+import sys
 import types
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import colobridge.torch as ct
 from colobridge import Partition, compat
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from heads import linear_logprob, linear_nll  # noqa: E402
 from common import CAPPED, H, V, Skip, cut, leaf, linear_case, logits_case, me, near, plain, size
 
 
@@ -90,8 +94,8 @@ def case_linear_is_the_product_and_its_loss():
             want = plain(x @ y.t(), t, **options)
             (want[0] * g[0] + want[1] * g[1]).sum().backward()
             a, b = leaf(h), leaf(w[lo:hi])
-            out = ct.linear_logprob(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
-                                    vocab_size=V, entropy=True, mode=mode, chunk_size=chunk, **options)
+            out = linear_logprob(a, b, target=t, entropy=True, mode=mode, chunk_size=chunk, tp_group=dist.group.WORLD,
+                                 vocab_start=lo, vocab_size=V, **options)
             (out[0].double() * g[0] + out[1].double() * g[1]).sum().backward()
             for got, right, name in ((out[0], want[0].detach(), 'logp'), (a.grad, x.grad, 'd_hidden'),
                                      (b.grad, y.grad[lo:hi], 'd_weight')):
@@ -102,8 +106,7 @@ def case_linear_is_the_product_and_its_loss():
         a, b = leaf(h), leaf(w[lo:hi])
         b.main_grad = torch.ones(b.shape, dtype=torch.float64 if dtype == torch.float64 else torch.float32,
                                  device='cuda')
-        loss = ct.linear_nll(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
-                             main_grad=True)
+        loss = linear_nll(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V, main_grad=True)
         (loss.loss * 3).backward()
         near(loss.loss.detach(), mean.detach(), bound, 'loss')
         near(a.grad, x.grad, bound, 'd_hidden of the loss')
@@ -120,8 +123,8 @@ def case_a_loss_scale_multiplies_in_fp32():
             x.grad = y.grad = None
             (torch.nn.functional.cross_entropy(x @ y.t(), t) * scale).backward()
             a, b = leaf(h), leaf(w[lo:hi])
-            (ct.linear_nll(a, b, target=t, mode=mode, tp_group=dist.group.WORLD, vocab_start=lo,
-                           vocab_size=V).loss * scale).backward()
+            (linear_nll(a, b, target=t, mode=mode, tp_group=dist.group.WORLD, vocab_start=lo,
+                        vocab_size=V).loss * scale).backward()
             for got, right, name in ((a.grad, x.grad, 'd_hidden'), (b.grad, y.grad[lo:hi], 'd_weight')):
                 got, most, what = got.double(), (3 + size()) * unit, (name, mode, scale, dtype)
                 assert got.isfinite().all() and float((got - right).norm()) <= most * float(right.norm()), what
@@ -138,8 +141,8 @@ def case_gradients_of_an_upstream_gradient_that_does_not_come_are_nan():
         for comes, frozen in ((0.25, False), (0.5, False), (0.25, True), (-0.25, True)):
             a, b = (h if frozen else leaf(h)), leaf(w[lo:hi])
             b.main_grad = torch.zeros(b.shape, device='cuda')
-            loss = ct.linear_nll(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
-                                 reduction='sum', main_grad=True, upstream=known).loss
+            loss = linear_nll(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                              reduction='sum', main_grad=True, upstream=known).loss
             near(b.main_grad, y.grad[lo:hi], 5e-4, 'main_grad after forward')
             (loss * comes).backward()
             if comes == 0.25:
@@ -160,7 +163,7 @@ def case_a_float_mask_weighs_tokens():
     args = {'target': t, 'mask': mask, 'tp_group': dist.group.WORLD, 'vocab_start': lo, 'vocab_size': V}
     for mode in ('loss', 'auto'):
         a, b = leaf(h), leaf(w[lo:hi])
-        got = ct.linear_nll(a, b, mode=mode, **args)
+        got = linear_nll(a, b, mode=mode, **args)
         got.loss.backward()
         near(got.den.detach(), den, 1e-12, 'den')
         near(got.num.detach(), (each * mask).sum().detach(), 5e-4, 'num')
@@ -181,8 +184,7 @@ def case_checkpointed_runs_give_the_same_bits():
     def run(x, y):
         z = torch.nn.functional.linear(x.tanh(), y)
         a = ct.logprob(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V)
-        return a + ct.linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
-                                     vocab_size=V)
+        return a + linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V)
 
     seen = []
     for way in (run, lambda x, y: checkpoint(run, x, y, use_reentrant=False)):
@@ -199,8 +201,8 @@ def case_compiled_code_goes_around_it():
     def step(x, y):
         z = torch.nn.functional.linear(torch.tanh(x) * 2, y)
         loss = ct.nll(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V).loss
-        return loss * 2 + ct.linear_nll(torch.tanh(x), y, target=t, tp_group=dist.group.WORLD,
-                                        vocab_start=lo, vocab_size=V).loss
+        return loss * 2 + linear_nll(torch.tanh(x), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
+                                     vocab_size=V).loss
 
     seen = []
     for run in (step, torch.compile(step)):

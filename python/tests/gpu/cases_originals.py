@@ -70,11 +70,11 @@ def case_liger_fused_linear_cross_entropy():
             for smoothing, z in ((0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.1, 1e-2)):
                 for ignored in (-100, 7):
                     targets = torch.where(t == -100, ignored, t)
-                    more = dict(reduction=reduction, softcap=cap, label_smoothing=smoothing, z_loss=z,
+                    more = dict(reduction=reduction, label_smoothing=smoothing, z_loss=z,
                                 ignore_index=ignored, mode='auto' if reduction == 'none' else 'loss')
 
-                    def ours(x, y, c, more=more, targets=targets):
-                        out = ct.linear_nll(x, y, c, target=targets, **more)
+                    def ours(x, y, c, more=more, targets=targets, cap=cap):
+                        out = ct.linear_nll(x, ct.Head(y, c, softcap=cap), targets, **more)
                         return out if reduction == 'none' else out.loss
 
                     def theirs(x, y, c, targets=targets, smoothing=smoothing, z=z, cap=cap, ignored=ignored):

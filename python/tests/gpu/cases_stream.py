@@ -40,8 +40,8 @@ def steps():
         return ct.logprob(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V) * g0
 
     def linear(h, w, mode):
-        return ct.linear_logprob(h, w, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
-                                 mode=mode) * g0
+        head = ct.Head(w, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V)
+        return ct.linear_logprob(h, head, t, mode=mode) * g0
 
     def nll(z):
         return ct.nll(z, t, reduce_group=dist.group.WORLD).loss
@@ -282,7 +282,7 @@ def case_nothing_of_the_size_of_the_logits_is_allocated():
     w = torch.randn(columns, 512, device='cuda', dtype=torch.bfloat16, requires_grad=True)
 
     def linear(mode):
-        run = ct.linear_nll(h, w, target=t, mode=mode, chunk_size=512, **args)
+        run = ct.linear_nll(h, ct.Head(w, **args), t, mode=mode, chunk_size=512)
         run.loss.backward()
         h.grad = w.grad = None
 
