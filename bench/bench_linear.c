@@ -219,21 +219,21 @@ typedef struct on_logits {
 static void logits_forward(void *arg)
 {
     on_logits_t *r = arg;
-    COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){&r->z, r->ids, NULL, NULL},
-                              r->self, &r->out, &r->saved, r->kept, r->work, stream));
+    COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, &r->z, r->ids, NULL, NULL}, r->self,
+                              &r->out, &r->saved, r->kept, r->work, stream));
 }
 
 static void logits_backward(void *arg)
 {
     on_logits_t *r = arg;
     r->saved.valid = true; /* in place; the values do not matter */
-    COLO(colo_logprob_backward(&r->saved, &(colo_logprob_upstream_t){.d_logp = r->out.logp}, &r->z,
+    COLO(colo_logprob_backward(&r->saved, &(colo_logprob_upstream_t){COLO_LOGPROB_UPSTREAM_INIT, .d_logp = r->out.logp}, &r->z,
                                stream));
 }
 
 /* Of logits and their gradient in one buffer of T x V. */
-static void logits_path(colo_comm_t *self, void *z, const colo_tensor_t *ids, float *logp,
-                        float *entropy)
+static void logits_path(colo_comm_t *self, void *z, const colo_tensor_t *ids,
+                        const colo_tensor_t *logp, const colo_tensor_t *entropy)
 {
     double ms[2][3];
     CUDA(cudaMemset(z, 0x3c, (size_t)(T * V) * 2));
@@ -243,7 +243,7 @@ static void logits_path(colo_comm_t *self, void *z, const colo_tensor_t *ids, fl
             .z = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){T, V}),
             .ids = ids,
             .self = self,
-            .out = {.logp = logp, .entropy = i > 1 ? entropy : NULL}};
+            .out = {COLO_LOGPROB_OUT_INIT, .logp = logp, .entropy = i > 1 ? entropy : NULL}};
         r.config.segment = i % 2 ? V / 8 : 0;
         size_t kept, work;
         COLO(colo_logprob_saved_size(&r.config, COLO_BF16, T, &kept));
@@ -341,6 +341,8 @@ int main(int argc, char **argv)
     COLO(colo_lm_head_create(&head, &hc, NULL));
     COLO(colo_lm_head_bind(head, &weight, NULL, NULL));
     float *logp = device(NULL, (size_t)T * 4), *entropy = device(NULL, (size_t)T * 4);
+    const colo_tensor_t of_logp = colo_tensor_cuda(logp, COLO_F32, 0, 1, &T),
+                        of_entropy = colo_tensor_cuda(entropy, COLO_F32, 0, 1, &T);
     float *first = malloc((size_t)T * 4), *other = malloc((size_t)T * 4);
     int wrong = 0;
 
@@ -354,9 +356,8 @@ int main(int argc, char **argv)
         const bool keep = i == 5 || i == 8, segments = i >= 6;
         measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
                         .batch = {COLO_LINEAR_BATCH_INIT, &hidden, &ids, -1},
-                        .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
-                        .up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1,
-                               .entropy = with_entropy ? 0.01 : 0, .mean = true},
+                        .out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp, .entropy = with_entropy ? &of_entropy : NULL},
+                        .up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
                         .saved = {COLO_LINEAR_LOGPROB_SAVED_INIT},
                         .grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL}};
         r.config.logprob.logits.vocab = V;
@@ -380,7 +381,7 @@ int main(int argc, char **argv)
         cleanup(&r);
     }
     if (V % 128 == 0)
-        logits_path(self, b.z = device(NULL, tv), &ids, logp, entropy);
+        logits_path(self, b.z = device(NULL, tv), &ids, &of_logp, &of_entropy);
     printf("# wrong: %d\n", wrong);
     return wrong != 0;
 }

@@ -159,7 +159,9 @@ static double step(way_t *w, int mode, const char *gemm, colo_dtype_t dtype)
     lc.logprob.chunk_size = chunk;
     lc.logits_dtype = dtype;
     colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &w->hidden, &w->targets, -1, NULL};
-    colo_logprob_out_t out = {.logp = w->logp};
+    const colo_tensor_t logp =
+        colo_tensor_host(w->logp, dtype == COLO_F64 ? COLO_F64 : COLO_F32, 1, w->targets.shape);
+    colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
     colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .mean = true};
     colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, &w->d_hidden, &w->d_weight, NULL};
     colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT};

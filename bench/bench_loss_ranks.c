@@ -126,15 +126,18 @@ static void logits_forward(rank_t *r)
 {
     colo_tensor_t z = logits_of(r, r->z),
                   ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
-    colo_logprob_out_t out = {.logp = r->logp};
-    COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){.logits = &z, .targets = &ids},
-                              r->gpus, &out, &r->saved, r->stats, r->workspace, r->stream));
+    const colo_tensor_t logp = colo_tensor_cuda(r->logp, COLO_F32, r->me, 1, &T);
+    colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
+    COLO(colo_logprob_forward(
+        &r->config, &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &ids},
+        r->gpus, &out, &r->saved, r->stats, r->workspace, r->stream));
 }
 
 static void logits_backward(rank_t *r)
 {
     colo_tensor_t dz = logits_of(r, r->dz);
-    colo_logprob_upstream_t up = {.d_logp = r->up};
+    const colo_tensor_t d_logp = colo_tensor_cuda(r->up, COLO_F32, r->me, 1, &T);
+    colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d_logp};
     COLO(colo_logprob_backward(&r->saved, &up, &dz, r->stream));
 }
 
@@ -169,7 +172,7 @@ static void logits_path(rank_t *r)
 /* ---- lm_head path ---- */
 
 typedef struct step {
-    colo_tensor_t h, ids, d_h, d_w;
+    colo_tensor_t h, ids, d_h, d_w, logp;
     colo_linear_batch_t batch;
     colo_logprob_out_t out;
     colo_linear_upstream_t up;
@@ -183,7 +186,8 @@ static void step_of(rank_t *r, step_t *s)
     s->d_h = colo_tensor_cuda(r->d_h, COLO_BF16, r->me, 2, (int64_t[]){r->d_rows, H});
     s->d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2, (int64_t[]){r->columns, H});
     s->batch = (colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, &s->h, &s->ids, -1, NULL};
-    s->out = (colo_logprob_out_t){.logp = r->logp};
+    s->logp = colo_tensor_cuda(r->logp, COLO_F32, r->me, 1, &T);
+    s->out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &s->logp};
     s->up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .mean = true};
     s->grads = (colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, &s->d_h, &s->d_w, NULL};
 }

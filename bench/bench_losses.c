@@ -58,31 +58,46 @@ static void copy_once(void)
     CUDA(colo_k_probe_copy(b.dz.data, b.z.data, b.tokens * b.vocab * 2 / 16 * 16, NULL));
 }
 
+/* [T] or, if @k > 0, [T, k] on the device */
+static colo_tensor_t array(void *data, colo_dtype_t dtype, int64_t k)
+{
+    return colo_tensor_cuda(data, dtype, 0, k > 0 ? 2 : 1, (int64_t[]){b.tokens, k});
+}
+
 static void topk_forward(void)
 {
     const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = b.vocab, .k = b.k,
                                     .topk = b.topk};
-    const colo_topk_out_t out = {.logp = b.picked, .ids = b.topk ? b.chosen : NULL};
-    OK(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &b.z, .ids = b.topk ? NULL : &b.ids},
-                         b.self, &out, &b.picks, b.stats, b.workspace, NULL));
+    const colo_tensor_t logp = array(b.picked, COLO_F32, b.k), ids = array(b.chosen, COLO_I64, b.k);
+    const colo_topk_out_t out = {COLO_TOPK_OUT_INIT, .logp = &logp, .ids = b.topk ? &ids : NULL};
+    OK(colo_topk_forward(
+        &cfg,
+        &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &b.z, .ids = b.topk ? NULL : &b.ids},
+        b.self, &out, &b.picks, b.stats, b.workspace, NULL));
 }
 
 static void topk_backward(void)
 {
-    OK(colo_topk_backward(&b.picks, &(colo_topk_upstream_t){.d_logp = b.up}, &b.dz, NULL));
+    const colo_tensor_t up = array(b.up, COLO_F32, b.k);
+    OK(colo_topk_backward(&b.picks, &(colo_topk_upstream_t){COLO_TOPK_UPSTREAM_INIT, .d_logp = &up},
+                          &b.dz, NULL));
 }
 
 static void soft_forward(void)
 {
     const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = b.vocab};
-    OK(colo_distill_forward(&cfg, &(colo_distill_batch_t){.logits = &b.z, .targets = &b.w}, b.self,
-                            &(colo_distill_out_t){.ce = b.line[0], .kl = b.line[1]}, &b.soft,
-                            b.stats, b.workspace, NULL));
+    const colo_tensor_t ce = array(b.line[0], COLO_F32, 0), kl = array(b.line[1], COLO_F32, 0);
+    OK(colo_distill_forward(
+        &cfg, &(colo_distill_batch_t){COLO_DISTILL_BATCH_INIT, .logits = &b.z, .targets = &b.w},
+        b.self, &(colo_distill_out_t){COLO_DISTILL_OUT_INIT, .ce = &ce, .kl = &kl}, &b.soft,
+        b.stats, b.workspace, NULL));
 }
 
 static void soft_backward(void)
 {
-    OK(colo_distill_backward(&b.soft, &(colo_distill_upstream_t){.d_kl = b.up}, &b.dz, NULL));
+    const colo_tensor_t up = array(b.up, COLO_F32, 0);
+    OK(colo_distill_backward(
+        &b.soft, &(colo_distill_upstream_t){COLO_DISTILL_UPSTREAM_INIT, .d_kl = &up}, &b.dz, NULL));
 }
 
 /* Rows in which each 16-byte word has a larger maximum than the one before, or a smaller, or equal

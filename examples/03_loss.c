@@ -62,14 +62,16 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     colo_tensor_t logits = colo_tensor_host(z, COLO_F64, 2, (int64_t[]){TOKENS, local});
     colo_tensor_t d_logits = colo_tensor_host(dz, COLO_F64, 2, (int64_t[]){TOKENS, local});
     colo_tensor_t targets = colo_tensor_host((void *)target, COLO_I64, 1, (int64_t[]){TOKENS});
+    colo_tensor_t of_logp = colo_tensor_host(logp, COLO_F64, 1, (int64_t[]){TOKENS});
+    colo_tensor_t d_logp = colo_tensor_host(up, COLO_F64, 1, (int64_t[]){TOKENS});
+    colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &logits, .targets = &targets};
+    colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp};
+    colo_logprob_upstream_t upstream = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d_logp};
     colo_logprob_saved_t saved;
 
-    st = colo_logprob_forward(
-        &config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, tp,
-        &(colo_logprob_out_t){.logp_f64 = logp}, &saved, kept, workspace, NULL);
+    st = colo_logprob_forward(&config, &batch, tp, &out, &saved, kept, workspace, NULL);
     if (st >= 0)
-        st = colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp_f64 = up}, &d_logits,
-                                   NULL);
+        st = colo_logprob_backward(&saved, &upstream, &d_logits, NULL);
     if (st >= 0) {
         colo_comm_stats_t stats = {COLO_COMM_STATS_INIT};
         st = colo_comm_stats(tp, &stats);

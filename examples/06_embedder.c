@@ -163,10 +163,9 @@ static colo_status_t loss_backward(const colo_tensor_t *d_logp, int32_t nout,
 {
     struct rank *me = (struct rank *)state;
     const colo_tensor_t mine = colo_tensor_narrow(*d_y, 1, MINE * colo_comm_rank(me->tp), MINE);
-    colo_logprob_upstream_t upstream;
+    colo_logprob_upstream_t upstream = {COLO_LOGPROB_UPSTREAM_INIT};
     (void)nout, (void)nin;
-    memset(&upstream, 0, sizeof upstream);
-    upstream.d_logp = (const float *)d_logp->data;
+    upstream.d_logp = d_logp;
     memset(d_y->data, 0, sizeof(float) * HELD * VOCAB);
     TRY(colo_logprob_backward(&me->saved, &upstream, &mine, NULL));
     return colo_comm_all_reduce(me->tp, d_y->data, d_y->data, HELD * VOCAB, COLO_F32, COLO_SUM,
@@ -178,14 +177,16 @@ static colo_status_t make_loss(struct rank *me, const colo_tensor_t *y)
     colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT};
     const int64_t tokens = HELD, start = MINE * colo_comm_rank(me->tp);
     const colo_tensor_t logits = colo_tensor_narrow(*y, 1, start, MINE),
-                        targets = colo_tensor_host(me->target, COLO_I64, 1, &tokens);
-    const colo_logprob_batch_t batch = {&logits, &targets, NULL, NULL};
-    colo_logprob_out_t out;
+                        targets = colo_tensor_host(me->target, COLO_I64, 1, &tokens),
+                        logp = colo_tensor_host(me->logp, COLO_F32, 1, &tokens);
+    colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT};
+    colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT};
     size_t saved, workspace;
     config.logits.vocab = VOCAB;
     config.logits.vocab_start = start;
-    memset(&out, 0, sizeof out);
-    out.logp = me->logp;
+    batch.logits = &logits;
+    batch.targets = &targets;
+    out.logp = &logp;
     TRY(colo_logprob_saved_size(&config, COLO_F32, HELD, &saved));
     TRY(colo_logprob_workspace_size(&config, COLO_F32, HELD, 2, &workspace));
     if (posix_memalign(&me->saved_memory, COLO_ALIGNMENT, saved) ||

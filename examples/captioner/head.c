@@ -127,21 +127,23 @@ static colo_status_t logits_forward(cap_rank_t *r, const float *x, const colo_te
 {
     const int64_t shape[] = {r->T, colo_lm_head_config(r->head)->rows};
     colo_tensor_t logits = cap_view(r, r->logits, COLO_F32, 2, shape);
-    colo_logprob_out_t out = {.logp = r->logp};
+    colo_tensor_t logp = cap_view(r, r->logp, COLO_F32, 1, &r->T);
+    colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &logits, .targets = targets};
+    colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
 
     CAP_TRY(cap_head_open(r));
     cap_head_logits(r, r->T, x);
     CAP_TRY(cap_head_close(r));
-    return colo_logprob_forward(
-        &r->logprob, &(colo_logprob_batch_t){.logits = &logits, .targets = targets}, r->dst.tp_comm,
-        &out, &r->saved, r->stats, r->workspace, r->ops.stream);
+    return colo_logprob_forward(&r->logprob, &batch, r->dst.tp_comm, &out, &r->saved, r->stats,
+                                r->workspace, r->ops.stream);
 }
 
 static colo_status_t logits_backward(cap_rank_t *r, float each)
 {
     const cap_ops_t *o = &r->ops;
     int64_t D = r->cfg->model.width, T = r->T, Vl = colo_lm_head_config(r->head)->rows;
-    colo_logprob_upstream_t up = {.d_logp = r->d_logp};
+    colo_tensor_t d_logp = cap_view(r, r->d_logp, COLO_F32, 1, &r->T);
+    colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d_logp};
     colo_tensor_t d_logits = r->saved.logits; /* in place: the logits are not read again */
     colo_tensor_t d_weight, whole;
     colo_lm_head_grads_t grads = grads_of(r, &d_weight);
@@ -172,7 +174,8 @@ static colo_status_t linear_forward(cap_rank_t *r, const float *x, const colo_te
     colo_tensor_t hidden = states(r, r->hf);
     colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden, .targets = targets,
                                  .max_valid = -1};
-    colo_logprob_out_t out = {.logp = r->logp};
+    colo_tensor_t logp = cap_view(r, r->logp, COLO_F32, 1, &r->T);
+    colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
 
     final_norm(r, r->T, x);
     r->linear_saved = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};

@@ -48,30 +48,28 @@ typedef struct colo_distill_config_t {
     .target_temperature = 1.0, .target_scale = 1.0
 #endif
 
-/** Per-token outputs, [T] each, f32; f64, in the members _f64, if the logits are f64. NULL members
- *  are not computed. Written only on success. */
+/** What forward writes, [T] each, f64 if the logits are f64, else f32; NULL members are not computed.
+ *  Each is contiguous, in the memory of the logits, and written only on success. */
 typedef struct colo_distill_out_t {
-    union {
-        float *ce;
-        double *ce_f64;
-    };
-    union {
-        float *kl;
-        double *kl_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *ce, *kl;
 } colo_distill_out_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_DISTILL_OUT_INIT sizeof(colo_distill_out_t), nullptr, nullptr
+#else
+#define COLO_DISTILL_OUT_INIT .struct_size = sizeof(colo_distill_out_t)
+#endif
 
-/** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
+/** Upstream gradients, [T] each, contiguous, in the dtype of the outputs; NULL = zero. */
 typedef struct colo_distill_upstream_t {
-    union {
-        const float *d_ce;
-        const double *d_ce_f64;
-    };
-    union {
-        const float *d_kl;
-        const double *d_kl_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *d_ce, *d_kl;
 } colo_distill_upstream_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_DISTILL_UPSTREAM_INIT sizeof(colo_distill_upstream_t), nullptr, nullptr
+#else
+#define COLO_DISTILL_UPSTREAM_INIT .struct_size = sizeof(colo_distill_upstream_t)
+#endif
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
 typedef struct colo_distill_saved_t {
@@ -103,6 +101,7 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
 
 /** The tensors that a forward reads, borrowed; all in one memory. */
 typedef struct colo_distill_batch_t {
+    size_t struct_size;
     /* [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward */
     const colo_tensor_t *logits;
     /* [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until backward */
@@ -110,6 +109,11 @@ typedef struct colo_distill_batch_t {
     /* u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient 0 */
     const colo_tensor_t *mask;
 } colo_distill_batch_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_DISTILL_BATCH_INIT sizeof(colo_distill_batch_t), nullptr, nullptr, nullptr
+#else
+#define COLO_DISTILL_BATCH_INIT .struct_size = sizeof(colo_distill_batch_t)
+#endif
 
 /**
  * colo_distill_forward() - one read of both shards, one all-gather over @group (none if it has one

@@ -127,23 +127,12 @@ typedef struct colo_linear_batch_t {
 typedef struct colo_linear_upstream_t {
     size_t struct_size;
     double logp, entropy, loss;
-    /* [T] each in the dtype of the outputs, or NULL */
-    union {
-        const float *d_logp;
-        const double *d_logp_f64;
-    };
-    union {
-        const float *d_entropy;
-        const double *d_entropy_f64;
-    };
-    union {
-        const float *d_loss;
-        const double *d_loss_f64;
-    };
+    /* [T] each, contiguous, in the dtype of the outputs, or NULL; in the memory of the head */
+    const colo_tensor_t *d_logp, *d_entropy, *d_loss;
     bool mean;
 } colo_linear_upstream_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, {nullptr}, {nullptr}, {nullptr}, false
+#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
 #else
 #define COLO_LINEAR_UPSTREAM_INIT .struct_size = sizeof(colo_linear_upstream_t)
 #endif

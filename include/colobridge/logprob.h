@@ -68,49 +68,35 @@ typedef struct colo_logprob_config_t {
     .ignore_index = -100
 #endif
 
-/** Per-token outputs: addresses of arrays of T numbers, not of tensors. If the logits are f64, the
- *  outputs are f64 and the caller sets the member _f64 of each union; otherwise they are f32. NULL
- *  members are not computed. Written only on success. */
+/** What forward writes, per token; NULL members are not computed. Each is contiguous, in the memory of
+ *  the logits, and written only on success. Numbers are f64 if the logits are f64, else f32. */
 typedef struct colo_logprob_out_t {
-    union {
-        float *logp;
-        double *logp_f64;
-    };
-    union {
-        float *entropy;
-        double *entropy_f64;
-    };
-    union {
-        float *loss;
-        double *loss_f64;
-    };
-    uint8_t *correct;
-    int64_t *n_valid;   /* [1] tokens that are not ignored and have a legal target */
-    int64_t *n_invalid; /* [1] targets outside [0, V) that are not ignore_index: logp and loss NaN,
-                         *     or as lenient_targets has it */
-    /* The class weight of the target, with has_class_weight; 0 of a token that n_valid does not
+    size_t struct_size;
+    const colo_tensor_t *logp, *entropy, *loss; /* [T] */
+    const colo_tensor_t *correct;               /* u8 [T] */
+    const colo_tensor_t *n_valid;   /* i64 [1] tokens that are not ignored and have a legal target */
+    const colo_tensor_t *n_invalid; /* i64 [1] targets outside [0, V) that are not ignore_index: logp
+                                     *     and loss NaN, or as lenient_targets has it */
+    /* [T] the class weight of the target, with has_class_weight; 0 of a token that n_valid does not
      * count. What a mean of the loss divides by is the sum of these: colo_loss_mean_weighted() */
-    union {
-        float *weight;
-        double *weight_f64;
-    };
+    const colo_tensor_t *weight;
 } colo_logprob_out_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LOGPROB_OUT_INIT sizeof(colo_logprob_out_t), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
+#else
+#define COLO_LOGPROB_OUT_INIT .struct_size = sizeof(colo_logprob_out_t)
+#endif
 
-/** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
+/** Upstream gradients, [T] each, contiguous, in the dtype of the outputs; NULL = zero. */
 typedef struct colo_logprob_upstream_t {
-    union {
-        const float *d_logp;
-        const double *d_logp_f64;
-    };
-    union {
-        const float *d_entropy;
-        const double *d_entropy_f64;
-    };
-    union {
-        const float *d_loss;
-        const double *d_loss_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *d_logp, *d_entropy, *d_loss;
 } colo_logprob_upstream_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LOGPROB_UPSTREAM_INIT sizeof(colo_logprob_upstream_t), nullptr, nullptr, nullptr
+#else
+#define COLO_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_logprob_upstream_t)
+#endif
 
 /**
  * The ids that a token was sampled from, for example the top k of the sampler. Every sum and
@@ -166,6 +152,7 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
 
 /** The tensors that a forward reads, borrowed; all in one memory. */
 typedef struct colo_logprob_batch_t {
+    size_t struct_size;
     /* [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed until
      * backward */
     const colo_tensor_t *logits;
@@ -177,6 +164,11 @@ typedef struct colo_logprob_batch_t {
      * adds nothing to a loss, also where its x is -inf. */
     const colo_tensor_t *class_weight;
 } colo_logprob_batch_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LOGPROB_BATCH_INIT sizeof(colo_logprob_batch_t), nullptr, nullptr, nullptr, nullptr
+#else
+#define COLO_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_logprob_batch_t)
+#endif
 
 /**
  * colo_logprob_forward() - one read of the logits, one all-gather over @group (none if it has one
@@ -289,19 +281,19 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *d_values, void *workspace,
                                               colo_stream_t stream);
 
-/** A loss of tokens over ranks; each other member is [1], in the memory of the tokens' losses. */
+/** A loss of tokens over ranks; each other member is [1], in the memory of the tokens' losses, f64
+ *  unless said. */
 typedef struct colo_loss_mean_t {
     size_t struct_size;
-    union {
-        float *value; /* num / max(den, 1), or num, in the dtype of the losses */
-        double *value_f64;
-    };
-    double *num;    /* global sum */
-    double *den;    /* global token count; of colo_loss_mean_weighted() the sum of weights */
-    double *factor; /* d value / d loss of each token, for backward: 1 / max(den, 1), or 1 */
+    const colo_tensor_t *value;  /* num / max(den, 1), or num, in the dtype of the losses */
+    const colo_tensor_t *num;    /* global sum */
+    const colo_tensor_t *den;    /* global token count; of colo_loss_mean_weighted() the sum of
+                                  * weights */
+    const colo_tensor_t *factor; /* d value / d loss of each token, for backward: 1 / max(den, 1),
+                                  * or 1 */
 } colo_loss_mean_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOSS_MEAN_INIT sizeof(colo_loss_mean_t), {nullptr}, nullptr, nullptr, nullptr
+#define COLO_LOSS_MEAN_INIT sizeof(colo_loss_mean_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOSS_MEAN_INIT .struct_size = sizeof(colo_loss_mean_t)
 #endif
@@ -310,7 +302,7 @@ typedef struct colo_loss_mean_t {
  * colo_loss_mean_forward() - sum or mean of losses, with a count of tokens that forward has made,
  * so that the host does not wait for the count
  * @losses:     in  [T] f32 or f64, contiguous; 0 if a token does not count
- * @n_valid:    in  [1] how many of them count: colo_logprob_out_t.n_valid
+ * @n_valid:    in  i64 [1] how many of them count: colo_logprob_out_t.n_valid
  * @divide:     value is the mean, else the sum
  * @group:      the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of
  *              one); every rank joins, also with T = 0
@@ -319,7 +311,8 @@ typedef struct colo_loss_mean_t {
  * @stream:     as in colo_loss_weighted_sum(); so are the order of sums, and the errors
  * A NaN is not hidden, also if no token counts.
  */
-COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
+COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses,
+                                              const colo_tensor_t *n_valid,
                                               bool divide, colo_comm_t *group,
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
@@ -337,29 +330,26 @@ COLO_API colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses,
 /** Upstream gradients, [1] each; NULL = zero. */
 typedef struct colo_loss_mean_upstream_t {
     size_t struct_size;
-    union {
-        const float *d_value; /* dtype of the losses */
-        const double *d_value_f64;
-    };
-    const double *d_num;
+    const colo_tensor_t *d_value; /* dtype of the losses */
+    const colo_tensor_t *d_num;   /* f64 */
 } colo_loss_mean_upstream_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOSS_MEAN_UPSTREAM_INIT sizeof(colo_loss_mean_upstream_t), {nullptr}, nullptr
+#define COLO_LOSS_MEAN_UPSTREAM_INIT sizeof(colo_loss_mean_upstream_t), nullptr, nullptr
 #else
 #define COLO_LOSS_MEAN_UPSTREAM_INIT .struct_size = sizeof(colo_loss_mean_upstream_t)
 #endif
 
 /**
  * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all tokens; local
- * @factor:    in  from forward
+ * @factor:    in  f64 [1] from forward
  * @upstream:  in  borrowed for the call
- * @d_losses:  out [T], as the losses; its data can be colo_logprob_upstream_t.d_loss
+ * @d_losses:  out [T], as the losses; can be colo_logprob_upstream_t.d_loss
  * @stream:    as in forward. All arguments are in the same memory
  * The loss is already divided by the global token count: sum gradients over the group, do not
  * average.
  * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE
  */
-COLO_API colo_status_t colo_loss_mean_backward(const double *factor,
+COLO_API colo_status_t colo_loss_mean_backward(const colo_tensor_t *factor,
                                                const colo_loss_mean_upstream_t *upstream,
                                                const colo_tensor_t *d_losses, colo_stream_t stream);
 

@@ -42,24 +42,33 @@ typedef struct colo_topk_config_t {
     .ignore_index = -100
 #endif
 
-/** Outputs; NULL members are not computed. Written only on success. */
+/** What forward writes; NULL members are not computed. Each is contiguous, in the memory of the
+ *  logits, and written only on success. */
 typedef struct colo_topk_out_t {
-    union {
-        float *logp;      /* [T, k] */
-        double *logp_f64; /* the same, if the logits are f64 */
-    };
-    int64_t *ids;       /* [T, k] global ids, with topk only: logits descending, of equal logits the
-                         * lowest id first. -1 in a masked row and in one that is NaN */
-    int64_t *n_invalid; /* [1] ids outside [0, V) that are not ignore_index: their logp is NaN */
+    size_t struct_size;
+    const colo_tensor_t *logp;      /* [T, k] f64 if the logits are f64, else f32 */
+    const colo_tensor_t *ids;       /* i64 [T, k] global ids, with topk only: logits descending, of
+                                     * equal logits the lowest id first. -1 in a masked row and in one
+                                     * that is NaN */
+    const colo_tensor_t *n_invalid; /* i64 [1] ids outside [0, V) that are not ignore_index: their
+                                     * logp is NaN */
 } colo_topk_out_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPK_OUT_INIT sizeof(colo_topk_out_t), nullptr, nullptr, nullptr
+#else
+#define COLO_TOPK_OUT_INIT .struct_size = sizeof(colo_topk_out_t)
+#endif
 
 /** Upstream gradient, [T, k] contiguous in the dtype of the output logp. */
 typedef struct colo_topk_upstream_t {
-    union {
-        const float *d_logp;
-        const double *d_logp_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *d_logp;
 } colo_topk_upstream_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPK_UPSTREAM_INIT sizeof(colo_topk_upstream_t), nullptr
+#else
+#define COLO_TOPK_UPSTREAM_INIT .struct_size = sizeof(colo_topk_upstream_t)
+#endif
 
 /** What backward needs; caller's memory, filled by forward. Borrows the logits and the buffer. */
 typedef struct colo_topk_saved_t {
@@ -92,6 +101,7 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
 
 /** The tensors that a forward reads, borrowed; all in one memory. */
 typedef struct colo_topk_batch_t {
+    size_t struct_size;
     /* [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed until
      * backward */
     const colo_tensor_t *logits;
@@ -101,6 +111,11 @@ typedef struct colo_topk_batch_t {
     /* u8 [T] or NULL; a row whose mask is 0 is not read, and its logp are 0 */
     const colo_tensor_t *mask;
 } colo_topk_batch_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPK_BATCH_INIT sizeof(colo_topk_batch_t), nullptr, nullptr, nullptr
+#else
+#define COLO_TOPK_BATCH_INIT .struct_size = sizeof(colo_topk_batch_t)
+#endif
 
 /**
  * colo_topk_forward() - one read of the logits, one all-gather over @group (none if it has one

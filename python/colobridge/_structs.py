@@ -127,15 +127,15 @@ class DistillSaved(c.Structure):
 
 
 class DistillUpstream(c.Structure):
-    _fields_ = [('d_ce', P), ('d_kl', P)]
+    _fields_ = [('struct_size', size_t), ('d_ce', _p(Tensor)), ('d_kl', _p(Tensor))]
 
 
 class DistillBatch(c.Structure):
-    _fields_ = [('logits', _p(Tensor)), ('targets', _p(Tensor)), ('mask', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('targets', _p(Tensor)), ('mask', _p(Tensor))]
 
 
 class DistillOut(c.Structure):
-    _fields_ = [('ce', P), ('kl', P)]
+    _fields_ = [('struct_size', size_t), ('ce', _p(Tensor)), ('kl', _p(Tensor))]
 
 
 class Group(c.Structure):
@@ -166,8 +166,8 @@ class LinearLogprobSaved(c.Structure):
 
 
 class LinearUpstream(c.Structure):
-    _fields_ = [('struct_size', size_t), ('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE), ('d_logp', P),
-                ('d_entropy', P), ('d_loss', P), ('mean', BOOL)]
+    _fields_ = [('struct_size', size_t), ('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE),
+                ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor)), ('mean', BOOL)]
 
 
 class LinearGrads(c.Structure):
@@ -197,8 +197,8 @@ class LinearBatch(c.Structure):
 
 
 class LogprobOut(c.Structure):
-    _fields_ = [('logp', P), ('entropy', P), ('loss', P), ('correct', P), ('n_valid', P), ('n_invalid', P),
-                ('weight', P)]
+    _fields_ = [('struct_size', size_t), ('logp', _p(Tensor)), ('entropy', _p(Tensor)), ('loss', _p(Tensor)),
+                ('correct', _p(Tensor)), ('n_valid', _p(Tensor)), ('n_invalid', _p(Tensor)), ('weight', _p(Tensor))]
 
 
 class LmHeadConfig(c.Structure):
@@ -213,20 +213,21 @@ class LogprobSaved(c.Structure):
 
 
 class LogprobUpstream(c.Structure):
-    _fields_ = [('d_logp', P), ('d_entropy', P), ('d_loss', P)]
+    _fields_ = [('struct_size', size_t), ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor))]
 
 
 class LogprobBatch(c.Structure):
-    _fields_ = [('logits', _p(Tensor)), ('targets', _p(Tensor)), ('support', _p(Support)),
+    _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('targets', _p(Tensor)), ('support', _p(Support)),
                 ('class_weight', _p(Tensor))]
 
 
 class LossMeanUpstream(c.Structure):
-    _fields_ = [('struct_size', size_t), ('d_value', P), ('d_num', P)]
+    _fields_ = [('struct_size', size_t), ('d_value', _p(Tensor)), ('d_num', _p(Tensor))]
 
 
 class LossMean(c.Structure):
-    _fields_ = [('struct_size', size_t), ('value', P), ('num', P), ('den', P), ('factor', P)]
+    _fields_ = [('struct_size', size_t), ('value', _p(Tensor)), ('num', _p(Tensor)), ('den', _p(Tensor)),
+                ('factor', _p(Tensor))]
 
 
 class LossWeighted(c.Structure):
@@ -277,15 +278,15 @@ class TopkSaved(c.Structure):
 
 
 class TopkUpstream(c.Structure):
-    _fields_ = [('d_logp', P)]
+    _fields_ = [('struct_size', size_t), ('d_logp', _p(Tensor))]
 
 
 class TopkBatch(c.Structure):
-    _fields_ = [('logits', _p(Tensor)), ('ids', _p(Tensor)), ('mask', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('ids', _p(Tensor)), ('mask', _p(Tensor))]
 
 
 class TopkOut(c.Structure):
-    _fields_ = [('logp', P), ('ids', P), ('n_invalid', P)]
+    _fields_ = [('struct_size', size_t), ('logp', _p(Tensor)), ('ids', _p(Tensor)), ('n_invalid', _p(Tensor))]
 
 
 # name: (returns, arguments). Structs that have no members in a header, and addresses of numbers, are void pointers.
@@ -398,8 +399,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         P]),
     'colo_logprob_saved_size': (INT, [_p(LogprobConfig), INT, i64, P]),
     'colo_logprob_workspace_size': (INT, [_p(LogprobConfig), INT, i64, i32, P]),
-    'colo_loss_mean_backward': (INT, [P, _p(LossMeanUpstream), _p(Tensor), P]),
-    'colo_loss_mean_forward': (INT, [_p(Tensor), P, BOOL, P, _p(LossMean), P, P]),
+    'colo_loss_mean_backward': (INT, [_p(Tensor), _p(LossMeanUpstream), _p(Tensor), P]),
+    'colo_loss_mean_forward': (INT, [_p(Tensor), _p(Tensor), BOOL, P, _p(LossMean), P, P]),
     'colo_loss_mean_weighted': (INT, [_p(Tensor), _p(Tensor), BOOL, P, _p(LossMean), P, P]),
     'colo_loss_weighted_sum': (INT, [_p(Tensor), _p(Tensor), _p(Tensor), P, _p(LossWeighted), _p(Tensor), P, P]),
     'colo_loss_weighted_workspace_size': (size_t, [i32]),

@@ -234,11 +234,11 @@ def core_loss(world: Comm, logits: Values, targets: list[int]) -> tuple[Values, 
     spare = _lib.size_of('colo_logprob_workspace_size', config, s.DTYPE['f32'], TOKENS, world.size)
     saved, held = s.LogprobSaved(), [c.create_string_buffer(n + 256) for n in (size, spare)]
     places = [-(-c.addressof(memory) // 256) * 256 for memory in held]
-    batch = s.LogprobBatch(c.pointer(x), c.pointer(t))
-    out = s.LogprobOut(*map(c.addressof, (logp, entropy, loss)))
+    batch = s.LogprobBatch(c.sizeof(s.LogprobBatch), c.pointer(x), c.pointer(t))
+    out = s.LogprobOut(c.sizeof(s.LogprobOut), *(c.pointer(view(memory)) for memory in (logp, entropy, loss)))
     _lib.call('colo_logprob_forward', config, batch, world.handle, out, saved, *places, None)
     d_entropy, d_loss = (c.c_float * TOKENS)(*[1 / 8] * TOKENS), (c.c_float * TOKENS)(*[1 / TOKENS] * TOKENS)
-    upstream = s.LogprobUpstream(None, c.addressof(d_entropy), c.addressof(d_loss))
+    upstream = s.LogprobUpstream(c.sizeof(s.LogprobUpstream), None, c.pointer(view(d_entropy)), c.pointer(view(d_loss)))
     _lib.call('colo_logprob_backward', saved, upstream, shaped(d_x, (TOKENS, COLUMNS)), None)
     return list(loss), list(entropy), list(d_x)
 

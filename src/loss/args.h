@@ -83,6 +83,17 @@ struct colo_support_lists {
     const int64_t *token_of; /* token of a row; NULL: its number */
 };
 
+/* Addresses of arrays of outputs and of upstream gradients, in the stat dtype; NULL: not there. */
+struct colo_logprob_out {
+    void *logp, *entropy, *loss;
+    uint8_t *correct;
+    int64_t *n_valid, *n_invalid;
+    void *weight;
+};
+struct colo_logprob_upstream {
+    const void *d_logp, *d_entropy, *d_loss;
+};
+
 struct colo_logprob_args {
     colo_logprob_config_t config;
     colo_dtype_t dtype;      /* of logits */
@@ -118,7 +129,7 @@ struct colo_logprob_args {
     colo_logprob_header_t header; /* for this rank's block */
 
     /* merge: where NULL, not written. The call whose lo is 0 starts the counts at 0, others add. */
-    colo_logprob_out_t out;
+    struct colo_logprob_out out;
 
     /* merge writes, grad reads: f64 [3, T]: M, log Sum, h; with class weights [5, T]: w of the
      * target, 0 if it is no token, and sum w / V. NULL when there is no backward. M is NaN for a
@@ -127,7 +138,7 @@ struct colo_logprob_args {
     double *saved;
 
     /* grad */
-    colo_logprob_upstream_t upstream;
+    struct colo_logprob_upstream upstream;
     void *d_logits; /* [T, columns]; logits itself with the same stride, or disjoint from it */
     int64_t d_row_stride;
 };

@@ -43,11 +43,18 @@ enum { CHUNK = 16384 };
 
 /* ---- the config ---- */
 
+static colo_status_t read_sized(const struct colo_loss_sized *sized, const void *given, void *own)
+{
+    if (sized->size == 0)
+        return COLO_OK;
+    memcpy(own, sized->defaults, sized->size);
+    return colo_sized_read(own, sized->size, given, sized->least, sized->what, sized->init);
+}
+
 static colo_status_t read_config(const struct colo_loss_kind *kind, const void *given,
                                  union colo_loss_config *own)
 {
-    memcpy(own, kind->defaults, kind->size);
-    return colo_sized_read(own, kind->size, given, kind->least, kind->what, kind->init);
+    return read_sized(&kind->config, given, own);
 }
 
 /* The same as the logits path has it. */
@@ -205,9 +212,9 @@ static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_args
     memcpy(&call->size, call->given, sizeof call->size);
     COLO_TRY(check_values(kind, &call->config));
     call->base = base_of(kind, &call->config);
-    COLO_FAIL_IF(!call->batch, COLO_ERR_ARG, "%s: batch is NULL, expected one with logits",
-                 kind->name);
-    memcpy(&call->logits, call->batch, sizeof call->logits); /* its first member in every kind */
+    COLO_TRY(read_sized(&kind->batch, call->given_batch, &call->batch));
+    COLO_TRY(read_sized(&kind->out, call->given_out, &call->out));
+    call->logits = call->batch.base.logits;
     COLO_TRY(colo_loss_check_matrix(call->logits, "logits", false));
     if (kind->check_inputs)
         COLO_TRY(kind->check_inputs(call));
@@ -367,7 +374,7 @@ colo_status_t colo_loss_reopen(struct colo_loss_call *call, const void *upstream
                  name);
     COLO_TRY(read_config(call->kind, call->given, &call->config));
     call->base = base_of(call->kind, &call->config);
-    COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "%s: upstream is NULL", name);
+    COLO_TRY(read_sized(&call->kind->upstream, upstream, &call->upstream));
     COLO_TRY(colo_loss_check_gradient(d_logits, "d_logits", call->logits, &call->in_place));
     COLO_TRY(colo_loss_check_version(call->logits, call->version, "logits"));
     COLO_TRY(colo_loss_kernels_for(call->logits->mem, &call->kernels));

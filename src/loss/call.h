@@ -21,6 +21,25 @@ union colo_loss_config {
     colo_distill_config_t distill;
     colo_sampling_config_t sampling;
 };
+union colo_loss_batch {
+    struct colo_loss_batch_base { /* what all begin with; of sampling this is all */
+        size_t struct_size;
+        const colo_tensor_t *logits;
+    } base;
+    colo_logprob_batch_t logprob;
+    colo_topk_batch_t topk;
+    colo_distill_batch_t distill;
+};
+union colo_loss_out {
+    colo_logprob_out_t logprob;
+    colo_topk_out_t topk;
+    colo_distill_out_t distill;
+};
+union colo_loss_upstream {
+    colo_logprob_upstream_t logprob;
+    colo_topk_upstream_t topk;
+    colo_distill_upstream_t distill;
+};
 union colo_loss_args {
     struct colo_logprob_args base;
     struct colo_topk_args topk;
@@ -28,14 +47,19 @@ union colo_loss_args {
     struct colo_sampling_args sampling;
 };
 
-struct colo_loss_call;
-struct colo_loss_kind {
-    const char *name; /* in error messages */
-
-    /* ---- the config, as core/sized.h reads it ---- */
-    const void *defaults;
+/* A struct of the caller's, as core/sized.h reads it */
+struct colo_loss_sized {
+    const void *defaults; /* NULL: 0 */
     size_t size, least;
     const char *what, *init;
+};
+
+struct colo_loss_call;
+struct colo_loss_kind {
+    const char *name;                                    /* in error messages */
+    struct colo_loss_sized config, batch, out, upstream; /* size 0: there is none */
+
+    /* ---- the config ---- */
     bool is_base; /* it is the logits path's own; else that has only logits and these: */
     size_t order; /* where the config has it; 0: nowhere */
     int64_t ignore_index;
@@ -52,8 +76,7 @@ struct colo_loss_kind {
     uint32_t (*wanted)(const struct colo_logprob_args *args); /* bit i: array i; NULL: all */
 
     /* ---- a call; each args begins one of the kind ---- */
-    colo_status_t (*check_inputs)(
-        const struct colo_loss_call *call); /* beyond the logits; or NULL */
+    colo_status_t (*check_inputs)(struct colo_loss_call *call); /* beyond the logits; or NULL */
     colo_status_t (*check_outputs)(const struct colo_loss_call *call);
     /* Members behind the base, from config and batch (NULL in backward), or NULL */
     void (*fill)(const struct colo_loss_call *call, struct colo_logprob_args *args);
@@ -66,16 +89,17 @@ struct colo_loss_kind {
     colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_args *args);
     colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_args *args);
 };
-#define COLO_LOSS_CONFIG(noun, type, optional, macro)                                              \
-    .name = noun, .what = noun ": config", .defaults = &(const type){macro}, .size = sizeof(type), \
-    .least = offsetof(type, optional), .init = #macro
+#define COLO_LOSS_SIZED(noun, type, optional, macro)                          \
+    {                                                                         \
+        .what = noun, .defaults = &(const type){macro}, .size = sizeof(type), \
+        .least = offsetof(type, optional), .init = #macro                     \
+    }
 #define COLO_LOSS_ARRAYS(list) .arrays = list, .narrays = sizeof list / sizeof *list
 
 struct colo_loss_call {
     const struct colo_loss_kind *kind;
-    const void *given;                     /* the caller's config */
-    const void *batch, *out;               /* of the kind */
-    const colo_tensor_t *logits, *targets; /* the latter only of the logits path */
+    const void *given, *given_batch, *given_out; /* the caller's config and so on */
+    const colo_tensor_t *logits, *targets;       /* the latter only of the logits path */
     colo_comm_t *group;
     bool saves;
     void *saved_memory, *workspace;
@@ -85,6 +109,9 @@ struct colo_loss_call {
 
     /* made by open and reopen */
     union colo_loss_config config;
+    union colo_loss_batch batch;
+    union colo_loss_out out;
+    union colo_loss_upstream upstream;
     colo_logprob_config_t base;
     size_t size; /* of the caller's config */
     const colo_loss_kernels_t *kernels;

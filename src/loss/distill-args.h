@@ -34,12 +34,16 @@ struct colo_distill_args {
     const uint8_t *mask;
     int64_t mask_stride;
     int64_t mx, sx, mv, sv, c, d; /* byte offsets in a block */
-    colo_distill_out_t out;
+    struct {
+        void *ce, *kl;
+    } out; /* stat dtype */
     /* merge writes, grad reads: f64 [5, T]: M, log Sum x, Mv, log Sum v, Q. M is NaN for a row that
      * is NaN and +inf for a masked one; Mv = log Sum v = 0 for probabilities. May be NULL in merge.
      */
     double *saved;
-    colo_distill_upstream_t upstream;
+    struct {
+        const void *d_ce, *d_kl;
+    } upstream;
 };
 
 #endif

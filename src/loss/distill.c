@@ -49,16 +49,20 @@ static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tenso
     return colo_loss_check_memory(targets, logits, "targets");
 }
 
-static colo_status_t check_inputs(const struct colo_loss_call *call)
+static colo_status_t check_inputs(struct colo_loss_call *call)
 {
-    const colo_distill_batch_t *batch = call->batch;
+    const colo_distill_batch_t *batch = &call->batch.distill;
     COLO_TRY(check_targets(call->logits, batch->targets));
     return colo_loss_check_mask(batch->mask, call->logits);
 }
 
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
-    COLO_FAIL_IF(!call->out, COLO_ERR_ARG, "distill: out is NULL");
+    const colo_distill_out_t *out = &call->out.distill;
+    const colo_tensor_t *logits = call->logits;
+    const colo_dtype_t dtype = colo_logprob_stat_dtype(logits->dtype);
+    COLO_TRY(colo_loss_check_array(out->ce, "out.ce", dtype, logits->shape[0], 0, logits));
+    COLO_TRY(colo_loss_check_array(out->kl, "out.kl", dtype, logits->shape[0], 0, logits));
     return colo_loss_check_call_memory(call);
 }
 
@@ -129,7 +133,13 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
 static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)},
                                             {ARRAY(sv)}, {ARRAY(c)},  {ARRAY(d)}};
 static const struct colo_loss_kind kind = {
-    COLO_LOSS_CONFIG("distill", colo_distill_config_t, targets, COLO_DISTILL_CONFIG_INIT),
+    .name = "distill",
+    .config = COLO_LOSS_SIZED("distill: config", colo_distill_config_t, targets,
+                              COLO_DISTILL_CONFIG_INIT),
+    .batch = COLO_LOSS_SIZED("distill: batch", colo_distill_batch_t, mask, COLO_DISTILL_BATCH_INIT),
+    .out = COLO_LOSS_SIZED("distill: out", colo_distill_out_t, ce, COLO_DISTILL_OUT_INIT),
+    .upstream = COLO_LOSS_SIZED("distill: upstream", colo_distill_upstream_t, d_ce,
+                                COLO_DISTILL_UPSTREAM_INIT),
     .order = offsetof(colo_distill_config_t, order),
     .check_config = check_config,
     .saved = 5 * sizeof(double),
@@ -170,25 +180,27 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     struct colo_distill_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = config,
-                                  .batch = batch,
-                                  .out = out,
+                                  .given_batch = batch,
+                                  .given_out = out,
                                   .group = group,
                                   .saves = saved != NULL,
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
     COLO_TRY(colo_loss_open(&call, &args.base));
+    const colo_distill_batch_t *in = &call.batch.distill;
     const colo_distill_saved_t all = {.logits = *call.logits,
-                                      .targets = *batch->targets,
+                                      .targets = *in->targets,
                                       .logits_version = colo_loss_version(call.logits),
-                                      .targets_version = colo_loss_version(batch->targets),
+                                      .targets_version = colo_loss_version(in->targets),
                                       .memory = saved_memory,
                                       .valid = true,
                                       .config = call.config.distill};
-    set_targets(&args, batch->targets);
-    args.mask = batch->mask ? batch->mask->data : NULL;
-    args.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
-    args.out = *out;
+    set_targets(&args, in->targets);
+    args.mask = colo_loss_address(in->mask);
+    args.mask_stride = in->mask ? in->mask->stride[0] : 0;
+    args.out.ce = colo_loss_address(call.out.distill.ce);
+    args.out.kl = colo_loss_address(call.out.distill.kl);
     args.saved = saved_memory;
     COLO_TRY(colo_loss_run(&call, &args.base));
     if (saved)
@@ -216,9 +228,14 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                  "d_logits: overlaps the targets (%+" PRId64 " bytes)",
                  (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
     COLO_TRY(colo_loss_check_version(&saved->targets, saved->targets_version, "targets"));
+    const colo_distill_upstream_t *up = &call.upstream.distill;
+    const colo_dtype_t dtype = args.base.stat_dtype;
+    COLO_TRY(colo_loss_check_array(up->d_ce, "d_ce", dtype, args.base.tokens, 0, call.logits));
+    COLO_TRY(colo_loss_check_array(up->d_kl, "d_kl", dtype, args.base.tokens, 0, call.logits));
     set_targets(&args, &saved->targets);
     args.saved = saved->memory;
-    args.upstream = *upstream;
+    args.upstream.d_ce = colo_loss_address(up->d_ce);
+    args.upstream.d_kl = colo_loss_address(up->d_kl);
     COLO_TRY(call.kernels->distill_grad(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;

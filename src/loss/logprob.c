@@ -18,9 +18,10 @@
 
 #include <inttypes.h>
 
-static colo_status_t check_inputs(const struct colo_loss_call *call)
+static colo_status_t check_inputs(struct colo_loss_call *call)
 {
-    const colo_tensor_t *logits = call->logits, *targets = call->targets;
+    const colo_tensor_t *logits = call->logits, *targets = call->batch.logprob.targets;
+    call->targets = targets;
     COLO_TRY(colo_loss_check_line(targets, "targets", COLO_I64, logits->shape[0],
                                   " as the logits' rows"));
     return colo_loss_check_memory(targets, logits, "targets");
@@ -29,9 +30,10 @@ static colo_status_t check_inputs(const struct colo_loss_call *call)
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
     const colo_logprob_config_t *config = &call->base;
-    const colo_logprob_batch_t *batch = call->batch;
+    const colo_logprob_batch_t *batch = &call->batch.logprob;
     COLO_TRY(colo_loss_check_words(config, call->logits));
-    COLO_TRY(colo_logprob_check_out(config, call->out, "logprob"));
+    COLO_TRY(colo_logprob_check_out(config, &call->out.logprob, "logprob",
+                                    colo_logprob_stat_dtype(call->logits->dtype), call->logits));
     COLO_TRY(colo_loss_check_call_memory(call));
     COLO_TRY(colo_loss_check_class_weight(batch->class_weight, config, call->logits->shape[1],
                                           call->logits));
@@ -55,7 +57,14 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
 
 static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
 static const struct colo_loss_kind kind = {
-    COLO_LOSS_CONFIG("logprob", colo_logprob_config_t, label_smoothing, COLO_LOGPROB_CONFIG_INIT),
+    .name = "logprob",
+    .config = COLO_LOSS_SIZED("logprob: config", colo_logprob_config_t, label_smoothing,
+                              COLO_LOGPROB_CONFIG_INIT),
+    .batch =
+        COLO_LOSS_SIZED("logprob: batch", colo_logprob_batch_t, support, COLO_LOGPROB_BATCH_INIT),
+    .out = COLO_LOSS_SIZED("logprob: out", colo_logprob_out_t, logp, COLO_LOGPROB_OUT_INIT),
+    .upstream = COLO_LOSS_SIZED("logprob: upstream", colo_logprob_upstream_t, d_logp,
+                                COLO_LOGPROB_UPSTREAM_INIT),
     .is_base = true,
     .chunked = true,
     COLO_LOSS_ARRAYS(arrays),
@@ -90,29 +99,29 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     struct colo_logprob_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = config,
-                                  .batch = batch,
-                                  .targets = batch ? batch->targets : NULL,
-                                  .out = out,
+                                  .given_batch = batch,
+                                  .given_out = out,
                                   .group = group,
                                   .saves = saved != NULL,
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
     COLO_TRY(colo_loss_open(&call, &args));
+    const colo_logprob_batch_t *in = &call.batch.logprob;
     const colo_logprob_saved_t all = {
         .logits = *call.logits,
         .targets = *call.targets,
-        .support = colo_loss_save_support(batch->support),
-        .class_weight = batch->class_weight ? *batch->class_weight : (colo_tensor_t){.ndim = 0},
+        .support = colo_loss_save_support(in->support),
+        .class_weight = in->class_weight ? *in->class_weight : (colo_tensor_t){.ndim = 0},
         .logits_version = colo_loss_version(call.logits), /* before the first row is read */
         .targets_version = colo_loss_version(call.targets),
-        .class_weight_version = batch->class_weight ? colo_loss_version(batch->class_weight) : 0,
+        .class_weight_version = in->class_weight ? colo_loss_version(in->class_weight) : 0,
         .memory = saved_memory,
         .valid = true,
         .config = call.config.logprob};
     args.support = colo_loss_support(&all.support);
     args.class_weight = all.class_weight.data;
-    args.out = *out;
+    args.out = colo_logprob_addresses(&call.out.logprob);
     args.saved = saved_memory;
     COLO_TRY(colo_loss_run(&call, &args));
     if (saved)
@@ -121,13 +130,17 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
 }
 
 static colo_status_t check_upstream(const colo_logprob_config_t *config,
-                                    const colo_logprob_upstream_t *up)
+                                    const colo_logprob_upstream_t *up, const colo_tensor_t *logits)
 {
+    const colo_dtype_t dtype = colo_logprob_stat_dtype(logits->dtype);
+    const int64_t tokens = logits->shape[0];
     COLO_FAIL_IF(up->d_entropy && !config->want_entropy, COLO_ERR_ARG,
                  "logprob: d_entropy is given, forward ran with want_entropy false");
     COLO_FAIL_IF(up->d_loss && !config->want_loss, COLO_ERR_ARG,
                  "logprob: d_loss is given, forward ran with want_loss false");
-    return COLO_OK;
+    COLO_TRY(colo_loss_check_array(up->d_logp, "d_logp", dtype, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(up->d_entropy, "d_entropy", dtype, tokens, 0, logits));
+    return colo_loss_check_array(up->d_loss, "d_loss", dtype, tokens, 0, logits);
 }
 
 colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
@@ -144,7 +157,8 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                   .valid = saved->valid,
                                   .version = saved->logits_version};
     COLO_TRY(colo_loss_reopen(&call, upstream, d_logits, &args));
-    COLO_TRY(check_upstream(&call.base, upstream));
+    const colo_logprob_upstream_t *up = &call.upstream.logprob;
+    COLO_TRY(check_upstream(&call.base, up, call.logits));
     COLO_TRY(colo_loss_check_version(call.targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_check_support_version(&saved->support));
     if (call.base.has_class_weight)
@@ -153,7 +167,9 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     args.support = colo_loss_support(&saved->support);
     args.class_weight = saved->class_weight.data;
     args.saved = saved->memory;
-    args.upstream = *upstream;
+    args.upstream = (struct colo_logprob_upstream){.d_logp = colo_loss_address(up->d_logp),
+                                                   .d_entropy = colo_loss_address(up->d_entropy),
+                                                   .d_loss = colo_loss_address(up->d_loss)};
     COLO_TRY(call.kernels->logprob_grad(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;

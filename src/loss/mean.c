@@ -24,7 +24,6 @@
 #include "loss/validate.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 /* ---- both ---- */
 
@@ -162,7 +161,10 @@ static colo_status_t check_mean(const colo_tensor_t *losses, const colo_loss_mea
     COLO_FAIL_IF(!out->value || !out->num || !out->den || !out->factor, COLO_ERR_ARG,
                  "loss mean: a member of out is NULL, expected memory for "
                  "value, num, den and factor");
-    return COLO_OK;
+    COLO_TRY(colo_loss_check_array(out->value, "out.value", losses->dtype, 1, 0, losses));
+    COLO_TRY(colo_loss_check_array(out->num, "out.num", COLO_F64, 1, 0, losses));
+    COLO_TRY(colo_loss_check_array(out->den, "out.den", COLO_F64, 1, 0, losses));
+    return colo_loss_check_array(out->factor, "out.factor", COLO_F64, 1, 0, losses);
 }
 
 static colo_status_t run_mean(struct colo_mean_args *args, const colo_tensor_t *losses,
@@ -170,21 +172,31 @@ static colo_status_t run_mean(struct colo_mean_args *args, const colo_tensor_t *
                               colo_stream_t stream)
 {
     COLO_THEN(st, check_mean(losses, out));
-    if (st == COLO_OK)
-        memcpy(&args->mean, out, offsetof(colo_loss_mean_t, factor) + sizeof out->factor);
+    if (st == COLO_OK) {
+        args->mean.value = out->value->data;
+        args->mean.num = out->num->data;
+        args->mean.den = out->den->data;
+        args->mean.factor = out->factor->data;
+    }
     return run(args, losses, group, "loss mean", st, stream);
 }
 
-colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
+static colo_status_t check_count(const colo_tensor_t *losses, const colo_tensor_t *n_valid)
+{
+    COLO_FAIL_IF(!n_valid, COLO_ERR_ARG,
+                 "loss mean: n_valid is NULL, expected the count of tokens");
+    COLO_TRY(check_values(losses, "losses"));
+    return colo_loss_check_array(n_valid, "n_valid", COLO_I64, 1, 0, losses);
+}
+
+colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const colo_tensor_t *n_valid,
                                      bool divide, colo_comm_t *group, const colo_loss_mean_t *out,
                                      void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_mean_args args = {.counted = n_valid, .parts = workspace, .divide = divide};
-    const colo_status_t st =
-        n_valid
-            ? COLO_OK
-            : colo_fail(COLO_ERR_ARG, "loss mean: n_valid is NULL, expected the count of tokens");
+    const colo_status_t st = check_count(losses, n_valid);
+    struct colo_mean_args args = {
+        .counted = st == COLO_OK ? n_valid->data : NULL, .parts = workspace, .divide = divide};
     return run_mean(&args, losses, group, out, st, stream);
 }
 
@@ -208,7 +220,7 @@ colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses, const colo_te
     return run_mean(&args, losses, group, out, st, stream);
 }
 
-colo_status_t colo_loss_mean_backward(const double *factor,
+colo_status_t colo_loss_mean_backward(const colo_tensor_t *factor,
                                       const colo_loss_mean_upstream_t *upstream,
                                       const colo_tensor_t *d_losses, colo_stream_t stream)
 {
@@ -218,13 +230,16 @@ colo_status_t colo_loss_mean_backward(const double *factor,
     COLO_FAIL_IF(!factor, COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
     COLO_TRY(
         COLO_SIZED_CHECK(upstream, d_num, "loss mean: upstream", "COLO_LOSS_MEAN_UPSTREAM_INIT"));
+    COLO_TRY(colo_loss_check_array(factor, "factor", COLO_F64, 1, 0, d_losses));
+    COLO_TRY(colo_loss_check_array(upstream->d_value, "d_value", d_losses->dtype, 1, 0, d_losses));
+    COLO_TRY(colo_loss_check_array(upstream->d_num, "d_num", COLO_F64, 1, 0, d_losses));
     COLO_TRY(colo_loss_kernels_for(d_losses->mem, &kernels));
     const struct colo_mean_grad_args args = {
         .dtype = d_losses->dtype,
         .count = d_losses->shape[0],
-        .factor = factor,
-        .d_num = upstream->d_num,
-        .d_value = upstream->d_value,
+        .factor = factor->data,
+        .d_num = colo_loss_address(upstream->d_num),
+        .d_value = colo_loss_address(upstream->d_value),
         .d_values = d_losses->data,
     };
     return kernels->mean_grad(&args, stream);

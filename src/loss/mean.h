@@ -36,7 +36,10 @@ struct colo_mean_args {
     int32_t rank, ranks;
     struct colo_mean_part *parts; /* [ranks] */
     colo_loss_weighted_t *out;    /* NULL: mean */
-    colo_loss_mean_t mean;
+    struct {
+        void *value; /* dtype */
+        double *num, *den, *factor;
+    } mean;
     bool divide;    /* of mean */
     void *d_values; /* may be NULL */
 };

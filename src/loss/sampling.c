@@ -31,10 +31,10 @@ static colo_status_t check_config(const union colo_loss_config *own)
 /* A rank's share of the workspace is its block and its sums, what is found belongs to no rank. */
 enum { SUMS = COLO_SAMPLING_DIGITS * (int)sizeof(int64_t), FOUND = 3 * (int)sizeof(int64_t) };
 
-static colo_status_t check_inputs(const struct colo_loss_call *call)
+static colo_status_t check_inputs(struct colo_loss_call *call)
 {
     bool in_place;
-    return colo_loss_check_gradient(call->out, "out", call->logits, &in_place);
+    return colo_loss_check_gradient(call->given_out, "out", call->logits, &in_place);
 }
 
 static void fill(const struct colo_loss_call *call, struct colo_logprob_args *base)
@@ -109,21 +109,23 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
 }
 
 static const colo_block_array_t arrays[] = {{COLO_LOGPROB_ARRAY(m), sizeof(double)}};
-static const struct colo_loss_kind kind = {
-    COLO_LOSS_CONFIG("sampling", colo_sampling_config_t, top_k, COLO_SAMPLING_CONFIG_INIT),
-    .check_config = check_config,
-    .saved = FOUND,
-    .behind = true,
-    .per_rank = SUMS,
-    COLO_LOSS_ARRAYS(arrays),
-    .check_inputs = check_inputs,
-    .check_outputs = colo_loss_check_call_memory,
-    .fill = fill,
-    .hash_config = hash_config,
-    .describe = describe,
-    .compare = compare,
-    .local = local,
-    .merge = merge};
+static const struct colo_loss_kind kind = {.name = "sampling",
+                                           .config = COLO_LOSS_SIZED("sampling: config",
+                                                                     colo_sampling_config_t, top_k,
+                                                                     COLO_SAMPLING_CONFIG_INIT),
+                                           .check_config = check_config,
+                                           .saved = FOUND,
+                                           .behind = true,
+                                           .per_rank = SUMS,
+                                           COLO_LOSS_ARRAYS(arrays),
+                                           .check_inputs = check_inputs,
+                                           .check_outputs = colo_loss_check_call_memory,
+                                           .fill = fill,
+                                           .hash_config = hash_config,
+                                           .describe = describe,
+                                           .compare = compare,
+                                           .local = local,
+                                           .merge = merge};
 
 colo_status_t colo_sampling_config_check(const colo_sampling_config_t *config)
 {
@@ -144,8 +146,8 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
     struct colo_sampling_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = config,
-                                  .batch = &logits, /* all that its batch would have */
-                                  .out = out,
+                                  .batch.base.logits = logits,
+                                  .given_out = out,
                                   .group = group,
                                   .workspace = workspace,
                                   .stream = stream};

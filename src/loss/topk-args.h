@@ -39,7 +39,10 @@ struct colo_topk_args {
     int64_t id_stride; /* of a row */
     const uint8_t *mask;
     int64_t mask_stride;
-    colo_topk_out_t out;
+    struct {
+        void *logp; /* stat dtype */
+        int64_t *ids, *n_invalid;
+    } out;
     bool count; /* does rows write out.n_invalid? */
 
     /* in the saved buffer, behind base.saved [3, T] */

@@ -52,19 +52,24 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
     return colo_loss_check_memory(ids, logits, "ids");
 }
 
-static colo_status_t check_inputs(const struct colo_loss_call *call)
+static colo_status_t check_inputs(struct colo_loss_call *call)
 {
-    const colo_topk_batch_t *batch = call->batch;
+    const colo_topk_batch_t *batch = &call->batch.topk;
     COLO_TRY(check_ids(&call->config.topk, call->logits, batch->ids));
     return colo_loss_check_mask(batch->mask, call->logits);
 }
 
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
-    const colo_topk_out_t *out = call->out;
-    COLO_FAIL_IF(!out, COLO_ERR_ARG, "topk: out is NULL");
+    const colo_topk_out_t *out = &call->out.topk;
+    const colo_tensor_t *logits = call->logits;
+    const int64_t tokens = logits->shape[0], k = call->config.topk.k;
     COLO_FAIL_IF(out->ids && !call->config.topk.topk, COLO_ERR_ARG,
                  "topk: out.ids is given, config.topk is false");
+    COLO_TRY(colo_loss_check_array(out->logp, "out.logp", colo_logprob_stat_dtype(logits->dtype),
+                                   tokens, k, logits));
+    COLO_TRY(colo_loss_check_array(out->ids, "out.ids", COLO_I64, tokens, k, logits));
+    COLO_TRY(colo_loss_check_array(out->n_invalid, "out.n_invalid", COLO_I64, 1, 0, logits));
     return colo_loss_check_call_memory(call);
 }
 
@@ -167,7 +172,12 @@ static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS,
                                             {offsetof(struct colo_topk_args, pz), PER_K, 0},
                                             {offsetof(struct colo_topk_args, pid), PER_K, 8}};
 static const struct colo_loss_kind kind = {
-    COLO_LOSS_CONFIG("topk", colo_topk_config_t, topk, COLO_TOPK_CONFIG_INIT),
+    .name = "topk",
+    .config = COLO_LOSS_SIZED("topk: config", colo_topk_config_t, topk, COLO_TOPK_CONFIG_INIT),
+    .batch = COLO_LOSS_SIZED("topk: batch", colo_topk_batch_t, ids, COLO_TOPK_BATCH_INIT),
+    .out = COLO_LOSS_SIZED("topk: out", colo_topk_out_t, logp, COLO_TOPK_OUT_INIT),
+    .upstream =
+        COLO_LOSS_SIZED("topk: upstream", colo_topk_upstream_t, d_logp, COLO_TOPK_UPSTREAM_INIT),
     .order = offsetof(colo_topk_config_t, order),
     .ignore_index = COLO_TOPK_SKIP, /* no row is ignored by the caller's index, but by its mask */
     .check_config = check_config,
@@ -212,8 +222,8 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
     struct colo_topk_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = config,
-                                  .batch = batch,
-                                  .out = out,
+                                  .given_batch = batch,
+                                  .given_out = out,
                                   .group = group,
                                   .saves = saved != NULL,
                                   .saved_memory = saved_memory,
@@ -225,11 +235,14 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
                                    .memory = saved_memory,
                                    .valid = true,
                                    .config = call.config.topk};
-    args.ids = batch->ids ? batch->ids->data : NULL;
-    args.id_stride = batch->ids ? batch->ids->stride[0] : 0;
-    args.mask = batch->mask ? batch->mask->data : NULL;
-    args.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
-    args.out = *out;
+    const colo_topk_batch_t *in = &call.batch.topk;
+    args.ids = colo_loss_address(in->ids);
+    args.id_stride = in->ids ? in->ids->stride[0] : 0;
+    args.mask = colo_loss_address(in->mask);
+    args.mask_stride = in->mask ? in->mask->stride[0] : 0;
+    args.out.logp = colo_loss_address(call.out.topk.logp);
+    args.out.ids = colo_loss_address(call.out.topk.ids);
+    args.out.n_invalid = colo_loss_address(call.out.topk.n_invalid);
     place(&args,
           saved ? saved_memory
                 : (double *)(void *)(args.base.blocks + args.base.ranks * args.base.block.bytes));
@@ -253,10 +266,13 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                                   .valid = saved->valid,
                                   .version = saved->logits_version};
     COLO_TRY(colo_loss_reopen(&call, upstream, d_logits, &args.base));
-    COLO_FAIL_IF(!upstream->d_logp && args.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
+    const colo_tensor_t *d_logp = call.upstream.topk.d_logp;
+    COLO_FAIL_IF(!d_logp && args.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
+    COLO_TRY(colo_loss_check_array(d_logp, "d_logp", args.base.stat_dtype, args.base.tokens, args.k,
+                                   call.logits));
     place(&args, saved->memory);
     args.base.upstream.d_logp = args.sum;
-    args.d_logp = upstream->d_logp;
+    args.d_logp = colo_loss_address(d_logp);
     COLO_TRY(call.kernels->topk_sum(&args, stream));
     COLO_TRY(call.kernels->logprob_grad(&args.base, stream));
     COLO_TRY(call.kernels->topk_fix(&args, stream));

@@ -212,10 +212,48 @@ colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
     return colo_loss_check_memory(weight, like, "class_weight");
 }
 
-colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
-                                     const colo_logprob_out_t *out, const char *name)
+colo_status_t colo_loss_check_array(const colo_tensor_t *array, const char *what,
+                                    colo_dtype_t dtype, int64_t rows, int64_t columns,
+                                    const colo_tensor_t *like)
 {
-    COLO_FAIL_IF(!out, COLO_ERR_ARG, "%s: out is NULL", name);
+    if (!array)
+        return COLO_OK;
+    COLO_TRY(colo_tensor_check(array, what));
+    COLO_TRY(colo_loss_check_is(array, dtype, what));
+    const bool matrix = columns > 0, right = array->ndim == 1 + matrix && array->shape[0] == rows &&
+                                             (!matrix || array->shape[1] == columns);
+    COLO_FAIL_IF(!right && matrix, COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]", what,
+                 (int)array->ndim, colo_tensor_count(array), rows, columns);
+    COLO_FAIL_IF(!right, COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", what,
+                 (int)array->ndim, colo_tensor_count(array), rows);
+    COLO_FAIL_IF(!colo_tensor_is_contiguous(array), COLO_ERR_SHAPE,
+                 "%s: rows are %" PRId64 " elements apart, expected contiguous", what,
+                 array->stride[0]);
+    COLO_FAIL_IF(array->mem != like->mem ||
+                     (like->mem == COLO_CUDA && array->device != like->device),
+                 COLO_ERR_ARG, "%s: memory kind %d on device %d, expected kind %d on device %d",
+                 what, (int)array->mem, (int)array->device, (int)like->mem, (int)like->device);
+    return COLO_OK;
+}
+
+struct colo_logprob_out colo_logprob_addresses(const colo_logprob_out_t *out)
+{
+    return (struct colo_logprob_out){.logp = colo_loss_address(out->logp),
+                                     .entropy = colo_loss_address(out->entropy),
+                                     .loss = colo_loss_address(out->loss),
+                                     .correct = colo_loss_address(out->correct),
+                                     .n_valid = colo_loss_address(out->n_valid),
+                                     .n_invalid = colo_loss_address(out->n_invalid),
+                                     .weight = colo_loss_address(out->weight)};
+}
+
+colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
+                                     const colo_logprob_out_t *out, const char *name,
+                                     colo_dtype_t dtype, const colo_tensor_t *logits)
+{
+    const int64_t tokens = logits->shape[0];
     const struct {
         bool given, wanted;
         const char *what;
@@ -228,7 +266,13 @@ colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
                      all[i].what);
     COLO_FAIL_IF(out->weight && !config->has_class_weight, COLO_ERR_ARG,
                  "%s: out.weight is given, config.has_class_weight is false", name);
-    return COLO_OK;
+    COLO_TRY(colo_loss_check_array(out->logp, "out.logp", dtype, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->entropy, "out.entropy", dtype, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->loss, "out.loss", dtype, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->correct, "out.correct", COLO_U8, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->n_valid, "out.n_valid", COLO_I64, 1, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->n_invalid, "out.n_invalid", COLO_I64, 1, 0, logits));
+    return colo_loss_check_array(out->weight, "out.weight", dtype, tokens, 0, logits);
 }
 
 colo_status_t colo_loss_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,

@@ -36,9 +36,20 @@ colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what
 colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
                                            const colo_logprob_config_t *config, int64_t columns,
                                            const colo_tensor_t *like);
-/* Only outputs that are wanted are given. */
+/* Is @array, if it is given, [@rows] of @dtype, or [@rows, @columns] if @columns > 0, contiguous
+ * and in the memory of @like? Every array that a loss writes, and every upstream gradient */
+colo_status_t colo_loss_check_array(const colo_tensor_t *array, const char *what,
+                                    colo_dtype_t dtype, int64_t rows, int64_t columns,
+                                    const colo_tensor_t *like);
+static inline void *colo_loss_address(const colo_tensor_t *array)
+{
+    return array ? array->data : NULL;
+}
+/* Only outputs that are wanted are given; numbers are of @dtype. */
 colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
-                                     const colo_logprob_out_t *out, const char *name);
+                                     const colo_logprob_out_t *out, const char *name,
+                                     colo_dtype_t dtype, const colo_tensor_t *logits);
+struct colo_logprob_out colo_logprob_addresses(const colo_logprob_out_t *out);
 /* u8, one for each row of the logits; NULL is fine. */
 colo_status_t colo_loss_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
 /* What a forward fills and uses: @saved_memory, of @bytes, iff there is a @saved, and @workspace.

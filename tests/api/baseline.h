@@ -950,40 +950,27 @@ typedef struct colo_logprob_config_t {
     .ignore_index = -100
 #endif
 typedef struct colo_logprob_out_t {
-    union {
-        float *logp;
-        double *logp_f64;
-    };
-    union {
-        float *entropy;
-        double *entropy_f64;
-    };
-    union {
-        float *loss;
-        double *loss_f64;
-    };
-    uint8_t *correct;
-    int64_t *n_valid;
-    int64_t *n_invalid;
-    union {
-        float *weight;
-        double *weight_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *logp, *entropy, *loss;
+    const colo_tensor_t *correct;
+    const colo_tensor_t *n_valid;
+    const colo_tensor_t *n_invalid;
+    const colo_tensor_t *weight;
 } colo_logprob_out_t;
+#ifdef __cplusplus
+#define COLO_LOGPROB_OUT_INIT sizeof(colo_logprob_out_t), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
+#else
+#define COLO_LOGPROB_OUT_INIT .struct_size = sizeof(colo_logprob_out_t)
+#endif
 typedef struct colo_logprob_upstream_t {
-    union {
-        const float *d_logp;
-        const double *d_logp_f64;
-    };
-    union {
-        const float *d_entropy;
-        const double *d_entropy_f64;
-    };
-    union {
-        const float *d_loss;
-        const double *d_loss_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *d_logp, *d_entropy, *d_loss;
 } colo_logprob_upstream_t;
+#ifdef __cplusplus
+#define COLO_LOGPROB_UPSTREAM_INIT sizeof(colo_logprob_upstream_t), nullptr, nullptr, nullptr
+#else
+#define COLO_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_logprob_upstream_t)
+#endif
 typedef struct colo_support_t {
     const colo_tensor_t *ids;
     const colo_tensor_t *begin;
@@ -1009,12 +996,18 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
                                                    colo_dtype_t dtype, int64_t tokens,
                                                    int32_t ranks, size_t *bytes);
 typedef struct colo_logprob_batch_t {
+    size_t struct_size;
     const colo_tensor_t *logits;
     const colo_tensor_t *targets;
     const colo_support_t
         *support;
     const colo_tensor_t *class_weight;
 } colo_logprob_batch_t;
+#ifdef __cplusplus
+#define COLO_LOGPROB_BATCH_INIT sizeof(colo_logprob_batch_t), nullptr, nullptr, nullptr, nullptr
+#else
+#define COLO_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_logprob_batch_t)
+#endif
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_logprob_batch_t *batch, colo_comm_t *group,
                                             const colo_logprob_out_t *out,
@@ -1046,20 +1039,18 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               colo_stream_t stream);
 typedef struct colo_loss_mean_t {
     size_t struct_size;
-    union {
-        float *value;
-        double *value_f64;
-    };
-    double *num;
-    double *den;
-    double *factor;
+    const colo_tensor_t *value;
+    const colo_tensor_t *num;
+    const colo_tensor_t *den;
+    const colo_tensor_t *factor;
 } colo_loss_mean_t;
 #ifdef __cplusplus
-#define COLO_LOSS_MEAN_INIT sizeof(colo_loss_mean_t), {nullptr}, nullptr, nullptr, nullptr
+#define COLO_LOSS_MEAN_INIT sizeof(colo_loss_mean_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOSS_MEAN_INIT .struct_size = sizeof(colo_loss_mean_t)
 #endif
-COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
+COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses,
+                                              const colo_tensor_t *n_valid,
                                               bool divide, colo_comm_t *group,
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
@@ -1069,18 +1060,15 @@ COLO_API colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses,
                                                void *workspace, colo_stream_t stream);
 typedef struct colo_loss_mean_upstream_t {
     size_t struct_size;
-    union {
-        const float *d_value;
-        const double *d_value_f64;
-    };
-    const double *d_num;
+    const colo_tensor_t *d_value;
+    const colo_tensor_t *d_num;
 } colo_loss_mean_upstream_t;
 #ifdef __cplusplus
-#define COLO_LOSS_MEAN_UPSTREAM_INIT sizeof(colo_loss_mean_upstream_t), {nullptr}, nullptr
+#define COLO_LOSS_MEAN_UPSTREAM_INIT sizeof(colo_loss_mean_upstream_t), nullptr, nullptr
 #else
 #define COLO_LOSS_MEAN_UPSTREAM_INIT .struct_size = sizeof(colo_loss_mean_upstream_t)
 #endif
-COLO_API colo_status_t colo_loss_mean_backward(const double *factor,
+COLO_API colo_status_t colo_loss_mean_backward(const colo_tensor_t *factor,
                                                const colo_loss_mean_upstream_t *upstream,
                                                const colo_tensor_t *d_losses, colo_stream_t stream);
 #ifdef __cplusplus
@@ -1109,19 +1097,25 @@ typedef struct colo_topk_config_t {
     .ignore_index = -100
 #endif
 typedef struct colo_topk_out_t {
-    union {
-        float *logp;
-        double *logp_f64;
-    };
-    int64_t *ids;
-    int64_t *n_invalid;
+    size_t struct_size;
+    const colo_tensor_t *logp;
+    const colo_tensor_t *ids;
+    const colo_tensor_t *n_invalid;
 } colo_topk_out_t;
+#ifdef __cplusplus
+#define COLO_TOPK_OUT_INIT sizeof(colo_topk_out_t), nullptr, nullptr, nullptr
+#else
+#define COLO_TOPK_OUT_INIT .struct_size = sizeof(colo_topk_out_t)
+#endif
 typedef struct colo_topk_upstream_t {
-    union {
-        const float *d_logp;
-        const double *d_logp_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *d_logp;
 } colo_topk_upstream_t;
+#ifdef __cplusplus
+#define COLO_TOPK_UPSTREAM_INIT sizeof(colo_topk_upstream_t), nullptr
+#else
+#define COLO_TOPK_UPSTREAM_INIT .struct_size = sizeof(colo_topk_upstream_t)
+#endif
 typedef struct colo_topk_saved_t {
     colo_tensor_t logits;
     uint64_t logits_version;
@@ -1136,10 +1130,16 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
                                                 colo_dtype_t dtype, int64_t tokens, int32_t ranks,
                                                 size_t *bytes);
 typedef struct colo_topk_batch_t {
+    size_t struct_size;
     const colo_tensor_t *logits;
     const colo_tensor_t *ids;
     const colo_tensor_t *mask;
 } colo_topk_batch_t;
+#ifdef __cplusplus
+#define COLO_TOPK_BATCH_INIT sizeof(colo_topk_batch_t), nullptr, nullptr, nullptr
+#else
+#define COLO_TOPK_BATCH_INIT .struct_size = sizeof(colo_topk_batch_t)
+#endif
 COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
                                          const colo_topk_batch_t *batch, colo_comm_t *group,
                                          const colo_topk_out_t *out,
@@ -1206,25 +1206,23 @@ typedef struct colo_distill_config_t {
     .target_temperature = 1.0, .target_scale = 1.0
 #endif
 typedef struct colo_distill_out_t {
-    union {
-        float *ce;
-        double *ce_f64;
-    };
-    union {
-        float *kl;
-        double *kl_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *ce, *kl;
 } colo_distill_out_t;
+#ifdef __cplusplus
+#define COLO_DISTILL_OUT_INIT sizeof(colo_distill_out_t), nullptr, nullptr
+#else
+#define COLO_DISTILL_OUT_INIT .struct_size = sizeof(colo_distill_out_t)
+#endif
 typedef struct colo_distill_upstream_t {
-    union {
-        const float *d_ce;
-        const double *d_ce_f64;
-    };
-    union {
-        const float *d_kl;
-        const double *d_kl_f64;
-    };
+    size_t struct_size;
+    const colo_tensor_t *d_ce, *d_kl;
 } colo_distill_upstream_t;
+#ifdef __cplusplus
+#define COLO_DISTILL_UPSTREAM_INIT sizeof(colo_distill_upstream_t), nullptr, nullptr
+#else
+#define COLO_DISTILL_UPSTREAM_INIT .struct_size = sizeof(colo_distill_upstream_t)
+#endif
 typedef struct colo_distill_saved_t {
     colo_tensor_t logits, targets;
     uint64_t logits_version, targets_version;
@@ -1239,10 +1237,16 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
                                                    colo_dtype_t dtype, int64_t tokens,
                                                    int32_t ranks, size_t *bytes);
 typedef struct colo_distill_batch_t {
+    size_t struct_size;
     const colo_tensor_t *logits;
     const colo_tensor_t *targets;
     const colo_tensor_t *mask;
 } colo_distill_batch_t;
+#ifdef __cplusplus
+#define COLO_DISTILL_BATCH_INIT sizeof(colo_distill_batch_t), nullptr, nullptr, nullptr
+#else
+#define COLO_DISTILL_BATCH_INIT .struct_size = sizeof(colo_distill_batch_t)
+#endif
 COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                             const colo_distill_batch_t *batch, colo_comm_t *group,
                                             const colo_distill_out_t *out,
@@ -1394,22 +1398,11 @@ typedef struct colo_linear_batch_t {
 typedef struct colo_linear_upstream_t {
     size_t struct_size;
     double logp, entropy, loss;
-    union {
-        const float *d_logp;
-        const double *d_logp_f64;
-    };
-    union {
-        const float *d_entropy;
-        const double *d_entropy_f64;
-    };
-    union {
-        const float *d_loss;
-        const double *d_loss_f64;
-    };
+    const colo_tensor_t *d_logp, *d_entropy, *d_loss;
     bool mean;
 } colo_linear_upstream_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, {nullptr}, {nullptr}, {nullptr}, false
+#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
 #else
 #define COLO_LINEAR_UPSTREAM_INIT .struct_size = sizeof(colo_linear_upstream_t)
 #endif

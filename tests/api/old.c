@@ -202,7 +202,8 @@ static colo_status_t use_linear_grads(void)
                         d_weight = colo_tensor_host(d_w, COLO_F32, 2, (int64_t[]){8, 4});
     const colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden,
                                        .targets = &targets, .max_valid = -1};
-    const colo_logprob_out_t out = {.logp = logp};
+    const colo_tensor_t of_logp = colo_tensor_host(logp, COLO_F32, 1, (int64_t[]){2});
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp};
     const colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT, .logp = 1};
     const colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_hidden,
                                        .d_weight = &d_weight};
@@ -235,6 +236,94 @@ static colo_status_t use_linear_logprob_saved(void)
     return use_linear_grads();
 }
 
+/* Two tokens of 8 logits */
+static float z[16] = {1, 2, 3, 4}, teacher[16] = {4, 3, 2, 1}, numbers[2], ones[2] = {1, 1};
+static int64_t target[2] = {1, 2};
+static colo_tensor_t logits, soft, targets, per_token, d_per_token;
+
+static colo_status_t use_logprob_batch(void)
+{
+    static _Alignas(COLO_ALIGNMENT) unsigned char work[1 << 16], kept[1 << 12];
+    float d_z[16];
+    const colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 8};
+    const colo_tensor_t d_logits = colo_tensor_host(d_z, COLO_F32, 2, (int64_t[]){2, 8});
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &logits,
+                                        .targets = &targets};
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &per_token};
+    const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d_per_token};
+    colo_logprob_saved_t saved;
+    TRY(colo_logprob_forward(&config, &batch, world, &out, &saved, kept, work, NULL));
+    TRY(colo_logprob_backward(&saved, &up, &d_logits, NULL));
+    SAY("logp %.3f, d_z %.3f", numbers[0], d_z[1]);
+    return COLO_OK;
+}
+
+static colo_status_t use_logprob_out(void)
+{
+    return use_logprob_batch();
+}
+
+static colo_status_t use_logprob_upstream(void)
+{
+    return use_logprob_batch();
+}
+
+static colo_status_t use_topk_batch(void)
+{
+    static _Alignas(COLO_ALIGNMENT) unsigned char work[1 << 16], kept[1 << 12];
+    float d_z[16];
+    const colo_topk_config_t config = {COLO_TOPK_CONFIG_INIT, .logits.vocab = 8, .k = 1,
+                                       .topk = true};
+    const colo_tensor_t d_logits = colo_tensor_host(d_z, COLO_F32, 2, (int64_t[]){2, 8});
+    const colo_tensor_t picked = colo_tensor_host(numbers, COLO_F32, 2, (int64_t[]){2, 1}),
+                        d_picked = colo_tensor_host(ones, COLO_F32, 2, (int64_t[]){2, 1});
+    const colo_topk_batch_t batch = {COLO_TOPK_BATCH_INIT, .logits = &logits};
+    const colo_topk_out_t out = {COLO_TOPK_OUT_INIT, .logp = &picked};
+    const colo_topk_upstream_t up = {COLO_TOPK_UPSTREAM_INIT, .d_logp = &d_picked};
+    colo_topk_saved_t saved;
+    TRY(colo_topk_forward(&config, &batch, world, &out, &saved, kept, work, NULL));
+    TRY(colo_topk_backward(&saved, &up, &d_logits, NULL));
+    SAY("logp %.3f, d_z %.3f", numbers[0], d_z[1]);
+    return COLO_OK;
+}
+
+static colo_status_t use_topk_out(void)
+{
+    return use_topk_batch();
+}
+
+static colo_status_t use_topk_upstream(void)
+{
+    return use_topk_batch();
+}
+
+static colo_status_t use_distill_batch(void)
+{
+    static _Alignas(COLO_ALIGNMENT) unsigned char work[1 << 16], kept[1 << 12];
+    float d_z[16];
+    const colo_distill_config_t config = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = 8};
+    const colo_tensor_t d_logits = colo_tensor_host(d_z, COLO_F32, 2, (int64_t[]){2, 8});
+    const colo_distill_batch_t batch = {COLO_DISTILL_BATCH_INIT, .logits = &logits,
+                                        .targets = &soft};
+    const colo_distill_out_t out = {COLO_DISTILL_OUT_INIT, .kl = &per_token};
+    const colo_distill_upstream_t up = {COLO_DISTILL_UPSTREAM_INIT, .d_kl = &d_per_token};
+    colo_distill_saved_t saved;
+    TRY(colo_distill_forward(&config, &batch, world, &out, &saved, kept, work, NULL));
+    TRY(colo_distill_backward(&saved, &up, &d_logits, NULL));
+    SAY("kl %.3f, d_z %.3f", numbers[0], d_z[1]);
+    return COLO_OK;
+}
+
+static colo_status_t use_distill_out(void)
+{
+    return use_distill_batch();
+}
+
+static colo_status_t use_distill_upstream(void)
+{
+    return use_distill_batch();
+}
+
 static colo_status_t use_lm_head_grads(void)
 {
     float d_w[32] = {0};
@@ -258,17 +347,26 @@ static colo_status_t use_loss_mean(void)
     double num = 0, den = 0, factor = 0;
     int64_t valid = 2;
     const colo_tensor_t losses = colo_tensor_host(loss, COLO_F32, 1, (int64_t[]){2});
-    const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = &value, .num = &num, .den = &den,
-                                  .factor = &factor};
-    TRY(colo_loss_mean_forward(&losses, &valid, true, world, &out, work, NULL));
+    const int64_t one = 1;
+    const colo_tensor_t of_value = colo_tensor_host(&value, COLO_F32, 1, &one),
+                        of_num = colo_tensor_host(&num, COLO_F64, 1, &one),
+                        of_den = colo_tensor_host(&den, COLO_F64, 1, &one),
+                        of_factor = colo_tensor_host(&factor, COLO_F64, 1, &one),
+                        n_valid = colo_tensor_host(&valid, COLO_I64, 1, &one);
+    const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = &of_value, .num = &of_num,
+                                  .den = &of_den, .factor = &of_factor};
+    TRY(colo_loss_mean_forward(&losses, &n_valid, true, world, &out, work, NULL));
     SAY("mean %g", value);
     return COLO_OK;
 }
 
 static colo_status_t use_loss_mean_upstream(void)
 {
-    float d_loss[2] = {0}, d_value = 3;
-    const double factor = 0.5;
+    float d_loss[2] = {0}, three = 3;
+    double half = 0.5;
+    const int64_t one = 1;
+    const colo_tensor_t factor = colo_tensor_host(&half, COLO_F64, 1, &one),
+                        d_value = colo_tensor_host(&three, COLO_F32, 1, &one);
     const colo_tensor_t d_losses = colo_tensor_host(d_loss, COLO_F32, 1, (int64_t[]){2});
     const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT, .d_value = &d_value};
     TRY(colo_loss_mean_backward(&factor, &upstream, &d_losses, NULL));
@@ -399,6 +497,11 @@ static const struct {
     USE(plan_bytes),         USE(plan_node_bytes),
     USE(topology_machine),   USE(topology_spot),
     USE(topology_cut),       USE(topology_traffic),
+    USE(logprob_batch),      USE(logprob_out),
+    USE(logprob_upstream),   USE(topk_batch),
+    USE(topk_out),           USE(topk_upstream),
+    USE(distill_batch),      USE(distill_out),
+    USE(distill_upstream),
 };
 
 int main(void)
@@ -407,6 +510,11 @@ int main(void)
     if (colo_comm_create_self(&world) < 0 || colo_grid_parse(&grid, "dp=1", 1) < 0 ||
         colo_layout_init_src(&layout[0], &grid) < 0 || colo_layout_init_dst(&layout[1], &grid) < 0)
         return 2;
+    logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 8});
+    soft = colo_tensor_host(teacher, COLO_F32, 2, (int64_t[]){2, 8});
+    targets = colo_tensor_host(target, COLO_I64, 1, (int64_t[]){2});
+    per_token = colo_tensor_host(numbers, COLO_F32, 1, (int64_t[]){2});
+    d_per_token = colo_tensor_host(ones, COLO_F32, 1, (int64_t[]){2});
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         text[0] = '\0';
         const colo_status_t st = all[i].use();

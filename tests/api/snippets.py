@@ -22,7 +22,7 @@ extern colo_comm_t *world, *gpus, *group, *tp_group;
 extern colo_tensor_t x, y, d_x, d_y, logits, d_logits, targets, tokens, weight, d_weight;
 extern colo_bridge_t *bridge;
 '''
-LOSS = 'extern float *loss, *d_loss, *logp, *d_logp; extern colo_logprob_saved_t saved;'
+LOSS = 'extern float *losses, *ones; extern colo_logprob_saved_t saved;'
 NAMES = {
     'bridge': 'extern colo_layout_t from, to;',
     'comm': '''extern colo_status_t status; extern struct ncclComm *nccl; extern int rank, size, local_rank, MPI_COMM_WORLD;
@@ -30,12 +30,12 @@ NAMES = {
         colo_status_t all_gather(void *, const void *, void *, size_t);''',
     'cuda': '''extern void *z; extern colo_logprob_config_t cfg; extern colo_comm_t *self; extern colo_logprob_out_t out;
         extern colo_logprob_saved_t saved; extern colo_logprob_upstream_t upstream;''',
-    'distill': 'extern float *kl, *d_kl; extern colo_tensor_t teacher; extern colo_distill_saved_t saved;',
+    'distill': 'extern colo_tensor_t kl, d_kl, teacher; extern colo_distill_saved_t saved;',
     'grid': '''#define tp tp_comm
         extern colo_hypergrid_t *h; extern colo_grid_t base, view; extern colo_comm_t *tp, *ep, *same; void use(int64_t);''',
     'invariant': 'extern colo_logprob_config_t config;',
     'layout': 'extern colo_grid_t encoder_grid, llm_grid;',
-    'linear_logprob': '''extern colo_lm_head_t *head; extern colo_lm_head_config_t head_config; extern float *logp;
+    'linear_logprob': '''extern colo_lm_head_t *head; extern colo_lm_head_config_t head_config; extern colo_tensor_t logp;
         extern colo_linear_logprob_t *linear; extern colo_linear_logprob_saved_t saved; extern size_t forward_bytes;
         extern void *buffer; extern colo_tensor_t hidden, d_hidden; extern double tokens_of_the_batch;''',
     'lm_head': '''extern colo_lm_head_t *head; extern colo_memory_t *memory; extern colo_lm_head_grads_t grads;
@@ -53,7 +53,7 @@ NAMES = {
         extern colo_tensor_t logp, out, d_out, d_logp;''',
     'tape': '''extern colo_tape_t *tape; extern colo_value_t w, out; extern colo_tensor_t weights, d_weights; extern void *state;
         colo_tensor_t matmul(colo_tensor_t, colo_tensor_t); extern colo_backward_fn matmul_backward;''',
-    'topk': 'extern float *logp, *d_logp; extern int64_t *chosen; extern colo_topk_saved_t saved;',
+    'topk': 'extern colo_tensor_t logp, d_logp, chosen; extern colo_topk_saved_t saved;',
     'topology': 'extern colo_grid_t grid, order; extern colo_bind_t bind;',
 }
 

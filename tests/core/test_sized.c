@@ -94,7 +94,7 @@ static colo_status_t use_loss(loss_t loss, const void *config, size_t before_con
     size_t bytes[2] = {0}, size;
     alone_t a;
     alone_init(&a, loss);
-    a.out = (colo_logprob_out_t){.logp = a.logp};
+    a.out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &a.of_logp};
     a.arg.config = config;
     a.arg.saved = memset(saved, 0xff, sizeof saved);
     colo_status_t st = alone_workspace_size(&a, COLO_F32, 1000, 2, &bytes[0]);
@@ -216,22 +216,23 @@ static const colo_lm_head_config_t lm_head;
 static colo_status_t use_loss_mean(const void *out, int64_t *result)
 {
     static _Alignas(256) unsigned char work[4096];
-    static const int64_t valid = 2;
+    static int64_t valid = 2;
     static float loss[2] = {1, 2};
     const colo_tensor_t losses = colo_tensor_host(loss, COLO_F32, 1, (int64_t[]){2});
     mean_value = 0;
-    const colo_status_t st =
-        colo_loss_mean_forward(&losses, &valid, true, t_self(), out, work, NULL);
+    const colo_status_t st = colo_loss_mean_forward(&losses, T_TENSOR(&valid, COLO_I64, 1), true,
+                                                    t_self(), out, work, NULL);
     *result = (int64_t)(mean_value * 10);
     return st;
 }
 
 static colo_status_t use_loss_mean_upstream(const void *upstream, int64_t *result)
 {
-    static const double factor = 0.5;
+    double factor = 0.5;
     float d_loss[2] = {0};
     const colo_tensor_t d_losses = colo_tensor_host(d_loss, COLO_F32, 1, (int64_t[]){2});
-    const colo_status_t st = colo_loss_mean_backward(&factor, upstream, &d_losses, NULL);
+    const colo_status_t st =
+        colo_loss_mean_backward(T_TENSOR(&factor, COLO_F64, 1), upstream, &d_losses, NULL);
     *result = (int64_t)(d_loss[1] * 10);
     return st;
 }
@@ -286,10 +287,18 @@ static const colo_tape_record_t record = {COLO_TAPE_RECORD_INIT,    .name = "n",
                                           .out_values = &out_value, .backward = no_gradient};
 static double num, den, mean_factor;
 static float d_mean = 3, gradient[8];
-static const colo_loss_mean_t mean = {COLO_LOSS_MEAN_INIT, .value = &mean_value, .num = &num,
-                                      .den = &den, .factor = &mean_factor};
+#define NUMBER(at, type)                                                                  \
+    {                                                                                     \
+        .data = at, .dtype = type, .device = -1, .ndim = 1, .shape = {1}, .stride = { 1 } \
+    }
+static const colo_tensor_t of_value = NUMBER(&mean_value, COLO_F32),
+                           of_num = NUMBER(&num, COLO_F64), of_den = NUMBER(&den, COLO_F64),
+                           of_factor = NUMBER(&mean_factor, COLO_F64),
+                           of_d_mean = NUMBER(&d_mean, COLO_F32);
+static const colo_loss_mean_t mean = {COLO_LOSS_MEAN_INIT, .value = &of_value, .num = &of_num,
+                                      .den = &of_den, .factor = &of_factor};
 static const colo_loss_mean_upstream_t mean_upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT,
-                                                        .d_value = &d_mean};
+                                                        .d_value = &of_d_mean};
 static const colo_tensor_t d_weight = {.data = gradient,
                                        .dtype = COLO_F32,
                                        .device = -1,

@@ -47,16 +47,20 @@ T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
         p[i] = on_device(NULL, BYTES);
         assert_int_equal(cudaMemset(p[i], 0, BYTES), cudaSuccess);
     }
-    const colo_logprob_out_t out = {.logp = p[0],
-                                    .entropy = p[1],
-                                    .loss = p[2],
-                                    .correct = p[3],
-                                    .n_valid = p[4],
-                                    .n_invalid = p[5]};
-    const colo_logprob_upstream_t d = {.d_logp = p[6], .d_entropy = p[7], .d_loss = p[8]};
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT,
+                                    .logp = T_GIVEN(tensor(p[0], COLO_F32, T, 0)),
+                                    .entropy = T_GIVEN(tensor(p[1], COLO_F32, T, 0)),
+                                    .loss = T_GIVEN(tensor(p[2], COLO_F32, T, 0)),
+                                    .correct = T_GIVEN(tensor(p[3], COLO_U8, T, 0)),
+                                    .n_valid = T_GIVEN(tensor(p[4], COLO_I64, 1, 0)),
+                                    .n_invalid = T_GIVEN(tensor(p[5], COLO_I64, 1, 0))};
+    const colo_logprob_upstream_t d = {COLO_LOGPROB_UPSTREAM_INIT,
+                                       .d_logp = T_GIVEN(tensor(p[6], COLO_F32, T, 0)),
+                                       .d_entropy = T_GIVEN(tensor(p[7], COLO_F32, T, 0)),
+                                       .d_loss = T_GIVEN(tensor(p[8], COLO_F32, T, 0))};
     const colo_tensor_t z = tensor(p[9], COLO_F32, T, V), d_z = tensor(p[10], COLO_F32, T, V),
                         targets = tensor(on_device(p[9], BYTES), COLO_I64, T, 0);
-    const colo_logprob_batch_t batch = {.logits = &z, .targets = &targets};
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &targets};
     colo_comm_t *self = t_self();
     int64_t before = fake_calls(0);
     assert_ok(colo_logprob_forward(&cfg, &batch, self, &out, &saved, p[11], p[12], NULL));
@@ -109,13 +113,15 @@ T_CASE(lists_in_host_memory_are_refused)
     void *kept[] = {on_device(ids, sizeof ids), on_device(begin, sizeof begin),
                     on_device(end, sizeof end)};
     float *logp = on_device(host, T * sizeof *logp);
-    const colo_logprob_out_t out = {.logp = logp};
-    const colo_logprob_upstream_t up = {.d_logp = logp};
+    const colo_tensor_t of_logp = tensor(logp, COLO_F32, T, 0);
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp};
+    const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &of_logp};
     const colo_tensor_t zt = tensor(z, COLO_F32, T, V), tt = tensor(t, COLO_I64, T, 0);
     colo_tensor_t of[] = {tensor(kept[0], COLO_I64, COUNT, 0), tensor(kept[1], COLO_I64, T, 0),
                           tensor(kept[2], COLO_I64, T, 0)};
     const colo_support_t support = {&of[0], &of[1], &of[2]};
-    const colo_logprob_batch_t batch = {.logits = &zt, .targets = &tt, .support = &support};
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &zt, .targets = &tt,
+                                        .support = &support};
     colo_logprob_saved_t saved;
     for (int i = 0; i < 3; i++) {
         of[i].data = lists[i];

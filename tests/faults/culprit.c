@@ -77,7 +77,8 @@ colo_status_t loss_in_chunks(colo_comm_t *world, bool other)
     int64_t target[TOKENS] = {0, 1, 2, 3};
     const colo_tensor_t h = colo_tensor_host(hidden, COLO_F32, 2, (int64_t[]){TOKENS, HIDDEN}),
                         w = colo_tensor_host(weight, COLO_F32, 2, (int64_t[]){COLUMNS, HIDDEN}),
-                        t = colo_tensor_host(target, COLO_I64, 1, (int64_t[]){TOKENS});
+                        t = colo_tensor_host(target, COLO_I64, 1, (int64_t[]){TOKENS}),
+                        of_logp = colo_tensor_host(logp, COLO_F32, 1, (int64_t[]){TOKENS});
     const colo_lm_head_config_t of_head = {COLO_LM_HEAD_CONFIG_INIT, .rows = COLUMNS,
                                            .hidden = HIDDEN, .dtype = COLO_F32};
     colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .frozen_hidden = true,
@@ -102,7 +103,7 @@ colo_status_t loss_in_chunks(colo_comm_t *world, bool other)
             &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h, .targets = &t,
                                    .max_valid = TOKENS},
             &(colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = 1},
-            &(colo_logprob_out_t){.logp = logp},
+            &(colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &of_logp},
             &(colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, .d_hidden = NULL}, workspace, NULL);
     free(workspace);
     colo_linear_logprob_destroy(&linear);

@@ -154,7 +154,8 @@ static colo_status_t step_run(const step_t *s, cudaStream_t stream)
     colo_tensor_t d_w = colo_tensor_cuda(s->at[D_WEIGHT], COLO_F32, 0, 2, (int64_t[]){V, H});
     colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &targets, -1, NULL};
     colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .mean = true};
-    colo_logprob_out_t out = {.logp = s->at[OUT]};
+    colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT,
+                              .logp = T_CUDA_TENSOR(s->at[OUT], COLO_F32, 0, T)};
     colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL};
     return colo_linear_logprob_loss(s->linear, &batch, &up, &out, &grads, s->work, stream);
 }

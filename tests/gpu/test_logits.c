@@ -387,12 +387,17 @@ static void step_make(step_t *s, int64_t tokens, int64_t vocab, bool entropy, in
 
 static void step_run(step_t *s, cudaStream_t stream)
 {
-    const colo_logprob_batch_t batch = {.logits = &s->logits, .targets = &s->target};
-    const colo_logprob_upstream_t up = {.d_logp = s->up,
-                                        .d_entropy = s->config.want_entropy ? s->up : NULL};
-    assert_ok(colo_logprob_forward(&s->config, &batch, t_self(),
-                                   &(colo_logprob_out_t){.logp = s->logp, .n_valid = s->counts},
-                                   &s->saved, s->stats, s->workspace, stream));
+    const int64_t tokens = s->logits.shape[0];
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &s->logits,
+                                        .targets = &s->target};
+    const colo_tensor_t d = colo_tensor_cuda(s->up, COLO_F32, 0, 1, &tokens);
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT,
+                                    .logp = T_CUDA_TENSOR(s->logp, COLO_F32, 0, tokens),
+                                    .n_valid = T_CUDA_TENSOR(s->counts, COLO_I64, 0, 1)};
+    const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d,
+                                        .d_entropy = s->config.want_entropy ? &d : NULL};
+    assert_ok(colo_logprob_forward(&s->config, &batch, t_self(), &out, &s->saved, s->stats,
+                                   s->workspace, stream));
     assert_ok(colo_logprob_backward(&s->saved, &up, &s->d_logits, stream));
 }
 
@@ -477,13 +482,14 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 4};
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4});
     colo_tensor_t tt = colo_tensor_cuda(tg, COLO_I64, 0, 1, &two), dt = zt;
-    colo_logprob_out_t out = {.logp = logp};
+    colo_tensor_t of_logp = colo_tensor_cuda(logp, COLO_F32, 0, 1, &two);
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp};
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &zt, .targets = &tt};
     colo_logprob_saved_t saved;
-    colo_logprob_upstream_t up = {.d_logp = host};
+    const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT,
+                                        .d_logp = T_CUDA_TENSOR(host, COLO_F32, 0, 2)};
     gpu_get(before, logp, 8);
-#define FORWARD()                                                                                \
-    colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &zt, .targets = &tt}, t_self(), \
-                         &out, &saved, stats, workspace, NULL)
+#define FORWARD() colo_logprob_forward(&cfg, &batch, t_self(), &out, &saved, stats, workspace, NULL)
     zt.data = host;
     assert_fails(FORWARD(), COLO_ERR_ARG, "logits: ");
     assert_fails(FORWARD(), COLO_ERR_ARG, "is host memory that CUDA does not know");
@@ -493,9 +499,9 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     tt.data = targets;
     assert_fails(FORWARD(), COLO_ERR_ARG, "targets: ");
     tt.data = tg;
-    out.logp = host;
+    of_logp.data = host;
     assert_fails(FORWARD(), COLO_ERR_ARG, "out.logp: ");
-    out.logp = logp;
+    of_logp.data = logp;
     gpu_get(after, logp, 8);
     assert_memory_equal(before, after, 8);
     assert_ok(FORWARD());

@@ -39,12 +39,16 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     m->up = gpu_put(ones, (size_t)(tokens * k) * 4);
     colo_tensor_t zt = colo_tensor_cuda(m->z, m->dtype, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m->dz;
-    const colo_topk_out_t out = {.logp = m->logp, .ids = m->ids};
-    assert_ok(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &zt}, t_self(), &out,
-                                &m->saved, m->stats, m->workspace, NULL));
+    const colo_dtype_t stat = m->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const colo_topk_out_t out = {COLO_TOPK_OUT_INIT,
+                                 .logp = T_CUDA_TENSOR(m->logp, stat, 0, tokens, k),
+                                 .ids = T_CUDA_TENSOR(m->ids, COLO_I64, 0, tokens, k)};
+    const colo_topk_upstream_t d_out = {COLO_TOPK_UPSTREAM_INIT,
+                                        .d_logp = T_CUDA_TENSOR(m->up, stat, 0, tokens, k)};
+    assert_ok(colo_topk_forward(&cfg, &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &zt},
+                                t_self(), &out, &m->saved, m->stats, m->workspace, NULL));
     if (m->dz)
-        assert_ok(
-            colo_topk_backward(&m->saved, &(colo_topk_upstream_t){.d_logp = m->up}, &dt, NULL));
+        assert_ok(colo_topk_backward(&m->saved, &d_out, &dt, NULL));
 }
 
 static void topk_done(topks_t *m)
@@ -280,10 +284,14 @@ T_CASE(more_than_two_to_the_31_logits_are_right)
     float *ce = gpu_put(NULL, (size_t)tokens * 4), *kl = gpu_put(NULL, (size_t)tokens * 4);
     colo_tensor_t zt = colo_tensor_cuda(m.z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m.dz;
-    assert_ok(colo_distill_forward(&cfg, &(colo_distill_batch_t){.logits = &zt, .targets = &zt},
-                                   t_self(), &(colo_distill_out_t){.ce = ce, .kl = kl}, &saved,
-                                   stats, workspace, NULL));
-    assert_ok(colo_distill_backward(&saved, &(colo_distill_upstream_t){.d_kl = up}, &dt, NULL));
+    const colo_distill_batch_t batch = {COLO_DISTILL_BATCH_INIT, .logits = &zt, .targets = &zt};
+    const colo_distill_out_t out = {COLO_DISTILL_OUT_INIT,
+                                    .ce = T_CUDA_TENSOR(ce, COLO_F32, 0, tokens),
+                                    .kl = T_CUDA_TENSOR(kl, COLO_F32, 0, tokens)};
+    const colo_distill_upstream_t d_out = {COLO_DISTILL_UPSTREAM_INIT,
+                                           .d_kl = T_CUDA_TENSOR(up, COLO_F32, 0, tokens)};
+    assert_ok(colo_distill_forward(&cfg, &batch, t_self(), &out, &saved, stats, workspace, NULL));
+    assert_ok(colo_distill_backward(&saved, &d_out, &dt, NULL));
     for (int i = 0; i < 4; i++)
         distill_check(m.z, m.dz, ce, kl, look[i], vocab);
     void *all[] = {stats, workspace, up, ce, kl};
@@ -308,15 +316,18 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4}), bad = zt;
     colo_tensor_t mask = colo_tensor_cuda(workspace, COLO_U8, 0, 1, (int64_t[]){4});
     bad.data = host;
-    assert_fails(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &bad}, t_self(),
-                                   &(colo_topk_out_t){.logp = logp}, NULL, NULL, workspace, NULL),
+    colo_topk_batch_t picks = {COLO_TOPK_BATCH_INIT, .logits = &bad};
+    colo_topk_out_t out = {COLO_TOPK_OUT_INIT, .logp = T_CUDA_TENSOR(logp, COLO_F32, 0, 2, 1)};
+    const colo_distill_batch_t soft = {COLO_DISTILL_BATCH_INIT, .logits = &zt, .targets = &bad};
+    const colo_distill_out_t ce = {COLO_DISTILL_OUT_INIT,
+                                   .ce = T_CUDA_TENSOR(logp, COLO_F32, 0, 2)};
+    assert_fails(colo_topk_forward(&cfg, &picks, t_self(), &out, NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "logits: ");
-    assert_fails(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &zt}, t_self(),
-                                   &(colo_topk_out_t){.logp = host}, NULL, NULL, workspace, NULL),
+    picks.logits = &zt;
+    out.logp = T_CUDA_TENSOR(host, COLO_F32, 0, 2, 1);
+    assert_fails(colo_topk_forward(&cfg, &picks, t_self(), &out, NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "out.logp: ");
-    assert_fails(colo_distill_forward(
-                     &dcfg, &(colo_distill_batch_t){.logits = &zt, .targets = &bad}, t_self(),
-                     &(colo_distill_out_t){.ce = logp}, NULL, NULL, workspace, NULL),
+    assert_fails(colo_distill_forward(&dcfg, &soft, t_self(), &ce, NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "targets: ");
     assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &mask, NULL), COLO_ERR_ARG,
                  "tensors on a GPU need device_lengths");

@@ -319,6 +319,8 @@ static colo_status_t loss_make(struct loss_call *k, const t_gpu_rank_t *r)
     return COLO_OK;
 }
 
+#define OUTPUT(k, r, i, ...) T_CUDA_TENSOR((k).out[i], COLO_F32, (r)->device, __VA_ARGS__)
+
 /* Are the first @n numbers of both outputs NaN, or is none? */
 static colo_status_t look(struct loss_call *k, t_gpu_rank_t *r, int n, bool nan)
 {
@@ -347,26 +349,30 @@ T_CASE_ON_GPUS(RANKS, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
         colo_logprob_config_t a = {COLO_LOGPROB_CONFIG_INIT, .want_entropy = true};
         a.logits = (colo_logits_options_t){VOCAB, start, temperature, 1, 0};
         a.order = order;
-        rank_try(colo_logprob_forward(
-            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL, NULL}, r->gpus,
-            &(colo_logprob_out_t){.logp = k.out[0], .entropy = k.out[1]}, NULL, NULL, k.workspace,
-            r->stream));
+        const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, &k.logits, &k.targets, NULL,
+                                            NULL};
+        const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = OUTPUT(k, r, 0, ROWS),
+                                        .entropy = OUTPUT(k, r, 1, ROWS)};
+        rank_try(
+            colo_logprob_forward(&a, &batch, r->gpus, &out, NULL, NULL, k.workspace, r->stream));
         rank_try(look(&k, r, ROWS, differs));
         colo_topk_config_t b = {COLO_TOPK_CONFIG_INIT, .k = K, .topk = true};
         b.logits = a.logits;
         b.order = order;
         for (int i = 0; i < 2; i++)
-            rank_try(colo_topk_forward(&b, &(colo_topk_batch_t){.logits = &k.logits}, r->gpus,
-                                       &(colo_topk_out_t){.logp = k.out[i]}, NULL, NULL,
-                                       k.workspace, r->stream));
+            rank_try(colo_topk_forward(
+                &b, &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &k.logits}, r->gpus,
+                &(colo_topk_out_t){COLO_TOPK_OUT_INIT, .logp = OUTPUT(k, r, i, ROWS, K)}, NULL,
+                NULL, k.workspace, r->stream));
         rank_try(look(&k, r, ROWS * K, differs));
         colo_distill_config_t c = {COLO_DISTILL_CONFIG_INIT, .targets = COLO_DISTILL_LOGITS};
         c.logits = a.logits;
         c.order = order;
-        rank_try(colo_distill_forward(&c, &(colo_distill_batch_t){&k.logits, &k.logits, NULL},
-                                      r->gpus,
-                                      &(colo_distill_out_t){.ce = k.out[0], .kl = k.out[1]}, NULL,
-                                      NULL, k.workspace, r->stream));
+        const colo_distill_batch_t soft = {COLO_DISTILL_BATCH_INIT, &k.logits, &k.logits, NULL};
+        const colo_distill_out_t divergences = {COLO_DISTILL_OUT_INIT, .ce = OUTPUT(k, r, 0, ROWS),
+                                                .kl = OUTPUT(k, r, 1, ROWS)};
+        rank_try(colo_distill_forward(&c, &soft, r->gpus, &divergences, NULL, NULL, k.workspace,
+                                      r->stream));
         rank_try(look(&k, r, ROWS, differs));
     }
     rank_cuda(cudaFree(k.memory));
@@ -396,8 +402,9 @@ T_CASE_ON_GPUS(RANKS, ranks_whose_vocabularies_part_wait_for_none)
         a.logits = (colo_logits_options_t){calls[i].vocab[r->rank], SHARD * r->rank, 1, 1, 0};
         rank_try(colo_comm_set_check(r->gpus, calls[i].level));
         const colo_status_t st = colo_logprob_forward(
-            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL}, r->gpus,
-            &(colo_logprob_out_t){.logp = k.out[0]}, NULL, NULL, k.workspace, r->stream);
+            &a, &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, &k.logits, &k.targets, NULL, NULL},
+            r->gpus, &(colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = OUTPUT(k, r, 0, ROWS)},
+            NULL, NULL, k.workspace, r->stream);
         rank_check(st == calls[i].st[r->rank]);
         rank_check(st == COLO_OK || strstr(colo_last_error(), "rank 1"));
         rank_check(!calls[i].member || strstr(colo_last_error(), calls[i].member));
@@ -423,8 +430,9 @@ T_CASE_ON_GPUS(RANKS, the_same_logits_on_all_devices_are_refused)
         rank_cuda(t_to_device(k.memory, logits, sizeof logits));
         rank_try(colo_comm_set_check(r->gpus, call == 4 ? 2 : 1));
         const colo_status_t st = colo_logprob_forward(
-            &a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL, NULL}, r->gpus,
-            &(colo_logprob_out_t){.logp = k.out[0]}, NULL, NULL, k.workspace, r->stream);
+            &a, &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, &k.logits, &k.targets, NULL, NULL},
+            r->gpus, &(colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = OUTPUT(k, r, 0, ROWS)},
+            NULL, NULL, k.workspace, r->stream);
         rank_check(st == (call == 2 || call == 3 ? COLO_OK : COLO_ERR_MISMATCH));
         rank_check(st == COLO_OK || strstr(colo_last_error(), "these are the same logits on"));
         rank_try(t_gpu_quiet(r));
@@ -443,11 +451,14 @@ T_CASE_ON_GPUS(RANKS, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_d
         colo_tensor_cuda(k.memory, COLO_F32, r->device, 1, (int64_t[]){ROWS});
     const colo_tensor_t d_values =
         colo_tensor_cuda(k.out[1], COLO_F32, r->device, 1, (int64_t[]){ROWS});
-    const int64_t *n_valid = k.targets.data;
+    const colo_tensor_t *n_valid = T_CUDA_TENSOR(k.targets.data, COLO_I64, r->device, 1);
     for (int how = 0; how < 3; how++) {
         const bool weighs = how == 2 ? r->rank == 1 : how;
-        const colo_loss_mean_t out = {
-            COLO_LOSS_MEAN_INIT, {k.out[0]}, k.numbers, k.numbers + 1, k.numbers + 2};
+        const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = OUTPUT(k, r, 0, 1),
+                                      .num = T_CUDA_TENSOR(k.numbers, COLO_F64, r->device, 1),
+                                      .den = T_CUDA_TENSOR(k.numbers + 1, COLO_F64, r->device, 1),
+                                      .factor =
+                                          T_CUDA_TENSOR(k.numbers + 2, COLO_F64, r->device, 1)};
         rank_try(weighs ? colo_loss_weighted_sum(&values, NULL, NULL, r->gpus,
                                                  (colo_loss_weighted_t *)(void *)(k.numbers + 4),
                                                  &d_values, k.workspace, r->stream)

@@ -168,6 +168,14 @@ void t_keep_line(colo_log_level_t level, const char *line, void *lines);
 /* A comm of one rank, which the program keeps: for calls that leave it as it is */
 colo_comm_t *t_self(void);
 
+/* What a member that is a tensor points to until the block ends; NULL if there is no memory. */
+static inline const colo_tensor_t *t_given(colo_tensor_t *at, colo_tensor_t tensor)
+{
+    *at = tensor;
+    return tensor.data ? at : NULL;
+}
+#define T_GIVEN(tensor) t_given((colo_tensor_t[1]){{.data = NULL}}, tensor)
+
 /* The usual layouts on grids as colo_grid_parse() reads them, in a world of any size */
 colo_status_t t_layout_of(const char *grid, bool is_src, colo_layout_t *layout);
 colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst);
@@ -183,9 +191,15 @@ colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, co
         .struct_size = sizeof name, .src = &t_src_of_##name, .dst = &t_dst_of_##name, __VA_ARGS__}
 
 /* A tensor of host memory for one call: its data, dtype and extents */
-#define T_TENSOR(data, dtype, ...)             \
-    ((const colo_tensor_t[]){colo_tensor_host( \
-        data, dtype, (int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / 8), (int64_t[]){__VA_ARGS__})})
+#define T_SHAPE(...)                                             \
+    (int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / 8), (int64_t[]) \
+    {                                                            \
+        __VA_ARGS__                                              \
+    }
+#define T_TENSOR(data, dtype, ...) \
+    ((const colo_tensor_t[]){colo_tensor_host(data, dtype, T_SHAPE(__VA_ARGS__))})
+#define T_CUDA_TENSOR(data, dtype, device, ...) \
+    ((const colo_tensor_t[]){colo_tensor_cuda(data, dtype, device, T_SHAPE(__VA_ARGS__))})
 
 /* What a size query gives for so many bytes */
 static inline size_t t_rounded(size_t bytes)

@@ -39,8 +39,11 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     colo_comm_stats_reset(m->group);
     rank_try(colo_distill_forward(
         &cfg,
-        &(colo_distill_batch_t){.logits = &z, .targets = &w, .mask = c->masked ? &mask : NULL},
-        m->group, &(colo_distill_out_t){.ce = out[0], .kl = out[1]},
+        &(colo_distill_batch_t){COLO_DISTILL_BATCH_INIT, .logits = &z, .targets = &w,
+                                .mask = c->masked ? &mask : NULL},
+        m->group,
+        &(colo_distill_out_t){COLO_DISTILL_OUT_INIT, .ce = WHERE_ARRAY(out[0], m->stat, s->tokens),
+                              .kl = WHERE_ARRAY(out[1], m->stat, s->tokens)},
         s->forward_only ? NULL : &saved, s->forward_only ? NULL : stats, workspace, NULL));
     t_comm_stats(m->group, &s->after_forward[r]);
     for (int k = 0; k < 2; k++)
@@ -48,8 +51,10 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     if (s->forward_only)
         return COLO_OK;
     gather_drop(m, workspace); /* free after the call */
-    colo_distill_upstream_t d_out = {.d_ce = c->no_ce ? NULL : up[0],
-                                     .d_kl = c->no_kl ? NULL : up[1]};
+    const colo_distill_upstream_t d_out = {
+        COLO_DISTILL_UPSTREAM_INIT,
+        .d_ce = WHERE_ARRAY(c->no_ce ? NULL : up[0], m->stat, s->tokens),
+        .d_kl = WHERE_ARRAY(c->no_kl ? NULL : up[1], m->stat, s->tokens)};
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_distill_backward(&saved, &d_out, &dz, NULL));
     t_comm_stats(m->group, &s->after_backward[r]);

@@ -160,6 +160,7 @@ typedef struct rank {
     colo_lm_head_t *head;
     colo_linear_logprob_t *linear;
     memory_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
+    colo_tensor_t d_up[4];                    /* views of up and half */
     memory_t targets, correct, counts, lists; /* begin, end, ids */
     memory_t class_weight, out_weight;
     int64_t first, rows; /* of the head's columns here */
@@ -290,18 +291,20 @@ static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 /* What is left to backward of an upstream gradient in mode early. */
 static const double EARLY = 0.25;
 
-static colo_linear_upstream_t upstream_of(const rank_t *k)
+static colo_linear_upstream_t upstream_of(rank_t *k)
 {
     const linear_case_t *c = k->c;
+    for (int i = 0; i < 3; i++)
+        k->d_up[i] = view(&k->up[i], sums_of(c), 1, &c->tokens);
     const colo_logprob_config_t *p = &c->config.logprob;
     return (colo_linear_upstream_t){
         COLO_LINEAR_UPSTREAM_INIT,
         .logp = c->factor[0],
         .entropy = p->want_entropy ? c->factor[1] : 0,
         .loss = p->want_loss ? c->factor[2] : 0,
-        .d_logp = c->arrays ? memory_at(&k->up[0]) : NULL,
-        .d_entropy = c->arrays ? memory_at(&k->up[1]) : NULL,
-        .d_loss = c->arrays ? memory_at(&k->up[2]) : NULL,
+        .d_logp = c->arrays ? &k->d_up[0] : NULL,
+        .d_entropy = c->arrays ? &k->d_up[1] : NULL,
+        .d_loss = c->arrays ? &k->d_up[2] : NULL,
         .mean = c->mean,
     };
 }
@@ -318,10 +321,11 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
                                   const colo_linear_grads_t *grads)
 {
     linear_case_t *c = k->c;
+    k->d_up[3] = view(&k->half, sums_of(c), 1, &(int64_t){1});
     const colo_linear_upstream_t up =
         c->config.mode == COLO_LINEAR_EARLY
             ? (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .loss = EARLY / 0.5,
-                                       .d_loss = memory_at(&k->half)}
+                                       .d_loss = &k->d_up[3]}
             : upstream_of(k);
     wait_for_device();
     memory_fetch(&k->kept);
@@ -380,14 +384,16 @@ static colo_status_t run_passes(rank_t *k)
     colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, frozen_h ? NULL : &d_h,
                                  frozen_w ? NULL : &d_w, frozen_w || !c->has_bias ? NULL : &d_b};
     int64_t *counts = memory_at(&k->counts);
-    colo_logprob_out_t out = {
-        .logp = memory_at(&k->out[0]),
-        .entropy = p->want_entropy ? memory_at(&k->out[1]) : NULL,
-        .loss = p->want_loss ? memory_at(&k->out[2]) : NULL,
-        .correct = p->want_correct ? memory_at(&k->correct) : NULL,
-        .n_valid = counts,
-        .n_invalid = counts + 1,
-        .weight = p->has_class_weight ? memory_at(&k->out_weight) : NULL,
+    const colo_dtype_t stat = sums_of(c);
+    const colo_logprob_out_t out = {
+        COLO_LOGPROB_OUT_INIT,
+        .logp = WHERE_ARRAY(memory_at(&k->out[0]), stat, T),
+        .entropy = p->want_entropy ? WHERE_ARRAY(memory_at(&k->out[1]), stat, T) : NULL,
+        .loss = p->want_loss ? WHERE_ARRAY(memory_at(&k->out[2]), stat, T) : NULL,
+        .correct = p->want_correct ? WHERE_ARRAY(memory_at(&k->correct), COLO_U8, T) : NULL,
+        .n_valid = WHERE_ARRAY(counts, COLO_I64, 1),
+        .n_invalid = WHERE_ARRAY(counts + 1, COLO_I64, 1),
+        .weight = p->has_class_weight ? WHERE_ARRAY(memory_at(&k->out_weight), stat, T) : NULL,
     };
     colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT,
                                          .d_weight =

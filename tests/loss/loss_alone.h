@@ -31,6 +31,9 @@ typedef struct alone {
     _Alignas(COLO_ALIGNMENT) unsigned char workspace[ALONE_WORKSPACE + MARGIN];
     uint64_t version, targets_version;
     colo_tensor_t logits, target, masked, d_logits; /* d_logits: what sampling writes, too */
+    /* of outputs, and of any upstream gradient */
+    colo_tensor_t of_logp, of_entropy, of_losses, of_ce, of_kl, of_correct, of_chosen, of_n_valid,
+        of_n_invalid, of_up;
     colo_logprob_out_t out;
     colo_topk_out_t picks;
     colo_distill_out_t divergences;
@@ -90,19 +93,30 @@ static inline void alone_init(alone_t *a, loss_t loss)
     a->target.version = &a->targets_version;
     a->masked = colo_tensor_host(a->mask, COLO_U8, 1, shape);
     a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, shape);
-    a->out = (colo_logprob_out_t){.logp = a->logp,
-                                  .entropy = a->entropy,
-                                  .loss = a->losses,
-                                  .correct = a->correct,
-                                  .n_valid = &a->n_valid,
-                                  .n_invalid = &a->n_invalid};
-    a->picks = (colo_topk_out_t){
-        .logp = a->logp, .ids = loss == LARGEST ? a->chosen : NULL, .n_invalid = &a->n_invalid};
-    a->divergences = (colo_distill_out_t){.ce = a->ce, .kl = a->kl};
+    const int32_t axes = loss == GIVEN || loss == LARGEST ? 2 : 1;
+    const int64_t one = 1;
+    a->of_logp = colo_tensor_host(a->logp, COLO_F32, axes, picks);
+    a->of_entropy = colo_tensor_host(a->entropy, COLO_F32, 1, shape);
+    a->of_losses = colo_tensor_host(a->losses, COLO_F32, 1, shape);
+    a->of_ce = colo_tensor_host(a->ce, COLO_F32, 1, shape);
+    a->of_kl = colo_tensor_host(a->kl, COLO_F32, 1, shape);
+    a->of_correct = colo_tensor_host(a->correct, COLO_U8, 1, shape);
+    a->of_chosen = colo_tensor_host(a->chosen, COLO_I64, 2, picks);
+    a->of_n_valid = colo_tensor_host(&a->n_valid, COLO_I64, 1, &one);
+    a->of_n_invalid = colo_tensor_host(&a->n_invalid, COLO_I64, 1, &one);
+    a->of_up = colo_tensor_host(a->up, COLO_F32, axes, picks);
+    a->out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT,        .logp = &a->of_logp,
+                                  .entropy = &a->of_entropy,    .loss = &a->of_losses,
+                                  .correct = &a->of_correct,    .n_valid = &a->of_n_valid,
+                                  .n_invalid = &a->of_n_invalid};
+    a->picks = (colo_topk_out_t){COLO_TOPK_OUT_INIT, .logp = &a->of_logp,
+                                 .ids = loss == LARGEST ? &a->of_chosen : NULL,
+                                 .n_invalid = &a->of_n_invalid};
+    a->divergences = (colo_distill_out_t){COLO_DISTILL_OUT_INIT, .ce = &a->of_ce, .kl = &a->of_kl};
     memset(&a->saved, 0, sizeof a->saved);
-    a->upstream = (colo_logprob_upstream_t){.d_logp = a->up};
-    a->d_picks = (colo_topk_upstream_t){.d_logp = a->up};
-    a->d_divergences = (colo_distill_upstream_t){.d_ce = a->up};
+    a->upstream = (colo_logprob_upstream_t){COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &a->of_up};
+    a->d_picks = (colo_topk_upstream_t){COLO_TOPK_UPSTREAM_INIT, .d_logp = &a->of_up};
+    a->d_divergences = (colo_distill_upstream_t){COLO_DISTILL_UPSTREAM_INIT, .d_ce = &a->of_up};
     memset(&a->arg, 0, sizeof a->arg);
     a->arg.config = &a->cfg;
     a->arg.group = t_self();
@@ -118,26 +132,26 @@ static inline colo_status_t alone_forward(alone_t *a)
     const bool no_out = a->arg.no_out;
     switch (a->loss) {
     case LOGPROB:
-        return colo_logprob_forward(
-            a->arg.config,
-            &(colo_logprob_batch_t){.logits = a->arg.logits, .targets = a->arg.targets},
-            a->arg.group, no_out ? NULL : &a->out, a->arg.saved, a->arg.stats, a->arg.workspace,
-            NULL);
-    case DISTILL:
-        return colo_distill_forward(a->arg.config,
-                                    &(colo_distill_batch_t){.logits = a->arg.logits,
-                                                            .targets = a->arg.targets,
-                                                            .mask = &a->masked},
-                                    a->arg.group, no_out ? NULL : &a->divergences, a->arg.saved,
+        return colo_logprob_forward(a->arg.config,
+                                    &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT,
+                                                            .logits = a->arg.logits,
+                                                            .targets = a->arg.targets},
+                                    a->arg.group, no_out ? NULL : &a->out, a->arg.saved,
                                     a->arg.stats, a->arg.workspace, NULL);
+    case DISTILL:
+        return colo_distill_forward(
+            a->arg.config,
+            &(colo_distill_batch_t){COLO_DISTILL_BATCH_INIT, .logits = a->arg.logits,
+                                    .targets = a->arg.targets, .mask = &a->masked},
+            a->arg.group, no_out ? NULL : &a->divergences, a->arg.saved, a->arg.stats,
+            a->arg.workspace, NULL);
     case SAMPLING:
         return colo_sampling_keep(a->arg.config, a->arg.logits, &a->d_logits, a->arg.group,
                                   a->arg.workspace, NULL);
     default:
         return colo_topk_forward(a->arg.config,
-                                 &(colo_topk_batch_t){.logits = a->arg.logits,
-                                                      .ids = a->arg.targets,
-                                                      .mask = &a->masked},
+                                 &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = a->arg.logits,
+                                                      .ids = a->arg.targets, .mask = &a->masked},
                                  a->arg.group, no_out ? NULL : &a->picks, a->arg.saved,
                                  a->arg.stats, a->arg.workspace, NULL);
     }

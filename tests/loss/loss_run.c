@@ -57,20 +57,22 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         up[k] = gather_put_stats(m, c->up[k], tokens);
         values[k] = wants[k] ? gather_put(m, NULL, line) : NULL;
     }
-    colo_logprob_out_t out = {.logp = values[0],
-                              .entropy = values[1],
-                              .loss = values[2],
-                              .correct =
-                                  cfg.want_correct ? gather_put(m, NULL, (size_t)tokens) : NULL,
-                              .n_valid = gather_put(m, NULL, sizeof counts)};
-    out.n_invalid = out.n_valid + 1;
-    out.weight = cfg.has_class_weight ? gather_put(m, NULL, line) : NULL;
+    uint8_t *correct = cfg.want_correct ? gather_put(m, NULL, (size_t)tokens) : NULL;
+    void *weight = cfg.has_class_weight ? gather_put(m, NULL, line) : NULL;
+    int64_t *counted = gather_put(m, NULL, sizeof counts);
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT,
+                                    .logp = WHERE_ARRAY(values[0], m->stat, tokens),
+                                    .entropy = WHERE_ARRAY(values[1], m->stat, tokens),
+                                    .loss = WHERE_ARRAY(values[2], m->stat, tokens),
+                                    .correct = WHERE_ARRAY(correct, COLO_U8, tokens),
+                                    .n_valid = WHERE_ARRAY(counted, COLO_I64, 1),
+                                    .n_invalid = WHERE_ARRAY(counted + 1, COLO_I64, 1),
+                                    .weight = WHERE_ARRAY(weight, m->stat, tokens)};
     colo_logprob_saved_t saved = {.valid = false};
     colo_comm_stats_reset(m->group);
     rank_try(colo_logprob_forward(
         &cfg,
-        &(colo_logprob_batch_t){.logits = &z,
-                                .targets = &targets,
+        &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &targets,
                                 .support = c->in ? &(colo_support_t){&ids, &begin, &end} : NULL,
                                 .class_weight = cfg.has_class_weight ? &class_weight : NULL},
         m->group, &out, c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats, workspace,
@@ -79,21 +81,22 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     for (int k = 0; k < 3; k++)
         if (values[k])
             gather_get_stats(m, c->out[r][k], values[k], tokens);
-    if (out.weight)
-        gather_get_stats(m, c->weight[r], out.weight, tokens);
-    if (out.correct)
-        where.get(c->correct[r], out.correct, (size_t)tokens);
-    where.get(counts, out.n_valid, sizeof counts);
+    if (weight)
+        gather_get_stats(m, c->weight[r], weight, tokens);
+    if (correct)
+        where.get(c->correct[r], correct, (size_t)tokens);
+    where.get(counts, counted, sizeof counts);
     c->n_valid[r] = counts[0];
     c->n_invalid[r] = counts[1];
     if (c->forward_only)
         return COLO_OK;
     gather_drop(m, workspace); /* free after the call */
-    const colo_logprob_upstream_t upstream = {
-        .d_logp = c->no_up[0] ? NULL : up[0],
-        .d_entropy = wants[1] && !c->no_up[1] ? up[1] : NULL,
-        .d_loss = wants[2] && !c->no_up[2] ? up[2] : NULL,
-    };
+    for (int k = 0; k < 3; k++)
+        up[k] = wants[k] && !c->no_up[k] ? up[k] : NULL;
+    const colo_logprob_upstream_t upstream = {COLO_LOGPROB_UPSTREAM_INIT,
+                                              .d_logp = WHERE_ARRAY(up[0], m->stat, tokens),
+                                              .d_entropy = WHERE_ARRAY(up[1], m->stat, tokens),
+                                              .d_loss = WHERE_ARRAY(up[2], m->stat, tokens)};
     for (int again = 0; again < (c->in_place ? 1 : 2); again++)
         rank_try(colo_logprob_backward(&saved, &upstream, &dz, where_stream()));
     t_comm_stats(m->group, &c->after_backward[r]);

@@ -34,7 +34,7 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     assert_ok(colo_linear_logprob_saved_size(a.linear, ROWS, -1, &bytes));
     assert_true(bytes < whole);
     a.dw.data = a.d_w + H;
-    a.out = (colo_logprob_out_t){.loss = a.logp};
+    a.out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .loss = &a.of_logp};
     a.up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .loss = 1};
     assert_ok(alone_bind(&a));
     assert_fails(alone_early(&a), COLO_ERR_ARG, "saved.d_weight is NULL");

@@ -20,7 +20,7 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     a.config.mode = mode;
     a.config.logprob.chunk_size = CHUNK;
     a.config.logprob.want_entropy = true;
-    a.out.entropy = a.entropy;
+    a.out.entropy = &a.of_entropy;
     a.up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .entropy = 0.1,
                                     .mean = true};
     alone_make(&a);

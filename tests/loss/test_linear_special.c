@@ -221,7 +221,7 @@ T_CASE(every_wrong_batch_is_named)
     BATCH(a.target.shape[0] = T - 1, COLO_ERR_SHAPE, "expected [6] as the rows of hidden");
     BATCH(a.batch.max_valid = 4, COLO_ERR_ARG,
           "max_valid is 4, but 6 of 6 targets are not ignore_index");
-    BATCH(a.out.entropy = a.logp, COLO_ERR_ARG, "config.want_entropy is false");
+    BATCH(a.out.entropy = &a.of_logp, COLO_ERR_ARG, "config.want_entropy is false");
     REFUSE((void)0,
            colo_linear_logprob_forward(a.linear, &a.batch, &a.out, &a.saved, a.buffer,
                                        (char *)a.work + 8, NULL),
@@ -238,8 +238,8 @@ T_CASE(every_wrong_batch_is_named)
     REFUSE((void)0,
            colo_linear_logprob_forward(a.linear, &a.batch, NULL, &a.saved, a.buffer, a.work, NULL),
            COLO_ERR_ARG, "linear: out is NULL");
-    BATCH(a.out.loss = a.logp, COLO_ERR_ARG, "config.want_loss is false");
-    BATCH(a.out.correct = (uint8_t *)a.logp, COLO_ERR_ARG, "config.want_correct is false");
+    BATCH(a.out.loss = &a.of_logp, COLO_ERR_ARG, "config.want_loss is false");
+    BATCH(a.out.correct = &a.of_logp, COLO_ERR_ARG, "config.want_correct is false");
     lists.ids = NULL;
     BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: ids: tensor is NULL");
     lists = (colo_support_t){&id, NULL, &begin};
@@ -396,7 +396,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});
     colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &target, -1, NULL};
-    colo_logprob_out_t out = {.logp = logp};
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = T_TENSOR(logp, COLO_F32, T)};
     logp[0] = 77;
     rank_try(colo_lm_head_bind(head, &weight, NULL, gathered));
     if ((p->what == 0 || p->what == 2) && me == 3)

@@ -101,10 +101,11 @@ T_CASE(a_support_written_before_backward_is_refused)
                   end = colo_tensor_host(cu + 1, COLO_I64, 1, (int64_t[]){T});
     const colo_support_t support = {&ids, &begin, &end};
     ids.version = &version;
-    assert_ok(colo_logprob_forward(
-        &a.cfg.logprob,
-        &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target, .support = &support},
-        t_self(), &a.out, &a.saved.logprob, a.stats, a.workspace, NULL));
+    assert_ok(
+        colo_logprob_forward(&a.cfg.logprob,
+                             &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, .logits = &a.logits,
+                                                     .targets = &a.target, .support = &support},
+                             t_self(), &a.out, &a.saved.logprob, a.stats, a.workspace, NULL));
     version++;
     assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "support: found it written");
     version--;
@@ -118,8 +119,8 @@ T_CASE(class_weights_that_do_not_fit_or_were_written_are_refused)
     uint64_t version = 1;
     float w[V] = {1, 2, 0, 1, 1, 0.5F}, weights[T];
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 1, (int64_t[]){V});
-    const colo_logprob_batch_t batch = {
-        .logits = &a.logits, .targets = &a.target, .class_weight = &weight};
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &a.logits,
+                                        .targets = &a.target, .class_weight = &weight};
     colo_logprob_config_t *cfg = &a.cfg.logprob;
 #define FORWARD()                                                                               \
     colo_logprob_forward(cfg, &batch, t_self(), &a.out, &a.saved.logprob, a.stats, a.workspace, \
@@ -127,7 +128,8 @@ T_CASE(class_weights_that_do_not_fit_or_were_written_are_refused)
     weight.version = &version;
     assert_fails(FORWARD(), COLO_ERR_ARG,
                  "class_weight: the batch has one, config.has_class_weight is false");
-    a.out.weight = weights;
+    colo_tensor_t of_weight = colo_tensor_host(weights, COLO_F32, 1, (int64_t[]){T});
+    a.out.weight = &of_weight;
     assert_fails(FORWARD(), COLO_ERR_ARG, "out.weight is given, config.has_class_weight is false");
     cfg->has_class_weight = true;
     weight.dtype = COLO_F64;
@@ -140,6 +142,9 @@ T_CASE(class_weights_that_do_not_fit_or_were_written_are_refused)
     weight.stride[0] = 2;
     assert_fails(FORWARD(), COLO_ERR_SHAPE, "class_weight: elements are 2 apart");
     weight.stride[0] = 1;
+    of_weight.dtype = COLO_F64;
+    assert_fails(FORWARD(), COLO_ERR_ARG, "out.weight: dtype f64, expected f32");
+    of_weight.dtype = COLO_F32;
     assert_ok(FORWARD());
     version++;
     assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "class_weight");
@@ -172,11 +177,12 @@ T_CASE(ignored_rows_are_not_read)
     a.logits = colo_tensor_host(memory, COLO_F32, 2, (int64_t[]){tokens, V});
     a.target = colo_tensor_host(targets, COLO_I64, 1, &tokens);
     a.d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){tokens, V});
-    a.out = (colo_logprob_out_t){.logp = logp};
+    a.out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = T_TENSOR(logp, COLO_F32, tokens)};
     a.arg.stats = stats;
     a.arg.workspace = workspace;
     assert_ok(alone_forward(&a));
-    a.upstream = (colo_logprob_upstream_t){.d_logp = up};
+    a.upstream = (colo_logprob_upstream_t){COLO_LOGPROB_UPSTREAM_INIT,
+                                           .d_logp = T_TENSOR(up, COLO_F32, tokens)};
     assert_ok(alone_backward(&a));
     assert_true(logp[0] == 0 && logp[dark] == 0 && logp[dark + 1] < -1);
     munmap(memory, 2 * page);
@@ -186,12 +192,12 @@ T_CASE(outputs_that_are_null_are_not_written)
 {
     alone_t a;
     alone_init(&a, LOGPROB);
-    a.out = (colo_logprob_out_t){.entropy = a.entropy};
+    a.out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .entropy = &a.of_entropy};
     assert_ok(alone_forward(&a));
     assert_true(painted(a.logp, sizeof a.logp) && painted(a.losses, sizeof a.losses));
     assert_true(painted(a.correct, sizeof a.correct) && painted(&a.n_valid, 8));
     assert_true(a.entropy[0] > 1);
-    a.upstream.d_loss = a.up; /* the loss itself was not asked for, its gradient may be */
+    a.upstream.d_loss = &a.of_up; /* the loss itself was not asked for, its gradient may be */
     assert_ok(alone_backward(&a));
 }
 

@@ -141,8 +141,66 @@ T_CASE(every_bad_tensor_is_refused_with_its_number)
     ARG(OF_SAMPLING, a.d_logits.data = a.z + 1, "out: overlaps the logits without being them");
     REJECT(OF_ALL & ~OF_LARGEST,
            (a.logits.mem = a.target.mem = a.masked.mem = a.d_logits.mem = COLO_CUDA,
-            a.logits.device = a.target.device = a.masked.device = a.d_logits.device = 0),
+            a.logits.device = a.target.device = a.masked.device = a.d_logits.device = 0,
+            a.out.logp = a.out.entropy = a.out.loss = a.out.correct = a.out.n_valid =
+                a.out.n_invalid = a.picks.logp = a.picks.ids = a.picks.n_invalid =
+                    a.divergences.ce = a.divergences.kl = NULL),
            COLO_ERR_UNBUILT, "");
+}
+
+/* An array that is narrower than what is written would let the memory behind it be overwritten. */
+T_CASE(arrays_of_another_dtype_length_or_memory_are_refused)
+{
+    static const struct {
+        int losses;
+        size_t at; /* of its tensor in an alone_t */
+        colo_dtype_t dtype;
+        int64_t count;
+        const char *what;
+    } arrays[] = {
+        {OF_LOGPROB | OF_TOPK, offsetof(alone_t, of_logp), COLO_F32, T, "out.logp"},
+        {OF_LOGPROB, offsetof(alone_t, of_entropy), COLO_F32, T, "out.entropy"},
+        {OF_LOGPROB, offsetof(alone_t, of_losses), COLO_F32, T, "out.loss"},
+        {OF_LOGPROB, offsetof(alone_t, of_correct), COLO_U8, T, "out.correct"},
+        {OF_LOGPROB, offsetof(alone_t, of_n_valid), COLO_I64, 1, "out.n_valid"},
+        {OF_LOGPROB | OF_TOPK, offsetof(alone_t, of_n_invalid), COLO_I64, 1, "out.n_invalid"},
+        {OF_LARGEST, offsetof(alone_t, of_chosen), COLO_I64, T, "out.ids"},
+        {OF_DISTILL, offsetof(alone_t, of_ce), COLO_F32, T, "out.ce"},
+        {OF_DISTILL, offsetof(alone_t, of_kl), COLO_F32, T, "out.kl"},
+        {OF_BACKWARD, offsetof(alone_t, of_up), COLO_F32, T, NULL},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+#define OF(change) ((colo_tensor_t *)(void *)((char *)&a + arrays[i].at))->change
+#define WRONG(change, status, ...)                                       \
+    do {                                                                 \
+        char text_[160];                                                 \
+        snprintf(text_, sizeof text_, __VA_ARGS__);                      \
+        if (arrays[i].what) {                                            \
+            REJECT(arrays[i].losses, OF(change), status, text_)          \
+        } else {                                                         \
+            REJECT_BACKWARD(arrays[i].losses, OF(change), status, text_) \
+        }                                                                \
+    } while (0)
+        const char *what = arrays[i].what ? arrays[i].what : "d_";
+        WRONG(dtype = COLO_F64, COLO_ERR_ARG, "dtype f64, expected %s",
+              colo_dtype_name(arrays[i].dtype));
+        WRONG(dtype = COLO_BF16, COLO_ERR_ARG, "%s", what);
+        WRONG(shape[0]--, COLO_ERR_SHAPE, "expected [%d", (int)arrays[i].count);
+        WRONG(shape[0]++, COLO_ERR_SHAPE, "%s", what);
+        WRONG(ndim = 0, COLO_ERR_SHAPE, "0 axes, 1 elements, expected [%d", (int)arrays[i].count);
+        WRONG(mem = COLO_CUDA, COLO_ERR_ARG, "memory kind 1 on device -1, expected kind 0");
+        WRONG(data = NULL, COLO_ERR_ARG, "data is NULL");
+        if (arrays[i].count > 1)
+            WRONG(stride[0]++, COLO_ERR_SHAPE, "elements apart, expected contiguous");
+    }
+    /* more numbers than the memory has, as they are wider */
+    static double z[T * V];
+    ARG(OF_LOGPROB | OF_TOPK, (a.logits.data = z, a.logits.dtype = COLO_F64),
+        "out.logp: dtype f32, expected f64");
+    ARG(OF_DISTILL, (a.logits.data = z, a.logits.dtype = COLO_F64),
+        "out.ce: dtype f32, expected f64");
+    SHAPE(OF_TOPK, a.of_logp.shape[1] = 1, "out.logp: 2 axes, 4 elements, expected [4, 2]");
+    SHAPE(OF_TOPK, a.of_logp.ndim = 1, "out.logp: 1 axes, 4 elements, expected [4, 2]");
 }
 
 T_CASE(every_bad_pointer_is_refused)
@@ -153,7 +211,7 @@ T_CASE(every_bad_pointer_is_refused)
     ARG(OF_LOGPROB, a.cfg.logprob.want_entropy = false, "out.entropy is given");
     ARG(OF_LOGPROB, a.cfg.logprob.want_loss = false, "out.loss is given");
     ARG(OF_LOGPROB, a.cfg.logprob.want_correct = false, "out.correct is given");
-    ARG(OF_GIVEN, a.picks.ids = a.chosen, "out.ids is given, config.topk is false");
+    ARG(OF_GIVEN, a.picks.ids = &a.of_chosen, "out.ids is given, config.topk is false");
     ARG(OF_LOGPROB | OF_DISTILL, a.arg.stats = NULL, "saved memory is NULL; it needs 256 bytes");
     ARG(OF_TOPK, a.arg.stats = NULL, "saved memory is NULL; it needs 512 bytes");
     ARG(OF_BACKWARD, a.arg.saved = NULL, "saved memory is given, saved is NULL");
@@ -175,7 +233,7 @@ T_CASE(a_call_without_a_batch_is_refused)
     alone_init(&a, LOGPROB);
     assert_fails(colo_logprob_forward(&a.cfg.logprob, NULL, t_self(), &a.out, &a.saved.logprob,
                                       a.stats, a.workspace, NULL),
-                 COLO_ERR_ARG, "logprob: batch is NULL, expected one with logits");
+                 COLO_ERR_ARG, "logprob: batch is NULL; start from COLO_LOGPROB_BATCH_INIT");
     assert_true(all_is_as_it_was(&a));
 }
 
@@ -213,10 +271,10 @@ T_CASE(every_bad_backward_is_refused)
     REJECT_BACKWARD(OF_LOGPROB | OF_DISTILL, a.targets_version = 2, COLO_ERR_MODIFIED,
                     "targets were written after they were saved: version 2, saved at 1");
     REJECT_BACKWARD(OF_LOGPROB,
-                    (a.saved.logprob.config.want_entropy = false, a.upstream.d_entropy = a.up),
+                    (a.saved.logprob.config.want_entropy = false, a.upstream.d_entropy = &a.of_up),
                     COLO_ERR_ARG, "d_entropy is given");
     REJECT_BACKWARD(OF_LOGPROB,
-                    (a.saved.logprob.config.want_loss = false, a.upstream.d_loss = a.up),
+                    (a.saved.logprob.config.want_loss = false, a.upstream.d_loss = &a.of_up),
                     COLO_ERR_ARG, "d_loss is given");
     alone_init(&b, LOGPROB);
     assert_ok(alone_forward(&b));
@@ -229,7 +287,7 @@ T_CASE(in_place_has_the_bits_of_apart_and_ends_the_saved_state)
     for (int l = 0; l < SAMPLING; l++) {
         alone_t a;
         alone_init(&a, (loss_t)l);
-        a.upstream.d_entropy = a.upstream.d_loss = a.up;
+        a.upstream.d_entropy = a.upstream.d_loss = &a.of_up;
         assert_ok(alone_forward(&a));
         assert_ok(alone_backward(&a));
         a.d_logits = a.logits;
@@ -348,10 +406,11 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 a.cfg.logprob.want_correct = wants & 4;
                 a.cfg.logprob.label_smoothing = 0.1;
                 a.logits = colo_tensor_host(z, loss_dtypes[d], 2, (int64_t[]){T, V});
-                a.out.logp_f64 = out[0];
-                a.out.entropy_f64 = wants & 1 ? out[1] : NULL;
-                a.out.loss_f64 = wants & 2 ? out[2] : NULL;
-                a.out.correct = wants & 4 ? a.correct : NULL;
+                const colo_dtype_t stat = loss_dtypes[d] == COLO_F64 ? COLO_F64 : COLO_F32;
+                a.out.logp = T_TENSOR(out[0], stat, T);
+                a.out.entropy = wants & 1 ? T_TENSOR(out[1], stat, T) : NULL;
+                a.out.loss = wants & 2 ? T_TENSOR(out[2], stat, T) : NULL;
+                a.out.correct = wants & 4 ? &a.of_correct : NULL;
                 run_exact(&a, loss_dtypes[d], true, true);
             }
 }
@@ -380,7 +439,9 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
         "no rank of 2 holds column 7 of the vocabulary of 8")                                   \
     ROW(LOST, OF_LOGPROB, a->cfg.logits.vocab_start = 0, /* on both ranks */                    \
         "no rank of 2 holds column 4")                                                          \
-    ROW(TOKENS, OF_LOGPROB, a->logits.shape[0] = a->target.shape[0] = T - 1,                    \
+    ROW(TOKENS, OF_LOGPROB,                                                                     \
+        a->logits.shape[0] = a->target.shape[0] = a->of_logp.shape[0] = a->of_losses.shape[0] = \
+            T - 1,                                                                              \
         "rank 1 has 3 tokens, rank 0 has 4")                                                    \
     /* of cases of their own */                                                                 \
     ROW(WANTS, 0, (a->cfg.logprob.want_entropy = false, a->out.entropy = NULL), "")             \

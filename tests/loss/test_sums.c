@@ -111,8 +111,10 @@ static colo_status_t average(rank_t *k)
     void *d_value = put_numbers(k, &three, 1), *d_num = gather_put(&k->m, &quarter, sizeof quarter);
     double *numbers = gather_put(&k->m, NULL, sizeof n);
     const colo_tensor_t xt = line(k, put_numbers(k, x, TOKENS)), dt = line(k, d);
-    const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = value, .num = numbers,
-                                  .den = numbers + 1, .factor = numbers + 2};
+    const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = WHERE_ARRAY(value, xt.dtype, 1),
+                                  .num = WHERE_ARRAY(numbers, COLO_F64, 1),
+                                  .den = WHERE_ARRAY(numbers + 1, COLO_F64, 1),
+                                  .factor = WHERE_ARRAY(numbers + 2, COLO_F64, 1)};
     if (w->weighted) {
         for (int i = 0; i < TOKENS; i++)
             x[i] = weight_of(k->cp, k->dp, i);
@@ -120,14 +122,16 @@ static colo_status_t average(rank_t *k)
         rank_try(
             colo_loss_mean_weighted(&xt, &ut, w->divide, k->m.group, &out, put_workspace(k), NULL));
     } else {
-        rank_try(colo_loss_mean_forward(&xt, gather_put(&k->m, &count, sizeof count), w->divide,
+        void *counted = gather_put(&k->m, &count, sizeof count);
+        rank_try(colo_loss_mean_forward(&xt, WHERE_ARRAY(counted, COLO_I64, 1), w->divide,
                                         k->m.group, &out, put_workspace(k), NULL));
     }
     rank_try(colo_loss_mean_backward(
         out.factor,
         &(colo_loss_mean_upstream_t){COLO_LOSS_MEAN_UPSTREAM_INIT,
-                                     .d_value = w->no_value ? NULL : d_value,
-                                     .d_num = w->no_num ? NULL : d_num},
+                                     .d_value =
+                                         w->no_value ? NULL : WHERE_ARRAY(d_value, xt.dtype, 1),
+                                     .d_num = w->no_num ? NULL : WHERE_ARRAY(d_num, COLO_F64, 1)},
         &dt, NULL));
     where.get(n, numbers, sizeof n);
     w->num[k->r] = n[0];
@@ -303,8 +307,15 @@ static _Alignas(COLO_ALIGNMENT) double workspace[4];
 static colo_tensor_t vt, dt, mt, empty;
 static colo_loss_weighted_t got;
 static colo_loss_reduced_t reduced;
-static const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value_f64 = &value, .num = &n[0],
-                                     .den = &n[1], .factor = &n[2]};
+#define NUMBER(at, type)                                                                  \
+    {                                                                                     \
+        .data = at, .dtype = type, .device = -1, .ndim = 1, .shape = {1}, .stride = { 1 } \
+    }
+static colo_tensor_t of_value = NUMBER(&value, COLO_F64), of_num = NUMBER(&n[0], COLO_F64),
+                     of_den = NUMBER(&n[1], COLO_F64), factor = NUMBER(&n[2], COLO_F64),
+                     of_count = NUMBER(&count, COLO_I64);
+static const colo_loss_mean_t out = {COLO_LOSS_MEAN_INIT, .value = &of_value, .num = &of_num,
+                                     .den = &of_den, .factor = &factor};
 
 static void begin(double first, double second)
 {
@@ -323,13 +334,14 @@ static void begin(double first, double second)
 
 static colo_status_t mean_of(const colo_tensor_t *losses)
 {
-    return colo_loss_mean_forward(losses, &count, true, self, &out, workspace, NULL);
+    return colo_loss_mean_forward(losses, &of_count, true, self, &out, workspace, NULL);
 }
 
 T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
 {
-    const double up = 5;
-    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT, .d_value_f64 = &up};
+    double up = 5;
+    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT,
+                                                .d_value = T_TENSOR(&up, COLO_F64, 1)};
     begin(NAN, 1);
     mask[0] = mask[1] = 0;
     assert_ok(colo_loss_weighted_sum(&vt, NULL, &mt, self, &got, &dt, workspace, NULL));
@@ -360,8 +372,9 @@ T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
 /* Of losses that are weighted already; without weight nothing counts, and NaN is not hidden. */
 T_CASE(a_mean_by_weights_divides_by_their_sum)
 {
-    const double up = 6;
-    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT, .d_value_f64 = &up};
+    double up = 6;
+    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT,
+                                                .d_value = T_TENSOR(&up, COLO_F64, 1)};
     double w[2] = {0.5, 1.5};
     const colo_tensor_t wt = colo_tensor_host(w, COLO_F64, 1, (int64_t[]){2});
     begin(3, 5);
@@ -398,15 +411,17 @@ T_CASE_ON(4, a_mean_by_weights_is_over_all_ranks)
     const int32_t r = colo_comm_rank(world);
     const int64_t tokens = r % 3; /* 0, 1, 2, 0 */
     float x[2] = {(float)r, 8}, w[2] = {0.5F, (float)r}, mean;
-    double num, den, factor;
+    double num, den, share;
     _Alignas(COLO_ALIGNMENT) double memory[16];
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F32, 1, &tokens),
                         wt = colo_tensor_host(w, COLO_F32, 1, &tokens);
-    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value = &mean, .num = &num, .den = &den,
-                                 .factor = &factor};
+    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value = T_TENSOR(&mean, COLO_F32, 1),
+                                 .num = T_TENSOR(&num, COLO_F64, 1),
+                                 .den = T_TENSOR(&den, COLO_F64, 1),
+                                 .factor = T_TENSOR(&share, COLO_F64, 1)};
     rank_try(colo_loss_mean_weighted(&xt, &wt, true, world, &to, memory, NULL));
     rank_check(num == 1 + 2 + 8 && den == 0.5 + 0.5 + 2); /* of ranks 1 and 2 */
-    rank_check(mean == (float)(11.0 / 3) && factor == 1.0 / 3);
+    rank_check(mean == (float)(11.0 / 3) && share == 1.0 / 3);
     return COLO_OK;
 }
 
@@ -452,35 +467,59 @@ T_CASE(bad_sums_are_refused_and_nothing_is_written)
 
 T_CASE(bad_means_are_refused_and_nothing_is_written)
 {
-    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT,
-                                                .d_value_f64 = &value};
+    const colo_loss_mean_upstream_t upstream = {COLO_LOSS_MEAN_UPSTREAM_INIT, .d_value = &of_value};
 #define AVERAGE(losses, n_valid, group, out, workspace, status, text)                        \
     assert_fails(colo_loss_mean_forward(losses, n_valid, true, group, out, workspace, NULL), \
                  status, text)
     begin(1, 2);
-    AVERAGE(&vt, &count, NULL, &out, workspace, COLO_ERR_ARG,
+    AVERAGE(&vt, &of_count, NULL, &out, workspace, COLO_ERR_ARG,
             "group is NULL, expected the dp x cp group");
     AVERAGE(&vt, NULL, self, &out, workspace, COLO_ERR_ARG, "n_valid is NULL");
-    AVERAGE(NULL, &count, self, &out, workspace, COLO_ERR_ARG, "losses");
-    AVERAGE(T_TENSOR(v, COLO_BF16, 2), &count, self, &out, workspace, COLO_ERR_ARG,
+    AVERAGE(NULL, &of_count, self, &out, workspace, COLO_ERR_ARG, "losses");
+    AVERAGE(T_TENSOR(v, COLO_BF16, 2), &of_count, self, &out, workspace, COLO_ERR_ARG,
             "losses: dtype bf16, expected f32 or f64");
-    AVERAGE(T_TENSOR(v, COLO_F64, 1, 2), &count, self, &out, workspace, COLO_ERR_SHAPE,
+    AVERAGE(T_TENSOR(v, COLO_F64, 1, 2), &of_count, self, &out, workspace, COLO_ERR_SHAPE,
             "losses: 2 axes, expected [T]");
     for (int member = 0; member < 4; member++) {
         colo_loss_mean_t less = out;
-        *(void **[]){(void **)&less.value, (void **)&less.num, (void **)&less.den,
-                     (void **)&less.factor}[member] = NULL;
-        AVERAGE(&vt, &count, self, &less, workspace, COLO_ERR_ARG,
+        *(const colo_tensor_t **[]){&less.value, &less.num, &less.den, &less.factor}[member] = NULL;
+        AVERAGE(&vt, &of_count, self, &less, workspace, COLO_ERR_ARG,
                 "loss mean: a member of out is NULL");
     }
-    AVERAGE(&vt, &count, self, NULL, workspace, COLO_ERR_ARG, "loss mean: out is NULL");
-    AVERAGE(&vt, &count, self, &out, NULL, COLO_ERR_ARG, "workspace is NULL");
-    AVERAGE(&vt, &count, self, &out, (char *)workspace + 4, COLO_ERR_ARG, "workspace");
+    AVERAGE(&vt, &of_count, self, NULL, workspace, COLO_ERR_ARG, "loss mean: out is NULL");
+    AVERAGE(&vt, &of_count, self, &out, NULL, COLO_ERR_ARG, "workspace is NULL");
+    AVERAGE(&vt, &of_count, self, &out, (char *)workspace + 4, COLO_ERR_ARG, "workspace");
     assert_fails(colo_loss_mean_backward(NULL, &upstream, &dt, NULL), COLO_ERR_ARG,
                  "factor is NULL");
-    assert_fails(colo_loss_mean_backward(&n[2], NULL, &dt, NULL), COLO_ERR_ARG, "upstream is NULL");
-    assert_fails(colo_loss_mean_backward(&n[2], &upstream, T_TENSOR(d, COLO_I64, 2), NULL),
+    assert_fails(colo_loss_mean_backward(&factor, NULL, &dt, NULL), COLO_ERR_ARG,
+                 "upstream is NULL");
+    assert_fails(colo_loss_mean_backward(&factor, &upstream, T_TENSOR(d, COLO_I64, 2), NULL),
                  COLO_ERR_ARG, "d_losses: dtype i64");
+    static const struct {
+        colo_tensor_t *of;
+        const char *forward, *backward; /* its name there; NULL: not there */
+    } numbers[] = {{&of_value, "out.value: ", "d_value: "},
+                   {&of_num, "out.num: ", NULL},
+                   {&of_den, "out.den: ", NULL},
+                   {&factor, "out.factor: ", "factor: "},
+                   {&of_count, "n_valid: ", NULL}};
+    for (size_t i = 0; i < 4 * sizeof numbers / sizeof *numbers; i++) {
+        colo_tensor_t *of = numbers[i / 4].of, before = *of;
+        const colo_status_t status = i % 4 < 2 ? COLO_ERR_ARG : COLO_ERR_SHAPE;
+        if (i % 4 == 0)
+            of->dtype = COLO_F32; /* half of what is written */
+        if (i % 4 == 1)
+            of->mem = COLO_CUDA;
+        if (i % 4 == 2)
+            of->shape[0] = 0;
+        if (i % 4 == 3)
+            of->ndim = 0;
+        AVERAGE(&vt, &of_count, self, &out, workspace, status, numbers[i / 4].forward);
+        if (numbers[i / 4].backward)
+            assert_fails(colo_loss_mean_backward(&factor, &upstream, &dt, NULL), status,
+                         numbers[i / 4].backward);
+        *of = before;
+    }
     assert_true(value == 7 && n[0] == 7 && n[1] == 7 && n[2] == 7 && d[0] == 7 && d[1] == 7);
 }
 
@@ -499,14 +538,17 @@ T_CASE_ON(4, ranks_without_tokens_join_and_no_mask_counts_all)
 T_CASE_ON(4, one_rank_s_mistake_is_every_rank_s_error)
 {
     double x = 1, number = 7, three[3];
+    int64_t valid = 1;
     _Alignas(COLO_ALIGNMENT) double memory[16];
     const int64_t one = 1;
     const bool odd = colo_comm_rank(world) == 1;
     const colo_tensor_t xt = colo_tensor_host(&x, COLO_F64, 1, &one);
-    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value_f64 = &number, .num = &three[0],
-                                 .den = &three[1], .factor = &three[2]};
-    const colo_status_t st =
-        colo_loss_mean_forward(&xt, odd ? NULL : &one, true, world, &to, memory, NULL);
+    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value = T_TENSOR(&number, COLO_F64, 1),
+                                 .num = T_TENSOR(&three[0], COLO_F64, 1),
+                                 .den = T_TENSOR(&three[1], COLO_F64, 1),
+                                 .factor = T_TENSOR(&three[2], COLO_F64, 1)};
+    const colo_status_t st = colo_loss_mean_forward(&xt, odd ? NULL : T_TENSOR(&valid, COLO_I64, 1),
+                                                    true, world, &to, memory, NULL);
     rank_check(st == (odd ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(says("n_valid is NULL") && number == 7);
     return COLO_OK;
@@ -543,22 +585,27 @@ T_CASE(a_rank_that_errs_wakes_its_peers)
 T_CASE_ON_THREADS(3, ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
 {
     const int64_t two = 2;
-    double x[2] = {1, 2}, number, num, den, factor, again = 0;
+    double x[2] = {1, 2}, number, num, den, made_factor, again = 0;
+    int64_t valid = 2;
     _Alignas(COLO_ALIGNMENT) double memory[16];
     colo_loss_weighted_t sum;
     const colo_tensor_t values = colo_tensor_host(x, COLO_F64, 1, &two);
-    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value_f64 = &number, .num = &num,
-                                 .den = &den, .factor = &factor};
+    const colo_loss_mean_t to = {COLO_LOSS_MEAN_INIT, .value = T_TENSOR(&number, COLO_F64, 1),
+                                 .num = T_TENSOR(&num, COLO_F64, 1),
+                                 .den = T_TENSOR(&den, COLO_F64, 1),
+                                 .factor = T_TENSOR(&made_factor, COLO_F64, 1)};
     const colo_status_t st =
         colo_comm_rank(world) == 2
             ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, memory, NULL)
-            : colo_loss_mean_forward(&values, &two, true, world, &to, memory, NULL);
+            : colo_loss_mean_forward(&values, T_TENSOR(&valid, COLO_I64, 1), true, world, &to,
+                                     memory, NULL);
     rank_check(st == COLO_ERR_MISMATCH);
     rank_check(says("found a mean or sum by count on rank 0 and a weighted sum on rank 2"));
     const colo_status_t other =
         colo_comm_rank(world) == 0
             ? colo_loss_mean_weighted(&values, &values, true, world, &to, memory, NULL)
-            : colo_loss_mean_forward(&values, &two, true, world, &to, memory, NULL);
+            : colo_loss_mean_forward(&values, T_TENSOR(&valid, COLO_I64, 1), true, world, &to,
+                                     memory, NULL);
     rank_check(other == COLO_ERR_MISMATCH);
     rank_check(says("found a mean or sum by class weights on rank 0 and a mean or sum by count on "
                     "rank 1"));

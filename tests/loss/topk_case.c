@@ -27,26 +27,31 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                      (int64_t[]){s->tokens, cfg.k});
     colo_tensor_t mask =
         where_tensor(gather_put(m, c->mask, (size_t)s->tokens), COLO_U8, 1, &s->tokens);
-    colo_topk_out_t out = {.logp = gather_put(m, NULL, (size_t)n * colo_dtype_size(m->stat)),
-                           .n_invalid = gather_put(m, NULL, 8),
-                           .ids = cfg.topk ? chosen : NULL};
+    void *logp = gather_put(m, NULL, (size_t)n * colo_dtype_size(m->stat)),
+         *n_invalid = gather_put(m, NULL, 8);
+    const colo_topk_out_t out = {
+        COLO_TOPK_OUT_INIT, .logp = WHERE_ARRAY(logp, m->stat, s->tokens, cfg.k),
+        .n_invalid = WHERE_ARRAY(n_invalid, COLO_I64, 1),
+        .ids = cfg.topk ? WHERE_ARRAY(chosen, COLO_I64, s->tokens, cfg.k) : NULL};
+    const colo_topk_upstream_t d_out = {COLO_TOPK_UPSTREAM_INIT,
+                                        .d_logp = WHERE_ARRAY(up, m->stat, s->tokens, cfg.k)};
     colo_topk_saved_t saved = {.valid = false};
     colo_comm_stats_reset(m->group);
     rank_try(colo_topk_forward(&cfg,
-                               &(colo_topk_batch_t){.logits = &z,
+                               &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &z,
                                                     .ids = cfg.topk ? NULL : &ids,
                                                     .mask = c->masked ? &mask : NULL},
                                m->group, &out, s->forward_only ? NULL : &saved,
                                s->forward_only ? NULL : stats, workspace, NULL));
     t_comm_stats(m->group, &s->after_forward[r]);
-    gather_get_stats(m, c->logp[r], out.logp, n);
+    gather_get_stats(m, c->logp[r], logp, n);
     where.get(c->got[r], chosen, (size_t)n * 8);
-    where.get(&c->n_invalid[r], out.n_invalid, 8);
+    where.get(&c->n_invalid[r], n_invalid, 8);
     if (s->forward_only)
         return COLO_OK;
     gather_drop(m, workspace); /* free after the call */
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
-        rank_try(colo_topk_backward(&saved, &(colo_topk_upstream_t){.d_logp = up}, &dz, NULL));
+        rank_try(colo_topk_backward(&saved, &d_out, &dz, NULL));
     t_comm_stats(m->group, &s->after_backward[r]);
     gather_get_shard(m, c->dz, dz.data);
     return COLO_OK;

@@ -35,6 +35,8 @@ static inline colo_tensor_t where_tensor(void *data, colo_dtype_t dtype, int32_t
                                   : colo_tensor_host(data, dtype, ndim, shape);
 }
 
+#define WHERE_ARRAY(data, dtype, ...) T_GIVEN(where_tensor(data, dtype, T_SHAPE(__VA_ARGS__)))
+
 static inline colo_stream_t where_stream(void)
 {
     return where.stream ? where.stream() : NULL;

@@ -21,7 +21,7 @@ typedef struct loss_args {
     perf_span_t span; /* from the logits to their gradients */
     colo_logprob_config_t config;
     colo_comm_t *self;
-    colo_tensor_t logits, targets, d_logits;
+    colo_tensor_t logits, targets, d_logits, logp, entropy, d;
     colo_logprob_out_t out;
     colo_logprob_saved_t saved;
     colo_logprob_upstream_t upstream;
@@ -34,7 +34,9 @@ static int run_forward(void *arg, cudaStream_t stream)
 {
     loss_args_t *args = arg;
     PERF_TRY(colo_logprob_forward(
-        &args->config, &(colo_logprob_batch_t){.logits = &args->logits, .targets = &args->targets},
+        &args->config,
+        &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, .logits = &args->logits,
+                                .targets = &args->targets},
         args->self, &args->out, &args->saved, args->stats, args->workspace, stream));
     return TOOL_OK;
 }
@@ -92,8 +94,13 @@ static int make(const perf_t *p, loss_args_t *args)
     args->d_logits = args->logits;
     args->d_logits.data = args->span.dst;
     args->targets = colo_tensor_cuda(targets, COLO_I64, 0, 1, &p->tokens);
-    args->out = (colo_logprob_out_t){.logp = out[0], .entropy = p->entropy ? out[1] : NULL};
-    args->upstream = (colo_logprob_upstream_t){.d_logp = up, .d_entropy = p->entropy ? up : NULL};
+    args->logp = colo_tensor_cuda(out[0], COLO_F32, 0, 1, &p->tokens);
+    args->entropy = colo_tensor_cuda(out[1], COLO_F32, 0, 1, &p->tokens);
+    args->d = colo_tensor_cuda(up, COLO_F32, 0, 1, &p->tokens);
+    args->out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &args->logp,
+                                     .entropy = p->entropy ? &args->entropy : NULL};
+    args->upstream = (colo_logprob_upstream_t){COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &args->d,
+                                               .d_entropy = p->entropy ? &args->d : NULL};
     return TOOL_OK;
 }
 
@@ -142,10 +149,10 @@ static int check(const perf_t *p, const loss_args_t *args, bool gradient, const 
     for (int i = 0; dz && i < ROWS; i++) {
         const int64_t t = (p->tokens - 1) * i / (ROWS - 1);
         float logp = 0, entropy = 0;
-        PERF_CUDA(cudaMemcpy(&logp, (float *)args->out.logp + t, 4, cudaMemcpyDeviceToHost));
+        PERF_CUDA(cudaMemcpy(&logp, (float *)args->logp.data + t, 4, cudaMemcpyDeviceToHost));
         if (args->out.entropy)
             PERF_CUDA(
-                cudaMemcpy(&entropy, (float *)args->out.entropy + t, 4, cudaMemcpyDeviceToHost));
+                cudaMemcpy(&entropy, (float *)args->entropy.data + t, 4, cudaMemcpyDeviceToHost));
         if (gradient)
             PERF_CUDA(cudaMemcpy(dz, (uint16_t *)args->d_logits.data + t * p->vocab, v * 2,
                                  cudaMemcpyDeviceToHost));

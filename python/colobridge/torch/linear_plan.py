@@ -18,7 +18,7 @@ from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
 from .nll import Mean, MeanCall, mean_workspace
-from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, reserved, table
+from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, pointed, reserved, table
 from .rows import rows_of, whole
 from .support import Accompanied, Support
 from .tensors import checked, stream_of
@@ -256,7 +256,11 @@ class _Ready:
         self.batch = s.LinearBatch(c.sizeof(s.LinearBatch), c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
         if isinstance(plan.targets, Accompanied):
             self.support = plan.targets.attach(self.targets, self.saved, self.batch)
-        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearLogprobSaved(saved), s.LinearUpstream(up)
+        out = c.sizeof(s.LogprobOut)
+        self.out, self.made, self.upstream = s.LogprobOut(out), s.LinearLogprobSaved(saved), s.LinearUpstream(up)
+        self.outputs = pointed(self.out, {name: plan.view(name) for name, _ in plan.out})
+        # of backward: of each token, and after an early loss() one number
+        self.upstreams, self.by = plan.gradient_views(), plan.view('number')
         copy = s.Tensor.from_buffer_copy
         self.d_hidden = copy(plan.d_hidden) if d_hidden else None
         d_raw = plan.main if add and plan.main is not None else None
@@ -274,7 +278,10 @@ class _Ready:
         self.whole, self.whole_entropy = s.LinearUpstream(up, loss=1.0), s.LinearUpstream(up, entropy=1.0)
         self.at_whole, self.at_entropy = address(self.whole), address(self.whole_entropy)
         # of loss() and total(), which only forwards call, one at a time
-        self.sums = s.LogprobOut()
+        self.weights = plan.view('loss')
+        self.at_weights = c.pointer(self.weights)
+        self.sums = s.LogprobOut(out)
+        self.summed = pointed(self.sums, {name: plan.view(name) for name in ('loss', 'n_valid')} if plan.unseen else {})
         self.at_sums = address(self.sums)
         self.numbers, self.mean_call, self.addresses, self.placed = HostWorkspace(), MeanCall(plan.mean), (0, 0, 0), 0
 
@@ -346,7 +353,7 @@ class _Ready:
         """(outputs, the buffer that backward needs, as a tensor, or memory that is no tensor)"""
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
-            out = made_like(self.plan.out, self.out)
+            out = made_like(self.plan.out, self.outputs)
             kept, small, buffer = self.keep() if backward else (None, None, None)
             self.run(self.run_forward, s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE, self.at_batch, self.at_out,
                      self.at_made if backward else None, buffer)
@@ -377,7 +384,8 @@ class _Ready:
             held, up = [self.bind(comm, hidden, weight, bias, target, View.again)], self.upstream
             if by is not None:
                 up.logp = up.entropy = 0.0
-                up.loss, up.d_loss = 1.0, by.data_ptr()
+                self.by.data = by.data_ptr()
+                up.loss, up.d_loss = 1.0, c.pointer(self.by)
             if by is None:
                 for i, name in plan.grads:
                     setattr(up, name[2:], 0.0 if upstream[i] is None else 1.0)
@@ -407,9 +415,11 @@ class _Ready:
         if by is not None:
             weights = by.expand(plan.rows.count).contiguous() if weights is None else weights * by
         with self.core.lock:
-            self.whole.d_loss = None if weights is None else weights.data_ptr()
+            if weights is not None:
+                self.weights.data = weights.data_ptr()
+            self.whole.d_loss = None if weights is None else self.at_weights
             held = self.bind(comm, hidden, weight, bias, target, View.point)
-            out, at_out = ([], self.at_sums) if plan.unseen else (made_like(self.plan.out, self.out), self.at_out)
+            out, at_out = ([], self.at_sums) if plan.unseen else (made_like(self.plan.out, self.outputs), self.at_out)
             losses = self.place(out, group)
             if not early:
                 made = self._in_one_pass(bias, self.at_whole, at_out, None if by is None else main)
@@ -429,7 +439,7 @@ class _Ready:
                 target: Any) -> tuple[Any, Any, Any]:
         """Gradients of the sum of entropies, of tensors that a forward saved."""
         with self.core.lock:
-            held = self.bind(comm, hidden, weight, bias, target, View.again), made_like(self.plan.out, self.out)
+            held = self.bind(comm, hidden, weight, bias, target, View.again), made_like(self.plan.out, self.outputs)
             grads = self._in_one_pass(bias, self.at_entropy, self.at_out, None)
         del held
         return grads
@@ -450,7 +460,7 @@ class _Ready:
         holds, workspace = self.numbers.reserve(size, self.plan.device, self.plan.cuda)
         valid = workspace + parts
         if self.plan.unseen:
-            self.sums.n_valid, self.sums.loss = valid, valid + 8
+            self.summed['n_valid'].data, self.summed['loss'].data = valid, valid + 8
             self.addresses = workspace, valid, valid + 8
             self.placed = group.size if holds is None else 0  # it stays where it is
         else:

@@ -14,12 +14,12 @@ from .. import _structs as s
 from .._lib import call, check, size_of
 from ..comm import Comm
 from ..errors import ArgumentError, FailedError
-from ..tensor import make
+from ..tensor import contiguous, make, torch_dtype
 from . import alike
 from . import ranks as groups
 from .calls import operator
 from .functions import Function, saved_tensors
-from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, scalars, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, pointed, scalars, table
 from .rows import Rows, rows_of
 from .support import Accompanied, Classes, Support, accompanied, meta
 from .tensors import checked, of_integers, stream_of, written
@@ -98,7 +98,7 @@ def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
 class _Call:
     """The C structs of one call under way."""
     __slots__ = ('saved', 'logits', 'targets', 'mask', 'support', 'd_logits', 'out', 'made', 'upstream', 'on_host', 'batch',
-                 'forward', 'backward', 'at_out', 'at_made', 'mean', 'of')
+                 'forward', 'backward', 'at_out', 'at_made', 'mean', 'of', 'outputs', 'upstreams')
 
     def __init__(self, plan: 'LogprobPlan'):
         batch, out, saved, upstream = (getattr(s, plan.NAME.capitalize() + part) for part in ('Batch', 'Out', 'Saved', 'Upstream'))
@@ -110,9 +110,11 @@ class _Call:
             self.targets = self.saved.targets
         self.mask = plan.mask and plan.mask.copy()
         self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
-        self.out, self.made, self.upstream = out(), saved(), upstream()
+        self.out, self.made, self.upstream = out(c.sizeof(out)), saved(), upstream(c.sizeof(upstream))
+        self.outputs = pointed(self.out, {name: plan.view(name) for name, _ in plan.out})
+        self.upstreams = plan.gradient_views()
         self.on_host, self.mean, self.of = HostWorkspace(), None, 0  # the last two: NllPlan's
-        self.batch = batch(*(t and c.pointer(t) for t in (self.logits, self.targets, self.mask)[:plan.INPUTS]))
+        self.batch = batch(c.sizeof(batch), *(t and c.pointer(t) for t in (self.logits, self.targets, self.mask)[:plan.INPUTS]))
         if isinstance(plan.targets, Accompanied):
             self.support = plan.targets.attach(self.targets, self.saved, self.batch)
         self.forward = c.addressof(plan.config), c.addressof(self.batch)
@@ -140,6 +142,22 @@ class Plan:
         return [(name, like(() if name[0] == 'n' else per_token, kinds.get(name, self.real), self.device))
                 for name in names]
 
+    def view(self, name: str) -> s.Tensor:
+        """The library's view of an output of that name, or of its gradient: all but the address."""
+        kinds = {'correct': 'u8', 'n_valid': 'i64', 'n_invalid': 'i64', 'ids': 'i64'}
+        shape = (1,) if name[0] == 'n' else (self.rows.count, *self.trailing())
+        return make(0, s.DTYPE[kinds[name]] if name in kinds else torch_dtype(self.real), shape, contiguous(shape),
+                    *((s.CUDA, self.device.index) if self.cuda else (s.HOST, -1)))
+
+    def trailing(self) -> tuple[int, ...]:
+        """Axes of an output behind that of the tokens."""
+        return ()
+
+    def gradient_views(self) -> dict[str, tuple[s.Tensor, Any]]:
+        """A view of each upstream gradient, and a pointer to it."""
+        views = {name: self.view(name[2:]) for _, name in self.grads}
+        return {name: (view, c.pointer(view)) for name, view in views.items()}
+
     def gathered(self, out: list[Any]) -> list[Any]:
         """Those of the tokens that the caller has."""
         return out if self.plain else [
@@ -150,13 +168,14 @@ class Plan:
         where that is which was kept."""
         held = []
         for i, name in self.grads:
-            g = upstream[i]
+            g, at = upstream[i], None
             if g is not None:
                 if not (self.plain and g.is_contiguous()):
                     g = self.rows.spread(g, 0)
                 held.append(g)
-                g = g.data_ptr()
-            setattr(now.upstream, name, g)
+                view, at = now.upstreams[name]
+                view.data = g.data_ptr()
+            setattr(now.upstream, name, at)
         return held
 
 
@@ -262,7 +281,7 @@ class LogprobPlan(Plan):
         """(outputs [shape], what backward needs: None unless @keeps). more: the mask"""
         now = self.call()
         try:
-            out = made_like(self.out, now.out)
+            out = made_like(self.out, now.outputs)
             stats, address, apart, workspace = self.memory(now, keeps, self.workspace)
             self.launch(now, logits, target, more, comm, address if keeps else None, workspace)
         except BaseException as why:

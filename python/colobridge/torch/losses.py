@@ -60,6 +60,9 @@ class _Topk(_Masked):
         return [(name, like(per_token, torch.int64 if name == 'ids' else self.real, self.device))
                 for name in names]
 
+    def trailing(self) -> tuple[int, ...]:
+        return (self.config.k,)
+
 
 class _Distill(_Masked):
     __slots__ = ()

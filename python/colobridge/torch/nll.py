@@ -15,7 +15,7 @@ from . import ranks as groups
 from .calls import operator
 from .functions import Function
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
-from .ready import SLACK, aligned, entry, like, scalars
+from .ready import SLACK, aligned, entry, like, pointed, scalars
 from .support import Support
 from .tensors import of_integers, refuse_complex, said, stream_of
 
@@ -83,13 +83,22 @@ def _weighted(comm: Comm, device: Any, values: s.Tensor | None, weights: s.Tenso
 
 class MeanCall:
     """The C structs of one sum or mean under way."""
-    __slots__ = ('losses', 'weights', 'out', 'upstream', 'at_losses', 'at_weights', 'at_out')
+    __slots__ = ('losses', 'weights', 'out', 'upstream', 'at_losses', 'at_weights', 'at_out', 'n_valid', 'value', 'num', 'den',
+                 'factor', 'd_value', 'd_num', 'at_n_valid', 'at_factor', 'at_d_value', 'at_d_num')
 
     def __init__(self, mean: 'Mean'):
+        def one(dtype: int) -> s.Tensor:
+            return make(0, dtype, (1,), (1,), mean.losses.mem, mean.losses.device)
+
+        real, wide = mean.losses.dtype, s.DTYPE['f64']
         self.losses, self.weights = (s.Tensor.from_buffer_copy(mean.losses) for _ in range(2))
-        self.out = s.LossMean(c.sizeof(s.LossMean))
-        self.upstream = s.LossMeanUpstream(c.sizeof(s.LossMeanUpstream))
-        self.at_losses, self.at_weights, self.at_out = (c.addressof(t) for t in (self.losses, self.weights, self.out))
+        self.n_valid, self.d_value, self.d_num = one(s.DTYPE['i64']), one(real), one(wide)
+        self.value, self.num, self.den, self.factor = one(real), one(wide), one(wide), one(wide)
+        self.out, self.upstream = s.LossMean(c.sizeof(s.LossMean)), s.LossMeanUpstream(c.sizeof(s.LossMeanUpstream))
+        pointed(self.out, {name: getattr(self, name) for name in ('value', 'num', 'den', 'factor')})
+        self.at_losses, self.at_weights, self.at_out, self.at_n_valid, self.at_factor = (
+            c.addressof(t) for t in (self.losses, self.weights, self.out, self.n_valid, self.factor))
+        self.at_d_value, self.at_d_num = c.pointer(self.d_value), c.pointer(self.d_num)
 
 
 class Mean:
@@ -113,14 +122,13 @@ class Mean:
         """(value, num, den), over the ranks in rank order. valid: how many count, or if @weighs, as much as what [T] each
         counts in den"""
         try:
-            run = self.run_forward
-            if weighs:
-                run, now.weights.data, valid = self.run_weighted, valid, now.at_weights
-            new, out = torch.empty_like, now.out
+            run, of, at = (self.run_weighted, now.weights, now.at_weights) if weighs else \
+                (self.run_forward, now.n_valid, now.at_n_valid)
+            new = torch.empty_like
             value, num, den = new(self.value), new(self.wide), new(self.wide)
-            now.losses.data, out.factor = losses, factor
-            out.value, out.num, out.den = value.data_ptr(), num.data_ptr(), den.data_ptr()
-            check(run(now.at_losses, valid, mean, comm.handle, now.at_out, workspace,
+            now.losses.data, of.data, now.factor.data = losses, valid, factor
+            now.value.data, now.num.data, now.den.data = value.data_ptr(), num.data_ptr(), den.data_ptr()
+            check(run(now.at_losses, at, mean, comm.handle, now.at_out, workspace,
                       stream_of(self.device) if self.cuda else None))
         except BaseException as why:
             groups.heard(comm, why)
@@ -141,9 +149,13 @@ class Mean:
         """The gradient of each loss: one number for all. It is that of the whole as it is, for each
         rank's part appears once in it."""
         now.losses.data, up = d_losses, now.upstream
-        up.d_value = None if d_value is None else d_value.data_ptr()
-        up.d_num = None if d_num is None else d_num.data_ptr()
-        check(self.run_backward(factor, c.addressof(up), now.at_losses, stream_of(self.device) if self.cuda else None))
+        up.d_value = up.d_num = None
+        if d_value is not None:
+            now.d_value.data, up.d_value = d_value.data_ptr(), now.at_d_value
+        if d_num is not None:
+            now.d_num.data, up.d_num = d_num.data_ptr(), now.at_d_num
+        now.factor.data = factor
+        check(self.run_backward(now.at_factor, c.addressof(up), now.at_losses, stream_of(self.device) if self.cuda else None))
 
 
 class NllPlan(LogprobPlan):
@@ -167,10 +179,10 @@ class NllPlan(LogprobPlan):
         try:
             parts = mean_workspace(group.size)
             stats, address, apart, workspace = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
-            n_valid, out = workspace + parts + self.workspace + 8, now.out
+            n_valid, out = workspace + parts + self.workspace + 8, now.outputs
             if now.of != n_valid:
-                now.of = out.n_valid = n_valid
-                out.loss = n_valid + 8
+                now.of = out['n_valid'].data = n_valid
+                out['loss'].data = n_valid + 8
             self.launch(now, logits, target, None, comm, address if keeps else None, workspace + parts)
         except BaseException as why:
             groups.heard(comm, why)
@@ -187,7 +199,8 @@ class NllPlan(LogprobPlan):
             now.mean = MeanCall(self.mean)
         held, workspace = now.on_host.reserve(self.mean.bytes, self.device, self.cuda)
         self.mean.backward(now.mean, stats + 8 * self.saved, *upstream, workspace)
-        now.upstream.d_loss = workspace
+        view, now.upstream.d_loss = now.upstreams['d_loss']
+        view.data = workspace
         return held
 
 

@@ -62,14 +62,21 @@ def like(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
     return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
-def made_like(kinds: list[tuple[str, Any]], out: c.Structure) -> list[Any]:
-    """New tensors like those of @kinds, to whose addresses the members of these names are set."""
+def made_like(kinds: list[tuple[str, Any]], views: dict[str, s.Tensor]) -> list[Any]:
+    """New tensors like those of @kinds, to whose addresses the views of these names are set."""
     made = []
     for name, kind in kinds:
         t = torch.empty_like(kind)
-        setattr(out, name, t.data_ptr())
+        views[name].data = t.data_ptr()
         made.append(t)
     return made
+
+
+def pointed(raw: c.Structure, views: dict[str, s.Tensor]) -> dict[str, s.Tensor]:
+    """@views, to which the members of these names of @raw now point."""
+    for name, view in views.items():
+        setattr(raw, name, c.pointer(view))
+    return views
 
 
 class View:

@@ -189,9 +189,33 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
     return check_count(linear, batch);
 }
 
-colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
-                                         const colo_linear_upstream_t *up, bool factor)
+/* What the arrays of @tokens are compared with. */
+static colo_tensor_t like_tokens(const colo_linear_logprob_t *linear, int64_t tokens)
 {
+    const colo_lm_head_config_t *head = colo_lm_head_config(linear->head);
+    return (colo_tensor_t){
+        .mem = head->mem, .device = head->device, .ndim = 2, .shape = {tokens, head->rows}};
+}
+
+colo_status_t colo_linear_check_out(const colo_linear_logprob_t *linear,
+                                    const colo_logprob_out_t *given, int64_t tokens,
+                                    struct colo_logprob_out *out)
+{
+    const colo_tensor_t like = like_tokens(linear, tokens);
+    colo_logprob_out_t own = {COLO_LOGPROB_OUT_INIT};
+    COLO_TRY(COLO_SIZED_READ(&own, given, logp, "linear: out", "COLO_LOGPROB_OUT_INIT"));
+    COLO_TRY(
+        colo_logprob_check_out(&linear->config.logprob, &own, "linear", linear->stat_dtype, &like));
+    *out = colo_logprob_addresses(&own);
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
+                                         const colo_linear_upstream_t *up, int64_t tokens,
+                                         bool factor)
+{
+    const colo_tensor_t like = like_tokens(linear, tokens);
+    const colo_dtype_t dtype = linear->stat_dtype;
     COLO_TRY(COLO_SIZED_CHECK(up, mean, "linear: upstream", "COLO_LINEAR_UPSTREAM_INIT"));
     COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->mean), COLO_ERR_ARG,
                  "linear: upstream has logp %g, entropy %g, mean %d, expected loss and d_loss[0] "
@@ -201,7 +225,9 @@ colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
                  "linear: upstream.entropy is %g, config.want_entropy is false", up->entropy);
     COLO_FAIL_IF(up->loss != 0 && !linear->config.logprob.want_loss && !factor, COLO_ERR_ARG,
                  "linear: upstream.loss is %g, config.want_loss is false", up->loss);
-    return COLO_OK;
+    COLO_TRY(colo_loss_check_array(up->d_logp, "d_logp", dtype, tokens, 0, &like));
+    COLO_TRY(colo_loss_check_array(up->d_entropy, "d_entropy", dtype, tokens, 0, &like));
+    return colo_loss_check_array(up->d_loss, "d_loss", dtype, factor ? 1 : tokens, 0, &like);
 }
 
 static colo_status_t check_d_hidden(const colo_linear_logprob_t *linear,

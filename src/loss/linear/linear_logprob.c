@@ -155,7 +155,8 @@ static colo_status_t make_upstream(struct colo_linear_call *call, const colo_lin
     struct colo_linear_upstream_rows rows = {
         .rows = &call->rows,
         .dtype = call->linear->stat_dtype,
-        .from = {up->d_logp, up->d_entropy, up->d_loss},
+        .from = {colo_loss_address(up->d_logp), colo_loss_address(up->d_entropy),
+                 colo_loss_address(up->d_loss)},
         .factor = {up->logp, up->entropy, up->loss},
         .mean = up->mean,
         .scale = call->scale ? call->scale : colo_linear_place(call->workspace, call->memory.scale),
@@ -165,7 +166,7 @@ static colo_status_t make_upstream(struct colo_linear_call *call, const colo_lin
     for (int i = 0; i < 3; i++)
         rows.to[i] = wanted[i] ? colo_linear_place(call->workspace, call->memory.up[i]) : NULL;
     call->scale = rows.scale;
-    call->args.upstream = (colo_logprob_upstream_t){
+    call->args.upstream = (struct colo_logprob_upstream){
         .d_logp = rows.to[0], .d_entropy = rows.to[1], .d_loss = rows.to[2]};
     return call->linear->kernels->rows_upstream(&rows, call->main);
 }
@@ -176,7 +177,7 @@ static colo_status_t make_factor(struct colo_linear_call *call, const colo_linea
     const struct colo_linear_factor factor = {
         .to = colo_linear_place(call->workspace, call->memory.scale),
         .from = call->scale,
-        .by = up->d_loss,
+        .by = colo_loss_address(up->d_loss),
         .factor = up->loss};
     call->scale = factor.to;
     return call->linear->kernels->rows_factor(&factor, call->main);
@@ -240,12 +241,12 @@ static bool shares(const struct colo_linear_size *size)
 /* ---- forward ---- */
 
 static colo_status_t check_forward(struct colo_linear_call *call, const colo_linear_batch_t *batch,
-                                   colo_linear_pass_t pass)
+                                   const colo_logprob_out_t *out, colo_linear_pass_t pass)
 {
     const colo_linear_logprob_t *linear = call->linear;
     uint64_t version;
     COLO_TRY(colo_linear_check_batch(linear, batch));
-    COLO_TRY(colo_logprob_check_out(&linear->config.logprob, call->out, "linear"));
+    COLO_TRY(colo_linear_check_out(linear, out, batch->hidden->shape[0], &call->out));
     COLO_TRY(colo_lm_head_bound(linear->head, &version));
     COLO_TRY(
         colo_linear_set_size(linear, pass, batch->hidden->shape[0], batch->max_valid, &call->size));
@@ -267,7 +268,7 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
                  early ? "early" : "forward", (int)linear->config.mode, saved ? "given" : "NULL",
                  (int)COLO_LINEAR_EARLY);
     if (early)
-        COLO_TRY(colo_linear_check_upstream(linear, upstream, false));
+        COLO_TRY(colo_linear_check_upstream(linear, upstream, size->tokens, false));
     if (!saved)
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
@@ -285,12 +286,11 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
                              void *saved_memory, void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
-    struct colo_linear_call call = {
-        .linear = linear, .out = out, .workspace = workspace, .main = stream};
+    struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets = nowhere;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, pass, 0, 0, &call.size);
-    colo_status_t st = check_forward(&call, batch, pass);
+    colo_status_t st = check_forward(&call, batch, out, pass);
     COLO_THEN(st, check_saving(linear, early, upstream, saved, saved_memory, &call.size, &offsets));
     COLO_TRY(ready(linear, &call.size, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
@@ -348,7 +348,8 @@ static colo_status_t check_backward(struct colo_linear_call *call,
 {
     const colo_linear_logprob_t *linear = call->linear;
     COLO_TRY(colo_linear_check_saved(linear, saved));
-    COLO_TRY(colo_linear_check_upstream(linear, up, linear->config.mode == COLO_LINEAR_EARLY));
+    COLO_TRY(colo_linear_check_upstream(linear, up, saved->hidden.shape[0],
+                                        linear->config.mode == COLO_LINEAR_EARLY));
     COLO_TRY(colo_linear_check_grads(linear, grads, &saved->hidden));
     COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_BACKWARD, saved->hidden.shape[0],
                                   saved->max_valid, &call->size));
@@ -398,12 +399,11 @@ colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_
                          const colo_linear_grads_t *grads, void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call call = {
-        .linear = linear, .out = out, .workspace = workspace, .main = stream};
+    struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, COLO_LINEAR_LOSS, 0, 0, &call.size);
-    colo_status_t st = check_forward(&call, batch, COLO_LINEAR_LOSS);
-    COLO_THEN(st, colo_linear_check_upstream(linear, upstream, false));
+    colo_status_t st = check_forward(&call, batch, out, COLO_LINEAR_LOSS);
+    COLO_THEN(st, colo_linear_check_upstream(linear, upstream, call.size.tokens, false));
     COLO_THEN(st, colo_linear_check_grads(linear, grads, batch->hidden));
     COLO_THEN(st, place_grads(&call, grads));
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));

@@ -154,7 +154,7 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor
     colo_logprob_set_ranks(&call->args, linear->group);
     call->args.blocks = colo_linear_place(call->workspace, call->memory.blocks);
     call->args.block = call->size.block;
-    call->args.out = (colo_logprob_out_t){
+    call->args.out = (struct colo_logprob_out){
         .logp = colo_linear_place(call->workspace, call->memory.logp),
         .entropy = colo_linear_place(call->workspace, call->memory.entropy),
         .loss = colo_linear_place(call->workspace, call->memory.loss),
@@ -562,14 +562,15 @@ static colo_status_t finish(struct colo_linear_call *call)
     const colo_linear_logprob_t *linear = call->linear;
     call->args.lo = call->args.block_lo = 0; /* of all rows */
     call->args.hi = call->size.rows;
-    if (call->out && !call->size.piecewise && !colo_logprob_alone(&call->args)) {
+    const bool forward = call->size.pass != COLO_LINEAR_BACKWARD;
+    if (forward && !call->size.piecewise && !colo_logprob_alone(&call->args)) {
         COLO_TRY(gather_blocks(call, 0));
         COLO_TRY(linear->kernels->logprob_merge(&call->args, call->aux));
     }
-    if (call->out)
+    if (forward)
         COLO_TRY(linear->kernels->rows_scatter(
             &(struct colo_linear_scatter){&call->rows, linear->stat_dtype, call->args.out,
-                                          *call->out},
+                                          call->out},
             call->aux));
     COLO_TRY(colo_linear_join(call));
     COLO_TRY(colo_comm_host_barrier(linear->group, "lm_head"));

@@ -6,7 +6,7 @@
 #ifndef COLO_LOSS_LINEAR_ROWS_H
 #define COLO_LOSS_LINEAR_ROWS_H
 
-#include <colobridge/logprob.h>
+#include "loss/args.h"
 
 /* Columns contiguous, rows `stride` elements apart. */
 struct colo_linear_matrix {
@@ -95,9 +95,9 @@ struct colo_linear_convert {
  * members of to are not written; n_valid and n_invalid come from the counts */
 struct colo_linear_scatter {
     const struct colo_linear_rows *rows;
-    colo_dtype_t dtype;      /* stat dtype */
-    colo_logprob_out_t from; /* [R] each; counts not looked at */
-    colo_logprob_out_t to;   /* [T] each */
+    colo_dtype_t dtype;           /* stat dtype */
+    struct colo_logprob_out from; /* [R] each; counts not looked at */
+    struct colo_logprob_out to;   /* [T] each */
 };
 
 #endif

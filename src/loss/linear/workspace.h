@@ -128,7 +128,7 @@ struct colo_linear_call {
     bool fresh;                     /* d_weight holds nothing yet */
     struct colo_linear_matrix d_hidden;
     const colo_tensor_t *d_hidden_out;
-    const colo_logprob_out_t *out; /* NULL in backward */
+    struct colo_logprob_out out; /* of forward and the loss pass */
 };
 
 /* Does @pass, or the backward that follows it, add up gradients of hidden states over the
@@ -156,8 +156,13 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
 /* Has the caller's header all members that a call needs? */
 colo_status_t colo_linear_check_saved_size(const colo_linear_logprob_t *linear,
                                            const colo_linear_logprob_saved_t *saved);
+/* @tokens: how long its arrays are; @factor: that of early's backward */
 colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
-                                         const colo_linear_upstream_t *up, bool factor);
+                                         const colo_linear_upstream_t *up, int64_t tokens,
+                                         bool factor);
+colo_status_t colo_linear_check_out(const colo_linear_logprob_t *linear,
+                                    const colo_logprob_out_t *given, int64_t tokens,
+                                    struct colo_logprob_out *out);
 colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
                                       const colo_linear_grads_t *grads,
                                       const colo_tensor_t *hidden);
