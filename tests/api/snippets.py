@@ -22,7 +22,7 @@ extern colo_comm_t *world, *gpus, *group, *tp_group;
 extern colo_tensor_t x, y, d_x, d_y, logits, d_logits, targets, tokens, weight, d_weight;
 extern colo_bridge_t *bridge;
 '''
-LOSS = 'extern float *losses, *ones; extern colo_logprob_saved_t saved;'
+LOSS = 'extern colo_tensor_t loss, d_loss; extern colo_logprob_saved_t saved;'
 NAMES = {
     'bridge': 'extern colo_layout_t from, to;',
     'comm': '''extern colo_status_t status; extern struct ncclComm *nccl; extern int rank, size, local_rank, MPI_COMM_WORLD;
@@ -40,8 +40,8 @@ NAMES = {
         extern void *buffer; extern colo_tensor_t hidden, d_hidden; extern double tokens_of_the_batch;''',
     'lm_head': '''extern colo_lm_head_t *head; extern colo_memory_t *memory; extern colo_lm_head_grads_t grads;
         extern colo_tensor_t d_bias;''',
-    'logprob': LOSS + '''extern colo_tensor_t ids, cu_first_T, cu_last_T, class_weight, losses, weights, d_losses;
-        extern colo_logprob_config_t cfg; extern float *w; extern colo_comm_t *dp_cp_group; extern colo_loss_mean_t mean;
+    'logprob': LOSS + '''extern colo_tensor_t ids, cu_first_T, cu_last_T, class_weight;
+        extern colo_logprob_config_t cfg; extern colo_comm_t *dp_cp_group; extern colo_loss_mean_t mean;
         extern void *mean_workspace; extern colo_loss_mean_upstream_t upstream;''',
     'packed': 'extern colo_batch_t *batch; extern colo_layout_t layout; extern int64_t lengths[2];',
     'memory': 'extern colo_bridge_config_t config; extern void *arena; extern size_t arena_bytes;',
