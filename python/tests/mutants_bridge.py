@@ -417,6 +417,8 @@ BRIDGES = {
         'torch/tower.py', 'groups.planning(self.group, self._plans,', 'groups.planning(self.group, None,', 'test_torch_modules.py', 'two_towers'),
     'a rank that ends before its first plan is waited for': (
         'torch/tower.py', '        elif not isinstance(group, Comm):', '        elif False:', 'test_torch_tower.py', 'data_loader'),
+    'communicators of its own outlive their tower': (
+        'torch/tower.py', 'groups.end(own)', 'pass', 'test_torch_modules.py', 'two_towers'),
     'an error of a plan is told to no rank': (
         'torch/ranks.py', '    if isinstance(value, _Ranks):\n        return value\n', '', 'test_torch_modules.py', 'error_of_a_plan'),
     'a tower writes in place, whatever is asked': (

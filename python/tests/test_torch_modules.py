@@ -372,10 +372,20 @@ def two(rank, group=None):
     for thread in threads:
         thread.join()
     assert not failed, failed
+    own = [comm for vision in towers for comm in (vision._comm(), vision._at().comm(torch.device('cpu')))]
+    shared = ct.comm_of(group or dist.group.WORLD, torch.device('cpu'))
+    assert len({id(comm) for comm in (*own, shared)}) == 5
+    for vision in towers:
+        vision.destroy(), vision.destroy()
+    assert not any(comm._handle for comm in own) and shared._handle
 
 
 def test_two_towers_of_their_own_work_at_once(pair):
     pair.run(two)
+
+
+def test_two_towers_of_their_own_of_threads_work_at_once():
+    cb.run_threads(2, lambda world: two(world.rank, world))
 
 
 def failing(rank):

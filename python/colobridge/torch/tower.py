@@ -541,6 +541,16 @@ class EncoderParallel(torch.nn.Module):
         self.alpha = min(max((t * q * q - u * p * p) / curved, 0.0), 1e9) if curved > 0 else 1e9
         return self.alpha
 
+    def destroy(self) -> None:
+        """Frees workspace, and communicators of its own; shared ones are kept for others. The second time does nothing."""
+        for engine in (self._pixels, *self._carries):
+            engine.destroy()
+        for own in filter(None, (self._own, self._plans)):
+            if isinstance(own, Comm):
+                own.destroy()
+            else:
+                groups.end(own)
+
     def _bytes(self, plan: TowerPlan, me: int, outs: list[Any], carry: Engine) -> dict[str, int]:
         moves = [(n, owner, to) for n, owner, to in zip(plan.patches, plan._owner, plan.rank) if owner != to]
         width = 0 if plan._kind is None else math.prod(plan._kind[2:]) * s.DTYPE_SIZE[plan._kind[0]]
