@@ -197,7 +197,7 @@ def dtensor(rank):
     whole = torch.nn.Parameter(distribute_tensor(w, mesh, [Replicate()]))
     near(linear_logprob(h, whole, b, target=t), mine[0], torch.float64, 'replicated')
     with pytest.raises(ValueError, match='shard: x is a DTensor of .* expected a plain tensor'):
-        ct.shard(whole, cb.Partition(V), axis=0)
+        ct.shard(whole, cb.Partition(V), dim=0)
     try:
         linear_logprob(h, distribute_tensor(w, mesh, [Shard(1)]), target=t)
     except ValueError as why:
@@ -369,19 +369,24 @@ class Lora(torch.nn.Module):
 
 def test_an_adapter_over_a_layer_is_no_head():
     base = torch.nn.Linear(H, V)
-    with pytest.raises(ValueError, match='Head.of: module is a Lora, an adapter over a base layer: its weight is the frozen base'):
+    with pytest.raises(ValueError, match=r'Head.of: module is a test_torch_head\.Lora, an adapter over a base layer: its weight is the frozen base'):
         ct.Head.of(Lora(base))
     assert ct.Head.of(Lora(base, merged=True)).weight is base.weight
 
 
 def test_the_lora_layer_of_peft_is_no_head():
     peft = pytest.importorskip('peft')
-    model = torch.nn.ModuleDict({'lm_head': torch.nn.Linear(H, V)})
-    of = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=['lm_head'])).base_model.model['lm_head']
-    with pytest.raises(ValueError, match='an adapter over a base layer'):
-        ct.Head.of(of)
-    whole = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[], modules_to_save=['lm_head']))
-    assert ct.Head.of(whole.base_model.model['lm_head']).weight.requires_grad
+
+    def head(**options):
+        model = torch.nn.ModuleDict({'body': torch.nn.Linear(H, H), 'lm_head': torch.nn.Linear(H, V)})
+        return peft.get_peft_model(model, peft.LoraConfig(r=2, **options)).base_model.model['lm_head']
+    lora = head(target_modules=['body', 'lm_head'])
+    with pytest.raises(ValueError, match=r'module is a peft\..*Linear, an adapter over a base layer'):
+        ct.Head.of(lora)
+    lora.merge()
+    assert ct.Head.of(lora).weight is lora.base_layer.weight
+    saved = head(target_modules=['body'], modules_to_save=['lm_head'])
+    assert ct.Head.of(saved).weight.requires_grad and ct.Head.of(saved).weight is saved.modules_to_save['default'].weight
 
 
 @pytest.mark.parametrize('call, words', [

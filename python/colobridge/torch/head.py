@@ -66,9 +66,9 @@ class Head:
         what = 'Head.of: module is a %s' % type(module).__name__
         if hasattr(module, 'base_layer') and not (getattr(module, 'merged', False) or getattr(module, 'disable_adapters', False)):
             raise ArgumentError(
-                "%s, an adapter over a base layer: its weight is the frozen base alone, so that a loss of it would leave the "
+                "Head.of: module is a %s.%s, an adapter over a base layer: its weight is the frozen base alone, so that a loss of it would leave the "
                 "adapter out, in the loss and in training; merge() it, leave the head out of target_modules, or put it into "
-                "modules_to_save" % what)
+                "modules_to_save" % (type(module).__module__, type(module).__name__))
         weight, bias = getattr(module, 'weight', None), getattr(module, 'bias', None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2 and not hasattr(weight, 'ds_tensor'):
             raise ArgumentError("%s, whose weight is %s, expected a module with a weight [Vl, H], such as an nn.Linear%s" % (
