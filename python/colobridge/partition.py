@@ -45,15 +45,15 @@ class Partition:
         """Global positions."""
         return self._raw.positions
 
-    def shard(self, whole: Any, axis: int, local: Any, stream: int | None = None) -> None:
-        """local = whole[index] along @axis. Both in host memory, or on the current GPU; stream None is
+    def shard(self, whole: Any, dim: int, local: Any, stream: int | None = None) -> None:
+        """local = whole[index] along @dim. Both in host memory, or on the current GPU; stream None is
         torch's current one for its tensors, else the default stream."""
-        call('colo_partition_shard', self._raw, view(whole, 'whole'), axis,
+        call('colo_partition_shard', self._raw, view(whole, 'whole'), dim,
              view(local, 'local', writes=True), _stream(local, stream))
 
-    def unshard(self, local: Any, axis: int, whole: Any, stream: int | None = None) -> None:
+    def unshard(self, local: Any, dim: int, whole: Any, stream: int | None = None) -> None:
         """The adjoint: whole = 0, but whole[index] = local."""
-        call('colo_partition_unshard', self._raw, view(local, 'local'), axis,
+        call('colo_partition_unshard', self._raw, view(local, 'local'), dim,
              view(whole, 'whole', writes=True), _stream(whole, stream))
 
     def next_token(self, tokens: Any, targets: Any, last: int = -100, stream: int | None = None) -> None:

@@ -488,10 +488,10 @@ def unplaced(rank):
     calls = {
         'bridge: x': lambda: bridge(one(flat)), 'bridge: into': lambda: ragged(flat[:2], tables, into=one(flat[None, :2])),
         'relayout: x': lambda: ct.relayout(one(flat), [0, 16, 32], 'zigzag', 'block', group=world),
-        'shard: x': lambda: ct.shard(one(flat), cb.Partition(8), axis=0),
+        'shard: x': lambda: ct.shard(one(flat), cb.Partition(8), dim=0),
         'weighted_sum: values': lambda: ct.weighted_sum(one(flat), reduce_group=world),
         'weighted_sum: weights': lambda: ct.weighted_sum(flat, one(flat), reduce_group=world),
-        'unshard: y': lambda: ct.unshard(one(flat), cb.Partition(16), axis=1),
+        'unshard: y': lambda: ct.unshard(one(flat), cb.Partition(16), dim=1),
         'next_token: tokens': lambda: ct.next_token(one(flat.long()), cb.Partition(4)),
         'Sequence: lengths': lambda: ct.Sequence(2, 8, lengths=one(torch.tensor([8, 8])), cp_group=world),
         'Sequence.targets: tokens': lambda: sequence.targets(one(torch.ones(2, 8).long())),

@@ -101,5 +101,5 @@ def test_what_does_not_fit_is_refused():
             wrong()
     with pytest.raises(ValueError, match='has 7 positions, expected 8'):
         ct.shard(torch.zeros(2, 7), part)
-    with pytest.raises(ValueError, match='x has 2 axes, and none is axis 2'):
+    with pytest.raises(ValueError, match='x has 2 dims, and none is dim 2'):
         ct.shard(torch.zeros(2, 8), part, 2)

@@ -24,7 +24,7 @@ LIFELESS = {
     'logprob_at': lambda z, t: ct.logprob_at(z, t[:, None]),
     'distill': lambda z, t: ct.distill(z, z.detach().flip(0)).kl,
     'weighted_sum': lambda z, t: ct.weighted_sum(z[:, 0], t.float()).value,
-    'shard': lambda z, t: ct.shard(z, cb.Partition(len(t)), axis=0),
+    'shard': lambda z, t: ct.shard(z, cb.Partition(len(t)), dim=0),
     'linear_nll': lambda z, t: ct.linear_nll(z, z.detach()[:9] * 1, target=t % 9).loss,
     'linear_logprob': lambda z, t: ct.linear_logprob(z, z.detach()[:9] * 1, target=t % 9),
 }

@@ -78,8 +78,8 @@ CALLS = {
     'entropy_sum': lambda h, w, t, comm: sum(compat.chunked_cross_entropy_loss(
         h[None], w, 7, shift_labels=t[None])[0:3:2]),
     'bridge': lambda h, w, t, comm: (ct.bridge((h * h)[None], 'dp=1', 'dp=1', group=comm) @ w.t()).square().sum(),
-    'shard': lambda h, w, t, comm: (ct.shard(h * h, cb.Partition(len(h)), axis=0) @ w.t()).square().sum(),
-    'unshard': lambda h, w, t, comm: (ct.unshard(h * h, cb.Partition(len(h)), axis=0) @ w.t()).square().sum(),
+    'shard': lambda h, w, t, comm: (ct.shard(h * h, cb.Partition(len(h)), dim=0) @ w.t()).square().sum(),
+    'unshard': lambda h, w, t, comm: (ct.unshard(h * h, cb.Partition(len(h)), dim=0) @ w.t()).square().sum(),
 }
 for reduction, mode in itertools.product(('mean', 'sum', 'none'), ('nll', 'loss', 'auto', 'logprob', 'keep')):
     def call(h, w, t, comm, reduction=reduction, mode=mode):

@@ -9,21 +9,21 @@ from .functions import Function
 from .tensors import checked
 
 
-def _axis(t: Any, axis: int, what: str) -> int:
+def _dim(t: Any, dim: int, what: str) -> int:
     checked(t, what)
-    if not -t.dim() <= axis < t.dim():
-        raise ArgumentError("%s has %d axes, and none is axis %d" % (what, t.dim(), axis))
-    return axis % t.dim()
+    if not -t.dim() <= dim < t.dim():
+        raise ArgumentError("%s has %d dims, and none is dim %d" % (what, t.dim(), dim))
+    return dim % t.dim()
 
 
 @Function
-def Along(ctx: Any, x: Any, partition: Partition, axis: int, back: bool) -> Any:
-    """(x, partition, axis, back) -> its shard, or back, a tensor whose shard is x. Each is the other's adjoint, so that
+def Along(ctx: Any, x: Any, partition: Partition, dim: int, back: bool) -> Any:
+    """(x, partition, dim, back) -> its shard, or back, a tensor whose shard is x. Each is the other's adjoint, so that
     gradients of gradients need nothing more."""
-    ctx.of = partition, axis, not back
+    ctx.of = partition, dim, not back
     count = partition.positions if back else len(partition)
-    y = x.new_empty([count if a == axis else n for a, n in enumerate(x.shape)])
-    (partition.unshard if back else partition.shard)(x, axis, y)
+    y = x.new_empty([count if a == dim else n for a, n in enumerate(x.shape)])
+    (partition.unshard if back else partition.shard)(x, dim, y)
     return y
 
 
@@ -33,18 +33,18 @@ def _(ctx: Any, d_y: Any) -> Any:
 
 
 @eager
-def shard(x: Any, partition: Partition, axis: int = 1) -> Any:
-    """This rank's positions of @x along @axis, a new tensor; @x is the whole, with any strides, and is not
+def shard(x: Any, partition: Partition, dim: int = 1) -> Any:
+    """This rank's positions of @x along @dim, a new tensor; @x is the whole, with any strides, and is not
     saved. Backward is unshard(): zero where other ranks' positions are, so gradients of @x add up over
     ranks. Runs on the current stream. ValueError: a shape, dtype or device that does not fit."""
-    return Along.apply(x, partition, _axis(x, axis, 'x'), False)
+    return Along.apply(x, partition, _dim(x, dim, 'x'), False)
 
 
 @eager
-def unshard(y: Any, partition: Partition, axis: int = 1) -> Any:
-    """A tensor of all positions along @axis with this rank's, @y, at their places and zeros elsewhere;
+def unshard(y: Any, partition: Partition, dim: int = 1) -> Any:
+    """A tensor of all positions along @dim with this rank's, @y, at their places and zeros elsewhere;
     the sum over ranks is the whole. Backward is shard()."""
-    return Along.apply(y, partition, _axis(y, axis, 'y'), True)
+    return Along.apply(y, partition, _dim(y, dim, 'y'), True)
 
 
 @eager
