@@ -103,6 +103,22 @@ struct row {
     int64_t arg;
 };
 
+/* Of w (x - m) of a tile; w to *seen, and what -inf adds to *off. */
+static double weighted_sum(const struct colo_logprob_args *args, int64_t column, int n,
+                           const double *x, double m, double *seen, double *off)
+{
+    double d = 0;
+    for (int i = 0; i < n; i++) {
+        const double w = colo_logprob_weight(args, column + i);
+        *seen += w;
+        if (w != 0 && x[i] == -INFINITY)
+            *off += w * x[i];
+        else if (w != 0)
+            d += w * (x[i] - m);
+    }
+    return d;
+}
+
 /* @target: its column, or -1; @none: it is no token, and its x counts as the largest one */
 static struct row row_stats(const struct colo_logprob_args *args, int64_t token, int64_t target,
                             bool none)
@@ -111,8 +127,9 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
     const bool want_u = args->block.u >= 0, want_d = args->block.d >= 0;
     struct row row = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
     const bool weighs = args->block.w >= 0; /* then there is no support */
-    double x[TILE], xt = -INFINITY, seen = 0,
-                    gone = 0; /* w of the columns in r.d; what -inf adds */
+    double x[TILE], xt = -INFINITY;
+    double seen = 0, off = 0; /* w of the columns in r.d; what -inf adds to it */
+    bool gone = false;        /* some x is -inf */
     int64_t column[TILE];
     struct columns left = columns_of(args, token, target);
 
@@ -147,23 +164,22 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
-            const double w = weighs ? colo_logprob_weight(args, *column + i) : 1;
-            seen += w;
             if (x[i] == -INFINITY) { /* also all that a tile has while m still is -inf */
-                gone += w != 0 ? w * x[i] : 0;
+                gone = true;
                 continue;
             }
             double dx = x[i] - row.m, e = exp(dx);
             s += e;
-            d += w != 0 ? w * dx : 0;
+            d += dx;
             if (want_u && e > 0)
                 u += e * dx;
         }
         row.s += s;
         row.u += u;
-        row.d += d;
+        row.d += weighs ? weighted_sum(args, *column, n, x, row.m, &seen, &off) : d;
+        seen += weighs ? 0 : n;
     }
-    row.d = !want_d ? 0 : gone != 0 ? gone : row.d;
+    row.d = !want_d ? 0 : off != 0 ? off : gone && !weighs ? -INFINITY : row.d;
     row.w = seen;
     if (xt > -INFINITY)
         row.xt = xt - row.m;
