@@ -381,3 +381,22 @@ def test_pytorchs_samples(name, dtype):
 def test_what_only_pytorch_takes_is_a_valueerror(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize('weighed', [False, True])
+def test_modules_are_the_functions_with_their_options(weighed):
+    z, h, w, b, t = case(torch.float32)
+    weight = torch.tensor(WEIGHTS, dtype=torch.float32) if weighed else None
+    options = {'reduction': 'sum', 'label_smoothing': 0.1}
+    module = torch.nn.Sequential(ct.CrossEntropyLoss(weight, **options), ct.LinearCrossEntropyLoss(weight, **options))
+    assert torch.equal(module[0](z, t), ct.cross_entropy(z, t, weight, **options))
+    assert torch.equal(module[1](h, ct.Head(w, b), t), ct.linear_cross_entropy(h, w, t, linear_bias=b, weight=weight, **options))
+    assert list(module.state_dict()) == ['0.weight', '1.weight'] * weighed and not list(module.parameters())
+    assert 'label_smoothing=0.1' in repr(module)
+    near(module[0](z, t), torch.nn.CrossEntropyLoss(weight, **options)(z, t), 1e-5, options)
+
+
+def test_a_module_refuses_options_that_its_function_has_not():
+    for make in (lambda: ct.CrossEntropyLoss(axis=1), lambda: ct.LinearCrossEntropyLoss(linear_bias=None)):
+        with pytest.raises(TypeError, match='got an unexpected option'):
+            make()

@@ -11,6 +11,7 @@ from .head import Head
 from .linear import linear_logprob, linear_nll
 from .losses import Distilled, TopK, Weighted, distill, entropy, logprob_at, topk_logprob, weighted_sum
 from .logprob import logprob
+from .modules import CrossEntropyLoss, LinearCrossEntropyLoss
 from .nll import Loss, nll
 from .partition import next_token, shard, unshard
 from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
@@ -20,6 +21,6 @@ from .support import Support
 from .ticket import Ticket
 from .tower import EncoderParallel, TowerPlan
 
-__all__ = ['Bridge', 'Distilled', 'EncoderParallel', 'Head', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
+__all__ = ['Bridge', 'CrossEntropyLoss', 'Distilled', 'EncoderParallel', 'Head', 'LinearCrossEntropyLoss', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
            'cross_entropy', 'distill', 'entropy', 'group_ranks', 'linear_cross_entropy', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
            'next_token', 'nll', 'over_chunks', 'relayout', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

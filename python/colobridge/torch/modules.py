@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cross_entropy() and linear_cross_entropy() as modules, whose options are said once."""
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .cross_entropy import cross_entropy, linear_cross_entropy
+
+
+class _Loss(torch.nn.Module):
+    weight: torch.Tensor | None
+    _function: Callable[..., Any]
+
+    def __init__(self, weight: torch.Tensor | None = None, **options: Any):
+        super().__init__()
+        names = [name for name, of in inspect.signature(self._function).parameters.items()
+                 if of.kind is of.KEYWORD_ONLY and name not in ('weight', 'linear_bias')]
+        for name in options:
+            if name not in names:
+                raise TypeError("%s() got an unexpected option %r, expected one of %s" % (
+                    type(self).__name__, name, ', '.join(names)))
+        self.register_buffer('weight', weight)
+        self.options = options
+
+    def extra_repr(self) -> str:
+        return ', '.join('%s=%r' % option for option in self.options.items())
+
+
+class CrossEntropyLoss(_Loss):
+    """torch.nn.CrossEntropyLoss of logits whose columns may be shards: cross_entropy() with these options. weight [V] or [Vl]:
+    of each class, a buffer."""
+    _function = staticmethod(cross_entropy)
+
+    def forward(self, input: Any, target: Any) -> Any:
+        """input [T, Vl], target [T] -> cross_entropy()'s loss"""
+        return cross_entropy(input, target, self.weight, **self.options)
+
+
+class LinearCrossEntropyLoss(_Loss):
+    """linear_cross_entropy() with these options; weight as in CrossEntropyLoss. It has no parameters: the head stays the
+    model's, and comes with each call."""
+    _function = staticmethod(linear_cross_entropy)
+
+    def forward(self, input: Any, linear_weight: Any, target: Any) -> Any:
+        """input [T, H], linear_weight [Vl, H] or a Head, target [T] -> linear_cross_entropy()'s loss"""
+        return linear_cross_entropy(input, linear_weight, target, weight=self.weight, **self.options)
