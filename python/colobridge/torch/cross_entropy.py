@@ -2,7 +2,7 @@
 """cross_entropy() and linear_cross_entropy() of torch.nn.functional, whose classes may be shards of a group of ranks:
 their names, order and meanings, and tensors as results. nll() and linear_nll() have more options, and also give
 what a mean was made of."""
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,17 +30,18 @@ def _check(what: str, input: Any, target: Any, classes: str, other: str) -> None
             what, list(target.shape), list(input.shape[:-1]), list(input.shape)))
 
 
-def cross_entropy(input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = 'mean',
+def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *,
+                  ignore_index: int = -100, reduction: Literal['none', 'mean', 'sum'] = 'mean',
                   label_smoothing: float = 0.0, tp_group: Any = None, reduce_group: Any = None,
                   vocab_start: int | None = None, vocab_end: int | None = None, vocab_size: int | None = None,
                   temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0, z_loss: float = 0.0,
-                  inplace_backward: bool = False) -> Any:
+                  inplace_backward: bool = False) -> torch.Tensor:
     """torch.nn.functional.cross_entropy() of logits [T, V], or [V] with one target, whose columns may be shards.
 
     input [T, Vl] or [Vl]: this rank's columns of the logits, f64, f32, bf16 or f16. target [T] or []: class indices, of an
     integer dtype; on all ranks of tp_group the same. weight [V], or [Vl] of this rank's columns: of each class, nll()'s
-    class_weight. reduction "none": a tensor like target; "mean" and "sum": a scalar. f32
-    (f64 for f64 input), also where input has 16 bits, in which PyTorch's result is rounded.
+    class_weight. reduction "none": a tensor like target; "mean" and "sum": a scalar. f32 (f64 for f64 input), also where
+    input has 16 bits, to which PyTorch rounds its result.
 
     tp_group: the ranks that share the vocabulary. reduce_group: the ranks that have other tokens (dp x cp), over which a
     sum or a mean is made once: sum gradients over them, do not average.
@@ -58,9 +59,11 @@ def cross_entropy(input: Any, target: Any, weight: Any = None, *, ignore_index: 
     return loss if reduction == 'none' else loss.loss
 
 
-def linear_cross_entropy(input: Any, linear_weight: Any, target: Any, *, linear_bias: Any = None, weight: Any = None,
-                         reduction: str = 'mean', ignore_index: int | None = None, label_smoothing: float = 0.0,
-                         tp_group: Any = None, reduce_group: Any = None, z_loss: float = 0.0) -> Any:
+def linear_cross_entropy(input: torch.Tensor, linear_weight: torch.Tensor | Head, target: torch.Tensor, *,
+                         linear_bias: torch.Tensor | None = None, weight: torch.Tensor | None = None,
+                         reduction: Literal['none', 'mean', 'sum'] = 'mean', ignore_index: int | None = None,
+                         label_smoothing: float = 0.0, tp_group: Any = None, reduce_group: Any = None,
+                         z_loss: float = 0.0) -> torch.Tensor:
     """torch.nn.functional.linear_cross_entropy(): cross_entropy() of the logits input x linear_weight^T + linear_bias, which
     never exist as a whole.
 
@@ -83,6 +86,5 @@ def linear_cross_entropy(input: Any, linear_weight: Any, target: Any, *, linear_
         raise ArgumentError("%s: linear_weight is a Head and linear_bias is given, expected the Head's bias alone" % what)
     loss = linear_nll(input, head, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
                       label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=-100 if ignore_index is None else ignore_index,
-                      class_weight=weight,
-                      mode='auto' if reduction == 'none' else 'loss')
+                      class_weight=weight, mode='auto' if reduction == 'none' else 'loss')
     return loss if reduction == 'none' else loss.loss

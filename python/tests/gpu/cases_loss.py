@@ -60,6 +60,33 @@ def case_a_mean_is_divided_once_over_all_ranks():
     assert float(none.loss.detach()) == 0 and int(none.den) == 0
 
 
+def case_class_weights_are_pytorch_s():
+    """With smoothing and without; a rank gives the weights of all classes, or of its own."""
+    lo, hi = cut(V)
+    for (dtype, bound), smoothing, reduction in itertools.product(
+            ((torch.float64, 1e-11), (torch.float32, 2e-4), (torch.bfloat16, 1e-2)), (0.0, 0.1), ('sum', 'mean', 'none')):
+        z, t, g = logits_case(dtype=dtype)
+        h, w, _ = linear_case(dtype=dtype)
+        weights = torch.arange(V, device=z.device) % 7 / 4  # 0 to 1.5, exact
+        options = {'reduction': reduction, 'label_smoothing': smoothing}
+        g = g[0] if reduction == 'none' else 1
+        whole = [leaf(x.double()) for x in (z, h, w)]
+        want = torch.nn.functional.cross_entropy(whole[0], t, weights.double(), **options)
+        want_linear = torch.nn.functional.cross_entropy(whole[1] @ whole[2].t(), t, weights.double(), **options)
+        ((want + want_linear) * g).sum().backward()
+        for given in (weights, weights[lo:hi]):
+            mine = [leaf(x) for x in (z[:, lo:hi], h, w[lo:hi])]
+            head = ct.Head(mine[2], tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V)
+            got = ct.cross_entropy(mine[0], t, given, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V, **options)
+            got_linear = ct.linear_cross_entropy(mine[1], head, t, weight=given, **options)
+            ((got.double() + got_linear.double()) * g).sum().backward()
+            near(got, want, min(bound, 2e-4), 'loss')
+            near(got_linear, want_linear, min(bound, 2e-4), 'loss of hidden')
+            for one, other, name in zip(mine, (whole[0].grad[:, lo:hi], whole[1].grad, whole[2].grad[lo:hi]),
+                                        ('d_logits', 'd_hidden', 'd_weight')):
+                near(one.grad, other, 5 * bound, '%s of %s' % (name, dtype))
+
+
 def case_sampling_parameters_keep_the_same_ids_on_all_ranks():
     lo, hi = cut(V)
     for dtype, (top_k, top_p) in ((d, k) for d in (torch.float64, torch.float32, torch.bfloat16)
