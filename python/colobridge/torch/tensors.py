@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checked views of torch tensors, and the current stream."""
-import ctypes as c
 import functools
 from collections.abc import Callable
 from typing import Any
