@@ -705,6 +705,7 @@ WAITING = {
     'a refusal stays on its rank if it has no group of its own',
     'a refusal waits for a meeting',
     'a sequence that one rank cannot make is waited for',
+    'a tower that is loaded is on the rank that saved it',
     'a tower that one rank cannot make is waited for',
     'all ranks of a world hear of the error of a part',
     'an error that the others have is told again',

@@ -400,6 +400,8 @@ BRIDGES = {
         'torch/tower.py', ', self._smallest[:1])', ')', 'test_torch_tower.py', 'learns_nothing'),
     'a copy has the last call of what was copied': (
         'torch/tower.py', 'dict(self.__dict__, _last=None,', 'dict(self.__dict__,', 'test_torch_tower.py', 'another_one_of_its_ranks'),
+    'a tower that is loaded is on the rank that saved it': (
+        'torch/tower.py', '_rank=None, ', '', 'test_torch_tower.py', 'another_one_of_its_ranks'),
     'a tower is no part of its module': (
         'torch/tower.py', '        self.tower, self.stick,', "        self.__dict__['tower'], self.stick,", 'test_torch_modules.py',
         'parameters_of_its_tower'),

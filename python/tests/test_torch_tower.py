@@ -730,7 +730,9 @@ def copies(rank):
         hidden.sum().backward()
         return hidden.detach()
     want = call(model.vision)
-    for other in copy.deepcopy(model), pickle.loads(pickle.dumps(model)):
+    saved = [pickle.dumps(model)]
+    dist.broadcast_object_list(saved)
+    for other in copy.deepcopy(model), pickle.loads(saved[0]):
         vision = other.vision
         assert vision.tower is other.tower and vision.tower is not model.tower and vision.last is None
         assert (vision.alpha, vision.grad_scale, vision.group) == (9.0, 2.0, dist.group.WORLD)

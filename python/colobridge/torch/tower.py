@@ -258,6 +258,7 @@ class EncoderParallel(torch.nn.Module):
         self._pixels = Engine(towers, Layout.dst(towers.grid), frozen=True, **of)
         self._carries = tuple(Engine(towers, self.llm, output=output, grad=grad, frozen=frozen, **of) for frozen in (False, True))
         self._last: _Last | None = None
+        self._rank: int | None = None  # by _me()
         self._compared = False  # what ranks must have alike
         if comm == 'own':  # now: ranks whose threads meet at the store in other orders would wait in vain
             self._comm(), _planning(self._at())
@@ -272,7 +273,7 @@ class EncoderParallel(torch.nn.Module):
         return None if self._last is None else self._last.plan
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _last=None, _compared=False)
+        return dict(self.__dict__, _last=None, _rank=None, _compared=False)
 
     def _apply(self, fn: Any, *args: Any, **options: Any) -> Any:
         """to() and its like, of the smallest input, too: it is none of the buffers, which wrappers compare and send."""
@@ -321,11 +322,14 @@ class EncoderParallel(torch.nn.Module):
 
     def _me(self) -> int:
         """This rank in the grid."""
+        if self._rank is not None:
+            return self._rank
         ranks, grid = groups.world_ranks(self.group, 'tower: group'), self.llm.grid
         if ranks != tuple(grid.ranks()):
             raise ArgumentError("tower: the group has ranks %s, expected those of the grid %s, %s" % (
                 list(ranks[:8]), grid, list(grid.ranks())[:8]))
-        return self.group.rank if isinstance(self.group, Comm) else dist.get_rank() - ranks[0]
+        self._rank = self.group.rank if isinstance(self.group, Comm) else dist.get_rank() - ranks[0]
+        return self._rank
 
     @property
     def _device(self) -> Any:
