@@ -219,6 +219,7 @@ typedef struct on_logits {
 static void logits_forward(void *arg)
 {
     on_logits_t *r = arg;
+    r->saved = (colo_logprob_saved_t){COLO_LOGPROB_SAVED_INIT};
     COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, &r->z, r->ids, NULL, NULL}, r->self,
                               &r->out, &r->saved, r->kept, r->work, stream));
 }

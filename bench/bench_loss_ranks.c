@@ -128,6 +128,7 @@ static void logits_forward(rank_t *r)
                   ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
     const colo_tensor_t logp = colo_tensor_cuda(r->logp, COLO_F32, r->me, 1, &T);
     colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
+    r->saved = (colo_logprob_saved_t){COLO_LOGPROB_SAVED_INIT};
     COLO(colo_logprob_forward(
         &r->config, &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &ids},
         r->gpus, &out, &r->saved, r->stats, r->workspace, r->stream));

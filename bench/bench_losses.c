@@ -70,6 +70,7 @@ static void topk_forward(void)
                                     .topk = b.topk};
     const colo_tensor_t logp = array(b.picked, COLO_F32, b.k), ids = array(b.chosen, COLO_I64, b.k);
     const colo_topk_out_t out = {COLO_TOPK_OUT_INIT, .logp = &logp, .ids = b.topk ? &ids : NULL};
+    b.picks = (colo_topk_saved_t){COLO_TOPK_SAVED_INIT};
     OK(colo_topk_forward(
         &cfg,
         &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &b.z, .ids = b.topk ? NULL : &b.ids},
@@ -87,6 +88,7 @@ static void soft_forward(void)
 {
     const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = b.vocab};
     const colo_tensor_t ce = array(b.line[0], COLO_F32, 0), kl = array(b.line[1], COLO_F32, 0);
+    b.soft = (colo_distill_saved_t){COLO_DISTILL_SAVED_INIT};
     OK(colo_distill_forward(
         &cfg, &(colo_distill_batch_t){COLO_DISTILL_BATCH_INIT, .logits = &b.z, .targets = &b.w},
         b.self, &(colo_distill_out_t){COLO_DISTILL_OUT_INIT, .ce = &ce, .kl = &kl}, &b.soft,

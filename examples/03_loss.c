@@ -67,7 +67,7 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &logits, .targets = &targets};
     colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp};
     colo_logprob_upstream_t upstream = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d_logp};
-    colo_logprob_saved_t saved;
+    colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
 
     st = colo_logprob_forward(&config, &batch, tp, &out, &saved, kept, workspace, NULL);
     if (st >= 0)

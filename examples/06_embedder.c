@@ -184,6 +184,7 @@ static colo_status_t make_loss(struct rank *me, const colo_tensor_t *y)
     size_t saved, workspace;
     config.logits.vocab = VOCAB;
     config.logits.vocab_start = start;
+    me->saved.struct_size = sizeof me->saved;
     batch.logits = &logits;
     batch.targets = &targets;
     out.logp = &logp;

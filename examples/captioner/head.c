@@ -134,6 +134,7 @@ static colo_status_t logits_forward(cap_rank_t *r, const float *x, const colo_te
     CAP_TRY(cap_head_open(r));
     cap_head_logits(r, r->T, x);
     CAP_TRY(cap_head_close(r));
+    r->saved = (colo_logprob_saved_t){COLO_LOGPROB_SAVED_INIT};
     return colo_logprob_forward(&r->logprob, &batch, r->dst.tp_comm, &out, &r->saved, r->stats,
                                 r->workspace, r->ops.stream);
 }

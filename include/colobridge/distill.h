@@ -39,9 +39,11 @@ typedef struct colo_distill_config_t {
     double target_temperature; /* > 0; COLO_DISTILL_LOGITS only, as target_scale */
     double target_scale;
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
+    int64_t reserved[8]; /* 0: room for members of newer headers. The size never changes, because
+                          * other structs contain it */
 } colo_distill_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, {}
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -73,12 +75,18 @@ typedef struct colo_distill_upstream_t {
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
 typedef struct colo_distill_saved_t {
+    size_t struct_size;
     colo_tensor_t logits, targets; /* borrowed views */
     uint64_t logits_version, targets_version;
     void *memory; /* borrowed: the caller's colo_distill_saved_size() bytes */
     bool valid;
-    colo_distill_config_t config; /* as long as the caller's */
+    colo_distill_config_t config;
 } colo_distill_saved_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_DISTILL_SAVED_INIT sizeof(colo_distill_saved_t), {}, {}, 0, 0, nullptr, false, {}
+#else
+#define COLO_DISTILL_SAVED_INIT .struct_size = sizeof(colo_distill_saved_t)
+#endif
 
 /**
  * colo_distill_config_check() - are all members of @config in their ranges? Local

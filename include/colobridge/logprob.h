@@ -59,9 +59,11 @@ typedef struct colo_logprob_config_t {
     /* The batch brings class_weight, on all ranks: losses are weighted by class, and out.weight may
      * be asked for. Not with lenient_targets or local_smoothing. */
     bool has_class_weight;
+    int64_t reserved[8]; /* 0: room for members of newer headers. The size never changes, because
+                          * other structs contain it */
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false, {}
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -122,14 +124,20 @@ typedef struct colo_support_saved_t {
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
 typedef struct colo_logprob_saved_t {
+    size_t struct_size;
     colo_tensor_t logits, targets; /* borrowed views */
     colo_support_saved_t support;
     colo_tensor_t class_weight; /* borrowed view; ndim 0: none */
     uint64_t logits_version, targets_version, class_weight_version;
     void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
     bool valid;
-    colo_logprob_config_t config; /* as long as the caller's */
+    colo_logprob_config_t config;
 } colo_logprob_saved_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LOGPROB_SAVED_INIT sizeof(colo_logprob_saved_t), {}, {}, {}, {}, 0, 0, 0, nullptr, false, {}
+#else
+#define COLO_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_logprob_saved_t)
+#endif
 
 /**
  * colo_logprob_config_check() - are all members of @config in their ranges? Local

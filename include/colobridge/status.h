@@ -28,6 +28,8 @@
  * members that it lacks their defaults. Members that have no default must be there. It refuses a
  * longer struct with COLO_ERR_ARG, because it cannot know what the members ask for. If the library
  * writes the struct, it writes the members that fit into struct_size, and nothing behind them.
+ * A sized struct with reserved members never grows, because other structs contain it: members of
+ * newer headers take their place, and 0 is their default. What is not 0 there is refused.
  * Structs without struct_size never change, because they lie in arrays or in other structs, or
  * because they hold all that their noun has; those that the library makes itself, and hands out one
  * by one, may get members at their end.

@@ -33,9 +33,11 @@ typedef struct colo_topk_config_t {
     bool topk;            /* true: the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
+    int64_t reserved[8]; /* 0: room for members of newer headers. The size never changes, because
+                          * other structs contain it */
 } colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, {}
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
     .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \
@@ -72,12 +74,18 @@ typedef struct colo_topk_upstream_t {
 
 /** What backward needs; caller's memory, filled by forward. Borrows the logits and the buffer. */
 typedef struct colo_topk_saved_t {
+    size_t struct_size;
     colo_tensor_t logits; /* borrowed view */
     uint64_t logits_version;
     void *memory; /* borrowed: the caller's colo_topk_saved_size() bytes */
     bool valid;
-    colo_topk_config_t config; /* as long as the caller's */
+    colo_topk_config_t config;
 } colo_topk_saved_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_TOPK_SAVED_INIT sizeof(colo_topk_saved_t), {}, 0, nullptr, false, {}
+#else
+#define COLO_TOPK_SAVED_INIT .struct_size = sizeof(colo_topk_saved_t)
+#endif
 
 /**
  * colo_topk_config_check() - are all members of @config in their ranges? Local

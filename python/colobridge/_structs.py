@@ -118,12 +118,12 @@ class LogitsOptions(c.Structure):
 
 class DistillConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', INT), ('target_temperature', DOUBLE),
-                ('target_scale', DOUBLE), ('order', i64)]
+                ('target_scale', DOUBLE), ('order', i64), ('reserved', i64 * 8)]
 
 
 class DistillSaved(c.Structure):
-    _fields_ = [('logits', Tensor), ('targets', Tensor), ('logits_version', u64), ('targets_version', u64),
-                ('memory', P), ('valid', BOOL), ('config', DistillConfig)]
+    _fields_ = [('struct_size', size_t), ('logits', Tensor), ('targets', Tensor), ('logits_version', u64),
+                ('targets_version', u64), ('memory', P), ('valid', BOOL), ('config', DistillConfig)]
 
 
 class DistillUpstream(c.Structure):
@@ -178,7 +178,8 @@ class LogprobConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', DOUBLE),
                 ('megatron_smoothing', BOOL), ('z_loss', DOUBLE), ('ignore_index', i64), ('chunk_size', i64),
                 ('want_entropy', BOOL), ('want_loss', BOOL), ('want_correct', BOOL), ('lenient_targets', BOOL),
-                ('local_smoothing', BOOL), ('segment', i64), ('order', i64), ('has_class_weight', BOOL)]
+                ('local_smoothing', BOOL), ('segment', i64), ('order', i64), ('has_class_weight', BOOL),
+                ('reserved', i64 * 8)]
 
 
 class LinearLogprobConfig(c.Structure):
@@ -207,9 +208,9 @@ class LmHeadConfig(c.Structure):
 
 
 class LogprobSaved(c.Structure):
-    _fields_ = [('logits', Tensor), ('targets', Tensor), ('support', SupportSaved), ('class_weight', Tensor),
-                ('logits_version', u64), ('targets_version', u64), ('class_weight_version', u64), ('memory', P),
-                ('valid', BOOL), ('config', LogprobConfig)]
+    _fields_ = [('struct_size', size_t), ('logits', Tensor), ('targets', Tensor), ('support', SupportSaved),
+                ('class_weight', Tensor), ('logits_version', u64), ('targets_version', u64),
+                ('class_weight_version', u64), ('memory', P), ('valid', BOOL), ('config', LogprobConfig)]
 
 
 class LogprobUpstream(c.Structure):
@@ -270,11 +271,12 @@ class Sequence(c.Structure):
 
 class TopkConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', BOOL), ('ignore_index', i64),
-                ('order', i64)]
+                ('order', i64), ('reserved', i64 * 8)]
 
 
 class TopkSaved(c.Structure):
-    _fields_ = [('logits', Tensor), ('logits_version', u64), ('memory', P), ('valid', BOOL), ('config', TopkConfig)]
+    _fields_ = [('struct_size', size_t), ('logits', Tensor), ('logits_version', u64), ('memory', P), ('valid', BOOL),
+                ('config', TopkConfig)]
 
 
 class TopkUpstream(c.Structure):

@@ -232,7 +232,7 @@ def core_loss(world: Comm, logits: Values, targets: list[int]) -> tuple[Values, 
     logp, entropy, loss = ((c.c_float * TOKENS)() for _ in range(3))
     size = _lib.size_of('colo_logprob_saved_size', config, s.DTYPE['f32'], TOKENS)
     spare = _lib.size_of('colo_logprob_workspace_size', config, s.DTYPE['f32'], TOKENS, world.size)
-    saved, held = s.LogprobSaved(), [c.create_string_buffer(n + 256) for n in (size, spare)]
+    saved, held = s.LogprobSaved(c.sizeof(s.LogprobSaved)), [c.create_string_buffer(n + 256) for n in (size, spare)]
     places = [-(-c.addressof(memory) // 256) * 256 for memory in held]
     batch = s.LogprobBatch(c.sizeof(s.LogprobBatch), c.pointer(x), c.pointer(t))
     out = s.LogprobOut(c.sizeof(s.LogprobOut), *(c.pointer(view(memory)) for memory in (logp, entropy, loss)))

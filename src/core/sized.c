@@ -61,8 +61,13 @@ colo_status_t colo_sized_write(void *given, const void *own, size_t known, const
     return COLO_OK;
 }
 
-void colo_sized_save(void *saved, const void *own, size_t config, size_t size)
+colo_status_t colo_sized_check_room(const int64_t *reserved, size_t n, const char *what,
+                                    const char *init)
 {
-    memcpy(saved, own, config + size);
-    memcpy((char *)saved + config, &size, sizeof size);
+    for (size_t i = 0; i < n; i++)
+        COLO_FAIL_IF(reserved[i], COLO_ERR_ARG,
+                     "%s.reserved[%zu] is %lld, expected 0: the program was compiled with a newer "
+                     "header, or did not start from %s",
+                     what, i, (long long)reserved[i], init);
+    return COLO_OK;
 }

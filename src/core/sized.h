@@ -26,10 +26,10 @@
 #define COLO_SIZED_WRITE(given, own, what, init) \
     colo_sized_write((given), (own), sizeof *(own), (what), (init))
 
-/* Copies *@own to the caller's struct, whose last member @config is another sized struct: only
- * @size bytes of that, which is all that the caller's header has. */
-#define COLO_SIZED_SAVE(saved, own, config, size) \
-    colo_sized_save((saved), (own), offsetof(__typeof__(*(own)), config), (size))
+/* Are the reserved members of a struct that never grows 0? */
+#define COLO_SIZED_CHECK_ROOM(own, what, init)                                              \
+    colo_sized_check_room((own)->reserved, sizeof(own)->reserved / sizeof *(own)->reserved, \
+                          (what), (init))
 
 /* @known: sizeof of the library's struct; @least: bytes that the caller must bring. */
 colo_status_t colo_sized_read(void *own, size_t known, const void *given, size_t least,
@@ -41,7 +41,7 @@ colo_status_t colo_sized_check(size_t found, size_t known, size_t least, const c
                                const char *init);
 colo_status_t colo_sized_write(void *given, const void *own, size_t known, const char *what,
                                const char *init);
-/* @config: offset of the last member. */
-void colo_sized_save(void *saved, const void *own, size_t config, size_t size);
+colo_status_t colo_sized_check_room(const int64_t *reserved, size_t n, const char *what,
+                                    const char *init);
 
 #endif

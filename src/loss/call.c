@@ -183,7 +183,7 @@ colo_status_t colo_loss_workspace_size(const struct colo_loss_kind *kind, const 
 
 colo_status_t colo_loss_check_call_memory(const struct colo_loss_call *call)
 {
-    return colo_loss_check_buffers(call->kind->name, call->saves, call->saved_memory,
+    return colo_loss_check_buffers(call->kind->name, call->given_saved != NULL, call->saved_memory,
                                    call->logits->shape[0] * saved_bytes(call->kind, &call->config),
                                    call->workspace);
 }
@@ -209,11 +209,12 @@ static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_args
 {
     const struct colo_loss_kind *kind = call->kind;
     COLO_TRY(read_config(kind, call->given, &call->config));
-    memcpy(&call->size, call->given, sizeof call->size);
     COLO_TRY(check_values(kind, &call->config));
     call->base = base_of(kind, &call->config);
     COLO_TRY(read_sized(&kind->batch, call->given_batch, &call->batch));
     COLO_TRY(read_sized(&kind->out, call->given_out, &call->out));
+    if (call->given_saved)
+        COLO_TRY(colo_loss_check_saved(kind, call->given_saved));
     call->logits = call->batch.base.logits;
     COLO_TRY(colo_loss_check_matrix(call->logits, "logits", false));
     if (kind->check_inputs)
@@ -363,6 +364,19 @@ colo_status_t colo_loss_run(const struct colo_loss_call *call, struct colo_logpr
 }
 
 /* ---- backward ---- */
+
+colo_status_t colo_loss_check_saved(const struct colo_loss_kind *kind, const void *saved)
+{
+    const struct colo_loss_sized *s = &kind->state;
+    return colo_sized_check_given(saved, s->size, s->least, s->what, s->init);
+}
+
+colo_status_t colo_loss_save(const struct colo_loss_call *call, const void *own)
+{
+    const struct colo_loss_sized *s = &call->kind->state;
+    return call->given_saved ? colo_sized_write(call->given_saved, own, s->size, s->what, s->init)
+                             : COLO_OK;
+}
 
 colo_status_t colo_loss_reopen(struct colo_loss_call *call, const void *upstream,
                                const colo_tensor_t *d_logits, struct colo_logprob_args *args)

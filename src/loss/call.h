@@ -56,8 +56,8 @@ struct colo_loss_sized {
 
 struct colo_loss_call;
 struct colo_loss_kind {
-    const char *name;                                    /* in error messages */
-    struct colo_loss_sized config, batch, out, upstream; /* size 0: there is none */
+    const char *name;                                           /* in error messages */
+    struct colo_loss_sized config, batch, out, upstream, state; /* size 0: there is none */
 
     /* ---- the config ---- */
     bool is_base; /* it is the logits path's own; else that has only logits and these: */
@@ -94,14 +94,20 @@ struct colo_loss_kind {
         .what = noun, .defaults = &(const type){macro}, .size = sizeof(type), \
         .least = offsetof(type, optional), .init = #macro                     \
     }
+/* What backward needs: all of it up to the config must be there. */
+#define COLO_LOSS_STATE(noun, type, macro)                                          \
+    {                                                                               \
+        .what = noun, .size = sizeof(type),                                         \
+        .least = offsetof(type, config) + sizeof((type *)0)->config, .init = #macro \
+    }
 #define COLO_LOSS_ARRAYS(list) .arrays = list, .narrays = sizeof list / sizeof *list
 
 struct colo_loss_call {
     const struct colo_loss_kind *kind;
     const void *given, *given_batch, *given_out; /* the caller's config and so on */
-    const colo_tensor_t *logits, *targets;       /* the latter only of the logits path */
+    void *given_saved;
+    const colo_tensor_t *logits, *targets; /* the latter only of the logits path */
     colo_comm_t *group;
-    bool saves;
     void *saved_memory, *workspace;
     colo_stream_t stream;
     bool valid; /* backward: the saved state, of logits of this version */
@@ -113,7 +119,6 @@ struct colo_loss_call {
     union colo_loss_out out;
     union colo_loss_upstream upstream;
     colo_logprob_config_t base;
-    size_t size; /* of the caller's config */
     const colo_loss_kernels_t *kernels;
     bool in_place; /* d_logits are the logits: the saved state ends */
 };
@@ -132,6 +137,11 @@ colo_status_t colo_loss_check_call_memory(const struct colo_loss_call *call);
 colo_status_t colo_loss_open(struct colo_loss_call *call, struct colo_logprob_args *args);
 /* Kernels and gather */
 colo_status_t colo_loss_run(const struct colo_loss_call *call, struct colo_logprob_args *args);
+
+/* Writes @own to the caller's saved struct, if there is one. */
+colo_status_t colo_loss_save(const struct colo_loss_call *call, const void *own);
+/* Is the caller's saved struct, which backward gets, whole? Before its members are read */
+colo_status_t colo_loss_check_saved(const struct colo_loss_kind *kind, const void *saved);
 
 /* Checks a backward of logits that @call names, but for the members of @upstream and for other
  * saved tensors than the logits, and makes the arguments of the kernel that writes @d_logits. */

@@ -21,6 +21,7 @@
 static colo_status_t check_config(const union colo_loss_config *own)
 {
     const colo_distill_config_t *c = &own->distill;
+    COLO_TRY(COLO_SIZED_CHECK_ROOM(c, "distill: config", "COLO_DISTILL_CONFIG_INIT"));
     COLO_FAIL_IF(c->targets != COLO_DISTILL_LOGITS && c->targets != COLO_DISTILL_PROBS,
                  COLO_ERR_ARG, "distill: targets is %d, expected logits (0) or probs (1)",
                  (int)c->targets);
@@ -138,6 +139,7 @@ static const struct colo_loss_kind kind = {
                               COLO_DISTILL_CONFIG_INIT),
     .batch = COLO_LOSS_SIZED("distill: batch", colo_distill_batch_t, mask, COLO_DISTILL_BATCH_INIT),
     .out = COLO_LOSS_SIZED("distill: out", colo_distill_out_t, ce, COLO_DISTILL_OUT_INIT),
+    .state = COLO_LOSS_STATE("distill: saved", colo_distill_saved_t, COLO_DISTILL_SAVED_INIT),
     .upstream = COLO_LOSS_SIZED("distill: upstream", colo_distill_upstream_t, d_ce,
                                 COLO_DISTILL_UPSTREAM_INIT),
     .order = offsetof(colo_distill_config_t, order),
@@ -183,7 +185,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                   .given_batch = batch,
                                   .given_out = out,
                                   .group = group,
-                                  .saves = saved != NULL,
+                                  .given_saved = saved,
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
@@ -203,9 +205,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     args.out.kl = colo_loss_address(call.out.distill.kl);
     args.saved = saved_memory;
     COLO_TRY(colo_loss_run(&call, &args.base));
-    if (saved)
-        COLO_SIZED_SAVE(saved, &all, config, call.size);
-    return COLO_OK;
+    return colo_loss_save(&call, &all);
 }
 
 /* ---- backward ---- */
@@ -215,7 +215,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "distill: saved is NULL");
+    COLO_TRY(colo_loss_check_saved(&kind, saved));
     struct colo_distill_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = &saved->config,

@@ -63,6 +63,7 @@ static const struct colo_loss_kind kind = {
     .batch =
         COLO_LOSS_SIZED("logprob: batch", colo_logprob_batch_t, support, COLO_LOGPROB_BATCH_INIT),
     .out = COLO_LOSS_SIZED("logprob: out", colo_logprob_out_t, logp, COLO_LOGPROB_OUT_INIT),
+    .state = COLO_LOSS_STATE("logprob: saved", colo_logprob_saved_t, COLO_LOGPROB_SAVED_INIT),
     .upstream = COLO_LOSS_SIZED("logprob: upstream", colo_logprob_upstream_t, d_logp,
                                 COLO_LOGPROB_UPSTREAM_INIT),
     .is_base = true,
@@ -102,7 +103,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                   .given_batch = batch,
                                   .given_out = out,
                                   .group = group,
-                                  .saves = saved != NULL,
+                                  .given_saved = saved,
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
@@ -124,9 +125,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     args.out = colo_logprob_addresses(&call.out.logprob);
     args.saved = saved_memory;
     COLO_TRY(colo_loss_run(&call, &args));
-    if (saved)
-        COLO_SIZED_SAVE(saved, &all, config, call.size);
-    return COLO_OK;
+    return colo_loss_save(&call, &all);
 }
 
 static colo_status_t check_upstream(const colo_logprob_config_t *config,
@@ -148,7 +147,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "logprob: saved is NULL");
+    COLO_TRY(colo_loss_check_saved(&kind, saved));
     struct colo_logprob_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = &saved->config,

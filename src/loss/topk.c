@@ -24,6 +24,7 @@
 static colo_status_t check_config(const union colo_loss_config *own)
 {
     const colo_topk_config_t *c = &own->topk;
+    COLO_TRY(COLO_SIZED_CHECK_ROOM(c, "topk: config", "COLO_TOPK_CONFIG_INIT"));
     COLO_FAIL_IF(c->k < 1 || c->k > COLO_TOPK_MAX, COLO_ERR_ARG,
                  "topk: k is %" PRId64 ", expected 1..%d", c->k, COLO_TOPK_MAX);
     COLO_FAIL_IF(c->topk && c->k > c->logits.vocab, COLO_ERR_ARG,
@@ -176,6 +177,7 @@ static const struct colo_loss_kind kind = {
     .config = COLO_LOSS_SIZED("topk: config", colo_topk_config_t, topk, COLO_TOPK_CONFIG_INIT),
     .batch = COLO_LOSS_SIZED("topk: batch", colo_topk_batch_t, ids, COLO_TOPK_BATCH_INIT),
     .out = COLO_LOSS_SIZED("topk: out", colo_topk_out_t, logp, COLO_TOPK_OUT_INIT),
+    .state = COLO_LOSS_STATE("topk: saved", colo_topk_saved_t, COLO_TOPK_SAVED_INIT),
     .upstream =
         COLO_LOSS_SIZED("topk: upstream", colo_topk_upstream_t, d_logp, COLO_TOPK_UPSTREAM_INIT),
     .order = offsetof(colo_topk_config_t, order),
@@ -225,7 +227,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
                                   .given_batch = batch,
                                   .given_out = out,
                                   .group = group,
-                                  .saves = saved != NULL,
+                                  .given_saved = saved,
                                   .saved_memory = saved_memory,
                                   .workspace = workspace,
                                   .stream = stream};
@@ -247,9 +249,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
           saved ? saved_memory
                 : (double *)(void *)(args.base.blocks + args.base.ranks * args.base.block.bytes));
     COLO_TRY(colo_loss_run(&call, &args.base));
-    if (saved)
-        COLO_SIZED_SAVE(saved, &all, config, call.size);
-    return COLO_OK;
+    return colo_loss_save(&call, &all);
 }
 
 /* ---- backward ---- */
@@ -258,7 +258,7 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "topk: saved is NULL");
+    COLO_TRY(colo_loss_check_saved(&kind, saved));
     struct colo_topk_args args;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = &saved->config,

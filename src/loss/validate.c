@@ -35,6 +35,7 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
     colo_logprob_config_t own;
     const colo_logprob_config_t *c = &own;
     COLO_TRY(colo_logprob_read(config, &own));
+    COLO_TRY(COLO_SIZED_CHECK_ROOM(c, "logprob: config", "COLO_LOGPROB_CONFIG_INIT"));
     COLO_FAIL_IF(c->logits.vocab <= 0, COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0",
                  c->logits.vocab);
     COLO_FAIL_IF(c->logits.vocab_start < 0, COLO_ERR_ARG,

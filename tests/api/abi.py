@@ -55,10 +55,26 @@ def stubs(text, folder, name, compiler):
 
 
 def grows(text):
-    """Names of sized structs that may get members at their end: no other struct has members behind one, or several."""
-    inside = re.compile(r'\n    (\w+) (\w[^;*]*);(?=\s*(\}?))')
-    fixed = {name for name, members, last in inside.findall(text) if not last or re.search(r'[\[,]', members)}
+    """Names of sized structs that may get members at their end: no other struct contains one."""
+    fixed = set(re.findall(r'\n    (\w+) \w[^;*]*;', text))
     return [name for name, _ in SIZED.findall(text) if name not in fixed]
+
+
+def with_room(old, new):
+    """@new, in which each struct that has new members in place of reserved ones is that of @old; and a C text that does
+    not compile if its size is another."""
+    room = re.compile(r'typedef struct (\w+) \{(.*?)(\s*int64_t reserved\[\d+\];\s*)\} \1;', re.S)
+    before, checks = {found[1]: found for found in room.finditer(old)}, []
+
+    def take_back(found):
+        was = before.get(found[1])
+        if was is None or found[2] == was[2] or not found[2].startswith(was[2]):
+            return found[0]
+        checks.append('struct roomy_%s {%s};\n_Static_assert(sizeof(struct roomy_%s) == sizeof(%s), "%s has another size");\n'
+                      % (found[1], was[2] + was[3], found[1], found[1], found[1]))
+        return was[0]
+
+    return room.sub(take_back, new), ''.join(checks)
 
 
 def shortened(old, new):
@@ -80,9 +96,10 @@ def shortened(old, new):
 
 def changes(old, new, folder, compiler):
     """What breaks programs; "" if nothing does."""
-    new_as_old, checks = shortened(old, new)
+    roomy, sizes = with_room(old, new)
+    new_as_old, checks = shortened(old, roomy)
     (folder / 'all.h').write_text(new)
-    said = complaints(compiler, 'c11', '#include "%s"\n%s' % (folder / 'all.h', checks), '-fsyntax-only', '-w')
+    said = complaints(compiler, 'c11', '#include "%s"\n%s' % (folder / 'all.h', checks + sizes), '-fsyntax-only', '-w')
     done = subprocess.run(['abidiff', '--no-added-syms', stubs(old, folder, 'old', compiler),
                            stubs(new_as_old, folder, 'new', compiler)],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -110,6 +127,10 @@ def planted(folder, compiler):
             ('one at the end and another type before', True, config, config[:-1].replace('bool no_grad', 'int64_t no_grad')
              + '    int64_t more;\n}'),
             ('a member at the end of one inside of another', True, inner, inner[:-1] + '    int64_t more;\n}'),
+            ('one in place of one that is reserved', False, inner,
+             inner.replace('int64_t reserved[8];', 'int64_t more; int64_t reserved[7];')),
+            ('one in place of more than are reserved', True, inner,
+             inner.replace('int64_t reserved[8];', 'int64_t more[2]; int64_t reserved[7];')),
             ('one in padding at its end', True, config, config[:-1] + '    bool more;\n}'),
             ('a member at the end of a fixed struct', True, fixed, fixed[:-1] + '    int64_t more;\n}'),
             ('a new enumerator', False, 'COLO_ERR_UNBUILT = -10,', 'COLO_ERR_UNBUILT = -10, COLO_ERR_NEW = -99,'),

@@ -941,9 +941,10 @@ typedef struct colo_logprob_config_t {
     int64_t segment;
     int64_t order;
     bool has_class_weight;
+    int64_t reserved[8];
 } colo_logprob_config_t;
 #ifdef __cplusplus
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false, {}
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -981,6 +982,7 @@ typedef struct colo_support_saved_t {
     uint64_t version;
 } colo_support_saved_t;
 typedef struct colo_logprob_saved_t {
+    size_t struct_size;
     colo_tensor_t logits, targets;
     colo_support_saved_t support;
     colo_tensor_t class_weight;
@@ -989,6 +991,11 @@ typedef struct colo_logprob_saved_t {
     bool valid;
     colo_logprob_config_t config;
 } colo_logprob_saved_t;
+#ifdef __cplusplus
+#define COLO_LOGPROB_SAVED_INIT sizeof(colo_logprob_saved_t), {}, {}, {}, {}, 0, 0, 0, nullptr, false, {}
+#else
+#define COLO_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_logprob_saved_t)
+#endif
 COLO_API colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config);
 COLO_API colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config,
                                                colo_dtype_t dtype, int64_t tokens, size_t *bytes);
@@ -1088,9 +1095,10 @@ typedef struct colo_topk_config_t {
     bool topk;
     int64_t ignore_index;
     int64_t order;
+    int64_t reserved[8];
 } colo_topk_config_t;
 #ifdef __cplusplus
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, {}
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
     .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \
@@ -1117,12 +1125,18 @@ typedef struct colo_topk_upstream_t {
 #define COLO_TOPK_UPSTREAM_INIT .struct_size = sizeof(colo_topk_upstream_t)
 #endif
 typedef struct colo_topk_saved_t {
+    size_t struct_size;
     colo_tensor_t logits;
     uint64_t logits_version;
     void *memory;
     bool valid;
     colo_topk_config_t config;
 } colo_topk_saved_t;
+#ifdef __cplusplus
+#define COLO_TOPK_SAVED_INIT sizeof(colo_topk_saved_t), {}, 0, nullptr, false, {}
+#else
+#define COLO_TOPK_SAVED_INIT .struct_size = sizeof(colo_topk_saved_t)
+#endif
 COLO_API colo_status_t colo_topk_config_check(const colo_topk_config_t *config);
 COLO_API colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens,
                                             size_t *bytes);
@@ -1197,9 +1211,10 @@ typedef struct colo_distill_config_t {
     double target_temperature;
     double target_scale;
     int64_t order;
+    int64_t reserved[8];
 } colo_distill_config_t;
 #ifdef __cplusplus
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, {}
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -1224,12 +1239,18 @@ typedef struct colo_distill_upstream_t {
 #define COLO_DISTILL_UPSTREAM_INIT .struct_size = sizeof(colo_distill_upstream_t)
 #endif
 typedef struct colo_distill_saved_t {
+    size_t struct_size;
     colo_tensor_t logits, targets;
     uint64_t logits_version, targets_version;
     void *memory;
     bool valid;
     colo_distill_config_t config;
 } colo_distill_saved_t;
+#ifdef __cplusplus
+#define COLO_DISTILL_SAVED_INIT sizeof(colo_distill_saved_t), {}, {}, 0, 0, nullptr, false, {}
+#else
+#define COLO_DISTILL_SAVED_INIT .struct_size = sizeof(colo_distill_saved_t)
+#endif
 COLO_API colo_status_t colo_distill_config_check(const colo_distill_config_t *config);
 COLO_API colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
                                                size_t *bytes);

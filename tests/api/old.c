@@ -251,11 +251,16 @@ static colo_status_t use_logprob_batch(void)
                                         .targets = &targets};
     const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &per_token};
     const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d_per_token};
-    colo_logprob_saved_t saved;
-    TRY(colo_logprob_forward(&config, &batch, world, &out, &saved, kept, work, NULL));
-    TRY(colo_logprob_backward(&saved, &up, &d_logits, NULL));
+    OUTPUT(colo_logprob_saved_t, saved, COLO_LOGPROB_SAVED_INIT);
+    TRY(colo_logprob_forward(&config, &batch, world, &out, &saved.it, kept, work, NULL));
+    TRY(colo_logprob_backward(&saved.it, &up, &d_logits, NULL));
     SAY("logp %.3f, d_z %.3f", numbers[0], d_z[1]);
-    return COLO_OK;
+    return LEFT_ALONE(saved);
+}
+
+static colo_status_t use_logprob_saved(void)
+{
+    return use_logprob_batch();
 }
 
 static colo_status_t use_logprob_out(void)
@@ -280,11 +285,16 @@ static colo_status_t use_topk_batch(void)
     const colo_topk_batch_t batch = {COLO_TOPK_BATCH_INIT, .logits = &logits};
     const colo_topk_out_t out = {COLO_TOPK_OUT_INIT, .logp = &picked};
     const colo_topk_upstream_t up = {COLO_TOPK_UPSTREAM_INIT, .d_logp = &d_picked};
-    colo_topk_saved_t saved;
-    TRY(colo_topk_forward(&config, &batch, world, &out, &saved, kept, work, NULL));
-    TRY(colo_topk_backward(&saved, &up, &d_logits, NULL));
+    OUTPUT(colo_topk_saved_t, saved, COLO_TOPK_SAVED_INIT);
+    TRY(colo_topk_forward(&config, &batch, world, &out, &saved.it, kept, work, NULL));
+    TRY(colo_topk_backward(&saved.it, &up, &d_logits, NULL));
     SAY("logp %.3f, d_z %.3f", numbers[0], d_z[1]);
-    return COLO_OK;
+    return LEFT_ALONE(saved);
+}
+
+static colo_status_t use_topk_saved(void)
+{
+    return use_topk_batch();
 }
 
 static colo_status_t use_topk_out(void)
@@ -307,11 +317,16 @@ static colo_status_t use_distill_batch(void)
                                         .targets = &soft};
     const colo_distill_out_t out = {COLO_DISTILL_OUT_INIT, .kl = &per_token};
     const colo_distill_upstream_t up = {COLO_DISTILL_UPSTREAM_INIT, .d_kl = &d_per_token};
-    colo_distill_saved_t saved;
-    TRY(colo_distill_forward(&config, &batch, world, &out, &saved, kept, work, NULL));
-    TRY(colo_distill_backward(&saved, &up, &d_logits, NULL));
+    OUTPUT(colo_distill_saved_t, saved, COLO_DISTILL_SAVED_INIT);
+    TRY(colo_distill_forward(&config, &batch, world, &out, &saved.it, kept, work, NULL));
+    TRY(colo_distill_backward(&saved.it, &up, &d_logits, NULL));
     SAY("kl %.3f, d_z %.3f", numbers[0], d_z[1]);
-    return COLO_OK;
+    return LEFT_ALONE(saved);
+}
+
+static colo_status_t use_distill_saved(void)
+{
+    return use_distill_batch();
 }
 
 static colo_status_t use_distill_out(void)
@@ -501,7 +516,8 @@ static const struct {
     USE(logprob_upstream),   USE(topk_batch),
     USE(topk_out),           USE(topk_upstream),
     USE(distill_batch),      USE(distill_out),
-    USE(distill_upstream),
+    USE(distill_upstream),   USE(logprob_saved),
+    USE(topk_saved),         USE(distill_saved),
 };
 
 int main(void)

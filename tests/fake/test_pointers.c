@@ -41,7 +41,7 @@ T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
     const colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,
                                        .want_entropy = true, .want_loss = true,
                                        .want_correct = true};
-    colo_logprob_saved_t saved;
+    colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
     void *p[13];
     for (int i = 0; i < 13; i++) {
         p[i] = on_device(NULL, BYTES);
@@ -122,7 +122,7 @@ T_CASE(lists_in_host_memory_are_refused)
     const colo_support_t support = {&of[0], &of[1], &of[2]};
     const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &zt, .targets = &tt,
                                         .support = &support};
-    colo_logprob_saved_t saved;
+    colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
     for (int i = 0; i < 3; i++) {
         of[i].data = lists[i];
         assert_fails(colo_logprob_forward(&cfg, &batch, self, &out, &saved, stats, workspace, NULL),

@@ -396,6 +396,7 @@ static void step_run(step_t *s, cudaStream_t stream)
                                     .n_valid = T_CUDA_TENSOR(s->counts, COLO_I64, 0, 1)};
     const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &d,
                                         .d_entropy = s->config.want_entropy ? &d : NULL};
+    s->saved = (colo_logprob_saved_t){COLO_LOGPROB_SAVED_INIT};
     assert_ok(colo_logprob_forward(&s->config, &batch, t_self(), &out, &s->saved, s->stats,
                                    s->workspace, stream));
     assert_ok(colo_logprob_backward(&s->saved, &up, &s->d_logits, stream));
@@ -485,7 +486,7 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     colo_tensor_t of_logp = colo_tensor_cuda(logp, COLO_F32, 0, 1, &two);
     const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp};
     const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &zt, .targets = &tt};
-    colo_logprob_saved_t saved;
+    colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
     const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT,
                                         .d_logp = T_CUDA_TENSOR(host, COLO_F32, 0, 2)};
     gpu_get(before, logp, 8);

@@ -45,6 +45,7 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
                                  .ids = T_CUDA_TENSOR(m->ids, COLO_I64, 0, tokens, k)};
     const colo_topk_upstream_t d_out = {COLO_TOPK_UPSTREAM_INIT,
                                         .d_logp = T_CUDA_TENSOR(m->up, stat, 0, tokens, k)};
+    m->saved = (colo_topk_saved_t){COLO_TOPK_SAVED_INIT};
     assert_ok(colo_topk_forward(&cfg, &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &zt},
                                 t_self(), &out, &m->saved, m->stats, m->workspace, NULL));
     if (m->dz)
@@ -271,7 +272,7 @@ T_CASE(more_than_two_to_the_31_logits_are_right)
         topk_check(&m, look[i], vocab, 8);
 
     colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocab};
-    colo_distill_saved_t saved;
+    colo_distill_saved_t saved = {COLO_DISTILL_SAVED_INIT};
     size_t stat_bytes, workspace_bytes;
     COLO_AUTOFREE float *ones = malloc((size_t)tokens * sizeof *ones);
     for (int64_t t = 0; t < tokens; t++)

@@ -35,7 +35,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         up[k] = gather_put_stats(m, c->up[k], s->tokens);
         out[k] = gather_put(m, NULL, line);
     }
-    colo_distill_saved_t saved = {.valid = false};
+    colo_distill_saved_t saved = {COLO_DISTILL_SAVED_INIT};
     colo_comm_stats_reset(m->group);
     rank_try(colo_distill_forward(
         &cfg,

@@ -38,6 +38,7 @@ typedef struct alone {
     colo_topk_out_t picks;
     colo_distill_out_t divergences;
     union {
+        size_t struct_size;
         colo_logprob_saved_t logprob;
         colo_topk_saved_t topk;
         colo_distill_saved_t distill;
@@ -114,6 +115,9 @@ static inline void alone_init(alone_t *a, loss_t loss)
                                  .n_invalid = &a->of_n_invalid};
     a->divergences = (colo_distill_out_t){COLO_DISTILL_OUT_INIT, .ce = &a->of_ce, .kl = &a->of_kl};
     memset(&a->saved, 0, sizeof a->saved);
+    a->saved.struct_size = loss == LOGPROB   ? sizeof a->saved.logprob
+                           : loss == DISTILL ? sizeof a->saved.distill
+                                             : sizeof a->saved.topk;
     a->upstream = (colo_logprob_upstream_t){COLO_LOGPROB_UPSTREAM_INIT, .d_logp = &a->of_up};
     a->d_picks = (colo_topk_upstream_t){COLO_TOPK_UPSTREAM_INIT, .d_logp = &a->of_up};
     a->d_divergences = (colo_distill_upstream_t){COLO_DISTILL_UPSTREAM_INIT, .d_ce = &a->of_up};

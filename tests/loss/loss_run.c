@@ -68,7 +68,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                     .n_valid = WHERE_ARRAY(counted, COLO_I64, 1),
                                     .n_invalid = WHERE_ARRAY(counted + 1, COLO_I64, 1),
                                     .weight = WHERE_ARRAY(weight, m->stat, tokens)};
-    colo_logprob_saved_t saved = {.valid = false};
+    colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
     colo_comm_stats_reset(m->group);
     rank_try(colo_logprob_forward(
         &cfg,

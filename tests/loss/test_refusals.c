@@ -227,6 +227,16 @@ T_CASE(every_bad_pointer_is_refused)
     }
 }
 
+T_CASE(saved_structs_of_no_size_and_members_that_are_reserved_are_refused)
+{
+    ARG(OF_BACKWARD, a.saved.struct_size = 0, "saved.struct_size is 0, expected a multiple of 8");
+    ARG(OF_BACKWARD, a.saved.struct_size += 8, "compiled with a newer header");
+    REJECT_BACKWARD(OF_BACKWARD, a.saved.struct_size = 16, COLO_ERR_ARG, "saved.struct_size is 16");
+    ARG(OF_LOGPROB, a.cfg.logprob.reserved[7] = 1, "logprob: config.reserved[7] is 1, expected 0");
+    ARG(OF_TOPK, a.cfg.topk.reserved[0] = 1, "topk: config.reserved[0] is 1, expected 0");
+    ARG(OF_DISTILL, a.cfg.distill.reserved[3] = 1, "distill: config.reserved[3] is 1, expected 0");
+}
+
 T_CASE(a_call_without_a_batch_is_refused)
 {
     alone_t a;

@@ -175,7 +175,7 @@ T_CASE(gradient_is_the_logits_or_shares_nothing_with_them)
 
 T_CASE(saved_config_that_was_overwritten_is_refused)
 {
-    colo_logprob_saved_t saved = {.valid = true};
+    colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT, .valid = true};
     assert_fails(colo_logprob_backward(&saved, NULL, NULL, NULL), COLO_ERR_ARG, "struct_size is 0");
 }
 

@@ -35,7 +35,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         .ids = cfg.topk ? WHERE_ARRAY(chosen, COLO_I64, s->tokens, cfg.k) : NULL};
     const colo_topk_upstream_t d_out = {COLO_TOPK_UPSTREAM_INIT,
                                         .d_logp = WHERE_ARRAY(up, m->stat, s->tokens, cfg.k)};
-    colo_topk_saved_t saved = {.valid = false};
+    colo_topk_saved_t saved = {COLO_TOPK_SAVED_INIT};
     colo_comm_stats_reset(m->group);
     rank_try(colo_topk_forward(&cfg,
                                &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &z,

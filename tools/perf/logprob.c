@@ -33,6 +33,7 @@ typedef struct loss_args {
 static int run_forward(void *arg, cudaStream_t stream)
 {
     loss_args_t *args = arg;
+    args->saved = (colo_logprob_saved_t){COLO_LOGPROB_SAVED_INIT};
     PERF_TRY(colo_logprob_forward(
         &args->config,
         &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, .logits = &args->logits,

@@ -102,7 +102,7 @@ class _Call:
 
     def __init__(self, plan: 'LogprobPlan'):
         batch, out, saved, upstream = (getattr(s, plan.NAME.capitalize() + part) for part in ('Batch', 'Out', 'Saved', 'Upstream'))
-        self.saved = saved(config=plan.config, logits=plan.logits.raw, valid=True)
+        self.saved = saved(c.sizeof(saved), config=plan.config, logits=plan.logits.raw, valid=True)
         self.logits = self.saved.logits  # a view into it
         self.targets = plan.targets and plan.targets.copy()
         if plan.KEEPS:  # this one, too
@@ -110,7 +110,7 @@ class _Call:
             self.targets = self.saved.targets
         self.mask = plan.mask and plan.mask.copy()
         self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
-        self.out, self.made, self.upstream = out(c.sizeof(out)), saved(), upstream(c.sizeof(upstream))
+        self.out, self.made, self.upstream = out(c.sizeof(out)), saved(c.sizeof(saved)), upstream(c.sizeof(upstream))
         self.outputs = pointed(self.out, {name: plan.view(name) for name, _ in plan.out})
         self.upstreams = plan.gradient_views()
         self.on_host, self.mean, self.of = HostWorkspace(), None, 0  # the last two: NllPlan's

@@ -56,29 +56,14 @@ static colo_status_t check_apart(const colo_comm_t *head, const colo_comm_t *gro
     return COLO_OK;
 }
 
-/* A header with a shorter colo_logprob_config_t has all members behind it nearer to the front. */
 static colo_status_t read_config(const colo_linear_logprob_config_t *given,
                                  colo_linear_logprob_config_t *own)
 {
-    enum { BEHIND = offsetof(colo_linear_logprob_config_t, mode) };
-    const size_t inner = sizeof own->logprob,
-                 before = offsetof(colo_linear_logprob_config_t, logprob);
-    const char *what = "linear: config", *init = "COLO_LINEAR_LOGPROB_CONFIG_INIT";
+    const char *what = "linear: config";
     *own = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
-    COLO_TRY(
-        colo_sized_check(given->struct_size, sizeof *own, before + sizeof(size_t), what, init));
-    const size_t found = given->logprob.struct_size;
-    /* All of it must be there before it is read. A longer one is refused unread. */
-    if (found <= inner)
-        COLO_TRY(colo_sized_check(given->struct_size, sizeof *own - inner + found, before + found,
-                                  what, init));
-    colo_status_t st = colo_logprob_read(&given->logprob, &own->logprob);
-    if (st < 0)
-        return colo_fail_prefix(st, "%s", what);
-    memcpy((char *)own + BEHIND, (const char *)&given->logprob + found,
-           given->struct_size - before - found);
-    return COLO_OK;
+    COLO_TRY(COLO_SIZED_READ(own, given, mode, what, "COLO_LINEAR_LOGPROB_CONFIG_INIT"));
+    const colo_status_t st = colo_logprob_read(&given->logprob, &own->logprob);
+    return st < 0 ? colo_fail_prefix(st, "%s", what) : COLO_OK;
 }
 
 colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *config,
