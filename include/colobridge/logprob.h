@@ -167,9 +167,10 @@ typedef struct colo_logprob_batch_t {
     const colo_tensor_t *targets; /* i64 [T], global indices; borrowed until backward */
     const colo_support_t
         *support; /* NULL: the vocabulary; its tensors are borrowed until backward */
-    /* [Vl] in the dtype of the outputs, contiguous: the weights of this rank's columns, or of those of them that are in the
-     * vocabulary; borrowed until backward. Given iff config.has_class_weight. A class of weight 0
-     * adds nothing to a loss, also where its x is -inf. */
+    /* [Vl] in the dtype of the outputs, contiguous: the weights of this rank's columns, or of those
+     * of them that are in the vocabulary; borrowed until backward. Given iff
+     * config.has_class_weight. A class of weight 0 adds nothing to a loss, also where its x is -inf.
+     */
     const colo_tensor_t *class_weight;
 } colo_logprob_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */

@@ -94,7 +94,48 @@ T_CASE(checks_of_one_call_ask_once_for_device_and_stream)
     assert_int_equal(cudaFree(y), cudaSuccess);
 }
 
-/* ---- lists ---- */
+/* ---- class weights and lists ---- */
+
+T_CASE(class_weights_in_host_memory_are_refused)
+{
+    static const float host[T * V];
+    const int64_t targets[T] = {0, 1};
+    const colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,
+                                       .want_loss = true, .label_smoothing = 0.1,
+                                       .has_class_weight = true};
+    colo_comm_t *self = t_self();
+    size_t stats_bytes, workspace_bytes;
+    assert_ok(colo_logprob_saved_size(&cfg, COLO_F32, T, &stats_bytes));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, T, 1, &workspace_bytes));
+    void *p[] = {on_device(host, sizeof host),      on_device(targets, sizeof targets),
+                 on_device(host, V * sizeof *host), on_device(host, T * sizeof *host),
+                 on_device(host, T * sizeof *host), on_device(NULL, stats_bytes),
+                 on_device(NULL, workspace_bytes)};
+    const colo_tensor_t z = tensor(p[0], COLO_F32, T, V), t = tensor(p[1], COLO_I64, T, 0),
+                        loss = tensor(p[3], COLO_F32, T, 0);
+    colo_tensor_t w = tensor(p[2], COLO_F32, V, 0), weight = tensor(p[4], COLO_F32, T, 0);
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &t,
+                                        .class_weight = &w};
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .loss = &loss, .weight = &weight};
+    const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_loss = &loss};
+    colo_logprob_saved_t saved;
+    w.data = (void *)host;
+    assert_fails(colo_logprob_forward(&cfg, &batch, self, &out, &saved, p[5], p[6], NULL),
+                 COLO_ERR_ARG, "class_weight: ");
+    w.data = p[2];
+    weight.data = (void *)host;
+    assert_fails(colo_logprob_forward(&cfg, &batch, self, &out, &saved, p[5], p[6], NULL),
+                 COLO_ERR_ARG, "weight: ");
+    weight.data = p[4];
+    assert_ok(colo_logprob_forward(&cfg, &batch, self, &out, &saved, p[5], p[6], NULL));
+    colo_logprob_saved_t moved = saved;
+    moved.class_weight.data = (void *)host;
+    assert_fails(colo_logprob_backward(&moved, &up, &z, NULL), COLO_ERR_ARG, "class_weight: ");
+    assert_ok(colo_logprob_backward(&saved, &up, &z, NULL));
+    assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+    for (size_t i = 0; i < sizeof p / sizeof *p; i++)
+        assert_int_equal(cudaFree(p[i]), cudaSuccess);
+}
 
 T_CASE(lists_in_host_memory_are_refused)
 {
