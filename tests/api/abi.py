@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that were compiled with the headers of baseline.h run with this library: abidiff finds no other change than
-new functions, and new members at the end of structs that begin with struct_size.
+new functions, and new members at the end of structs that begin with struct_size or that the library alone makes.
 
 usage: abi.py COMPILER...             compare; 77 where abidiff (Debian: abigail-tools) is missing
        abi.py --planted COMPILER...   are changes that break programs found, and others let pass?
@@ -20,6 +20,7 @@ from pathlib import Path
 from api import INCLUDE, complaints, foreign, headers, statements
 
 BASELINE = Path(__file__).with_name('baseline.h')
+STRUCT = re.compile(r'typedef struct (\w+) \{(.*?)\} \1;', re.S)
 SIZED = re.compile(r'typedef struct (\w+) \{(\s*size_t struct_size;.*?)\} \1;', re.S)
 
 
@@ -60,6 +61,13 @@ def grows(text):
     return [name for name, _ in SIZED.findall(text) if name not in fixed]
 
 
+def handed_out(text):
+    """Names of structs that the library alone makes and returns one by one, which may get members at their end."""
+    returned = re.findall(r'COLO_API const (\w+) \*\s*\w+\(([^()]*)\);', text)
+    return {name for name, arguments in returned if '*count' not in arguments and re.search(r'\} %s;' % name, text) and
+            len(re.findall(r'\b%s\b' % name, text)) == 2 + sum(name == other for other, _ in returned)}
+
+
 def with_room(old, new):
     """@new, in which each struct that has new members in place of reserved ones is that of @old; and a C text that does
     not compile if its size is another."""
@@ -78,9 +86,10 @@ def with_room(old, new):
 
 
 def shortened(old, new):
-    """@new, in which each sized struct that begins as in @old is that of @old; and a C text that does not compile if
+    """@new, in which each struct that may grow and begins as in @old is that of @old; and a C text that does not compile if
     a member is new that lies in what was padding of the old one: old programs have left anything there."""
-    before, checks = {name: members for name, members in SIZED.findall(old) if name in grows(old)}, []
+    growing = {*grows(old), *handed_out(old)}
+    before, checks = {name: members for name, members in STRUCT.findall(old) if name in growing}, []
 
     def shorten(found):
         name, members = found.groups()
@@ -91,7 +100,7 @@ def shortened(old, new):
                       'padding");\n' % (name, before[name], name, name, first, name, first))
         return found[0].replace(members, before[name])
 
-    return SIZED.sub(shorten, new), ''.join(checks)
+    return STRUCT.sub(shorten, new), ''.join(checks)
 
 
 def changes(old, new, folder, compiler):
@@ -111,6 +120,8 @@ def planted(folder, compiler):
     text = flat()
     config = re.search(r'typedef struct colo_plan_config_t \{.*?\}', text, re.S)[0]
     inner = re.search(r'typedef struct colo_logprob_config_t \{.*?\}', text, re.S)[0]
+    made = re.search(r'typedef struct colo_topology_device_t \{.*?\}', text, re.S)[0]
+    listed = re.search(r'typedef struct colo_plan_message_t \{.*?\}', text, re.S)[0]
     fixed = re.search(r'typedef struct colo_tensor_t \{.*?\}', text, re.S)[0]
     wrong = 0
     for name, breaks, before, after in (
@@ -132,6 +143,9 @@ def planted(folder, compiler):
             ('one in place of more than are reserved', True, inner,
              inner.replace('int64_t reserved[8];', 'int64_t more[2]; int64_t reserved[7];')),
             ('one in padding at its end', True, config, config[:-1] + '    bool more;\n}'),
+            ('one at the end of what the library makes', False, made, made[:-1] + '    int64_t more;\n}'),
+            ('one in the middle of it', True, made, made.replace('{', '{\n    int64_t more;', 1)),
+            ('one at the end of what it makes arrays of', True, listed, listed[:-1] + '    int64_t more;\n}'),
             ('a member at the end of a fixed struct', True, fixed, fixed[:-1] + '    int64_t more;\n}'),
             ('a new enumerator', False, 'COLO_ERR_UNBUILT = -10,', 'COLO_ERR_UNBUILT = -10, COLO_ERR_NEW = -99,'),
             ('another value of an enumerator', True, 'COLO_ERR_SHAPE = -2', 'COLO_ERR_SHAPE = -99')):
