@@ -171,7 +171,7 @@ def test_an_optimizer_of_the_model_trains_the_tower(world, wrap):
     world.run(trained, wrap)
 
 
-def sharded(rank, folder):
+def sharded(rank, folder, what):
     """As a new user writes it: fully_shard() around the model, one optimizer, saved after a step, and resumed by another
     model, which ends where the whole one does that never stopped."""
     import torch.distributed.checkpoint as dcp
@@ -182,7 +182,7 @@ def sharded(rank, folder):
 
     def new(seed):
         model = made(Model, seed)
-        for layer in (*model.layers, model.vision.tower):
+        for layer in (*model.layers, {'tower': model.vision.tower, 'encoder': model.vision}[what]):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model, sgd(model)
@@ -204,9 +204,10 @@ def sharded(rank, folder):
         step(rank, again, resumed, oracle, theirs, seed, dist.get_world_size())
 
 
-def test_a_model_in_fsdp2_is_saved_and_resumed(world, tmp_path):
+@pytest.mark.parametrize('what', ('tower', 'encoder'))
+def test_a_model_in_fsdp2_is_saved_and_resumed(world, tmp_path, what):
     needs_fsdp2(world)
-    world.run(sharded, str(tmp_path / 'checkpoint'))
+    world.run(sharded, str(tmp_path / 'checkpoint'), what)
 
 
 def a_module(rank):
