@@ -348,13 +348,13 @@ def test_plans_are_made_on_another_thread(pair, comm):
 
 @pytest.mark.parametrize('comm', ('shared', 'own'))
 def test_ranks_of_threads_plan_on_other_threads(comm):
-    tower = made(Tower, 1)
+    tower = made(Tower, 1)  # not in the ranks, which share PyTorch's generator
     cb.run_threads(2, lambda world: beside(world.rank, world, comm, copy.deepcopy(tower)))
 
 
-def two(rank, group=None):
+def two(rank, group, tower):
     """Two encoders are at work at once, on two threads, and both plan, in other orders on the two ranks."""
-    towers = [encoder(made(Tower, 1), group, 'tp=2', comm='own') for _ in range(2)]
+    towers = [encoder(copy.deepcopy(tower), group, 'tp=2', comm='own') for _ in range(2)]
     failed = []
 
     def work(vision):
@@ -382,11 +382,12 @@ def two(rank, group=None):
 
 
 def test_two_towers_of_their_own_work_at_once(pair):
-    pair.run(two)
+    pair.run(two, None, made(Tower, 1))
 
 
 def test_two_towers_of_their_own_of_threads_work_at_once():
-    cb.run_threads(2, lambda world: two(world.rank, world))
+    tower = made(Tower, 1)  # not in the ranks, which share PyTorch's generator
+    cb.run_threads(2, lambda world: two(world.rank, world, tower))
 
 
 def failing(rank):
