@@ -413,8 +413,6 @@ BRIDGES = {
         'torch/engine.py', 'self.group is not dist.group.WORLD or self._own', 'self._own', 'test_torch_modules.py', 'pickled'),
     'plans go over the communicator of calls': (
         'torch/ranks.py', 'key = own or Own(ranks, -1, ranks)', 'key = ranks', 'test_torch_modules.py', 'on_another_thread'),
-    'plans of ranks that are threads go over the communicator of calls': (
-        'torch/ranks.py', 'made = kept.get(key)\n', 'made = _ranks_of(group)\n', 'test_torch_modules.py', 'of_threads_plan'),
     'two towers of their own plan over one communicator': (
         'torch/tower.py', 'groups.planning(self.group, self._plans,', 'groups.planning(self.group, None,', 'test_torch_modules.py', 'two_towers'),
     'a rank that ends before its first plan is waited for': (
