@@ -6,6 +6,7 @@ docs/linear_logprob.md; a head that is sharded over data parallel ranks: docs/lm
 What the library keeps from call to call (streams, events, cuBLASLt handles) belongs to the vocabulary
 group's communicator; memory comes from torch at each call, so caching allocator and CUDA graphs see it.
 """
+import functools
 import itertools
 import math
 from typing import Any
@@ -50,8 +51,9 @@ def _all_of(target: Any) -> Any:
     return target if isinstance(target, tuple) else (target, None, None)
 
 
-def _doing(need: Any, grad: bool) -> dict[str, Any]:
-    """What ranks compare after a mismatch."""
+@functools.lru_cache(maxsize=None)
+def _doing(need: tuple[bool, ...], grad: bool) -> dict[str, Any]:
+    """What ranks compare after a mismatch, of ctx.needs_input_grad."""
     return {'requires_grad': ', '.join(n for n, d in zip(('hidden', 'weight', 'bias'), need) if d and grad) or 'nothing'}
 
 

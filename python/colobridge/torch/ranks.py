@@ -501,10 +501,10 @@ def require_line(group: Any, what: str) -> None:
 def comm_of(group: Any, device: Any, what: str = 'group', *, whole: bool = False) -> Comm:
     """The communicator of a group argument for tensors on @device. A DeviceMesh has one dim, or all of its ranks are meant
     (@whole). See group_ranks() for errors."""
-    if not whole:
-        require_line(group, what)
     if group is None:
         return alone()
+    if not whole:
+        require_line(group, what)
     if isinstance(group, Comm):
         again = group.told[0] and group._run is not None  # an error killed it
         if group.size == 1 or not again and (device.type != 'cuda' or group.backend == 'nccl'):
