@@ -274,7 +274,7 @@ BRIDGES = {
         'test_what_python_refuses'),
     'ragged tensors on the host are said to be reached': (
         'torch/ragged.py', "self.transport == 'peer' and told.device.type != 'cuda'", 'False',
-        'test_torch_ragged.py', 'test_uniform_and_ragged'),
+        'test_torch_ragged.py', 'test_what_a_ragged_bridge_cannot'),
     'batches outlive their bridge': (
         'bridge.py', 'while self._batches:', 'while False:', 'test_ragged.py', 'test_batches_of_a_collected_cycle'),
     'a rank that asks for rows reorders its batches': (

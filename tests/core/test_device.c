@@ -115,8 +115,13 @@ T_CASE_WITHOUT_NCCL(losses_without_nccl_run_in_device_memory)
         alone_t host, device;
         alone_init(&host, loss);
         alone_init(&device, loss);
-        device.logits.mem = device.target.mem = device.masked.mem = COLO_CUDA;
-        device.d_logits.mem = COLO_CUDA;
+        colo_tensor_t *const tensors[] = {
+            &device.logits,       &device.target,     &device.masked,    &device.d_logits,
+            &device.of_logp,      &device.of_entropy, &device.of_losses, &device.of_ce,
+            &device.of_kl,        &device.of_correct, &device.of_chosen, &device.of_n_valid,
+            &device.of_n_invalid, &device.of_up};
+        for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+            tensors[i]->mem = COLO_CUDA;
         assert_ok(alone_forward(&host));
         assert_ok(alone_forward(&device));
         if (loss != SAMPLING) {

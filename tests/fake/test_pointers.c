@@ -118,7 +118,7 @@ T_CASE(class_weights_in_host_memory_are_refused)
                                         .class_weight = &w};
     const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .loss = &loss, .weight = &weight};
     const colo_logprob_upstream_t up = {COLO_LOGPROB_UPSTREAM_INIT, .d_loss = &loss};
-    colo_logprob_saved_t saved;
+    colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
     w.data = (void *)host;
     assert_fails(colo_logprob_forward(&cfg, &batch, self, &out, &saved, p[5], p[6], NULL),
                  COLO_ERR_ARG, "class_weight: ");
