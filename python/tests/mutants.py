@@ -594,9 +594,6 @@ MUTANTS = {
         'test_head_and_loss_in_chunks'),
     'communicators that were destroyed are taken for the next call': (
         'torch/ranks.py', 'self.host.told[0] = True\n', 'pass\n', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
-    'what takes tensors back is gone before the last of them': (
-        'dlpack.py', 'c.pythonapi.Py_IncRef(c.py_object(_kept))', 'pass', 'test_torch_blocks.py',
-        'test_tensors_may_go_with'),
     'tokens that do not count are multiplied': (
         'compat.py', ", max_valid=most)", ')', 'test_compat.py',
         'test_head_and_loss_of_few_tokens'),
