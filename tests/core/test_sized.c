@@ -9,6 +9,8 @@
 #include "loss/loss_alone.h"
 
 #include "core/hash.h"
+#include "loss/linear/head.h"
+#include "loss/linear/workspace.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -152,6 +154,17 @@ static colo_status_t use_linear(const void *config, int64_t *result)
     return st;
 }
 
+static colo_status_t use_linear_batch(const void *given, int64_t *result)
+{
+    colo_lm_head_t head = {.config = {.mem = COLO_HOST, .device = -1}};
+    const struct colo_linear_logprob of = {
+        .head = &head, .dtype = COLO_F32, .hidden = 2, .columns = V};
+    colo_linear_batch_t batch;
+    const colo_status_t st = colo_linear_check_batch(&of, given, &batch);
+    *result = st == COLO_OK ? batch.max_valid * 10 + !batch.class_weight : 0;
+    return st;
+}
+
 static colo_status_t use_sequence(const void *seq, int64_t *result)
 {
     *result = colo_sequence_count(seq);
@@ -275,6 +288,22 @@ static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .logits.
 static const colo_sampling_config_t sampling = {COLO_SAMPLING_CONFIG_INIT, .logits.vocab = V};
 static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
                                                     .logprob.logits.vocab = 4};
+static int64_t ids[T];
+static float states[T * 2];
+static const colo_tensor_t hidden = {.data = states,
+                                     .dtype = COLO_F32,
+                                     .device = -1,
+                                     .ndim = 2,
+                                     .shape = {T, 2},
+                                     .stride = {2, 1}},
+                           targets = {.data = ids,
+                                      .dtype = COLO_I64,
+                                      .device = -1,
+                                      .ndim = 1,
+                                      .shape = {T},
+                                      .stride = {1}};
+static const colo_linear_batch_t linear_batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden,
+                                                 .targets = &targets, .max_valid = T};
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
 static const colo_segments_t segments = {COLO_SEGMENTS_INIT};
 static const colo_partition_t partition = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = 1, .tp = 1,
@@ -332,6 +361,7 @@ static const struct sized {
     SIZED(distill, UP_TO(distill, targets), use_distill),
     SIZED(sampling, UP_TO(sampling, top_k), use_sampling),
     SIZED(linear, UP_TO(linear, mode), use_linear),
+    SIZED(linear_batch, UP_TO(linear_batch, class_weight), use_linear_batch),
     SIZED(sequence, UP_TO(sequence, padded), use_sequence),
     SIZED(segments, UP_TO(segments, packing), use_segments),
     SIZED(partition, UP_TO(partition, segments), use_partition),

@@ -196,18 +196,23 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
                         t = colo_tensor_cuda(target, COLO_I64, 1, 1, shape),
                         id = colo_tensor_cuda(one, COLO_I64, 1, 1, (int64_t[]){1});
     const colo_support_t lists = {&id, &t, &t}; /* as long as the targets */
+    colo_linear_batch_t own;
     /* no element is read: neither the targets, to be counted, nor the lists */
-    assert_ok(colo_linear_check_batch(
-        &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h, .targets = &t,
-                                   .max_valid = 0, .support = &lists}));
-    assert_fails(
-        colo_linear_check_batch(&l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT,
-                                                           .hidden = &elsewhere, .targets = &t}),
-        COLO_ERR_ARG, "hidden: memory kind 1 on device 0, the head is kind 1 on device 1");
+    assert_ok(colo_linear_check_batch(&l,
+                                      &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h,
+                                                             .targets = &t, .max_valid = 0,
+                                                             .support = &lists},
+                                      &own));
     assert_fails(
         colo_linear_check_batch(
-            &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &host, .targets = &t}),
-        COLO_ERR_ARG, "hidden: memory kind 0");
+            &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &elsewhere, .targets = &t},
+            &own),
+        COLO_ERR_ARG, "hidden: memory kind 1 on device 0, the head is kind 1 on device 1");
+    assert_fails(colo_linear_check_batch(
+                     &l,
+                     &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &host, .targets = &t},
+                     &own),
+                 COLO_ERR_ARG, "hidden: memory kind 0");
 }
 
 T_CASE(gradient_of_hidden_states_has_their_rows)

@@ -156,10 +156,12 @@ static colo_status_t check_count(const colo_linear_logprob_t *linear,
 }
 
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
-                                      const colo_linear_batch_t *batch)
+                                      const colo_linear_batch_t *given, colo_linear_batch_t *batch)
 {
     const colo_logprob_config_t *config = &linear->config.logprob;
-    COLO_TRY(COLO_SIZED_CHECK(batch, support, "linear: batch", "COLO_LINEAR_BATCH_INIT"));
+    *batch = (colo_linear_batch_t){COLO_LINEAR_BATCH_INIT};
+    COLO_TRY(
+        COLO_SIZED_READ(batch, given, class_weight, "linear: batch", "COLO_LINEAR_BATCH_INIT"));
     COLO_FAIL_IF(!batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
                  !batch->hidden ? "hidden" : "targets");
     COLO_TRY(check_states(linear, batch->hidden, "hidden", -1, false));
@@ -167,10 +169,8 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
                                   " as the rows of hidden"));
     COLO_TRY(check_place(linear, batch->targets, "targets"));
     COLO_TRY(colo_loss_check_support(batch->support, config, batch->targets, batch->hidden));
-    const bool brings =
-        batch->struct_size >= sizeof *batch; /* an older header has no class_weight */
-    COLO_TRY(colo_loss_check_class_weight(brings ? batch->class_weight : NULL, config,
-                                          linear->columns, batch->hidden));
+    COLO_TRY(
+        colo_loss_check_class_weight(batch->class_weight, config, linear->columns, batch->hidden));
     return check_count(linear, batch);
 }
 

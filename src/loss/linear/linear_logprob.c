@@ -240,12 +240,13 @@ static bool shares(const struct colo_linear_size *size)
 
 /* ---- forward ---- */
 
-static colo_status_t check_forward(struct colo_linear_call *call, const colo_linear_batch_t *batch,
+static colo_status_t check_forward(struct colo_linear_call *call, const colo_linear_batch_t *given,
                                    const colo_logprob_out_t *out, colo_linear_pass_t pass)
 {
     const colo_linear_logprob_t *linear = call->linear;
+    const colo_linear_batch_t *batch = &call->batch;
     uint64_t version;
-    COLO_TRY(colo_linear_check_batch(linear, batch));
+    COLO_TRY(colo_linear_check_batch(linear, given, &call->batch));
     COLO_TRY(colo_linear_check_out(linear, out, batch->hidden->shape[0], &call->out));
     COLO_TRY(colo_lm_head_bound(linear->head, &version));
     COLO_TRY(
@@ -280,17 +281,18 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
 }
 
 /* @upstream: of mode early */
-static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_linear_batch_t *batch,
+static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_linear_batch_t *given,
                              bool early, const colo_linear_upstream_t *upstream,
                              const colo_logprob_out_t *out, colo_linear_logprob_saved_t *saved,
                              void *saved_memory, void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
+    const colo_linear_batch_t *batch = &call.batch;
     struct colo_linear_saved offsets = nowhere;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, pass, 0, 0, &call.size);
-    colo_status_t st = check_forward(&call, batch, out, pass);
+    colo_status_t st = check_forward(&call, given, out, pass);
     COLO_THEN(st, check_saving(linear, early, upstream, saved, saved_memory, &call.size, &offsets));
     COLO_TRY(ready(linear, &call.size, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
@@ -394,15 +396,16 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
 /* ---- loss ---- */
 
 colo_status_t
-colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_t *batch,
+colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_t *given,
                          const colo_linear_upstream_t *upstream, const colo_logprob_out_t *out,
                          const colo_linear_grads_t *grads, void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
+    const colo_linear_batch_t *batch = &call.batch;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, COLO_LINEAR_LOSS, 0, 0, &call.size);
-    colo_status_t st = check_forward(&call, batch, out, COLO_LINEAR_LOSS);
+    colo_status_t st = check_forward(&call, given, out, COLO_LINEAR_LOSS);
     COLO_THEN(st, colo_linear_check_upstream(linear, upstream, call.size.tokens, false));
     COLO_THEN(st, colo_linear_check_grads(linear, grads, batch->hidden));
     COLO_THEN(st, place_grads(&call, grads));

@@ -109,6 +109,7 @@ colo_status_t colo_linear_set_saved(const colo_linear_logprob_t *linear,
 /* One call. */
 struct colo_linear_call {
     const colo_linear_logprob_t *linear;
+    colo_linear_batch_t batch; /* of forward and the loss pass */
     struct colo_linear_size size;
     struct colo_linear_memory memory;
     void *workspace;
@@ -151,8 +152,9 @@ colo_status_t colo_linear_pipeline(struct colo_linear_call *call);
 colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *config,
                                        const colo_lm_head_t *head, const colo_comm_t *group,
                                        colo_linear_logprob_config_t *own);
+/* Reads the caller's batch @given into *@batch. */
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
-                                      const colo_linear_batch_t *batch);
+                                      const colo_linear_batch_t *given, colo_linear_batch_t *batch);
 /* Has the caller's header all members that a call needs? */
 colo_status_t colo_linear_check_saved_size(const colo_linear_logprob_t *linear,
                                            const colo_linear_logprob_saved_t *saved);
