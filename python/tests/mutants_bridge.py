@@ -406,9 +406,11 @@ BRIDGES = {
         'torch/tower.py', '        self.tower, self.stick,', "        self.__dict__['tower'], self.stick,", 'test_torch_modules.py',
         'parameters_of_its_tower'),
     'the smallest input stays what it was when the tower is cast': (
-        'torch/tower.py', 'self._smallest = pixels.to(fn(pixels)), grid', 'pass', 'test_torch_modules.py', 'cast'),
+        'torch/tower.py', 'self._smallest = pixels.to(like.dtype if like.is_meta else like), grid', 'pass', 'test_torch_modules.py', 'cast'),
     'the smallest input is memory that nobody wrote': (
-        'torch/tower.py', 'pixels.to(fn(pixels)), grid', 'fn(pixels), grid', 'test_torch_modules.py', 'cast'),
+        'torch/tower.py', 'pixels.to(like.dtype if like.is_meta else like), grid', 'like, grid', 'test_torch_modules.py', 'cast'),
+    'a tower goes to "meta" with its smallest input': (
+        'torch/tower.py', 'like.dtype if like.is_meta else like)', 'like)', 'test_torch_modules.py', 'on_meta'),
     'a bridge of some ranks is loaded as one of all': (
         'torch/engine.py', 'self.group is not dist.group.WORLD or self._own', 'self._own', 'test_torch_modules.py', 'pickled'),
     'plans go over the communicator of calls': (

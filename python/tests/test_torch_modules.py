@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bridges and EncoderParallel as modules of a model: on 4 ranks, in DDP, in FSDP2, compiled, saved and resumed, against the
 same model of one process; copies, pickles, casts; plans on a thread."""
+import contextlib
 import copy
 import pickle
 import threading
+import types
 
 import pytest
 
@@ -235,8 +237,7 @@ def test_parameters_of_its_tower_are_those_of_an_encoder(world):
 
 
 def cast(rank):
-    """The smallest input, which ranks without images encode, goes where the tower goes; that of a tower on "meta" has values
-    when it has been there."""
+    """The smallest input, which ranks without images encode, goes where the tower goes, with its values."""
     vision = encoder(Tower())
     for dtype in (torch.float64, torch.bfloat16):
         vision.to(dtype)
@@ -254,6 +255,34 @@ def cast(rank):
 
 def test_a_tower_that_is_cast_encodes_steps_without_images(world):
     world.run(cast)
+
+
+def emptied(rank, how):
+    """A model that is made on "meta", or goes there, and then has memory that nobody wrote, and weights: as FSDP2 begins."""
+    def model():
+        tower = Tower()
+        tower.config = types.SimpleNamespace(patch_size=1, in_channels=PATCH, spatial_merge_size=1)
+        return torch.nn.ModuleList([ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=2', run=lambda tower, *of: tower(*of))])
+    weights = made(model, 1)
+    with torch.device('meta') if how == 'made' else contextlib.nullcontext():
+        empty = model()
+    empty.to('meta')
+    assert all(p.is_meta for p in empty.parameters())
+    empty.to(DTYPE).to_empty(device='cpu').load_state_dict(weights.state_dict())
+    assert torch.equal(empty[0]._smallest[0], torch.zeros(1, PATCH, dtype=DTYPE))
+    for vision in (weights[0], empty[0]):
+        hidden = vision(torch.ones(2, PATCH, dtype=DTYPE) if rank else None, [[1, 1, 2]] if rank else None, seq=[0] * rank,
+                        pos=[1] * rank, into=torch.zeros(1, 4, H, dtype=DTYPE))
+        hidden.sum().backward()
+        assert torch.equal(hidden[0, 1:3], vision.tower(torch.ones(2, PATCH, dtype=DTYPE)))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(weights.parameters(), empty.parameters()))
+
+
+@pytest.mark.parametrize('how', (
+    pytest.param('made', marks=pytest.mark.skipif(not hasattr(torch.device, '__enter__'), reason='this PyTorch makes no modules on "meta"')),
+    'moved'))
+def test_a_tower_on_meta_encodes_when_it_has_weights(pair, how):
+    pair.run(emptied, how)
 
 
 KINDS = 'uniform', 'ragged', 'packed'

@@ -279,22 +279,24 @@ class EncoderParallel(torch.nn.Module):
         """to() and its like, of the smallest input, too: it is none of the buffers, which wrappers compare and send."""
         made = super()._apply(fn, *args, **options)
         pixels, grid = self._smallest
-        self._smallest = pixels.to(fn(pixels)), grid  # fn may make memory without its values
+        like = fn(pixels)  # which may be memory without its values
+        self._smallest = pixels.to(like.dtype if like.is_meta else like), grid  # "meta" would lose them
         return made
 
     def extra_repr(self) -> str:
         return 'llm=%s' % self.llm.grid
 
     def _of_config(self) -> tuple[Any, Any]:
+        """On the CPU: also a tower that is made on "meta" has one with values."""
         of, m = self._config, self._merge
         dtype = next((p.dtype for p in self.tower.parameters()), torch.get_default_dtype())
         if of is not None and hasattr(of, 'patch_size'):
             channels = getattr(of, 'in_channels', None) or getattr(of, 'in_chans', None) or getattr(of, 'num_channels', 3)
             if m is not None:
                 return torch.zeros((m * m, channels * getattr(of, 'temporal_patch_size', 1) * of.patch_size ** 2),
-                                   dtype=dtype), [[1, m, m]]
+                                   dtype=dtype, device='cpu'), [[1, m, m]]
             if isinstance(getattr(of, 'image_size', None), int):
-                return torch.zeros((1, channels, of.image_size, of.image_size), dtype=dtype), None
+                return torch.zeros((1, channels, of.image_size, of.image_size), dtype=dtype, device='cpu'), None
         raise ArgumentError("tower: its config does not say what its smallest input is; pass smallest=(pixels, grid_thw)")
 
     def rows(self, grid: tuple[int, ...]) -> int:
