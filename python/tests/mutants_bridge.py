@@ -418,7 +418,11 @@ BRIDGES = {
     'two towers of their own plan over one communicator': (
         'torch/tower.py', 'groups.planning(self.group, self._plans,', 'groups.planning(self.group, None,', 'test_torch_modules.py', 'two_towers'),
     'a rank that ends before its first plan is waited for': (
-        'torch/tower.py', '        elif not isinstance(group, Comm):', '        elif False:', 'test_torch_tower.py', 'data_loader'),
+        'torch/tower.py', '        else:\n            self._at()', '        elif isinstance(group, Comm):\n            self._at()',
+        'test_torch_tower.py', 'data_loader'),
+    'the first plan of a communicator is made on that of calls': (
+        'torch/tower.py', '        else:\n            self._at()', '        elif not isinstance(group, Comm):\n            self._at()',
+        'test_torch_modules.py', 'encoder_of_a_communicator'),
     'communicators of its own outlive their tower': (
         'torch/tower.py', 'groups.end(own)', 'pass', 'test_torch_modules.py', 'two_towers'),
     'an error of a plan is told to no rank': (

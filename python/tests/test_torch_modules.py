@@ -381,6 +381,27 @@ def test_ranks_of_threads_plan_on_other_threads(comm):
     cb.run_threads(2, lambda world: beside(world.rank, world, comm, copy.deepcopy(tower)))
 
 
+def of_processes(rank, tower):
+    """The encoder of a Comm connects where it is made: a plan, on a thread, touches nothing that the main one calls."""
+    def gather(mine):
+        met = [None, None]
+        dist.all_gather_object(met, mine)
+        return met
+    group, found = cb.Comm.from_all_gather(rank, 2, gather), []
+    vision = encoder(tower, group, 'tp=2')
+    before = group.stats()
+    thread = threading.Thread(target=lambda: found.append(planned(vision, rank, 0)))
+    thread.start(), thread.join()
+    assert group.stats() == before
+    hidden = vision(images_of(rank, 0)[0], plan=found[0], into=torch.zeros(1, 8, H, dtype=DTYPE))
+    assert torch.allclose(hidden[0, 4:6], tower(torch.ones(2, PATCH, dtype=DTYPE)))
+    vision.destroy(), group.destroy()
+
+
+def test_an_encoder_of_a_communicator_connects_where_it_is_made(pair):
+    pair.run(of_processes, made(Tower, 1))
+
+
 def two(rank, group, tower):
     """Two encoders are at work at once, on two threads, and both plan, in other orders on the two ranks."""
     towers = [encoder(copy.deepcopy(tower), group, 'tp=2', comm='own') for _ in range(2)]

@@ -213,7 +213,8 @@ class EncoderParallel(torch.nn.Module):
     grad_scale: factor of the gradient that reaches the tower: docs/for-vision.md has a table.
     comm: "shared": calls go over the communicator of these ranks, as those of Bridge do, and plan() over another one, which
     all plan() on these ranks have in common; so one thread calls, and one, perhaps another, plans. "own": over two of its
-    own. All ranks make such ones in one order; they connect then.
+    own. All ranks make such ones in one order; they connect then. Of a Comm they all make the first "shared" one, too,
+    which connects then.
 
     A deep copy has a copy of the tower, and shares communicators and memory. One that is pickled has
     group=torch.distributed.group.WORLD and comm="shared", and so has what is loaded; TypeError: another one.
@@ -262,8 +263,8 @@ class EncoderParallel(torch.nn.Module):
         self._compared = False  # what ranks must have alike
         if comm == 'own':  # now: ranks whose threads meet at the store in other orders would wait in vain
             self._comm(), _planning(self._at())
-        elif not isinstance(group, Comm):
-            self._at()  # where a rank that ends before it plans says so
+        else:
+            self._at()  # where a rank that ends before it plans says so; of a Comm it is made here, not beside calls
 
     group = property(lambda self: self._pixels.group)
 
@@ -347,8 +348,8 @@ class EncoderParallel(torch.nn.Module):
              packing: Any = None) -> TowerPlan:
         """Which rank encodes which image, by one host all-gather, which may come a step ahead, on a thread of its own (a data
         loader's): vision(pixels, plan=plan, into=...). All ranks plan their steps in one order. The arguments are those of
-        the call; packing is needed, as there is no into that tells the lengths. The first one connects the ranks. An error
-        reaches plan() of the other ranks, and no call."""
+        the call; packing is needed, as there is no into that tells the lengths. The first one connects the ranks that the
+        constructor did not. An error reaches plan() of the other ranks, and no call."""
         return _planned(self._at(), self._plan, pixels, grid_thw, seq, pos, row_pos, packing)
 
     def _at(self) -> Any:
