@@ -441,16 +441,18 @@ def _store_of(group: Comm) -> Any:
     return run and run.store
 
 
-def _ranks_of(group: Comm, part: tuple[int, ...] | None = None) -> _Ranks:
-    """Of a communicator of the caller's, or of some of its world ranks. Ranks of run_threads() can make another one after
-    an error."""
+def _ranks_of(group: Comm, key: tuple[int, ...] | Own | None = None) -> _Ranks:
+    """Of a communicator of the caller's, of some of its world ranks, or of those that plan, where it is collective if these
+    ranks do not meet. Ranks of run_threads() can make another one after an error."""
     kept: dict[Any, _Ranks] = group.__dict__.setdefault('_torch_made', {})
-    made = kept.get(part)
+    made = kept.get(key)
     if made is None:
         store, again = _store_of(group), group._run is not None and group.told[0]  # an error killed it: these ranks meet without the others
-        made = kept[part] = _Ranks(
-            part or tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), store,
-            group if part is None else None if again else group.part(part))
+        if isinstance(key, Own):
+            host = None if store else group.split_color(0, group.rank)
+        else:
+            host = group if key is None else None if again else group.part(key)
+        made = kept[key] = _Ranks(key or world_ranks(group), group.world_rank(group.rank), store, host)
         made.given = group
     return made
 
@@ -480,15 +482,7 @@ def planning(group: Any, own: Own | Comm | None, what: str) -> '_Ranks | None':
     key = own or Own(ranks, -1, ranks)
     if isinstance(key, Comm):
         return _ranks_of(key)
-    if not isinstance(group, Comm):
-        return _ranks(key)
-    kept: dict[Any, _Ranks] = group.__dict__.setdefault('_torch_made', {})
-    made = kept.get(key)
-    if made is None:
-        store = _store_of(group)
-        made = kept[key] = _Ranks(key, group.world_rank(group.rank), store, None if store else group.split_color(0, group.rank))
-        made.given = group
-    return made
+    return _ranks_of(group, key) if isinstance(group, Comm) else _ranks(key)
 
 
 def require_line(group: Any, what: str) -> None:
