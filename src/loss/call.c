@@ -272,6 +272,11 @@ static uint64_t key_of(const struct colo_logprob_args *args,
            1;
 }
 
+bool colo_loss_all_compare(const colo_comm_t *group, colo_mem_t mem)
+{
+    return mem == COLO_HOST || colo_comm_check_level(group) >= 2 || group->once[0] == 0;
+}
+
 /* On a device, for which the host waits: the blocks and targets as the host's kernels have them. */
 static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *args,
                           const struct colo_loss_comparison *comparison, colo_mem_t mem,
@@ -303,10 +308,8 @@ static colo_status_t look(colo_comm_t *group, const struct colo_logprob_args *ar
     COLO_TRY(device->read(copy, args->blocks, blocks, stream));
     if (targets)
         COLO_TRY(device->read(copy + blocks, comparison->targets, targets, stream));
-    /* Ranks have the same keys. With none of them all ranks compare; with some, those whose
-     * vocabulary is new, and where vocabularies part these are not all. */
     const colo_status_t st =
-        compare(group, &seen, &all, level, level >= 2 || first == group->once, &told);
+        compare(group, &seen, &all, level, colo_loss_all_compare(group, mem), &told);
     if (first && told && st == COLO_OK)
         *first = key;
     return st;

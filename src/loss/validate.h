@@ -110,6 +110,10 @@ struct colo_loss_comparison colo_loss_make_comparison(const char *name,
 colo_status_t colo_loss_gather(colo_comm_t *group, const struct colo_logprob_args *args,
                                const struct colo_loss_comparison *comparison, colo_mem_t mem,
                                colo_stream_t stream);
+/* Does each rank compare this call, so that a mismatch is on all of them? On a device ranks have the
+ * same keys of calls that they compared. With none of them all compare; with some, those whose
+ * vocabulary is new, and where vocabularies part these are not all. */
+bool colo_loss_all_compare(const colo_comm_t *group, colo_mem_t mem);
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank.
  * @config: it is the config, of which only hashes are there */
 colo_status_t colo_logprob_check_headers(const struct colo_logprob_args *args, bool *config);

@@ -120,7 +120,7 @@ static colo_status_t ready(const colo_linear_logprob_t *linear, const struct col
     return mine;
 }
 
-/* A failure inside: no rank may wait for this one. Ranks that differ have all seen it, and their
+/* A failure inside: no rank may wait for this one. If all ranks have seen that they differ, their
  * vocabulary group lives on; the head's other ranks have not. */
 static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t st)
 {
@@ -133,7 +133,9 @@ static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t
         colo_lm_head_release(call->linear->head, call->main);
     if (head && colo_comm_size(head) > 1)
         colo_comm_fail(head, st);
-    if (vocab && colo_comm_size(vocab) > 1 && st != COLO_ERR_MISMATCH)
+    if (vocab && colo_comm_size(vocab) > 1 &&
+        !(st == COLO_ERR_MISMATCH &&
+          colo_loss_all_compare(vocab, colo_lm_head_config(call->linear->head)->mem)))
         colo_comm_fail(vocab, st);
     const colo_error_t why = colo_error_save();
     /* the workspace is the caller's again after @main's work so far */
