@@ -13,8 +13,8 @@
 
 #include <string.h>
 
-colo_status_t colo_sized_check(size_t found, size_t known, size_t least, const char *what,
-                               const char *init)
+static colo_status_t check(size_t found, size_t known, size_t least, const char *what,
+                           const char *init)
 {
     const size_t unit = sizeof found; /* members end there: none is read in half */
     COLO_FAIL_IF(found > known, COLO_ERR_ARG,
@@ -34,7 +34,7 @@ colo_status_t colo_sized_check_given(const void *given, size_t known, size_t lea
     size_t found;
     COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     memcpy(&found, given, sizeof found);
-    return colo_sized_check(found, known, least, what, init);
+    return check(found, known, least, what, init);
 }
 
 colo_status_t colo_sized_read(void *own, size_t known, const void *given, size_t least,
@@ -43,7 +43,7 @@ colo_status_t colo_sized_read(void *own, size_t known, const void *given, size_t
     size_t found;
     COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     memcpy(&found, given, sizeof found);
-    COLO_TRY(colo_sized_check(found, known, least, what, init));
+    COLO_TRY(check(found, known, least, what, init));
     memcpy(own, given, found);
     memcpy(own, &known, sizeof known);
     return COLO_OK;
@@ -56,7 +56,7 @@ colo_status_t colo_sized_write(void *given, const void *own, size_t known, const
     const size_t unit = sizeof found;
     COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     memcpy(&found, given, sizeof found);
-    COLO_TRY(colo_sized_check(found, known, 2 * unit, what, init));
+    COLO_TRY(check(found, known, 2 * unit, what, init));
     memcpy((char *)given + unit, (const char *)own + unit, found - unit);
     return COLO_OK;
 }

@@ -36,9 +36,6 @@ colo_status_t colo_sized_read(void *own, size_t known, const void *given, size_t
                               const char *what, const char *init);
 colo_status_t colo_sized_check_given(const void *given, size_t known, size_t least,
                                      const char *what, const char *init);
-/* Only the check: is @found from @least to @known? */
-colo_status_t colo_sized_check(size_t found, size_t known, size_t least, const char *what,
-                               const char *init);
 colo_status_t colo_sized_write(void *given, const void *own, size_t known, const char *what,
                                const char *init);
 colo_status_t colo_sized_check_room(const int64_t *reserved, size_t n, const char *what,
