@@ -48,26 +48,15 @@ static colo_status_t check_parts(const struct colo_mean_args *args, const char *
     return COLO_OK;
 }
 
-static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *values,
-                                const char *what)
-{
-    COLO_TRY(colo_tensor_check(t, what));
-    COLO_FAIL_IF(t->ndim != 1 || t->shape[0] != values->shape[0] || !colo_tensor_is_contiguous(t),
-                 COLO_ERR_SHAPE,
-                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous", what,
-                 (int)t->ndim, colo_tensor_count(t), values->shape[0]);
-    return colo_loss_check_in(t, values->mem, values->device, what, "values are");
-}
-
 /* [T], f32 or f64, contiguous */
 static colo_status_t check_values(const colo_tensor_t *values, const char *what)
 {
     COLO_TRY(colo_tensor_check(values, what));
     COLO_FAIL_IF(values->dtype != COLO_F32 && values->dtype != COLO_F64, COLO_ERR_ARG,
                  "%s: dtype %s, expected f32 or f64", what, colo_dtype_name(values->dtype));
-    COLO_FAIL_IF(values->ndim != 1, COLO_ERR_SHAPE, "%s: %d axes, expected [T]", what,
-                 (int)values->ndim);
-    return check_line(values, values, what);
+    COLO_FAIL_IF(values->ndim != 1 || !colo_tensor_is_contiguous(values), COLO_ERR_SHAPE,
+                 "%s: %d axes, expected [T], contiguous", what, (int)values->ndim);
+    return COLO_OK;
 }
 
 static colo_status_t check_workspace(const void *workspace, const char *what)
@@ -108,28 +97,15 @@ static colo_status_t run(struct colo_mean_args *args, const colo_tensor_t *value
 
 /* ---- a weighted sum ---- */
 
-static colo_status_t check_like(const colo_tensor_t *t, const colo_tensor_t *values,
-                                const char *what)
-{
-    COLO_TRY(check_line(t, values, what));
-    COLO_FAIL_IF(t->dtype != values->dtype, COLO_ERR_ARG, "%s: dtype %s, the values are %s", what,
-                 colo_dtype_name(t->dtype), colo_dtype_name(values->dtype));
-    return COLO_OK;
-}
-
 static colo_status_t check_weighted(const colo_tensor_t *values, const colo_tensor_t *weights,
                                     const colo_tensor_t *mask, const colo_tensor_t *d_values,
                                     const colo_loss_weighted_t *out)
 {
     COLO_TRY(check_values(values, "values"));
-    if (weights)
-        COLO_TRY(check_like(weights, values, "weights"));
-    if (d_values)
-        COLO_TRY(check_like(d_values, values, "d_values"));
-    if (mask) {
-        COLO_TRY(check_line(mask, values, "mask"));
-        COLO_TRY(colo_loss_check_is(mask, COLO_U8, "mask"));
-    }
+    const int64_t tokens = values->shape[0];
+    COLO_TRY(colo_loss_check_array(weights, "weights", values->dtype, tokens, 0, values));
+    COLO_TRY(colo_loss_check_array(d_values, "d_values", values->dtype, tokens, 0, values));
+    COLO_TRY(colo_loss_check_array(mask, "mask", COLO_U8, tokens, 0, values));
     COLO_FAIL_IF(!out, COLO_ERR_ARG, "weighted sum: out is NULL");
     return COLO_OK;
 }
@@ -204,7 +180,7 @@ static colo_status_t check_weights(const colo_tensor_t *losses, const colo_tenso
 {
     COLO_FAIL_IF(!weights, COLO_ERR_ARG, "loss mean: weights is NULL, expected those of tokens");
     COLO_TRY(check_values(losses, "losses"));
-    return check_like(weights, losses, "weights");
+    return colo_loss_check_array(weights, "weights", losses->dtype, losses->shape[0], 0, losses);
 }
 
 colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses, const colo_tensor_t *weights,

@@ -398,7 +398,7 @@ T_CASE(a_mean_by_weights_divides_by_their_sum)
                  COLO_ERR_ARG, "weights is NULL");
     assert_fails(
         colo_loss_mean_weighted(&vt, T_TENSOR(w, COLO_F32, 2), true, self, &out, workspace, NULL),
-        COLO_ERR_ARG, "weights: dtype f32, the values are f64");
+        COLO_ERR_ARG, "weights: dtype f32, expected f64");
     assert_fails(colo_loss_mean_weighted(&vt, &empty, true, self, &out, workspace, NULL),
                  COLO_ERR_SHAPE, "weights");
     assert_fails(colo_loss_mean_weighted(NULL, &wt, true, self, &out, workspace, NULL),
@@ -440,9 +440,9 @@ T_CASE(bad_sums_are_refused_and_nothing_is_written)
     WEIGH(&vt, T_TENSOR(v, COLO_F64, 1), NULL, self, &got, NULL, workspace, COLO_ERR_SHAPE,
           "weights: 1 axes, 1 elements, expected [2]");
     WEIGH(&vt, T_TENSOR(v, COLO_F32, 2), NULL, self, &got, NULL, workspace, COLO_ERR_ARG,
-          "weights: dtype f32, the values are f64");
+          "weights: dtype f32, expected f64");
     WEIGH(&vt, NULL, NULL, self, &got, T_TENSOR(v, COLO_F32, 2), workspace, COLO_ERR_ARG,
-          "d_values: dtype f32, the values are f64");
+          "d_values: dtype f32, expected f64");
     WEIGH(&vt, NULL, NULL, self, &got, T_TENSOR(v, COLO_F64, 1), workspace, COLO_ERR_SHAPE,
           "d_values: 1 axes, 1 elements, expected [2]");
     WEIGH(&vt, NULL, T_TENSOR(mask, COLO_I8, 2), self, &got, NULL, workspace, COLO_ERR_ARG,
