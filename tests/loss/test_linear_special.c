@@ -317,6 +317,42 @@ T_CASE(every_wrong_backward_is_named)
 #undef BACKWARD
 }
 
+T_CASE(class_weights_that_do_not_fit_or_were_written_are_refused)
+{
+    uint64_t version = 1;
+    float w[V];
+    T_ENDS(alone_free) alone_t a;
+    alone_init(&a, T, V, H, NULL);
+    for (int i = 0; i < V; i++)
+        w[i] = (float)(i % 3);
+    colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 1, (int64_t[]){V});
+    weight.version = &version;
+    assert_ok(alone_bind(&a));
+    a.batch.class_weight = &weight;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG,
+                 "class_weight: the batch has one, config.has_class_weight is false");
+    a.config.logprob.has_class_weight = a.config.logprob.want_loss = true;
+    alone_make(&a);
+    a.batch.class_weight = NULL;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG,
+                 "class_weight: the batch has none, config.has_class_weight is true");
+    a.batch.class_weight = &weight;
+    weight.dtype = COLO_F64;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "class_weight: dtype f64, expected f32");
+    weight.dtype = COLO_F32;
+    weight.shape[0] = V - 1;
+    assert_fails(alone_forward(&a), COLO_ERR_SHAPE, "class_weight: 9 elements, expected one for");
+    weight.shape[0] = V;
+    a.saved.struct_size = offsetof(colo_linear_logprob_saved_t, class_weight);
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "linear: saved.struct_size is ");
+    a.saved.struct_size = sizeof a.saved;
+    assert_ok(alone_forward(&a));
+    version++;
+    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "class_weight were written");
+    version--;
+    assert_ok(alone_backward(&a));
+}
+
 /* Pipelines have several batches on their way: each forward's backward is its own. */
 T_CASE(forwards_may_wait_for_their_backward)
 {
