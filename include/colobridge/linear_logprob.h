@@ -262,8 +262,8 @@ COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
  * @grads:      out, borrowed for the call
  * @workspace:  colo_linear_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     as in forward
- * Errors:      COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets, support or weight were
- *              written), COLO_ERR_ARG, COLO_ERR_SHAPE, those of the groups
+ * Errors:      COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets, support, class weights
+ *              or the head were written), COLO_ERR_ARG, COLO_ERR_SHAPE, those of the groups
  */
 COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
                                                     colo_linear_logprob_saved_t *saved,

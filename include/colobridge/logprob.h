@@ -11,8 +11,8 @@
  *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2
  *   with a weight w_j per class:
  *   loss    = w_t ((1-e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j)
- * logp <= 0 and entropy >= 0 hold exactly, and loss >= 0 if e <= 1 (megatron_smoothing and
- * local_smoothing can make e larger); NaN stays NaN.
+ * logp <= 0 and entropy >= 0 hold exactly, and so does loss >= 0 without class weights if e <= 1
+ * (megatron_smoothing and local_smoothing can make e larger); NaN stays NaN.
  * Forward reads the shard once and does one all-gather; backward no collective.
  * A support replaces the vocabulary by a list of ids per token: colo_support_t.
  * Source of the formulas: docs/logprob.md. Results do not depend on chunk_size, bit for bit.
@@ -129,7 +129,8 @@ typedef struct colo_logprob_saved_t {
     colo_support_saved_t support;
     colo_tensor_t class_weight; /* borrowed view; ndim 0: none */
     uint64_t logits_version, targets_version, class_weight_version;
-    void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
+    void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h,
+                   * and two sums of class weights, if there are any */
     bool valid;
     colo_logprob_config_t config;
 } colo_logprob_saved_t;
@@ -169,8 +170,8 @@ typedef struct colo_logprob_batch_t {
         *support; /* NULL: the vocabulary; its tensors are borrowed until backward */
     /* [Vl] in the dtype of the outputs, contiguous: the weights of this rank's columns, or of those
      * of them that are in the vocabulary; borrowed until backward. Given iff
-     * config.has_class_weight. A class of weight 0 adds nothing to a loss, also where its x is -inf.
-     */
+     * config.has_class_weight. Any numbers: a negative one is taken as it is, a NaN makes the losses
+     * NaN that it enters. A class of weight 0 adds nothing to a loss, also where its x is -inf. */
     const colo_tensor_t *class_weight;
 } colo_logprob_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
@@ -205,7 +206,7 @@ typedef struct colo_logprob_batch_t {
  *
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
  *              on all ranks (other config, targets, support or tokens, or shards that do not tile
- *              [0, V)); those of colo_comm_all_gather()
+ *              [0, V)), on a GPU if all compare: docs/logprob.md; those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_logprob_batch_t *batch, colo_comm_t *group,
@@ -221,7 +222,7 @@ COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
  *                 an error
  * @stream:    as in forward
  * Errors:     COLO_ERR_STATE (no forward, or ended), COLO_ERR_MODIFIED (the version counter of
- *             logits, targets or support moved), COLO_ERR_ARG, COLO_ERR_SHAPE
+ *             logits, targets, support or class weights moved), COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                              const colo_logprob_upstream_t *upstream,
@@ -281,7 +282,8 @@ COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
  *              enqueues the work on @stream, and the host does not wait
  * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
- *              on all ranks (some ranks call colo_loss_mean_forward() instead); on a GPU NaN instead
+ *              on all ranks (some ranks call colo_loss_mean_forward() or _weighted() instead); on a
+ *              GPU NaN instead
  */
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
@@ -294,12 +296,13 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
  *  unless said. */
 typedef struct colo_loss_mean_t {
     size_t struct_size;
-    const colo_tensor_t *value;  /* num / max(den, 1), or num, in the dtype of the losses */
+    const colo_tensor_t *value;  /* num / max(den, 1), or num, in the dtype of the losses; of
+                                  * colo_loss_mean_weighted() num / den, 0 if den is 0 */
     const colo_tensor_t *num;    /* global sum */
     const colo_tensor_t *den;    /* global token count; of colo_loss_mean_weighted() the sum of
                                   * weights */
     const colo_tensor_t *factor; /* d value / d loss of each token, for backward: 1 / max(den, 1),
-                                  * or 1 */
+                                  * or 1; of colo_loss_mean_weighted() 1 / den, 0 if den is 0 */
 } colo_loss_mean_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_LOSS_MEAN_INIT sizeof(colo_loss_mean_t), nullptr, nullptr, nullptr, nullptr

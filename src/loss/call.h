@@ -49,7 +49,7 @@ union colo_loss_args {
 
 /* A struct of the caller's, as core/sized.h reads it */
 struct colo_loss_sized {
-    const void *defaults; /* NULL: 0 */
+    const void *defaults; /* NULL: it is only checked, not read */
     size_t size, least;
     const char *what, *init;
 };
