@@ -414,7 +414,6 @@ colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_save_support(batch->support);
     place_saved(&call, NULL, &nowhere);
-    const bool weighs = linear->config.logprob.has_class_weight;
     return run(&call, batch->hidden, batch->targets, &support,
-               weighs ? batch->class_weight->data : NULL, upstream);
+               colo_loss_address(batch->class_weight), upstream);
 }
