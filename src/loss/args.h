@@ -153,17 +153,6 @@ static inline int64_t colo_logprob_saved_numbers(const colo_logprob_config_t *co
 {
     return config->has_class_weight ? 5 : 3;
 }
-/* The class weight of column @j of the logits; only where there are some. */
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    static inline double
-    colo_logprob_weight(const struct colo_logprob_args *args, int64_t j)
-{
-    const int64_t i = args->config.logits.vocab_start - args->class_start + j;
-    return args->stat_dtype == COLO_F64 ? ((const double *)args->class_weight)[i]
-                                        : (double)((const float *)args->class_weight)[i];
-}
 
 /* An array of a block. */
 typedef struct colo_block_array {

@@ -103,13 +103,21 @@ struct row {
     int64_t arg;
 };
 
+/* The class weight of column @j of the logits; only where there are some. */
+static double weight_of(const struct colo_logprob_args *args, int64_t j)
+{
+    const int64_t i = args->config.logits.vocab_start - args->class_start + j;
+    return args->stat_dtype == COLO_F64 ? ((const double *)args->class_weight)[i]
+                                        : (double)((const float *)args->class_weight)[i];
+}
+
 /* Of w (x - m) of a tile; w to *seen, and what -inf adds to *off. */
 static double weighted_sum(const struct colo_logprob_args *args, int64_t column, int n,
                            const double *x, double m, double *seen, double *off)
 {
     double d = 0;
     for (int i = 0; i < n; i++) {
-        const double w = colo_logprob_weight(args, column + i);
+        const double w = weight_of(args, column + i);
         *seen += w;
         if (w != 0 && x[i] == -INFINITY)
             *off += w * x[i];
@@ -217,8 +225,7 @@ static void shard_stats(const struct colo_logprob_args *args)
             const int64_t j = target - args->config.logits.vocab_start;
             const bool own = target != args->config.ignore_index &&
                              target >= args->config.logits.vocab_start && j < args->true_columns;
-            colo_scalar_put(args->stat_dtype, block + offsets->wt, k,
-                            own ? colo_logprob_weight(args, j) : 0);
+            colo_scalar_put(args->stat_dtype, block + offsets->wt, k, own ? weight_of(args, j) : 0);
         }
     }
 }
@@ -299,7 +306,7 @@ static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_
         load_x(args, token, j, n, x);
         for (int i = 0; i < n; i++) {
             double down = x[i] - m, prob = exp(down - log_sum),
-                   dx = weighs && d != 0 ? d * colo_logprob_weight(args, j + i) : d;
+                   dx = weighs && d != 0 ? d * weight_of(args, j + i) : d;
             if (prob > 0) /* also keeps 0 * inf away where x is -inf */
                 dx += prob * (a + b * down);
             if (j + i == target)
