@@ -55,6 +55,11 @@ MUTANTS = {
     'more dims are taken as tokens, not as PyTorch has them': (
         'torch/cross_entropy.py', 'if not 1 <= input.dim() <= 2:', 'if False:', 'test_torch_cross_entropy.py',
         'only_pytorch_takes'),
+    'what one rank gives cross_entropy() that only PyTorch takes is waited for': (
+        'torch/cross_entropy.py', '@eager  # so that the others hear of it', '# not so that', 'test_torch_cross_entropy.py',
+        'mistake_on_one_rank'),
+    'the ranks that share a head do not hear what is wrong with linear_cross_entropy()': (
+        'torch/cross_entropy.py', 'reduce_group, head)', 'reduce_group)', 'test_torch_cross_entropy.py', 'mistake_on_one_rank'),
     'the ranks of cross_entropy have means of their own': (
         'torch/cross_entropy.py', "    loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,",
         "    loss = nll(input, target, reduction=reduction, tp_group=tp_group,", 'test_torch_cross_entropy.py',
@@ -720,8 +725,10 @@ WAITING = {
     'tables that one rank lacks are waited for',
     'the gradient of padding is what its memory had',
     'the group that is set for entropies hears of no refusal',
+    'the ranks that share a head do not hear what is wrong with linear_cross_entropy()',
     'those that a refusal finds at a meeting wait for the rest',
     'what a handler raised while a rank waited is lost',
     'what is wrong on one rank is told to no rank',
     'what one rank finds wrong in communicate() stays there',
+    'what one rank gives cross_entropy() that only PyTorch takes is waited for',
 }

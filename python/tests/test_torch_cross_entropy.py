@@ -13,6 +13,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 import colobridge.torch as ct  # noqa: E402
+from world import meet  # noqa: E402
 
 T, V, H = 11, 13, 6
 # Both sides are given the same numbers, PyTorch in f64. f32: sums of 13 terms below 10 a token, and of 11 tokens: some
@@ -184,6 +185,57 @@ def on_ranks(rank, dtype):
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
 def test_shards_and_means_over_ranks(world, dtype):
     world.run(on_ranks, dtype)
+
+
+def mistakes(rank):
+    """Of rank 1, in arguments that only PyTorch takes. It is alone with 0 in the one group, and with 3 in the other."""
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tp, dp = groups[rank // 2], groups[2 + rank % 2]
+    z, h, w, b, t = case(torch.float32)
+    slot = slice(0, CUT) if rank % 2 == 0 else slice(CUT, V)
+    head = ct.Head(w[slot], tp_group=tp, vocab_start=slot.start, vocab_size=V)
+
+    def of_logits(x, t):
+        return ct.cross_entropy(x, t, tp_group=tp, reduce_group=dp, vocab_start=slot.start, vocab_size=V)
+
+    def of_hidden(x, t, head=head, **options):
+        return ct.linear_cross_entropy(x, head, t, reduce_group=dp, **options)
+    whole, both = {'head': w[slot][:, None], 'tp_group': tp}, {'linear_bias': b[slot]}
+    x = z[:, slot]
+    for run, x, wrong, options, words in (
+            (of_logits, x, (x, t.float()), {}, 'cross_entropy: target is .* of torch.float32'),
+            (of_logits, x, (x, t[1:]), {}, 'cross_entropy: target is .* as input is'),
+            (of_logits, x, (x[None], t), {}, 'cross_entropy: input is .* expected'),
+            (of_hidden, h, (h, t.float()), {}, 'linear_cross_entropy: target is .* of torch.float32'),
+            (of_hidden, h, (h, t), whole, 'linear_cross_entropy: linear_weight is .* expected'),
+            (of_hidden, h, (h, t), both, 'linear_cross_entropy: linear_weight is a Head and')):
+        with pytest.raises(ValueError if rank == 1 else RuntimeError, match=words):
+            run(*wrong, **options) if rank == 1 else run(x, t)
+        meet()
+        assert run(x, t).isfinite()
+        meet()
+    if rank != 1:  # which has no part in the sum that its mistake would be in
+        ct.cross_entropy(z, t, reduction='none', reduce_group=dp)
+    else:
+        with pytest.raises(ValueError, match='target is'):
+            ct.cross_entropy(z, t.float(), reduction='none', reduce_group=dp)
+    meet()
+    assert of_logits(z[:, slot], t).isfinite()
+
+
+def test_a_mistake_on_one_rank_is_every_ranks_error(world):
+    world.run(mistakes)
+
+
+def test_a_mistake_in_a_graph_is_eagers():
+    if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 14):
+        pytest.skip('an operator of torch.library needs PyTorch 2.14')
+    z, h, w, _, t = case(torch.float32)
+    for dynamic in (None, True):
+        graph = torch.compile(lambda x, t: ct.cross_entropy(x, t) + ct.linear_cross_entropy(h, w, t), backend='eager', dynamic=dynamic)
+        with pytest.raises(ValueError, match=r'cross_entropy: target is \[11\] of torch.float32, expected class indices'):
+            graph(z, t.float())
+        assert graph(z, t).isfinite()
 
 
 def test_in_one_graph():

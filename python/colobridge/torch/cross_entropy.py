@@ -7,27 +7,34 @@ from typing import Any, Literal
 import torch
 
 from ..errors import ArgumentError
+from .calls import eager
 from .head import Head
 from .linear import linear_nll
 from .nll import nll
 from .tensors import of_integers, said
 
 
-def _check(what: str, input: Any, target: Any, classes: str, other: str) -> None:
-    """ValueError: what PyTorch takes and this does not. @classes: the last dim of input; @other: takes more dims"""
+def _wrong(what: str, input: Any, target: Any, classes: str, other: str) -> str | None:
+    """What PyTorch takes and this does not. @classes: the last dim of input; @other: takes more dims"""
     if not isinstance(input, torch.Tensor) or not isinstance(target, torch.Tensor):
-        raise ArgumentError("%s: input is %s and target is %s, expected tensors" % (what, said(input), said(target)))
+        return "%s: input is %s and target is %s, expected tensors" % (what, said(input), said(target))
     if not 1 <= input.dim() <= 2:
-        raise ArgumentError("%s: input is %s, expected [T, %s] or [%s]%s" % (
+        return "%s: input is %s, expected [T, %s] or [%s]%s" % (
             what, list(input.shape), classes, classes, '' if input.dim() == 0 else
-            "; %s takes [..., %s] with a target of [...]" % (other, classes)))
+            "; %s takes [..., %s] with a target of [...]" % (other, classes))
     if not of_integers(target):
-        raise ArgumentError("%s: target is %s of %s, expected class indices %s of an integer dtype; class probabilities "
-                            "are not taken, colobridge.torch.distill() has divergences of them" % (
-                                what, list(target.shape), target.dtype, list(input.shape[:-1])))
+        return "%s: target is %s of %s, expected class indices %s of an integer dtype; class probabilities are not taken, " \
+            "colobridge.torch.distill() has divergences of them" % (
+                what, list(target.shape), target.dtype, list(input.shape[:-1]))
     if target.shape != input.shape[:-1]:
-        raise ArgumentError("%s: target is %s, expected %s, as input is %s" % (
-            what, list(target.shape), list(input.shape[:-1]), list(input.shape)))
+        return "%s: target is %s, expected %s, as input is %s" % (
+            what, list(target.shape), list(input.shape[:-1]), list(input.shape))
+    return None
+
+
+@eager  # so that the others hear of it; a graph that goes well has none of it
+def _refuse(why: str, reduction: str, tp_group: Any, reduce_group: Any, weight: Any = None) -> None:
+    raise ArgumentError(why)
 
 
 def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *,
@@ -51,7 +58,9 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
     target outside of [0, V) makes the loss NaN (PyTorch: an IndexError, or an assertion on the GPU). [T, V, d1, ...] and
     class probabilities are a ValueError; nll() takes [..., V].
     """
-    _check('cross_entropy', input, target, 'V', 'nll()')
+    why = _wrong('cross_entropy', input, target, 'V', 'nll()')
+    if why is not None:
+        _refuse(why, reduction, tp_group, reduce_group)
     loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
                vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size, temperature=temperature, softcap=softcap,
                scale=scale, label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=ignore_index,
@@ -75,15 +84,16 @@ def linear_cross_entropy(input: torch.Tensor, linear_weight: torch.Tensor | Head
     The exceptions: linear_nll(), which has the other modes. A linear_weight [V, d1, ..., H] is a ValueError.
     """
     what = 'linear_cross_entropy'
-    _check(what, input, target, 'H', 'linear_nll()')
+    why = _wrong(what, input, target, 'H', 'linear_nll()')
     head = linear_weight
     if not isinstance(head, Head):
-        if not isinstance(head, torch.Tensor) or head.dim() != 2:
-            raise ArgumentError("%s: linear_weight is %s, expected [V, H], or a Head: Head.of(module)" % (
-                what, said(head, '%(shape)s')))
+        if why is None and (not isinstance(head, torch.Tensor) or head.dim() != 2):
+            why = "%s: linear_weight is %s, expected [V, H], or a Head: Head.of(module)" % (what, said(head, '%(shape)s'))
         head = head if linear_bias is None else Head(head, linear_bias)
     elif linear_bias is not None:
-        raise ArgumentError("%s: linear_weight is a Head and linear_bias is given, expected the Head's bias alone" % what)
+        why = why or "%s: linear_weight is a Head and linear_bias is given, expected the Head's bias alone" % what
+    if why is not None:
+        _refuse(why, reduction, tp_group, reduce_group, head)
     loss = linear_nll(input, head, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
                       label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=-100 if ignore_index is None else ignore_index,
                       class_weight=weight, mode='auto' if reduction == 'none' else 'loss')
