@@ -607,7 +607,17 @@ MUTANTS = {
     'a Head has tp_group twice': (
         'torch/head.py', 'elif weight.tp_group is not None:', 'elif False:', 'test_torch_head.py', 'what_a_head_does'),
     'members of a Head that over_chunks() does not read are lost': (
-        'torch/chunks.py', 'if name not in _READ and', 'if False and', 'test_torch_head.py', 'what_a_head_does'),
+        'torch/chunks.py', 'if name in _READ or', 'if True or', 'test_torch_head.py', 'what_a_head_does'),
+    'members of a Head that are a DTensor\'s are lost without one': (
+        'torch/chunks.py', 'name in _PLACED and is_placed or', 'name in _PLACED or', 'test_torch_head.py', 'what_a_head_does'),
+    'a reduction over no ranks is taken': (
+        'torch/linear.py', 'elif of.grad_reduction is not None or rows is not None:', 'elif rows is not None:', 'test_torch_head.py',
+        'what_a_head_does'),
+    'rows that no ranks share are taken': (
+        'torch/linear.py', 'elif of.grad_reduction is not None or rows is not None:', 'elif of.grad_reduction is not None:',
+        'test_torch_head.py', 'what_a_head_does'),
+    'rows of a Head are not those that DeepSpeed has': (
+        'torch/linear.py', 'if of.rows not in (None, rows):', 'if False:', 'test_torch_head.py', 'what_a_head_does'),
     'a Head\'s ranks do not hear of an error': (
         'torch/calls.py', "'shard_group': head.shard_group, 'its group': head.tp_group", '', 'test_refusals.py', 'linear and not bridge'),
     'a graph writes main_grad': (

@@ -72,6 +72,13 @@ class Zero3(torch.nn.Parameter):
     """A parameter as DeepSpeed's ZeRO-3 leaves it: no elements; the part of this rank in ds_tensor."""
 
 
+def partitioned(w):
+    """@w [V, H] as a parameter of which the only rank of its group has all elements"""
+    head = Zero3(torch.empty(0, dtype=w.dtype))
+    head.ds_tensor, head.ds_shape, head.ds_process_group = w.detach().reshape(-1), w.shape, cb.Comm.self()
+    return head
+
+
 def flat(rank, rows, mode, ranks):
     """DeepSpeed's formula: the flattened weight, padded to a multiple of the ranks, in equal parts."""
     group = [dist.new_group(list(range(n))) for n in (1, 3, 4)][(1, 3, 4).index(ranks)]
@@ -397,6 +404,16 @@ def test_the_lora_layer_of_peft_is_no_head():
      'linear_nll: tp_group is given, and the Head has one'),
     (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, softcap=3.0)), 'over_chunks: the Head has softcap=3.0, which'),
     (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, main_grad=True)), 'over_chunks: the Head has main_grad=True'),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, grad_reduction='sum')),
+     "over_chunks: the Head has grad_reduction='sum', which .* no DTensor: .* leave it out"),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab_start=0)), 'over_chunks: the Head has vocab_start=0, which'),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab_end=V)), 'over_chunks: the Head has vocab_end=23, which'),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab_size=V)), 'over_chunks: the Head has vocab_size=23, which'),
+    (lambda h, w, t: ct.linear_nll(h, ct.Head(w, grad_reduction='mean'), t),
+     "linear_nll: the Head has grad_reduction='mean', and no ranks share its weight: .* or leave it out"),
+    (lambda h, w, t: ct.linear_logprob(h, ct.Head(w, grad_reduction='bogus'), t), "linear_logprob: the Head has grad_reduction='bogus'"),
+    (lambda h, w, t: ct.linear_cross_entropy(h[0], ct.Head(w, rows=V), t[0]), "linear_nll: the Head has rows=23, and no ranks"),
+    (lambda h, w, t: ct.linear_nll(h, ct.Head(partitioned(w), rows=V + 1), t), "linear_nll: the Head has rows=24, and DeepSpeed's ZeRO-3 has 23"),
     (lambda h, w, t: ct.linear_cross_entropy(h[0], ct.Head(w), t[0], linear_bias=w[:, 0]), "expected the Head's bias alone")])
 def test_what_a_head_does_not_say_is_refused(call, words):
     h, w, _, t, _ = case()

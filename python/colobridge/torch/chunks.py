@@ -17,8 +17,9 @@ from .ready import integer
 from .tensors import said, stream_of
 
 
-# Of a Head, what a chunk's logits are made with, or fn knows.
-_READ = 'weight', 'bias', 'tp_group', 'vocab_start', 'vocab_end', 'vocab_size', 'd_hidden', 'grad_reduction'
+# Of a Head, what a chunk's logits are made with, and what is compared with the placement of a DTensor, or done to its gradient.
+_READ = 'weight', 'bias', 'tp_group', 'd_hidden'
+_PLACED = 'vocab_start', 'vocab_end', 'vocab_size', 'grad_reduction'
 
 
 def _rows_of(hidden: Any, step: int) -> list[slice]:
@@ -226,8 +227,8 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, ch
     write its logits in place, and runs again in backward, where it has to return the same.
     params: the other tensors that outputs depend on and that get gradients: factors of a LoRA, a logit scale. An output that
     depends on one that is missing here is a ValueError.
-    weight: a tensor, or a Head with a bias, columns, tp_group, grad_reduction, and d_hidden: "all_reduce" or "partial". What fn
-    would not hear of is a ValueError: a Head's softcap, scale and other members.
+    weight: a tensor, or a Head with a bias, tp_group, d_hidden: "all_reduce" or "partial", and if weight is a DTensor columns and
+    grad_reduction. What fn would not hear of is a ValueError: a Head's softcap, scale and other members.
     tp_group: the ranks that share the vocabulary, if the Head does not say it. Gradients of params are this rank's part. All ranks have the same tokens and
     chunk_size. fn's collectives run for each chunk, in forward and again in backward, both under the autocast of forward and
     with the same numbers of torch's default generators, of the host and of hidden's device. Other generators draw anew.
@@ -235,15 +236,19 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, ch
     DTensors: as linear_logprob(); rows that ranks share are gathered once in forward, and stay until backward.
     """
     head, weight, bias, tp_group = read('over_chunks', weight, tp_group)
+    is_placed = placed.is_placed(weight) or placed.is_placed(bias)
     for name in FIELDS:
-        if name not in _READ and getattr(head, name) != getattr(PLAIN, name):
-            raise ArgumentError("over_chunks: the Head has %s=%s, which is not done to the logits of fn; leave it out, and do it "
-                                "in fn" % (name, getattr(head, name)))
+        if name in _READ or name in _PLACED and is_placed or getattr(head, name) == getattr(PLAIN, name):
+            continue
+        raise ArgumentError("over_chunks: the Head has %s=%r, which %s" % (
+            name, getattr(head, name), "is of the ranks that share a DTensor, and its weight is no DTensor: fn's logits are this "
+            "rank's columns, the weight's gradient that of its tokens; leave it out" if name in _PLACED else
+            "is not done to the logits of fn; leave it out, and do it in fn"))
     d_hidden = head.d_hidden
     if d_hidden not in ('all_reduce', 'partial') or integer('chunk_size', chunk_size) < 1:
         raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
                             "a number above 0" % (d_hidden, chunk_size))
-    if isinstance(hidden, torch.Tensor) and (placed.is_placed(weight) or placed.is_placed(bias)):
+    if isinstance(hidden, torch.Tensor) and is_placed:
         comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
         weight, bias = placed.gathered('over_chunks', head, hidden, weight, bias, comm)
     given = hidden, weight, bias

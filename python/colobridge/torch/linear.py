@@ -229,6 +229,9 @@ def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: An
     shard_group, rows, flat, columns = of.shard_group, of.rows, of.flat, (of.vocab_start, of.vocab_end, of.vocab_size)
     if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):
         weight, shard_group, rows, flat = partitioned(weight, shard_group)
+        if of.rows not in (None, rows):
+            raise ArgumentError("%s: the Head has rows=%s, and DeepSpeed's ZeRO-3 has %d of its weight; leave it out" % (
+                what, of.rows, rows))
     if of.main_grad:
         main = placed.main_grads(what, weight, bias)
     if (type(weight) not in ORDINARY or type(bias) not in ORDINARY) and (placed.is_placed(weight) or placed.is_placed(bias)):
@@ -239,6 +242,10 @@ def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: An
         if of.grad_reduction is not None:
             weight, bias = placed.averaged(what, weight, bias, weight, of.grad_reduction, head_comm.size, None,
                                            main is not None)
+    elif of.grad_reduction is not None or rows is not None:
+        raise ArgumentError("%s: the Head has %s, and no ranks share its weight: it is no DTensor, and shard_group is None; "
+                            "pass shard_group=, or leave it out" % (
+                                what, 'rows=%s' % rows if of.grad_reduction is None else 'grad_reduction=%r' % of.grad_reduction))
     if head_comm is not None:
         groups.require_apart(what, comm, 'shard_group', head_comm)
     product = autocast(device.type)
