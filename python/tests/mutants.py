@@ -200,6 +200,12 @@ MUTANTS = {
         'torch/ranks.py', '(words or of.host', '(of.host', 'test_torch_ended.py', 'cause and by'),
     'an exception that a script caught and showed stays in its process': (
         'torch/ranks.py', 'words = _failure[0]', 'pass', 'test_torch_ended.py', 'cause and shows'),
+    'what a destroyed communicator did is counted': (
+        'torch/ranks.py', ' is not None and of.host._handle]', ' is not None]', 'test_torch_bridge.py', 'destroyed_its'),
+    'a communicator that was destroyed is aborted at the end': (
+        'torch/ranks.py', 'if self.host is not None and self.host._handle:', 'if self.host is not None:', 'test_torch_bridge.py', 'destroyed_its'),
+    'an end looks at a communicator that was destroyed': (
+        'torch/ranks.py', 'of.host._handle and _is_dead(of.host))', '_is_dead(of.host))', 'test_torch_bridge.py', 'destroyed_its'),
     'an exception that was shown ends a rank that goes on': (
         'torch/ranks.py', ' and _failure[1] == _counted()', '', 'test_torch_ended.py', 'cause and goes'),
     'what ranks that meet were told is told again': (

@@ -7,6 +7,8 @@ import os
 import random
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -612,3 +614,33 @@ def test_replicas_of_a_source_that_bring_other_x_are_named(way):
             carry(x) if tables is None else carry(x.view(6, 4), tables, into=into)
     with pytest.raises(ValueError, match='ranks 2 and 3 hold the same block of x, but their values differ'):
         cb.run_threads(4, one_rank)
+
+
+DESTROYED = '''
+import sys, torch, torch.distributed as dist, colobridge.torch as ct
+rank, fails = int(sys.argv[1]), sys.argv[2] == 'fails'
+sys.excepthook = lambda kind, why, trace: print('shown:', why)
+dist.init_process_group('gloo', init_method='file://' + sys.argv[3], rank=rank, world_size=2)
+carry, x = ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD), torch.ones(1, 4, 2)
+carry(x)
+if rank == 1 or not fails:
+    carry.comm(x.device).destroy()
+    if fails:
+        raise ValueError('the data ran out')
+else:
+    for _ in range(2):
+        try:
+            carry(x)
+        except Exception as why:
+            print(type(why).__name__, why)
+'''
+
+
+@pytest.mark.parametrize('how', ('well', 'fails'))
+def test_a_rank_that_destroyed_its_communicator_ends_as_others_do(how, tmp_path):
+    ranks = [subprocess.Popen([sys.executable, '-c', DESTROYED, str(rank), how, str(tmp_path / 'meet')], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, env=dict(os.environ, COLO_TIMEOUT_MS='60000')) for rank in range(2)]
+    said = [rank.communicate(timeout=250) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, int(how == 'fails')] and 'Traceback' not in said[0][1] + said[1][1], said
+    assert said[1][0] == ('shown: the data ran out\n' if how == 'fails' else ''), said
+    assert ('rank 1: ValueError: the data ran out' in said[0][0]) is (how == 'fails'), said

@@ -137,7 +137,7 @@ class _Ranks:
 
     def leave(self, why: str) -> None:
         """Tells the other ranks, wherever they wait for this one, that it comes no more."""
-        if self.host is not None:
+        if self.host is not None and self.host._handle:  # a program may destroy it
             self.host.abort(why)
         if len(self.ranks) > 1 and self.store is not None and self.store() is not None:
             try:
@@ -621,7 +621,7 @@ def _end() -> None:
     with _lock:
         made = list(_made.values())
     for of in made:
-        if of.forks == comms._forks and (words or of.host is not None and _is_dead(of.host)):  # not those of a parent
+        if of.forks == comms._forks and (words or of.host is not None and (of.host.died or of.host._handle and _is_dead(of.host))):  # not those of a parent
             of.leave(words or 'its process has ended')
     shutdown()
 
@@ -629,7 +629,7 @@ def _end() -> None:
 def _counted() -> list[Any]:
     """What all communicators have done; another list after each operation."""
     with _lock:
-        return [of.host.stats() for of in _made.values() if of.host is not None]
+        return [of.host.stats() for of in _made.values() if of.host is not None and of.host._handle]
 
 
 def _shown(why: BaseException | None) -> None:
@@ -644,8 +644,10 @@ def _hear_hook() -> None:
 
     @functools.wraps(show)
     def hook(kind: Any, why: Any, trace: Any) -> None:
-        _shown(why)
-        show(kind, why, trace)
+        try:
+            show(kind, why, trace)
+        finally:
+            _shown(why)
     sys.excepthook = hook
 
 
