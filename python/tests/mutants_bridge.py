@@ -25,7 +25,7 @@ BRIDGES = {
         '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
         'test_names_of_the_reference'),
     'a ragged bridge is made before its layouts are looked at': (
-        'torch/engine.py', 'if self.ragged and not packed:', 'if False:',
+        'torch/engine.py', "if self.kind == 'ragged':", 'if False:',
         'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),
     'samples by ceil are taken for blocks': (
         'torch/moves.py', 'split.kind) for split', 's.BLOCK) for split', 'test_torch_layouts.py',
@@ -441,7 +441,7 @@ BRIDGES = {
     'the rest of what a rank brings comes first': (
         'comm.py', '(part + others)[:n]', '(others + part)[:n]', 'test_core.py', 'interpreter_lock'),
     'a group of packings has the ranks of the world': (
-        'torch/engine.py', 'tuple(range(len(inside))) if self.packed else inside', 'inside', 'test_torch_packed.py',
+        'torch/engine.py', "tuple(range(len(inside))) if self.kind == 'packed' else inside", 'inside', 'test_torch_packed.py',
         'counts_its_ranks'),
     'heads are those of the first rank': (
         'torch/relayout.py', ".split('features', 'cp') if heads", ' if heads', 'test_torch_packed.py', 'on_threads'),
@@ -481,7 +481,7 @@ BRIDGES = {
         'torch/engine.py', 'return me,', 'return tuple(r for r in have if r != me)', 'test_torch_outside.py', 'outside_may_call'),
     'a part of ranks that packings count has the first ones': (
         'torch/engine.py', 'self._own or groups.named(self._ranks, self._names)', 'self._own or (groups.counted_of('
-        'self._ranks) if self.packed else self._ranks)', 'test_torch_outside.py', 'need_not_call and packed'),
+        "self._ranks) if self.kind == 'packed' else self._ranks)", 'test_torch_outside.py', 'need_not_call and packed'),
     'a part that an error killed stays dead': (
         'torch/engine.py', 'return groups.comm_of_part(self.group, self._part, device)', 'return self.group.part(self._part)',
         'test_torch_outside.py', 'nothing_of_a_mismatch'),

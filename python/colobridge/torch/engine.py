@@ -56,7 +56,7 @@ class Engine(Unique):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
-        self.group, self.ragged, self.packed = group, kind != 'uniform', kind == 'packed'
+        self.group, self.kind = group, kind
         self._ranks: tuple[int, ...] | None = None  # of torch's, that it concerns; None: the group is a Comm
         self._names: tuple[int, ...] = ()  # what they are in the grids
         self._part: tuple[int, ...] | None = None  # of a Comm, if it does not concern all of its ranks
@@ -81,7 +81,7 @@ class Engine(Unique):
     def _create(self, src: Any, dst: Any, axes: str, output: str, grad: str, algo: str, frozen: bool,
                 ranks_per_node: int, transport: str, buffers: int | None, extra: str | Sequence[str],
                 comm: str | groups.Own) -> None:
-        group, packed = self.group, self.packed
+        group, packed = self.group, self.kind == 'packed'
         count = groups.group_ranks(group, 'bridge: group') if packed and not isinstance(group, Comm) else None
         self.src = sides.layout_of('bridge: src', src, Layout.src, extra, count)
         self.dst = sides.layout_of('bridge: dst', dst, Layout.dst, extra, count)
@@ -100,9 +100,9 @@ class Engine(Unique):
                                 "that peers reach, 0 or more, or None" % (buffers,))
         if sorted(axes) != sorted('bsh') and axes not in ('th', 'bh'):
             raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', 'th' or 'bh'" % axes)
-        if self.ragged and buffers:
-            raise ArgumentError("bridge: %s with buffers %s; expected None or 0" % ('packed' if packed else 'ragged', buffers))
-        if self.ragged and not packed:
+        if self.kind != 'uniform' and buffers:
+            raise ArgumentError("bridge: %s with buffers %s; expected None or 0" % (self.kind, buffers))
+        if self.kind == 'ragged':
             Segments([], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]).check(self.src, self.dst)
         self._owned = comm == 'own'
         if isinstance(group, Comm):
@@ -132,7 +132,7 @@ class Engine(Unique):
         ENGINES[self._number] = self
         if not isinstance(group, Comm):
             self._members()
-        self._traceable = self._ranks is not None and not self.ragged and self.src.holds(_me()) and self.dst.holds(_me())
+        self._traceable = self._ranks is not None and self.kind == 'uniform' and self.src.holds(_me()) and self.dst.holds(_me())
         if self._owned and self._ranks is not None:
             self._own = groups.Own.of(self._ranks, self._names)
             self.comm(torch.device('cpu'))  # now: ranks whose threads meet at the store in other orders would wait in vain
@@ -149,7 +149,7 @@ class Engine(Unique):
                     self._ranks = groups.group_ranks(self.group)
                 except Exception:  # no group: no rank to tell
                     return
-                self._names = tuple(range(len(self._ranks))) if self.packed else self._ranks
+                self._names = tuple(range(len(self._ranks))) if self.kind == 'packed' else self._ranks
             if comm == 'own' and self._own is None and self._ranks is not None:
                 self._own = groups.Own.of(self._ranks, self._names)
         groups.tell(why, (self,))
@@ -157,13 +157,13 @@ class Engine(Unique):
     def _members(self) -> None:
         """Sets the ranks of a torch group that it concerns."""
         inside, me = groups.group_ranks(self.group, 'bridge: group'), dist.get_rank()
-        have = tuple(range(len(inside))) if self.packed else inside
+        have = tuple(range(len(inside))) if self.kind == 'packed' else inside
         for name, layout in (('src', self.src), ('dst', self.dst)):
             missing = [r for r in layout.grid.ranks() if r not in have][:4]
             if missing:
                 raise ArgumentError("bridge: ranks %s of the %s grid %s are not in the group of %d ranks"
                                     % (missing, name, layout.grid, len(inside)))
-        if not self.ragged and moves.plain(self.src) and moves.plain(self.dst):
+        if self.kind == 'uniform' and moves.plain(self.src) and moves.plain(self.dst):
             self._names = self._ranks = moves.component(self.src.grid, self.dst.grid, me)
         else:
             self._names = self._concerned(have, have[inside.index(me)])
@@ -272,7 +272,7 @@ class Engine(Unique):
         if transport == 'auto':  # as all ranks found, when they asked for memory that peers reach
             transport = 'nccl' if self._ragged[device].workspace is None else 'peer'
         options = {name: self._options[name] for name in ('output', 'grad', 'ranks_per_node')}
-        options['packed' if self.packed else 'ragged'] = True
+        options[self.kind] = True
         bridge, far = self._by_peers(transport, lambda by: core.Bridge(
             comm, self.src, self.dst, (units,), no_grad=self.frozen,
             placement='merged' if merged else 'packed', device=device.type, transport=by,
@@ -397,8 +397,8 @@ def _uniform(self: Engine, x: Any, samples: int | None, shape: tuple[int, ...] |
 def call(self: Engine, halves: bool, x: Any, segments: Any = None, into: Any = None, samples: Any = None, shape: Any = None,
          like: Any = None, add: bool = False, inplace: bool | None = None, src: Any = None, dst: Any = None) -> Any:
     """A call of a bridge, its Ticket if @halves. It has what its kind of bridge has."""
-    if self.ragged:
-        tables = self._tables(src, dst) if self.packed else segments
+    if self.kind != 'uniform':
+        tables = self._tables(src, dst) if self.kind == 'packed' else segments
         asked = ragged_batches.asked(self, x, tables, into, like, add, inplace)
     else:
         asked = _uniform(self, x, samples, shape, like)

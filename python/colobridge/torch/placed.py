@@ -507,7 +507,7 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         if not is_placed(t) or name in PARAMETERS:
             continue
         of = '%s: %s' % (what, name)
-        if name == 'x' and what == 'bridge' and not before['self'].ragged:
+        if name == 'x' and what == 'bridge' and before['self'].kind == 'uniform':
             _carried(before['self'], given)
             continue
         if name not in takes:

@@ -372,10 +372,10 @@ def _check_leaf(into: Any, what: str) -> None:
 
 def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any) -> Any:
     """(xs, intos, features of each y); all that this rank can know by itself is refused here."""
-    if not isinstance(segments, Repacking if self.packed else Segments):
+    if not isinstance(segments, Repacking if self.kind == 'packed' else Segments):
         raise ArgumentError("bridge: %s, expected %s" % (
-            "src is None" if self.packed and segments is None else "segments is a " + type(segments).__name__,
-            "src= and dst=, colobridge.Packing" if self.packed else "colobridge.Segments"))
+            "src is None" if self.kind == 'packed' and segments is None else "segments is a " + type(segments).__name__,
+            "src= and dst=, colobridge.Packing" if self.kind == 'packed' else "colobridge.Segments"))
     if told is None:
         raise ArgumentError("bridge: x is a %s, expected a torch.Tensor, or like= one" % type(x).__name__)
     if self.transport == 'peer' and told.device.type != 'cuda':
