@@ -45,7 +45,8 @@ class Engine(Unique):
     """What of a bridge belongs to this process: ranks, communicators, memory. A copy of a bridge has the same one; one that is
     pickled is made anew, of the same layouts and options.
 
-    kind: "uniform", "ragged" or "packed"; the other arguments are those of the modules (bridge.py), whose errors it raises.
+    kind: "uniform", "ragged" or "packed"; the other arguments, and members without words here, are those of the modules
+    (bridge.py), whose errors it raises.
     comm: also an Own, which whoever gives it ends."""
 
     def __init__(self, src: Any, dst: Any, *, group: Any, axes: str = 'bsh',
@@ -185,7 +186,6 @@ class Engine(Unique):
         return self._own or groups.named(self._ranks, self._names)
 
     def comm(self, device: Any) -> Comm:
-        """The communicator for tensors on @device; collective the first time."""
         if self._part is not None:
             return groups.comm_of_part(self.group, self._part, device)
         if self._ranks is None:
@@ -194,8 +194,6 @@ class Engine(Unique):
         return groups.comm_of_ranks(self._talks_to, device)
 
     def global_shape(self, x: Any, samples: int | None = None) -> tuple[int, int, int]:
-        """(samples, rows, features) of the whole from this rank's x. ValueError where x alone does not
-        say: samples that dp does not divide, rows or features split on the source side."""
         axes = self.axes
         if x.dim() != len(axes):
             raise ArgumentError("bridge: x is %s, expected %d axes in the order of '%s'"
@@ -246,15 +244,12 @@ class Engine(Unique):
 
     @property
     def is_p2p(self) -> bool | None:
-        """Do peers write straight into this rank's memory? None before the first call."""
         if self._ragged:
             return any(ragged.workspace is not None for ragged in self._ragged.values())
         return None if self._last is None else self._last[1].arena is not None
 
     @property
     def copied(self) -> int:
-        """Calls of the last shape that copied between the workspace and a tensor; ragged: of all tables. See
-        buffers."""
         if self._ragged:
             return sum(ragged.workspace.copied for ragged in self._ragged.values() if ragged.workspace is not None)
         arena = None if self._last is None else self._last[1].arena
@@ -282,15 +277,11 @@ class Engine(Unique):
         return bridge
 
     def rows(self, segments: Segments, device: Any = 'cpu') -> tuple[int, int]:
-        """Ragged: rows of this rank's x, and of its y without into=. Collective the first time, unless x was
-        carried on @device before."""
         ragged = self._ragged_of(torch.empty(0, device=device).device)  # with the number of its GPU
         with groups.telling(ragged.comm):
             return ragged.batch(segments, False, carried=False).batch.rows
 
     def index(self, segments: Segments, device: Any = 'cpu') -> Any:
-        """Ragged: where this rank's rows are, int64 [rows of y without into=] on @device: row i of y belongs at
-        position index[i] of into.view(-1, features). Collective the first time, as rows() is."""
         device = torch.empty(0, device=device).device
         ragged = self._ragged_of(device)
         with groups.telling(ragged.comm):
@@ -340,7 +331,6 @@ class Engine(Unique):
         return self._units[axis]
 
     def destroy(self) -> None:
-        """Frees workspace, and a communicator of its own; a shared one is kept for others. The second time does nothing."""
         for made in self._cores.values():
             made.bridge.destroy()
         for ragged in self._ragged.values():
