@@ -413,7 +413,7 @@ class EncoderParallel(torch.nn.Module):
         rank that holds no sequences (another pipeline stage) passes None as into, and runs backward through what it
         gets. If into is a tuple, it has an entry for each tensor of the tower, None: packed.
         plan: of plan(), instead of grid_thw, seq, pos and packing.
-        inplace: as a ragged Bridge has it.
+        inplace: as RaggedBridge has it.
 
         Every rank calls, also in a step without images, and runs backward through what it gets."""
         me = self._me()
