@@ -78,6 +78,8 @@ MUTANTS = {
     'class weights with a gradient are taken': (
         'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():', 'if False:',
         'test_torch_cross_entropy.py', 'only_pytorch_takes'),
+    'class weights of a graph are constants': (
+        'torch/compiled.py', ", 'weight.bias', 'class_weight'", ", 'weight.bias'", 'test_torch_compiled.py', 'class_weights'),
     'a graph of another autocast is taken': (
         'torch/compiled.py', 'autocasts(device), functions', '(), functions', 'test_torch_compiled.py', 'autocast_of_its_call'),
     'the sum of a graph has a gradient': (

@@ -428,6 +428,22 @@ def test_an_error_in_a_graph_is_eagers():
         graph(torch.randn(2, 3, V), torch.zeros(2, 4, dtype=torch.int64))
 
 
+@pytest.mark.parametrize('backend', ['eager', BACKEND])
+def test_class_weights_that_want_a_gradient_are_refused_in_a_graph_too(backend):
+    z, h, w, t = torch.randn(6, V), torch.randn(6, H), torch.randn(V, H), torch.randint(V, (6,))
+    weights = torch.rand(V, requires_grad=True)
+    for fn in (lambda z, h, w, weights: ct.cross_entropy(z, t, weights), lambda z, h, w, weights: ct.linear_nll(
+            h, w, t, class_weight=weights).loss):
+        graph = torch.compile(fn, fullgraph=True, backend=backend)
+        for trains in (False, True):
+            given = [x.clone().requires_grad_(trains) for x in (z, h, w)]
+            for call in (fn, graph):
+                with pytest.raises(ValueError, match='requires grad, expected a constant'):
+                    call(*given, weights)
+                with torch.no_grad():
+                    assert torch.equal(call(*given, weights), fn(*given, weights.detach()))
+
+
 def test_what_writes_its_arguments_leaves_the_graph():
     z, t = torch.randn(2, 3, V, requires_grad=True), torch.randint(V, (2, 3))
 

@@ -18,7 +18,8 @@ from .support import Support
 
 # By name: the function, shapes and dtypes of its outputs, how it is run, and which of its outputs never have a gradient.
 functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any], Callable[..., Any]]] = {}
-_LEARN = 'vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias'  # arguments that get gradients
+# Arguments that get gradients, or are refused if they want one.
+_LEARN = 'vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight'
 
 
 class _Asked(NamedTuple):
