@@ -78,6 +78,8 @@ MUTANTS = {
     'class weights with a gradient are taken': (
         'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():', 'if False:',
         'test_torch_cross_entropy.py', 'only_pytorch_takes'),
+    'a copy of a loss has the options of the first': (
+        'torch/modules.py', 'return _Options(self)', 'return self', 'test_torch_cross_entropy.py', 'modules_with_groups'),
     'class weights of a graph are constants': (
         'torch/compiled.py', ", 'weight.bias', 'class_weight'", ", 'weight.bias'", 'test_torch_compiled.py', 'class_weights'),
     'a graph of another autocast is taken': (

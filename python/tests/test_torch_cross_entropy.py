@@ -2,7 +2,9 @@
 """cross_entropy() and linear_cross_entropy() against torch.nn.functional's: each option, PyTorch's own samples, shards of
 the vocabulary, means over ranks, refusals."""
 import contextlib
+import copy
 import itertools
+import pickle
 import warnings
 
 import pytest
@@ -446,6 +448,48 @@ def test_modules_are_the_functions_with_their_options(weighed):
     assert list(module.state_dict()) == ['0.weight', '1.weight'] * weighed and not list(module.parameters())
     assert 'label_smoothing=0.1' in repr(module)
     near(module[0](z, t), torch.nn.CrossEntropyLoss(weight, **options)(z, t), 1e-5, options)
+
+
+def copies_of_modules(rank):
+    """A model with a loss of a group is copied, as for an average of its weights, and has the same group."""
+    z, h, w, _, t = case(torch.float32)
+    group, weight = dist.new_group([0, 1]), torch.tensor(WEIGHTS)
+    if rank > 1:
+        return
+    slot = slice(0, CUT) if rank == 0 else slice(CUT, V)
+    columns = {'vocab_start': slot.start, 'vocab_size': V}
+    for module, given in ((ct.CrossEntropyLoss(weight, tp_group=group, **columns), (z[:, slot], t)),
+                          (ct.LinearCrossEntropyLoss(weight, tp_group=group), (h, ct.Head(w[slot], **columns), t)),
+                          (ct.CrossEntropyLoss(weight, tp_group=ct.comm_of(group, z.device), **columns), (z[:, slot], t))):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), module)
+        for made in (copy.deepcopy(model)[1], copy.copy(module)):
+            assert made.options['tp_group'] is module.options['tp_group'] and made.options == module.options
+            assert torch.equal(made(*given), module(*given))
+        copied = copy.deepcopy(module)
+        copied.options['reduction'] = 'sum'
+        assert copied.weight is not module.weight and 'reduction' not in module.options
+        with pytest.raises(TypeError, match=r"loss: found one with tp_group=.* to pickle, expected no group; save the state_dict\(\)"):
+            pickle.dumps(model)
+
+
+def test_modules_with_groups_are_copied_and_say_why_they_are_not_pickled(world):
+    world.run(copies_of_modules)
+
+
+def test_modules_without_groups_are_pickled():
+    z, _, _, _, t = case(torch.float32)
+    module = ct.CrossEntropyLoss(torch.tensor(WEIGHTS), label_smoothing=0.1, tp_group=None)
+    for made in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert made.options == module.options and torch.equal(made(z, t), module(z, t))
+
+
+def test_modules_in_one_graph():
+    if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 14):
+        pytest.skip('an operator of torch.library needs PyTorch 2.14')
+    z, h, w, _, t = case(torch.float32)
+    logits, hidden = ct.CrossEntropyLoss(reduction='sum'), ct.LinearCrossEntropyLoss(torch.tensor(WEIGHTS), z_loss=0.1)
+    fn = lambda z, h, w: logits(z, t) + hidden(h, w, t)  # noqa: E731
+    assert torch.equal(torch.compile(fn, fullgraph=True, backend='eager')(z, h, w), fn(z, h, w))
 
 
 def test_a_module_refuses_options_that_its_function_has_not():

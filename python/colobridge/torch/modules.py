@@ -6,7 +6,22 @@ from typing import Any
 
 import torch
 
+from ..comm import Comm
 from .cross_entropy import cross_entropy, linear_cross_entropy
+
+
+class _Options(dict[str, Any]):
+    """What a module gives its function. Groups are of this process: a copy has the same ones."""
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        return _Options(self)
+
+    def __reduce__(self) -> Any:
+        for name, value in self.items():
+            if isinstance(value, (Comm, torch.distributed.ProcessGroup)):
+                raise TypeError("loss: found one with %s=%s to pickle, expected no group; save the state_dict() of the model, and "
+                                "make the module anew where it is loaded" % (name, value))
+        return _Options, (dict(self),)
 
 
 class _Loss(torch.nn.Module):
@@ -22,7 +37,7 @@ class _Loss(torch.nn.Module):
                 raise TypeError("%s() got an unexpected option %r, expected one of %s" % (
                     type(self).__name__, name, ', '.join(names)))
         self.register_buffer('weight', weight)
-        self.options = options
+        self.options = _Options(options)
 
     def extra_repr(self) -> str:
         return ', '.join('%s=%r' % option for option in self.options.items())
@@ -30,7 +45,7 @@ class _Loss(torch.nn.Module):
 
 class CrossEntropyLoss(_Loss):
     """torch.nn.CrossEntropyLoss of logits whose columns may be shards: cross_entropy() with these options. weight [V] or [Vl]:
-    of each class, a buffer."""
+    of each class, a buffer. A copy has the same groups; TypeError: one with a group is pickled."""
     _function = staticmethod(cross_entropy)
 
     def forward(self, input: Any, target: Any) -> Any:
