@@ -16,6 +16,7 @@ from colobridge import _lib, _structs, _version, errors
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import generate  # noqa: E402
+import reference  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / 'include'
@@ -138,3 +139,14 @@ def test_the_reference_page_is_made_from_the_docstrings():
     done = subprocess.run([sys.executable, str(ROOT / 'python/reference.py')], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
+
+
+def test_each_exported_name_is_in_the_reference(monkeypatch):
+    assert '### `Head(weight, bias=None, *, softcap=None' in reference.page()
+    monkeypatch.setattr(reference, 'MODULES', [
+        (module, [file for file in files if file not in ('torch/head', '_lib')]) for module, files in reference.MODULES])
+    with pytest.raises(SystemExit, match='colobridge has no entry of library_version'):
+        reference.page()
+    monkeypatch.setattr(reference, 'MODULES', reference.MODULES[1:])
+    with pytest.raises(SystemExit, match='colobridge.torch has no entry of Head; add its file to MODULES'):
+        reference.page()
