@@ -210,6 +210,8 @@ MUTANTS = {
         'torch/ranks.py', 'if self.host is not None and self.host._handle:', 'if self.host is not None:', 'test_torch_bridge.py', 'destroyed_its'),
     'an end looks at a communicator that was destroyed': (
         'torch/ranks.py', 'of.host._handle and _is_dead(of.host))', '_is_dead(of.host))', 'test_torch_bridge.py', 'destroyed_its'),
+    'exceptions that a script shows are not heard': (
+        'torch/ranks.py', 'sys.excepthook = hook', 'pass', 'test_torch_ended.py', 'cause and own'),
     'an exception that was shown ends a rank that goes on': (
         'torch/ranks.py', ' and _failure[1] == _counted()', '', 'test_torch_ended.py', 'cause and goes'),
     'what ranks that meet were told is told again': (

@@ -52,7 +52,11 @@ except Exception:
     'in a script whose own hook shows it': ('''
 before = sys.excepthook
 sys.excepthook = lambda *why: before(*why)
-raise ValueError('the data ran out')''', 1, 'ValueError: the data ran out'),
+try:
+    raise ValueError('the data ran out')
+except Exception:
+    sys.excepthook(*sys.exc_info())
+    sys.exit(3)''', 3, 'ValueError: the data ran out'),
     'well, after an error': ('''
 try:
     carry(x[0])
