@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """lm_heads whose rows are sharded over data-parallel ranks, as plain rows and as FSDP2's DTensor."""
-import inspect
-
 import pytest
 
 torch = pytest.importorskip('torch')
@@ -419,8 +417,3 @@ def test_what_a_head_does_not_say_is_refused(call, words):
     h, w, _, t, _ = case()
     with pytest.raises(ValueError, match=words):
         call(h, w, t)
-
-
-def test_signatures_of_heads_stay_short():
-    for fn in (ct.linear_nll, ct.linear_logprob, ct.linear_cross_entropy, ct.over_chunks):
-        assert len(inspect.signature(fn).parameters) <= 16, fn
