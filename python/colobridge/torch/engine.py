@@ -156,7 +156,7 @@ class Engine(Unique):
         groups.tell(why, (self,))
 
     def _members(self) -> None:
-        """Sets the ranks of a torch group that it concerns."""
+        """Checks that the group has all ranks of the grids, and sets which of them this bridge is made for."""
         inside, me = groups.group_ranks(self.group, 'bridge: group'), dist.get_rank()
         have = tuple(range(len(inside))) if self.kind == 'packed' else inside
         for name, layout in (('src', self.src), ('dst', self.dst)):

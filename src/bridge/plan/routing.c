@@ -231,8 +231,8 @@ static colo_status_t take(colo_builder_t *builder, const colo_values_t *values,
                                       colo_extent_count(&overlap->extent) * (int64_t)builder->elem,
                                       &builder->counted.needed),
                      COLO_ERR_ARG,
-                     "plan: rank %lld needs more than 63 bits of bytes, each as often as it has "
-                     "addends; give a smaller shape",
+                     "plan: rank %lld needs more than 63 bits of bytes, with every addend counted; "
+                     "give a smaller shape",
                      (long long)rank);
         colo_block_of(hold, intersection.pos, &block);
         COLO_TRY(colo_sender_sources(builder, values, hold, &block));
