@@ -16,7 +16,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'packing'
                                  'torch/modules', 'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/tower', 'torch/ranks']),
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
-INSIDE = {'alive', 'loss_of', 'per_token', 'real_of', 'end', 'Accompanied', 'Classes', 'accompanied', 'meta', 'Own', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'outputs',
+INSIDE = {'alive', 'loss_of', 'per_token', 'real_of', 'end', 'Accompanied', 'Classes', 'ClassWeight', 'accompanied', 'meta', 'Own', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'outputs',
           'logprob.Plan', 'mean_workspace', 'Asked', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'size_and_rank', 'tell', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views', 'head.read', 'head.partitioned',
           'bytes_of', 'part_lengths', 'parts_of', 'part_of', 'context_of', 'replica_of', 'splits_of', 'counted_of', 'Repacking', 'bridge.kept', 'logprob_members', 'config_of', 'arranged', 'check_target', 'require_alive', 'joined', 'Comm.serves', 'Comm.knows_world', 'world_ranks', 'require_apart', 'Comm.ends', 'Flight', 'extra_repr', 'another', 'planning'}
@@ -34,7 +34,7 @@ def head(node, name):
     elif a.kwonlyargs:
         words.append('*')
     words += [x.arg + ('' if d is None else '=' + ast.unparse(d))
-              for x, d in zip(a.kwonlyargs, a.kw_defaults)]
+              for x, d in zip(a.kwonlyargs, a.kw_defaults) if not x.arg.startswith('_')]
     if a.kwarg:
         words.append('**' + a.kwarg.arg)
     if plain[:1] in (['self'], ['cls']):

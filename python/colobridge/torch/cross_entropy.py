@@ -64,7 +64,7 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
     loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
                vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size, temperature=temperature, softcap=softcap,
                scale=scale, label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=ignore_index,
-               inplace_backward=inplace_backward, class_weight=weight)
+               inplace_backward=inplace_backward, class_weight=weight, _named='cross_entropy: weight')
     return loss if reduction == 'none' else loss.loss
 
 
@@ -96,5 +96,5 @@ def linear_cross_entropy(input: torch.Tensor, linear_weight: torch.Tensor | Head
         _refuse(why, reduction, tp_group, reduce_group, head)
     loss = linear_nll(input, head, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
                       label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=-100 if ignore_index is None else ignore_index,
-                      class_weight=weight, mode='auto' if reduction == 'none' else 'loss')
+                      class_weight=weight, mode='auto' if reduction == 'none' else 'loss', _named=what + ': weight')
     return loss if reduction == 'none' else loss.loss

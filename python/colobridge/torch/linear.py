@@ -25,7 +25,7 @@ from .linear_plan import LinearPlan
 from .logprob import MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
-from .support import Support, accompanied, meta
+from .support import ClassWeight, Support, accompanied, meta
 from .tensors import checked
 
 _runs = itertools.count()  # of forwards that added to main_grad
@@ -210,7 +210,7 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
 
 def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, names: tuple[str, ...], mode: str,
             begins: str | None, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
-            support: Support | None = None, class_weight: Any = None) -> tuple[Any, Any, Any, Any, Call]:
+            support: Support | None = None, class_weight: ClassWeight | None = None) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. head: read()'s. begins: do gradients begin in forward: 'loss' in
     either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all."""
     of, weight, bias, tp_group = head
@@ -259,7 +259,7 @@ def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: An
            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
            target.shape, target.dtype, target.device,
            None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
-           rows, flat, linear, values, members, support is None, meta(what, class_weight))
+           rows, flat, linear, values, members, support is None, meta(class_weight))
     plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
     if plan is None:
         plan = kept.add(key, LinearPlan(what, hidden, weight, bias, target, names, comm, tp_group, columns, head_comm, rows,
@@ -317,7 +317,7 @@ def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = Non
 def linear_nll(hidden: Any, weight: Any, target: Any, *, reduction: str = 'mean', mask: Any = None, reduce_group: Any = None,
                tp_group: Any = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
                ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None, support: Support | None = None,
-               class_weight: Any = None, upstream: Any = None) -> Any:
+               class_weight: Any = None, upstream: Any = None, _named: str = 'linear_nll: class_weight') -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,
@@ -349,7 +349,7 @@ def linear_nll(hidden: Any, weight: Any, target: Any, *, reduction: str = 'mean'
         'linear_nll', hidden, head, target, names, 'logprob' if mode == 'loss' else mode,
         ('loss' if known is None else 'known') if mode == 'loss' and trains else None,
         scalars(temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
-        support=support, class_weight=class_weight)
+        support=support, class_weight=None if class_weight is None else ClassWeight(_named, class_weight))
     groups.require_apart('linear_nll', o[1], 'reduce_group', group)
     if weights is not None:
         weights = counted(weights, target, o[0].config, o[0].real)

@@ -20,7 +20,7 @@ from .logprob import Columns, Plan, check_target, config_of, logprob_members, sh
 from .nll import Mean, MeanCall, mean_workspace
 from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, pointed, reserved, table
 from .rows import rows_of, whole
-from .support import Accompanied, Support
+from .support import Accompanied, ClassWeight, Support
 from .tensors import checked, stream_of
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
@@ -86,7 +86,7 @@ class LinearPlan(Plan):
     def __init__(self, what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
                  comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, rows_of_all: int | None,
                  flat: bool, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None,
-                 class_weight: Any):
+                 class_weight: ClassWeight | None):
         """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
         copied?"""
         mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
@@ -169,7 +169,7 @@ class LinearPlan(Plan):
         raw = self.hidden.raw
         mem, ordinal = raw.mem, raw.device
         self.tokens = make(0, number, flat_shape, stride, mem, ordinal) if scatter else raw
-        self.targets = targets_of(what, rows, hidden, support, class_weight, start, vocab, rows_here)
+        self.targets = targets_of(rows, hidden, support, class_weight, start, vocab, rows_here)
         self.weight = View(weight, 'weight')
         self.bias = None if bias is None else View(bias, 'bias')
         # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is

@@ -21,7 +21,7 @@ from .calls import operator
 from .functions import Function, saved_tensors
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, pointed, scalars, table
 from .rows import Rows, rows_of
-from .support import Accompanied, Classes, Support, accompanied, meta
+from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta
 from .tensors import checked, of_integers, stream_of, written
 
 Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
@@ -73,7 +73,7 @@ def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | No
     return start, known[start, end]
 
 
-def targets_of(what: str, rows: Rows, given: Any, support: Support | None, class_weight: Any, start: int, vocab: int,
+def targets_of(rows: Rows, given: Any, support: Support | None, class_weight: ClassWeight | None, start: int, vocab: int,
                columns: int) -> View:
     """Of the targets of logits or hidden states @given, and of what comes with them."""
     like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=given.device)
@@ -81,7 +81,7 @@ def targets_of(what: str, rows: Rows, given: Any, support: Support | None, class
         return View(like, 'target', (rows.count,), (1,))
     made = Accompanied(like, 'target', (rows.count,), (1,))
     made.listed, made.classes = support is not None, None if class_weight is None else Classes(
-        what, class_weight, given, real_of(given.dtype), start, vocab, columns)
+        class_weight, given, real_of(given.dtype), start, vocab, columns)
     return made
 
 
@@ -193,7 +193,7 @@ class LogprobPlan(Plan):
                 "%s: inplace_backward would write the rows between those of a slice; shape %s, strides %s")
 
     def __init__(self, what: str, given: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
-                 columns: Columns, in_place: bool, members: dict[str, Any], support: Support | None, class_weight: Any):
+                 columns: Columns, in_place: bool, members: dict[str, Any], support: Support | None, class_weight: ClassWeight | None):
         """Checks the arguments of planned(). copies: do logits have to be copied?"""
         if given.dim() < 1 or not given.dtype.is_floating_point:
             raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
@@ -204,7 +204,7 @@ class LogprobPlan(Plan):
         self.copies, self.in_place = logits is not given, in_place
         if self.INPUTS == 2:
             members = logprob_members(members, vocab, names, class_weight)
-            self.targets, self.mask = targets_of(what, rows, given, support, class_weight, start, vocab, rows.columns), None
+            self.targets, self.mask = targets_of(rows, given, support, class_weight, start, vocab, rows.columns), None
         else:
             second, mask = arranged(rows, second, mask)
             self.targets = None if second is None else View(
@@ -356,7 +356,8 @@ def _(ctx: Any, *upstream: Any) -> Any:
 MEMBERS = ('temperature', 'softcap', 'scale', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size', 'segment')
 
 
-def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...], class_weight: Any) -> dict[str, Any]:
+def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...],
+                    class_weight: ClassWeight | None) -> dict[str, Any]:
     """With what outputs are wanted, and segment -1 as the columns of one of 8 segments"""
     if members.get('segment') == -1:
         members['segment'] = -(-vocab // 128) * 16
@@ -367,7 +368,7 @@ def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...],
 def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
             in_place: bool, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: Any = LogprobPlan,
             support: Support | None = None, more: Any = None,
-            class_weight: Any = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
+            class_weight: ClassWeight | None = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
     """(logits, what comes with them, (a plan of this kind, .., more)) as VocabParallel takes them. second: targets, or with
     3 inputs [.., n] or None, and more is the mask then, or None."""
     masked = kind.INPUTS == 3
@@ -382,7 +383,7 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
     key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
            second is None or (second.shape, second.dtype, second.device),
            mask is None or (mask.shape, mask.dtype, mask.device), names, columns, in_place, values, members, kind,
-           support is None, meta(what, class_weight))
+           support is None, meta(class_weight))
     plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
     if plan is None:
         plan = kept.add(key, kind(what, logits, second, mask, names, comm, tp_group, columns, in_place,

@@ -16,7 +16,7 @@ from .calls import operator
 from .functions import Function
 from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
 from .ready import SLACK, aligned, entry, like, pointed, scalars
-from .support import Support
+from .support import ClassWeight, Support
 from .tensors import of_integers, refuse_complex, said, stream_of
 
 
@@ -266,7 +266,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         softcap: float | None = None, scale: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, chunk_size: int | None = None,
         inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False,
-        class_weight: Any = None) -> Any:
+        class_weight: Any = None, _named: str = 'nll: class_weight') -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
 
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
@@ -288,6 +288,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
     target, weights = masked('nll', mask, target, ignore_index)
+    class_weight = None if class_weight is None else ClassWeight(_named, class_weight)
     numbers = scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':

@@ -3,7 +3,7 @@
 (docs/logprob.md#a-support-instead-of-the-vocabulary), and class weights."""
 import ctypes as c
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -72,25 +72,30 @@ class Support:
         return torch.cat([target if target.dim() == 1 else target.reshape(-1), begin, end]), self.ids
 
 
+class ClassWeight(NamedTuple):
+    """What errors call the class weights of a call: their function and argument; and what was given"""
+    what: str
+    given: Any
+
+
 class Classes(View):
     """The weights of this rank's classes: a part of a tensor of one shape, dtype and device, on that of logits of @like's."""
     __slots__ = ('part',)
 
-    def __init__(self, what: str, given: Any, like: Any, real: Any, start: int, vocab: int, columns: int):
-        """@given: a weight of each of V classes, or of this rank's @columns from @start on. ValueError: it is neither"""
+    def __init__(self, of: ClassWeight, like: Any, real: Any, start: int, vocab: int, columns: int):
+        """@of: a weight of each of V classes, or of this rank's @columns from @start on. ValueError: it is neither"""
+        what, given = of
         here = max(min(vocab - start, columns), 0)
         if given.dim() != 1 or not given.dtype.is_floating_point or given.device != like.device or len(given) not in (
                 vocab, columns, here):
-            raise ArgumentError("%s: class_weight is %s, expected [%d], a number for each class, or [%d], for the columns "
+            raise ArgumentError("%s is %s, expected [%d], a number for each class, or [%d], for the columns "
                                 "here, of a floating-point dtype on %s" % (
                                     what, said(given, '%(shape)s of %(dtype)s on %(device)s'), vocab, here, like.device))
         self.part = (min(start, vocab) if len(given) == vocab else 0), here
-        super().__init__(torch.empty(here, dtype=real, device=like.device), what + ': class_weight')
+        super().__init__(torch.empty(here, dtype=real, device=like.device), what)
 
     def of(self, given: Any) -> Any:
         """This rank's, as the library has them."""
-        if given.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError("%s requires grad, expected a constant: it gets no gradient; pass it detached" % self.what)
         return given.detach().narrow(0, *self.part).to(self.dtype).contiguous()
 
 
@@ -151,16 +156,20 @@ class Accompanied(View):
         return t
 
 
-def accompanied(what: str, target: Any, plan: Any, support: Support | None, class_weight: Any) -> tuple[Any, Any, Any]:
+def accompanied(what: str, target: Any, plan: Any, support: Support | None,
+                class_weight: ClassWeight | None) -> tuple[Any, Any, Any]:
     """Targets of a plan and what comes with them, as Accompanied has them."""
     first, ids = (target, None) if support is None else Support.behind(support, what, target, plan.rows)
-    return first, ids, None if class_weight is None else plan.targets.classes.of(class_weight)
+    return first, ids, None if class_weight is None else plan.targets.classes.of(class_weight.given)
 
 
-def meta(what: str, class_weight: Any) -> Any:
-    """What plans depend on"""
+def meta(class_weight: ClassWeight | None) -> Any:
+    """What plans depend on. ValueError: no tensor, or one that requires a gradient"""
     if class_weight is None:
         return None
-    if not isinstance(class_weight, torch.Tensor):
-        raise ArgumentError("%s: class_weight is %s, expected a tensor" % (what, said(class_weight)))
-    return class_weight.shape, class_weight.dtype, class_weight.device
+    what, given = class_weight
+    if not isinstance(given, torch.Tensor):
+        raise ArgumentError("%s is %s, expected a tensor" % (what, said(given)))
+    if given.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError("%s requires grad, expected a constant: it gets no gradient; pass it detached" % what)
+    return what, given.shape, given.dtype, given.device
