@@ -77,6 +77,13 @@ def partitioned(w):
     return head
 
 
+def with_bias(w):
+    """A layer of which DeepSpeed has the weight"""
+    layer = torch.nn.Linear(H, V, dtype=w.dtype)
+    layer.weight = partitioned(w)
+    return layer
+
+
 def flat(rank, rows, mode, ranks):
     """DeepSpeed's formula: the flattened weight, padded to a multiple of the ranks, in equal parts."""
     group = [dist.new_group(list(range(n))) for n in (1, 3, 4)][(1, 3, 4).index(ranks)]
@@ -411,6 +418,8 @@ def test_the_lora_layer_of_peft_is_no_head():
      "linear_nll: the Head has grad_reduction='mean', and no ranks share its weight: .* or leave it out"),
     (lambda h, w, t: ct.linear_logprob(h, ct.Head(w, grad_reduction='bogus'), t), "linear_logprob: the Head has grad_reduction='bogus'"),
     (lambda h, w, t: ct.linear_cross_entropy(h[0], ct.Head(w, rows=V), t[0]), "linear_nll: the Head has rows=23, and no ranks"),
+    (lambda h, w, t: ct.linear_nll(h, ct.Head.of(with_bias(w)), t),
+     r"linear_nll: weight is a parameter of DeepSpeed's ZeRO-3 and bias is \[23\], expected a head without one: bias=False"),
     (lambda h, w, t: ct.linear_nll(h, ct.Head(partitioned(w), rows=V + 1), t), "linear_nll: the Head has rows=24, and DeepSpeed's ZeRO-3 has 23"),
     (lambda h, w, t: ct.linear_cross_entropy(h[0], ct.Head(w), t[0], linear_bias=w[:, 0]), "expected the Head's bias alone")])
 def test_what_a_head_does_not_say_is_refused(call, words):

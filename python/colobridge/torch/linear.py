@@ -228,6 +228,9 @@ def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: An
     main = None
     shard_group, rows, flat, columns = of.shard_group, of.rows, of.flat, (of.vocab_start, of.vocab_end, of.vocab_size)
     if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):
+        if bias is not None:
+            raise ArgumentError("%s: weight is a parameter of DeepSpeed's ZeRO-3 and bias is %s, expected a head without one: "
+                                "bias=False" % (what, list(bias.shape)))
         weight, shard_group, rows, flat = partitioned(weight, shard_group)
         if of.rows not in (None, rows):
             raise ArgumentError("%s: the Head has rows=%s, and DeepSpeed's ZeRO-3 has %d of its weight; leave it out" % (
