@@ -30,7 +30,7 @@ if [ "$torch" = yes ]; then
     say "installing the current PyTorch in build-torch"
     python=$(python_with ensurepip) || die "no Python with ensurepip (Debian: python3-venv)"
     "$python" -m venv build-torch
-    build-torch/bin/pip install --quiet --upgrade --disable-pip-version-check torch numpy pytest expecttest
+    build-torch/bin/pip install --quiet --upgrade --disable-pip-version-check torch numpy pytest expecttest setuptools
     export COLO_PYTHON=$root/build-torch/bin/python
     say "PyTorch $("$COLO_PYTHON" -c 'import torch; print(torch.__version__)')"
 fi

@@ -372,8 +372,10 @@ def communicates(rank, src, dst, how, more):
     if c.direction is not BridgeDirection.EQUAL:
         assert c.gather_pg is not None
         members = next(g for g in c.gather_group_ranks if rank in g)
-        seen = [torch.zeros(1) for _ in members]
-        dist.all_gather(seen, torch.tensor([float(rank)]), group=c.gather_pg)
+        # Named, so that it lives on: PyTorch 2.6 ends a group of gloo's with the GIL held, and waits for its threads,
+        # and a thread that frees a temporary tensor wants the GIL.
+        seen, mine = [torch.zeros(1) for _ in members], torch.tensor([float(rank)])
+        dist.all_gather(seen, mine, group=c.gather_pg)
         assert [int(t) for t in seen] == sorted(members)
     else:
         assert c.gather_pg is None
@@ -482,7 +484,8 @@ def real_grid(rank):
     assert c.dest_cp_pg is grid.get_pg('cp')
     assert grid.is_current_rank_in_grid()
     c.destroy()
-    dist.all_reduce(torch.ones(1), group=grid.get_pg('cp'))  # the grid's own is still there
+    still = torch.ones(1)
+    dist.all_reduce(still, group=grid.get_pg('cp'))  # the grid's own is still there
     grid.destroy()
 
 

@@ -358,6 +358,7 @@ def test_weights_that_were_written_since_forward():
 
 def samples(name, dtype):
     pytest.importorskip('expecttest')
+    pytest.importorskip('setuptools.command')  # which PyTorch's helpers of tests import
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of what the module finds, or not, on this machine
         from torch.testing._internal.common_methods_invocations import op_db
