@@ -7,19 +7,22 @@
 #   tools/lint.sh FILE...          these sources only
 #   tools/lint.sh --ubsan          unit suites with clang's implicit-conversion and float-cast-overflow
 #   tools/lint.sh --valgrind       unit suites without ranks, and small ones with, under memcheck
+#   tools/lint.sh --workflows      .github and CITATION.cff: actionlint, if it is here; their schemas, and yamllint, from
+#                                  the package index; status 77 without one
 #
 # Rules are in .clang-tidy, lint.py and lint-suppressions.txt, each exception with its reason. Exit 1: a remark.
 set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-what=analyzers ubsan=no valgrind=no words=()
-read_options ubsan valgrind words -- "$@"
+what=analyzers ubsan=no valgrind=no workflows=no words=()
+read_options ubsan valgrind workflows words -- "$@"
 files=("${words[@]}")
 [ "$ubsan" = no ] || what=ubsan
 [ "$valgrind" = no ] || what=valgrind
+[ "$workflows" = no ] || what=workflows
 
-missing=''
+missing='' tools=()
 case $what in
 analyzers) tools=(gcc clang-tidy cppcheck) ;;
 ubsan) tools=(clang) ;;
@@ -29,7 +32,7 @@ for tool in "${tools[@]}"; do
     has "$tool" || missing+=" $tool"
 done
 [ -z "$missing" ] || apt_install "$missing" '' || die "missing:$missing"
-install_missing test
+[ "$what" = workflows ] || install_missing test
 # GPU code is left to nvcc: its sources include CUDA's headers.
 options=(-Dtests=enabled -Dtools=enabled -Dexamples=disabled -Dpython=disabled -Dcuda=disabled -Dnccl=disabled)
 
@@ -42,6 +45,22 @@ watched() {
 }
 
 case $what in
+workflows)
+    python=$(python_with ensurepip) || { say "no Python with ensurepip (Debian: python3-venv)" && exit 77; }
+    there=$(mktemp -d)
+    trap 'rm -rf "$there"' EXIT
+    "$python" -m venv "$there"
+    "$there/bin/pip" install --quiet --timeout 20 --retries 1 --disable-pip-version-check yamllint check-jsonschema ||
+        { say "no package index" && exit 77; }
+    # of kind SCHEMA FILES...
+    of_kind() { "$there/bin/check-jsonschema" --builtin-schema "vendor.$1" "${@:2}"; }
+    "$there/bin/yamllint" --strict .github CITATION.cff .yamllint
+    of_kind github-workflows .github/workflows/*.yml
+    of_kind github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+    of_kind github-issue-config .github/ISSUE_TEMPLATE/config.yml
+    of_kind citation-file-format CITATION.cff
+    if has actionlint; then actionlint; else say "without actionlint: the shell in workflows is not read"; fi
+    ;;
 analyzers)
     configure build-lint --buildtype=release "${options[@]}"
     say "analysing"

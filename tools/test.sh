@@ -272,6 +272,7 @@ if [ "$all" = yes ]; then
     if [ ${#suites[@]} = 0 ]; then
         judge "a wheel installs and works without a compiler" waited "$wheel" build/wheel.log || true
         judge "pyright finds nothing in the Python package" waited "$types" build/types.log || true
+        judge "workflows, forms and the citation are what they should be" tools/lint.sh --workflows || true
     fi
     trap - EXIT
 fi
