@@ -14,7 +14,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'packing'
                            'dlpack', 'errors', '_lib']),
            ('colobridge.torch', ['torch/bridge', 'torch/relayout', 'torch/ticket', 'torch/logprob', 'torch/nll', 'torch/head', 'torch/linear', 'torch/cross_entropy',
                                  'torch/modules', 'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/tower', 'torch/ranks']),
-           ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
+           ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat', 'compat_hf'])]
 # Public, but for code that extends the package.
 INSIDE = {'alive', 'loss_of', 'per_token', 'real_of', 'end', 'Accompanied', 'Classes', 'ClassWeight', 'accompanied', 'meta', 'Own', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'outputs',
           'logprob.Plan', 'mean_workspace', 'Asked', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'factor_of',

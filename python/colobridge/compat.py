@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from .compat_hf import ChunkedLogProbFunction
 from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
 from .torch.calls import eager
@@ -22,7 +23,7 @@ from .torch.support import Support
 from .torch.tensors import stream_of
 
 __all__ = ['ChunkedDistributedEntropy', 'ChunkedDistributedGatherLogprob', 'ChunkedDistributedLogprob',
-           'ChunkedDistributedLogprobWithSampling', 'DistributedLogprob', 'DistributedLogprobWithSampling',
+           'ChunkedDistributedLogprobWithSampling', 'ChunkedLogProbFunction', 'DistributedLogprob', 'DistributedLogprobWithSampling',
            'FusedLinearChunkedDistributedLogprob', 'chunked_cross_entropy_loss',
            'from_parallel_hidden_to_entropy_packed_sequences',
            'from_parallel_hidden_to_logprobs', 'from_parallel_hidden_to_logprobs_packed_sequences',

@@ -219,6 +219,13 @@ MUTANTS = {
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),
+    'the mean of the logits has no bias': (
+        'compat_hf.py', 'mean if bias is None else mean + bias.mean(dtype=real)', 'mean', 'test_trl.py', 'of_fp64'),
+    'logits of a chunk are not bound by TRL\'s tile': (
+        'compat_hf.py', 'tokens = max(1, _TILE * chunk_size // max(len(weight), 1))', 'tokens = max(1, len(hidden))', 'test_trl.py',
+        'than_the_tile'),
+    'log sum p^2 is not over the sum squared': (
+        'compat_hf.py', '-2 * e.sum(-1)', '-e.sum(-1)', 'test_trl.py', 'of_fp64'),
     'a star imports what compat is made of': (
         'compat.py', '__all__ = [', '_all = [', 'test_abi.py', 'star_imports'),
     'log-probabilities of sampled ids are as wide as the logits': (
