@@ -29,7 +29,10 @@ typedef enum colo_packing_split_t {
     COLO_PACKING_ZIGZAG = 1, /* 2 cp pieces; context rank c has pieces c and 2 cp - 1 - c. With cp 1
                                 it is one piece, of any length */
     COLO_PACKING_WHOLE = 2,  /* every context rank holds all of each sequence */
-    COLO_PACKING_TABLE = 3   /* piece_len and piece_owner say */
+    COLO_PACKING_TABLE = 3,  /* piece_len and piece_owner say */
+    COLO_PACKING_CONTIGUOUS = 4 /* the sequences of a replica, one behind the other, are cut once:
+                                   each context rank holds one interval of R / cp of all R rows.
+                                   BLOCK cuts each sequence */
 } colo_packing_split_t;
 
 typedef struct colo_packing_t {

@@ -14,14 +14,15 @@ from .layout import Layout, context_of
 from .plan import choice
 from .tables import Comparable, lengths, require_entries, table
 
-SPLITS = {'block': 0, 'zigzag': 1, 'whole': 2, 'table': 3}
+SPLITS = {'block': 0, 'zigzag': 1, 'whole': 2, 'table': 3, 'contiguous': 4}
 
 
 class Packing(Comparable):
     """Q packed sequences, and how each of them is cut over context ranks; the same on every rank; immutable.
 
-    cu_seqlens: [0, L0, L0 + L1, ..], or seq_len: positions of each sequence, padding included. split: "block",
-    "zigzag", or "whole" (every context rank holds all). dp: the replica that holds each sequence; None: 0. cp, first:
+    cu_seqlens: [0, L0, L0 + L1, ..], or seq_len: positions of each sequence, padding included. split: "block" and
+    "zigzag" cut each sequence, "contiguous" cuts all sequences of a replica at once, so that each context rank holds one
+    interval of their rows; "whole": every context rank holds all. dp: the replica that holds each sequence; None: 0. cp, first:
     context ranks of each sequence, an integer for all or one for each, and the first of them; None: all, from 0.
     pieces, instead of split, cp and first: for each sequence a list of (positions, context rank), which cut it into
     pieces one behind the other. Tables are lists, arrays or integer tensors, of which the values are copied; for a
@@ -104,6 +105,11 @@ class Packing(Comparable):
         ids = self._index(rank, layout)[1]
         return [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]] + [len(ids)]
 
+    def continues(self, rank: int, layout: Any = None) -> bool:
+        """Does the first sequence of @rank begin on another rank, so that the state of a scan comes from there."""
+        positions = self._index(rank, layout)[0]
+        return len(positions) > 0 and positions[0] > 0
+
     def _of(self, replica: int, n: int) -> 'Packing':
         """The sequences of one of @n replicas; all of them, if there is no dp."""
         dp = self._tables['seq_dp']
@@ -138,7 +144,7 @@ def joined(parts: dict[int, Packing], cp: int) -> Packing:
     if split == 'table':
         return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split,
                        pieces=[pieces for p in parts.values() for pieces in p._again['pieces']])
-    cut = split != 'whole'
+    cut = split not in ('whole', 'contiguous')
     return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, cp=of('seq_cp', cp) if cut else None,
                    first=of('seq_first', 0) if cut else None)
 

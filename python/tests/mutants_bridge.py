@@ -488,6 +488,11 @@ BRIDGES = {
     'all ranks of a world hear of the error of a part': (
         'comm.py', 'made._above, made._run = self, self._run', 'made._above, made._run, made.told = self, self._run, self.told',
         'test_torch_outside.py', 'nothing_of_a_mismatch'),
+    'the first sequence of any rank continues': (
+        'packing.py', 'positions[0] > 0', 'True', 'test_torch_packed.py', 'one_interval'),
+    'dense samples are cut as one axis': (
+        'torch/relayout.py', "if samples > 1 and 'contiguous' in (src, dst):", 'if False:', 'test_torch_packed.py',
+        'bad_input'),
     'segments of other packings are the same batch': (
         'segments.py', 'self._key += packing._key', 'pass', 'test_torch_packed.py', 'segments_of_a_packing'),
 }

@@ -38,6 +38,8 @@ def owner(cut, length, n, p, first=0):
 def rows_of(lengths, cut, size, rank):
     """Indices, among all rows, of those that a rank has."""
     out, start = [], 0
+    if cut == 'contiguous':
+        return [i for i in range(sum(lengths)) if i * size // sum(lengths) == rank]
     for length in lengths:
         out += [start + p for p in range(length) if owner(cut, length, size, p) in (None, rank)]
         start += length
@@ -70,8 +72,11 @@ def relayouts(rank, size, group, seeds):
     """Each pair of cuts on random lengths: bits, and gradients of small integers."""
     for seed in seeds:
         rng = random.Random(seed)
-        src, dst = rng.choice(('zigzag', 'block', 'whole', 'heads')), rng.choice(('zigzag', 'block', 'whole', 'heads'))
+        src, dst = (rng.choice(('zigzag', 'block', 'contiguous', 'whole', 'heads')) for _ in range(2))
         lengths = [2 * size * rng.randrange(0, 4) for _ in range(rng.randrange(0, 5))]
+        if not {'zigzag', 'block'} & {src, dst}:  # lengths of any kind, whose sum the ranks divide
+            lengths = [rng.randrange(0, 9) for _ in lengths]
+            lengths.append(-sum(lengths) % size)
         g = torch.Generator().manual_seed(seed)
         shape = (sum(lengths), 2 * size, 3)
         dtype = rng.choice((torch.float32, torch.bfloat16, torch.float64))
@@ -104,6 +109,18 @@ def on_processes(rank, seeds):
 
 def test_relayouts_on_processes_are_those_by_hand(world):
     world.run(on_processes, range(SEED + 100, SEED + 140))
+
+
+def test_a_contiguous_rank_has_one_interval_of_all_rows():
+    """Of 5 + 4 + 3 rows on 3 ranks: 0..3 of the first, its last and 0..2 of the second, the rest."""
+    p = cb.Packing([0, 5, 9, 12], split='contiguous')
+    assert [p.positions(rank, 'cp=3') for rank in range(3)] == [[0, 1, 2, 3], [4, 0, 1, 2], [3, 0, 1, 2]]
+    assert [p.cu_seqlens(rank, 'cp=3') for rank in range(3)] == [[0, 4], [0, 1, 4], [0, 1, 4]]
+    assert [p.continues(rank, 'cp=3') for rank in range(3)] == [False, True, True]
+    assert not cb.Packing([0, 6, 12], split='contiguous').continues(1, 'cp=2')
+    assert cb.Packing([0, 0, 0], split='contiguous').positions(1, 'cp=2') == []
+    with pytest.raises(ValueError, match='table seq_cp is given, expected NULL with split CONTIGUOUS'):
+        cb.Packing([0, 8], split='contiguous', cp=2).rows(0, 'cp=2')
 
 
 # ---- groups, dense tensors ----
@@ -402,7 +419,7 @@ def page(rank):
     cp, lengths = rank // 2, [8, 4]
     whole = torch.arange(12., dtype=torch.float64).view(12, 1)
     hidden = part(whole, lengths, 'zigzag', 2, cp).requires_grad_()
-    before = part(torch.arange(12.).view(12, 1).double(), lengths, 'block', 2, cp)
+    before = part(torch.arange(12.).view(12, 1).double(), lengths, 'contiguous', 2, cp)
 
     def scan(rows):
         assert torch.equal(rows, before)
@@ -426,7 +443,7 @@ def refused(rank):
     for words, kind, call in (
             ("sequence 1 has 6 positions, expected a multiple of 2 \\* cp=4 = 8", ValueError,
              lambda: ct.relayout(x, [0, 16, 22], 'zigzag', 'block', group=dist.group.WORLD)),
-            ("src is 'thd', expected one of zigzag, block, whole, heads", ValueError,
+            ("src is 'thd', expected one of zigzag, block, contiguous, whole, heads", ValueError,
              lambda: ct.relayout(x, good, 'thd', 'block', group=dist.group.WORLD)),
             ("6 heads, expected a multiple of the 4 ranks", ValueError,
              lambda: ct.relayout(torch.zeros(6, 6, 2), good, 'zigzag', 'heads', group=dist.group.WORLD)),
@@ -434,6 +451,10 @@ def refused(rank):
              lambda: ct.relayout(torch.zeros(6), good, 'zigzag', 'heads', group=dist.group.WORLD)),
             ("expected axes of size 1 before axis 1", ValueError,
              lambda: ct.relayout(torch.zeros(2, 6, 4), good, 'zigzag', 'block', group=dist.group.WORLD, dim=1)),
+            ("the sequences of replica 0 have 22 positions, expected a multiple of cp=4", ValueError,
+             lambda: ct.relayout(x, [0, 16, 22], 'whole', 'contiguous', group=dist.group.WORLD)),
+            ("2 samples and the cut 'contiguous', which cuts one axis", ValueError,
+             lambda: ct.relayout(torch.zeros(2, 6), None, 'contiguous', 'block', group=dist.group.WORLD, dim=1)),
             ("cu_seqlens begins with 1, expected 0", ValueError,
              lambda: ct.relayout(x, [1, 9], 'zigzag', 'block', group=dist.group.WORLD)),
             ("has 6 rows, expected 4", ValueError,

@@ -679,7 +679,8 @@ typedef enum colo_packing_split_t {
     COLO_PACKING_BLOCK = 0,
     COLO_PACKING_ZIGZAG = 1,
     COLO_PACKING_WHOLE = 2,
-    COLO_PACKING_TABLE = 3
+    COLO_PACKING_TABLE = 3,
+    COLO_PACKING_CONTIGUOUS = 4
 } colo_packing_split_t;
 typedef struct colo_packing_t {
     size_t struct_size;

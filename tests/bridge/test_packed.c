@@ -62,6 +62,27 @@ T_CASE_ON(2, the_example_moves_each_row_to_its_rank_and_back)
     return COLO_OK;
 }
 
+/* Replica 0 has 4 rows, replica 1 sequences of 7 and 3: its rank 0 has 5 of the first. */
+T_CASE(contiguous_ranks_share_the_rows_of_their_replica)
+{
+    const int64_t len[] = {7, 4, 3}, dp[] = {1, 0, 1};
+    const colo_packing_t p = {COLO_PACKING_INIT, .nseqs = 3, .seq_len = len, .seq_dp = dp,
+                              .split = COLO_PACKING_CONTIGUOUS};
+    static const int64_t rows[] = {2, 2, 5, 5}, index[4][10] = {{0, 1, 1, 1},
+                                                                {2, 3, 1, 1},
+                                                                {0, 1, 2, 3, 4, 0, 0, 0, 0, 0},
+                                                                {5, 6, 0, 1, 2, 0, 0, 2, 2, 2}};
+    colo_layout_t layout;
+    assert_ok(t_layout_of("cp=2,dp=2", false, &layout));
+    for (int64_t rank = 0; rank < 4; rank++) {
+        int64_t n, found[10];
+        assert_ok(colo_packing_rows(&p, &layout, rank, &n));
+        assert_int_equal(n, rows[rank]);
+        assert_ok(colo_packing_index(&p, &layout, rank, found));
+        assert_memory_equal(found, index[rank], (size_t)(2 * n) * sizeof *found);
+    }
+}
+
 /* ---- refusals ---- */
 
 typedef struct bad {
@@ -104,10 +125,20 @@ T_CASE_ON(2, tables_that_do_not_fit_are_refused_with_their_numbers_on_all_ranks)
         {"src packing: table seq_len is NULL, expected its entries", COLO_ERR_ARG, P(.nseqs = 2),
          good},
         {"src packing: -1 sequences", COLO_ERR_ARG, P(.nseqs = -1), good},
-        {"src packing: 0 sequences, split 4", COLO_ERR_ARG, P(.split = (colo_packing_split_t)4),
+        {"src packing: 0 sequences, split 5", COLO_ERR_ARG, P(.split = (colo_packing_split_t)5),
          good},
         {"dst packing: table seq_cp is given, expected NULL with split WHOLE", COLO_ERR_ARG, good,
          P(.nseqs = 2, .seq_len = L(8, 4), .seq_cp = L(2, 2), .split = COLO_PACKING_WHOLE)},
+        {"dst packing: table seq_first is given, expected NULL with split CONTIGUOUS", COLO_ERR_ARG,
+         good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .seq_first = L(0, 0), .split = COLO_PACKING_CONTIGUOUS)},
+        {"dst packing: the sequences of replica 0 have 13 positions, expected a multiple of cp=2",
+         COLO_ERR_LAYOUT, good,
+         P(.nseqs = 2, .seq_len = L(8, 5), .split = COLO_PACKING_CONTIGUOUS)},
+        {"dst packing: sequence 1: seq_dp is 1, expected 0..0", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .seq_dp = L(0, 1), .split = COLO_PACKING_CONTIGUOUS)},
+        {"dst packing: sequence 1 has -4 positions", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, -4), .split = COLO_PACKING_CONTIGUOUS)},
         {"dst packing: table piece_start is NULL, expected its entries with split TABLE",
          COLO_ERR_ARG, good, P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_TABLE)},
         {"dst packing: sequence 1: its pieces have 5 positions, expected 4", COLO_ERR_ARG, good,

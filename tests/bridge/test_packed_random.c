@@ -45,7 +45,7 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
 {
     const uint64_t seed = t_seed();
     const int64_t n = t_scaled(t_ranks_are_threads() ? CASES : ON_PROCESSES);
-    int64_t pair[4][4] = {{0}}, sums = 0, parts = 0, own = 0, heads = 0, moved = 0;
+    int64_t pair[5][5] = {{0}}, sums = 0, parts = 0, own = 0, heads = 0, moved = 0;
     for (int64_t i = 0; i < n; i++) {
         job_t *j = malloc(sizeof *j);
         uint64_t r = seed + (uint64_t)i;
@@ -66,8 +66,8 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
         t_run_later(j->t.world, on_rank, j, 0, after);
     }
     t_run_rest();
-    for (int a = 0; a < 16 && n >= 300; a++) /* of fewer, chance leaves some pair out */
-        assert_true(64 * pair[a / 4][a % 4] > n);
+    for (int a = 0; a < 25 && n >= 300; a++) /* of fewer, chance leaves some pair out */
+        assert_true(128 * pair[a / 5][a % 5] > n);
     assert_true(32 * sums > n && 16 * parts > n && 8 * own > n && 8 * heads > n && 2 * moved > n);
 }
 

@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const bool sp = tp > 1 && fuzz_range(&f, 0, 1);
     t_packed_split(&s, sp, NULL);
     s.p = (ref_packing_t){.nseq = fuzz_range(&f, 0, MOST), .len = len};
-    s.p.cut = (ref_packed_cut_t)fuzz_range(&f, 0, 3);
+    s.p.cut = (ref_packed_cut_t)fuzz_range(&f, 0, 4);
     const uint8_t given = fuzz_u8(&f);
     for (int64_t q = 0; q < MOST; q++) {
         len[q] = fuzz_i64(&f);

@@ -20,7 +20,7 @@ static void random_side(ref_packed_t *s, uint64_t *r, int64_t most)
     } while (tp * cp * dp > most);
     s->grid = t_side_ordered((int)t_below(r, T_ORDERS), tp, cp, dp, false);
     const bool sp = tp > 1 && t_below(r, 2), heads = t_below(r, 4) == 0, whole = t_below(r, 3) == 0;
-    s->p.cut = (ref_packed_cut_t)t_below(r, 4);
+    s->p.cut = (ref_packed_cut_t)t_below(r, 5);
     t_packed_split(s, sp, heads ? "cp" : tp > 1 && !sp && !whole ? "tp" : NULL);
 }
 
@@ -74,7 +74,8 @@ void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most)
         for (int k = 0; k < 2; k++)
             random_side(&t->side[k], &r, most);
         for (int k = 0; k < 2; k++) /* what most lengths are a multiple of */
-            if (t->side[k].p.cut <= REF_CUT_ZIGZAG) {
+            if (t->side[k].p.cut <= REF_CUT_ZIGZAG ||
+                (t->side[k].p.cut == REF_CUT_CONTIGUOUS && t_below(&r, 2))) {
                 const int64_t cp = ref_packed_cp(&t->side[k]);
                 unit *= t->side[k].p.cut == REF_CUT_ZIGZAG ? 2 * cp : cp;
             }

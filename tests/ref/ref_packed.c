@@ -23,6 +23,15 @@ static int64_t at(const int64_t *table, int64_t i, int64_t absent)
     return table ? table[i] : absent;
 }
 
+/* Positions of all sequences of a replica before sequence @q. */
+static int64_t before(const ref_packing_t *p, int64_t dp, int64_t q)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < q; i++)
+        n += at(p->dp, i, 0) == dp ? p->len[i] : 0;
+    return n;
+}
+
 bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos)
 {
     const ref_packing_t *p = &side->p;
@@ -36,6 +45,10 @@ bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos
                 return p->owner[i] == c;
         }
         abort();
+    }
+    if (p->cut == REF_CUT_CONTIGUOUS) {
+        const int64_t dp = at(p->dp, q, 0), row = before(p, dp, q) + pos;
+        return row * ref_packed_cp(side) / before(p, dp, p->nseq) == c;
     }
     const int64_t n = at(p->cp, q, ref_packed_cp(side)), mine = c - at(p->first, q, 0);
     const bool zigzag = p->cut == REF_CUT_ZIGZAG && n > 1;
@@ -112,13 +125,16 @@ bool ref_packed_valid(const ref_packed_t *side)
         left -= p->len[q];
         if (p->cut == REF_CUT_TABLE
                 ? !pieces_fit(side, q)
-                : p->cut != REF_CUT_WHOLE &&
+                : p->cut <= REF_CUT_ZIGZAG &&
                       (cp < 1 || first < 0 || first >= most || cp > most - first))
             return false;
         const bool zigzag = p->cut == REF_CUT_ZIGZAG && cp > 1;
         if (p->cut <= REF_CUT_ZIGZAG && p->len[q] % (zigzag ? 2 * cp : cp))
             return false;
     }
+    for (int64_t d = 0; p->cut == REF_CUT_CONTIGUOUS && d < ref_side_dp(&side->grid); d++)
+        if (before(p, d, p->nseq) % most)
+            return false;
     const int64_t sp = sp_of(&side->grid);
     ref_packed_t all = *side; /* rows that are not cut over tp */
     all.grid.nsplits[1] = most > 1;

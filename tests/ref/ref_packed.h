@@ -15,7 +15,8 @@ typedef enum ref_packed_cut {
     REF_CUT_BLOCK,
     REF_CUT_ZIGZAG,
     REF_CUT_WHOLE,
-    REF_CUT_TABLE
+    REF_CUT_TABLE,
+    REF_CUT_CONTIGUOUS
 } ref_packed_cut_t;
 
 typedef struct ref_packing {

@@ -148,6 +148,16 @@ def a_packed_batch_reads_as_written_down():
 
 
 @case
+def a_contiguous_side_is_cut_once():
+    """Of 12 rows rank 0 has positions 0..5 of sequence 0, which has 8; rank 1 has the others, and all of sequence 1."""
+    tables = packing([8, 4], 'zigzag', 'contiguous')
+    in_order(good(on(tables, CP2) + ' --rank 0'), 'src: cp 0, 6 rows\ndst: cp 0, 6 rows\n',
+             '  receives 64 B from rank 1: sequence 0 positions 2..5\n')
+    drawn(tables, CP2 + ' --sequence 0', '(zigzag), below', '(contiguous)', 'positions 4..5: rank 1, row 2 → rank 0, row 4',
+          'positions 6..7: rank 0, row 2 → rank 1, row 0')
+
+
+@case
 def a_side_may_have_all_rows_of_its_features_or_of_all():
     """Heads: rank 1 lacks features 2 and 3 of rank 0's rows. Whole: gradients come from both ranks."""
     doc = planned_on(packing([4], 'block', 'heads'), CP2 + ' --rank 1')

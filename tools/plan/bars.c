@@ -27,9 +27,31 @@ int64_t bars_replica(const bars_side_t *side, int64_t q)
     return side->packing.seq_dp ? side->packing.seq_dp[q] : 0;
 }
 
+/* CONTIGUOUS: where sequence @q lies among the rows of its replica, and how many each rank has. */
+typedef struct interval {
+    int64_t base, share;
+} interval_t;
+
+static interval_t interval_of(const bars_side_t *side, int64_t q)
+{
+    interval_t at = {0};
+    for (int64_t r = 0; r < side->packing.nseqs; r++)
+        if (bars_replica(side, r) == bars_replica(side, q)) {
+            at.base += r < q ? side->packing.seq_len[r] : 0;
+            at.share += side->packing.seq_len[r];
+        }
+    at.share /= side->cp;
+    return at;
+}
+
 int64_t bars_pieces(const bars_side_t *side, int64_t q)
 {
     const colo_packing_t *p = &side->packing;
+    if (p->split == COLO_PACKING_CONTIGUOUS) {
+        const interval_t at = interval_of(side, q);
+        return p->seq_len[q] ? (at.base + p->seq_len[q] - 1) / at.share + 1 - at.base / at.share
+                             : 0;
+    }
     const int64_t ranks = p->seq_cp ? p->seq_cp[q] : side->cp;
     return p->split == COLO_PACKING_WHOLE   ? 1
            : p->split == COLO_PACKING_TABLE ? p->piece_start[q + 1] - p->piece_start[q]
@@ -46,6 +68,12 @@ bars_piece_t bars_piece(const bars_side_t *side, int64_t q, int64_t k, int64_t p
     if (p->split == COLO_PACKING_TABLE)
         return (bars_piece_t){k, pos, p->piece_len[p->piece_start[q] + k],
                               p->piece_owner[p->piece_start[q] + k], 0};
+    if (p->split == COLO_PACKING_CONTIGUOUS) {
+        const interval_t at = interval_of(side, q);
+        const int64_t owner = (at.base + pos) / at.share,
+                      end = (owner + 1) * at.share - at.base; /* a position of @q */
+        return (bars_piece_t){k, pos, (end < p->seq_len[q] ? end : p->seq_len[q]) - pos, owner, 0};
+    }
     const bool mirrored = p->split == COLO_PACKING_ZIGZAG && n > 1 && k >= n / 2;
     return (bars_piece_t){k, pos, p->seq_len[q] / n, first + (mirrored ? n - 1 - k : k), 0};
 }

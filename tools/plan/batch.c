@@ -33,7 +33,8 @@ static const char *const packed_names[] = {"seq_len", "src", "dst", NULL};
 #define SIDE_NAMES "split, seq_dp, seq_cp, seq_first, piece_start, piece_len, piece_owner"
 #define PACKED_NAMES "seq_len, src, dst"
 
-static const char *const cuts[] = {"block", "zigzag", "whole", "table", "heads", NULL};
+static const char *const cuts[] = {"block",      "zigzag", "whole", "table",
+                                   "contiguous", "heads",  NULL};
 
 typedef struct reader {
     char file[TOOL_QUOTE_MAX];
@@ -202,7 +203,7 @@ static int read_side(reader_t *r, json_t *object, const char *of, int side)
     if (!split || !cuts[cut])
         return REFUSE(r,
                       "%ssplit: found %s, expected \"block\", \"zigzag\", \"whole\", "
-                      "\"table\" or \"heads\"",
+                      "\"table\", \"contiguous\" or \"heads\"",
                       of, split ? tool_quote(q, split) : "no string");
     for (int i = 0; i < SIDE_TABLES; i++)
         TOOL_TRY(read_table(r, object, of, side_names[i], &table[i], &n[i]));
@@ -215,7 +216,7 @@ static int read_side(reader_t *r, json_t *object, const char *of, int side)
     for (int i = SIDE_LEN; i <= SIDE_OWNER; i++)
         if (table[i])
             TOOL_TRY(check_count(r, of, side_names[i], n[i], parts, "the last of piece_start"));
-    batch->heads[side] = cut > COLO_PACKING_TABLE;
+    batch->heads[side] = cut > COLO_PACKING_CONTIGUOUS;
     batch->side[side] = (colo_packing_t){COLO_PACKING_INIT,
                                          .nseqs = batch->count,
                                          .seq_len = batch->length,

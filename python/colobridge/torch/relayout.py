@@ -18,7 +18,8 @@ from .ready import integer
 from .tensors import said
 
 _KEPT = 8
-_CUTS = ('zigzag', 'block', 'whole', 'heads')
+_PARTS = ('zigzag', 'block', 'contiguous')  # of which each rank has one in so many as there are ranks
+_CUTS = (*_PARTS, 'whole', 'heads')
 _tables: list[tuple[Any, int, Packing]] = []  # the last tensors of lengths, by identity and version
 
 
@@ -64,8 +65,7 @@ def _bridge(group: Any, size: int, src: bool, dst: bool) -> PackedBridge:
 def _shape(x: Any, size: int, src: str, dst: str, dim: int) -> list[Any]:
     shape = list(x.shape)
     if -x.dim() <= dim < x.dim():  # else the call says what is wrong
-        cut = ('zigzag', 'block')
-        shape[dim] = shape[dim] * (size if src in cut else 1) // (size if dst in cut else 1)
+        shape[dim] = shape[dim] * (size if src in _PARTS else 1) // (size if dst in _PARTS else 1)
         if (src == 'heads') != (dst == 'heads') and dim % x.dim() + 1 < x.dim():
             at = dim % x.dim() + 1
             shape[at] = shape[at] // size if dst == 'heads' else shape[at] * size
@@ -81,7 +81,8 @@ def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: in
     same on all ranks, in the order in which rows lie; axes before @dim have size 1. A list, or an integer tensor; one
     on a GPU is read once. None: x is dense, and axes before @dim count samples of one length. The eight last tables are
     kept.
-    src, dst: "zigzag", "block", "whole" (each rank has all rows; the gradients of a "whole" dst are summed over the
+    src, dst: "zigzag" and "block" cut each sequence; "contiguous" cuts the whole axis of packed sequences, so that each rank
+    has one interval of it, as scans want it; "whole" (each rank has all rows; the gradients of a "whole" dst are summed over the
     ranks), or "heads": each rank has all rows, of its part of the axis behind @dim, which the ranks divide.
     group: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm. All its ranks call.
 
@@ -118,10 +119,13 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
     if heads[1] and not heads[0] and x.shape[dim + 1] % size:
         raise ArgumentError("relayout: %d heads, expected a multiple of the %d ranks" % (x.shape[dim + 1], size))
     samples = math.prod(x.shape[:dim])
-    rows = x.shape[dim] * (size if src in ('zigzag', 'block') else 1)  # of the whole, if it is dense
+    rows = x.shape[dim] * (size if src in _PARTS else 1)  # of the whole, if it is dense
     if cu_seqlens is not None and samples != 1:
         raise ArgumentError("relayout: x is %s with cu_seqlens, expected axes of size 1 before axis %d"
                             % (list(x.shape), dim))
+    if samples > 1 and 'contiguous' in (src, dst):
+        raise ArgumentError("relayout: x has %d samples and the cut 'contiguous', which cuts one axis of packed sequences; "
+                            "pass 'block', which cuts each sample" % samples)
     packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
     tables = _cut(packing, src), _cut(packing, dst)
     carry = kept(_bridge, group, size, *heads)

@@ -89,11 +89,13 @@ void colo_ragged_set_place(const colo_layout_t *layout, colo_ragged_place_t plac
 
 static colo_status_t check_present(const colo_packed_t *packed, const colo_packing_t *packing)
 {
+    static const char *const names[] = {"BLOCK", "ZIGZAG", "WHOLE", "TABLE", "CONTIGUOUS"};
     const bool table = packing->split == COLO_PACKING_TABLE;
     const bool cuts = packing->split == COLO_PACKING_BLOCK || packing->split == COLO_PACKING_ZIGZAG;
-    COLO_FAIL_IF(packing->nseqs < 0 || (unsigned)packing->split > COLO_PACKING_TABLE, COLO_ERR_ARG,
+    COLO_FAIL_IF(packing->nseqs < 0 || (unsigned)packing->split > COLO_PACKING_CONTIGUOUS,
+                 COLO_ERR_ARG,
                  "%s: %lld sequences, split %d; expected >= 0 sequences and a split of 0 "
-                 "(BLOCK), 1 (ZIGZAG), 2 (WHOLE) or 3 (TABLE)",
+                 "(BLOCK), 1 (ZIGZAG), 2 (WHOLE), 3 (TABLE) or 4 (CONTIGUOUS)",
                  packed->what, (long long)packing->nseqs, (int)packing->split);
     const int64_t pieces = table && packing->piece_start ? packing->piece_start[packing->nseqs] : 0;
     const struct {
@@ -110,10 +112,7 @@ static colo_status_t check_present(const colo_packed_t *packed, const colo_packi
         COLO_FAIL_IF(one[i].given ? !one[i].allowed : one[i].needed, COLO_ERR_ARG,
                      "%s: table %s is %s, expected %s with split %s", packed->what, one[i].name,
                      one[i].given ? "given" : "NULL", one[i].given ? "NULL" : "its entries",
-                     packing->split == COLO_PACKING_BLOCK    ? "BLOCK"
-                     : packing->split == COLO_PACKING_ZIGZAG ? "ZIGZAG"
-                     : table                                 ? "TABLE"
-                                                             : "WHOLE");
+                     names[packing->split]);
     return COLO_OK;
 }
 
@@ -123,7 +122,7 @@ static uint64_t rest(uint64_t length, uint64_t unit)
 }
 
 /* How a sequence is cut: @n pieces from context rank @first on, of @unit each if there is no
- * table. */
+ * table. CONTIGUOUS: the first and the last may be shorter. */
 typedef struct division {
     int64_t n, first, unit;
 } division_t;
@@ -162,6 +161,13 @@ static colo_status_t divide(const colo_packed_t *packed, const colo_packing_t *p
     const int64_t length = packing->seq_len[seq];
     if (packing->split == COLO_PACKING_TABLE)
         return check_pieces(packed, packing, seq, division);
+    if (packing->split == COLO_PACKING_CONTIGUOUS) {
+        const int64_t base = packed->base[seq],
+                      unit = packed->share[packing->seq_dp ? packing->seq_dp[seq] : 0];
+        const int64_t from = length ? base / unit : 0;
+        *division = (division_t){length ? (base + length - 1) / unit + 1 - from : 0, from, unit};
+        return COLO_OK;
+    }
     const int64_t cp = packed->uncut ? 1 : packing->seq_cp ? packing->seq_cp[seq] : packed->cp;
     const int64_t first = packing->seq_first ? packing->seq_first[seq] : 0;
     COLO_FAIL_IF(
@@ -187,6 +193,14 @@ static colo_status_t no_memory(const colo_packed_t *packed)
                      packed->what, (long long)packed->nseqs, (long long)packed->axes.cp);
 }
 
+/* CONTIGUOUS: rows of [@base, @base + @length) of a replica's axis in piece @k. */
+static int64_t in_share(int64_t base, int64_t length, const division_t *division, int64_t k)
+{
+    const int64_t from = (division->first + k) * division->unit, to = from + division->unit,
+                  end = base + length;
+    return (to < end ? to : end) - (from > base ? from : base);
+}
+
 /* Appends the pieces of sequence @seq, cut as @replica says. */
 static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *packing, int64_t seq,
                                 int64_t dp, const division_t *replica)
@@ -199,10 +213,12 @@ static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *pac
         return no_memory(packed);
     colo_piece_t *to = (colo_piece_t *)packed->pieces.items + packed->pieces.n;
     const bool table = packing->split == COLO_PACKING_TABLE,
-               zigzag = packing->split == COLO_PACKING_ZIGZAG;
+               zigzag = packing->split == COLO_PACKING_ZIGZAG,
+               contiguous = packing->split == COLO_PACKING_CONTIGUOUS;
     for (int64_t k = 0; k < replica->n; k++) {
         const int64_t i = table ? packing->piece_start[seq] + k : 0;
-        const int64_t count = table                   ? packing->piece_len[i]
+        const int64_t count = table        ? packing->piece_len[i]
+                              : contiguous ? in_share(packed->base[seq], length, replica, k)
                               : packed->axes.in_order ? colo_block_lo(length, replica->n, k + 1) -
                                                             colo_block_lo(length, replica->n, k)
                                                       : replica->unit;
@@ -265,14 +281,15 @@ bool colo_tables_lay(colo_list_t *memory, int64_t **const table[], const int64_t
 
 static colo_status_t lay_tables(colo_packed_t *packed, int64_t nseqs)
 {
-    int64_t **const table[] = {&packed->start,  &packed->base, &packed->first,
-                               &packed->length, &packed->held, &packed->lo};
+    int64_t **const table[] = {&packed->start, &packed->base, &packed->first, &packed->length,
+                               &packed->share, &packed->held, &packed->lo};
     const int64_t replicas = packed->axes.replicas;
     int64_t owners;
     packed->nseqs = nseqs;
     if (!colo_mul_ok(replicas, packed->cp, &owners) ||
         !colo_tables_lay(&packed->entries, table,
-                         (const int64_t[]){nseqs, nseqs, nseqs, replicas, owners, owners}, 6))
+                         (const int64_t[]){nseqs, nseqs, nseqs, replicas, replicas, owners, owners},
+                         7))
         return no_memory(packed);
     memset(packed->length, 0, (size_t)(replicas + 1) * sizeof *packed->length);
     memset(packed->held, 0, (size_t)(owners + 1) * sizeof *packed->held);
@@ -295,6 +312,31 @@ static colo_status_t bad_sequence(const colo_packed_t *packed, int64_t seq, int6
                      packed->what, (long long)seq, (long long)length);
 }
 
+/* CONTIGUOUS: how many rows of a replica's axis one of its context ranks has. */
+static colo_status_t share_rows(colo_packed_t *packed, const colo_packing_t *packing)
+{
+    int64_t rows = 0;
+    memset(packed->share, 0, (size_t)packed->axes.replicas * sizeof *packed->share);
+    for (int64_t seq = 0; seq < packing->nseqs; seq++) {
+        const int64_t length = packing->seq_len[seq],
+                      replica = packing->seq_dp ? packing->seq_dp[seq] : 0;
+        if (replica < 0 || replica >= packed->axes.replicas || length < 0 ||
+            !colo_add_ok(rows, length, &rows))
+            return bad_sequence(packed, seq, length, replica);
+        packed->share[replica] += length;
+    }
+    for (int64_t replica = 0; replica < packed->axes.replicas; replica++) {
+        int64_t *const share = &packed->share[replica];
+        COLO_FAIL_IF(
+            *share % packed->cp, COLO_ERR_LAYOUT,
+            "%s: the sequences of replica %lld have %lld positions, expected a multiple of "
+            "cp=%lld, which cuts all of them at once (CONTIGUOUS); pad the last",
+            packed->what, (long long)replica, (long long)*share, (long long)packed->cp);
+        *share /= packed->cp;
+    }
+    return COLO_OK;
+}
+
 colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *packing, bool listed)
 {
     COLO_TRY(check_present(packed, packing));
@@ -308,6 +350,8 @@ colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *pack
     packed->listed = listed;
     packed->seq_dp = packing->seq_dp;
     COLO_TRY(lay_tables(packed, packing->nseqs));
+    if (packing->split == COLO_PACKING_CONTIGUOUS)
+        COLO_TRY(share_rows(packed, packing));
     const int64_t *const seq_len = packing->seq_len, *const seq_dp = packing->seq_dp;
     int64_t *const start = packed->start, *const base = packed->base, *const size = packed->length,
                    *const chunk = packed->chunk;

@@ -50,6 +50,7 @@ typedef struct colo_packed {
     int64_t *base;   /* [nseqs] where a sequence begins on its replica's axis */
     int64_t *length; /* [replicas] of a replica's axis */
     int64_t *held;   /* [replicas * cp] rows of each owner */
+    int64_t *share;  /* [replicas] CONTIGUOUS: rows of each of its owners */
     int64_t *lo;     /* [replicas * cp + 1] in by_owner */
     /* If blocks will not be asked for their rows there is no list: all sequences are cut alike. */
     bool listed;
