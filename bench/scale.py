@@ -4,7 +4,7 @@
 
 usage: bench/scale.py [--plan build/tools/colo-plan] [--nodes 8,64,...] [--alpha A,B] [--beta A,B]
 
-The layouts are those of docs/choosing.md, on nodes of 8 ranks: data parallelism and the batch grow with
+The layouts are those of docs/guides/choosing.md, on nodes of 8 ranks: data parallelism and the batch grow with
 the number of nodes, everything else stays. A row has the bytes into one node in a step, and the time of
 forward and backward, on one level and on two. Worlds above 65,536 ranks are estimated from 256 parts.
 """

@@ -2,7 +2,7 @@
 /*
  * logprob-stats.cu - forward of the loss: one read of the logits, then the merge of the blocks.
  *
- * A row has a block of threads, a segment of a row (docs/invariant.md) has a warp: a segment is too
+ * A row has a block of threads, a segment of a row (docs/concepts/loss.md) has a warp: a segment is too
  * short to hide what combining a block takes. Every thread keeps its own running maximum and sums
  * over the vectors that it reads, four in flight, and the threads are combined once at the end: the
  * maximum first, then sums in fp64 by a fixed tree. How a row is split depends on its address only,

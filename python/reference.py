@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/python-api.md from the docstrings of the package, without importing it.
+"""Makes docs/reference/python.md from the docstrings of the package, without importing it.
 
 usage: reference.py [--write]     without: exit 1 when the page is not what it would be
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / 'docs' / 'python-api.md'
+PAGE = HERE.parent / 'docs/reference/python.md'
 MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'packing', 'segments', 'memory', 'partition',
                            'dlpack', 'errors', '_lib']),
            ('colobridge.torch', ['torch/bridge', 'torch/relayout', 'torch/ticket', 'torch/logprob', 'torch/nll', 'torch/head', 'torch/linear', 'torch/cross_entropy',
@@ -94,7 +94,7 @@ def exported(module):
 
 def page():
     lines = ['# Python reference', '', 'Made from the docstrings by `python3 python/reference.py --write`; '
-             'how to use it is in [python.md](python.md).', '']
+             'how to use it is in [pytorch](../guides/pytorch.md).', '']
     for module, files in MODULES:
         lines += ['## ' + module, '']
         names = exported(module)
@@ -121,4 +121,4 @@ if __name__ == '__main__':
     if sys.argv[1:] == ['--write']:
         PAGE.write_text(page())
     elif not PAGE.exists() or PAGE.read_text() != page():
-        sys.exit('docs/python-api.md is not what the docstrings say; python3 python/reference.py --write')
+        sys.exit('docs/reference/python.md is not what the docstrings say; python3 python/reference.py --write')

@@ -2,7 +2,7 @@
 /*
  * captioner.h - what the parts of the captioner share: the model's sizes and parameters, the data.
  *
- * The model (letters as in docs/notation.md; D width, F = 4D, E encoder hidden, V = 256 bytes):
+ * The model (letters as in docs/concepts/layouts.md; D width, F = 4D, E encoder hidden, V = 256 bytes):
  *   image    8 x 8 pixels / 16, cut into 16 patches of 2 x 2 (patch i at row i/4, column i%4; its 4
  *            pixels row by row)
  *   encoder  per patch p [4]:  enc = W2 gelu(W1 p + b1) + b2            W1 [E,4] W2 [D,E]

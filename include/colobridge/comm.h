@@ -337,7 +337,7 @@ COLO_API const char *colo_op_name(colo_op_kind_t kind);
 COLO_API const char *colo_category_name(colo_category_t category);
 /**
  * colo_comm_dump() - counters and the last 256 operations as one JSON object; any thread
- * @text:   NUL-terminated when cap > 0, cut at @cap; keys are those of docs/comm.md
+ * @text:   NUL-terminated when cap > 0, cut at @cap; keys are those of docs/runtime/comm.md
  * Returns  the length needed without NUL
  */
 COLO_API size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap);
@@ -350,7 +350,7 @@ COLO_API size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap);
  *           is then as before
  * Local, any thread, also while an operation hangs. With COLO_FLIGHT_RECORDER=prefix each rank does
  * this by itself after a failure, and when its process ends by exit() with comms that talk to other
- * processes. `python -m colobridge flight` reads the files, docs/comm.md.
+ * processes. `python -m colobridge flight` reads the files, docs/runtime/comm.md.
  */
 COLO_API colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix);
 

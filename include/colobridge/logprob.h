@@ -15,7 +15,7 @@
  * (megatron_smoothing and local_smoothing can make e larger); NaN stays NaN.
  * Forward reads the shard once and does one all-gather; backward no collective.
  * A support replaces the vocabulary by a list of ids per token: colo_support_t.
- * Source of the formulas: docs/logprob.md. Results do not depend on chunk_size, bit for bit.
+ * Source of the formulas: docs/concepts/loss.md. Results do not depend on chunk_size, bit for bit.
  */
 #ifndef COLOBRIDGE_LOGPROB_H
 #define COLOBRIDGE_LOGPROB_H
@@ -53,7 +53,7 @@ typedef struct colo_logprob_config_t {
      * segment of so many columns of the vocabulary, and combined in the order of segments. A
      * multiple of 16; at most 64 segments. Of S segments rank r of W holds n from r n on, where n
      * is the least power of 2 that is not below S / W. 0: each rank's columns are one segment. See
-     * docs/invariant.md. */
+     * docs/concepts/loss.md. */
     int64_t segment;
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
     /* The batch brings class_weight, on all ranks: losses are weighted by class, and out.weight may
@@ -196,7 +196,7 @@ typedef struct colo_logprob_batch_t {
  *              (on several ranks it does in the first calls for a vocabulary, until ranks were seen
  *              to have shards of it, and at COLO_CHECK=2; not in a capture, or at COLO_CHECK=0)
  *
- * Special values (also in docs/logprob.md). An ignored token has logp = loss = entropy = 0, and
+ * Special values (also in docs/concepts/loss.md). An ignored token has logp = loss = entropy = 0, and
  * its row is not read. An invalid target gives logp and loss NaN, entropy as usual, and through
  * logp and loss a gradient of NaN in that row (see lenient_targets). A row of nothing but -inf
  * gives logp, entropy and gradient NaN. A target that is -inf among finite logits gives logp -inf,
@@ -206,7 +206,7 @@ typedef struct colo_logprob_batch_t {
  *
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
  *              on all ranks (other config, targets, support or tokens, or shards that do not tile
- *              [0, V)), on a GPU if all compare: docs/logprob.md; those of colo_comm_all_gather()
+ *              [0, V)), on a GPU if all compare: docs/concepts/loss.md; those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_logprob_batch_t *batch, colo_comm_t *group,

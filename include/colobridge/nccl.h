@@ -17,7 +17,7 @@
  * threads of one process, all ranks synchronize on the host, within the deadline, around each
  * operation of the loss. A group of one rank cannot synchronize: run its lm_head once per shape,
  * then a barrier of the host communicator, before ranks of one process depend on each other; or
- * use one process per GPU (docs/comm.md).
+ * use one process per GPU (docs/runtime/comm.md).
  *
  * If an operation does not end by the deadline (COLO_TIMEOUT_MS, colo_comm_set_timeout()) after it
  * began on the stream, that is COLO_ERR_TIMEOUT. Then, or if another rank or NCCL reports an
@@ -38,7 +38,7 @@
  * One rank per device. Exception, to try out more ranks than there are devices: NCCL is 2.30 or
  * later and NCCL_MULTI_RANK_GPU_ENABLE=1 is set on all ranks. Kernels of ranks that wait for each
  * other must then fit on the device together, and no call may wait for the device meanwhile, as
- * cudaFree() does: see docs/comm.md.
+ * cudaFree() does: see docs/runtime/comm.md.
  *
  * Order: all comms and bridges whose ranks share devices launch in the same order on all ranks,
  * the order of the calls. On a device each operation waits for the operation before it, on any

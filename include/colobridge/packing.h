@@ -4,7 +4,7 @@
  *
  * A packing cuts each sequence into pieces. Each piece lies on one context rank of the replica that
  * holds the sequence. A batch of two packings of the same sequences moves rows from one cut to
- * another (colo_bridge_set_packing() in ragged.h, docs/packed.md). All tables are i64 in host
+ * another (colo_bridge_set_packing() in ragged.h, docs/concepts/ragged.md). All tables are i64 in host
  * memory and are the same on every rank.
  *
  * A layout says which ranks there are: the dims that split samples are the replicas, the first

@@ -2,7 +2,7 @@
 /*
  * plan.h - one rank's part of the routing between two layouts: what it sends and receives, forward
  * and backward. A plan follows from coordinates alone, in O(peers), without communication: both
- * sides of a message derive the same sender by the same rule (docs/plan.md).
+ * sides of a message derive the same sender by the same rule (docs/concepts/plan.md).
  */
 #ifndef COLOBRIDGE_PLAN_H
 #define COLOBRIDGE_PLAN_H
@@ -205,7 +205,7 @@ COLO_API const char *colo_direction_name(colo_direction_t direction);
 
 /**
  * colo_plan_collective_check() - can the COLLECTIVE algorithm carry this pair of layouts? Local
- * The checks and their order are those of the reference (docs/collective.md).
+ * The checks and their order are those of the reference (docs/concepts/bridge.md).
  * Errors:  COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE (batch not divisible)
  */
 COLO_API colo_status_t colo_plan_collective_check(const colo_plan_config_t *config);

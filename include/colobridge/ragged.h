@@ -4,7 +4,7 @@
  *
  * Create the bridge with config.ragged. In each step, set the tables of the step (segments.h), ask
  * how many rows this rank has, then run forward and backward on the batch that it returned.
- * Several batches with different tables may be outstanding. docs/ragged.md shows the path of
+ * Several batches with different tables may be outstanding. docs/concepts/ragged.md shows the path of
  * one image.
  *
  * Tensors are [rows, features]. On a source rank x has the rows of its replica's segments, in the

@@ -4,7 +4,7 @@
  * where they land in the LLM's packed sequences. And the balance of segments over replicas.
  *
  * A segment is an image or a clip: rows that stay together. A sequence is one packed sequence of
- * the LLM. All tables are i64 in host memory and are the same on every rank (docs/ragged.md).
+ * the LLM. All tables are i64 in host memory and are the same on every rank (docs/concepts/ragged.md).
  */
 #ifndef COLOBRIDGE_SEGMENTS_H
 #define COLOBRIDGE_SEGMENTS_H

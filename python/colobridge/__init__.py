@@ -4,7 +4,7 @@
 This package is the C library by ctypes; it needs neither torch nor numpy. With PyTorch:
 colobridge.torch (autograd functions), colobridge.megatron (HyperCommGrid,
 ColocatedBridgeCommunicator), colobridge.compat (vocabulary-parallel losses under their usual names).
-docs/python.md says what to change in a program that has those.
+docs/guides/pytorch.md says what to change in a program that has those.
 """
 from ._lib import version as library_version
 from ._version import VERSION as __version__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carry encoder activations into the LLM's layout, and gradients back; docs/bridge.md."""
+"""Carry encoder activations into the LLM's layout, and gradients back; docs/concepts/bridge.md."""
 import ctypes as c
 from collections.abc import Sequence
 from typing import Any, cast

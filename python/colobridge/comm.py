@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of ranks that talk: in-process ranks, processes over sockets, GPUs; docs/comm.md."""
+"""A group of ranks that talk: in-process ranks, processes over sockets, GPUs; docs/runtime/comm.md."""
 import atexit
 import contextlib
 import ctypes as c
@@ -349,7 +349,7 @@ class Comm(Handle):
         lib().colo_comm_stats_reset(self.handle)
 
     def dump(self) -> dict[str, Any]:
-        """Counters and the last 256 operations; keys as in docs/comm.md."""
+        """Counters and the last 256 operations; keys as in docs/runtime/comm.md."""
         need = lib().colo_comm_dump(self.handle, None, 0)
         raw = c.create_string_buffer(need + 4096)
         lib().colo_comm_dump(self.handle, raw, len(raw))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vocabulary-parallel losses under the names and with the arguments that PyTorch runtimes use.
 
-They are colobridge.torch's functions. What holds for all of them, and how each differs from its original: docs/compat.md.
+They are colobridge.torch's functions. What holds for all of them, and how each differs from its original: docs/guides/rl.md.
 """
 import types
 from collections.abc import Callable, Sequence
@@ -196,7 +196,7 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
     over cp, as in the original: every cp rank is expected to have computed the loss of its own part only.
 
     sampling_params: None, or an object with top_k (None, -1 or 0: all ids) and top_p (None: 1): logp is then over the ids
-    that these keep (docs/compat.md#top-k-and-top-p). The caller has applied its temperature to the logits. ValueError:
+    that these keep (docs/guides/rl.md#top-k-and-top-p). The caller has applied its temperature to the logits. ValueError:
     top_k < -1, or top_p outside of (0, 1].
     """
     what = 'from_parallel_logits_to_logprobs'

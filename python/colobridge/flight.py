@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m colobridge flight reads flight records of ranks: it says which rank is missing or which operation differs.
 
-A record is JSON, docs/comm.md: what dump() says of each communicator that a rank made from one world. With -o it is
+A record is JSON, docs/runtime/comm.md: what dump() says of each communicator that a rank made from one world. With -o it is
 written again as what the analyzer of PyTorch's Flight Recorder reads: a pickle with the keys of version 2.10 of that
 format. The analyzer aligns ranks by record_id, so an operation has there its number among all operations of its rank.
 """

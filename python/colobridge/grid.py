@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank is where, and which ranks form which group. Pure integers; see docs/grid.md."""
+"""Which rank is where, and which ranks form which group. Pure integers; see docs/concepts/layouts.md."""
 import ctypes as c
 import operator
 from collections.abc import Iterator, Mapping, Sequence

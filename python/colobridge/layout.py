@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which elements of a [samples, rows, features] tensor each rank of a grid owns; docs/layout.md."""
+"""Which elements of a [samples, rows, features] tensor each rank of a grid owns; docs/concepts/layouts.md."""
 import ctypes as c
 import math
 from collections.abc import Sequence

@@ -284,7 +284,7 @@ class ColocatedBridgeCommunicator:
 
     By default the limits are those of the all-gather / all-reduce algorithm, in its order and its words
     (ValueError): tp and dp in both grids, equal ranks, pp 1, source cp 1, cp before dp, dp sizes that
-    divide; a batch that divides. Keywords lift them: docs/python.md#switching-a-runtime-three-imports. output="sharded"
+    divide; a batch that divides. Keywords lift them: docs/guides/megatron.md#switching-a-runtime-three-imports. output="sharded"
     is exact, too; positions: length of the LLM's sequence, position_offset: where the rows begin in it. extra, data: names
     of dims other than tp, cp, pp, dp and ep, along which ranks hold copies, or samples are split on inside of a dp rank; dp
     sizes and positions then count these.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that ranks reach in each other, for bridges between GPUs of one host; docs/memory.md."""
+"""Memory that ranks reach in each other, for bridges between GPUs of one host; docs/runtime/gpu.md."""
 import atexit
 import ctypes as c
 from typing import Any, cast

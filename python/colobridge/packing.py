@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank holds which positions of packed sequences; docs/packed.md."""
+"""Which rank holds which positions of packed sequences; docs/concepts/ragged.md."""
 import array
 import ctypes as c
 import functools

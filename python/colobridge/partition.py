@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shard embeddings, labels and masks along the sequence; docs/partition.md."""
+"""Shard embeddings, labels and masks along the sequence; docs/concepts/layouts.md."""
 import ctypes as c
 import functools
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank sends and receives between two layouts, without communication; docs/plan.md."""
+"""What one rank sends and receives between two layouts, without communication; docs/concepts/plan.md."""
 import ctypes as c
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,6 +155,6 @@ def _region(raw: s.Region) -> Region:
 
 def collective_check(src: Layout, dst: Layout, shape: tuple[int, ...], *, dtype: str = 'f32',
                      output: str = 'full', grad: str = 'partial') -> None:
-    """ValueError when the COLLECTIVE algorithm would not take this pair (docs/collective.md)."""
+    """ValueError when the COLLECTIVE algorithm would not take this pair (docs/concepts/bridge.md)."""
     call('colo_plan_collective_check',
          config(s.PlanConfig, src, dst, shape, dtype, output, grad, False, 0, False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a ragged batch, and the balance of segments over replicas; docs/ragged.md."""
+"""The tables of a ragged batch, and the balance of segments over replicas; docs/concepts/ragged.md."""
 import array
 import ctypes as c
 import functools
@@ -27,7 +27,7 @@ class Segments(Comparable):
     context ranks of their own.
 
     cu_rows and cu_seqlens, [0, n0, n0 + n1, ..], replace rows and seq_len. What a table may be:
-    docs/ragged.md#from-python.
+    docs/concepts/ragged.md#from-python.
 
     Raises ValueError: tables of other kinds or lengths. The bridge checks their values.
     """

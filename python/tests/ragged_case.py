@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random ragged batches, and what ragged batches mean, by hand on a matrix of all rows: index_select where rows
-are taken, index_copy where they are merged. docs/ragged.md has the rules; of the library a Case uses its layouts alone.
+are taken, index_copy where they are merged. docs/concepts/ragged.md has the rules; of the library a Case uses its layouts alone.
 carried() runs a bridge on a case."""
 import random
 

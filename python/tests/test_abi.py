@@ -115,7 +115,7 @@ def test_versions_are_one():
 def test_names_of_the_reference_page_are_where_it_says():
     pytest.importorskip('torch')
     lost, module = [], None
-    for level, name in re.findall(r'^(##|###) `?([\w.]+)', (ROOT / 'docs/python-api.md').read_text(), re.M):
+    for level, name in re.findall(r'^(##|###) `?([\w.]+)', (ROOT / 'docs/reference/python.md').read_text(), re.M):
         if level == '##':
             module = importlib.import_module(name)
             continue
@@ -129,7 +129,7 @@ def test_names_of_the_reference_page_are_where_it_says():
 @pytest.mark.parametrize('module', ('colobridge.compat', 'colobridge.megatron'))
 def test_a_star_imports_the_names_of_the_reference_page(module):
     pytest.importorskip('torch')
-    page = (ROOT / 'docs/python-api.md').read_text().split('## %s\n' % module)[1].split('\n## ')[0]
+    page = (ROOT / 'docs/reference/python.md').read_text().split('## %s\n' % module)[1].split('\n## ')[0]
     space = {}
     exec('from %s import *' % module, space)
     assert set(space) - {'__builtins__'} == set(re.findall(r'^### `([A-Za-z]\w*)', page, re.M))

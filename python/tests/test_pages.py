@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that docs/for-*.md begin with, as four ranks run them; what comes out is compared with PyTorch."""
+"""The lines that pages of docs/guides begin with, as four ranks run them; what comes out is compared with PyTorch."""
 import re
 import types
 from pathlib import Path
@@ -22,10 +22,13 @@ DOCS = Path(__file__).resolve().parents[2] / 'docs'
 
 
 def lines(page):
-    """The first lines of Python on a page, behind nothing but a heading and a line of text."""
+    """The first lines of Python on a page, or under one of its headings, behind nothing but a line of text."""
+    page, _, heading = page.partition('#')
     text = (DOCS / page).read_text()
+    if heading:
+        text = text[text.index('\n## %s\n' % heading):]
     before, code = re.match(r'(.*?)```python\n(.*?)```', text, re.S).groups()
-    assert before.count('\n') <= 4 and len(re.findall(r'^\S', code, re.M)) <= 8, page
+    assert before.count('\n') <= 5 and len(re.findall(r'^\S', code, re.M)) <= 8, page
     return code
 
 
@@ -54,7 +57,7 @@ def all_tokens(weight, ranks=4):
 
 def megatron(rank):
     images = (100.0 * rank + torch.arange(24.0)).view(2, 3, 4).requires_grad_()
-    names = with_subgroups(lambda: run('for-megatron.md', encoder=lambda x: 2 * x, images=images))
+    names = with_subgroups(lambda: run('guides/megatron.md', encoder=lambda x: 2 * x, images=images))
     first = rank // 2 * 2  # dp rank of the LLM: it has the samples of two ranks
     want = torch.cat([2 * (100.0 * r + torch.arange(24.0)).view(2, 3, 4) for r in (first, first + 1)])
     assert torch.equal(names['hidden'], want)
@@ -66,7 +69,7 @@ def fsdp2(rank):
     from torch.distributed.device_mesh import init_device_mesh
     h, _, _, t, _ = case(seed=rank)
     hidden, weight = leaf(h), case(seed=9)[1]
-    names = run('for-fsdp2.md', torch=torch, weight=weight, mesh=init_device_mesh('cpu', (4,)), hidden=hidden,
+    names = run('guides/sharded-heads.md', torch=torch, weight=weight, mesh=init_device_mesh('cpu', (4,)), hidden=hidden,
                 targets=t)
     loss, d_weight, d_hidden = all_tokens(weight)
     near(names['loss'].detach(), loss, torch.float64, 'loss')
@@ -84,7 +87,7 @@ def zero3(rank):
     parameter.ds_tensor, parameter.ds_shape = weight.reshape(4, -1)[rank].clone(), weight.shape
     parameter.ds_process_group = dist.group.WORLD
     assert V * H % 4 == 0
-    names = run('for-zero3.md', model=model, hidden=hidden, targets=t, dp=dist.group.WORLD)
+    names = run('guides/sharded-heads.md#DeepSpeed ZeRO-3', model=model, hidden=hidden, targets=t, dp=dist.group.WORLD)
     loss, d_weight, d_hidden = all_tokens(weight)
     near(names['loss'].detach(), loss, torch.float64, 'loss')
     near(names['gradient'], d_weight.reshape(4, -1)[rank], torch.float64, 'd_weight')
@@ -98,7 +101,7 @@ def trainer(rank):
     tokens = t.clamp(min=0) % 22
     mask, advantage = (t != -100).double(), torch.where(t % 2 == 0, 1.0, -1.0).double()
     old = plain(h, w, None, tokens)[0] + 0.1
-    run('for-rl.md', torch=torch, hidden=hidden, weight=w[11 * (rank % 2):][:11], tokens=tokens, tp=tp, old_logp=old,
+    run('guides/rl.md', torch=torch, hidden=hidden, weight=w[11 * (rank % 2):][:11], tokens=tokens, tp=tp, old_logp=old,
         advantage=advantage, mask=mask)
     logp, entropy = plain(whole, w, None, tokens)
     ratio = (logp - old).exp()
@@ -131,7 +134,7 @@ def torchrun(rank):
 
     with mock.patch('torch.distributed.device_mesh.init_device_mesh', lambda _, *args, make=init_device_mesh, **kwargs: make(
             'cpu', *args, **kwargs)):
-        names = run('for-torchrun.md', encoder=lambda x: 3 * x, images=mine, llm=Llm.apply, targets=targets[:, rows])
+        names = run('guides/quickstart.md', encoder=lambda x: 3 * x, images=mine, llm=Llm.apply, targets=targets[:, rows])
     loss = torch.nn.functional.cross_entropy((3 * whole @ weight.t()).view(-1, 22), targets.view(-1))
     loss.backward()
     near(names['loss'].detach(), loss.detach(), torch.float64, 'loss')
@@ -168,11 +171,11 @@ def encoded(rank, page, deep):
 
 
 def towers(rank):
-    encoded(rank, 'for-vision.md', 0)
+    encoded(rank, 'guides/vision.md', 0)
 
 
 def deepstack(rank):
-    encoded(rank, 'for-deepstack.md', 2)
+    encoded(rank, 'guides/vision.md#Several tensors: DeepStack', 2)
 
 
 def microbatches(rank):
@@ -187,7 +190,7 @@ def microbatches(rank):
     tower, words = torch.nn.Linear(6, 8, dtype=torch.float64), torch.zeros(9, 8, dtype=torch.float64)
     cut = [[0, 1, 6, 7], [2, 3, 4, 5]][rank // 2]
     seen = iter((0, 1))
-    run('for-microbatches.md', tower=tower, pixels=own.get(rank, images[:0]),
+    run('guides/vision.md#One encoder batch for several micro-batches', tower=tower, pixels=own.get(rank, images[:0]),
         counts={0: [2, 0], 3: [1, 0], 1: [0, 2]}.get(rank, [0, 0]), tables=tables,
         texts=[torch.arange(4), torch.arange(4, 8)], words=lambda tokens: words[tokens],
         llm=lambda x: (torch.tanh(x) * weight[next(seen)][cut]).sum())
@@ -202,7 +205,7 @@ def microbatches(rank):
 
 
 def threads(rank):
-    names = run('for-threads.md')
+    names = run('concepts/bridge.md#Two bridges at once')
     here, x = torch.device('cpu'), torch.full((2, 3), rank + 1.0)
     segments = cb.Segments([2] * 4, src=range(4), seq=[0] * 4, pos=[0, 2, 4, 6], seq_len=[8], seq_dp=[0])
     for carry in names['sound'], names['images']:
@@ -210,18 +213,35 @@ def threads(rank):
     assert len({id(carry.comm(here)) for carry in (names['sound'], names['images'])}) == 2
 
 
-PAGES = {'for-threads.md': threads, 'for-vision.md': towers, 'for-deepstack.md': deepstack, 'for-microbatches.md': microbatches,
-         'for-megatron.md': megatron, 'for-fsdp2.md': fsdp2, 'for-zero3.md': zero3, 'for-rl.md': trainer,
-         'for-torchrun.md': torchrun}
+def distillation(rank):
+    tp = groups((0, 1), (2, 3))
+    make = torch.Generator().manual_seed(6 + rank // 2)
+    hidden, teacher = (torch.randn(5, H, generator=make, dtype=torch.float64) for _ in range(2))
+    head, teacher_head = (torch.randn(22, H, generator=make, dtype=torch.float64) for _ in range(2))
+    mine, whole = leaf(hidden), leaf(hidden)
+    run('guides/distillation.md', hidden=mine, head=types.SimpleNamespace(weight=head[11 * (rank % 2):][:11]), tp=tp,
+        teacher_hidden=teacher, teacher_head=teacher_head[11 * (rank % 2):][:11])
+    log_p, log_q = ((x @ w.t()).log_softmax(-1) for x, w in ((whole, head), (teacher, teacher_head)))
+    (log_q.exp() * (log_q - log_p)).sum(-1).mean().backward()
+    near(mine.grad, whole.grad, torch.float64, 'd_hidden')
+
+
+PAGES = {'guides/quickstart.md': torchrun, 'guides/vision.md': towers, 'guides/vision.md#deepstack': deepstack,
+         'guides/vision.md#micro-batches': microbatches, 'guides/megatron.md': megatron, 'guides/sharded-heads.md': fsdp2,
+         'guides/sharded-heads.md#zero3': zero3, 'guides/rl.md': trainer, 'guides/distillation.md': distillation,
+         'concepts/bridge.md#two': threads}
 
 
 @pytest.mark.parametrize('page', list(PAGES))
 def test_first_lines_of_a_page_do_what_it_says(world, page):
-    if page in ('for-fsdp2.md', 'for-torchrun.md') and not hasattr(torch.distributed, 'device_mesh'):
+    if page in ('guides/sharded-heads.md', 'guides/quickstart.md') and not hasattr(torch.distributed, 'device_mesh'):
         pytest.skip('this PyTorch %s has no DeviceMesh' % torch.__version__)
     world.run(PAGES[page])
 
 
-def test_every_page_for_users_is_run():
-    others = ['for-hybrid.md']  # by test_torch_packed.py
-    assert sorted([*PAGES, *others]) == sorted(p.name for p in DOCS.glob('for-*.md'))
+def test_every_guide_is_run():
+    others = ['guides/hybrid.md',    # by test_torch_packed.py
+              'guides/choosing.md',  # by tests/tools
+              'guides/pytorch.md', 'guides/c.md']
+    assert sorted({p.split('#')[0] for p in PAGES if p.startswith('guides')} | set(others)) == sorted(
+        'guides/' + p.name for p in DOCS.glob('guides/*.md'))

@@ -566,8 +566,8 @@ def test_the_example_of_the_readme_prints_what_it_says(capsys):
 
 
 def test_sharded_rows_of_the_page_go_into_the_local_sequence(capsys):
-    exec(compile(readme('sharded rows', 'docs/bridge.md'), 'bridge.md', 'exec'), {'__name__': 'page'})
-    assert capsys.readouterr().out == readme('sharded rows prints', 'docs/bridge.md')
+    exec(compile(readme('sharded rows', 'docs/concepts/bridge.md'), 'bridge.md', 'exec'), {'__name__': 'page'})
+    assert capsys.readouterr().out == readme('sharded rows prints', 'docs/concepts/bridge.md')
 
 
 class SumOverTp(torch.autograd.Function):

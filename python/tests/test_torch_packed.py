@@ -414,7 +414,7 @@ def test_a_hybrid_layer_has_the_gradients_of_one_rank(world):
 
 def page(rank):
     """Its first lines, with a scan that needs rows in order."""
-    code = re.search(r'```python\n(.*?)```', (ROOT / 'docs/for-hybrid.md').read_text(), re.S).group(1)
+    code = re.search(r'```python\n(.*?)```', (ROOT / 'docs/guides/hybrid.md').read_text(), re.S).group(1)
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     cp, lengths = rank // 2, [8, 4]
     whole = torch.arange(12., dtype=torch.float64).view(12, 1)
@@ -425,7 +425,7 @@ def page(rank):
         assert torch.equal(rows, before)
         return rows * 2
     names = {'hidden': hidden, 'cu_seqlens': torch.tensor(cu_of(lengths)), 'cp_group': groups[rank % 2], 'scan': scan}
-    exec(compile(code, 'for-hybrid.md', 'exec'), names)
+    exec(compile(code, 'hybrid.md', 'exec'), names)
     assert torch.equal(names['hidden'], 3 * hidden)
     names['hidden'].sum().backward()
     assert torch.equal(hidden.grad, torch.full_like(hidden, 3))

@@ -303,10 +303,10 @@ def test_a_program_that_an_exception_ends_between_start_and_finish_ends_with_it(
 
 
 def page(which):
-    """The first lines of Python of docs/overlap.md, or those behind a mark."""
-    text = (Path(__file__).resolve().parents[2] / 'docs/overlap.md').read_text()
+    """The first lines of Python behind a heading of docs/concepts/bridge.md, or behind a mark of docs/guides/vision.md."""
+    text = ''.join((Path(__file__).resolve().parents[2] / 'docs' / p).read_text() for p in ('concepts/bridge.md', 'guides/vision.md'))
     code = text[text.index(which):].split('```python\n', 1)[1].split('```', 1)[0]
-    return compile(code, 'overlap.md', 'exec')
+    return compile(code, which, 'exec')
 
 
 def micro_batches(rank):
@@ -338,7 +338,7 @@ def first_lines(rank):
     carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
     images = torch.full((1, 2, 3), rank + 1.)
     names = {'carry': carry, 'images': images, 'encoder': lambda x: 2 * x, 'embed': lambda t: t + 1, 'tokens': torch.ones(2)}
-    exec(page('```python'), names)
+    exec(page('## Start and finish: overlap'), names)
     assert names['y'][:, 0, 0].tolist() == [2. * (rank // 2 * 2 + i) for i in (1, 2)] and names['text'].eq(2).all()
 
 

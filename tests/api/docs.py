@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say can be found: error messages that docs/troubleshooting.md quotes stand in the code,
+"""What the pages say can be found: error messages that docs/reference/errors.md quotes stand in the code,
 and links between pages lead to files and to headings in them.
 
 A quote is the code span a table row begins with; its "…" stand for what the code prints there. Text
@@ -40,16 +40,17 @@ def headings(path):
 def main():
     bad = 0
     code = error_messages()
-    page = (ROOT / 'docs' / 'troubleshooting.md').read_text()
+    page = (ROOT / 'docs/reference/errors.md').read_text()
     quotes = re.findall(r'^\| (`.*?`) \| ', page, re.M)
     for quote in quotes:
         # `a …`…`b` is one error message that is not quoted without a gap.
         for key in re.findall(r'`([^`]*)`', quote):
             if len(key) > 2 and key not in code:
                 bad += 1
-                print('docs/troubleshooting.md: nothing says "%s"' % key)
+                print('docs/reference/errors.md: nothing says "%s"' % key)
     links = 0
-    for path in sorted(ROOT.glob('*.md')) + sorted((ROOT / 'docs').glob('*.md')):
+    pages = sorted((ROOT / 'docs').rglob('*.md'))
+    for path in sorted(ROOT.glob('*.md')) + pages:
         text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)
         for target, heading in re.findall(r'\]\(([^)#\s]*)#?([^)\s]*)[^)]*\)', text):
             if '://' in target:
@@ -59,11 +60,11 @@ def main():
             if not to.exists() or (heading and heading not in headings(to)):
                 bad += 1
                 print('%s: there is no %s' % (path.relative_to(ROOT), target + '#' * bool(heading) + heading))
-    index = (ROOT / 'docs' / 'README.md').read_text()
-    for path in sorted((ROOT / 'docs').glob('*.md')):
-        if path.name != 'README.md' and '(%s)' % path.name not in index:
+    index = (ROOT / 'docs/index.md').read_text()
+    for name in (str(path.relative_to(ROOT / 'docs')) for path in pages):
+        if name != 'index.md' and '(%s)' % name not in index:
             bad += 1
-            print('docs/README.md: no link to %s' % path.name)
+            print('docs/index.md: no link to %s' % name)
     print('%d quotes, %d links, %d bad' % (len(quotes), links, bad))
     return 1 if bad or not quotes or not links else 0
 

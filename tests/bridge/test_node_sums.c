@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_node_sums.c - PARTIAL gradients that nodes add up before these leave them: the bits of the
- * order that docs/plan.md states, and a sum in double.
+ * order that docs/concepts/plan.md states, and a sum in double.
  */
 #include "harness/harness.h"
 #include "harness/bridge_case.h"

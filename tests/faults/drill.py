@@ -115,7 +115,7 @@ ROWS = {
 # Destroys come back by the deadline, and memory that others have open is freed then.
 DESTROYED_BY_DEADLINE = ("never@destroy", "hung@destroy", "unjoined@destroy", "fails@register", "fails@create")
 
-# UCX 1.13 may end a process whose peer dies while they connect over TCP (docs/hosts.md): 5 of 480 times on a busy machine.
+# UCX 1.13 may end a process whose peer dies while they connect over TCP (docs/runtime/processes.md): 5 of 480 times on a busy machine.
 UCX_ASSERTION = b"Assertion `!(ep->flags & UCT_TCP_EP_FLAG_CTX_TYPE_TX)' failed"
 
 
@@ -200,7 +200,7 @@ def plural(names):
 
 
 def page(results):
-    """docs/faults.md; with no results its rows without times."""
+    """docs/runtime/faults.md; with no results its rows without times."""
     lines = ["# faults: what each rank gets, and when", "",
              "<!-- made by tests/faults/drill.py --page; do not edit -->", "",
              "Each row was run on four ranks: rank 2 is at fault. The deadline (`COLO_TIMEOUT_MS`) is 500 ms if a status depends",
@@ -208,7 +208,7 @@ def page(results):
              "is 500 ms, else within 2.5 s. Then it destroys all its objects and sums with the other live ranks on a new",
              "communicator. A row that fails fails the test suite. The times are the longest from the fault to the status,",
              "in ms. Where no status is an error, there is no time.", "",
-             "Ranks of `mpirun` are such processes ([mpi.md](mpi.md)). Most launchers end the whole job if a rank is killed; a",
+             "Ranks of `mpirun` are such processes ([MPI](processes.md#mpi)). Most launchers end the whole job if a rank is killed; a",
              "rank that they let live gets the status of the table.", "",
              "The last two columns are of threads with memory of a GPU each: over NCCL, and over registered memory of",
              "peers. Their times were measured on a stand-in for CUDA and NCCL on the processor (`tests/fake`), and are not",
@@ -217,13 +217,13 @@ def page(results):
              "rank whose deadline is over first gets that, and the others may get `PEER`. `order` and `two-threads` run at",
              "`COLO_CHECK=2` there. In `fails@register` and `fails@create` the ranks open each other's memory as processes do,",
              "which only the stand-in allows to threads; no rank may free what another one has open.", "",
-             "The faults are in [drill.c](../tests/faults/drill.c), what they must lead to is in",
-             "[drill.py](../tests/faults/drill.py), both under the name of the row; `drill.py --row NAME` repeats one.",
-             "[comm.md](comm.md) says what holds after an error. What GPU communicators do if a call of CUDA or NCCL, an",
+             "The faults are in [drill.c](../../tests/faults/drill.c), what they must lead to is in",
+             "[drill.py](../../tests/faults/drill.py), both under the name of the row; `drill.py --row NAME` repeats one.",
+             "[comm](comm.md) says what holds after an error. What GPU communicators do if a call of CUDA or NCCL, an",
              "allocation or a thread fails, and what a broken device, a capture on one rank or a borrowed `ncclComm_t` that",
-             "ended leads to, is in [test_faults.c](../tests/fake/test_faults.c), with the statuses of all ranks;",
-             "[test_no_memory.c](../tests/faults/test_no_memory.c) lets each allocation and each thread fail in turn;",
-             "[test_abort.c](../tests/comm/test_abort.c) aborts a hundred worlds in a row, after which a process holds no more",
+             "ended leads to, is in [test_faults.c](../../tests/fake/test_faults.c), with the statuses of all ranks;",
+             "[test_no_memory.c](../../tests/faults/test_no_memory.c) lets each allocation and each thread fail in turn;",
+             "[test_abort.c](../../tests/comm/test_abort.c) aborts a hundred worlds in a row, after which a process holds no more",
              "descriptors, threads or memory than before.", "",
              "| row | rank 2 … | the others get | rank 2 gets | " + " | ".join(NAMES[t] for t in ALL) + " |",
              "|---|---|---|---|" + "---:|" * len(ALL)]
@@ -264,7 +264,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="rows to run at a time; 1")
     parser.add_argument("--row", action="append", help="this one only; repeat for more")
     parser.add_argument("--without", action="append", default=[], metavar="FAULT", help="not the rows of this one")
-    parser.add_argument("--page", metavar="FILE", help="write docs/faults.md with the times of this run, if no row fails")
+    parser.add_argument("--page", metavar="FILE", help="write docs/runtime/faults.md with the times of this run, if no row fails")
     parser.add_argument("--check-page", metavar="FILE", help="fail if FILE has other rows than this drill")
     args = parser.parse_args()
     jobs = [(transport, row) for transport in args.transports for row, (_, _, _, transports) in ROWS.items()

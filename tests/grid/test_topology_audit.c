@@ -324,7 +324,7 @@ T_CASE(a_wide_binding_is_advised_against_where_nodes_matter)
 
 /*
  * TP2/DP4 -> TP2/CP2/DP2, sharded: 0 and 2, 1 and 3, 4 and 6, 5 and 7 swap an eighth of the tensor
- * each way, forward and backward, and nothing else moves (docs/plan.md). The tensor is 16 samples
+ * each way, forward and backward, and nothing else moves (docs/concepts/plan.md). The tensor is 16 samples
  * x 8 rows x 4 features in bf16: 1024 bytes.
  */
 T_CASE(a_bridge_pays_for_the_links_it_crosses)

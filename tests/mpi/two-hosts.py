@@ -4,7 +4,7 @@
 usage: two-hosts.py PROGRAM                    four ranks over UCX; with T_LACKS rank 1 has none,
                                               and all are told what to install
        two-hosts.py --mpi N PROGRAM ARGS...    N ranks of Open MPI's mpirun
-       two-hosts.py --page LAUNCHER COLO_INFO  the command of docs/hosts.md with that launcher
+       two-hosts.py --page LAUNCHER COLO_INFO  the command of docs/runtime/processes.md with that launcher
 
 Half of the ranks live in each. Over UCX they share nothing but a folder for the bootstrap. For mpirun each host has an address and a name of its own, a daemon started
 through a remote shell that is `ip netns exec`, and TCP as the only way to the other one. Where that
@@ -144,12 +144,12 @@ def starts(launcher):
 
 
 def on_page(folder, launcher, colo_info):
-    """Runs what docs/hosts.md says, with addresses and a folder that are here."""
-    page = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'docs', 'hosts.md')
+    """Runs what docs/runtime/processes.md says, with addresses and a folder that are here."""
+    page = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'docs', 'runtime', 'processes.md')
     with open(page) as file:
         lines = [line.split() for line in file if line.startswith(launcher + ' ')]
     if not lines:
-        print('docs/hosts.md has no line that begins with %s' % launcher, file=sys.stderr)
+        print('docs/runtime/processes.md has no line that begins with %s' % launcher, file=sys.stderr)
         return 1
     agent = make_agent(folder)
     here = {'10.0.0.1': NET % 1, '10.0.0.2': NET % 2, '/shared': folder}

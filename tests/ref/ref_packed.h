@@ -3,7 +3,7 @@
  * ref_packed.h - packings by brute force: which rank holds a position, what a rank has, what is
  * refused.
  *
- * Every question is answered position by position from the text of docs/packed.md. Shares the
+ * Every question is answered position by position from the text of docs/concepts/ragged.md. Shares the
  * description of a grid with ref_bridge.h, and nothing with the library.
  */
 #ifndef TESTS_REF_REF_PACKED_H

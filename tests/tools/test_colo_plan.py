@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """colo-plan from outside: the worked examples of the bridge's rules as whole JSON documents and whole tables, written
-down by hand from the rules (docs/plan.md); the tables are golden/plan-*.txt."""
+down by hand from the rules (docs/concepts/plan.md); the tables are golden/plan-*.txt."""
 import resource
 
 from plan_world import Grid

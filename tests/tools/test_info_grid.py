@@ -9,7 +9,7 @@ How golden/ was derived. Compact binding puts rank l of a host on core l.
   two packages:  dp 1, tp 4 apart: {j, j + 4, j + 8, j + 12} has both sides of 8. With tp first it is {4 j .. 4 j + 3}.
                  Scattered, odd ranks are on the other package.
   hosts:         012 345 67. tp pairs 01 23 45 67: one is split. cp pairs 02 13 46 57: three. dp pairs 04 15 26 37: all.
-                 The bridge (docs/plan.md): 0 and 1 get theirs from 2, 2 from 0 or 1, on their host; 3 to 7 have no
+                 The bridge (docs/concepts/plan.md): 0 and 1 get theirs from 2, 2 from 0 or 1, on their host; 3 to 7 have no
                  source there. 4 and 5 need the same, and so do 6 and 7: 3 of 8 eighths of 1024 cross hosts, and two are
                  passed on.
 """

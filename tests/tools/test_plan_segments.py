@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""colo-plan --segments and --packing: the worked examples of docs/ragged.md and docs/packed.md as whole JSON documents,
+"""colo-plan --segments and --packing: the worked examples of docs/concepts/ragged.md as whole JSON documents,
 whole tables (both in golden/) and pictures, written down by hand from these pages; and every file that is no such
 table."""
 import json
@@ -22,7 +22,7 @@ def packing(seq_len, src, dst, **more):
     return {'seq_len': seq_len, 'src': {'split': src}, 'dst': {'split': dst, **more}}
 
 
-# P = 2, D = 1, C = 2, zigzag: docs/ragged.md. Rank 0 owns e0 row 0 and e2 row 0.
+# P = 2, D = 1, C = 2, zigzag: docs/concepts/ragged.md. Rank 0 owns e0 row 0 and e2 row 0.
 WORKED = batch([3, 0, 5], [0, 1, 1], [0, 0, 1], [2, 9, 1], [12, 8], [0, 0])
 
 
@@ -127,7 +127,7 @@ def a_picture_of_a_million_million_rows_is_drawn_at_once():
 
 # ---- packings ----
 
-# docs/packed.md: rank 0 sends q0 6 7 and q1 3, and gets q0 2 3 and q1 1. 16 bytes a row.
+# docs/concepts/ragged.md: rank 0 sends q0 6 7 and q1 3, and gets q0 2 3 and q1 1. 16 bytes a row.
 PACKED = packing([8, 4], 'zigzag', 'block')
 
 

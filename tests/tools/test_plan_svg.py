@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pictures of colo-plan: well-formed, every message of the hand-worked examples in them with its bytes, one part
 of a large world with how many there are, and a file that is whole or not there. Expectations are closed forms of the
-bridge's rules (docs/plan.md)."""
+bridge's rules (docs/concepts/plan.md)."""
 import os
 import resource
 import signal

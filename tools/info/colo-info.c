@@ -43,7 +43,7 @@ static const char help[] =
     "  --world FOLDER       each rank of a job (torchrun, mpirun, srun) runs this; prints which\n"
     "                       ranks share a node, what carries each pair and why. The folder is\n"
     "                       new, and all hosts see it\n"
-    "  --json               for programs; the keys are in docs/topology.md\n"
+    "  --json               for programs; the keys are in docs/runtime/topology.md\n"
     "  --version, --help\n"
     "\n"
     "Example: 8 ranks on a machine with two packages of four cores\n"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json.c - colo-info for programs. The keys are promised in docs/topology.md; a key whose subject
+ * json.c - colo-info for programs. The keys are promised in docs/runtime/topology.md; a key whose subject
  * was not asked for is left out, one whose answer does not exist is null.
  */
 #include "info-tool.h"

@@ -294,7 +294,7 @@ int info_world(const char *path)
         l++;
     if (l == end)
         return tool_refuse("--world: neither torchrun, mpirun, mpiexec nor srun has started this "
-                           "process; see docs/hosts.md");
+                           "process; see docs/runtime/processes.md");
     const char *rank = getenv(l->rank), *size = getenv(l->size);
     folder_t f = {.path = path, .rank = number(rank), .size = number(size)};
     if (f.size < 1 || f.size > RANKS_MAX || f.rank < 0 || f.rank >= f.size)

@@ -60,7 +60,7 @@ static const char help[] =
     "  --tokens N           logprob: rows of the logits (8192)\n"
     "  --vocab N            logprob: columns of the logits (151936), bf16\n"
     "  --entropy            logprob: with entropy and its gradient\n"
-    "  --json               for programs; the keys are in docs/perf.md\n"
+    "  --json               for programs; the keys are in docs/runtime/perf.md\n"
     "  --svg F              also draws bandwidth by size, next to the limit, on logarithmic axes,\n"
     "                       as a page in the file F\n"
     "  --version, --help\n"

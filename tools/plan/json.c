@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json.c - the plan, and a comparison, for programs. The keys are documented in docs/plan.md and
+ * json.c - the plan, and a comparison, for programs. The keys are documented in docs/concepts/plan.md and
  * stay.
  *
  * Everything is built before the first byte is written, so a failure leaves stdout empty. One rank

@@ -3,7 +3,7 @@
  * packing-svg.c - the panels of a packed batch: how both sides cut each sequence, and the path of
  * one.
  *
- * Pieces are those of docs/packed.md, found again from the tables (bars.c). A box has the colour of
+ * Pieces are those of docs/concepts/ragged.md, found again from the tables (bars.c). A box has the colour of
  * the first rank that holds it, so what has one colour on both sides stays where it is. What is
  * drawn is bounded; the panels say what they leave out.
  */

@@ -3,7 +3,7 @@
  * segments-svg.c - the panels of a ragged batch: rows of each source replica, packed sequences with
  * the owner of each chunk, and the path of one segment.
  *
- * A segment has the colour of its source replica everywhere. Owners are those of docs/ragged.md:
+ * A segment has the colour of its source replica everywhere. Owners are those of docs/concepts/ragged.md:
  * a sequence has 2C chunks (zigzag), chunk j belongs to context rank min(j, 2C - 1 - j). What is
  * drawn is bounded; the panels say what they leave out.
  */

@@ -129,7 +129,7 @@ static int64_t addends_in(const pic_list_t *list, int64_t end, bool *no_memory)
 }
 
 /* Backward with PARTIAL gradients: one partial sum for every addend of which something arrives, as
- * large as the input (docs/bridge.md); if nodes add up, as the larger part, in fp32. */
+ * large as the input (docs/concepts/bridge.md); if nodes add up, as the larger part, in fp32. */
 static int64_t partial_sums(const plan_ask_t *ask, const colo_plan_t *plan, int64_t rows[2],
                             plan_sums_t *one)
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch: bridge, shards and losses as autograd functions on the current stream. docs/python.md.
+"""PyTorch: bridge, shards and losses as autograd functions on the current stream. docs/guides/pytorch.md.
 
 Tensors live on the host or on CUDA devices, and are borrowed: neither inputs nor gradients are copied, unless a function
 says so.

@@ -65,7 +65,7 @@ class Bridge(_Module):
 
     transport: "auto", "nccl" or "peer"; buffers: None, or how many blocks: how CUDA tensors of ranks that reach each other's
     memory travel, where y and d_x are then, and when these are PyTorch's own, as nothing moves:
-    docs/python.md#memory-that-gpus-reach. transport is the same on all ranks; COLO_TRANSPORT overrides it.
+    docs/guides/pytorch.md#memory-that-gpus-reach. transport is the same on all ranks; COLO_TRANSPORT overrides it.
 
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run
@@ -78,7 +78,7 @@ class Bridge(_Module):
     at work at once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones;
     it connects then.
 
-    grad_scale: factor of x's gradient, as EncoderParallel has it (docs/for-vision.md).
+    grad_scale: factor of x's gradient, as EncoderParallel has it (docs/guides/vision.md).
 
     A copy (copy.deepcopy() of a model) shares communicator and memory with the bridge; destroy() is of both. One that is
     pickled has group=torch.distributed.group.WORLD and comm="shared", and so has what is loaded; TypeError: another one.
@@ -122,13 +122,13 @@ class Bridge(_Module):
         """Begins bridge(x, ...), with its arguments: start(x).finish() is y. On a GPU what is enqueued in between runs
         while rows move, in backward, too. Until finish() nothing writes x. All ranks start the same calls in
         the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach (see
-        buffers) runs in start() as a whole. docs/overlap.md. Hooks of the module hear of no call in halves."""
+        buffers) runs in start() as a whole. docs/concepts/bridge.md. Hooks of the module hear of no call in halves."""
         return call(self._engine, True, x, None, None, samples, shape, like)
 
 
 class RaggedBridge(_Module):
     """Carries batches of images that have any number of rows, and samples any number of images, as their tables say:
-    docs/ragged.md. A torch.nn.Module without parameters.
+    docs/concepts/ragged.md. A torch.nn.Module without parameters.
 
     The arguments are those of Bridge; buffers is None or 0. A copy is what one of Bridge is, and errors are those."""
 
@@ -157,7 +157,7 @@ class RaggedBridge(_Module):
         order of the tables, or a nested tensor of them; [0, features], or None and like=, without any; or a tuple of
         tensors with one routing. into: embeddings [.., positions, features] that they are written into; None: y has the
         rows of the batch in the order of their positions. add, inplace, entries of into that are None:
-        docs/ragged.md#from-python; the same on all ranks."""
+        docs/concepts/ragged.md#from-python; the same on all ranks."""
         return call(self._engine, False, x, segments, into, None, None, like, add, inplace)
 
     def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, like: Any = None, add: bool = False,
@@ -167,7 +167,7 @@ class RaggedBridge(_Module):
 
 
 class PackedBridge(_Module):
-    """Carries rows of packed sequences whose cut changes, from one Packing to another: docs/packed.md. A torch.nn.Module
+    """Carries rows of packed sequences whose cut changes, from one Packing to another: docs/concepts/ragged.md. A torch.nn.Module
     without parameters.
 
     The arguments are those of Bridge; buffers is None or 0. The grids count the ranks of @group from 0. A copy is what one

@@ -220,7 +220,7 @@ def _(ctx: Any, *upstream: Any) -> Any:
 def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, chunk_size: int = 2048, tp_group: Any = None,
                 params: Iterable[Any] = ()) -> Any:
     """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T (+ a bias), of which one chunk of tokens exists
-    at a time; backward makes them again. For losses that linear_logprob() does not have: docs/python.md#other-losses.
+    at a time; backward makes them again. For losses that linear_logprob() does not have: docs/guides/distillation.md#other-losses.
 
     fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice
     of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..]. fn may

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses, uniform bridges and relayout() in graphs of torch.compile(): one operator of torch.library for all of them. docs/python.md.
+"""Losses, uniform bridges and relayout() in graphs of torch.compile(): one operator of torch.library for all of them. docs/guides/pytorch.md.
 
 A graph has tensors and numbers. Which function it is, its groups and its other options are a number here, which stands
 for them in this process. The operator runs the function as it runs without a graph, and keeps what autograd recorded

@@ -15,23 +15,23 @@ class Head:
     """A head's parameters and what is true of it in each call: linear_nll(), linear_logprob(), linear_cross_entropy() and
     over_chunks() take one in the place of a weight. It holds the tensors, and copies nothing.
 
-    weight [Vl, H], bias [Vl] or None: this rank's rows. weight may be a DTensor (docs/python.md#dtensors) or a parameter of
+    weight [Vl, H], bias [Vl] or None: this rank's rows. weight may be a DTensor (docs/guides/sharded-heads.md#dtensors) or a parameter of
     DeepSpeed's ZeRO-3.
     softcap, scale: x = softcap * tanh(scale * logits / softcap) / temperature.
     tp_group: the ranks that share the vocabulary (None: no others). vocab_start, vocab_end: the columns of this rank's rows,
     by default equal shards in rank order; vocab_size: V, if rows >= V are padding: logprob().
 
-    A head that is sharded over data parallel ranks (docs/python.md#the-lm_head), if weight is neither a DTensor nor
+    A head that is sharded over data parallel ranks (docs/guides/sharded-heads.md#the-head-and-modes), if weight is neither a DTensor nor
     DeepSpeed's: shard_group: those ranks, of which none but this one is in tp_group; rows: Vl, of all of them together; flat:
     weight [n] is this rank's elements of the flattened weight, not its rows. All ranks of shard_group call, also with no token.
     grad_reduction: over the ranks that share the weight, or have copies of it, the gradient is the "sum" or the "mean"; None:
-    of a parameter of FSDP2's what FSDP2 makes of others (docs/for-fsdp2.md#sum-or-mean), else the sum.
+    of a parameter of FSDP2's what FSDP2 makes of others (docs/guides/sharded-heads.md#sum-or-mean), else the sum.
 
     main_grad: the gradients of weight and bias are added to their main_grad, in f32, and autograd gets none.
     d_hidden: the gradient of hidden over tp_group: "all_reduce", "partial" or "reduce_scatter".
     logits_dtype: of logits in memory, float32 (None) or hidden's. budget: bytes of logits that mode "auto" keeps (0: 1 GiB).
     max_valid: an upper bound of a call's tokens that are not ignored; products have that many rows.
-    invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/invariant.md).
+    invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/concepts/loss.md).
     """
     weight: Any
     bias: Any = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probability and loss straight from hidden states, token chunk by token chunk: the product with
 the lm_head and the loss of its logits as one autograd function; never all logits. Formulas and modes:
-docs/linear_logprob.md; a head that is sharded over data parallel ranks: docs/lm_head.md.
+docs/concepts/lm_head.md; a head that is sharded over data parallel ranks: docs/concepts/lm_head.md.
 
 What the library keeps from call to call (streams, events, cuBLASLt handles) belongs to the vocabulary
 group's communicator; memory comes from torch at each call, so caching allocator and CUDA graphs see it.
@@ -298,7 +298,7 @@ def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = Non
 
     weight: a tensor, or a Head, which has the bias and what else belongs to a head: softcap, columns, shards, main_grad.
     tp_group: the ranks that share the vocabulary in equal shards, if the Head does not say it.
-    mode ("auto", "logprob", "keep"): the table of docs/python.md#the-lm_head; "auto" keeps logits when they fit into the
+    mode ("auto", "logprob", "keep"): the table of docs/guides/sharded-heads.md#the-head-and-modes; "auto" keeps logits when they fit into the
     Head's budget. chunk_size: tokens a chunk, 0 or None: from budget.
     Inside of autocast, hidden, weight and bias are cast as F.linear() would. Other arguments, special
     values and errors: logprob().
@@ -325,12 +325,12 @@ def linear_nll(hidden: Any, weight: Any, target: Any, *, reduction: str = 'mean'
 
     mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,
     in hidden's dtype, or it makes those of hidden (in its dtype), weight and bias (in fp32), which backward multiplies and
-    can do only once. Which of the two, and when the first can run backward only once, too: docs/python.md#the-lm_head.
+    can do only once. Which of the two, and when the first can run backward only once, too: docs/guides/sharded-heads.md#the-head-and-modes.
 
     upstream: the gradient that backward will bring to loss, if it is known before forward: a number, or a tensor of one
     element on hidden's device. For mode "loss" and reduction "sum". Forward then makes the gradients of hidden, weight and
     bias with it, and adds those of weight and bias to main_grad at once, whether or not backward comes. Without main_grad
-    backward returns them. What backward does if another gradient comes: docs/python.md#the-lm_head.
+    backward returns them. What backward does if another gradient comes: docs/guides/sharded-heads.md#the-head-and-modes.
 
     In mode "loss" Loss.num has no gradient. weight, the other modes and arguments are linear_logprob()'s, reductions,
     mask [...], class_weight and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".

@@ -2,7 +2,7 @@
 """Log-probability, entropy and loss of targets under vocabulary-parallel logits, as autograd functions.
 
 Forward reads the logits once and does one all-gather over the vocabulary group; backward does none,
-reads the logits again and writes their gradient. Formulas and special values: docs/logprob.md.
+reads the logits again and writes their gradient. Formulas and special values: docs/concepts/loss.md.
 """
 import ctypes as c
 import functools
@@ -448,7 +448,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
-    tp_group: ranks that share the vocabulary (None: no others). DTensors: docs/python.md#dtensors. vocab_start, vocab_end: this rank's columns,
+    tp_group: ranks that share the vocabulary (None: no others). DTensors: docs/guides/sharded-heads.md#dtensors. vocab_start, vocab_end: this rank's columns,
     by default equal shards in rank order; vocab_size: V if columns >= V are padding, or if the group also serves another
     vocabulary whose shard is the same on some ranks: without it V is asked once for a shard. Logits may
     have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all
@@ -460,7 +460,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     written over the logits; a later backward of another function that saved them is a RuntimeError.
     support: lists of ids that take the place of the vocabulary; entropy and loss are then theirs, too.
     invariant: True: the same bits on 1, 2, 4 and 8 ranks and for any tokens in a call, if the vocabulary is
-    padded to a multiple of 128 and cut evenly; a number: the columns of a segment (docs/invariant.md).
+    padded to a multiple of 128 and cut evenly; a number: the columns of a segment (docs/concepts/loss.md).
 
     Raises ValueError (shapes, dtypes, devices, options), MismatchError (ranks that differ in targets,
     options, or shards with a hole; ranks that all have the same logits), RuntimeError (destroyed group, another rank's error, logits

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other losses over vocabulary-parallel logits: log-probabilities of the k largest or of given ids,
-distillation, entropy alone; and weighted sums of per-token values. docs/topk.md, distill.md, logprob.md.
+distillation, entropy alone; and weighted sums of per-token values. docs/concepts/loss.md.
 
 Those of logits are calls of logprob.py's autograd function with plans of their own, which are made once for
 shapes, strides, dtypes, device and options, and kept with the communicator.
@@ -86,7 +86,7 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
     logp_i = (x_i - M) - log Sum over the whole vocabulary, f32 (f64 for f64 logits), differentiable; the
     choice is not. The largest comes first; of equal logits, the lowest id. All ranks get the same. mask [...]: where
     it is 0, ids are -1, logp 0 and the row is not read. One gather forward, none backward. Other arguments and
-    errors: logprob(). Formulas and special values: docs/topk.md.
+    errors: logprob(). Formulas and special values: docs/concepts/loss.md.
     """
     return TopK(*VocabParallel.apply(*planned(
         'topk_logprob', vocab_parallel_logits, None, ('logp', 'ids'), tp_group, (vocab_start, vocab_end, vocab_size),
@@ -131,7 +131,7 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     f32 (f64 for f64 logits), both differentiable in the logits; targets get no gradient. Targets are f32 or
     have the dtype of the logits. mask [...]: where it is 0, both are 0 and the rows are not read. The usual
     factor temperature^2 is the caller's. One gather forward, none backward. Other arguments and errors:
-    logprob(). Formulas and special values: docs/distill.md.
+    logprob(). Formulas and special values: docs/concepts/loss.md.
     """
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
             targets.shape[-1:] != getattr(vocab_parallel_logits, 'shape', ())[-1:]:
@@ -213,7 +213,7 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
 
     value and num are differentiable in values; weights get no gradient. Sum gradients over the group, as nll() has it. Sums
     are f64, in a fixed order: the same bits on every rank. One gather forward, none backward; every rank calls, one
-    without tokens, too. Nothing waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/logprob.md.
+    without tokens, too. Nothing waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/concepts/loss.md.
     """
     device = getattr(values, 'device', None)
     for name, t in (('values', values), ('weights', weights), ('mask', mask)):

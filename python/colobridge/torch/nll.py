@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross entropy of vocabulary-parallel logits, summed or averaged once over all ranks: docs/logprob.md."""
+"""Cross entropy of vocabulary-parallel logits, summed or averaged once over all ranks: docs/concepts/loss.md."""
 import ctypes as c
 import functools
 from typing import Any, NamedTuple
@@ -267,7 +267,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         ignore_index: int = -100, chunk_size: int | None = None,
         inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False,
         class_weight: Any = None, _named: str = 'nll: class_weight') -> Any:
-    """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
+    """Cross entropy of target [...] under logits [..., Vl], the loss of docs/concepts/loss.md.
 
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
     is the sum over tokens and den their number (those with a legal target and, with mask [...], a mask

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards along the sequence as autograd functions, and next-token targets; docs/partition.md."""
+"""Shards along the sequence as autograd functions, and next-token targets; docs/concepts/layouts.md."""
 from typing import Any
 
 from ..errors import ArgumentError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another cut of packed or dense sequences inside a model, in one line; docs/packed.md."""
+"""Another cut of packed or dense sequences inside a model, in one line; docs/concepts/ragged.md."""
 import functools
 import math
 import weakref

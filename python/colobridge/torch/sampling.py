@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids of sharded logits a sampler with top-k and top-p draws from: docs/sampling.md."""
+"""Which ids of sharded logits a sampler with top-k and top-p draws from: docs/concepts/loss.md."""
 import math
 from typing import Any
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets, masks and gathered per-token values of batches whose positions are split over context ranks:
-docs/sequence.md."""
+docs/concepts/layouts.md."""
 import ctypes as c
 import functools
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes with targets: lists of ids that take the place of the vocabulary
-(docs/logprob.md#a-support-instead-of-the-vocabulary), and class weights."""
+(docs/concepts/loss.md#a-support-instead-of-the-vocabulary), and class weights."""
 import ctypes as c
 import math
 from typing import Any, NamedTuple

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a Bridge in two halves: start() begins one, and the Ticket that it returns ends it (docs/overlap.md).
+"""Calls of a Bridge in two halves: start() begins one, and the Ticket that it returns ends it (docs/concepts/bridge.md).
 
 Two autograd functions stand for one call. In backward, that of finish starts the gradient's way, and that of start
 finishes it, so what lies between the two in forward runs at the same time in both passes.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder on all ranks of an LLM's grid: each image is encoded once, on the rank that balance() assigns it to, and its
-rows go to their positions among the embeddings. docs/for-vision.md."""
+rows go to their positions among the embeddings. docs/guides/vision.md."""
 import itertools
 import json
 import math
@@ -210,7 +210,7 @@ class EncoderParallel(torch.nn.Module):
     p (p + alpha) for p patches of a frame; None: alpha is 6 times the tower's width, as the products and the attention of a
     transformer's layer have it. fit() measures it.
     stick: as balance() has it, for images that are on a rank already.
-    grad_scale: factor of the gradient that reaches the tower: docs/for-vision.md has a table.
+    grad_scale: factor of the gradient that reaches the tower: docs/guides/vision.md has a table.
     comm: "shared": calls go over the communicator of these ranks, as those of Bridge do, and plan() over another one, which
     all plan() on these ranks have in common; so one thread calls, and one, perhaps another, plans. "own": over two of its
     own. All ranks make such ones in one order; they connect then. Of a Comm they all make the first "shared" one, too,
@@ -409,7 +409,7 @@ class EncoderParallel(torch.nn.Module):
         """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
         and of the packed rows of the others, which index() places.
 
-        pixels, grid_thw, seq, pos or row_pos, into, packing: what this rank has, as the table of docs/for-vision.md says. A
+        pixels, grid_thw, seq, pos or row_pos, into, packing: what this rank has, as the table of docs/guides/vision.md says. A
         rank that holds no sequences (another pipeline stage) passes None as into, and runs backward through what it
         gets. If into is a tuple, it has an entry for each tensor of the tower, None: packed.
         plan: of plan(), instead of grid_thw, seq, pos and packing.
