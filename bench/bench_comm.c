@@ -40,7 +40,7 @@ static colo_status_t once(colo_comm_t *c, int column, float *x, float *y)
     if (column == 0)
         return colo_comm_barrier(c, NULL);
     if (column <= 3)
-        return colo_comm_all_reduce(c, x, y, count, COLO_F32, COLO_SUM, NULL);
+        return colo_comm_all_reduce(c, x, y, count, COLO_F32, COLO_REDOP_SUM, NULL);
     int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
     int32_t next = (me + 1) % n, last = (me + n - 1) % n;
     if (n == 1)

@@ -29,18 +29,18 @@ static const struct layout {
     const char *src, *dst, *axes;
     colo_output_t output;
 } layouts[] = {
-    {"tp=2,dp=2", "tp=1,cp=2,dp=2", "bsh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=1,cp=2,dp=2", "bsh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=1,cp=4,dp=1", "bsh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=2,cp=2,dp=1", "bsh", COLO_SHARDED},
-    {"tp=4,dp=1", "tp=1,cp=2,dp=2", "bsh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=4,dp=1", "bsh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=1,cp=2,dp=2", "sbh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=2,cp=2,dp=1", "sbh", COLO_SHARDED},
-    {"tp=4,dp=1", "tp=1,cp=2,dp=2", "sbh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=4,dp=1", "sbh", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=1,cp=2,dp=2", "bsh", COLO_FULL_SEQ},
-    {"tp=2,dp=2", "tp=1,cp=4,dp=1", "bsh", COLO_FULL_SEQ},
+    {"tp=2,dp=2", "tp=1,cp=2,dp=2", "bsh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", "bsh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=1,cp=4,dp=1", "bsh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=2,cp=2,dp=1", "bsh", COLO_OUTPUT_SHARDED},
+    {"tp=4,dp=1", "tp=1,cp=2,dp=2", "bsh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=4,dp=1", "bsh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", "sbh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=2,cp=2,dp=1", "sbh", COLO_OUTPUT_SHARDED},
+    {"tp=4,dp=1", "tp=1,cp=2,dp=2", "sbh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=4,dp=1", "sbh", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", "bsh", COLO_OUTPUT_FULL_SEQ},
+    {"tp=2,dp=2", "tp=1,cp=4,dp=1", "bsh", COLO_OUTPUT_FULL_SEQ},
 };
 
 enum { PEER_FWD, PEER_BWD, NCCL_FWD, NCCL_BWD, PUSH_FWD, PUSH_BWD, COPY_FWD, COPY_BWD };
@@ -118,9 +118,9 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l, const c
     static const char *const transport[] = {"peer", "nccl"};
     colo_layout_t src, dst;
     TRY(bench_layouts(l->src, l->dst, &src, &dst));
-    colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &src,        .dst = &dst,
-                                .shape = *shape,         .dtype = COLO_BF16, .axes = l->axes,
-                                .output = l->output,     .mem = COLO_CUDA};
+    colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &src,         .dst = &dst,
+                                .shape = *shape,         .dtype = COLO_BF16,  .axes = l->axes,
+                                .output = l->output,     .mem = COLO_MEM_CUDA};
     for (int k = 0; k < 2; k++) {
         TRY(set_transport(r, transport[k]));
         TRY(colo_bridge_create(&r->bridge[k], &cfg, r->gpus));
@@ -171,7 +171,7 @@ static void report(const struct layout *l)
     }
     printf("| %s → %s %s%s | %.0f → %.0f | %.0f + %.0f | %.0f + %.0f | %.0f / %.0f | %.0f / %.0f | "
            "%.0f / %.0f | %.0f / %.0f | %.0f / %.0f | %s |\n",
-           l->src, l->dst, l->axes, l->output == COLO_FULL_SEQ ? " full" : "",
+           l->src, l->dst, l->axes, l->output == COLO_OUTPUT_FULL_SEQ ? " full" : "",
            (double)most(job.in) / mib, (double)most(job.out) / mib, (double)most(job.recv[0]) / mib,
            (double)most(job.recv[1]) / mib, (double)most(job.local[0]) / mib,
            (double)most(job.local[1]) / mib, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7],

@@ -31,9 +31,9 @@ static const struct layout {
     colo_output_t output;
     int pass;
 } layouts[] = {
-    {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_SHARDED, 0},
-    {"tp=1,dp=2", "tp=2,dp=1", COLO_SHARDED, 0},
-    {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_FULL_SEQ, 1},
+    {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_OUTPUT_SHARDED, 0},
+    {"tp=1,dp=2", "tp=2,dp=1", COLO_OUTPUT_SHARDED, 0},
+    {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_OUTPUT_FULL_SEQ, 1},
 };
 enum { LAYOUTS = sizeof layouts / sizeof layouts[0], SMALL = 4 };
 static const int64_t small_rows[SMALL] = {16, 256, 1024, 4096};
@@ -86,7 +86,7 @@ static colo_status_t stand_up(struct rank *r, const struct layout *l, colo_shape
                                       .shape = shape,
                                       .dtype = COLO_BF16,
                                       .output = l->output,
-                                      .mem = COLO_CUDA,
+                                      .mem = COLO_MEM_CUDA,
                                       .transport = COLO_TRANSPORT_PEER,
                                       .peer_blocks = blocks};
     TRY(colo_bridge_create(&r->bridge, &cfg, r->gpus));
@@ -97,8 +97,8 @@ static colo_status_t stand_up(struct rank *r, const struct layout *l, colo_shape
     r->y = colo_tensor_cuda(data + (2 * colo_tensor_count(&r->x) + 4095) / 4096 * 4096, COLO_BF16,
                             r->me, nd, s);
     colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
-    TRY(colo_plan_bytes(colo_bridge_plan(r->bridge), l->pass ? COLO_BACKWARD : COLO_FORWARD,
-                        &bytes));
+    TRY(colo_plan_bytes(colo_bridge_plan(r->bridge),
+                        l->pass ? COLO_PASS_BACKWARD : COLO_PASS_FORWARD, &bytes));
     job.recv[r->me] = bytes.recv;
     return colo_comm_barrier(r->host, NULL);
 }
@@ -283,7 +283,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
         printf("| blocks |");
         for (int l = 0; l < LAYOUTS; l++)
             printf(" %s → %s%s %s: µs / push limit (%%) |", layouts[l].src, layouts[l].dst,
-                   layouts[l].output == COLO_FULL_SEQ ? " full" : "",
+                   layouts[l].output == COLO_OUTPUT_FULL_SEQ ? " full" : "",
                    layouts[l].pass ? "backward" : "forward");
         for (int i = 0; i < SMALL; i++)
             printf(" %lld KiB arrive: µs in a graph / launched |", (long long)small_rows[i]);

@@ -76,13 +76,10 @@ static colo_status_t on_rank(int32_t rank)
     snprintf(source, sizeof source, "tp=1,dp=%d", (int)board->size);
     snprintf(destination, sizeof destination, "tp=1,cp=%d,dp=1", (int)board->size);
     TRY(bench_layouts(source, destination, &src, &dst));
-    const colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT,
-                                      .src = &src,
-                                      .dst = &dst,
-                                      .shape = {16, 1024, 4096, 0},
-                                      .dtype = COLO_BF16,
-                                      .output = COLO_SHARDED,
-                                      .mem = COLO_CUDA};
+    const colo_bridge_config_t cfg = {
+        COLO_BRIDGE_CONFIG_INIT,      .src = &src,        .dst = &dst,
+        .shape = {16, 1024, 4096, 0}, .dtype = COLO_BF16, .output = COLO_OUTPUT_SHARDED,
+        .mem = COLO_MEM_CUDA};
     TRY(colo_bridge_create(&bridge, &cfg, gpus));
     TRY(note(world, BRIDGE));
     char *data = colo_memory_data(memory);

@@ -148,11 +148,11 @@ static void bare_four(void *arg)
 typedef struct measured {
     colo_linear_logprob_t *linear;
     colo_linear_logprob_config_t config;
-    colo_linear_batch_t batch;
+    colo_linear_logprob_batch_t batch;
     colo_logprob_out_t out;
     colo_linear_logprob_saved_t saved;
-    colo_linear_upstream_t up;
-    colo_linear_grads_t grads;
+    colo_linear_logprob_upstream_t up;
+    colo_linear_logprob_grads_t grads;
     void *work, *buffer;
     size_t work_bytes, buffer_bytes;
 } measured_t;
@@ -183,9 +183,9 @@ static void prepare(measured_t *r, colo_lm_head_t *head, colo_comm_t *self, bool
     size_t bytes[2];
     COLO(colo_linear_logprob_create(&r->linear, &r->config, head, self));
     COLO(colo_linear_logprob_workspace_size(
-        r->linear, loss ? COLO_LINEAR_LOSS : COLO_LINEAR_FORWARD, T, -1, &bytes[0]));
+        r->linear, loss ? COLO_LINEAR_LOGPROB_LOSS : COLO_LINEAR_LOGPROB_FORWARD, T, -1, &bytes[0]));
     COLO(colo_linear_logprob_workspace_size(
-        r->linear, loss ? COLO_LINEAR_LOSS : COLO_LINEAR_BACKWARD, T, -1, &bytes[1]));
+        r->linear, loss ? COLO_LINEAR_LOGPROB_LOSS : COLO_LINEAR_LOGPROB_BACKWARD, T, -1, &bytes[1]));
     r->work_bytes = bytes[0] > bytes[1] ? bytes[0] : bytes[1];
     r->work = device(NULL, r->work_bytes);
     r->buffer_bytes = 0;
@@ -331,7 +331,7 @@ int main(int argc, char **argv)
     colo_comm_t *self;
     colo_lm_head_t *head;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
-                                .dtype = COLO_BF16, .mem = COLO_CUDA};
+                                .dtype = COLO_BF16, .mem = COLO_MEM_CUDA};
     hc.device = 0;
     colo_tensor_t hidden = colo_tensor_cuda(b.h, COLO_BF16, 0, 2, (int64_t[]){T, H}),
                   weight = colo_tensor_cuda(b.w, COLO_BF16, 0, 2, (int64_t[]){V, H}),
@@ -356,16 +356,17 @@ int main(int argc, char **argv)
         const bool loss = i < 2 || i == 6, with_entropy = i == 1 || i == 4;
         const bool keep = i == 5 || i == 8, segments = i >= 6;
         measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
-                        .batch = {COLO_LINEAR_BATCH_INIT, &hidden, &ids, -1},
+                        .batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &hidden, &ids, -1},
                         .out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp, .entropy = with_entropy ? &of_entropy : NULL},
-                        .up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
+                        .up = {COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,
+                               .entropy = with_entropy ? 0.01 : 0, .mean = true},
                         .saved = {COLO_LINEAR_LOGPROB_SAVED_INIT},
-                        .grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL}};
+                        .grads = {COLO_LINEAR_LOGPROB_GRADS_INIT, &d_h, &d_w, NULL}};
         r.config.logprob.logits.vocab = V;
         r.config.logprob.want_entropy = with_entropy;
         r.config.logits_dtype = COLO_BF16;
         r.config.logprob.segment = segments ? V / 8 : 0;
-        r.config.mode = keep ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
+        r.config.mode = keep ? COLO_LINEAR_LOGPROB_KEEP : COLO_LINEAR_LOGPROB_LOGPROB;
         r.config.keep_in_place = keep;
         prepare(&r, head, self, loss);
         const double ms = median_ms(loss ? run_loss : i == 2 ? run_forward : run_both, &r);

@@ -134,10 +134,10 @@ static void way_init(way_t *w, const char *gemm, colo_dtype_t dtype, void *h, vo
     COLO(colo_lm_head_create(&w->head, &hc, NULL));
     COLO(colo_lm_head_bind(w->head, &w->weight, NULL, NULL));
     for (int m = 0; m < MODES; m++) { /* the largest serves all */
-        lc.mode = m == 2 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
+        lc.mode = m == 2 ? COLO_LINEAR_LOGPROB_KEEP : COLO_LINEAR_LOGPROB_LOGPROB;
         COLO(colo_linear_logprob_create(&w->linear, &lc, w->head, w->self));
-        for (int p = 0; p <= COLO_LINEAR_INFERENCE; p++) {
-            COLO(colo_linear_logprob_workspace_size(w->linear, (colo_linear_pass_t)p, T, -1,
+        for (int p = 0; p <= COLO_LINEAR_LOGPROB_INFERENCE; p++) {
+            COLO(colo_linear_logprob_workspace_size(w->linear, (colo_linear_logprob_pass_t)p, T, -1,
                                                     &bytes));
             most = bytes > most ? bytes : most;
         }
@@ -154,16 +154,19 @@ static void way_init(way_t *w, const char *gemm, colo_dtype_t dtype, void *h, vo
 static double step(way_t *w, int mode, const char *gemm, colo_dtype_t dtype)
 {
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    lc.mode = mode == 2 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
+    lc.mode = mode == 2 ? COLO_LINEAR_LOGPROB_KEEP : COLO_LINEAR_LOGPROB_LOGPROB;
     lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = chunk;
     lc.logits_dtype = dtype;
-    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &w->hidden, &w->targets, -1, NULL};
+    colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &w->hidden, &w->targets,
+                                         -1, NULL};
     const colo_tensor_t logp =
         colo_tensor_host(w->logp, dtype == COLO_F64 ? COLO_F64 : COLO_F32, 1, w->targets.shape);
     colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
-    colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .mean = true};
-    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, &w->d_hidden, &w->d_weight, NULL};
+    colo_linear_logprob_upstream_t up = {COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,
+                                         .mean = true};
+    colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT, &w->d_hidden, &w->d_weight,
+                                         NULL};
     colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT};
     setenv("COLO_GEMM", gemm, 1);
     COLO(colo_linear_logprob_create(&w->linear, &lc, w->head, w->self));

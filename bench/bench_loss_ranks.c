@@ -174,10 +174,10 @@ static void logits_path(rank_t *r)
 
 typedef struct step {
     colo_tensor_t h, ids, d_h, d_w, logp;
-    colo_linear_batch_t batch;
+    colo_linear_logprob_batch_t batch;
     colo_logprob_out_t out;
-    colo_linear_upstream_t up;
-    colo_linear_grads_t grads;
+    colo_linear_logprob_upstream_t up;
+    colo_linear_logprob_grads_t grads;
 } step_t;
 
 static void step_of(rank_t *r, step_t *s)
@@ -186,11 +186,14 @@ static void step_of(rank_t *r, step_t *s)
     s->ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
     s->d_h = colo_tensor_cuda(r->d_h, COLO_BF16, r->me, 2, (int64_t[]){r->d_rows, H});
     s->d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2, (int64_t[]){r->columns, H});
-    s->batch = (colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, &s->h, &s->ids, -1, NULL};
+    s->batch =
+        (colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT, &s->h, &s->ids, -1, NULL};
     s->logp = colo_tensor_cuda(r->logp, COLO_F32, r->me, 1, &T);
     s->out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &s->logp};
-    s->up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .mean = true};
-    s->grads = (colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, &s->d_h, &s->d_w, NULL};
+    s->up = (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,
+                                             .mean = true};
+    s->grads =
+        (colo_linear_logprob_grads_t){COLO_LINEAR_LOGPROB_GRADS_INIT, &s->d_h, &s->d_w, NULL};
 }
 
 static void linear_loss(rank_t *r)
@@ -220,15 +223,17 @@ static double linear_time(rank_t *r, colo_comm_t *group, bool loss, colo_d_hidde
     c.logprob.logits.vocab = alone ? r->columns : V;
     c.logprob.logits.vocab_start = alone ? 0 : r->me * r->columns;
     c.logits_dtype = COLO_BF16;
-    c.mode = COLO_LINEAR_LOGPROB;
+    c.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     c.logprob.chunk_size = 2048;
     c.d_hidden = d_hidden;
     r->d_rows = d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER ? T / ranks : T;
     COLO(colo_linear_logprob_create(&r->linear, &c, r->head, group));
     COLO(colo_linear_logprob_workspace_size(
-        r->linear, loss ? COLO_LINEAR_LOSS : COLO_LINEAR_FORWARD, T, -1, &bytes[0]));
+        r->linear, loss ? COLO_LINEAR_LOGPROB_LOSS : COLO_LINEAR_LOGPROB_FORWARD, T, -1,
+        &bytes[0]));
     if (!loss) {
-        COLO(colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_BACKWARD, T, -1, &bytes[1]));
+        COLO(colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_LOGPROB_BACKWARD, T, -1,
+                                                &bytes[1]));
         COLO(colo_linear_logprob_saved_size(r->linear, T, -1, &bytes[2]));
     }
     r->work = device(bytes[0] > bytes[1] ? bytes[0] : bytes[1]);
@@ -243,7 +248,7 @@ static double linear_time(rank_t *r, colo_comm_t *group, bool loss, colo_d_hidde
 static void linear_path(rank_t *r)
 {
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = r->columns, .hidden = H,
-                                .dtype = COLO_BF16, .mem = COLO_CUDA};
+                                .dtype = COLO_BF16, .mem = COLO_MEM_CUDA};
     hc.device = r->me;
     colo_tensor_t w = colo_tensor_cuda(r->w, COLO_BF16, r->me, 2, (int64_t[]){r->columns, H});
     COLO(colo_lm_head_create(&r->head, &hc, NULL));
@@ -311,7 +316,7 @@ static void sharded_head(rank_t *r)
     static const work_fn works[] = {tail,         alone_0,      alone_1,     alone_2,
                                     concurrent_0, concurrent_1, concurrent_2};
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
-                                .dtype = COLO_BF16, .mem = COLO_CUDA};
+                                .dtype = COLO_BF16, .mem = COLO_MEM_CUDA};
     colo_memory_t *memory[WAYS] = {NULL};
     double ms[1 + 2 * WAYS];
     char text[100];

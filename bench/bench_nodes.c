@@ -31,15 +31,15 @@ static const struct layout {
     colo_grad_t grad;
     colo_dtype_t dtype;
 } layouts[] = {
-    {2, "tp=1,dp=2", "tp=1,cp=2", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
-    {2, "tp=1,dp=2", "tp=1,cp=2", COLO_FULL_SEQ, COLO_PARTIAL, COLO_F32},
-    {4, "tp=2,dp=2", "tp=2,cp=2", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
-    {4, "tp=2,dp=2", "tp=4", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
-    {4, "tp=1,dp=4", "tp=1,cp=4", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
-    {4, "tp=2,dp=2", "tp=1,cp=4", COLO_FULL_SEQ, COLO_PARTIAL, COLO_F32},
-    {8, "tp=2,dp=4", "tp=2,cp=4", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
-    {8, "tp=2,dp=4", "tp=4,cp=2", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
-    {8, "tp=2,dp=4", "tp=1,cp=8", COLO_FULL_SEQ, COLO_PARTIAL, COLO_F32},
+    {2, "tp=1,dp=2", "tp=1,cp=2", COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT, COLO_BF16},
+    {2, "tp=1,dp=2", "tp=1,cp=2", COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, COLO_F32},
+    {4, "tp=2,dp=2", "tp=2,cp=2", COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT, COLO_BF16},
+    {4, "tp=2,dp=2", "tp=4", COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT, COLO_BF16},
+    {4, "tp=1,dp=4", "tp=1,cp=4", COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT, COLO_BF16},
+    {4, "tp=2,dp=2", "tp=1,cp=4", COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, COLO_F32},
+    {8, "tp=2,dp=4", "tp=2,cp=4", COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT, COLO_BF16},
+    {8, "tp=2,dp=4", "tp=4,cp=2", COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT, COLO_BF16},
+    {8, "tp=2,dp=4", "tp=1,cp=8", COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, COLO_F32},
 };
 
 static struct {
@@ -161,9 +161,9 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l)
     int64_t s[3], coord[3];
     int32_t n;
     TRY(bench_layouts(l->src, l->dst, &src, &dst));
-    colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &src,       .dst = &dst,
-                                .shape = job.shape,      .dtype = l->dtype, .grad = l->grad,
-                                .output = l->output,     .mem = COLO_CUDA};
+    colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &src,         .dst = &dst,
+                                .shape = job.shape,      .dtype = l->dtype,   .grad = l->grad,
+                                .output = l->output,     .mem = COLO_MEM_CUDA};
     for (int k = 0; k < 2; k++) {
         cfg.one_level = k;
         TRY(colo_bridge_create(&r->bridge[k], &cfg, r->gpus));
@@ -257,7 +257,7 @@ static bool report(const struct layout *l)
         printf(
             "| %s → %s %s %s | %s | %.1f in %.0f | %.1f in %.0f | %.0f | %.0f | %.0f | %.0f %% | "
             "%s |\n",
-            l->src, l->dst, l->output == COLO_FULL_SEQ ? "full" : "sharded",
+            l->src, l->dst, l->output == COLO_OUTPUT_FULL_SEQ ? "full" : "sharded",
             colo_dtype_name(l->dtype), pass ? "backward" : "forward",
             (double)most(job.between[pass]) / mib, between, (double)most(job.inside[pass]) / mib,
             inside, between + inside, t[TWO + pass], t[ONE + pass],

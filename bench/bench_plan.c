@@ -33,17 +33,19 @@ typedef struct pair {
 } pair_t;
 
 static const pair_t pairs[] = {
-    {"tp=8,dp=131072", "tp=8,cp=4,dp=32768", 524288, 0, COLO_SHARDED, COLO_DISJOINT},
-    {"tp=8,dp=131072", "tp=8,cp=8,dp=16384", 524288, 8, COLO_FULL_SEQ, COLO_DISJOINT},
-    {"tp=1,dp=1048576", "tp=8,cp=8,dp=16384", 1048576, 0, COLO_SHARDED, COLO_DISJOINT},
-    {"tp=1,dp=1048576", "tp=8,cp=8,dp=16384", 1048576, 8, COLO_FULL_SEQ, COLO_PARTIAL},
-    {"tp=64,dp=16384", "tp=1,dp=1048576", 1048576, 0, COLO_FULL_SEQ, COLO_DISJOINT},
-    {"tp=64,dp=16384", "tp=8,cp=8,dp=16384", 65536, 8, COLO_SHARDED, COLO_DISJOINT},
-    {"tp=8,cp=4,dp=32768", "cp=16,tp=4,dp=16384", 131072, 8, COLO_SHARDED, COLO_DISJOINT},
-    {"tp=4,dp=262144", "tp=5,dp=209715", 1048573, 8, COLO_FULL_SEQ, COLO_DISJOINT},
-    {"tp=8,dp=131072", "tp=8,pp=8,cp=4,dp=4096", 524288, 8, COLO_SHARDED, COLO_DISJOINT},
-    {"tp=8,dp=131072", "tp=4,cp=4,dp=65536", 524288, 16, COLO_FULL_SEQ, COLO_PARTIAL},
-    {"dp=131072,tp=8", "dp=32768,cp=4,tp=8", 524288, 8, COLO_SHARDED, COLO_DISJOINT},
+    {"tp=8,dp=131072", "tp=8,cp=4,dp=32768", 524288, 0, COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT},
+    {"tp=8,dp=131072", "tp=8,cp=8,dp=16384", 524288, 8, COLO_OUTPUT_FULL_SEQ, COLO_GRAD_DISJOINT},
+    {"tp=1,dp=1048576", "tp=8,cp=8,dp=16384", 1048576, 0, COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT},
+    {"tp=1,dp=1048576", "tp=8,cp=8,dp=16384", 1048576, 8, COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL},
+    {"tp=64,dp=16384", "tp=1,dp=1048576", 1048576, 0, COLO_OUTPUT_FULL_SEQ, COLO_GRAD_DISJOINT},
+    {"tp=64,dp=16384", "tp=8,cp=8,dp=16384", 65536, 8, COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT},
+    {"tp=8,cp=4,dp=32768", "cp=16,tp=4,dp=16384", 131072, 8, COLO_OUTPUT_SHARDED,
+     COLO_GRAD_DISJOINT},
+    {"tp=4,dp=262144", "tp=5,dp=209715", 1048573, 8, COLO_OUTPUT_FULL_SEQ, COLO_GRAD_DISJOINT},
+    {"tp=8,dp=131072", "tp=8,pp=8,cp=4,dp=4096", 524288, 8, COLO_OUTPUT_SHARDED,
+     COLO_GRAD_DISJOINT},
+    {"tp=8,dp=131072", "tp=4,cp=4,dp=65536", 524288, 16, COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL},
+    {"dp=131072,tp=8", "dp=32768,cp=4,tp=8", 524288, 8, COLO_OUTPUT_SHARDED, COLO_GRAD_DISJOINT},
 };
 
 static int by_rank(const void *a, const void *b)
@@ -167,9 +169,9 @@ static colo_status_t run(const pair_t *p, bool *goal)
     if (peers <= 64 && us[RANKS - 1] >= GOAL_US)
         *goal = false;
     printf("| %s | %s | %s | %lld | %lld | %lld | %.1f | %.1f | %.1f |\n", p->src, p->dst,
-           p->output == COLO_SHARDED ? "sharded"
-           : p->grad == COLO_PARTIAL ? "full, partial"
-                                     : "full, disjoint",
+           p->output == COLO_OUTPUT_SHARDED ? "sharded"
+           : p->grad == COLO_GRAD_PARTIAL   ? "full, partial"
+                                            : "full, disjoint",
            (long long)p->per_node, (long long)peers, (long long)messages, us[RANKS / 2],
            us[RANKS * 99 / 100], us[RANKS - 1]);
     fflush(stdout);

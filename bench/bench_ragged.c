@@ -33,10 +33,13 @@ static const struct layout {
     const char *src, *dst;
     colo_output_t output;
 } layouts[] = {
-    {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_SHARDED},  {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_FULL_SEQ},
-    {"tp=1,dp=4", "tp=1,cp=2,dp=2", COLO_SHARDED},  {"tp=1,dp=4", "tp=1,cp=4,dp=1", COLO_SHARDED},
-    {"tp=1,dp=4", "tp=2,cp=2,dp=1", COLO_SHARDED},  {"tp=1,dp=4", "tp=1,cp=2,dp=2", COLO_FULL_SEQ},
-    {"tp=1,dp=4", "tp=1,cp=4,dp=1", COLO_FULL_SEQ},
+    {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=2", "tp=1,cp=2,dp=1", COLO_OUTPUT_FULL_SEQ},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=1,cp=4,dp=1", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=2,cp=2,dp=1", COLO_OUTPUT_SHARDED},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", COLO_OUTPUT_FULL_SEQ},
+    {"tp=1,dp=4", "tp=1,cp=4,dp=1", COLO_OUTPUT_FULL_SEQ},
 };
 
 /* Each path: uniform forward, backward, ragged forward, backward. */
@@ -214,7 +217,7 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l)
                                 .dtype = COLO_BF16,
                                 .axes = "th",
                                 .output = l->output,
-                                .mem = COLO_CUDA};
+                                .mem = COLO_MEM_CUDA};
     for (int k = 0; k < 2; k++) {
         cfg.transport = k == PEER ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_NCCL;
         cfg.ragged = false;
@@ -277,7 +280,7 @@ static void report(const struct layout *l)
                          g = bench_median_us(job.ms[4 * path + 2 + back][0], MOST);
             const bool same = memcmp(job.sum[2 + back], job.sum[6 + back], sizeof job.sum[0]) == 0;
             printf("| %s → %s%s | %s | %s | %.1f | %.1f | %.0f | %.0f | %.3f | %s |\n", l->src,
-                   l->dst, l->output == COLO_FULL_SEQ ? " full" : "", path ? "nccl" : "peer",
+                   l->dst, l->output == COLO_OUTPUT_FULL_SEQ ? " full" : "", path ? "nccl" : "peer",
                    back ? "backward" : "forward", most_mib(job.recv[0][back]),
                    most_mib(job.recv[1][back]), u, g, g / u, same ? "same" : "DIFFERENT");
         }
@@ -353,7 +356,7 @@ static colo_status_t on_host(colo_comm_t *comm, void *arg)
                                       .dst = &dst,
                                       .shape = {.features = 4096},
                                       .dtype = COLO_BF16,
-                                      .output = COLO_SHARDED,
+                                      .output = COLO_OUTPUT_SHARDED,
                                       .ragged = true};
     TRY(colo_bridge_create(&bridge, &cfg, comm));
     const colo_segments_t segments = segments_of(arg);

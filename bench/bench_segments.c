@@ -85,11 +85,11 @@ typedef struct setting {
 } setting_t;
 
 static const setting_t settings[] = {
-    {"tp=2,dp=32", "tp=2,cp=4,dp=8", COLO_SHARDED, COLO_PACKED, false, 0, 0, 0, 0},
-    {"dp=64", "cp=4,tp=2,dp=8", COLO_SHARDED, COLO_MERGED, false, 0, 0, 0, 0},
-    {"dp=64", "cp=4,tp=2,dp=8", COLO_SHARDED, COLO_MERGED, true, 0, 0, 0, 0},
-    {"tp=8,dp=8", "cp=8,tp=8,dp=1", COLO_SHARDED, COLO_MERGED, false, 0, 0, 0, 0},
-    {"tp=2,dp=32", "tp=8,dp=8", COLO_FULL_SEQ, COLO_PACKED, true, 0, 0, 0, 0},
+    {"tp=2,dp=32", "tp=2,cp=4,dp=8", COLO_OUTPUT_SHARDED, COLO_PLACEMENT_PACKED, false, 0, 0, 0, 0},
+    {"dp=64", "cp=4,tp=2,dp=8", COLO_OUTPUT_SHARDED, COLO_PLACEMENT_MERGED, false, 0, 0, 0, 0},
+    {"dp=64", "cp=4,tp=2,dp=8", COLO_OUTPUT_SHARDED, COLO_PLACEMENT_MERGED, true, 0, 0, 0, 0},
+    {"tp=8,dp=8", "cp=8,tp=8,dp=1", COLO_OUTPUT_SHARDED, COLO_PLACEMENT_MERGED, false, 0, 0, 0, 0},
+    {"tp=2,dp=32", "tp=8,dp=8", COLO_OUTPUT_FULL_SEQ, COLO_PLACEMENT_PACKED, true, 0, 0, 0, 0},
 };
 
 static colo_status_t measure(setting_t *r, colo_bridge_t *bridge, tables_t *t)
@@ -106,8 +106,8 @@ static colo_status_t measure(setting_t *r, colo_bridge_t *bridge, tables_t *t)
         const double end = now_us();
         if (st < 0)
             return st;
-        (void)colo_plan_sends(colo_batch_plan(batch), COLO_FORWARD, &n[0]);
-        (void)colo_plan_recvs(colo_batch_plan(batch), COLO_FORWARD, &n[1]);
+        (void)colo_plan_sends(colo_batch_plan(batch), COLO_PASS_FORWARD, &n[0]);
+        (void)colo_plan_recvs(colo_batch_plan(batch), COLO_PASS_FORWARD, &n[1]);
         r->messages = n[0] + n[1];
         colo_batch_destroy(&batch);
         if (i >= 0)
@@ -166,8 +166,8 @@ static bool set_segments(void)
                 exit(1);
             }
             printf("| %s | %s | %s, %s | %s | %d | %lld | %.1f | %.1f |\n", r.src, r.dst,
-                   r.output == COLO_SHARDED ? "sharded" : "full",
-                   r.placement == COLO_MERGED ? "merged" : "packed",
+                   r.output == COLO_OUTPUT_SHARDED ? "sharded" : "full",
+                   r.placement == COLO_PLACEMENT_MERGED ? "merged" : "packed",
                    r.shuffled ? "of any replica" : "of their sample's replica", (int)r.rank,
                    (long long)r.messages, r.median, r.least);
             ok = ok && r.median <= GOAL_US;

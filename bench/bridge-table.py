@@ -132,7 +132,7 @@ def page(perf, torch, little):
                                      else ': not run'),
             '- *wide copies*: the same, each copy of a view as int64; PyTorch copies 2-byte elements of '
             'views at a third of the memory\'s bandwidth, which *reference* does not.',
-            '- *library COLLECTIVE*: `COLO_COLLECTIVE`, whose sums are in rank order.',
+            '- *library COLLECTIVE*: `COLO_ALGO_COLLECTIVE`, whose sums are in rank order.',
             '- Ratios: forward and backward together.', ''] + big(all)
     if little:
         text += ['', 'Small tensors, B=%d H=%d:' % (little['bridge'][0]['batch'],

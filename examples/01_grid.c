@@ -29,7 +29,7 @@ static int print_group(const colo_grid_t *grid, const char *dims, int64_t rank)
 int main(int argc, char **argv)
 {
     const char *spec = argc > 1 ? argv[1] : "tp=2,cp=2,dp=2";
-    int64_t rank = argc > 2 ? atoll(argv[2]) : 5, coords[COLO_MAX_DIMS], back;
+    int64_t rank = argc > 2 ? atoll(argv[2]) : 5, coords[COLO_DIMS_MAX], back;
     colo_grid_t grid;
 
     if (colo_grid_parse(&grid, spec, 0) < 0 || colo_grid_coords(&grid, rank, coords) < 0 ||

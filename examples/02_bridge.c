@@ -51,7 +51,8 @@ static int tell(char *text, int used, const colo_plan_t *plan, colo_pass_t pass)
 
     for (int32_t i = 0; i < n; i++) {
         used += snprintf(text + used, TEXT - (size_t)used, "  %s from rank %lld, %lld bytes:",
-                         pass == COLO_FORWARD ? "activation" : "gradient", (long long)m[i].peer,
+                         pass == COLO_PASS_FORWARD ? "activation" : "gradient",
+                         (long long)m[i].peer,
                          (long long)m[i].bytes);
         for (int64_t k = 0; k < m[i].nregions; k++) {
             const colo_region_t *g = &m[i].regions[k];
@@ -72,7 +73,7 @@ static colo_status_t rank_main(colo_comm_t *world, void *arg)
     char *text = job->said[rank];
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &job->src, .dst = &job->dst,
                                    .shape = {SAMPLES, ROWS, FEATURES, 0}, .dtype = COLO_F32,
-                                   .output = COLO_SHARDED};
+                                   .output = COLO_OUTPUT_SHARDED};
     colo_bridge_t *bridge = NULL;
     colo_status_t st = colo_bridge_create(&bridge, &config, world);
     if (st < 0)
@@ -100,8 +101,8 @@ static colo_status_t rank_main(colo_comm_t *world, void *arg)
                          (long long)y_shape[0], (long long)y_shape[1], (long long)y_shape[2]);
         used += snprintf(text + used, TEXT - (size_t)used, "%lld wrong there, %lld wrong back\n",
                          (long long)wrong_y, (long long)wrong_x);
-        used = tell(text, used, colo_bridge_plan(bridge), COLO_FORWARD);
-        tell(text, used, colo_bridge_plan(bridge), COLO_BACKWARD);
+        used = tell(text, used, colo_bridge_plan(bridge), COLO_PASS_FORWARD);
+        tell(text, used, colo_bridge_plan(bridge), COLO_PASS_BACKWARD);
     }
     colo_bridge_destroy(&bridge);
     return st < 0 || (wrong_y == 0 && wrong_x == 0) ? st : COLO_ERR_STATE;

@@ -94,7 +94,7 @@ static colo_status_t embed(struct rt *rt, const struct job *job, colo_comm_t *wo
     colo_bridge_config_t config = {
         COLO_BRIDGE_CONFIG_INIT, .src = &job->src,
         .dst = &job->dst,        .shape = {job->ranks, ROWS, FEATURES, 0},
-        .dtype = COLO_F32,       .mem = COLO_CUDA};
+        .dtype = COLO_F32,       .mem = COLO_MEM_CUDA};
     colo_status_t st = colo_comm_create_nccl_borrowed(rt->nccl, world, &rt->comm);
     if (st == COLO_OK)
         st = colo_memory_register(rt->comm, rt->arena, ARENA, &rt->memory);

@@ -168,8 +168,8 @@ static colo_status_t loss_backward(const colo_tensor_t *d_logp, int32_t nout,
     upstream.d_logp = d_logp;
     memset(d_y->data, 0, sizeof(float) * HELD * VOCAB);
     TRY(colo_logprob_backward(&me->saved, &upstream, &mine, NULL));
-    return colo_comm_all_reduce(me->tp, d_y->data, d_y->data, HELD * VOCAB, COLO_F32, COLO_SUM,
-                                NULL);
+    return colo_comm_all_reduce(me->tp, d_y->data, d_y->data, HELD * VOCAB, COLO_F32,
+                                COLO_REDOP_SUM, NULL);
 }
 
 static colo_status_t make_loss(struct rank *me, const colo_tensor_t *y)

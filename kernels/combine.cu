@@ -110,7 +110,7 @@ extern "C" cudaError_t colo_k_combine(void *dst, const void *parts, int64_t stri
                                       colo_dtype_t dtype, colo_redop_t op, cudaStream_t stream)
 {
     const sources s = {(const char *)parts, (const char *)mine, stride, own, ranks};
-    const bool max = op == COLO_MAX;
+    const bool max = op == COLO_REDOP_MAX;
     if (count == 0)
         return cudaSuccess;
     switch (dtype) {

@@ -130,7 +130,7 @@ def made():
     structs = '\n\n\n'.join(of.needed.values())
     used |= set(re.findall(r'[A-Z]\w+', structs))
     numbers = ['%s = %s' % (name.removeprefix('COLO_'), value.replace('COLO_', '').strip(' ()'))
-               for name, value in of.defines.items() if name.removeprefix('COLO_') in used or name.startswith('COLO_MAX')]
+               for name, value in of.defines.items() if name.removeprefix('COLO_') in used]
     for kind, values in of.enums.items():
         names = [name.removeprefix('COLO_') for name, _ in values]
         if kind in TUPLES:

@@ -254,7 +254,8 @@ int tool_dtype(const tool_option_t *option, colo_dtype_t *dtype)
 
 int tool_output(const tool_option_t *option, colo_output_t *output)
 {
-    static const char *const words[] = {[COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
+    static const char *const words[] = {
+        [COLO_OUTPUT_FULL_SEQ] = "full", [COLO_OUTPUT_SHARDED] = "sharded", NULL};
     int index = (int)*output;
     TOOL_TRY(tool_word(option, words, &index));
     *output = (colo_output_t)index;
@@ -264,7 +265,7 @@ int tool_output(const tool_option_t *option, colo_output_t *output)
 int tool_grad(const tool_option_t *option, colo_grad_t *grad)
 {
     static const char *const words[] = {
-        [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
+        [COLO_GRAD_PARTIAL] = "partial", [COLO_GRAD_DISJOINT] = "disjoint", NULL};
     int index = (int)*grad;
     TOOL_TRY(tool_word(option, words, &index));
     *grad = (colo_grad_t)index;

@@ -191,8 +191,8 @@ colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const pi
         st = pic_plan(&plan, config, batch, ranks[i]);
         if (st < 0)
             break;
-        for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++)
-            if (!(pass == COLO_BACKWARD && config->no_grad) &&
+        for (colo_pass_t pass = COLO_PASS_FORWARD; pass <= COLO_PASS_BACKWARD; pass++)
+            if (!(pass == COLO_PASS_BACKWARD && config->no_grad) &&
                 !add_plan(pic, plan, pass, ranks, n, i))
                 st = COLO_ERR_NOMEM;
         colo_plan_destroy(&plan);

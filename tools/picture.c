@@ -16,7 +16,7 @@ enum { CELL = 100, PORT = 17, THIN = 5, PAD = 8, GAP = 8, PART_GAP = 20, HEAD = 
 /* "tp 1 cp 0": dims @first and the next of those with extent > 1; returns how many those are */
 static int coords_line(const colo_layout_t *l, int64_t rank, int first, char text[64])
 {
-    int64_t c[COLO_MAX_DIMS];
+    int64_t c[COLO_DIMS_MAX];
     int seen = 0;
     size_t used = 0;
 
@@ -99,9 +99,9 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *flow, place_t 
     int step_a = a->height / (a->outs + 1), y1 = a->y + step_a * ++a->out;
     int y2 =
         b->y + (b->ins > MANY ? 2 * PORT + THIN * b->in : b->height / (b->ins + 1) * (b->in + 1));
-    int x1 = pass == COLO_FORWARD ? CELL : SVG_PANEL - CELL, x2 = SVG_PANEL - x1,
+    int x1 = pass == COLO_PASS_FORWARD ? CELL : SVG_PANEL - CELL, x2 = SVG_PANEL - x1,
         mid = SVG_PANEL / 2;
-    int dir = pass == COLO_FORWARD ? 1 : -1;
+    int dir = pass == COLO_PASS_FORWARD ? 1 : -1;
     long long from = (long long)pic->row[flow->from].rank, to = (long long)pic->row[flow->to].rank;
     char text[64];
 
@@ -129,12 +129,12 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *flow, place_t 
 static void put_sum(FILE *f, const place_t *p, colo_pass_t pass)
 {
     char text[64];
-    int dir = pass == COLO_FORWARD ? 1 : -1;
+    int dir = pass == COLO_PASS_FORWARD ? 1 : -1;
     if (p->ins <= MANY || p->times == 0)
         return;
     label(text, p->times, p->least, p->most, p->sum);
     svg_put(f, "<g class='flow'>");
-    put_label(f, pass == COLO_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir, text);
+    put_label(f, pass == COLO_PASS_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir, text);
     fputs("</text></g>\n", f);
 }
 
@@ -166,7 +166,7 @@ static int arrange(const pic_t *pic, colo_pass_t pass, place_t *place)
     int y = HEAD;
 
     memset(place, 0, (size_t)pic->nrows * sizeof *place);
-    leave_place(pic, pass == COLO_FORWARD ? COLO_BACKWARD : COLO_FORWARD, place);
+    leave_place(pic, pass == COLO_PASS_FORWARD ? COLO_PASS_BACKWARD : COLO_PASS_FORWARD, place);
     for (int64_t i = 0; i < s->n; i++) {
         const pic_flow_t *flow = &s->flow[i];
         place_t *p = &place[flow->to];

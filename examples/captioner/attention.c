@@ -31,6 +31,6 @@ colo_status_t cap_attention_backward(cap_layer_t *l, const float *d_o)
                            r->work);
     if (r->dst.cp > 1)
         CAP_TRY(colo_comm_reduce_scatter(r->dst.cp_comm, r->d_kv_all, r->d_kv, 2 * count, COLO_F32,
-                                         COLO_SUM, r->ops.stream));
+                                         COLO_REDOP_SUM, r->ops.stream));
     return COLO_OK;
 }

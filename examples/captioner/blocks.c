@@ -12,8 +12,8 @@
 colo_tensor_t cap_view(const cap_rank_t *r, void *data, colo_dtype_t dtype, int32_t ndim,
                        const int64_t *shape)
 {
-    return r->ops.mem == COLO_CUDA ? colo_tensor_cuda(data, dtype, r->ops.device, ndim, shape)
-                                   : colo_tensor_host(data, dtype, ndim, shape);
+    return r->ops.mem == COLO_MEM_CUDA ? colo_tensor_cuda(data, dtype, r->ops.device, ndim, shape)
+                                       : colo_tensor_host(data, dtype, ndim, shape);
 }
 
 colo_tensor_t cap_x_view(const cap_rank_t *r, float *data)

@@ -71,7 +71,7 @@ static colo_status_t next_byte(cap_rank_t *r, int64_t k)
         CAP_TRY(choose(r, top, k));
     if (r->back && r->dst.cp > 1)
         CAP_TRY(colo_comm_all_reduce(r->dst.cp_host, r->chosen, r->chosen, r->dst.b, COLO_I32,
-                                     COLO_SUM, NULL));
+                                     COLO_REDOP_SUM, NULL));
     if (r->dst.pp > 1)
         CAP_TRY(colo_comm_broadcast(r->dst.pp_host, r->chosen, r->dst.b, COLO_I32,
                                     (int32_t)r->dst.pp - 1, NULL));
@@ -104,8 +104,8 @@ colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact)
     }
     if (r->back)
         CAP_TRY(cap_head_close(r));
-    CAP_TRY(
-        colo_comm_all_reduce(r->host, text, text, data->nheld * size, COLO_I32, COLO_SUM, NULL));
+    CAP_TRY(colo_comm_all_reduce(r->host, text, text, data->nheld * size, COLO_I32, COLO_REDOP_SUM,
+                                 NULL));
     *exact = 0;
     for (int64_t i = 0; i < data->nheld; i++) {
         int64_t rows[CAP_IMAGES], k = 0;

@@ -52,7 +52,7 @@ static colo_status_t same_words(colo_comm_t *comm, const float *values, int64_t 
             most[2 * i] = word;
             most[2 * i + 1] = -(int64_t)word;
         }
-        CAP_TRY(colo_comm_all_reduce(comm, most, most, 2 * n, COLO_I64, COLO_MAX, NULL));
+        CAP_TRY(colo_comm_all_reduce(comm, most, most, 2 * n, COLO_I64, COLO_REDOP_MAX, NULL));
         for (int64_t i = 0; i < n; i++)
             *same = *same && most[2 * i] == -most[2 * i + 1];
     }
@@ -74,7 +74,7 @@ colo_status_t cap_replicas(cap_rank_t *r, bool *same)
             CAP_TRY(same_words(s->tp_host, r->shard, r->count[i], same));
     }
     differs = !*same;
-    CAP_TRY(colo_comm_all_reduce(r->host, &differs, &differs, 1, COLO_I64, COLO_MAX, NULL));
+    CAP_TRY(colo_comm_all_reduce(r->host, &differs, &differs, 1, COLO_I64, COLO_REDOP_MAX, NULL));
     *same = !differs;
     return COLO_OK;
 }
@@ -124,7 +124,7 @@ _Static_assert(sizeof(colo_comm_stats_t) ==
 colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total)
 {
     return colo_comm_all_reduce(r->host, total, total, (int64_t)(sizeof *total / sizeof(int64_t)),
-                                COLO_I64, COLO_SUM, NULL);
+                                COLO_I64, COLO_REDOP_SUM, NULL);
 }
 
 int64_t cap_planned_bytes(const cap_rank_t *r, const cap_stats_t *total, int64_t steps)
@@ -134,7 +134,7 @@ int64_t cap_planned_bytes(const cap_rank_t *r, const cap_stats_t *total, int64_t
 
     for (int m = 0; m < CAP_MOVES; m++)
         bytes += total->planned[m];
-    for (int pass = COLO_FORWARD; !r->ragged && pass <= COLO_BACKWARD; pass++) {
+    for (int pass = COLO_PASS_FORWARD; !r->ragged && pass <= COLO_PASS_BACKWARD; pass++) {
         int64_t each = cap_report_plan_bytes(plan, r->cfg->world, (colo_pass_t)pass);
         if (each < 0)
             return -1;

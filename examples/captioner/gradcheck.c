@@ -175,7 +175,7 @@ static void verdict(cap_rank_t *r, struct check *k)
         ok = ok && k->against_logits[m] <= LIMIT;
         ok = ok && fabs(k->loss[m] - k->loss_want[m]) <= LIMIT * fabs(k->loss_want[m]);
     }
-    bool planned = cfg->algo != COLO_EXACT || (plan >= 0 && moved == (uint64_t)plan);
+    bool planned = cfg->algo != COLO_ALGO_EXACT || (plan >= 0 && moved == (uint64_t)plan);
     ok = ok && finite && worst <= LIMIT && replicas && planned;
 
     print_table(r, k, stdout);

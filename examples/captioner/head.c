@@ -74,11 +74,12 @@ colo_status_t cap_head_take(cap_rank_t *r)
     config.logprob = r->logprob;
     config.logprob.chunk_size = CHUNK;
     config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
-    config.mode = COLO_LINEAR_LOGPROB;
+    config.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     CAP_TRY(colo_linear_logprob_create(&r->linear, &config, r->head, r->dst.tp_comm));
-    CAP_TRY(colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_FORWARD, r->T, -1, &forward));
-    CAP_TRY(
-        colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_BACKWARD, r->T, -1, &backward));
+    CAP_TRY(colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_LOGPROB_FORWARD, r->T, -1,
+                                               &forward));
+    CAP_TRY(colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_LOGPROB_BACKWARD, r->T, -1,
+                                               &backward));
     CAP_TRY(colo_linear_logprob_saved_size(r->linear, r->T, -1, &kept));
     r->linear_work = cap_take_aligned(r, forward > backward ? forward : backward);
     r->linear_kept = cap_take_aligned(r, kept);
@@ -173,8 +174,8 @@ static colo_tensor_t states(const cap_rank_t *r, float *data)
 static colo_status_t linear_forward(cap_rank_t *r, const float *x, const colo_tensor_t *targets)
 {
     colo_tensor_t hidden = states(r, r->hf);
-    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden, .targets = targets,
-                                 .max_valid = -1};
+    colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, .hidden = &hidden,
+                                         .targets = targets, .max_valid = -1};
     colo_tensor_t logp = cap_view(r, r->logp, COLO_F32, 1, &r->T);
     colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
 
@@ -188,10 +189,10 @@ static colo_status_t linear_backward(cap_rank_t *r, float each)
 {
     colo_tensor_t d_hidden = states(r, r->d_t1), d_weight;
     colo_lm_head_grads_t head = grads_of(r, &d_weight);
-    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_hidden,
-                                 .d_weight = head.d_weight};
-    colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT,
-                                 .logp = (double)each}; /* of every token that counts */
+    colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT, .d_hidden = &d_hidden,
+                                         .d_weight = head.d_weight};
+    colo_linear_logprob_upstream_t up = {COLO_LINEAR_LOGPROB_UPSTREAM_INIT,
+                                         .logp = (double)each}; /* of every token that counts */
 
     return colo_linear_logprob_backward(r->linear, &r->linear_saved, &up, &grads, r->linear_work,
                                         r->ops.stream);

@@ -195,15 +195,15 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
         c->seed = (uint64_t)n;
     } else if (!strcmp(name, "--output")) {
         rc = choice(name, value, "full", "sharded", &k);
-        c->output = k ? COLO_SHARDED : COLO_FULL_SEQ;
+        c->output = k ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
         return rc;
     } else if (!strcmp(name, "--grad")) {
         rc = choice(name, value, "partial", "disjoint", &k);
-        c->grad = k ? COLO_DISJOINT : COLO_PARTIAL;
+        c->grad = k ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL;
         return rc;
     } else if (!strcmp(name, "--algo")) {
         rc = choice(name, value, "exact", "collective", &k);
-        c->algo = k ? COLO_COLLECTIVE : COLO_EXACT;
+        c->algo = k ? COLO_ALGO_COLLECTIVE : COLO_ALGO_EXACT;
         return rc;
     } else if (!strcmp(name, "--head")) {
         rc = choice(name, value, "resident", "sharded", &k);
@@ -279,7 +279,7 @@ static int check_ragged(cap_config_t *c, const char *images)
         return images ? wrong("--images", "--ragged with it", images) : 0;
     if (!range(images ? images : "0-3", &c->task))
         return wrong("--images", "N-M with 0 <= N <= M <= 3", images);
-    if (c->algo != COLO_EXACT)
+    if (c->algo != COLO_ALGO_EXACT)
         return wrong("--ragged", "--algo exact", "collective");
     return 0;
 }
@@ -300,8 +300,8 @@ static int check_together(cap_config_t *c)
     snprintf(found, sizeof found, "tp=%lld", (long long)colo_grid_extent(&c->src, "tp"));
     if (colo_grid_extent(&c->src, "tp") > c->model.hidden)
         return wrong("--src", "a tp of at most 192, the encoder's hidden size", found);
-    if (c->output == COLO_SHARDED && c->grad == COLO_DISJOINT)
-        c->grad = COLO_PARTIAL; /* own rows come back: there is nothing to declare */
+    if (c->output == COLO_OUTPUT_SHARDED && c->grad == COLO_GRAD_DISJOINT)
+        c->grad = COLO_GRAD_PARTIAL; /* own rows come back: there is nothing to declare */
     if (c->task.ragged)
         return 0; /* sequences are made as long as they have to be */
     if (colo_partition_padded(CAP_LENGTH, tp, cp, false, &S) < 0 || S > CAP_POSITIONS) {
@@ -321,7 +321,7 @@ static int check_together(cap_config_t *c)
         .grad = c->grad};
     if (colo_layout_init_src(&from, &c->src) < 0 || colo_layout_init_dst(&to, &c->dst) < 0 ||
         colo_layout_map_offset(&to, 0, S) < 0 || colo_plan_create(&plan, &config, 0) < 0 ||
-        (c->algo == COLO_COLLECTIVE && colo_plan_collective_check(&config) < 0)) {
+        (c->algo == COLO_ALGO_COLLECTIVE && colo_plan_collective_check(&config) < 0)) {
         fprintf(stderr, "colo-captioner: --src %s --dst %s: %s\n", c->src_text, c->dst_text,
                 colo_last_error());
         colo_plan_destroy(&plan);
@@ -495,7 +495,7 @@ int main(int argc, char **argv)
                         .batch = BATCH,
                         .seed = 1,
                         .lr = RATE,
-                        .output = COLO_FULL_SEQ,
+                        .output = COLO_OUTPUT_FULL_SEQ,
                         .report = "./report.html",
                         .model = CAP_MODEL_DEFAULT,
                         .task = CAP_TASK_DEFAULT};

@@ -43,7 +43,7 @@ static float *take_floats(cap_rank_t *r, int64_t count)
 /* Where the ops see @count words that this rank writes at @host: there, or a copy on the device. */
 static int64_t *take_seen(cap_rank_t *r, int64_t *host, int64_t count)
 {
-    return r->ops.mem == COLO_HOST ? host : cap_take_there(r, count, sizeof *host);
+    return r->ops.mem == COLO_MEM_HOST ? host : cap_take_there(r, count, sizeof *host);
 }
 
 static void take_params(cap_rank_t *r)
@@ -274,7 +274,7 @@ colo_status_t cap_place(cap_rank_t *r)
     r->T = s->b * r->n;
     for (int64_t i = 0; i < r->n; i++) {
         r->row[i] = r->image_row[r->pos[i]];
-        if (r->row[i] >= 0 && r->cfg->output == COLO_SHARDED)
+        if (r->row[i] >= 0 && r->cfg->output == COLO_OUTPUT_SHARDED)
             r->row[i] = own_row++;
     }
     show(r, s->pos, r->pos, r->n);

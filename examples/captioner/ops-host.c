@@ -194,7 +194,7 @@ static void adam(const cap_ops_t *o, int64_t count, float rate, float fix1, floa
 void cap_ops_host(cap_ops_t *o)
 {
     *o = (cap_ops_t){
-        .mem = COLO_HOST,
+        .mem = COLO_MEM_HOST,
         .device = -1,
         .state = calloc(1, sizeof(cap_arena_t)),
         .take = take,

@@ -120,8 +120,8 @@ colo_status_t cap_ragged_create(cap_rank_t *r)
         return COLO_ERR_NOMEM;
 
     CAP_TRY(colo_layout_init(&r->src_layout, &cfg->src));
-    CAP_TRY(colo_layout_split(&r->src_layout, COLO_SAMPLES, "dp", COLO_BLOCK));
-    CAP_TRY(colo_layout_split(&r->src_layout, COLO_SAMPLES, "cp", COLO_BLOCK));
+    CAP_TRY(colo_layout_split(&r->src_layout, COLO_AXIS_SAMPLES, "dp", COLO_SPLIT_BLOCK));
+    CAP_TRY(colo_layout_split(&r->src_layout, COLO_AXIS_SAMPLES, "cp", COLO_SPLIT_BLOCK));
     CAP_TRY(colo_layout_stage(&r->src_layout, "pp", COLO_STAGE_LAST));
     CAP_TRY(colo_layout_init_dst(&r->dst_layout, &cfg->dst));
     return make_bridges(r);
@@ -312,7 +312,7 @@ colo_status_t cap_ragged_positions(const cap_rank_t *r, int64_t c, int64_t *pos,
 {
     const cap_ragged_t *g = r->ragged;
     const colo_grid_t *grid = &r->cfg->dst;
-    int64_t coords[COLO_MAX_DIMS], rank, own = 0;
+    int64_t coords[COLO_DIMS_MAX], rank, own = 0;
 
     CAP_TRY(
         colo_grid_coords(grid, colo_comm_world_rank(r->world, colo_comm_rank(r->world)), coords));
@@ -356,9 +356,9 @@ colo_status_t cap_ragged_load(cap_rank_t *r, const int64_t *rows, bool captions)
     r->x_shape[1] = r->y_shape[1] = D;
     r->sn = r->x_shape[0];
     r->yn = r->y_shape[0];
-    g->planned[CAP_PIXELS_MOVED] += planned(g->pixel_batch, COLO_FORWARD);
-    g->planned[CAP_EMBEDDINGS_MOVED] += planned(g->batch, COLO_FORWARD);
-    g->planned[CAP_GRADIENTS_MOVED] += planned(g->batch, COLO_BACKWARD);
+    g->planned[CAP_PIXELS_MOVED] += planned(g->pixel_batch, COLO_PASS_FORWARD);
+    g->planned[CAP_EMBEDDINGS_MOVED] += planned(g->batch, COLO_PASS_FORWARD);
+    g->planned[CAP_GRADIENTS_MOVED] += planned(g->batch, COLO_PASS_BACKWARD);
 
     if (r->dst.in) {
         r->S = g->cu[g->nown];

@@ -13,8 +13,8 @@ static int64_t replica_of(const colo_layout_t *layout, int32_t rank)
 
     if (!colo_layout_holds(layout, rank))
         return -1;
-    for (int i = 0; i < layout->nsplits[COLO_SAMPLES]; i++) {
-        int32_t dim = layout->split[COLO_SAMPLES][i].dim;
+    for (int i = 0; i < layout->nsplits[COLO_AXIS_SAMPLES]; i++) {
+        int32_t dim = layout->split[COLO_AXIS_SAMPLES][i].dim;
         int64_t coord = 0;
 
         if (colo_grid_coord(grid, rank, grid->name[dim], &coord) < 0)

@@ -19,8 +19,8 @@ static void put_pass(FILE *f, const cap_report_t *r, const pic_t *pic, colo_pass
     char a[32], b[32], c[32];
 
     svg_put(f, "<figure class='layout'>\n<figcaption><b>%s</b> ",
-            pass == COLO_FORWARD ? "Forward, activations" : "Backward, gradients");
-    if (pass == COLO_BACKWARD && r->plan.no_grad) {
+            pass == COLO_PASS_FORWARD ? "Forward, activations" : "Backward, gradients");
+    if (pass == COLO_PASS_BACKWARD && r->plan.no_grad) {
         fputs("none: the source side is frozen</figcaption>\n</figure>\n", f);
         return;
     }
@@ -36,13 +36,14 @@ static void put_pass(FILE *f, const cap_report_t *r, const pic_t *pic, colo_pass
             fprintf(f, ". The receivers lack %s", svg_bytes((double)s->minimum, a));
     }
     if (s->collective >= 0)
-        fprintf(f, ". An all-%s would bring %s in all", pass == COLO_FORWARD ? "gather" : "reduce",
+        fprintf(f, ". An all-%s would bring %s in all",
+                pass == COLO_PASS_FORWARD ? "gather" : "reduce",
                 svg_bytes((double)s->collective, b));
     fputs(".</figcaption>\n", f);
     if (r->world <= PIC_ROWS_MAX) {
         svg_put(f, "<svg viewBox='0 0 %d %d' role='img' ", SVG_PANEL, pic_draw(NULL, pic, pass));
         svg_put(f, "aria-label='%s messages between ranks'>\n",
-                pass == COLO_FORWARD ? "forward" : "backward");
+                pass == COLO_PASS_FORWARD ? "forward" : "backward");
         pic_draw(f, pic, pass);
         fputs("</svg>\n", f);
     }
@@ -81,7 +82,7 @@ static void put_owned(FILE *f, const cap_report_t *r, const colo_layout_t *layou
 
 static void put_holdings(FILE *f, const cap_report_t *r)
 {
-    bool full = r->plan.output == COLO_FULL_SEQ;
+    bool full = r->plan.output == COLO_OUTPUT_FULL_SEQ;
 
     fputs("<details>\n<summary>Which rank holds what</summary>\n<table>\n<thead><tr><th>rank</th>"
           "<th>source holds</th><th>destination gets</th></tr></thead>\n<tbody>\n",
@@ -99,7 +100,7 @@ static void put_holdings(FILE *f, const cap_report_t *r)
 static void put_intro(FILE *f, const cap_report_t *r)
 {
     const colo_shape_t *s = &r->plan.shape;
-    bool sharded = r->plan.output == COLO_SHARDED;
+    bool sharded = r->plan.output == COLO_OUTPUT_SHARDED;
 
     svg_put(f, "<section id='layout'>\n<h2>Layout</h2>\n<p>Encoder on <code>");
     svg_grid(f, &r->plan.src->grid);
@@ -111,8 +112,8 @@ static void put_intro(FILE *f, const cap_report_t *r)
             "arrows are messages, dashed lines stay on the rank.</p>\n",
             r->world, (long long)s->samples, (long long)s->rows, (long long)s->features,
             colo_dtype_name(r->plan.dtype), sharded ? "sharded" : "full",
-            sharded || r->plan.grad == COLO_DISJOINT ? "disjoint" : "partial",
-            r->algo == COLO_COLLECTIVE
+            sharded || r->plan.grad == COLO_GRAD_DISJOINT ? "disjoint" : "partial",
+            r->algo == COLO_ALGO_COLLECTIVE
                 ? "; this run used whole collectives, the pictures show the exact plan"
                 : "");
     if (r->world > PIC_ROWS_MAX)
@@ -133,8 +134,8 @@ colo_status_t cap_put_layout(FILE *f, const cap_report_t *r)
         return st;
     put_intro(f, r);
     svg_put(f, "<div class='pair'>\n");
-    put_pass(f, r, &pic, COLO_FORWARD);
-    put_pass(f, r, &pic, COLO_BACKWARD);
+    put_pass(f, r, &pic, COLO_PASS_FORWARD);
+    put_pass(f, r, &pic, COLO_PASS_BACKWARD);
     fputs("</div>\n", f);
     put_holdings(f, r);
     fputs("</section>\n", f);

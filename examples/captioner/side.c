@@ -69,7 +69,7 @@ colo_status_t cap_sum(colo_comm_t *comm, float *buffer, int64_t count, colo_stre
 {
     if (colo_comm_size(comm) == 1)
         return COLO_OK;
-    return colo_comm_all_reduce(comm, buffer, buffer, count, COLO_F32, COLO_SUM, stream);
+    return colo_comm_all_reduce(comm, buffer, buffer, count, COLO_F32, COLO_REDOP_SUM, stream);
 }
 
 /* A block starts with the address of the one before; its data follow, 64 bytes further. */

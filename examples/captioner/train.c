@@ -40,7 +40,7 @@ static void adam(cap_rank_t *r, double rate)
 static colo_status_t share_loss(cap_rank_t *r, double *loss)
 {
     *loss = r->back ? r->reduced.value : -INFINITY;
-    return colo_comm_all_reduce(r->host, loss, loss, 1, COLO_F64, COLO_MAX, NULL);
+    return colo_comm_all_reduce(r->host, loss, loss, 1, COLO_F64, COLO_REDOP_MAX, NULL);
 }
 
 colo_status_t cap_step(cap_rank_t *r, int64_t step, double rate, double *loss)
@@ -193,7 +193,8 @@ static void report(cap_rank_t *r, struct history *h)
     double steps = cfg->steps ? (double)cfg->steps : 1;
     cap_balance_t balanced;
     const colo_plan_config_t *plan = colo_plan_config(colo_bridge_plan(r->bridge));
-    int64_t planned = cfg->algo == COLO_EXACT ? cap_planned_bytes(r, &h->stats, cfg->steps) : -1;
+    int64_t planned =
+        cfg->algo == COLO_ALGO_EXACT ? cap_planned_bytes(r, &h->stats, cfg->steps) : -1;
     double rate = h->seconds > 0 ? (double)h->tokens / h->seconds : 0;
     int64_t nsamples = topk_samples(cfg, h->text, h->samples), wrong = 0;
     cap_report_t page = {.command = cfg->command,

@@ -17,12 +17,12 @@
 extern "C" {
 #endif
 
-typedef enum colo_algo_t { COLO_EXACT = 0, COLO_COLLECTIVE = 1 } colo_algo_t;
+typedef enum colo_algo_t { COLO_ALGO_EXACT = 0, COLO_ALGO_COLLECTIVE = 1 } colo_algo_t;
 
 /** Where the rows of a ragged batch arrive (ragged.h). */
 typedef enum colo_placement_t {
-    COLO_PACKED = 0, /* in a tensor of just these rows, in the order of their positions */
-    COLO_MERGED = 1  /* at their positions in the caller's buffer of the whole sequence axis */
+    COLO_PLACEMENT_PACKED = 0, /* in a tensor of just these rows, in the order of their positions */
+    COLO_PLACEMENT_MERGED = 1  /* at their positions in the caller's buffer of the sequence axis */
 } colo_placement_t;
 
 #define COLO_PEER_BLOCKS_MAX 1024 /* of colo_bridge_config_t.peer_blocks */
@@ -79,10 +79,11 @@ typedef struct colo_bridge_config_t {
     bool packed;
 } colo_bridge_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_BRIDGE_CONFIG_INIT                                                                   \
-    sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,              \
-        COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, \
-        COLO_PACKED, 0, false, 0, {nullptr, nullptr, nullptr}, false
+#define COLO_BRIDGE_CONFIG_INIT                                                            \
+    sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,       \
+        COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, COLO_ALGO_EXACT, false, 0, COLO_MEM_HOST, \
+        COLO_TRANSPORT_AUTO, false, COLO_PLACEMENT_PACKED, 0, false, 0,                    \
+        {nullptr, nullptr, nullptr}, false
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif

@@ -29,7 +29,10 @@ extern "C" {
 
 typedef struct colo_comm colo_comm_t;
 
-typedef enum colo_redop_t { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX propagates NaN */
+typedef enum colo_redop_t {
+    COLO_REDOP_SUM = 0,
+    COLO_REDOP_MAX = 1 /* propagates NaN */
+} colo_redop_t;
 
 /** How tensors of GPUs travel. If COLO_TRANSPORT is not "auto", it overrides the program. */
 typedef enum colo_transport_t {

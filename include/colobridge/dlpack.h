@@ -27,11 +27,11 @@ extern "C" {
 
 /**
  * colo_tensor_from_dlpack() - a view of @in, legacy or versioned (their member dl_tensor)
- * @tensor:  out  bool becomes u8; page-locked host memory is COLO_HOST, managed memory COLO_CUDA;
- *                the version counter is NULL
+ * @tensor:  out  bool becomes u8; page-locked host memory is COLO_MEM_HOST, managed memory
+ *                COLO_MEM_CUDA; the version counter is NULL
  * Errors:   COLO_ERR_ARG, without an error message (the function calls nothing of the library):
  *           NULL, lanes other than 1, a dtype or device that the library does not know, more than
- *           COLO_MAX_NDIM axes, a negative extent or stride, 2^63 elements or more where
+ *           COLO_NDIM_MAX axes, a negative extent or stride, 2^63 elements or more where
  *           strides are NULL
  */
 static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const DLTensor *in)
@@ -47,7 +47,7 @@ static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const
     size_t k = 0;
     int64_t n = 1;
 
-    if (!tensor || !in || in->dtype.lanes != 1 || in->ndim < 0 || in->ndim > COLO_MAX_NDIM ||
+    if (!tensor || !in || in->dtype.lanes != 1 || in->ndim < 0 || in->ndim > COLO_NDIM_MAX ||
         (in->ndim > 0 && !in->shape))
         return COLO_ERR_ARG;
     while (k < sizeof known / sizeof known[0] &&
@@ -60,10 +60,10 @@ static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const
     t.ndim = in->ndim;
     t.data = in->data ? (char *)in->data + in->byte_offset : NULL;
     if (in->device.device_type == kDLCPU || in->device.device_type == kDLCUDAHost) {
-        t.mem = COLO_HOST;
+        t.mem = COLO_MEM_HOST;
         t.device = -1;
     } else if (in->device.device_type == kDLCUDA || in->device.device_type == kDLCUDAManaged) {
-        t.mem = COLO_CUDA;
+        t.mem = COLO_MEM_CUDA;
         t.device = in->device.device_id;
     } else {
         return COLO_ERR_ARG;
@@ -91,7 +91,7 @@ typedef struct colo_dlpack_given_t {
         struct DLManagedTensorVersioned versioned; /* 1.0 has no typedef of it in C */
 #endif
     } managed;
-    int64_t shape[COLO_MAX_NDIM], stride[COLO_MAX_NDIM];
+    int64_t shape[COLO_NDIM_MAX], stride[COLO_NDIM_MAX];
     void (*done)(void *user);
     void *user;
 } colo_dlpack_given_t;
@@ -118,7 +118,7 @@ static inline colo_dlpack_given_t *colo_dlpack_give_(const colo_tensor_t *tensor
     static const uint8_t bits[COLO_DTYPE_COUNT] = {32, 64, 16, 16, 8, 8, 16, 32, 64};
     colo_dlpack_given_t *given;
 
-    if (!tensor || tensor->ndim < 0 || tensor->ndim > COLO_MAX_NDIM ||
+    if (!tensor || tensor->ndim < 0 || tensor->ndim > COLO_NDIM_MAX ||
         (unsigned)tensor->dtype >= COLO_DTYPE_COUNT)
         return NULL;
     given = (colo_dlpack_given_t *)calloc(1, sizeof *given);
@@ -130,8 +130,8 @@ static inline colo_dlpack_given_t *colo_dlpack_give_(const colo_tensor_t *tensor
     given->user = user;
     memset(out, 0, sizeof *out);
     out->data = tensor->data;
-    out->device.device_type = tensor->mem == COLO_CUDA ? kDLCUDA : kDLCPU;
-    out->device.device_id = tensor->mem == COLO_CUDA ? tensor->device : 0;
+    out->device.device_type = tensor->mem == COLO_MEM_CUDA ? kDLCUDA : kDLCPU;
+    out->device.device_id = tensor->mem == COLO_MEM_CUDA ? tensor->device : 0;
     out->ndim = tensor->ndim;
     out->dtype.code = code[tensor->dtype];
     out->dtype.bits = bits[tensor->dtype];

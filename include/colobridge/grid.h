@@ -17,9 +17,9 @@
 extern "C" {
 #endif
 
-#define COLO_MAX_DIMS 16
+#define COLO_DIMS_MAX 16
 #define COLO_DIM_NAME_MAX 16 /* bytes of a dim name, NUL included */
-#define COLO_KEY_MAX (COLO_MAX_DIMS * COLO_DIM_NAME_MAX)
+#define COLO_KEY_MAX (COLO_DIMS_MAX * COLO_DIM_NAME_MAX)
 
 typedef struct colo_dim_t {
     const char *name;
@@ -28,9 +28,9 @@ typedef struct colo_dim_t {
 
 typedef struct colo_grid_t {
     int32_t ndims;
-    char name[COLO_MAX_DIMS][COLO_DIM_NAME_MAX];
-    int64_t extent[COLO_MAX_DIMS];
-    int64_t stride[COLO_MAX_DIMS]; /* ranks between neighbours along the dim */
+    char name[COLO_DIMS_MAX][COLO_DIM_NAME_MAX];
+    int64_t extent[COLO_DIMS_MAX];
+    int64_t stride[COLO_DIMS_MAX]; /* ranks between neighbours along the dim */
     int64_t offset;                /* grid rank 0 is world rank @offset */
     int64_t size;                  /* product of extents */
 } colo_grid_t;
@@ -43,8 +43,8 @@ typedef struct colo_group_t {
     int64_t ordinal; /* number of this group among the @count groups of the dim set */
     int64_t count;   /* groups of the dim set */
     int32_t nd;      /* number of dims below, in iteration order: [0] varies fastest */
-    int64_t extent[COLO_MAX_DIMS];
-    int64_t stride[COLO_MAX_DIMS];
+    int64_t extent[COLO_DIMS_MAX];
+    int64_t stride[COLO_DIMS_MAX];
 } colo_group_t;
 
 /**

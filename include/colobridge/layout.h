@@ -24,14 +24,18 @@
 extern "C" {
 #endif
 
-#define COLO_MAX_SPLITS 4
+#define COLO_SPLITS_MAX 4
 
-typedef enum colo_axis_t { COLO_SAMPLES = 0, COLO_ROWS = 1, COLO_FEATURES = 2 } colo_axis_t;
+typedef enum colo_axis_t {
+    COLO_AXIS_SAMPLES = 0,
+    COLO_AXIS_ROWS = 1,
+    COLO_AXIS_FEATURES = 2
+} colo_axis_t;
 typedef enum colo_split_kind_t {
-    COLO_REPLICATE = 0,
-    COLO_BLOCK = 1,
-    COLO_ZIGZAG = 2,
-    COLO_CEIL = 3
+    COLO_SPLIT_REPLICATE = 0,
+    COLO_SPLIT_BLOCK = 1,
+    COLO_SPLIT_ZIGZAG = 2,
+    COLO_SPLIT_CEIL = 3
 } colo_split_kind_t;
 
 typedef struct colo_split_t {
@@ -52,7 +56,7 @@ typedef enum colo_map_kind_t {
 typedef struct colo_layout_t {
     colo_grid_t grid;
     int32_t nsplits[3];                     /* per axis */
-    colo_split_t split[3][COLO_MAX_SPLITS]; /* in the order in which they take parts */
+    colo_split_t split[3][COLO_SPLITS_MAX]; /* in the order in which they take parts */
     colo_map_kind_t map;
     int64_t offset;       /* COLO_MAP_OFFSET: pos(i) = offset + i */
     const int64_t *table; /* COLO_MAP_TABLE: pos(i) = table[i]; borrowed */
@@ -122,7 +126,7 @@ COLO_API colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t
  * parallelism. CEIL is how torch's DTensor shards: D need not divide the length of any axis, and
  * the last ranks may have less than the others, or nothing.
  * REPLICATE appends nothing, but checks the name.
- * Errors:  COLO_ERR_ARG: an unknown dim, a dim that is used already, more than COLO_MAX_SPLITS
+ * Errors:  COLO_ERR_ARG: an unknown dim, a dim that is used already, more than COLO_SPLITS_MAX
  *          splits, ZIGZAG on samples or features
  */
 COLO_API colo_status_t colo_layout_split(colo_layout_t *layout, colo_axis_t axis, const char *dim,

@@ -42,12 +42,12 @@ extern "C" {
 
 typedef struct colo_linear_logprob colo_linear_logprob_t;
 
-typedef enum colo_linear_mode_t {
-    COLO_LINEAR_AUTO = 0, /* keep when all logits fit into the budget, else logprob */
-    COLO_LINEAR_LOGPROB = 1,
-    COLO_LINEAR_KEEP = 2,
-    COLO_LINEAR_EARLY = 3 /* colo_linear_logprob_early(); not of f64 heads */
-} colo_linear_mode_t;
+typedef enum colo_linear_logprob_mode_t {
+    COLO_LINEAR_LOGPROB_AUTO = 0, /* keep when all logits fit into the budget, else logprob */
+    COLO_LINEAR_LOGPROB_LOGPROB = 1,
+    COLO_LINEAR_LOGPROB_KEEP = 2,
+    COLO_LINEAR_LOGPROB_EARLY = 3 /* colo_linear_logprob_early(); not of f64 heads */
+} colo_linear_logprob_mode_t;
 
 /** d_hidden over the vocabulary group. Each rank's W gives a partial sum. */
 typedef enum colo_d_hidden_t {
@@ -57,18 +57,18 @@ typedef enum colo_d_hidden_t {
 } colo_d_hidden_t;
 
 /** The pass that a workspace is for. */
-typedef enum colo_linear_pass_t {
-    COLO_LINEAR_FORWARD = 0,
-    COLO_LINEAR_BACKWARD = 1,
-    COLO_LINEAR_LOSS = 2,
-    COLO_LINEAR_INFERENCE = 3 /* a forward whose @saved is NULL */
-} colo_linear_pass_t;
+typedef enum colo_linear_logprob_pass_t {
+    COLO_LINEAR_LOGPROB_FORWARD = 0,
+    COLO_LINEAR_LOGPROB_BACKWARD = 1,
+    COLO_LINEAR_LOGPROB_LOSS = 2,
+    COLO_LINEAR_LOGPROB_INFERENCE = 3 /* a forward whose @saved is NULL */
+} colo_linear_logprob_pass_t;
 
 /** Members from mode on have defaults: 0, false, d_weight_add true. */
 typedef struct colo_linear_logprob_config_t {
     size_t struct_size;
     colo_logprob_config_t logprob; /* chunk_size: tokens per chunk; 0: from tokens and budget */
-    colo_linear_mode_t mode;
+    colo_linear_logprob_mode_t mode;
     colo_dtype_t logits_dtype; /* of the workspace: the head's dtype, or f32 */
     size_t budget;             /* bytes for logits of ceil(V / W) columns, in the loss pass for their
                                   gradients, too; chunks are as large as it allows, but not below
@@ -88,7 +88,7 @@ typedef struct colo_linear_logprob_config_t {
                             not d_weight_add, and no head's group; the same on all ranks */
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false, false
 #else
 #define COLO_LINEAR_LOGPROB_CONFIG_INIT                                                         \
     .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}, \
@@ -96,7 +96,7 @@ typedef struct colo_linear_logprob_config_t {
 #endif
 
 /** One call's tokens. */
-typedef struct colo_linear_batch_t {
+typedef struct colo_linear_logprob_batch_t {
     size_t struct_size;
     const colo_tensor_t *hidden;  /* [T, H], the head's dtype; columns contiguous; the same on all
                                      ranks of the vocabulary group */
@@ -107,11 +107,11 @@ typedef struct colo_linear_batch_t {
     const colo_support_t *support; /* as colo_logprob_batch_t; NULL: the vocabulary. All logits of a
                                       chunk are made, whatever it is */
     const colo_tensor_t *class_weight; /* as colo_logprob_batch_t */
-} colo_linear_batch_t;
+} colo_linear_logprob_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr
 #else
-#define COLO_LINEAR_BATCH_INIT .struct_size = sizeof(colo_linear_batch_t)
+#define COLO_LINEAR_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_linear_logprob_batch_t)
 #endif
 
 /**
@@ -124,30 +124,30 @@ typedef struct colo_linear_batch_t {
  * The backward of mode early takes one number: loss * d_loss[0], or loss alone if d_loss is NULL.
  * It multiplies the gradients that forward made. There logp and entropy are 0, and mean is false.
  */
-typedef struct colo_linear_upstream_t {
+typedef struct colo_linear_logprob_upstream_t {
     size_t struct_size;
     double logp, entropy, loss;
     /* [T] each, contiguous, in the dtype of the outputs, or NULL; in the memory of the head */
     const colo_tensor_t *d_logp, *d_entropy, *d_loss;
     bool mean;
-} colo_linear_upstream_t;
+} colo_linear_logprob_upstream_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT sizeof(colo_linear_logprob_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
 #else
-#define COLO_LINEAR_UPSTREAM_INIT .struct_size = sizeof(colo_linear_upstream_t)
+#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_linear_logprob_upstream_t)
 #endif
 
-typedef struct colo_linear_grads_t {
+typedef struct colo_linear_logprob_grads_t {
     size_t struct_size;
     const colo_tensor_t *d_hidden; /* [T, H] ([T/W, H] after reduce-scatter), the head's dtype,
                                       written; NULL iff frozen_hidden */
     const colo_tensor_t *d_weight, *d_bias; /* as colo_lm_head_grads_t; NULL iff frozen_weight (or
                                                there is no bias) */
-} colo_linear_grads_t;
+} colo_linear_logprob_grads_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_GRADS_INIT sizeof(colo_linear_grads_t), nullptr, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_GRADS_INIT sizeof(colo_linear_logprob_grads_t), nullptr, nullptr, nullptr
 #else
-#define COLO_LINEAR_GRADS_INIT .struct_size = sizeof(colo_linear_grads_t)
+#define COLO_LINEAR_LOGPROB_GRADS_INIT .struct_size = sizeof(colo_linear_logprob_grads_t)
 #endif
 
 /** What backward needs; caller's memory, filled by forward. Borrows hidden, targets and the saved
@@ -192,8 +192,8 @@ COLO_API void colo_linear_logprob_destroy(colo_linear_logprob_t **linear);
 /**
  * colo_linear_logprob_mode() - the mode in force for @max_valid rows: AUTO is resolved
  */
-COLO_API colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
-                                                     int64_t max_valid);
+COLO_API colo_linear_logprob_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
+                                                             int64_t max_valid);
 /**
  * colo_linear_logprob_chunk() - rows per chunk of the loss pass for @max_valid rows; forward may
  * take fewer, backward takes more. It depends on config and W only, so it is the same on all ranks,
@@ -213,8 +213,9 @@ COLO_API colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_
  * @bytes:  out
  */
 COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *linear,
-                                                          colo_linear_pass_t pass, int64_t tokens,
-                                                          int64_t max_valid, size_t *bytes);
+                                                          colo_linear_logprob_pass_t pass,
+                                                          int64_t tokens, int64_t max_valid,
+                                                          size_t *bytes);
 
 /**
  * colo_linear_logprob_forward() - outputs per token, in the logprob and keep modes, and without
@@ -235,7 +236,7 @@ COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logp
  *              colo_logprob_forward() and of the head
  */
 COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
-                                                   const colo_linear_batch_t *batch,
+                                                   const colo_linear_logprob_batch_t *batch,
                                                    const colo_logprob_out_t *out,
                                                    colo_linear_logprob_saved_t *saved,
                                                    void *saved_memory,
@@ -249,8 +250,8 @@ COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear
  * with share_d_weight only once.
  */
 COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
-                                                 const colo_linear_batch_t *batch,
-                                                 const colo_linear_upstream_t *upstream,
+                                                 const colo_linear_logprob_batch_t *batch,
+                                                 const colo_linear_logprob_upstream_t *upstream,
                                                  const colo_logprob_out_t *out,
                                                  colo_linear_logprob_saved_t *saved,
                                                  void *saved_memory, void *workspace,
@@ -267,8 +268,8 @@ COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
  */
 COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
                                                     colo_linear_logprob_saved_t *saved,
-                                                    const colo_linear_upstream_t *upstream,
-                                                    const colo_linear_grads_t *grads,
+                                                    const colo_linear_logprob_upstream_t *upstream,
+                                                    const colo_linear_logprob_grads_t *grads,
                                                     void *workspace, colo_stream_t stream);
 /**
  * colo_linear_logprob_loss() - outputs and gradients in one pass, without saved memory; collective
@@ -280,11 +281,11 @@ COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linea
  * Errors:                 as in forward
  */
 COLO_API colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
-                                                const colo_linear_batch_t *batch,
-                                                const colo_linear_upstream_t *upstream,
+                                                const colo_linear_logprob_batch_t *batch,
+                                                const colo_linear_logprob_upstream_t *upstream,
                                                 const colo_logprob_out_t *out,
-                                                const colo_linear_grads_t *grads, void *workspace,
-                                                colo_stream_t stream);
+                                                const colo_linear_logprob_grads_t *grads,
+                                                void *workspace, colo_stream_t stream);
 
 #ifdef __cplusplus
 }

@@ -14,16 +14,21 @@
 extern "C" {
 #endif
 
-typedef enum colo_output_t { COLO_FULL_SEQ = 0, COLO_SHARDED = 1 } colo_output_t;
+typedef enum colo_output_t { COLO_OUTPUT_FULL_SEQ = 0, COLO_OUTPUT_SHARDED = 1 } colo_output_t;
 /** What a destination rank's gradient holds (semantics of context parallelism). */
 typedef enum colo_grad_t {
-    COLO_PARTIAL = 0, /* FULL_SEQ: full-length values on every cp sibling, to be summed over cp */
+    COLO_GRAD_PARTIAL = 0, /* FULL_SEQ: full-length values on every cp sibling; their sum over cp
+                              is the gradient */
     /* FULL_SEQ: zero outside the rank's own rows, as the caller declares; SHARDED: own rows */
-    COLO_DISJOINT = 1
+    COLO_GRAD_DISJOINT = 1
 } colo_grad_t;
 #define COLO_PLAN_REPLICAS_MAX 65536 /* ranks that hold the same samples, on a side of a plan */
-typedef enum colo_direction_t { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
-typedef enum colo_pass_t { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
+typedef enum colo_direction_t {
+    COLO_DIRECTION_EQUAL = 0,
+    COLO_DIRECTION_FAN_IN = 1,
+    COLO_DIRECTION_FAN_OUT = 2
+} colo_direction_t;
+typedef enum colo_pass_t { COLO_PASS_FORWARD = 0, COLO_PASS_BACKWARD = 1 } colo_pass_t;
 
 /** Which rank is on which node. Immutable; any threads may share it. */
 typedef struct colo_nodes colo_nodes_t;
@@ -45,7 +50,7 @@ typedef struct colo_plan_config_t {
     bool one_level;
 } colo_plan_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr, false
+#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, false, 0, nullptr, false
 #else
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
 #endif

@@ -10,11 +10,10 @@
  * Tensors are [rows, features]. On a source rank x has the rows of its replica's segments, in the
  * order of the tables, cut into equal blocks over the ranks that split rows. On a destination rank
  * y has, with
- *   COLO_FULL_SEQ, COLO_PACKED   all rows of its replica, by sequence and position
- *   COLO_SHARDED, COLO_PACKED    those of them that the rank owns
- *   COLO_MERGED                  the whole sequence axis of its replica (FULL_SEQ), or the rank's
- *                                part of it: the batch's rows are written at their positions,
- *                                nothing else is
+ *   COLO_PLACEMENT_PACKED  all rows of its replica, by sequence and position
+ *                          (COLO_OUTPUT_FULL_SEQ), or those of them that the rank owns (SHARDED)
+ *   COLO_PLACEMENT_MERGED  the whole sequence axis of its replica (FULL_SEQ), or the rank's part of
+ *                          it: the batch's rows are written at their positions, nothing else is
  */
 #ifndef COLOBRIDGE_RAGGED_H
 #define COLOBRIDGE_RAGGED_H
@@ -70,7 +69,7 @@ COLO_API void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, i
  * @x:       in   [n] tensors [source rows, features]; NULL on ranks without source rows
  * @y:       out  [n] tensors [destination rows, features], each with the dtype and the features of
  *                its x. NULL on ranks to which nothing arrives. Overlaps no x and no other y. With
- *                COLO_MERGED only the rows of the batch are written
+ *                COLO_PLACEMENT_MERGED only the rows of the batch are written
  * @n:       at least 1, the same on all ranks. Tensors may differ in dtype and features
  * @stream:  NULL on the host; on a GPU the call enqueues the work here, and the host does not wait
  *
@@ -89,7 +88,8 @@ COLO_API colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor
                                           const colo_tensor_t *y, int32_t n, colo_stream_t stream);
 /**
  * colo_batch_backward() - carry the gradients of y back to those of x
- * @d_y:     in   [n] tensors of y's shapes; with COLO_MERGED only the rows of the batch are read
+ * @d_y:     in   [n] tensors of y's shapes; with COLO_PLACEMENT_MERGED only the rows of the
+ *                batch are read
  * @d_x:     out  [n] tensors of x's shapes; every element is written
  * @n:       may differ from that of the forward, because tensors without a gradient are left out
  * @stream:  as in forward
@@ -127,8 +127,8 @@ COLO_API colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_pl
 COLO_API colo_status_t colo_plan_create_packed(colo_plan_t **plan, const colo_plan_config_t *config,
                                                const colo_packing_t *src, const colo_packing_t *dst,
                                                int64_t rank);
-/** colo_batch_runs() - which rows of y forward writes; with COLO_MERGED the other rows are the
- * text. Of packings it is one run: all rows
+/** colo_batch_runs() - which rows of y forward writes; with COLO_PLACEMENT_MERGED the other rows
+ * are the text. Of packings it is one run: all rows
  * @runs:    out [@cap], may be NULL: rows local .. local + count - 1 of y are at positions row ..
  *           row + count - 1 of the replica's axis. Ascending by row
  * Returns:  how many runs there are, which may exceed @cap; 0 for NULL */

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define COLO_MAX_NDIM 8
+#define COLO_NDIM_MAX 8
 
 /* Callers give calls two kinds of memory: workspace, which a call uses until it is done, and saved
  * memory, which the library uses from a forward to its last backward. Both begin at a multiple of
@@ -38,7 +38,7 @@ typedef enum colo_dtype_t {
     COLO_DTYPE_COUNT = 9
 } colo_dtype_t;
 
-typedef enum colo_mem_t { COLO_HOST = 0, COLO_CUDA = 1 } colo_mem_t;
+typedef enum colo_mem_t { COLO_MEM_HOST = 0, COLO_MEM_CUDA = 1 } colo_mem_t;
 
 typedef struct colo_tensor_t {
     void *data;
@@ -46,8 +46,8 @@ typedef struct colo_tensor_t {
     colo_mem_t mem;
     int32_t device; /* CUDA ordinal, -1 for host memory */
     int32_t ndim;
-    int64_t shape[COLO_MAX_NDIM];  /* elements, outermost axis first */
-    int64_t stride[COLO_MAX_NDIM]; /* elements, as in DLPack; >= 0 */
+    int64_t shape[COLO_NDIM_MAX];  /* elements, outermost axis first */
+    int64_t stride[COLO_NDIM_MAX]; /* elements, as in DLPack; >= 0 */
     const uint64_t *version; /* borrowed, may be NULL: bumped by the owner on each in-place write */
 } colo_tensor_t;
 
@@ -61,7 +61,7 @@ COLO_API colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype);
 /** colo_dtype_is_float() - true for f32, f64, bf16, f16 */
 COLO_API bool colo_dtype_is_float(colo_dtype_t dtype);
 
-/** colo_tensor_host() - contiguous host view; ndim > COLO_MAX_NDIM, or no @shape,
+/** colo_tensor_host() - contiguous host view; ndim > COLO_NDIM_MAX, or no @shape,
  *  gives a view of ndim 0, data NULL */
 COLO_API colo_tensor_t colo_tensor_host(void *data, colo_dtype_t dtype, int32_t ndim,
                                         const int64_t *shape);

@@ -8,38 +8,38 @@ i32, i64, u64, size_t = c.c_int32, c.c_int64, c.c_uint64, c.c_size_t
 
 CATEGORY_MAX = 8
 OP_MAX = 16
-MAX_DIMS = 16
+DIMS_MAX = 16
 DIM_NAME_MAX = 16
-KEY_MAX = MAX_DIMS * DIM_NAME_MAX
-MAX_SPLITS = 4
+KEY_MAX = DIMS_MAX * DIM_NAME_MAX
+SPLITS_MAX = 4
 STAGE_ANY = -1
 STAGE_LAST = -2
-MAX_NDIM = 8
-EXACT, COLLECTIVE = 0, 1
-PACKED, MERGED = 0, 1
-SUM, MAX = 0, 1
+NDIM_MAX = 8
+ALGO_EXACT, ALGO_COLLECTIVE = 0, 1
+PLACEMENT_PACKED, PLACEMENT_MERGED = 0, 1
+REDOP_SUM, REDOP_MAX = 0, 1
 TRANSPORT_AUTO, TRANSPORT_NCCL, TRANSPORT_PEER, TRANSPORT_UCX = 0, 1, 2, 3
 OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
 OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
-SAMPLES, ROWS, FEATURES = 0, 1, 2
-REPLICATE, BLOCK, ZIGZAG, CEIL = 0, 1, 2, 3
+AXIS_SAMPLES, AXIS_ROWS, AXIS_FEATURES = 0, 1, 2
+SPLIT_REPLICATE, SPLIT_BLOCK, SPLIT_ZIGZAG, SPLIT_CEIL = 0, 1, 2, 3
 MAP_IDENTITY, MAP_OFFSET, MAP_TABLE = 0, 1, 2
-LINEAR_AUTO, LINEAR_LOGPROB, LINEAR_KEEP, LINEAR_EARLY = 0, 1, 2, 3
-LINEAR_FORWARD, LINEAR_BACKWARD, LINEAR_LOSS, LINEAR_INFERENCE = 0, 1, 2, 3
-FULL_SEQ, SHARDED = 0, 1
-PARTIAL, DISJOINT = 0, 1
-EQUAL, FAN_IN, FAN_OUT = 0, 1, 2
-FORWARD, BACKWARD = 0, 1
+LINEAR_LOGPROB_AUTO, LINEAR_LOGPROB_LOGPROB, LINEAR_LOGPROB_KEEP, LINEAR_LOGPROB_EARLY = 0, 1, 2, 3
+LINEAR_LOGPROB_FORWARD, LINEAR_LOGPROB_BACKWARD, LINEAR_LOGPROB_LOSS, LINEAR_LOGPROB_INFERENCE = 0, 1, 2, 3
+OUTPUT_FULL_SEQ, OUTPUT_SHARDED = 0, 1
+GRAD_PARTIAL, GRAD_DISJOINT = 0, 1
+DIRECTION_EQUAL, DIRECTION_FAN_IN, DIRECTION_FAN_OUT = 0, 1, 2
+PASS_FORWARD, PASS_BACKWARD = 0, 1
 DTYPES = ('f32', 'f64', 'bf16', 'f16', 'i8', 'u8', 'i16', 'i32', 'i64')
-HOST, CUDA = 0, 1
+MEM_HOST, MEM_CUDA = 0, 1
 
 DTYPE = {name: i for i, name in enumerate(DTYPES)}
 DTYPE_SIZE = tuple(int(''.join(filter(str.isdigit, name))) // 8 for name in DTYPES)
 
 
 class Tensor(c.Structure):
-    _fields_ = [('data', P), ('dtype', INT), ('mem', INT), ('device', i32), ('ndim', i32), ('shape', i64 * MAX_NDIM),
-                ('stride', i64 * MAX_NDIM), ('version', P)]
+    _fields_ = [('data', P), ('dtype', INT), ('mem', INT), ('device', i32), ('ndim', i32), ('shape', i64 * NDIM_MAX),
+                ('stride', i64 * NDIM_MAX), ('version', P)]
 
 
 class Run(c.Structure):
@@ -47,8 +47,8 @@ class Run(c.Structure):
 
 
 class Grid(c.Structure):
-    _fields_ = [('ndims', i32), ('name', (c.c_char * DIM_NAME_MAX) * MAX_DIMS), ('extent', i64 * MAX_DIMS),
-                ('stride', i64 * MAX_DIMS), ('offset', i64), ('size', i64)]
+    _fields_ = [('ndims', i32), ('name', (c.c_char * DIM_NAME_MAX) * DIMS_MAX), ('extent', i64 * DIMS_MAX),
+                ('stride', i64 * DIMS_MAX), ('offset', i64), ('size', i64)]
 
 
 class Split(c.Structure):
@@ -56,7 +56,7 @@ class Split(c.Structure):
 
 
 class Layout(c.Structure):
-    _fields_ = [('grid', Grid), ('nsplits', i32 * 3), ('split', (Split * MAX_SPLITS) * 3), ('map', INT),
+    _fields_ = [('grid', Grid), ('nsplits', i32 * 3), ('split', (Split * SPLITS_MAX) * 3), ('map', INT),
                 ('offset', i64), ('table', P), ('table_rows', i64), ('positions', i64), ('stage_dim', i32),
                 ('stage', i64), ('reserved', i64 * 16)]
 
@@ -140,7 +140,7 @@ class DistillOut(c.Structure):
 
 class Group(c.Structure):
     _fields_ = [('base', i64), ('size', i64), ('index', i64), ('ordinal', i64), ('count', i64), ('nd', i32),
-                ('extent', i64 * MAX_DIMS), ('stride', i64 * MAX_DIMS)]
+                ('extent', i64 * DIMS_MAX), ('stride', i64 * DIMS_MAX)]
 
 
 class Dim(c.Structure):
@@ -165,12 +165,12 @@ class LinearLogprobSaved(c.Structure):
                 ('class_weight_version', u64)]
 
 
-class LinearUpstream(c.Structure):
+class LinearLogprobUpstream(c.Structure):
     _fields_ = [('struct_size', size_t), ('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE),
                 ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor)), ('mean', BOOL)]
 
 
-class LinearGrads(c.Structure):
+class LinearLogprobGrads(c.Structure):
     _fields_ = [('struct_size', size_t), ('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor))]
 
 
@@ -192,7 +192,7 @@ class Support(c.Structure):
     _fields_ = [('ids', _p(Tensor)), ('begin', _p(Tensor)), ('end', _p(Tensor))]
 
 
-class LinearBatch(c.Structure):
+class LinearLogprobBatch(c.Structure):
     _fields_ = [('struct_size', size_t), ('hidden', _p(Tensor)), ('targets', _p(Tensor)), ('max_valid', i64),
                 ('support', _p(Support)), ('class_weight', _p(Tensor))]
 
@@ -381,14 +381,16 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_layout_split': (INT, [_p(Layout), INT, CHARS, INT]),
     'colo_layout_split_context': (INT, [_p(Layout), CHARS, INT]),
     'colo_layout_stage': (INT, [_p(Layout), CHARS, i64]),
-    'colo_linear_logprob_backward': (INT, [P, _p(LinearLogprobSaved), _p(LinearUpstream), _p(LinearGrads), P, P]),
+    'colo_linear_logprob_backward': (INT, [P, _p(LinearLogprobSaved), _p(LinearLogprobUpstream),
+        _p(LinearLogprobGrads), P, P]),
     'colo_linear_logprob_create': (INT, [_p(P), _p(LinearLogprobConfig), P, P]),
     'colo_linear_logprob_destroy': (None, [_p(P)]),
-    'colo_linear_logprob_early': (INT, [P, _p(LinearBatch), _p(LinearUpstream), _p(LogprobOut),
+    'colo_linear_logprob_early': (INT, [P, _p(LinearLogprobBatch), _p(LinearLogprobUpstream), _p(LogprobOut),
         _p(LinearLogprobSaved), P, P, P]),
-    'colo_linear_logprob_forward': (INT, [P, _p(LinearBatch), _p(LogprobOut), _p(LinearLogprobSaved), P, P, P]),
-    'colo_linear_logprob_loss': (INT, [P, _p(LinearBatch), _p(LinearUpstream), _p(LogprobOut), _p(LinearGrads), P,
+    'colo_linear_logprob_forward': (INT, [P, _p(LinearLogprobBatch), _p(LogprobOut), _p(LinearLogprobSaved), P, P,
         P]),
+    'colo_linear_logprob_loss': (INT, [P, _p(LinearLogprobBatch), _p(LinearLogprobUpstream), _p(LogprobOut),
+        _p(LinearLogprobGrads), P, P]),
     'colo_linear_logprob_saved_size': (INT, [P, i64, i64, P]),
     'colo_linear_logprob_workspace_size': (INT, [P, INT, i64, i64, P]),
     'colo_lm_head_bind': (INT, [P, _p(Tensor), _p(Tensor), P]),

@@ -57,7 +57,7 @@ class Bridge(Handle):
             raw.placement = choice('placement', placement, PLACEMENTS)
             raw.axes = text(axes)
             raw.algo = choice('algo', algo, ALGOS)
-            raw.mem = choice('device', device, {'cpu': s.HOST, 'cuda': s.CUDA})
+            raw.mem = choice('device', device, {'cpu': s.MEM_HOST, 'cuda': s.MEM_CUDA})
             raw.transport = choice('transport', transport, TRANSPORTS)
             if allocator is not None:
                 raw.allocator = allocator

@@ -17,7 +17,7 @@ from .errors import STATUS, Error, exception
 from .grid import Grid, _joined
 from .view import view
 
-_REDUCE = {'sum': s.SUM, 'max': s.MAX}
+_REDUCE = {'sum': s.REDOP_SUM, 'max': s.REDOP_MAX}
 _FIRST = 4088  # bytes that gather_bytes() moves with their number
 _forks: int = 0  # between the process that loaded this and the one that runs
 

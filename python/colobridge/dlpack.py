@@ -86,9 +86,9 @@ def _view(t: _Tensor) -> s.Tensor:
         raise ArgumentError("from_dlpack: type code %d of %d bits and %d lanes, expected one of %s"
                             % (t.code, t.bits, t.lanes, ', '.join(s.DTYPES)))
     if t.device_type in (_CPU, _CUDA_HOST):
-        mem, device = s.HOST, -1
+        mem, device = s.MEM_HOST, -1
     elif t.device_type in (_CUDA, _CUDA_MANAGED):
-        mem, device = s.CUDA, t.device_id
+        mem, device = s.MEM_CUDA, t.device_id
     else:
         raise ArgumentError("from_dlpack: device type %d, expected CPU or CUDA" % t.device_type)
     shape = t.shape[:t.ndim]
@@ -152,7 +152,7 @@ class Array:
         self.view, self.owner = view, owner
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (_CPU, 0) if self.view.mem == s.HOST else (_CUDA, self.view.device)
+        return (_CPU, 0) if self.view.mem == s.MEM_HOST else (_CUDA, self.view.device)
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:

@@ -100,7 +100,7 @@ class Grid:
 
     def coords(self, rank: int) -> dict[str, int]:
         """Coordinates of a world rank by dim name. Raises ValueError if the rank is outside the grid."""
-        values = (s.i64 * s.MAX_DIMS)()
+        values = (s.i64 * s.DIMS_MAX)()
         call('colo_grid_coords', self._raw, rank, values)
         return {name: values[i] for i, name in enumerate(self.names)}
 
@@ -110,7 +110,7 @@ class Grid:
         for name in coords:
             if name not in names:
                 raise ValueError("'%s' is no dim of %s" % (name, self))
-        values = (s.i64 * s.MAX_DIMS)(*(coords.get(name, 0) for name in names))
+        values = (s.i64 * s.DIMS_MAX)(*(coords.get(name, 0) for name in names))
         return result(s.i64, 'colo_grid_rank', self._raw, values).value
 
     def group(self, dims: str | Sequence[str], rank: int, *, as_given: bool = False) -> Group:

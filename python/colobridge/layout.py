@@ -10,8 +10,8 @@ from . import _structs as s
 from ._lib import call, lib, text
 from .grid import Grid, _joined
 
-_AXES = {'samples': s.SAMPLES, 'rows': s.ROWS, 'features': s.FEATURES}
-_KINDS = {'replicate': s.REPLICATE, 'block': s.BLOCK, 'zigzag': s.ZIGZAG, 'ceil': s.CEIL}
+_AXES = {'samples': s.AXIS_SAMPLES, 'rows': s.AXIS_ROWS, 'features': s.AXIS_FEATURES}
+_KINDS = {'replicate': s.SPLIT_REPLICATE, 'block': s.SPLIT_BLOCK, 'zigzag': s.SPLIT_ZIGZAG, 'ceil': s.SPLIT_CEIL}
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _again(grid: Grid, raw: bytes, table: list[int] | None) -> Layout:
 
 
 def splits_of(layout: Layout, axis: int) -> list[tuple[s.Split, int]]:
-    """Splits of an axis, s.SAMPLES, ROWS or FEATURES, and the extent of the dim of each."""
+    """Splits of an axis, s.AXIS_SAMPLES, ROWS or FEATURES, and the extent of the dim of each."""
     raw, shape = layout._raw, layout.grid.shape
     return [(split, shape[split.dim]) for split in raw.split[axis][:raw.nsplits[axis]]]
 
@@ -157,12 +157,12 @@ def parts_of(layout: Layout, axis: int) -> int:
 
 def context_of(layout: Layout) -> int:
     """Over how many context ranks a layout cuts rows."""
-    return math.prod(extent for split, extent in splits_of(layout, s.ROWS) if split.context)
+    return math.prod(extent for split, extent in splits_of(layout, s.AXIS_ROWS) if split.context)
 
 
 def replica_of(layout: Layout, rank: int) -> int:
     """Which part of the samples a world rank has."""
-    return part_of(layout, s.SAMPLES, rank)
+    return part_of(layout, s.AXIS_SAMPLES, rank)
 
 
 def part_of(layout: Layout, axis: int, rank: int) -> int:

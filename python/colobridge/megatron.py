@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._structs import SAMPLES
+from ._structs import AXIS_SAMPLES
 from .grid import Grid
 from .layout import Layout, parts_of, replica_of
 from .megatron_shard import PartitionAdapter, PartitionConfig
@@ -323,8 +323,8 @@ class ColocatedBridgeCommunicator:
         self._positions, self._position_offset = positions, position_offset
         src, dst = self._src.grid, self._dst.grid
         self.src_tp_size, self.dest_tp_size = src.extent('tp'), dst.extent('tp')
-        self.src_dp_size = parts_of(self._src, SAMPLES)
-        self.dest_dp_size = parts_of(self._dst, SAMPLES)
+        self.src_dp_size = parts_of(self._src, AXIS_SAMPLES)
+        self.dest_dp_size = parts_of(self._dst, AXIS_SAMPLES)
         self.dest_cp_size = dst.extent('cp')
         few, many = sorted((self.src_dp_size, self.dest_dp_size))
         if not self._exact:

@@ -86,5 +86,5 @@ class Memory(Handle):
             raise ArgumentError("%s of %s at byte %d ends at %d, the memory has %d bytes"
                                 % (dtype, list(shape), offset, need, self.nbytes))
         raw = make(self.data + offset, number, shape, contiguous(shape),
-                   s.HOST if device < 0 else s.CUDA, device)
+                   s.MEM_HOST if device < 0 else s.MEM_CUDA, device)
         return Array(raw, self if owner is None else owner)

@@ -9,13 +9,13 @@ from . import _structs as s
 from ._lib import Unique, call, lib
 from .layout import Layout
 
-OUTPUTS = {'full': s.FULL_SEQ, 'sharded': s.SHARDED}
-GRADS = {'partial': s.PARTIAL, 'disjoint': s.DISJOINT}
-ALGOS = {'exact': s.EXACT, 'collective': s.COLLECTIVE}
+OUTPUTS = {'full': s.OUTPUT_FULL_SEQ, 'sharded': s.OUTPUT_SHARDED}
+GRADS = {'partial': s.GRAD_PARTIAL, 'disjoint': s.GRAD_DISJOINT}
+ALGOS = {'exact': s.ALGO_EXACT, 'collective': s.ALGO_COLLECTIVE}
 TRANSPORTS = {'auto': s.TRANSPORT_AUTO, 'nccl': s.TRANSPORT_NCCL, 'peer': s.TRANSPORT_PEER}
-PLACEMENTS = {'packed': s.PACKED, 'merged': s.MERGED}
-DIRECTIONS = {s.EQUAL: 'equal', s.FAN_IN: 'fan_in', s.FAN_OUT: 'fan_out'}
-_DIRECTIONS = {'forward': s.FORWARD, 'backward': s.BACKWARD}
+PLACEMENTS = {'packed': s.PLACEMENT_PACKED, 'merged': s.PLACEMENT_MERGED}
+DIRECTIONS = {s.DIRECTION_EQUAL: 'equal', s.DIRECTION_FAN_IN: 'fan_in', s.DIRECTION_FAN_OUT: 'fan_out'}
+_DIRECTIONS = {'forward': s.PASS_FORWARD, 'backward': s.PASS_BACKWARD}
 
 
 def choice(what: str, value: str, table: dict[str, int]) -> int:

@@ -10,12 +10,12 @@ _TORCH = {'float32': 'f32', 'float64': 'f64', 'bfloat16': 'bf16', 'float16': 'f1
 torch_dtypes: dict[Any, int] = {}  # torch.dtype -> number, filled as they come
 
 
-def make(data: int, dtype: int, shape: Any, stride: Any, mem: int = s.HOST,
+def make(data: int, dtype: int, shape: Any, stride: Any, mem: int = s.MEM_HOST,
          device: int = -1) -> s.Tensor:
     """A view from its parts; strides in elements."""
     ndim = len(shape)
-    if ndim > s.MAX_NDIM:
-        raise ArgumentError("a tensor of %d axes, at most %d" % (ndim, s.MAX_NDIM))
+    if ndim > s.NDIM_MAX:
+        raise ArgumentError("a tensor of %d axes, at most %d" % (ndim, s.NDIM_MAX))
     raw = s.Tensor(data, dtype, mem, device, ndim)
     raw.shape[:ndim] = shape
     raw.stride[:ndim] = stride
@@ -56,9 +56,9 @@ def from_torch(t: Any, what: str = 'tensor') -> s.Tensor:
     check_signs(t, what)
     device = t.device
     if device.type == 'cpu':
-        mem, ordinal = s.HOST, -1
+        mem, ordinal = s.MEM_HOST, -1
     elif device.type == 'cuda':
-        mem, ordinal = s.CUDA, device.index
+        mem, ordinal = s.MEM_CUDA, device.index
     else:
         raise ArgumentError("%s is on device '%s', expected cpu or cuda" % (what, device))
     return make(t.data_ptr(), torch_dtype(t.dtype, what), t.shape, t.stride(), mem, ordinal)

@@ -28,7 +28,7 @@ BRIDGES = {
         'torch/engine.py', "if self.kind == 'ragged':", 'if False:',
         'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),
     'samples by ceil are taken for blocks': (
-        'torch/moves.py', 'split.kind) for split', 's.BLOCK) for split', 'test_torch_layouts.py',
+        'torch/moves.py', 'split.kind) for split', 's.SPLIT_BLOCK) for split', 'test_torch_layouts.py',
         'test_samples_by_ceil'),
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
@@ -430,7 +430,8 @@ BRIDGES = {
     'a tower writes in place, whatever is asked': (
         'torch/tower.py', 'inplace=inplace)', ')', 'test_torch_tower.py', 'keeps_its_hooks'),
     'sequences of a part are as long as the part': (
-        'torch/tower.py', "parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1", '1', 'test_torch_tower.py',
+        'torch/tower.py', "parts_of(self.llm, s.AXIS_ROWS) if self.output == 'sharded' else 1", '1',
+        'test_torch_tower.py',
         'random_steps'),
     'what is wrong on one rank is told to no rank': (
         'torch/tower.py', 'return self._own or self._pixels._talks_to', 'return None', 'test_torch_tower.py', 'bad_input_of_one_rank'),

@@ -122,7 +122,7 @@ def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
     monkeypatch.setattr(Core, 'saved', lambda *_: keeps.append(1))
     with torch.no_grad():  # parameters still say requires_grad
         fn(h, leaf(w), leaf(b), target=t, mode='keep')
-    assert passes == [_structs.LINEAR_INFERENCE] and not keeps
+    assert passes == [_structs.LINEAR_LOGPROB_INFERENCE] and not keeps
 
 
 def late(rank):
@@ -442,14 +442,14 @@ def test_loss_mode_of_a_narrow_head_keeps_gradients_of_logits(monkeypatch):
     leaves = [leaf(x) for x in (h, w, b)]
     loss = linear_nll(*leaves, target=t).loss
     first = torch.autograd.grad(3 * loss, leaves, retain_graph=True)
-    assert passes == [st.LINEAR_FORWARD, st.LINEAR_BACKWARD]
+    assert passes == [st.LINEAR_LOGPROB_FORWARD, st.LINEAR_LOGPROB_BACKWARD]
     for got, again, x in zip(first, torch.autograd.grad(3 * loss, leaves), want):
         assert got.dtype == torch.bfloat16 and torch.equal(got, again)
         near(got, x.grad, torch.bfloat16, 'gradients')
-    for most, chunk, trains, begins in ((None, None, False, st.LINEAR_LOSS),  # nothing to sum
-                                        (1 << 20, None, True, st.LINEAR_LOSS),  # more than sums would take
-                                        (4000, None, True, st.LINEAR_FORWARD),
-                                        (4000, 4, True, st.LINEAR_LOSS)):  # more than a chunk, which is bound
+    for most, chunk, trains, begins in ((None, None, False, st.LINEAR_LOGPROB_LOSS),  # nothing to sum
+                                        (1 << 20, None, True, st.LINEAR_LOGPROB_LOSS),  # more than sums would take
+                                        (4000, None, True, st.LINEAR_LOGPROB_FORWARD),
+                                        (4000, 4, True, st.LINEAR_LOGPROB_LOSS)):  # more than a chunk, which is bound
         passes.clear()
         linear_nll(leaf(h), leaf(w) if trains else w, target=t, max_valid=most,
                       chunk_size=chunk).loss.backward()

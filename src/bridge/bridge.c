@@ -80,7 +80,7 @@ static colo_status_t check_config(const colo_bridge_config_t *config)
     COLO_FAIL_IF(!config->allocator.allocate != !config->allocator.release, COLO_ERR_ARG,
                  "bridge: config.allocator: %s is NULL, expected both functions or none",
                  config->allocator.allocate ? "release" : "allocate");
-    COLO_FAIL_IF((unsigned)config->mem > COLO_CUDA, COLO_ERR_ARG,
+    COLO_FAIL_IF((unsigned)config->mem > COLO_MEM_CUDA, COLO_ERR_ARG,
                  "bridge: mem %d, expected 0 (host) or 1 (cuda)", (int)config->mem);
     return COLO_OK;
 }
@@ -136,7 +136,7 @@ static colo_status_t find_comm(colo_bridge_t *bridge, const colo_bridge_config_t
             return colo_layout_check_fields(side[i]);
     bridge->algo = config->algo;
     bridge->mem = config->mem;
-    if (config->mem == COLO_CUDA)
+    if (config->mem == COLO_MEM_CUDA)
         COLO_TRY(colo_transport_wanted(comm, config->transport, &bridge->transport));
     bridge->lazy = !colo_bridge_is_collective(bridge) && colo_direct_likely(bridge);
     if (bridge->lazy)
@@ -172,7 +172,7 @@ static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_confi
                                .dst = &bridge->sides.dst,
                                .shape = given->shape,
                                .dtype = given->dtype,
-                               .output = given->packed ? COLO_SHARDED
+                               .output = given->packed ? COLO_OUTPUT_SHARDED
                                                        : given->output, /* batches differ */
                                .grad = given->grad,
                                .no_grad = given->no_grad,
@@ -182,10 +182,10 @@ static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_confi
     plan.nodes = bridge->sides.nodes;
     /* GPUs of one node may all reach each other's memory: then one level is faster */
     plan.one_level = given->one_level || colo_bridge_is_collective(bridge) ||
-                     (given->mem == COLO_CUDA && colo_comm_nodes(bridge->comm) < 2);
+                     (given->mem == COLO_MEM_CUDA && colo_comm_nodes(bridge->comm) < 2);
     COLO_TRY(load_plan(bridge, &plan, &bridge->now));
     COLO_TRY(colo_ragged_reserve(bridge));
-    if (bridge->mem == COLO_CUDA && !bridge->streams.order &&
+    if (bridge->mem == COLO_MEM_CUDA && !bridge->streams.order &&
         (given->packed || bridge->now.program.plan->addends > 1 || bridge->allocator.allocate))
         COLO_TRY(bridge->device->stream_create(1, &bridge->streams.order));
     return COLO_OK;

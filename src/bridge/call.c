@@ -22,7 +22,7 @@ static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compar
     if (level >= 2 && call->capturing) /* a replay runs no check; what is captured must be alike */
         colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, what "
                                 "tensors hold is not verified");
-    if (st == COLO_OK && verifies && call->frame.pass == COLO_BACKWARD)
+    if (st == COLO_OK && verifies && call->frame.pass == COLO_PASS_BACKWARD)
         st = colo_call_verify_zeros(call);
     if (level >= 2 || (level == 1 && !*compared && (call->batch || st == COLO_OK)))
         COLO_TRY(colo_call_agree(call, st));
@@ -37,7 +37,7 @@ static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compar
 static colo_status_t alive(const colo_bridge_t *bridge, colo_pass_t pass)
 {
     return colo_comm_alive(bridge->comm,
-                           pass == COLO_FORWARD ? "bridge forward" : "bridge backward");
+                           pass == COLO_PASS_FORWARD ? "bridge forward" : "bridge backward");
 }
 
 /* Checks the tensors, and finds how they travel; local. */
@@ -91,8 +91,8 @@ static colo_status_t call_batch(colo_batch_t *batch, colo_pass_t pass, const col
                  "colo_bridge_set_packing() made");
     colo_bridge_t *bridge = batch->bridge;
     COLO_TRY(alive(bridge, pass));
-    COLO_FAIL_IF(pass == COLO_BACKWARD && bridge->now.program.plan->config.no_grad, COLO_ERR_STATE,
-                 "rank %lld: backward on a bridge created with no_grad",
+    COLO_FAIL_IF(pass == COLO_PASS_BACKWARD && bridge->now.program.plan->config.no_grad,
+                 COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
                  (long long)bridge->now.program.plan->rank);
     colo_call_t call = {.bridge = bridge,
                         .batch = batch,
@@ -111,26 +111,26 @@ colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *in
                                   const colo_tensor_t *out, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_bridge(bridge, COLO_FORWARD, in, out, stream);
+    return call_bridge(bridge, COLO_PASS_FORWARD, in, out, stream);
 }
 
 colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
                                    const colo_tensor_t *d_x, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_bridge(bridge, COLO_BACKWARD, d_y, d_x, stream);
+    return call_bridge(bridge, COLO_PASS_BACKWARD, d_y, d_x, stream);
 }
 
 colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *in,
                                  const colo_tensor_t *out, int32_t n, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_batch(batch, COLO_FORWARD, in, out, n, stream);
+    return call_batch(batch, COLO_PASS_FORWARD, in, out, n, stream);
 }
 
 colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,
                                   const colo_tensor_t *d_x, int32_t n, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_batch(batch, COLO_BACKWARD, d_y, d_x, n, stream);
+    return call_batch(batch, COLO_PASS_BACKWARD, d_y, d_x, n, stream);
 }

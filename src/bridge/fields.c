@@ -23,7 +23,7 @@ static void add_splits(colo_fields_t *fields, const char *name, const colo_layou
             const colo_split_t *split = &layout->split[axis][i];
             colo_put(&list, "%s%s over %s%s%s", list.len ? ", " : "", colo_axis_names[axis],
                      layout->grid.name[split->dim], kinds[split->kind],
-                     split->context && split->kind != COLO_ZIGZAG ? " in context" : "");
+                     split->context && split->kind != COLO_SPLIT_ZIGZAG ? " in context" : "");
         }
     colo_fields_add(fields, name, "%s", text);
 }
@@ -71,7 +71,7 @@ void colo_bridge_fields(const colo_bridge_t *bridge, colo_fields_t *fields)
     static const char *const dst[] = {"dst", "dst splits", "dst positions", "dst stage"};
     const colo_plan_t *plan = bridge->now.program.plan;
     const colo_plan_config_t *config = &plan->config;
-    const bool sharded = config->output == COLO_SHARDED;
+    const bool sharded = config->output == COLO_OUTPUT_SHARDED;
     add_layout(fields, src, &plan->src);
     add_layout(fields, dst, &plan->dst);
     colo_fields_add(fields, "samples", "%lld", (long long)config->shape.samples);
@@ -80,10 +80,10 @@ void colo_bridge_fields(const colo_bridge_t *bridge, colo_fields_t *fields)
     colo_fields_add(fields, "dtype", "%s", colo_dtype_name(config->dtype));
     colo_fields_add(fields, "output", "%s", sharded ? "SHARDED" : "FULL_SEQ");
     colo_fields_add(fields, "grad", "%s",
-                    config->no_grad                 ? "no_grad"
-                    : sharded                       ? "own rows"
-                    : config->grad == COLO_DISJOINT ? "DISJOINT"
-                                                    : "PARTIAL");
+                    config->no_grad                      ? "no_grad"
+                    : sharded                            ? "own rows"
+                    : config->grad == COLO_GRAD_DISJOINT ? "DISJOINT"
+                                                         : "PARTIAL");
     colo_fields_add(fields, "ranks_per_node", "%lld", (long long)config->ranks_per_node);
     colo_fields_add(fields, "nodes", "%lld", (long long)colo_nodes_count(config->nodes));
     colo_fields_add(fields, "algo", "%s", colo_algo_name(bridge->algo));
@@ -103,13 +103,13 @@ void colo_bridge_fields(const colo_bridge_t *bridge, colo_fields_t *fields)
  * nothing, and COLLECTIVE runs on comms of its own. */
 bool colo_bridge_exchanges_compare(const colo_bridge_t *bridge)
 {
-    return colo_comm_mem(bridge->comm) == COLO_HOST && !colo_bridge_is_collective(bridge);
+    return colo_comm_mem(bridge->comm) == COLO_MEM_HOST && !colo_bridge_is_collective(bridge);
 }
 
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *bridge, colo_pass_t pass)
 {
     const colo_plan_t *plan = bridge->now.program.plan;
-    const bool alone = pass == COLO_FORWARD && bridge->alone;
+    const bool alone = pass == COLO_PASS_FORWARD && bridge->alone;
     return colo_op_of_bridge(plan->config.dtype, bridge->id.number, pass, alone, plan->hash);
 }
 
@@ -118,7 +118,7 @@ colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_
     const colo_bridge_t *bridge = batch->bridge;
     const uint64_t hash =
         colo_hash_i64(bridge->now.program.plan->hash, (int64_t)batch->ready.program.plan->hash);
-    const bool alone = pass == COLO_FORWARD && bridge->alone;
+    const bool alone = pass == COLO_PASS_FORWARD && bridge->alone;
     return colo_op_of_bridge(COLO_U8, bridge->id.number, pass, alone, colo_hash_i64(hash, n));
 }
 
@@ -142,7 +142,7 @@ static void add_tables(colo_fields_t *fields, const colo_batch_t *batch)
 static void add_operation(colo_fields_t *fields, const colo_call_t *call)
 {
     const colo_bridge_t *bridge = call->bridge;
-    const bool forward = call->frame.pass == COLO_FORWARD;
+    const bool forward = call->frame.pass == COLO_PASS_FORWARD;
     colo_fields_add(fields, "operation", "bridge %llu %s%s", (unsigned long long)bridge->id.number,
                     forward ? "forward" : "backward",
                     forward && bridge->alone ? " without backward" : "");

@@ -38,12 +38,12 @@ int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
 
 static const char *in_name(const colo_call_t *call)
 {
-    return call->frame.pass == COLO_FORWARD ? "x" : "d_y";
+    return call->frame.pass == COLO_PASS_FORWARD ? "x" : "d_y";
 }
 
 static const char *out_name(const colo_call_t *call)
 {
-    return call->frame.pass == COLO_FORWARD ? "y" : "d_x";
+    return call->frame.pass == COLO_PASS_FORWARD ? "y" : "d_x";
 }
 
 static long long rank_of(const colo_call_t *call)
@@ -65,8 +65,8 @@ static colo_status_t check_memory(const colo_call_t *call, const colo_tensor_t *
     if (tensor->mem == mem)
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s",
-                     rank_of(call), what, tensor->mem == COLO_HOST ? "host" : "cuda",
-                     mem == COLO_HOST ? "host" : "cuda");
+                     rank_of(call), what, tensor->mem == COLO_MEM_HOST ? "host" : "cuda",
+                     mem == COLO_MEM_HOST ? "host" : "cuda");
 }
 
 /* May kernels use this memory? Here, because here all ranks can be told. */
@@ -163,7 +163,7 @@ colo_status_t colo_call_check_uniform(colo_call_t *call)
 {
     const colo_bridge_t *bridge = call->bridge;
     const colo_plan_t *plan = call->frame.program->plan;
-    const bool forward = call->frame.pass == COLO_FORWARD;
+    const bool forward = call->frame.pass == COLO_PASS_FORWARD;
     const colo_owned_t *own[2] = {forward ? &plan->own_src : &plan->own_dst,
                                   forward ? &plan->own_dst : &plan->own_src};
     const colo_tensor_t *in = call->in, *out = call->out;
@@ -192,9 +192,9 @@ bool colo_call_must_have(const colo_call_t *call, bool src_side)
     const colo_plan_t *plan = call->frame.program->plan;
     if (src_side)
         return plan->own_src.rows > 0;
-    return plan->exchange[COLO_FORWARD][COLO_EXCHANGE_MAIN].recv.nregions +
-               plan->local[COLO_FORWARD].nregions +
-               plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].recv.nregions >
+    return plan->exchange[COLO_PASS_FORWARD][COLO_EXCHANGE_MAIN].recv.nregions +
+               plan->local[COLO_PASS_FORWARD].nregions +
+               plan->exchange[COLO_PASS_FORWARD][COLO_EXCHANGE_RELAYS].recv.nregions >
            0;
 }
 
@@ -202,7 +202,7 @@ bool colo_call_must_have(const colo_call_t *call, bool src_side)
 static colo_status_t check_ragged(colo_call_t *call, int32_t i, bool output, int64_t *per)
 {
     const colo_plan_t *plan = call->frame.program->plan;
-    const bool src_side = (call->frame.pass == COLO_FORWARD) != output;
+    const bool src_side = (call->frame.pass == COLO_PASS_FORWARD) != output;
     const colo_tensor_t *all = output ? call->out : call->in, *tensor = all ? &all[i] : NULL;
     const colo_owned_t *own = src_side ? &plan->own_src : &plan->own_dst;
     const int64_t units = own->h1 - own->h0;

@@ -49,7 +49,7 @@ static int32_t event_of(const colo_tickets_t *all, const colo_ticket_t *ticket)
 
 static const char *pass_name(colo_pass_t pass)
 {
-    return pass == COLO_FORWARD ? "forward" : "backward";
+    return pass == COLO_PASS_FORWARD ? "forward" : "backward";
 }
 
 static long long rank_of(const colo_bridge_t *bridge)
@@ -160,7 +160,7 @@ typedef struct started {
 
 static colo_status_t call(const started_t *started, colo_stream_t stream)
 {
-    const bool forward = started->pass == COLO_FORWARD;
+    const bool forward = started->pass == COLO_PASS_FORWARD;
     if (started->batch)
         return (forward ? colo_batch_forward : colo_batch_backward)(
             started->batch, started->in, started->out, started->n, stream);
@@ -222,7 +222,8 @@ colo_status_t colo_bridge_forward_start(colo_bridge_t *bridge, const colo_tensor
                                         colo_ticket_t **ticket)
 {
     COLO_RANGE();
-    return start(&(started_t){"bridge", bridge, NULL, COLO_FORWARD, in, out, 1}, stream, ticket);
+    return start(&(started_t){"bridge", bridge, NULL, COLO_PASS_FORWARD, in, out, 1}, stream,
+                 ticket);
 }
 
 colo_status_t colo_bridge_backward_start(colo_bridge_t *bridge, const colo_tensor_t *d_y,
@@ -230,7 +231,8 @@ colo_status_t colo_bridge_backward_start(colo_bridge_t *bridge, const colo_tenso
                                          colo_ticket_t **ticket)
 {
     COLO_RANGE();
-    return start(&(started_t){"bridge", bridge, NULL, COLO_BACKWARD, d_y, d_x, 1}, stream, ticket);
+    return start(&(started_t){"bridge", bridge, NULL, COLO_PASS_BACKWARD, d_y, d_x, 1}, stream,
+                 ticket);
 }
 
 colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_tensor_t *in,
@@ -239,7 +241,8 @@ colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_tensor_t 
 {
     COLO_RANGE();
     colo_bridge_t *bridge = batch ? batch->bridge : NULL;
-    return start(&(started_t){"batch", bridge, batch, COLO_FORWARD, in, out, n}, stream, ticket);
+    return start(&(started_t){"batch", bridge, batch, COLO_PASS_FORWARD, in, out, n}, stream,
+                 ticket);
 }
 
 colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t *d_y,
@@ -248,7 +251,8 @@ colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t
 {
     COLO_RANGE();
     colo_bridge_t *bridge = batch ? batch->bridge : NULL;
-    return start(&(started_t){"batch", bridge, batch, COLO_BACKWARD, d_y, d_x, n}, stream, ticket);
+    return start(&(started_t){"batch", bridge, batch, COLO_PASS_BACKWARD, d_y, d_x, n}, stream,
+                 ticket);
 }
 
 /* ---- finish ---- */

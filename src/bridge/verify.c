@@ -75,7 +75,7 @@ colo_status_t colo_call_verify_zeros(const colo_call_t *call)
     const colo_plan_config_t *config = &call->frame.program->plan->config;
     const colo_ragged_places_t *places = call->batch ? &call->batch->places : NULL;
     if (!places)
-        return config->output == COLO_FULL_SEQ && config->grad == COLO_DISJOINT &&
+        return config->output == COLO_OUTPUT_FULL_SEQ && config->grad == COLO_GRAD_DISJOINT &&
                        call->carried[0].in.data
                    ? verify_uniform(call)
                    : COLO_OK;
@@ -92,13 +92,13 @@ colo_status_t colo_call_verify_zeros(const colo_call_t *call)
 static int64_t first_replica(const colo_layout_t *layout, bool rows_role, bool context_role,
                              int64_t rank)
 {
-    int64_t coords[COLO_MAX_DIMS] = {0}, keep[COLO_MAX_DIMS] = {0}, first = rank;
+    int64_t coords[COLO_DIMS_MAX] = {0}, keep[COLO_DIMS_MAX] = {0}, first = rank;
     if (!colo_layout_coords(layout, rank, coords))
         return rank;
     for (int axis = 0; axis < 3; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++) {
             const colo_split_t *split = &layout->split[axis][i];
-            if (axis != COLO_ROWS || rows_role || (context_role && split->context))
+            if (axis != COLO_AXIS_ROWS || rows_role || (context_role && split->context))
                 keep[split->dim] = coords[split->dim];
         }
     if (layout->stage_dim >= 0)
@@ -111,8 +111,9 @@ static int64_t first_replica(const colo_layout_t *layout, bool rows_role, bool c
 static int64_t first_of(const colo_bridge_t *bridge, colo_pass_t pass, int32_t i)
 {
     const colo_plan_t *plan = bridge->now.program.plan;
-    const bool fwd = pass == COLO_FORWARD;
-    const bool partial = plan->config.output == COLO_FULL_SEQ && plan->config.grad == COLO_PARTIAL;
+    const bool fwd = pass == COLO_PASS_FORWARD;
+    const bool partial =
+        plan->config.output == COLO_OUTPUT_FULL_SEQ && plan->config.grad == COLO_GRAD_PARTIAL;
     return first_replica(fwd ? &plan->src : &plan->dst, fwd || !partial, true,
                          colo_comm_world_rank(bridge->comm, i));
 }
@@ -120,7 +121,7 @@ static int64_t first_of(const colo_bridge_t *bridge, colo_pass_t pass, int32_t i
 /* @mine: of what this rank holds; replicas must bring the same. Collective. */
 static colo_status_t compare(const colo_bridge_t *bridge, colo_pass_t pass, uint64_t mine)
 {
-    const bool fwd = pass == COLO_FORWARD;
+    const bool fwd = pass == COLO_PASS_FORWARD;
     const int32_t n = colo_comm_size(bridge->comm);
     COLO_AUTOFREE uint64_t *all = calloc((size_t)n, sizeof *all);
     if (!all)
@@ -148,7 +149,8 @@ static colo_status_t add_rows(const colo_call_t *call, int32_t k, const colo_run
                               uint64_t *hash)
 {
     const colo_plan_t *plan = call->frame.program->plan;
-    const colo_owned_t *own = call->frame.pass == COLO_FORWARD ? &plan->own_src : &plan->own_dst;
+    const colo_owned_t *own =
+        call->frame.pass == COLO_PASS_FORWARD ? &plan->own_src : &plan->own_dst;
     const colo_box_t box = rows_of(&call->carried[k], own, rows->local, rows->count);
     uint64_t mine = 0;
     if (colo_box_count(&box) <= 0) /* a view of nothing may have a pointer, or none */
@@ -162,7 +164,7 @@ static colo_status_t add_rows(const colo_call_t *call, int32_t k, const colo_run
 colo_status_t colo_call_verify_replicas(const colo_call_t *call)
 {
     const colo_plan_t *plan = call->frame.program->plan;
-    const bool forward = call->frame.pass == COLO_FORWARD;
+    const bool forward = call->frame.pass == COLO_PASS_FORWARD;
     const colo_ragged_places_t *places = call->batch && !forward ? &call->batch->places : NULL;
     const colo_run_t all = {.count = forward ? plan->own_src.rows : plan->own_dst.rows};
     uint64_t hash = COLO_HASH_INIT;

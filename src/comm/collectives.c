@@ -47,7 +47,7 @@ static colo_status_t reducible(colo_op_desc_t op)
     COLO_FAIL_IF(!colo_reduce_takes(op.dtype), COLO_ERR_ARG,
                  "%s: dtype %s, expected a float dtype, i32 or i64", what,
                  colo_dtype_name(op.dtype));
-    COLO_FAIL_IF(op.param != COLO_SUM && op.param != COLO_MAX, COLO_ERR_ARG,
+    COLO_FAIL_IF(op.param != COLO_REDOP_SUM && op.param != COLO_REDOP_MAX, COLO_ERR_ARG,
                  "%s: operation %d, expected sum (0) or max (1)", what, (int)op.param);
     return COLO_OK;
 }

@@ -331,7 +331,7 @@ extern const colo_comm_backend_t colo_comm_self_backend;
 /* Which memory it moves. */
 static inline colo_mem_t colo_comm_mem(const colo_comm_t *c)
 {
-    return c->backend->direct ? COLO_CUDA : COLO_HOST;
+    return c->backend->direct ? COLO_MEM_CUDA : COLO_MEM_HOST;
 }
 /* The comm's deadline of now; any thread. */
 static inline int64_t colo_comm_timeout(const colo_comm_t *c)

@@ -31,7 +31,7 @@ typedef struct view {
     struct view *next;
     char name[COLO_DIM_NAME_MAX];
     colo_grid_t grid;
-    bool shared[COLO_MAX_DIMS]; /* by index in @grid */
+    bool shared[COLO_DIMS_MAX]; /* by index in @grid */
 } view_t;
 
 typedef struct entry {

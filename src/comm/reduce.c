@@ -58,17 +58,17 @@ REDUCE(max_i64, int64_t, int64_t, SAME, SAME, MOST)
 
 static void (*const reduce[COLO_DTYPE_COUNT][2])(void *, const void *const *, int32_t, int64_t,
                                                  int64_t) = {
-    [COLO_F32] = {[COLO_SUM] = sum_f32, [COLO_MAX] = max_f32},
-    [COLO_F64] = {[COLO_SUM] = sum_f64, [COLO_MAX] = max_f64},
-    [COLO_BF16] = {[COLO_SUM] = sum_bf16, [COLO_MAX] = max_bf16},
-    [COLO_F16] = {[COLO_SUM] = sum_f16, [COLO_MAX] = max_f16},
-    [COLO_I32] = {[COLO_SUM] = sum_i32, [COLO_MAX] = max_i32},
-    [COLO_I64] = {[COLO_SUM] = sum_i64, [COLO_MAX] = max_i64},
+    [COLO_F32] = {[COLO_REDOP_SUM] = sum_f32, [COLO_REDOP_MAX] = max_f32},
+    [COLO_F64] = {[COLO_REDOP_SUM] = sum_f64, [COLO_REDOP_MAX] = max_f64},
+    [COLO_BF16] = {[COLO_REDOP_SUM] = sum_bf16, [COLO_REDOP_MAX] = max_bf16},
+    [COLO_F16] = {[COLO_REDOP_SUM] = sum_f16, [COLO_REDOP_MAX] = max_f16},
+    [COLO_I32] = {[COLO_REDOP_SUM] = sum_i32, [COLO_REDOP_MAX] = max_i32},
+    [COLO_I64] = {[COLO_REDOP_SUM] = sum_i64, [COLO_REDOP_MAX] = max_i64},
 };
 
 bool colo_reduce_takes(colo_dtype_t dtype)
 {
-    return (unsigned)dtype < COLO_DTYPE_COUNT && reduce[dtype][COLO_SUM];
+    return (unsigned)dtype < COLO_DTYPE_COUNT && reduce[dtype][COLO_REDOP_SUM];
 }
 
 void colo_reduce_host(void *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi,

@@ -51,8 +51,9 @@ const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t
     switch (op.kind) {
     case COLO_OP_ALL_REDUCE:
     case COLO_OP_REDUCE_SCATTER:
-        snprintf(detail, sizeof detail, " (%s of %lld %s)", op.param == COLO_MAX ? "max" : "sum",
-                 (long long)op.count, colo_dtype_name(op.dtype));
+        snprintf(detail, sizeof detail, " (%s of %lld %s)",
+                 op.param == COLO_REDOP_MAX ? "max" : "sum", (long long)op.count,
+                 colo_dtype_name(op.dtype));
         break;
     case COLO_OP_BROADCAST:
         snprintf(detail, sizeof detail, " (%lld %s from rank %d)", (long long)op.count,

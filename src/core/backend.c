@@ -158,10 +158,10 @@ colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend
 colo_status_t colo_device_for(colo_mem_t mem, const colo_device_t **device)
 {
     switch (mem) {
-    case COLO_HOST:
+    case COLO_MEM_HOST:
         *device = &colo_device_host;
         return COLO_OK;
-    case COLO_CUDA: {
+    case COLO_MEM_CUDA: {
         const colo_backend_t *backend;
         COLO_TRY(colo_backend_load("cuda", &backend));
         COLO_FAIL_IF(!backend->device, COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");

@@ -13,7 +13,7 @@
 
 __extension__ typedef __int128 wide_t;
 
-enum { MOVES = 1 << 14, AXES = 2 * COLO_MAX_NDIM };
+enum { MOVES = 1 << 14, AXES = 2 * COLO_NDIM_MAX };
 
 typedef struct search {
     int32_t n; /* axes, strides descending */

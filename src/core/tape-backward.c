@@ -281,7 +281,7 @@ colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const co
     struct colo_tape_value *from = &tape->values[value];
     if (seed)
         COLO_TRY(colo_tape_check_like(seed, &from->tensor, "seed", false));
-    else if (from->tensor.mem != COLO_HOST)
+    else if (from->tensor.mem != COLO_MEM_HOST)
         return colo_fail(COLO_ERR_ARG,
                          "backward: seed is NULL, which stands for ones on the host; "
                          "value %d is in CUDA memory and needs one",

@@ -131,11 +131,11 @@ colo_status_t colo_tape_check_like(const colo_tensor_t *gradient, const colo_ten
 {
     COLO_TRY(check_value_tensor(gradient, what));
     COLO_FAIL_IF(gradient->mem != tensor->mem ||
-                     (tensor->mem == COLO_CUDA && gradient->device != tensor->device),
+                     (tensor->mem == COLO_MEM_CUDA && gradient->device != tensor->device),
                  COLO_ERR_ARG,
                  "%s: in %s memory (device %d), its value is in %s memory (device %d)", what,
-                 gradient->mem == COLO_CUDA ? "CUDA" : "host", (int)gradient->device,
-                 tensor->mem == COLO_CUDA ? "CUDA" : "host", (int)tensor->device);
+                 gradient->mem == COLO_MEM_CUDA ? "CUDA" : "host", (int)gradient->device,
+                 tensor->mem == COLO_MEM_CUDA ? "CUDA" : "host", (int)tensor->device);
     or_f32 &= colo_tape_is_half(tensor);
     COLO_FAIL_IF(gradient->dtype != tensor->dtype && !(or_f32 && gradient->dtype == COLO_F32),
                  COLO_ERR_SHAPE, "%s: dtype %s, its value is %s%s", what,

@@ -26,7 +26,7 @@ static const struct {
 /* Before colo_tensor_check() it may be any number. */
 static bool ndim_ok(const colo_tensor_t *tensor)
 {
-    return tensor->ndim >= 0 && tensor->ndim <= COLO_MAX_NDIM;
+    return tensor->ndim >= 0 && tensor->ndim <= COLO_NDIM_MAX;
 }
 
 static bool known(colo_dtype_t dtype)
@@ -72,7 +72,7 @@ static colo_tensor_t contiguous(void *data, colo_dtype_t dtype, colo_mem_t mem, 
 {
     colo_tensor_t tensor = {
         .data = data, .dtype = dtype, .mem = mem, .device = device, .ndim = ndim};
-    if (ndim < 0 || ndim > COLO_MAX_NDIM || (ndim > 0 && !shape)) {
+    if (ndim < 0 || ndim > COLO_NDIM_MAX || (ndim > 0 && !shape)) {
         tensor.ndim = 0;
         tensor.data = NULL;
         return tensor;
@@ -90,13 +90,13 @@ static colo_tensor_t contiguous(void *data, colo_dtype_t dtype, colo_mem_t mem, 
 
 colo_tensor_t colo_tensor_host(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
 {
-    return contiguous(data, dtype, COLO_HOST, -1, ndim, shape);
+    return contiguous(data, dtype, COLO_MEM_HOST, -1, ndim, shape);
 }
 
 colo_tensor_t colo_tensor_cuda(void *data, colo_dtype_t dtype, int32_t device, int32_t ndim,
                                const int64_t *shape)
 {
-    return contiguous(data, dtype, COLO_CUDA, device, ndim, shape);
+    return contiguous(data, dtype, COLO_MEM_CUDA, device, ndim, shape);
 }
 
 colo_tensor_t colo_tensor_narrow(colo_tensor_t tensor, int32_t axis, int64_t start, int64_t length)
@@ -146,10 +146,10 @@ colo_status_t colo_tensor_check(const colo_tensor_t *tensor, const char *what)
     COLO_FAIL_IF(!tensor, COLO_ERR_ARG, "%s: tensor is NULL", what);
     COLO_FAIL_IF(!known(tensor->dtype), COLO_ERR_ARG, "%s: dtype %d is unknown", what,
                  (int)tensor->dtype);
-    COLO_FAIL_IF(tensor->mem != COLO_HOST && tensor->mem != COLO_CUDA, COLO_ERR_ARG,
+    COLO_FAIL_IF(tensor->mem != COLO_MEM_HOST && tensor->mem != COLO_MEM_CUDA, COLO_ERR_ARG,
                  "%s: memory kind %d is unknown", what, (int)tensor->mem);
     COLO_FAIL_IF(!ndim_ok(tensor), COLO_ERR_SHAPE, "%s: %d axes, expected 0..%d", what,
-                 (int)tensor->ndim, COLO_MAX_NDIM);
+                 (int)tensor->ndim, COLO_NDIM_MAX);
     int64_t reach = 0;
     for (int32_t i = 0; i < tensor->ndim; i++) {
         int64_t span;

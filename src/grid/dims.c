@@ -65,7 +65,7 @@ colo_status_t colo_grid_name_rule(const char *what, const char *text, size_t len
 
 int32_t colo_grid_find(const colo_grid_t *grid, const char *text, size_t len)
 {
-    for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++)
+    for (int32_t i = 0; i < grid->ndims && i < COLO_DIMS_MAX; i++)
         if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
             return i;
     return -1;
@@ -80,8 +80,8 @@ void colo_grid_start(colo_grid_t *grid)
 colo_status_t colo_grid_add_name(colo_grid_t *grid, const char *text, size_t len)
 {
     char what[24];
-    COLO_FAIL_IF(grid->ndims == COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims",
-                 COLO_MAX_DIMS);
+    COLO_FAIL_IF(grid->ndims == COLO_DIMS_MAX, COLO_ERR_ARG, "grid: more than %d dims",
+                 COLO_DIMS_MAX);
     snprintf(what, sizeof what, "grid: dim %d", (int)grid->ndims);
     COLO_TRY(colo_grid_name_rule(what, text, len));
     /* "tp1dp4" with its separator forgotten would be one dim that splits nothing. */
@@ -118,7 +118,7 @@ colo_status_t colo_grid_add_extent(colo_grid_t *grid, int64_t extent)
 colo_status_t colo_grid_finish(colo_grid_t *grid, int64_t offset, int64_t world)
 {
     int64_t end;
-    COLO_FAIL_IF(grid->ndims == 0, COLO_ERR_ARG, "grid: no dims, expected 1 to %d", COLO_MAX_DIMS);
+    COLO_FAIL_IF(grid->ndims == 0, COLO_ERR_ARG, "grid: no dims, expected 1 to %d", COLO_DIMS_MAX);
     COLO_FAIL_IF(offset < 0, COLO_ERR_ARG,
                  "grid: rank offset %lld is negative, must be non-negative", (long long)offset);
     COLO_FAIL_IF(world < 0, COLO_ERR_ARG,
@@ -140,9 +140,9 @@ colo_status_t colo_grid_check(const colo_grid_t *grid)
     int64_t size = 1, end;
     COLO_FAIL_IF(!grid, COLO_ERR_ARG,
                  "grid: the grid is NULL, expected what colo_grid_init() made");
-    COLO_FAIL_IF(grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS, COLO_ERR_ARG,
+    COLO_FAIL_IF(grid->ndims < 1 || grid->ndims > COLO_DIMS_MAX, COLO_ERR_ARG,
                  "grid: not initialised (%d dims, expected 1..%d)", (int)grid->ndims,
-                 COLO_MAX_DIMS);
+                 COLO_DIMS_MAX);
     for (int32_t i = 0; i < grid->ndims; i++) {
         int64_t stride = size;
         COLO_FAIL_IF(grid->extent[i] < 1 || grid->stride[i] != stride ||
@@ -166,7 +166,7 @@ colo_status_t colo_grid_check(const colo_grid_t *grid)
 
 /* ---- lists ---- */
 
-enum { NAMES_MAX = COLO_KEY_MAX + COLO_MAX_DIMS }; /* a key with two bytes between names */
+enum { NAMES_MAX = COLO_KEY_MAX + COLO_DIMS_MAX }; /* a key with two bytes between names */
 
 /* "tp, cp, dp", for error messages that say what there is instead */
 static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])

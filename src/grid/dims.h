@@ -22,8 +22,8 @@ colo_status_t colo_grid_name_rule(const char *what, const char *text, size_t len
 /* A set of dims of one grid. */
 typedef struct colo_dims {
     int32_t n;
-    int32_t given[COLO_MAX_DIMS]; /* indices in the order of the list */
-    bool in[COLO_MAX_DIMS];       /* by index */
+    int32_t given[COLO_DIMS_MAX]; /* indices in the order of the list */
+    bool in[COLO_DIMS_MAX];       /* by index */
 } colo_dims_t;
 
 /* The dim of that name, which has no NUL at its end; -1: there is none. */

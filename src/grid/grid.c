@@ -23,8 +23,8 @@ colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t 
     colo_grid_t made;
     COLO_FAIL_IF(!grid, COLO_ERR_ARG, "grid: the output is NULL");
     COLO_FAIL_IF(ndims < 0, COLO_ERR_ARG, "grid: %d dims, expected 1 to %d", (int)ndims,
-                 COLO_MAX_DIMS);
-    COLO_FAIL_IF(ndims > COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims: %d", COLO_MAX_DIMS,
+                 COLO_DIMS_MAX);
+    COLO_FAIL_IF(ndims > COLO_DIMS_MAX, COLO_ERR_ARG, "grid: more than %d dims: %d", COLO_DIMS_MAX,
                  (int)ndims);
     COLO_FAIL_IF(ndims > 0 && !dims, COLO_ERR_ARG, "grid: dims is NULL for %d dims", (int)ndims);
     colo_grid_start(&made);
@@ -62,7 +62,7 @@ bool colo_grid_equal(const colo_grid_t *a, const colo_grid_t *b)
         return a == b;
     if (a->ndims != b->ndims || a->offset != b->offset)
         return false;
-    for (int32_t i = 0; i < a->ndims && i < COLO_MAX_DIMS; i++)
+    for (int32_t i = 0; i < a->ndims && i < COLO_DIMS_MAX; i++)
         if (a->extent[i] != b->extent[i] || strcmp(a->name[i], b->name[i]) != 0)
             return false;
     return true;
@@ -74,7 +74,7 @@ uint64_t colo_grid_hash(const colo_grid_t *grid)
     if (!grid)
         return hash;
     hash = colo_hash_i64(hash, grid->ndims);
-    for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++) {
+    for (int32_t i = 0; i < grid->ndims && i < COLO_DIMS_MAX; i++) {
         hash = colo_hash_str(hash, grid->name[i]);
         hash = colo_hash_i64(hash, grid->extent[i]);
     }

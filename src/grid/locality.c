@@ -113,7 +113,7 @@ colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid
 
 /* How a choice does, dim by dim, those that say most first; smaller is better. */
 typedef struct score {
-    int64_t n[COLO_MAX_DIMS][3]; /* groups across hosts, packages, NUMA nodes */
+    int64_t n[COLO_DIMS_MAX][3]; /* groups across hosts, packages, NUMA nodes */
 } score_t;
 
 static int compare(const score_t *a, const score_t *b, int32_t ndims)
@@ -151,8 +151,8 @@ static void put(score_t *score, int32_t index, const colo_topology_cut_t *cut)
 typedef struct search {
     ground_t ground;
     const colo_grid_t *grid;
-    int32_t index[COLO_MAX_DIMS];
-    int32_t n, dim[COLO_MAX_DIMS]; /* dims of more than one rank, as given */
+    int32_t index[COLO_DIMS_MAX];
+    int32_t n, dim[COLO_DIMS_MAX]; /* dims of more than one rank, as given */
     score_t *best;                 /* [2^n] of the dims that are not in the set */
     int8_t *first;                 /* [2^n] which of them is the fastest; -1: none are left */
     colo_list_t memo;              /* of memo_t */

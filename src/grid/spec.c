@@ -152,7 +152,7 @@ size_t colo_grid_print(const colo_grid_t *grid, char *text, size_t cap)
     colo_text_t out = {.data = text, .cap = text ? cap : 0};
     if (out.cap > 0)
         text[0] = '\0';
-    for (int32_t i = 0; grid && i < grid->ndims && i < COLO_MAX_DIMS; i++)
+    for (int32_t i = 0; grid && i < grid->ndims && i < COLO_DIMS_MAX; i++)
         colo_put(&out, "%s%s=%lld", i ? "," : "", grid->name[i], (long long)grid->extent[i]);
     if (grid && grid->offset != 0)
         colo_put(&out, "@%lld", (long long)grid->offset);

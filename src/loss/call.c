@@ -274,7 +274,7 @@ static uint64_t key_of(const struct colo_logprob_args *args,
 
 bool colo_loss_all_compare(const colo_comm_t *group, colo_mem_t mem)
 {
-    return mem == COLO_HOST || colo_comm_check_level(group) >= 2 || group->once[0] == 0;
+    return mem == COLO_MEM_HOST || colo_comm_check_level(group) >= 2 || group->once[0] == 0;
 }
 
 /* On a device, for which the host waits: the blocks and targets as the host's kernels have them. */
@@ -325,7 +325,7 @@ colo_status_t colo_loss_gather(colo_comm_t *group, const struct colo_logprob_arg
                                       args->segments * args->block.bytes, COLO_U8, stream));
     if (!comparison)
         return COLO_OK;
-    return mem == COLO_HOST
+    return mem == COLO_MEM_HOST
                ? compare(group, args, comparison, colo_comm_check_level(group), true, &told)
                : look(group, args, comparison, mem, stream);
 }
@@ -352,7 +352,7 @@ colo_status_t colo_loss_run(const struct colo_loss_call *call, struct colo_logpr
 {
     const struct colo_loss_kind *kind = call->kind;
     const bool alone = colo_logprob_alone(args),
-               compares = !alone && call->logits->mem == COLO_HOST;
+               compares = !alone && call->logits->mem == COLO_MEM_HOST;
     colo_logprob_set_header(args, kind->hash_config(args),
                             compares && kind->hash_inputs ? kind->hash_inputs(args) : 0);
     if (alone)

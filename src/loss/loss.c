@@ -11,7 +11,7 @@ const colo_loss_kernels_t colo_loss_host = {.gemm = &colo_gemm_host, COLO_LOSS_F
 colo_status_t colo_loss_kernels_for(colo_mem_t mem, const colo_loss_kernels_t **kernels)
 {
     const colo_backend_t *b;
-    if (mem != COLO_CUDA) {
+    if (mem != COLO_MEM_CUDA) {
         *kernels = &colo_loss_host;
         return COLO_OK;
     }

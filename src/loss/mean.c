@@ -90,7 +90,7 @@ static colo_status_t run(struct colo_mean_args *args, const colo_tensor_t *value
         COLO_TRY(colo_comm_all_gather_for(group, COLO_CATEGORY_LOSS, args->parts + args->rank,
                                           args->parts, (int64_t)sizeof *args->parts, COLO_U8,
                                           stream));
-    if (values->mem == COLO_HOST)
+    if (values->mem == COLO_MEM_HOST)
         COLO_TRY(check_parts(args, what));
     return kernels->mean_finish(args, stream);
 }

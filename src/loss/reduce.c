@@ -44,7 +44,7 @@ static colo_status_t sum_local(const void *values, colo_dtype_t dtype, const uin
                                colo_stream_t stream)
 {
     const colo_device_t *device;
-    COLO_TRY(colo_device_for(on_gpu ? COLO_CUDA : COLO_HOST, &device));
+    COLO_TRY(colo_device_for(on_gpu ? COLO_MEM_CUDA : COLO_MEM_HOST, &device));
     return device->masked_sum(values, dtype, mask, count, &p->num, &p->den, stream);
 }
 
@@ -64,7 +64,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
             st = colo_fail(COLO_ERR_NOMEM, "reduce: %zu bytes", (size_t)ranks * sizeof *all);
     }
     struct local_sum mine = {0, 0}, sum = {0, 0};
-    const bool on_gpu = colo_comm_mem(group) == COLO_CUDA;
+    const bool on_gpu = colo_comm_mem(group) == COLO_MEM_CUDA;
     COLO_THEN(st, sum_local(values, dtype, mask, count, on_gpu, &mine, stream));
     COLO_TRY(colo_loss_ready(group, "loss reduce", st));
     if (on_gpu) { /* over the host comm of the same ranks */

@@ -168,7 +168,7 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
 static colo_status_t open_args(const colo_sequence_t *seq, colo_mem_t mem,
                                const colo_loss_kernels_t **kernels, struct colo_sequence_args *args)
 {
-    const bool gpu = mem == COLO_CUDA;
+    const bool gpu = mem == COLO_MEM_CUDA;
     COLO_FAIL_IF(
         gpu && (!seq->device_lengths != !seq->lengths || !seq->device_cu_padded != !seq->cu_padded),
         COLO_ERR_ARG,
@@ -348,7 +348,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     if (args.count > 0)
         COLO_TRY(colo_loss_fail_on(group, kernels->sequence_gather(&args, stream)));
     return colo_comm_reduce_scatter_for(group, COLO_CATEGORY_LOSS, workspace, d_local->data,
-                                        args.count, args.dtype, COLO_SUM, stream);
+                                        args.count, args.dtype, COLO_REDOP_SUM, stream);
 }
 
 /* ---- padding ---- */

@@ -57,7 +57,7 @@ colo_status_t colo_loss_check_support(const colo_support_t *support,
     COLO_TRY(check_one(support->ids, "support: ids", -1, like));
     COLO_TRY(check_one(support->begin, "support: begin", tokens, like));
     COLO_TRY(check_one(support->end, "support: end", tokens, like));
-    if (like->mem != COLO_HOST)
+    if (like->mem != COLO_MEM_HOST)
         return COLO_OK;
     const colo_support_saved_t views = colo_loss_save_support(support);
     const struct colo_support_lists lists = colo_loss_support(&views);

@@ -151,9 +151,9 @@ colo_status_t colo_loss_check_place(const colo_tensor_t *logits, const colo_comm
                                     const char *what)
 {
     if (colo_comm_size(group) == 1 ||
-        (logits->mem == COLO_CUDA) == (colo_comm_mem(group) == COLO_CUDA))
+        (logits->mem == COLO_MEM_CUDA) == (colo_comm_mem(group) == COLO_MEM_CUDA))
         return COLO_OK;
-    COLO_FAIL_IF(logits->mem == COLO_CUDA, COLO_ERR_UNBUILT,
+    COLO_FAIL_IF(logits->mem == COLO_MEM_CUDA, COLO_ERR_UNBUILT,
                  "%s: logits on CUDA device %d and a group of %d ranks of backend '%s', "
                  "which moves host memory; colo_comm_create_nccl() makes one of GPUs",
                  what, (int)logits->device, (int)colo_comm_size(group), colo_comm_backend(group));
@@ -164,8 +164,8 @@ colo_status_t colo_loss_check_place(const colo_tensor_t *logits, const colo_comm
 colo_status_t colo_loss_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
                                  const char *what, const char *other)
 {
-    COLO_FAIL_IF(tensor->mem != mem || (mem == COLO_CUDA && tensor->device != device), COLO_ERR_ARG,
-                 "%s: memory kind %d on device %d, the %s kind %d on device %d", what,
+    COLO_FAIL_IF(tensor->mem != mem || (mem == COLO_MEM_CUDA && tensor->device != device),
+                 COLO_ERR_ARG, "%s: memory kind %d on device %d, the %s kind %d on device %d", what,
                  (int)tensor->mem, (int)tensor->device, other, (int)mem, (int)device);
     return COLO_OK;
 }
@@ -233,7 +233,7 @@ colo_status_t colo_loss_check_array(const colo_tensor_t *array, const char *what
                  "%s: rows are %" PRId64 " elements apart, expected contiguous", what,
                  array->stride[0]);
     COLO_FAIL_IF(array->mem != like->mem ||
-                     (like->mem == COLO_CUDA && array->device != like->device),
+                     (like->mem == COLO_MEM_CUDA && array->device != like->device),
                  COLO_ERR_ARG, "%s: memory kind %d on device %d, expected kind %d on device %d",
                  what, (int)array->mem, (int)array->device, (int)like->mem, (int)like->device);
     return COLO_OK;
@@ -297,7 +297,7 @@ colo_status_t colo_loss_check_words(const colo_logprob_config_t *config,
 {
     enum { WORD = 16 };
     const int64_t elem = (int64_t)colo_dtype_size(logits->dtype);
-    if (config->segment == 0 || logits->mem != COLO_CUDA || colo_tensor_count(logits) == 0 ||
+    if (config->segment == 0 || logits->mem != COLO_MEM_CUDA || colo_tensor_count(logits) == 0 ||
         ((uintptr_t)logits->data % WORD == 0 &&
          (logits->shape[0] == 1 || logits->stride[0] * elem % WORD == 0)))
         return COLO_OK;

@@ -91,7 +91,7 @@ COLO_API colo_status_t colo_env_check(const char *name);
 #ifdef __cplusplus
 extern "C" {
 #endif
-#define COLO_MAX_NDIM 8
+#define COLO_NDIM_MAX 8
 #define COLO_ALIGNMENT 256
 typedef struct CUstream_st *colo_stream_t;
 typedef enum colo_dtype_t {
@@ -106,15 +106,15 @@ typedef enum colo_dtype_t {
     COLO_I64 = 8,
     COLO_DTYPE_COUNT = 9
 } colo_dtype_t;
-typedef enum colo_mem_t { COLO_HOST = 0, COLO_CUDA = 1 } colo_mem_t;
+typedef enum colo_mem_t { COLO_MEM_HOST = 0, COLO_MEM_CUDA = 1 } colo_mem_t;
 typedef struct colo_tensor_t {
     void *data;
     colo_dtype_t dtype;
     colo_mem_t mem;
     int32_t device;
     int32_t ndim;
-    int64_t shape[COLO_MAX_NDIM];
-    int64_t stride[COLO_MAX_NDIM];
+    int64_t shape[COLO_NDIM_MAX];
+    int64_t stride[COLO_NDIM_MAX];
     const uint64_t *version;
 } colo_tensor_t;
 COLO_API size_t colo_dtype_size(colo_dtype_t dtype);
@@ -139,18 +139,18 @@ COLO_API colo_status_t colo_tensor_check(const colo_tensor_t *t, const char *wha
 #ifdef __cplusplus
 extern "C" {
 #endif
-#define COLO_MAX_DIMS 16
+#define COLO_DIMS_MAX 16
 #define COLO_DIM_NAME_MAX 16
-#define COLO_KEY_MAX (COLO_MAX_DIMS * COLO_DIM_NAME_MAX)
+#define COLO_KEY_MAX (COLO_DIMS_MAX * COLO_DIM_NAME_MAX)
 typedef struct colo_dim_t {
     const char *name;
     int64_t extent;
 } colo_dim_t;
 typedef struct colo_grid_t {
     int32_t ndims;
-    char name[COLO_MAX_DIMS][COLO_DIM_NAME_MAX];
-    int64_t extent[COLO_MAX_DIMS];
-    int64_t stride[COLO_MAX_DIMS];
+    char name[COLO_DIMS_MAX][COLO_DIM_NAME_MAX];
+    int64_t extent[COLO_DIMS_MAX];
+    int64_t stride[COLO_DIMS_MAX];
     int64_t offset;
     int64_t size;
 } colo_grid_t;
@@ -161,8 +161,8 @@ typedef struct colo_group_t {
     int64_t ordinal;
     int64_t count;
     int32_t nd;
-    int64_t extent[COLO_MAX_DIMS];
-    int64_t stride[COLO_MAX_DIMS];
+    int64_t extent[COLO_DIMS_MAX];
+    int64_t stride[COLO_DIMS_MAX];
 } colo_group_t;
 COLO_API colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t ndims,
                                       int64_t offset, int64_t world);
@@ -199,7 +199,10 @@ COLO_API int64_t colo_group_find(const colo_group_t *group, int64_t rank);
 extern "C" {
 #endif
 typedef struct colo_comm colo_comm_t;
-typedef enum colo_redop_t { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t;
+typedef enum colo_redop_t {
+    COLO_REDOP_SUM = 0,
+    COLO_REDOP_MAX = 1
+} colo_redop_t;
 typedef enum colo_transport_t {
     COLO_TRANSPORT_AUTO = 0,
     COLO_TRANSPORT_NCCL = 1,
@@ -386,13 +389,17 @@ COLO_API colo_status_t colo_hypergrid_comm(const colo_hypergrid_t *hyper, const 
 #ifdef __cplusplus
 extern "C" {
 #endif
-#define COLO_MAX_SPLITS 4
-typedef enum colo_axis_t { COLO_SAMPLES = 0, COLO_ROWS = 1, COLO_FEATURES = 2 } colo_axis_t;
+#define COLO_SPLITS_MAX 4
+typedef enum colo_axis_t {
+    COLO_AXIS_SAMPLES = 0,
+    COLO_AXIS_ROWS = 1,
+    COLO_AXIS_FEATURES = 2
+} colo_axis_t;
 typedef enum colo_split_kind_t {
-    COLO_REPLICATE = 0,
-    COLO_BLOCK = 1,
-    COLO_ZIGZAG = 2,
-    COLO_CEIL = 3
+    COLO_SPLIT_REPLICATE = 0,
+    COLO_SPLIT_BLOCK = 1,
+    COLO_SPLIT_ZIGZAG = 2,
+    COLO_SPLIT_CEIL = 3
 } colo_split_kind_t;
 typedef struct colo_split_t {
     int32_t dim;
@@ -409,7 +416,7 @@ typedef enum colo_map_kind_t {
 typedef struct colo_layout_t {
     colo_grid_t grid;
     int32_t nsplits[3];
-    colo_split_t split[3][COLO_MAX_SPLITS];
+    colo_split_t split[3][COLO_SPLITS_MAX];
     colo_map_kind_t map;
     int64_t offset;
     const int64_t *table;
@@ -468,14 +475,18 @@ COLO_API uint64_t colo_layout_hash(const colo_layout_t *layout);
 #ifdef __cplusplus
 extern "C" {
 #endif
-typedef enum colo_output_t { COLO_FULL_SEQ = 0, COLO_SHARDED = 1 } colo_output_t;
+typedef enum colo_output_t { COLO_OUTPUT_FULL_SEQ = 0, COLO_OUTPUT_SHARDED = 1 } colo_output_t;
 typedef enum colo_grad_t {
-    COLO_PARTIAL = 0,
-    COLO_DISJOINT = 1
+    COLO_GRAD_PARTIAL = 0,
+    COLO_GRAD_DISJOINT = 1
 } colo_grad_t;
 #define COLO_PLAN_REPLICAS_MAX 65536
-typedef enum colo_direction_t { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
-typedef enum colo_pass_t { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
+typedef enum colo_direction_t {
+    COLO_DIRECTION_EQUAL = 0,
+    COLO_DIRECTION_FAN_IN = 1,
+    COLO_DIRECTION_FAN_OUT = 2
+} colo_direction_t;
+typedef enum colo_pass_t { COLO_PASS_FORWARD = 0, COLO_PASS_BACKWARD = 1 } colo_pass_t;
 typedef struct colo_nodes colo_nodes_t;
 typedef struct colo_plan_config_t {
     size_t struct_size;
@@ -490,7 +501,7 @@ typedef struct colo_plan_config_t {
     bool one_level;
 } colo_plan_config_t;
 #ifdef __cplusplus
-#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr, false
+#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, false, 0, nullptr, false
 #else
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
 #endif
@@ -752,10 +763,10 @@ COLO_API colo_status_t colo_segments_balance(int64_t *assign, const int64_t *cos
 #ifdef __cplusplus
 extern "C" {
 #endif
-typedef enum colo_algo_t { COLO_EXACT = 0, COLO_COLLECTIVE = 1 } colo_algo_t;
+typedef enum colo_algo_t { COLO_ALGO_EXACT = 0, COLO_ALGO_COLLECTIVE = 1 } colo_algo_t;
 typedef enum colo_placement_t {
-    COLO_PACKED = 0,
-    COLO_MERGED = 1
+    COLO_PLACEMENT_PACKED = 0,
+    COLO_PLACEMENT_MERGED = 1
 } colo_placement_t;
 #define COLO_PEER_BLOCKS_MAX 1024
 typedef struct colo_allocator_t {
@@ -785,10 +796,11 @@ typedef struct colo_bridge_config_t {
     bool packed;
 } colo_bridge_config_t;
 #ifdef __cplusplus
-#define COLO_BRIDGE_CONFIG_INIT                                                                   \
-    sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,              \
-        COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, \
-        COLO_PACKED, 0, false, 0, {nullptr, nullptr, nullptr}, false
+#define COLO_BRIDGE_CONFIG_INIT                                                            \
+    sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,       \
+        COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, COLO_ALGO_EXACT, false, 0, COLO_MEM_HOST, \
+        COLO_TRANSPORT_AUTO, false, COLO_PLACEMENT_PACKED, 0, false, 0,                    \
+        {nullptr, nullptr, nullptr}, false
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif
@@ -1316,7 +1328,7 @@ typedef struct colo_lm_head_config_t {
 } colo_lm_head_config_t;
 #ifdef __cplusplus
 #define COLO_LM_HEAD_CONFIG_INIT \
-    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_HOST, -1, false, COLO_LM_HEAD_ROWS, 0, \
+    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, -1, false, COLO_LM_HEAD_ROWS, 0, \
         COLO_GEMM_AUTO
 #else
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
@@ -1366,27 +1378,27 @@ COLO_API colo_status_t colo_lm_head_reduce(colo_lm_head_t *head, const colo_lm_h
 extern "C" {
 #endif
 typedef struct colo_linear_logprob colo_linear_logprob_t;
-typedef enum colo_linear_mode_t {
-    COLO_LINEAR_AUTO = 0,
-    COLO_LINEAR_LOGPROB = 1,
-    COLO_LINEAR_KEEP = 2,
-    COLO_LINEAR_EARLY = 3
-} colo_linear_mode_t;
+typedef enum colo_linear_logprob_mode_t {
+    COLO_LINEAR_LOGPROB_AUTO = 0,
+    COLO_LINEAR_LOGPROB_LOGPROB = 1,
+    COLO_LINEAR_LOGPROB_KEEP = 2,
+    COLO_LINEAR_LOGPROB_EARLY = 3
+} colo_linear_logprob_mode_t;
 typedef enum colo_d_hidden_t {
     COLO_D_HIDDEN_PARTIAL = 0,
     COLO_D_HIDDEN_ALL_REDUCE = 1,
     COLO_D_HIDDEN_REDUCE_SCATTER = 2
 } colo_d_hidden_t;
-typedef enum colo_linear_pass_t {
-    COLO_LINEAR_FORWARD = 0,
-    COLO_LINEAR_BACKWARD = 1,
-    COLO_LINEAR_LOSS = 2,
-    COLO_LINEAR_INFERENCE = 3
-} colo_linear_pass_t;
+typedef enum colo_linear_logprob_pass_t {
+    COLO_LINEAR_LOGPROB_FORWARD = 0,
+    COLO_LINEAR_LOGPROB_BACKWARD = 1,
+    COLO_LINEAR_LOGPROB_LOSS = 2,
+    COLO_LINEAR_LOGPROB_INFERENCE = 3
+} colo_linear_logprob_pass_t;
 typedef struct colo_linear_logprob_config_t {
     size_t struct_size;
     colo_logprob_config_t logprob;
-    colo_linear_mode_t mode;
+    colo_linear_logprob_mode_t mode;
     colo_dtype_t logits_dtype;
     size_t budget;
     colo_d_hidden_t d_hidden;
@@ -1398,45 +1410,45 @@ typedef struct colo_linear_logprob_config_t {
     bool share_d_weight;
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false, false
 #else
 #define COLO_LINEAR_LOGPROB_CONFIG_INIT                                                         \
     .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}, \
     .d_weight_add = true
 #endif
-typedef struct colo_linear_batch_t {
+typedef struct colo_linear_logprob_batch_t {
     size_t struct_size;
     const colo_tensor_t *hidden;
     const colo_tensor_t *targets;
     int64_t max_valid;
     const colo_support_t *support;
     const colo_tensor_t *class_weight;
-} colo_linear_batch_t;
+} colo_linear_logprob_batch_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_BATCH_INIT sizeof(colo_linear_batch_t), nullptr, nullptr, 0, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr
 #else
-#define COLO_LINEAR_BATCH_INIT .struct_size = sizeof(colo_linear_batch_t)
+#define COLO_LINEAR_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_linear_logprob_batch_t)
 #endif
-typedef struct colo_linear_upstream_t {
+typedef struct colo_linear_logprob_upstream_t {
     size_t struct_size;
     double logp, entropy, loss;
     const colo_tensor_t *d_logp, *d_entropy, *d_loss;
     bool mean;
-} colo_linear_upstream_t;
+} colo_linear_logprob_upstream_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_UPSTREAM_INIT sizeof(colo_linear_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT sizeof(colo_linear_logprob_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
 #else
-#define COLO_LINEAR_UPSTREAM_INIT .struct_size = sizeof(colo_linear_upstream_t)
+#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_linear_logprob_upstream_t)
 #endif
-typedef struct colo_linear_grads_t {
+typedef struct colo_linear_logprob_grads_t {
     size_t struct_size;
     const colo_tensor_t *d_hidden;
     const colo_tensor_t *d_weight, *d_bias;
-} colo_linear_grads_t;
+} colo_linear_logprob_grads_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_GRADS_INIT sizeof(colo_linear_grads_t), nullptr, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_GRADS_INIT sizeof(colo_linear_logprob_grads_t), nullptr, nullptr, nullptr
 #else
-#define COLO_LINEAR_GRADS_INIT .struct_size = sizeof(colo_linear_grads_t)
+#define COLO_LINEAR_LOGPROB_GRADS_INIT .struct_size = sizeof(colo_linear_logprob_grads_t)
 #endif
 typedef struct colo_linear_logprob_saved_t {
     size_t struct_size;
@@ -1459,39 +1471,40 @@ COLO_API colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear
                                                   const colo_linear_logprob_config_t *config,
                                                   colo_lm_head_t *head, colo_comm_t *group);
 COLO_API void colo_linear_logprob_destroy(colo_linear_logprob_t **linear);
-COLO_API colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
-                                                     int64_t max_valid);
+COLO_API colo_linear_logprob_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
+                                                             int64_t max_valid);
 COLO_API int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *linear, int64_t max_valid);
 COLO_API colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *linear,
                                                       int64_t tokens, int64_t max_valid,
                                                       size_t *bytes);
 COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *linear,
-                                                          colo_linear_pass_t pass, int64_t tokens,
-                                                          int64_t max_valid, size_t *bytes);
+                                                          colo_linear_logprob_pass_t pass,
+                                                          int64_t tokens, int64_t max_valid,
+                                                          size_t *bytes);
 COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
-                                                   const colo_linear_batch_t *batch,
+                                                   const colo_linear_logprob_batch_t *batch,
                                                    const colo_logprob_out_t *out,
                                                    colo_linear_logprob_saved_t *saved,
                                                    void *saved_memory,
                                                    void *workspace, colo_stream_t stream);
 COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
-                                                 const colo_linear_batch_t *batch,
-                                                 const colo_linear_upstream_t *upstream,
+                                                 const colo_linear_logprob_batch_t *batch,
+                                                 const colo_linear_logprob_upstream_t *upstream,
                                                  const colo_logprob_out_t *out,
                                                  colo_linear_logprob_saved_t *saved,
                                                  void *saved_memory, void *workspace,
                                                  colo_stream_t stream);
 COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
                                                     colo_linear_logprob_saved_t *saved,
-                                                    const colo_linear_upstream_t *upstream,
-                                                    const colo_linear_grads_t *grads,
+                                                    const colo_linear_logprob_upstream_t *upstream,
+                                                    const colo_linear_logprob_grads_t *grads,
                                                     void *workspace, colo_stream_t stream);
 COLO_API colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
-                                                const colo_linear_batch_t *batch,
-                                                const colo_linear_upstream_t *upstream,
+                                                const colo_linear_logprob_batch_t *batch,
+                                                const colo_linear_logprob_upstream_t *upstream,
                                                 const colo_logprob_out_t *out,
-                                                const colo_linear_grads_t *grads, void *workspace,
-                                                colo_stream_t stream);
+                                                const colo_linear_logprob_grads_t *grads,
+                                                void *workspace, colo_stream_t stream);
 #ifdef __cplusplus
 }
 #endif

@@ -3,7 +3,8 @@
 
 usage: headers.py c11|c++17|cuda17 own|opt-in COMPILER...
 C11 and C++17 are also compiled by gcc and by clang where they are installed. A type has one name: the tag of a struct or
-enum is its typedef, which no function can have. No name is pasted by a macro.
+enum is its typedef, which no function can have. Enumerators begin with the name of their enum, whose last word they may
+leave out: COLO_MAP_TABLE of colo_map_kind_t. No name is pasted by a macro.
 
 "own" are the headers that need nothing but C's; "opt-in" those that include somebody else's, MPI's
 say. Where that is not installed the header is left out, and when nothing remains it is a skip.
@@ -22,6 +23,8 @@ from api import INCLUDE, complaints, foreign, headers
 
 STRICT = ['-Wall', '-Wextra', '-Wconversion', '-Wpedantic', '-Wshadow', '-Werror']
 OTHERS = {'c11': ('gcc', 'clang'), 'c++17': ('g++', 'clang++')}
+# The names of numbers that are types, and of statuses, are known by themselves.
+BARE = r'COLO_(?:OK|PENDING|ERR_\w+|B?F\d+|[IU]\d+)'
 # How to ask where a header that is not on the compiler's path lives.
 ASK = {'mpi.h': (['pkg-config', '--cflags', 'ompi-c'], ['mpicc', '--showme:compile'],
                  ['mpicc', '-compile_info'])}
@@ -78,6 +81,10 @@ def misnamed(text):
     text = re.sub(r'/\*.*?\*/', ' ', text, flags=re.S)
     yield from ('%s is %s, too' % pair for pair in re.findall(
         r'^typedef (?:struct|enum) (\w+) \{(?:[^{}]|\{[^{}]*\})*\} (?!\1;)(\w+);', text, re.M))
+    for body, kind in re.findall(r'^typedef enum \w+ \{([^{}]*)\} colo_(\w+)_t;', text, re.M):
+        starts = tuple('COLO_%s_' % noun.upper() for noun in (kind, kind.rpartition('_')[0]) if noun)
+        yield from ('%s is of colo_%s_t' % (name, kind) for name in re.findall(r'\bCOLO_\w+', body)
+                    if not name.startswith(starts) and not re.fullmatch(BARE, name))
     yield from ('%s is pasted' % paste for paste in re.findall(r'\w+\s*##\s*\w+', text))
 
 
@@ -92,7 +99,8 @@ def all_compilers(compiler, std):
 
 
 def main(std, kind, compiler):
-    if len(list(misnamed('typedef struct a {\n    int x[2];\n} b;\n#define A(x) x##_c\n'))) != 2:
+    if len(list(misnamed('typedef struct a {\n    int x[2];\n} b;\n#define A(x) x##_c\n'
+                         'typedef enum colo_d_t { COLO_D_E, COLO_E } colo_d_t;\n'))) != 3:
         print('this check does not see the names that it should')
         return 1
     results = [main_of(std, kind, each) for each in all_compilers(compiler, std)]

@@ -186,7 +186,7 @@ static colo_status_t use_linear_logprob_config(void)
 }
 
 /* A head of 8 rows on [2, 4] hidden states, forward and backward, for all structs of it. */
-static colo_status_t use_linear_grads(void)
+static colo_status_t use_linear_logprob_grads(void)
 {
     static _Alignas(COLO_ALIGNMENT) unsigned char kept[1 << 16], work[1 << 21];
     static float h[8] = {1, 2, 3, 4, 5, 6, 7, 8}, w[32] = {1, 0, 1, 0, 1}, d_h[8], d_w[32], logp[2];
@@ -200,13 +200,13 @@ static colo_status_t use_linear_grads(void)
                         targets = colo_tensor_host(target, COLO_I64, 1, (int64_t[]){2}),
                         d_hidden = colo_tensor_host(d_h, COLO_F32, 2, (int64_t[]){2, 4}),
                         d_weight = colo_tensor_host(d_w, COLO_F32, 2, (int64_t[]){8, 4});
-    const colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden,
-                                       .targets = &targets, .max_valid = -1};
+    const colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, .hidden = &hidden,
+                                               .targets = &targets, .max_valid = -1};
     const colo_tensor_t of_logp = colo_tensor_host(logp, COLO_F32, 1, (int64_t[]){2});
     const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp};
-    const colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT, .logp = 1};
-    const colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_hidden,
-                                       .d_weight = &d_weight};
+    const colo_linear_logprob_upstream_t up = {COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = 1};
+    const colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT,
+                                               .d_hidden = &d_hidden, .d_weight = &d_weight};
     OUTPUT(colo_linear_logprob_saved_t, saved, COLO_LINEAR_LOGPROB_SAVED_INIT);
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
@@ -221,19 +221,19 @@ static colo_status_t use_linear_grads(void)
     return LEFT_ALONE(saved);
 }
 
-static colo_status_t use_linear_batch(void)
+static colo_status_t use_linear_logprob_batch(void)
 {
-    return use_linear_grads();
+    return use_linear_logprob_grads();
 }
 
-static colo_status_t use_linear_upstream(void)
+static colo_status_t use_linear_logprob_upstream(void)
 {
-    return use_linear_grads();
+    return use_linear_logprob_grads();
 }
 
 static colo_status_t use_linear_logprob_saved(void)
 {
-    return use_linear_grads();
+    return use_linear_logprob_grads();
 }
 
 /* Two tokens of 8 logits */
@@ -442,7 +442,7 @@ static colo_status_t use_comm_stats(void)
 static colo_status_t use_plan_bytes(void)
 {
     OUTPUT(colo_plan_bytes_t, bytes, COLO_PLAN_BYTES_INIT);
-    TRY(colo_plan_bytes(plan, COLO_FORWARD, &bytes.it));
+    TRY(colo_plan_bytes(plan, COLO_PASS_FORWARD, &bytes.it));
     SAY("%" PRId64 " local", bytes.it.local);
     return LEFT_ALONE(bytes);
 }
@@ -450,7 +450,7 @@ static colo_status_t use_plan_bytes(void)
 static colo_status_t use_plan_node_bytes(void)
 {
     OUTPUT(colo_plan_node_bytes_t, bytes, COLO_PLAN_NODE_BYTES_INIT);
-    TRY(colo_plan_node_bytes(plan, COLO_FORWARD, &bytes.it));
+    TRY(colo_plan_node_bytes(plan, COLO_PASS_FORWARD, &bytes.it));
     SAY("%" PRId64 " in", bytes.it.in);
     return LEFT_ALONE(bytes);
 }
@@ -484,7 +484,7 @@ static colo_status_t use_topology_cut(void)
 static colo_status_t use_topology_traffic(void)
 {
     OUTPUT(colo_topology_traffic_t, traffic, COLO_TOPOLOGY_TRAFFIC_INIT);
-    TRY(colo_topology_traffic(topology, plan, COLO_FORWARD, &traffic.it));
+    TRY(colo_topology_traffic(topology, plan, COLO_PASS_FORWARD, &traffic.it));
     SAY("%" PRId64 " bytes", traffic.it.total);
     return LEFT_ALONE(traffic);
 }
@@ -497,27 +497,48 @@ static const struct {
     const char *name;
     colo_status_t (*use)(void);
 } all[] = {
-    USE(plan_config),        USE(bootstrap),
-    USE(comm_config),        USE(bridge_config),
-    USE(segments),           USE(packing),
-    USE(partition),          USE(sequence),
-    USE(logprob_config),     USE(topk_config),
-    USE(sampling_config),    USE(distill_config),
-    USE(lm_head_config),     USE(linear_logprob_config),
-    USE(linear_grads),       USE(linear_batch),
-    USE(linear_upstream),    USE(linear_logprob_saved),
-    USE(lm_head_grads),      USE(loss_mean),
-    USE(loss_mean_upstream), USE(tape_record),
-    USE(topology_config),    USE(comm_stats),
-    USE(plan_bytes),         USE(plan_node_bytes),
-    USE(topology_machine),   USE(topology_spot),
-    USE(topology_cut),       USE(topology_traffic),
-    USE(logprob_batch),      USE(logprob_out),
-    USE(logprob_upstream),   USE(topk_batch),
-    USE(topk_out),           USE(topk_upstream),
-    USE(distill_batch),      USE(distill_out),
-    USE(distill_upstream),   USE(logprob_saved),
-    USE(topk_saved),         USE(distill_saved),
+    USE(plan_config),
+    USE(bootstrap),
+    USE(comm_config),
+    USE(bridge_config),
+    USE(segments),
+    USE(packing),
+    USE(partition),
+    USE(sequence),
+    USE(logprob_config),
+    USE(topk_config),
+    USE(sampling_config),
+    USE(distill_config),
+    USE(lm_head_config),
+    USE(linear_logprob_config),
+    USE(linear_logprob_grads),
+    USE(linear_logprob_batch),
+    USE(linear_logprob_upstream),
+    USE(linear_logprob_saved),
+    USE(lm_head_grads),
+    USE(loss_mean),
+    USE(loss_mean_upstream),
+    USE(tape_record),
+    USE(topology_config),
+    USE(comm_stats),
+    USE(plan_bytes),
+    USE(plan_node_bytes),
+    USE(topology_machine),
+    USE(topology_spot),
+    USE(topology_cut),
+    USE(topology_traffic),
+    USE(logprob_batch),
+    USE(logprob_out),
+    USE(logprob_upstream),
+    USE(topk_batch),
+    USE(topk_out),
+    USE(topk_upstream),
+    USE(distill_batch),
+    USE(distill_out),
+    USE(distill_upstream),
+    USE(logprob_saved),
+    USE(topk_saved),
+    USE(distill_saved),
 };
 
 int main(void)

@@ -79,7 +79,7 @@ static void disagree(const disagreement_t *list, size_t n, int32_t check)
 static void other_dtype(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     c->dtype = COLO_I32;
-    c->grad = COLO_DISJOINT;
+    c->grad = COLO_GRAD_DISJOINT;
 }
 
 static void other_grid(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
@@ -90,7 +90,7 @@ static void other_grid(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_
 
 static void other_split(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
-    (void)colo_layout_split(dst, COLO_ROWS, "tp", COLO_BLOCK);
+    (void)colo_layout_split(dst, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK);
 }
 
 static void other_map(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
@@ -106,7 +106,7 @@ static void other_table(colo_bridge_config_t *c, colo_layout_t *src, colo_layout
 
 static void other_stage(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
-    colo_layout_clear(dst, COLO_ROWS);
+    colo_layout_clear(dst, COLO_AXIS_ROWS);
     (void)colo_layout_stage(dst, "cp", 0);
 }
 
@@ -121,15 +121,15 @@ T_CASE(create_names_the_field_and_both_values_on_every_rank)
          "bridge create: features: rank 2 of 'world' has 4, rank 0 3"},
         {BY(other_dtype), COLO_ERR_MISMATCH,
          "bridge create: dtype: rank 2 of 'world' has i32, rank 0 f32; grad: rank 2"},
-        {SET(output, COLO_SHARDED), COLO_ERR_MISMATCH,
+        {SET(output, COLO_OUTPUT_SHARDED), COLO_ERR_MISMATCH,
          "bridge create: output: rank 2 of 'world' has SHARDED, rank 0 FULL_SEQ"},
-        {SET(grad, COLO_DISJOINT), COLO_ERR_MISMATCH,
+        {SET(grad, COLO_GRAD_DISJOINT), COLO_ERR_MISMATCH,
          "bridge create: grad: rank 2 of 'world' has DISJOINT, rank 0 PARTIAL"},
         {SET(no_grad, true), COLO_ERR_MISMATCH,
          "bridge create: grad: rank 2 of 'world' has no_grad, rank 0 PARTIAL"},
         {SET(ranks_per_node, 4), COLO_ERR_MISMATCH,
          "bridge create: ranks_per_node: rank 2 of 'world' has 4, rank 0 8"},
-        {SET(algo, COLO_COLLECTIVE), COLO_ERR_MISMATCH,
+        {SET(algo, COLO_ALGO_COLLECTIVE), COLO_ERR_MISMATCH,
          "bridge create: algo: rank 2 of 'world' has COLLECTIVE, rank 0 EXACT"},
         {BY(other_grid), COLO_ERR_MISMATCH,
          "bridge create: src: rank 2 of 'world' has dp=4,tp=2, rank 0 tp=2,dp=4"},
@@ -163,7 +163,7 @@ T_CASE_ON(4, create_compares_what_a_field_does_not_show)
     rank_try(colo_grid_parse(&grid, spec, 4));
     rank_try(colo_layout_init_src_extra(&side, &grid, "long_dim_name13-long_dim_name14"));
     for (int i = 0; i < 9; i++)
-        rank_try(colo_layout_split(&side, i % 3, grid.name[1 + i], COLO_BLOCK));
+        rank_try(colo_layout_split(&side, i % 3, grid.name[1 + i], COLO_SPLIT_BLOCK));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &side, .dst = &side,
                                    .shape = {4, 2, 2, 0}, .dtype = COLO_F32};
     rank_check(colo_bridge_create(&bridge, &config, world) == COLO_ERR_MISMATCH && !bridge);
@@ -185,22 +185,29 @@ static void edited_layout(colo_bridge_config_t *c, colo_layout_t *src, colo_layo
 
 static void odd_rows(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
-    c->output = COLO_SHARDED;
+    c->output = COLO_OUTPUT_SHARDED;
     c->shape.rows = 7;
 }
 
 T_CASE(one_ranks_error_is_its_own_and_peer_elsewhere)
 {
-    const disagreement_t list[] = {
-        {SET(axes, "bss"), COLO_ERR_ARG, NULL},        {SET(struct_size, 12), COLO_ERR_ARG, NULL},
-        {SET(struct_size, 1), COLO_ERR_ARG, NULL}, /* no config at all */
-        {SET(src, NULL), COLO_ERR_ARG, NULL},          {SET(dtype, 99), COLO_ERR_ARG, NULL},
-        {SET(shape.samples, -8), COLO_ERR_ARG, NULL},  {SET(algo, 5), COLO_ERR_ARG, NULL},
-        {SET(dtype, COLO_I32), COLO_ERR_ARG, NULL},    {BY(odd_rows), COLO_ERR_LAYOUT, NULL},
-        {SET(mem, COLO_CUDA), COLO_ERR_UNBUILT, NULL}, {SET(mem, 7), COLO_ERR_ARG, NULL},
-        {SET(transport, 3), COLO_ERR_ARG, NULL},       {SET(axes, "bh"), COLO_ERR_ARG, NULL},
-        {SET(placement, 1), COLO_ERR_ARG, NULL},       {SET(max_rows, -1), COLO_ERR_ARG, NULL},
-        {BY(forgotten_layout), COLO_ERR_ARG, NULL},    {BY(edited_layout), COLO_ERR_ARG, NULL}};
+    const disagreement_t list[] = {{SET(axes, "bss"), COLO_ERR_ARG, NULL},
+                                   {SET(struct_size, 12), COLO_ERR_ARG, NULL},
+                                   {SET(struct_size, 1), COLO_ERR_ARG, NULL}, /* no config at all */
+                                   {SET(src, NULL), COLO_ERR_ARG, NULL},
+                                   {SET(dtype, 99), COLO_ERR_ARG, NULL},
+                                   {SET(shape.samples, -8), COLO_ERR_ARG, NULL},
+                                   {SET(algo, 5), COLO_ERR_ARG, NULL},
+                                   {SET(dtype, COLO_I32), COLO_ERR_ARG, NULL},
+                                   {BY(odd_rows), COLO_ERR_LAYOUT, NULL},
+                                   {SET(mem, COLO_MEM_CUDA), COLO_ERR_UNBUILT, NULL},
+                                   {SET(mem, 7), COLO_ERR_ARG, NULL},
+                                   {SET(transport, 3), COLO_ERR_ARG, NULL},
+                                   {SET(axes, "bh"), COLO_ERR_ARG, NULL},
+                                   {SET(placement, 1), COLO_ERR_ARG, NULL},
+                                   {SET(max_rows, -1), COLO_ERR_ARG, NULL},
+                                   {BY(forgotten_layout), COLO_ERR_ARG, NULL},
+                                   {BY(edited_layout), COLO_ERR_ARG, NULL}};
     disagree(list, sizeof list / sizeof list[0], 1);
 }
 
@@ -229,7 +236,7 @@ T_CASE_ON_THREADS(8, a_rank_without_an_output_is_told_and_the_others_are)
     colo_bridge_t *bridge = NULL;
     bool odd = colo_comm_rank(world) == ODD_RANK;
     rank_try(colo_comm_set_check(world, 1));
-    colo_status_t st = t_case_bridge(odd ? NULL : &bridge, &c, world, COLO_HOST);
+    colo_status_t st = t_case_bridge(odd ? NULL : &bridge, &c, world, COLO_MEM_HOST);
     rank_check(st == (odd ? COLO_ERR_ARG : COLO_ERR_PEER) && says("bridge is NULL"));
     rank_check(!bridge && colo_comm_check(world) == COLO_OK);
     return t_case_on(world, &c);
@@ -267,12 +274,12 @@ T_CASE_ON(8, a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers)
     if (s.rank == ODD_RANK)
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     else
-        st = t_stand_call(&s, COLO_FORWARD);
+        st = t_stand_call(&s, COLO_PASS_FORWARD);
     if (s.rank == 0) { /* the peer of rank 2 */
         rank_check(st == COLO_ERR_TIMEOUT);
         rank_check(says("rank 2") && says("#3") && says("#2") && says("exchange"));
         rank_check(colo_comm_check(world) == COLO_ERR_TIMEOUT);
-        rank_check(t_stand_call(&s, COLO_FORWARD) == COLO_ERR_TIMEOUT); /* dead */
+        rank_check(t_stand_call(&s, COLO_PASS_FORWARD) == COLO_ERR_TIMEOUT); /* dead */
         rank_check(says("bridge forward: comm 'world' is dead: ") && says("#3"));
     } else if (s.rank != ODD_RANK) {
         rank_check(st == COLO_OK || st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
@@ -305,13 +312,13 @@ T_CASE(a_bridge_needs_only_a_comm_of_its_ranks_in_any_order)
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
         for (int kind = 0; kind < 3; kind++) {
             t_case_t c = make(specs[i][0], specs[i][1], 4, 8, 2);
-            c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
-            c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
+            c.output = kind ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
+            c.grad = kind == 1 ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
             for (int check = 1; check <= 2; check++) {
                 c.check = check;
-                c.algo = COLO_EXACT;
+                c.algo = COLO_ALGO_EXACT;
                 assert_ok(t_run_ranks(8, sub_rank, &c, sizeof c));
-                c.algo = COLO_COLLECTIVE;
+                c.algo = COLO_ALGO_COLLECTIVE;
                 if (i != 1) /* COLLECTIVE wants a tp dim */
                     assert_ok(t_run_ranks(8, sub_rank, &c, sizeof c));
             }
@@ -385,8 +392,8 @@ T_CASE(each_direction_is_one_exchange_of_the_plans_bytes)
         for (int kind = 0; kind < 3; kind++)
             for (int check = 0; check <= 2; check++) {
                 counted_t a = {make(specs[i][0], specs[i][1], 6, 8, 3), check};
-                a.c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
-                a.c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
+                a.c.output = kind ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
+                a.c.grad = kind == 1 ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
                 if (t_run_ranks(t_case_world(&a.c), counted_rank, &a, sizeof a) < 0)
                     fail_msg("%s check %d: %s", t_case_text(&a.c), check, colo_last_error());
             }
@@ -397,9 +404,9 @@ T_CASE_ON(8, only_partial_sums_need_workspace)
     t_case_t c = usual();
     for (int kind = 0; kind < 3; kind++) {
         T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-        c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
-        c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
-        rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+        c.output = kind ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
+        c.grad = kind == 1 ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
+        rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
         rank_check((colo_bridge_workspace_size(bridge) > 0) == (kind == 1));
     }
     return COLO_OK;

@@ -74,7 +74,7 @@ T_CASE(calls_allocate_nothing_whatever_the_algorithm)
             exact = (memory_case_t){
                 .src = specs[i][0], .dst = specs[i][1], .output = (colo_output_t)output};
             collective = exact;
-            collective.algo = COLO_COLLECTIVE;
+            collective.algo = COLO_ALGO_COLLECTIVE;
             atomic_store(&allocated, 0);
             assert_ok(colo_comm_threads_run(RANKS, calling_rank, &exact));
             assert_int_equal(atomic_load(&allocated), 0);
@@ -89,7 +89,7 @@ enum { CALLS = 500 }; /* so many that what each of them took from the batch woul
 
 static colo_status_t ragged_rank(colo_comm_t *world, void *arg)
 {
-    const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
+    const options_t o = {.output = COLO_OUTPUT_SHARDED, .placement = COLO_PLACEMENT_MERGED};
     STAND(d);
     rank_try(stand_up(&d, &o, &worked, world));
     for (int rep = 0; rep < CALLS; rep++) {

@@ -32,12 +32,12 @@ T_CASE_FOR(4, two_bridges_of_one_shape_in_another_order_are_a_mismatch, int32_t,
     rank_try(after_a_step(&one, &c, world));
     rank_try(after_a_step(&two, &c, world));
     t_stand_t *s = one.rank == 2 ? &two : &one;
-    const colo_status_t st = t_stand_call(s, COLO_FORWARD);
+    const colo_status_t st = t_stand_call(s, COLO_PASS_FORWARD);
     if (st != COLO_ERR_MISMATCH || !says("bridge 1 forward") || !says("bridge 2 forward"))
         return not_told(st, __LINE__);
     rank_check(untouched(&s->t[T_Y]));
     if (check < 2) {
-        rank_check(t_stand_call(&one, COLO_FORWARD) == COLO_ERR_MISMATCH);
+        rank_check(t_stand_call(&one, COLO_PASS_FORWARD) == COLO_ERR_MISMATCH);
         return COLO_OK;
     }
     rank_check(says("operation: rank 2 of 'world' has bridge 2 forward, rank 0 bridge 1 forward"));
@@ -59,7 +59,7 @@ T_CASE_FOR(4, a_forward_that_a_backward_follows_on_some_ranks_only_is_a_mismatch
     }
     rank_try(colo_comm_barrier(world, NULL));
     colo_bridge_expect_backward(s.bridge, s.rank != 2);
-    const colo_status_t st = t_stand_call(&s, COLO_FORWARD);
+    const colo_status_t st = t_stand_call(&s, COLO_PASS_FORWARD);
     if (st != COLO_ERR_MISMATCH || !says("bridge 1 forward without backward"))
         return not_told(st, __LINE__);
     rank_check(untouched(&s.t[T_Y]));
@@ -79,11 +79,11 @@ T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
         {.src = t_side("tp=2,dp=2", true), .dst = t_side("cp=2,dp=2", false), .shape = {6, 8, 3}}};
     const bool odd = colo_comm_rank(world) == 2;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    rank_fails(t_case_bridge(&bridge, &c[odd], world, COLO_HOST), COLO_ERR_MISMATCH,
+    rank_fails(t_case_bridge(&bridge, &c[odd], world, COLO_MEM_HOST), COLO_ERR_MISMATCH,
                "bridge create: rank 2 of 'world' brings another one than rank 0, as if the "
                "calls of ranks came in different orders: src: rank 2 of 'world' has "
                "tp=2,dp=2, rank 0 dp=4");
-    return t_case_bridge(&bridge, &c[0], world, COLO_HOST);
+    return t_case_bridge(&bridge, &c[0], world, COLO_MEM_HOST);
 }
 
 /* ---- one way against the other ---- */
@@ -94,7 +94,7 @@ T_CASE_FOR(4, one_way_against_the_other_is_a_mismatch, int32_t, check, 0, 1, 2)
     const t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 4, 8, 2, .check = check);
     T_STAND(s);
     rank_try(after_a_step(&s, &c, world));
-    const colo_pass_t pass = s.rank == 1 ? COLO_BACKWARD : COLO_FORWARD;
+    const colo_pass_t pass = s.rank == 1 ? COLO_PASS_BACKWARD : COLO_PASS_FORWARD;
     const colo_status_t st = t_stand_call(&s, pass);
     if (st == COLO_OK && s.rank >= 2 && check < 2) /* it has nothing from ranks 0 and 1 */
         rank_try(t_stand_compare(&s, T_Y));
@@ -130,7 +130,7 @@ static colo_status_t forward_reshaped(t_stand_t *s, const reshaping_t *a, t_case
     }
     s->c = now;
     rank_try(t_stand_fill(s, 0));
-    return t_stand_call(s, COLO_FORWARD);
+    return t_stand_call(s, COLO_PASS_FORWARD);
 }
 
 static colo_status_t reshape_rank(colo_comm_t *world, void *arg)

@@ -127,7 +127,7 @@ static void pack(t_packed_t *t)
 
 static colo_status_t stand_make(stand_t *s, const faulty_t *f, colo_comm_t *comm)
 {
-    const bool back = f->pass == COLO_BACKWARD;
+    const bool back = f->pass == COLO_PASS_BACKWARD;
     const int64_t rank = colo_comm_rank(comm);
     int64_t rows[2];
     s->f = f;
@@ -135,9 +135,9 @@ static colo_status_t stand_make(stand_t *s, const faulty_t *f, colo_comm_t *comm
     s->uniform =
         T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", SAMPLES, ROWS, H, .ranks_per_node = RANKS);
     if (f->check < 2 && back) /* values go straight from d_y to d_x */
-        s->uniform.grad = COLO_DISJOINT;
+        s->uniform.grad = COLO_GRAD_DISJOINT;
     if (f->kind == UNIFORM) {
-        rank_try(t_case_bridge(&s->bridge, &s->uniform, comm, COLO_HOST));
+        rank_try(t_case_bridge(&s->bridge, &s->uniform, comm, COLO_MEM_HOST));
         rank_try(t_case_tensor(&s->uniform, back ? T_DY : T_X, rank, 0, false, &s->in));
         return t_case_tensor(&s->uniform, back ? T_DX : T_Y, rank, 0, false, &s->out);
     }
@@ -161,7 +161,7 @@ static colo_status_t stand_make(stand_t *s, const faulty_t *f, colo_comm_t *comm
 
 static colo_status_t call(stand_t *s, const colo_tensor_t *in, const colo_tensor_t *out, int32_t n)
 {
-    const bool back = s->f->pass == COLO_BACKWARD;
+    const bool back = s->f->pass == COLO_PASS_BACKWARD;
     return s->f->kind == UNIFORM
                ? (back ? colo_bridge_backward : colo_bridge_forward)(s->bridge, in, out, NULL)
                : (back ? colo_batch_backward : colo_batch_forward)(s->batch, in, out, n, NULL);
@@ -186,7 +186,7 @@ static colo_status_t wrong_call(stand_t *s, fault_t fault, colo_tensor_t *in, co
     const int32_t last = in->ndim - 1;
     in->shape[0] -= fault == SHORT_INPUT;
     out->shape[0] -= fault == SHORT_OUTPUT;
-    in->ndim = fault == WRONG_NDIM ? last : fault == WIDEST_SHAPE ? COLO_MAX_NDIM : in->ndim;
+    in->ndim = fault == WRONG_NDIM ? last : fault == WIDEST_SHAPE ? COLO_NDIM_MAX : in->ndim;
     in->dtype = fault == INPUT_DTYPE || fault == BOTH_DTYPES ? COLO_BF16 : in->dtype;
     out->dtype = fault == OUTPUT_DTYPE || fault == BOTH_DTYPES ? COLO_BF16 : out->dtype;
     in->shape[last] -= fault == BOTH_FEATURES;
@@ -195,13 +195,13 @@ static colo_status_t wrong_call(stand_t *s, fault_t fault, colo_tensor_t *in, co
     out->data = fault == OUTPUT_NO_DATA ? NULL
                 : fault == OVERLAP      ? in->data
                                         : (char *)out->data + (fault == OUTPUT_MISALIGNED);
-    out->mem = fault == OUTPUT_ON_A_GPU ? COLO_CUDA : out->mem;
+    out->mem = fault == OUTPUT_ON_A_GPU ? COLO_MEM_CUDA : out->mem;
     out->device = fault == OUTPUT_ON_A_GPU ? 0 : out->device;
     out->stride[1] = fault == OUTPUT_STRIDE_0 ? 0 : out->stride[1];
     in->stride[1] = fault == INPUT_NEGATIVE ? -3 : in->stride[1];
     for (int32_t i = 0; i < out->ndim && fault == OUTPUT_OVER_ITSELF; i++)
         out->stride[i] = 1;
-    for (int32_t i = 0; i < COLO_MAX_NDIM && fault == WIDEST_SHAPE; i++) {
+    for (int32_t i = 0; i < COLO_NDIM_MAX && fault == WIDEST_SHAPE; i++) {
         in->shape[i] = i ? INT64_MAX : 0; /* more digits than the error message has room for */
         in->stride[i] = 0;
     }
@@ -227,7 +227,7 @@ static bool is_mismatch(const faulty_t *f)
 static const char *words_of(const stand_t *s, const colo_tensor_t *in, const colo_tensor_t *out)
 {
     const fault_t fault = s->f->fault;
-    const bool back = s->f->pass == COLO_BACKWARD, batch = s->f->kind != UNIFORM;
+    const bool back = s->f->pass == COLO_PASS_BACKWARD, batch = s->f->kind != UNIFORM;
     const int names = is_mismatch(s->f) ? NONE : verdict[fault].names;
     const bool of_batches = batch && verdict[fault].of_batches;
     const char *index = batch ? "[0]" : "";

@@ -59,7 +59,7 @@ T_CASE(every_float_dtype_sums_and_every_dtype_moves)
             c.dtype = (colo_dtype_t)dtype;
             c.no_grad = !colo_dtype_is_float(c.dtype);
             t_case_later(&c);
-            c.output = COLO_SHARDED;
+            c.output = COLO_OUTPUT_SHARDED;
             t_case_later(&c);
         }
     t_run_rest();
@@ -93,9 +93,9 @@ static colo_status_t compare_rank(colo_comm_t *world, void *arg)
     T_STAND(collective);
     t_stand_t *const both[] = {&exact, &collective};
     const int64_t rank = colo_comm_rank(world);
-    ref_part_make(&part, &c.dst, c.shape, rank, c.output == COLO_FULL_SEQ);
+    ref_part_make(&part, &c.dst, c.shape, rank, c.output == COLO_OUTPUT_FULL_SEQ);
     ref_part_make(&own, &c.dst, c.shape, rank, false);
-    bool disjoint = c.output == COLO_FULL_SEQ && c.grad == COLO_DISJOINT;
+    bool disjoint = c.output == COLO_OUTPUT_FULL_SEQ && c.grad == COLO_GRAD_DISJOINT;
     for (int algo = 0; algo < 2; algo++) {
         c.algo = (colo_algo_t)algo;
         rank_try(t_stand_make(both[algo], &c, world));
@@ -110,7 +110,7 @@ static colo_status_t compare_rank(colo_comm_t *world, void *arg)
                     memcpy(t_buffer_at(&both[algo]->t[T_DY], c.axes, part.ns, b, s, h), &v,
                            sizeof v);
                 }
-        rank_try(t_stand_call(both[algo], COLO_BACKWARD));
+        rank_try(t_stand_call(both[algo], COLO_PASS_BACKWARD));
     }
     const t_buffer_t *one = &exact.t[T_DX], *other = &collective.t[T_DX];
     rank_check(one->bytes == other->bytes && memcmp(one->raw, other->raw, one->bytes) == 0);
@@ -250,7 +250,7 @@ T_CASE(positions_shard_as_in_exact)
 {
     static const int64_t shuffled[6] = {9, 2, 14, 3, 8, 0};
     t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 6, 2);
-    c.output = COLO_SHARDED;
+    c.output = COLO_OUTPUT_SHARDED;
     c.dst.map = REF_TABLE;
     c.dst.table = shuffled;
     c.dst.positions = 16;
@@ -259,7 +259,7 @@ T_CASE(positions_shard_as_in_exact)
     c.dst.map_offset = 5;
     assert_ok(t_case_run(&c));
     c = t_collective("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 6, 2);
-    c.output = COLO_SHARDED;
+    c.output = COLO_OUTPUT_SHARDED;
     c.dst.map = REF_TABLE;
     c.dst.table = shuffled;
     c.dst.positions = 16;
@@ -296,7 +296,7 @@ typedef struct wrong {
 
 static colo_status_t wrong_on(colo_comm_t *sub, const wrong_t *w)
 {
-    const colo_pass_t pass = w->backward ? COLO_BACKWARD : COLO_FORWARD;
+    const colo_pass_t pass = w->backward ? COLO_PASS_BACKWARD : COLO_PASS_FORWARD;
     T_STAND(s);
     rank_try(colo_comm_set_timeout(sub, w->absent ? 200 : 10000));
     rank_try(colo_comm_set_check(sub, 1));

@@ -86,7 +86,7 @@ static colo_status_t refused_rank(colo_comm_t *world, void *arg)
     const t_case_t *c = arg;
     colo_bridge_t *sentinel = (colo_bridge_t *)(uintptr_t)0x40, *bridge = sentinel;
     colo_comm_stats_t l;
-    colo_status_t st = t_case_bridge(&bridge, c, world, COLO_HOST);
+    colo_status_t st = t_case_bridge(&bridge, c, world, COLO_MEM_HOST);
     rank_check(st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE);
     rank_check(bridge == sentinel);
     t_comm_stats(world, &l);
@@ -94,7 +94,7 @@ static colo_status_t refused_rank(colo_comm_t *world, void *arg)
         rank_check(l.ops[kind][COLO_CATEGORY_BRIDGE] == 0 && l.ops[kind][COLO_CATEGORY_USER] == 0);
     rank_check(colo_comm_check(world) == COLO_OK);
     t_case_t exact = *c; /* the comm lives, and EXACT has no such limits */
-    exact.algo = COLO_EXACT;
+    exact.algo = COLO_ALGO_EXACT;
     return t_case_on(world, &exact);
 }
 
@@ -145,7 +145,7 @@ T_CASE(layouts_that_it_would_carry_wrongly_are_refused)
         default: /* fan-out, and the output in shards */
             c = t_collective("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2);
             c.check = 1;
-            c.output = COLO_SHARDED;
+            c.output = COLO_OUTPUT_SHARDED;
             c.dst.nsplits[1] = 0;
         }
         if (colo_comm_threads_run(8, refused_rank, &c) < 0)
@@ -206,7 +206,7 @@ T_CASE_ON_THREADS(8, integers_are_not_summed_over_cp)
     t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     c.dtype = COLO_I32;
     colo_bridge_t *b = NULL;
-    rank_check(t_case_bridge(&b, &c, world, COLO_HOST) == COLO_ERR_ARG && !b);
+    rank_check(t_case_bridge(&b, &c, world, COLO_MEM_HOST) == COLO_ERR_ARG && !b);
     rank_check(says("cp=2, which i32 is not made for"));
     c.no_grad = true;
     return t_case_on(world, &c);

@@ -25,13 +25,13 @@ static colo_status_t contract_rank(colo_comm_t *world, void *arg)
 {
     const contract_t *p = arg;
     const t_case_t *c = &p->c;
-    const colo_pass_t pass = p->backward ? COLO_BACKWARD : COLO_FORWARD;
+    const colo_pass_t pass = p->backward ? COLO_PASS_BACKWARD : COLO_PASS_FORWARD;
     T_ENDS(ref_part_free) ref_part_t part = {0};
     T_STAND(s);
     rank_try(colo_comm_set_check(world, 2));
     rank_try(t_stand_make(&s, c, world));
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, s.rank,
-                  p->backward && c->output == COLO_FULL_SEQ);
+                  p->backward && c->output == COLO_OUTPUT_FULL_SEQ);
     if (s.rank == p->rank) {
         const float bad = 7.5f;
         memcpy(t_buffer_at(t_stand_in(&s, pass), c->axes, part.ns, p->ib, p->is, p->ih), &bad,
@@ -64,7 +64,7 @@ T_CASE(replicas_that_differ_break_a_contract_that_names_them)
     /* destination tp: ranks 6 and 7 hold the same d_y (tp fastest, then cp, then dp) */
     t_case_t c = usual();
     run_contract(&(contract_t){c, true, 7, 0, 5, 1, {"6", "7", "d_y"}, true});
-    c.output = COLO_SHARDED;
+    c.output = COLO_OUTPUT_SHARDED;
     run_contract(&(contract_t){c, true, 7, 0, 3, 1, {"6", "7", "d_y"}, true});
     /* with strides and gaps: no rank reads what lies between the elements */
     c = usual();
@@ -76,7 +76,7 @@ T_CASE(replicas_that_differ_break_a_contract_that_names_them)
 T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 {
     t_case_t c = usual();
-    c.grad = COLO_DISJOINT;
+    c.grad = COLO_GRAD_DISJOINT;
     /* zigzag of 8 rows over cp 2: cp 0 owns 0 1 6 7, cp 1 owns 2 3 4 5; rank 4: dp 1, cp 0, tp 0 */
     run_contract(&(contract_t){c, true, 4, 1, 3, 2, {"rank 4", "row 3", "DISJOINT"}, false});
     run_contract(&(contract_t){c, true, 7, 0, 6, 0, {"rank 7", "row 6", "DISJOINT"}, false});
@@ -94,14 +94,14 @@ T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 T_CASE_ON_THREADS(8, without_the_check_only_owned_rows_of_a_disjoint_gradient_move)
 {
     t_case_t c = usual();
-    c.grad = COLO_DISJOINT;
+    c.grad = COLO_GRAD_DISJOINT;
     c.check = 1;
     T_STAND(s);
     rank_try(t_stand_make(&s, &c, world));
     const float bad = 7.5f;
     if (s.rank < 2) /* row 3 belongs to cp 1: what cp 0 has there never arrives */
         memcpy(t_buffer_at(&s.t[T_DY], NULL, 8, 1, 3, 2), &bad, sizeof bad);
-    rank_try(t_stand_call(&s, COLO_BACKWARD));
+    rank_try(t_stand_call(&s, COLO_PASS_BACKWARD));
     return t_stand_compare(&s, T_DX);
 }
 

@@ -29,7 +29,7 @@ struct stand {
 static void lie_down(struct stand *s)
 {
     if (s->on.bridge)
-        s->on.bridge->mem = COLO_HOST;
+        s->on.bridge->mem = COLO_MEM_HOST;
     t_stand_end(&s->on);
     t_undisguise(&s->as);
 }
@@ -38,7 +38,7 @@ static colo_status_t tensors(struct stand *s, int64_t salt)
 {
     rank_try(t_stand_fill(&s->on, salt));
     for (int role = 0; role < 4; role++)
-        s->on.t[role].t.mem = COLO_CUDA;
+        s->on.t[role].t.mem = COLO_MEM_CUDA;
     return COLO_OK;
 }
 
@@ -50,7 +50,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     rank_try(colo_comm_set_check(comm, 1));
     rank_try(t_stand_make(&s->on, c, comm));
     rank_try(t_disguise(&s->as, comm, &t_peers));
-    s->on.bridge->mem = COLO_CUDA;
+    s->on.bridge->mem = COLO_MEM_CUDA;
     s->on.bridge->transport = transport;
     rank_try(tensors(s, 0));
     return colo_direct_create(s->on.bridge);
@@ -60,7 +60,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
 static colo_status_t expect(struct stand *s, colo_pass_t pass, bool direct)
 {
     const int64_t before = s->told->runs[pass];
-    const t_role_t out = pass == COLO_FORWARD ? T_Y : T_DX;
+    const t_role_t out = pass == COLO_PASS_FORWARD ? T_Y : T_DX;
     rank_try(t_stand_call(&s->on, pass));
     rank_check(s->told->runs[pass] - before == direct);
     return t_stand_compare(&s->on, out);
@@ -123,7 +123,7 @@ T_CASE_ON_ALL_FOR(ranks_out_of_reach_stage_and_what_else_goes_wrong_at_create_is
     rank_check((s.on.bridge && s.on.bridge->direct.launcher) == !k.words);
     if (k.status == COLO_OK) {
         rank_try(st);
-        return expect(&s, COLO_FORWARD, false);
+        return expect(&s, COLO_PASS_FORWARD, false);
     }
     rank_fails(st, theirs(k.status, comm->rank), k.words);
     return COLO_OK;
@@ -146,7 +146,7 @@ static colo_status_t one_pair(colo_comm_t *comm, void *arg)
         rank_try(st);
         rank_check(s.on.bridge->now.direct.needs_comm == far);
         registered(&s, T_Y);
-        rank_try(expect(&s, COLO_FORWARD, !far));
+        rank_try(expect(&s, COLO_PASS_FORWARD, !far));
     }
     return COLO_OK;
 }
@@ -213,8 +213,8 @@ T_CASE_ON_ALL_FOR(registering_y_alone_stages_backward_on_all_ranks, int32_t, che
     for (int64_t salt = 0; salt < 3; salt++) {
         rank_try(tensors(&s, salt));
         registered(&s, T_Y);
-        rank_try(expect(&s, COLO_FORWARD, true));
-        rank_try(expect(&s, COLO_BACKWARD, false));
+        rank_try(expect(&s, COLO_PASS_FORWARD, true));
+        rank_try(expect(&s, COLO_PASS_BACKWARD, false));
         t_comm_stats(s.as.control, &after);
         checks[salt] = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK];
     }
@@ -226,11 +226,11 @@ T_CASE_ON_ALL_FOR(registering_y_alone_stages_backward_on_all_ranks, int32_t, che
 /* PARTIAL over cp: readers pull from d_y, of which ranks 0 and 1 have nothing. */
 T_CASE_ON_ALL_FOR(of_sums_it_is_d_y_that_counts, t_role_t, role, T_DX, T_DY)
 {
-    const t_case_t c = T_BETWEEN("dp=2", "cp=2@2", 4, 8, 3, .grad = COLO_PARTIAL);
+    const t_case_t c = T_BETWEEN("dp=2", "cp=2@2", 4, 8, 3, .grad = COLO_GRAD_PARTIAL);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     registered(&s, role);
-    return expect(&s, COLO_BACKWARD, role == T_DY);
+    return expect(&s, COLO_PASS_BACKWARD, role == T_DY);
 }
 
 T_CASE_ON_ALL_FOR(registered_on_some_ranks_is_staged_on_all_until_more_is_registered, int32_t,
@@ -242,11 +242,11 @@ T_CASE_ON_ALL_FOR(registered_on_some_ranks_is_staged_on_all_until_more_is_regist
     s.told->registrations = 1;
     if (comm->rank != 1)
         s.told->registered = s.on.t[T_DX].t.data;
-    rank_try(expect(&s, COLO_BACKWARD, false));
+    rank_try(expect(&s, COLO_PASS_BACKWARD, false));
     s.told->registered = s.on.t[T_DX].t.data; /* the verdict holds */
-    rank_try(expect(&s, COLO_BACKWARD, false));
+    rank_try(expect(&s, COLO_PASS_BACKWARD, false));
     s.told->registrations = 2; /* until memory is registered */
-    return expect(&s, COLO_BACKWARD, true);
+    return expect(&s, COLO_PASS_BACKWARD, true);
 }
 
 /* Every d_x is registered, and the ranks have agreed on that in a backward. */
@@ -254,7 +254,7 @@ static colo_status_t stand_up_direct(struct stand *s, colo_comm_t *comm, const t
 {
     rank_try(stand_up(s, comm, c, COLO_TRANSPORT_AUTO));
     registered(s, T_DX);
-    return expect(s, COLO_BACKWARD, true);
+    return expect(s, COLO_PASS_BACKWARD, true);
 }
 
 T_CASE_ON_ALL(a_tensor_that_is_registered_no_more_is_refused)
@@ -264,7 +264,7 @@ T_CASE_ON_ALL(a_tensor_that_is_registered_no_more_is_refused)
     rank_try(stand_up_direct(&s, comm, &c));
     if (comm->rank == 1)
         s.told->registered = NULL;
-    colo_status_t st = t_stand_call(&s.on, COLO_BACKWARD);
+    colo_status_t st = t_stand_call(&s.on, COLO_PASS_BACKWARD);
     rank_fails(st, comm->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER, "rank 1: d_x at");
     rank_check(says("is not registered over comm"));
     rank_check(says("which the pass's first call"));
@@ -276,7 +276,7 @@ T_CASE_ON_ALL(a_tensor_that_is_registered_no_more_is_refused)
  * half of its gradient. */
 T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
 {
-    t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 8, 8, 2, .grad = COLO_DISJOINT);
+    t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 8, 8, 2, .grad = COLO_GRAD_DISJOINT);
     const colo_shape_t one = {1, 8, 2, 0};
     colo_comm_stats_t before, after;
     STAND(s);
@@ -284,8 +284,8 @@ T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
     s.told->registrations = 1;
     t_comm_stats(s.as.control, &before);
     s.told->registered = s.on.t[T_Y].t.data;
-    rank_try(expect(&s, COLO_FORWARD, true));
-    rank_try(expect(&s, COLO_BACKWARD, false));
+    rank_try(expect(&s, COLO_PASS_FORWARD, true));
+    rank_try(expect(&s, COLO_PASS_BACKWARD, false));
     t_comm_stats(s.as.control, &after);
     rank_check(after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK] ==
                before.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK]);
@@ -293,7 +293,7 @@ T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
     c.shape.b = 1;
     rank_try(tensors(&s, 0));
     s.told->registered = s.on.t[T_Y].t.data;
-    rank_try(expect(&s, COLO_BACKWARD, false));
+    rank_try(expect(&s, COLO_PASS_BACKWARD, false));
     return COLO_OK;
 }
 
@@ -306,7 +306,7 @@ T_CASE_ON_ALL(another_shape_is_agreed_on_anew)
     const colo_shape_t same = {c.shape.b, c.shape.n, c.shape.h, 0};
     rank_try(colo_bridge_reshape(s.on.bridge, &same));
     s.told->registered = NULL;
-    rank_try(expect(&s, COLO_BACKWARD, false));
+    rank_try(expect(&s, COLO_PASS_BACKWARD, false));
     return COLO_OK;
 }
 
@@ -316,11 +316,11 @@ T_CASE_ON_ALL(what_others_do_not_reach_may_lie_anywhere)
     const t_case_t c = T_BETWEEN("tp=4", "dp=4", 8, 3, 2, .check = 2);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_PEER));
-    rank_try(expect(&s, COLO_FORWARD, false)); /* a plain copy: no rank is met */
-    rank_fails(t_stand_call(&s.on, COLO_BACKWARD), COLO_ERR_ARG, "d_x at");
+    rank_try(expect(&s, COLO_PASS_FORWARD, false)); /* a plain copy: no rank is met */
+    rank_fails(t_stand_call(&s.on, COLO_PASS_BACKWARD), COLO_ERR_ARG, "d_x at");
     rank_check(says("which transport peer (COLO_TRANSPORT, or the bridge's)"));
     s.told->registered = s.on.t[T_DX].t.data;
-    rank_try(expect(&s, COLO_BACKWARD, true));
+    rank_try(expect(&s, COLO_PASS_BACKWARD, true));
     return COLO_OK;
 }
 
@@ -391,7 +391,8 @@ static colo_status_t call_in_turn(struct stand *s)
     const int32_t rank = s->on.comm->rank;
     rank_try(colo_bridge_reshape(s->on.bridge, &shape));
     rank_try(tensors(s, 0));
-    rank_fails(t_stand_call(&s->on, rank == 1 ? COLO_BACKWARD : COLO_FORWARD), COLO_ERR_MISMATCH,
+    rank_fails(t_stand_call(&s->on, rank == 1 ? COLO_PASS_BACKWARD : COLO_PASS_FORWARD),
+               COLO_ERR_MISMATCH,
                "operation: rank 1 of 'world' has bridge 1 backward, rank "
                "0 bridge 1 forward");
     for (int rep = 0; rep < 2; rep++)
@@ -405,7 +406,7 @@ static colo_status_t call_in_turn(struct stand *s)
 
 T_CASE_ON_ALL(first_calls_of_a_shape_are_compared_way_by_way)
 {
-    const t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 4, 8, 2, .grad = COLO_DISJOINT);
+    const t_case_t c = T_BETWEEN("dp=4", "cp=2,dp=2", 4, 8, 2, .grad = COLO_GRAD_DISJOINT);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
     return call_in_turn(&s);
@@ -432,7 +433,7 @@ static colo_status_t reshape_in_turn(struct stand *s, t_case_t *c)
 
 T_CASE_ON_ALL(a_reshape_connects_only_if_it_ties_other_ranks)
 {
-    t_case_t c = T_BETWEEN("dp=4", "dp=3", 12, 8, 2, .grad = COLO_DISJOINT);
+    t_case_t c = T_BETWEEN("dp=4", "dp=3", 12, 8, 2, .grad = COLO_GRAD_DISJOINT);
     STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
     go_over_routes(&s);
@@ -486,7 +487,7 @@ static colo_status_t connect_rank(colo_comm_t *comm, void *arg)
     s.as.backend.subconnection_create = connect_all_that_are_tied;
     rank_try(
         colo_bridge_reshape(s.on.bridge, &(colo_shape_t){c->shape.b, c->shape.n, c->shape.h, 0}));
-    rank_try(expect(&s, COLO_FORWARD, false));
+    rank_try(expect(&s, COLO_PASS_FORWARD, false));
     rank_check(connected[comm->rank] == 1);
     return COLO_OK;
 }

@@ -200,10 +200,10 @@ T_CASE(integer_dtypes_move)
     static const colo_dtype_t dtypes[] = {COLO_I8, COLO_U8, COLO_I16, COLO_I32, COLO_I64};
     for (size_t i = 0; i < 5; i++) {
         t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5, .dtype = dtypes[i],
-                               .output = COLO_SHARDED);
+                               .output = COLO_OUTPUT_SHARDED);
         t_case_later(&c);
-        c.output = COLO_FULL_SEQ;
-        c.grad = COLO_DISJOINT;
+        c.output = COLO_OUTPUT_FULL_SEQ;
+        c.grad = COLO_GRAD_DISJOINT;
         t_case_later(&c);
         c.no_grad = true;
         t_case_later(&c);
@@ -235,7 +235,7 @@ T_CASE_FOR(8, several_forwards_may_be_outstanding, int, kind, 0, 1, 2, 3)
     t_case_kind(&given, kind);
     colo_bridge_t *bridge = NULL;
     t_buffer_t x[3], y[3], dy[3], dx[3];
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_MEM_HOST));
     int64_t rank = colo_comm_rank(world);
     for (int i = 0; i < 3; i++) {
         rank_try(t_case_tensor(c, T_X, rank, i, true, &x[i]));
@@ -264,12 +264,12 @@ T_CASE_ON(8, two_bridges_share_a_communicator)
 {
     t_case_t c[2] = {t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
                      t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
-    c[1].output = COLO_SHARDED;
+    c[1].output = COLO_OUTPUT_SHARDED;
     c[1].dtype = COLO_BF16;
     colo_bridge_t *bridge[2] = {NULL, NULL};
     int64_t rank = colo_comm_rank(world);
     for (int i = 0; i < 2; i++) {
-        rank_try(t_case_bridge(&bridge[i], &c[i], world, COLO_HOST));
+        rank_try(t_case_bridge(&bridge[i], &c[i], world, COLO_MEM_HOST));
     }
     for (int i = 0; i < 6; i++)
         rank_try(t_case_step(bridge[i % 2], rank, &c[i % 2], i));
@@ -288,7 +288,7 @@ T_CASE_FOR(8, a_bridge_takes_another_batch_or_length_and_comes_back, int, kind, 
     t_case_kind(&c, kind);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     uint64_t first = colo_plan_hash(colo_bridge_plan(bridge));
     rank_try(t_case_step(bridge, rank, &c, 0));
     for (int i = 0; i < 6; i++) {
@@ -303,7 +303,8 @@ T_CASE_FOR(8, a_bridge_takes_another_batch_or_length_and_comes_back, int, kind, 
         rank_try(t_case_step(bridge, rank, &c, i + 1));
         /* a shape that cannot be: refused, and the old one stays */
         colo_status_t st;
-        if (c.output == COLO_SHARDED || c.grad == COLO_DISJOINT) { /* else no row is cut */
+        if (c.output == COLO_OUTPUT_SHARDED ||
+            c.grad == COLO_GRAD_DISJOINT) { /* else no row is cut */
             s.rows = 7;
             s.positions = 0;
             st = colo_bridge_reshape(bridge, &s);
@@ -330,7 +331,7 @@ T_CASE_FOR(8, a_shape_that_fits_takes_the_memory_that_is_there, int, kind, 0, 1,
     uint64_t seed = 20261162; /* the same on all ranks */
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     c.shape = (ref_shape_t){4, 4, 1};
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     bridge->lazy = true; /* as over registered memory: the first call that is staged makes it */
     rank_try(colo_bridge_reshape(bridge, &most));
     c.shape = (ref_shape_t){most.samples, most.rows, most.features};
@@ -356,7 +357,7 @@ T_CASE_ON(8, a_frozen_source_has_no_backward)
     T_STAND(s);
     rank_try(t_stand_make(&s, &c, world));
     rank_try(t_stand_step(&s, 0));
-    rank_check(t_stand_call(&s, COLO_BACKWARD) == COLO_ERR_STATE && untouched(&s.t[T_DX]));
+    rank_check(t_stand_call(&s, COLO_PASS_BACKWARD) == COLO_ERR_STATE && untouched(&s.t[T_DX]));
     return t_stand_step(&s, 1); /* the refusal broke nothing */
 }
 
@@ -371,14 +372,14 @@ T_CASE_FOR(8, movement_keeps_negative_zero, int, kind, 0, 1, 2, 3)
     for (int role = 0; role < 4; role++)
         for (int64_t i = 0; i < colo_tensor_count(&s.t[role].t); i++)
             ((float *)s.t[role].t.data)[i] = role == T_X || role == T_DY ? -0.0f : 7.0f;
-    bool moved = c.output == COLO_SHARDED || c.grad == COLO_DISJOINT;
+    bool moved = c.output == COLO_OUTPUT_SHARDED || c.grad == COLO_GRAD_DISJOINT;
     for (int pass = 0; pass < 2; pass++) {
         rank_try(t_stand_call(&s, (colo_pass_t)pass));
         const colo_tensor_t *out = &t_stand_out(&s, (colo_pass_t)pass)->t;
         for (int64_t i = 0; i < colo_tensor_count(out); i++) {
             uint32_t bits;
             memcpy(&bits, (float *)out->data + i, 4);
-            rank_check(bits == 0x80000000u || (bits == 0 && pass == COLO_BACKWARD && !moved));
+            rank_check(bits == 0x80000000u || (bits == 0 && pass == COLO_PASS_BACKWARD && !moved));
         }
     }
     return COLO_OK;
@@ -412,7 +413,7 @@ T_CASE_FOR(8, partial_sums_are_made_in_rank_order, order_case_t, a,
     int64_t row = c->shape.n * c->shape.h;
     for (int64_t i = 0; i < ref_part_count(&give); i++)
         ((float *)s.t[T_DY].t.data)[i] = addend_value(give.addend, give.b[0] * row + i);
-    rank_try(t_stand_call(&s, COLO_BACKWARD));
+    rank_try(t_stand_call(&s, COLO_PASS_BACKWARD));
     for (int64_t i = 0; i < ref_part_count(&take); i++) {
         volatile float want = addend_value(0, take.b[0] * row + i);
         for (int64_t addend = 1; addend < a.addends; addend++)

@@ -47,11 +47,11 @@ static int64_t regions_of(const colo_plan_t *plan, colo_pass_t pass)
 
 T_CASE_ON(RANKS, a_staged_call_fills_each_box_of_its_messages_once)
 {
-    t_case_t c = T_BETWEEN("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4, .grad = COLO_PARTIAL);
+    t_case_t c = T_BETWEEN("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4, .grad = COLO_GRAD_PARTIAL);
     const int32_t me = colo_comm_rank(world);
     const t_role_t in_of[2] = {T_X, T_DY}, out_of[2] = {T_Y, T_DX};
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     for (int pass = 0; pass < 2; pass++) {
         t_buffer_t in, out;
         rank_try(t_case_tensor(&c, in_of[pass], me, 1, true, &in));

@@ -269,12 +269,12 @@ T_CASE(positions_that_do_not_split_are_refused)
     assert_ok(colo_layout_check(&l, 4, 12, 2));
     /* SP: tp does not divide S / C */
     l = base_layout("tp=4,cp=3");
-    assert_ok(colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&l, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
     refused(&l, 4, 6, 2, "4", "2");
     refused(&l, 4, 18, 2, "4", "6");
     assert_ok(colo_layout_check(&l, 4, 12, 2));
     l = base_layout("tp=4");
-    assert_ok(colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&l, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
     refused(&l, 4, 6, 2, "4", "6");
     assert_ok(colo_layout_check(&l, 4, 8, 2));
     /* the positions decide, not the rows */
@@ -318,8 +318,8 @@ T_CASE(maps_that_leave_the_sequence_are_refused)
 T_CASE(a_split_of_uneven_parts_must_divide_each_of_them)
 {
     colo_layout_t l = base_layout("ep=3,tp=2");
-    assert_ok(colo_layout_split(&l, COLO_ROWS, "ep", COLO_CEIL));
-    assert_ok(colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&l, COLO_AXIS_ROWS, "ep", COLO_SPLIT_CEIL));
+    assert_ok(colo_layout_split(&l, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
     assert_ok(colo_layout_check(&l, 1, 10, 1)); /* 4, 4, 2 */
     assert_fails(colo_layout_check(&l, 1, 11, 1), COLO_ERR_LAYOUT,
                  "3 positions do not split into 2 equal parts"); /* 4, 4, 3 */
@@ -331,8 +331,8 @@ T_CASE(the_largest_axis_is_cut_by_ceil_without_overflow)
 {
     colo_layout_t l = base_layout("dp=9223372036854775807");
     colo_owned_t own;
-    colo_layout_clear(&l, COLO_SAMPLES);
-    assert_ok(colo_layout_split(&l, COLO_SAMPLES, "dp", COLO_CEIL));
+    colo_layout_clear(&l, COLO_AXIS_SAMPLES);
+    assert_ok(colo_layout_split(&l, COLO_AXIS_SAMPLES, "dp", COLO_SPLIT_CEIL));
     const ref_shape_t shape = {INT64_MAX - 1, 1, 1};
     assert_ok(owned_by(&l, INT64_MAX - 2, shape, false, &own, NULL, 0, NULL));
     assert_true(own.b0 == INT64_MAX - 2 && own.b1 == INT64_MAX - 1);
@@ -352,33 +352,44 @@ T_CASE(splits_that_make_no_sense_are_refused)
     colo_layout_t l;
     memset(&l, 0, sizeof l);
     l = base_layout("tp=2,cp=2,dp=2,ep=2,xp=1");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "zz", COLO_BLOCK), COLO_ERR_ARG, "zz");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "zz", COLO_REPLICATE), COLO_ERR_ARG, "zz");
-    UNTOUCHED(l, colo_layout_split_context(&l, "zz", COLO_BLOCK), COLO_ERR_ARG, "zz");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "cp", COLO_BLOCK), COLO_ERR_ARG, "cp");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_FEATURES, "dp", COLO_BLOCK), COLO_ERR_ARG, "dp");
-    UNTOUCHED(l, colo_layout_split_context(&l, "dp", COLO_ZIGZAG), COLO_ERR_ARG, "dp");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_SAMPLES, "tp", COLO_ZIGZAG), COLO_ERR_ARG, "samples");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_FEATURES, "tp", COLO_ZIGZAG), COLO_ERR_ARG, "features");
-    UNTOUCHED(l, colo_layout_split(&l, (colo_axis_t)3, "tp", COLO_BLOCK), COLO_ERR_ARG, "3");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "tp", (colo_split_kind_t)9), COLO_ERR_ARG, "9");
-    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, NULL, COLO_BLOCK), COLO_ERR_ARG, "dim");
-    assert_fails(colo_layout_split(NULL, COLO_ROWS, "tp", COLO_BLOCK), COLO_ERR_ARG, "layout");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_ROWS, "zz", COLO_SPLIT_BLOCK), COLO_ERR_ARG, "zz");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_ROWS, "zz", COLO_SPLIT_REPLICATE), COLO_ERR_ARG,
+              "zz");
+    UNTOUCHED(l, colo_layout_split_context(&l, "zz", COLO_SPLIT_BLOCK), COLO_ERR_ARG, "zz");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_ROWS, "cp", COLO_SPLIT_BLOCK), COLO_ERR_ARG, "cp");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_FEATURES, "dp", COLO_SPLIT_BLOCK), COLO_ERR_ARG,
+              "dp");
+    UNTOUCHED(l, colo_layout_split_context(&l, "dp", COLO_SPLIT_ZIGZAG), COLO_ERR_ARG, "dp");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_SAMPLES, "tp", COLO_SPLIT_ZIGZAG), COLO_ERR_ARG,
+              "samples");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_FEATURES, "tp", COLO_SPLIT_ZIGZAG), COLO_ERR_ARG,
+              "features");
+    UNTOUCHED(l, colo_layout_split(&l, (colo_axis_t)3, "tp", COLO_SPLIT_BLOCK), COLO_ERR_ARG, "3");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_ROWS, "tp", (colo_split_kind_t)9), COLO_ERR_ARG,
+              "9");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_ROWS, NULL, COLO_SPLIT_BLOCK), COLO_ERR_ARG,
+              "dim");
+    assert_fails(colo_layout_split(NULL, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK), COLO_ERR_ARG,
+                 "layout");
     colo_dim_t dims[6] = {{"a", 1}, {"b", 1}, {"c", 1}, {"d", 1}, {"e", 1}, {"f", 1}};
     colo_grid_t grid;
     assert_ok(colo_grid_init(&grid, dims, 6, 0, 0));
     assert_ok(colo_layout_init(&l, &grid));
-    for (int i = 0; i < COLO_MAX_SPLITS; i++)
-        assert_ok(colo_layout_split(&l, COLO_SAMPLES, dims[i].name, COLO_BLOCK));
-    UNTOUCHED(l, colo_layout_split(&l, COLO_SAMPLES, "e", COLO_BLOCK), COLO_ERR_ARG, "4");
-    assert_ok(colo_layout_split(&l, COLO_SAMPLES, "e", COLO_REPLICATE)); /* appends nothing */
-    colo_layout_clear(NULL, COLO_SAMPLES);
+    for (int i = 0; i < COLO_SPLITS_MAX; i++)
+        assert_ok(colo_layout_split(&l, COLO_AXIS_SAMPLES, dims[i].name, COLO_SPLIT_BLOCK));
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_SAMPLES, "e", COLO_SPLIT_BLOCK), COLO_ERR_ARG,
+              "4");
+    assert_ok(
+        colo_layout_split(&l, COLO_AXIS_SAMPLES, "e", COLO_SPLIT_REPLICATE)); /* appends nothing */
+    colo_layout_clear(NULL, COLO_AXIS_SAMPLES);
     colo_layout_clear(&l, (colo_axis_t)3);
-    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "a", COLO_BLOCK), COLO_ERR_ARG, "'a' already");
-    colo_layout_clear(&l, COLO_SAMPLES);
-    assert_ok(colo_layout_split(&l, COLO_ROWS, "a", COLO_BLOCK)); /* free again */
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_ROWS, "a", COLO_SPLIT_BLOCK), COLO_ERR_ARG,
+              "'a' already");
+    colo_layout_clear(&l, COLO_AXIS_SAMPLES);
+    assert_ok(colo_layout_split(&l, COLO_AXIS_ROWS, "a", COLO_SPLIT_BLOCK)); /* free again */
     assert_ok(colo_layout_stage(&l, "b", 0));
-    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "b", COLO_BLOCK), COLO_ERR_ARG, "'b' already");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_AXIS_ROWS, "b", COLO_SPLIT_BLOCK), COLO_ERR_ARG,
+              "'b' already");
 }
 
 /* Ranks along such a dim may hold different data, or it may be a typing error. */
@@ -509,9 +520,9 @@ T_CASE(hashes_tell_layouts_apart_and_read_tables)
         l[i] = base_layout("tp=2,cp=2,dp=2,pp=2");
     l[1] = base_layout("tp=2,dp=2,cp=2,pp=2");
     l[2] = base_layout("tp=2,cp=2,dp=4,pp=2");
-    assert_ok(colo_layout_split(&l[3], COLO_ROWS, "tp", COLO_BLOCK));
-    assert_ok(colo_layout_split_context(&l[4], "tp", COLO_BLOCK));
-    assert_ok(colo_layout_split(&l[5], COLO_FEATURES, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&l[3], COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
+    assert_ok(colo_layout_split_context(&l[4], "tp", COLO_SPLIT_BLOCK));
+    assert_ok(colo_layout_split(&l[5], COLO_AXIS_FEATURES, "tp", COLO_SPLIT_BLOCK));
     assert_ok(colo_layout_stage(&l[6], "pp", COLO_STAGE_LAST));
     assert_ok(colo_layout_map_offset(&l[7], 2, 8));
     assert_ok(colo_layout_map_offset(&l[8], 3, 8));

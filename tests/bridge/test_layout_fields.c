@@ -30,7 +30,7 @@ static const char *edit(colo_layout_t *l, int n)
     } while (0)
     EDIT("layout: not initialised", memset(l, 0, sizeof *l));
     EDIT("samples have -1 splits, expected 0..4", l->nsplits[0] = -1);
-    EDIT("rows have 5 splits, expected 0..4", l->nsplits[1] = COLO_MAX_SPLITS + 1);
+    EDIT("rows have 5 splits, expected 0..4", l->nsplits[1] = COLO_SPLITS_MAX + 1);
     EDIT("split 0 of samples is over dim -1, expected 0..3", l->split[0][0].dim = -1);
     EDIT("split 0 of rows is over dim 4, expected 0..3", l->split[1][0].dim = 4);
     EDIT("split 0 of samples has kind 4, expected BLOCK or CEIL",
@@ -38,9 +38,9 @@ static const char *edit(colo_layout_t *l, int n)
     EDIT("split 0 of rows has kind 4, expected BLOCK, ZIGZAG or CEIL",
          l->split[1][0].kind = (colo_split_kind_t)4);
     EDIT("0 positions, expected at least 1", l->map = COLO_MAP_TABLE, l->positions = 0);
-    EDIT("split 0 of samples has kind 0", l->split[0][0].kind = COLO_REPLICATE);
+    EDIT("split 0 of samples has kind 0", l->split[0][0].kind = COLO_SPLIT_REPLICATE);
     EDIT("split 0 of samples has kind 2, expected BLOCK or CEIL",
-         l->split[0][0].kind = COLO_ZIGZAG);
+         l->split[0][0].kind = COLO_SPLIT_ZIGZAG);
     EDIT("dim 'cp' is split over twice", l->split[0][0].dim = 1);
     EDIT("stage_dim -2, expected -1..3", l->stage_dim = -2);
     EDIT("stage_dim 16, expected -1..3", l->stage_dim = 16);
@@ -129,7 +129,8 @@ T_CASE(calls_on_a_layout_refuse_one_that_no_call_made)
         refuses(words, "owned", "layout: ",
                 colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 4, .rows = 8, .features = 2},
                                   false, &own, NULL, 0, NULL));
-        refuses(words, "split", "layout: ", colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
+        refuses(words, "split",
+                "layout: ", colo_layout_split(&l, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
         refuses(words, "stage", "layout: ", colo_layout_stage(&l, "tp", 0));
         assert_memory_equal(&own, &sentinel, sizeof own);
         assert_memory_equal(&l, &before, sizeof l);
@@ -145,7 +146,7 @@ T_CASE(calls_on_a_grid_refuse_one_that_no_call_made)
     const char *words;
     usual(&made);
     for (int i = 1; edited(&l, &words, i); i++) { /* edit 0 leaves no grid at all */
-        int64_t coords[COLO_MAX_DIMS];
+        int64_t coords[COLO_DIMS_MAX];
         colo_group_t group;
         if (memcmp(&l.grid, &made.grid, sizeof l.grid) == 0)
             continue;

@@ -51,10 +51,10 @@ static colo_status_t rounding_rank(colo_comm_t *world, void *arg)
         else
             ((float *)dy->data)[i] = value[i];
     colo_comm_stats_reset(world);
-    rank_try(t_stand_call(&s, COLO_BACKWARD));
+    rank_try(t_stand_call(&s, COLO_PASS_BACKWARD));
     t_comm_stats(world, &stats);
     rank_check(stats.recv_bytes[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE] ==
-               (uint64_t)t_plan_bytes(colo_bridge_plan(s.bridge), COLO_BACKWARD).recv);
+               (uint64_t)t_plan_bytes(colo_bridge_plan(s.bridge), COLO_PASS_BACKWARD).recv);
     for (int64_t i = 0; i < PART; i++)
         o->out[s.rank * PART + i] =
             narrow ? of_bf16(((const uint16_t *)dx->data)[i]) : ((const float *)dx->data)[i];
@@ -93,7 +93,7 @@ static void check_order(colo_dtype_t dtype)
                          .dst = t_side("tp=1,cp=6,dp=2", false),
                          .shape = {4, ROWS, FEATURES},
                          .dtype = dtype,
-                         .output = COLO_FULL_SEQ}};
+                         .output = COLO_OUTPUT_FULL_SEQ}};
     const size_t bytes = sizeof(float) * RANKS * PART;
     float *value = malloc(2 * bytes);
     int64_t differs = 0;

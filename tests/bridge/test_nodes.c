@@ -72,7 +72,7 @@ static colo_status_t asking_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_MEM_HOST));
     const colo_nodes_t *nodes = colo_plan_config(colo_bridge_plan(bridge))->nodes;
     rank_check(colo_nodes_count(nodes) == (c->ranks_per_node ? 0 : 3));
     for (int64_t r = 0; nodes && r < 8; r++)
@@ -96,7 +96,7 @@ static colo_status_t large_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
     colo_bridge_t *bridge = NULL;
-    colo_status_t st = t_case_bridge(&bridge, c, world, COLO_HOST);
+    colo_status_t st = t_case_bridge(&bridge, c, world, COLO_MEM_HOST);
     rank_check(st == COLO_ERR_NOMEM && !bridge &&
                says("bridge: nodes of 4611686018427387904 ranks"));
     return COLO_OK;
@@ -164,8 +164,9 @@ T_CASE(pass_has_no_exchange_that_can_carry_nothing)
         for (int sharded = 0; sharded < 2; sharded++) {
             counted_t k = {
                 .c = T_BETWEEN(row[i].src, row[i].dst, 8, 16, 4,
-                               .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
-                               .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL, .ranks_per_node = 4),
+                               .output = sharded ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ,
+                               .grad = sharded ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL,
+                               .ranks_per_node = 4),
                 .exchanges = {row[i].exchanges[sharded][0], row[i].exchanges[sharded][1]},
                 .adds_up = row[i].adds_up && !sharded};
             assert_ok(t_run_ranks(8, counting_rank, &k, sizeof k));

@@ -204,7 +204,7 @@ T_CASE(layouts_that_packings_cannot_have_are_refused)
     assert_fails(colo_packing_rows(&p, NULL, 0, &rows), COLO_ERR_ARG, "layout is NULL");
     assert_fails(colo_packing_rows(&p, &layout, 0, NULL), COLO_ERR_ARG, "rows is NULL");
     assert_fails(colo_packing_index(&p, &layout, 0, NULL), COLO_ERR_ARG, "index is NULL");
-    assert_ok(colo_layout_split(&layout, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&layout, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
     assert_ok(colo_packing_rows(&odd, &layout, 0, &rows)); /* 4 + 6 rows, and 4 */
     assert_int_equal(rows, 5);
     const colo_packing_t three =
@@ -213,9 +213,9 @@ T_CASE(layouts_that_packings_cannot_have_are_refused)
         colo_packing_rows(&three, &layout, 0, &rows), COLO_ERR_LAYOUT,
         "replica 0, the last of them sequence 1, have 7 positions on a context rank, "
         "expected a multiple of the 2 ranks of sequence parallelism (context rank 1 of 2)");
-    colo_layout_clear(&layout, COLO_ROWS);
-    assert_ok(colo_layout_split(&layout, COLO_ROWS, "tp", COLO_BLOCK));
-    assert_ok(colo_layout_split(&layout, COLO_ROWS, "cp", COLO_ZIGZAG));
+    colo_layout_clear(&layout, COLO_AXIS_ROWS);
+    assert_ok(colo_layout_split(&layout, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
+    assert_ok(colo_layout_split(&layout, COLO_AXIS_ROWS, "cp", COLO_SPLIT_ZIGZAG));
     assert_fails(colo_packing_rows(&p, &layout, 0, &rows), COLO_ERR_LAYOUT,
                  "packing: the given layout splits rows in context over 'cp' as split 1");
     assert_ok(colo_layout_init_dst(&layout, &grid));
@@ -236,14 +236,14 @@ T_CASE(a_plan_without_a_bridge_refuses_what_the_bridge_refuses)
     assert_fails(colo_plan_create_packed(&plan, &c, NULL, &p, 0), COLO_ERR_ARG, "src packing");
     assert_fails(colo_plan_create_packed(&plan, &c, &p, &other, 0), COLO_ERR_ARG,
                  "packing: sequence 0 has 8 positions in src and 4 in dst");
-    c.output = COLO_SHARDED;
+    c.output = COLO_OUTPUT_SHARDED;
     assert_fails(colo_plan_create_packed(&plan, &c, &p, &p, 0), COLO_ERR_ARG,
                  "plan: packed with output, expected 0");
-    c.output = COLO_FULL_SEQ;
-    c.grad = COLO_DISJOINT;
+    c.output = COLO_OUTPUT_FULL_SEQ;
+    c.grad = COLO_GRAD_DISJOINT;
     assert_fails(colo_plan_create_packed(&plan, &c, &p, &p, 0), COLO_ERR_ARG,
                  "plan: packed with grad, expected 0");
-    c.grad = COLO_PARTIAL;
+    c.grad = COLO_GRAD_PARTIAL;
     c.shape.rows = 1;
     assert_fails(colo_plan_create_packed(&plan, &c, &p, &p, 0), COLO_ERR_ARG,
                  "these are in the tables");
@@ -266,11 +266,11 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
                                            "expected EXACT"};
         colo_bridge_config_t c = good;
         c.ragged = i == 0;
-        c.output = i == 1 ? COLO_SHARDED : COLO_FULL_SEQ;
-        c.grad = i == 2 ? COLO_DISJOINT : COLO_PARTIAL;
-        c.placement = i == 3 ? COLO_MERGED : COLO_PACKED;
+        c.output = i == 1 ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
+        c.grad = i == 2 ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL;
+        c.placement = i == 3 ? COLO_PLACEMENT_MERGED : COLO_PLACEMENT_PACKED;
         c.shape.rows = i == 4;
-        c.algo = i == 5 ? COLO_COLLECTIVE : COLO_EXACT;
+        c.algo = i == 5 ? COLO_ALGO_COLLECTIVE : COLO_ALGO_EXACT;
         rank_check(colo_bridge_create(&b, &c, world) == COLO_ERR_ARG);
         if (!strstr(colo_last_error(), text[i]))
             fprintf(stderr, "%s\n", colo_last_error());

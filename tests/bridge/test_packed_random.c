@@ -59,7 +59,7 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
         own += s[0].p.cp || s[1].p.cp;
         heads += is_cut_over(&s[0], 2, "cp") || is_cut_over(&s[1], 2, "cp");
         for (int64_t k = 0; k < j->t.world; k++)
-            if (t_packed_receives(&j->t, k, COLO_FORWARD)) {
+            if (t_packed_receives(&j->t, k, COLO_PASS_FORWARD)) {
                 moved++;
                 break;
             }
@@ -160,10 +160,10 @@ static colo_status_t run_images(colo_comm_t *comm, void *arg)
                                     .dst = &dst,
                                     .shape = {.features = m->t.h},
                                     .dtype = COLO_F32,
-                                    .output = COLO_SHARDED,
+                                    .output = COLO_OUTPUT_SHARDED,
                                     .ranks_per_node = m->t.ranks_per_node,
                                     .ragged = true,
-                                    .placement = COLO_MERGED};
+                                    .placement = COLO_PLACEMENT_MERGED};
     rank_try(colo_bridge_create(&b, &c, comm));
     const colo_status_t st = carry_images(b, &batch, m, rank);
     colo_batch_destroy(&batch);

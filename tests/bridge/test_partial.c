@@ -46,7 +46,7 @@ typedef struct world {
 static void coords_of(const side_t *side, int64_t rank, int64_t *coords)
 {
     int64_t left = rank - side->offset;
-    memset(coords, 0, COLO_MAX_DIMS * sizeof *coords);
+    memset(coords, 0, COLO_DIMS_MAX * sizeof *coords);
     for (int i = 0; i < DIMS; left /= side->extent[i++])
         coords[i] = left % side->extent[i];
 }
@@ -61,7 +61,7 @@ static int64_t holder_at(const side_t *side, const int64_t *coords)
 
 static void set_holder(const side_t *side, int64_t holder, int64_t *coord)
 {
-    for (int i = 0; i < COLO_MAX_DIMS; i++) {
+    for (int i = 0; i < COLO_DIMS_MAX; i++) {
         const bool holds = i < DIMS && side->role[i] == HOLDS;
         coord[i] = holds ? holder % side->extent[i] : -1;
         holder = holds ? holder / side->extent[i] : holder;
@@ -76,7 +76,7 @@ static bool has_rank(const side_t *side, int64_t rank)
 /* Has @rank the element of sample @b and feature @h, of a row that it has? */
 static bool has_element(const side_t *side, int64_t rank, int64_t b, int64_t h)
 {
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     if (!has_rank(side, rank))
         return false;
     coords_of(side, rank, coords);
@@ -92,7 +92,7 @@ static bool has_element(const side_t *side, int64_t rank, int64_t b, int64_t h)
 
 static int64_t local_of(const side_t *side, int64_t rank, int64_t row, bool full)
 {
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     coords_of(side, rank, coords);
     return side->local[full ? 0 : holder_at(side, coords)][row];
 }
@@ -142,7 +142,8 @@ static const colo_ownership_t owns = {.rows = rows, .visit = visit};
 static void make_side(side_t *side, uint64_t *r, int64_t offset, bool alike)
 {
     static const char *const names[DIMS] = {"tp", "cp", "dp"};
-    static const colo_axis_t axes[] = {COLO_ROWS, COLO_ROWS, COLO_SAMPLES, COLO_FEATURES};
+    static const colo_axis_t axes[] = {COLO_AXIS_ROWS, COLO_AXIS_ROWS, COLO_AXIS_SAMPLES,
+                                       COLO_AXIS_FEATURES};
     colo_dim_t dims[DIMS];
     colo_grid_t grid;
     const int64_t holds = t_below(r, DIMS);
@@ -163,7 +164,8 @@ static void make_side(side_t *side, uint64_t *r, int64_t offset, bool alike)
     assert_ok(colo_layout_init(&side->layout, &grid));
     for (int i = 0; i < DIMS; i++)
         if (side->role[i] >= CUTS_SAMPLES || (side->role[i] == HOLDS && !alike))
-            assert_ok(colo_layout_split(&side->layout, axes[side->role[i]], names[i], COLO_BLOCK));
+            assert_ok(
+                colo_layout_split(&side->layout, axes[side->role[i]], names[i], COLO_SPLIT_BLOCK));
     memset(side->local, -1, sizeof side->local);
 }
 
@@ -234,15 +236,16 @@ static void make_world(world_t *w, uint64_t seed)
     w->ranks = w->src.offset + w->src.size > w->dst.offset + w->dst.size
                    ? w->src.offset + w->src.size
                    : w->dst.offset + w->dst.size;
-    w->config = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT,
-                                     .src = &w->src.layout,
-                                     .dst = &w->dst.layout,
-                                     .shape = {SAMPLES, w->rows, FEATURES, 0},
-                                     .dtype = t_chance(&r, 50) ? COLO_BF16 : COLO_F32,
-                                     .output = w->named ? COLO_SHARDED : COLO_FULL_SEQ,
-                                     .grad = COLO_PARTIAL,
-                                     .ranks_per_node = t_chance(&r, 30) ? 0 : t_pick(&r, 1, 6),
-                                     .one_level = t_chance(&r, 25)};
+    w->config =
+        (colo_plan_config_t){COLO_PLAN_CONFIG_INIT,
+                             .src = &w->src.layout,
+                             .dst = &w->dst.layout,
+                             .shape = {SAMPLES, w->rows, FEATURES, 0},
+                             .dtype = t_chance(&r, 50) ? COLO_BF16 : COLO_F32,
+                             .output = w->named ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ,
+                             .grad = COLO_GRAD_PARTIAL,
+                             .ranks_per_node = t_chance(&r, 30) ? 0 : t_pick(&r, 1, 6),
+                             .one_level = t_chance(&r, 25)};
 }
 
 /* Rows that follow each other in all of their places. */
@@ -314,7 +317,7 @@ static void free_plans(world_t *w)
 static void judge_own(const world_t *w)
 {
     for (int64_t rank = 0; rank < w->ranks; rank++) {
-        int64_t coords[COLO_MAX_DIMS], own = -1;
+        int64_t coords[COLO_DIMS_MAX], own = -1;
         coords_of(&w->dst, rank, coords);
         for (int64_t i = 0; has_rank(&w->dst, rank) && i < w->n[0]; i++)
             own = w->place[0][i].holder == holder_at(&w->dst, coords) ? i : own;
@@ -459,7 +462,7 @@ static void add(uint64_t *sum, uint64_t value, uint64_t by)
 /* What this rank sends to other nodes: its addend, and what it has collected. */
 static void add_leaving(const colo_plan_t *plan, memory_t *memory)
 {
-    const colo_routes_t *sends = &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].send;
+    const colo_routes_t *sends = &plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_NODE_SUMS].send;
     for (int64_t i = 0; i < sends->nregions; i++)
         FOR_BOX(&sends->region[i], b, k, h)
         {
@@ -504,35 +507,36 @@ static void add_list(const world_t *w, const colo_plan_t *plan, const colo_route
 
 static void run_backward(const world_t *w, memory_t *memory)
 {
-    exchange(w, COLO_BACKWARD, COLO_EXCHANGE_MAIN, memory, carry_addend);
+    exchange(w, COLO_PASS_BACKWARD, COLO_EXCHANGE_MAIN, memory, carry_addend);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
-        const colo_routes_t *local = &w->plan[rank]->local[COLO_BACKWARD];
+        const colo_routes_t *local = &w->plan[rank]->local[COLO_PASS_BACKWARD];
         for (int64_t i = 0; i < local->nregions; i++)
             carry_addend(w, &memory[rank], &memory[rank], &local->region[i], &local->offset[i],
                          &local->offset[i]);
         add_leaving(w->plan[rank], &memory[rank]);
     }
-    exchange(w, COLO_BACKWARD, COLO_EXCHANGE_NODE_SUMS, memory, carry_sum);
+    exchange(w, COLO_PASS_BACKWARD, COLO_EXCHANGE_NODE_SUMS, memory, carry_sum);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
         const colo_plan_t *plan = w->plan[rank];
-        add_list(w, plan, &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv, &memory[rank]);
-        add_list(w, plan, &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].recv,
+        add_list(w, plan, &plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_MAIN].recv,
                  &memory[rank]);
-        add_list(w, plan, &plan->local[COLO_BACKWARD], &memory[rank]);
+        add_list(w, plan, &plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_NODE_SUMS].recv,
+                 &memory[rank]);
+        add_list(w, plan, &plan->local[COLO_PASS_BACKWARD], &memory[rank]);
     }
-    exchange(w, COLO_BACKWARD, COLO_EXCHANGE_RELAYS, memory, relay_sum);
+    exchange(w, COLO_PASS_BACKWARD, COLO_EXCHANGE_RELAYS, memory, relay_sum);
 }
 
 static void run_forward(const world_t *w, memory_t *memory)
 {
-    exchange(w, COLO_FORWARD, COLO_EXCHANGE_MAIN, memory, carry_row);
+    exchange(w, COLO_PASS_FORWARD, COLO_EXCHANGE_MAIN, memory, carry_row);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
-        const colo_routes_t *local = &w->plan[rank]->local[COLO_FORWARD];
+        const colo_routes_t *local = &w->plan[rank]->local[COLO_PASS_FORWARD];
         for (int64_t i = 0; i < local->nregions; i++)
             carry_row(w, &memory[rank], &memory[rank], &local->region[i], &local->offset[i],
                       &local->offset[i]);
     }
-    exchange(w, COLO_FORWARD, COLO_EXCHANGE_RELAYS, memory, relay_row);
+    exchange(w, COLO_PASS_FORWARD, COLO_EXCHANGE_RELAYS, memory, relay_row);
 }
 
 /* ---- what must come out ---- */
@@ -574,7 +578,7 @@ static void judge_backward(const world_t *w, memory_t *memory)
 {
     const int64_t elem = (int64_t)colo_dtype_size(w->config.dtype);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
-        int64_t coords[COLO_MAX_DIMS];
+        int64_t coords[COLO_DIMS_MAX];
         for (size_t i = 0; i < sizeof *memory / sizeof(tensor_t); i++)
             fill(*((tensor_t *)&memory[rank] + i), none);
         coords_of(&w->dst, rank, coords);
@@ -588,7 +592,7 @@ static void judge_backward(const world_t *w, memory_t *memory)
     run_backward(w, memory);
     for (int64_t rank = 0; rank < w->ranks; rank++) {
         colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
-        assert_int_equal(colo_plan_bytes(w->plan[rank], COLO_BACKWARD, &bytes), COLO_OK);
+        assert_int_equal(colo_plan_bytes(w->plan[rank], COLO_PASS_BACKWARD, &bytes), COLO_OK);
         int64_t needed = 0;
         FOR_ELEMENTS(w, &w->src, rank, b, row, h)
         {
@@ -675,7 +679,7 @@ static void make_holders(side_t *side, int64_t n)
     *side = (side_t){{n, 1, 1}, .size = n, .holders = n, .role = {HOLDS}};
     assert_ok(colo_grid_init(&grid, &tp, 1, 0, RANKS));
     assert_ok(colo_layout_init(&side->layout, &grid));
-    assert_ok(colo_layout_split(&side->layout, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&side->layout, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
     memset(side->local, -1, sizeof side->local);
 }
 
@@ -701,10 +705,10 @@ T_CASE(addends_of_more_than_63_bits_are_refused_where_they_are_needed_and_sent)
             for (int64_t i = 0; i < cases[k].on_rank[rank]; i++)
                 w.place[0][w.n[0]++] = (at_t){rank, i};
         w.config =
-            (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &w.src.layout,
-                                 .dst = &w.dst.layout,  .shape = {1, 1, INT64_MAX / 4 / 2, 0},
-                                 .dtype = COLO_F32,     .output = COLO_SHARDED,
-                                 .grad = COLO_PARTIAL};
+            (colo_plan_config_t){COLO_PLAN_CONFIG_INIT,    .src = &w.src.layout,
+                                 .dst = &w.dst.layout,     .shape = {1, 1, INT64_MAX / 4 / 2, 0},
+                                 .dtype = COLO_F32,        .output = COLO_OUTPUT_SHARDED,
+                                 .grad = COLO_GRAD_PARTIAL};
         try_plans(&w, made);
         for (int rank = 0; rank < 2; rank++)
             assert_int_equal(made[rank], cases[k].made[rank]);

@@ -122,14 +122,14 @@ T_CASE(long_sequences_need_no_table)
 /* Tensors of any order of axes: positions at @axis, the strides those of a parent with a margin. */
 typedef struct box {
     int32_t ndim, axis;
-    int64_t shape[COLO_MAX_NDIM];
+    int64_t shape[COLO_NDIM_MAX];
     bool permuted; /* innermost axis outermost in memory */
 } box;
 
 static colo_tensor_t strided(const box *b, int64_t positions, colo_dtype_t dtype, void *data,
                              int64_t *elements)
 {
-    int64_t shape[COLO_MAX_NDIM], step = 1;
+    int64_t shape[COLO_NDIM_MAX], step = 1;
     for (int32_t a = 0; a < b->ndim; a++)
         shape[a] = a == b->axis ? positions : b->shape[a];
     colo_tensor_t t = where_tensor(data, dtype, b->ndim, shape);

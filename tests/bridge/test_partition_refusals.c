@@ -117,7 +117,7 @@ T_CASE(tensors_that_do_not_fit_are_refused)
     both_refuse(&tg, &t, 0, COLO_ERR_ARG,
                 "partition: local: memory kind 1 on device 1, global is kind");
     t = colo_tensor_host(l, COLO_I64, 2, (int64_t[]){4, 3});
-    if (where.mem == COLO_CUDA)
+    if (where.mem == COLO_MEM_CUDA)
         both_refuse(&tg, &t, 0, COLO_ERR_ARG,
                     "local: memory kind 0 on device -1, global is kind 1 on device 0");
     t = where_tensor(NULL, COLO_I64, 2, (int64_t[]){4, 3});
@@ -214,7 +214,7 @@ T_CASE(host_memory_called_a_gpu_s_is_refused)
         colo_status_t st = pass == 0   ? colo_partition_shard(&p, &tg, 0, &tl, NULL)
                            : pass == 1 ? colo_partition_unshard(&p, &tl, 0, &tg, NULL)
                                        : colo_partition_next_token(&p, &tg, -1, &tg, NULL);
-        assert_true(st == (where.mem == COLO_CUDA ? COLO_ERR_ARG : COLO_ERR_UNBUILT) ||
+        assert_true(st == (where.mem == COLO_MEM_CUDA ? COLO_ERR_ARG : COLO_ERR_UNBUILT) ||
                     st == COLO_ERR_ARG);
         assert_non_null(strstr(colo_last_error(), "partition: "));
     }

@@ -142,29 +142,34 @@ static void closed_form(const t_pair_t *p, totals_t *t)
             tc.shape = (ref_shape_t){big, 2 * c * k, 2};
             T_PLANS(w, &tc);
             int64_t vd = tc.shape.b * tc.shape.n * tc.shape.h * 2 / dd;
-            bool sharded = tc.output == COLO_SHARDED;
-            colo_direction_t want = ds > dd ? COLO_FAN_IN : ds < dd ? COLO_FAN_OUT : COLO_EQUAL;
+            bool sharded = tc.output == COLO_OUTPUT_SHARDED;
+            colo_direction_t want = ds > dd   ? COLO_DIRECTION_FAN_IN
+                                    : ds < dd ? COLO_DIRECTION_FAN_OUT
+                                              : COLO_DIRECTION_EQUAL;
             for (int32_t r = 0; r < p->n; r++) {
                 assert_int_equal(colo_plan_direction(w.plan[r]), want);
                 assert_int_equal(colo_plan_scale(w.plan[r]), k);
-                int64_t ring_f = want == COLO_FAN_IN ? (k - 1) * vd / k : 0;
-                int64_t ring_b = 2 * (c - 1) * vd / c + (want == COLO_FAN_OUT ? (k - 1) * vd : 0);
-                assert_int_equal(t_plan_bytes(w.plan[r], COLO_FORWARD).collective_recv, ring_f);
-                assert_int_equal(t_plan_bytes(w.plan[r], COLO_BACKWARD).collective_recv, ring_b);
+                int64_t ring_f = want == COLO_DIRECTION_FAN_IN ? (k - 1) * vd / k : 0;
+                int64_t ring_b =
+                    2 * (c - 1) * vd / c + (want == COLO_DIRECTION_FAN_OUT ? (k - 1) * vd : 0);
+                assert_int_equal(t_plan_bytes(w.plan[r], COLO_PASS_FORWARD).collective_recv,
+                                 ring_f);
+                assert_int_equal(t_plan_bytes(w.plan[r], COLO_PASS_BACKWARD).collective_recv,
+                                 ring_b);
                 t->collective++;
-                expect_bytes(&tc, &w, r, COLO_FORWARD, want == COLO_FAN_IN ? k - 1 : 0,
-                             k * (sharded ? c : 1), vd);
+                expect_bytes(&tc, &w, r, COLO_PASS_FORWARD,
+                             want == COLO_DIRECTION_FAN_IN ? k - 1 : 0, k * (sharded ? c : 1), vd);
                 if (kind == 2)
                     continue; /* the closed forms of backward are for owned rows */
-                if (want == COLO_FAN_OUT)
-                    expect_bytes(&tc, &w, r, COLO_BACKWARD, k * c - 1, c, vd);
+                if (want == COLO_DIRECTION_FAN_OUT)
+                    expect_bytes(&tc, &w, r, COLO_PASS_BACKWARD, k * c - 1, c, vd);
                 else
-                    expect_bytes(&tc, &w, r, COLO_BACKWARD, c - 1, c * k, vd);
+                    expect_bytes(&tc, &w, r, COLO_PASS_BACKWARD, c - 1, c * k, vd);
             }
             t->cases++;
-            t->fan_in += want == COLO_FAN_IN;
-            t->fan_out += want == COLO_FAN_OUT;
-            t->equal += want == COLO_EQUAL;
+            t->fan_in += want == COLO_DIRECTION_FAN_IN;
+            t->fan_out += want == COLO_DIRECTION_FAN_OUT;
+            t->equal += want == COLO_DIRECTION_EQUAL;
         }
 }
 
@@ -181,13 +186,13 @@ T_CASE(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide)
     t_case_t c = t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2);
     T_PLANS(w, &c);
     assert_int_equal(colo_plan_scale(w.plan[0]), 0);
-    assert_int_equal(colo_plan_direction(w.plan[0]), COLO_FAN_IN);
+    assert_int_equal(colo_plan_direction(w.plan[0]), COLO_DIRECTION_FAN_IN);
     for (int32_t r = 0; r < 6; r++)
         for (int pass = 0; pass < 2; pass++)
             assert_int_equal(t_plan_bytes(w.plan[r], (colo_pass_t)pass).collective_recv, -1);
-    assert_string_equal(colo_direction_name(COLO_FAN_IN), "fan_in");
-    assert_string_equal(colo_direction_name(COLO_FAN_OUT), "fan_out");
-    assert_string_equal(colo_direction_name(COLO_EQUAL), "equal");
+    assert_string_equal(colo_direction_name(COLO_DIRECTION_FAN_IN), "fan_in");
+    assert_string_equal(colo_direction_name(COLO_DIRECTION_FAN_OUT), "fan_out");
+    assert_string_equal(colo_direction_name(COLO_DIRECTION_EQUAL), "equal");
 }
 
 /* ---- worked examples: [from][to] bytes in units of V / @unit; the rest is zero ---- */
@@ -213,12 +218,12 @@ T_CASE(worked_example_fan_in)
     static const int pair[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
     for (int i = 0; i < 4; i++)
         want[pair[i][0] * 8 + pair[i][1]] = want[pair[i][1] * 8 + pair[i][0]] = 1;
-    t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 4, .output = COLO_SHARDED);
-    expect_matrix(&c, COLO_FORWARD, 8, want);
-    expect_matrix(&c, COLO_BACKWARD, 8, want);
-    c.output = COLO_FULL_SEQ;
-    c.grad = COLO_DISJOINT;
-    expect_matrix(&c, COLO_BACKWARD, 8, want);
+    t_case_t c = T_BETWEEN("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 4, .output = COLO_OUTPUT_SHARDED);
+    expect_matrix(&c, COLO_PASS_FORWARD, 8, want);
+    expect_matrix(&c, COLO_PASS_BACKWARD, 8, want);
+    c.output = COLO_OUTPUT_FULL_SEQ;
+    c.grad = COLO_GRAD_DISJOINT;
+    expect_matrix(&c, COLO_PASS_BACKWARD, 8, want);
 }
 
 T_CASE(worked_example_fan_out)
@@ -227,44 +232,45 @@ T_CASE(worked_example_fan_out)
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++)
             want[i * 8 + j] = i != j && i / 4 == j / 4;
-    t_case_t c = T_BETWEEN("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 4, .output = COLO_SHARDED);
-    expect_matrix(&c, COLO_FORWARD, 8, none);
-    expect_matrix(&c, COLO_BACKWARD, 8, want);
+    t_case_t c = T_BETWEEN("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 4, .output = COLO_OUTPUT_SHARDED);
+    expect_matrix(&c, COLO_PASS_FORWARD, 8, none);
+    expect_matrix(&c, COLO_PASS_BACKWARD, 8, want);
 }
 
 T_CASE(worked_example_without_a_divisor)
 {
     static const int64_t want[2][6][6] = {
-        [COLO_FORWARD] = {[0][2] = 2, [2][0] = 1, [2][5] = 1, [3][1] = 1, [3][4] = 1, [4][3] = 2},
-        [COLO_BACKWARD] = {[1][3] = 1, [3][2] = 1}};
-    t_case_t c = T_BETWEEN("tp=2,dp=3", "tp=3,dp=2", 6, 4, 4, .output = COLO_SHARDED);
+        [COLO_PASS_FORWARD] =
+            {[0][2] = 2, [2][0] = 1, [2][5] = 1, [3][1] = 1, [3][4] = 1, [4][3] = 2},
+        [COLO_PASS_BACKWARD] = {[1][3] = 1, [3][2] = 1}};
+    t_case_t c = T_BETWEEN("tp=2,dp=3", "tp=3,dp=2", 6, 4, 4, .output = COLO_OUTPUT_SHARDED);
     for (int pass = 0; pass < 2; pass++)
         expect_matrix(&c, (colo_pass_t)pass, 6, want[pass][0]);
 }
 
 T_CASE(partial_gradients_move_every_addend_but_the_own_one)
 {
-    t_case_t c = T_BETWEEN("tp=2,dp=2", "cp=2,tp=1,dp=2", 4, 4, 2, .grad = COLO_PARTIAL);
+    t_case_t c = T_BETWEEN("tp=2,dp=2", "cp=2,tp=1,dp=2", 4, 4, 2, .grad = COLO_GRAD_PARTIAL);
     T_PLANS(w, &c);
     int64_t v = 4 * 4 * 2 * 4;
     for (int32_t r = 0; r < 4; r++) {
         assert_int_equal(colo_plan_addends(w.plan[r]), 2);
-        assert_int_equal(t_plan_bytes(w.plan[r], COLO_BACKWARD).recv, v / 2);
-        assert_int_equal(t_plans_bytes(&w, COLO_BACKWARD, r ^ 1, r), v / 2);
+        assert_int_equal(t_plan_bytes(w.plan[r], COLO_PASS_BACKWARD).recv, v / 2);
+        assert_int_equal(t_plans_bytes(&w, COLO_PASS_BACKWARD, r ^ 1, r), v / 2);
     }
-    c.grad = COLO_DISJOINT;
+    c.grad = COLO_GRAD_DISJOINT;
     T_PLANS(disjoint, &c);
     assert_int_equal(colo_plan_addends(disjoint.plan[0]), 1);
-    c.grad = COLO_PARTIAL;
+    c.grad = COLO_GRAD_PARTIAL;
     c.no_grad = true;
     T_PLANS(none, &c);
     for (int32_t r = 0; r < 4; r++) {
         int32_t n;
-        colo_plan_recvs(none.plan[r], COLO_BACKWARD, &n);
+        colo_plan_recvs(none.plan[r], COLO_PASS_BACKWARD, &n);
         assert_int_equal(n, 0);
-        colo_plan_sends(none.plan[r], COLO_BACKWARD, &n);
+        colo_plan_sends(none.plan[r], COLO_PASS_BACKWARD, &n);
         assert_int_equal(n, 0);
-        assert_int_equal(t_plan_bytes(none.plan[r], COLO_BACKWARD).minimum, 0);
+        assert_int_equal(t_plan_bytes(none.plan[r], COLO_PASS_BACKWARD).minimum, 0);
     }
 }
 

@@ -242,8 +242,8 @@ static bool held_set(scene_t *s, const set_t *hold)
 static bool judge_pass(scene_t *s, bool one_grid, bool equal)
 {
     const t_case_t *c = s->c;
-    bool full = c->output == COLO_FULL_SEQ, back = s->pass == COLO_BACKWARD;
-    bool partial = back && full && c->grad == COLO_PARTIAL;
+    bool full = c->output == COLO_OUTPUT_FULL_SEQ, back = s->pass == COLO_PASS_BACKWARD;
+    bool partial = back && full && c->grad == COLO_GRAD_PARTIAL;
     s->nhold = s->nneed = 0;
     s->share = s->unit = 0;
     memset(s->recv, 0, sizeof s->recv);
@@ -408,11 +408,11 @@ T_CASE(a_piece_is_cut_along_the_first_axis_that_divides_else_the_longest)
                       .dst = t_side("tp=3,dp=2", false),
                       .shape = cuts[i].shape,
                       .dtype = COLO_F32,
-                      .output = COLO_SHARDED};
+                      .output = COLO_OUTPUT_SHARDED};
         T_PLANS(w, &c);
         const int64_t whole[3] = {c.shape.b / 3, c.shape.n, c.shape.h};
         int32_t n;
-        const colo_plan_message_t *m = colo_plan_recvs(w.plan[2], COLO_FORWARD, &n);
+        const colo_plan_message_t *m = colo_plan_recvs(w.plan[2], COLO_PASS_FORWARD, &n);
         assert_int_equal(n, 2);
         for (int32_t k = 0; k < n; k++) {
             assert_int_equal(m[k].peer, k);

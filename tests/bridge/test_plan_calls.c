@@ -21,15 +21,15 @@ static int64_t message_bytes(const colo_plan_message_t *m, int32_t n, int64_t pe
 T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
 {
     T_PLAN_CONFIG(pc, "tp=8,dp=131072", "tp=8,cp=4,dp=32768", .shape = {524288, 8192, 4096, 0},
-                  .dtype = COLO_BF16, .output = COLO_SHARDED, .ranks_per_node = 8);
+                  .dtype = COLO_BF16, .output = COLO_OUTPUT_SHARDED, .ranks_per_node = 8);
     static const int64_t ranks[] = {0, 1, 7, 8, 31, 32, 123456, 524288, 777777, 1048575};
     int64_t vd = 524288 / 32768 * INT64_C(8192) * 4096 * 2, k = 4, c = 4;
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
         colo_plan_t *p = NULL;
         assert_ok(colo_plan_create(&p, &pc, ranks[i]));
         assert_int_equal(colo_plan_rank(p), ranks[i]);
-        assert_int_equal(t_plan_bytes(p, COLO_FORWARD).recv, (k - 1) * vd / (k * c));
-        assert_int_equal(t_plan_bytes(p, COLO_BACKWARD).recv, (c - 1) * vd / (k * c));
+        assert_int_equal(t_plan_bytes(p, COLO_PASS_FORWARD).recv, (k - 1) * vd / (k * c));
+        assert_int_equal(t_plan_bytes(p, COLO_PASS_BACKWARD).recv, (c - 1) * vd / (k * c));
         for (int pass = 0; pass < 2; pass++) {
             int32_t n;
             const colo_plan_message_t *recv = colo_plan_recvs(p, (colo_pass_t)pass, &n);
@@ -53,16 +53,16 @@ T_CASE(a_pass_that_is_none_has_no_messages)
 {
     T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     int32_t n = 9;
-    T_PLAN_CONFIG(config, "dp=2", "cp=2", .shape = {2, 4, 1, 0}, .output = COLO_SHARDED);
+    T_PLAN_CONFIG(config, "dp=2", "cp=2", .shape = {2, 4, 1, 0}, .output = COLO_OUTPUT_SHARDED);
     assert_ok(colo_plan_create(&plan, &config, 0));
-    assert_non_null(colo_plan_sends(plan, COLO_FORWARD, NULL));
-    assert_non_null(colo_plan_recvs(plan, COLO_FORWARD, NULL));
-    assert_non_null(colo_plan_locals(plan, COLO_FORWARD, NULL));
+    assert_non_null(colo_plan_sends(plan, COLO_PASS_FORWARD, NULL));
+    assert_non_null(colo_plan_recvs(plan, COLO_PASS_FORWARD, NULL));
+    assert_non_null(colo_plan_locals(plan, COLO_PASS_FORWARD, NULL));
     assert_null(colo_plan_sends(plan, (colo_pass_t)2, &n));
     assert_int_equal(n, 0);
     colo_plan_bytes_t bytes = {COLO_PLAN_BYTES_INIT};
     assert_fails(colo_plan_bytes(plan, (colo_pass_t)2, &bytes), COLO_ERR_ARG,
-                 "plan_bytes: pass 2 is neither COLO_FORWARD nor COLO_BACKWARD");
+                 "plan_bytes: pass 2 is neither COLO_PASS_FORWARD nor COLO_PASS_BACKWARD");
 }
 
 /* The ranks that planning looks at, for ranks of both sides; destinations are behind the sources.
@@ -107,7 +107,7 @@ T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
     for (int64_t n = 64; n <= 4096; n *= 4) {
         T_PLAN_CONFIG(pc, t_text("tp=1,dp=%lld", (long long)n),
                       t_text("cp=2,tp=%lld,dp=1", (long long)n / 2), .shape = {n, 20, 64, 0},
-                      .dtype = COLO_BF16, .output = COLO_SHARDED);
+                      .dtype = COLO_BF16, .output = COLO_OUTPUT_SHARDED);
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create(&p, &pc, n - 1));
         if (before && p->work > 6 * before)
@@ -179,8 +179,8 @@ static void plan_few_samples(void)
         int32_t n;
         T_PLAN_CONFIG(c, from ? one : many, from ? many : one, .shape = {3, 1, 1, 0});
         assert_ok(colo_plan_create(&p, &c, 0));
-        const colo_plan_message_t *m =
-            from ? colo_plan_sends(p, COLO_FORWARD, &n) : colo_plan_recvs(p, COLO_FORWARD, &n);
+        const colo_plan_message_t *m = from ? colo_plan_sends(p, COLO_PASS_FORWARD, &n)
+                                            : colo_plan_recvs(p, COLO_PASS_FORWARD, &n);
         /* sample s is that of the last rank d with floor(3d / 2^62) = s */
         assert_int_equal(n, 3);
         assert_int_equal(m[0].peer, INT64_C(1537228672809129301));
@@ -199,7 +199,7 @@ T_CASE(messages_whose_sum_overflows_are_refused)
     colo_plan_t *p = NULL;
     T_PLAN_CONFIG(c, "dp=1", "tp=8", .shape = {1 << 20, 1 << 20, 1 << 20, 0}); /* 2^62 bytes */
     assert_ok(colo_plan_create(&p, &c, 1));
-    assert_int_equal(t_plan_bytes(p, COLO_FORWARD).recv, INT64_C(1) << 62);
+    assert_int_equal(t_plan_bytes(p, COLO_PASS_FORWARD).recv, INT64_C(1) << 62);
     colo_plan_destroy(&p);
     assert_fails(colo_plan_create(&p, &c, 0), COLO_ERR_ARG,
                  "rank 0 sends or receives more than 63 bits of bytes");
@@ -217,8 +217,8 @@ T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
     (v[n] = base, v[n++].shape.n = 12);
     (v[n] = base, v[n++].shape.h = 5);
     (v[n] = base, v[n++].dtype = COLO_BF16);
-    (v[n] = base, v[n++].output = COLO_SHARDED);
-    (v[n] = base, v[n++].grad = COLO_DISJOINT);
+    (v[n] = base, v[n++].output = COLO_OUTPUT_SHARDED);
+    (v[n] = base, v[n++].grad = COLO_GRAD_DISJOINT);
     (v[n] = base, v[n++].no_grad = true);
     (v[n] = base, v[n++].ranks_per_node = 4);
     (v[n] = base, v[n++].src = t_side("dp=4,tp=2", true));
@@ -290,9 +290,10 @@ T_CASE(bad_arguments_are_refused_and_write_nothing)
     REFUSED(c.ranks_per_node = -5, COLO_ERR_ARG, "-5");
     REFUSED((c.shape = (colo_shape_t){INT64_C(1) << 40, 1 << 20, 1 << 20, 0}), COLO_ERR_ARG,
             "overflow");
-    REFUSED((c.shape.rows = 6, c.output = COLO_SHARDED), COLO_ERR_LAYOUT, "6");
-    REFUSED((c.shape.rows = 6, c.grad = COLO_DISJOINT), COLO_ERR_LAYOUT, "6");
-    REFUSED((c.shape.positions = 4, c.output = COLO_SHARDED), COLO_ERR_LAYOUT, "4"); /* 8 rows */
+    REFUSED((c.shape.rows = 6, c.output = COLO_OUTPUT_SHARDED), COLO_ERR_LAYOUT, "6");
+    REFUSED((c.shape.rows = 6, c.grad = COLO_GRAD_DISJOINT), COLO_ERR_LAYOUT, "6");
+    REFUSED((c.shape.positions = 4, c.output = COLO_OUTPUT_SHARDED), COLO_ERR_LAYOUT,
+            "4"); /* 8 rows */
 #undef REFUSED
     colo_plan_destroy(NULL);
     p = NULL;
@@ -308,7 +309,7 @@ T_CASE(a_plan_that_is_made_leaves_the_last_error_alone)
     T_PLAN_CONFIG(c, "tp=2,dp=3", "tp=3,dp=2", .shape = {6, 8, 2, 0});
     assert_fails(colo_plan_create(&p, &c, -7), COLO_ERR_ARG, "rank -7");
     assert_ok(colo_plan_create(&p, &c, 0)); /* asks itself whether COLLECTIVE would take the pair */
-    assert_int_equal(t_plan_bytes(p, COLO_FORWARD).collective_recv, -1);
+    assert_int_equal(t_plan_bytes(p, COLO_PASS_FORWARD).collective_recv, -1);
     assert_non_null(strstr(colo_last_error(), "rank -7"));
 }
 

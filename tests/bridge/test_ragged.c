@@ -50,7 +50,8 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     rank_check(has_only(d.y, 20, ex->a[rank], ex->n[rank]));
     /* y as its own gradient: each row goes home; PARTIAL adds up two equal ones */
     rank_try(colo_batch_backward(d.batch, &d.ty, &d.tdx, 1, NULL));
-    const float times = ex->o.output == COLO_FULL_SEQ && ex->o.grad == COLO_PARTIAL ? 2 : 1;
+    const float times =
+        ex->o.output == COLO_OUTPUT_FULL_SEQ && ex->o.grad == COLO_GRAD_PARTIAL ? 2 : 1;
     for (int64_t i = 0; i < d.src * H; i++)
         rank_check(d.dx[i] == times * d.x[i]);
     colo_batch_destroy(&d.batch);
@@ -60,7 +61,7 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
 
 T_CASE(sharded_packed_rows_arrive_as_the_example_says)
 {
-    example_t ex = {.o = {.output = COLO_SHARDED},
+    example_t ex = {.o = {.output = COLO_OUTPUT_SHARDED},
                     .rows = {2, 6},
                     .n = {2, 6},
                     .lacks = {{1, 2}, {2, 1}},
@@ -71,7 +72,7 @@ T_CASE(sharded_packed_rows_arrive_as_the_example_says)
 
 T_CASE(sharded_merged_rows_arrive_as_the_example_says)
 {
-    example_t ex = {.o = {.output = COLO_SHARDED, .placement = COLO_MERGED},
+    example_t ex = {.o = {.output = COLO_OUTPUT_SHARDED, .placement = COLO_PLACEMENT_MERGED},
                     .rows = {10, 10},
                     .n = {2, 6},
                     .lacks = {{1, 2}, {2, 1}},
@@ -85,9 +86,9 @@ T_CASE(full_rows_arrive_on_both_ranks)
     static const arrival_t merged[8] = {{0, 0, 2},  {0, 1, 3},  {0, 2, 4},  {2, 0, 13},
                                         {2, 1, 14}, {2, 2, 15}, {2, 3, 16}, {2, 4, 17}};
     for (int i = 0; i < 4; i++) {
-        example_t ex = {.o = {.output = COLO_FULL_SEQ,
-                              .grad = i & 1 ? COLO_DISJOINT : COLO_PARTIAL,
-                              .placement = i & 2 ? COLO_MERGED : COLO_PACKED},
+        example_t ex = {.o = {.output = COLO_OUTPUT_FULL_SEQ,
+                              .grad = i & 1 ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL,
+                              .placement = i & 2 ? COLO_PLACEMENT_MERGED : COLO_PLACEMENT_PACKED},
                         .n = {8, 8},
                         .lacks = {{5, 3}, {i & 1 ? 2 : 3, i & 1 ? 1 : 5}}};
         for (int rank = 0; rank < 2; rank++) {
@@ -111,7 +112,7 @@ T_CASE_ON(2, batches_with_other_tables_may_be_outstanding_together)
     float x[5 * H], y[STEPS][20 * H], dx[5 * H];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch[STEPS] = {NULL};
-    const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
+    const options_t o = {.output = COLO_OUTPUT_SHARDED, .placement = COLO_PLACEMENT_MERGED};
     int64_t src, dst;
     rank_try(make(&b, &o, world));
     for (int i = 0; i < STEPS; i++) {
@@ -143,11 +144,11 @@ T_CASE_ON(2, batches_with_other_tables_may_be_outstanding_together)
 }
 
 T_CASE_FOR(2, no_rows_anywhere_need_no_tensors_and_no_collective, colo_placement_t, placement,
-           COLO_PACKED, COLO_MERGED)
+           COLO_PLACEMENT_PACKED, COLO_PLACEMENT_MERGED)
 {
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
-    const options_t o = {.output = COLO_SHARDED, .placement = placement};
+    const options_t o = {.output = COLO_OUTPUT_SHARDED, .placement = placement};
     tables_t t = worked;
     memset(t.rows, 0, sizeof t.rows);
     colo_segments_t s = segments_of(&t);
@@ -178,7 +179,7 @@ T_CASE_FOR(2, workspace_grows_to_the_largest_batch_or_is_there_from_create, int6
     const int32_t rank = colo_comm_rank(world);
     float x[5 * H], y[8 * H], dx[5 * H];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
-    const options_t o = {.output = COLO_FULL_SEQ, .max_rows = max_rows};
+    const options_t o = {.output = COLO_OUTPUT_FULL_SEQ, .max_rows = max_rows};
     size_t first, last = 0;
     rank_try(make(&b, &o, world));
     first = colo_bridge_workspace_size(b);
@@ -211,7 +212,7 @@ T_CASE_FOR(2, tables_that_differ_are_a_mismatch_on_all_ranks_and_nothing_is_writ
            POS, LENGTH, COUNT)
 {
     const table_t odd = colo_comm_rank(world) == 1 ? table : TABLES;
-    const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
+    const options_t o = {.output = COLO_OUTPUT_SHARDED, .placement = COLO_PLACEMENT_MERGED};
     tables_t t = worked;
     STAND(d);
     t.pos[2] = odd == POS ? 2 : t.pos[2];
@@ -228,7 +229,7 @@ T_CASE_FOR(2, tables_that_differ_are_a_mismatch_on_all_ranks_and_nothing_is_writ
 T_CASE_FOR(2, tensors_without_features_need_no_memory, int32_t, check, 0, 1, 2)
 {
     const int32_t rank = colo_comm_rank(world);
-    const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
+    const options_t o = {.output = COLO_OUTPUT_FULL_SEQ, .grad = COLO_GRAD_PARTIAL};
     STAND(d);
     rank_try(stand_up(&d, &o, &worked, world));
     const colo_tensor_t none = colo_tensor_host(NULL, COLO_BF16, 2, (int64_t[]){d.src, 0}),
@@ -262,7 +263,7 @@ T_CASE_FOR(2, a_batch_that_one_rank_refuses_is_an_error_on_all_ranks, int, which
            ON_BOTH + UNIFORM_CALL)
 {
     const int32_t rank = colo_comm_rank(world);
-    const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
+    const options_t o = {.output = COLO_OUTPUT_SHARDED, .placement = COLO_PLACEMENT_MERGED};
     tables_t t = worked;
     colo_segments_t s = segments_of(&t);
     float x[5 * H], y[10 * H];
@@ -296,7 +297,9 @@ T_CASE_FOR(2, a_batch_that_one_rank_refuses_is_an_error_on_all_ranks, int, which
 T_CASE_FOR(2, a_disjoint_gradient_is_verified_in_rows_of_other_ranks, bool, foreign, false, true)
 {
     const int32_t rank = colo_comm_rank(world);
-    const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_DISJOINT, .placement = COLO_MERGED};
+    const options_t o = {.output = COLO_OUTPUT_FULL_SEQ,
+                         .grad = COLO_GRAD_DISJOINT,
+                         .placement = COLO_PLACEMENT_MERGED};
     STAND(d);
     /* rows of the batch on the axis of 20, by owner: e0 at 2, 3, 4 and e2 at 13 .. 17 */
     static const int64_t index[8] = {2, 3, 4, 13, 14, 15, 16, 17};
@@ -329,7 +332,7 @@ T_CASE_FOR(2, replicas_that_differ_in_rows_of_the_batch_are_refused, bool, x_dif
     memset(t.src_dp, 0, sizeof t.src_dp);
     const colo_segments_t s = segments_of(&t);
     T_BRIDGE_CONFIG(c, "tp=2,dp=1", "tp=2,dp=1", .shape = {.features = H}, .ragged = true,
-                    .placement = COLO_MERGED);
+                    .placement = COLO_PLACEMENT_MERGED);
     rank_try(colo_bridge_create(&b, &c, world));
     rank_try(colo_comm_set_check(world, 2));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
@@ -357,7 +360,7 @@ typedef struct refused_config {
 } refused_config_t;
 
 static const refused_config_t refused_configs[] = {
-    {"with COLLECTIVE", COLO_ERR_ARG, .c = {.algo = COLO_COLLECTIVE}},
+    {"with COLLECTIVE", COLO_ERR_ARG, .c = {.algo = COLO_ALGO_COLLECTIVE}},
     {"with axes 'bh', expected 'th'", COLO_ERR_ARG, .c = {.axes = "bh"}},
     {"with axes 'sbh', expected 'th'", COLO_ERR_ARG, .c = {.axes = "sbh"}},
     {"a shape of 4 samples, 0 rows", COLO_ERR_ARG, .c = {.shape = {.samples = 4}}},
@@ -365,10 +368,10 @@ static const refused_config_t refused_configs[] = {
     {"placement 2", COLO_ERR_ARG, .c = {.placement = (colo_placement_t)2}},
     {"max_rows -1", COLO_ERR_ARG, .c = {.max_rows = -1}},
     {"exceed 63 bits", COLO_ERR_ARG, .c = {.max_rows = INT64_MAX / 4}},
-    {"batches in CUDA memory", COLO_ERR_UNBUILT, .c = {.mem = COLO_CUDA}},
+    {"batches in CUDA memory", COLO_ERR_UNBUILT, .c = {.mem = COLO_MEM_CUDA}},
     {"7 features in 2 blocks", COLO_ERR_LAYOUT, .c = {.shape = {.features = 7}}, .dst = "tp=2,dp=1",
      .split_features = true},
-    {"splits rows ZIGZAG over 'cp'", COLO_ERR_LAYOUT, .c = {.mem = COLO_HOST}, .src = "cp=2",
+    {"splits rows ZIGZAG over 'cp'", COLO_ERR_LAYOUT, .c = {.mem = COLO_MEM_HOST}, .src = "cp=2",
      .dst = "cp=2"}};
 
 T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
@@ -380,7 +383,7 @@ T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
         colo_bridge_t *b = NULL;
         rank_try(t_layouts(r->src ? r->src : "dp=2", r->dst ? r->dst : "cp=2,dp=1", &src, &dst));
         if (r->split_features)
-            rank_try(colo_layout_split(&dst, COLO_FEATURES, "tp", COLO_BLOCK));
+            rank_try(colo_layout_split(&dst, COLO_AXIS_FEATURES, "tp", COLO_SPLIT_BLOCK));
         c.struct_size = sizeof c;
         c.src = &src;
         c.dst = &dst;
@@ -398,8 +401,9 @@ T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
 T_CASE_ON(2, placements_that_differ_are_a_mismatch_at_create)
 {
     colo_bridge_t *b = NULL;
-    const options_t o = {.output = COLO_SHARDED,
-                         .placement = colo_comm_rank(world) ? COLO_MERGED : COLO_PACKED};
+    const options_t o = {.output = COLO_OUTPUT_SHARDED,
+                         .placement =
+                             colo_comm_rank(world) ? COLO_PLACEMENT_MERGED : COLO_PLACEMENT_PACKED};
     rank_check(make(&b, &o, world) == COLO_ERR_MISMATCH && !b);
     rank_check(says("ragged: rank 1 of"));
     return colo_comm_check(world);
@@ -410,7 +414,7 @@ T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
     float x[5 * H];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
-    options_t o = {.output = COLO_FULL_SEQ, .max_rows = 4, .no_grad = true};
+    options_t o = {.output = COLO_OUTPUT_FULL_SEQ, .max_rows = 4, .no_grad = true};
     tables_t t = worked;
     colo_segments_t s = segments_of(&t);
     const colo_shape_t shape = {1, 1, 1, 0};
@@ -447,7 +451,7 @@ T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
 T_CASE_ON(2, integers_travel_but_are_not_added_up)
 {
     int32_t x[5] = {1, 2, 3, 4, 5}, y[8] = {0}, dx[5] = {-7};
-    const options_t o = {.output = COLO_FULL_SEQ};
+    const options_t o = {.output = COLO_OUTPUT_FULL_SEQ};
     STAND(d);
     rank_try(stand_up(&d, &o, &worked, world));
     const colo_tensor_t tx = colo_tensor_host(x, COLO_I32, 2, (int64_t[]){d.src, 1}),

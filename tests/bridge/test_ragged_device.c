@@ -71,7 +71,7 @@ static void set_mode(int32_t rank, enum mode mode)
 
 static int64_t runs_of(const t_told_t *told)
 {
-    return told->runs[COLO_FORWARD] + told->runs[COLO_BACKWARD];
+    return told->runs[COLO_PASS_FORWARD] + told->runs[COLO_PASS_BACKWARD];
 }
 
 static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2],
@@ -228,8 +228,8 @@ T_CASE_ON_DISGUISED(2, path_after_a_batch_without_rows_is_still_peer_to_peer)
             rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
         const colo_segments_t s = t_ragged_segments(&t);
         rank_try(colo_bridge_set_segments(bridge, &s, &batch));
-        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD));
-        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
+        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_PASS_FORWARD));
+        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_PASS_BACKWARD));
         rank_check(runs_of(me) == samples);
     }
     rank_check(colo_bridge_workspace_size(bridge) == 0); /* nothing was staged */
@@ -266,7 +266,7 @@ T_CASE_ON_DISGUISED_FOR(2, forward_is_pushed_if_all_y_are_registered_and_pulled_
             const colo_segments_t s = t_ragged_segments(&t);
             const int64_t runs = runs_of(me), pulled = me->pulls;
             rank_try(colo_bridge_set_segments(bridge, &s, &batch));
-            const colo_status_t st = t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD);
+            const colo_status_t st = t_ragged_pass(batch, &t, &o, comm, COLO_PASS_FORWARD);
             if (transport == COLO_TRANSPORT_PEER && !choice->direct) {
                 rank_fails(st, COLO_ERR_ARG, "neither y nor x is registered over comm '");
             } else {
@@ -314,8 +314,8 @@ T_CASE_ON_DISGUISED_FOR(4, memory_on_a_device_grows_or_is_there_from_create, boo
         }
         const colo_segments_t s = t_ragged_segments(&t);
         rank_try(colo_bridge_set_segments(bridge, &s, &batch));
-        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD));
-        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
+        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_PASS_FORWARD));
+        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_PASS_BACKWARD));
         rank_check(colo_bridge_workspace_size(bridge) >= last);
         last = colo_bridge_workspace_size(bridge);
         t_ragged_free(&t);

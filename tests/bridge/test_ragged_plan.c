@@ -75,7 +75,7 @@ static void check_rank(const t_ragged_t *t, const plans_t *p, int32_t rank)
                  (long long)src, (long long)dst, (long long)oracle_rows(t, rank, true),
                  (long long)oracle_rows(t, rank, false), t_ragged_text(t));
     for (int w = 0; w < 2; w++) {
-        const int64_t want = ref_ragged_receives(&t->c, rank, w == COLO_BACKWARD) *
+        const int64_t want = ref_ragged_receives(&t->c, rank, w == COLO_PASS_BACKWARD) *
                              (int64_t)ref_dtype_size(t->dtype);
         const colo_plan_bytes_t b = t_plan_bytes(p->of[rank], (colo_pass_t)w);
         if (b.recv != want || b.minimum != want)
@@ -86,8 +86,8 @@ static void check_rank(const t_ragged_t *t, const plans_t *p, int32_t rank)
                      t_ragged_text(t));
     }
     for (int32_t r = 0; r < t->world; r++) {
-        sent += t_plan_bytes(p->of[r], COLO_FORWARD).send;
-        received += t_plan_bytes(p->of[r], COLO_FORWARD).recv;
+        sent += t_plan_bytes(p->of[r], COLO_PASS_FORWARD).send;
+        received += t_plan_bytes(p->of[r], COLO_PASS_FORWARD).recv;
     }
     assert_int_equal(sent, received);
 }
@@ -131,12 +131,13 @@ static void plan_without_features(void)
         int32_t n;
         int64_t locals;
         assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
-        (void)colo_plan_locals(p, COLO_FORWARD, &locals);
-        const colo_plan_message_t *m = colo_plan_recvs(p, COLO_FORWARD, &n);
-        const colo_plan_message_t *passed = n ? m : colo_plan_relays(p, COLO_FORWARD, false, &n);
+        (void)colo_plan_locals(p, COLO_PASS_FORWARD, &locals);
+        const colo_plan_message_t *m = colo_plan_recvs(p, COLO_PASS_FORWARD, &n);
+        const colo_plan_message_t *passed =
+            n ? m : colo_plan_relays(p, COLO_PASS_FORWARD, false, &n);
         assert_int_equal(locals + n, 1); /* all three rows */
         assert_true(locals || passed->regions[0].s[1] == 3);
-        assert_int_equal(t_plan_bytes(p, COLO_BACKWARD).recv, 0);
+        assert_int_equal(t_plan_bytes(p, COLO_PASS_BACKWARD).recv, 0);
     }
 }
 
@@ -156,7 +157,7 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
     static int64_t len[MOST_IMAGES], dp[MOST_IMAGES];
     T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
     int32_t n;
-    T_PLAN_CONFIG(c, from, to, .shape = {.features = 8}, .output = COLO_SHARDED);
+    T_PLAN_CONFIG(c, from, to, .shape = {.features = 8}, .output = COLO_OUTPUT_SHARDED);
     for (int64_t e = 0; e < images; e++) {
         rows[e] = 90;
         src_dp[e] = e % colo_grid_extent(&c.src->grid, "dp");
@@ -168,8 +169,8 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
     const colo_segments_t s = {sizeof s, images,        rows, src_dp, seq, pos,
                                NULL,     images / EACH, len,  dp,     NULL};
     assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
-    (void)colo_plan_locals(p, COLO_FORWARD, runs);
-    const colo_plan_message_t *m = colo_plan_recvs(p, COLO_FORWARD, &n);
+    (void)colo_plan_locals(p, COLO_PASS_FORWARD, runs);
+    const colo_plan_message_t *m = colo_plan_recvs(p, COLO_PASS_FORWARD, &n);
     for (int32_t i = 0; i < n; i++)
         *runs += m[i].nregions;
     const int64_t work = p->work;
@@ -253,7 +254,7 @@ static int64_t common_rows(const held_t *a, const held_t *b)
  * plus one overlap that is not cut, plus one row of one that is. All ranks are on one node. */
 static void check_shares(const t_ragged_t *t, const plans_t *p, colo_pass_t pass)
 {
-    const bool back = pass == COLO_BACKWARD, partial = back && t->c.full && t->c.partial;
+    const bool back = pass == COLO_PASS_BACKWARD, partial = back && t->c.full && t->c.partial;
     const bool full = partial || (!back && t->c.full);
     const int64_t elem = (int64_t)ref_dtype_size(t->dtype);
     held_t hold[MOST], need[MOST];
@@ -305,7 +306,7 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
     for (int64_t rank = 0; rank < 2; rank++) {
         T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
-        const int64_t sent = t_plan_bytes(p, COLO_FORWARD).send;
+        const int64_t sent = t_plan_bytes(p, COLO_PASS_FORWARD).send;
         most = sent > most ? sent : most;
     }
     assert_true(most <= 303 / 2 + 100);
@@ -319,7 +320,7 @@ T_CASE(segments_that_touch_on_both_sides_are_one_region)
     int32_t n;
     T_PLAN_CONFIG(c, "dp=1", "dp=1@1", .shape = {.features = 1}, .dtype = COLO_U8);
     assert_ok(colo_plan_create_ragged(&p, &c, &s, 0));
-    const colo_plan_message_t *m = colo_plan_sends(p, COLO_FORWARD, &n);
+    const colo_plan_message_t *m = colo_plan_sends(p, COLO_PASS_FORWARD, &n);
     assert_int_equal(n, 1);
     assert_int_equal(m->nregions, 1);
 }
@@ -334,8 +335,8 @@ T_CASE(replicas_share_the_sending_of_ragged_batches)
         t.c.h *= i % 2 ? 1 : 2048; /* overlaps that are cut */
         if (plan_all(&p, &t) < 0)
             fail_msg("%s: %s", colo_last_error(), t_ragged_text(&t));
-        check_shares(&t, &p, COLO_FORWARD);
-        check_shares(&t, &p, COLO_BACKWARD);
+        check_shares(&t, &p, COLO_PASS_FORWARD);
+        check_shares(&t, &p, COLO_PASS_BACKWARD);
         free_plans(&p);
     }
 }

@@ -19,7 +19,7 @@ static void layouts(tables_t *t, const char *src, const char *dst, bool sp)
 {
     assert_ok(t_layouts(src, dst, &t->src, &t->dst));
     if (sp)
-        assert_ok(colo_layout_split(&t->dst, COLO_ROWS, "tp", COLO_BLOCK));
+        assert_ok(colo_layout_split(&t->dst, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
 }
 
 static tables_t *worked(tables_t *t)
@@ -119,8 +119,8 @@ T_CASE(bad_lengths_are_refused_with_their_numbers)
     tables_t t;
     REFUSED(len[1] = 10, COLO_ERR_LAYOUT,
             "sequence 1 has 10 positions, expected a multiple of 2 * cp=2 = 4");
-    colo_layout_clear(&t.dst, COLO_ROWS);
-    assert_ok(colo_layout_split_context(&t.dst, "cp", COLO_BLOCK));
+    colo_layout_clear(&t.dst, COLO_AXIS_ROWS);
+    assert_ok(colo_layout_split_context(&t.dst, "cp", COLO_SPLIT_BLOCK));
     assert_ok(check(&t));
     t.len[0] = 11;
     assert_fails(check(&t), COLO_ERR_LAYOUT,
@@ -172,14 +172,14 @@ T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)
     assert_fails(check(&t), COLO_ERR_LAYOUT, "source layout has a position map");
     worked(&t);
     layouts(&t, "dp=2", "tp=2,cp=2,dp=1", false);
-    colo_layout_clear(&t.dst, COLO_ROWS);
-    assert_ok(colo_layout_split(&t.dst, COLO_ROWS, "tp", COLO_BLOCK));
-    assert_ok(colo_layout_split(&t.dst, COLO_ROWS, "cp", COLO_ZIGZAG));
+    colo_layout_clear(&t.dst, COLO_AXIS_ROWS);
+    assert_ok(colo_layout_split(&t.dst, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
+    assert_ok(colo_layout_split(&t.dst, COLO_AXIS_ROWS, "cp", COLO_SPLIT_ZIGZAG));
     assert_fails(check(&t), COLO_ERR_LAYOUT, "splits rows in context over 'cp' as split 1");
     layouts(&t, "dp=2,cp=2", "dp=1", false);
     assert_fails(check(&t), COLO_ERR_LAYOUT, "source layout splits rows ZIGZAG over 'cp'");
-    colo_layout_clear(&t.src, COLO_ROWS);
-    assert_ok(colo_layout_split(&t.src, COLO_ROWS, "cp", COLO_CEIL));
+    colo_layout_clear(&t.src, COLO_AXIS_ROWS);
+    assert_ok(colo_layout_split(&t.src, COLO_AXIS_ROWS, "cp", COLO_SPLIT_CEIL));
     assert_fails(check(&t), COLO_ERR_LAYOUT, "source layout splits rows CEIL over 'cp'");
     layouts(&t, "dp=2,cp=1", "dp=1", false);
     assert_ok(check(&t)); /* one part is all of it */

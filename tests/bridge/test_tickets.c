@@ -55,7 +55,7 @@ T_CASE_FOR(4, calls_finished_in_another_order_give_the_oracle_s_values, int32_t,
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     step_t step[2][STEPS] = {{{.ticket = NULL}}};
     rank_try(colo_comm_set_check(world, check));
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     for (int i = 0; i < STEPS; i++) {
         rank_try(start(bridge, &c, rank, true, i, &step[0][i]));
         rank_try(start(bridge, &c, rank, false, STEPS + i, &step[1][i]));
@@ -84,7 +84,7 @@ T_CASE_ON(4, records_name_the_ticket_of_an_operation)
     const int64_t rank = colo_comm_rank(world);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     step_t step[2] = {{.ticket = NULL}};
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     for (int i = 0; i < 2; i++) {
         rank_try(start(bridge, &c, rank, true, i, &step[i]));
         rank_try(t_case_step(bridge, rank, &c, 5));
@@ -107,7 +107,7 @@ T_CASE_ON(4, more_tickets_than_there_can_be_are_refused)
     static const int first = 0;
     step_t step[COLO_TICKETS_MAX] = {{.ticket = NULL}};
     colo_ticket_t *more = (colo_ticket_t *)step;
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     for (int i = first; i < COLO_TICKETS_MAX; i++)
         rank_try(start(bridge, &c, rank, true, 0, &step[i]));
     rank_check(colo_bridge_forward_start(bridge, &step[0].in.t, &step[0].out.t, NULL, &more) ==
@@ -127,7 +127,7 @@ T_CASE_ON(4, a_ticket_that_is_not_finished_by_the_deadline_is_named)
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     step_t step = {.ticket = NULL};
     colo_ticket_t *more = NULL;
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     rank_try(start(bridge, &c, rank, true, 0, &step));
     rank_try(colo_comm_barrier(world, NULL));
     rank_try(colo_comm_set_timeout(world, 1));
@@ -149,7 +149,7 @@ static colo_status_t destroyed_rank(colo_comm_t *world, void *arg)
     colo_comm_t *comm = NULL;
     step_t step[3] = {{.ticket = NULL}};
     rank_try(colo_comm_split_color(world, 0, 0, &comm));
-    rank_try(t_case_bridge(&bridge, &c, comm, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, comm, COLO_MEM_HOST));
     rank_try(start(bridge, &c, 0, true, 0, &step[0]));
     rank_try(start(bridge, &c, 0, false, 1, &step[1]));
     rank_try(start(bridge, &c, 0, true, 2, &step[2]));
@@ -200,7 +200,7 @@ T_CASE_ON(1, a_sink_may_finish_the_tickets_of_a_bridge_that_is_destroyed)
         .src = t_side("dp=1", true), .dst = t_side("dp=1", false), .shape = {2, 3, 4}};
     colo_bridge_t *bridge = NULL;
     step_t step = {.ticket = NULL};
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     rank_try(start(bridge, &c, 0, true, 0, &step));
     forgotten = step.ticket;
     colo_log_set(finish_it, NULL, COLO_LOG_ERROR);
@@ -225,7 +225,7 @@ T_CASE_ON(2, another_thread_finishes_tickets_while_calls_are_started)
         .src = t_side("dp=2", true), .dst = t_side("cp=2", false), .shape = {2, 4, 3}};
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     const int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     for (int i = 0; i < 200; i++) { /* more than there are at a time */
         step_t step[2] = {{.ticket = NULL}};
         pthread_t thread;
@@ -247,7 +247,7 @@ T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
     const t_case_t c = the_case();
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_ticket_t *none = NULL;
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     rank_check(colo_ticket_finish(NULL, NULL) == COLO_ERR_ARG &&
                colo_ticket_finish(&none, NULL) == COLO_ERR_ARG && says("ticket is NULL"));
     rank_check(colo_bridge_forward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);

@@ -61,7 +61,7 @@ T_CASE(eight_ranks_that_lack_the_same_half_bring_it_in_once)
         c.two_levels = two;
         T_PLANS(w, &c);
         for (int32_t r = 0; r < 8; r++)
-            in[two] += t_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
+            in[two] += t_plan_node_bytes(w.plan[r], COLO_PASS_FORWARD).in;
     }
     assert_int_equal(in[1], 64 * (1 << 14) * 2); /* one sample */
     assert_int_equal(in[0], 8 * in[1]);
@@ -75,7 +75,7 @@ T_CASE(small_runs_enter_at_different_ranks_of_a_node)
     c.dst = t_side("tp=32", false);
     T_PLANS(w, &c);
     for (int32_t r = 0; r < w.n; r++) {
-        const int64_t in = t_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
+        const int64_t in = t_plan_node_bytes(w.plan[r], COLO_PASS_FORWARD).in;
         assert_true(in == 256 || in == 512);
     }
 }
@@ -134,7 +134,7 @@ T_CASE_FOR(8, rank_that_stays_away_is_a_timeout_on_all_ranks_of_both_nodes, int,
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
         return COLO_OK;
     }
-    const colo_status_t st = t_stand_call(&s, COLO_FORWARD);
+    const colo_status_t st = t_stand_call(&s, COLO_PASS_FORWARD);
     rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     rank_check(colo_comm_check(world) < 0); /* dead */
     rank_check(check < 2 || untouched(&s.t[T_Y]));

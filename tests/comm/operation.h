@@ -11,7 +11,7 @@ typedef struct operation {
     colo_op_kind_t kind;
     int64_t count;
     int from, to;       /* elements of the rank's memory; NOWHERE: NULL */
-    int32_t how;        /* the root, or a colo_redop_t; 0: rank 0, and COLO_SUM */
+    int32_t how;        /* the root, or a colo_redop_t; 0: rank 0, and COLO_REDOP_SUM */
     colo_dtype_t dtype; /* 0: COLO_F32 */
 } operation_t;
 

@@ -35,7 +35,7 @@ T_CASE_ON(6, an_abort_wakes_every_relative)
         rank_check(pthread_create(&other, NULL, abort_thread, half) == 0);
     int64_t x = 1, y = -1;
     const double begin = colo_now();
-    rank_fails(me < 2 ? colo_comm_all_reduce(half, &x, &y, 1, COLO_I64, COLO_SUM, NULL)
+    rank_fails(me < 2 ? colo_comm_all_reduce(half, &x, &y, 1, COLO_I64, COLO_REDOP_SUM, NULL)
                       : colo_comm_barrier(world, NULL),
                COLO_ERR_ABORTED, "aborted by rank 0 of 'color 0': the user pressed a key");
     rank_check(y == -1 && colo_now() - begin < 10);
@@ -84,7 +84,7 @@ T_CASE_ON(3, an_interrupt_ends_the_wait_of_its_thread_and_is_told)
         rank_try(wait_asked(world, &never)); /* who says no is asked again, and goes on */
         rank_check(never.times <= 20 * (colo_now() - begin)); /* every 50 ms */
         most = me == 1 ? -2 : -never.times;
-        rank_try(colo_comm_all_reduce(world, &most, &most, 1, COLO_I64, COLO_MAX, NULL));
+        rank_try(colo_comm_all_reduce(world, &most, &most, 1, COLO_I64, COLO_REDOP_MAX, NULL));
     }
     rank_check(most <= -2);
     snprintf(
@@ -200,7 +200,7 @@ static colo_status_t one_life(colo_comm_t *c, void *arg)
     for (int i = 0; st == COLO_OK; i++) {
         if (i == 1 && colo_comm_rank(c) == RANKS - 1)
             colo_comm_abort(c, "once more");
-        st = colo_comm_all_reduce(c, x, y, COUNT, COLO_F32, COLO_SUM, NULL);
+        st = colo_comm_all_reduce(c, x, y, COUNT, COLO_F32, COLO_REDOP_SUM, NULL);
         rank_check(st < 0 || (y[0] == RANKS && i == 0));
     }
     return st == COLO_ERR_ABORTED ? COLO_OK : st;

@@ -121,7 +121,7 @@ static uint64_t expected(colo_dtype_t d, colo_redop_t op, int32_t n, int64_t i)
         const uint64_t one = element(d, r, i);
         const double v = value_of(d, one);
         const int64_t k = integer_of(d, one);
-        if (op == COLO_SUM) {
+        if (op == COLO_REDOP_SUM) {
             sum = d == COLO_F64 ? sum + v : (float)(sum + v);
             total = (int64_t)((uint64_t)total + (uint64_t)k);
         } else {
@@ -190,18 +190,18 @@ static void reduce(colo_redop_t op, bool scatters)
 
 T_CASE(all_reduce_sums_in_rank_order_bitwise)
 {
-    reduce(COLO_SUM, false);
+    reduce(COLO_REDOP_SUM, false);
 }
 
 T_CASE(all_reduce_finds_the_largest)
 {
-    reduce(COLO_MAX, false);
+    reduce(COLO_REDOP_MAX, false);
 }
 
 T_CASE(reduce_scatter_leaves_each_rank_its_slice)
 {
-    reduce(COLO_SUM, true);
-    reduce(COLO_MAX, true);
+    reduce(COLO_REDOP_SUM, true);
+    reduce(COLO_REDOP_MAX, true);
 }
 
 /* Every second element is NaN on one rank; f32 is infinite on rank 0 elsewhere. */
@@ -221,7 +221,7 @@ T_CASE_ON_SIZES(max_keeps_a_nan_of_any_rank)
                         : me == 0 && top > n          ? top
                                                       : me,
                         0));
-        rank_try(colo_comm_all_reduce(world, x, x, COUNT, d, COLO_MAX, NULL));
+        rank_try(colo_comm_all_reduce(world, x, x, COUNT, d, COLO_REDOP_MAX, NULL));
         for (int i = 0; i < COUNT; i++) {
             const double got = value_of(d, bits_at(x, elem, i));
             rank_check(i % 2 ? got == top : isnan(got));
@@ -234,8 +234,8 @@ T_CASE_ON_SIZES(nothing_may_be_moved_through_null_buffers)
 {
     for (int step = 0; step < 50; step++) {
         rank_try(colo_comm_all_gather(world, NULL, NULL, 0, COLO_F32, NULL));
-        rank_try(colo_comm_all_reduce(world, NULL, NULL, 0, COLO_BF16, COLO_SUM, NULL));
-        rank_try(colo_comm_reduce_scatter(world, NULL, NULL, 0, COLO_I64, COLO_MAX, NULL));
+        rank_try(colo_comm_all_reduce(world, NULL, NULL, 0, COLO_BF16, COLO_REDOP_SUM, NULL));
+        rank_try(colo_comm_reduce_scatter(world, NULL, NULL, 0, COLO_I64, COLO_REDOP_MAX, NULL));
         rank_try(colo_comm_broadcast(world, NULL, 0, COLO_U8, 0, NULL));
         rank_try(colo_comm_exchange(world, NULL, 0, NULL, 0, COLO_F32, NULL));
         rank_try(colo_comm_barrier(world, NULL));
@@ -286,7 +286,7 @@ static colo_status_t mixed_rank(colo_comm_t *c, void *arg)
                 for (int64_t i = 0; i < count; i++)
                     rank_check(b[r * count + i] == (r + 1) * 100000 + i + rep);
         } else if (kind == 1) {
-            rank_try(colo_comm_all_reduce(c, a, a, count, COLO_I64, COLO_SUM, NULL));
+            rank_try(colo_comm_all_reduce(c, a, a, count, COLO_I64, COLO_REDOP_SUM, NULL));
             for (int64_t i = 0; i < count; i++)
                 rank_check(a[i] == (int64_t)n * (n + 1) / 2 * 100000 + n * (i + rep));
         } else if (kind == 2) {
@@ -327,10 +327,10 @@ T_CASE(a_comm_of_one_rank_copies)
     assert_ok(colo_comm_all_gather(c, x, y, 3, COLO_F32, NULL));
     assert_memory_equal(x, y, sizeof x);
     memset(y, 0, sizeof y);
-    assert_ok(colo_comm_all_reduce(c, x, y, 3, COLO_F32, COLO_SUM, NULL));
+    assert_ok(colo_comm_all_reduce(c, x, y, 3, COLO_F32, COLO_REDOP_SUM, NULL));
     assert_memory_equal(x, y, sizeof x);
     memset(y, 0, sizeof y);
-    assert_ok(colo_comm_reduce_scatter(c, x, y, 3, COLO_F32, COLO_MAX, NULL));
+    assert_ok(colo_comm_reduce_scatter(c, x, y, 3, COLO_F32, COLO_REDOP_MAX, NULL));
     assert_memory_equal(x, y, sizeof x);
     assert_ok(colo_comm_broadcast(c, y, 3, COLO_F32, 0, NULL));
     assert_ok(colo_comm_barrier(c, NULL));
@@ -391,7 +391,7 @@ T_CASE(a_run_refuses_senseless_sizes)
 T_CASE_ON_THREADS(200, two_hundred_ranks_meet)
 {
     int64_t one = 1, all = 0;
-    rank_try(colo_comm_all_reduce(world, &one, &all, 1, COLO_I64, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(world, &one, &all, 1, COLO_I64, COLO_REDOP_SUM, NULL));
     rank_check(all == colo_comm_size(world));
     return COLO_OK;
 }

@@ -119,7 +119,7 @@ static const struct call calls[] = {
     [SUM_OF_4] = {"all_reduce #1 (sum of 4 f32)", {COLO_OP_ALL_REDUCE, 4, .from = X, .to = Y}},
     [SUM_OF_5] = {"all_reduce #1 (sum of 5 f32)", {COLO_OP_ALL_REDUCE, 5, .from = X, .to = Y}},
     [MAX_OF_4] = {"all_reduce #1 (max of 4 f32)",
-                  {COLO_OP_ALL_REDUCE, 4, .from = X, .to = Y, .how = COLO_MAX}},
+                  {COLO_OP_ALL_REDUCE, 4, .from = X, .to = Y, .how = COLO_REDOP_MAX}},
     [GATHER_F32] = {"all_gather #1 (4 f32)", {COLO_OP_ALL_GATHER, 4, .from = X, .to = Y}},
     [GATHER_I32] = {"all_gather #1 (4 i32)",
                     {COLO_OP_ALL_GATHER, 4, .from = X, .to = Y, .dtype = COLO_I32}},
@@ -165,7 +165,7 @@ static colo_status_t disagree_rank(colo_comm_t *c, void *arg)
     }
     rank_check(colo_comm_check(c) == COLO_OK);
     float one = 1;
-    rank_try(colo_comm_all_reduce(c, &one, &one, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(c, &one, &one, 1, COLO_F32, COLO_REDOP_SUM, NULL));
     rank_check(one == 4);
     return COLO_OK;
 }
@@ -239,7 +239,7 @@ static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
     /* rank 3 is wrong in its pair (2, 3): rank 2 hears of it at once, over @c all when 3 returns */
     if (me > 1) {
         const colo_status_t st =
-            colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL);
+            colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_REDOP_SUM, NULL);
         rank_check(x == 1 && colo_comm_check(pair) == st);
         if (me == 3)
             return st;

@@ -41,7 +41,8 @@ static int use_all(colo_comm_t *c)
     if (colo_bootstrap_from_comm(c, &b) != COLO_OK)
         return 12;
     REFUSED(13, b.all_gather(b.user, x, x + 2, 2 * sizeof *x));
-    REFUSED(14, colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_SUM, NULL)); /* tells no rank */
+    REFUSED(14,
+            colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_REDOP_SUM, NULL)); /* tells no rank */
     REFUSED(17, colo_comm_stats(c, &stats));
 #undef REFUSED
     colo_comm_stats_reset(c);
@@ -57,7 +58,7 @@ T_CASE_ON(RANKS, child_is_refused_and_its_parent_goes_on)
     colo_comm_t *half = NULL, *copy = NULL;
     float x = 1;
     rank_try(colo_comm_split_color(world, 0, 0, &half));
-    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_REDOP_SUM, NULL));
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
@@ -77,9 +78,9 @@ T_CASE_ON(RANKS, child_is_refused_and_its_parent_goes_on)
     if (status != 0)
         return colo_fail(COLO_ERR_STATE, "the child ended with 0x%x", (unsigned)status);
     x = 1;
-    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_REDOP_SUM, NULL));
     rank_check(x == RANKS);
-    rank_try(colo_comm_all_reduce(half, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(half, &x, &x, 1, COLO_F32, COLO_REDOP_SUM, NULL));
     rank_check(x == RANKS * RANKS);
     rank_check(strcmp(colo_comm_name(world), "child") != 0);
     rank_check(colo_comm_world_rank(world, 0) == 0);

@@ -362,7 +362,7 @@ T_CASE_ON(8, a_comm_is_made_once_and_found_under_each_of_its_names)
     rank_check(found == NULL);
 
     float mine = (float)me, sum = 0; /* and the refusals left them in working order */
-    rank_try(colo_comm_all_reduce(ep, &mine, &sum, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(ep, &mine, &sum, 1, COLO_F32, COLO_REDOP_SUM, NULL));
     rank_check(sum == (float)(4 * (me % 2) + 12));
     colo_hypergrid_destroy(&h);
     rank_check(h == NULL);

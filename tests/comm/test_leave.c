@@ -27,7 +27,7 @@ static colo_status_t early_rank(colo_comm_t *c, void *arg)
     atomic_fetch_add(arrived, 1);
     int64_t x = me;
     const double begin = colo_now();
-    rank_fails(colo_comm_all_reduce(c, &x, &x, 1, COLO_I64, COLO_SUM, NULL), COLO_ERR_TIMEOUT,
+    rank_fails(colo_comm_all_reduce(c, &x, &x, 1, COLO_I64, COLO_REDOP_SUM, NULL), COLO_ERR_TIMEOUT,
                "rank 1 (world rank 1), which has left");
     rank_check((colo_now() - begin) * 2e3 < (double)t_long_wait() && x == me);
     rank_check(says("all_reduce #2 (sum of 1 i64)"));

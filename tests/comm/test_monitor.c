@@ -45,7 +45,7 @@ static colo_status_t use(colo_comm_t *c, int64_t *x)
     colo_message_t send = {(me + 1) % n, 1, &out}, recv = {(me + n - 1) % n, 1, &in};
     for (int i = 0; i < COUNT; i++)
         x[i] = me + i;
-    rank_try(colo_comm_all_reduce(c, x, x, COUNT, COLO_I64, COLO_SUM, NULL)); /* two steps */
+    rank_try(colo_comm_all_reduce(c, x, x, COUNT, COLO_I64, COLO_REDOP_SUM, NULL)); /* two steps */
     for (int i = 0; i < COUNT; i++)
         rank_check(x[i] == n * (n - 1) / 2 + (int64_t)n * i);
     rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_I64, NULL));
@@ -53,7 +53,7 @@ static colo_status_t use(colo_comm_t *c, int64_t *x)
     rank_try(colo_comm_barrier(c, NULL));
     for (int k = 0; k < 16; k++) {
         int64_t sum = me;
-        rank_try(colo_comm_all_reduce(c, &sum, &sum, 1, COLO_I64, COLO_SUM, NULL));
+        rank_try(colo_comm_all_reduce(c, &sum, &sum, 1, COLO_I64, COLO_REDOP_SUM, NULL));
         rank_check(sum == n * (n - 1) / 2);
     }
     return COLO_OK;
@@ -78,7 +78,7 @@ static colo_status_t watched_rank(colo_comm_t *c, void *arg)
         st = use(c, x);
         over = colo_now() - begin > seconds;
         if (st == COLO_OK) /* all stop after the same operation */
-            st = colo_comm_all_reduce(c, &over, &over, 1, COLO_I64, COLO_MAX, NULL);
+            st = colo_comm_all_reduce(c, &over, &over, 1, COLO_I64, COLO_REDOP_MAX, NULL);
     }
     atomic_store(&m.stop, true);
     pthread_join(thread, NULL);
@@ -119,7 +119,7 @@ static void *use_too(void *arg)
     int64_t one = 1;
     while (!in_an_operation(s->comm))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    s->status = colo_comm_all_reduce(s->comm, &one, &one, 1, COLO_I64, COLO_SUM, NULL);
+    s->status = colo_comm_all_reduce(s->comm, &one, &one, 1, COLO_I64, COLO_REDOP_SUM, NULL);
     snprintf(s->error_message, sizeof s->error_message, "%s", colo_last_error());
     atomic_store(&s->ended, true);
     return NULL;
@@ -141,7 +141,7 @@ static colo_status_t shared_rank(colo_comm_t *c, void *arg)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         rank_try(colo_comm_barrier(c, NULL));
     }
-    rank_try(colo_comm_all_reduce(c, &sum, &sum, 1, COLO_I64, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(c, &sum, &sum, 1, COLO_I64, COLO_REDOP_SUM, NULL));
     rank_check(sum == 2);
     return COLO_OK;
 }

@@ -31,10 +31,10 @@ static colo_status_t operate(colo_comm_t *world, void *arg)
     rank_try(colo_bridge_forward(bridge, &in, &out, NULL));
     rank_try(colo_bridge_backward(bridge, &in, &out, NULL));
     colo_bridge_destroy(&bridge);
-    rank_try(colo_comm_all_reduce(all, &one, &sum, 1, COLO_I32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(all, &one, &sum, 1, COLO_I32, COLO_REDOP_SUM, NULL));
     rank_try(colo_comm_barrier(all, NULL));
     colo_comm_destroy(&all);
-    rank_check(colo_comm_all_reduce(world, &one, &sum, -1, COLO_I32, COLO_SUM, NULL) < 0);
+    rank_check(colo_comm_all_reduce(world, &one, &sum, -1, COLO_I32, COLO_REDOP_SUM, NULL) < 0);
     return COLO_OK;
 }
 

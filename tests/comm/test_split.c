@@ -23,7 +23,7 @@ T_CASE_ON_SIZES(split_by_color_orders_by_key_then_rank)
     rank_check(place == members && colo_comm_world_rank(part, place) == -1);
     rank_check(colo_comm_find(part, (me + 1) % 2) == -1);
     int64_t x = me + 1, sum = 0;
-    rank_try(colo_comm_all_reduce(part, &x, &sum, 1, COLO_I64, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(part, &x, &sum, 1, COLO_I64, COLO_REDOP_SUM, NULL));
     int64_t want = 0;
     for (int32_t r = me % 2; r < n; r += 2)
         want += r + 1;

@@ -53,8 +53,8 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_try(colo_comm_set_check(c, check));
     rank_try(colo_comm_all_gather(c, x, y, 10, COLO_F32, NULL));
     rank_try(colo_comm_all_gather(c, x, y, 3, COLO_I8, NULL));
-    rank_try(colo_comm_all_reduce(c, x, y, 7, COLO_F32, COLO_SUM, NULL));
-    rank_try(colo_comm_reduce_scatter(c, y, x, 5, COLO_F64, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(c, x, y, 7, COLO_F32, COLO_REDOP_SUM, NULL));
+    rank_try(colo_comm_reduce_scatter(c, y, x, 5, COLO_F64, COLO_REDOP_SUM, NULL));
     rank_try(colo_comm_broadcast(c, y, 9, COLO_I16, 1, NULL));
     rank_try(colo_comm_barrier(c, NULL));
     rank_try(colo_comm_barrier(c, NULL));
@@ -64,7 +64,8 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     colo_message_t send = {(me + 1) % n, 2, out}, recv = {(me + n - 1) % n, 2, in};
     rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_F32, NULL));
     rank_try(colo_comm_all_gather_for(c, COLO_CATEGORY_LOSS, x, y, 4, COLO_F32, NULL));
-    rank_try(colo_comm_all_reduce_for(c, COLO_CATEGORY_HEAD, x, y, 4, COLO_F32, COLO_MAX, NULL));
+    rank_try(
+        colo_comm_all_reduce_for(c, COLO_CATEGORY_HEAD, x, y, 4, COLO_F32, COLO_REDOP_MAX, NULL));
     uint64_t seq;
     rank_try(colo_comm_exchange_begin(
         c, &(colo_exchange_t){.op = {COLO_OP_EXCHANGE, COLO_BF16, 0, 0, COLO_CATEGORY_BRIDGE}},
@@ -254,7 +255,8 @@ static colo_status_t dump_rank(colo_comm_t *c, void *arg)
         while (colo_comm_check(c) == COLO_OK)
             usleep(500);
     else
-        rank_check(colo_comm_all_reduce(c, x, x, 6, COLO_F64, COLO_SUM, NULL) == COLO_ERR_TIMEOUT);
+        rank_check(colo_comm_all_reduce(c, x, x, 6, COLO_F64, COLO_REDOP_SUM, NULL) ==
+                   COLO_ERR_TIMEOUT);
     colo_comm_set_name(c, "a \"name\"\\ \n\xc3\xa9");
     size_t need = colo_comm_dump(c, NULL, 0);
     r->text[me] = malloc(need + 1);
@@ -413,7 +415,7 @@ T_CASE_ON_THREADS(3, other_threads_may_dump_at_any_time)
     for (int i = 0; (i <= COLO_RECORDS || x[1] > 0) && st == COLO_OK; i++) { /* round the ring */
         x[0] = 1;
         x[1] = atomic_load(&w.dumps) < DUMPS;
-        st = colo_comm_all_reduce(world, x, x, 2, COLO_I64, COLO_SUM, NULL);
+        st = colo_comm_all_reduce(world, x, x, 2, COLO_I64, COLO_REDOP_SUM, NULL);
         wrong += x[0] != colo_comm_size(world);
         if (i % 100 == 0)
             colo_comm_set_name(world, i % 200 ? "odd" : "even");

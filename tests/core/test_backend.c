@@ -126,10 +126,10 @@ T_CASE(threads_may_load_at_once)
 T_CASE(element_passes_come_from_the_memory_they_work_on)
 {
     const colo_device_t *device = NULL;
-    assert_ok(colo_device_for(COLO_HOST, &device));
+    assert_ok(colo_device_for(COLO_MEM_HOST, &device));
     assert_ptr_equal(device, &colo_device_host);
     assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
-    assert_fails(colo_device_for(COLO_CUDA, &device), COLO_ERR_UNBUILT,
+    assert_fails(colo_device_for(COLO_MEM_CUDA, &device), COLO_ERR_UNBUILT,
                  "build it with -Dcuda=enabled");
     assert_ptr_equal(device, &colo_device_host);
     assert_fails(colo_device_for((colo_mem_t)9, &device), COLO_ERR_ARG, "kind 9");

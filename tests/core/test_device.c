@@ -20,9 +20,9 @@ T_CASE(device_memory_without_any_backend_names_the_cuda_one) /* loads none */
 {
     void *p = state;
     assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
-    assert_fails(colo_mem_alloc(COLO_CUDA, 64, &p), COLO_ERR_UNBUILT, "backend 'cuda'");
+    assert_fails(colo_mem_alloc(COLO_MEM_CUDA, 64, &p), COLO_ERR_UNBUILT, "backend 'cuda'");
     assert_null(p);
-    assert_fails(colo_mem_zero(COLO_CUDA, state, 64, NULL), COLO_ERR_UNBUILT, "backend 'cuda'");
+    assert_fails(colo_mem_zero(COLO_MEM_CUDA, state, 64, NULL), COLO_ERR_UNBUILT, "backend 'cuda'");
 }
 
 /* Mutants run without the folder. */
@@ -38,7 +38,7 @@ static void without_nccl(void)
 static colo_tensor_t on_device(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
 {
     colo_tensor_t t = colo_tensor_host(data, dtype, ndim, shape);
-    t.mem = COLO_CUDA;
+    t.mem = COLO_MEM_CUDA;
     return t;
 }
 
@@ -47,13 +47,13 @@ T_CASE_WITHOUT_NCCL(device_memory_without_nccl_is_aligned_and_zeroed)
     without_nccl();
     static const unsigned char zeros[1000];
     void *p = NULL;
-    assert_ok(colo_mem_alloc(COLO_CUDA, sizeof zeros, &p));
+    assert_ok(colo_mem_alloc(COLO_MEM_CUDA, sizeof zeros, &p));
     assert_int_equal((uintptr_t)p % 256, 0);
     memset(p, 0xa5, sizeof zeros);
-    assert_ok(colo_mem_zero(COLO_CUDA, p, sizeof zeros, NULL));
+    assert_ok(colo_mem_zero(COLO_MEM_CUDA, p, sizeof zeros, NULL));
     assert_memory_equal(p, zeros, sizeof zeros);
-    colo_mem_free(COLO_CUDA, p);
-    colo_mem_free(COLO_CUDA, NULL);
+    colo_mem_free(COLO_MEM_CUDA, p);
+    colo_mem_free(COLO_MEM_CUDA, NULL);
 }
 
 /* d_in = d_out for both inputs */
@@ -91,9 +91,12 @@ T_CASE_WITHOUT_NCCL(bridge_without_nccl_carries_device_memory)
     colo_comm_t *self = t_self();
     assert_ok(t_layouts("tp=1,dp=1", "tp=1,dp=1", &src, &dst));
     for (int algo = 0; algo < 2; algo++) {
-        const colo_bridge_config_t config = {
-            COLO_BRIDGE_CONFIG_INIT, .src = &src,      .dst = &dst,
-            .shape = {2, 3, 4, 0},   .mem = COLO_CUDA, .algo = algo ? COLO_COLLECTIVE : COLO_EXACT};
+        const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
+                                             .src = &src,
+                                             .dst = &dst,
+                                             .shape = {2, 3, 4, 0},
+                                             .mem = COLO_MEM_CUDA,
+                                             .algo = algo ? COLO_ALGO_COLLECTIVE : COLO_ALGO_EXACT};
         T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
         for (int i = 0; i < 24; i++)
             x[i] = (float)(i + 100 * algo);
@@ -121,7 +124,7 @@ T_CASE_WITHOUT_NCCL(losses_without_nccl_run_in_device_memory)
             &device.of_kl,        &device.of_correct, &device.of_chosen, &device.of_n_valid,
             &device.of_n_invalid, &device.of_up};
         for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-            tensors[i]->mem = COLO_CUDA;
+            tensors[i]->mem = COLO_MEM_CUDA;
         assert_ok(alone_forward(&host));
         assert_ok(alone_forward(&device));
         if (loss != SAMPLING) {

@@ -79,7 +79,7 @@ T_CASE(offsets_missing_strides_and_kinds_of_memory_are_understood)
     colo_tensor_t t;
     assert_int_equal(colo_tensor_from_dlpack(&t, &in), COLO_OK);
     assert_ptr_equal(t.data, memory + 2);
-    assert_int_equal(t.mem, COLO_HOST);
+    assert_int_equal(t.mem, COLO_MEM_HOST);
     assert_int_equal(t.device, -1);
     assert_true(colo_tensor_is_contiguous(&t));
     in.shape = shape;
@@ -88,7 +88,7 @@ T_CASE(offsets_missing_strides_and_kinds_of_memory_are_understood)
     in.data = NULL;
     assert_int_equal(colo_tensor_from_dlpack(&t, &in), COLO_OK);
     assert_null(t.data);
-    assert_int_equal(t.mem, COLO_CUDA);
+    assert_int_equal(t.mem, COLO_MEM_CUDA);
     assert_int_equal(t.device, 3);
     assert_int_equal(t.dtype, COLO_U8);
     assert_int_equal(colo_tensor_count(&t), 0);
@@ -117,7 +117,7 @@ T_CASE(what_has_no_view_is_refused_and_nothing_written)
     REFUSED(in.dtype.bits = 24);
     REFUSED(in.dtype.code = kDLComplex);
     REFUSED(in.device.device_type = kDLVulkan);
-    REFUSED(in.ndim = COLO_MAX_NDIM + 1);
+    REFUSED(in.ndim = COLO_NDIM_MAX + 1);
     REFUSED(in.ndim = -1);
     REFUSED(in.strides = negative);
     REFUSED((in.shape = large, in.strides = NULL)); /* row-major strides of 2^63 elements */
@@ -125,7 +125,7 @@ T_CASE(what_has_no_view_is_refused_and_nothing_written)
 #undef REFUSED
     assert_int_equal(colo_tensor_from_dlpack(&t, NULL), COLO_ERR_ARG);
     assert_int_equal(colo_tensor_from_dlpack(NULL, &good), COLO_ERR_ARG);
-    t.ndim = COLO_MAX_NDIM + 1;
+    t.ndim = COLO_NDIM_MAX + 1;
     int done = 0;
     assert_null(colo_tensor_to_dlpack(&t, count, &done));
     assert_null(colo_tensor_to_dlpack_versioned(NULL, 0, count, &done));

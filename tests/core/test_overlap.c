@@ -14,7 +14,7 @@ static char memory[CAPACITY] __attribute__((aligned(8)));
 /* Counts how often a view touches each place; the most. */
 static int touch(const colo_tensor_t *t, int *times)
 {
-    int64_t index[COLO_MAX_NDIM] = {0};
+    int64_t index[COLO_NDIM_MAX] = {0};
     int most = 0;
     for (bool done = colo_tensor_count(t) == 0; !done;) {
         int64_t place = (char *)t->data - memory;

@@ -156,10 +156,10 @@ static colo_status_t use_linear(const void *config, int64_t *result)
 
 static colo_status_t use_linear_batch(const void *given, int64_t *result)
 {
-    colo_lm_head_t head = {.config = {.mem = COLO_HOST, .device = -1}};
+    colo_lm_head_t head = {.config = {.mem = COLO_MEM_HOST, .device = -1}};
     const struct colo_linear_logprob of = {
         .head = &head, .dtype = COLO_F32, .hidden = 2, .columns = V};
-    colo_linear_batch_t batch;
+    colo_linear_logprob_batch_t batch;
     const colo_status_t st = colo_linear_check_batch(&of, given, &batch);
     *result = st == COLO_OK ? batch.max_valid * 10 + !batch.class_weight : 0;
     return st;
@@ -302,8 +302,8 @@ static const colo_tensor_t hidden = {.data = states,
                                       .ndim = 1,
                                       .shape = {T},
                                       .stride = {1}};
-static const colo_linear_batch_t linear_batch = {COLO_LINEAR_BATCH_INIT, .hidden = &hidden,
-                                                 .targets = &targets, .max_valid = T};
+static const colo_linear_logprob_batch_t linear_batch = {
+    COLO_LINEAR_LOGPROB_BATCH_INIT, .hidden = &hidden, .targets = &targets, .max_valid = T};
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
 static const colo_segments_t segments = {COLO_SEGMENTS_INIT};
 static const colo_partition_t partition = {COLO_PARTITION_INIT, .cp = 2, .cp_rank = 1, .tp = 1,
@@ -456,14 +456,14 @@ static colo_status_t write_plan_bytes(void *out)
 {
     T_ENDS(colo_plan_destroy) colo_plan_t *made = NULL;
     assert_ok(colo_plan_create(&made, &plan, 0));
-    return colo_plan_bytes(made, COLO_FORWARD, out);
+    return colo_plan_bytes(made, COLO_PASS_FORWARD, out);
 }
 
 static colo_status_t write_node_bytes(void *out)
 {
     T_ENDS(colo_plan_destroy) colo_plan_t *made = NULL;
     assert_ok(colo_plan_create(&made, &plan, 0));
-    return colo_plan_node_bytes(made, COLO_FORWARD, out);
+    return colo_plan_node_bytes(made, COLO_PASS_FORWARD, out);
 }
 
 static colo_status_t write_stats(void *out)

@@ -26,7 +26,7 @@ static colo_tensor_t tensor(void *data, colo_dtype_t dtype, int64_t bytes, int m
     colo_tensor_t t =
         colo_tensor_host(data, dtype, 1, (int64_t[]){bytes / (int64_t)colo_dtype_size(dtype)});
     if (mem)
-        t.mem = COLO_CUDA, t.device = 0;
+        t.mem = COLO_MEM_CUDA, t.device = 0;
     return t;
 }
 

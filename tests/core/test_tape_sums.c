@@ -35,7 +35,7 @@ static colo_tensor_t vec(void *data, colo_dtype_t dtype, int mem)
 {
     colo_tensor_t t = colo_tensor_host(data, dtype, 1, (int64_t[]){N});
     if (mem)
-        t.mem = COLO_CUDA, t.device = 0;
+        t.mem = COLO_MEM_CUDA, t.device = 0;
     return t;
 }
 

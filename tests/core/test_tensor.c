@@ -60,7 +60,7 @@ T_CASE(contiguous_views_are_row_major)
     float x[24];
     colo_tensor_t t = colo_tensor_host(x, COLO_F32, 3, (int64_t[]){2, 3, 4});
     assert_ptr_equal(t.data, x);
-    assert_int_equal(t.mem, COLO_HOST);
+    assert_int_equal(t.mem, COLO_MEM_HOST);
     assert_int_equal(t.device, -1);
     assert_int_equal(t.stride[0], 12);
     assert_int_equal(t.stride[1], 4);
@@ -70,7 +70,7 @@ T_CASE(contiguous_views_are_row_major)
     assert_true(colo_tensor_is_contiguous(&t));
     assert_ok(colo_tensor_check(&t, "x"));
     colo_tensor_t g = colo_tensor_cuda(x, COLO_BF16, 3, 1, (int64_t[]){24});
-    assert_int_equal(g.mem, COLO_CUDA);
+    assert_int_equal(g.mem, COLO_MEM_CUDA);
     assert_int_equal(g.device, 3);
     colo_tensor_t scalar = colo_tensor_host(x, COLO_F64, 0, NULL);
     assert_int_equal(colo_tensor_count(&scalar), 1);
@@ -161,7 +161,7 @@ T_CASE(a_view_of_too_many_or_negative_axes_has_no_count)
     assert_int_equal(colo_tensor_count(&t), 1);
     assert_true(colo_tensor_is_contiguous(&t));
     for (int i = 0; i < 2; i++) {
-        t.ndim = i ? -1 : COLO_MAX_NDIM + 1;
+        t.ndim = i ? -1 : COLO_NDIM_MAX + 1;
         assert_int_equal(colo_tensor_count(&t), -1);
         assert_false(colo_tensor_is_contiguous(&t));
     }

@@ -83,7 +83,7 @@ static void invent(const char *src, const char *dst)
                               .backend = "threads",
                               .plan = {COLO_PLAN_CONFIG_INIT, .src = &r.src, .dst = &r.dst,
                                        .shape = {.samples = 48, .rows = 16, .features = 96},
-                                       .dtype = COLO_F32, .output = COLO_SHARDED},
+                                       .dtype = COLO_F32, .output = COLO_OUTPUT_SHARDED},
                               .world = (int32_t)r.src_grid.size,
                               .loss = r.loss,
                               .nloss = 301,
@@ -254,8 +254,8 @@ T_CASE(the_layout_pictures_show_every_message_with_its_bytes)
     has(">tp 1  cp 1<");
     has("samples 24 to 47, rows 0 to 3, 12 to 15");
 
-    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), 294912);
-    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 294912);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_PASS_FORWARD), 294912);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_PASS_BACKWARD), 294912);
 }
 
 T_CASE(a_ragged_page_has_several_images_a_sample_and_rows_per_rank)
@@ -272,8 +272,8 @@ T_CASE(a_ragged_page_has_several_images_a_sample_and_rows_per_rank)
                              .embeddings = 1536,
                              .gradients = 96};
     assert_ok(colo_layout_init(&r.src, &r.src_grid));
-    assert_ok(colo_layout_split(&r.src, COLO_SAMPLES, "dp", COLO_BLOCK));
-    assert_ok(colo_layout_split(&r.src, COLO_SAMPLES, "cp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&r.src, COLO_AXIS_SAMPLES, "dp", COLO_SPLIT_BLOCK));
+    assert_ok(colo_layout_split(&r.src, COLO_AXIS_SAMPLES, "cp", COLO_SPLIT_BLOCK));
     r.report.balance = &balance;
     r.samples[2].images = 3;
     for (int k = 0; k < 3; k++)
@@ -309,8 +309,8 @@ T_CASE(a_way_without_messages_says_so)
         for (int b = a / 4 * 4; b < a / 4 * 4 + 4; b++)
             has_message(a, b, a != b);
     has_times(" keeps 36864 bytes", 16);
-    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), 0);
-    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 24 * 36864);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_PASS_FORWARD), 0);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_PASS_BACKWARD), 24 * 36864);
 }
 
 T_CASE(the_stats_stand_next_to_the_plan)
@@ -449,7 +449,7 @@ T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
     assert_int_equal(files_in(r.dir), 1);
     assert_string_equal(page(), old);
     free(old);
-    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), -1);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_PASS_FORWARD), -1);
 
     r.report.world = 0;
     assert_non_null(strstr(cap_report_write(&r.report, r.path), "has 0"));

@@ -16,8 +16,8 @@ enum { RANKS = 2 };
 
 static t_case_t the_case(void)
 {
-    return T_BETWEEN("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 16, 32, .output = COLO_SHARDED,
-                     .grad = COLO_DISJOINT, .dtype = COLO_F32);
+    return T_BETWEEN("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 16, 32, .output = COLO_OUTPUT_SHARDED,
+                     .grad = COLO_GRAD_DISJOINT, .dtype = COLO_F32);
 }
 
 static colo_status_t place(t_gpu_call_t *k, t_gpu_rank_t *r, const t_case_t *c, int64_t salt,

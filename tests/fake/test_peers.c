@@ -20,8 +20,8 @@ enum { RANKS = 4, LOST = 2, MOST = 256 };
 
 static t_case_t the_case(void)
 {
-    return T_BETWEEN("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4, .output = COLO_FULL_SEQ,
-                     .grad = COLO_PARTIAL, .dtype = COLO_F32);
+    return T_BETWEEN("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4, .output = COLO_OUTPUT_FULL_SEQ,
+                     .grad = COLO_GRAD_PARTIAL, .dtype = COLO_F32);
 }
 
 /* ---- a device out of reach ---- */

@@ -80,7 +80,7 @@ T_CASE(checks_of_one_call_ask_once_for_device_and_stream)
     void *x = on_device(NULL, 4), *y = on_device(NULL, 4);
     bool capturing = true;
     colo_queries_t q = {0};
-    assert_ok(colo_device_for(COLO_CUDA, &device));
+    assert_ok(colo_device_for(COLO_MEM_CUDA, &device));
     const int64_t before = fake_calls(0);
     assert_ok(device->stream_check(&q, NULL, &capturing));
     assert_false(capturing);

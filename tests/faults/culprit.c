@@ -95,16 +95,18 @@ colo_status_t loss_in_chunks(colo_comm_t *world, bool other)
     if (st == COLO_OK)
         st = colo_linear_logprob_create(&linear, &config, head, world);
     if (st == COLO_OK)
-        st = colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOSS, TOKENS, TOKENS, &bytes);
+        st = colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOGPROB_LOSS, TOKENS, TOKENS,
+                                                &bytes);
     void *workspace = aligned_alloc(COLO_ALIGNMENT, (bytes / COLO_ALIGNMENT + 1) * COLO_ALIGNMENT);
     if (st == COLO_OK)
         st = colo_linear_logprob_loss(
             linear,
-            &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h, .targets = &t,
-                                   .max_valid = TOKENS},
-            &(colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = 1},
+            &(colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT, .hidden = &h,
+                                           .targets = &t, .max_valid = TOKENS},
+            &(colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = 1},
             &(colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &of_logp},
-            &(colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, .d_hidden = NULL}, workspace, NULL);
+            &(colo_linear_logprob_grads_t){COLO_LINEAR_LOGPROB_GRADS_INIT, .d_hidden = NULL},
+            workspace, NULL);
     free(workspace);
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);

@@ -282,11 +282,11 @@ static void config_of(const struct rank *r, colo_bridge_config_t *k, const colo_
     if (is(r, "dtype"))
         k->dtype = COLO_F64;
     if (is(r, "output"))
-        k->output = COLO_SHARDED;
+        k->output = COLO_OUTPUT_SHARDED;
     if (is(r, "gradient"))
-        k->grad = COLO_DISJOINT;
+        k->grad = COLO_GRAD_DISJOINT;
     if (is(r, "algorithm"))
-        k->algo = COLO_COLLECTIVE;
+        k->algo = COLO_ALGO_COLLECTIVE;
     if (is(r, "layout"))
         k->dst = src;
     if (strcmp(step, "create") == 0 && !is(r, "never") && !is(r, "late") && r->me == CULPRIT)
@@ -313,7 +313,7 @@ colo_status_t work(struct rank *r)
         x[i] = y[i] = is(r, "nan") && i == 1 ? NAN : 1;
     STEP(r, "set_timeout", colo_comm_set_timeout(world, is(r, "deadline-0") ? 0 : deadline_ms));
     /* GPUs compare only the first calls if not told otherwise, and their calls do not wait. */
-    const bool on_gpus = r->mem == COLO_CUDA;
+    const bool on_gpus = r->mem == COLO_MEM_CUDA;
     if (strcmp(fault, "replicas") == 0 ||
         (on_gpus && (strcmp(fault, "order") == 0 || strcmp(fault, "two-threads") == 0)) ||
         is(r, "levels"))
@@ -363,8 +363,9 @@ colo_status_t work(struct rank *r)
         kill_later(60);
     while (strcmp(fault, "killed-at-work") == 0) {
         STEP(r, "forward", colo_bridge_forward(bridge, &tx, &ty, NULL));
-        STEP(r, "all_reduce",
-             colo_comm_all_reduce(world, large[0], large[1], LARGE, COLO_F32, COLO_SUM, NULL));
+        STEP(
+            r, "all_reduce",
+            colo_comm_all_reduce(world, large[0], large[1], LARGE, COLO_F32, COLO_REDOP_SUM, NULL));
     }
     if (is(r, "replicas")) {
         report_fault();

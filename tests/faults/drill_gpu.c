@@ -43,7 +43,7 @@ colo_status_t place_tensor(struct rank *r, colo_tensor_t *t, size_t bytes)
     rank_try(get_memory(w, bytes, &data));
     rank_cuda(t_to_device(data, t->data, bytes));
     t->data = data;
-    t->mem = COLO_CUDA;
+    t->mem = COLO_MEM_CUDA;
     t->device = w->gpu->device;
     return COLO_OK;
 }
@@ -75,7 +75,8 @@ void burden_device(struct rank *r, colo_comm_t *pair)
     if (is(r, "hung"))
         cudaLaunchHostFunc(w->other, hold, NULL);
     if (is(r, "unjoined"))
-        (void)colo_comm_all_reduce(pair, w->sum, w->sum + 256, 1, COLO_F32, COLO_SUM, r->stream);
+        (void)colo_comm_all_reduce(pair, w->sum, w->sum + 256, 1, COLO_F32, COLO_REDOP_SUM,
+                                   r->stream);
 }
 
 void enter_thread(struct rank *r)
@@ -89,10 +90,11 @@ colo_status_t sum_ranks(struct rank *r, colo_comm_t *c, float *sum)
     const struct where *w = r->where;
     const float one = 1;
     if (r->sums != r->world)
-        return colo_comm_all_reduce(c, &one, sum, 1, COLO_F32, COLO_SUM, NULL);
+        return colo_comm_all_reduce(c, &one, sum, 1, COLO_F32, COLO_REDOP_SUM, NULL);
     rank_cuda(t_to_device(w->sum, &one, sizeof one));
     rank_try(wait_for(
-        r, c, colo_comm_all_reduce(c, w->sum, w->sum + 256, 1, COLO_F32, COLO_SUM, r->stream)));
+        r, c,
+        colo_comm_all_reduce(c, w->sum, w->sum + 256, 1, COLO_F32, COLO_REDOP_SUM, r->stream)));
     rank_cuda(cudaMemcpyAsync(sum, w->sum + 256, sizeof *sum, cudaMemcpyDeviceToHost, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
     return COLO_OK;
@@ -105,7 +107,7 @@ static colo_status_t one_rank(t_gpu_rank_t *gpu, void *arg)
     rank_check(open_rank(&r, gpu->rank));
     r.world = gpu->gpus;
     r.sums = shared ? gpu->host : gpu->gpus;
-    r.mem = COLO_CUDA;
+    r.mem = COLO_MEM_CUDA;
     r.stream = gpu->stream;
     r.where = &w;
     const double begin = colo_now();

@@ -28,7 +28,7 @@ colo_status_t place_tensor(struct rank *r, colo_tensor_t *t, size_t bytes)
 colo_status_t sum_ranks(struct rank *r, colo_comm_t *c, float *sum)
 {
     const float one = 1;
-    return colo_comm_all_reduce(c, &one, sum, 1, COLO_F32, COLO_SUM, NULL);
+    return colo_comm_all_reduce(c, &one, sum, 1, COLO_F32, COLO_REDOP_SUM, NULL);
 }
 
 colo_status_t wait_ended(struct rank *r, colo_status_t st)
@@ -59,7 +59,7 @@ static void work_again(struct rank *r, colo_comm_t *fresh, int32_t n)
     const double begin = colo_now();
     colo_status_t st = colo_comm_set_timeout(fresh, PATIENCE_MS);
     if (st == COLO_OK)
-        st = colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_SUM, NULL);
+        st = colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_REDOP_SUM, NULL);
     if (st == COLO_OK && sum != n)
         st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, (int)n);
     report(r, "fresh", st, begin);

@@ -44,7 +44,7 @@ static colo_status_t split_and_lose(colo_comm_t *c)
         st = gather(pair, 8, COLO_F32);
     if (st == COLO_OK)
         st = me == 3 ? wait_for_failure(pair)
-                     : colo_comm_all_reduce(pair, x, y[me], 8, COLO_F32, COLO_SUM, NULL);
+                     : colo_comm_all_reduce(pair, x, y[me], 8, COLO_F32, COLO_REDOP_SUM, NULL);
     if (me < 2) /* these have nothing to fail with */
         colo_comm_flight_record(c, getenv("COLO_FLIGHT_RECORDER"));
     colo_comm_destroy(&pair);
@@ -65,7 +65,7 @@ static colo_status_t rank_body(colo_comm_t *c, void *arg)
     if (is("exits") && me == 2)
         exit(0);
     if (is("another-kind") && me == 1)
-        return colo_comm_all_reduce(c, x, y[me], 16, COLO_F32, COLO_SUM, NULL);
+        return colo_comm_all_reduce(c, x, y[me], 16, COLO_F32, COLO_REDOP_SUM, NULL);
     if (is("another-count") && me == 1)
         return colo_comm_broadcast(c, y[me], 32, COLO_F32, 0, NULL);
     if (is("another-dtype") && me == 3)

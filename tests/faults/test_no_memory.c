@@ -71,7 +71,7 @@ static colo_status_t sum_again(colo_comm_t *fresh, void *arg)
 {
     double one = 1, sum = 0;
     (void)arg;
-    rank_try(colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_REDOP_SUM, NULL));
     rank_check(sum == RANKS);
     return COLO_OK;
 }

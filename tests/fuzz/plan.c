@@ -42,8 +42,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         t_plans_free(&w);
         return 0;
     }
-    FUZZ_CHECK(t_plans_judge(&w, COLO_FORWARD), "%s: %s", t_case_text(&c), w.why);
-    FUZZ_CHECK(c.no_grad || t_plans_judge(&w, COLO_BACKWARD), "%s: %s", t_case_text(&c), w.why);
+    FUZZ_CHECK(t_plans_judge(&w, COLO_PASS_FORWARD), "%s: %s", t_case_text(&c), w.why);
+    FUZZ_CHECK(c.no_grad || t_plans_judge(&w, COLO_PASS_BACKWARD), "%s: %s", t_case_text(&c),
+               w.why);
     t_plans_free(&w);
     return 0;
 }

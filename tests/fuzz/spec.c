@@ -7,7 +7,7 @@ static void check_ranks(const colo_grid_t *g)
     const int64_t n = g->size;
     const int64_t some[] = {0, 1, n / 3, n / 2, n - 1};
     for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
-        int64_t coords[COLO_MAX_DIMS], back = -1, number = 0, stride = 1;
+        int64_t coords[COLO_DIMS_MAX], back = -1, number = 0, stride = 1;
         if (some[i] >= n)
             continue;
         const int64_t rank = g->offset + some[i];

@@ -43,13 +43,13 @@ void gpu_freed(void *p)
 const colo_device_t *gpu_device(void)
 {
     const colo_device_t *device = NULL;
-    assert_ok(colo_device_for(COLO_CUDA, &device));
+    assert_ok(colo_device_for(COLO_MEM_CUDA, &device));
     return device;
 }
 
 const colo_loss_kernels_t *gpu_loss(void)
 {
     const colo_loss_kernels_t *loss = NULL;
-    assert_ok(colo_loss_kernels_for(COLO_CUDA, &loss));
+    assert_ok(colo_loss_kernels_for(COLO_MEM_CUDA, &loss));
     return loss;
 }

@@ -202,7 +202,7 @@ colo_status_t t_place(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t
     rank_try(t_case_tensor(c, role, r->rank, salt, fill, &p->host));
     rank_try(t_gpu_memory(r, p->host.bytes, &p->data, &p->own));
     p->t = p->host.t;
-    p->t.mem = COLO_CUDA;
+    p->t.mem = COLO_MEM_CUDA;
     p->t.device = r->device;
     if (p->t.data)
         p->t.data = p->data + ((unsigned char *)p->host.t.data - p->host.raw);
@@ -272,7 +272,7 @@ colo_status_t t_gpu_stand_up(t_gpu_stand_t *s, t_gpu_rank_t *r, colo_comm_t *com
     rank_try(colo_memory_alloc(comm, bytes, &s->memory));
     rank_check(colo_memory_is_p2p(s->memory));
     t_gpu_lie_in(r, s->memory);
-    rank_try(t_case_bridge(&s->bridge, c, comm, COLO_CUDA));
+    rank_try(t_case_bridge(&s->bridge, c, comm, COLO_MEM_CUDA));
     rank_check(colo_bridge_workspace_size(s->bridge) == 0); /* nothing is staged */
     return t_gpu_call_make(&s->call, r, c, 0, false);
 }
@@ -375,7 +375,7 @@ colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t 
 colo_status_t t_gpu_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge_t **bridge)
 {
     rank_try(colo_comm_set_check(r->gpus, c->check ? c->check : 1));
-    return t_case_bridge(bridge, c, r->gpus, COLO_CUDA);
+    return t_case_bridge(bridge, c, r->gpus, COLO_MEM_CUDA);
 }
 
 colo_status_t t_gpu_end(t_gpu_rank_t *r, colo_bridge_t **bridge)
@@ -424,7 +424,7 @@ colo_status_t t_gpu_owned(t_gpu_rank_t *r, const t_case_t *c, t_gpu_owner_t *o,
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
+    config.mem = COLO_MEM_CUDA;
     config.transport = transport;
     config.allocator = (colo_allocator_t){owner_allocate, o->no_release ? NULL : owner_release, o};
     return colo_bridge_create(bridge, &config, r->gpus);

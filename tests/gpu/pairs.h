@@ -82,8 +82,8 @@ static inline t_case_t t_unit_case(size_t pair, size_t k)
     return (t_case_t){.src = t_side(t_pairs[pair].src, true),
                       .dst = t_side(t_pairs[pair].dst, false),
                       .shape = {t_pairs[pair].b, t_pairs[pair].n, t_pairs[pair].h},
-                      .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
-                      .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
+                      .output = k < 2 ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED,
+                      .grad = k % 2 ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL,
                       .dtype = dtypes[(pair + k) % 4],
                       .axes = t_axes[(pair / 4 + k) % 4],
                       .stride = (t_stride_t)((pair + k) % T_STRIDE_COUNT),
@@ -116,9 +116,9 @@ static inline t_case_t t_seeded_case(uint64_t *s, int32_t world)
     c.shape.n = t_lcm(2 * a, 2 * b) * (1 + t_below(s, 3));
     c.shape.b = t_below(s, 9);
     c.shape.h = 1 + t_below(s, 40);
-    c.output = t_below(s, 2) ? COLO_SHARDED : COLO_FULL_SEQ;
-    c.grad = t_below(s, 2) ? COLO_PARTIAL : COLO_DISJOINT;
-    bool sums = c.output == COLO_FULL_SEQ && c.grad == COLO_PARTIAL;
+    c.output = t_below(s, 2) ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
+    c.grad = t_below(s, 2) ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
+    bool sums = c.output == COLO_OUTPUT_FULL_SEQ && c.grad == COLO_GRAD_PARTIAL;
     c.dtype = dtypes[t_below(s, sums ? 4 : 8)];
     c.axes = t_axes[t_below(s, 4)];
     c.stride = (t_stride_t)t_below(s, T_STRIDE_COUNT);

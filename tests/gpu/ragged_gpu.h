@@ -105,7 +105,7 @@ static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_wher
     T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     colo_tensor_t u[T_FOUR], r[T_FOUR];
     int64_t rows[2], shape[2][3] = {{0}};
-    rank_try(t_case_bridge(&uniform, c, comm, COLO_CUDA));
+    rank_try(t_case_bridge(&uniform, c, comm, COLO_MEM_CUDA));
     rank_try(t_ragged_bridge(&ragged, t, &o, comm));
     const colo_segments_t s = t_ragged_segments(t);
     rank_try(colo_bridge_set_segments(ragged, &s, &batch));
@@ -159,8 +159,8 @@ static inline colo_status_t t_ragged_tables(t_gpu_rank_t *r, void *arg)
         for (int how = 0; how < 3; how++) {
             t_case_t c = t_between(pairs[i].src, pairs[i].dst, 8, 16, 6);
             c.axes = "th";
-            c.output = how ? COLO_FULL_SEQ : COLO_SHARDED;
-            c.grad = how == 1 ? COLO_PARTIAL : COLO_DISJOINT;
+            c.output = how ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
+            c.grad = how == 1 ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
             c.dtype = COLO_F32;
             c.world = r->size;
             t_ragged_t t;
@@ -209,9 +209,9 @@ static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
     }
     rank_try(t_quiet(r));
     for (int i = 0; i < BATCHES; i++)
-        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_FORWARD));
+        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_PASS_FORWARD));
     for (int i = BATCHES; i-- > 0;)
-        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_BACKWARD));
+        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_PASS_BACKWARD));
     rank_check(!reserves || colo_bridge_workspace_size(bridge) == first);
     rank_try(t_quiet(r));
     for (int i = 0; i < BATCHES; i++) {

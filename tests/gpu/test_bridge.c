@@ -25,7 +25,7 @@ T_CASE(one_rank_copies_into_any_strides)
         x[i] = (uint16_t)(3 * i + 1);
     init(&src, &dst, "tp=1,dp=1", "tp=1,cp=1,dp=1", 1);
     colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &src,        .dst = &dst,
-                                .shape = {B, S, H, 0},   .dtype = COLO_BF16, .mem = COLO_CUDA};
+                                .shape = {B, S, H, 0},   .dtype = COLO_BF16, .mem = COLO_MEM_CUDA};
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_bridge_create(&bridge, &cfg, self));
     GPU_AUTOFREE void *dx = gpu_put(x, sizeof x), *dy = gpu_put(NULL, sizeof y),

@@ -55,8 +55,8 @@ T_CASE_ON_PEERS(RANKS, boxes_of_many_tiles_arrive)
         t_case_t c =
             t_between(k < 6 ? "tp=1,dp=4" : "tp=2,dp=2",
                       k < 6 ? "tp=1,cp=2,dp=2" : "tp=1,cp=4,dp=1", 4, rows, k % 3 ? 512 : 129);
-        c.output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED;
-        c.grad = k == 3 ? COLO_DISJOINT : COLO_PARTIAL;
+        c.output = k % 2 ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
+        c.grad = k == 3 ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL;
         c.dtype = k % 4 == 1 ? COLO_BF16 : COLO_F32;
         c.axes = t_axes[k % 3];
         c.world = RANKS;
@@ -118,8 +118,8 @@ T_CASE_ON_PEERS(RANKS, tensors_that_begin_at_any_element_arrive)
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     for (int k = 0; k < 12; k++) {
         t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 5);
-        c.output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED;
-        c.grad = COLO_PARTIAL;
+        c.output = k % 2 ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
+        c.grad = COLO_GRAD_PARTIAL;
         c.dtype = dtypes[k % 4];
         c.axes = t_axes[k % 3];
         c.world = RANKS;
@@ -135,8 +135,8 @@ static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
 {
     for (int k = 0; k < 2; k++) {
         t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4);
-        c.output = k ? COLO_FULL_SEQ : COLO_SHARDED;
-        c.grad = COLO_PARTIAL;
+        c.output = k ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
+        c.grad = COLO_GRAD_PARTIAL;
         c.dtype = COLO_F32;
         c.world = RANKS;
         colo_bridge_t *bridge = NULL;

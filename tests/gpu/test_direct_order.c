@@ -21,8 +21,8 @@ static t_case_t the_case(int k)
     return (t_case_t){.src = t_side(staged ? "tp=1,dp=2,pp=2" : "tp=1,dp=4", true),
                       .dst = t_side(staged ? "tp=1,cp=2,pp=2" : "tp=1,cp=2,dp=2", false),
                       .shape = {8, 8, k % 2 ? 24 : 5},
-                      .output = k / 2 ? COLO_FULL_SEQ : COLO_SHARDED,
-                      .grad = COLO_PARTIAL,
+                      .output = k / 2 ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED,
+                      .grad = COLO_GRAD_PARTIAL,
                       .dtype = k % 2 ? COLO_BF16 : COLO_F32,
                       .world = RANKS};
 }
@@ -183,8 +183,8 @@ static colo_status_t come_in_turn(t_gpu_rank_t *r, void *arg)
 {
     gone_t *v = arg;
     t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=4,dp=1", 4, 64, 512); /* all ranks with all */
-    c.grad = v->backward ? COLO_PARTIAL : COLO_DISJOINT;
-    c.output = v->backward ? COLO_FULL_SEQ : COLO_SHARDED;
+    c.grad = v->backward ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
+    c.output = v->backward ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
     c.dtype = COLO_F32;
     c.world = RANKS;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;

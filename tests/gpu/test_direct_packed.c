@@ -65,12 +65,12 @@ T_CASE_ON_PEERS(RANKS, replays_of_a_packed_batch_over_peers_give_its_bits)
         rank_try(colo_layout_init_dst(&from, &grid));
         to = from;
         if (i == 2) {
-            colo_layout_clear(&to, COLO_ROWS);
-            rank_try(colo_layout_split(&to, COLO_FEATURES, "cp", COLO_BLOCK));
+            colo_layout_clear(&to, COLO_AXIS_ROWS);
+            rank_try(colo_layout_split(&to, COLO_AXIS_FEATURES, "cp", COLO_SPLIT_BLOCK));
         }
         const colo_bridge_config_t c = {
-            COLO_BRIDGE_CONFIG_INIT, .src = &from,     .dst = &to,    .shape = {.features = 8},
-            .dtype = COLO_F32,       .mem = COLO_CUDA, .packed = true};
+            COLO_BRIDGE_CONFIG_INIT, .src = &from,         .dst = &to,    .shape = {.features = 8},
+            .dtype = COLO_F32,       .mem = COLO_MEM_CUDA, .packed = true};
         rank_try(colo_bridge_create(&bridge, &c, r->gpus));
         rank_try(colo_bridge_set_packing(bridge, &src, &dst, &batch));
         r->used = 0;

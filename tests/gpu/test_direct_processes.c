@@ -24,7 +24,7 @@ static t_case_t the_case(int64_t rows)
     return (t_case_t){.src = t_side_ordered(0, 1, 1, gpus, true),
                       .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
                       .shape = {2 * gpus, rows, 1024},
-                      .output = COLO_SHARDED,
+                      .output = COLO_OUTPUT_SHARDED,
                       .world = gpus};
 }
 

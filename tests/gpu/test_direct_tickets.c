@@ -13,7 +13,7 @@ static t_case_t the_case(void)
     return (t_case_t){.src = t_side("tp=1,dp=4", true),
                       .dst = t_side("tp=1,cp=2,dp=2", false),
                       .shape = {8, 8, 24},
-                      .grad = COLO_PARTIAL,
+                      .grad = COLO_GRAD_PARTIAL,
                       .dtype = COLO_BF16,
                       .world = RANKS};
 }

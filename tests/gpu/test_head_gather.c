@@ -41,8 +41,9 @@ static colo_status_t bind_at(t_gpu_rank_t *r, struct stand *s, void *gathered)
 
 static colo_status_t stand_up(t_gpu_rank_t *r, bool registered, struct stand *s)
 {
-    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = ROWS,     .hidden = HIDDEN,
-                                    .dtype = COLO_F32,        .mem = COLO_CUDA, .has_bias = true};
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = ROWS,
+                                    .hidden = HIDDEN,         .dtype = COLO_F32,
+                                    .mem = COLO_MEM_CUDA,     .has_bias = true};
     *s = (struct stand){.memory = NULL};
     config.device = r->device;
     rank_try(colo_lm_head_create(&s->head, &config, r->gpus));

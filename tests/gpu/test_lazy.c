@@ -18,7 +18,7 @@ static colo_status_t first_kernels(t_gpu_rank_t *r, int pass, char *data, cudaSt
     colo_box_t from[2] = {to, to};
     from[0].data = data + N * sizeof(double);
     from[1].data = data + 2 * N * sizeof(double);
-    rank_try(colo_device_for(COLO_CUDA, &device));
+    rank_try(colo_device_for(COLO_MEM_CUDA, &device));
     rank_try(device->box_sum(&to, from, 2, dtype, stream));
     return device->half_sum(data, COLO_F32, NULL, from[0].data, pass ? COLO_BF16 : COLO_F16, N,
                             stream);
@@ -29,8 +29,8 @@ T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
     t_case_t c = {.src = t_side("tp=1,dp=2", true),
                   .dst = t_side("tp=1,cp=2,dp=1", false),
                   .shape = {4, 8, 24},
-                  .output = COLO_SHARDED,
-                  .grad = COLO_PARTIAL,
+                  .output = COLO_OUTPUT_SHARDED,
+                  .grad = COLO_GRAD_PARTIAL,
                   .dtype = COLO_BF16,
                   .world = RANKS};
     colo_bridge_t *bridge = NULL;

@@ -152,11 +152,13 @@ static colo_status_t step_run(const step_t *s, cudaStream_t stream)
     colo_tensor_t targets = colo_tensor_cuda(s->at[TARGETS], COLO_I64, 0, 1, (int64_t[]){T});
     colo_tensor_t d_h = colo_tensor_cuda(s->at[D_HIDDEN], COLO_F32, 0, 2, (int64_t[]){T, H});
     colo_tensor_t d_w = colo_tensor_cuda(s->at[D_WEIGHT], COLO_F32, 0, 2, (int64_t[]){V, H});
-    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &targets, -1, NULL};
-    colo_linear_upstream_t up = {COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .mean = true};
+    colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &hidden, &targets, -1,
+                                         NULL};
+    colo_linear_logprob_upstream_t up = {COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,
+                                         .mean = true};
     colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT,
                               .logp = T_CUDA_TENSOR(s->at[OUT], COLO_F32, 0, T)};
-    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, &d_h, &d_w, NULL};
+    colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT, &d_h, &d_w, NULL};
     return colo_linear_logprob_loss(s->linear, &batch, &up, &out, &grads, s->work, stream);
 }
 
@@ -172,7 +174,8 @@ T_CASE(a_captured_loss_follows_its_inputs)
         w[i] = (float)(2 * t_uniform(&rng) - 1);
     for (int i = 0; i < ARRAYS; i++)
         s.at[i] = gpu_put(i == WEIGHT ? w : NULL, bytes_of[i]);
-    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H, .mem = COLO_CUDA};
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
+                                .mem = COLO_MEM_CUDA};
     hc.device = 0;
     assert_ok(colo_lm_head_create(&s.head, &hc, NULL));
     colo_tensor_t weight = colo_tensor_cuda(s.at[WEIGHT], COLO_F32, 0, 2, (int64_t[]){V, H});
@@ -182,7 +185,8 @@ T_CASE(a_captured_loss_follows_its_inputs)
     config.logprob.chunk_size = 64;
     config.d_weight_add = false;
     assert_ok(colo_linear_logprob_create(&s.linear, &config, s.head, t_self()));
-    assert_ok(colo_linear_logprob_workspace_size(s.linear, COLO_LINEAR_LOSS, T, -1, &bytes));
+    assert_ok(
+        colo_linear_logprob_workspace_size(s.linear, COLO_LINEAR_LOGPROB_LOSS, T, -1, &bytes));
     s.work = gpu_put(NULL, bytes);
     assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     step_inputs(&s);

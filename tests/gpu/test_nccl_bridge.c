@@ -52,8 +52,8 @@ T_CASE_ON_GPUS(gpus, boxes_of_several_mebibytes_arrive)
         t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
                       .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
                       .shape = {gpus > 4 ? gpus : 4, 2048, 512},
-                      .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
-                      .grad = COLO_PARTIAL,
+                      .output = k % 2 ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED,
+                      .grad = COLO_GRAD_PARTIAL,
                       .dtype = COLO_F32,
                       .axes = t_axes[k / 2],
                       .stride = k == 5 ? T_PADDED : T_TIGHT};
@@ -88,9 +88,9 @@ static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
         for (int k = 0; k < 3; k++) {
             t_case_t c =
                 t_between(t_pairs[i].src, t_pairs[i].dst, t_pairs[i].b, t_pairs[i].n, t_pairs[i].h);
-            c.output = k == 1 ? COLO_SHARDED : COLO_FULL_SEQ;
-            c.grad = COLO_PARTIAL;
-            c.algo = COLO_COLLECTIVE;
+            c.output = k == 1 ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
+            c.grad = COLO_GRAD_PARTIAL;
+            c.algo = COLO_ALGO_COLLECTIVE;
             c.dtype = k == 2 ? COLO_BF16 : COLO_F32;
             c.axes = t_axes[k];
             c.stride = (t_stride_t)(i % T_STRIDE_COUNT);
@@ -153,7 +153,7 @@ T_CASE_ON_GPUS(gpus, a_bridge_of_the_other_memory_is_refused_and_the_comm_lives)
     rank_try(t_case_config(&c, &src, &dst, &config));
     rank_check(colo_bridge_create(&bridge, &config, r->gpus) < 0 && !bridge);
     rank_check(colo_comm_check(r->gpus) == COLO_OK);
-    config.mem = COLO_CUDA;
+    config.mem = COLO_MEM_CUDA;
     rank_check(colo_bridge_create(&bridge, &config, r->host) < 0 && !bridge);
     return colo_comm_check(r->host);
 }
@@ -177,10 +177,10 @@ T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_
         t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
                       .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
                       .shape = {gpus, 64, 64},
-                      .output = COLO_FULL_SEQ,
-                      .grad = COLO_PARTIAL,
+                      .output = COLO_OUTPUT_FULL_SEQ,
+                      .grad = COLO_GRAD_PARTIAL,
                       .dtype = COLO_F32,
-                      .algo = k ? COLO_COLLECTIVE : COLO_EXACT};
+                      .algo = k ? COLO_ALGO_COLLECTIVE : COLO_ALGO_EXACT};
         const size_t part = (size_t)2 * 64 * 64 * 4; /* of a destination rank: two samples */
         t_gpu_owner_t o = {.live = 0};
         colo_bridge_t *bridge = NULL;
@@ -219,8 +219,8 @@ T_CASE_ON_GPUS(gpus, an_allocator_without_memory_is_an_error_on_all_ranks)
     t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
                   .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
                   .shape = {gpus, 8, 4},
-                  .output = COLO_FULL_SEQ,
-                  .grad = COLO_PARTIAL,
+                  .output = COLO_OUTPUT_FULL_SEQ,
+                  .grad = COLO_GRAD_PARTIAL,
                   .dtype = COLO_F32};
     for (int k = 0; k < 3; k++) {
         const bool fails = r->rank == 1;

@@ -32,9 +32,9 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     T_ENDS(ref_part_free) ref_part_t part = {0};
     rank_try(colo_comm_set_check(r->gpus, 2));
-    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
+    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_MEM_CUDA));
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, r->rank,
-                  p->backward && c->output == COLO_FULL_SEQ);
+                  p->backward && c->output == COLO_OUTPUT_FULL_SEQ);
     for (int step = 0; step < 2; step++) { /* broken, then kept */
         T_GPU_CALL(k);
         rank_try(t_gpu_call_make(&k, r, c, 0, p->backward));
@@ -88,7 +88,7 @@ T_CASE(replicas_that_differ_break_a_contract_that_names_them)
 T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 {
     t_case_t c = t_between("dp=2", "tp=1,cp=2,dp=1", 4, 8, 3);
-    c.grad = COLO_DISJOINT;
+    c.grad = COLO_GRAD_DISJOINT;
     /* zigzag of 8 rows over cp 2: rank 0 owns rows 0 1 6 7, rank 1 rows 2 3 4 5 */
     run_contract(
         &(contract_t){c, true, 0, 1, 3, 2, {"rank 0", "row 3 of sample 1", "DISJOINT"}, false});
@@ -125,7 +125,7 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     cudaGraph_t graph;
     void *far = NULL, *near = calloc(1, 4096);
     rank_try(colo_comm_set_check(r->gpus, p->level));
-    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
+    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_MEM_CUDA));
     rank_try(t_gpu_call_make(&k, r, &c, 0, false));
     const int32_t other = r->device == 0; /* the label of a device that is not this rank's */
     if (culprit && r->device != 0) {      /* something of device 0 */
@@ -199,7 +199,7 @@ T_CASE_ON_GPUS(RANKS, a_misaligned_view_is_carried_exactly)
     t_case_t c = t_between("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     c.dtype = COLO_BF16;
-    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
+    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_MEM_CUDA));
     for (size_t shift = 0; shift <= 14; shift += 2)
         for (int pass = 0; pass < 2; pass++) {
             T_ENDS(t_placed_free) t_placed_t in = {0}, out = {0};

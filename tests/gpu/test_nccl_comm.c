@@ -91,9 +91,9 @@ T_CASE_ON_GPUS(gpus, collectives_have_the_bits_of_the_host)
                 if (counts[i] > 1000 && t_left_out(rep++))
                     continue;
                 gathers += kind == GATHER;
-                rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_SUM, false));
+                rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_REDOP_SUM, false));
                 if (kind == REDUCE || kind == SCATTER)
-                    rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_MAX, kind == REDUCE));
+                    rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_REDOP_MAX, kind == REDUCE));
             }
     rank_try(t_gpu_quiet(r)); /* all have freed */
     rank_try(colo_comm_barrier(r->gpus, r->stream));
@@ -141,7 +141,7 @@ T_CASE_ON_GPUS(gpus, a_reduction_uses_the_staging_that_it_is_lent)
         rank_cuda(cudaMalloc((void **)&stage, need + GUARD));
         rank_cuda(t_to_device(stage, back, need + GUARD));
         colo_comm_set_stage(r->gpus, stage, need);
-        rank_try(one_op(r, kind, n, COLO_F32, COLO_SUM, false));
+        rank_try(one_op(r, kind, n, COLO_F32, COLO_REDOP_SUM, false));
         colo_comm_set_stage(r->gpus, NULL, 0);
         rank_cuda(cudaMemcpy(back, stage, need + GUARD, cudaMemcpyDeviceToHost));
         for (size_t k = 0; k < need + GUARD; k++)
@@ -149,7 +149,7 @@ T_CASE_ON_GPUS(gpus, a_reduction_uses_the_staging_that_it_is_lent)
         cudaFree(stage);
         free(back);
         rank_check(used > 0 && spilled == 0);
-        rank_try(one_op(r, kind, n, COLO_F32, COLO_SUM, false)); /* of its own again */
+        rank_try(one_op(r, kind, n, COLO_F32, COLO_REDOP_SUM, false)); /* of its own again */
     }
     return COLO_OK;
 }
@@ -160,7 +160,7 @@ T_CASE_ON_GPUS(gpus, a_maximum_keeps_a_nan)
     rank_cuda(cudaMalloc((void **)&d, sizeof v));
     rank_cuda(t_to_device(d, v, sizeof v));
     rank_try(t_gpu_quiet(r));
-    rank_try(colo_comm_all_reduce(r->gpus, d, d, 3, COLO_F32, COLO_MAX, r->stream));
+    rank_try(colo_comm_all_reduce(r->gpus, d, d, 3, COLO_F32, COLO_REDOP_MAX, r->stream));
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaMemcpy(v, d, sizeof v, cudaMemcpyDeviceToHost));
     cudaFree(d);
@@ -250,10 +250,10 @@ T_CASE_ON_BARE_GPUS(gpus, a_borrowed_communicator_works_and_stays_whole)
     rank_try(colo_comm_broadcast(r->host, &id, sizeof id, COLO_U8, 0, NULL));
     rank_check(init(&theirs, r->size, id, r->rank) == ncclSuccess);
     rank_try(colo_comm_create_nccl_borrowed(theirs, r->host, &r->gpus));
-    rank_try(one_op(r, REDUCE, 1000, COLO_BF16, COLO_SUM, true));
+    rank_try(one_op(r, REDUCE, 1000, COLO_BF16, COLO_REDOP_SUM, true));
     colo_comm_destroy(&r->gpus);
     rank_try(colo_comm_create_nccl_borrowed(theirs, r->host, &r->gpus)); /* it is still whole */
-    rank_try(one_op(r, GATHER, 1000, COLO_F32, COLO_SUM, false));
+    rank_try(one_op(r, GATHER, 1000, COLO_F32, COLO_REDOP_SUM, false));
     colo_comm_t *alone = NULL; /* the parent has other ranks than the ncclComm_t */
     rank_try(colo_comm_create_self(&alone));
     colo_comm_t *none = NULL;

@@ -100,7 +100,7 @@ T_CASE(a_wrong_device_on_one_rank_is_told_to_all)
 static colo_status_t host_pointer(t_gpu_rank_t *r, void *arg)
 {
     float v[16] = {0};
-    note(arg, r->rank, colo_comm_all_reduce(r->gpus, v, v, 8, COLO_F32, COLO_SUM, r->stream));
+    note(arg, r->rank, colo_comm_all_reduce(r->gpus, v, v, 8, COLO_F32, COLO_REDOP_SUM, r->stream));
     return COLO_OK;
 }
 
@@ -119,9 +119,9 @@ static colo_status_t differing(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaMalloc((void **)&d, 4096));
     rank_try(colo_comm_set_check(r->gpus, 2));
     int64_t n = r->rank == 1 ? 9 : 8;
-    note(arg, r->rank, colo_comm_all_reduce(r->gpus, d, d, n, COLO_F32, COLO_SUM, r->stream));
+    note(arg, r->rank, colo_comm_all_reduce(r->gpus, d, d, n, COLO_F32, COLO_REDOP_SUM, r->stream));
     rank_try(colo_comm_check(r->gpus));
-    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_SUM, r->stream));
+    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_REDOP_SUM, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
     cudaFree(d);
     return COLO_OK;
@@ -141,7 +141,7 @@ static colo_status_t abandoned(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaMalloc((void **)&d, 1 << 20));
     rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
     if (r->rank == 0) {                              /* enqueues and waits; no rank comes */
-        rank_try(colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_SUM, r->stream));
+        rank_try(colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_REDOP_SUM, r->stream));
         (void)cudaStreamSynchronize(r->stream);
         note(arg, 0, colo_comm_check(r->gpus));
     } else {
@@ -172,12 +172,13 @@ static colo_status_t torn(t_gpu_rank_t *r, void *arg)
     rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &fails));
     rank_try(t_gpu_quiet(r));
     if (r->rank == 0) { /* no other rank comes */
-        rank_try(colo_comm_all_reduce(sums, d, d, 8, COLO_F32, COLO_SUM, r->stream));
+        rank_try(colo_comm_all_reduce(sums, d, d, 8, COLO_F32, COLO_REDOP_SUM, r->stream));
         (void)cudaStreamSynchronize(r->stream);
         note(arg, 0, colo_comm_check(sums));
     } else if (r->rank == 1) {
         usleep(100000);
-        rank_check(colo_comm_all_reduce(fails, NULL, d, 8, COLO_F32, COLO_SUM, r->stream) < 0);
+        rank_check(colo_comm_all_reduce(fails, NULL, d, 8, COLO_F32, COLO_REDOP_SUM, r->stream) <
+                   0);
     }
     (void)colo_comm_barrier(r->host, NULL);
     colo_comm_destroy(&sums);
@@ -218,7 +219,7 @@ static colo_status_t enqueue_alone(t_gpu_rank_t *r, struct alone *a, float *d, c
     if (a->how == REPLAYED)
         return t_cuda(cudaGraphLaunch(exec, r->stream), "launch");
     if (a->how == EAGER)
-        return colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_SUM, r->stream);
+        return colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_REDOP_SUM, r->stream);
     colo_tensor_t x = colo_tensor_cuda(d, COLO_F32, r->device, 3, (int64_t[]){8 / r->size, 8, 2});
     colo_tensor_t y = colo_tensor_cuda(d + 1024, COLO_F32, r->device, 3, (int64_t[]){8, 8, 2});
     return colo_bridge_forward(bridge, &x, &y, r->stream);
@@ -243,8 +244,9 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     snprintf(text, sizeof text, "tp=%d", r->size);
     rank_try(colo_grid_parse(&g, text, r->size));
     rank_try(colo_layout_init_dst(&dst, &g));
-    colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src,       .dst = &dst,
-                                   .shape = {8, 8, 2, 0},   .dtype = COLO_F32, .mem = COLO_CUDA};
+    colo_bridge_config_t config = {
+        COLO_BRIDGE_CONFIG_INIT, .src = &src,       .dst = &dst,
+        .shape = {8, 8, 2, 0},   .dtype = COLO_F32, .mem = COLO_MEM_CUDA};
     rank_try(colo_bridge_create(&bridge, &config, r->gpus));
     if (a->how == OF_A_BRIDGE) { /* the first call of a way is compared: the host would wait */
         rank_try(enqueue_alone(r, a, d, exec, bridge));
@@ -307,7 +309,7 @@ T_CASE_ON_GPUS(gpus, work_queued_in_front_is_not_late)
     float *d;
     rank_cuda(cudaMalloc((void **)&d, 4096));
     rank_try(colo_comm_barrier(r->gpus, r->stream));
-    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_SUM, r->stream));
+    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_REDOP_SUM, r->stream));
     rank_try(t_gpu_quiet(r));
     rank_try(colo_comm_set_timeout(r->gpus, 300));
     if (r->rank == 0) {
@@ -317,7 +319,7 @@ T_CASE_ON_GPUS(gpus, work_queued_in_front_is_not_late)
     }
     rank_try(colo_comm_barrier(r->host, NULL));
     rank_cuda(cudaStreamWaitEvent(r->stream, slept, 0));
-    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_SUM, r->stream));
+    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_REDOP_SUM, r->stream));
     rank_try(t_gpu_quiet(r));
     usleep(100000);
     cudaFree(d);

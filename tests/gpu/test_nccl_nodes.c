@@ -51,13 +51,13 @@ static colo_status_t run_case(t_gpu_rank_t *r, const t_case_t *c, bool *relayed)
     const int earlier = inside;
     colo_bridge_t *bridge = NULL;
     rank_try(t_gpu_bridge(r, c, &bridge));
-    *relayed = relays(bridge, COLO_FORWARD) || relays(bridge, COLO_BACKWARD);
+    *relayed = relays(bridge, COLO_PASS_FORWARD) || relays(bridge, COLO_PASS_BACKWARD);
     for (int32_t i = 0; i < (c->steps ? c->steps : 1); i++) {
         rank_try(t_gpu_pass(r, bridge, c, i, false));
         rank_try(t_gpu_pass(r, bridge, c, i, true));
     }
-    rank_check(inside == earlier ||
-               (relays(bridge, COLO_BACKWARD) && colo_plan_addends(colo_bridge_plan(bridge)) > 1));
+    rank_check(inside == earlier || (relays(bridge, COLO_PASS_BACKWARD) &&
+                                     colo_plan_addends(colo_bridge_plan(bridge)) > 1));
     r->used = used;
     return t_gpu_end(r, &bridge);
 }
@@ -95,8 +95,8 @@ static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
     for (int k = 0; k < 2; k++) {
         t_case_t c = t_between("dp=2", "cp=2@2", 4, 256, 1024);
         bool relayed;
-        c.output = COLO_FULL_SEQ;
-        c.grad = k ? COLO_DISJOINT : COLO_PARTIAL;
+        c.output = COLO_OUTPUT_FULL_SEQ;
+        c.grad = k ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL;
         c.dtype = COLO_F32;
         c.axes = t_axes[k];
         c.stride = T_PADDED; /* not in place */
@@ -117,8 +117,8 @@ static colo_status_t large_sums(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = t_between("cp=2", "cp=3@1", 2, 120, 1024);
     bool relayed;
-    c.output = COLO_FULL_SEQ;
-    c.grad = COLO_PARTIAL;
+    c.output = COLO_OUTPUT_FULL_SEQ;
+    c.grad = COLO_GRAD_PARTIAL;
     c.dtype = COLO_BF16;
     c.stride = T_PADDED;
     return run_case(r, &c, &relayed);
@@ -144,10 +144,10 @@ static colo_status_t both_make(t_gpu_rank_t *r, const t_case_t *c, const t_ragge
         colo_layout_t src, dst;
         colo_bridge_config_t config;
         rank_try(t_case_config(c, &src, &dst, &config));
-        config.mem = COLO_CUDA;
+        config.mem = COLO_MEM_CUDA;
         config.one_level = !two;
         rank_try(colo_bridge_create(&b->bridge[two], &config, r->gpus));
-        rank_check(two || !relays(b->bridge[two], COLO_FORWARD));
+        rank_check(two || !relays(b->bridge[two], COLO_PASS_FORWARD));
         for (int i = 0; i < T_FOUR; i++) {
             const bool is_dst = i == T_Y2 || i == T_DY2, in = i == T_X2 || i == T_DY2;
             int64_t shape[3];
@@ -175,7 +175,7 @@ static colo_status_t both_ways(struct both *b, int two, cudaStream_t stream)
 
 static bool partial(const t_case_t *c)
 {
-    return c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
+    return c->output == COLO_OUTPUT_FULL_SEQ && c->grad == COLO_GRAD_PARTIAL;
 }
 
 /* The gradient that a bridge of host memory makes of the same d_y, on the same nodes. */
@@ -189,11 +189,11 @@ static colo_status_t gradient_on_host(t_gpu_rank_t *r, const t_case_t *c, const 
     COLO_AUTOFREE char *d_y = malloc(n + 1), *d_x = calloc(m + 1, 1);
     rank_check(d_y && d_x);
     rank_try(w->get(w->arg, d_y, in.data, n));
-    in.mem = out.mem = COLO_HOST;
+    in.mem = out.mem = COLO_MEM_HOST;
     in.device = out.device = -1;
     in.data = d_y;
     out.data = d_x;
-    rank_try(t_case_bridge(&bridge, c, r->host, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, c, r->host, COLO_MEM_HOST));
     rank_try(colo_bridge_backward(bridge, &in, &out, NULL));
     colo_bridge_destroy(&bridge);
     w->drop(w->arg, t[T_DX2].data);
@@ -213,11 +213,13 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
     cudaGraphExec_t exec;
     struct both b;
     rank_try(both_make(r, &g->c, &w, &b));
-    g->two[r->rank] += relays(b.bridge[1], COLO_FORWARD) + relays(b.bridge[1], COLO_BACKWARD);
+    g->two[r->rank] +=
+        relays(b.bridge[1], COLO_PASS_FORWARD) + relays(b.bridge[1], COLO_PASS_BACKWARD);
     rank_try(both_ways(&b, 0, r->stream));
     rank_try(t_gpu_quiet(r));
     if (partial(&g->c)) {
-        (void)colo_plan_sums(colo_bridge_plan(b.bridge[1]), COLO_BACKWARD, true, &g->sums[r->rank]);
+        (void)colo_plan_sums(colo_bridge_plan(b.bridge[1]), COLO_PASS_BACKWARD, true,
+                             &g->sums[r->rank]);
         rank_try(gradient_on_host(r, &g->c, &w, b.t[0]));
     }
     rank_try(t_gpu_quiet(r));
@@ -244,8 +246,8 @@ static void captured_pairs(void (*runs)(t_gpu_fn fn, void *arg, size_t bytes))
     int32_t two = 0, sums = 0;
     for (int k = 0; k < 6; k++) {
         struct captured g = {.c = t_between(pairs[k % 2].src, pairs[k % 2].dst, 8, 16, 6)};
-        g.c.output = k < 2 ? COLO_SHARDED : COLO_FULL_SEQ;
-        g.c.grad = k < 4 ? COLO_DISJOINT : COLO_PARTIAL;
+        g.c.output = k < 2 ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
+        g.c.grad = k < 4 ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL;
         g.c.axes = "th";
         g.c.dtype = COLO_F32;
         runs(replays, &g, sizeof g);
@@ -293,8 +295,8 @@ static colo_status_t reserved(t_gpu_rank_t *r, void *arg)
     const colo_segments_t s = t_ragged_segments(&t);
     rank_try(colo_bridge_set_segments(bridge, &s, &batch));
     rank_try(t_gpu_quiet(r));
-    rank_try(t_ragged_pass(batch, &t, &o, r->gpus, COLO_FORWARD));
-    rank_try(t_ragged_pass(batch, &t, &o, r->gpus, COLO_BACKWARD));
+    rank_try(t_ragged_pass(batch, &t, &o, r->gpus, COLO_PASS_FORWARD));
+    rank_try(t_ragged_pass(batch, &t, &o, r->gpus, COLO_PASS_BACKWARD));
     rank_check(colo_bridge_workspace_size(bridge) == first);
     colo_batch_destroy(&batch);
     t_ragged_free(&t);
@@ -367,8 +369,8 @@ static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
     static const int64_t widths[] = {4, 24, 0, 2};
     t_case_t c = t_between("dp=2", "cp=2@2", 4, 16, 4);
     colo_bridge_t *bridge = NULL;
-    c.output = COLO_FULL_SEQ;
-    c.grad = COLO_DISJOINT;
+    c.output = COLO_OUTPUT_FULL_SEQ;
+    c.grad = COLO_GRAD_DISJOINT;
     c.dtype = COLO_F32;
     rank_try(t_gpu_bridge(r, &c, &bridge));
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {

@@ -31,7 +31,7 @@ static colo_status_t replay(t_gpu_rank_t *r, const t_case_t *c, int64_t late)
 {
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     T_GPU_STEP(step);
-    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
+    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_MEM_CUDA));
     rank_try(t_gpu_step_capture(&step, r, c, bridge));
     rank_try(t_gpu_step_replay(&step, t_scaled(1000), late));
     return t_gpu_quiet(r);
@@ -39,13 +39,13 @@ static colo_status_t replay(t_gpu_rank_t *r, const t_case_t *c, int64_t late)
 
 T_CASE_ON_GPUS(gpus, captured_calls_replay_a_thousand_times_with_new_inputs)
 {
-    const t_case_t c = the_case(COLO_SHARDED);
+    const t_case_t c = the_case(COLO_OUTPUT_SHARDED);
     return replay(r, &c, 0);
 }
 
 T_CASE_ON_GPUS(gpus, captured_calls_replay_while_ranks_are_late_at_random)
 {
-    const t_case_t c = the_case(COLO_FULL_SEQ); /* PARTIAL: sums, too */
+    const t_case_t c = the_case(COLO_OUTPUT_FULL_SEQ); /* PARTIAL: sums, too */
     return replay(r, &c, 1);
 }
 
@@ -59,7 +59,7 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     t_gpu_call_t call[2];
     t_gpu_rank_t on[2] = {*r, *r};
-    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
+    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_MEM_CUDA));
     for (int i = 0; i < 2; i++) {
         rank_cuda(cudaStreamCreateWithFlags(&on[i].stream, cudaStreamNonBlocking));
         rank_try(t_gpu_call_make(&call[i], &on[i], c, 0, true));
@@ -83,11 +83,11 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
 
 T_CASE(two_streams_in_turn_keep_their_values)
 {
-    for (int algo = COLO_EXACT; algo <= COLO_COLLECTIVE; algo++) {
-        t_case_t c = the_case(COLO_FULL_SEQ);
+    for (int algo = COLO_ALGO_EXACT; algo <= COLO_ALGO_COLLECTIVE; algo++) {
+        t_case_t c = the_case(COLO_OUTPUT_FULL_SEQ);
         c.shape = (ref_shape_t){8, 512, 256};
         c.algo = (colo_algo_t)algo;
-        c.grad = COLO_PARTIAL;
+        c.grad = COLO_GRAD_PARTIAL;
         assert_ok(t_gpus_run(gpus, false, in_turn, &c));
     }
 }
@@ -111,7 +111,7 @@ T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
     t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
                   .dst = t_side_ordered(0, 1, gpus, 1, false),
                   .shape = {4 * gpus, 2048, 2048}, /* staging exceeds FIRST_CALL_PER_RANK's */
-                  .output = COLO_SHARDED,
+                  .output = COLO_OUTPUT_SHARDED,
                   .dtype = COLO_F32,
                   .axes = "sbh"};
     colo_layout_t src, dst;
@@ -123,14 +123,14 @@ T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
     rank_cuda(cudaGetDeviceCount(&devices));
     const size_t sharers = (size_t)((r->size - r->device + devices - 1) / devices);
     rank_try(t_case_config(&c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
+    config.mem = COLO_MEM_CUDA;
     rank_try(colo_bridge_create(&first, &config, r->gpus)); /* connects: NCCL takes what it takes */
     size_t free0, free1, free2;
     rank_try(free_bytes(r, &free0));
     rank_try(colo_bridge_create(&bridge, &config, r->gpus));
     rank_try(free_bytes(r, &free1));
     const size_t workspace = colo_bridge_workspace_size(bridge);
-    const int64_t missing = t_plan_bytes(colo_bridge_plan(bridge), COLO_FORWARD).recv;
+    const int64_t missing = t_plan_bytes(colo_bridge_plan(bridge), COLO_PASS_FORWARD).recv;
     if (free0 > free1 && /* the driver takes 2 MiB at a time */
         free0 - free1 > sharers * (workspace + (4u << 20)))
         return colo_fail(COLO_ERR_STATE,
@@ -188,8 +188,8 @@ T_CASE_ON_GPUS(gpus, a_reduction_larger_than_its_staging_sums_in_windows)
     rank_cuda(t_to_device(v, host, bytes));
     rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
     rank_try(free_bytes(r, &before));
-    rank_try(colo_comm_reduce_scatter(r->gpus, v, own, part, COLO_F32, COLO_SUM, r->stream));
-    rank_try(colo_comm_all_reduce(r->gpus, v, v, n - 1, COLO_F32, COLO_SUM, r->stream));
+    rank_try(colo_comm_reduce_scatter(r->gpus, v, own, part, COLO_F32, COLO_REDOP_SUM, r->stream));
+    rank_try(colo_comm_all_reduce(r->gpus, v, v, n - 1, COLO_F32, COLO_REDOP_SUM, r->stream));
     rank_try(free_bytes(r, &behind));
     if (before > behind + sharers * STAGING + FIRST_CALL_PER_RANK * (size_t)gpus)
         return colo_fail(COLO_ERR_STATE, "reductions of %zu bytes took %zu", bytes,
@@ -291,7 +291,7 @@ static void watch(void *arg)
 /* Else each comm could fill one GPU with kernels that wait for a GPU which the other comm fills. */
 static colo_status_t two_comms(t_gpu_rank_t *r, void *arg)
 {
-    const t_case_t c = the_case(COLO_SHARDED);
+    const t_case_t c = the_case(COLO_OUTPUT_SHARDED);
     struct held h = {0};
     colo_comm_t *comm[2] = {r->gpus};
     cudaStream_t stream[2] = {r->stream};
@@ -345,7 +345,7 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     T_GPU_CALL(k);
     cudaGraph_t graph;
-    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
+    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_MEM_CUDA));
     c.shape.b = 4;
     rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){4, 8, 3, 0}));
     rank_try(t_gpu_call_make(&k, r, &c, 0, false));

@@ -33,7 +33,7 @@ static colo_tensor_t tensor(void *p)
 static void expect(const colo_tensor_t *g, float factor, float plus)
 {
     float got[N];
-    assert_int_equal(g->mem, COLO_CUDA);
+    assert_int_equal(g->mem, COLO_MEM_CUDA);
     assert_int_equal(g->device, 0);
     gpu_get(got, g->data, sizeof got);
     for (int i = 0; i < N; i++)

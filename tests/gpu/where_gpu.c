@@ -50,7 +50,7 @@ static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, colo_
     const size_t n = (size_t)c->op.count, bytes = n * sizeof(double);
     colo_status_t st = everyone(c, send, from, stream);
     double *sum = calloc(n + 1, sizeof *sum), *one = malloc(bytes + 8);
-    rank_check(c->op.dtype == COLO_F64 && c->op.param == COLO_SUM);
+    rank_check(c->op.dtype == COLO_F64 && c->op.param == COLO_REDOP_SUM);
     for (int32_t r = 0; r < c->size && st == COLO_OK && n > 0; r++) {
         st = quiet(cudaMemcpy(one, (const double *)from[r] + (size_t)c->rank * n, bytes,
                               cudaMemcpyDeviceToHost));
@@ -154,5 +154,5 @@ static int32_t device(void)
     return 0;
 }
 
-where_t where = {COLO_CUDA,         32,   put, get,  drop,   group_of,
+where_t where = {COLO_MEM_CUDA,     32,   put, get,  drop,   group_of,
                  colo_comm_destroy, need, set, wait, device, NULL};

@@ -106,5 +106,5 @@ static int need(void)
     return t_gpus_enough(2) ? 0 : T_EXIT_SKIP;
 }
 
-where_t where = {COLO_CUDA,         1,    put, get,  drop,   group_of,
+where_t where = {COLO_MEM_CUDA,     1,    put, get,  drop,   group_of,
                  colo_comm_destroy, need, set, wait, device, stream};

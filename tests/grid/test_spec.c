@@ -274,17 +274,17 @@ T_CASE(printing_stays_inside_any_capacity)
 
 T_CASE(printing_a_grid_of_too_many_dims_reads_those_there_are)
 {
-    colo_dim_t dims[COLO_MAX_DIMS];
+    colo_dim_t dims[COLO_DIMS_MAX];
     colo_grid_t g;
-    char name[COLO_MAX_DIMS][2], text[100];
-    for (int i = 0; i < COLO_MAX_DIMS; i++) {
+    char name[COLO_DIMS_MAX][2], text[100];
+    for (int i = 0; i < COLO_DIMS_MAX; i++) {
         name[i][0] = (char)('a' + i);
         name[i][1] = '\0';
         dims[i] = (colo_dim_t){name[i], 1};
     }
-    assert_ok(colo_grid_init(&g, dims, COLO_MAX_DIMS, 0, 0));
-    g.ndims = COLO_MAX_DIMS + 1;
-    assert_int_equal(colo_grid_print(&g, text, sizeof text), COLO_MAX_DIMS * 4 - 1);
+    assert_ok(colo_grid_init(&g, dims, COLO_DIMS_MAX, 0, 0));
+    g.ndims = COLO_DIMS_MAX + 1;
+    assert_int_equal(colo_grid_print(&g, text, sizeof text), COLO_DIMS_MAX * 4 - 1);
 }
 
 /* ---- fuzz ---- */

@@ -354,7 +354,7 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
                                 .dst = &dst,
                                 .shape = {16, 8, 4, 0},
                                 .dtype = COLO_BF16,
-                                .output = COLO_SHARDED,
+                                .output = COLO_OUTPUT_SHARDED,
                                 .ranks_per_node = want[i].per_node};
         drawn m = {want[i].topology, want[i].bind, (int)want[i].per_host, {0}, {0}};
         T_ENDS(colo_topology_destroy) colo_topology_t *p = place_of(&m, 8);
@@ -407,16 +407,16 @@ T_CASE(what_does_not_fit_the_place_is_refused)
                             .dtype = COLO_BF16};
     colo_topology_traffic_t sum = {COLO_TOPOLOGY_TRAFFIC_INIT, 7, 7, 7, 7}, was = sum;
     assert_ok(colo_plan_create(&plan, &c, 15));
-    assert_fails(colo_topology_traffic(p, plan, COLO_FORWARD, &sum), COLO_ERR_ARG,
+    assert_fails(colo_topology_traffic(p, plan, COLO_PASS_FORWARD, &sum), COLO_ERR_ARG,
                  "outside the topology, [0, 8)");
-    assert_fails(colo_topology_traffic(p, NULL, COLO_FORWARD, &sum), COLO_ERR_ARG,
+    assert_fails(colo_topology_traffic(p, NULL, COLO_PASS_FORWARD, &sum), COLO_ERR_ARG,
                  "the plan is NULL");
     assert_fails(colo_topology_traffic(p, plan, (colo_pass_t)2, &sum), COLO_ERR_ARG,
                  "pass 2 is neither");
     assert_memory_equal(&sum, &was, sizeof sum);
     sum.total = was.total = INT64_MAX;
     T_ENDS(colo_topology_destroy) colo_topology_t *all = place_of(&machines[0], 16);
-    assert_fails(colo_topology_traffic(all, plan, COLO_FORWARD, &sum), COLO_ERR_ARG,
+    assert_fails(colo_topology_traffic(all, plan, COLO_PASS_FORWARD, &sum), COLO_ERR_ARG,
                  "more than 2^63 bytes");
     assert_memory_equal(&sum, &was, sizeof sum);
 }

@@ -134,14 +134,14 @@ static colo_status_t stream_follow(void *s, int32_t event, colo_stream_t from, b
 __typeof__(colo_device_for) __real_colo_device_for, __wrap_colo_device_for;
 colo_status_t __wrap_colo_device_for(colo_mem_t mem, const colo_device_t **device)
 {
-    *device = mem == COLO_HOST ? &recording : &gpu;
+    *device = mem == COLO_MEM_HOST ? &recording : &gpu;
     return COLO_OK;
 }
 
 void device_init(void)
 {
     const colo_device_t *table = NULL;
-    (void)__real_colo_device_for(COLO_HOST, &table);
+    (void)__real_colo_device_for(COLO_MEM_HOST, &table);
     host = recording = *table;
     recording.alloc = alloc;
     recording.free = release;

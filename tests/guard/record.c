@@ -88,8 +88,8 @@ static void make_partial(job_t *j, uint64_t *r)
         t_side_ordered((int)t_below(r, T_ORDERS), 1 + t_below(r, 2), 1, 1 + t_below(r, 4), true);
     c->dst = t_side_ordered((int)t_below(r, T_ORDERS), tp, cp, dp, false);
     c->shape = (ref_shape_t){1 + t_below(r, 5), 2 * cp * (1 + t_below(r, 2)), 1 + t_below(r, 3)};
-    c->output = COLO_FULL_SEQ;
-    c->grad = COLO_PARTIAL;
+    c->output = COLO_OUTPUT_FULL_SEQ;
+    c->grad = COLO_GRAD_PARTIAL;
     c->dtype = floats[t_below(r, 5)];
     c->world = 0;
 }
@@ -155,7 +155,7 @@ static void make_job(job_t *j, int64_t number, uint64_t seed)
     j->one_level = t_chance(r, 10);
     j->reshapes = t_chance(r, 15);
     j->ranks_per_node = t_chance(r, 25) ? 1 + t_below(r, 4) : 0;
-    if (t_chance(r, j->c.grad == COLO_PARTIAL ? 60 : 40))
+    if (t_chance(r, j->c.grad == COLO_GRAD_PARTIAL ? 60 : 40))
         make_nodes(j, r);
     j->transport = t_chance(r, 15) ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
     if (t_chance(r, 20))
@@ -349,7 +349,7 @@ static colo_status_t tensors_make(const job_t *j, bool backward, int64_t rank, i
             t_buffer_t *b = &t->buffer[out][t->n];
             rank_try(j->kind == RAGGED ? ragged_tensor(j, role, rank, i, b)
                                        : uniform_tensor(j, role, rank, salt, b));
-            b->t.mem = j->gpu ? COLO_CUDA : COLO_HOST;
+            b->t.mem = j->gpu ? COLO_MEM_CUDA : COLO_MEM_HOST;
             t->tensor[out][t->n] = b->t;
             memory_is(b->raw, b->bytes, names[role][i], j->registered[role]);
         }
@@ -418,7 +418,7 @@ static bool create(const job_t *j, colo_comm_t *comm, colo_bridge_t **bridge)
     if (!said("config", j->kind == RAGGED ? t_ragged_config(&j->r, &src, &dst, &config)
                                           : t_case_config(&j->c, &src, &dst, &config)))
         return false;
-    config.mem = j->gpu ? COLO_CUDA : COLO_HOST;
+    config.mem = j->gpu ? COLO_MEM_CUDA : COLO_MEM_HOST;
     config.transport = j->transport;
     config.one_level = j->one_level;
     config.ranks_per_node = j->ranks_per_node;

@@ -127,9 +127,9 @@ colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side)
     for (int axis = 0; axis < 3; axis++)
         for (int k = 0; k < side->nsplits[axis]; k++) {
             const ref_split_t *sp = &side->split[axis][k];
-            colo_split_kind_t kind = sp->cut == REF_ZIGZAG ? COLO_ZIGZAG
-                                     : sp->cut == REF_CEIL ? COLO_CEIL
-                                                           : COLO_BLOCK;
+            colo_split_kind_t kind = sp->cut == REF_ZIGZAG ? COLO_SPLIT_ZIGZAG
+                                     : sp->cut == REF_CEIL ? COLO_SPLIT_CEIL
+                                                           : COLO_SPLIT_BLOCK;
             if (axis == 1 && sp->context)
                 COLO_TRY(colo_layout_split_context(layout, sp->dim, kind));
             else
@@ -168,14 +168,14 @@ t_case_t t_pair_case(const t_pair_t *p, int64_t src_order, int64_t dst_order)
 t_case_t t_collective(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
 {
     t_case_t c = t_between(src, dst, b, n, h);
-    c.algo = COLO_COLLECTIVE;
+    c.algo = COLO_ALGO_COLLECTIVE;
     return c;
 }
 
 void t_case_kind(t_case_t *c, int kind)
 {
-    c->output = kind % 3 == 0 ? COLO_SHARDED : COLO_FULL_SEQ;
-    c->grad = kind < 2 ? COLO_DISJOINT : COLO_PARTIAL;
+    c->output = kind % 3 == 0 ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
+    c->grad = kind < 2 ? COLO_GRAD_DISJOINT : COLO_GRAD_PARTIAL;
 }
 
 int32_t t_case_world(const t_case_t *c)
@@ -228,7 +228,7 @@ colo_status_t t_buffer_make(t_buffer_t *b, const char *axes, colo_dtype_t dtype,
     int32_t nd = (int32_t)strlen(axes);
     colo_tensor_t *t = &b->t;
     t->dtype = dtype;
-    t->mem = COLO_HOST;
+    t->mem = COLO_MEM_HOST;
     t->device = -1;
     t->ndim = nd;
     for (int32_t i = 0; i < nd; i++)
@@ -280,7 +280,7 @@ colo_status_t t_buffer_put(const t_ragged_where_t *w, t_buffer_t *b)
     if (!w)
         return COLO_OK;
     rank_try(w->put(w->arg, b->raw, b->bytes, &b->there));
-    b->t.mem = COLO_CUDA;
+    b->t.mem = COLO_MEM_CUDA;
     b->t.device = w->device;
     b->t.data = b->there;
     return COLO_OK;
@@ -315,7 +315,7 @@ unsigned char *t_buffer_at(const t_buffer_t *b, const char *axes, int64_t ns, in
 
 static bool is_partial(const t_case_t *c)
 {
-    return c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
+    return c->output == COLO_OUTPUT_FULL_SEQ && c->grad == COLO_GRAD_PARTIAL;
 }
 
 /* What the oracle says that the features of one row of a rank's tensor hold. */
@@ -354,7 +354,7 @@ static void parts_of(const t_case_t *c, t_role_t role, int64_t rank, ref_part_t 
     bool at_src = role == T_X || role == T_DX;
     const ref_side_t *side = at_src ? &c->src : &c->dst;
     ref_part_make(own, side, c->shape, rank, false);
-    ref_part_make(part, side, c->shape, rank, !at_src && c->output == COLO_FULL_SEQ);
+    ref_part_make(part, side, c->shape, rank, !at_src && c->output == COLO_OUTPUT_FULL_SEQ);
 }
 
 colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt, bool fill,
@@ -454,13 +454,13 @@ colo_status_t t_stand_make(t_stand_t *s, const t_case_t *c, colo_comm_t *comm)
     s->rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     if (c->check)
         COLO_TRY(colo_comm_set_check(comm, c->check));
-    COLO_TRY(t_case_bridge(&s->bridge, c, comm, COLO_HOST));
+    COLO_TRY(t_case_bridge(&s->bridge, c, comm, COLO_MEM_HOST));
     return t_stand_fill(s, 0);
 }
 
 colo_status_t t_stand_call(t_stand_t *s, colo_pass_t pass)
 {
-    return (pass == COLO_FORWARD ? colo_bridge_forward : colo_bridge_backward)(
+    return (pass == COLO_PASS_FORWARD ? colo_bridge_forward : colo_bridge_backward)(
         s->bridge, &t_stand_in(s, pass)->t, &t_stand_out(s, pass)->t, NULL);
 }
 
@@ -507,7 +507,7 @@ colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c)
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     if (c->check)
         COLO_TRY(colo_comm_set_check(world, c->check));
-    COLO_TRY(t_case_bridge(&bridge, c, world, COLO_HOST));
+    COLO_TRY(t_case_bridge(&bridge, c, world, COLO_MEM_HOST));
     int64_t rank = colo_comm_world_rank(world, colo_comm_rank(world));
     for (int32_t i = 0; i < (c->steps ? c->steps : 1); i++)
         COLO_TRY(t_case_step(bridge, rank, c, i));
@@ -577,9 +577,9 @@ const char *t_case_text(const t_case_t *c)
     n += t_side_text(&c->dst, text + n, cap - n);
     snprintf(text + n, cap - n, " | B%lld N%lld H%lld %s %s %s %s %s stride %d]",
              (long long)c->shape.b, (long long)c->shape.n, (long long)c->shape.h,
-             c->output == COLO_SHARDED ? "SHARDED" : "FULL_SEQ",
-             c->grad == COLO_PARTIAL ? "PARTIAL" : "DISJOINT",
-             c->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE", colo_dtype_name(c->dtype),
+             c->output == COLO_OUTPUT_SHARDED ? "SHARDED" : "FULL_SEQ",
+             c->grad == COLO_GRAD_PARTIAL ? "PARTIAL" : "DISJOINT",
+             c->algo == COLO_ALGO_EXACT ? "EXACT" : "COLLECTIVE", colo_dtype_name(c->dtype),
              axes_of(c->axes), (int)c->stride);
     return text;
 }
@@ -592,7 +592,7 @@ colo_status_t t_case_lacking_rank(colo_comm_t *world, void *arg)
     rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
     if (rank >= 2)
         return COLO_OK;
-    rank_check(t_case_bridge(&bridge, arg, sub, COLO_HOST) == COLO_ERR_MISSING && !bridge);
+    rank_check(t_case_bridge(&bridge, arg, sub, COLO_MEM_HOST) == COLO_ERR_MISSING && !bridge);
     rank_check(says(rank == 0 ? "rank 2" : "rank 3"));
     rank_check(colo_comm_check(sub) == COLO_OK);
     return COLO_OK;

@@ -164,11 +164,11 @@ colo_status_t t_stand_fill(t_stand_t *s, int64_t salt);
 colo_status_t t_stand_call(t_stand_t *s, colo_pass_t pass);
 static inline t_buffer_t *t_stand_in(t_stand_t *s, colo_pass_t pass)
 {
-    return &s->t[pass == COLO_FORWARD ? T_X : T_DY];
+    return &s->t[pass == COLO_PASS_FORWARD ? T_X : T_DY];
 }
 static inline t_buffer_t *t_stand_out(t_stand_t *s, colo_pass_t pass)
 {
-    return &s->t[pass == COLO_FORWARD ? T_Y : T_DX];
+    return &s->t[pass == COLO_PASS_FORWARD ? T_Y : T_DX];
 }
 /* What a pass wrote, or what it read, is what the oracle says. */
 colo_status_t t_stand_compare(t_stand_t *s, t_role_t role);

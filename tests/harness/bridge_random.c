@@ -158,10 +158,10 @@ t_case_t t_random_case(uint64_t seed, int64_t ranks, int64_t *src_table, int64_t
         random_map(r, &c.dst, n, dst_table);
     int64_t ds = ref_side_dp(&c.src), dd = ref_side_dp(&c.dst), dp = ds > dd ? ds : dd;
     c.shape = (ref_shape_t){t_chance(r, 40) ? dp : t_pick(r, 0, 2 * dp), n, t_pick(r, 1, 3)};
-    c.output = t_chance(r, 50) ? COLO_SHARDED : COLO_FULL_SEQ;
-    c.grad = t_chance(r, 50) ? COLO_PARTIAL : COLO_DISJOINT;
+    c.output = t_chance(r, 50) ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
+    c.grad = t_chance(r, 50) ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
     c.dtype = floats[t_below(r, 5)];
-    bool sums = c.output == COLO_FULL_SEQ && c.grad == COLO_PARTIAL;
+    bool sums = c.output == COLO_OUTPUT_FULL_SEQ && c.grad == COLO_GRAD_PARTIAL;
     if (!sums && t_chance(r, 15))
         c.dtype = (colo_dtype_t)t_pick(r, COLO_I8, COLO_I64);
     c.axes = axes[t_below(r, 4)];
@@ -178,10 +178,10 @@ t_case_t t_random_case(uint64_t seed, int64_t ranks, int64_t *src_table, int64_t
     t->sp += sp;
     t->any += scp || pp || sp;
     t->maps += map_src || map_dst;
-    t->full += c.output == COLO_FULL_SEQ;
-    t->sharded += c.output == COLO_SHARDED;
+    t->full += c.output == COLO_OUTPUT_FULL_SEQ;
+    t->sharded += c.output == COLO_OUTPUT_SHARDED;
     t->partial += sums && ref_side_addends(&c.dst) > 1;
-    t->disjoint += !sums && c.output == COLO_FULL_SEQ && ref_side_addends(&c.dst) > 1;
+    t->disjoint += !sums && c.output == COLO_OUTPUT_FULL_SEQ && ref_side_addends(&c.dst) > 1;
     t->features += c.src.nsplits[2] || c.dst.nsplits[2];
     t->offsets += c.src.offset || c.dst.offset;
     return c;

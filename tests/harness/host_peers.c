@@ -206,7 +206,7 @@ colo_status_t t_launcher_run(colo_direct_launcher_t *d, int pass, const colo_dir
     colo_status_t st = COLO_OK;
     const colo_device_t *device;
     find_peers(t, peer);
-    COLO_TRY(colo_device_for(COLO_HOST, &device));
+    COLO_TRY(colo_device_for(COLO_MEM_HOST, &device));
     for (int32_t i = 0; i < t->nexposed; i++)
         show(rank, t->exposed[i], call);
     pthread_mutex_lock(&lock);

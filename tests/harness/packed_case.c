@@ -183,7 +183,7 @@ colo_status_t t_packed_bridge(colo_bridge_t **bridge, const t_packed_t *t, colo_
                                          .dtype = t->dtype,
                                          .ranks_per_node = t->ranks_per_node,
                                          .max_rows = t->max_rows,
-                                         .mem = t->where ? COLO_CUDA : COLO_HOST,
+                                         .mem = t->where ? COLO_MEM_CUDA : COLO_MEM_HOST,
                                          .packed = true};
     return colo_bridge_create(bridge, &config, comm);
 }
@@ -257,9 +257,9 @@ int64_t t_packed_receives(const t_packed_t *t, int64_t rank, colo_pass_t pass)
 {
     T_ENDS(drop) block_t src = {0}, dst = {0};
     block_t *part[2] = {&src, &dst};
-    const int to = pass == COLO_FORWARD ? 1 : 0;
+    const int to = pass == COLO_PASS_FORWARD ? 1 : 0;
     const int64_t addends =
-        pass == COLO_BACKWARD && t_packed_sums(t) ? ref_packed_cp(&t->side[1]) : 1;
+        pass == COLO_PASS_BACKWARD && t_packed_sums(t) ? ref_packed_cp(&t->side[1]) : 1;
     int64_t n = 0;
     for (int k = 0; k < 2; k++)
         if (make(part[k], t, k, rank, false, true) < 0)
@@ -287,7 +287,7 @@ static colo_status_t one_message_per_peer(const colo_batch_t *batch, colo_pass_t
 colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_t *comm,
                             colo_pass_t pass)
 {
-    const bool back = pass == COLO_BACKWARD;
+    const bool back = pass == COLO_PASS_BACKWARD;
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
     T_ENDS(drop) block_t in = {0}, out = {0}, want = {0};
@@ -354,8 +354,8 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
     rank_check(rows[0] == ref_packed_rows(&t->side[0], rank, NULL, NULL) &&
                rows[1] == ref_packed_rows(&t->side[1], rank, NULL, NULL));
     rank_try(same_plan(*batch, t, rank));
-    rank_try(t_packed_pass(*batch, t, comm, COLO_FORWARD));
-    return t_packed_pass(*batch, t, comm, COLO_BACKWARD);
+    rank_try(t_packed_pass(*batch, t, comm, COLO_PASS_FORWARD));
+    return t_packed_pass(*batch, t, comm, COLO_PASS_BACKWARD);
 }
 
 colo_status_t t_packed_on(const t_packed_t *t, colo_comm_t *comm)

@@ -185,8 +185,8 @@ static void mark_part(court_t *k, int32_t rank, const ref_side_t *side, bool ful
 static void open_court(court_t *k, t_plans_t *w, colo_pass_t pass)
 {
     const t_case_t *c = w->c;
-    const bool back = pass == COLO_BACKWARD, full = c->output == COLO_FULL_SEQ,
-               partial = full && c->grad == COLO_PARTIAL;
+    const bool back = pass == COLO_PASS_BACKWARD, full = c->output == COLO_OUTPUT_FULL_SEQ,
+               partial = full && c->grad == COLO_GRAD_PARTIAL;
     if (w->n > MOST)
         abort();
     *k = (court_t){.w = w, .pass = pass, .ns = c->shape.n};

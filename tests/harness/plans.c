@@ -77,8 +77,8 @@ bool t_plans_balanced(t_plans_t *w, colo_pass_t pass)
 void t_plans_check(const t_case_t *c)
 {
     t_plans_t w;
-    bool ok = t_plans_make(&w, c) && t_plans_judge(&w, COLO_FORWARD) &&
-              (c->no_grad || t_plans_judge(&w, COLO_BACKWARD));
+    bool ok = t_plans_make(&w, c) && t_plans_judge(&w, COLO_PASS_FORWARD) &&
+              (c->no_grad || t_plans_judge(&w, COLO_PASS_BACKWARD));
     t_plans_free(&w);
     if (!ok)
         fail_msg("%s: %s", t_case_text(c), w.why);

@@ -49,15 +49,16 @@ colo_status_t t_ragged_config(const t_ragged_t *t, colo_layout_t *src, colo_layo
     src->positions = dst->positions = 0;
     dst->map = COLO_MAP_IDENTITY;
     dst->offset = 0;
-    *config = (colo_bridge_config_t){COLO_BRIDGE_CONFIG_INIT,
-                                     .src = src,
-                                     .dst = dst,
-                                     .shape = {.features = t->c.h},
-                                     .dtype = t_ragged_dtype(t, 0),
-                                     .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
-                                     .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT,
-                                     .ragged = true,
-                                     .placement = t->c.merged ? COLO_MERGED : COLO_PACKED};
+    *config = (colo_bridge_config_t){
+        COLO_BRIDGE_CONFIG_INIT,
+        .src = src,
+        .dst = dst,
+        .shape = {.features = t->c.h},
+        .dtype = t_ragged_dtype(t, 0),
+        .output = t->c.full ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED,
+        .grad = t->c.partial ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT,
+        .ragged = true,
+        .placement = t->c.merged ? COLO_PLACEMENT_MERGED : COLO_PLACEMENT_PACKED};
     return COLO_OK;
 }
 
@@ -67,7 +68,7 @@ colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     rank_try(t_ragged_config(t, &src, &dst, &config));
-    config.mem = o->where ? COLO_CUDA : COLO_HOST;
+    config.mem = o->where ? COLO_MEM_CUDA : COLO_MEM_HOST;
     config.ranks_per_node = o->ranks_per_node;
     config.max_rows = o->max_rows;
     return colo_bridge_create(bridge, &config, comm);
@@ -212,7 +213,7 @@ typedef struct blocks {
 static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
                               colo_comm_t *comm, colo_pass_t pass, blocks_t *b)
 {
-    const bool fwd = pass == COLO_FORWARD, sums = !fwd && t->c.full && t->c.partial;
+    const bool fwd = pass == COLO_PASS_FORWARD, sums = !fwd && t->c.full && t->c.partial;
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     colo_tensor_t ti[T_RAGGED_TENSORS], to[T_RAGGED_TENSORS];
     int32_t n = 0, which[T_RAGGED_TENSORS];
@@ -317,8 +318,8 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
         rank_check(adds ? b.minimum <= b.recv : b.minimum == b.recv);
     }
     rank_try(t_buffers_quiet(o->where));
-    rank_try(t_ragged_pass(*batch, t, o, comm, COLO_FORWARD));
-    return t_ragged_pass(*batch, t, o, comm, COLO_BACKWARD);
+    rank_try(t_ragged_pass(*batch, t, o, comm, COLO_PASS_FORWARD));
+    return t_ragged_pass(*batch, t, o, comm, COLO_PASS_BACKWARD);
 }
 
 colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm)
@@ -346,7 +347,7 @@ colo_status_t t_ragged_large(colo_comm_t *comm, const t_ragged_where_t *w,
     rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
     const colo_segments_t s = t_ragged_segments(&t);
     rank_try(colo_bridge_set_segments(bridge, &s, &batch));
-    rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
+    rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_PASS_BACKWARD));
     rank_try(w->quiet(w->arg));
     rank_check(partials(bridge) == (colo_comm_rank(comm) < 2 ? (size_t)1024 * 1028 * 8 : 0));
     return COLO_OK;

@@ -16,10 +16,10 @@ typedef struct alone {
     int64_t *targets;
     uint64_t hidden_version, weight_version;
     colo_tensor_t hidden, target, weight, dh, dw, of_logp, of_entropy;
-    colo_linear_batch_t batch;
+    colo_linear_logprob_batch_t batch;
     colo_logprob_out_t out;
-    colo_linear_grads_t grads;
-    colo_linear_upstream_t up;
+    colo_linear_logprob_grads_t grads;
+    colo_linear_logprob_upstream_t up;
     colo_linear_logprob_saved_t saved;
     void *buffer, *work, *gathered;
     void *all[10];
@@ -68,13 +68,14 @@ static inline void alone_init(alone_t *a, int64_t tokens, int64_t vocab, int64_t
     a->target = colo_tensor_host(a->targets, COLO_I64, 1, &tokens);
     a->dh = colo_tensor_host(a->d_h, COLO_F32, 2, (int64_t[]){tokens, hidden});
     a->dw = colo_tensor_host(a->d_w, COLO_F32, 2, (int64_t[]){vocab, hidden});
-    a->batch = (colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, &a->hidden, &a->target, -1, NULL};
+    a->batch = (colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT, &a->hidden, &a->target,
+                                             -1, NULL};
     a->of_logp = colo_tensor_host(a->logp, COLO_F32, 1, &tokens);
     a->of_entropy = colo_tensor_host(a->entropy, COLO_F32, 1, &tokens);
     a->out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &a->of_logp};
     a->saved = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};
-    a->grads = (colo_linear_grads_t){COLO_LINEAR_GRADS_INIT, &a->dh, &a->dw, NULL};
-    a->up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = 1};
+    a->grads = (colo_linear_logprob_grads_t){COLO_LINEAR_LOGPROB_GRADS_INIT, &a->dh, &a->dw, NULL};
+    a->up = (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = 1};
 }
 
 static inline void alone_free(alone_t *a)

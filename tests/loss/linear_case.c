@@ -38,7 +38,7 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
                          .arrays = true,
                          .factor = {1, 1, 1}};
     c->config = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    c->config.mode = COLO_LINEAR_LOGPROB;
+    c->config.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     c->bytes =
@@ -134,7 +134,7 @@ static memory_t memory_of(size_t bytes)
     /* all of it, but for the inside of a workspace of many mebibytes */
     memset(m.block, CANARY_BYTE, bytes < FILLED ? all : BEFORE + FILLED);
     memset(m.data + bytes, CANARY_BYTE, all - BEFORE - bytes);
-    m.there = where.mem == COLO_CUDA ? where.put(m.block, all) : NULL;
+    m.there = where.mem == COLO_MEM_CUDA ? where.put(m.block, all) : NULL;
     return m;
 }
 
@@ -275,7 +275,7 @@ static int64_t max_valid_of(const rank_t *k)
     return k->c->most_valid[k->d] > 0 ? k->c->most_valid[k->d] : k->c->max_valid;
 }
 
-static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
+static colo_status_t new_workspace(rank_t *k, colo_linear_logprob_pass_t pass)
 {
     size_t bytes;
     wait_for_device();
@@ -291,14 +291,14 @@ static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 /* What is left to backward of an upstream gradient in mode early. */
 static const double EARLY = 0.25;
 
-static colo_linear_upstream_t upstream_of(rank_t *k)
+static colo_linear_logprob_upstream_t upstream_of(rank_t *k)
 {
     const linear_case_t *c = k->c;
     for (int i = 0; i < 3; i++)
         k->d_up[i] = view(&k->up[i], sums_of(c), 1, &c->tokens);
     const colo_logprob_config_t *p = &c->config.logprob;
-    return (colo_linear_upstream_t){
-        COLO_LINEAR_UPSTREAM_INIT,
+    return (colo_linear_logprob_upstream_t){
+        COLO_LINEAR_LOGPROB_UPSTREAM_INIT,
         .logp = c->factor[0],
         .entropy = p->want_entropy ? c->factor[1] : 0,
         .loss = p->want_loss ? c->factor[2] : 0,
@@ -318,14 +318,14 @@ static uint64_t hash_bytes(const unsigned char *p, size_t n)
 }
 
 static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
-                                  const colo_linear_grads_t *grads)
+                                  const colo_linear_logprob_grads_t *grads)
 {
     linear_case_t *c = k->c;
     k->d_up[3] = view(&k->half, sums_of(c), 1, &(int64_t){1});
-    const colo_linear_upstream_t up =
-        c->config.mode == COLO_LINEAR_EARLY
-            ? (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .loss = EARLY / 0.5,
-                                       .d_loss = &k->d_up[3]}
+    const colo_linear_logprob_upstream_t up =
+        c->config.mode == COLO_LINEAR_LOGPROB_EARLY
+            ? (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT,
+                                               .loss = EARLY / 0.5, .d_loss = &k->d_up[3]}
             : upstream_of(k);
     wait_for_device();
     memory_fetch(&k->kept);
@@ -336,7 +336,7 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
             fill(c->config.d_weight_dtype, &k->d_w, k->rows * c->hidden, 0);
             fill(c->config.d_weight_dtype, &k->d_b, k->rows, 0);
         }
-        rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
+        rank_try(new_workspace(k, COLO_LINEAR_LOGPROB_BACKWARD));
         rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, memory_at(&k->work),
                                               where_stream()));
         wait_for_device();
@@ -375,14 +375,15 @@ static colo_status_t run_passes(rank_t *k)
     ids.data = (int64_t *)begin.data + 2 * T;
     const colo_support_t support = {&ids, &begin, &end};
     const colo_tensor_t class_weight = view(&k->class_weight, sums_of(c), 1, &c->columns[k->r]);
-    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT,
-                                 &hidden,
-                                 &targets,
-                                 max_valid_of(k),
-                                 c->support ? &support : NULL,
-                                 p->has_class_weight ? &class_weight : NULL};
-    colo_linear_grads_t grads = {COLO_LINEAR_GRADS_INIT, frozen_h ? NULL : &d_h,
-                                 frozen_w ? NULL : &d_w, frozen_w || !c->has_bias ? NULL : &d_b};
+    colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT,
+                                         &hidden,
+                                         &targets,
+                                         max_valid_of(k),
+                                         c->support ? &support : NULL,
+                                         p->has_class_weight ? &class_weight : NULL};
+    colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT, frozen_h ? NULL : &d_h,
+                                         frozen_w ? NULL : &d_w,
+                                         frozen_w || !c->has_bias ? NULL : &d_b};
     int64_t *counts = memory_at(&k->counts);
     const colo_dtype_t stat = sums_of(c);
     const colo_logprob_out_t out = {
@@ -403,8 +404,8 @@ static colo_status_t run_passes(rank_t *k)
     if (c->start_early)
         rank_try(colo_lm_head_start(k->head, where_stream()));
     if (c->loss_mode) {
-        const colo_linear_upstream_t up = upstream_of(k);
-        rank_try(new_workspace(k, COLO_LINEAR_LOSS));
+        const colo_linear_logprob_upstream_t up = upstream_of(k);
+        rank_try(new_workspace(k, COLO_LINEAR_LOGPROB_LOSS));
         rank_try(colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, memory_at(&k->work),
                                           where_stream()));
     } else {
@@ -414,13 +415,14 @@ static colo_status_t run_passes(rank_t *k)
                 rank_try(colo_linear_logprob_saved_size(k->linear, T, max_valid_of(k), &bytes));
                 k->kept = memory_of(bytes);
             }
-            rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
+            rank_try(new_workspace(k, keeps ? COLO_LINEAR_LOGPROB_FORWARD
+                                            : COLO_LINEAR_LOGPROB_INFERENCE));
             void *kept = memory_at(&k->kept), *work = memory_at(&k->work);
-            colo_linear_upstream_t up = upstream_of(k);
+            colo_linear_logprob_upstream_t up = upstream_of(k);
             up.logp /= EARLY;
             up.entropy /= EARLY;
             up.loss /= EARLY;
-            rank_try(keeps && c->config.mode == COLO_LINEAR_EARLY
+            rank_try(keeps && c->config.mode == COLO_LINEAR_LOGPROB_EARLY
                          ? colo_linear_logprob_early(k->linear, &batch, &up, &out, &saved, kept,
                                                      work, where_stream())
                          : colo_linear_logprob_forward(k->linear, &batch, &out,
@@ -439,9 +441,10 @@ static colo_status_t run_passes(rank_t *k)
     t_comm_stats(k->dp, &c->head_all[k->world]);
     if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
         void *sum_w = memory_at(&k->d_w), *sum_b = memory_at(&k->d_b);
+        rank_try(colo_comm_all_reduce(k->dp, sum_w, sum_w, k->rows * H, dw, COLO_REDOP_SUM,
+                                      where_stream()));
         rank_try(
-            colo_comm_all_reduce(k->dp, sum_w, sum_w, k->rows * H, dw, COLO_SUM, where_stream()));
-        rank_try(colo_comm_all_reduce(k->dp, sum_b, sum_b, k->rows, dw, COLO_SUM, where_stream()));
+            colo_comm_all_reduce(k->dp, sum_b, sum_b, k->rows, dw, COLO_REDOP_SUM, where_stream()));
     }
     return COLO_OK;
 }

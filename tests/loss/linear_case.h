@@ -33,7 +33,7 @@ typedef struct linear_case {
     int64_t start[LOSS_RANKS], columns[LOSS_RANKS];
     int64_t max_valid;              /* of every replica, */
     int64_t most_valid[LOSS_RANKS]; /* but of those where this is > 0 */
-    double factor[3];               /* of colo_linear_upstream_t */
+    double factor[3];               /* of colo_linear_logprob_upstream_t */
     bool arrays, mean;
     double prefill; /* what d_weight and d_bias hold before */
 

@@ -29,9 +29,9 @@ void linear_case_options(linear_case_t *c, unsigned bits)
 void linear_case_mode(linear_case_t *c, int mode)
 {
     const bool wide = c->dtype == COLO_F64; /* what is early of others is loss of those */
-    c->config.mode = mode == 1            ? COLO_LINEAR_KEEP
-                     : mode == 3 && !wide ? COLO_LINEAR_EARLY
-                                          : COLO_LINEAR_LOGPROB;
+    c->config.mode = mode == 1            ? COLO_LINEAR_LOGPROB_KEEP
+                     : mode == 3 && !wide ? COLO_LINEAR_LOGPROB_EARLY
+                                          : COLO_LINEAR_LOGPROB_LOGPROB;
     c->loss_mode = mode == 2 || (mode == 3 && wide);
 }
 
@@ -77,7 +77,7 @@ void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
     linear_case_shard(c, i % SHARD_KINDS);
     linear_case_options(c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | (i & 4 ? LINEAR_BIAS : 0) |
                                (i & 8 ? LINEAR_IGNORED : 0) | (i % 5 < 2 ? WITH_WEIGHTS : 0));
-    c->config.mode = COLO_LINEAR_EARLY;
+    c->config.mode = COLO_LINEAR_LOGPROB_EARLY;
     c->config.logits_dtype = i & 2 ? COLO_F32 : c->dtype;
     c->config.logprob.chunk_size = i & 1 ? 4 : 0;
     c->config.frozen_hidden = i % 5 == 4;

@@ -175,7 +175,7 @@ T_CASE(an_offset_of_5000_costs_no_digit)
 
 /* (5000 + z) / 0.7 is not on the grid of fp32, which has steps of 5e-4 there. The device makes x in
  * fp32. */
-T_CASE_IF(where.mem == COLO_HOST, an_offset_that_fp32_cannot_hold_costs_no_digit)
+T_CASE_IF(where.mem == COLO_MEM_HOST, an_offset_that_fp32_cannot_hold_costs_no_digit)
 {
     uint64_t rng = t_seed() + 9;
     for (int w = 0; w < 4; w++)

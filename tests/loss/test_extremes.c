@@ -86,8 +86,8 @@ static void ask_linear(const colo_linear_logprob_config_t *config, const colo_lm
             for (int pass = 0; pass < 3; pass++) {
                 size_t bytes = 0, saved = 0;
                 (void)colo_linear_logprob_chunk(linear, sizes[v]);
-                if (taken(colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass,
-                                                             sizes[t], sizes[v], &bytes)))
+                if (taken(colo_linear_logprob_workspace_size(
+                        linear, (colo_linear_logprob_pass_t)pass, sizes[t], sizes[v], &bytes)))
                     expect_at_least("workspace", bytes, 8 * (wide_t)sizes[t]);
                 if (taken(colo_linear_logprob_saved_size(linear, sizes[t], sizes[v], &saved)))
                     expect_at_least("saved", saved, 0);
@@ -110,11 +110,12 @@ T_CASE(linear_of_any_size_is_refused_or_has_room_for_its_tokens)
                 for (int options = 0; options < 48; options++) {
                     colo_linear_logprob_config_t config = {
                         COLO_LINEAR_LOGPROB_CONFIG_INIT,
-                        .mode = (colo_linear_mode_t)mode,
+                        .mode = (colo_linear_logprob_mode_t)mode,
                         .logits_dtype = floats[mode % 3],
                         .budget = (const size_t[]){0, 1, SIZE_MAX}[options % 3],
                         .frozen_hidden = options / 24,
-                        .share_d_weight = mode == COLO_LINEAR_EARLY && options / 12 % 2 == 0};
+                        .share_d_weight =
+                            mode == COLO_LINEAR_LOGPROB_EARLY && options / 12 % 2 == 0};
                     config.d_weight_add = options / 12 % 2;
                     config.d_weight_dtype = c.dtype == COLO_F64 ? COLO_F64 : COLO_F32;
                     config.logprob.logits.vocab = sizes[r];

@@ -49,7 +49,7 @@ static void check(loss_case_t *one)
     loss_case_free(one);
 }
 
-T_CASE_IF(where.mem == COLO_HOST, logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
+T_CASE_IF(where.mem == COLO_MEM_HOST, logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
 {
     static const int64_t vocabs[] = {256, 300};
     uint64_t rng = t_seed();
@@ -73,7 +73,7 @@ T_CASE_IF(where.mem == COLO_HOST, logits_in_segments_give_the_same_bits_on_1_2_4
 }
 
 /* Long enough for whole runs of the kernels on one rank and too short for them on eight. */
-T_CASE_IF(where.mem == COLO_CUDA, long_rows_in_segments_give_the_same_bits_on_a_gpu)
+T_CASE_IF(where.mem == COLO_MEM_CUDA, long_rows_in_segments_give_the_same_bits_on_a_gpu)
 {
     uint64_t rng = t_seed() + 1;
     loss_case_t c;

@@ -372,8 +372,8 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     lc.logprob.logits.vocab = 1000; /* 4096 bytes a row */
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
-    assert_int_equal(colo_linear_logprob_mode(linear, 100), COLO_LINEAR_KEEP);
-    assert_int_equal(colo_linear_logprob_mode(linear, 101), COLO_LINEAR_LOGPROB);
+    assert_int_equal(colo_linear_logprob_mode(linear, 100), COLO_LINEAR_LOGPROB_KEEP);
+    assert_int_equal(colo_linear_logprob_mode(linear, 101), COLO_LINEAR_LOGPROB_LOGPROB);
     /* never below 512 by itself; above, chunks of about the same size */
     assert_int_equal(colo_linear_logprob_chunk(linear, 500), 500);
     assert_int_equal(colo_linear_logprob_chunk(linear, 8192), 512);
@@ -387,13 +387,13 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     assert_int_equal(colo_linear_logprob_chunk(small, 0), 0);
     colo_linear_logprob_destroy(&small);
     for (int pass = 0; pass < 4; pass++)
-        assert_fails(colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass, INT64_MAX,
-                                                        -1, &bytes),
+        assert_fails(colo_linear_logprob_workspace_size(linear, (colo_linear_logprob_pass_t)pass,
+                                                        INT64_MAX, -1, &bytes),
                      COLO_ERR_ARG, "passes 2^63 bytes");
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);
     linear_case_init(&c, 2, 1, 7, 19, 5, COLO_F32, &rng);
-    c.config.mode = COLO_LINEAR_AUTO;
+    c.config.mode = COLO_LINEAR_LOGPROB_AUTO;
     linear_case_judge(&c, 1, "auto");
 }
 
@@ -405,7 +405,7 @@ T_CASE(replicas_that_keep_and_that_do_not_gather_alike)
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 2, 9, 19, 5, COLO_F32, &rng);
         linear_case_options(&c, WITH_ENTROPY | LINEAR_BIAS | LINEAR_SHARDED);
-        c.config.mode = COLO_LINEAR_AUTO;
+        c.config.mode = COLO_LINEAR_LOGPROB_AUTO;
         c.config.budget = 4 * 128; /* logits of four tokens, a row of 19 columns is 128 bytes */
         c.config.frozen_hidden = frozen;
         for (int64_t t = 3; t < 9; t++)
@@ -444,8 +444,8 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
 T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
 {
     enum { V = 50000, H = 64, T = 8 };
-    static const colo_linear_mode_t kinds[] = {COLO_LINEAR_LOGPROB, COLO_LINEAR_KEEP,
-                                               COLO_LINEAR_EARLY};
+    static const colo_linear_logprob_mode_t kinds[] = {
+        COLO_LINEAR_LOGPROB_LOGPROB, COLO_LINEAR_LOGPROB_KEEP, COLO_LINEAR_LOGPROB_EARLY};
     colo_comm_t *self = t_self();
     T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
@@ -459,7 +459,8 @@ T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
         lc.d_weight_dtype = COLO_BF16;
         lc.d_weight_add = false;
         assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
-        assert_ok(colo_linear_logprob_workspace_size(linear, COLO_LINEAR_BACKWARD, T, -1, &bytes));
+        assert_ok(colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, T, -1,
+                                                     &bytes));
         assert_true(bytes < (size_t)V * H * sizeof(float) / 2);
     }
 }

@@ -24,7 +24,7 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     size_t bytes, whole;
     T_ENDS(alone_free) alone_t a;
     alone_init(&a, ROWS, WORDS, H, NULL);
-    a.config.mode = COLO_LINEAR_EARLY;
+    a.config.mode = COLO_LINEAR_LOGPROB_EARLY;
     a.config.logprob.want_loss = true;
     a.config.d_weight_add = false;
     alone_make(&a);
@@ -35,7 +35,7 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     assert_true(bytes < whole);
     a.dw.data = a.d_w + H;
     a.out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .loss = &a.of_logp};
-    a.up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .loss = 1};
+    a.up = (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .loss = 1};
     assert_ok(alone_bind(&a));
     assert_fails(alone_early(&a), COLO_ERR_ARG, "saved.d_weight is NULL");
     a.saved.d_weight = a.d_w;
@@ -66,7 +66,7 @@ T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
 {
     T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     colo_linear_logprob_config_t lc = make_large(&head);
-    lc.mode = COLO_LINEAR_EARLY;
+    lc.mode = COLO_LINEAR_LOGPROB_EARLY;
     for (int i = 0; i < 3; i++) {
         const bool shared = i > 0;
         lc.logits_dtype = i > 1 ? COLO_BF16 : COLO_F32;
@@ -75,14 +75,14 @@ T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
         lc.d_weight_dtype = shared ? COLO_BF16 : COLO_F32;
         T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
         assert_ok(colo_linear_logprob_create(&linear, &lc, head, t_self()));
-        for (int pass = COLO_LINEAR_FORWARD; pass <= COLO_LINEAR_BACKWARD; pass++) {
+        for (int pass = COLO_LINEAR_LOGPROB_FORWARD; pass <= COLO_LINEAR_LOGPROB_BACKWARD; pass++) {
             const size_t products = 32 << 20, d_weight = shared ? (size_t)V * H * 2 : 0,
-                         d_hidden = pass == COLO_LINEAR_BACKWARD ? (size_t)T * H * 2 : 0,
-                         logits = pass == COLO_LINEAR_FORWARD ? (size_t)2 * 512 * V * 4 : 0;
+                         d_hidden = pass == COLO_LINEAR_LOGPROB_BACKWARD ? (size_t)T * H * 2 : 0,
+                         logits = pass == COLO_LINEAR_LOGPROB_FORWARD ? (size_t)2 * 512 * V * 4 : 0;
             size_t saved, work;
             assert_ok(colo_linear_logprob_saved_size(linear, T, -1, &saved));
-            assert_ok(
-                colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass, T, -1, &work));
+            assert_ok(colo_linear_logprob_workspace_size(linear, (colo_linear_logprob_pass_t)pass,
+                                                         T, -1, &work));
             assert_true(saved + work + products + d_weight + d_hidden <= (size_t)3 << 30);
             assert_true(work >= logits);
         }
@@ -102,7 +102,8 @@ T_CASE(loss_of_a_large_vocabulary_takes_at_most_1_3_GiB)
         T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
         assert_ok(colo_linear_logprob_create(&linear, &lc, head, t_self()));
         assert_int_equal(colo_linear_logprob_chunk(linear, T), i ? 1024 : 512);
-        assert_ok(colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOSS, T, -1, &work));
+        assert_ok(
+            colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOGPROB_LOSS, T, -1, &work));
         assert_true(work + products + d_hidden <= (size_t)13 * (1 << 30) / 10);
         assert_true(work >= 4096 * row);
     }

@@ -32,7 +32,7 @@ static void guard_case(linear_case_t *c, int32_t ranks, int32_t replicas, linear
     linear_case_init(c, ranks, replicas, T, V, H, COLO_F32, rng);
     c->config.logprob.chunk_size = T / chunks;
     c->config.logprob.want_entropy = true;
-    c->config.mode = mode == KEEP ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
+    c->config.mode = mode == KEEP ? COLO_LINEAR_LOGPROB_KEEP : COLO_LINEAR_LOGPROB_LOGPROB;
     c->loss_mode = mode == LOSS;
     for (int d = 0; d < replicas; d++)
         for (int64_t t = 0; valid && valid[d] >= 0 && t < T - valid[d]; t++)
@@ -175,7 +175,7 @@ T_CASE(reductions_have_staging_in_the_workspace)
     }
 }
 
-static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pass_t pass)
+static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_logprob_pass_t pass)
 {
     colo_comm_t *self = t_self();
     T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
@@ -183,7 +183,7 @@ static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pa
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = vocab, .hidden = H};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
     size_t bytes;
-    lc.mode = COLO_LINEAR_LOGPROB;
+    lc.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     lc.logprob.logits.vocab = vocab;
     lc.logprob.chunk_size = chunk;
     lc.logprob.want_entropy = lc.logprob.want_loss = lc.logprob.want_correct = true;
@@ -199,7 +199,7 @@ static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pa
 T_CASE(the_workspace_is_chunks_and_a_few_numbers_a_token)
 {
     const int64_t chunk = 128, vocab = 4096;
-    for (colo_linear_pass_t pass = 0; pass <= COLO_LINEAR_INFERENCE; pass++) {
+    for (colo_linear_logprob_pass_t pass = 0; pass <= COLO_LINEAR_LOGPROB_INFERENCE; pass++) {
         size_t small = query(16 * chunk, vocab, chunk, pass),
                large = query(64 * chunk, vocab, chunk, pass);
         size_t chunks = (size_t)(chunk * (2 * vocab + 3 * H)) * sizeof(float);

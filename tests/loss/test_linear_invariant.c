@@ -71,7 +71,7 @@ static void draw(linear_case_t *c, const sizes_t *of, colo_dtype_t dtype, int mo
                                     LINEAR_BIAS | LINEAR_IGNORED);
     linear_case_mode(&drawn, mode % 3);
     if (mode == 3) {
-        drawn.config.mode = COLO_LINEAR_EARLY;
+        drawn.config.mode = COLO_LINEAR_LOGPROB_EARLY;
         drawn.start_early = true;
     }
     drawn.config.logprob.segment = of->segment;
@@ -96,7 +96,7 @@ static void again(const linear_case_t *one, int32_t ranks, int64_t lo, int64_t h
     same_bits(&c, one, lo, mode);
 }
 
-T_CASE_IF(where.mem == COLO_HOST, a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
+T_CASE_IF(where.mem == COLO_MEM_HOST, a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
 {
     static const int64_t cuts[] = {0, 1, 5, TOKENS};
     uint64_t rng = t_seed();
@@ -116,7 +116,7 @@ T_CASE_IF(where.mem == COLO_HOST, a_head_in_segments_gives_the_same_bits_on_1_2_
         }
 }
 
-T_CASE_IF(where.mem == COLO_HOST, slices_of_d_hidden_in_segments_are_those_of_one_rank)
+T_CASE_IF(where.mem == COLO_MEM_HOST, slices_of_d_hidden_in_segments_are_those_of_one_rank)
 {
     uint64_t rng = t_seed() + 1;
     for (int mode = 0; mode < MODES; mode++) {
@@ -129,7 +129,7 @@ T_CASE_IF(where.mem == COLO_HOST, slices_of_d_hidden_in_segments_are_those_of_on
 }
 
 /* Long enough for whole runs of the kernels on one rank and too short for them on eight. */
-T_CASE_IF(where.mem == COLO_CUDA, long_segments_give_the_same_bits_on_ranks_that_share_a_gpu)
+T_CASE_IF(where.mem == COLO_MEM_CUDA, long_segments_give_the_same_bits_on_ranks_that_share_a_gpu)
 {
     static const sizes_t sizes = {37, 8 * 2064 - 40, 72, 2064};
     static const int64_t cuts[] = {0, 1, 12, 37};
@@ -149,7 +149,8 @@ T_CASE_IF(where.mem == COLO_CUDA, long_segments_give_the_same_bits_on_ranks_that
 }
 
 /* More rows than a chunk of the loss pass, and than one of backward. */
-T_CASE_IF(where.mem == COLO_HOST, sums_over_tokens_in_segments_do_not_depend_on_ranks_or_chunk_size)
+T_CASE_IF(where.mem == COLO_MEM_HOST,
+          sums_over_tokens_in_segments_do_not_depend_on_ranks_or_chunk_size)
 {
     uint64_t rng = t_seed() + 2;
     for (int mode = 0; mode < 3; mode += 2) {

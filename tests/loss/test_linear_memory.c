@@ -11,7 +11,7 @@
 enum { T = 96, V = 500, H = 16, CHUNK = 32 };
 
 /* Bytes that one training step allocates. */
-static size_t step(colo_linear_mode_t mode, bool loss_mode)
+static size_t step(colo_linear_logprob_mode_t mode, bool loss_mode)
 {
     T_ENDS(alone_free) alone_t a;
     alone_init(&a, T, V, H, t_self()); /* of a group of one: gathers to itself */
@@ -21,8 +21,8 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     a.config.logprob.chunk_size = CHUNK;
     a.config.logprob.want_entropy = true;
     a.out.entropy = &a.of_entropy;
-    a.up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .logp = -1, .entropy = 0.1,
-                                    .mean = true};
+    a.up = (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,
+                                            .entropy = 0.1, .mean = true};
     alone_make(&a);
     assert_ok(alone_bind(&a));
 
@@ -41,7 +41,8 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
 T_CASE(a_step_allocates_nothing)
 {
     for (int mode = 0; mode < 3; mode++) {
-        size_t bytes = step(mode == 1 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB, mode == 2);
+        size_t bytes =
+            step(mode == 1 ? COLO_LINEAR_LOGPROB_KEEP : COLO_LINEAR_LOGPROB_LOGPROB, mode == 2);
         if (bytes)
             fail_msg("mode %d: %zu bytes were allocated (one-hot targets: %zu)", mode, bytes,
                      (size_t)T * V * sizeof(int64_t));

@@ -12,7 +12,7 @@ static void make(linear_case_t *c, int32_t ranks, int mode, uint64_t *rng)
 {
     linear_case_init(c, ranks, 1, T, V, H, COLO_F32, rng);
     c->has_bias = true;
-    c->config.mode = mode == 1 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
+    c->config.mode = mode == 1 ? COLO_LINEAR_LOGPROB_KEEP : COLO_LINEAR_LOGPROB_LOGPROB;
     c->loss_mode = mode == 2;
     c->config.logprob.chunk_size = 4;
     c->config.logprob.want_entropy = true;
@@ -115,8 +115,8 @@ T_CASE(targets_outside_the_vocabulary_are_counted_and_nan)
 static void again(alone_t *a)
 {
     alone_make(a);
-    if (a->config.mode == COLO_LINEAR_EARLY) {
-        a->up = (colo_linear_upstream_t){COLO_LINEAR_UPSTREAM_INIT, .loss = 1};
+    if (a->config.mode == COLO_LINEAR_LOGPROB_EARLY) {
+        a->up = (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .loss = 1};
         assert_ok(alone_early(a));
     } else {
         assert_ok(alone_forward(a));
@@ -186,13 +186,14 @@ T_CASE(every_wrong_config_is_named)
            "expected the whole vocabulary");
     REFUSE((void)0, colo_linear_logprob_create(&none, &a.config, half, NULL), COLO_ERR_ARG,
            "group is NULL");
-    CONFIG(a.config.mode = (colo_linear_mode_t)9, a.head, "mode 9 is unknown");
+    CONFIG(a.config.mode = (colo_linear_logprob_mode_t)9, a.head, "mode 9 is unknown");
     CONFIG(a.config.d_hidden = (colo_d_hidden_t)9, a.head, "d_hidden 9 is unknown");
-    CONFIG((a.config.mode = COLO_LINEAR_EARLY,
+    CONFIG((a.config.mode = COLO_LINEAR_LOGPROB_EARLY,
             a.config.logits_dtype = a.config.d_weight_dtype = COLO_F64),
            wide, "mode early, but the head is f64");
-#define SHARE \
-    a.config.share_d_weight = true, a.config.mode = COLO_LINEAR_EARLY, a.config.d_weight_add = false
+#define SHARE                                                                  \
+    a.config.share_d_weight = true, a.config.mode = COLO_LINEAR_LOGPROB_EARLY, \
+    a.config.d_weight_add = false
     CONFIG((SHARE, a.config.frozen_weight = true), a.head, "d_weight frozen of f32");
     CONFIG((SHARE, a.config.d_weight_add = true), a.head, "d_weight added of f32");
     CONFIG((SHARE), half, "d_weight written of f32");
@@ -233,7 +234,7 @@ T_CASE(every_wrong_batch_is_named)
     BATCH(a.target.dtype = COLO_I32, COLO_ERR_ARG, "targets: dtype i32");
     BATCH((a.target.ndim = 2, a.target.shape[1] = a.target.stride[1] = 1), COLO_ERR_SHAPE,
           "targets: 2 axes");
-    BATCH((a.target.mem = COLO_CUDA, a.target.device = 0), COLO_ERR_ARG,
+    BATCH((a.target.mem = COLO_MEM_CUDA, a.target.device = 0), COLO_ERR_ARG,
           "targets: memory kind 1 on device 0, the head is kind 0");
     REFUSE((void)0,
            colo_linear_logprob_forward(a.linear, &a.batch, NULL, &a.saved, a.buffer, a.work, NULL),
@@ -277,7 +278,8 @@ T_CASE(every_wrong_backward_is_named)
     float bias[V];
     colo_tensor_t db = colo_tensor_host(bias, COLO_F32, 1, (int64_t[]){V});
 #define BACKWARD(change, status, text) REFUSE(change, alone_backward(&a), status, text)
-#define EARLY (a.config.mode = COLO_LINEAR_EARLY, a.config.logprob.want_loss = true, again(&a))
+#define EARLY \
+    (a.config.mode = COLO_LINEAR_LOGPROB_EARLY, a.config.logprob.want_loss = true, again(&a))
     REFUSE((void)0, colo_linear_logprob_backward(a.linear, &a.saved, NULL, &a.grads, a.work, NULL),
            COLO_ERR_ARG, "linear: upstream is NULL");
     BACKWARD(a.up.loss = 2, COLO_ERR_ARG, "upstream.loss is 2, config.want_loss is false");
@@ -375,7 +377,8 @@ T_CASE(forwards_may_wait_for_their_backward)
     colo_linear_logprob_saved_t first = a.saved, second = {COLO_LINEAR_LOGPROB_SAVED_INIT};
     COLO_AUTOFREE unsigned char *buffer = aligned_alloc(256, 1 << 16);
     colo_tensor_t hidden = colo_tensor_host(other, COLO_F32, 2, (int64_t[]){T, H});
-    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &a.target, -1, NULL};
+    colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &hidden, &a.target, -1,
+                                         NULL};
     assert_ok(colo_linear_logprob_forward(a.linear, &batch, &a.out, &second, buffer, a.work, NULL));
     a.saved = second;
     assert_ok(alone_backward(&a));
@@ -431,7 +434,8 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){rows, H});
     colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});
-    colo_linear_batch_t batch = {COLO_LINEAR_BATCH_INIT, &hidden, &target, -1, NULL};
+    colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &hidden, &target, -1,
+                                         NULL};
     const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = T_TENSOR(logp, COLO_F32, T)};
     logp[0] = 77;
     rank_try(colo_lm_head_bind(head, &weight, NULL, gathered));

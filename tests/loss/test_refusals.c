@@ -117,13 +117,13 @@ T_CASE(every_bad_tensor_is_refused_with_its_number)
     SHAPE(OF_LOGPROB, a.target.shape[0] = 3, "3 elements, expected [4]");
     SHAPE(OF_LOGPROB, a.target.ndim = 0, "0 axes");
     ARG(OF_LOGPROB, a.arg.targets = NULL, "targets: tensor is NULL");
-    ARG(OF_LOGPROB | OF_DISTILL, a.target.mem = COLO_CUDA, "targets: memory kind 1");
+    ARG(OF_LOGPROB | OF_DISTILL, a.target.mem = COLO_MEM_CUDA, "targets: memory kind 1");
     ARG(OF_GIVEN, a.arg.targets = NULL, "ids: tensor is NULL");
     ARG(OF_LARGEST, a.arg.targets = &a.target, "ids are given, config.topk chooses them");
     ARG(OF_GIVEN, a.target.dtype = COLO_I32, "ids: dtype i32, expected i64");
     SHAPE(OF_GIVEN, a.target.shape[1] = 1, "expected [4, 2]");
     SHAPE(OF_GIVEN, a.target.stride[1] = 2, "columns are 2 elements apart");
-    ARG(OF_GIVEN, a.target.mem = COLO_CUDA, "ids: memory kind 1");
+    ARG(OF_GIVEN, a.target.mem = COLO_MEM_CUDA, "ids: memory kind 1");
     ARG(OF_DISTILL, a.target.dtype = COLO_BF16, "targets: dtype bf16, expected f32 or");
     SHAPE(OF_DISTILL, a.target.shape[0] = 2, "targets: [2, 6], expected [4, 6]");
     SHAPE(OF_DISTILL, (a.target.shape[1] = 5, a.target.stride[0] = 6), "targets: [4, 5]");
@@ -140,7 +140,7 @@ T_CASE(every_bad_tensor_is_refused_with_its_number)
     SHAPE(OF_SAMPLING, a.d_logits.stride[0] = 5, "out: ");
     ARG(OF_SAMPLING, a.d_logits.data = a.z + 1, "out: overlaps the logits without being them");
     REJECT(OF_ALL & ~OF_LARGEST,
-           (a.logits.mem = a.target.mem = a.masked.mem = a.d_logits.mem = COLO_CUDA,
+           (a.logits.mem = a.target.mem = a.masked.mem = a.d_logits.mem = COLO_MEM_CUDA,
             a.logits.device = a.target.device = a.masked.device = a.d_logits.device = 0,
             a.out.logp = a.out.entropy = a.out.loss = a.out.correct = a.out.n_valid =
                 a.out.n_invalid = a.picks.logp = a.picks.ids = a.picks.n_invalid =
@@ -188,7 +188,7 @@ T_CASE(arrays_of_another_dtype_length_or_memory_are_refused)
         WRONG(shape[0]--, COLO_ERR_SHAPE, "expected [%d", (int)arrays[i].count);
         WRONG(shape[0]++, COLO_ERR_SHAPE, "%s", what);
         WRONG(ndim = 0, COLO_ERR_SHAPE, "0 axes, 1 elements, expected [%d", (int)arrays[i].count);
-        WRONG(mem = COLO_CUDA, COLO_ERR_ARG, "memory kind 1 on device -1, expected kind 0");
+        WRONG(mem = COLO_MEM_CUDA, COLO_ERR_ARG, "memory kind 1 on device -1, expected kind 0");
         WRONG(data = NULL, COLO_ERR_ARG, "data is NULL");
         if (arrays[i].count > 1)
             WRONG(stride[0]++, COLO_ERR_SHAPE, "elements apart, expected contiguous");
@@ -265,7 +265,7 @@ T_CASE(every_bad_backward_is_refused)
     REJECT_BACKWARD(OF_BACKWARD, a.d_logits.ndim = 1, COLO_ERR_SHAPE, "d_logits: 1 axes");
     REJECT_BACKWARD(OF_BACKWARD, a.d_logits.stride[0] = 5, COLO_ERR_SHAPE,
                     "5 elements apart and overlap");
-    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.mem = COLO_CUDA, COLO_ERR_ARG,
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.mem = COLO_MEM_CUDA, COLO_ERR_ARG,
                     "d_logits: memory kind 1");
     REJECT_BACKWARD(OF_BACKWARD, a.d_logits.data = NULL, COLO_ERR_ARG, "d_logits: data is NULL");
     REJECT_BACKWARD(OF_BACKWARD, a.d_logits.data = a.z + 1, COLO_ERR_ARG,

@@ -509,7 +509,7 @@ T_CASE(bad_means_are_refused_and_nothing_is_written)
         if (i % 4 == 0)
             of->dtype = COLO_F32; /* half of what is written */
         if (i % 4 == 1)
-            of->mem = COLO_CUDA;
+            of->mem = COLO_MEM_CUDA;
         if (i % 4 == 2)
             of->shape[0] = 0;
         if (i % 4 == 3)
@@ -609,7 +609,8 @@ T_CASE_ON_THREADS(3, ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
     rank_check(other == COLO_ERR_MISMATCH);
     rank_check(says("found a mean or sum by class weights on rank 0 and a mean or sum by count on "
                     "rank 1"));
-    rank_try(colo_comm_all_reduce(world, x, &again, 1, COLO_F64, COLO_SUM, NULL)); /* it lives on */
+    rank_try(colo_comm_all_reduce(world, x, &again, 1, COLO_F64, COLO_REDOP_SUM,
+                                  NULL)); /* it lives on */
     rank_check(again == 3);
     return COLO_OK;
 }

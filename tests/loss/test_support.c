@@ -163,7 +163,7 @@ T_CASE(special_values_of_a_list_and_no_others_count)
 /* On a GPU lists are not looked at by the host: token @nan is NaN then. */
 static void refuses(loss_case_t *c, const char *words, colo_status_t status, int nan)
 {
-    if (where.mem == COLO_HOST || (nan < 0 && c->ranks == 1)) {
+    if (where.mem == COLO_MEM_HOST || (nan < 0 && c->ranks == 1)) {
         assert_fails(loss_case_run(c), status, words);
     } else if (nan >= 0) {
         assert_ok(loss_case_run(c));

@@ -188,7 +188,7 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
     static float x[TOKENS * HIDDEN];
     static int64_t target[TOKENS], one[1];
     const int64_t shape[] = {TOKENS, HIDDEN};
-    colo_lm_head_t head = {.config = {.mem = COLO_CUDA, .device = 1}};
+    colo_lm_head_t head = {.config = {.mem = COLO_MEM_CUDA, .device = 1}};
     const struct colo_linear_logprob l = {.head = &head, .dtype = COLO_F32, .hidden = HIDDEN};
     const colo_tensor_t h = colo_tensor_cuda(x, COLO_F32, 1, 2, shape),
                         elsewhere = colo_tensor_cuda(x, COLO_F32, 0, 2, shape),
@@ -196,23 +196,25 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
                         t = colo_tensor_cuda(target, COLO_I64, 1, 1, shape),
                         id = colo_tensor_cuda(one, COLO_I64, 1, 1, (int64_t[]){1});
     const colo_support_t lists = {&id, &t, &t}; /* as long as the targets */
-    colo_linear_batch_t own;
+    colo_linear_logprob_batch_t own;
     /* no element is read: neither the targets, to be counted, nor the lists */
-    assert_ok(colo_linear_check_batch(&l,
-                                      &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &h,
-                                                             .targets = &t, .max_valid = 0,
-                                                             .support = &lists},
-                                      &own));
+    assert_ok(colo_linear_check_batch(
+        &l,
+        &(colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT, .hidden = &h, .targets = &t,
+                                       .max_valid = 0, .support = &lists},
+        &own));
     assert_fails(
-        colo_linear_check_batch(
-            &l, &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &elsewhere, .targets = &t},
-            &own),
+        colo_linear_check_batch(&l,
+                                &(colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT,
+                                                               .hidden = &elsewhere, .targets = &t},
+                                &own),
         COLO_ERR_ARG, "hidden: memory kind 1 on device 0, the head is kind 1 on device 1");
-    assert_fails(colo_linear_check_batch(
-                     &l,
-                     &(colo_linear_batch_t){COLO_LINEAR_BATCH_INIT, .hidden = &host, .targets = &t},
-                     &own),
-                 COLO_ERR_ARG, "hidden: memory kind 0");
+    assert_fails(
+        colo_linear_check_batch(&l,
+                                &(colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT,
+                                                               .hidden = &host, .targets = &t},
+                                &own),
+        COLO_ERR_ARG, "hidden: memory kind 0");
 }
 
 T_CASE(gradient_of_hidden_states_has_their_rows)
@@ -220,7 +222,7 @@ T_CASE(gradient_of_hidden_states_has_their_rows)
     static float x[TOKENS * HIDDEN], d[TOKENS * HIDDEN];
     const colo_comm_backend_t threads = {.name = "threads"};
     colo_comm_t group = group_of(&threads, 3);
-    colo_lm_head_t head = {.config = {.mem = COLO_HOST, .device = -1}};
+    colo_lm_head_t head = {.config = {.mem = COLO_MEM_HOST, .device = -1}};
     struct colo_linear_logprob l = {.head = &head,
                                     .dtype = COLO_F32,
                                     .hidden = HIDDEN,
@@ -228,7 +230,7 @@ T_CASE(gradient_of_hidden_states_has_their_rows)
                                     .config = {.frozen_weight = true}};
     const colo_tensor_t h = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){TOKENS, HIDDEN});
     colo_tensor_t d_h = colo_tensor_host(d, COLO_F32, 2, (int64_t[]){TOKENS - 1, HIDDEN});
-    const colo_linear_grads_t g = {COLO_LINEAR_GRADS_INIT, .d_hidden = &d_h};
+    const colo_linear_logprob_grads_t g = {COLO_LINEAR_LOGPROB_GRADS_INIT, .d_hidden = &d_h};
     assert_fails(colo_linear_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
                  "d_hidden: [1, 4], expected [2, 4]");
     l.config.d_hidden = COLO_D_HIDDEN_REDUCE_SCATTER;

@@ -31,8 +31,8 @@ extern where_t where;
 static inline colo_tensor_t where_tensor(void *data, colo_dtype_t dtype, int32_t ndim,
                                          const int64_t *shape)
 {
-    return where.mem == COLO_CUDA ? colo_tensor_cuda(data, dtype, where.device(), ndim, shape)
-                                  : colo_tensor_host(data, dtype, ndim, shape);
+    return where.mem == COLO_MEM_CUDA ? colo_tensor_cuda(data, dtype, where.device(), ndim, shape)
+                                      : colo_tensor_host(data, dtype, ndim, shape);
 }
 
 #define WHERE_ARRAY(data, dtype, ...) T_GIVEN(where_tensor(data, dtype, T_SHAPE(__VA_ARGS__)))

@@ -100,7 +100,7 @@ static inline void t_live_by(t_forked_t *me, t_life_fn body)
 static inline colo_status_t t_sum(t_forked_t *me, colo_comm_t *world)
 {
     float x = 1;
-    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_REDOP_SUM, NULL));
     rank_check(x == (float)me->page->size);
     return COLO_OK;
 }

@@ -58,7 +58,7 @@ T_CASE(messages_of_the_program_stay_its_own)
     MPI_Irecv(&got, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &any);
     int64_t x = me, sum = 0;
     for (int i = 0; i < 20; i++) {
-        assert_ok(colo_comm_all_reduce(c, &x, &sum, 1, COLO_I64, COLO_SUM, NULL));
+        assert_ok(colo_comm_all_reduce(c, &x, &sum, 1, COLO_I64, COLO_REDOP_SUM, NULL));
         assert_int_equal(sum, n * (n - 1) / 2);
         assert_int_equal(got, -1);
     }
@@ -169,7 +169,7 @@ static int after_finalize(void)
     colo_comm_t *c = NULL;
     int64_t x = 1, sum = 0;
     int wrong = 0;
-    if (colo_comm_all_reduce(kept, &x, &sum, 1, COLO_I64, COLO_SUM, NULL) < 0 || sum != n) {
+    if (colo_comm_all_reduce(kept, &x, &sum, 1, COLO_I64, COLO_REDOP_SUM, NULL) < 0 || sum != n) {
         fprintf(stderr, "after MPI_Finalize the sum is %d: %s\n", (int)sum, colo_last_error());
         wrong++;
     }

@@ -446,9 +446,9 @@ static colo_status_t on_two_hosts(colo_comm_t *world, const char *src, const cha
     colo_bridge_t *bridge = NULL;
     int32_t sends = 0, recvs = 0;
     c.dtype = COLO_F32;
-    c.output = COLO_FULL_SEQ;
+    c.output = COLO_OUTPUT_FULL_SEQ;
     c.steps = 2;
-    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_MEM_HOST));
     (void)colo_plan_relays(colo_bridge_plan(bridge), pass, true, &sends);
     (void)colo_plan_relays(colo_bridge_plan(bridge), pass, false, &recvs);
     colo_bridge_destroy(&bridge);
@@ -468,9 +468,9 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
     if (st == COLO_OK)
         st = gather_much(world);
     if (st == COLO_OK)
-        st = on_two_hosts(world, "dp=4", "tp=4", COLO_FORWARD);
+        st = on_two_hosts(world, "dp=4", "tp=4", COLO_PASS_FORWARD);
     if (st == COLO_OK) /* each host has one of the two addends */
-        st = on_two_hosts(world, "dp=2,tp=2", "cp=2,dp=2", COLO_BACKWARD);
+        st = on_two_hosts(world, "dp=2,tp=2", "cp=2,dp=2", COLO_PASS_BACKWARD);
     if (st < 0)
         fprintf(stderr, "rank %d: %s: %s\n", (int)rank, colo_status_name(st), colo_last_error());
     colo_comm_destroy(&world);

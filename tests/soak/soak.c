@@ -72,7 +72,7 @@ static colo_status_t run_world(soak_rank_t *rank, void *arg)
 static colo_status_t is_over(colo_comm_t *c, const soak_t *s, bool *over)
 {
     int64_t mine = colo_now() > s->until || (s->most && s->worlds >= s->most), any = 0;
-    rank_try(colo_comm_all_reduce(c, &mine, &any, 1, COLO_I64, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(c, &mine, &any, 1, COLO_I64, COLO_REDOP_MAX, NULL));
     *over = any;
     return COLO_OK;
 }

@@ -53,7 +53,7 @@ static int all_reduce(perf_engine_t *e, perf_group_t g, const void *send, void *
 {
     host_t *h = (host_t *)e;
     h->reduces++;
-    return colo_comm_all_reduce(h->group[g], send, recv, count, h->dtype, COLO_SUM, NULL);
+    return colo_comm_all_reduce(h->group[g], send, recv, count, h->dtype, COLO_REDOP_SUM, NULL);
 }
 
 static colo_status_t compare(const t_case_t *c, t_role_t role, int64_t rank, const void *out,
@@ -78,7 +78,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
                      .features = c->shape.h,
                      .elem = colo_dtype_size(c->dtype),
                      .batch_first = strcmp(c->axes, "sbh") != 0,
-                     .sharded = c->output == COLO_SHARDED,
+                     .sharded = c->output == COLO_OUTPUT_SHARDED,
                      .engine = &h.engine};
     perf_coll_init(&p);
     for (int g = 0; g < PERF_GROUPS; g++) {
@@ -132,9 +132,9 @@ T_CASE(both_ways_give_what_the_oracle_says)
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         for (int k = 0; k < 9; k++) {
             t_case_t c = t_between(pairs[i].src, pairs[i].dst, pairs[i].batch, 16, 3);
-            c.output = k < 3 ? COLO_SHARDED : COLO_FULL_SEQ;
-            c.grad = k < 6 ? COLO_PARTIAL : COLO_DISJOINT;
-            c.algo = COLO_COLLECTIVE;
+            c.output = k < 3 ? COLO_OUTPUT_SHARDED : COLO_OUTPUT_FULL_SEQ;
+            c.grad = k < 6 ? COLO_GRAD_PARTIAL : COLO_GRAD_DISJOINT;
+            c.algo = COLO_ALGO_COLLECTIVE;
             c.dtype = COLO_F32;
             c.axes = axes[k % 3];
             const t_case_t *p = &c;

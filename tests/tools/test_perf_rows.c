@@ -15,7 +15,7 @@ static perf_t asked(bool json)
 {
     return (perf_t){.shape = {16, 8192, 4096, 0},
                     .dtype = COLO_BF16,
-                    .output = COLO_SHARDED,
+                    .output = COLO_OUTPUT_SHARDED,
                     .warmup = 5,
                     .iters = 20,
                     .json = json};

@@ -96,8 +96,12 @@ static int read_bridge(info_ask_t *ask)
                                given->name);
 
     colo_plan_config_t *c = &ask->config;
-    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src,        .dst = &ask->dst,
-                              .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT,
+                              .src = &ask->src,
+                              .dst = &ask->dst,
+                              .dtype = COLO_BF16,
+                              .output = COLO_OUTPUT_FULL_SEQ,
+                              .grad = COLO_GRAD_PARTIAL};
     TOOL_TRY(tool_layouts(&options[OPT_SRC], &options[OPT_DST], NULL, INFO_PLANS_MAX, &ask->src,
                           &ask->dst));
     add_ranks(ask, &ask->src.grid);

@@ -72,7 +72,7 @@ static int add_row(const colo_topology_t *topology, info_table_t *t, int32_t a, 
 static int fill_table(const colo_topology_t *topology, const colo_grid_t *named,
                       const colo_grid_t *grid, colo_bind_t bind, info_table_t *t)
 {
-    int32_t dim[COLO_MAX_DIMS], n = 0;
+    int32_t dim[COLO_DIMS_MAX], n = 0;
     t->grid = *grid;
     t->bind = bind;
     for (int32_t d = 0; d < named->ndims; d++)
@@ -112,12 +112,12 @@ static int audit(const info_ask_t *ask, info_found_t *f)
 
 static int count_bridge(const info_ask_t *ask, info_found_t *f)
 {
-    for (int pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++)
+    for (int pass = COLO_PASS_FORWARD; pass <= COLO_PASS_BACKWARD; pass++)
         f->traffic[pass] = (colo_topology_traffic_t){COLO_TOPOLOGY_TRAFFIC_INIT};
     for (int64_t r = 0; r < ask->world; r++) {
         colo_plan_t *plan = NULL;
         colo_status_t st = colo_plan_create(&plan, &ask->config, r);
-        for (int pass = COLO_FORWARD; st == COLO_OK && pass <= COLO_BACKWARD; pass++)
+        for (int pass = COLO_PASS_FORWARD; st == COLO_OK && pass <= COLO_PASS_BACKWARD; pass++)
             st = colo_topology_traffic(f->topology, plan, (colo_pass_t)pass, &f->traffic[pass]);
         colo_plan_destroy(&plan);
         if (st < 0)

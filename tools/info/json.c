@@ -121,8 +121,8 @@ static json_t *traffic_of(const colo_topology_traffic_t *t)
 static json_t *bridge_of(const info_ask_t *ask, const info_found_t *f)
 {
     return json_pack("{s:o,s:o,s:o,s:o}", "src", spec_of(&ask->src.grid), "dst",
-                     spec_of(&ask->dst.grid), "forward", traffic_of(&f->traffic[COLO_FORWARD]),
-                     "backward", traffic_of(&f->traffic[COLO_BACKWARD]));
+                     spec_of(&ask->dst.grid), "forward", traffic_of(&f->traffic[COLO_PASS_FORWARD]),
+                     "backward", traffic_of(&f->traffic[COLO_PASS_BACKWARD]));
 }
 
 static json_t *rank_of(const colo_topology_t *topology, int64_t rank)

@@ -123,7 +123,7 @@ static void print_bridge(const info_ask_t *ask, const info_found_t *f)
     for (int w = 0; w < 2; w++) {
         const colo_topology_traffic_t *t = &f->traffic[w];
         char sent[24], numa[24], package[24], host[24];
-        printf("  %-8s  %12s  %12s  %12s  %12s\n", w == COLO_FORWARD ? "forward" : "backward",
+        printf("  %-8s  %12s  %12s  %12s  %12s\n", w == COLO_PASS_FORWARD ? "forward" : "backward",
                tool_bytes(sent, t->total), tool_bytes(numa, t->numa),
                tool_bytes(package, t->package), tool_bytes(host, t->host));
     }

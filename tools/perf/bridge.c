@@ -71,7 +71,7 @@ static int check(work_t *work, int64_t *wrong)
     TOOL_TRY(perf_rank_wait(r));
     RANK_CUDA(cudaMemcpy(&found, r->count, sizeof found, cudaMemcpyDeviceToHost));
     *wrong = (int64_t)found;
-    return perf_rank_reduce(r, wrong, COLO_SUM);
+    return perf_rank_reduce(r, wrong, COLO_REDOP_SUM);
 }
 
 static int poison(work_t *work)
@@ -199,7 +199,7 @@ static int64_t rows_for(const perf_t *p, const perf_pair_t *pair, int64_t bytes)
                   row = p->shape.features * (int64_t)colo_dtype_size(p->dtype);
     /* bytes of @step rows */
     const int64_t src = in * row * step / cs,
-                  dst = out * row * step / (p->output == COLO_SHARDED ? cd : 1);
+                  dst = out * row * step / (p->output == COLO_OUTPUT_SHARDED ? cd : 1);
     const int64_t n = bytes / (src > dst ? src : dst);
     return step * (n > 0 ? n : 1);
 }

@@ -169,8 +169,8 @@ static int read_bridge(perf_t *p, const tool_option_t *o)
     static const colo_dtype_t dtype[] = {COLO_BF16, COLO_F16, COLO_F32};
     int axis = 0, type = 0;
     p->shape = (colo_shape_t){16, 8192, 4096, 0};
-    p->output = COLO_SHARDED;
-    p->grad = COLO_PARTIAL;
+    p->output = COLO_OUTPUT_SHARDED;
+    p->grad = COLO_GRAD_PARTIAL;
     TOOL_TRY(tool_i64(&o[OPT_BATCH], 1, INT64_C(1) << 30, &p->shape.samples));
     TOOL_TRY(tool_i64(&o[OPT_SEQ], 1, INT64_C(1) << 40, &p->shape.rows));
     TOOL_TRY(tool_i64(&o[OPT_HIDDEN], 1, INT64_C(1) << 30, &p->shape.features));

@@ -129,7 +129,7 @@ static int repetitions(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, flo
     }
     RANK_CUDA(cudaEventDestroy(from));
     RANK_CUDA(cudaEventDestroy(to));
-    RANK_COLO(colo_comm_all_reduce(r->host, ms, ms, p->iters, COLO_F32, COLO_MAX, NULL));
+    RANK_COLO(colo_comm_all_reduce(r->host, ms, ms, p->iters, COLO_F32, COLO_REDOP_MAX, NULL));
     return TOOL_OK;
 }
 

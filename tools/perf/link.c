@@ -43,8 +43,8 @@ static int make_bridge(link_args_t *a, colo_comm_t *self)
     PERF_TRY(colo_layout_init_src(&src, &grid));
     PERF_TRY(colo_layout_init_dst(&dst, &grid));
     colo_bridge_config_t cfg = {
-        COLO_BRIDGE_CONFIG_INIT, .src = &src,      .dst = &dst,    .shape = {1, s, width, 0},
-        .dtype = COLO_BF16,      .mem = COLO_CUDA, .no_grad = true};
+        COLO_BRIDGE_CONFIG_INIT, .src = &src,          .dst = &dst,    .shape = {1, s, width, 0},
+        .dtype = COLO_BF16,      .mem = COLO_MEM_CUDA, .no_grad = true};
     PERF_TRY(colo_bridge_create(&a->bridge, &cfg, self));
     a->x = colo_tensor_cuda(a->span.src, COLO_BF16, 0, 3, (int64_t[]){1, s, width});
     a->y = a->x;

@@ -74,7 +74,7 @@ static int check(links_t *links, int64_t *wrong)
     TOOL_TRY(perf_rank_wait(r));
     RANK_CUDA(cudaMemcpy(&found, r->count, sizeof found, cudaMemcpyDeviceToHost));
     *wrong = (int64_t)found;
-    return perf_rank_reduce(r, wrong, COLO_SUM);
+    return perf_rank_reduce(r, wrong, COLO_REDOP_SUM);
 }
 
 static int line(links_t *links)

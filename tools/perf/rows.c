@@ -47,10 +47,10 @@ void perf_bridge_head(const perf_t *p, const perf_pair_t *pair, const char *axes
         "# algbw: size / time, busbw: what must arrive at the busiest rank / time, %%limit: push\n"
         "# or copy of the same bytes, the longer; (g): replayed in a CUDA graph, (v): a view, "
         "nothing moves\n",
-        pair->src_name, pair->dst_name, axes, p->output == COLO_SHARDED ? "sharded" : "full",
-        p->output == COLO_SHARDED ? ""
-        : p->grad == COLO_PARTIAL ? ", partial"
-                                  : ", disjoint",
+        pair->src_name, pair->dst_name, axes, p->output == COLO_OUTPUT_SHARDED ? "sharded" : "full",
+        p->output == COLO_OUTPUT_SHARDED ? ""
+        : p->grad == COLO_GRAD_PARTIAL   ? ", partial"
+                                         : ", disjoint",
         (long long)p->shape.samples, (long long)p->shape.features);
     printf("#%13s  %12s  %5s  %6s  %8s  %13s  %9s  %8s  %8s  %6s  %7s\n"
            "#%13s  %12s  %5s  %6s  %8s  %13s  %9s  %8s  %8s\n",
@@ -79,8 +79,8 @@ int perf_bridge_row(perf_t *p, const perf_row_t *r)
                   "s:f,s:f,s:f,s:I}",
                   "src", r->pair->src_name, "dst", r->pair->dst_name, "axes", r->axes, "dtype",
                   colo_dtype_name(p->dtype), "output",
-                  p->output == COLO_SHARDED ? "sharded" : "full", "grad",
-                  p->grad == COLO_PARTIAL ? "partial" : "disjoint", "batch",
+                  p->output == COLO_OUTPUT_SHARDED ? "sharded" : "full", "grad",
+                  p->grad == COLO_GRAD_PARTIAL ? "partial" : "disjoint", "batch",
                   (json_int_t)r->shape.samples, "seq", (json_int_t)r->shape.rows, "hidden",
                   (json_int_t)r->shape.features, "way", r->pass, "op", r->op, "replayed",
                   r->replayed, "view", r->view, "bytes", (json_int_t)r->bytes, "arrive_bytes",

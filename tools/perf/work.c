@@ -91,7 +91,7 @@ static int make_own(work_t *work)
     perf_rank_t *r = work->r;
     perf_t *p = r->all->p;
     perf_part_t own;
-    if (p->output == COLO_SHARDED || p->grad == COLO_PARTIAL || work->to.ns == 0)
+    if (p->output == COLO_OUTPUT_SHARDED || p->grad == COLO_GRAD_PARTIAL || work->to.ns == 0)
         return TOOL_OK;
     int64_t *rows = malloc((size_t)work->to.ns * sizeof *rows);
     if (!rows || perf_part_make(&own, &work->pair->dst, r->me, true, work->shape.samples,
@@ -111,13 +111,14 @@ static int make_parts(work_t *work)
 {
     perf_rank_t *r = work->r;
     const perf_t *p = r->all->p;
-    const bool full = p->output == COLO_FULL_SEQ;
+    const bool full = p->output == COLO_OUTPUT_FULL_SEQ;
     if (perf_part_make(&work->from, &work->pair->src, r->me, false, work->shape.samples,
                        work->shape.rows, false) < 0 ||
         perf_part_make(&work->to, &work->pair->dst, r->me, true, work->shape.samples,
                        work->shape.rows, full) < 0)
         return perf_rank_complain(r, "no memory");
-    work->addends = full && p->grad == COLO_PARTIAL ? colo_grid_extent(&work->pair->dst, "cp") : 0;
+    work->addends =
+        full && p->grad == COLO_GRAD_PARTIAL ? colo_grid_extent(&work->pair->dst, "cp") : 0;
     TOOL_TRY(list_on_device(r, &work->list[0], work->from.b, work->from.nb));
     TOOL_TRY(list_on_device(r, &work->list[1], work->from.s, work->from.ns));
     TOOL_TRY(list_on_device(r, &work->list[2], work->to.b, work->to.nb));
@@ -152,7 +153,7 @@ static int make_bridges(work_t *work)
     perf_t *p = r->all->p;
     colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &work->src, .dst = &work->dst,
                                 .shape = work->shape,    .dtype = p->dtype, .axes = work->axes,
-                                .output = p->output,     .grad = p->grad,   .mem = COLO_CUDA};
+                                .output = p->output,     .grad = p->grad,   .mem = COLO_MEM_CUDA};
     const colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT, .src = &work->src, .dst = &work->dst,
                                      .shape = work->shape,  .dtype = p->dtype, .output = p->output,
                                      .grad = p->grad};
@@ -161,25 +162,25 @@ static int make_bridges(work_t *work)
     if (r->all->reach)
         RANK_COLO(colo_bridge_create(&work->bridge[EXACT_PEER], &cfg, r->gpus));
     if (colo_plan_collective_check(&plan) == COLO_OK) {
-        cfg.algo = COLO_COLLECTIVE;
+        cfg.algo = COLO_ALGO_COLLECTIVE;
         RANK_COLO(colo_bridge_create(&work->bridge[COLLECTIVE], &cfg, r->gpus));
     }
     const colo_k_code_t x = perf_work_code(work, NULL, false, false, true),
                         d_y = perf_work_code(work, NULL, true, true, true);
     const colo_plan_t *found = colo_bridge_plan(work->bridge[EXACT_NCCL]);
     colo_plan_bytes_t bytes[2] = {{COLO_PLAN_BYTES_INIT}, {COLO_PLAN_BYTES_INIT}};
-    RANK_COLO(colo_plan_bytes(found, COLO_FORWARD, &bytes[COLO_FORWARD]));
-    RANK_COLO(colo_plan_bytes(found, COLO_BACKWARD, &bytes[COLO_BACKWARD]));
+    RANK_COLO(colo_plan_bytes(found, COLO_PASS_FORWARD, &bytes[COLO_PASS_FORWARD]));
+    RANK_COLO(colo_plan_bytes(found, COLO_PASS_BACKWARD, &bytes[COLO_PASS_BACKWARD]));
     int32_t nd = colo_bridge_src_shape(work->bridge[EXACT_NCCL], shape);
     TOOL_TRY(make_tensor(r, &work->x, p->dtype, nd, shape, 0, &x));
-    TOOL_TRY(make_tensor(r, &work->d_x, p->dtype, nd, shape, bytes[COLO_BACKWARD].recv, NULL));
+    TOOL_TRY(make_tensor(r, &work->d_x, p->dtype, nd, shape, bytes[COLO_PASS_BACKWARD].recv, NULL));
     nd = colo_bridge_dst_shape(work->bridge[EXACT_NCCL], shape);
-    TOOL_TRY(make_tensor(r, &work->y, p->dtype, nd, shape, bytes[COLO_FORWARD].recv, NULL));
+    TOOL_TRY(make_tensor(r, &work->y, p->dtype, nd, shape, bytes[COLO_PASS_FORWARD].recv, NULL));
     TOOL_TRY(make_tensor(r, &work->d_y, p->dtype, nd, shape, 0, &d_y));
     work->bytes = (int64_t)(perf_tensor_bytes(&work->x) > perf_tensor_bytes(&work->y)
                                 ? perf_tensor_bytes(&work->x)
                                 : perf_tensor_bytes(&work->y));
-    return perf_rank_reduce(r, &work->bytes, COLO_MAX);
+    return perf_rank_reduce(r, &work->bytes, COLO_REDOP_MAX);
 }
 
 /* The plan's messages as pushes, to the next rank first, so that no two begin at one receiver. */
@@ -199,8 +200,8 @@ static int make_pushes(work_t *work, int pass)
     work->local[pass] = b.local < in_bytes ? b.local : in_bytes;
     work->local[pass] = work->local[pass] < out_bytes ? work->local[pass] : out_bytes;
     work->mine[pass] = work->local[pass];
-    TOOL_TRY(perf_rank_reduce(r, &work->arrive[pass], COLO_MAX));
-    TOOL_TRY(perf_rank_reduce(r, &work->local[pass], COLO_MAX));
+    TOOL_TRY(perf_rank_reduce(r, &work->arrive[pass], COLO_REDOP_MAX));
+    TOOL_TRY(perf_rank_reduce(r, &work->local[pass], COLO_REDOP_MAX));
     memset(all->bytes[r->me], 0, sizeof all->bytes[r->me]);
     for (int32_t i = 0; i < n; i++)
         all->bytes[r->me][send[i].peer] = send[i].bytes;
@@ -239,7 +240,7 @@ static int make_collective(work_t *work)
                                .features = work->shape.features,
                                .elem = colo_dtype_size(p->dtype),
                                .batch_first = strcmp(work->axes, "sbh") != 0,
-                               .sharded = p->output == COLO_SHARDED,
+                               .sharded = p->output == COLO_OUTPUT_SHARDED,
                                .engine = &work->engine,
                                .x = work->x.data,
                                .y = work->y.data,

@@ -16,9 +16,9 @@ bars_side_t bars_side(const plan_ask_t *ask, int k)
         side.packing = (colo_packing_t){COLO_PACKING_INIT, .nseqs = b->tables.nseqs,
                                         .seq_len = b->tables.seq_len, .seq_dp = b->tables.seq_dp,
                                         .split = COLO_PACKING_ZIGZAG};
-    for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++)
-        if (!layout->split[COLO_ROWS][i].context)
-            side.sp *= layout->grid.extent[layout->split[COLO_ROWS][i].dim];
+    for (int i = 0; i < layout->nsplits[COLO_AXIS_ROWS]; i++)
+        if (!layout->split[COLO_AXIS_ROWS][i].context)
+            side.sp *= layout->grid.extent[layout->split[COLO_AXIS_ROWS][i].dim];
     return side;
 }
 
@@ -129,7 +129,7 @@ const char *bars_ranks(char out[48], int64_t *first, const bars_side_t *side, in
     if (first)
         *first = owner;
     for (int64_t r = ask->first; ask->world <= PLAN_PART_MAX && r < ask->world; r++) {
-        int64_t x[COLO_MAX_DIMS];
+        int64_t x[COLO_DIMS_MAX];
         if (!colo_layout_holds(side->layout, r) || colo_grid_coords(grid, r, x) != COLO_OK ||
             (dp >= 0 && x[dp] != bars_replica(side, q)) ||
             (cp >= 0 && owner >= 0 && x[cp] != owner))

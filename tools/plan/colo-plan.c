@@ -166,7 +166,7 @@ static int read_stage(const tool_option_t *o, const char *grid_option, colo_layo
 
 static int split_tp(const tool_option_t *o, colo_layout_t *layout)
 {
-    if (colo_layout_split(layout, COLO_ROWS, "tp", COLO_BLOCK) < 0)
+    if (colo_layout_split(layout, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK) < 0)
         return tool_wrong(o);
     return TOOL_OK;
 }
@@ -295,8 +295,9 @@ static int read_common(plan_ask_t *ask, int *sp)
     static const char *const axes[] = {"bsh", "sbh", "th", NULL};
     int axis = 0;
     colo_plan_config_t *c = &ask->config;
-    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16, .output = COLO_FULL_SEQ,
-                              .grad = COLO_PARTIAL, .shape = {PLAN_SIZES, 0}};
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16,
+                              .output = COLO_OUTPUT_FULL_SEQ, .grad = COLO_GRAD_PARTIAL,
+                              .shape = {PLAN_SIZES, 0}};
     for (int i = 0; i < 3; i++)
         ask->assumed[i] = !options[OPT_BATCH + i].given;
     ask->item = -1;
@@ -332,10 +333,10 @@ static int need(const int *which, size_t n)
 /* Ranks that divide the features hold all rows. */
 static int divide_features(colo_layout_t *layout, const char *side)
 {
-    if (layout->nsplits[COLO_ROWS] > (colo_grid_dim(&layout->grid, "cp") >= 0))
+    if (layout->nsplits[COLO_AXIS_ROWS] > (colo_grid_dim(&layout->grid, "cp") >= 0))
         return tool_refuse("--sp: ranks of tp share the rows of %s, whose split is heads", side);
-    colo_layout_clear(layout, COLO_ROWS);
-    if (colo_layout_split(layout, COLO_FEATURES, "cp", COLO_BLOCK) < 0)
+    colo_layout_clear(layout, COLO_AXIS_ROWS);
+    if (colo_layout_split(layout, COLO_AXIS_FEATURES, "cp", COLO_SPLIT_BLOCK) < 0)
         return tool_refuse("--packing: %s.split: heads: %s", side, colo_last_error());
     return TOOL_OK;
 }
@@ -398,10 +399,10 @@ static int read_entry_word(const char *where, const char *word, plan_entry_t *e,
                  {"sp=src", SP, 1},
                  {"sp=dst", SP, 2},
                  {"sp=both", SP, 3},
-                 {"full", OUTPUT, COLO_FULL_SEQ},
-                 {"sharded", OUTPUT, COLO_SHARDED},
-                 {"partial", GRAD, COLO_PARTIAL},
-                 {"disjoint", GRAD, COLO_DISJOINT}};
+                 {"full", OUTPUT, COLO_OUTPUT_FULL_SEQ},
+                 {"sharded", OUTPUT, COLO_OUTPUT_SHARDED},
+                 {"partial", GRAD, COLO_GRAD_PARTIAL},
+                 {"disjoint", GRAD, COLO_GRAD_DISJOINT}};
     enum { KNOWN = sizeof known / sizeof known[0] };
     char q[TOOL_QUOTE_MAX];
     int i = 0;

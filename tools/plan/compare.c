@@ -167,9 +167,9 @@ static const char *name_of(char *out, size_t cap, const plan_entry_t *e, bool ds
         colo_grid_print(&e->ask.src.grid, src, sizeof src);
     colo_grid_print(&e->ask.dst.grid, dst, sizeof dst);
     snprintf(out, cap, "%s%s%s, %s%s", src, dst_only ? "" : " -> ", dst,
-             c->output == COLO_SHARDED ? "sharded"
-             : c->grad == COLO_PARTIAL ? "full, partial"
-                                       : "full, disjoint",
+             c->output == COLO_OUTPUT_SHARDED ? "sharded"
+             : c->grad == COLO_GRAD_PARTIAL   ? "full, partial"
+                                              : "full, disjoint",
              sp[e->sp]);
     return out;
 }

@@ -88,7 +88,7 @@ static json_t *pass(const colo_plan_t *plan, colo_pass_t w, const plan_ask_t *as
 /* {dim: coord}; a rank outside the grid has none */
 static json_t *coords(const colo_grid_t *grid, int64_t rank)
 {
-    int64_t c[COLO_MAX_DIMS];
+    int64_t c[COLO_DIMS_MAX];
     json_t *o = json_object();
     int bad = !o;
     if (colo_grid_has_rank(grid, rank) && colo_grid_coords(grid, rank, c) == COLO_OK)
@@ -105,7 +105,8 @@ static json_t *rank_entry(const plan_ask_t *ask, const colo_plan_t *plan)
                      ask->batch ? json_integer(src_rows) : NULL, "dst_rows",
                      ask->batch ? json_integer(dst_rows) : NULL, "src",
                      coords(&ask->src.grid, rank), "dst", coords(&ask->dst.grid, rank), "forward",
-                     pass(plan, COLO_FORWARD, ask), "backward", pass(plan, COLO_BACKWARD, ask));
+                     pass(plan, COLO_PASS_FORWARD, ask), "backward",
+                     pass(plan, COLO_PASS_BACKWARD, ask));
 }
 
 static json_t *collective_of(const plan_totals_t *t)
@@ -283,9 +284,9 @@ static json_t *entry(const plan_entry_t *e, bool best)
                                : json_null();
     return json_pack(
         "{s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:s,s:o,s:o,s:o,s:{s:I,s:I,s:I,s:I},s:f,s:b}", "src", src,
-        "dst", dst, "output", c->output == COLO_SHARDED ? "sharded" : "full", "grad",
-        c->output == COLO_SHARDED || c->grad == COLO_DISJOINT ? "disjoint" : "partial", "sp",
-        sp[e->sp], "world", (json_int_t)e->ask.world, "sampled", sampled, "direction",
+        "dst", dst, "output", c->output == COLO_OUTPUT_SHARDED ? "sharded" : "full", "grad",
+        c->output == COLO_OUTPUT_SHARDED || c->grad == COLO_GRAD_DISJOINT ? "disjoint" : "partial",
+        "sp", sp[e->sp], "world", (json_int_t)e->ask.world, "sampled", sampled, "direction",
         colo_direction_name(s->direction), "scale", scale_of(s), "forward", entry_pass(&s->pass[0]),
         "backward", entry_pass(&s->pass[1]), "memory", "input_bytes_max", (json_int_t)s->input_max,
         "output_bytes_max", (json_int_t)s->output_max, "staging_bytes_max",

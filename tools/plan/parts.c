@@ -59,7 +59,7 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
         st = plan_make(&plan, ask, part->rank[i]);
         if (st < 0)
             break;
-        for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
+        for (colo_pass_t pass = COLO_PASS_FORWARD; pass <= COLO_PASS_BACKWARD; pass++) {
             pic_list_t list[PIC_EXCHANGES][2];
             pic_lists(plan, pass, list);
             for (int k = 0; k < 2 * PIC_EXCHANGES; k++)

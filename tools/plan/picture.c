@@ -88,7 +88,7 @@ static void print_ask(drawing_t *drawing)
     const colo_plan_config_t *c = &drawing->ask->config;
     const plan_batch_t *batch = drawing->ask->batch;
     char bytes[24], n[32], more[200], output[48];
-    const bool full = c->output == COLO_FULL_SEQ;
+    const bool full = c->output == COLO_OUTPUT_FULL_SEQ;
     snprintf(output, sizeof output, " Output %s%s.", full ? "full" : "sharded",
              !full     ? ""
              : c->grad ? ", gradients disjoint"
@@ -174,7 +174,7 @@ static int draw_panel(FILE *f, const void *what)
     const pic_flows_t *s = &p->drawing->pic.pass[p->pass];
     char a[32], b[32], c[32], text[200];
     svg_put(f, "<text class='head2' x='0' y='14'>%s</text>\n",
-            p->pass == COLO_FORWARD ? "Forward: activations" : "Backward: gradients");
+            p->pass == COLO_PASS_FORWARD ? "Forward: activations" : "Backward: gradients");
     if (s->messages == 0)
         snprintf(text, sizeof text, "No messages: every rank already has its part.");
     else
@@ -183,7 +183,7 @@ static int draw_panel(FILE *f, const void *what)
                  svg_bytes((double)s->total, b), svg_bytes((double)s->most, c));
     if (s->collective > 0)
         snprintf(text + strlen(text), sizeof text - strlen(text), " An %s would move %s.",
-                 p->pass == COLO_FORWARD ? "all-gather" : "all-reduce",
+                 p->pass == COLO_PASS_FORWARD ? "all-gather" : "all-reduce",
                  svg_bytes((double)s->collective, a));
     svg_lines(f, text, "text", SVG_COLUMNS, 15);
     svg_put(f, "<g transform='translate(0 %d)'>\n", CAPTION);
@@ -242,7 +242,7 @@ int plan_draw(const plan_ask_t *ask)
     drawing = (drawing_t){.ask = ask};
     int rc = prepare(&drawing);
     if (rc == TOOL_OK) {
-        const panel_t panel[2] = {{&drawing, COLO_FORWARD}, {&drawing, COLO_BACKWARD}};
+        const panel_t panel[2] = {{&drawing, COLO_PASS_FORWARD}, {&drawing, COLO_PASS_BACKWARD}};
         const plan_batch_t *batch = ask->batch;
         colo_grid_print(&ask->src.grid, src, sizeof src);
         colo_grid_print(&ask->dst.grid, dst, sizeof dst);

@@ -62,8 +62,8 @@ static void draw_replica(FILE *f, const plan_ask_t *ask, int64_t d, int64_t axis
                 offset[i] += t->rows[e];
                 n++;
             }
-    for (int i = 0; i < ask->src.nsplits[COLO_ROWS]; i++)
-        parts *= ask->src.grid.extent[ask->src.split[COLO_ROWS][i].dim];
+    for (int i = 0; i < ask->src.nsplits[COLO_AXIS_ROWS]; i++)
+        parts *= ask->src.grid.extent[ask->src.split[COLO_AXIS_ROWS][i].dim];
     for (int64_t j = 1; j < parts && parts <= 64; j++)
         bars_cut(f, axis, j * (load[0][d] / parts) + j * (load[0][d] % parts) / parts, y + 17);
 }
@@ -151,7 +151,7 @@ static bars_path_t path_of(const plan_ask_t *ask)
     const int64_t first = first_of(t, ask->item);
     for (int64_t r = 0; r < t->rows[ask->item];) {
         bars_piece_t p = part_at(&path.side, ask->item, first, r);
-        if (ask->config.output == COLO_FULL_SEQ)
+        if (ask->config.output == COLO_OUTPUT_FULL_SEQ)
             p.owner = BARS_ALL;
         bars_add(&path, p);
         r += p.count;

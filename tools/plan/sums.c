@@ -135,7 +135,7 @@ static int64_t partial_sums(const plan_ask_t *ask, const colo_plan_t *plan, int6
 {
     const int64_t addends = colo_plan_addends(plan);
     pic_list_t list[PIC_EXCHANGES][2];
-    pic_lists(plan, COLO_BACKWARD, list);
+    pic_lists(plan, COLO_PASS_BACKWARD, list);
     int64_t n = addends > 1 ? addends_in(&list[PIC_FIRST][0], 2 * addends, &one->no_memory) : 0,
             size = rows[0];
     if (list[PIC_SUMS][0].n + list[PIC_SUMS][1].n > 0) {
@@ -160,7 +160,7 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     }
     plan_sums_t one = {
         .ranks = 1, .direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
-    for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
+    for (colo_pass_t pass = COLO_PASS_FORWARD; pass <= COLO_PASS_BACKWARD; pass++) {
         colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
         colo_plan_node_bytes_t node = {COLO_PLAN_NODE_BYTES_INIT};
         pic_list_t list[PIC_EXCHANGES][2];

@@ -39,7 +39,7 @@ pic_batch_t plan_tables(const plan_ask_t *ask)
 bool plan_sharded(const plan_ask_t *ask)
 {
     return ask->batch && ask->batch->packed ? ask->batch->side[1].split != COLO_PACKING_WHOLE
-                                            : ask->config.output == COLO_SHARDED;
+                                            : ask->config.output == COLO_OUTPUT_SHARDED;
 }
 
 int64_t plan_unit(const plan_ask_t *ask)

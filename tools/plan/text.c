@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CELL = 40, COLUMNS_MAX = 1 + 2 * COLO_MAX_DIMS + 2 + 8 };
+enum { CELL = 40, COLUMNS_MAX = 1 + 2 * COLO_DIMS_MAX + 2 + 8 };
 
 void plan_table(const char *text, const char *shape, const char *idle)
 {
@@ -88,7 +88,7 @@ static void bytes_cell(char *out, int64_t bytes)
 
 static void put_coords(FILE *f, const colo_grid_t *grid, int64_t rank)
 {
-    int64_t c[COLO_MAX_DIMS];
+    int64_t c[COLO_DIMS_MAX];
     bool in = colo_grid_has_rank(grid, rank) && colo_grid_coords(grid, rank, c) == COLO_OK;
     for (int32_t i = 0; i < grid->ndims; i++)
         if (in)
@@ -107,7 +107,7 @@ static void put_row(FILE *f, const plan_ask_t *ask, const colo_plan_t *plan)
     colo_plan_rows(plan, &rows[0], &rows[1]);
     if (ask->batch)
         fprintf(f, "\t%" PRId64 "\t%" PRId64, rows[0], rows[1]);
-    for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
+    for (colo_pass_t pass = COLO_PASS_FORWARD; pass <= COLO_PASS_BACKWARD; pass++) {
         colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
         (void)colo_plan_bytes(plan, pass, &b);
         pic_list_t list[PIC_EXCHANGES][2];
@@ -256,11 +256,11 @@ static void print_ask(const plan_ask_t *ask)
                    ? "gradients: each rank returns those of the rows and features that it has"
                    : "gradients partial: each context rank returns all rows, the bridge "
                      "sums them");
-    else if (c->output == COLO_SHARDED)
+    else if (c->output == COLO_OUTPUT_SHARDED)
         printf("output sharded: each rank gets the rows that it owns and returns their gradient\n");
     else
         printf("output full: each rank gets all rows of its samples\n%s\n",
-               c->grad == COLO_PARTIAL
+               c->grad == COLO_GRAD_PARTIAL
                    ? "gradients partial: each rank returns all rows, the bridge sums them over cp"
                    : "gradients disjoint: each rank's gradient is zero outside the rows it owns");
 }
@@ -408,7 +408,7 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
         printf("%s: this grid does not have the rank\n", side);
         return;
     }
-    int64_t c[COLO_MAX_DIMS];
+    int64_t c[COLO_DIMS_MAX];
     printf("%s:", side);
     if (colo_grid_coords(&layout->grid, rank, c) == COLO_OK)
         for (int32_t i = 0; i < layout->grid.ndims; i++)
@@ -445,8 +445,8 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     printf("\n%srank %lld%s\n", tool_bold, (long long)ask->rank, tool_plain);
     colo_plan_rows(plan, &rows[0], &rows[1]);
     print_owned("src", &ask->src, ask, false, rows[0]);
-    print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
-    for (colo_pass_t pass = COLO_FORWARD; pass <= COLO_BACKWARD; pass++) {
+    print_owned("dst", &ask->dst, ask, ask->config.output == COLO_OUTPUT_FULL_SEQ, rows[1]);
+    for (colo_pass_t pass = COLO_PASS_FORWARD; pass <= COLO_PASS_BACKWARD; pass++) {
         char local[24];
         colo_plan_bytes_t b = {COLO_PLAN_BYTES_INIT};
         pic_list_t list[PIC_EXCHANGES][2];

@@ -257,7 +257,7 @@ static void adam(const cap_ops_t *o, int64_t count, float rate, float fix1, floa
 }
 
 static const cap_ops_t table = {
-    .mem = COLO_CUDA,
+    .mem = COLO_MEM_CUDA,
     .take = take,
     .zero = zero,
     .copy = copy,

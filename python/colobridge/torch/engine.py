@@ -118,8 +118,8 @@ class Engine(Unique):
                                          'ranks_per_node': ranks_per_node}
         self.frozen, self.transport, self.buffers = frozen, transport, buffers
         # into how many parts the source cuts samples, rows and features
-        self._parts = tuple(parts_of(self.src, axis) for axis in (s.SAMPLES, s.ROWS, s.FEATURES))
-        self._dst_features = parts_of(self.dst, s.FEATURES)
+        self._parts = tuple(parts_of(self.src, axis) for axis in (s.AXIS_SAMPLES, s.AXIS_ROWS, s.AXIS_FEATURES))
+        self._dst_features = parts_of(self.dst, s.AXIS_FEATURES)
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | Repacking | None = None  # tables that fit the layouts, the last ones
         self._cores: dict[Any, Core] = {}  # by dtype and device
@@ -321,7 +321,7 @@ class Engine(Unique):
     def _unit(self, axis: int) -> int:
         """A size of which this rank has the same part as of its multiples; 0: there is none."""
         if axis not in self._units:
-            rows = axis == s.ROWS
+            rows = axis == s.AXIS_ROWS
             unit = parts_of(self.dst, axis) * (2 if rows else 1)  # zigzag cuts twice
 
             def part(n: int) -> int:

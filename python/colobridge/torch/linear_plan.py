@@ -23,7 +23,7 @@ from .rows import rows_of, whole
 from .support import Accompanied, ClassWeight, Support
 from .tensors import checked, stream_of
 
-MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
+MODES = {'auto': s.LINEAR_LOGPROB_AUTO, 'logprob': s.LINEAR_LOGPROB_LOGPROB, 'keep': s.LINEAR_LOGPROB_KEEP}
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 _CORES = 32  # C objects of other sizes or options, for a communicator
@@ -211,7 +211,7 @@ class LinearPlan(Plan):
         raw = self.hidden.raw
         members = dict(self.linear, frozen_hidden=frozen_hidden, frozen_weight=frozen_weight,
                        d_weight_add=add, d_weight_dtype=self.d_weight.dtype,
-                       mode=s.LINEAR_EARLY if early else self.linear['mode'], share_d_weight=share)
+                       mode=s.LINEAR_LOGPROB_EARLY if early else self.linear['mode'], share_d_weight=share)
         head = dict(rows=self.head_rows, hidden=self.rows.columns, dtype=raw.dtype, mem=raw.mem,
                     device=raw.device, has_bias=self.bias is not None, partition=int(self.owned is not None))
         key = (head_comm, bytes(self.config), tuple(members.items()), tuple(head.items()))
@@ -249,15 +249,16 @@ class _Ready:
         self.run_early = entry('colo_linear_logprob_early')
         self.weight = plan.weight.copy()
         self.bias = None if plan.bias is None else plan.bias.copy()
-        saved, up = c.sizeof(s.LinearLogprobSaved), c.sizeof(s.LinearUpstream)
+        saved, up = c.sizeof(s.LinearLogprobSaved), c.sizeof(s.LinearLogprobUpstream)
         self.saved = s.LinearLogprobSaved(saved, of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
                                           max_valid=plan.max_valid, valid=True)
         self.hidden, self.targets = self.saved.hidden, self.saved.targets  # views into it
-        self.batch = s.LinearBatch(c.sizeof(s.LinearBatch), c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
+        self.batch = s.LinearLogprobBatch(c.sizeof(s.LinearLogprobBatch), c.pointer(self.hidden),
+                                          c.pointer(self.targets), plan.max_valid)
         if isinstance(plan.targets, Accompanied):
             self.support = plan.targets.attach(self.targets, self.saved, self.batch)
         out = c.sizeof(s.LogprobOut)
-        self.out, self.made, self.upstream = s.LogprobOut(out), s.LinearLogprobSaved(saved), s.LinearUpstream(up)
+        self.out, self.made, self.upstream = s.LogprobOut(out), s.LinearLogprobSaved(saved), s.LinearLogprobUpstream(up)
         self.outputs = pointed(self.out, {name: plan.view(name) for name, _ in plan.out})
         # of backward: of each token, and after an early loss() one number
         self.upstreams, self.by = plan.gradient_views(), plan.view('number')
@@ -267,15 +268,15 @@ class _Ready:
         self.d_weight = copy(plan.d_weight if d_raw is None else d_raw[0].raw) if d_weight else None
         self.d_bias = copy(plan.d_bias if d_raw is None else d_raw[1].raw) \
             if d_weight and plan.bias is not None else None
-        self.grads = s.LinearGrads(c.sizeof(s.LinearGrads), *(None if t is None else c.pointer(t) for t in (
-            self.d_hidden, self.d_weight, self.d_bias)))
+        self.grads = s.LinearLogprobGrads(c.sizeof(s.LinearLogprobGrads), *(
+            None if t is None else c.pointer(t) for t in (self.d_hidden, self.d_weight, self.d_bias)))
         self.at_parameters = (c.addressof(self.weight),
                               None if self.bias is None else c.addressof(self.bias))
         address = c.addressof
         self.at_batch, self.at_out, self.at_made = address(self.batch), address(self.out), address(self.made)
         self.at_saved, self.at_upstream, self.at_grads = (address(self.saved), address(self.upstream),
                                                           address(self.grads))
-        self.whole, self.whole_entropy = s.LinearUpstream(up, loss=1.0), s.LinearUpstream(up, entropy=1.0)
+        self.whole, self.whole_entropy = s.LinearLogprobUpstream(up, loss=1.0), s.LinearLogprobUpstream(up, entropy=1.0)
         self.at_whole, self.at_entropy = address(self.whole), address(self.whole_entropy)
         # of loss() and total(), which only forwards call, one at a time
         self.weights = plan.view('loss')
@@ -355,8 +356,8 @@ class _Ready:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out = made_like(self.plan.out, self.outputs)
             kept, small, buffer = self.keep() if backward else (None, None, None)
-            self.run(self.run_forward, s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE, self.at_batch, self.at_out,
-                     self.at_made if backward else None, buffer)
+            self.run(self.run_forward, s.LINEAR_LOGPROB_FORWARD if backward else s.LINEAR_LOGPROB_INFERENCE,
+                     self.at_batch, self.at_out, self.at_made if backward else None, buffer)
         del held
         return out, kept, small
 
@@ -400,7 +401,7 @@ class _Ready:
                 kept = _moved(kept, self.kept_size)
                 self.saved.memory = kept.data_ptr()
             self.saved.valid = True
-            self.run(self.run_backward, s.LINEAR_BACKWARD, self.at_saved, self.at_upstream, self.at_grads)
+            self.run(self.run_backward, s.LINEAR_LOGPROB_BACKWARD, self.at_saved, self.at_upstream, self.at_grads)
         del held
         return grads
 
@@ -430,7 +431,8 @@ class _Ready:
                     memory, self.made.d_weight = reserved(plan.shared, plan.device)
                     shared = memory.narrow(0, self.made.d_weight - memory.data_ptr(), plan.shared).view(
                         plan.d_dtype).view(plan.new_weight.shape)
-                self.run(self.run_early, s.LINEAR_FORWARD, self.at_batch, self.at_whole, at_out, self.at_made, buffer)
+                self.run(self.run_early, s.LINEAR_LOGPROB_FORWARD, self.at_batch, self.at_whole, at_out, self.at_made,
+                         buffer)
                 made = kept, small, shared
         del held
         return out, losses, made
@@ -447,7 +449,7 @@ class _Ready:
     def _in_one_pass(self, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, Any, Any]:
         """Outputs and gradients of what bind() was told."""
         grads = self.gradients(bias, main)
-        self.run(self.run_loss, s.LINEAR_LOSS, self.at_batch, upstream, out, self.at_grads)
+        self.run(self.run_loss, s.LINEAR_LOGPROB_LOSS, self.at_batch, upstream, out, self.at_grads)
         return grads
 
     def place(self, out: list[Any], group: Comm) -> Any:

@@ -147,7 +147,7 @@ class Plan:
         kinds = {'correct': 'u8', 'n_valid': 'i64', 'n_invalid': 'i64', 'ids': 'i64'}
         shape = (1,) if name[0] == 'n' else (self.rows.count, *self.trailing())
         return make(0, s.DTYPE[kinds[name]] if name in kinds else torch_dtype(self.real), shape, contiguous(shape),
-                    *((s.CUDA, self.device.index) if self.cuda else (s.HOST, -1)))
+                    *((s.MEM_CUDA, self.device.index) if self.cuda else (s.MEM_HOST, -1)))
 
     def trailing(self) -> tuple[int, ...]:
         """Axes of an output behind that of the tokens."""

@@ -34,8 +34,8 @@ def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
 def plain(layout: Layout) -> bool:
     """Are samples split over dp alone, in blocks, so that component() holds?"""
     names = layout.grid.names
-    splits = [(names[split.dim], split.kind) for split, _ in splits_of(layout, s.SAMPLES)]
-    return splits == [('dp', s.BLOCK)] * ('dp' in names)
+    splits = [(names[split.dim], split.kind) for split, _ in splits_of(layout, s.AXIS_SAMPLES)]
+    return splits == [('dp', s.SPLIT_BLOCK)] * ('dp' in names)
 
 
 def reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: tuple[int, ...], dtype: int,
@@ -58,9 +58,9 @@ def stays(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: 
     """(axis, first, number): the part of its input that is a rank's output, if nothing moves between any ranks of @comm
     in this direction and all rows and features stay. None: it is not so; the same on all ranks."""
     back, found = direction == 'backward', None
-    split = [parts_of(src, s.ROWS), parts_of(src, s.FEATURES), parts_of(dst, s.FEATURES)]
+    split = [parts_of(src, s.AXIS_ROWS), parts_of(src, s.AXIS_FEATURES), parts_of(dst, s.AXIS_FEATURES)]
     if back or options['output'] != 'full':  # gradients of rows add up, or come from the ranks that own them
-        split.append(parts_of(dst, s.ROWS))
+        split.append(parts_of(dst, s.AXIS_ROWS))
     if max(split) > 1 or src._table or dst._table or comm.check_level > 1 or back and no_grad:
         return None
     for rank in range(comm.size):

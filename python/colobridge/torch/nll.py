@@ -109,7 +109,7 @@ class Mean:
     def __init__(self, count: int, real: Any, device: Any):
         number, self.cuda = torch_dtype(real), device.type == 'cuda'
         self.losses = make(0, number, (count,), (1,), *(
-            (s.CUDA, device.index) if self.cuda else (s.HOST, -1)))
+            (s.MEM_CUDA, device.index) if self.cuda else (s.MEM_HOST, -1)))
         self.bytes = (count * s.DTYPE_SIZE[number] + 7) // 8 * 8
         self.value, self.wide = (like((), dtype, device) for dtype in (real, torch.float64))
         self.factor = like((1,), torch.float64, device)

@@ -57,12 +57,12 @@ def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool, full:
 
     def most(replicas: int, of: Any, count: Any) -> int:
         return int(torch.zeros(replicas, **host).index_add_(0, of, count).max())
-    x = most(parts_of(src, s.SAMPLES), made, rows)
-    replicas, axis, y = parts_of(dst, s.SAMPLES), [(seq_dp, seq_len)], [(seq_dp.index_select(0, seq), rows)]
+    x = most(parts_of(src, s.AXIS_SAMPLES), made, rows)
+    replicas, axis, y = parts_of(dst, s.AXIS_SAMPLES), [(seq_dp, seq_len)], [(seq_dp.index_select(0, seq), rows)]
     at_most = [most(replicas, *t) for t in (axis if merged else y)]
     if not full and packing is None:  # no more than its part of the sequences
-        at_most.append(most(replicas, *axis[0]) // parts_of(dst, s.ROWS))
-    return -(-x // parts_of(src, s.ROWS)), min(at_most)
+        at_most.append(most(replicas, *axis[0]) // parts_of(dst, s.AXIS_ROWS))
+    return -(-x // parts_of(src, s.AXIS_ROWS)), min(at_most)
 
 
 class Ragged:
@@ -149,7 +149,7 @@ class _Views:
     """The library's array of tensors of these shapes, which only lack addresses. what: their name in errors."""
 
     def __init__(self, shapes: list[Any], dtypes: list[Any], device: Any, what: str):
-        place = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
+        place = (s.MEM_CUDA, device.index) if device.type == 'cuda' else (s.MEM_HOST, -1)
         self.array = core.views([make(0, torch_dtype(dtype), shape, contiguous(shape), *place)
                                  for shape, dtype in zip(shapes, dtypes)])
         self.shapes, self.what, self.raws = shapes, what, [self.array[i] for i in range(len(shapes))]
@@ -349,7 +349,7 @@ def _check_order(owner: Any, segments: Any, into: Any, what: str, rank: int) -> 
     if into.dim() != 3 or segments.packing is not None:
         return
     length, count = into.shape[:2]
-    parts = parts_of(owner.dst, s.ROWS) if owner._options['output'] == 'sharded' else 1
+    parts = parts_of(owner.dst, s.AXIS_ROWS) if owner._options['output'] == 'sharded' else 1
     mine = [n for n, at in zip(segments.seq_len, segments.seq_dp) if at == replica_of(owner.dst, rank)]
     if min(length, count) > 1 and length != count == len(mine) and set(mine) == {length * parts}:
         raise ArgumentError("bridge: %s is %s, and the tables have %d sequences of %d positions; expected [%d, %d, %d]: "

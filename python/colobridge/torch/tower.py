@@ -399,7 +399,8 @@ class EncoderParallel(torch.nn.Module):
     def _text(self, packing: Any) -> _Text:
         """The sequences of this rank's replica."""
         if isinstance(packing, Packing):
-            return packing._of(replica_of(self.llm, self.llm.grid.offset + self._me()), parts_of(self.llm, s.SAMPLES))
+            me = self.llm.grid.offset + self._me()
+            return packing._of(replica_of(self.llm, me), parts_of(self.llm, s.AXIS_SAMPLES))
         edges = [] if packing is None else as_table('tower', 'packing', packing)
         return [b - a for a, b in zip(edges, edges[1:])]
 
@@ -446,7 +447,7 @@ class EncoderParallel(torch.nn.Module):
             raise ArgumentError("tower: into is %s, which does not say how long sequences are; expected [batch, positions, H], or "
                                 "packing=, their cumulative lengths" % said(like, '%(shape)s'))
         batch = like.shape[0] if like.dim() == 3 else 1
-        parts = parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1
+        parts = parts_of(self.llm, s.AXIS_ROWS) if self.output == 'sharded' else 1
         length = math.prod(like.shape[:-1]) // batch * parts if batch else 0
         return [length * k for k in range(batch + 1)]
 
@@ -509,8 +510,8 @@ class EncoderParallel(torch.nn.Module):
             if count:
                 _mismatch("the towers of %s have other numbers of parameters" % count)
             for r, (_, keys, sums) in enumerate(said):
-                part = [part_of(self.llm, axis, offset + r) for axis in (s.SAMPLES, s.FEATURES)]
-                part.append(part_of(self.llm, s.ROWS, offset + r) if self.output == 'sharded' else 0)
+                part = [part_of(self.llm, axis, offset + r) for axis in (s.AXIS_SAMPLES, s.AXIS_FEATURES)]
+                part.append(part_of(self.llm, s.AXIS_ROWS, offset + r) if self.output == 'sharded' else 0)
                 for (kind, *key), number in zip(keys, sums):
                     held.setdefault((kind, *key, *(part if kind == 1 else ())), {})[offset + r] = number
             for (kind, at, *_), of in sorted(held.items()):

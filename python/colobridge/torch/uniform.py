@@ -128,7 +128,7 @@ class Ready:
         core.take(shape)
         self.core, self.shape, self.bridge, device = core, shape, core.bridge, core.device
         self.shapes = core.bridge.src_shape, core.bridge.dst_shape
-        mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
+        mem, ordinal = (s.MEM_CUDA, device.index) if device.type == 'cuda' else (s.MEM_HOST, -1)
         self.views = [make(0, core.dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
         self.stream, self.contiguous, self.strided = stream_on(device), torch.contiguous_format, torch.strided
         self.doing: dict[str, Any] = {}  # what its calls are about

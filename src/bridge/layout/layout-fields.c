@@ -16,20 +16,20 @@ const char *const colo_axis_names[] = {"samples", "rows", "features"};
 static colo_status_t check_splits(const colo_layout_t *layout, int axis, bool *used)
 {
     int32_t n = layout->nsplits[axis];
-    COLO_FAIL_IF(n < 0 || n > COLO_MAX_SPLITS, COLO_ERR_ARG,
+    COLO_FAIL_IF(n < 0 || n > COLO_SPLITS_MAX, COLO_ERR_ARG,
                  "layout: %s have %d splits, expected 0..%d", colo_axis_names[axis], (int)n,
-                 COLO_MAX_SPLITS);
+                 COLO_SPLITS_MAX);
     for (int32_t i = 0; i < n; i++) {
         const colo_split_t *split = &layout->split[axis][i];
         COLO_FAIL_IF(split->dim < 0 || split->dim >= layout->grid.ndims, COLO_ERR_ARG,
                      "layout: split %d of %s is over dim %d, expected 0..%d", (int)i,
                      colo_axis_names[axis], (int)split->dim, (int)layout->grid.ndims - 1);
         /* REPLICATE is never listed */
-        COLO_FAIL_IF(split->kind != COLO_BLOCK && split->kind != COLO_CEIL &&
-                         (split->kind != COLO_ZIGZAG || axis != COLO_ROWS),
+        COLO_FAIL_IF(split->kind != COLO_SPLIT_BLOCK && split->kind != COLO_SPLIT_CEIL &&
+                         (split->kind != COLO_SPLIT_ZIGZAG || axis != COLO_AXIS_ROWS),
                      COLO_ERR_ARG, "layout: split %d of %s has kind %d, expected %s", (int)i,
                      colo_axis_names[axis], (int)split->kind,
-                     axis == COLO_ROWS ? "BLOCK, ZIGZAG or CEIL" : "BLOCK or CEIL");
+                     axis == COLO_AXIS_ROWS ? "BLOCK, ZIGZAG or CEIL" : "BLOCK or CEIL");
         COLO_FAIL_IF(used[split->dim], COLO_ERR_ARG, "layout: dim '%s' is split over twice",
                      layout->grid.name[split->dim]);
         used[split->dim] = true;
@@ -58,7 +58,7 @@ static colo_status_t check_map(const colo_layout_t *layout)
 
 colo_status_t colo_layout_check_fields(const colo_layout_t *layout)
 {
-    bool used[COLO_MAX_DIMS] = {false};
+    bool used[COLO_DIMS_MAX] = {false};
     COLO_FAIL_IF(!layout, COLO_ERR_ARG, "layout: layout is NULL");
     COLO_FAIL_IF(layout->grid.ndims == 0, COLO_ERR_ARG,
                  "layout: not initialised: found a grid of 0 dims; start from "

@@ -78,9 +78,9 @@ static colo_status_t init_usual(colo_layout_t *layout, const colo_grid_t *grid, 
     COLO_TRY(colo_layout_init(&usual, grid));
     COLO_TRY(check_roles(grid, extra));
     if (colo_grid_dim(grid, "dp") >= 0)
-        COLO_TRY(colo_layout_split(&usual, COLO_SAMPLES, "dp", COLO_BLOCK));
+        COLO_TRY(colo_layout_split(&usual, COLO_AXIS_SAMPLES, "dp", COLO_SPLIT_BLOCK));
     if (colo_grid_dim(grid, "cp") >= 0)
-        COLO_TRY(colo_layout_split(&usual, COLO_ROWS, "cp", COLO_ZIGZAG));
+        COLO_TRY(colo_layout_split(&usual, COLO_AXIS_ROWS, "cp", COLO_SPLIT_ZIGZAG));
     if (colo_grid_dim(grid, "pp") >= 0)
         COLO_TRY(colo_layout_stage(&usual, "pp", stage));
     *layout = usual;
@@ -134,21 +134,21 @@ static colo_status_t add_split(colo_layout_t *layout, colo_axis_t axis, const ch
 {
     int32_t found;
     COLO_TRY(colo_layout_check_fields(layout));
-    COLO_FAIL_IF((unsigned)axis > COLO_FEATURES, COLO_ERR_ARG, "layout: axis %d, expected 0..2",
-                 (int)axis);
-    COLO_FAIL_IF((unsigned)kind > COLO_CEIL, COLO_ERR_ARG, "layout: split kind %d, expected 0..3",
-                 (int)kind);
+    COLO_FAIL_IF((unsigned)axis > COLO_AXIS_FEATURES, COLO_ERR_ARG,
+                 "layout: axis %d, expected 0..2", (int)axis);
+    COLO_FAIL_IF((unsigned)kind > COLO_SPLIT_CEIL, COLO_ERR_ARG,
+                 "layout: split kind %d, expected 0..3", (int)kind);
     COLO_TRY(find_dim(layout, dim, &found));
-    COLO_FAIL_IF(kind == COLO_ZIGZAG && axis != COLO_ROWS, COLO_ERR_ARG,
+    COLO_FAIL_IF(kind == COLO_SPLIT_ZIGZAG && axis != COLO_AXIS_ROWS, COLO_ERR_ARG,
                  "layout: ZIGZAG splits rows only, not %s", colo_axis_names[axis]);
-    if (kind == COLO_REPLICATE)
+    if (kind == COLO_SPLIT_REPLICATE)
         return COLO_OK;
     COLO_FAIL_IF(dim_used(layout, found) || found == layout->stage_dim, COLO_ERR_ARG,
                  "layout: dim '%s' already has a role (a split or the stage)",
                  layout->grid.name[found]);
-    COLO_FAIL_IF(layout->nsplits[axis] == COLO_MAX_SPLITS, COLO_ERR_ARG,
+    COLO_FAIL_IF(layout->nsplits[axis] == COLO_SPLITS_MAX, COLO_ERR_ARG,
                  "layout: %s are split %d times already, the most there is", colo_axis_names[axis],
-                 COLO_MAX_SPLITS);
+                 COLO_SPLITS_MAX);
     layout->split[axis][layout->nsplits[axis]++] =
         (colo_split_t){.dim = found, .kind = kind, .context = context};
     return COLO_OK;
@@ -157,18 +157,18 @@ static colo_status_t add_split(colo_layout_t *layout, colo_axis_t axis, const ch
 colo_status_t colo_layout_split(colo_layout_t *layout, colo_axis_t axis, const char *dim,
                                 colo_split_kind_t kind)
 {
-    return add_split(layout, axis, dim, kind, kind == COLO_ZIGZAG);
+    return add_split(layout, axis, dim, kind, kind == COLO_SPLIT_ZIGZAG);
 }
 
 colo_status_t colo_layout_split_context(colo_layout_t *layout, const char *dim,
                                         colo_split_kind_t kind)
 {
-    return add_split(layout, COLO_ROWS, dim, kind, true);
+    return add_split(layout, COLO_AXIS_ROWS, dim, kind, true);
 }
 
 void colo_layout_clear(colo_layout_t *layout, colo_axis_t axis)
 {
-    if (layout && (unsigned)axis <= COLO_FEATURES) {
+    if (layout && (unsigned)axis <= COLO_AXIS_FEATURES) {
         layout->nsplits[axis] = 0;
         memset(layout->split[axis], 0,
                sizeof layout->split[axis]); /* the hash reads no stale split */
@@ -324,7 +324,7 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
         if (parts == 1 || length == 0) /* 2 * parts fits where it divides a length */
             continue;
         int cuts = 0;
-        if (split->kind != COLO_ZIGZAG) {
+        if (split->kind != COLO_SPLIT_ZIGZAG) {
             const int64_t lo = colo_split_lo(split->kind, length, parts, part),
                           hi = colo_split_lo(split->kind, length, parts, part + 1);
             cuts = slice(spans, n, lo, hi, tmp, cuts);
@@ -358,7 +358,7 @@ colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t 
     runs->n = runs->rows = 0;
     if (full || map->n == 0)
         return map->rows > 0 ? colo_runs_push(runs, 0, map->rows, 0) : COLO_OK;
-    int n = colo_axis_spans(layout, COLO_ROWS, coords, map->positions, spans);
+    int n = colo_axis_spans(layout, COLO_AXIS_ROWS, coords, map->positions, spans);
     for (int i = 0; i < n; i++) {
         int64_t low =
             colo_first_behind(COLO_RANGES(map->by_pos, pos, count), 0, map->n, spans[i].lo);
@@ -384,13 +384,13 @@ void colo_runs_deinit(colo_runs_t *runs)
 static colo_status_t check_splits(const colo_layout_t *layout, int i, int64_t left,
                                   int64_t positions)
 {
-    for (; left > 0 && i < layout->nsplits[COLO_ROWS]; i++) {
-        const colo_split_t *split = &layout->split[COLO_ROWS][i];
+    for (; left > 0 && i < layout->nsplits[COLO_AXIS_ROWS]; i++) {
+        const colo_split_t *split = &layout->split[COLO_AXIS_ROWS][i];
         int64_t parts = layout->grid.extent[split->dim];
-        uint64_t by = split->kind == COLO_ZIGZAG ? 2 * (uint64_t)parts : (uint64_t)parts;
+        uint64_t by = split->kind == COLO_SPLIT_ZIGZAG ? 2 * (uint64_t)parts : (uint64_t)parts;
         if (parts == 1)
             continue;
-        if (split->kind == COLO_CEIL) { /* full parts, then a shorter one */
+        if (split->kind == COLO_SPLIT_CEIL) { /* full parts, then a shorter one */
             const int64_t full = colo_ceil_lo(left, parts, 1);
             COLO_TRY(check_splits(layout, i + 1, left % full, positions));
             left = full;
@@ -400,7 +400,7 @@ static colo_status_t check_splits(const colo_layout_t *layout, int i, int64_t le
                      "%lld positions do not split into %llu equal parts (%s over %s=%lld of "
                      "a sequence of %lld); pad the sequence (colo_partition_padded)",
                      (long long)left, (unsigned long long)by,
-                     split->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
+                     split->kind == COLO_SPLIT_ZIGZAG ? "zigzag chunks" : "blocks",
                      layout->grid.name[split->dim], (long long)parts, (long long)positions);
         left /= parts;
     }
@@ -437,8 +437,9 @@ int colo_layout_context_dims(const colo_layout_t *layout, int32_t *dims)
 {
     int n = 0;
     for (int dim = 0; dim < layout->grid.ndims; dim++)
-        for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++)
-            if (layout->split[COLO_ROWS][i].dim == dim && layout->split[COLO_ROWS][i].context)
+        for (int i = 0; i < layout->nsplits[COLO_AXIS_ROWS]; i++)
+            if (layout->split[COLO_AXIS_ROWS][i].dim == dim &&
+                layout->split[COLO_AXIS_ROWS][i].context)
                 dims[n++] = dim;
     return n;
 }
@@ -452,7 +453,7 @@ bool colo_layout_coords(const colo_layout_t *layout, int64_t rank, int64_t *coor
 
 bool colo_layout_holds(const colo_layout_t *layout, int64_t rank)
 {
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     return colo_layout_coords(layout, rank, coords);
 }
 
@@ -462,7 +463,7 @@ colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
 {
     COLO_FAIL_IF(!shape, COLO_ERR_ARG, "layout: shape is NULL");
     const int64_t samples = shape->samples, rows = shape->rows, features = shape->features;
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     colo_span_t span[2 * COLO_MAX_SPANS];
     COLO_ENDS(colo_pool_deinit) colo_pool_t pool = {0};
     COLO_ENDS(colo_runs_deinit) colo_runs_t runs = {0};
@@ -474,9 +475,9 @@ colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
         COLO_TRY(colo_layout_check_rows(layout, rows));
     COLO_TRY(colo_posmap_init(&map, layout, rows, &pool));
     if (colo_layout_coords(layout, rank, coords)) {
-        if (colo_axis_spans(layout, COLO_SAMPLES, coords, samples, span))
+        if (colo_axis_spans(layout, COLO_AXIS_SAMPLES, coords, samples, span))
             own.b0 = span[0].lo, own.b1 = span[0].hi;
-        if (colo_axis_spans(layout, COLO_FEATURES, coords, features, span))
+        if (colo_axis_spans(layout, COLO_AXIS_FEATURES, coords, features, span))
             own.h0 = span[0].lo, own.h1 = span[0].hi;
         COLO_TRY(colo_layout_runs(layout, &map, coords, full_rows, &runs));
         own.rows = runs.rows;

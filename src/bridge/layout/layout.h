@@ -11,8 +11,8 @@
 
 extern const char *const colo_axis_names[3]; /* by colo_axis_t, for error messages */
 
-/* Zigzag at most doubles the spans of a set, BLOCK only cuts: 2^COLO_MAX_SPLITS bounds them. */
-#define COLO_MAX_SPANS (1 << COLO_MAX_SPLITS)
+/* Zigzag at most doubles the spans of a set, BLOCK only cuts: 2^COLO_SPLITS_MAX bounds them. */
+#define COLO_MAX_SPANS (1 << COLO_SPLITS_MAX)
 
 /* Half-open; a list of spans is in local order. */
 typedef struct colo_span {
@@ -100,19 +100,19 @@ int64_t colo_layout_parts(const colo_layout_t *layout, colo_axis_t axis);
 static inline int64_t colo_split_lo(colo_split_kind_t kind, int64_t length, int64_t parts,
                                     int64_t part)
 {
-    return kind == COLO_CEIL ? colo_ceil_lo(length, parts, part)
-                             : colo_block_lo(length, parts, part);
+    return kind == COLO_SPLIT_CEIL ? colo_ceil_lo(length, parts, part)
+                                   : colo_block_lo(length, parts, part);
 }
 
 static inline int64_t colo_split_part(colo_split_kind_t kind, int64_t length, int64_t parts,
                                       int64_t i)
 {
-    return kind == COLO_CEIL ? i / colo_ceil_lo(length, parts, 1)
-                             : colo_block_part(length, parts, i);
+    return kind == COLO_SPLIT_CEIL ? i / colo_ceil_lo(length, parts, 1)
+                                   : colo_block_part(length, parts, i);
 }
 
 /* The dims that context splits name, ascending and first fastest, so that addends ascend with the
- * rank. @dims: [COLO_MAX_SPLITS]; returns how many. */
+ * rank. @dims: [COLO_SPLITS_MAX]; returns how many. */
 int colo_layout_context_dims(const colo_layout_t *layout, int32_t *dims);
 
 /* Does @rank hold anything of it? Then @coords: out, its own. */

@@ -9,7 +9,7 @@
 
 void colo_block_clear(colo_block_t *block)
 {
-    for (int i = 0; i < COLO_MAX_DIMS; i++)
+    for (int i = 0; i < COLO_DIMS_MAX; i++)
         block->coord[i] = -1;
     block->count = 0;
 }
@@ -17,7 +17,7 @@ void colo_block_clear(colo_block_t *block)
 int colo_block_cmp(const void *first, const void *second)
 {
     _Static_assert(offsetof(colo_block_t, coord) == 0, "blocks are sorted by their coordinates");
-    return colo_compare(first, second, COLO_MAX_DIMS);
+    return colo_compare(first, second, COLO_DIMS_MAX);
 }
 
 colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *block, int64_t count)
@@ -43,7 +43,7 @@ static colo_status_t visit(colo_list_t *out, const colo_layout_t *layout, colo_a
         block->coord[split->dim] = 0;
         return visit(out, layout, axis, i + 1, length, lo, hi, block);
     }
-    if (split->kind != COLO_ZIGZAG) {
+    if (split->kind != COLO_SPLIT_ZIGZAG) {
         for (int64_t end; lo < hi; lo = end) { /* parts in between may be empty */
             const int64_t part = colo_split_part(split->kind, length, parts, lo);
             const int64_t first = colo_split_lo(split->kind, length, parts, part),

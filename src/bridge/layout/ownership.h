@@ -20,13 +20,13 @@
 #include "core/list.h"
 
 typedef struct colo_block {
-    int64_t coord[COLO_MAX_DIMS]; /* of split dims and the stage; -1: replicated */
+    int64_t coord[COLO_DIMS_MAX]; /* of split dims and the stage; -1: replicated */
     int64_t count;                /* elements of one axis that it shares with what it met */
 } colo_block_t;
 
 /* Ranks that have the same addend. */
 typedef struct colo_place {
-    int64_t coord[COLO_MAX_DIMS]; /* of those ranks; -1: any */
+    int64_t coord[COLO_DIMS_MAX]; /* of those ranks; -1: any */
     int64_t local;                /* where their tensor has the first row, if rows are named */
 } colo_place_t;
 

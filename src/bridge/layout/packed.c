@@ -21,7 +21,7 @@
 colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *layout, bool in_order,
                                const char *what, const char *side)
 {
-    *axes = (colo_ragged_axes_t){.replicas = colo_layout_parts(layout, COLO_SAMPLES),
+    *axes = (colo_ragged_axes_t){.replicas = colo_layout_parts(layout, COLO_AXIS_SAMPLES),
                                  .cp = 1,
                                  .sp = 1,
                                  .in_order = in_order};
@@ -29,14 +29,15 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *la
                  "%s: the %s layout has a position map, expected none; the positions "
                  "of a ragged batch are in its tables",
                  what, side);
-    for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++) {
-        const colo_split_t *split = &layout->split[COLO_ROWS][i];
-        COLO_FAIL_IF(in_order && split->kind != COLO_BLOCK && layout->grid.extent[split->dim] > 1,
+    for (int i = 0; i < layout->nsplits[COLO_AXIS_ROWS]; i++) {
+        const colo_split_t *split = &layout->split[COLO_AXIS_ROWS][i];
+        COLO_FAIL_IF(in_order && split->kind != COLO_SPLIT_BLOCK &&
+                         layout->grid.extent[split->dim] > 1,
                      COLO_ERR_LAYOUT,
                      "%s: the %s layout splits rows %s over '%s', expected "
                      "BLOCK: ranks hold the rows of a batch in table order; clear the "
                      "split of rows and make it with colo_layout_split_context()",
-                     what, side, split->kind == COLO_ZIGZAG ? "ZIGZAG" : "CEIL",
+                     what, side, split->kind == COLO_SPLIT_ZIGZAG ? "ZIGZAG" : "CEIL",
                      layout->grid.name[split->dim]);
         if (in_order || !split->context) {
             *(split->context ? &axes->cp : &axes->sp) *= layout->grid.extent[split->dim];
@@ -47,7 +48,7 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *la
                      "split %d, expected as its first and only context split",
                      what, side, layout->grid.name[split->dim], i);
         axes->cp = layout->grid.extent[split->dim];
-        axes->zigzag = split->kind == COLO_ZIGZAG && axes->cp > 1;
+        axes->zigzag = split->kind == COLO_SPLIT_ZIGZAG && axes->cp > 1;
     }
     return COLO_OK;
 }
@@ -55,7 +56,7 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *la
 /* What split @i of an axis counts. */
 static int64_t *index_of(colo_ragged_place_t *place, const colo_layout_t *layout, int axis, int i)
 {
-    return axis == COLO_SAMPLES             ? &place->replica
+    return axis == COLO_AXIS_SAMPLES        ? &place->replica
            : layout->split[axis][i].context ? &place->context
                                             : &place->part;
 }
@@ -63,7 +64,7 @@ static int64_t *index_of(colo_ragged_place_t *place, const colo_layout_t *layout
 colo_ragged_place_t colo_ragged_place(const colo_layout_t *layout, const int64_t *coords)
 {
     colo_ragged_place_t place = {0};
-    for (int axis = COLO_SAMPLES; axis <= COLO_ROWS; axis++)
+    for (int axis = COLO_AXIS_SAMPLES; axis <= COLO_AXIS_ROWS; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++) {
             const int32_t dim = layout->split[axis][i].dim;
             int64_t *const index = index_of(&place, layout, axis, i);
@@ -74,7 +75,7 @@ colo_ragged_place_t colo_ragged_place(const colo_layout_t *layout, const int64_t
 
 void colo_ragged_set_place(const colo_layout_t *layout, colo_ragged_place_t place, int64_t *coords)
 {
-    for (int axis = COLO_SAMPLES; axis <= COLO_ROWS; axis++)
+    for (int axis = COLO_AXIS_SAMPLES; axis <= COLO_AXIS_ROWS; axis++)
         for (int i = layout->nsplits[axis] - 1; i >= 0; i--) {
             const int32_t dim = layout->split[axis][i].dim;
             int64_t *const index = index_of(&place, layout, axis, i);
@@ -552,7 +553,7 @@ const colo_ownership_t colo_owns_packed = {
 static colo_status_t rows_of(colo_packed_t *packed, const colo_packing_t *given,
                              const colo_layout_t *layout, int64_t rank, colo_runs_t *runs)
 {
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     colo_packing_t own = {COLO_PACKING_INIT};
     const colo_side_t side = {.layout = layout, .table = packed};
     COLO_FAIL_IF(!layout, COLO_ERR_ARG, "packing: layout is NULL");

@@ -11,7 +11,7 @@
 
 bool colo_place_has(const colo_place_t *place, const int64_t *coords)
 {
-    for (int i = 0; i < COLO_MAX_DIMS; i++)
+    for (int i = 0; i < COLO_DIMS_MAX; i++)
         if (place->coord[i] >= 0 && place->coord[i] != coords[i])
             return false;
     return true;
@@ -60,7 +60,7 @@ colo_status_t colo_side_visit(const colo_side_t *side, const colo_runs_t *mine, 
 colo_status_t colo_partial_over_context(const colo_layout_t *layout, colo_list_t *places,
                                         colo_partial_t *partial)
 {
-    int32_t dims[COLO_MAX_SPLITS];
+    int32_t dims[COLO_SPLITS_MAX];
     const int ndims = colo_layout_context_dims(layout, dims);
     *partial = (colo_partial_t){.n = 1};
     for (int i = 0; i < ndims; i++)
@@ -69,7 +69,7 @@ colo_status_t colo_partial_over_context(const colo_layout_t *layout, colo_list_t
     COLO_FAIL_IF(!place, COLO_ERR_NOMEM, "plan: %lld addends", (long long)partial->n);
     for (int64_t addend = 0; addend < partial->n; addend++) {
         int64_t left = addend;
-        for (int i = 0; i < COLO_MAX_DIMS; i++)
+        for (int i = 0; i < COLO_DIMS_MAX; i++)
             place[addend].coord[i] = -1;
         for (int i = 0; i < ndims; i++) {
             place[addend].coord[dims[i]] = left % layout->grid.extent[dims[i]];

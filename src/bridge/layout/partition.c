@@ -165,7 +165,8 @@ static colo_status_t check_places(const colo_tensor_t *tensor, const char *a_nam
     colo_queries_t queries = {0};
     bool capturing;
     COLO_FAIL_IF(
-        tensor->mem != other->mem || (tensor->mem == COLO_CUDA && tensor->device != other->device),
+        tensor->mem != other->mem ||
+            (tensor->mem == COLO_MEM_CUDA && tensor->device != other->device),
         COLO_ERR_ARG, "partition: %s: memory kind %d on device %d, %s is kind %d on device %d",
         b_name, (int)other->mem, (int)other->device, a_name, (int)tensor->mem, (int)tensor->device);
     colo_status_t st = colo_device_for(tensor->mem, device);
@@ -265,8 +266,8 @@ static bool coalesces(int64_t around, int64_t extent, int64_t stride)
  * the others. */
 static colo_status_t add(list_t *list, const colo_tensor_t *dst, const colo_tensor_t *src)
 {
-    int64_t extent[COLO_MAX_NDIM], to[COLO_MAX_NDIM], from[COLO_MAX_NDIM];
-    int64_t index[COLO_MAX_NDIM] = {0};
+    int64_t extent[COLO_NDIM_MAX], to[COLO_NDIM_MAX], from[COLO_NDIM_MAX];
+    int64_t index[COLO_NDIM_MAX] = {0};
     int32_t n = 0;
     for (int32_t axis = 0; axis < dst->ndim; axis++) {
         int64_t length = dst->shape[axis], step_to = dst->stride[axis],

@@ -38,7 +38,7 @@ colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
     COLO_TRY(colo_ragged_axes(&ragged->src.axes, src, !packed, what, "source"));
     COLO_TRY(colo_ragged_axes(&ragged->dst.axes, dst, false, what, "destination"));
     for (int side = 0; side < 2; side++) {
-        const int64_t parts = colo_layout_parts(side ? dst : src, COLO_FEATURES);
+        const int64_t parts = colo_layout_parts(side ? dst : src, COLO_AXIS_FEATURES);
         units = units / colo_gcd(units, parts) * parts;
     }
     COLO_FAIL_IF(shape->features % units, COLO_ERR_LAYOUT,

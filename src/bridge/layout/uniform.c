@@ -49,7 +49,7 @@ static colo_status_t visit(const colo_side_t *side, const colo_runs_t *mine, col
             const colo_map_run_t *run = &map->by_row[k];
             const int64_t last = run->row + run->count;
             const int64_t lo = run->row > begin ? run->row : begin, hi = last < end ? last : end;
-            COLO_TRY(colo_blocks_along(met, side->layout, COLO_ROWS, map->positions,
+            COLO_TRY(colo_blocks_along(met, side->layout, COLO_AXIS_ROWS, map->positions,
                                        run->pos + (lo - run->row), run->pos + (hi - run->row)));
         }
     }

@@ -13,7 +13,7 @@
 colo_status_t colo_block_ranks(colo_builder_t *builder, colo_list_t *out, const colo_grid_t *grid,
                                const colo_block_t *block)
 {
-    int64_t coords[COLO_MAX_DIMS] = {0}, rank = grid->offset;
+    int64_t coords[COLO_DIMS_MAX] = {0}, rank = grid->offset;
     out->n = 0;
     for (int i = 0; i < grid->ndims; i++)
         rank += block->coord[i] > 0 ? block->coord[i] * grid->stride[i] : 0;
@@ -59,7 +59,7 @@ void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t 
     colo_block_clear(block);
     for (int axis = 0; axis < 3; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++)
-            if (axis != COLO_ROWS || !side->full ||
+            if (axis != COLO_AXIS_ROWS || !side->full ||
                 (side->owns->full_has_parts && !layout->split[axis][i].context))
                 block->coord[layout->split[axis][i].dim] = coords[layout->split[axis][i].dim];
     if (layout->stage_dim >= 0)
@@ -89,8 +89,8 @@ bool colo_block_bounds(const colo_side_t *side, const int64_t *coords, colo_boun
     const colo_layout_t *layout = side->layout;
     samples[0] = (colo_span_t){0, 1}; /* of tables */
     if ((!side->owns->tables &&
-         !colo_axis_spans(layout, COLO_SAMPLES, coords, side->shape->samples, samples)) ||
-        !colo_axis_spans(layout, COLO_FEATURES, coords, side->shape->features, features))
+         !colo_axis_spans(layout, COLO_AXIS_SAMPLES, coords, side->shape->samples, samples)) ||
+        !colo_axis_spans(layout, COLO_AXIS_FEATURES, coords, side->shape->features, features))
         return false;
     bounds->b = samples[0];
     bounds->h = features[0];
@@ -102,7 +102,7 @@ static colo_status_t meet_samples(const colo_side_t *side, const colo_span_t *b,
 {
     colo_block_t all;
     if (!side->owns->tables)
-        return colo_blocks_along(met, side->layout, COLO_SAMPLES, side->shape->samples, b->lo,
+        return colo_blocks_along(met, side->layout, COLO_AXIS_SAMPLES, side->shape->samples, b->lo,
                                  b->hi);
     colo_block_clear(&all);
     return colo_block_push(met, &all, 1);
@@ -113,23 +113,24 @@ colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bou
 {
     for (int axis = 0; axis < 3; axis++)
         met[axis].n = 0;
-    COLO_TRY(meet_samples(side, &bounds->b, &met[COLO_SAMPLES]));
-    COLO_TRY(colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
+    COLO_TRY(meet_samples(side, &bounds->b, &met[COLO_AXIS_SAMPLES]));
+    COLO_TRY(colo_blocks_along(&met[COLO_AXIS_FEATURES], side->layout, COLO_AXIS_FEATURES,
                                side->shape->features, bounds->h.lo, bounds->h.hi));
-    return colo_side_visit(side, bounds->runs, &met[COLO_ROWS]);
+    return colo_side_visit(side, bounds->runs, &met[COLO_AXIS_ROWS]);
 }
 
 /* The block and the extents of choice @i of what colo_blocks_meet() found; row blocks are the
  * slowest. */
 void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *extent)
 {
-    static const int order[3] = {COLO_FEATURES, COLO_ROWS, COLO_SAMPLES}; /* fastest first */
-    memset(coords, 0, COLO_MAX_DIMS * sizeof *coords);
+    static const int order[3] = {COLO_AXIS_FEATURES, COLO_AXIS_ROWS,
+                                 COLO_AXIS_SAMPLES}; /* fastest first */
+    memset(coords, 0, COLO_DIMS_MAX * sizeof *coords);
     for (int digit = 0; digit < 3; digit++) {
         const colo_list_t *list = &met[order[digit]];
         const colo_block_t *block = (const colo_block_t *)list->items + i % list->n;
         extent->of[order[digit]] = block->count;
-        for (int dim = 0; dim < COLO_MAX_DIMS; dim++)
+        for (int dim = 0; dim < COLO_DIMS_MAX; dim++)
             coords[dim] = block->coord[dim] > 0 ? block->coord[dim] : coords[dim];
         i /= list->n;
     }

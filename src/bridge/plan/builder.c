@@ -197,16 +197,16 @@ static colo_status_t find_shown(colo_builder_t *builder, const colo_roles_t *rol
 static colo_status_t find_overlaps(colo_builder_t *builder, colo_pass_t pass, colo_side_t *src,
                                    colo_side_t *dst)
 {
-    const colo_roles_t roles = {.need = pass == COLO_FORWARD ? dst : src,
-                                .hold = pass == COLO_FORWARD ? src : dst,
-                                .need_is_src = pass == COLO_BACKWARD};
-    if (pass == COLO_FORWARD)
+    const colo_roles_t roles = {.need = pass == COLO_PASS_FORWARD ? dst : src,
+                                .hold = pass == COLO_PASS_FORWARD ? src : dst,
+                                .need_is_src = pass == COLO_PASS_BACKWARD};
+    if (pass == COLO_PASS_FORWARD)
         dst->npartial = 0;
-    dst->full =
-        builder->cfg->output == COLO_FULL_SEQ && (pass == COLO_FORWARD || dst->npartial > 0);
+    dst->full = builder->cfg->output == COLO_OUTPUT_FULL_SEQ &&
+                (pass == COLO_PASS_FORWARD || dst->npartial > 0);
     COLO_TRY(ask(builder, pass, roles.need, roles.hold));
     const bool nodes_add_up =
-        builder->plan->addends > 1 && pass == COLO_BACKWARD && builder->answers.adds_up;
+        builder->plan->addends > 1 && pass == COLO_PASS_BACKWARD && builder->answers.adds_up;
     do
         COLO_TRY(find_shown(builder, &roles, nodes_add_up));
     while (++dst->shown < dst->npartial);
@@ -246,7 +246,7 @@ static colo_status_t route(colo_builder_t *builder, colo_pass_t pass, colo_side_
 static void count_addends(colo_builder_t *builder, const colo_side_t *dst)
 {
     colo_plan_t *plan = builder->plan;
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     const bool holds = colo_layout_coords(dst->layout, plan->rank, coords);
     builder->names_rows = colo_partial_names_rows(colo_side_partial(dst));
     plan->addends = 1;
@@ -260,9 +260,9 @@ static void count_addends(colo_builder_t *builder, const colo_side_t *dst)
 colo_status_t colo_builder_route(colo_builder_t *builder, colo_side_t src, colo_side_t dst)
 {
     count_addends(builder, &dst);
-    COLO_TRY(route(builder, COLO_FORWARD, src, dst));
+    COLO_TRY(route(builder, COLO_PASS_FORWARD, src, dst));
     if (!builder->cfg->no_grad)
-        COLO_TRY(route(builder, COLO_BACKWARD, src, dst));
+        COLO_TRY(route(builder, COLO_PASS_BACKWARD, src, dst));
     return colo_plan_count_bytes(builder->plan, builder->by_table);
 }
 

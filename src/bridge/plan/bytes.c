@@ -20,12 +20,12 @@ static bool add_bytes(int64_t *n, const colo_routes_t *routes)
 static int64_t collective_recv(const colo_plan_t *plan, colo_pass_t pass, size_t elem)
 {
     const colo_shape_t *shape = &plan->config.shape;
-    int64_t ds = colo_layout_parts(&plan->src, COLO_SAMPLES);
-    int64_t dd = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    int64_t ds = colo_layout_parts(&plan->src, COLO_AXIS_SAMPLES);
+    int64_t dd = colo_layout_parts(&plan->dst, COLO_AXIS_SAMPLES);
     int64_t cp = colo_grid_extent(&plan->dst.grid, "cp");
     int64_t bytes = shape->samples * shape->rows * shape->features * (int64_t)elem / dd,
             k = colo_plan_scale(plan);
-    if (pass == COLO_FORWARD)
+    if (pass == COLO_PASS_FORWARD)
         return ds > dd ? bytes / k * (k - 1) : 0;
     int64_t reduce = (int64_t)((colo_i128_t)bytes * 2 * (cp - 1) / cp);
     return reduce + (dd > ds ? bytes * (k - 1) : 0);
@@ -54,13 +54,13 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *plan, bool by_table)
         COLO_FAIL_IF(!fits, COLO_ERR_ARG,
                      "plan: rank %lld sends or receives more than 63 bits of bytes in %s; "
                      "give a smaller shape",
-                     (long long)plan->rank, pass == COLO_FORWARD ? "forward" : "backward");
+                     (long long)plan->rank, pass == COLO_PASS_FORWARD ? "forward" : "backward");
         (void)add_bytes(&bytes->local, &plan->local[pass]);
         int64_t relayed = 0; /* however many addends each is the sum of, it comes once */
         (void)add_bytes(&relayed, &plan->exchange[pass][COLO_EXCHANGE_RELAYS].recv);
         bytes->minimum = plan->needed[pass] - bytes->local - plan->left_out[pass] + relayed;
         bytes->collective_recv = !collective ? -1
-                                 : in_grid && !(pass == COLO_BACKWARD && plan->config.no_grad)
+                                 : in_grid && !(pass == COLO_PASS_BACKWARD && plan->config.no_grad)
                                      ? collective_recv(plan, pass, elem)
                                      : 0;
     }

@@ -30,8 +30,8 @@ static int64_t count_replicas(const colo_layout_t *layout)
 {
     const int64_t stages = layout->stage_dim >= 0 ? layout->grid.extent[layout->stage_dim] : 1;
     int64_t parts;
-    return colo_mul_ok(colo_layout_parts(layout, COLO_SAMPLES),
-                       colo_layout_parts(layout, COLO_FEATURES), &parts) &&
+    return colo_mul_ok(colo_layout_parts(layout, COLO_AXIS_SAMPLES),
+                       colo_layout_parts(layout, COLO_AXIS_FEATURES), &parts) &&
                    colo_mul_ok(parts, stages, &parts) && parts > 0
                ? layout->grid.size / parts
                : 0;
@@ -58,7 +58,8 @@ static colo_status_t check_config(const colo_plan_config_t *config)
     }
     COLO_FAIL_IF(!colo_dtype_size(config->dtype), COLO_ERR_ARG, "plan: dtype %d is unknown",
                  (int)config->dtype);
-    COLO_FAIL_IF((unsigned)config->output > COLO_SHARDED || (unsigned)config->grad > COLO_DISJOINT,
+    COLO_FAIL_IF((unsigned)config->output > COLO_OUTPUT_SHARDED ||
+                     (unsigned)config->grad > COLO_GRAD_DISJOINT,
                  COLO_ERR_ARG, "plan: output %d (0..1) or grad %d (0..1) is unknown",
                  (int)config->output, (int)config->grad);
     COLO_FAIL_IF(config->ranks_per_node < 0, COLO_ERR_ARG,
@@ -79,7 +80,7 @@ static colo_status_t check_config(const colo_plan_config_t *config)
     COLO_FAIL_IF(!colo_mul_ok(shape->samples, shape->rows, &volume) ||
                      !colo_mul_ok(volume, shape->features, &volume) ||
                      !colo_mul_ok(volume, (int64_t)colo_dtype_size(config->dtype), &volume) ||
-                     !colo_mul_ok(volume, colo_layout_parts(config->dst, COLO_ROWS), &volume),
+                     !colo_mul_ok(volume, colo_layout_parts(config->dst, COLO_AXIS_ROWS), &volume),
                  COLO_ERR_ARG, "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
                  (long long)shape->samples, (long long)shape->rows, (long long)shape->features,
                  colo_dtype_name(config->dtype));
@@ -118,9 +119,9 @@ static colo_status_t no_extra(const colo_layout_t *layout, const char *side)
     for (int axis = 0; axis < 3; axis++)
         for (int i = 0; i < layout->nsplits[axis]; i++) {
             const char *name = layout->grid.name[layout->split[axis][i].dim];
-            bool usual = (axis == COLO_SAMPLES && strcmp(name, "dp") == 0) ||
-                         (axis == COLO_ROWS && strcmp(name, "cp") == 0);
-            COLO_FAIL_IF(layout->split[axis][i].kind == COLO_CEIL &&
+            bool usual = (axis == COLO_AXIS_SAMPLES && strcmp(name, "dp") == 0) ||
+                         (axis == COLO_AXIS_ROWS && strcmp(name, "cp") == 0);
+            COLO_FAIL_IF(layout->split[axis][i].kind == COLO_SPLIT_CEIL &&
                              layout->grid.extent[layout->split[axis][i].dim] > 1,
                          COLO_ERR_LAYOUT,
                          "%s layout: %s are split CEIL over '%s'; COLLECTIVE knows BLOCK "
@@ -132,7 +133,8 @@ static colo_status_t no_extra(const colo_layout_t *layout, const char *side)
                          "and rows over cp only, use EXACT",
                          side, colo_axis_names[axis], name);
         }
-    COLO_FAIL_IF(colo_layout_parts(layout, COLO_SAMPLES) != colo_grid_extent(&layout->grid, "dp"),
+    COLO_FAIL_IF(colo_layout_parts(layout, COLO_AXIS_SAMPLES) !=
+                     colo_grid_extent(&layout->grid, "dp"),
                  COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT", side);
     COLO_FAIL_IF(layout->stage_dim >= 0 && layout->grid.extent[layout->stage_dim] > 1,
                  COLO_ERR_LAYOUT,
@@ -159,8 +161,8 @@ static colo_status_t rows_in_order(const colo_layout_t *src)
 static colo_status_t sums_over_cp(const colo_layout_t *dst)
 {
     bool context = colo_grid_extent(&dst->grid, "cp") == 1;
-    for (int i = 0; i < dst->nsplits[COLO_ROWS]; i++) {
-        const colo_split_t *split = &dst->split[COLO_ROWS][i];
+    for (int i = 0; i < dst->nsplits[COLO_AXIS_ROWS]; i++) {
+        const colo_split_t *split = &dst->split[COLO_AXIS_ROWS][i];
         context = context || (split->context && strcmp(dst->grid.name[split->dim], "cp") == 0);
     }
     COLO_FAIL_IF(!context, COLO_ERR_LAYOUT,
@@ -243,7 +245,7 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
     COLO_FAIL_IF(batch % k, COLO_ERR_SHAPE,
                  "batch dim size %lld is not divisible by %s scale=%lld.", (long long)batch,
                  ds > dd ? "fan_in" : "fan_out", (long long)k);
-    if (given->output == COLO_SHARDED)
+    if (given->output == COLO_OUTPUT_SHARDED)
         COLO_TRY(colo_layout_check_rows(given->dst, given->shape.rows));
     return COLO_OK;
 }

@@ -103,7 +103,7 @@ static colo_status_t is_lacking(colo_builder_t *builder, const colo_node_questio
     const colo_side_t *need = question->side;
     colo_side_t hold = *question->hold;
     const colo_shape_t *shape = &builder->cfg->shape;
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     colo_runs_t *rows = &builder->other;
     colo_bounds_t bounds = {.runs = rows};
     colo_block_t block;
@@ -144,7 +144,7 @@ colo_status_t colo_gateways_ask(colo_builder_t *builder, const colo_node_questio
     COLO_AUTOFREE int64_t(*key)[3] = malloc((size_t)grid->size * sizeof *key);
     COLO_FAIL_IF(!key, COLO_ERR_NOMEM, "plan: %lld ranks", (long long)grid->size);
     for (int64_t rank = grid->offset; rank < grid->offset + grid->size; rank++) {
-        int64_t coords[COLO_MAX_DIMS];
+        int64_t coords[COLO_DIMS_MAX];
         colo_block_t block;
         if (!colo_layout_coords(side->layout, rank, coords))
             continue;

@@ -19,7 +19,7 @@ bool colo_is_small(const colo_extent_t *extent, size_t elem)
  * boxes stay whole rows if they can. */
 int colo_cut_axis(const colo_extent_t *extent, int64_t n)
 {
-    static const int order[3] = {COLO_ROWS, COLO_SAMPLES, COLO_FEATURES};
+    static const int order[3] = {COLO_AXIS_ROWS, COLO_AXIS_SAMPLES, COLO_AXIS_FEATURES};
     int longest = order[0];
     for (int i = 0; i < 3; i++) {
         if (extent->of[order[i]] % n == 0)
@@ -85,13 +85,13 @@ colo_status_t colo_overlap_cut(const colo_overlap_t *overlap, int axis, int64_t 
         const int64_t *rows = overlap->region[i].region.s, len = rows[1] - rows[0];
         const int64_t first = lo > begin ? lo - begin : 0,
                       last = hi - begin < len ? hi - begin : len;
-        begin += axis == COLO_ROWS ? len : 0;
-        if (axis == COLO_ROWS && first >= last)
+        begin += axis == COLO_AXIS_ROWS ? len : 0;
+        if (axis == COLO_AXIS_ROWS && first >= last)
             continue;
         colo_entry_t entry = overlap->region[i];
         entry.peer = peer;
-        int64_t *range = axis == COLO_SAMPLES ? entry.region.b : entry.region.h;
-        if (axis == COLO_ROWS) {
+        int64_t *range = axis == COLO_AXIS_SAMPLES ? entry.region.b : entry.region.h;
+        if (axis == COLO_AXIS_ROWS) {
             entry.region.s[1] = rows[0] + last;
             entry.region.s[0] += first;
             entry.offset.src_row += first;

@@ -10,7 +10,7 @@
 
 static bool known(const colo_plan_t *plan, colo_pass_t pass)
 {
-    return plan && (pass == COLO_FORWARD || pass == COLO_BACKWARD);
+    return plan && (pass == COLO_PASS_FORWARD || pass == COLO_PASS_BACKWARD);
 }
 
 int64_t colo_plan_rank(const colo_plan_t *plan)
@@ -69,7 +69,8 @@ static colo_status_t check(const colo_plan_t *plan, colo_pass_t pass, const char
 {
     COLO_FAIL_IF(!plan, COLO_ERR_ARG, "%s: the plan is NULL", call);
     COLO_FAIL_IF(!known(plan, pass), COLO_ERR_ARG,
-                 "%s: pass %d is neither COLO_FORWARD nor COLO_BACKWARD", call, (int)pass);
+                 "%s: pass %d is neither COLO_PASS_FORWARD nor COLO_PASS_BACKWARD", call,
+                 (int)pass);
     return COLO_OK;
 }
 
@@ -112,18 +113,20 @@ int64_t colo_plan_addends(const colo_plan_t *plan)
 colo_direction_t colo_plan_direction(const colo_plan_t *plan)
 {
     if (!plan)
-        return COLO_EQUAL;
-    int64_t src_dp = colo_layout_parts(&plan->src, COLO_SAMPLES);
-    int64_t dst_dp = colo_layout_parts(&plan->dst, COLO_SAMPLES);
-    return src_dp > dst_dp ? COLO_FAN_IN : src_dp < dst_dp ? COLO_FAN_OUT : COLO_EQUAL;
+        return COLO_DIRECTION_EQUAL;
+    int64_t src_dp = colo_layout_parts(&plan->src, COLO_AXIS_SAMPLES);
+    int64_t dst_dp = colo_layout_parts(&plan->dst, COLO_AXIS_SAMPLES);
+    return src_dp > dst_dp   ? COLO_DIRECTION_FAN_IN
+           : src_dp < dst_dp ? COLO_DIRECTION_FAN_OUT
+                             : COLO_DIRECTION_EQUAL;
 }
 
 int64_t colo_plan_scale(const colo_plan_t *plan)
 {
     if (!plan)
         return 0;
-    int64_t src_dp = colo_layout_parts(&plan->src, COLO_SAMPLES);
-    int64_t dst_dp = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    int64_t src_dp = colo_layout_parts(&plan->src, COLO_AXIS_SAMPLES);
+    int64_t dst_dp = colo_layout_parts(&plan->dst, COLO_AXIS_SAMPLES);
     int64_t hi = src_dp > dst_dp ? src_dp : dst_dp, lo = src_dp > dst_dp ? dst_dp : src_dp;
     return hi % lo ? 0 : hi / lo;
 }
@@ -141,11 +144,11 @@ const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan)
 const char *colo_direction_name(colo_direction_t direction)
 {
     switch (direction) {
-    case COLO_EQUAL:
+    case COLO_DIRECTION_EQUAL:
         return "equal";
-    case COLO_FAN_IN:
+    case COLO_DIRECTION_FAN_IN:
         return "fan_in";
-    case COLO_FAN_OUT:
+    case COLO_DIRECTION_FAN_OUT:
         return "fan_out";
     }
     return "?";

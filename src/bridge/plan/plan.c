@@ -27,7 +27,7 @@ static uint64_t hash_config(const colo_plan_t *plan)
     hash = colo_hash_i64(hash, config->shape.features);
     hash = colo_hash_i64(hash, config->dtype);
     hash = colo_hash_i64(hash, config->output);
-    hash = colo_hash_i64(hash, config->output == COLO_SHARDED ? 0 : (int64_t)config->grad);
+    hash = colo_hash_i64(hash, config->output == COLO_OUTPUT_SHARDED ? 0 : (int64_t)config->grad);
     hash = colo_hash_i64(hash, config->no_grad);
     hash = colo_hash_i64(hash, config->one_level);
     return colo_hash_i64(hash,
@@ -41,8 +41,8 @@ static colo_status_t build(colo_plan_t *plan)
     COLO_ENDS(colo_builder_deinit) colo_builder_t builder = {0};
     COLO_ENDS(colo_pool_deinit) colo_pool_t maps = {0};
     colo_posmap_t src_map, dst_map;
-    const bool full = config->output == COLO_FULL_SEQ,
-               partial = full && config->grad == COLO_PARTIAL;
+    const bool full = config->output == COLO_OUTPUT_FULL_SEQ,
+               partial = full && config->grad == COLO_GRAD_PARTIAL;
     colo_partial_t addends;
     const colo_side_t src = {
         .owns = &colo_owns_uniform, .layout = &plan->src, .shape = shape, .table = &src_map};
@@ -55,8 +55,8 @@ static colo_status_t build(colo_plan_t *plan)
                              .npartial = partial};
     colo_builder_begin(&builder, plan, false);
     COLO_TRY(colo_layout_check_rows(&plan->src, shape->rows));
-    if (!full ||
-        (config->grad == COLO_DISJOINT && !config->no_grad)) /* else nothing splits by position */
+    if (!full || (config->grad == COLO_GRAD_DISJOINT &&
+                  !config->no_grad)) /* else nothing splits by position */
         COLO_TRY(colo_layout_check_rows(&plan->dst, shape->rows));
     COLO_TRY(colo_posmap_init(&src_map, &plan->src, shape->rows, &maps));
     COLO_TRY(colo_posmap_init(&dst_map, &plan->dst, shape->rows, &maps));

@@ -72,7 +72,7 @@ struct colo_plan {
 /* Do nodes add up addends of PARTIAL gradients? The same on all ranks. */
 static inline bool colo_plan_sums_nodes(const colo_plan_t *plan)
 {
-    return plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].wide;
+    return plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_NODE_SUMS].wide;
 }
 
 /* Exchange @i of a pass: what this rank sends, or receives. */

@@ -80,20 +80,20 @@ static bool find_block(const colo_builder_t *builder, const colo_side_t *side, i
 /* Has choice @i other rows than the one before? */
 static bool other_rows(const colo_list_t met[3], int64_t i)
 {
-    return met[COLO_ROWS].n > 1 ? i % met[COLO_FEATURES].n == 0 : i == 0;
+    return met[COLO_AXIS_ROWS].n > 1 ? i % met[COLO_AXIS_FEATURES].n == 0 : i == 0;
 }
 
 /* A block of one side, and a block of the other side that it meets. */
 typedef struct intersection {
     colo_bounds_t me, other;
     bool me_is_src;
-    int64_t pos[COLO_MAX_DIMS]; /* of the other block */
+    int64_t pos[COLO_DIMS_MAX]; /* of the other block */
     colo_overlap_t overlap;     /* what both share */
 } intersection_t;
 
 static bool keeps_meetings(const colo_builder_t *builder)
 {
-    return builder->cfg->output == COLO_SHARDED && !builder->names_rows;
+    return builder->cfg->output == COLO_OUTPUT_SHARDED && !builder->names_rows;
 }
 
 /* Lists the blocks of @side that meet mine. */
@@ -165,7 +165,7 @@ static colo_status_t schedule_overlap(colo_builder_t *builder, const colo_values
     builder->plan->work += builder->by_table ? builder->other.n : 0;
     COLO_TRY(colo_blocks_meet(need, held, builder->fed));
     for (int64_t i = 0; i < colo_blocks_count(builder->fed); i++) {
-        int64_t pos[COLO_MAX_DIMS];
+        int64_t pos[COLO_DIMS_MAX];
         colo_extent_t extent;
         colo_block_t block;
         colo_blocks_nth(builder->fed, i, pos, &extent);
@@ -217,7 +217,7 @@ static colo_status_t take(colo_builder_t *builder, const colo_values_t *values,
              .recvs;
     intersection_t intersection = {.other.runs = &builder->other, .me_is_src = roles->need_is_src};
     colo_overlap_t *overlap = &intersection.overlap;
-    int64_t pos[COLO_MAX_DIMS];
+    int64_t pos[COLO_DIMS_MAX];
     colo_block_t mine, block;
     if (!find_block(builder, need, rank, pos, &mine, &intersection.me))
         return COLO_OK;
@@ -281,7 +281,7 @@ static colo_status_t give(colo_builder_t *builder, const colo_values_t *values,
     const colo_side_t *need = roles->need, *hold = roles->hold;
     intersection_t intersection = {.other.runs = &builder->other, .me_is_src = !roles->need_is_src};
     const colo_overlap_t *overlap = &intersection.overlap;
-    int64_t pos[COLO_MAX_DIMS];
+    int64_t pos[COLO_DIMS_MAX];
     colo_block_t mine, block;
     colo_schedule_t schedule[4] = {0};
     if (!find_block(builder, hold, sender, pos, &mine, &intersection.me))
@@ -367,7 +367,7 @@ static colo_status_t give_sums(colo_builder_t *builder, const colo_values_t *val
 {
     const int64_t rank = builder->plan->rank, own = builder->plan->own_addend;
     const int64_t node = colo_location_of(builder->cfg, rank).node, addend = values->addend;
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     colo_block_t block;
     if (!colo_layout_coords(roles->hold->layout, rank, coords))
         return COLO_OK;

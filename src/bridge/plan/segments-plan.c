@@ -142,7 +142,7 @@ static colo_status_t place_message(colo_builder_t *builder, const colo_side_t *s
                                    blocks_t *blocks)
 {
     const colo_ragged_t *ragged = side->table;
-    int64_t coords[COLO_MAX_DIMS], hint = 0;
+    int64_t coords[COLO_DIMS_MAX], hint = 0;
     (void)colo_grid_coords(&side->layout->grid, message->peer, coords);
     const colo_ragged_place_t where = colo_ragged_place(side->layout, coords);
     const int64_t owner = where.replica * ragged->dst.cp + where.context,
@@ -164,7 +164,7 @@ colo_status_t colo_ragged_place_peers(colo_builder_t *builder, const colo_ragged
                               .layout = &plan->dst,
                               .shape = &plan->config.shape,
                               .table = ragged,
-                              .full = plan->config.output == COLO_FULL_SEQ};
+                              .full = plan->config.output == COLO_OUTPUT_FULL_SEQ};
     const size_t n =
         (size_t)(ragged->dst.axes.replicas * ragged->dst.axes.cp * ragged->dst.axes.sp);
     if (ragged->packed || (merged && side.full)) /* row = index */
@@ -190,10 +190,10 @@ colo_status_t colo_ragged_place_peers(colo_builder_t *builder, const colo_ragged
 static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t rows,
                 colo_owned_t *out)
 {
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     colo_span_t spans[2 * COLO_MAX_SPANS];
     if (colo_layout_coords(side->layout, rank, coords) &&
-        colo_axis_spans(side->layout, COLO_FEATURES, coords, features, spans))
+        colo_axis_spans(side->layout, COLO_AXIS_FEATURES, coords, features, spans))
         *out = (colo_owned_t){.b1 = 1, .h0 = spans[0].lo, .h1 = spans[0].hi, .rows = rows};
 }
 
@@ -204,7 +204,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
 {
     const colo_plan_t *plan = builder->plan;
     const colo_plan_config_t *config = &plan->config;
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     colo_runs_t *mine = &builder->other;
     const colo_runs_t *all;
     *rows = 0;
@@ -224,7 +224,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
     }
     places->n = all->n;
     COLO_TRY(store(builder, &dst, coords, all, merged, &places->stored, rows));
-    if (!dst.full || config->grad != COLO_DISJOINT || config->no_grad)
+    if (!dst.full || config->grad != COLO_GRAD_DISJOINT || config->no_grad)
         return COLO_OK;
     dst.full = false;
     COLO_TRY(dst.owns->rows(&dst, coords, NULL, mine));
@@ -247,15 +247,15 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
                        .layout = &plan->dst,
                        .shape = &config->shape,
                        .table = ragged,
-                       .full = config->output == COLO_FULL_SEQ};
-    int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
+                       .full = config->output == COLO_OUTPUT_FULL_SEQ};
+    int64_t coords[COLO_DIMS_MAX], rows = 0, arriving = 0;
     const colo_runs_t *mine = NULL;
     colo_partial_t addends;
     colo_builder_begin(builder, plan, true);
     if (ragged->packed) {
         dst.owns = &colo_owns_packed;
         dst.table = &ragged->dst;
-        builder->answers.asked[COLO_FORWARD] = builder->answers.asked[COLO_BACKWARD] =
+        builder->answers.asked[COLO_PASS_FORWARD] = builder->answers.asked[COLO_PASS_BACKWARD] =
             false; /* of a batch, sides may be uncut or not */
     }
     if (colo_layout_coords(&plan->src, plan->rank, coords))
@@ -263,7 +263,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     own(&src, plan->rank, config->shape.features, mine ? mine->rows : 0, &plan->own_src);
     COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows));
     own(&dst, plan->rank, config->shape.features, rows, &plan->own_dst);
-    if (dst.full && config->grad == COLO_PARTIAL) {
+    if (dst.full && config->grad == COLO_GRAD_PARTIAL) {
         COLO_TRY(colo_partial_over_context(&plan->dst, &builder->places, &addends));
         dst.partial = &addends;
         dst.npartial = 1;
@@ -271,15 +271,15 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     COLO_TRY(colo_builder_route(builder, src, dst));
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
-    plan->bytes[COLO_FORWARD].minimum =
+    plan->bytes[COLO_PASS_FORWARD].minimum =
         arriving * (plan->own_dst.h1 - plan->own_dst.h0) * (int64_t)plan->elem -
-        plan->bytes[COLO_FORWARD].local;
-    colo_exchange_plan_t *forward = plan->exchange[COLO_FORWARD],
-                         *backward = plan->exchange[COLO_BACKWARD];
+        plan->bytes[COLO_PASS_FORWARD].local;
+    colo_exchange_plan_t *forward = plan->exchange[COLO_PASS_FORWARD],
+                         *backward = plan->exchange[COLO_PASS_BACKWARD];
     colo_routes_t *const placed[] = {
-        &forward[COLO_EXCHANGE_MAIN].recv,      &plan->local[COLO_FORWARD],
+        &forward[COLO_EXCHANGE_MAIN].recv,      &plan->local[COLO_PASS_FORWARD],
         &forward[COLO_EXCHANGE_RELAYS].recv,    &forward[COLO_EXCHANGE_RELAYS].send,
-        &backward[COLO_EXCHANGE_MAIN].send,     &plan->local[COLO_BACKWARD],
+        &backward[COLO_EXCHANGE_MAIN].send,     &plan->local[COLO_PASS_BACKWARD],
         &backward[COLO_EXCHANGE_NODE_SUMS].send};
     for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++)
         place(placed[i], 0, places->stored, places->n);
@@ -295,8 +295,8 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     colo_plan_config_t batch_config = *config;
     COLO_ENDS(colo_plan_destroy) colo_plan_t *made = NULL;
     /* features in the units in which both sides cut them */
-    const int64_t src_parts = colo_layout_parts(batch_config.src, COLO_FEATURES);
-    const int64_t dst_parts = colo_layout_parts(batch_config.dst, COLO_FEATURES),
+    const int64_t src_parts = colo_layout_parts(batch_config.src, COLO_AXIS_FEATURES);
+    const int64_t dst_parts = colo_layout_parts(batch_config.dst, COLO_AXIS_FEATURES),
                   units = src_parts / colo_gcd(src_parts, dst_parts) * dst_parts;
     int64_t bytes;
     COLO_FAIL_IF(!colo_mul_ok(ragged->rows, batch_config.shape.features, &bytes) ||
@@ -306,7 +306,7 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
                  ragged->packed ? "packing" : "segments", (long long)ragged->rows,
                  (long long)batch_config.shape.features, colo_dtype_name(batch_config.dtype));
     if (ragged->packed)
-        batch_config.output = ragged->dst.uncut ? COLO_FULL_SEQ : COLO_SHARDED;
+        batch_config.output = ragged->dst.uncut ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;
     batch_config.shape = (colo_shape_t){.samples = 1, .rows = ragged->rows, .features = units};
     COLO_TRY(colo_plan_new(&made, &batch_config, rank));
     made->elem *= (size_t)(config->shape.features / units);

@@ -16,8 +16,8 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
 {
     COLO_FAIL_IF(!topology || !plan, COLO_ERR_ARG, "traffic: %s is NULL",
                  !topology ? "the topology" : "the plan");
-    COLO_FAIL_IF(pass != COLO_FORWARD && pass != COLO_BACKWARD, COLO_ERR_ARG,
-                 "traffic: pass %d is neither COLO_FORWARD nor COLO_BACKWARD", (int)pass);
+    COLO_FAIL_IF(pass != COLO_PASS_FORWARD && pass != COLO_PASS_BACKWARD, COLO_ERR_ARG,
+                 "traffic: pass %d is neither COLO_PASS_FORWARD nor COLO_PASS_BACKWARD", (int)pass);
     const char *what = "traffic: traffic", *init = "COLO_TOPOLOGY_TRAFFIC_INIT";
     colo_topology_traffic_t sum = {COLO_TOPOLOGY_TRAFFIC_INIT};
     COLO_TRY(COLO_SIZED_READ(&sum, traffic, numa, what, init));

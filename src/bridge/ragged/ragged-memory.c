@@ -107,8 +107,8 @@ static int64_t most_staged(const colo_bridge_t *bridge, int64_t src_row, int64_t
             : 0;
     const int64_t need[] = {
         forward, backward, sums,
-        relayed(bridge, COLO_FORWARD, &bridge->sides.dst, out, all, dst_row),
-        relayed(bridge, COLO_BACKWARD, &bridge->sides.src, back, ragged->max_rows, src_row)};
+        relayed(bridge, COLO_PASS_FORWARD, &bridge->sides.dst, out, all, dst_row),
+        relayed(bridge, COLO_PASS_BACKWARD, &bridge->sides.src, back, ragged->max_rows, src_row)};
     int64_t most = 0;
     for (int i = 0; i < 5 && most >= 0; i++)
         most = need[i] < 0 ? -1 : need[i] > most ? need[i] : most;
@@ -124,8 +124,8 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *bridge)
         return COLO_OK;
     const int64_t elem = (int64_t)colo_dtype_size(config->dtype);
     const int64_t features[2] = {
-        config->shape.features / colo_layout_parts(&bridge->sides.src, COLO_FEATURES),
-        config->shape.features / colo_layout_parts(&bridge->sides.dst, COLO_FEATURES)};
+        config->shape.features / colo_layout_parts(&bridge->sides.src, COLO_AXIS_FEATURES),
+        config->shape.features / colo_layout_parts(&bridge->sides.dst, COLO_AXIS_FEATURES)};
     const bool src = colo_layout_holds(&bridge->sides.src, plan->rank),
                dst = colo_layout_holds(&bridge->sides.dst, plan->rank);
     if (plan->addends > 1 && !config->no_grad && (src || (dst && colo_plan_sums_nodes(plan)))) {

@@ -37,28 +37,29 @@ colo_status_t colo_ragged_create(colo_bridge_t *bridge, const colo_bridge_config
         return COLO_OK;
     COLO_FAIL_IF(colo_bridge_is_collective(bridge), COLO_ERR_ARG,
                  "bridge: ragged batches with %s, expected EXACT", colo_algo_name(bridge->algo));
-    const bool gpus = colo_comm_mem(bridge->comm) == COLO_CUDA;
-    COLO_FAIL_IF(colo_comm_size(bridge->comm) > 1 && gpus != (config->mem == COLO_CUDA),
+    const bool gpus = colo_comm_mem(bridge->comm) == COLO_MEM_CUDA;
+    COLO_FAIL_IF(colo_comm_size(bridge->comm) > 1 && gpus != (config->mem == COLO_MEM_CUDA),
                  COLO_ERR_UNBUILT,
                  "bridge: ragged batches in %s memory on comm '%s' of backend %s, which moves %s "
                  "memory; %s",
                  gpus ? "host" : "CUDA", colo_comm_name(bridge->comm),
                  colo_comm_backend(bridge->comm), gpus ? "CUDA" : "host",
-                 gpus ? "set mem to COLO_CUDA, or use a host communicator"
+                 gpus ? "set mem to COLO_MEM_CUDA, or use a host communicator"
                       : "colo_comm_create_nccl() makes a communicator of GPUs");
     COLO_FAIL_IF(strcmp(bridge->axes.name, "th") != 0, COLO_ERR_ARG,
                  "bridge: ragged batches with axes '%s', expected 'th'", bridge->axes.name);
-    COLO_FAIL_IF((unsigned)config->placement > COLO_MERGED || config->max_rows < 0, COLO_ERR_ARG,
+    COLO_FAIL_IF((unsigned)config->placement > COLO_PLACEMENT_MERGED || config->max_rows < 0,
+                 COLO_ERR_ARG,
                  "bridge: placement %d, max_rows %lld; expected 0 (PACKED) or 1 (MERGED), "
                  "and >= 0",
                  (int)config->placement, (long long)config->max_rows);
     colo_ragged_bridge_t *ragged = bridge->ragged = calloc(1, sizeof *ragged);
     COLO_FAIL_IF(!ragged, COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *ragged);
     bridge->now.any_ranks = true;
-    ragged->merged = config->placement == COLO_MERGED;
+    ragged->merged = config->placement == COLO_PLACEMENT_MERGED;
     ragged->max_rows = config->max_rows;
     COLO_FAIL_IF(config->packed && (config->ragged || ragged->merged ||
-                                    config->output != COLO_FULL_SEQ || config->grad),
+                                    config->output != COLO_OUTPUT_FULL_SEQ || config->grad),
                  COLO_ERR_ARG,
                  "bridge: packed with %s, expected 0: the packings say what "
                  "a rank has",
@@ -175,7 +176,7 @@ colo_status_t colo_ragged_refuse_call(const colo_bridge_t *bridge, colo_pass_t p
         colo_fail(COLO_ERR_STATE,
                   "bridge: created for ragged batches; call colo_bridge_set_segments() and "
                   "colo_batch_%s()",
-                  pass == COLO_FORWARD ? "forward" : "backward");
+                  pass == COLO_PASS_FORWARD ? "forward" : "backward");
     return share_refusal(bridge, refused);
 }
 

@@ -30,7 +30,7 @@ static colo_status_t is_member(const colo_bridge_t *bridge, int64_t rank)
 /* COLO_ERR_MISSING if a rank of this rank's groups is not in the comm. */
 static colo_status_t find_members(const colo_bridge_t *bridge, const colo_plan_t *plan)
 {
-    bool in = colo_plan_direction(plan) == COLO_FAN_IN;
+    bool in = colo_plan_direction(plan) == COLO_DIRECTION_FAN_IN;
     const colo_grid_t *fine = in ? &plan->src.grid : &plan->dst.grid;
     int64_t k = colo_plan_scale(plan), dp;
     colo_group_t cp;
@@ -62,7 +62,7 @@ colo_status_t colo_collective_create(colo_bridge_t *bridge)
         COLO_TRY(colo_grid_coord(dst_grid, plan->rank, "dp", &ddp));
         COLO_TRY(colo_grid_coord(dst_grid, plan->rank, "tp", &dtp));
         COLO_TRY(colo_grid_coord(dst_grid, plan->rank, "cp", &cp));
-        bool in = collective->direction == COLO_FAN_IN;
+        bool in = collective->direction == COLO_DIRECTION_FAN_IN;
         collective->sibling = (in ? sdp : ddp) % collective->k;
         key = in ? sdp : ddp;
         color =
@@ -70,7 +70,7 @@ colo_status_t colo_collective_create(colo_bridge_t *bridge)
                : (sdp * colo_grid_extent(dst_grid, "tp") + dtp) * colo_grid_extent(dst_grid, "cp") +
                      cp;
     }
-    if (collective->direction != COLO_EQUAL) {
+    if (collective->direction != COLO_DIRECTION_EQUAL) {
         COLO_TRY(colo_comm_split_color(bridge->comm, color, key, &collective->gather));
         if (collective->gather)
             colo_comm_set_name(collective->gather, "bridge-gather");
@@ -111,7 +111,7 @@ static colo_status_t find_rows(colo_ready_plan_t *ready)
     const colo_plan_t *plan = ready->program.plan;
     const colo_shape_t *shape = &plan->config.shape;
     colo_owned_t own;
-    if (plan->config.output != COLO_SHARDED)
+    if (plan->config.output != COLO_OUTPUT_SHARDED)
         return COLO_OK;
     COLO_TRY(colo_layout_owned(&plan->dst, plan->rank, shape, false, &own, NULL, 0, &ready->nruns));
     ready->run =
@@ -246,13 +246,13 @@ static colo_status_t forward(colo_bridge_t *bridge, colo_view_t in, colo_view_t 
     const colo_collective_t *collective = &bridge->coll;
     colo_owned_t full = full_dst(plan);
     int64_t nd = full.b1 - full.b0, ns = plan->own_src.b1 - plan->own_src.b0;
-    bool sharded = plan->config.output == COLO_SHARDED;
+    bool sharded = plan->config.output == COLO_OUTPUT_SHARDED;
     if (nd == 0 && ns == 0 && !collective->gather)
         return COLO_OK; /* outside the grids, or no samples at all */
     /* SHARDED: the whole sequence is made first, then the caller's shard copy */
     colo_view_t sequence = contiguous(bridge, collective->stage[0].data, nd);
     colo_view_t to = sharded ? sequence : out;
-    if (collective->direction == COLO_FAN_IN) {
+    if (collective->direction == COLO_DIRECTION_FAN_IN) {
         /* sharded and samples outermost: parts land in stage 0 at once, so pack the input in stage
          * 1 */
         bool outer = bridge->axes.of[1] < 0 || bridge->axes.of[0] == 0;
@@ -260,7 +260,8 @@ static colo_status_t forward(colo_bridge_t *bridge, colo_view_t in, colo_view_t 
                                 collective->stage[1].data};
         COLO_TRY(gather_samples(bridge, in, ns, to, stage, stream));
     } else {
-        const int64_t first = collective->direction == COLO_FAN_OUT ? collective->sibling * nd : 0;
+        const int64_t first =
+            collective->direction == COLO_DIRECTION_FAN_OUT ? collective->sibling * nd : 0;
         COLO_TRY(copy_samples(bridge, to, behind(bridge, in, first), nd, stream));
     }
     return sharded ? copy_rows(bridge, sequence, out, true, stream) : COLO_OK;
@@ -274,7 +275,7 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
     const colo_shape_t *shape = &plan->config.shape;
     colo_owned_t full = full_dst(plan);
     int64_t nd = full.b1 - full.b0, ns = plan->own_src.b1 - plan->own_src.b0;
-    bool sharded = plan->config.output == COLO_SHARDED;
+    bool sharded = plan->config.output == COLO_OUTPUT_SHARDED;
     size_t elem = colo_dtype_size(plan->config.dtype);
     colo_view_t view = contiguous(bridge, collective->stage[0].data, nd);
     if (nd == 0 && ns == 0 && !collective->gather)
@@ -292,12 +293,13 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
     if (collective->cp)
         COLO_TRY(colo_comm_all_reduce(collective->cp, view.data, view.data,
                                       nd * shape->rows * shape->features, plan->config.dtype,
-                                      COLO_SUM, stream));
-    if (collective->direction == COLO_FAN_OUT) {
+                                      COLO_REDOP_SUM, stream));
+    if (collective->direction == COLO_DIRECTION_FAN_OUT) {
         void *const stage[2] = {collective->stage[0].data, collective->stage[1].data};
         return gather_samples(bridge, view, nd, d_x, stage, stream);
     }
-    const int64_t first = collective->direction == COLO_FAN_IN ? collective->sibling * ns : 0;
+    const int64_t first =
+        collective->direction == COLO_DIRECTION_FAN_IN ? collective->sibling * ns : 0;
     return copy_samples(bridge, d_x, behind(bridge, view, first), ns, stream);
 }
 
@@ -305,7 +307,7 @@ static colo_status_t backward(colo_bridge_t *bridge, colo_view_t d_y, colo_view_
 
 const char *colo_algo_name(colo_algo_t algo)
 {
-    return algo == COLO_EXACT ? "EXACT" : algo == COLO_COLLECTIVE ? "COLLECTIVE" : NULL;
+    return algo == COLO_ALGO_EXACT ? "EXACT" : algo == COLO_ALGO_COLLECTIVE ? "COLLECTIVE" : NULL;
 }
 
 colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
@@ -320,7 +322,7 @@ colo_status_t colo_collective_load(colo_bridge_t *bridge, colo_ready_plan_t *rea
                  (long long)cp, colo_dtype_name(config->dtype));
     COLO_TRY(find_rows(ready));
     COLO_TRY(colo_memory_check(bridge, colo_comm_size(bridge->comm) > 1, 0));
-    if (bridge->mem == COLO_CUDA && !bridge->streams.order)
+    if (bridge->mem == COLO_MEM_CUDA && !bridge->streams.order)
         COLO_TRY(bridge->device->stream_create(1, &bridge->streams.order));
     COLO_TRY(find_members(bridge, plan));
     return reserve(bridge, plan);
@@ -330,7 +332,7 @@ static colo_status_t run_pass(colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
     const colo_carried_t *tensor = call->carried;
-    const colo_status_t st = call->frame.pass == COLO_FORWARD
+    const colo_status_t st = call->frame.pass == COLO_PASS_FORWARD
                                  ? forward(bridge, tensor->in, tensor->out, call->stream)
                                  : backward(bridge, tensor->in, tensor->out, call->stream);
     return st < 0 ? colo_bridge_fail(bridge, st) : st;

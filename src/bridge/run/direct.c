@@ -28,7 +28,7 @@
 /* Is it the destination's tensor that peers reach? */
 static bool reaches_dst(const colo_plan_t *plan, colo_pass_t pass)
 {
-    return pass == COLO_FORWARD || colo_plan_adds(plan, pass);
+    return pass == COLO_PASS_FORWARD || colo_plan_adds(plan, pass);
 }
 
 /* Of which passes does some rank of the comm have nothing that peers could reach? The same verdict
@@ -42,8 +42,8 @@ static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_ready_pla
             colo_owned_t own;
             COLO_TRY(colo_layout_owned(
                 dst ? &plan->dst : &plan->src, colo_comm_world_rank(bridge->comm, rank),
-                &plan->config.shape, dst && plan->config.output == COLO_FULL_SEQ, &own, NULL, 0,
-                NULL));
+                &plan->config.shape, dst && plan->config.output == COLO_OUTPUT_FULL_SEQ, &own, NULL,
+                0, NULL));
             none[dst] = own.b1 == own.b0 || own.rows == 0 || own.h1 == own.h0;
         }
     for (int pass = 0; pass < 2; pass++)
@@ -61,8 +61,8 @@ static colo_status_t find_needs_comm(const colo_bridge_t *bridge, colo_ready_pla
     bool *needs_comm = &ready->direct.needs_comm;
     int32_t *members = NULL, n = 0;
     const bool all_reach = memory->reaches(bridge->comm, -1, -1);
-    *needs_comm = plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
-                  plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come ||
+    *needs_comm = plan->exchange[COLO_PASS_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
+                  plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_RELAYS].all_come ||
                   colo_plan_sums_nodes(plan);
     if (all_reach)
         return COLO_OK;
@@ -117,7 +117,7 @@ static colo_status_t check_direct(const colo_bridge_t *bridge)
 bool colo_direct_likely(const colo_bridge_t *bridge)
 {
     const colo_direct_memory_t *memory = bridge->comm->backend->direct;
-    if (!memory || bridge->mem != COLO_CUDA || bridge->comm->size == 1)
+    if (!memory || bridge->mem != COLO_MEM_CUDA || bridge->comm->size == 1)
         return false;
     return bridge->transport == COLO_TRANSPORT_PEER ||
            (bridge->transport == COLO_TRANSPORT_AUTO && memory->registrations(bridge->comm) > 0);
@@ -148,11 +148,11 @@ static colo_status_t find_carriers(const colo_bridge_t *bridge, colo_ready_plan_
 {
     colo_ready_direct_t *direct = &ready->direct;
     const colo_ready_direct_t *all = &bridge->now.direct;
-    const int32_t agreed = bridge->direct.agreed[COLO_FORWARD].moves;
+    const int32_t agreed = bridge->direct.agreed[COLO_PASS_FORWARD].moves;
     const bool batch = ready->program.bytes;
-    direct->moves[COLO_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
-    direct->moves[COLO_BACKWARD] =
-        colo_plan_adds(ready->program.plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
+    direct->moves[COLO_PASS_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
+    direct->moves[COLO_PASS_BACKWARD] =
+        colo_plan_adds(ready->program.plan, COLO_PASS_BACKWARD) ? COLO_PULL : COLO_PUSH;
     direct->one_view = !batch && bridge->transport != COLO_TRANSPORT_PEER;
     direct->forward = batch && agreed ? (colo_mover_t)agreed : COLO_PUSH;
     direct->unit = (int64_t)colo_direct_unit(bridge, ready);
@@ -170,7 +170,7 @@ static colo_status_t create_launcher(colo_bridge_t *bridge)
 {
     const colo_direct_memory_t *memory = bridge->comm->backend->direct;
     colo_transfer_lists_t *lists = &bridge->direct.main;
-    if (!memory || bridge->mem != COLO_CUDA || bridge->comm->size == 1 ||
+    if (!memory || bridge->mem != COLO_MEM_CUDA || bridge->comm->size == 1 ||
         bridge->transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
     colo_status_t st = memory->open(bridge->comm);
@@ -209,8 +209,8 @@ static colo_status_t load_relays(colo_bridge_t *bridge, colo_ready_plan_t *ready
 {
     const colo_plan_t *plan = ready->program.plan;
     if (!bridge->direct.launcher || ready->any_ranks ||
-        !(plan->exchange[COLO_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
-          plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_RELAYS].all_come))
+        !(plan->exchange[COLO_PASS_FORWARD][COLO_EXCHANGE_RELAYS].all_come ||
+          plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_RELAYS].all_come))
         return COLO_OK;
     COLO_TRY(colo_transfers_list(bridge, ready, COLO_EXCHANGE_RELAYS, &bridge->direct.relays));
     return bridge->comm->backend->direct->list(bridge->direct.launcher, bridge->direct.relays.pass,
@@ -331,8 +331,8 @@ colo_status_t colo_direct_find(colo_call_t *call)
                      "rank %lld: %s%s at %p is not registered over comm '%s', which %s requires; "
                      "use colo_memory_register()",
                      (long long)call->frame.program->plan->rank,
-                     pass == COLO_FORWARD ? (reads ? "x" : "y") : (reads ? "d_y" : "d_x"), index,
-                     missing->data, bridge->comm->name,
+                     pass == COLO_PASS_FORWARD ? (reads ? "x" : "y") : (reads ? "d_y" : "d_x"),
+                     index, missing->data, bridge->comm->name,
                      asked ? "transport peer (COLO_TRANSPORT, or the bridge's)"
                            : "the pass's first call, with all ranks' registered,");
 }
@@ -404,7 +404,7 @@ colo_status_t colo_direct_prepare(colo_call_t *call)
     const bool wider = *unit > direct->unit && !call->capturing;
     const bool lost = call->frame.program->bytes && !direct->list; /* the last listing failed */
     if (!wider && !lost &&
-        (call->frame.pass == COLO_BACKWARD ||
+        (call->frame.pass == COLO_PASS_BACKWARD ||
          direct->forward == (colo_mover_t)call->registered.moves))
         return COLO_OK;
     colo_direct_unload(bridge, call->ready); /* or the list was made before ranks had agreed */

@@ -13,11 +13,11 @@
 
 colo_status_t colo_memory_check(const colo_bridge_t *bridge, bool exchanges, int32_t messages)
 {
-    const bool gpu = colo_comm_mem(bridge->comm) == COLO_CUDA;
-    if (!exchanges || gpu == (bridge->mem == COLO_CUDA))
+    const bool gpu = colo_comm_mem(bridge->comm) == COLO_MEM_CUDA;
+    if (!exchanges || gpu == (bridge->mem == COLO_MEM_CUDA))
         return COLO_OK;
     COLO_FAIL_IF(gpu, COLO_ERR_ARG,
-                 "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_CUDA, or use "
+                 "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_MEM_CUDA, or use "
                  "a host communicator",
                  colo_comm_name(bridge->comm), (int)colo_comm_size(bridge->comm));
     return colo_fail(COLO_ERR_UNBUILT,
@@ -57,7 +57,7 @@ colo_status_t colo_arena_grow(const colo_bridge_t *bridge, colo_arena_t *arena, 
                               bool capturing, const char *what)
 {
     enum { MOST = sizeof arena->old / sizeof arena->old[0] };
-    const bool keeps = bridge->mem == COLO_CUDA;
+    const bool keeps = bridge->mem == COLO_MEM_CUDA;
     const size_t half = arena->size + arena->size / 2;
     void *next = NULL;
     if (bytes <= arena->size)

@@ -106,7 +106,7 @@ static colo_status_t load_messages(const colo_bridge_t *bridge, colo_ready_plan_
 static colo_status_t reserve(colo_bridge_t *bridge, const colo_ready_plan_t *ready)
 {
     const colo_messages_t *messages = &ready->messages;
-    if (bridge->mem == COLO_CUDA && !bridge->streams.side)
+    if (bridge->mem == COLO_MEM_CUDA && !bridge->streams.side)
         COLO_TRY(bridge->device->stream_create(2, &bridge->streams.side));
     COLO_TRY(colo_partials_reserve(bridge, messages->need_partials, false));
     return colo_arena_grow(bridge, &bridge->memory.stage, messages->need_stage, false,
@@ -164,7 +164,7 @@ static colo_status_t find_connection(colo_bridge_t *bridge, colo_ready_plan_t *r
 {
     const colo_plan_t *plan = ready->program.plan;
     colo_messages_t *messages = &ready->messages;
-    if (!bridge->comm->backend->subconnection_create || bridge->mem != COLO_CUDA)
+    if (!bridge->comm->backend->subconnection_create || bridge->mem != COLO_MEM_CUDA)
         return COLO_OK;
     COLO_TRY(colo_members_find(bridge, ready, &messages->members, &messages->nmembers));
     /* extents are all that counts; each call fills in the rest */
@@ -193,7 +193,7 @@ colo_status_t colo_messages_load(colo_bridge_t *bridge, colo_ready_plan_t *ready
     }
     /* if a program of batches has many small regions, sums are made at once */
     COLO_TRY(colo_program_create(&ready->program, ready->program.bytes && plan->elem > 0 &&
-                                                      bridge->mem == COLO_CUDA));
+                                                      bridge->mem == COLO_MEM_CUDA));
     if (ready->program.bytes) /* of a batch: in memory of the bridge, by call */
         return COLO_OK;
     if (ready->program.npartials > 0)
@@ -270,7 +270,7 @@ colo_status_t colo_messages_prepare(colo_call_t *call)
     if (!frame->program->bytes) /* memory of the shape */
         return COLO_OK;
     COLO_TRY(widen_all(call->ready, frame->pass, frame->n));
-    if (frame->pass == COLO_FORWARD)
+    if (frame->pass == COLO_PASS_FORWARD)
         return COLO_OK;
     return colo_partials_reserve(
         call->bridge, frame->partial_bytes * (size_t)frame->program->npartials, call->capturing);

@@ -74,7 +74,8 @@ static void need_partial(colo_program_t *program, int64_t key)
 
 static void need_partials(colo_program_t *program, int exchange)
 {
-    const colo_routes_t *recv = colo_plan_routes(program->plan, COLO_BACKWARD, exchange, false);
+    const colo_routes_t *recv =
+        colo_plan_routes(program->plan, COLO_PASS_BACKWARD, exchange, false);
     for (int64_t i = 0; i < recv->nregions; i++)
         need_partial(program, colo_move_sum(program->plan, exchange, false, &recv->region[i]));
 }
@@ -99,13 +100,13 @@ static colo_status_t find_partials(colo_program_t *program, const colo_add_t *ad
         program->partial_of[i] = -1;
     need_partials(program, COLO_EXCHANGE_MAIN);
     need_partials(program, COLO_EXCHANGE_NODE_SUMS);
-    if (plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_NODE_SUMS].send.nregions > 0)
+    if (plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_NODE_SUMS].send.nregions > 0)
         need_partial(program, colo_sum_key(plan, COLO_SUM_LEAVES, 0));
     for (int k = 0; nodes && k < 3; k++)
         for (int64_t i = 0; i < add->list[k]->nregions; i++)
             if (add->list[k]->region[i].addend == 0)
                 need_groups(program, &plan->term[add->list[k]->offset[i].order]);
-    if (!add->own_in && plan->local[COLO_BACKWARD].nregions > 0)
+    if (!add->own_in && plan->local[COLO_PASS_BACKWARD].nregions > 0)
         need_partial(program, plan->own_addend);
     return COLO_OK;
 }
@@ -117,8 +118,8 @@ static colo_status_t find_partials(colo_program_t *program, const colo_add_t *ad
 static bool sums_at_once(const colo_plan_t *plan, bool launched)
 {
     enum { LARGE = 4 << 20 }; /* bytes of a region of the usual tensor, on average */
-    const int64_t n = plan->local[COLO_BACKWARD].nregions +
-                      plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv.nregions;
+    const int64_t n = plan->local[COLO_PASS_BACKWARD].nregions +
+                      plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_MAIN].recv.nregions;
     const int64_t units = plan->own_src.rows * (plan->own_src.h1 - plan->own_src.h0);
     return launched && units * (int64_t)plan->elem < n * LARGE;
 }
@@ -138,8 +139,8 @@ static void push_add(colo_steps_t *steps, const colo_add_t *add)
 static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, bool launched)
 {
     const colo_plan_t *plan = program->plan;
-    const colo_exchange_plan_t *exchange = plan->exchange[COLO_BACKWARD];
-    const colo_routes_t *local = &plan->local[COLO_BACKWARD];
+    const colo_exchange_plan_t *exchange = plan->exchange[COLO_PASS_BACKWARD];
+    const colo_routes_t *local = &plan->local[COLO_PASS_BACKWARD];
     if (exchange[COLO_EXCHANGE_NODE_SUMS].wide) {
         push_move(steps, COLO_EXCHANGE_MAIN, local, COLO_IN, COLO_PARTIALS);
         push_add(steps, &(colo_add_t){.list = {&exchange[COLO_EXCHANGE_NODE_SUMS].send},
@@ -246,7 +247,7 @@ colo_box_t colo_call_box(const colo_call_frame_t *frame, const colo_carried_t *t
     const colo_region_t *region = &routes->region[i];
     const bool src = end.buffer == COLO_PARTIALS
                          ? end.key < colo_sum_key(plan, COLO_SUM_COLLECTED, 0)
-                         : (end.buffer == COLO_IN) == (frame->pass == COLO_FORWARD);
+                         : (end.buffer == COLO_IN) == (frame->pass == COLO_PASS_FORWARD);
     const colo_owned_t *own = src ? &plan->own_src : &plan->own_dst;
     const int64_t row = src ? routes->offset[i].src_row : routes->offset[i].dst_row;
     const colo_view_t view = end.buffer == COLO_IN    ? tensor->in

@@ -198,7 +198,7 @@ colo_status_t colo_direct_move(colo_call_t *call, const colo_move_t *move);
 
 static inline bool colo_bridge_is_collective(const colo_bridge_t *bridge)
 {
-    return bridge->algo == COLO_COLLECTIVE;
+    return bridge->algo == COLO_ALGO_COLLECTIVE;
 }
 const char *colo_algo_name(colo_algo_t algo); /* NULL: there is none */
 /* Refuses what COLLECTIVE cannot express, and has staging; local. */

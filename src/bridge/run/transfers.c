@@ -53,7 +53,7 @@ static void extents(const colo_region_t *region, int64_t extent[3])
 /* Is a buffer's part that of the source? */
 static bool is_src(const maker_t *maker, int buffer)
 {
-    return (buffer == COLO_IN) == (maker->pass == COLO_FORWARD);
+    return (buffer == COLO_IN) == (maker->pass == COLO_PASS_FORWARD);
 }
 
 /* What a world rank owns. Of a batch: its first feature, because the plan has the rows. */
@@ -61,13 +61,14 @@ static colo_status_t owned_by(const maker_t *maker, bool src, int64_t rank, colo
 {
     const colo_plan_t *plan = maker->plan;
     const colo_layout_t *layout = src ? &plan->src : &plan->dst;
-    int64_t coords[COLO_MAX_DIMS];
+    int64_t coords[COLO_DIMS_MAX];
     colo_span_t spans[2 * COLO_MAX_SPANS] = {{0}};
     if (!maker->ready->program.bytes)
         return colo_layout_owned(layout, rank, &plan->config.shape,
-                                 !src && plan->config.output == COLO_FULL_SEQ, own, NULL, 0, NULL);
+                                 !src && plan->config.output == COLO_OUTPUT_FULL_SEQ, own, NULL, 0,
+                                 NULL);
     (void)colo_grid_coords(&layout->grid, rank, coords);
-    (void)colo_axis_spans(layout, COLO_FEATURES, coords, plan->config.shape.features, spans);
+    (void)colo_axis_spans(layout, COLO_AXIS_FEATURES, coords, plan->config.shape.features, spans);
     *own = (colo_owned_t){.h0 = spans[0].lo};
     return COLO_OK;
 }
@@ -173,8 +174,8 @@ static held_t held_of(const colo_owned_t *own, const colo_routes_t *routes, int6
 static colo_status_t all_held(const maker_t *maker, held_t *held)
 {
     const colo_plan_t *plan = maker->plan;
-    const colo_routes_t *recv = &plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv,
-                        *local = &plan->local[COLO_BACKWARD];
+    const colo_routes_t *recv = &plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_MAIN].recv,
+                        *local = &plan->local[COLO_PASS_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++)
         *held++ = held_of(&plan->own_dst, local, i, -1);
     for (int32_t i = 0; i < recv->nmessages; i++) {
@@ -280,8 +281,8 @@ static colo_status_t list_sums(const maker_t *maker)
 {
     const colo_plan_t *plan = maker->plan;
     const colo_owned_t *own = &plan->own_src;
-    const int64_t n = plan->exchange[COLO_BACKWARD][COLO_EXCHANGE_MAIN].recv.nregions +
-                      plan->local[COLO_BACKWARD].nregions;
+    const int64_t n = plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_MAIN].recv.nregions +
+                      plan->local[COLO_PASS_BACKWARD].nregions;
     colo_list_t *held = maker->bridge->direct.held;
     int64_t first[COLO_MAX_ADDENDS + 1];
     COLO_FAIL_IF(!colo_list_reserve(&held[0], n, sizeof(held_t)) ||
@@ -376,7 +377,7 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t
         *out = (colo_transfers_t){.name = names[i]};
         if (!maker.move || (exchange == COLO_EXCHANGE_RELAYS && adds))
             continue;
-        maker.pulls = adds || (exchange == COLO_EXCHANGE_MAIN && pass == COLO_FORWARD &&
+        maker.pulls = adds || (exchange == COLO_EXCHANGE_MAIN && pass == COLO_PASS_FORWARD &&
                                ready->direct.forward == COLO_PULL);
         maker.sums = adds && !ready->direct.needs_comm;
         maker.transfer->n = maker.addend->n = maker.exposed->n = 0;

@@ -252,7 +252,7 @@ static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, nccl
     if (cudaMemsetAsync(memory, 0, memory_bytes, stream) != cudaSuccess ||
         colo_k_load() != cudaSuccess)
         return cudaGetErrorString(cudaGetLastError());
-    if (colo_device_for(COLO_CUDA, &device) == COLO_OK && device->load() < 0)
+    if (colo_device_for(COLO_MEM_CUDA, &device) == COLO_OK && device->load() < 0)
         return colo_last_error();
     if (!nccl)
         return NULL;

@@ -75,9 +75,10 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
     COLO_FAIL_IF(!head, COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
     const colo_lm_head_config_t *head_config = colo_lm_head_config(head);
     const colo_dtype_t sums = head_config->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    COLO_FAIL_IF((unsigned)own->mode > COLO_LINEAR_EARLY, COLO_ERR_ARG,
+    COLO_FAIL_IF((unsigned)own->mode > COLO_LINEAR_LOGPROB_EARLY, COLO_ERR_ARG,
                  "linear: mode %d is unknown", (int)own->mode);
-    COLO_FAIL_IF(own->mode == COLO_LINEAR_EARLY && head_config->dtype == COLO_F64, COLO_ERR_ARG,
+    COLO_FAIL_IF(own->mode == COLO_LINEAR_LOGPROB_EARLY && head_config->dtype == COLO_F64,
+                 COLO_ERR_ARG,
                  "linear: mode early, but the head is f64, expected f32, bf16 or f16; "
                  "colo_linear_logprob_loss() takes it");
     COLO_FAIL_IF((unsigned)own->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER, COLO_ERR_ARG,
@@ -98,7 +99,7 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
         "linear: keep_in_place with logits of %s and gradients of %s, expected the same dtype",
         colo_dtype_name(own->logits_dtype), colo_dtype_name(head_config->dtype));
     COLO_FAIL_IF(
-        own->share_d_weight && (own->mode != COLO_LINEAR_EARLY || own->frozen_weight ||
+        own->share_d_weight && (own->mode != COLO_LINEAR_LOGPROB_EARLY || own->frozen_weight ||
                                 own->d_weight_add || own->d_weight_dtype != head_config->dtype ||
                                 colo_lm_head_group(head) || own->logprob.segment > 0),
         COLO_ERR_ARG,
@@ -109,7 +110,7 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
         : own->d_weight_add ? "added"
                             : "written",
         colo_dtype_name(own->d_weight_dtype), colo_lm_head_group(head) ? "a sharded" : "a resident",
-        own->logprob.segment, (int)COLO_LINEAR_EARLY, colo_dtype_name(head_config->dtype));
+        own->logprob.segment, (int)COLO_LINEAR_LOGPROB_EARLY, colo_dtype_name(head_config->dtype));
     COLO_TRY(check_shard(&own->logprob, head_config, group));
     COLO_TRY(check_apart(colo_lm_head_group(head), group));
     return check_segments(own, head_config, group);
@@ -139,11 +140,11 @@ static colo_status_t check_states(const colo_linear_logprob_t *linear, const col
 }
 
 static colo_status_t check_count(const colo_linear_logprob_t *linear,
-                                 const colo_linear_batch_t *batch)
+                                 const colo_linear_logprob_batch_t *batch)
 {
     const int64_t ignore = linear->config.logprob.ignore_index, tokens = batch->targets->shape[0];
     int64_t count = 0;
-    if (batch->max_valid < 0 || batch->targets->mem != COLO_HOST)
+    if (batch->max_valid < 0 || batch->targets->mem != COLO_MEM_HOST)
         return COLO_OK;
     for (int64_t token = 0; token < tokens; token++)
         count +=
@@ -156,12 +157,13 @@ static colo_status_t check_count(const colo_linear_logprob_t *linear,
 }
 
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
-                                      const colo_linear_batch_t *given, colo_linear_batch_t *batch)
+                                      const colo_linear_logprob_batch_t *given,
+                                      colo_linear_logprob_batch_t *batch)
 {
     const colo_logprob_config_t *config = &linear->config.logprob;
-    *batch = (colo_linear_batch_t){COLO_LINEAR_BATCH_INIT};
-    COLO_TRY(
-        COLO_SIZED_READ(batch, given, class_weight, "linear: batch", "COLO_LINEAR_BATCH_INIT"));
+    *batch = (colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT};
+    COLO_TRY(COLO_SIZED_READ(batch, given, class_weight, "linear: batch",
+                             "COLO_LINEAR_LOGPROB_BATCH_INIT"));
     COLO_FAIL_IF(!batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
                  !batch->hidden ? "hidden" : "targets");
     COLO_TRY(check_states(linear, batch->hidden, "hidden", -1, false));
@@ -196,12 +198,12 @@ colo_status_t colo_linear_check_out(const colo_linear_logprob_t *linear,
 }
 
 colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
-                                         const colo_linear_upstream_t *up, int64_t tokens,
+                                         const colo_linear_logprob_upstream_t *up, int64_t tokens,
                                          bool factor)
 {
     const colo_tensor_t like = like_tokens(linear, tokens);
     const colo_dtype_t dtype = linear->stat_dtype;
-    COLO_TRY(COLO_SIZED_CHECK(up, mean, "linear: upstream", "COLO_LINEAR_UPSTREAM_INIT"));
+    COLO_TRY(COLO_SIZED_CHECK(up, mean, "linear: upstream", "COLO_LINEAR_LOGPROB_UPSTREAM_INIT"));
     COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->mean), COLO_ERR_ARG,
                  "linear: upstream has logp %g, entropy %g, mean %d, expected loss and d_loss[0] "
                  "only in backward of mode early",
@@ -235,10 +237,11 @@ static colo_status_t check_d_hidden(const colo_linear_logprob_t *linear,
 }
 
 colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
-                                      const colo_linear_grads_t *grads, const colo_tensor_t *hidden)
+                                      const colo_linear_logprob_grads_t *grads,
+                                      const colo_tensor_t *hidden)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
-    COLO_TRY(COLO_SIZED_CHECK(grads, d_bias, "linear: grads", "COLO_LINEAR_GRADS_INIT"));
+    COLO_TRY(COLO_SIZED_CHECK(grads, d_bias, "linear: grads", "COLO_LINEAR_LOGPROB_GRADS_INIT"));
     COLO_FAIL_IF(config->frozen_hidden != !grads->d_hidden, COLO_ERR_ARG,
                  "linear: d_hidden is %s, config.frozen_hidden is %s",
                  grads->d_hidden ? "given" : "NULL", config->frozen_hidden ? "true" : "false");

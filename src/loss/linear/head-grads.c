@@ -86,7 +86,7 @@ static colo_tensor_t view_of(const colo_lm_head_t *head, void *data, int32_t axe
     colo_tensor_t view = {.data = data,
                           .dtype = colo_head_sum_dtype(head),
                           .mem = head->config.mem,
-                          .device = head->config.mem == COLO_HOST ? -1 : head->config.device,
+                          .device = head->config.mem == COLO_MEM_HOST ? -1 : head->config.device,
                           .ndim = axes,
                           .shape = {head->config.rows, axes == 2 ? head->config.hidden : 0},
                           .stride = {stride, axes == 2 ? 1 : 0}};
@@ -195,7 +195,7 @@ colo_status_t colo_lm_head_reduce_sums(colo_lm_head_t *head, const colo_lm_head_
                                       : NULL,
                             stage_bytes(head));
         st = colo_comm_reduce_scatter_for(head->group, COLO_CATEGORY_HEAD, workspace, own, each,
-                                          colo_head_sum_dtype(head), COLO_SUM, stream);
+                                          colo_head_sum_dtype(head), COLO_REDOP_SUM, stream);
         colo_comm_set_stage(head->group, NULL, 0);
         COLO_TRY(st);
     }

@@ -94,7 +94,7 @@ static colo_comm_t *vocab_group(const colo_linear_logprob_t *linear,
                                 const struct colo_linear_size *size)
 {
     bool sums = size->makes_d_hidden && linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
-    return size->pass != COLO_LINEAR_BACKWARD || sums ? linear->group : NULL;
+    return size->pass != COLO_LINEAR_LOGPROB_BACKWARD || sums ? linear->group : NULL;
 }
 
 /* Tells every rank that would wait for this one whether its arguments are valid. @size may be of a
@@ -103,10 +103,11 @@ static colo_status_t ready(const colo_linear_logprob_t *linear, const struct col
                            const char *what, colo_status_t mine)
 {
     colo_comm_t *head = head_group(linear, size), *vocab = vocab_group(linear, size);
-    const bool backward = size->pass == COLO_LINEAR_BACKWARD;
+    const bool backward = size->pass == COLO_LINEAR_LOGPROB_BACKWARD;
     char call[120]; /* ranks compare it with COLO_CHECK=2 */
     if (head) {
-        const bool trains = !linear->config.frozen_weight && size->pass != COLO_LINEAR_INFERENCE;
+        const bool trains =
+            !linear->config.frozen_weight && size->pass != COLO_LINEAR_LOGPROB_INFERENCE;
         snprintf(call, sizeof call, "%s%s", what,
                  backward || !trains ? "" : ", whose backward adds up gradients of the head");
         mine = colo_loss_ready(head, call, mine);
@@ -151,7 +152,8 @@ static double lift_of(const struct colo_linear_call *call)
     return ldexp(1, call->linear->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
 }
 
-static colo_status_t make_upstream(struct colo_linear_call *call, const colo_linear_upstream_t *up)
+static colo_status_t make_upstream(struct colo_linear_call *call,
+                                   const colo_linear_logprob_upstream_t *up)
 {
     const bool wanted[3] = {up->logp != 0, up->entropy != 0, up->loss != 0};
     struct colo_linear_upstream_rows rows = {
@@ -174,7 +176,8 @@ static colo_status_t make_upstream(struct colo_linear_call *call, const colo_lin
 }
 
 /* Mode early, backward: the scale of the saved d_logits becomes this call's. */
-static colo_status_t make_factor(struct colo_linear_call *call, const colo_linear_upstream_t *up)
+static colo_status_t make_factor(struct colo_linear_call *call,
+                                 const colo_linear_logprob_upstream_t *up)
 {
     const struct colo_linear_factor factor = {
         .to = colo_linear_place(call->workspace, call->memory.scale),
@@ -201,18 +204,20 @@ static void place_saved(struct colo_linear_call *call, void *memory,
 /* A call whose arguments are checked. @up: of its d_logits; NULL: it makes none */
 static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hidden,
                          const colo_tensor_t *targets, const colo_support_saved_t *support,
-                         const void *class_weight, const colo_linear_upstream_t *up)
+                         const void *class_weight, const colo_linear_logprob_upstream_t *up)
 {
     colo_status_t st = colo_linear_begin(call, hidden, targets, support, class_weight);
     if (st == COLO_OK && up)
-        st = call->size.early && call->size.pass == COLO_LINEAR_BACKWARD ? make_factor(call, up)
-                                                                         : make_upstream(call, up);
+        st = call->size.early && call->size.pass == COLO_LINEAR_LOGPROB_BACKWARD
+                 ? make_factor(call, up)
+                 : make_upstream(call, up);
     COLO_THEN(st, colo_linear_pipeline(call));
     return end_call(call, st);
 }
 
 /* Checks the head's gradients; writes nothing. Before begin */
-static colo_status_t place_grads(struct colo_linear_call *call, const colo_linear_grads_t *grads)
+static colo_status_t place_grads(struct colo_linear_call *call,
+                                 const colo_linear_logprob_grads_t *grads)
 {
     const colo_linear_logprob_config_t *config = &call->linear->config;
     if (!config->frozen_hidden) {
@@ -242,11 +247,12 @@ static bool shares(const struct colo_linear_size *size)
 
 /* ---- forward ---- */
 
-static colo_status_t check_forward(struct colo_linear_call *call, const colo_linear_batch_t *given,
-                                   const colo_logprob_out_t *out, colo_linear_pass_t pass)
+static colo_status_t check_forward(struct colo_linear_call *call,
+                                   const colo_linear_logprob_batch_t *given,
+                                   const colo_logprob_out_t *out, colo_linear_logprob_pass_t pass)
 {
     const colo_linear_logprob_t *linear = call->linear;
-    const colo_linear_batch_t *batch = &call->batch;
+    const colo_linear_logprob_batch_t *batch = &call->batch;
     uint64_t version;
     COLO_TRY(colo_linear_check_batch(linear, given, &call->batch));
     COLO_TRY(colo_linear_check_out(linear, out, batch->hidden->shape[0], &call->out));
@@ -260,7 +266,7 @@ static colo_status_t check_forward(struct colo_linear_call *call, const colo_lin
 static const char saved_what[] = "linear: saved", saved_init[] = "COLO_LINEAR_LOGPROB_SAVED_INIT";
 
 static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool early,
-                                  const colo_linear_upstream_t *upstream,
+                                  const colo_linear_logprob_upstream_t *upstream,
                                   const colo_linear_logprob_saved_t *saved,
                                   const void *saved_memory, const struct colo_linear_size *size,
                                   struct colo_linear_saved *offsets)
@@ -269,7 +275,7 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
                  "linear: %s, but mode is %d and saved is %s; a forward that saves in mode early "
                  "(%d) is colo_linear_logprob_early(), others are colo_linear_logprob_forward()",
                  early ? "early" : "forward", (int)linear->config.mode, saved ? "given" : "NULL",
-                 (int)COLO_LINEAR_EARLY);
+                 (int)COLO_LINEAR_LOGPROB_EARLY);
     if (early)
         COLO_TRY(colo_linear_check_upstream(linear, upstream, size->tokens, false));
     if (!saved)
@@ -283,14 +289,16 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
 }
 
 /* @upstream: of mode early */
-static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_linear_batch_t *given,
-                             bool early, const colo_linear_upstream_t *upstream,
+static colo_status_t forward(const colo_linear_logprob_t *linear,
+                             const colo_linear_logprob_batch_t *given, bool early,
+                             const colo_linear_logprob_upstream_t *upstream,
                              const colo_logprob_out_t *out, colo_linear_logprob_saved_t *saved,
                              void *saved_memory, void *workspace, colo_stream_t stream)
 {
-    const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
+    const colo_linear_logprob_pass_t pass =
+        saved ? COLO_LINEAR_LOGPROB_FORWARD : COLO_LINEAR_LOGPROB_INFERENCE;
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
-    const colo_linear_batch_t *batch = &call.batch;
+    const colo_linear_logprob_batch_t *batch = &call.batch;
     struct colo_linear_saved offsets = nowhere;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, pass, 0, 0, &call.size);
@@ -322,7 +330,7 @@ static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_lin
 }
 
 colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
-                                          const colo_linear_batch_t *batch,
+                                          const colo_linear_logprob_batch_t *batch,
                                           const colo_logprob_out_t *out,
                                           colo_linear_logprob_saved_t *saved, void *saved_memory,
                                           void *workspace, colo_stream_t stream)
@@ -332,8 +340,8 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
 }
 
 colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
-                                        const colo_linear_batch_t *batch,
-                                        const colo_linear_upstream_t *upstream,
+                                        const colo_linear_logprob_batch_t *batch,
+                                        const colo_linear_logprob_upstream_t *upstream,
                                         const colo_logprob_out_t *out,
                                         colo_linear_logprob_saved_t *saved, void *saved_memory,
                                         void *workspace, colo_stream_t stream)
@@ -346,16 +354,16 @@ colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
 
 static colo_status_t check_backward(struct colo_linear_call *call,
                                     const colo_linear_logprob_saved_t *saved,
-                                    const colo_linear_upstream_t *up,
-                                    const colo_linear_grads_t *grads,
+                                    const colo_linear_logprob_upstream_t *up,
+                                    const colo_linear_logprob_grads_t *grads,
                                     struct colo_linear_saved *offsets)
 {
     const colo_linear_logprob_t *linear = call->linear;
     COLO_TRY(colo_linear_check_saved(linear, saved));
     COLO_TRY(colo_linear_check_upstream(linear, up, saved->hidden.shape[0],
-                                        linear->config.mode == COLO_LINEAR_EARLY));
+                                        linear->config.mode == COLO_LINEAR_LOGPROB_EARLY));
     COLO_TRY(colo_linear_check_grads(linear, grads, &saved->hidden));
-    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_BACKWARD, saved->hidden.shape[0],
+    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, saved->hidden.shape[0],
                                   saved->max_valid, &call->size));
     COLO_TRY(colo_linear_set_memory(linear, &call->size, &call->memory));
     COLO_TRY(colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes));
@@ -372,15 +380,15 @@ static colo_status_t check_backward(struct colo_linear_call *call,
 
 colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
                                            colo_linear_logprob_saved_t *saved,
-                                           const colo_linear_upstream_t *upstream,
-                                           const colo_linear_grads_t *grads, void *workspace,
-                                           colo_stream_t stream)
+                                           const colo_linear_logprob_upstream_t *upstream,
+                                           const colo_linear_logprob_grads_t *grads,
+                                           void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_set_size(linear, COLO_LINEAR_BACKWARD, 0, 0, &call.size);
+    colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, 0, 0, &call.size);
     colo_status_t st = check_backward(&call, saved, upstream, grads, &offsets);
     COLO_TRY(ready(linear, &call.size, "linear logprob backward", st));
     if (!colo_linear_makes_grads(&call.size))
@@ -397,17 +405,19 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
 
 /* ---- loss ---- */
 
-colo_status_t
-colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_t *given,
-                         const colo_linear_upstream_t *upstream, const colo_logprob_out_t *out,
-                         const colo_linear_grads_t *grads, void *workspace, colo_stream_t stream)
+colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
+                                       const colo_linear_logprob_batch_t *given,
+                                       const colo_linear_logprob_upstream_t *upstream,
+                                       const colo_logprob_out_t *out,
+                                       const colo_linear_logprob_grads_t *grads, void *workspace,
+                                       colo_stream_t stream)
 {
     COLO_RANGE();
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
-    const colo_linear_batch_t *batch = &call.batch;
+    const colo_linear_logprob_batch_t *batch = &call.batch;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_set_size(linear, COLO_LINEAR_LOSS, 0, 0, &call.size);
-    colo_status_t st = check_forward(&call, given, out, COLO_LINEAR_LOSS);
+    colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_LOSS, 0, 0, &call.size);
+    colo_status_t st = check_forward(&call, given, out, COLO_LINEAR_LOGPROB_LOSS);
     COLO_THEN(st, colo_linear_check_upstream(linear, upstream, call.size.tokens, false));
     COLO_THEN(st, colo_linear_check_grads(linear, grads, batch->hidden));
     COLO_THEN(st, place_grads(&call, grads));

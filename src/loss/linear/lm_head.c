@@ -55,7 +55,7 @@ static colo_status_t check_config(const colo_lm_head_config_t *config)
                  config->hidden);
     COLO_FAIL_IF((unsigned)config->gemm > COLO_GEMM_LOOPS, COLO_ERR_ARG,
                  "lm_head: gemm %d is unknown", (int)config->gemm);
-    COLO_FAIL_IF(config->mem != COLO_HOST && config->mem != COLO_CUDA, COLO_ERR_ARG,
+    COLO_FAIL_IF(config->mem != COLO_MEM_HOST && config->mem != COLO_MEM_CUDA, COLO_ERR_ARG,
                  "lm_head: memory kind %d is unknown", (int)config->mem);
     return COLO_OK;
 }
@@ -65,7 +65,7 @@ static void add_fields(colo_fields_t *fields, const colo_lm_head_config_t *confi
     colo_fields_add(fields, "rows", "%lld", (long long)config->rows);
     colo_fields_add(fields, "hidden", "%lld", (long long)config->hidden);
     colo_fields_add(fields, "dtype", "%s", colo_dtype_name(config->dtype));
-    colo_fields_add(fields, "mem", "%s", config->mem == COLO_HOST ? "host" : "cuda");
+    colo_fields_add(fields, "mem", "%s", config->mem == COLO_MEM_HOST ? "host" : "cuda");
     colo_fields_add(fields, "has_bias", "%d", config->has_bias);
     colo_fields_add(fields, "partition", "%s",
                     config->partition == COLO_LM_HEAD_FLAT ? "flat" : "rows");

@@ -114,7 +114,7 @@ static void make_header(struct colo_linear_call *call)
 {
     struct colo_logprob_args *args = &call->args;
     const bool compares =
-        colo_lm_head_config(call->linear->head)->mem == COLO_HOST && !colo_logprob_alone(args);
+        colo_lm_head_config(call->linear->head)->mem == COLO_MEM_HOST && !colo_logprob_alone(args);
     colo_logprob_set_header(args, colo_logprob_hash_config(&args->config, args->dtype),
                             compares ? colo_logprob_hash_targets(args) : 0);
     args->header.sums = colo_linear_sums(call->linear, call->size.pass);
@@ -162,7 +162,7 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor
         .weight = colo_linear_place(call->workspace, call->memory.weight),
     };
     COLO_TRY(linear->kernels->rows_compact(&call->rows, call->main));
-    if (call->size.pass != COLO_LINEAR_BACKWARD)
+    if (call->size.pass != COLO_LINEAR_LOGPROB_BACKWARD)
         make_header(call);
     return COLO_OK;
 }
@@ -335,11 +335,11 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
     const colo_status_t st =
         linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
             ? colo_comm_all_reduce_for(linear->group, COLO_CATEGORY_LOSS, call->d_hidden.data,
-                                       call->d_hidden.data, count, linear->dtype, COLO_SUM,
+                                       call->d_hidden.data, count, linear->dtype, COLO_REDOP_SUM,
                                        call->aux)
             : colo_comm_reduce_scatter_for(
                   linear->group, COLO_CATEGORY_LOSS, call->d_hidden.data, call->d_hidden_out->data,
-                  count / colo_comm_size(linear->group), linear->dtype, COLO_SUM, call->aux);
+                  count / colo_comm_size(linear->group), linear->dtype, COLO_REDOP_SUM, call->aux);
     colo_comm_set_stage(linear->group, NULL, 0);
     return st;
 }
@@ -517,7 +517,7 @@ static colo_status_t begin_unit(struct colo_linear_call *call, int64_t unit)
 static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
 {
     const colo_loss_kernels_t *kernels = call->linear->kernels;
-    const bool fore = call->size.pass != COLO_LINEAR_BACKWARD,
+    const bool fore = call->size.pass != COLO_LINEAR_LOGPROB_BACKWARD,
                alone = colo_logprob_alone(&call->args), each = call->size.piecewise || alone;
     set_unit(call, unit);
     call->args.block_lo = each ? call->args.lo : 0;
@@ -562,7 +562,7 @@ static colo_status_t finish(struct colo_linear_call *call)
     const colo_linear_logprob_t *linear = call->linear;
     call->args.lo = call->args.block_lo = 0; /* of all rows */
     call->args.hi = call->size.rows;
-    const bool forward = call->size.pass != COLO_LINEAR_BACKWARD;
+    const bool forward = call->size.pass != COLO_LINEAR_LOGPROB_BACKWARD;
     if (forward && !call->size.piecewise && !colo_logprob_alone(&call->args)) {
         COLO_TRY(gather_blocks(call, 0));
         COLO_TRY(linear->kernels->logprob_merge(&call->args, call->aux));

@@ -74,10 +74,10 @@ static int64_t row_bytes(const colo_linear_logprob_t *linear)
 
 static int64_t budget_of(const colo_linear_logprob_t *linear, bool loss)
 {
-    size_t budget = linear->config.budget                      ? linear->config.budget
-                    : loss                                     ? BUDGET / 4 * 5
-                    : linear->config.mode == COLO_LINEAR_EARLY ? BUDGET / 2
-                                                               : BUDGET;
+    size_t budget = linear->config.budget                              ? linear->config.budget
+                    : loss                                             ? BUDGET / 4 * 5
+                    : linear->config.mode == COLO_LINEAR_LOGPROB_EARLY ? BUDGET / 2
+                                                                       : BUDGET;
     return budget > INT64_MAX ? INT64_MAX : (int64_t)budget;
 }
 
@@ -106,8 +106,8 @@ static int64_t chunk_of(const colo_linear_logprob_t *linear, int64_t rows, int64
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
     chunk = budget_of(linear, loss) / (loss ? 4 : 2) / row_bytes(linear);
     /* products of other numbers of rows are slower */
-    if ((loss || linear->config.mode == COLO_LINEAR_EARLY) && min_rows == early_min_rows(linear) &&
-        chunk > min_rows)
+    if ((loss || linear->config.mode == COLO_LINEAR_LOGPROB_EARLY) &&
+        min_rows == early_min_rows(linear) && chunk > min_rows)
         chunk -= chunk % min_rows;
     return even(rows, chunk < min_rows ? min_rows : chunk);
 }
@@ -195,35 +195,37 @@ static void cut(const colo_linear_logprob_t *linear, struct colo_linear_size *si
             size->part[n].stride + (size->parts > n + 1 ? size->part[n + 1].stride : 0);
 }
 
-colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear, int64_t rows)
+colo_linear_logprob_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
+                                                    int64_t rows)
 {
     int64_t bytes;
     if (!linear)
-        return COLO_LINEAR_AUTO;
-    if (linear->config.mode != COLO_LINEAR_AUTO)
+        return COLO_LINEAR_LOGPROB_AUTO;
+    if (linear->config.mode != COLO_LINEAR_LOGPROB_AUTO)
         return linear->config.mode;
     return colo_mul_ok(rows, row_bytes(linear), &bytes) && bytes <= budget_of(linear, false)
-               ? COLO_LINEAR_KEEP
-               : COLO_LINEAR_LOGPROB;
+               ? COLO_LINEAR_LOGPROB_KEEP
+               : COLO_LINEAR_LOGPROB_LOGPROB;
 }
 
-colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
-                                   int64_t tokens, int64_t max_valid, struct colo_linear_size *size)
+colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
+                                   colo_linear_logprob_pass_t pass, int64_t tokens,
+                                   int64_t max_valid, struct colo_linear_size *size)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
     COLO_FAIL_IF(tokens < 0, COLO_ERR_ARG, "linear: tokens is %" PRId64 ", expected >= 0", tokens);
-    COLO_FAIL_IF((unsigned)pass > COLO_LINEAR_INFERENCE, COLO_ERR_ARG, "linear: pass %d is unknown",
-                 (int)pass);
+    COLO_FAIL_IF((unsigned)pass > COLO_LINEAR_LOGPROB_INFERENCE, COLO_ERR_ARG,
+                 "linear: pass %d is unknown", (int)pass);
     *size = (struct colo_linear_size){.pass = pass, .tokens = tokens};
     size->rows = max_valid < 0 || max_valid > tokens ? tokens : max_valid;
-    const bool back = pass == COLO_LINEAR_BACKWARD, fore = pass == COLO_LINEAR_FORWARD,
-               loss = pass == COLO_LINEAR_LOSS,
+    const bool back = pass == COLO_LINEAR_LOGPROB_BACKWARD,
+               fore = pass == COLO_LINEAR_LOGPROB_FORWARD, loss = pass == COLO_LINEAR_LOGPROB_LOSS,
                trains = !(config->frozen_hidden && config->frozen_weight);
     size->makes_d_hidden = (back || loss) && !config->frozen_hidden;
     size->makes_d_weight = (back || loss) && !config->frozen_weight;
-    const colo_linear_mode_t mode = colo_linear_logprob_mode(linear, size->rows);
-    size->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
-    size->early = (fore || back) && mode == COLO_LINEAR_EARLY;
+    const colo_linear_logprob_mode_t mode = colo_linear_logprob_mode(linear, size->rows);
+    size->keeps = (fore || back) && mode == COLO_LINEAR_LOGPROB_KEEP;
+    size->early = (fore || back) && mode == COLO_LINEAR_LOGPROB_EARLY;
     /* of what all ranks know alike: chunks depend on it */
     size->shared = size->early && config->share_d_weight && size->rows / 3 > linear->hidden / 2;
     size->piecewise = loss || (fore && size->early);
@@ -253,8 +255,8 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear, colo_lin
     size->makes_d_logits = trains && (size->early ? fore : back || loss);
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
-    const bool others =
-        back && trains && config->mode == COLO_LINEAR_AUTO && colo_lm_head_group(linear->head);
+    const bool others = back && trains && config->mode == COLO_LINEAR_LOGPROB_AUTO &&
+                        colo_lm_head_group(linear->head);
     size->takes_head = size->makes_logits || size->makes_d_hidden || others;
     size->d_hidden_last = loss && !config->frozen_weight && colo_comm_size(linear->group) == 1;
     size->buffers = stays || !size->makes_logits             ? 0
@@ -302,7 +304,8 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
                                      struct colo_linear_memory *memory)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
-    const bool outputs = size->pass != COLO_LINEAR_BACKWARD, grads = colo_linear_makes_grads(size);
+    const bool outputs = size->pass != COLO_LINEAR_LOGPROB_BACKWARD,
+               grads = colo_linear_makes_grads(size);
     const bool d_h = size->makes_d_hidden, d_weight = size->makes_d_weight,
                d_z = size->makes_d_logits;
     const bool joins = size->joined > 1,
@@ -404,14 +407,14 @@ colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *linear
     struct colo_linear_saved saved;
     COLO_FAIL_IF(!linear || !bytes, COLO_ERR_ARG, "linear: %s is NULL",
                  linear ? "bytes" : "linear");
-    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_FORWARD, tokens, max_valid, &size));
+    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_FORWARD, tokens, max_valid, &size));
     COLO_TRY(colo_linear_set_saved(linear, &size, &saved));
     *bytes = (size_t)saved.bytes;
     return COLO_OK;
 }
 
 colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *linear,
-                                                 colo_linear_pass_t pass, int64_t tokens,
+                                                 colo_linear_logprob_pass_t pass, int64_t tokens,
                                                  int64_t max_valid, size_t *bytes)
 {
     struct colo_linear_size size;

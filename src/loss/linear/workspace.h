@@ -39,7 +39,7 @@ enum colo_linear_event {
 
 /* One pass over T tokens and R rows, as numbers. */
 struct colo_linear_size {
-    colo_linear_pass_t pass;
+    colo_linear_logprob_pass_t pass;
     int64_t tokens, rows;
     int64_t chunk, chunks; /* rows a chunk; chunks >= 1, the only one of 0 rows may be empty */
     int64_t joined;        /* chunks that products of gradients take together */
@@ -94,9 +94,9 @@ struct colo_linear_saved {
 };
 
 /* @max_valid as given: < 0 is @tokens. COLO_ERR_ARG when bytes pass 2^63. */
-colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
-                                   int64_t tokens, int64_t max_valid,
-                                   struct colo_linear_size *size);
+colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
+                                   colo_linear_logprob_pass_t pass, int64_t tokens,
+                                   int64_t max_valid, struct colo_linear_size *size);
 colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
                                      const struct colo_linear_size *size,
                                      struct colo_linear_memory *memory);
@@ -109,7 +109,7 @@ colo_status_t colo_linear_set_saved(const colo_linear_logprob_t *linear,
 /* One call. */
 struct colo_linear_call {
     const colo_linear_logprob_t *linear;
-    colo_linear_batch_t batch; /* of forward and the loss pass */
+    colo_linear_logprob_batch_t batch; /* of forward and the loss pass */
     struct colo_linear_size size;
     struct colo_linear_memory memory;
     void *workspace;
@@ -134,10 +134,11 @@ struct colo_linear_call {
 
 /* Does @pass, or the backward that follows it, add up gradients of hidden states over the
  * vocabulary group? */
-static inline bool colo_linear_sums(const colo_linear_logprob_t *linear, colo_linear_pass_t pass)
+static inline bool colo_linear_sums(const colo_linear_logprob_t *linear,
+                                    colo_linear_logprob_pass_t pass)
 {
     return linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !linear->config.frozen_hidden &&
-           pass != COLO_LINEAR_INFERENCE;
+           pass != COLO_LINEAR_LOGPROB_INFERENCE;
 }
 /* The members of @call before aux are set; packs the tokens */
 colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
@@ -154,19 +155,20 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
                                        colo_linear_logprob_config_t *own);
 /* Reads the caller's batch @given into *@batch. */
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
-                                      const colo_linear_batch_t *given, colo_linear_batch_t *batch);
+                                      const colo_linear_logprob_batch_t *given,
+                                      colo_linear_logprob_batch_t *batch);
 /* Has the caller's header all members that a call needs? */
 colo_status_t colo_linear_check_saved_size(const colo_linear_logprob_t *linear,
                                            const colo_linear_logprob_saved_t *saved);
 /* @tokens: how long its arrays are; @factor: that of early's backward */
 colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
-                                         const colo_linear_upstream_t *up, int64_t tokens,
+                                         const colo_linear_logprob_upstream_t *up, int64_t tokens,
                                          bool factor);
 colo_status_t colo_linear_check_out(const colo_linear_logprob_t *linear,
                                     const colo_logprob_out_t *given, int64_t tokens,
                                     struct colo_logprob_out *out);
 colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
-                                      const colo_linear_grads_t *grads,
+                                      const colo_linear_logprob_grads_t *grads,
                                       const colo_tensor_t *hidden);
 colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
                                       const colo_linear_logprob_saved_t *saved);
