@@ -14,7 +14,7 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from heads import linear_logprob, linear_nll, over_chunks  # noqa: E402
 from linear_case import H, V, case, expected, leaf, near  # noqa: E402
-from world import meet, needs_fsdp2  # noqa: E402
+from world import needs_fsdp2, refused  # noqa: E402
 
 try:
     from torch.distributed.device_mesh import init_device_mesh
@@ -22,19 +22,6 @@ try:
 except ImportError:
     DTensor = None
 placed = pytest.mark.skipif(DTensor is None, reason='this PyTorch %s has no DTensor' % torch.__version__)
-WORDS = ValueError, RuntimeError, TimeoutError
-
-
-def refused(call):
-    """The words by which a call is refused here, which all ranks do; '' if it is not."""
-    try:
-        call()
-        said = ''
-    except WORDS as why:
-        said = '%s: %s' % (type(why).__name__, why)
-    meet()
-    return said
-
 
 def parameter(t, mesh, placements):
     return torch.nn.Parameter(distribute_tensor(t, mesh, placements))

@@ -11,18 +11,7 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from heads import linear_logprob, linear_nll  # noqa: E402
 from linear_case import case, leaf, near  # noqa: E402
-from world import meet  # noqa: E402
-
-
-def refused(call):
-    """The words by which a call is refused here; '' if it is not. Ranks come alike."""
-    try:
-        call()
-        said = ''
-    except (ValueError, RuntimeError, TimeoutError) as why:
-        said = '%s: %s' % (type(why).__name__, why)
-    meet()
-    return said
+from world import refused  # noqa: E402
 
 
 def overlapping(rank):

@@ -125,6 +125,18 @@ def meet():
     store.wait(keys, datetime.timedelta(seconds=RUN_SECONDS))
 
 
+def refused(call):
+    """The words by which a call is refused here, which all ranks make; '' if it is not."""
+    meet()  # a rank that is refused ends what another one is still in
+    said = ''
+    try:
+        call()
+    except (ValueError, RuntimeError, TimeoutError) as why:
+        said = '%s: %s' % (type(why).__name__, why)
+    meet()
+    return said
+
+
 def with_deepspeed():
     """DeepSpeed over the process group: without collectives of its own in shared memory, which it would compile first."""
     os.environ['DS_ACCELERATOR'] = 'cpu'
