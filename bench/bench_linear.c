@@ -355,7 +355,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < (V % 128 ? 6 : 9); i++) {
         const bool loss = i < 2 || i == 6, with_entropy = i == 1 || i == 4;
         const bool keep = i == 5 || i == 8, segments = i >= 6;
-        measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
+        measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true},
                         .batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &hidden, &ids, -1},
                         .out = {COLO_LOGPROB_OUT_INIT, .logp = &of_logp, .entropy = with_entropy ? &of_entropy : NULL},
                         .up = {COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,

@@ -117,7 +117,7 @@ static void way_init(way_t *w, const char *gemm, colo_dtype_t dtype, void *h, vo
                      int64_t *targets)
 {
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H, .dtype = dtype};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = chunk;
     lc.logits_dtype = dtype;
@@ -153,7 +153,7 @@ static void way_init(way_t *w, const char *gemm, colo_dtype_t dtype, void *h, vo
 /* mode 0: loss, 1: logprob, 2: keep. Milliseconds of both ways together. */
 static double step(way_t *w, int mode, const char *gemm, colo_dtype_t dtype)
 {
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     lc.mode = mode == 2 ? COLO_LINEAR_LOGPROB_KEEP : COLO_LINEAR_LOGPROB_LOGPROB;
     lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = chunk;

@@ -219,7 +219,7 @@ static double linear_time(rank_t *r, colo_comm_t *group, bool loss, colo_d_hidde
 {
     const bool alone = colo_comm_size(group) == 1;
     size_t bytes[3] = {0, 0, 0};
-    colo_linear_logprob_config_t c = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t c = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     c.logprob.logits.vocab = alone ? r->columns : V;
     c.logprob.logits.vocab_start = alone ? 0 : r->me * r->columns;
     c.logits_dtype = COLO_BF16;

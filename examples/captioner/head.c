@@ -68,7 +68,7 @@ colo_status_t cap_head_take(cap_rank_t *r)
     const int64_t shape[] = {r->head_rows, r->cfg->model.width};
     colo_tensor_t weight = cap_view(r, r->w[back_at(r) + B_HEAD], COLO_F32, 2, shape), d_weight;
     colo_lm_head_grads_t grads = grads_of(r, &d_weight);
-    colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     size_t forward, backward, kept;
 
     config.logprob = r->logprob;

@@ -64,7 +64,7 @@ typedef enum colo_linear_logprob_pass_t {
     COLO_LINEAR_LOGPROB_INFERENCE = 3 /* a forward whose @saved is NULL */
 } colo_linear_logprob_pass_t;
 
-/** Members from mode on have defaults: 0, false, d_weight_add true. */
+/** Members from mode on have defaults: 0, false. */
 typedef struct colo_linear_logprob_config_t {
     size_t struct_size;
     colo_logprob_config_t logprob; /* chunk_size: tokens per chunk; 0: from tokens and budget */
@@ -80,7 +80,7 @@ typedef struct colo_linear_logprob_config_t {
                                     same on all ranks, and so is a forward without saved */
     bool frozen_weight;          /* no d_weight, no d_bias: their product is skipped */
     colo_dtype_t d_weight_dtype; /* as colo_lm_head_grads_t */
-    bool d_weight_add;
+    bool d_weight_add; /* as add there */
     bool keep_in_place; /* keep: backward writes d_logits over the kept logits, which ends saved;
                            needs logits_dtype = the head's */
     bool share_d_weight; /* early: until backward the memory of d_weight holds gradients of logits,
@@ -88,11 +88,10 @@ typedef struct colo_linear_logprob_config_t {
                             not d_weight_add, and no head's group; the same on all ranks */
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false
 #else
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT                                                         \
-    .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}, \
-    .d_weight_add = true
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT \
+    .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}
 #endif
 
 /** One call's tokens. */

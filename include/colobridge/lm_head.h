@@ -56,7 +56,7 @@ typedef enum colo_lm_head_state_t {
     COLO_LM_HEAD_AVAILABLE = 2
 } colo_lm_head_state_t;
 
-/** Members from mem on have defaults: COLO_MEM_HOST, device -1, no bias, COLO_LM_HEAD_ROWS,
+/** Members from mem on have defaults: COLO_MEM_HOST, device 0, no bias, COLO_LM_HEAD_ROWS,
  * COLO_GEMM_AUTO. */
 typedef struct colo_lm_head_config_t {
     size_t struct_size;
@@ -72,10 +72,10 @@ typedef struct colo_lm_head_config_t {
 } colo_lm_head_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_LM_HEAD_CONFIG_INIT \
-    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, -1, false, COLO_LM_HEAD_ROWS, 0, \
+    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, 0, false, COLO_LM_HEAD_ROWS, 0, \
         COLO_GEMM_AUTO
 #else
-#define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
+#define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t)
 #endif
 
 /**

@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-/** Members from padded on have defaults: 0, NULL, false, cp 1. */
+/** Members from padded on have defaults: 0, NULL, false. */
 typedef struct colo_sequence_t {
     size_t struct_size;
     int64_t batch;     /* B */
@@ -34,15 +34,15 @@ typedef struct colo_sequence_t {
                                * or S if that is less) */
     const int64_t *cu_padded; /* [B + 1] first position of each row's segment; NULL: dense */
     bool left_padded;         /* in the batch; segments begin with their tokens all the same */
-    int64_t cp, cp_rank;
+    int64_t cp, cp_rank;      /* of the context group; cp 0: 1 */
     /* If tensors are on a GPU: copies of these arrays there, NULL iff the arrays are NULL. */
     const int64_t *device_lengths;
     const int64_t *device_cu_padded;
 } colo_sequence_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_SEQUENCE_INIT sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 1, 0, nullptr, nullptr
+#define COLO_SEQUENCE_INIT sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr
 #else
-#define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t), .cp = 1
+#define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t)
 #endif
 
 /** The question that a mask answers for each element. */

@@ -66,7 +66,9 @@ static colo_partition_t partition_of(const colo_sequence_t *seq)
 static colo_status_t read_sequence(const colo_sequence_t *given, colo_sequence_t *own)
 {
     *own = (colo_sequence_t){COLO_SEQUENCE_INIT};
-    return COLO_SIZED_READ(own, given, padded, "sequence: seq", "COLO_SEQUENCE_INIT");
+    COLO_TRY(COLO_SIZED_READ(own, given, padded, "sequence: seq", "COLO_SEQUENCE_INIT"));
+    own->cp = own->cp ? own->cp : 1;
+    return COLO_OK;
 }
 
 /* Copies *@seq to @own, fills in missing members and checks them all; *@seq is @own then. */

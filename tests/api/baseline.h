@@ -1328,10 +1328,10 @@ typedef struct colo_lm_head_config_t {
 } colo_lm_head_config_t;
 #ifdef __cplusplus
 #define COLO_LM_HEAD_CONFIG_INIT \
-    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, -1, false, COLO_LM_HEAD_ROWS, 0, \
+    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, 0, false, COLO_LM_HEAD_ROWS, 0, \
         COLO_GEMM_AUTO
 #else
-#define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
+#define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t)
 #endif
 typedef struct colo_lm_head_grads_t {
     size_t struct_size;
@@ -1410,11 +1410,10 @@ typedef struct colo_linear_logprob_config_t {
     bool share_d_weight;
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false
 #else
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT                                                         \
-    .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}, \
-    .d_weight_add = true
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT \
+    .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}
 #endif
 typedef struct colo_linear_logprob_batch_t {
     size_t struct_size;
@@ -1527,9 +1526,9 @@ typedef struct colo_sequence_t {
     const int64_t *device_cu_padded;
 } colo_sequence_t;
 #ifdef __cplusplus
-#define COLO_SEQUENCE_INIT sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 1, 0, nullptr, nullptr
+#define COLO_SEQUENCE_INIT sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr
 #else
-#define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t), .cp = 1
+#define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t)
 #endif
 typedef enum colo_sequence_mask_t {
     COLO_SEQUENCE_TOKENS = 0,

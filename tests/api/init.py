@@ -4,6 +4,7 @@
 usage: init.py COMPILER... -- COMPILER...     the C compiler and the C++ compiler of the build
 The headers are compiled with every warning as an error, by these and by gcc and clang where they are
 installed. What C and C++ set is compared byte by byte, in static objects, whose padding is zero.
+Defaults are 0, but for NOT_ZERO: where a program gives such a member another value in the same braces, compilers warn.
 """
 import re
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from api import INCLUDE, complaints
 
+# 0 is a value of its own: no temperature, no check, an id that a program may ignore.
+NOT_ZERO = {'temperature', 'scale', 'target_temperature', 'target_scale', 'ignore_index', 'check', 'logits', 'logprob'}
 WARNINGS = ['-Wall', '-Wextra', '-pedantic-errors', '-Werror']
 
 
@@ -22,6 +25,12 @@ def macros():
     names = {name for path in INCLUDE.rglob('*.h')
              for name in re.findall(r'^#define (COLO_\w+_INIT)\b', path.read_text(), re.M)}
     return sorted((name, name[:-len('_INIT')].lower() + '_t') for name in names)
+
+
+def defaults(text):
+    """Members that the initialisers of a header set in C."""
+    return {member for body in re.findall(r'^#define COLO_\w+_INIT\b(.*)', text.replace('\\\n', ' '), re.M)
+            for member in re.findall(r'\.(\w+) =', body)} - {'struct_size'}
 
 
 def objects(names, prefix):
@@ -60,6 +69,9 @@ def main(args):
         if shutil.which(c) and shutil.which(cpp):
             pairs[c] = ([c], [cpp])
     names, wrong = macros(), []
+    found = set().union(*(defaults(path.read_text()) for path in INCLUDE.rglob('*.h')))
+    if found != NOT_ZERO or defaults('#define COLO_A_INIT \\\n .struct_size = 1, .b = 2') != {'b'}:
+        wrong.append('members with a default other than 0: %s, expected %s' % (sorted(found), sorted(NOT_ZERO)))
     with tempfile.TemporaryDirectory() as at:
         folder = Path(at)
         for name, (c, cpp) in pairs.items():

@@ -286,8 +286,8 @@ static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .logits.
 static const colo_topk_config_t pick = {COLO_TOPK_CONFIG_INIT, .logits.vocab = V, .k = K};
 static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = V};
 static const colo_sampling_config_t sampling = {COLO_SAMPLING_CONFIG_INIT, .logits.vocab = V};
-static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
-                                                    .logprob.logits.vocab = 4};
+static const colo_linear_logprob_config_t linear = {
+    COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true, .logprob.logits.vocab = 4};
 static int64_t ids[T];
 static float states[T * 2];
 static const colo_tensor_t hidden = {.data = states,

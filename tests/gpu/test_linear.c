@@ -180,7 +180,7 @@ T_CASE(a_captured_loss_follows_its_inputs)
     assert_ok(colo_lm_head_create(&s.head, &hc, NULL));
     colo_tensor_t weight = colo_tensor_cuda(s.at[WEIGHT], COLO_F32, 0, 2, (int64_t[]){V, H});
     assert_ok(colo_lm_head_bind(s.head, &weight, NULL, NULL));
-    colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     config.logprob.logits.vocab = V;
     config.logprob.chunk_size = 64;
     config.d_weight_add = false;

@@ -46,7 +46,8 @@ static inline void alone_init(alone_t *a, int64_t tokens, int64_t vocab, int64_t
 {
     const size_t t = (size_t)tokens, v = (size_t)vocab, h = (size_t)hidden, f = sizeof(float);
     memset(a, 0, sizeof *a);
-    a->config = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    a->config =
+        (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     a->config.logprob.logits.vocab = vocab;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = vocab, .hidden = hidden};
     assert_ok(colo_lm_head_create(&a->head, &hc, shards));

@@ -37,7 +37,8 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
                          .max_valid = -1,
                          .arrays = true,
                          .factor = {1, 1, 1}};
-    c->config = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    c->config =
+        (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     c->config.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;

@@ -367,7 +367,8 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     colo_linear_logprob_t *linear = NULL;
     size_t bytes = 0;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = 1000, .hidden = 8};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .budget = 100 * 4096};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true,
+                                       .budget = 100 * 4096};
     T_ENDS(linear_case_free) linear_case_t c;
     lc.logprob.logits.vocab = 1000; /* 4096 bytes a row */
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
@@ -453,7 +454,8 @@ T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     for (int i = 0; i < 3; i++) {
         T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
-        colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = kinds[i]};
+        colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true,
+                                           .mode = kinds[i]};
         size_t bytes = 0;
         lc.logprob.logits.vocab = V;
         lc.d_weight_dtype = COLO_BF16;

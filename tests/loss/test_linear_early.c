@@ -53,7 +53,7 @@ static colo_linear_logprob_config_t make_large(colo_lm_head_t **head)
 {
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     lc.logprob.logits.vocab = V;
     assert_ok(colo_lm_head_create(head, &hc, NULL));
     return lc;

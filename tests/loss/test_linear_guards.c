@@ -181,7 +181,7 @@ static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_lo
     T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
     T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = vocab, .hidden = H};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     size_t bytes;
     lc.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     lc.logprob.logits.vocab = vocab;

@@ -417,7 +417,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     rank_try(colo_comm_split(world, &grid, "tp", &tp));
     rank_try(colo_comm_split(world, &grid, "dp", &dp));
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V / 2, .hidden = H};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     lc.logprob.logits.vocab = V;
     lc.logprob.logits.vocab_start = r * V / 2;
     lc.logprob.logits.temperature = p->what == 1 && r ? 0.5 : 1;
@@ -545,7 +545,7 @@ T_CASE_ON(4, vocabulary_and_head_share_this_rank_alone)
     rank_try(colo_comm_split(world, &grid, "tp", &tp));
     rank_try(colo_comm_split(world, &grid, "dp", &dp));
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V / 2, .hidden = H};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     lc.logprob.logits.vocab = V;
     lc.logprob.logits.vocab_start = colo_comm_rank(tp) * V / 2;
     rank_try(colo_lm_head_create(&of_all, &hc, world));

@@ -294,7 +294,8 @@ T_CASE(batches_that_cannot_be_are_refused_by_row)
     REFUSE((s.cu_padded = NULL, s.padded = 3), COLO_ERR_ARG, "padded is 3, expected 0 or at least");
     REFUSE((s.cu_padded = NULL, s.padded = 5), COLO_ERR_LAYOUT,
            "5 positions do not divide by 2 * cp = 4");
-    REFUSE(s.cp = 0, COLO_ERR_ARG, "cp_rank 0 is outside [0, 0)");
+    REFUSE((s.cp = 0, s.cp_rank = 1), COLO_ERR_ARG, "cp_rank 1 is outside [0, 1)");
+    REFUSE(s.cp = -1, COLO_ERR_ARG, "cp_rank 0 is outside [0, -1)");
     REFUSE(s.cp_rank = 2, COLO_ERR_ARG, "cp_rank 2 is outside [0, 2)");
     REFUSE(s.lengths = ((int64_t[]){2, 5, 3}), COLO_ERR_LAYOUT,
            "row 1 has 5 tokens, expected 0..4");

@@ -267,7 +267,7 @@ T_CASE(segments_of_several_ranks_need_a_sum_of_d_hidden)
     const colo_comm_t pair = group_of(&threads, 2);
     const colo_lm_head_t head = {
         .config = {COLO_LM_HEAD_CONFIG_INIT, .rows = COLUMNS, .hidden = HIDDEN, .dtype = COLO_F32}};
-    colo_linear_logprob_config_t own, c = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    colo_linear_logprob_config_t own, c = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     c.logprob.logits.vocab = 2 * COLUMNS;
     c.logprob.segment = COLUMNS;
     assert_fails(colo_linear_check_config(&c, &head, &pair, &own), COLO_ERR_ARG,
