@@ -54,7 +54,7 @@ workflows)
         { say "no package index" && exit 77; }
     # of kind SCHEMA FILES...
     of_kind() { "$there/bin/check-jsonschema" --builtin-schema "vendor.$1" "${@:2}"; }
-    "$there/bin/yamllint" --strict .github CITATION.cff .yamllint
+    "$there/bin/yamllint" --strict .github CITATION.cff .yamllint mkdocs.yml
     of_kind github-workflows .github/workflows/*.yml
     of_kind github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
     of_kind github-issue-config .github/ISSUE_TEMPLATE/config.yml

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # test.sh - the tests of the release build, but for what takes minutes alone; with --all also that, and the same
 # cases under ASan+UBSan as clang compiles them, and, if they have threads, under TSan; fuzzed inputs; some cases as
-# clang compiles them without hwloc, MPI, UCX, CUDA and CBLAS; and the Python wheel without CUDA
-# (wheel.sh). The last line is "N passed, N failed, N skipped" in test cases. A rerun of a case is not a second case,
+# clang compiles them without hwloc, MPI, UCX, CUDA and CBLAS; the Python wheel without CUDA (wheel.sh); and
+# the pages as a site (site.sh). The last line is "N passed, N failed, N skipped" in test cases. A rerun of a case is not a second case,
 # but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  the release build, without the suites mutants and slow
@@ -254,6 +254,8 @@ if [ "$all" = yes ]; then
     if [ ${#suites[@]} = 0 ]; then
         (tail -f --pid="$ahead" /dev/null && exec tools/wheel.sh --cpu) </dev/null >build/wheel.log 2>&1 &
         wheel=$! behind+=("$!")
+        (tail -f --pid="$ahead" /dev/null && exec tools/site.sh) </dev/null >build/site.log 2>&1 &
+        site=$! behind+=("$!")
         (tail -f --pid="$ahead" /dev/null && exec tools/wheel.sh --types) </dev/null >build/types.log 2>&1 &
         types=$! behind+=("$!")
     fi
@@ -272,6 +274,7 @@ if [ "$all" = yes ]; then
     if [ ${#suites[@]} = 0 ]; then
         judge "a wheel installs and works without a compiler" waited "$wheel" build/wheel.log || true
         judge "pyright finds nothing in the Python package" waited "$types" build/types.log || true
+        judge "the pages make a site without a broken link" waited "$site" build/site.log || true
         judge "workflows, forms and the citation are what they should be" tools/lint.sh --workflows || true
     fi
     trap - EXIT

@@ -21,9 +21,9 @@ BRIDGES = {
         'segments.py', 'of[replica].append(segment)', 'of[-1 - replica].append(segment)', 'test_ragged.py', 'test_balance'),
     'signs of what a ragged bridge carries are those of its memory': (
         'torch/ragged.py', ' or t.is_neg():', ':', 'test_torch_ragged.py', 'other_signs'),
-    'a class of the reference is not where it says': (
+    'a class that a module exports is not in it': (
         '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
-        'test_names_of_the_reference'),
+        'test_each_exported_name'),
     'a ragged bridge is made before its layouts are looked at': (
         'torch/engine.py', "if self.kind == 'ragged':", 'if False:',
         'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),

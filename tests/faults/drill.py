@@ -201,7 +201,7 @@ def plural(names):
 
 def page(results):
     """docs/runtime/faults.md; with no results its rows without times."""
-    lines = ["# faults: what each rank gets, and when", "",
+    lines = ["# Faults: what each rank gets, and when", "",
              "<!-- made by tests/faults/drill.py --page; do not edit -->", "",
              "Each row was run on four ranks: rank 2 is at fault. The deadline (`COLO_TIMEOUT_MS`) is 500 ms if a status depends",
              "on it, else 5 s. Each live rank must get one of the stated statuses: within the deadline and 1 s if the deadline",

@@ -74,6 +74,7 @@ class Sequence:
         return list(made)
 
     def on(self, device: Any) -> Any:
+        """The C struct for tensors of a device."""
         if device.type != 'cuda':
             return self._raw
         found = self._on.get(device)
