@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from .compat_hf import ChunkedLogProbFunction
+from .compat_hf import ChunkedLogProbFunction, fuse_lm_head
 from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
 from .torch.calls import eager
@@ -28,7 +28,7 @@ __all__ = ['ChunkedDistributedEntropy', 'ChunkedDistributedGatherLogprob', 'Chun
            'from_parallel_hidden_to_entropy_packed_sequences',
            'from_parallel_hidden_to_logprobs', 'from_parallel_hidden_to_logprobs_packed_sequences',
            'from_parallel_logits_to_logprobs', 'from_parallel_logits_to_logprobs_packed_sequences',
-           'from_parallel_logits_to_logprobs_packed_sequences_nemo_rl', 'linear_cross_entropy',
+           'from_parallel_logits_to_logprobs_packed_sequences_nemo_rl', 'fuse_lm_head', 'linear_cross_entropy',
            'set_tensor_parallel_group', 'vocab_parallel_cross_entropy', 'vocab_parallel_entropy',
            'vocab_parallel_entropy_packed_sequences', 'vocab_parallel_entropy_weighted_sum',
            'vocab_parallel_log_probs_from_logits']

@@ -226,6 +226,14 @@ MUTANTS = {
         'than_the_tile'),
     'log sum p^2 is not over the sum squared': (
         'compat_hf.py', '-2 * e.sum(-1)', '-e.sum(-1)', 'test_trl.py', 'of_fp64'),
+    'a causal LM is fused whatever its head gets': (
+        'compat_hf.py', "if 'hidden' not in seen or not torch.equal(seen['hidden'], args[0]):", "if 'hidden' not in seen:", 'test_transformers.py',
+        'cannot_be_fused'),
+    'labels of a fused model are not shifted': (
+        'compat_hf.py', 'torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]', 'labels', 'test_transformers.py',
+        'are_those_of_the_model'),
+    'a fused model divides by the tokens that it has': (
+        'compat_hf.py', "reduction='mean' if items is None else 'sum')", "reduction='mean')", 'test_transformers.py', 'are_those_of_the_model'),
     'a star imports what compat is made of': (
         'compat.py', '__all__ = [', '_all = [', 'test_abi.py', 'star_imports'),
     'log-probabilities of sampled ids are as wide as the logits': (

@@ -13,7 +13,6 @@ torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
 
-import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
 
 SKYRL = {'skyrl': 'backends/skyrl_train/distributed/megatron/model_utils.py',

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compat.fuse_lm_head() against the losses of transformers' own models, with random weights: values, gradients, what comes
+out besides, refusals. Skipped where transformers is not installed; trainers are in test_trainers.py."""
+import copy
+import inspect
+
+import pytest
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers', minversion='5')
+
+from colobridge import compat  # noqa: E402
+
+V = 97
+SIZES = dict(vocab_size=V, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+             head_dim=8, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+GPT2 = dict(vocab_size=V, n_embd=16, n_head=2, n_layer=2, n_positions=64)
+# model: (config, options, what fuse_lm_head() finds). GPT-2's head is tied, Phi's has a bias.
+MODELS = {
+    'Llama': ('LlamaConfig', {}, (1.0, None)),
+    'Gemma2': ('Gemma2Config', {'final_logit_softcapping': 3.0}, (1.0, 3.0)),
+    'Cohere': ('CohereConfig', {'logit_scale': 0.3}, (0.3, None)),
+    'Granite': ('GraniteConfig', {'logits_scaling': 3.0}, (1 / 3.0, None)),
+    'GPT2': ('GPT2Config', GPT2, (1.0, None)),
+    'Phi': ('PhiConfig', {}, (1.0, None)),
+    'Mixtral': ('MixtralConfig', {'num_local_experts': 4, 'num_experts_per_tok': 2}, (1.0, None)),
+}
+
+
+def made(name, seed=0, **options):
+    config, more, _ = MODELS.get(name, (name + 'Config', {}, None))
+    kind = getattr(transformers, name + ('LMHeadModel' if name in ('GPT2', 'Bert') else 'ForCausalLM'), None)
+    if kind is None:
+        pytest.skip('this transformers has no ' + name)
+    torch.manual_seed(seed)
+    model = kind(getattr(transformers, config)(**{**(SIZES if name != 'GPT2' else {}), **more, **options})).eval()
+    with torch.no_grad():  # logits of some size, so that a cap is seen
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn(p.shape))
+    return model
+
+
+def batch(seed=1):
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, V, (2, 9), generator=rng)
+    labels = ids.clone()
+    labels[0, :4] = -100
+    return {'input_ids': ids, 'labels': labels}
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def alike(found, wanted, bound=2e-6):
+    """(loss, gradients): f32, each is a sum of 16 tokens' terms in another order"""
+    (loss, grads), (want, d_want) = found, wanted
+    assert abs(float(loss) - float(want)) <= bound * abs(float(want))
+    assert grads.keys() == d_want.keys()
+    largest = max(float(g.abs().max()) for g in d_want.values())
+    for name, g in d_want.items():
+        assert float((grads[name] - g).abs().max()) <= bound * max(float(g.abs().max()), 1e-2 * largest), name
+
+
+def both(name, kwargs, **options):
+    """(loss, gradients) of ours and of theirs"""
+    theirs, ours = made(name), made(name)
+    compat.fuse_lm_head(ours, **options)
+    out = []
+    for model in (ours, theirs):
+        loss = model(**kwargs).loss
+        out.append((loss.detach(), gradients(model, loss)))
+    return out
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_losses_and_gradients_are_those_of_the_model(name):
+    given = batch()
+    alike(*both(name, given))
+    alike(*both(name, dict(given, num_items_in_batch=torch.tensor(29))))
+    model = made(name)
+    compat.fuse_lm_head(model)
+    scale, softcap = MODELS[name][2]
+    found = model._colobridge_fused.options
+    assert found['scale'] == pytest.approx(scale, rel=2e-7) and found['softcap'] == (softcap and pytest.approx(softcap, rel=2e-7))
+
+
+@pytest.mark.parametrize('more', (
+    {'num_items_in_batch': 7}, {'ignore_index': 5}, {'shift_labels': torch.arange(18).reshape(2, 9) % 11 - 1},
+    {'attention_mask': torch.tensor([[0] * 3 + [1] * 6, [1] * 9])}, {'use_cache': True}))
+def test_what_a_caller_may_pass_besides(more):
+    given = batch()
+    if 'shift_labels' in more:
+        more['shift_labels'][more['shift_labels'] < 0] = -100
+    if 'ignore_index' in more:
+        given['labels'] = given['labels'].masked_fill(given['labels'] < 0, 5)
+    alike(*both('Llama', dict(given, **more)))
+
+
+def test_logits_do_not_exist_with_labels_and_are_as_before_without():
+    model, given, calls = made('Gemma2'), batch(), []
+    wanted = model(**given)
+    compat.fuse_lm_head(model)
+    model.lm_head.register_forward_hook(lambda *_of: calls.append(0))
+    out = model(**given, output_hidden_states=True)
+    assert not calls and out.logits is None and type(out) is type(wanted) and len(out.hidden_states) == 3
+    loss, *_ = model(given['input_ids'], None, labels=given['labels'], return_dict=False)
+    assert float(loss) == float(out.loss) and not calls
+    with torch.no_grad():
+        assert float(model(**given).loss) == pytest.approx(float(wanted.loss), rel=2e-6) and not calls
+    assert torch.equal(model(given['input_ids']).logits, wanted.logits) and calls
+    assert model(**given, logits_to_keep=9).logits.shape == wanted.logits.shape
+    assert model.generate(given['input_ids'], max_new_tokens=2, do_sample=False).shape == (2, 11)
+
+
+@pytest.mark.parametrize('items', (None, torch.tensor(29)))
+def test_label_smoothing_is_that_of_the_trainer(items):
+    from transformers.trainer_pt_utils import LabelSmoother
+    theirs, ours, given = made('Llama'), made('Llama'), batch()
+    compat.fuse_lm_head(ours, label_smoothing=0.2)
+    logits = {'logits': theirs(given['input_ids']).logits}
+    more = {} if items is None else {'num_items_in_batch': items}
+    if items is not None and 'num_items_in_batch' not in inspect.signature(LabelSmoother.__call__).parameters:
+        pytest.skip('this LabelSmoother divides by the tokens of the batch')
+    wanted = LabelSmoother(epsilon=0.2)(logits, given['labels'], shift_labels=True, **more)
+    loss = ours(**given, **more).loss
+    alike((loss.detach(), gradients(ours, loss)), (wanted.detach(), gradients(theirs, wanted)))
+
+
+def test_gradient_checkpointing_accumulation_and_autocast():
+    given, more = batch(), batch(2)
+    theirs, ours = made('Llama'), made('Llama')
+    compat.fuse_lm_head(ours)
+    ours.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})
+    found = []
+    for model in (ours, theirs):
+        losses = [model(**of, num_items_in_batch=30).loss for of in (given, more)]
+        found.append((sum(loss.detach() for loss in losses), gradients(model, sum(losses))))
+    alike(*found)
+    found = []
+    for model in (ours, theirs):
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            loss = model(**given).loss
+        found.append((loss.detach(), gradients(model, loss)))
+    alike(*found, bound=0.03)  # theirs rounds logits and their gradients to bf16, ours gradients alone
+
+
+def test_it_is_undone():
+    model, given = made('Llama'), batch()
+    undo = compat.fuse_lm_head(model)
+    with pytest.raises(ValueError, match='fused already'):
+        compat.fuse_lm_head(model)
+    assert inspect.signature(model.forward) == inspect.signature(made('Llama').forward)  # Trainer asks it what to pass
+    wrapped = model.forward
+    model.forward = lambda **kwargs: wrapped(**kwargs)  # as accelerate does
+    undo()
+    assert model(**given).logits is not None
+    model = made('Llama')
+    compat.fuse_lm_head(model)()
+    assert 'forward' not in vars(model) and model(**given).logits is not None
+    compat.fuse_lm_head(model)
+    assert model(**given).logits is None
+
+
+def test_a_copy_has_a_loss_of_its_own():
+    model, given = made('Llama'), batch()
+    undo = compat.fuse_lm_head(model)
+    twin = copy.deepcopy(model)
+    undo()
+    with torch.no_grad():
+        twin.lm_head.weight.mul_(4)
+    out = twin(**given)
+    assert out.logits is None and model(**given).logits is not None
+    gradients(twin, out.loss)
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(twin(given['input_ids']).logits, 4 * model(given['input_ids']).logits)
+
+
+def test_adapters_of_peft():
+    peft = pytest.importorskip('peft')
+    given = batch()
+    lora = dict(r=2, init_lora_weights=False, task_type='CAUSAL_LM')
+    # the head is no target: base and adapter have gradients as without
+    found = []
+    for fuse in (True, False):
+        torch.manual_seed(5)
+        model = peft.get_peft_model(made('Llama'), peft.LoraConfig(target_modules=['q_proj'], modules_to_save=['lm_head'], **lora))
+        if fuse:
+            compat.fuse_lm_head(model)
+        out = model(**given)
+        assert (out.logits is None) == fuse
+        found.append((out.loss.detach(), gradients(model, out.loss)))
+    assert any('lm_head' in name for name in found[1][1])
+    alike(*found)
+    adapted = peft.get_peft_model(made('Llama'), peft.LoraConfig(target_modules=['lm_head'], **lora))
+    with pytest.raises(ValueError, match='leave the adapter out'):
+        compat.fuse_lm_head(adapted)
+    later = made('Llama')
+    compat.fuse_lm_head(later)
+    later = peft.get_peft_model(later, peft.LoraConfig(target_modules=['lm_head'], **lora))
+    with pytest.raises(ValueError, match='leave the adapter out'):
+        later(**given)
+
+
+def capped_otherwise(model):
+    model.lm_head.register_forward_hook(lambda _module, _args, z: z.clamp(-4, 4))
+    return model
+
+
+def with_another_loss(model):
+    model.loss_function = lambda logits, labels, **_more: logits.square().mean()
+    return model
+
+
+def unshifted(model):
+    model.loss_function = lambda logits, labels, **_more: torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
+    return model
+
+
+@pytest.mark.parametrize('model, why', (
+    (lambda: made('MiniCPM3', q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=8),
+     'does not get what base_model returns'),  # it divides hidden states, not logits
+    (lambda: made('Bert', is_decoder=True), 'does not get what base_model returns'),  # a layer between them
+    (lambda: capped_otherwise(made('Llama')), 'neither scale nor softcap'),
+    (lambda: with_another_loss(made('Llama')), 'its loss is'),
+    (lambda: unshifted(made('Llama')), 'its loss is'),
+    (lambda: made('Llama').to('meta'), 'meta device'),
+    (lambda: made('Llama').model, 'no lm_head'),
+    (lambda: torch.nn.Linear(2, 3), 'no lm_head')))
+def test_what_cannot_be_fused_is_refused(model, why):
+    model = model()
+    before = {name: len(m._forward_hooks) for name, m in model.named_modules()}
+    with pytest.raises(ValueError, match=why):
+        compat.fuse_lm_head(model)
+    assert 'forward' not in vars(model) and before == {name: len(m._forward_hooks) for name, m in model.named_modules()}
+
+
+def test_a_loss_of_the_router_is_refused():
+    model = made('Mixtral')
+    compat.fuse_lm_head(model)
+    with pytest.raises(ValueError, match='router'):
+        model(**batch(), output_router_logits=True)
+    model.config.output_router_logits = True
+    with pytest.raises(ValueError, match='router'):
+        model(**batch())
+
+
+def test_random_numbers_stay_as_they_were():
+    model = made('Llama', attention_dropout=0.5).train()
+    torch.manual_seed(9)
+    wanted = torch.rand(3)
+    torch.manual_seed(9)
+    compat.fuse_lm_head(model)
+    assert torch.equal(torch.rand(3), wanted) and model.training
