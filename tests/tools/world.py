@@ -9,10 +9,10 @@ INFO, FAKE = sys.argv[1], os.path.dirname(os.path.abspath(sys.argv[2]))
 CLEAN = {name: value for name, value in os.environ.items() if not name.endswith(('RANK', '_SIZE', '_PROCID', '_NTASKS'))}
 
 
-def run(folder, told, ranks=4, COLO_TIMEOUT_MS='20000', **env):
+def run(folder, told, ranks=4, COLO_TIMEOUT_MS='20000', of_rank={}, **env):
     started = [subprocess.Popen(
         [INFO, '--world', folder], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=dict(CLEAN, COLO_TIMEOUT_MS=COLO_TIMEOUT_MS, **env, **{told[0]: str(r), told[1]: str(ranks)} if told else {}))
+        env=dict(CLEAN, COLO_TIMEOUT_MS=COLO_TIMEOUT_MS, **env, **of_rank.get(r, {}), **{told[0]: str(r), told[1]: str(ranks)} if told else {}))
         for r in range(ranks)]
     said = [process.communicate(timeout=60) for process in started]
     return [process.returncode for process in started], [s[0] for s in said], [s[1] for s in said]
@@ -36,11 +36,12 @@ with tempfile.TemporaryDirectory() as shared:
 
     # Pairs that no socket connects have the transport that the library chose, under its name there.
     if 'ucx' in sys.argv[3:]:
-        codes, out, err = run(os.path.join(shared, 'ucx'), ('RANK', 'WORLD_SIZE'), COLO_NODE='x,y,x,x', COLO_TRANSPORT='ucx')
-        pairs = [line.strip() for line in out[0].splitlines() if ' pairs by ' in line]
-        expect('COLO_TRANSPORT=ucx', (codes, pairs[:2]), ([0] * 4, [
-            '3 pairs by Unix socket, because they are on one host and one network namespace: 0-2 0-3 2-3',
-            '3 pairs by ucx, because they are on one host, and COLO_TRANSPORT names it: 0-1 1-2 1-3']))
+        wanted = ['3 pairs by Unix socket, because they are on one host and one network namespace: 0-2 0-3 2-3',
+                  '3 pairs by ucx, because they are on one host, and COLO_TRANSPORT names it: 0-1 1-2 1-3']
+        for name, of_rank in ('ucx', {r: {'COLO_TRANSPORT': 'ucx'} for r in range(4)}), ('one', {2: {'COLO_TRANSPORT': 'ucx'}}):
+            codes, out, err = run(os.path.join(shared, name), ('RANK', 'WORLD_SIZE'), COLO_NODE='x,y,x,x', of_rank=of_rank)
+            pairs = [line.strip() for line in out[0].splitlines() if ' pairs by ' in line]
+            expect('COLO_TRANSPORT=ucx of %s' % name, (codes, pairs[:2]), ([0] * 4, wanted))
 
     # Over a stand-in for CUDA whose devices' memory no other process opens.
     for transport, node_of, wanted in (

@@ -31,8 +31,17 @@ enum {
 
 typedef struct fact { /* of one rank; the same size on all */
     char host[64], boot[64];
-    uint64_t net; /* inode of its network namespace */
+    char transport[8]; /* its COLO_TRANSPORT */
+    bool named;        /* its COLO_NODE names its node */
+    uint64_t net;      /* inode of its network namespace */
 } fact_t;
+
+typedef struct facts { /* of all ranks */
+    const colo_comm_t *world;
+    const fact_t *of;
+    bool insisted;               /* a rank names the transport that the sockets do not reach */
+    const colo_memory_t *memory; /* registered on all ranks, or NULL */
+} facts_t;
 
 typedef struct launcher {
     const char *name, *rank, *size;
@@ -138,6 +147,8 @@ static void find_fact(fact_t *f)
         snprintf(f->host, sizeof f->host, "?");
     if (stat("/proc/self/ns/net", &net) == 0)
         f->net = net.st_ino;
+    snprintf(f->transport, sizeof f->transport, "%s", colo_env_value("COLO_TRANSPORT", NULL));
+    f->named = *colo_env_value("COLO_NODE", NULL);
 }
 
 /* ---- what carries a pair ---- */
@@ -151,19 +162,16 @@ static const char *const reasons[KINDS] = {
     "they are on two hosts",
 };
 
-static int kind_of(const colo_comm_t *world, const void *arg, int32_t one, int32_t other)
+static int kind_of(const facts_t *facts, int32_t one, int32_t other)
 {
-    const fact_t *fact = arg, *a = &fact[one], *b = &fact[other];
-    const char *transport = getenv("COLO_TRANSPORT"), *names = getenv("COLO_NODE");
+    const fact_t *a = &facts->of[one], *b = &facts->of[other];
     if (strcmp(a->boot, b->boot) != 0)
         return OTHER_HOST;
     if (a->net != b->net)
         return strcmp(a->host, b->host) ? OTHER_HOST : OTHER_NETWORK;
-    if (!transport || strcmp(transport, colo_comm_backend(world)) != 0)
-        return ONE_NETWORK;
-    return names && *names && colo_comm_node(world, one) == colo_comm_node(world, other)
-               ? ONE_NETWORK
-               : INSISTED;
+    const bool one_node = a->named && b->named &&
+                          colo_comm_node(facts->world, one) == colo_comm_node(facts->world, other);
+    return facts->insisted && !one_node ? INSISTED : ONE_NETWORK;
 }
 
 static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t node)
@@ -194,28 +202,26 @@ static const char *const gpu_kinds[GPU_KINDS][2] = {
     {"NCCL", "they do not reach each other's (COLO_LOG=info says why)"},
 };
 
-static int gpu_kind_of(const colo_comm_t *world, const void *memory, int32_t one, int32_t other)
+static int gpu_kind_of(const facts_t *facts, int32_t one, int32_t other)
 {
-    const char *transport = getenv("COLO_TRANSPORT");
-    if (colo_memory_reaches(memory, one, other))
+    if (colo_memory_reaches(facts->memory, one, other))
         return REACHED;
-    if (transport && strcmp(transport, "nccl") == 0)
+    if (strcmp(facts->of[one].transport, "nccl") == 0) /* the memory's ranks have one */
         return TOLD;
-    return colo_comm_node(world, one) != colo_comm_node(world, other) ? OTHER_NODE : NOT_REACHED;
+    return colo_comm_node(facts->world, one) != colo_comm_node(facts->world, other) ? OTHER_NODE
+                                                                                    : NOT_REACHED;
 }
 
-typedef int (*kind_fn)(const colo_comm_t *world, const void *arg, int32_t one, int32_t other);
-
-static void print_pairs(const colo_comm_t *world, const char *const words[2], int kind, kind_fn of,
-                        const void *arg)
+static void print_pairs(const facts_t *facts, const char *const words[2], int kind,
+                        int (*of)(const facts_t *facts, int32_t one, int32_t other))
 {
     char shown[200] = "";
     size_t offset = 0;
     int64_t count = 0;
-    const int32_t n = colo_comm_size(world);
+    const int32_t n = colo_comm_size(facts->world);
     for (int32_t a = 0; a < n; a++)
         for (int32_t b = a + 1; b < n; b++)
-            if (of(world, arg, a, b) == kind && ++count <= PAIRS_SHOWN)
+            if (of(facts, a, b) == kind && ++count <= PAIRS_SHOWN)
                 offset += (size_t)snprintf(shown + offset, sizeof shown - offset, " %d-%d", (int)a,
                                            (int)b);
     if (count)
@@ -228,21 +234,23 @@ static void print_world(const colo_comm_t *world, const fact_t *fact, const char
                         const colo_memory_t *memory, const char *why)
 {
     const int32_t n = colo_comm_size(world), nodes = colo_comm_nodes(world);
-    const char *names = getenv("COLO_NODE");
+    facts_t facts = {.world = world, .of = fact, .memory = memory};
+    for (int32_t r = 0; r < n; r++)
+        facts.insisted |= strcmp(fact[r].transport, colo_comm_backend(world)) == 0;
     printf("%d ranks of %s on %d node%s%s\n\nnode  host              ranks\n", (int)n, launcher,
-           (int)nodes, nodes > 1 ? "s" : "", names && *names ? ", as COLO_NODE says" : "");
+           (int)nodes, nodes > 1 ? "s" : "", fact->named ? ", as COLO_NODE says" : "");
     for (int32_t k = 0; k < nodes; k++)
         print_node(world, fact, k);
     printf("\nHost memory and control\n");
     for (int k = 0; k < KINDS; k++) {
         const char *words[2] = {k == ONE_NETWORK ? "Unix socket" : colo_comm_backend(world),
                                 reasons[k]};
-        print_pairs(world, words, k, kind_of, fact);
+        print_pairs(&facts, words, k, kind_of);
     }
     printf("No rank reaches another's host memory: they are processes.\n\n"
            "GPU memory that is registered; other GPU memory goes by NCCL\n");
     for (int k = 0; k < GPU_KINDS && memory; k++)
-        print_pairs(world, gpu_kinds[k], k, gpu_kind_of, memory);
+        print_pairs(&facts, gpu_kinds[k], k, gpu_kind_of);
     if (!memory)
         printf("  not known: %s\n", why);
 }
