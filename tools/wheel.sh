@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheel.sh - builds the Python wheel, libraries inside, and tests it in a fresh virtual environment that has
 # no compiler on PATH. Nothing of the system's Python is changed. Exit: 0 it works, 1 it does not, 77 this
-# machine cannot make one (no pip, or no package index). On x86_64, Zig's compiler makes it for glibc 2.28; hwloc,
-# which the package does not use, stays out.
+# machine cannot make one (no pip, or no package index). On x86_64, Zig's compiler makes it for glibc 2.28. The tools
+# are in it, and jansson in them.
 #
 #   tools/wheel.sh [FOLDER]         with CUDA if nvcc is there; the wheel goes to FOLDER (default: build/wheel)
 #   tools/wheel.sh --cpu [FOLDER]   without CUDA
-#   tools/wheel.sh --aarch64 [FOLDER]  for 64-bit Arm, without CUDA, by Zig's compiler; it is not run
+#   tools/wheel.sh --aarch64 [FOLDER]  for 64-bit Arm, without CUDA, by Zig's compiler; it is not run. It has tools
+#                                      where the system has jansson for this machine (Debian: libjansson-dev:arm64)
 #   tools/wheel.sh --types          no wheel: pyright on the package, as python/pyrightconfig.json says
 #   ARCHS=80,90 tools/wheel.sh      machine code for these GPUs, and PTX of the last (default: 80,90,100,120)
 set -euo pipefail
@@ -33,6 +34,7 @@ if [ "${1:-}" = --aarch64 ]; then
 elif [ "$machine" = x86_64 ]; then
     options+=("-Csetup-args=--native-file=$root/tools/x86_64.ini") plat=(--plat manylinux_2_28_x86_64)
 fi
+[ -n "${host:-}" ] || options+=(-Csetup-args=-Dtools=enabled)
 case ${1:-} in
 -*)
     usage
@@ -85,7 +87,7 @@ ln -s "$("$tools/python" -c 'import ziglang; print(ziglang.__path__[0])')/zig" "
 say "building the wheel"
 env PATH="$tools:$PATH" ${host:+"_PYTHON_HOST_PLATFORM=$host"} "$tools/pip" wheel --quiet \
     --no-build-isolation --no-deps --wheel-dir "$work/raw" \
-    "-Cbuild-dir=$name-$machine" -Csetup-args=-Dhwloc=disabled "${options[@]}" ./python >"$work/log" 2>&1 || {
+    "-Cbuild-dir=$name-$machine" "${options[@]}" ./python >"$work/log" 2>&1 || {
     tail -n 60 "$work/log"
     fail "pip wheel"
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m colobridge check: versions, devices, transports, then bridges, a loss and their gradients on
+"""colobridge check: versions, devices, transports, then bridges, a loss and their gradients on
 ranks that are threads and, with PyTorch, processes and GPUs.
 
 What ranks must get comes from plain Python in this file, in double precision: positions by the definition
@@ -22,7 +22,6 @@ from typing import Any
 
 from . import _lib
 from . import _structs as s
-from . import flight
 from ._version import VERSION
 from .bridge import Batch, Bridge
 from .comm import Comm, run_threads
@@ -32,7 +31,7 @@ from .segments import Segments
 from .view import view
 
 EXAMPLE = """example:
-  python -m colobridge check --ranks 8
+  colobridge check --ranks 8
 
 It prints versions, devices and a table of transports. The last table has a row per bridge and loss, and a
 column per kind of ranks. The exit status is 0 if every check passed, 1 if one failed, 2 for a wrong
@@ -399,18 +398,12 @@ def members(count: int, kind: str = 'ranks') -> str:
 
 def main(arguments: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser('python -m colobridge', description='Checks this installation, or reads flight records.')
-    commands = parser.add_subparsers(dest='command', required=True)
-    command = commands.add_parser(
-        'check', help='prints versions, devices, transports; checks bridges and a loss',
-        description='Versions, devices, transports; then bridges, a loss and their gradients, compared with '
-        'formulas in plain Python.', epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command.add_argument('--ranks', type=int, default=4, choices=range(2, 9), help='how many ranks (default: 4)')
-    command.add_argument('--threads', action='store_true', help='ranks are threads only, even if PyTorch is there')
-    flight.add(commands)
+    parser = argparse.ArgumentParser(
+        'colobridge check', description='Versions, devices, transports; then bridges, a loss and their gradients, compared '
+        'with formulas in plain Python.', epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--ranks', type=int, default=4, choices=range(2, 9), help='how many ranks (default: 4)')
+    parser.add_argument('--threads', action='store_true', help='ranks are threads only, even if PyTorch is there')
     o = parser.parse_args(arguments)
-    if o.command == 'flight':
-        return flight.run(o.files, o.out)
     ranks, only_threads = o.ranks, o.threads
     until = time.monotonic() + SECONDS
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m colobridge flight reads flight records of ranks: it says which rank is missing or which operation differs.
+"""colobridge flight reads flight records of ranks: it says which rank is missing or which operation differs.
 
 A record is JSON, docs/runtime/comm.md: what dump() says of each communicator that a rank made from one world. With -o it is
 written again as what the analyzer of PyTorch's Flight Recorder reads: a pickle with the keys of version 2.10 of that
@@ -16,8 +16,8 @@ from ._version import VERSION
 
 EXAMPLE = """example:
   COLO_FLIGHT_RECORDER=trace/rank ./train
-  python -m colobridge flight trace/rank*
-  python -m colobridge flight trace/rank* -o torch
+  colobridge flight trace/rank*
+  colobridge flight trace/rank* -o torch
   python -m torch.distributed.flight_recorder.fr_trace torch -p rank
 
 The exit status is 1 if ranks differ or one has no record (0 with -o), and 2 if a file is no flight record."""
@@ -140,17 +140,15 @@ def summary(records: dict[int, Record]) -> tuple[list[str], bool]:
     return lines, found
 
 
-def add(commands: Any) -> None:
-    """The command's arguments."""
-    command = commands.add_parser(
-        'flight', help='says which rank is missing; -o: records for the analyzer of PyTorch',
-        description=(__doc__ or '').split('\n')[0], epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command.add_argument('files', nargs='+', metavar='FILES', help='the files that COLO_FLIGHT_RECORDER named')
-    command.add_argument('-o', dest='out', metavar='OUT', help='a folder: rank0, rank1 and so on for the analyzer')
-
-
-def run(files: list[str], out: str | None) -> int:
+def main(arguments: list[str]) -> int:
     """The exit status."""
+    parser = argparse.ArgumentParser('colobridge flight', description=(__doc__ or '').split('\n')[0], epilog=EXAMPLE,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('files', nargs='+', metavar='FILES', help='the files that COLO_FLIGHT_RECORDER named')
+    parser.add_argument('-o', dest='out', metavar='OUT', help='a folder: rank0, rank1 and so on for the analyzer')
+    o = parser.parse_args(arguments)
+    files: list[str] = o.files
+    out: str | None = o.out
     records: dict[int, Record] = {}
     try:
         for path in files:

@@ -7,6 +7,11 @@ from mutants_bridge import BRIDGES
 
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
+    'a program that the command becomes ignores closed pipes': (
+        '__main__.py', 'signal.signal(ignored, signal.SIG_DFL)', 'pass', 'test_command.py', 'leaves_signals'),
+    'the command takes another build\'s programs': (
+        '__main__.py', 'if library.exists() else [shutil.which(name)]', '+ [shutil.which(name)]', 'test_command.py',
+        'says_where_it_looked'),
     'a rank without a record is not missed': (
         'flight.py', 'if rank not in records]', 'if False]', 'test_flight.py', 'left_no_record'),
     'a flight takes the operations of a rank without a record for alike': (

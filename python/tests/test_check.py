@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m colobridge check: it passes on what works, and finds a wrong gradient."""
+"""colobridge check: it passes on what works, and finds a wrong gradient."""
 import importlib.util
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_check_of_processes_passes():
 
 def test_check_help_shows_an_example():
     status, said = command('--help')
-    assert status == 0 and '  python -m colobridge check --ranks 8' in said
+    assert status == 0 and '  colobridge check --ranks 8' in said
 
 
 def test_check_of_nine_ranks_is_a_wrong_argument():
@@ -56,7 +56,7 @@ def test_check_finds_a_doubled_gradient_of_a_bridge(monkeypatch, capsys):
         first = (check.c.c_float * 1).from_address(d_x.data)
         first[0] *= 2
     monkeypatch.setattr(bridge.Bridge, 'backward', doubled)
-    assert check.main(['check', '--ranks', '2', '--threads']) == 1
+    assert check.main(['--ranks', '2', '--threads']) == 1
     said = capsys.readouterr().out
     assert 'gradient of x[0]: found 6, expected 3' in said and '2 passed, 4 failed' in said, said
 
@@ -69,7 +69,7 @@ def test_check_finds_a_row_of_a_ragged_batch_that_is_elsewhere(monkeypatch, caps
         rows = (check.c.c_float * 2).from_address(y.data)
         rows[0], rows[1] = rows[1], rows[0]
     monkeypatch.setattr(bridge.Batch, 'forward', turned)
-    assert check.main(['check', '--ranks', '2', '--threads']) == 1
+    assert check.main(['--ranks', '2', '--threads']) == 1
     said = capsys.readouterr().out
     assert 'y[0]: found' in said and '5 passed, 1 failed' in said, said
 
@@ -84,7 +84,7 @@ def test_check_finds_a_loss_that_is_off_by_a_ten_thousandth(monkeypatch, capsys,
         found[which][1] += 1e-4
         return found
     monkeypatch.setattr(check, 'core_loss', wrong)
-    assert check.main(['check', '--ranks', '2', '--threads']) == 1
+    assert check.main(['--ranks', '2', '--threads']) == 1
     assert 'rank 0: %s[1]: found' % what in capsys.readouterr().out
 
 
@@ -100,5 +100,5 @@ def test_check_tells_of_a_rank_that_died(monkeypatch, capsys):
     if importlib.util.find_spec('torch') is None:
         pytest.skip('no torch in this Python')
     monkeypatch.setattr(check, 'processes', lambda ranks, gpu, until: [('ended without an answer', False)] * ranks)
-    assert check.main(['check', '--ranks', '2']) == 1
+    assert check.main(['--ranks', '2']) == 1
     assert 'sockets      ranks 0-1  no: rank 0: ended without an answer' in capsys.readouterr().out

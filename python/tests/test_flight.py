@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m colobridge flight: what it says of records that are written here by hand, and of those of two threads. PyTorch's
+"""colobridge flight: what it says of records that are written here by hand, and of those of two threads. PyTorch's
 analyzer reads what it makes in tests/faults/flight.py."""
 import json
 import pickle
 
 import pytest
 
-from colobridge import check, run_threads
+from colobridge import run_threads
 from colobridge.comm import Comm
+from colobridge.flight import main as command
 
 
 def op(seq, count=4, status='COLO_OK', kind='all_gather', **more):
@@ -27,7 +28,7 @@ def record(folder, rank, ops, members=(0, 1), ended=0):
 
 
 def flight(capsys, *arguments):
-    status = check.main(['flight', *map(str, arguments)])
+    status = command(list(map(str, arguments)))
     return status, capsys.readouterr().out
 
 

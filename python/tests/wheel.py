@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tools/wheel.sh runs in an environment that has the wheel: where the package and its libraries are,
-that libraries in NVIDIA's wheels are found, and README's PyTorch example.
+that libraries in NVIDIA's wheels are found, the command, and README's PyTorch example.
 
 usage: wheel.py README.md
 """
@@ -8,9 +8,13 @@ import contextlib
 import ctypes as c
 import importlib.util
 import io
+import json
+import os
 import re
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import colobridge
@@ -54,6 +58,31 @@ try:
 finally:
     for p in (*files, *sorted(set(made), reverse=True)):
         p.rmdir() if p.is_dir() else p.unlink()
+
+
+
+def command(*arguments, status=0, **env):
+    """What the command prints; nothing of another colobridge is in PATH."""
+    done = subprocess.run([Path(sys.prefix, 'bin', 'colobridge'), *arguments], text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env=dict(os.environ, PATH=str(Path(sys.prefix, 'bin')), **env))
+    assert done.returncode == status, (arguments, done)
+    return done.stdout
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    command('check', '--ranks', '2', '--threads')
+    assert json.loads(command('plan', '--src', 'dp=2', '--dst', 'tp=2', '--json', '--svg', 'plan.svg'))['world'] == 2
+    assert Path('plan.svg').read_text().startswith('<svg ')
+    assert json.loads(command('info', '--json'))['backends']['threads'] is True
+    assert command('perf', '--version') == 'colo-perf %s\n' % _lib.version()
+    colobridge.run_threads(2, lambda comm: (comm.barrier(), comm.flight_record('rank')))
+    assert command('flight', 'rank0', 'rank1').endswith('all operations are alike\n')
+    assert 'no record of rank 1' in command('flight', 'rank0', status=1)
+for name in 'plan', 'info', 'perf':
+    assert command(name, '--help').startswith('usage: colo-%s ' % name)
+    assert (package / ('colo-' + name)).stat().st_mode & 0o111, name
+print('the command runs check, plan, info, perf, flight')
 
 if importlib.util.find_spec('torch'):
     readme = Path(sys.argv[1]).read_text()

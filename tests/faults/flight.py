@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """flight.py PROGRAM TIMELINE PACKAGE [--analyzer]: runs each row of flight_rows.c and judges the files that ranks wrote,
-as `python -m colobridge flight` of the folder PACKAGE makes them for PyTorch, and what that says by itself.
+as `colobridge flight` of the folder PACKAGE makes them for PyTorch, and what that says by itself.
 
 Without --analyzer the judge is this file: it compares the entries of the ranks of each group, number by number.
 With --analyzer it is PyTorch's own; exit 77 where the installed torch has none (2.9 and later do)."""
@@ -41,11 +41,11 @@ def run(program, row, transport, folder):
 
 
 def convert(package, *arguments):
-    """Status and output of python -m colobridge flight."""
+    """Status and output of colobridge flight."""
     sys.path.insert(0, package)
-    from colobridge.check import main as command
+    from colobridge.flight import main as command
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        status = command(["flight", *map(str, arguments)])
+        status = command([*map(str, arguments)])
     return status, said.getvalue()
 
 
