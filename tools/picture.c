@@ -72,10 +72,10 @@ typedef struct place {
     int64_t least, most, sum, times;   /* bytes that arrive from others */
 } place_t;
 
-static void put_label(FILE *f, int x, int y, int dir, const char *text)
+static void put_label(FILE *f, bool own, int x, int y, int dir, const char *text)
 {
-    svg_put(f, "<text x='%d' y='%d' text-anchor='%s'>%s", x - dir * 9, y - 4,
-            dir > 0 ? "end" : "start", text);
+    svg_put(f, "<text class='label %s' x='%d' y='%d' text-anchor='%s'>%s", own ? "grey" : "strong",
+            x - dir * 9, y - 4, dir > 0 ? "end" : "start", text);
 }
 
 /* "36 KiB", "3 x 36 KiB", "7: 1.5 MiB in all" */
@@ -107,16 +107,19 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *flow, place_t 
 
     b->in++;
     /* the last stretch is level, with the bytes above it */
-    svg_put(f, "<g class='%s%s h%d'><path d='M%d %d C%d %d %d %d %d %d H%d'/>",
-            own    ? "own"
-            : thin ? "flow thin"
-                   : "flow",
-            flow->far ? " far" : "", flow->from % 6, x1, y1, mid, y1, mid - dir * 40, y2,
+    const double width = thin && flow->far ? 1.8 : thin ? .8 : flow->far ? 3.4 : 1.6;
+    if (own)
+        svg_put(f, "<g class='own' stroke-width='%.1f'>", width);
+    else
+        svg_put(f, "<g class='flow%s%s h%d' stroke-width='%.1f'>", thin ? " thin" : "",
+                flow->far ? " far" : "", flow->from % 6, width);
+    svg_put(f, "<path d='M%d %d C%d %d %d %d %d %d H%d'/>", x1, y1, mid, y1, mid - dir * 40, y2,
             x2 - dir * 52, y2, x2 - dir * 6);
     if (!own)
-        svg_put(f, "<path class='head' d='M%d %d l%d -4 v8 z'/>", x2, y2, -dir * 7);
+        svg_put(f, "<path class='head h%d' d='M%d %d l%d -4 v8 z'/>", flow->from % 6, x2, y2,
+                -dir * 7);
     label(text, each, flow->bytes, flow->bytes, flow->bytes * each);
-    put_label(f, x2, y2, dir, b->ins > MANY ? "" : text);
+    put_label(f, own, x2, y2, dir, b->ins > MANY ? "" : text);
     if (own)
         fprintf(f, "<title>rank %lld keeps %lld bytes</title>", to, (long long)flow->bytes);
     else
@@ -134,7 +137,8 @@ static void put_sum(FILE *f, const place_t *p, colo_pass_t pass)
         return;
     label(text, p->times, p->least, p->most, p->sum);
     svg_put(f, "<g class='flow'>");
-    put_label(f, pass == COLO_PASS_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir, text);
+    put_label(f, false, pass == COLO_PASS_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir,
+              text);
     fputs("</text></g>\n", f);
 }
 

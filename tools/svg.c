@@ -2,12 +2,10 @@
 /*
  * svg.c - markup, and the page.
  *
- * A page has no viewBox: its units are the reader's pixels, so that text of 12 px is 12 px on a
- * phone. Panels are 344 wide, which fits the narrowest phones in use. A media query moves every
- * second panel to the right and enlarges all of it if there is space; panels are drawn before the
- * page is written, so their heights are known, both arrangements are plain numbers and no script is
- * needed. Inside an <img> the query sees the image's own width, and the narrow arrangement is the
- * natural one.
+ * A page is a picture of a fixed size, two panels wide, in dark ink on white, whatever shows it: a
+ * browser, librsvg, a page around it. So it has neither style sheet nor query: when it is written,
+ * each element gets what its class means as attributes. Panels are drawn before, so that their
+ * heights are known.
  */
 #include "svg.h"
 
@@ -130,8 +128,8 @@ void svg_bar(FILE *f, int x, int y, int widest, double width, bool best)
 {
     svg_put(f,
             "<rect class='track' x='%d' y='%d' width='%d' height='14' rx='3'/>"
-            "<rect class='bar%s' x='%d' y='%d' width='%.1f' height='14' rx='3'/>",
-            x, y, widest, best ? " best" : "", x, y, width);
+            "<rect class='%s' x='%d' y='%d' width='%.1f' height='14' rx='3'/>",
+            x, y, widest, best ? "best" : "bar", x, y, width);
 }
 
 void svg_grid(FILE *f, const colo_grid_t *grid)
@@ -177,31 +175,85 @@ const char *svg_count(int64_t n, char text[32])
 
 /* ---- the page ---- */
 
-const char svg_layout_style[] =
-    ".cell rect{fill:var(--card);stroke:var(--line)}.cell text,.side text{text-anchor:middle}\n"
-    "svg .cell .rank{fill:var(--fg);font-weight:600}.none{opacity:.55}"
-    ".none rect{stroke-dasharray:4 3}\n"
-    ".flow path,.own path{fill:none;stroke-width:1.6}"
-    ".own path{stroke:var(--dim);stroke-dasharray:3 3;opacity:.7}\n"
-    "svg .flow text,svg .own text{font-size:11px;fill:var(--fg);stroke:var(--bg);stroke-width:3px;"
-    "paint-order:stroke}svg .own text{fill:var(--dim)}\n"
-    ".flow .head{stroke:none}.thin path{stroke-width:.8;opacity:.75}.thin .head{opacity:1}\n"
-    ".far path{stroke-width:3.4}.thin.far path{stroke-width:1.8}\n"
-    ".h0{--h:211}.h1{--h:28}.h2{--h:150}.h3{--h:335}.h4{--h:265}.h5{--h:48}\n"
-    ".flow path{stroke:hsl(var(--h) 65% var(--l))}.flow .head{fill:hsl(var(--h) 65% var(--l))}\n"
-    ".part{stroke:var(--line);stroke-dasharray:1 4;stroke-linecap:round;stroke-width:2}\n";
+enum { GAP = 26, ACROSS = 40 };
+#define INK "#1b1f24"
+#define DIM "#59636e"
+#define LINE "#c4cdd6"
+#define CARD "#f6f8fa"
 
-static const char page_style[] =
-    ":root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#59636e;--line:#c4cdd6;"
-    "--card:#f6f8fa;--accent:#0b66c3;--good:#1a7f37;--l:40%}\n"
-    "@media(prefers-color-scheme:dark){:root{--bg:#0f1419;--fg:#e6e9ed;--dim:#a3adb8;"
-    "--line:#3b444d;--card:#171d24;--accent:#58a6ff;--good:#4cc26a;--l:68%}}\n"
-    "svg{background:var(--bg)}svg text{font:12px system-ui,-apple-system,Segoe "
-    "UI,Helvetica,Arial,sans-serif;fill:var(--dim)}\n"
-    "svg .title{font-size:15px;font-weight:700;fill:var(--fg)}"
-    "svg .head2{font-size:13px;font-weight:600;fill:var(--fg)}\n"
-    "svg .strong{fill:var(--fg)}svg .good{fill:var(--good);font-weight:600}\n"
-    ".bar{fill:var(--accent)}.bar.best{fill:var(--good)}.track{fill:var(--card)}\n";
+/* What the words of a class mean; text is DIM, if its class does not say otherwise. No element has
+ * two that say the same attribute. */
+static const struct {
+    const char *word, *attributes;
+} looks[] = {
+    {"title", "font-size='15' font-weight='700' fill='" INK "'"},
+    {"head2", "font-size='13' font-weight='600' fill='" INK "'"},
+    {"strong", "fill='" INK "'"},
+    {"good", "fill='#1a7f37' font-weight='600'"},
+    {"owner", "font-size='10' text-anchor='middle'"},
+    {"name", "font-size='11' text-anchor='middle' fill='#ffffff'"},
+    {"track", "fill='" CARD "'"},
+    {"bar", "fill='#0b66c3'"},
+    {"best", "fill='#1a7f37'"},
+    {"chunk", "fill='" INK "' stroke='#ffffff'"},
+    {"cut", "stroke='" INK "' stroke-width='1.2'"},
+    {"rule", "stroke='" LINE "' stroke-width='.5'"},
+    {"limit", "stroke='" INK "' stroke-width='2.6' fill='none'"},
+    {"seg", "stroke='#ffffff' stroke-width='.7'"},
+    {"grey", "fill='" DIM "'"},
+    {"faded", "opacity='.28'"},
+    {"ribbon", "opacity='.25'"},
+    {"cell", "fill='" CARD "' stroke='" LINE "' text-anchor='middle'"},
+    {"none", "opacity='.55' stroke-dasharray='4 3'"},
+    {"rank", "fill='" INK "' stroke='none' font-weight='600'"},
+    {"at", "fill='" DIM "' stroke='none'"},
+    {"side", "text-anchor='middle'"},
+    {"flow", "fill='none'"},
+    {"thin", "stroke-opacity='.75'"},
+    {"own", "fill='none' stroke='" DIM "' stroke-dasharray='3 3' stroke-opacity='.7'"},
+    {"label", "font-size='11' stroke='#ffffff' stroke-width='3' stroke-opacity='1' "
+              "stroke-dasharray='none' paint-order='stroke'"},
+    {"head", "stroke='none'"},
+    {"part", "stroke='" LINE "' stroke-width='2' stroke-dasharray='1 4' stroke-linecap='round'"},
+};
+
+/* The colours of the classes h0 to h5. Arrows are drawn in them, all else is filled. */
+static const char *const hues[] = {"#2464a8", "#a86224", "#24a866",
+                                   "#a8245b", "#5b24a8", "#a88e24"};
+
+/* The attributes of the words of @class, @len bytes. */
+static void put_looks(FILE *f, const char *class, size_t len)
+{
+    const bool arrow = len >= 4 && memcmp(class, "flow", 4) == 0;
+    for (size_t n; len > 0; class += n, len -= n) {
+        n = strcspn(class, " \"");
+        for (size_t i = 0; i < sizeof looks / sizeof looks[0]; i++)
+            if (strlen(looks[i].word) == n && memcmp(class, looks[i].word, n) == 0)
+                fputc(' ', f), svg_put(f, looks[i].attributes);
+        if (n == 2 && class[0] == 'h' && class[1] >= '0' && class[1] < '6')
+            svg_put(f, " %s='%s'", arrow ? "stroke" : "fill", hues[class[1] - '0']);
+        n += n < len;
+    }
+}
+
+/* @markup, whose values have no < and >; what a class means stands behind an element's attributes.
+ */
+static void put_markup(FILE *f, const char *markup)
+{
+    static const char attribute[] = " class=\"";
+    while (*markup) {
+        const size_t end = strcspn(markup, ">"), slash = end > 0 && markup[end - 1] == '/';
+        fwrite(markup, 1, end - slash, f);
+        const char *class = memmem(markup, end, attribute, sizeof attribute - 1);
+        if (class) {
+            class += sizeof attribute - 1;
+            put_looks(f, class, strcspn(class, "\""));
+        }
+        markup += end - slash;
+        for (size_t i = 0; i <= slash && *markup; i++)
+            fputc(*markup++, f);
+    }
+}
 
 /* A blank that may end a line: not the one between a number and its unit. */
 static bool may_break(const char *blank)
@@ -256,13 +308,19 @@ void svg_add_panel(svg_page_t *page, svg_draw_fn draw, const void *what)
     page->panel[page->npanels++] = (svg_panel_t){draw, what};
 }
 
+static int page_width(const svg_page_t *page)
+{
+    return page->npanels > 1 ? 2 * SVG_PANEL + ACROSS : SVG_PANEL;
+}
+
 /* The lines above the panels. */
 static int draw_top(FILE *f, const void *what)
 {
     const svg_page_t *page = what;
-    int y = svg_lines(f, page->title, "title", 35, 0);
+    const size_t width = (size_t)page_width(page);
+    int y = svg_lines(f, page->title, "title", 35 * width / SVG_PANEL, 0);
     for (int i = 0; i < page->nlines; i++)
-        y = svg_lines(f, page->line[i], "text", SVG_COLUMNS, y + (i ? 2 : 4));
+        y = svg_lines(f, page->line[i], "text", SVG_COLUMNS * width / SVG_PANEL, y + (i ? 2 : 4));
     return y + 14;
 }
 
@@ -285,39 +343,27 @@ static char *drawn(const svg_panel_t *panel, int *height)
 /* @text: of the top, then of the panels; @height: theirs */
 static void put_page(FILE *f, const svg_page_t *p, char *const *text, const int *height)
 {
-    enum { GAP = 26, ACROSS = 40 };
-    int narrow = height[0] + SVG_MARGIN, wide = narrow, row = 0;
-    int index[SVG_PANELS_MAX], wide_at[SVG_PANELS_MAX];
-    for (int i = 0; i < p->npanels; i++) {
-        index[i] = narrow;
-        narrow += height[i + 1] + GAP;
-        wide_at[i] = wide;
-        row = height[i + 1] > row ? height[i + 1] : row;
-        if (i % 2 || i + 1 == p->npanels) {
-            wide += row + GAP;
-            row = 0;
-        }
+    const int width = page_width(p) + 2 * SVG_MARGIN;
+    int at[SVG_PANELS_MAX], y = height[0];
+    for (int i = 0; i < p->npanels; i += 2) {
+        const int right = i + 1 < p->npanels ? height[i + 2] : 0;
+        at[i] = at[i + 1 < p->npanels ? i + 1 : i] = y;
+        y += (height[i + 1] > right ? height[i + 1] : right) + GAP;
     }
-    int width = SVG_PANEL + 2 * SVG_MARGIN, both = 2 * SVG_PANEL + ACROSS + 2 * SVG_MARGIN;
+    y += 2 * SVG_MARGIN - (p->npanels > 0 ? GAP : 0);
     svg_put(f,
-            "<svg xmlns='http://www.w3.org/2000/svg' width='%d' height='%d' role='img' "
-            "aria-label='%s'>\n<title>%s</title>\n",
-            width, narrow, p->label, p->title);
-    fprintf(f, "<style>\n%s%s%s", page_style, svg_layout_style, p->style ? p->style : "");
-    fprintf(f, "@media(min-width:%dpx){:root{width:%dpx;height:%dpx}\n", both, both, wide);
-    for (int i = 0; i < p->npanels; i++)
-        fprintf(f, "#p%d{transform:translate(%dpx,%dpx)}", i, i % 2 ? SVG_PANEL + ACROSS : 0,
-                wide_at[i]);
-    fprintf(f,
-            "}\n@media(min-width:%dpx){:root{width:%dpx;height:%dpx}"
-            "#page{transform:translate(%dpx,%dpx) scale(1.5)}}\n</style>\n",
-            both * 3 / 2, both * 3 / 2, wide * 3 / 2, SVG_MARGIN * 3 / 2, SVG_MARGIN * 3 / 2);
-    svg_put(f, "<rect width='100%%' height='100%%' style='fill:var(--bg)'/>\n");
-    svg_put(f, "<g id='page' transform='translate(%d %d)'>\n", SVG_MARGIN, SVG_MARGIN);
-    fputs(text[0], f);
+            "<svg xmlns='http://www.w3.org/2000/svg' width='%d' height='%d' viewBox='0 0 %d %d' "
+            "role='img' aria-label='%s' font-size='12' "
+            "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'>\n"
+            "<title>%s</title>\n<rect width='%d' height='%d' fill='#ffffff'/>\n"
+            "<g transform='translate(%d %d)' fill='" DIM "'>\n",
+            width, y, width, y, p->label, p->title, width, y, SVG_MARGIN, SVG_MARGIN);
+    put_markup(f, text[0]);
     for (int i = 0; i < p->npanels; i++) {
-        svg_put(f, "<g id='p%d' transform='translate(0 %d)'>\n", i, index[i]);
-        fprintf(f, "%s</g>\n", text[i + 1]);
+        svg_put(f, "<g class='panel' transform='translate(%d %d)'>\n",
+                i % 2 ? SVG_PANEL + ACROSS : 0, at[i]);
+        put_markup(f, text[i + 1]);
+        fputs("</g>\n", f);
     }
     fputs("</g>\n</svg>\n", f);
 }

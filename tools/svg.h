@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * svg.h - what all pictures share: text as markup, numbers for people, colours for
- * light and dark, and a page of panels that stacks them on a phone and puts two side by side on a
- * desk. Public headers and the C library only; the captioner's report uses it, too.
+ * svg.h - what all pictures share: text as markup, numbers for people, colours, and a page of
+ * panels, two side by side. Public headers and the C library only; the captioner's report uses it,
+ * too.
  */
 #ifndef TOOLS_SVG_H
 #define TOOLS_SVG_H
@@ -32,8 +32,7 @@ typedef struct svg_panel {
 typedef struct svg_page {
     const char *title;  /* one line, bold */
     const char *label;  /* for readers that cannot see it */
-    const char *style;  /* rules of this page only, or NULL */
-    char line[12][400]; /* below the title; broken after SVG_COLUMNS */
+    char line[12][400]; /* below the title */
     int nlines;
     svg_panel_t panel[SVG_PANELS_MAX];
     int npanels;
@@ -45,9 +44,10 @@ void svg_add_panel(svg_page_t *page, svg_draw_fn draw, const void *what);
 int svg_page(const svg_page_t *page, const char *path);
 
 /* Markup: printf(), in whose @fmt ' stands for ", and what %s brings is text: <, >, &, quotes as
- * entities, control bytes and broken UTF-8 as \xNN. Of %s no width. Takes %d, %lld, %g, %f, %%, too. */
+ * entities, control bytes and broken UTF-8 as \xNN. Of %s no width. Takes %d, %lld, %g, %f, %%,
+ * too. */
 void svg_put(FILE *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* What pictures are made of; numbers with one decimal. @class is of the page's styles. */
+/* What pictures are made of; numbers with one decimal. @class: words that svg.c knows. */
 void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 void svg_rect(FILE *f, const char *class, double x, double y, double width, double height);
@@ -60,9 +60,5 @@ void svg_bar(FILE *f, int x, int y, int widest, double width, bool best);
 
 /* @text in lines of at most @columns characters from @y on. Returns the y of the last line. */
 int svg_lines(FILE *f, const char *text, const char *class, size_t columns, int y);
-
-/* The style of picture.h's cells and arrows, for a page that defines --fg --dim --line --card --bg
- * --l and the font. */
-extern const char svg_layout_style[];
 
 #endif

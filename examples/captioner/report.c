@@ -86,6 +86,20 @@ static const char style_end[] =
     "text-align:right}td::before{content:attr(data-name);color:var(--dim);text-align:left;"
     "flex:none}}\n";
 
+/* The cells and arrows of tools/picture.c in the page's colours, light and dark. */
+static const char layout_style[] =
+    ".cell rect{fill:var(--card);stroke:var(--line)}.cell text,.side text{text-anchor:middle}\n"
+    "svg .cell .rank{fill:var(--fg);font-weight:600}.none{opacity:.55}"
+    ".none rect{stroke-dasharray:4 3}\n"
+    ".flow path,.own path{fill:none}"
+    ".own path{stroke:var(--dim);stroke-dasharray:3 3;opacity:.7}\n"
+    "svg .label{font-size:11px;stroke:var(--bg);stroke-width:3px;paint-order:stroke}"
+    "svg .label.strong{fill:var(--fg)}\n"
+    ".flow .head{stroke:none}.thin path{opacity:.75}.thin .head{opacity:1}\n"
+    ".h0{--h:211}.h1{--h:28}.h2{--h:150}.h3{--h:335}.h4{--h:265}.h5{--h:48}\n"
+    ".flow path{stroke:hsl(var(--h) 65% var(--l))}.flow .head{fill:hsl(var(--h) 65% var(--l))}\n"
+    ".part{stroke:var(--line);stroke-dasharray:1 4;stroke-linecap:round;stroke-width:2}\n";
+
 static void put_fact(FILE *f, const char *name, const char *fmt, ...) COLO_PRINTF(3, 4);
 static void put_fact(FILE *f, const char *name, const char *fmt, ...)
 {
@@ -110,7 +124,7 @@ static void put_head(FILE *f, const cap_report_t *r)
     svg_grid(f, dst);
     fprintf(f,
             "</title>\n<style>\n%s%s%s</style>\n</head>\n<body>\n<header>\n<h1>Captioner: ", style,
-            svg_layout_style, style_end);
+            layout_style, style_end);
     svg_grid(f, src);
     fputs(" \xe2\x86\x92 ", f); /* arrow */
     svg_grid(f, dst);

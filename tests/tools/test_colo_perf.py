@@ -100,7 +100,7 @@ def best_of(rows, way, op, replayed):
 def panel(text, title):
     """From the panel's title to the next panel"""
     check(title in text, 'no panel "%s"', title)
-    return text.partition(title)[2].partition('<g id="p')[0]
+    return text.partition(title)[2].partition('<g class="panel')[0]
 
 
 @case
@@ -116,7 +116,7 @@ def every_series_has_its_best_figure():
         counted(panel(text, 'tp=1,dp=2 → tp=1,cp=2,dp=1, bsh, %s</text>' % way), *figures,
                 ('GB/s of what must arrive', 1), ('<circle', 4 * 2 * 3),  # 3 sizes
                 ('>limit: ', 1), ('>16K</text>', 1), ('>1M</text>', 1), ('>10</text>', 1))  # a decade of the other axis
-    counted(text, ('<g id="p', 3))  # the page and two panels
+    counted(text, ('<g class="panel"', 2))
 
 
 @case
@@ -126,7 +126,7 @@ def one_size_is_bars_without_what_moved_nothing():
     counted(panel(text, 'bsh, backward</text>'), ('GB/s copied; none arrives', 1),
             ('>%.0f, %.0f %%</text>' % (exact, 100 * exact / limit), 1), ('>reference</text>', 0),  # a view
             ('>collective</text>', 1))
-    counted(panel(text, 'bsh, forward</text>'), ('>reference</text>', 1), ('class="bar best"', 1))  # the limit
+    counted(panel(text, 'bsh, forward</text>'), ('>reference</text>', 1), ('class="best"', 1))  # the limit
 
 
 @case
@@ -136,7 +136,7 @@ def what_does_not_fit_is_said():
                  'bytes': 1024 << i % 2, 'local_bytes': 1024, 'time_us': 1}
                 for i in range(2 * panels)]  # two sizes each
         Path(RECORD).write_text(json.dumps({'tool': 'colo-perf', 'bridge': rows}))
-        counted(drawn(RECORD), ('<g id="p', 1 + 32),  # the page, too
+        counted(drawn(RECORD), ('<g class="panel"', 32),
                 ('>The first 32 panels; the rest is not drawn.</text>', panels > 32))
 
 

@@ -120,11 +120,30 @@ def refuses(text, line, *texts, code=2, **more):
     refused(run(line, *texts, **more), text, code)
 
 
+def plain(element, fill='#000000'):
+    """Colours are six digits, in attributes. Text, but names in boxes, is dark enough for white paper."""
+    for name in 'fill', 'stroke':
+        check(re.fullmatch('#[0-9a-f]{6}|none', element.get(name, 'none')), '%s: %s', name, element.attrib)
+    fill = element.get('fill', fill)
+    if element.tag.endswith('}text') and element.text and 'name' not in element.get('class', ''):
+        light = [(int(fill[i:i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5)]  # WCAG 2's contrast, on white
+        check(1.05 / (.2126 * light[0] + .7152 * light[1] + .0722 * light[2] + .05) >= 4.5, '%s is too light', fill)
+    for child in element:
+        plain(child, fill)
+
+
 def picture(path):
-    """The text of a picture, which is well-formed and as simple as pictures need it."""
+    """The text of a picture, which is well-formed and as simple as pictures need it: any program shows it, in its size,
+    on any page."""
     text = Path(path).read_text(encoding='utf-8')
-    xml.etree.ElementTree.fromstring(text)
-    check(not re.search('<[!?]', text), 'a declaration, a comment or an instruction in %s', path)
+    root = xml.etree.ElementTree.fromstring(text)
+    check(not re.search('<[!?]|<style| style=|var\(|hsl|currentColor', text), 'no plain picture: %s', path)
+    size = root.get('width'), root.get('height')
+    check(all(re.fullmatch('[1-9][0-9]*', n) for n in size), 'a size of %s', size)
+    equal(root.get('viewBox'), '0 0 %s %s' % size)
+    paper = root[1]
+    equal((paper.tag.rpartition('}')[2], paper.attrib), ('rect', {'width': size[0], 'height': size[1], 'fill': '#ffffff'}))
+    plain(root)
     return text
 
 

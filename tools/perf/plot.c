@@ -203,7 +203,7 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
     for (double e = 0; e <= octaves + 0.01; e += every) {
         const double offset = LEFT + WIDTH * e / octaves;
         svg_put(f,
-                "<path d='M%.1f %dv%d' style='stroke:var(--line);stroke-width:.5'/>"
+                "<path class='rule' d='M%.1f %dv%d'/>"
                 "<text x='%.1f' y='%d' text-anchor='%s'>%s</text>\n",
                 offset, TOP, HEIGHT, offset, TOP + HEIGHT + 14,
                 offset > LEFT + WIDTH - 16 ? "end" : "middle", short_bytes(x[0] * exp2(e), text));
@@ -215,7 +215,7 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
             if (v < y[0] || v > y[1] || (step > 0 && !few))
                 continue;
             svg_put(f,
-                    "<path d='M%d %.1fh%d' style='stroke:var(--line);stroke-width:.5'/>"
+                    "<path class='rule' d='M%d %.1fh%d'/>"
                     "<text x='%d' y='%.1f' text-anchor='end'>%g</text>\n",
                     LEFT, offset, WIDTH, LEFT - 4, offset + 4, v);
         }
@@ -224,9 +224,10 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
 /* A curve in its colour, up to where its path begins. */
 static void begin_curve(FILE *f, const series_t *series)
 {
-    svg_put(f, "<g class='flow h%d'><path", series->hue < 0 ? 0 : series->hue);
     if (series->hue < 0)
-        svg_put(f, " style='stroke:var(--fg);stroke-width:2.6'");
+        svg_put(f, "<g class='limit'><path");
+    else
+        svg_put(f, "<g class='flow h%d' stroke-width='1.6'><path", series->hue);
     if (series->dashed)
         svg_put(f, " stroke-dasharray='4 3'");
     svg_put(f, " d='");
@@ -243,7 +244,8 @@ static void put_line(FILE *f, const series_t *series, const double x[2], const d
     }
     svg_put(f, "'/>");
     for (int i = 0; i < series->n && series->hue >= 0; i++)
-        svg_put(f, "<circle class='head' cx='%.1f' cy='%.1f' r='2.4'/>", px[i], py[i]);
+        svg_put(f, "<circle class='head h%d' cx='%.1f' cy='%.1f' r='2.4'/>", series->hue, px[i],
+                py[i]);
     fputs("</g>\n", f);
 }
 

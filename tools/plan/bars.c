@@ -146,14 +146,6 @@ const char *bars_ranks(char out[48], int64_t *first, const bars_side_t *side, in
 
 /* ---- bars ---- */
 
-const char bars_style[] =
-    ".seg{fill:hsl(var(--h) 60% var(--l));stroke:var(--bg);stroke-width:.7}"
-    ".faded{opacity:.28}.ribbon{fill:hsl(var(--h) 60% var(--l));opacity:.25}\n"
-    "svg .name{fill:var(--bg);font-size:11px;text-anchor:middle}"
-    "svg .owner{font-size:10px;text-anchor:middle}\n"
-    ".chunk{fill:var(--fg);stroke:var(--bg)}.cut{stroke:var(--fg);stroke-width:1.2}"
-    ".grey{fill:var(--dim)}\n";
-
 bars_span_t bars_span(int64_t length, int64_t offset, int64_t count)
 {
     const double per = length > 0 ? (double)SVG_PANEL / (double)length : 0;
@@ -199,9 +191,11 @@ void bars_cut(FILE *f, int64_t length, int64_t offset, double y)
 
 void bars_ribbon(FILE *f, int64_t hue, bars_span_t from, double y0, bars_span_t to, double y1)
 {
-    svg_put(f, "<path class='ribbon %s%d' d='M%.1f %.1fL%.1f %.1fL%.1f %.1fL%.1f %.1fZ'/>\n",
-            hue < 0 ? "grey h" : "h", (int)(hue < 0 ? 0 : hue % 6), from.x, y0, from.x + from.width,
-            y0, to.x + to.width, y1, to.x, y1);
+    char colour[8] = "grey";
+    if (hue >= 0)
+        snprintf(colour, sizeof colour, "h%d", (int)(hue % 6));
+    svg_put(f, "<path class='ribbon %s' d='M%.1f %.1fL%.1f %.1fL%.1f %.1fL%.1f %.1fZ'/>\n", colour,
+            from.x, y0, from.x + from.width, y0, to.x + to.width, y1, to.x, y1);
 }
 
 int64_t bars_at_most(int64_t n, int64_t most)

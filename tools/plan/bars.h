@@ -59,8 +59,6 @@ const char *bars_ranks(char out[48], int64_t *first, const bars_side_t *side, in
 
 /* ---- bars ---- */
 
-extern const char bars_style[];
-
 /* Rows @offset .. @offset + @count - 1 of a bar: where they begin, and how wide they are. */
 typedef struct bars_span {
     double x, width;

@@ -192,6 +192,14 @@ static int draw_panel(FILE *f, const void *what)
     return CAPTION + height;
 }
 
+/* A place that stays empty, so that both passes stand side by side. */
+static int draw_nothing(FILE *f, const void *what)
+{
+    (void)f;
+    (void)what;
+    return 0;
+}
+
 static int prepare(drawing_t *drawing)
 {
     const plan_ask_t *ask = drawing->ask;
@@ -248,7 +256,6 @@ int plan_draw(const plan_ask_t *ask)
         colo_grid_print(&ask->dst.grid, dst, sizeof dst);
         snprintf(title, sizeof title, "%s \xe2\x86\x92 %s", src, dst);
         drawing.page.title = title;
-        drawing.page.style = batch ? bars_style : NULL;
         drawing.page.label =
             batch && batch->packed ? "how packed sequences are cut in the source and in "
                                      "the destination, and the messages forward and "
@@ -259,6 +266,8 @@ int plan_draw(const plan_ask_t *ask)
                       "backward";
         if (batch)
             (batch->packed ? plan_packing_panels : plan_segments_panels)(&drawing.page, ask);
+        if (drawing.page.npanels % 2)
+            svg_add_panel(&drawing.page, draw_nothing, NULL);
         for (int w = 0; w < 2; w++)
             svg_add_panel(&drawing.page, draw_panel, &panel[w]);
         rc = plan_page(ask, &drawing.page);
