@@ -45,8 +45,8 @@ typedef enum colo_transport_t {
 
 /**
  * What a program says of its communicators, the same on all ranks but for flight_recorder: a member
- * of colo_bootstrap_t, or the argument of colo_comm_configure(). An environment variable that is
- * set overrides its member. Members from check on have defaults: 1, COLO_TRANSPORT_AUTO, NULL.
+ * of colo_bootstrap_t, or an argument of colo_comm_create_mpi() or colo_comm_configure(). An
+ * environment variable that is set overrides its member. Members from check on have defaults: 1, COLO_TRANSPORT_AUTO, NULL.
  */
 typedef struct colo_comm_config_t {
     size_t struct_size;

@@ -23,20 +23,23 @@
 extern "C" {
 #endif
 
-/* Not for programs: an all-gather for colo_bootstrap_t, under the deadline. @user: an MPI_Comm *.
- * After the deadline or an error MPI may still use @memory, which is never freed then. */
+/* Not for programs: what the all-gather needs. */
+typedef struct colo_mpi_gather_ {
+    MPI_Comm mpi;
+    double seconds; /* the deadline */
+} colo_mpi_gather_;
+
+/* Not for programs: an all-gather for colo_bootstrap_t. @user: a colo_mpi_gather_. After the
+ * deadline or an error MPI may still use @memory, which is never freed then. */
 static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, void *recv,
                                                  size_t bytes)
 {
-    MPI_Comm mpi = *(MPI_Comm *)user;
+    const colo_mpi_gather_ *gather = (const colo_mpi_gather_ *)user;
+    MPI_Comm mpi = gather->mpi;
     MPI_Request request;
     int size = 0, done = 0, error, length = 0;
     char why[MPI_MAX_ERROR_STRING + 128] = "create_mpi: MPI_Iallgather: ", *memory;
-    /* a wrong value is refused on all ranks once they are connected */
-    const long long set = colo_env_check("COLO_TIMEOUT_MS") == COLO_OK
-                              ? strtoll(colo_env_value("COLO_TIMEOUT_MS", NULL), NULL, 10)
-                              : 0;
-    const double timeout = set > 0 ? (double)set / 1e3 : 600, begin = MPI_Wtime();
+    const double begin = MPI_Wtime();
     MPI_Comm_size(mpi, &size);
     memory = (char *)malloc(((size_t)size + 1) * bytes);
     if (!memory)
@@ -48,11 +51,11 @@ static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, v
         error = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS || done)
             break;
-        if (MPI_Wtime() - begin > timeout) {
+        if (MPI_Wtime() - begin > gather->seconds) {
             snprintf(why, sizeof why,
                      "create_mpi: not all ranks of the communicator made the same call within %.0f "
                      "ms",
-                     timeout * 1e3);
+                     gather->seconds * 1e3);
             return colo_bootstrap_fail(COLO_ERR_TIMEOUT, why);
         }
         poll(NULL, 0, MPI_Wtime() - begin < 0.002 ? 0 : 1);
@@ -69,18 +72,23 @@ static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, v
 /**
  * colo_comm_create_mpi() - the world comm of the ranks of @mpi; collective over them
  * @mpi:    borrowed for the call, and independent of it afterwards
+ * @config: of the world; borrowed for the call; NULL: defaults
  * @comm:   out, owned by the caller; needs MPI no more, also after MPI_Finalize()
  * Ranks:   comm rank and world rank are the rank in @mpi; smaller groups by colo_comm_split()
  * Errors:  COLO_ERR_STATE (MPI not initialised, or finalised), COLO_ERR_ARG (MPI_COMM_NULL, an
- *          inter-communicator), COLO_ERR_TIMEOUT (not all ranks came within COLO_TIMEOUT_MS: then
+ *          inter-communicator), COLO_ERR_TIMEOUT (not all ranks came before the deadline: then
  *          MPI's all-gather stays pending, and @mpi cannot be used again), COLO_ERR_MPI, and those
  *          of colo_comm_create_bootstrap()
  */
-static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, colo_comm_t **comm)
+static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, const colo_comm_config_t *config,
+                                                 colo_comm_t **comm)
 {
     colo_bootstrap_t bootstrap = {COLO_BOOTSTRAP_INIT};
     colo_status_t status;
     MPI_Errhandler before;
+    colo_mpi_gather_ gather;
+    bool set = false;
+    const char *deadline = colo_env_value("COLO_TIMEOUT_MS", &set);
     int rank = 0, size = 0, initialized = 0, finalized = 0, inter = 0;
     if (!comm)
         return colo_bootstrap_fail(COLO_ERR_ARG, "create_mpi: comm is NULL");
@@ -106,7 +114,14 @@ static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, colo_comm_t **com
     bootstrap.rank = rank;
     bootstrap.size = size;
     bootstrap.all_gather = colo_mpi_all_gather_;
-    bootstrap.user = &mpi;
+    bootstrap.user = &gather;
+    bootstrap.config = config;
+    /* A wrong value is refused on all ranks once they are connected. */
+    gather.mpi = mpi;
+    gather.seconds = !set && config && config->timeout_ms > 0 ? (double)config->timeout_ms / 1e3
+                     : colo_env_check("COLO_TIMEOUT_MS") == COLO_OK
+                         ? (double)strtoll(deadline, NULL, 10) / 1e3
+                         : 600;
     MPI_Comm_get_errhandler(mpi, &before);
     MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN); /* else MPI ends the job */
     status = colo_comm_create_bootstrap(&bootstrap, comm);

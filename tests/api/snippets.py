@@ -26,7 +26,7 @@ LOSS = 'extern colo_tensor_t loss, d_loss; extern colo_logprob_saved_t saved;'
 NAMES = {
     'Bridge': 'extern colo_layout_t from, to;',
     'comm': '''extern colo_status_t status; extern struct ncclComm *nccl; extern int rank, size, local_rank, MPI_COMM_WORLD;
-        extern void *user; int cudaSetDevice(int); colo_status_t colo_comm_create_mpi(int, colo_comm_t **);
+        extern void *user; int cudaSetDevice(int); colo_status_t colo_comm_create_mpi(int, void *, colo_comm_t **);
         colo_status_t all_gather(void *, const void *, void *, size_t);''',
     'A call on a GPU': '''extern void *z; extern colo_logprob_config_t cfg; extern colo_comm_t *self; extern colo_logprob_out_t out;
         extern colo_logprob_saved_t saved; extern colo_logprob_upstream_t upstream;''',

@@ -21,7 +21,7 @@ T_CASE(a_world_has_the_ranks_of_its_communicator)
     colo_comm_t *c = NULL;
     MPI_Comm reversed;
     MPI_Comm_split(MPI_COMM_WORLD, 0, n - me, &reversed);
-    assert_ok(colo_comm_create_mpi(reversed, &c));
+    assert_ok(colo_comm_create_mpi(reversed, NULL, &c));
     MPI_Comm_free(&reversed); /* borrowed for the call only */
     assert_int_equal(colo_comm_rank(c), n - 1 - me);
     assert_int_equal(colo_comm_size(c), n);
@@ -39,13 +39,13 @@ T_CASE(what_is_no_communicator_of_ours_is_refused)
 {
     colo_comm_t *c = NULL;
     MPI_Comm half, inter;
-    assert_fails(colo_comm_create_mpi(MPI_COMM_NULL, &c), COLO_ERR_ARG, "MPI_COMM_NULL");
+    assert_fails(colo_comm_create_mpi(MPI_COMM_NULL, NULL, &c), COLO_ERR_ARG, "MPI_COMM_NULL");
     MPI_Comm_split(MPI_COMM_WORLD, me % 2, 0, &half);
     MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, me % 2 ? 0 : 1, 7, &inter);
-    assert_fails(colo_comm_create_mpi(inter, &c), COLO_ERR_ARG, "MPI_Intercomm_merge");
+    assert_fails(colo_comm_create_mpi(inter, NULL, &c), COLO_ERR_ARG, "MPI_Intercomm_merge");
     MPI_Comm_free(&inter);
     MPI_Comm_free(&half);
-    assert_fails(colo_comm_create_mpi(MPI_COMM_WORLD, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_create_mpi(MPI_COMM_WORLD, NULL, NULL), COLO_ERR_ARG, "comm is NULL");
     assert_null(c);
 }
 
@@ -54,7 +54,7 @@ T_CASE(messages_of_the_program_stay_its_own)
     T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
     int got = -1, token = 1000 + me, right = (me + 1) % n, left = (me + n - 1) % n;
     MPI_Request any, mine;
-    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &c));
+    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &c));
     MPI_Irecv(&got, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &any);
     int64_t x = me, sum = 0;
     for (int i = 0; i < 20; i++) {
@@ -75,8 +75,8 @@ T_CASE(worlds_come_and_go_concurrently)
     colo_comm_t *a = NULL, *b = NULL, *child = NULL;
     for (int i = 0; i < 20; i++) {
         int32_t x = me + i, all[64];
-        assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &a));
-        assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &b));
+        assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &a));
+        assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &b));
         assert_ok(colo_comm_split_color(a, me % 2, me, &child));
         colo_comm_destroy(&a); /* a child outlives its parent */
         assert_ok(colo_comm_all_gather(b, &x, all, 1, COLO_I32, NULL));
@@ -98,7 +98,7 @@ T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
         colo_comm_t *c = NULL;
         if (me == 1)
             setenv("COLO_TIMEOUT_MS", values[i], 1);
-        colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
+        colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &c);
         unsetenv("COLO_TIMEOUT_MS");
         assert_fails(st, me == 1 ? COLO_ERR_ARG : COLO_ERR_PEER,
                      t_text("COLO_TIMEOUT_MS is '%s', expected a number from 1", values[i]));
@@ -113,7 +113,7 @@ static colo_status_t come_late(const char *deadline_ms, int late_ms, MPI_Comm co
     if (me == 0)
         usleep((useconds_t)late_ms * 1000);
     setenv("COLO_TIMEOUT_MS", deadline_ms, 1);
-    colo_status_t st = colo_comm_create_mpi(comm, c);
+    colo_status_t st = colo_comm_create_mpi(comm, NULL, c);
     unsetenv("COLO_TIMEOUT_MS");
     return st;
 }
@@ -147,16 +147,33 @@ T_CASE(a_rank_that_does_not_call_is_a_timeout)
     if (me == 1)
         return;
     setenv("COLO_TIMEOUT_MS", "300", 1);
-    colo_status_t st = colo_comm_create_mpi(copy, &c);
+    const colo_comm_config_t config = {COLO_COMM_CONFIG_INIT, .timeout_ms = 60000};
+    colo_status_t st = colo_comm_create_mpi(copy, &config, &c);
     unsetenv("COLO_TIMEOUT_MS");
     assert_fails(st, COLO_ERR_TIMEOUT, "made the same call within 300 ms");
     assert_null(c);
 }
 
+T_CASE(a_world_has_its_config_while_it_is_made_too)
+{
+    T_ENDS(colo_comm_destroy) colo_comm_t *c = NULL;
+    MPI_Comm copy;
+    MPI_Comm_dup(MPI_COMM_WORLD, &copy); /* its all-gather stays pending: never used again */
+    colo_comm_config_t config = {COLO_COMM_CONFIG_INIT, .timeout_ms = 4321}, has = config;
+    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &config, &c));
+    assert_ok(colo_comm_config(c, &has));
+    assert_int_equal(has.timeout_ms, 4321);
+    config.timeout_ms = 300;
+    if (me != 1)
+        assert_fails(colo_comm_create_mpi(copy, &config, &(colo_comm_t *){NULL}), COLO_ERR_TIMEOUT,
+                     "made the same call within 300 ms");
+    assert_ok(colo_comm_barrier(c, NULL));
+}
+
 static int before_init(void)
 {
     colo_comm_t *c = NULL;
-    if (colo_comm_create_mpi(MPI_COMM_WORLD, &c) == COLO_ERR_STATE && !c &&
+    if (colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &c) == COLO_ERR_STATE && !c &&
         strstr(colo_last_error(), "MPI is not initialised; call MPI_Init()"))
         return 0;
     fprintf(stderr, "before MPI_Init: %s\n", colo_last_error());
@@ -174,7 +191,7 @@ static int after_finalize(void)
         wrong++;
     }
     colo_comm_destroy(&kept);
-    const colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
+    const colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &c);
     if (st != COLO_ERR_STATE || !strstr(colo_last_error(), "MPI has been finalized")) {
         fprintf(stderr, "create_mpi after MPI_Finalize: %s: %s\n", colo_status_name(st),
                 colo_last_error());
@@ -187,7 +204,7 @@ static int after_finalize(void)
 static int lose_one(void)
 {
     colo_comm_t *c = NULL;
-    colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
+    colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &c);
     if (st == COLO_OK)
         st = colo_comm_set_timeout(c, 60000);
     if (st == COLO_OK && me == 1)
@@ -213,7 +230,7 @@ int main(int argc, char **argv)
     if (me != 0 && !freopen("/dev/null", "w", stdout))
         return 1;
     wrong += t_main("mpi/mpi");
-    if (colo_comm_create_mpi(MPI_COMM_WORLD, &kept) < 0)
+    if (colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &kept) < 0)
         wrong++;
     MPI_Finalize();
     return wrong + after_finalize();

@@ -36,7 +36,7 @@ colo_status_t cap_mpi_run(colo_rank_fn fn, void *arg)
     colo_comm_t *world = NULL;
 
     bind_rank();
-    colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &world);
+    colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, NULL, &world);
     if (st >= 0)
         st = fn(world, arg);
     colo_comm_destroy(&world);
