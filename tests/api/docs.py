@@ -50,7 +50,7 @@ def main():
                 print('docs/reference/errors.md: nothing says "%s"' % key)
     links = 0
     pages = sorted((ROOT / 'docs').rglob('*.md'))
-    for path in sorted(ROOT.glob('*.md')) + pages:
+    for path in sorted(ROOT.glob('*.md')) + pages + sorted((ROOT / 'bench/results').glob('*.md')):
         text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)
         for target, heading in re.findall(r'\]\(([^)#\s]*)#?([^)\s]*)[^)]*\)', text):
             if '://' in target:

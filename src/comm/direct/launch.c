@@ -49,7 +49,7 @@ enum {
     TILES_A_BLOCK = 8
 };
 
-/* Blocks that keep 95 % of a link's rate (bench/results/gpu-direct-blocks.md): of a kernel that
+/* Blocks that keep 95 % of a link's rate (bench/results/bridge.md): of a kernel that
  * writes into peers' memory; that reads there, which takes longer; sums take all that there are. */
 enum { WRITE_BLOCKS = 24, READ_BLOCKS = 48 };
 

@@ -4,14 +4,15 @@
  *
  * A message whose boxes lie back to back is sent from where it is, any other is packed into staging
  * by one launch and unpacked by one launch. Both sides send a message as one, so it does not matter
- * which of them packs; many sends to one peer in a group are slower than packing (gpu-bridge.md).
+ * which of them packs; many sends to one peer in a group are slower than packing
+ * (bench/results/bridge.md).
  *
  * On a subconnection staging is the caller's, sized beforehand. A message of 1 MiB or more goes in
  * two halves there, one after the other through the same staging, so that a rank that sends as much
  * as it receives needs staging for what must arrive and no more; it costs 3 to 10 % of the time
- * (gpu-bridge.md). Where it is cut follows from the boxes' extents, which both sides have alike: at
- * the first line (run along the last axis) that begins in the second half of the bytes. Of two
- * ranks, one that packs nothing exchanges both halves in one group.
+ * (bench/results/bridge.md). Where it is cut follows from the boxes' extents, which both sides have
+ * alike: at the first line (run along the last axis) that begins in the second half of the bytes.
+ * Of two ranks, one that packs nothing exchanges both halves in one group.
  *
  * An exchange without a subconnection is not cut, and uses the context's staging, which
  * grows.
