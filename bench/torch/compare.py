@@ -351,7 +351,7 @@ def losses(o):
     w = (torch.randn(columns, o.width, generator=rng) * o.width ** -0.5).to(o.dtype).to(DEVICE)
     z = (h @ w.t()).detach()
     group = dist.group.WORLD if world > 1 else None
-    shard = {'tp_group': group, 'vocab_start': lo, 'vocab_size': columns * world}
+    shard = {'tp_group': group, 'vocab': (lo, columns * world)}
 
     def product(x, y):
         return x @ y.t()

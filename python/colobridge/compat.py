@@ -13,7 +13,7 @@ from .compat_hf import ChunkedLogProbFunction, fuse_lm_head
 from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
 from .torch.calls import eager
-from .torch.head import Head, read
+from .torch.head import Head, Named, read
 from .torch.linear import Linear, LinearLoss, prepare
 from .torch.logprob import outputs
 from .torch.losses import logprob_at, topk_logprob
@@ -59,9 +59,8 @@ def _f32(t: Any) -> Any:
 def _logp(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
           inference_only: bool, what: str, support: Any = None) -> Any:
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-        return _f32(outputs(what, logits, target, ('logp',), tp_group=group, vocab_start=int(start),
-                            vocab_end=int(end), lenient_targets=True,
-                            ignore_index=_NONE_IGNORED, chunk_size=int(chunk or 0), support=support)[0])
+        return _f32(outputs(what, logits, target, ('logp',), tp_group=group, start=int(start), end=int(end),
+                            lenient_targets=True, ignore_index=_NONE_IGNORED, chunk_size=int(chunk or 0), support=support)[0])
 
 
 class DistributedLogprob:
@@ -99,11 +98,11 @@ class ChunkedDistributedGatherLogprob:
               chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
         """inference_only: nothing is kept for a backward."""
         what, start, end = 'ChunkedDistributedGatherLogprob', int(vocab_start_index), int(vocab_end_index)
-        vocab = vocabulary(what, vocab_parallel_logits, start, end, tp_group)
+        vocab = vocabulary(what, vocab_parallel_logits.shape[-1], vocab_parallel_logits.device, start, end, tp_group)
         ids = global_indices.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-            return _f32(torch.cat([logprob_at(vocab_parallel_logits, some, tp_group=tp_group, vocab_start=start,
-                                              vocab_end=end, ignore_index=-1) for some in ids.split(256, -1)], -1))
+            return _f32(torch.cat([logprob_at(vocab_parallel_logits, some, tp_group=tp_group, vocab=(start, vocab),
+                                              ignore_index=-1) for some in ids.split(256, -1)], -1))
 
 
 class ChunkedDistributedEntropy:
@@ -258,13 +257,13 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
         raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last axis"
                             % (what, list(target.shape), list(logits.shape[:-1])))
     first, end = int(start), int(end)
-    vocab = vocabulary(what, logits, first, end, group)
+    vocab = vocabulary(what, logits.shape[-1], logits.device, first, end, group)
     if not 0 < top_k <= min(256, vocab):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             among = kept(what, logits[..., :end - first], target, first, vocab, group, top_k, top_p, int(chunk or 0))
             return _logp(among, target, first, end, group, chunk, inference_only, what)
     with torch.no_grad():
-        best = topk_logprob(logits, top_k, tp_group=group, vocab_start=first, vocab_end=end)
+        best = topk_logprob(logits, top_k, tp_group=group, vocab=(first, vocab))
         ids = best.ids.masked_fill(dropped(best.logp, top_p), -1)
         lost = ~(ids == target.unsqueeze(-1)).any(-1) & (target >= 0) & (target < vocab)
     # Without a target the list alone has the gradient, that of its softmax. A row of NaN has no list: NaN.
@@ -282,6 +281,9 @@ def _sampled_evenly(logits: Any, target: Any, group: Any, top_k: int | None, top
 
 # ---- straight from hidden states ----
 
+_WEIGHT = 'FusedLinearChunkedDistributedLogprob', 'linear_cross_entropy'  # have a weight, others an lm_head_weight
+
+
 def _equal_shards(what: str, weight: Any, group: Any) -> tuple[int | None, int | None]:
     """Where this rank's columns begin and end; None: a DTensor says it."""
     if hasattr(weight, 'placements'):
@@ -294,11 +296,15 @@ def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int | 
                  chunk: int | None, inference_only: bool, temperature: float, entropy: bool = False) -> Any:
     """logp (and entropy) of hidden [.., H]; gradients of hidden are this rank's part"""
     names = ('logp',) + ('entropy',) * entropy
+    vocab = None
+    if start is not None and end is not None:
+        start, placed = int(start), hasattr(weight, 'placements')
+        vocab = start, None if placed else vocabulary(what, getattr(weight, 'ds_shape', weight.shape)[0], hidden.device, start, int(end), group)
+    named = Named(what, weight='weight' if what in _WEIGHT else 'lm_head_weight')
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         out = Linear.apply(*prepare(
-            what, hidden.to(weight.dtype), read(what, Head(
-                weight, tp_group=group, vocab_start=None if start is None else int(start),
-                vocab_end=None if end is None else int(end), d_hidden='partial'), None), target, names, 'logprob', None,
+            named, hidden.to(weight.dtype), read(named, Head(weight, tp_group=group, vocab=vocab, d_hidden='partial'), None),
+            target, names, 'logprob', None,
             (float(temperature), _NONE_IGNORED, int(chunk or 0), True),
             ('temperature', 'ignore_index', 'chunk_size', 'lenient_targets')))
     return tuple(_f32(t) for t in out) if entropy else _f32(out[0])
@@ -480,6 +486,9 @@ def _cross_entropy(logits: Any, target: Any, group: Any, smoothing: float, local
 
 # ---- the head and its loss, chunk by chunk ----
 
+_CHUNKED = Named('chunked_cross_entropy_loss', hidden='hidden_states', weight='lm_head_weight', bias='lm_head_bias', target='labels')
+
+
 @eager
 def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_size: int,
                                labels: Any = None, shift_labels: Any = None,
@@ -498,7 +507,7 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     backward through loss alone does not. ValueError: another label outside of [0, V) (one wait for the
     GPU), chunk_size < 1, neither labels nor shift_labels.
     """
-    what, hidden = 'chunked_cross_entropy_loss', hidden_states
+    what, hidden = _CHUNKED, hidden_states
     if labels is None and shift_labels is None:
         raise ArgumentError("chunked_cross_entropy_loss: At least one of labels and shift_labels is needed: found "
                             "neither; pass one")

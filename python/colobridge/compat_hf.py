@@ -13,7 +13,7 @@ from .errors import ArgumentError
 from .torch.calls import eager
 from .torch.chunks import over_chunks
 from .torch.cross_entropy import linear_cross_entropy
-from .torch.head import Head, read
+from .torch.head import Head, Named, read
 from .torch.linear import Linear, prepare
 from .torch.logprob import outputs as of_logits
 
@@ -50,7 +50,7 @@ class ChunkedLogProbFunction:
         logits / softcap) / temperature; log_sum_sq_probs is log sum p^2, mean_logits the mean of x over the vocabulary.
         A target outside of the vocabulary has log_probs 0. ValueError: a weight of DeepSpeed's ZeRO-3.
         """
-        what = 'ChunkedLogProbFunction'
+        what = Named('ChunkedLogProbFunction', target='targets')
         if hasattr(weight, 'ds_tensor'):
             raise ArgumentError("%s: weight is a parameter of DeepSpeed's ZeRO-3, expected one that stays as it is until backward; "
                                 "leave TRL its own function there" % what)

@@ -61,16 +61,15 @@ MUTANTS = {
         'torch/cross_entropy.py', 'if not 1 <= input.dim() <= 2:', 'if False:', 'test_torch_cross_entropy.py',
         'only_pytorch_takes'),
     'what one rank gives cross_entropy() that only PyTorch takes is waited for': (
-        'torch/cross_entropy.py', '@eager  # so that the others hear of it', '# not so that', 'test_torch_cross_entropy.py',
+        'torch/cross_entropy.py', '@operator(_alone)\ndef cross_entropy(', 'def cross_entropy(', 'test_torch_cross_entropy.py',
         'mistake_on_one_rank'),
     'the ranks that share a head do not hear what is wrong with linear_cross_entropy()': (
-        'torch/cross_entropy.py', 'reduce_group, head)', 'reduce_group)', 'test_torch_cross_entropy.py', 'mistake_on_one_rank'),
+        'torch/calls.py', "'shard_group': head.shard_group, 'its", "'its", 'test_torch_cross_entropy.py', 'mistake_on_one_rank'),
     'the ranks of cross_entropy have means of their own': (
-        'torch/cross_entropy.py', "    loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,",
-        "    loss = nll(input, target, reduction=reduction, tp_group=tp_group,", 'test_torch_cross_entropy.py',
+        'torch/cross_entropy.py', 'tp_group, reduce_group, vocab,', 'tp_group, None, vocab,', 'test_torch_cross_entropy.py',
         'over_ranks'),
     'linear_cross_entropy smooths nothing': (
-        'torch/cross_entropy.py', "                      label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=-100", "                      ignore_index=-100",
+        'torch/cross_entropy.py', 'of.scale, label_smoothing,', 'of.scale, 0.0,',
         'test_torch_cross_entropy.py', 'linear_layer'),
     'each rank weighs the first classes': (
         'torch/support.py', 'min(start, vocab) if len(given) == vocab else 0', '0', 'test_torch_cross_entropy.py', 'over_ranks'),
@@ -316,7 +315,7 @@ MUTANTS = {
         'compat_packed.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
         'test_compat_names.py', 'test_packed_sequences_over'),
     'the gradient of hidden states is added over tp': (
-        'compat.py', "int(end), d_hidden='partial')", 'int(end))',
+        'compat.py', "vocab=vocab, d_hidden='partial')", 'vocab=vocab)',
         'test_compat_names.py', 'test_verls_functions'),
     'the packed gather adds over cp': (
         'compat_packed.py', 'if ctx.add:', 'if True:', 'test_compat.py',
@@ -340,8 +339,7 @@ MUTANTS = {
         'compat_packed.py', 'attention_mask = None  # the original', 'pass  # the original', 'test_compat.py',
         'test_sub_sequences_are_where'),
     'targets that no rank holds are ignored, gradient and all': (
-        'compat.py', "lenient_targets=True,\n                            ignore_index=_NONE_IGNORED, chunk_size",
-        "lenient_targets=True,\n                            ignore_index=-100, chunk_size",
+        'compat.py', 'lenient_targets=True, ignore_index=_NONE_IGNORED, chunk', 'lenient_targets=True, ignore_index=-100, chunk',
         'test_compat.py', 'test_chunked_and_unchunked_logprobs_agree_with_pytorch'),
     'smoothing as PyTorch has it': (
         'compat.py', 'megatron_smoothing=True', 'megatron_smoothing=False', 'test_compat.py',
@@ -353,7 +351,7 @@ MUTANTS = {
         'torch/logprob.py', '-(-vocab // 128) * 16', '-(-vocab // 16) * 16', 'test_torch_logprob.py',
         'test_invariant'),
     'invariant is dropped on the way': (
-        'torch/ready.py', "-1 if invariant is True else int(number('invariant', invariant)))", '0)', 'test_torch_logprob.py',
+        'torch/ready.py', "-1 if invariant is True else int(float(invariant)))", '0)', 'test_torch_logprob.py',
         'test_invariant'),
     'rows whose mask is 0 are read': (
         'torch/logprob.py', 'self.launch(now, logits, target, more, comm,', 'self.launch(now, logits, target, None, comm,',
@@ -370,9 +368,9 @@ MUTANTS = {
     'functions of torch do not know a loss': (
         'torch/nll.py', 'if isinstance(value, kind):', 'if False:', 'test_torch_losses.py', 'is_its_scalar and stacked'),
     'the scale is dropped on the way': (
-        'torch/ready.py', "number('scale', scale)", '1.0', 'test_torch_logprob.py', 'threads_and_alone'),
+        'torch/ready.py', 'float(scale)', '1.0', 'test_torch_linear.py', 'on_threads_and_alone'),
     'the teacher has the temperature of the student': (
-        'torch/losses.py', "number('target_temperature', target_temperature)", 'float(temperature)', 'test_torch_losses.py', 'threads'),
+        'torch/losses.py', "number('distill: target_temperature', target_temperature)", 'float(temperature)', 'test_torch_losses.py', 'threads'),
     'values of several numbers per token are spread as if of one': (
         'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
         'test_logits_of_any_strides'),
@@ -655,7 +653,7 @@ MUTANTS = {
     'a graph writes main_grad': (
         'torch/compiled.py', " or given.get('weight.main_grad')", '', 'test_torch_compiled.py', 'writes_its_arguments'),
     'an option that is a tensor is kept as it was': (
-        'torch/ready.py', "number('temperature', temperature)", 'temperature', 'test_torch_logprob.py',
+        'torch/ready.py', 'return (float(temperature)', 'return (temperature', 'test_torch_logprob.py',
         'test_an_option_that_is_a_tensor'),
     'what was kept is read from the next multiple of 256': (
         'torch/linear_plan.py', 'if t.data_ptr() % 256 == 0:', 'if True:', 'test_torch_linear.py',

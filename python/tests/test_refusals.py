@@ -50,7 +50,7 @@ def mesh(rank, world=None):
     m.z, m.w = z[:, m.lo:m.hi].clone(), w[m.lo:m.hi].clone()
     m.t, m.ids = torch.arange(T) % V, torch.arange(2 * T)[None] % V
     m.rows = m.w[rank // 2 * 3:rank // 2 * 3 + 3]  # of a head that cp shares
-    m.columns = dict(tp_group=m.tp, vocab_start=m.lo, vocab_size=V)
+    m.columns = dict(tp_group=m.tp, vocab=(m.lo, V))
     m.mean = dict(m.columns, reduce_group=m.cp)
     m.head = dict(m.columns, shard_group=m.cp, rows=V // 2)
     m.bounds, m.packed = (m.lo, m.hi, m.tp), (CU, 2 * T)
@@ -65,7 +65,7 @@ PACKING = cb.Packing([0, 4 * T], split='block')
 CALLS = {
     'nll': (lambda m, no: ct.nll(m.z, m.t if no is None else no, **m.mean).loss, torch.zeros(3, dtype=torch.int64)),
     'nll of a list': (lambda m, no: ct.nll(m.z, no or m.t, **m.mean).loss, [1, 2]),
-    'nll per token': (lambda m, no: ct.nll(m.z, m.t, **m.mean, reduction='none', chunk_size=no), -1),
+    'nll per token': (lambda m, no: ct.nll(m.z, m.t, **m.mean, reduction='none', temperature=no or 1), -1),
     'nll by another reduction': (lambda m, no: ct.nll(m.z, m.t, reduction=no or 'sum', **m.mean).loss, 'most'),
     'nll of weights': (lambda m, no: ct.nll(m.z, m.t, mask=torch.full((T,), no or 0.5), **m.mean).loss, float('nan')),
     'nll over a group': (lambda m, no: ct.nll(m.z, m.t, **dict(m.mean, temperature=no or 1.)).loss, 'hot'),
@@ -226,8 +226,8 @@ NOT_NUMBERS = {
     'ignore_index is 1.5': lambda z, t: ct.logprob_at(z, t[..., None], ignore_index=1.5),
     'ignore_index is None': lambda z, t: ct.nll(z, t, ignore_index=None),
     'ignore_index is %d, which has too many bits' % 2**80: lambda z, t: ct.logprob(z, t, ignore_index=2**80),
-    'chunk_size is 1.5': lambda z, t: ct.logprob(z, t, chunk_size=1.5),
-    "vocab_start is 'a'": lambda z, t: ct.logprob(z, t, vocab_start='a'),
+    'chunk_size is 1.5': lambda z, t: linear_logprob(z, z[0], target=t, chunk_size=1.5),
+    r"vocab is \('a', None\)": lambda z, t: ct.logprob(z, t, vocab=('a', None)),
     'max_valid is 1.5': lambda z, t: linear_logprob(z, z[0], target=t, max_valid=1.5),
     "upstream is 'x'": lambda z, t: linear_nll(z, z[0], target=t, reduction='sum', upstream='x'),
     'dim is 1.5': lambda z, t: ct.relayout(z, [0, 2], 'zigzag', 'block', group=cb.Comm.self(), dim=1.5),

@@ -26,7 +26,7 @@ def agrees(world, dtype, chunk, shape):
     ids = torch.randint(0, V, (*shape, 3), generator=rng)
     lo, hi = (CUTS[world.rank], CUTS[world.rank + 1]) if world.size == 4 else (0, V)
     teacher, flat = q.reshape(-1, V)[:, lo:hi], ids.reshape(-1, 3)
-    o = dict(tp_group=world, vocab_start=lo, vocab_end=hi)
+    o = dict(tp_group=world, vocab=(lo, None))
     leaves, mine = [leaf(x.double()) for x in (h, w, b)], [leaf(x) for x in (h, w[lo:hi], b[lo:hi])]
     z = leaves[0] @ leaves[1].t() + leaves[2]
     want = distilled(z, q), torch.log_softmax(z, -1).gather(-1, ids)
@@ -54,7 +54,7 @@ def partial(world):
     grads = []
     for d_hidden in ('all_reduce', 'partial'):
         x = leaf(h)
-        over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi), x, w[lo:hi],
+        over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab=(lo, None)), x, w[lo:hi],
                        b[lo:hi], chunk_size=4, tp_group=world, d_hidden=d_hidden).sum().backward()
         grads.append(x.grad)
     parts = torch.empty(world.size, *h.shape, dtype=h.dtype)
@@ -71,7 +71,7 @@ def transposed(world):
     lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
     grads = []
     for x in (leaf(h), leaf(h.t().contiguous())):
-        over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi),
+        over_chunks(lambda z, rows: ct.entropy(z, tp_group=world, vocab=(lo, None)),
                        x if x.shape == h.shape else x.t(), w[lo:hi], b[lo:hi], chunk_size=4, tp_group=world).sum().backward()
         grads.append(x.grad)
     torch.testing.assert_close(grads[0], grads[1].t(), rtol=1e-12, atol=1e-12)
@@ -125,7 +125,7 @@ def raises(world, chunk):
         calls.append(rows)
         if world.rank == 1 and len(calls) == chunk:
             raise KeyError('no such row')
-        return ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi)
+        return ct.entropy(z, tp_group=world, vocab=(lo, None))
     with pytest.raises(KeyError if world.rank == 1 else RuntimeError, match='no such row'):
         over_chunks(fn, leaf(h), w[lo:hi], b[lo:hi], chunk_size=4, tp_group=world).sum().backward()
 
@@ -168,7 +168,7 @@ def trains_params(world, dtype, chunk):
     x, weight, bias, a, up, scale = mine
     factor = scale.exp()  # no leaf
     got = over_chunks(
-        lambda z, rows: ct.entropy(lora(z, x[rows], a, up, factor), tp_group=world, vocab_start=lo, vocab_end=hi),
+        lambda z, rows: ct.entropy(lora(z, x[rows], a, up, factor), tp_group=world, vocab=(lo, None)),
         x, weight, bias, chunk_size=chunk, tp_group=world, d_hidden='partial', params=(y for y in (x, a, up, factor, a)))
     near(got.detach(), want.detach(), dtype, 'entropy')
     (got * g[0]).sum().backward()
@@ -225,7 +225,7 @@ def one_captures(world):
     lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
     scale = torch.ones((), dtype=h.dtype, requires_grad=world.rank == 1)
     with pytest.raises(ValueError if world.rank == 1 else RuntimeError, match='params='):
-        over_chunks(lambda z, rows: ct.entropy(z * scale, tp_group=world, vocab_start=lo, vocab_end=hi), leaf(h), w[lo:hi],
+        over_chunks(lambda z, rows: ct.entropy(z * scale, tp_group=world, vocab=(lo, None)), leaf(h), w[lo:hi],
                        b[lo:hi], chunk_size=4, tp_group=world)
 
 

@@ -54,7 +54,7 @@ def cases(tp, dp):
         'logprob alone': lambda z, t: ct.logprob(z * 1.5, t, tp_group=tp).pow(2).sum(),
         'entropy': lambda z: ct.entropy(z * 1.5, tp_group=tp).pow(2).sum(),
         'nll': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduce_group=dp).loss * 3,
-        'nll as its loss': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduce_group=dp, softcap=2., scale=.5, temperature=.7) * 3,
+        'nll as its loss': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduce_group=dp, softcap=2., temperature=.7) * 3,
         'nll of weights': lambda z, t, m: ct.nll(z * 1.5, t, mask=m, tp_group=tp, reduce_group=dp).num * 3,
         'nll per token': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduction='none').pow(2).sum(),
         'linear_logprob': lambda h, w, t: ct.linear_logprob(h * 2, w * 1, target=t, tp_group=tp).pow(2).sum(),
@@ -368,7 +368,7 @@ def test_a_graph_has_the_autocast_of_its_call():
 def test_whole_numbers_that_change_are_symbols_of_a_graph():
     """Of other numbers each value has a graph."""
     z, t = drawn(5)['z'].requires_grad_(), drawn(5)['t'] % V
-    for fn, numbers, most in ((lambda z, n: ct.logprob(z * 2, t, chunk_size=n), (2, 3, 4, 5, 6), 2),
+    for fn, numbers, most in ((lambda z, n: ct.logprob(z * 2, t, ignore_index=-n), (2, 3, 4, 5, 6), 2),
                               (lambda z, n: ct.logprob(z * 2, t, temperature=n), (0.7, 1.1, 1.3), 9)):
         torch._dynamo.reset()
         counted = torch._dynamo.testing.CompileCounterWithBackend(BACKEND)

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import itertools
 import pickle
+import re
 import warnings
 
 import pytest
@@ -163,9 +164,9 @@ def on_ranks(rank, dtype):
         options = given(options, dtype)
         if options['weight'] is not None and options['ignore_index'] == 3:  # a shard of the weights, else all of them
             options['weight'] = options['weight'][slot]
-        got = ct.cross_entropy(x, mine_t, tp_group=tp, reduce_group=dp, vocab_start=slot.start, vocab_size=V, **options)
+        got = ct.cross_entropy(x, mine_t, tp_group=tp, reduce_group=dp, vocab=(slot.start, V), **options)
         got_linear = ct.linear_cross_entropy(
-            mine[0], ct.Head(mine[1], mine[2], tp_group=tp, vocab_start=slot.start, vocab_size=V), mine_t, reduce_group=dp,
+            mine[0], ct.Head(mine[1], mine[2], tp_group=tp, vocab=(slot.start, V)), mine_t, reduce_group=dp,
             **options)
         if options['reduction'] == 'none':
             want, want_linear = want[tokens], want_linear[tokens]
@@ -195,10 +196,10 @@ def mistakes(rank):
     tp, dp = groups[rank // 2], groups[2 + rank % 2]
     z, h, w, b, t = case(torch.float32)
     slot = slice(0, CUT) if rank % 2 == 0 else slice(CUT, V)
-    head = ct.Head(w[slot], tp_group=tp, vocab_start=slot.start, vocab_size=V)
+    head = ct.Head(w[slot], tp_group=tp, vocab=(slot.start, V))
 
     def of_logits(x, t):
-        return ct.cross_entropy(x, t, tp_group=tp, reduce_group=dp, vocab_start=slot.start, vocab_size=V)
+        return ct.cross_entropy(x, t, tp_group=tp, reduce_group=dp, vocab=(slot.start, V))
 
     def of_hidden(x, t, head=head, **options):
         return ct.linear_cross_entropy(x, head, t, reduce_group=dp, **options)
@@ -223,6 +224,46 @@ def mistakes(rank):
             ct.cross_entropy(z, t.float(), reduction='none', reduce_group=dp)
     meet()
     assert of_logits(z[:, slot], t).isfinite()
+
+
+@pytest.mark.parametrize('words, call', [
+    ("cross_entropy: reduction is 'maen'", lambda z, h, w, t: ct.cross_entropy(z, t, reduction='maen')),
+    ('cross_entropy: label_smoothing is 2, expected in', lambda z, h, w, t: ct.cross_entropy(z, t, label_smoothing=2.)),
+    ("cross_entropy: temperature is 'x', expected a number", lambda z, h, w, t: ct.cross_entropy(z, t, temperature='x')),
+    ('cross_entropy: weight is [3]', lambda z, h, w, t: ct.cross_entropy(z, t, torch.ones(3))),
+    ('cross_entropy: the logits or the target was written', lambda z, h, w, t: changed(z, lambda z: ct.cross_entropy(z, t))),
+    ("linear_cross_entropy: reduction is 'maen'", lambda z, h, w, t: ct.linear_cross_entropy(h, w, t, reduction='maen')),
+    ('linear_cross_entropy: linear_weight is torch.float64 on cpu, input is torch.float32',
+     lambda z, h, w, t: ct.linear_cross_entropy(h, w.double(), t)),
+    ('linear_cross_entropy: linear_bias is [3]', lambda z, h, w, t: ct.linear_cross_entropy(h, w, t, linear_bias=w[0, :3])),
+    ('linear_cross_entropy: weight is [3]', lambda z, h, w, t: ct.linear_cross_entropy(h, w, t, weight=torch.ones(3))),
+    ('linear_cross_entropy: main_grad=True, but linear_weight has no',
+     lambda z, h, w, t: ct.linear_cross_entropy(h, ct.Head(w.requires_grad_(), main_grad=True), t)),
+    ('linear_cross_entropy: input, linear_weight, linear_bias or target was written',
+     lambda z, h, w, t: changed(w, lambda w: ct.linear_cross_entropy(h, w, t))),
+    ('linear_cross_entropy: a second backward', lambda z, h, w, t: twice(h, lambda h: ct.linear_cross_entropy(h, w, t))),
+    ('nll: a second backward', lambda z, h, w, t: twice(z, lambda z: ct.nll(z, t, inplace_backward=True).loss)),
+    ('entropy: temperature is 0, expected', lambda z, h, w, t: ct.entropy(z, temperature=0.)),
+    ('topk_logprob: k is 0', lambda z, h, w, t: ct.topk_logprob(z, 0)),
+])
+def test_an_error_names_the_function_and_the_argument_that_were_called(words, call):
+    z, h, w, t = torch.randn(4, V), torch.randn(4, 5), torch.randn(V, 5), torch.arange(4)
+    with pytest.raises((ValueError, RuntimeError), match='^' + re.escape(words)):
+        call(z, h, w, t)
+
+
+def changed(x, call):
+    """Backward of a tensor that is written after the call"""
+    x = x.requires_grad_() * 1
+    loss = call(x)
+    x.mul_(2)
+    loss.backward()
+
+
+def twice(x, call):
+    loss = call(x.requires_grad_() * 1)
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
 
 
 def test_a_mistake_on_one_rank_is_every_ranks_error(world):
@@ -461,7 +502,7 @@ def copies_of_modules(rank):
     if rank > 1:
         return
     slot = slice(0, CUT) if rank == 0 else slice(CUT, V)
-    columns = {'vocab_start': slot.start, 'vocab_size': V}
+    columns = {'vocab': (slot.start, V)}
     for module, given in ((ct.CrossEntropyLoss(weight, tp_group=group, **columns), (z[:, slot], t)),
                           (ct.LinearCrossEntropyLoss(weight, tp_group=group), (h, ct.Head(w[slot], **columns), t)),
                           (ct.CrossEntropyLoss(weight, tp_group=ct.comm_of(group, z.device), **columns), (z[:, slot], t))):

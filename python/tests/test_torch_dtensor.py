@@ -296,7 +296,7 @@ def placements_of_no_head(rank):
             refused(call(both, tp_group=square.get_group('tp'))), refused(call(both, tp_group=dist.group.WORLD)),
             refused(call(partial)), refused(call(parameter(w, mesh, [Shard(1)]))), refused(call(five)),
             refused(call(sharded, shard_group=halves)), refused(call(sharded, rows=V + 1)),
-            refused(call(sharded, tp_group=mesh.get_group(), vocab_start=1)),
+            refused(call(sharded, tp_group=mesh.get_group(), vocab=(1, None))),
             refused(call(sharded, bias=b)), refused(call(parameter(w, mesh, [Replicate()]), tp_group=mesh.get_group(),
                                                          d_hidden='partial')),
             refused(call(sharded, tp_group=mesh.get_group(), shard_group=mesh.get_group()))]
@@ -310,7 +310,7 @@ def test_placements_that_no_head_has_are_refused_on_all_ranks(world):
                 'linear_logprob: weight: its mesh dim 0 has ranks [0, 1, 2, 3], of which tp_group',
                 "weight: mesh dim 'dp' cuts it before mesh dim 'tp'", 'of which tp_group [0, 1, 2, 3] has 2',
                 'weight has Partial(sum) over mesh dim 0', 'weight has Shard(dim=1)', '5 rows are cut over several mesh dims',
-                'shard_group is [', 'rows 24', 'vocab_start is 1, and the placement', 'shard both alike',
+                'shard_group is [', 'rows 24', 'vocab is (1, None), and the placement', 'shard both alike',
                 "d_hidden='partial', expected 'all_reduce'", 'weight is a DTensor'), said, strict=True):
             assert words in one, (words, one)
 
@@ -449,7 +449,7 @@ def placed_logits(rank, vocab):
             refused(lambda: ct.distill(x, teacher, tp_group=tp)),
             refused(lambda: ct.nll(x, t, tp_group=[dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2])),
             refused(lambda: ct.nll(x, t, tp_group=tp, reduce_group=tp)),
-            refused(lambda: ct.nll(x, t, vocab_end=vocab + 9))]
+            refused(lambda: ct.nll(x, t, vocab=vocab + 9))]
 
 
 @placed
@@ -457,7 +457,7 @@ def placed_logits(rank, vocab):
 def test_logits_that_are_placed(world, vocab):
     for said in world.run(placed_logits, vocab):
         for words, one in zip(('nll: vocab_parallel_logits is a DTensor', 'expected Shard(-1) over tp_group',
-                               'expected targets that are placed alike', 'of which tp_group', 'are in tp_group', 'vocab_end is'),
+                               'expected targets that are placed alike', 'of which tp_group', 'are in tp_group', 'vocab is'),
                               said, strict=True):
             assert words in one, (words, one)
 
@@ -583,7 +583,7 @@ def over_chunks_of_dtensors(rank):
         of = square['tp'] if len(placements) == 1 else square
         weight, x = parameter(w, of, placements), leaf(pair[0])
         cut = -(-V // 2)
-        (-over_chunks(lambda z, rows: ct.entropy(z, tp_group=tp, vocab_start=rank % 2 * cut, vocab_size=V), x, weight,
+        (-over_chunks(lambda z, rows: ct.entropy(z, tp_group=tp, vocab=(rank % 2 * cut, V)), x, weight,
                          chunk_size=4, tp_group=tp)).sum().backward()
         near(x.grad, d_x, torch.float64, 'd_hidden')
         if of is square:

@@ -34,7 +34,7 @@ def sharded(rank, rows, tp, mode):
         want_w += want[3]
         want_b += want[4]
     mine = expected(sides[d][0], w, b, targets[d], sides[d][4])
-    args = {'target': targets[d], 'tp_group': tps[d], 'vocab_start': lo, 'vocab_size': rows * tp,
+    args = {'target': targets[d], 'tp_group': tps[d], 'vocab': (lo, rows * tp),
             'shard_group': group, 'rows': rows}
     comm = ct.comm_of(group, w.device)
     for chunk in (None, 1):
@@ -103,7 +103,7 @@ def flat(rank, rows, mode, ranks):
     whole = torch.cat([w.reshape(-1), torch.full((padding,), float('nan'), dtype=w.dtype)])
     part = whole.chunk(ranks)[rank].clone()
     want = torch.cat([want.reshape(-1), torch.zeros(padding).double()]).chunk(ranks)[rank]
-    args = {'target': targets[rank], 'shard_group': group, 'rows': rows, 'flat': True}
+    args = {'target': targets[rank], 'shard_group': group, 'rows': rows}
     comm = ct.comm_of(group, w.device)
     for placeholder in (False, True):
         x, head = leaf(sides[rank][0]), leaf(part)
@@ -124,7 +124,7 @@ def flat(rank, rows, mode, ranks):
         head = leaf(part)
         head.main_grad = torch.ones(len(part)).double()
         loss = linear_nll(leaf(sides[rank][0]), head, main_grad=True,
-                          **dict(args, shard_group=group, rows=rows, flat=True)).loss
+                          **dict(args, shard_group=group, rows=rows)).loss
         loss.backward()
         assert torch.isfinite(head.main_grad).all() and head.grad is None
     return len(part)
@@ -168,10 +168,10 @@ def flat_refusals(rank):
     h, w, b, t, _ = case()
     args = {'target': t, 'shard_group': dist.group.WORLD, 'rows': V}
     said = []
-    for weight, more in ((w.reshape(-1)[:5], {'flat': True}), (w, {'flat': True}),
-                         (torch.empty(0, dtype=w.dtype), {})):
+    for weight, more in ((w.reshape(-1)[:5], {}), (w.reshape(-1)[:46], {'bias': b}), (torch.empty(0, dtype=w.dtype), {}),
+                         (torch.empty(0, dtype=w.dtype), {'shard_group': None, 'rows': None})):
         try:
-            linear_logprob(h, weight, **args, **more)
+            linear_logprob(h, weight, **{**args, **more})
         except (ValueError, RuntimeError) as why:  # its own, or that of a rank that was faster
             said.append(str(why))
         meet()
@@ -181,8 +181,8 @@ def flat_refusals(rank):
 def test_flat_parts_that_do_not_fit_are_refused_on_all_ranks(world):
     for said in world.run(flat_refusals):
         for words, one in zip(('weight has 5 elements, expected %d, or' % -(-V * H // 4),
-                               'the Head is flat, weight is [%d, %d]' % (V, H),
-                               'weight has 0 elements, which stand for a parameter'), said, strict=True):
+                               "weight is [46], this rank's elements of a flattened weight, and bias is [%d]" % V,
+                               'weight has 0 elements, expected', 'weight has 0 elements, which stand for a parameter'), said, strict=True):
             assert words in one, said
 
 
@@ -411,13 +411,12 @@ def test_the_lora_layer_of_peft_is_no_head():
     (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, main_grad=True)), 'over_chunks: the Head has main_grad=True'),
     (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, grad_reduction='sum')),
      "over_chunks: the Head has grad_reduction='sum', which .* no DTensor: .* leave it out"),
-    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab_start=0)), 'over_chunks: the Head has vocab_start=0, which'),
-    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab_end=V)), 'over_chunks: the Head has vocab_end=23, which'),
-    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab_size=V)), 'over_chunks: the Head has vocab_size=23, which'),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab=(0, None))), r'over_chunks: the Head has vocab=\(0, None\), which'),
+    (lambda h, w, t: ct.over_chunks(lambda z, rows: z, h, ct.Head(w, vocab=V)), 'over_chunks: the Head has vocab=23, which'),
     (lambda h, w, t: ct.linear_nll(h, ct.Head(w, grad_reduction='mean'), t),
      "linear_nll: the Head has grad_reduction='mean', and no ranks share its weight: .* or leave it out"),
     (lambda h, w, t: ct.linear_logprob(h, ct.Head(w, grad_reduction='bogus'), t), "linear_logprob: the Head has grad_reduction='bogus'"),
-    (lambda h, w, t: ct.linear_cross_entropy(h[0], ct.Head(w, rows=V), t[0]), "linear_nll: the Head has rows=23, and no ranks"),
+    (lambda h, w, t: ct.linear_cross_entropy(h[0], ct.Head(w, rows=V), t[0]), "linear_cross_entropy: the Head has rows=23, and no ranks"),
     (lambda h, w, t: ct.linear_nll(h, ct.Head.of(with_bias(w)), t),
      r"linear_nll: weight is a parameter of DeepSpeed's ZeRO-3 and bias is \[23\], expected a head without one: bias=False"),
     (lambda h, w, t: ct.linear_nll(h, ct.Head(partitioned(w), rows=V + 1), t), "linear_nll: the Head has rows=24, and DeepSpeed's ZeRO-3 has 23"),

@@ -23,7 +23,7 @@ def agrees(rank, size, group, dtype, mode, has_bias, chunk, options):
     want = expected(h, w, b, t, g, **options)
     lo, hi = (CUTS[rank], CUTS[rank + 1]) if size == 4 else (0, V)
     mine = [leaf(h), leaf(w[lo:hi]), leaf(None if b is None else b[lo:hi])]
-    logp, entropy = linear_logprob(*mine, target=t, tp_group=group, vocab_start=lo, entropy=True,
+    logp, entropy = linear_logprob(*mine, target=t, tp_group=group, vocab=(lo, None), entropy=True,
                                       mode=mode, chunk_size=chunk, **options)
     assert logp.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     near(logp, want[0], dtype, 'logp')
@@ -73,7 +73,7 @@ def brings(world, what, level):
         linear = fn in (linear_logprob, linear_nll)
 
         def call(h, t):
-            return fn(*((h, w[lo:hi]) if linear else ((h.nan_to_num() @ w.t())[..., lo:hi],)), target=t, tp_group=world, vocab_start=lo)
+            return fn(*((h, w[lo:hi]) if linear else ((h.nan_to_num() @ w.t())[..., lo:hi],)), target=t, tp_group=world, vocab=(lo, None))
         world.set_check(level)
         call(good, t)
         if what == 'hidden states' and (not linear or level < 2):
@@ -95,7 +95,7 @@ def test_ranks_of_a_vocabulary_that_bring_other_things_are_named(what, level):
 def scattered(world):
     h, w, _, t, _ = case((8,))
     lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
-    args = {'target': t, 'tp_group': world, 'vocab_start': lo, 'd_hidden': 'reduce_scatter'}
+    args = {'target': t, 'tp_group': world, 'vocab': (lo, None), 'd_hidden': 'reduce_scatter'}
     mine = h[2 * world.rank:2 * world.rank + 2]
     world.set_check(2)
     assert torch.equal(linear_logprob(mine, w[lo:hi], **args), linear_logprob(
@@ -128,7 +128,7 @@ def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
 def late(rank):
     h, w, b, t, _ = case()
     w = leaf(w[CUTS[rank]:CUTS[rank + 1]])
-    args = dict(target=t, tp_group=dist.group.WORLD, vocab_start=CUTS[rank], vocab_size=V)
+    args = dict(target=t, tp_group=dist.group.WORLD, vocab=(CUTS[rank], V))
     out = linear_logprob(h, w, **args)
     dist.barrier()
     ct.shutdown()
@@ -164,7 +164,7 @@ def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(mode):
     def bits(world):
         each = rows // world.size
         x, y = h.clone().requires_grad_(), w[world.rank * each:(world.rank + 1) * each].clone().requires_grad_()
-        shared = dict(target=t, tp_group=world, vocab_size=100, invariant=True, chunk_size=4 * world.size)
+        shared = dict(target=t, tp_group=world, vocab=100, invariant=True, chunk_size=4 * world.size)
         if mode in ('loss', 'known'):
             known = {'upstream': 1 / 3} if mode == 'known' else {}
             loss, out = linear_nll(x, y, reduction='sum', **shared, **known)[0] / 3, []
@@ -292,7 +292,7 @@ def d_hidden_of(rank):
     for how in ('partial', 'reduce_scatter'):
         x = leaf(h) if how == 'partial' else leaf(h[rank:rank + 1])
         out = linear_logprob(x, w[lo:hi].clone().requires_grad_(), target=t,
-                                tp_group=dist.group.WORLD, vocab_start=lo, entropy=True, d_hidden=how,
+                                tp_group=dist.group.WORLD, vocab=(lo, None), entropy=True, d_hidden=how,
                                 bias=b[lo:hi])
         near(out[0], want[0], torch.float64, how)
         (out[0] * g[0] + out[1] * g[1]).sum().backward()
@@ -314,7 +314,7 @@ def counted(rank):
     h, w, b, t, g = case()
     lo, hi = CUTS[rank], CUTS[rank + 1]
     comm = ct.comm_of(dist.group.WORLD, h.device)
-    args = {'target': t, 'tp_group': dist.group.WORLD, 'vocab_start': lo}
+    args = {'target': t, 'tp_group': dist.group.WORLD, 'vocab': (lo, None)}
     seen = {}
     for mode, chunk in itertools.product(('logprob', 'keep', 'loss'), (None, 1)):
         for rep in range(2):  # the first makes objects
@@ -343,7 +343,7 @@ def checkpointed(rank):
     lo, hi = CUTS[rank], CUTS[rank + 1]
 
     def run(x, y):
-        return linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo)
+        return linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab=(lo, None))
 
     results = []
     for way in (run, lambda x, y: checkpoint(run, x, y, use_reentrant=False)):
@@ -395,7 +395,7 @@ def losses(rank, groups_of):
         (want * 3).backward()
         x = [leaf(h), leaf(w[lo:hi]), leaf(b[lo:hi])]
         got = linear_nll(*x, target=t, mask=mask, reduction=reduction, mode=mode, tp_group=tp_group,
-                            vocab_start=lo, vocab_size=V, reduce_group=dp_group,
+                            vocab=(lo, V), reduce_group=dp_group,
                             label_smoothing=smoothing, z_loss=0.01, chunk_size=4)
         assert int(got.den) == den
         near(got.loss, want.detach(), torch.float64, 'loss')
@@ -557,7 +557,7 @@ def test_an_empty_shard_may_have_any_strides():
     def rank(world):
         lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
         wide, doubled = torch.stack((w[lo:hi], w[lo:hi]), -1), torch.stack((b[lo:hi], b[lo:hi]), -1)
-        out = linear_logprob(leaf(h), wide[..., 0], doubled[:, 0], target=t, tp_group=world, vocab_start=lo, vocab_end=hi)
+        out = linear_logprob(leaf(h), wide[..., 0], doubled[:, 0], target=t, tp_group=world, vocab=(lo, None))
         near(out, plain(h, w, b, t)[0], torch.float64, 'logp')
     cb.run_threads(4, rank)
 
@@ -632,7 +632,7 @@ def refused(rank):
     lo, hi = CUTS[rank], CUTS[rank + 1]
     try:
         linear_logprob(h, w[lo:hi, :H - (rank == 2)], target=t, tp_group=dist.group.WORLD,
-                          vocab_start=lo)
+                          vocab=(lo, None))
     except Exception as why:
         return type(why).__name__, str(why)
 

@@ -62,13 +62,13 @@ def shards(rank, size, how):
 def agrees(rank, size, group, dtype, how, shape):
     z, t, g = case(shape, dtype)
     lo, hi = shards(rank, size, how)
-    for temperature, softcap, scale, chunk in ((1.0, None, 1.0, None), (0.7, 5.0, 1.3, 2), (0.7, None, -0.5, 3)):
+    for temperature, softcap, scale in ((1.0, None, 1.0), (0.7, 5.0, 1.3), (0.7, None, 0.5)):
         whole = z.double().clone().requires_grad_()
         want = plain(whole, t, temperature, softcap, scale)
         (want[0] * g[0] + want[1] * g[1]).sum().backward()
         mine = z[..., lo:hi].clone().requires_grad_()
-        logp, h = ct.logprob(mine, t, tp_group=group, vocab_start=lo, vocab_end=hi, entropy=True,
-                             temperature=temperature, softcap=softcap, scale=scale, chunk_size=chunk)
+        logp, h = ct.logprob(mine, t, tp_group=group, vocab=(lo, None), entropy=True,
+                             temperature=temperature / scale, softcap=softcap and softcap / scale)
         real = torch.float64 if dtype == torch.float64 else torch.float32
         assert logp.dtype == h.dtype == real
         near, near_grad = TOLERANCE[dtype]
@@ -108,8 +108,8 @@ def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(dtype):
     def bits(world, tokens):
         each = columns // world.size
         mine = z[tokens, world.rank * each:(world.rank + 1) * each].clone().requires_grad_()
-        logp, h = ct.logprob(mine, t[tokens], tp_group=world, vocab_size=300, entropy=True, invariant=True)
-        loss = ct.nll(mine, t[tokens], tp_group=world, vocab_size=300, reduction='none', label_smoothing=0.1,
+        logp, h = ct.logprob(mine, t[tokens], tp_group=world, vocab=300, entropy=True, invariant=True)
+        loss = ct.nll(mine, t[tokens], tp_group=world, vocab=300, reduction='none', label_smoothing=0.1,
                       invariant=48)
         (logp + 2 * h + 3 * loss).sum().backward()
         return torch.stack([logp, h, loss]).detach(), mine.grad
@@ -128,17 +128,15 @@ def counted(rank):
     z, t, _ = case((4, 8), torch.float32)
     lo, hi = shards(rank, 4, 'even')
     mine = z[..., lo:hi].clone().requires_grad_()
-    ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi)
+    ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab=(lo, None))
     comm = ct.comm_of(dist.group.WORLD, mine.device)
-    for chunk in (None, 1, 7):
-        comm.stats_reset()
-        out = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi, entropy=True,
-                         chunk_size=chunk)
-        assert comm.stats()['loss'] == {'all_gather': dict(comm.stats()['loss']['all_gather'], ops=1)}
-        assert set(comm.stats()) <= {'loss', 'check'}
-        comm.stats_reset()
-        sum(o.sum() for o in out).backward()
-        assert comm.stats() == {}
+    comm.stats_reset()
+    out = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab=(lo, None), entropy=True)
+    assert comm.stats()['loss'] == {'all_gather': dict(comm.stats()['loss']['all_gather'], ops=1)}
+    assert set(comm.stats()) <= {'loss', 'check'}
+    comm.stats_reset()
+    sum(o.sum() for o in out).backward()
+    assert comm.stats() == {}
 
 
 def test_one_gather_forward_and_none_backward(world):
@@ -150,7 +148,7 @@ def test_gradcheck():
     z.requires_grad_()
     assert torch.autograd.gradcheck(
         lambda z: ct.logprob(z, t, entropy=True, loss=True, label_smoothing=0.1, z_loss=1e-2,
-                             softcap=4.0, temperature=0.8, scale=1.5), (z,))
+                             softcap=4.0, temperature=0.8), (z,))
     for reduction in ('sum', 'mean', 'none'):
         assert torch.autograd.gradcheck(
             lambda z: ct.nll(z, t, reduction=reduction, label_smoothing=0.2)[0], (z,))
@@ -194,9 +192,9 @@ def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
         'as it is': (z, t, {}), 'f32': (z.float(), t, {}), 'int32 targets': (z, t32, {}),
         'strides': (wide[:, :4, 2:2 + V], t, {}), 'other strides': (z.transpose(0, 1).contiguous().transpose(0, 1), t, {}),
         'targets with strides': (z, t.t().contiguous().t(), {}), 'temperature': (z, t, {'temperature': 0.5}),
-        'softcap': (z, t, {'softcap': 3.0}), 'scale': (z, t, {'scale': 0.5}), 'ignore_index': (z, t.where(t >= 0, torch.tensor(3)), {'ignore_index': 3}),
+        'softcap': (z, t, {'softcap': 3.0}), 'ignore_index': (z, t.where(t >= 0, torch.tensor(3)), {'ignore_index': 3}),
         'one axis': (z.reshape(12, V), t.reshape(12), {}), 'one token': (z[1, 2], t[1, 2], {}),
-        'V': (z, t.clamp(max=9), {'vocab_size': 10, 'vocab_end': 10})}
+        'V': (z, t.clamp(max=9), {'vocab': 10})}
     for _ in range(3):
         for name, (logits, target, options) in calls.items():
             x = logits.detach().requires_grad_()
@@ -204,7 +202,7 @@ def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
             whole = logits.detach().double().requires_grad_()
             keep = target if options.get('ignore_index') is None else target.where(target != 3, torch.tensor(-100))
             cut = whole[..., :10] if name == 'V' else whole
-            want = plain(cut, keep.long(), options.get('temperature', 1.0), options.get('softcap'), options.get('scale', 1.0))
+            want = plain(cut, keep.long(), options.get('temperature', 1.0), options.get('softcap'))
             near = TOLERANCE[logits.dtype][0] * 10
             for a, b in zip(out, want):
                 torch.testing.assert_close(a.double(), b, rtol=near, atol=near, msg=name)
@@ -328,13 +326,12 @@ def reduced(rank):
         me = rank // 2
         z = zs[me][..., half].clone().requires_grad_()
         got = ct.nll(z, ts[me], mask=mask if masked else None, tp_group=tp, reduce_group=dp,
-                     vocab_start=half.start, vocab_end=half.stop, label_smoothing=0.1)
+                     vocab=(half.start, None), label_smoothing=0.1)
         torch.testing.assert_close(got.loss, want.detach(), rtol=1e-12, atol=1e-12)
         assert int(got.den) == den and not got.den.requires_grad
         got.loss.backward()
         torch.testing.assert_close(z.grad, whole[me].grad[..., half], rtol=1e-11, atol=1e-12)
-    none = ct.nll(z, torch.full((3, 4), -100), tp_group=tp, reduce_group=dp, vocab_start=half.start,
-                  vocab_end=half.stop)
+    none = ct.nll(z, torch.full((3, 4), -100), tp_group=tp, reduce_group=dp, vocab=(half.start, None))
     none.loss.backward()
     assert none.loss.item() == 0 and int(none.den) == 0
 
@@ -448,9 +445,10 @@ def test_compiled_code_calls_it():
     (lambda z, t: ct.logprob(z.to('meta'), t.to('meta')), 'meta'),
     (lambda z, t: ct.logprob(z, t.to('meta')), 'target is on meta, logits are on cpu'),
     (lambda z, t: ct.logprob(z, t, temperature=0.0), 'temperature is 0'),
-    (lambda z, t: ct.logprob(z, t, chunk_size=-1), 'chunk_size is -1'),
-    (lambda z, t: ct.logprob(z, t, vocab_start=3), r'columns \[3, 26\) on a group of one'),
-    (lambda z, t: ct.logprob(z, t, vocab_start=0, vocab_end=99), 'vocab_start 0 and vocab_end 99'),
+    (lambda z, t: ct.logprob(z, t, vocab=(3, None)), r'columns \[3, 26\) on a group of one'),
+    (lambda z, t: ct.logprob(z, t, vocab=(-1, None)), r'vocab: \[-1, 22\) are not the ids of 23 columns'),
+    (lambda z, t: ct.nll(z, t, vocab=()), r'nll: vocab is \(\), expected V, or'),
+    (lambda z, t: ct.nll(z, t, vocab=(0, V, V)), r'nll: vocab is \(0, 23, 23\), expected V, or'),
     (lambda z, t: ct.logprob(z, t, z_loss=0.1), 'act on the loss'),
     (lambda z, t: ct.logprob(z, t, tp_group='tp'), 'tp_group is a str, expected a torch process group'),
     (lambda z, t: ct.logprob(z, t, tp_group=dist.GroupMember.NON_GROUP_MEMBER), 'torch.distributed is not initialised'),
@@ -471,25 +469,25 @@ def mistakes(rank):
     mine = z[..., :6].clone()
     bad = t if rank != 1 else t[0]
     with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'target is \[3\], expected'):
-        ct.logprob(mine, bad, tp_group=dist.group.WORLD, vocab_size=24)
-    assert ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_size=24).shape == (2, 3)
+        ct.logprob(mine, bad, tp_group=dist.group.WORLD, vocab=24)
+    assert ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab=24).shape == (2, 3)
     meet()
-    for fn in (lambda m: ct.nll(mine, t, mask=m, tp_group=dist.group.WORLD, vocab_size=24),
-               lambda m: linear_nll(mine, mine[0, :, :6], target=t, mask=m, vocab_size=12,
+    for fn in (lambda m: ct.nll(mine, t, mask=m, tp_group=dist.group.WORLD, vocab=24),
+               lambda m: linear_nll(mine, mine[0, :, :6], target=t, mask=m, vocab=12,
                                        tp_group=dist.group.WORLD)):
         with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'mask is \[3\] on cpu, expected'):
             fn(t[0] if rank == 1 else t)
     other = t.clone()
     other[0, 0] = rank
     with pytest.raises(cb.MismatchError, match='other targets'):
-        ct.logprob(mine, other, tp_group=dist.group.WORLD, vocab_size=24)
+        ct.logprob(mine, other, tp_group=dist.group.WORLD, vocab=24)
     pair = dist.new_group([0, 1])
     if rank > 1:
         with pytest.raises(ValueError, match='without this rank|expected a torch'):
             ct.logprob(mine, t, tp_group=pair)
     else:
         ct.logprob(z[..., :12] if rank == 0 else z[..., 12:], t, tp_group=pair,
-                   vocab_start=12 * rank)
+                   vocab=(12 * rank, None))
         dist.destroy_process_group(pair)
         with pytest.raises(RuntimeError, match='was destroyed'):
             ct.logprob(mine, t, tp_group=pair)
@@ -507,8 +505,8 @@ def test_shards_that_one_rank_corrects_are_asked_for_again(linear):
 
         def call(first):
             if linear:
-                return linear_logprob(z[..., :4], torch.ones(5, 4), target=t % 20, tp_group=world, vocab_start=first)
-            return ct.logprob(z[..., lo:lo + 5], t % 20, tp_group=world, vocab_start=first)
+                return linear_logprob(z[..., :4], torch.ones(5, 4), target=t % 20, tp_group=world, vocab=(first, None))
+            return ct.logprob(z[..., lo:lo + 5], t % 20, tp_group=world, vocab=(first, None))
         with pytest.raises(cb.MismatchError, match='of the vocabulary'):
             call(9 if world.rank == 1 else lo)
         assert call(lo).shape == (2, 3)
@@ -525,7 +523,7 @@ def copies(rank):
     z, t, _ = case((2, 3), torch.float32)
     mine, weight = z.repeat_interleave(2, -1)[..., :12:2], torch.randn(12, 6).t()  # both are copied
     wide, plain_weight = t.repeat_interleave(2, -1)[..., ::2], weight[:, :6].contiguous()
-    args = {'tp_group': dist.group.WORLD, 'vocab_size': 24}
+    args = {'tp_group': dist.group.WORLD, 'vocab': 24}
     runs = [lambda: ct.logprob(mine, t, **args), lambda: ct.nll(z[..., :6], wide, **args),
             lambda: linear_logprob(mine, weight[:, :6], target=t, **args),
             lambda: linear_nll(z[..., :6], weight[:, :6], target=t, **args),
@@ -564,7 +562,7 @@ def reduced_mistakes(rank):
     z, t, _ = case((2, 3), torch.float32)
     half = slice(0, 12) if rank % 2 == 0 else slice(12, V)
     mine, weight = z[..., half].clone(), torch.randn(half.stop - half.start, V)
-    args = {'tp_group': tp, 'reduce_group': dp, 'vocab_start': half.start, 'vocab_size': V}
+    args = {'tp_group': tp, 'reduce_group': dp, 'vocab': (half.start, V)}
     grads = weight.clone().requires_grad_()
     for run in (lambda t: ct.nll(mine, t, **args), lambda t: linear_nll(z, weight, target=t, **args),
                 lambda t: linear_nll(z, grads, target=t, **args),

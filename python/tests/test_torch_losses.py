@@ -57,11 +57,11 @@ def masked(value, mask):
 
 
 def ours(name, z, q, ids, mask, lo, hi, **o):
-    o.update(mask=mask, vocab_start=lo, vocab_end=hi, vocab_size=o['vocab'])
+    vocab = o['vocab']
+    o.update(mask=mask, vocab=(lo, vocab))
     if name == 'topk':
-        out = ct.topk_logprob(z, min(K, o.pop('vocab')), **o)
+        out = ct.topk_logprob(z, min(K, vocab), **o)
         return out.logp, out.ids
-    o.pop('vocab')
     if name == 'at':
         return ct.logprob_at(z, ids, **o), None
     if name == 'entropy':
@@ -96,7 +96,7 @@ def agrees(rank, size, group, dtype, how, shape, vocab=V):
         whole, mine = z.double().clone().requires_grad_(), z[..., lo:hi].clone().requires_grad_()
         want = theirs(name, whole, targets, ids, mask, temperature, softcap, scale)
         got, found = ours(name, mine, targets[..., lo:hi], ids, mask, lo, hi, tp_group=group, vocab=vocab,
-                          temperature=temperature, softcap=softcap, scale=scale)
+                          temperature=temperature / scale, softcap=softcap and softcap / scale)
         assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         near, near_grad = TOLERANCE[dtype]
         torch.testing.assert_close(got.double(), want, rtol=near, atol=near, msg=name)
@@ -223,7 +223,7 @@ def test_gradcheck():
     z.requires_grad_()
     for name in OVER:
         assert torch.autograd.gradcheck(lambda z: ours(
-            name, z, q.softmax(-1), ids, mask, 0, V, vocab=V, softcap=4.0, temperature=0.8, scale=1.5)[0], (z,)), name
+            name, z, q.softmax(-1), ids, mask, 0, V, vocab=V, softcap=4.0, temperature=0.8)[0], (z,)), name
     assert torch.autograd.gradcheck(lambda z: ct.weighted_sum(z[..., 0], g[0][..., 0], mask)[:2], (z,))
 
 
@@ -450,7 +450,6 @@ WRONG = {
     'ids of another shape': lambda z, q, ids, o: ct.logprob_at(z, ids[:2], **o),
     'targets of fewer columns': lambda z, q, ids, o: ct.distill(z, q[..., :-1], **o),
     'entropy of a mask on another device': lambda z, q, ids, o: ct.entropy(z, mask=torch.ones(4, device='meta'), **o),
-    'chunks below 0': lambda z, q, ids, o: ct.logprob(z, ids[:, 0], chunk_size=-1, **o),
     'chunks below 0 of a head': lambda z, q, ids, o: linear_logprob(z, torch.ones(z.shape[1], z.shape[1]).double(
         ), target=ids[:, 0], chunk_size=-1, **o),
     'logits of no tensor': lambda z, q, ids, o: ct.logprob([1.0], ids[:, 0], **o),
@@ -464,7 +463,7 @@ WRONG = {
 def refuses(rank, name):
     z, q, ids, _, _ = drawn((4,), torch.float64)
     lo, hi = shards(rank, 4, 'even')
-    o = dict(tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi, vocab_size=V)
+    o = dict(tp_group=dist.group.WORLD, vocab=(lo, V))
     good = lambda: ct.topk_logprob(z[:, lo:hi], K, **o)  # noqa: E731
     good()
     meet()
@@ -487,7 +486,7 @@ def hears_before_its_call(rank):
     z, _, ids, _, _ = drawn((4,), torch.float64)
     lo, hi = shards(rank, 4, 'even')
     run = lambda group: ct.nll(z[:, lo:hi], ids[:, 0], tp_group=dist.group.WORLD, reduce_group=group,  # noqa: E731
-                               vocab_start=lo, vocab_end=hi, vocab_size=V)
+                               vocab=(lo, V))
     run(None)
     meet()
     if rank == 2:
@@ -509,7 +508,7 @@ def orders(world):
     z, _, ids, _, _ = drawn((2, 3), torch.float64, 8)
     lo, hi = 4 * world.rank, 4 * world.rank + 4
     mine = z[..., lo:hi].transpose(0, 1).contiguous().transpose(0, 1)
-    o = dict(tp_group=world, vocab_start=lo, vocab_end=hi, vocab_size=8)
+    o = dict(tp_group=world, vocab=(lo, 8))
     for fn in (lambda z: ct.entropy(z, **o), lambda z: ct.logprob(z, ids[..., 0], **o),
                lambda z: ct.nll(z, ids[..., 0], reduction='none', **o),
                lambda z: ct.topk_logprob(z, 2, **o).logp, lambda z: ct.logprob_at(z, ids, **o),
@@ -596,7 +595,7 @@ def test_each_ranks_whole_vocabulary_is_said():
 
     def rank(world):
         with pytest.raises(cb.MismatchError, match='each of 2 ranks holds all 8 columns; pass tp_group=None'):
-            ct.nll(z + world.rank, t, tp_group=world, vocab_start=0, vocab_end=8)
+            ct.nll(z + world.rank, t, tp_group=world, vocab=(0, None))
     cb.run_threads(2, rank)
 
 

@@ -130,7 +130,7 @@ def over_ranks(rank):
     want = (parts[0][0] + parts[1][0]) / (parts[0][1] + parts[1][1])
     want.backward()
     h, _, t, mask = cases[rank // 2]
-    args = {'target': t, 'tp_group': tp, 'reduce_group': dp, 'vocab_start': half.start, 'vocab_size': V,
+    args = {'target': t, 'tp_group': tp, 'reduce_group': dp, 'vocab': (half.start, V),
             'label_smoothing': 0.1}
     ways = [lambda x, y, m: linear_nll(x, y, mask=m, mode=mode, **args) for mode in ('loss', 'logprob')]
     ways.append(lambda x, y, m: ct.nll(x @ y.t(), mask=m, **args))

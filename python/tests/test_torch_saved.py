@@ -177,7 +177,7 @@ def ends_early(world):
         saved(world)
     world.barrier()  # a rank that is told of an error finds its communicator dead
     lo, hi = (0, 6) if world.rank == 0 else (6, V)
-    logp = ct.logprob(torch.zeros(4, hi - lo), torch.arange(4), tp_group=world, vocab_start=lo, vocab_size=V)
+    logp = ct.logprob(torch.zeros(4, hi - lo), torch.arange(4), tp_group=world, vocab=(lo, V))
     torch.testing.assert_close(logp, torch.full((4,), -math.log(V)))
 
 

@@ -55,9 +55,9 @@ def agrees(rank, size, group, dtype, how, shape):
                                                            (ct.Support(ids), ct.Support(*csr(ids)))):
         whole, mine = z.double().clone().requires_grad_(), z[..., lo:hi].clone().requires_grad_()
         want = plain(whole, t, ids, temperature, softcap)
-        got = ct.logprob(mine, t, tp_group=group, vocab_start=lo, vocab_end=hi, entropy=True, support=lists,
+        got = ct.logprob(mine, t, tp_group=group, vocab=(lo, None), entropy=True, support=lists,
                          temperature=temperature, softcap=softcap)
-        loss = ct.nll(mine, t, tp_group=group, vocab_start=lo, vocab_end=hi, support=lists,
+        loss = ct.nll(mine, t, tp_group=group, vocab=(lo, None), support=lists,
                       temperature=temperature, softcap=softcap)
         bound, bound_grad = TOLERANCE[dtype]
         for a, b in zip(got, want):
@@ -115,7 +115,7 @@ def linear(rank, size, group, dtype, mode):
     lo, hi = shards(rank, size, 'odd')
     leaves, mine = [leaf(x.double()) for x in (h, w, b)], [leaf(x) for x in (h, w[lo:hi], b[lo:hi])]
     want = -plain(leaves[0] @ leaves[1].t() + leaves[2], t, ids)[0].sum() / int((t >= 0).sum())
-    got = linear_nll(mine[0], mine[1], mine[2], target=t, tp_group=group, vocab_start=lo, vocab_end=hi,
+    got = linear_nll(mine[0], mine[1], mine[2], target=t, tp_group=group, vocab=(lo, None),
                         mode=mode, chunk_size=4, support=ct.Support(ids)).loss
     near(got.detach().reshape(1), want.detach().reshape(1), dtype, mode)
     got.backward()
@@ -205,8 +205,8 @@ def refuses(rank, kind):
     z, t, _ = case((4,))
     lo, hi = shards(rank, 4, 'even')
     ids = drawn((4,))
-    good = lambda ids: ct.logprob(z[:, lo:hi], t, tp_group=dist.group.WORLD, vocab_start=lo,  # noqa: E731
-                                  vocab_end=hi, support=ct.Support(ids))
+    good = lambda ids: ct.logprob(z[:, lo:hi], t, tp_group=dist.group.WORLD, vocab=(lo, None),  # noqa: E731
+                                  support=ct.Support(ids))
     good(ids)
     meet()
     other = {'lists of fewer tokens': ids[:3], 'other lists': torch.where(ids == ids.max(), 0, ids)}[kind]

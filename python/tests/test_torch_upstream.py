@@ -290,7 +290,7 @@ def on_ranks(rank):
             t[3:] = -100
             mine = slice(2 * (rank % 2), 2 * (rank % 2) + 2)
         x, y, z = leaf(h[mine]), leaf(w[lo:hi]), leaf(b[lo:hi])
-        got = trained(x, y, z, t, mask=m, tp_group=tp_group, vocab_start=lo, vocab_size=WORDS, d_hidden=how,
+        got = trained(x, y, z, t, mask=m, tp_group=tp_group, vocab=(lo, WORDS), d_hidden=how,
                       chunk_size=chunk, reduce_group=dp_group)
         d_x = got[0].clone()
         if how == 'partial':
@@ -320,8 +320,7 @@ def refused(rank, options, comes):
         options, comes = {}, UP
     try:
         for _ in range(2):  # what one rank finds in backward, the others hear in their next call
-            trained(leaf(h), leaf(w + rank), leaf(b), t, comes=comes, tp_group=dist.group.WORLD, vocab_start=rank * WORDS,
-                    vocab_size=4 * WORDS, **options)
+            trained(leaf(h), leaf(w + rank), leaf(b), t, comes=comes, tp_group=dist.group.WORLD, vocab=(rank * WORDS, 4 * WORDS), **options)
     except Exception as why:
         return type(why).__name__, str(why)
 

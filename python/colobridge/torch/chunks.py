@@ -12,14 +12,15 @@ from . import ranks as groups
 from .autocast import autocast, autocasts, cast, under
 from .calls import eager
 from .functions import Function, saved_tensors
-from .head import FIELDS, PLAIN, read
+from .head import FIELDS, PLAIN, Named, read
 from .ready import integer
 from .tensors import said, stream_of
 
 
 # Of a Head, what a chunk's logits are made with, and what is compared with the placement of a DTensor, or done to its gradient.
 _READ = 'weight', 'bias', 'tp_group', 'd_hidden'
-_PLACED = 'vocab_start', 'vocab_end', 'vocab_size', 'grad_reduction'
+_PLACED = 'vocab', 'grad_reduction'
+_WHAT = Named('over_chunks')
 
 
 def _rows_of(hidden: Any, step: int) -> list[slice]:
@@ -235,7 +236,7 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, ch
     Gradients of weight, bias and params are added up in fp32 (fp64 of fp64).
     DTensors: as linear_logprob(); rows that ranks share are gathered once in forward, and stay until backward.
     """
-    head, weight, bias, tp_group = read('over_chunks', weight, tp_group)
+    head, weight, bias, tp_group = read(_WHAT, weight, tp_group)
     is_placed = placed.is_placed(weight) or placed.is_placed(bias)
     for name in FIELDS:
         if name in _READ or name in _PLACED and is_placed or getattr(head, name) == getattr(PLAIN, name):
@@ -245,12 +246,12 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, ch
             "rank's columns, the weight's gradient that of its tokens; leave it out" if name in _PLACED else
             "is not done to the logits of fn; leave it out, and do it in fn"))
     d_hidden = head.d_hidden
-    if d_hidden not in ('all_reduce', 'partial') or integer('chunk_size', chunk_size) < 1:
+    if d_hidden not in ('all_reduce', 'partial') or integer('over_chunks: chunk_size', chunk_size) < 1:
         raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
                             "a number above 0" % (d_hidden, chunk_size))
     if isinstance(hidden, torch.Tensor) and is_placed:
         comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
-        weight, bias = placed.gathered('over_chunks', head, hidden, weight, bias, comm)
+        weight, bias = placed.gathered(_WHAT, head, hidden, weight, bias, comm)
     given = hidden, weight, bias
     h, w, b = (tuple(t.shape) if isinstance(t, torch.Tensor) and t.layout is torch.strided else () for t in given)
     if not h or len(w) != 2 or h[-1] != w[1] or bias is not None and b != w[:1]:

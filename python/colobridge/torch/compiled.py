@@ -19,7 +19,8 @@ from .support import Support
 # By name: the function, shapes and dtypes of its outputs, how it is run, and which of its outputs never have a gradient.
 functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any], Callable[..., Any]]] = {}
 # Arguments that get gradients, or are refused if they want one.
-_LEARN = 'vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight'
+_LEARN = ('vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight', 'input', 'linear_weight',
+          'linear_bias', 'linear_weight.weight', 'linear_weight.bias')
 
 
 class _Asked(NamedTuple):
@@ -63,8 +64,11 @@ def _given(asked: _Asked, tensors: list[Any], integers: list[Any], reals: list[A
     rest = iter(integers)
     numbers = {key: next(rest) if n < 0 else tuple(next(rest) for _ in range(n)) for key, n in asked.integers}
     given = dict(asked.options, **numbers, **dict(zip(asked.reals, reals)), **dict(zip(asked.tensors, tensors)))
-    head = {name: given.pop('weight.' + name) for name in FIELDS if 'weight.' + name in given}
-    return dict(given, weight=Head(**head)) if head else given
+    heads: dict[str, dict[str, Any]] = {}
+    for key in [key for key in given if '.' in key]:
+        name, member = key.split('.')
+        heads.setdefault(name, {})[member] = given.pop(key)
+    return {**given, **{name: Head(**members) for name, members in heads.items()}}
 
 
 def _recorded() -> Any:
@@ -157,17 +161,16 @@ _run.register_vmap(_no_vmap)
 
 def _flat(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments with those of a Head in its place"""
-    head = given.get('weight')
-    if not isinstance(head, Head):
-        return given
-    return {name: value for name, value in given.items() if name != 'weight'} | {
-        'weight.' + name: getattr(head, name) for name in FIELDS}
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        flat.update({'%s.%s' % (key, name): getattr(value, name) for name in FIELDS} if isinstance(value, Head) else {key: value})
+    return flat
 
 
 def fits(given: dict[str, Any]) -> bool:
     """Is a call one that the operator makes: it writes no argument, its groups are torch's, its tensors plain."""
     given = _flat(given)
-    if given.get('inplace_backward') or given.get('weight.main_grad'):
+    if given.get('inplace_backward') or given.get('weight.main_grad') or given.get('linear_weight.main_grad'):
         return False
     for value in given.values():
         if isinstance(value, (int, float)):  # perhaps a symbol
@@ -191,7 +194,8 @@ def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
             kinds.append((key, -1)), integers.append(value)
         elif isinstance(value, float):
             called.append(key), reals.append(value)
-        elif isinstance(value, tuple):  # a shape
+        elif isinstance(value, tuple):  # a shape, or a vocab, which may end with None
+            value = [n for n in value if n is not None]
             kinds.append((key, len(value))), integers.extend(value)
         else:
             options.append((key, value))

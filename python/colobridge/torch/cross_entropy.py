@@ -7,10 +7,11 @@ from typing import Any, Literal
 import torch
 
 from ..errors import ArgumentError
-from .calls import eager
-from .head import Head
-from .linear import linear_nll
-from .nll import nll
+from .calls import operator
+from .head import Head, Named, read
+from .linear import LINEAR_CROSS_ENTROPY, of_hidden
+from .nll import loss_of, of_logits
+from .ready import scalars
 from .tensors import of_integers, said
 
 
@@ -32,17 +33,20 @@ def _wrong(what: str, input: Any, target: Any, classes: str, other: str) -> str 
     return None
 
 
-@eager  # so that the others hear of it; a graph that goes well has none of it
-def _refuse(why: str, reduction: str, tp_group: Any, reduce_group: Any, weight: Any = None) -> None:
-    raise ArgumentError(why)
+def _alone(given: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Shape and dtype of the loss"""
+    return loss_of(given)[:1]
 
 
+_WHAT = Named('cross_entropy', class_weight='weight')
+
+
+@operator(_alone)
 def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *,
                   ignore_index: int = -100, reduction: Literal['none', 'mean', 'sum'] = 'mean',
                   label_smoothing: float = 0.0, tp_group: Any = None, reduce_group: Any = None,
-                  vocab_start: int | None = None, vocab_end: int | None = None, vocab_size: int | None = None,
-                  temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0, z_loss: float = 0.0,
-                  inplace_backward: bool = False) -> torch.Tensor:
+                  vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+                  z_loss: float = 0.0, inplace_backward: bool = False) -> torch.Tensor:
     """torch.nn.functional.cross_entropy() of logits [T, V], or [V] with one target, whose columns may be shards.
 
     input [T, Vl] or [Vl]: this rank's columns of the logits, f64, f32, bf16 or f16. target [T] or []: class indices, of an
@@ -52,22 +56,21 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
 
     tp_group: the ranks that share the vocabulary. reduce_group: the ranks that have other tokens (dp x cp), over which a
     sum or a mean is made once: sum gradients over them, do not average.
-    vocab_start to inplace_backward and the exceptions: nll().
+    vocab to inplace_backward and the exceptions: nll().
 
     Where PyTorch differs: without a token that counts the mean is 0 (PyTorch: NaN), because a rank may well have none. A
     target outside of [0, V) makes the loss NaN (PyTorch: an IndexError, or an assertion on the GPU). [T, V, d1, ...] and
     class probabilities are a ValueError; nll() takes [..., V].
     """
-    why = _wrong('cross_entropy', input, target, 'V', 'nll()')
+    why = _wrong(_WHAT, input, target, 'V', 'nll()')
     if why is not None:
-        _refuse(why, reduction, tp_group, reduce_group)
-    loss = nll(input, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
-               vocab_start=vocab_start, vocab_end=vocab_end, vocab_size=vocab_size, temperature=temperature, softcap=softcap,
-               scale=scale, label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=ignore_index,
-               inplace_backward=inplace_backward, class_weight=weight, _named='cross_entropy: weight')
-    return loss if reduction == 'none' else loss.loss
+        raise ArgumentError(why)
+    loss = of_logits(_WHAT, input, target, reduction, None, tp_group, reduce_group, vocab, inplace_backward, scalars(
+        _WHAT, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index), None, weight)
+    return loss if reduction == 'none' else loss[0]
 
 
+@operator(_alone)
 def linear_cross_entropy(input: torch.Tensor, linear_weight: torch.Tensor | Head, target: torch.Tensor, *,
                          linear_bias: torch.Tensor | None = None, weight: torch.Tensor | None = None,
                          reduction: Literal['none', 'mean', 'sum'] = 'mean', ignore_index: int | None = None,
@@ -83,18 +86,18 @@ def linear_cross_entropy(input: torch.Tensor, linear_weight: torch.Tensor | Head
     A mean or a sum is linear_nll()'s mode "loss", whose backward can run only once; reduction "none" its mode "auto".
     The exceptions: linear_nll(), which has the other modes. A linear_weight [V, d1, ..., H] is a ValueError.
     """
-    what = 'linear_cross_entropy'
+    what = LINEAR_CROSS_ENTROPY
     why = _wrong(what, input, target, 'H', 'linear_nll()')
-    head = linear_weight
-    if not isinstance(head, Head):
-        if why is None and (not isinstance(head, torch.Tensor) or head.dim() != 2):
-            why = "%s: linear_weight is %s, expected [V, H], or a Head: Head.of(module)" % (what, said(head, '%(shape)s'))
-        head = head if linear_bias is None else Head(head, linear_bias)
-    elif linear_bias is not None:
-        why = why or "%s: linear_weight is a Head and linear_bias is given, expected the Head's bias alone" % what
     if why is not None:
-        _refuse(why, reduction, tp_group, reduce_group, head)
-    loss = linear_nll(input, head, target, reduction=reduction, tp_group=tp_group, reduce_group=reduce_group,
-                      label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=-100 if ignore_index is None else ignore_index,
-                      class_weight=weight, mode='auto' if reduction == 'none' else 'loss', _named=what + ': weight')
-    return loss if reduction == 'none' else loss.loss
+        raise ArgumentError(why)
+    of, head, bias, tp_group = read(what, linear_weight, tp_group)
+    if head is linear_weight:
+        bias = linear_bias
+        if not isinstance(head, torch.Tensor) or head.dim() != 2:
+            raise ArgumentError("%s: linear_weight is %s, expected [V, H], or a Head: Head.of(module)" % (what, said(head, '%(shape)s')))
+    elif linear_bias is not None:
+        raise ArgumentError("%s: linear_weight is a Head and linear_bias is given, expected the Head's bias alone" % what)
+    loss = of_hidden(what, input, (of, head, bias, tp_group), target, reduction, None, reduce_group, scalars(
+        what, 1.0, of.softcap, of.scale, label_smoothing, z_loss, -100 if ignore_index is None else ignore_index, 0, of.invariant),
+        'auto' if reduction == 'none' else 'loss', None, weight, None)
+    return loss if reduction == 'none' else loss[0]

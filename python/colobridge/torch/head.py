@@ -8,6 +8,27 @@ import torch
 from ..errors import ArgumentError
 
 ORDINARY = torch.Tensor, torch.nn.Parameter, type(None)  # types of tensors that are no more than they seem
+Columns = tuple[int | None, int | None, int | None]  # where a rank's begin and end, and V
+
+
+class Named(str):
+    """What errors call a function, and what it calls the arguments that others have under these names."""
+    hidden, weight, bias, target, class_weight = 'hidden', 'weight', 'bias', 'target', 'class_weight'
+
+    def __new__(cls, name: str, **arguments: str) -> 'Named':
+        made = super().__new__(cls, name)
+        made.__dict__.update(arguments)
+        return made
+
+
+def columns_of(what: str, vocab: Any) -> Columns:
+    """What vocab= says of them."""
+    if vocab is None:
+        return None, None, None
+    start, size = (None, vocab) if not isinstance(vocab, tuple) else (*vocab, None)[:2] if 0 < len(vocab) < 3 else ('', '')
+    if any(n is not None and not hasattr(n, '__index__') for n in (start, size)):
+        raise ArgumentError("%s: vocab is %r, expected V, or (the id of this rank's first column, V or None)" % (what, vocab))
+    return start, None, size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,12 +39,11 @@ class Head:
     weight [Vl, H], bias [Vl] or None: this rank's rows. weight may be a DTensor (docs/guides/sharded-heads.md#dtensors) or a parameter of
     DeepSpeed's ZeRO-3.
     softcap, scale: x = softcap * tanh(scale * logits / softcap) / temperature.
-    tp_group: the ranks that share the vocabulary (None: no others). vocab_start, vocab_end: the columns of this rank's rows,
-    by default equal shards in rank order; vocab_size: V, if rows >= V are padding: logprob().
+    tp_group: the ranks that share the vocabulary (None: no others). vocab: logprob()'s, of this rank's rows.
 
     A head that is sharded over data parallel ranks (docs/guides/sharded-heads.md#the-head-and-modes), if weight is neither a DTensor nor
-    DeepSpeed's: shard_group: those ranks, of which none but this one is in tp_group; rows: Vl, of all of them together; flat:
-    weight [n] is this rank's elements of the flattened weight, not its rows. All ranks of shard_group call, also with no token.
+    DeepSpeed's: shard_group: those ranks, of which none but this one is in tp_group; rows: Vl, of all of them together. A
+    weight [n] is this rank's elements of the flattened weight. All ranks of shard_group call, also with no token.
     grad_reduction: over the ranks that share the weight, or have copies of it, the gradient is the "sum" or the "mean"; None:
     of a parameter of FSDP2's what FSDP2 makes of others (docs/guides/sharded-heads.md#sum-or-mean), else the sum.
 
@@ -39,12 +59,9 @@ class Head:
     softcap: float | None = None
     scale: float = 1.0
     tp_group: Any = None
-    vocab_start: int | None = None
-    vocab_end: int | None = None
-    vocab_size: int | None = None
+    vocab: int | tuple[int, int | None] | None = None
     shard_group: Any = None
     rows: int | None = None
-    flat: bool = False
     grad_reduction: str | None = None
     main_grad: bool = False
     d_hidden: str = 'all_reduce'
@@ -81,7 +98,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Head))
 PLAIN = Head(None)
 
 
-def read(what: str, weight: Any, tp_group: Any) -> tuple[Head, Any, Any, Any]:
+def read(what: Named, weight: Any, tp_group: Any) -> tuple[Head, Any, Any, Any]:
     """(what is true of the head, weight, bias, tp_group) of an argument that is a Head or a weight"""
     if not isinstance(weight, Head):
         return PLAIN, weight, None, tp_group
@@ -92,8 +109,8 @@ def read(what: str, weight: Any, tp_group: Any) -> tuple[Head, Any, Any, Any]:
     return weight, weight.weight, weight.bias, tp_group
 
 
-def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, bool]:
-    """(this rank's part, the group that shares them, all rows, are they cut as elements) of a parameter of DeepSpeed's
+def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int]:
+    """(this rank's elements, the group that shares them, all rows) of a parameter of DeepSpeed's
     ZeRO-3, which has no elements itself while no module of DeepSpeed's gathers it. Its gradient is added to
     ds_tensor.grad, because autograd would want one without elements."""
     held = weight.ds_tensor
@@ -106,4 +123,4 @@ def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, bool]:
         part.requires_grad_().register_hook(add)
     if hasattr(weight, 'main_grad'):
         part.main_grad = weight.main_grad
-    return part, weight.ds_process_group if group is None else group, weight.ds_shape[0], True
+    return part, weight.ds_process_group if group is None else group, weight.ds_shape[0]

@@ -20,7 +20,7 @@ from . import ranks as groups
 from .autocast import autocast
 from .calls import operator
 from .functions import Function, anchor, saved_tensors
-from .head import ORDINARY, Head, partitioned, read
+from .head import ORDINARY, Head, Named, columns_of, partitioned, read
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, NAMES, per_token, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
@@ -78,11 +78,15 @@ def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) 
     return tuple(out)
 
 
+def _saved(what: Named) -> str:
+    return '%s: %s, %s, %s or %s' % (what, what.hidden, what.weight, what.bias, what.target)
+
+
 @Linear.backward
 def _(ctx: Any, *upstream: Any) -> Any:
     ready, (_, comm, head_comm, main, _) = ctx.ready, ctx.o
-    ready.core.alive()
-    saved = saved_tensors(ctx, 'linear_logprob: hidden, weight, bias or target')
+    ready.core.alive(ready.plan.what)
+    saved = saved_tensors(ctx, _saved(ready.plan.what))
     need = ctx.needs_input_grad
     with groups.telling(comm, head_comm, doing=_doing(need, True)):
         d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
@@ -141,8 +145,9 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: O
 @LinearLoss.backward
 def _(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
     if ctx.made is None:
-        raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
-                          "mode=\"logprob\" keeps what a second one needs")
+        raise FailedError("%s: a second backward, but %s" % (ctx.of[3].plan.what, "a mean or a sum makes its gradients once; "
+                          "reduction=\"none\" keeps what a second one needs" if ctx.of[3].plan.what == LINEAR_CROSS_ENTROPY else
+                          "mode=\"loss\" makes gradients once; mode=\"logprob\" keeps what a second one needs"))
     made, (main, needs, early, ready, comm) = ctx.made, ctx.of
     plan = ready.plan
     if ctx.known is not None:
@@ -157,21 +162,20 @@ def _(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
     # The factor is not 0-dim: then the dtype of what multiplies would not count.
     by = None if g is None else (ctx.factor * g).to(plan.real)
     if early:
-        ready.core.alive()
-        saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
+        ready.core.alive(ready.plan.what)
+        saved = saved_tensors(ctx, _saved(plan.what))
         with groups.telling(comm):
             made = ready.backward(comm, saved, ctx.kept, None, main, by)
         if saved[7] is not None:
             ctx.made = None
         return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
     if ctx.entropy:
-        *made, hidden, weight, bias, target = saved_tensors(
-            ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
+        *made, hidden, weight, bias, target = saved_tensors(ctx, _saved(plan.what))
     else:
         ctx.made = None
-        saved_tensors(ctx, 'linear_nll')
+        saved_tensors(ctx, plan.what)
     if g_entropy is not None:
-        ready.core.alive()
+        ready.core.alive(ready.plan.what)
         more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
                          g_entropy.to(plan.real).reshape(1))
         if by is not None:
@@ -208,7 +212,7 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
                             "loss" % (float(g), float(ctx.known)))
 
 
-def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, names: tuple[str, ...], mode: str,
+def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, names: tuple[str, ...], mode: str,
             begins: str | None, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
             support: Support | None = None, class_weight: ClassWeight | None = None) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. head: read()'s. begins: do gradients begin in forward: 'loss' in
@@ -216,22 +220,22 @@ def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: An
     of, weight, bias, tp_group = head
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
             isinstance(target, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))):
-        for name, t in (('hidden', hidden), ('weight', weight), ('target', target), ('bias', bias)):
+        for name, t in ((what.hidden, hidden), (what.weight, weight), (what.target, target), (what.bias, bias)):
             if not isinstance(t, torch.Tensor):
                 raise ArgumentError("%s: %s is a %s, expected a torch.Tensor%s" % (
-                    what, name, type(t).__name__, ', or a Head: Head.of(module)' if name == 'weight' else ''))
+                    what, name, type(t).__name__, ', or a Head: Head.of(module)' if t is weight else ''))
     device = hidden.device
     if hidden.layout is not torch.strided or device.type == 'meta':
-        checked(hidden, what + ': hidden')
+        checked(hidden, '%s: %s' % (what, what.hidden))
     comm = groups.comm_of(tp_group, device, what + ': tp_group')
     head_comm: Comm | None = None
     main = None
-    shard_group, rows, flat, columns = of.shard_group, of.rows, of.flat, (of.vocab_start, of.vocab_end, of.vocab_size)
+    shard_group, rows, columns = of.shard_group, of.rows, columns_of(what, of.vocab)
     if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):
         if bias is not None:
-            raise ArgumentError("%s: weight is a parameter of DeepSpeed's ZeRO-3 and bias is %s, expected a head without one: "
-                                "bias=False" % (what, list(bias.shape)))
-        weight, shard_group, rows, flat = partitioned(weight, shard_group)
+            raise ArgumentError("%s: %s is a parameter of DeepSpeed's ZeRO-3 and %s is %s, expected a head without one: "
+                                "bias=False" % (what, what.weight, what.bias, list(bias.shape)))
+        weight, shard_group, rows = partitioned(weight, shard_group)
         if of.rows not in (None, rows):
             raise ArgumentError("%s: the Head has rows=%s, and DeepSpeed's ZeRO-3 has %d of its weight; leave it out" % (
                 what, of.rows, rows))
@@ -239,7 +243,7 @@ def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: An
         main = placed.main_grads(what, weight, bias)
     if (type(weight) not in ORDINARY or type(bias) not in ORDINARY) and (placed.is_placed(weight) or placed.is_placed(bias)):
         comm, head_comm, weight, bias, rows, columns = placed.head(
-            what, of, hidden, weight, bias, target, comm, dict(zip(members, values)).get('ignore_index', -100), main is not None)
+            what, of, columns, hidden, weight, bias, target, comm, dict(zip(members, values)).get('ignore_index', -100), main is not None)
     elif shard_group is not None:
         head_comm = groups.comm_of(shard_group, device, what + ': shard_group')
         if of.grad_reduction is not None:
@@ -256,8 +260,9 @@ def prepare(what: str, hidden: Any, head: tuple[Head, Any, Any, Any], target: An
         hidden, weight = hidden.to(product), weight.to(product)
         bias = None if bias is None else bias.to(product)
     kept = table(comm, '_linear_plans')
+    flat = shard_group is not None and weight.dim() == 1
     linear = mode, of.d_hidden, of.budget, of.max_valid, of.logits_dtype, begins
-    key = (hidden.shape, None if hidden.is_contiguous() else hidden.stride(), hidden.dtype, device,
+    key = (what, hidden.shape, None if hidden.is_contiguous() else hidden.stride(), hidden.dtype, device,
            weight.shape, None if weight.is_contiguous() else weight.stride(), weight.dtype,
            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
            target.shape, target.dtype, target.device,
@@ -289,6 +294,10 @@ def _meta(t: Any) -> Any:
     return None if t is None else (t.shape, t.stride(), t.dtype, t.device)
 
 
+LINEAR_LOGPROB, LINEAR_NLL = Named('linear_logprob'), Named('linear_nll')
+LINEAR_CROSS_ENTROPY = Named('linear_cross_entropy', hidden='input', weight='linear_weight', bias='linear_bias', class_weight='weight')
+
+
 @operator(per_token)
 def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = None, entropy: bool = False, loss: bool = False,
                    temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
@@ -307,11 +316,11 @@ def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = Non
         raise ArgumentError("linear_logprob: label_smoothing and z_loss act on the loss, and logp is "
                             "never smoothed; ask for loss=True, or use linear_nll()")
     names = NAMES[bool(entropy), bool(loss)]
-    head = read('linear_logprob', weight, tp_group)
+    head = read(LINEAR_LOGPROB, weight, tp_group)
     of = head[0]
     out = Linear.apply(*prepare(
-        'linear_logprob', hidden, head, target, names, mode, None,
-        scalars(temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
+        LINEAR_LOGPROB, hidden, head, target, names, mode, None,
+        scalars(LINEAR_LOGPROB, temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
         support=support))
     return out if len(names) > 1 else out[0]
 
@@ -320,7 +329,7 @@ def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = Non
 def linear_nll(hidden: Any, weight: Any, target: Any, *, reduction: str = 'mean', mask: Any = None, reduce_group: Any = None,
                tp_group: Any = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
                ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None, support: Support | None = None,
-               class_weight: Any = None, upstream: Any = None, _named: str = 'linear_nll: class_weight') -> Any:
+               class_weight: Any = None, upstream: Any = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,
@@ -335,25 +344,30 @@ def linear_nll(hidden: Any, weight: Any, target: Any, *, reduction: str = 'mean'
     In mode "loss" Loss.num has no gradient. weight, the other modes and arguments are linear_logprob()'s, reductions,
     mask [...], class_weight and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
     """
+    head = read(LINEAR_NLL, weight, tp_group)
+    return of_hidden(LINEAR_NLL, hidden, head, target, reduction, mask, reduce_group, scalars(
+        LINEAR_NLL, temperature, head[0].softcap, head[0].scale, label_smoothing, z_loss, ignore_index, chunk_size, head[0].invariant),
+        mode, support, class_weight, upstream)
+
+
+def of_hidden(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, reduction: str, mask: Any, reduce_group: Any,
+              numbers: tuple[Any, ...], mode: str, support: Support | None, class_weight: Any, upstream: Any) -> Any:
+    """linear_nll() as the function @what. head: read()'s; numbers: scalars()'s"""
     if reduction not in ('none', 'mean', 'sum'):
-        raise ArgumentError("linear_nll: reduction is %r, expected 'mean', 'sum' or 'none'"
-                            % (reduction,))
+        raise ArgumentError("%s: reduction is %r, expected 'mean', 'sum' or 'none'" % (what, reduction))
     if mode == 'loss' and reduction == 'none':
         raise ArgumentError("linear_nll: mode=\"loss\" makes gradients of a mean or a sum, and reduction "
                             "is 'none'; use mode=\"auto\"")
     known = None if upstream is None else _known(upstream, reduction, mode, hidden)
-    target, weights = masked('linear_nll', mask, target, ignore_index)
-    head = read('linear_nll', weight, tp_group)
-    of = head[0]
+    target, weights = masked(what, mask, target, numbers[5])
     trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, *head[1:3]))
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid' if class_weight is None else 'weight')
-    group = across(reduce_group, getattr(hidden, 'device', None), 'linear_nll')
+    group = across(reduce_group, getattr(hidden, 'device', None), what)
     *tensors, o = prepare(
-        'linear_nll', hidden, head, target, names, 'logprob' if mode == 'loss' else mode,
+        what, hidden, head, target, names, 'logprob' if mode == 'loss' else mode,
         ('loss' if known is None else 'known') if mode == 'loss' and trains else None,
-        scalars(temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
-        support=support, class_weight=None if class_weight is None else ClassWeight(_named, class_weight))
-    groups.require_apart('linear_nll', o[1], 'reduce_group', group)
+        numbers, support=support, class_weight=ClassWeight.of(what, class_weight))
+    groups.require_apart(what, o[1], 'reduce_group', group)
     if weights is not None:
         weights = counted(weights, target, o[0].config, o[0].real)
     if known is not None:

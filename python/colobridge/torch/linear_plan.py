@@ -16,7 +16,8 @@ from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error, FailedError
 from ..tensor import make, torch_dtype
 from . import ranks as groups
-from .logprob import Columns, Plan, check_target, config_of, logprob_members, shard, targets_of
+from .head import Columns, Named
+from .logprob import Plan, check_target, config_of, logprob_members, shard, targets_of
 from .nll import Mean, MeanCall, mean_workspace
 from .ready import SMALL, HostWorkspace, View, entry, integer, like, made_like, pointed, reserved, table
 from .rows import rows_of, whole
@@ -65,11 +66,10 @@ class Core:
             group.ends(self.linear, 'colo_linear_logprob_destroy')
             group.ends(self.head, 'colo_lm_head_destroy')
 
-    def alive(self) -> 'Core':
+    def alive(self, what: str = 'linear_logprob') -> 'Core':
         """Itself. RuntimeError: a communicator of its was destroyed, by an error or shutdown()."""
         if not self.linear:
-            raise FailedError('linear_logprob: a communicator of the forward pass was destroyed since',
-                              STATUS['ERR_STATE'])
+            raise FailedError(what + ': a communicator of the forward pass was destroyed since', STATUS['ERR_STATE'])
         return self
 
     def workspace(self, which: int, tokens: int, max_valid: int) -> int:
@@ -83,7 +83,7 @@ class LinearPlan(Plan):
     """Of hidden states, the head that multiplies them, and targets. Of losses whose gradients begin in forward, early: those
     of logits are kept; else those of weight and bias are, as the library sums them, in fp32 (fp64 of fp64)."""
 
-    def __init__(self, what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
+    def __init__(self, what: Named, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
                  comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, rows_of_all: int | None,
                  flat: bool, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None,
                  class_weight: ClassWeight | None):
@@ -101,33 +101,31 @@ class LinearPlan(Plan):
             raise ArgumentError("%s: shard_group is given, so rows= (the rows of all its ranks "
                                 "together) is needed" % what)
         owned = None
-        if flat and (head_comm is None or weight.dim() != 1 or bias is not None):
-            raise ArgumentError("%s: the Head is flat, weight is %s, shard_group is %s and bias is %s; expected "
-                                "this rank's elements of the flattened weight in 1 axis, a group and no bias"
-                                % (what, list(weight.shape), 'None' if head_comm is None else 'given',
-                                   'None' if bias is None else 'given'))
+        if flat and bias is not None:
+            raise ArgumentError("%s: %s is %s, this rank's elements of a flattened weight, and %s is %s, expected none"
+                                % (what, what.weight, list(weight.shape), what.bias, list(bias.shape)))
         if weight.numel() == 0 and weight.dim() == 1 and not flat:
-            raise ArgumentError("%s: weight has 0 elements, which stand for a parameter that is partitioned elsewhere; "
-                                "pass Head(this rank's part, shard_group=, rows=, flat=True)" % what)
+            raise ArgumentError("%s: %s has 0 elements, which stand for a parameter that is partitioned elsewhere; "
+                                "pass Head(this rank's part, shard_group=, rows=)" % (what, what.weight))
         if not flat and (hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]):
-            raise ArgumentError("%s: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
-                                % (what, list(hidden.shape), list(weight.shape)))
+            raise ArgumentError("%s: %s is %s and %s %s, expected [..., H] and [Vl, H]"
+                                % (what, what.hidden, list(hidden.shape), what.weight, list(weight.shape)))
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-            raise ArgumentError("%s: bias is %s, expected [%d], the weight's rows"
-                                % (what, list(bias.shape), weight.shape[0]))
-        for name, t in (('weight', weight), ('bias', bias)):
+            raise ArgumentError("%s: %s is %s, expected [%d], the weight's rows"
+                                % (what, what.bias, list(bias.shape), weight.shape[0]))
+        for name, t in ((what.weight, weight), (what.bias, bias)):
             if t is not None and (t.dtype != hidden.dtype or t.device != hidden.device):
-                raise ArgumentError("%s: %s is %s on %s, hidden is %s on %s"
-                                    % (what, name, t.dtype, t.device, hidden.dtype, hidden.device))
+                raise ArgumentError("%s: %s is %s on %s, %s is %s on %s"
+                                    % (what, name, t.dtype, t.device, what.hidden, hidden.dtype, hidden.device))
         if not hidden.dtype.is_floating_point:
-            raise ArgumentError("%s: hidden is of %s, expected a floating-point dtype"
-                                % (what, hidden.dtype))
+            raise ArgumentError("%s: %s is of %s, expected a floating-point dtype"
+                                % (what, what.hidden, hidden.dtype))
         scatter = d_hidden == 'reduce_scatter' and comm.size > 1
         shape = list(hidden.shape[:-1])
         if scatter and shape:
             shape[0] *= comm.size
-        check_target(what, target, shape, "hidden's first axis times the group's %d ranks" % comm.size if scatter else
-                     "hidden's shape without the last axis", hidden.device, 'hidden is')
+        check_target(what, target, shape, "%s's first axis times the group's %d ranks" % (what.hidden, comm.size) if scatter else
+                     "%s's shape without the last axis" % what.hidden, hidden.device, what.hidden + ' is')
         rows_here = weight.shape[0] if head_comm is None else rows_of_all
         assert rows_here is not None
         if head_comm is not None and flat:
@@ -135,11 +133,11 @@ class LinearPlan(Plan):
             each = -(-elements // head_comm.size)
             owned = max(min(elements - each * head_comm.rank, each), 0)
             if weight.shape[0] not in (owned, each):
-                raise ArgumentError("%s: weight has %d elements, expected %d, or %d with padding: rank %d of %d's part of "
-                                    "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
+                raise ArgumentError("%s: %s has %d elements, expected %d, or %d with padding: rank %d of %d's part of "
+                                    "%d x %d" % (what, what.weight, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
                                                  rows_here, hidden.shape[-1]))
         start, vocab = shard(comm, tp_group, rows_here, *columns)
-        config = config_of('logprob', start, vocab, **logprob_members(members, vocab, names, class_weight))
+        config = config_of(what, 'logprob', start, vocab, **logprob_members(members, vocab, names, class_weight))
         copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
         if copies_weight:
             weight = weight.contiguous()
@@ -152,26 +150,27 @@ class LinearPlan(Plan):
             read, rows = rows_of(hidden)
         number = torch_dtype(hidden.dtype)
         logits = s.DTYPE[_REAL.get(s.DTYPES[number], 'f32')] if logits_dtype is None \
-            else torch_dtype(logits_dtype, 'logits_dtype')
+            else torch_dtype(logits_dtype, what + ': logits_dtype')
         bound = math.prod(shape) if max_valid is None else max_valid
         # Per column, kept gradients of logits take no more than sums of d_W and two chunks of 2,048 logits with gradients.
         chunk = min(config.chunk_size or 2048, bound)
         early = begins == 'loss' and head_comm is None and hidden.dtype != torch.float64 and \
             bound * hidden.element_size() <= 4 * hidden.shape[-1] + \
             2 * chunk * (s.DTYPE_SIZE[logits] + (hidden.element_size() if logits != number else 0))
-        super().__init__(hidden, rows, config, names)
+        super().__init__(what, hidden, rows, config, names)
         self.scatter, self.head_rows, self.owned, self.names, self.early = scatter, rows_here, owned, names, early
         self.copies_hidden, self.copies_weight, self.dtype = read is not hidden, copies_weight, hidden.dtype
         self.linear = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget, 'd_hidden': D_HIDDEN[d_hidden]}
         self.max_valid = bound
         flat_shape, stride = (rows.count, rows.columns), (rows.stride, 1)
-        self.hidden = View(read, 'hidden') if scatter else View(read, 'hidden', flat_shape, stride)
+        named = '%s: %s' % (what, what.hidden)
+        self.hidden = View(read, named) if scatter else View(read, named, flat_shape, stride)
         raw = self.hidden.raw
         mem, ordinal = raw.mem, raw.device
         self.tokens = make(0, number, flat_shape, stride, mem, ordinal) if scatter else raw
-        self.targets = targets_of(rows, hidden, support, class_weight, start, vocab, rows_here)
-        self.weight = View(weight, 'weight')
-        self.bias = None if bias is None else View(bias, 'bias')
+        self.targets = targets_of(what, rows, hidden, support, class_weight, start, vocab, rows_here)
+        self.weight = View(weight, '%s: %s' % (what, what.weight))
+        self.bias = None if bias is None else View(bias, '%s: %s' % (what, what.bias))
         # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is
         self.new_hidden = like(tuple(hidden.shape) if rows.plain or scatter else flat_shape, self.dtype, self.device)
         self.d_view = not (rows.plain or scatter)
@@ -179,8 +178,8 @@ class LinearPlan(Plan):
         width = max(rows.columns, 1)
         self.d_hidden = make(0, number, (mine, rows.columns), (width, 1), mem, ordinal)
         self.main = None if main is None else tuple(
-            None if t is None else View(t, name + '.main_grad')
-            for name, t in zip(('weight', 'bias'), main))
+            None if t is None else View(t, '%s: %s.main_grad' % (what, name))
+            for name, t in zip((what.weight, what.bias), main))
         sums = begins in ('loss', 'sums') and not early
         self.d_dtype = (self.real if sums else weight.dtype) if main is None else main[0].dtype
         self.d_weight = make(0, torch_dtype(self.d_dtype, 'main_grad'), tuple(weight.shape),
@@ -294,8 +293,8 @@ class _Ready:
         whole = memory = workspace = None
         if plan.scatter:
             whole = torch.empty((plan.rows.count, plan.rows.columns), dtype=plan.dtype, device=plan.device)
-            comm.all_gather(checked(hidden, 'hidden', saved=place is View.again),
-                            checked(whole, 'hidden'), stream=stream_of(plan.device))
+            comm.all_gather(checked(hidden, plan.hidden.what, saved=place is View.again),
+                            checked(whole, plan.hidden.what), stream=stream_of(plan.device))
             self.hidden.data = whole.data_ptr()
         else:
             hidden = place(plan.hidden, self.hidden, hidden)

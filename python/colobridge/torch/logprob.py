@@ -19,47 +19,46 @@ from . import alike
 from . import ranks as groups
 from .calls import operator
 from .functions import Function, saved_tensors
+from .head import Columns, Named, columns_of
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, pointed, scalars, table
 from .rows import Rows, rows_of
 from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta
 from .tensors import checked, of_integers, stream_of, written
 
-Columns = tuple[int | None, int | None, int | None]  # vocab_start, vocab_end, vocab_size
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
 NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
          for h in (False, True) for loss in (False, True)}
 
 
 @functools.lru_cache(maxsize=256)
-def config_of(name: str, start: int, vocab: int, **members: Any) -> Any:
-    """The C config of that name, of shards that begin at @start; members: its own, or those of its logits."""
+def config_of(what: str, name: str, start: int, vocab: int, **members: Any) -> Any:
+    """The C config of that name for function @what, of shards that begin at @start; members: its own, or those of its logits."""
     kind = getattr(s, name.capitalize() + 'Config')
     raw = kind(struct_size=c.sizeof(kind), logits=s.LogitsOptions(vocab, start, temperature=1.0, scale=1.0))
     for member, value in members.items():
         at = raw.logits if hasattr(raw.logits, member) else raw
         setattr(at, member, value)
         if isinstance(value, int) and getattr(at, member) != value:
-            raise ArgumentError("%s: %s is %d, which has too many bits" % (name, member, value))
-    call('colo_%s_config_check' % name, raw)
+            raise ArgumentError("%s: %s is %d, which has too many bits" % (what, member, value))
+    try:
+        call('colo_%s_config_check' % name, raw)
+    except ArgumentError as why:
+        raise ArgumentError(str(why).replace(name, what, 1), why.status) from None
     return raw
 
 
 def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | None,
           vocab: int | None) -> tuple[int, int]:
-    """(first column, V) of this rank's shard of @group, whose communicator is @comm. Without vocab_size it is the
+    """(first column, V) of this rank's shard of @group, whose communicator is @comm. Without V it is the
     largest end of all shards, gathered on the host once for a group and a shard; where a group serves vocabularies
     whose shards are equal on some ranks and differ on others, it has to be said."""
     size = comm.size
-    for name, given in (('vocab_start', start), ('vocab_end', end), ('vocab_size', vocab)):
-        if given is not None:
-            integer(name, given)
     if start is None:
         start = comm.rank * columns if vocab is None or size > 1 else 0
     if end is None:
         end = start + columns
     if end - start > columns or start < 0 or end < start:
-        raise ArgumentError("vocab_start %d and vocab_end %d do not describe the %d columns of the "
-                            "logits" % (start, end, columns))
+        raise ArgumentError("vocab: [%d, %d) are not the ids of %d columns" % (start, end, columns))
     if vocab is not None:
         return start, vocab
     if size == 1:
@@ -73,13 +72,13 @@ def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | No
     return start, known[start, end]
 
 
-def targets_of(rows: Rows, given: Any, support: Support | None, class_weight: ClassWeight | None, start: int, vocab: int,
+def targets_of(what: Named, rows: Rows, given: Any, support: Support | None, class_weight: ClassWeight | None, start: int, vocab: int,
                columns: int) -> View:
     """Of the targets of logits or hidden states @given, and of what comes with them."""
     like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=given.device)
     if support is None and class_weight is None:
-        return View(like, 'target', (rows.count,), (1,))
-    made = Accompanied(like, 'target', (rows.count,), (1,))
+        return View(like, '%s: %s' % (what, what.target), (rows.count,), (1,))
+    made = Accompanied(like, '%s: %s' % (what, what.target), (rows.count,), (1,))
     made.listed, made.classes = support is not None, None if class_weight is None else Classes(
         class_weight, given, real_of(given.dtype), start, vocab, columns)
     return made
@@ -126,10 +125,10 @@ class _Call:
 class Plan:
     """What calls of the same shapes, strides, dtypes, device and options share: of a tensor [.., n] that is read as @rows, and
     of outputs."""
-    __slots__ = 'rows', 'plain', 'config', 'device', 'cuda', 'real', 'out', 'grads', 'counts'
+    __slots__ = 'what', 'rows', 'plain', 'config', 'device', 'cuda', 'real', 'out', 'grads', 'counts'
 
-    def __init__(self, of: Any, rows: Rows, config: Any, names: tuple[str, ...]):
-        self.rows, self.plain, self.config, self.device = rows, rows.plain, config, of.device
+    def __init__(self, what: Named, of: Any, rows: Rows, config: Any, names: tuple[str, ...]):
+        self.what, self.rows, self.plain, self.config, self.device = what, rows, rows.plain, config, of.device
         self.cuda, self.real = of.device.type == 'cuda', real_of(of.dtype)
         self.out = self.outputs(names)
         self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
@@ -184,7 +183,7 @@ class LogprobPlan(Plan):
     __slots__ = ('copies', 'in_place', 'logits', 'targets', 'mask', 'd_logits', 'gradient', 'saved', 'workspace', 'calls',
                  'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward in addition to the library's
-    NAME = WHAT = 'logprob'  # of C functions and structs, and in errors
+    NAME = 'logprob'  # of C functions and structs
     KEEPS = True  # does backward read targets
     INPUTS: int = 2  # tensors of a batch; with 3 targets are [T, n], and a mask tells which tokens count
     NEEDS = "%s: logits are a %s and target is a %s, expected torch tensors"
@@ -192,7 +191,7 @@ class LogprobPlan(Plan):
                 "strides %s",  # and if rows lie between
                 "%s: inplace_backward would write the rows between those of a slice; shape %s, strides %s")
 
-    def __init__(self, what: str, given: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
+    def __init__(self, what: Named, given: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
                  columns: Columns, in_place: bool, members: dict[str, Any], support: Support | None, class_weight: ClassWeight | None):
         """Checks the arguments of planned(). copies: do logits have to be copied?"""
         if given.dim() < 1 or not given.dtype.is_floating_point:
@@ -204,17 +203,17 @@ class LogprobPlan(Plan):
         self.copies, self.in_place = logits is not given, in_place
         if self.INPUTS == 2:
             members = logprob_members(members, vocab, names, class_weight)
-            self.targets, self.mask = targets_of(rows, given, support, class_weight, start, vocab, rows.columns), None
+            self.targets, self.mask = targets_of(what, rows, given, support, class_weight, start, vocab, rows.columns), None
         else:
             second, mask = arranged(rows, second, mask)
             self.targets = None if second is None else View(
                 second, '%s: %s' % (what, self.SECOND), (rows.count, second.shape[-1]), (second.shape[-1], 1))
             self.mask = None if mask is None else View(mask, what + ': mask', (rows.count,), (1,))
-        config = config_of(self.NAME, start, vocab, order=rows.order, **members)
+        config = config_of(what, self.NAME, start, vocab, order=rows.order, **members)
         if in_place and (self.copies or rows.gap):
             raise ArgumentError(self.IN_PLACE[not self.copies] % (what, list(given.shape), list(given.stride())))
-        super().__init__(logits, rows, config, names)
-        self.logits = View(logits, 'logits', (rows.count, rows.columns), (rows.stride, 1))
+        super().__init__(what, logits, rows, config, names)
+        self.logits = View(logits, what + ': logits', (rows.count, rows.columns), (rows.stride, 1))
         dtype, mem, ordinal = self.logits.raw.dtype, self.logits.raw.mem, self.logits.raw.device
         self.d_logits = make(0, dtype, (rows.count, rows.columns), (max(rows.columns, 1), 1), mem,
                              ordinal)
@@ -305,8 +304,8 @@ class LogprobPlan(Plan):
         """The gradient of the logits; @upstream has one of each output, or None."""
         if ctx.ended:
             raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
-                              "logits (inplace_backward=True)" % self.WHAT)
-        logits, target, *rest = saved_tensors(ctx, self.WHAT + ': the logits or the target')
+                              "logits (inplace_backward=True)" % self.what)
+        logits, target, *rest = saved_tensors(ctx, self.what + ': the logits or the target')
         if isinstance(self.targets, Accompanied):
             target = target, rest.pop(0), rest.pop(0)
         stats = rest[0].data_ptr() if rest else aligned(c.addressof(ctx.stats))
@@ -365,7 +364,7 @@ def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...],
                 **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
 
 
-def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
+def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
             in_place: bool, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: Any = LogprobPlan,
             support: Support | None = None, more: Any = None,
             class_weight: ClassWeight | None = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
@@ -380,7 +379,7 @@ def planned(what: str, logits: Any, second: Any, names: tuple[str, ...], tp_grou
     kept = table(comm, '_logprobs')
     if logits.layout is not torch.strided:
         checked(logits, what + ': logits')
-    key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
+    key = (what, logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
            second is None or (second.shape, second.dtype, second.device),
            mask is None or (mask.shape, mask.dtype, mask.device), names, columns, in_place, values, members, kind,
            support is None, meta(class_weight))
@@ -420,11 +419,10 @@ def check_target(what: str, target: Any, shape: list[int], why: str, device: Any
         raise ArgumentError("%s: target is on %s, %s on %s" % (what, target.device, source, device))
 
 
-def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,
-            vocab_start: int | None = None, vocab_end: int | None = None, in_place: bool = False,
-            support: Support | None = None, **members: Any) -> tuple[Any, ...]:
+def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None, start: int | None = None,
+            end: int | None = None, in_place: bool = False, support: Support | None = None, **members: Any) -> tuple[Any, ...]:
     """The outputs @names of logits [..., Vl] and target [...]; @members are the C config's."""
-    return VocabParallel.apply(*planned(what, logits, target, names, tp_group, (vocab_start, vocab_end, None), in_place,
+    return VocabParallel.apply(*planned(Named(what), logits, target, names, tp_group, (start, end, None), in_place,
                                         tuple(members.values()), tuple(members), support=support))
 
 
@@ -433,30 +431,37 @@ def real_of(dtype: Any) -> Any:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def first_of(given: dict[str, Any]) -> Any:
+    """Logits or hidden states among the arguments of a loss"""
+    return next(given[name] for name in ('vocab_parallel_logits', 'hidden', 'input') if name in given)
+
+
 def per_token(given: dict[str, Any]) -> list[tuple[Any, Any]]:
-    one = given['target'].shape, real_of(given['vocab_parallel_logits' if 'hidden' not in given else 'hidden'].dtype)
+    one = given['target'].shape, real_of(first_of(given).dtype)
     return [one] * (1 + bool(given.get('entropy')) + bool(given.get('loss')))
 
 
+LOGPROB = Named('logprob')
+
+
 @operator(per_token)
-def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
-            vocab_start: int | None = None, vocab_end: int | None = None,
-            vocab_size: int | None = None, entropy: bool = False, loss: bool = False,
-            temperature: float = 1.0, softcap: float | None = None, scale: float = 1.0,
-            label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100, chunk_size: int | None = None,
+def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None, vocab: int | tuple[int, int | None] | None = None,
+            entropy: bool = False, loss: bool = False, temperature: float = 1.0, softcap: float | None = None,
+            label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
             inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
     """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
-    tp_group: ranks that share the vocabulary (None: no others). DTensors: docs/guides/sharded-heads.md#dtensors. vocab_start, vocab_end: this rank's columns,
-    by default equal shards in rank order; vocab_size: V if columns >= V are padding, or if the group also serves another
-    vocabulary whose shard is the same on some ranks: without it V is asked once for a shard. Logits may
+    tp_group: ranks that share the vocabulary (None: no others). DTensors: docs/guides/sharded-heads.md#dtensors. vocab: V, of equal shards in
+    rank order, or (the id of this rank's first column, V or None). Columns >= V are padding. Without V, it is the end of the
+    last shard, for which the ranks are asked once for a shard; say V, if the group also serves another vocabulary whose
+    shard is the same on some ranks. Logits may
     have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all
     ranks: if some ranks copied a transposed batch, all do, and if a shard is empty, all logits are contiguous.
-    logp = (x_t - M) - log Sum, x = scale * logits / temperature, with a softcap
-    softcap * tanh(scale * logits / softcap) / temperature; it is never smoothed: label_smoothing and z_loss are
+    logp = (x_t - M) - log Sum, x = logits / temperature, with a softcap
+    softcap * tanh(logits / softcap) / temperature; it is never smoothed: label_smoothing and z_loss are
     for the loss. A target of ignore_index gives 0, one outside
-    of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is
+    of [0, V) NaN. inplace_backward: the gradient is
     written over the logits; a later backward of another function that saved them is a RuntimeError.
     support: lists of ids that take the place of the vocabulary; entropy and loss are then theirs, too.
     invariant: True: the same bits on 1, 2, 4 and 8 ranks and for any tokens in a call, if the vocabulary is
@@ -471,8 +476,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
                             "smoothed; ask for loss=True, or use nll()")
     names = NAMES[bool(entropy), bool(loss)]
     out = VocabParallel.apply(*planned(
-        'logprob', vocab_parallel_logits, target, names, tp_group,
-        (vocab_start, vocab_end, vocab_size), inplace_backward,
-        scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
+        LOGPROB, vocab_parallel_logits, target, names, tp_group, columns_of(LOGPROB, vocab), inplace_backward,
+        scalars(LOGPROB, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant),
         support=support))
     return out if len(names) > 1 else out[0]

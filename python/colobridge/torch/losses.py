@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from . import ranks as groups
 from .calls import eager, operator
 from .functions import Function
+from .head import Named, columns_of
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _scalar, _weighted, across
 from .ready import integer, like, number, scalars
@@ -51,7 +52,7 @@ class _Masked(LogprobPlan):
 
 class _Topk(_Masked):
     __slots__ = ()
-    NAME = WHAT = 'topk'
+    NAME = 'topk'
     KEEPS, SECOND = False, 'ids'
     MEMBERS = 'k', 'topk', 'ignore_index', 'temperature', 'softcap', 'scale'
 
@@ -66,8 +67,11 @@ class _Topk(_Masked):
 
 class _Distill(_Masked):
     __slots__ = ()
-    NAME = WHAT = 'distill'
+    NAME = 'distill'
     MEMBERS = 'targets', 'target_temperature', 'target_scale', 'temperature', 'softcap', 'scale'
+
+
+_TOPK_LOGPROB, _LOGPROB_AT, _DISTILL, _ENTROPY = map(Named, ('topk_logprob', 'logprob_at', 'distill', 'entropy'))
 
 
 class TopK(NamedTuple):
@@ -78,9 +82,8 @@ class TopK(NamedTuple):
 
 @eager
 def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_group: Any = None,
-                 vocab_start: int | None = None, vocab_end: int | None = None,
-                 vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-                 scale: float = 1.0, inplace_backward: bool = False) -> TopK:
+                 vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+                 inplace_backward: bool = False) -> TopK:
     """The k largest of logits [..., Vl], k <= 256: their log-probabilities and global ids, both [..., k].
 
     logp_i = (x_i - M) - log Sum over the whole vocabulary, f32 (f64 for f64 logits), differentiable; the
@@ -89,15 +92,14 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
     errors: logprob(). Formulas and special values: docs/concepts/loss.md.
     """
     return TopK(*VocabParallel.apply(*planned(
-        'topk_logprob', vocab_parallel_logits, None, ('logp', 'ids'), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (integer('k', k), True, -100, *scalars(temperature, softcap, scale)[:3]), _Topk.MEMBERS, _Topk, more=mask)))
+        _TOPK_LOGPROB, vocab_parallel_logits, None, ('logp', 'ids'), tp_group, columns_of(_TOPK_LOGPROB, vocab),
+        inplace_backward, (integer('topk_logprob: k', k), True, -100, *scalars(_TOPK_LOGPROB, temperature, softcap)[:3]), _Topk.MEMBERS, _Topk, more=mask)))
 
 
 @eager
 def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_group: Any = None,
-               vocab_start: int | None = None, vocab_end: int | None = None,
-               vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-               scale: float = 1.0, ignore_index: int = -100, inplace_backward: bool = False) -> Any:
+               vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+               ignore_index: int = -100, inplace_backward: bool = False) -> Any:
     """logp [..., k] of global ids [..., k] under logits [..., Vl], k <= 256: those of a teacher's or a sampler's
     top k, say. f32 (f64 for f64 logits), differentiable.
 
@@ -107,8 +109,8 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
     if not of_integers(ids) or ids.dim() < 1:
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
     return VocabParallel.apply(*planned(
-        'logprob_at', vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (ids.shape[-1], False, integer('ignore_index', ignore_index), *scalars(temperature, softcap, scale)[:3]),
+        _LOGPROB_AT, vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, columns_of(_LOGPROB_AT, vocab),
+        inplace_backward, (ids.shape[-1], False, integer('logprob_at: ignore_index', ignore_index), *scalars(_LOGPROB_AT, temperature, softcap)[:3]),
         _Topk.MEMBERS, _Topk, more=mask))[0]
 
 
@@ -121,9 +123,8 @@ class Distilled(NamedTuple):
 @eager
 def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = False,
             target_temperature: float = 1.0, mask: Any = None, tp_group: Any = None,
-            vocab_start: int | None = None, vocab_end: int | None = None,
-            vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-            scale: float = 1.0, inplace_backward: bool = False) -> Distilled:
+            vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+            inplace_backward: bool = False) -> Distilled:
     """Cross entropy and KL divergence [...] of the student's logits [..., Vl] from targets [..., Vl], which
     are sharded like them: a teacher's logits, q = softmax(targets / target_temperature), or with soft_labels
     probabilities q as they are, not normalised.
@@ -138,16 +139,15 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
         raise ArgumentError("distill: targets are %s, expected floats of the logits' shape %s" % (
             said(targets, '%(shape)s of %(dtype)s'), said(vocab_parallel_logits, '%(shape)s')))
     return Distilled(*VocabParallel.apply(*planned(
-        'distill', vocab_parallel_logits, targets.detach(), ('ce', 'kl'), tp_group, (vocab_start, vocab_end, vocab_size),
-        inplace_backward, (int(bool(soft_labels)), number('target_temperature', target_temperature), 1.0,
-                           *scalars(temperature, softcap, scale)[:3]), _Distill.MEMBERS, _Distill, more=mask)))
+        _DISTILL, vocab_parallel_logits, targets.detach(), ('ce', 'kl'), tp_group, columns_of(_DISTILL, vocab),
+        inplace_backward, (int(bool(soft_labels)), number('distill: target_temperature', target_temperature), 1.0,
+                           *scalars(_DISTILL, temperature, softcap)[:3]), _Distill.MEMBERS, _Distill, more=mask)))
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])
 def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = None,
-            vocab_start: int | None = None, vocab_end: int | None = None,
-            vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
-            scale: float = 1.0, chunk_size: int | None = None, inplace_backward: bool = False) -> Any:
+            vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+            inplace_backward: bool = False) -> Any:
     """Entropy [...] of logits [..., Vl], differentiable: logprob(entropy=True)'s, without targets. mask [...]:
     where it is 0, the entropy is 0 and the row is not read. Of packed sequences: Sequence.mask() is a mask, and
     Sequence.gather() takes the result. Other arguments and errors: logprob()."""
@@ -161,9 +161,9 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
     refuse_complex('entropy', mask)
     if mask is not None:
         target.masked_fill_(mask == 0, -100)
-    return VocabParallel.apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,
-                                        (vocab_start, vocab_end, vocab_size), inplace_backward,
-                                        scalars(temperature, softcap, scale, 0.0, 0.0, -100, chunk_size)))[1]
+    return VocabParallel.apply(*planned(_ENTROPY, logits, target, NAMES[True, False], tp_group,
+                                        columns_of(_ENTROPY, vocab), inplace_backward,
+                                        scalars(_ENTROPY, temperature, softcap)))[1]
 
 
 # ---- of per-token values ----

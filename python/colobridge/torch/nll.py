@@ -14,7 +14,8 @@ from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .calls import operator
 from .functions import Function
-from .logprob import LogprobPlan, VocabParallel, _Call, planned, real_of
+from .head import Named, columns_of
+from .logprob import LogprobPlan, VocabParallel, _Call, first_of, planned, real_of
 from .ready import SLACK, aligned, entry, like, pointed, scalars
 from .support import ClassWeight, Support
 from .tensors import of_integers, refuse_complex, said, stream_of
@@ -161,7 +162,7 @@ class Mean:
 class NllPlan(LogprobPlan):
     """Of calls whose "loss" and "n_valid" the caller sees as one number only."""
     __slots__ = ('mean',)
-    EXTRA, WHAT = 1, 'nll'
+    EXTRA = 1
 
     def __init__(self, *of: Any):
         super().__init__(*of)
@@ -253,20 +254,21 @@ def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss
 
 def loss_of(given: dict[str, Any]) -> list[tuple[Any, Any]]:
     """Shapes and dtypes of nll() and linear_nll()."""
-    real = real_of(given['vocab_parallel_logits' if 'hidden' not in given else 'hidden'].dtype)
+    real = real_of(first_of(given).dtype)
     if given.get('reduction') == 'none':
         return [(given['target'].shape, real)]
     return [((), real), ((), torch.float64), ((), torch.float64)]
 
 
+NLL = Named('nll')
+
+
 @operator(loss_of, Loss, fixed=lambda options: (2,))
 def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mask: Any = None,
-        tp_group: Any = None, reduce_group: Any = None, vocab_start: int | None = None,
-        vocab_end: int | None = None, vocab_size: int | None = None, temperature: float = 1.0,
-        softcap: float | None = None, scale: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
-        ignore_index: int = -100, chunk_size: int | None = None,
-        inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False,
-        class_weight: Any = None, _named: str = 'nll: class_weight') -> Any:
+        tp_group: Any = None, reduce_group: Any = None, vocab: int | tuple[int, int | None] | None = None,
+        temperature: float = 1.0, softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+        ignore_index: int = -100, inplace_backward: bool = False, support: Support | None = None,
+        invariant: bool | int = False, class_weight: Any = None) -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/concepts/loss.md.
 
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
@@ -285,23 +287,28 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     the loss. The loss is w_t ((1 - e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j), and den the sum of w_t, times
     the mask's. All ranks give one then. A class of weight 0 adds nothing, also where its logit is -inf.
     """
+    return of_logits(NLL, vocab_parallel_logits, target, reduction, mask, tp_group, reduce_group, vocab, inplace_backward, scalars(
+        NLL, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant), support, class_weight)
+
+
+def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, tp_group: Any, reduce_group: Any, vocab: Any,
+              inplace_backward: bool, numbers: tuple[Any, ...], support: Support | None, class_weight: Any) -> Any:
+    """nll() as the function @what. numbers: scalars()'s"""
     if reduction not in ('none', 'mean', 'sum'):
-        raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
-    target, weights = masked('nll', mask, target, ignore_index)
-    class_weight = None if class_weight is None else ClassWeight(_named, class_weight)
-    numbers = scalars(temperature, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
-    columns = vocab_start, vocab_end, vocab_size
+        raise ArgumentError("%s: reduction is %r, expected 'mean', 'sum' or 'none'" % (what, reduction))
+    target, weights = masked(what, mask, target, numbers[5])
+    class_weight, columns = ClassWeight.of(what, class_weight), columns_of(what, vocab)
     if reduction == 'none':
-        loss = VocabParallel.apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
+        loss = VocabParallel.apply(*planned(what, logits, target, ('loss',), tp_group, columns,
                                             inplace_backward, numbers, support=support, class_weight=class_weight))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
-    comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll')
+    comm = across(reduce_group, getattr(logits, 'device', None), what)
     mean, side = reduction == 'mean', []
     at_once = weights is None and class_weight is None
     kind, more = (NllPlan, (mean, comm, side)) if at_once else (LogprobPlan, None)
-    o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid' if class_weight is None else 'weight'), tp_group,
+    o = planned(what, logits, target, ('loss', 'n_valid' if class_weight is None else 'weight'), tp_group,
                 columns, inplace_backward, numbers, kind=kind, support=support, more=more, class_weight=class_weight)
-    groups.require_apart('nll', o[2][1], 'reduce_group', comm)
+    groups.require_apart(what, o[2][1], 'reduce_group', comm)
     if at_once:
         return Loss(*VocabParallel.apply(*o), side[0])
     if weights is not None:

@@ -19,10 +19,11 @@ from ..errors import ArgumentError, MismatchError
 from ..mesh import among, lines
 from . import ranks as groups
 from .functions import Function
-from .head import Head
+from .head import Columns, Head, Named, columns_of
 from .tensors import checked, stream_of
 
-PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight', 'lm_head_bias'))  # names of arguments that may be heads which ranks share
+# Names of arguments that may be heads which ranks share; 'weight' beside 'input' is of classes.
+PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight', 'lm_head_bias', 'linear_weight', 'linear_bias'))
 _SAMPLE = 4096  # elements of hidden states by which ranks compare them
 
 
@@ -312,11 +313,11 @@ def averaged(what: str, weight: Any, bias: Any, of: Any, reduction: str | None, 
     return weight, bias
 
 
-def main_grads(what: str, weight: Any, bias: Any) -> Any:
+def main_grads(what: Named, weight: Any, bias: Any) -> Any:
     """(main_grad of weight, main_grad of bias or None), or None if neither is trained. The gradient of one that is frozen,
     which is made together with the other's, goes into memory that is not read."""
     found: dict[str, Any] = {}
-    given = {name: t for name, t in (('weight', weight), ('bias', bias)) if t is not None}
+    given = {name: t for name, t in ((what.weight, weight), (what.bias, bias)) if t is not None}
     for name, t in given.items():
         if not t.requires_grad:
             continue
@@ -332,32 +333,32 @@ def main_grads(what: str, weight: Any, bias: Any) -> Any:
         for name in given.keys() - found.keys():
             t = given[name]
             found[name] = grad.new_zeros((t.to_local() if is_placed(t) else t).shape)
-    return (found['weight'], found.get('bias')) if found else None
+    return (found[what.weight], found.get(what.bias)) if found else None
 
 
-def head(what: str, of: Head, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm, ignored: int,
+def head(what: Named, of: Head, columns: Columns, hidden: Any, weight: Any, bias: Any, target: Any, comm: Comm, ignored: int,
          adds: bool) -> tuple[Any, ...]:
     """(communicator of the vocabulary, of the ranks that share weight and bias or None, weight, bias, rows of these ranks,
-    vocab_start to vocab_size) of a head of DTensors. adds: averaged()'s"""
-    columns = {name: getattr(of, name) for name in ('vocab_start', 'vocab_end', 'vocab_size')}
+    columns) of a head of DTensors, whose Head says @columns. adds: averaged()'s"""
     tp = groups.world_ranks(comm) if comm.size > 1 else ()
-    given, (weight, found) = weight, rows_of(what + ': weight', weight, tp)
+    given, (weight, found) = weight, rows_of('%s: %s' % (what, what.weight), weight, tp)
     if bias is not None:
-        bias, other = rows_of(what + ': bias', bias, tp)
+        bias, other = rows_of('%s: %s' % (what, what.bias), bias, tp)
         if other[:3] != found[:3] or bias.requires_grad and other.copies != found.copies:
-            raise ArgumentError("%s: weight is shared as %s, and bias as %s; shard both alike" % (what, found, other))
+            raise ArgumentError("%s: %s is shared as %s, and %s as %s; shard both alike" % (
+                what, what.weight, found, what.bias, other))
     if found.columns is not None:
-        _columns(what, columns, found.columns)
+        columns = _columns(what, columns, found.columns)
     if found.whole:
         if of.d_hidden != 'all_reduce':
-            raise ArgumentError("%s: all ranks of tp_group have the whole weight, so each makes the whole gradient of hidden; "
-                                "found d_hidden=%r, expected 'all_reduce'" % (what, of.d_hidden))
+            raise ArgumentError("%s: all ranks of tp_group have the whole weight, so each makes the whole gradient of %s; "
+                                "found d_hidden=%r, expected 'all_reduce'" % (what, what.hidden, of.d_hidden))
         comm = groups.alone()
     asked = None if of.shard_group is None else set(groups.world_ranks(of.shard_group, what + ': shard_group'))
     if asked is not None and asked not in [set(ranks or (torch.distributed.get_rank(),)) for ranks in (found.group, found.copies)] or \
             found.rows is not None and of.rows not in (None, found.rows):
-        raise ArgumentError("%s: shard_group is %s and rows %s, and weight is %s, whose rows %s share; leave both out" % (
-            what, None if asked is None else sorted(asked), of.rows, said(given), found.group or 'no ranks'))
+        raise ArgumentError("%s: shard_group is %s and rows %s, and %s is %s, whose rows %s share; leave both out" % (
+            what, None if asked is None else sorted(asked), of.rows, what.weight, said(given), found.group or 'no ranks'))
     device = hidden.device
     shares, copies = (None if ranks is None else groups.comm_of_ranks(ranks, device)
                       for ranks in (found.group, found.copies))
@@ -370,12 +371,12 @@ def head(what: str, of: Head, hidden: Any, weight: Any, bias: Any, target: Any, 
         groups.require_apart(what, comm, 'the copies of weight', copies)
     size = (1 if shares is None else shares.size) * (1 if copies is None else copies.size)
     weight, bias = averaged(what, weight, bias, given, of.grad_reduction, size, copies, adds)
-    return comm, shares, weight, bias, found.rows, tuple(columns.values())
+    return comm, shares, weight, bias, found.rows, columns
 
 
-def gathered(what: str, of: Head, hidden: Any, weight: Any, bias: Any, comm: Comm) -> tuple[Any, Any]:
+def gathered(what: Named, of: Head, hidden: Any, weight: Any, bias: Any, comm: Comm) -> tuple[Any, Any]:
     """weight and bias of this rank's columns, all rows of them; gradients go back to where the rows are."""
-    made, shares, weight, bias, rows, _ = head(what, of, hidden, weight, bias, None, comm, 0, False)
+    made, shares, weight, bias, rows, _ = head(what, of, columns_of(what, of.vocab), hidden, weight, bias, None, comm, 0, False)
     if made is not comm:
         raise ArgumentError("%s: all ranks of tp_group have the whole weight, expected Shard(0) over tp_group, or no tp_group"
                             % what)
@@ -441,19 +442,19 @@ def _logits(what: str, given: dict[str, Any], name: str, tp: tuple[int, ...], re
     if cut:
         if vocabulary is None:
             given['tp_group'] = mesh.get_group(cut[0])
-        _columns(what, given, (*_cut(t.shape[-1], len(lines(mesh)[cut[0]]), mesh.get_coordinate()[cut[0]]), t.shape[-1]))
+        start, _, vocab = _columns(what, columns_of(what, given.get('vocab')), (
+            *_cut(t.shape[-1], len(lines(mesh)[cut[0]]), mesh.get_coordinate()[cut[0]]), t.shape[-1]))
+        given['vocab'] = start, vocab
     return _local(t)
 
 
-def _columns(what: str, given: dict[str, Any], found: tuple[int, int, int]) -> None:
-    """Into @given: vocab_start, vocab_end and vocab_size of a placement. ValueError: those that are given are others."""
-    start, end, vocab = found
-    for name, n, fits in (('vocab_start', start, lambda n: n == start), ('vocab_end', end, lambda n: start <= n <= end),
-                          ('vocab_size', vocab, lambda n: n <= vocab)):
-        if given.get(name) is None:
-            given[name] = n
-        elif not fits(given[name]):
-            raise ArgumentError("%s: %s is %s, and the placement of the DTensor says %d" % (what, name, given[name], n))
+def _columns(what: str, given: Columns, found: tuple[int, int, int]) -> Columns:
+    """Those of a placement, of which the caller may say fewer. ValueError: those that are given are others."""
+    start, _, vocab = given
+    if start not in (None, found[0]) or vocab is not None and vocab > found[2]:
+        raise ArgumentError("%s: vocab is %s, and the placement of the DTensor says %s" % (
+            what, (start, vocab), (found[0], found[2])))
+    return found[0], found[1], found[2] if vocab is None else vocab
 
 
 def _carried(bridge: Any, given: dict[str, Any]) -> None:
@@ -498,13 +499,13 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     given = dict(zip(names, args), **kwargs)
     before = dict(given)
     what = {'call': 'bridge', '_planned': 'EncoderParallel.plan', '_relayout': 'relayout', '_gather': 'Sequence.gather'}.get(fn.__name__, fn.__qualname__.replace('.forward', '').replace('.__init__', ''))
-    head = given.get('weight')
-    head = head if isinstance(head, Head) else None
-    takes = ('hidden', 'target', 'mask', 'ids', 'vocab_parallel_logits', 'targets') if {'vocab_start', 'support'} & set(names) else \
-        ('hidden',) if fn.__name__ == 'over_chunks' else ()
+    head = next((value for value in given.values() if isinstance(value, Head)), None)
+    takes = ('hidden', 'target', 'mask', 'ids', 'vocab_parallel_logits', 'targets', 'input') if {'vocab', 'support', 'input'} & set(
+        names) else ('hidden',) if fn.__name__ == 'over_chunks' else ()
+    hidden, logits = ('input', 'targets') if 'linear_weight' in names else ('hidden', 'input')
     places = None
     for name, t in before.items():
-        if not is_placed(t) or name in PARAMETERS:
+        if not is_placed(t) or name in PARAMETERS and not (name == 'weight' and 'input' in names):
             continue
         of = '%s: %s' % (what, name)
         if name == 'x' and what == 'bridge' and before['self'].kind == 'uniform':
@@ -514,8 +515,8 @@ def taken(fn: Any, args: Any, kwargs: Any) -> dict[str, Any]:
             raise ArgumentError("%s is %s, expected a plain tensor, this rank's part" % (of, said(t)))
         places = places or [groups.world_ranks(of_call if of_call is not None else getattr(head, group, None), '%s: %s' % (what, group))
                             for group, of_call in ((group, before.get(group)) for group in ('tp_group', 'reduce_group'))]
-        if name not in ('vocab_parallel_logits', 'targets'):
-            given[name] = _tokens(of, t, *places, name == 'hidden', 'all_reduce' if head is None else head.d_hidden)
+        if name not in ('vocab_parallel_logits', 'targets', logits):
+            given[name] = _tokens(of, t, *places, name == hidden, 'all_reduce' if head is None else head.d_hidden)
             continue
         for other in ('vocab_parallel_logits', 'targets'):
             if other in before and getattr(before[other], 'placements', None) != t.placements:

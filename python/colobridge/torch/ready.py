@@ -46,12 +46,19 @@ def integer(name: str, value: Any) -> int:
     return value.__index__()
 
 
-def scalars(temperature: Any, softcap: Any, scale: Any, label_smoothing: Any = 0.0, z_loss: Any = 0.0,
+def scalars(what: str, temperature: Any, softcap: Any, scale: Any = 1.0, label_smoothing: Any = 0.0, z_loss: Any = 0.0,
             ignore_index: Any = -100, chunk_size: Any = 0, invariant: Any = False) -> tuple[Any, ...]:
-    """Options as plain numbers: a tensor would be a key that changes, and be compared on its device."""
-    return (number('temperature', temperature), number('softcap', softcap or 0.0), number('scale', scale),
-            number('label_smoothing', label_smoothing), number('z_loss', z_loss), integer('ignore_index', ignore_index), integer('chunk_size', chunk_size or 0),
-            -1 if invariant is True else int(number('invariant', invariant)))
+    """Options of function @what as plain numbers: a tensor would be a key that changes, and be compared on its device."""
+    try:
+        return (float(temperature), float(softcap or 0.0), float(scale), float(label_smoothing), float(z_loss),
+                ignore_index.__index__(), (chunk_size or 0).__index__(), -1 if invariant is True else int(float(invariant)))
+    except (TypeError, ValueError, AttributeError):
+        for name, value in (('temperature', temperature), ('softcap', softcap or 0.0), ('scale', scale),
+                            ('label_smoothing', label_smoothing), ('z_loss', z_loss), ('invariant', invariant)):
+            number('%s: %s' % (what, name), value)
+        for name, value in (('ignore_index', ignore_index), ('chunk_size', chunk_size or 0)):
+            integer('%s: %s' % (what, name), value)
+        raise
 
 
 storage_of: Any = getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0

@@ -26,11 +26,11 @@ def dropped(logp: Any, top_p: float) -> Any:
     return mass.cumsum(-1) - mass >= torch.minimum((total.double() * top_p).ceil().long(), total).clamp(min=1)
 
 
-def vocabulary(what: str, logits: Any, start: int, end: int, group: Any) -> int:
-    """V of logits [..., n] with the ids start .. end - 1"""
-    comm = comm_of(group, logits.device, what + ': tp_group')
+def vocabulary(what: str, columns: int, device: Any, start: int, end: int, group: Any) -> int:
+    """V of a shard of so many columns, which have the ids start .. end - 1"""
+    comm = comm_of(group, device, what + ': tp_group')
     with telling(comm):
-        return shard(comm, group, logits.shape[-1], start, end, None)[1]
+        return shard(comm, group, columns, start, end, None)[1]
 
 
 def kept(what: str, logits: Any, target: Any, start: int, vocab: int, group: Any, top_k: int, top_p: float,
@@ -51,7 +51,7 @@ def _Kept(ctx: Any, logits: Any, comm: Comm, target: Any, start: int, vocab: int
         rows = logits.flatten(0, -2)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-        config = config_of('sampling', start, vocab, top_k=top_k, top_p=top_p)
+        config = config_of('top_k and top_p', 'sampling', start, vocab, top_k=top_k, top_p=top_p)
         dtype, count = checked(rows, 'logits').dtype, len(rows)
         each = size_of('colo_sampling_workspace_size', config, dtype, 1 << 10, comm.size)
         step = max(1, min(chunk or count, count, (_WORKSPACE << 10) // each))

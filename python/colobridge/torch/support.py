@@ -10,6 +10,7 @@ import torch
 from .. import _structs as s
 from ..errors import ArgumentError
 from ..tensor import make
+from .head import Named
 from .ready import View, storage_of
 from .rows import Rows
 from .tensors import checked, said
@@ -76,6 +77,10 @@ class ClassWeight(NamedTuple):
     """What errors call the class weights of a call: their function and argument; and what was given"""
     what: str
     given: Any
+
+    @classmethod
+    def of(cls, what: Named, given: Any) -> 'ClassWeight | None':
+        return None if given is None else cls('%s: %s' % (what, what.class_weight), given)
 
 
 class Classes(View):

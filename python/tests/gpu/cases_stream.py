@@ -37,10 +37,10 @@ def steps():
         return [y.detach(), *torch.autograd.grad(y, inputs, torch.ones_like(y) * 2)]
 
     def loss(z):
-        return ct.logprob(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V) * g0
+        return ct.logprob(z, t, tp_group=dist.group.WORLD, vocab=(lo, V)) * g0
 
     def linear(h, w, mode):
-        head = ct.Head(w, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V)
+        head = ct.Head(w, tp_group=dist.group.WORLD, vocab=(lo, V))
         return ct.linear_logprob(h, head, t, mode=mode) * g0
 
     def nll(z):
@@ -263,7 +263,7 @@ class Logits(torch.autograd.Function):
 def case_nothing_of_the_size_of_the_logits_is_allocated():
     tokens, columns = 8192, 32768
     t = torch.randint(0, columns * size(), (tokens,), generator=torch.Generator().manual_seed(1)).cuda()
-    args = {'tp_group': dist.group.WORLD, 'vocab_start': me() * columns, 'vocab_size': columns * size()}
+    args = {'tp_group': dist.group.WORLD, 'vocab': (me() * columns, columns * size())}
     z = torch.randn(tokens, columns, device='cuda', dtype=torch.bfloat16)
     one = torch.ones(1, device='cuda', requires_grad=True)
     whole = z.numel() * 2
