@@ -322,6 +322,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_comm_broadcast': (INT, [P, P, i64, INT, i32, P]),
     'colo_comm_check': (INT, [P]),
     'colo_comm_check_level': (i32, [P]),
+    'colo_comm_config': (INT, [P, _p(CommConfig)]),
+    'colo_comm_configure': (INT, [P, _p(CommConfig)]),
     'colo_comm_create_bootstrap': (INT, [_p(Bootstrap), _p(P)]),
     'colo_comm_create_nccl': (INT, [P, i32, _p(P)]),
     'colo_comm_create_self': (INT, [_p(P)]),

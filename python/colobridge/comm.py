@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
-from ._lib import Handle, call, check, error_message, hear_signals, lib, result, text
+from ._lib import Handle, call, check as checked, error_message, hear_signals, lib, result, text
 from .errors import STATUS, Error, exception
 from .grid import Grid, _joined
+from .plan import TRANSPORTS, choice
 from .view import view
 
 _REDUCE = {'sum': s.REDOP_SUM, 'max': s.REDOP_MAX}
+_TRANSPORTS = {**TRANSPORTS, 'ucx': s.TRANSPORT_UCX}
 _FIRST = 4088  # bytes that gather_bytes() moves with their number
 _forks: int = 0  # between the process that loaded this and the one that runs
 
@@ -80,6 +82,20 @@ class _Run:
             self._abort(comm, 'interrupted')
 
 
+def _config(config: s.CommConfig, timeout: float | None, check: int | None, transport: str | None,
+            flight_recorder: 'str | os.PathLike[str] | None') -> s.CommConfig:
+    """@config with what is not None."""
+    if timeout is not None:
+        config.timeout_ms = max(int(timeout * 1000), 1)
+    if check is not None:
+        config.check = check
+    if transport is not None:
+        config.transport = choice('transport', transport, _TRANSPORTS)
+    if flight_recorder is not None:
+        config.flight_recorder = os.fsencode(flight_recorder)
+    return config
+
+
 class Comm(Handle):
     """A communicator; .handle is its colo_comm_t pointer. One thread at a time uses it. Exception: any thread may call
     abort() and dump().
@@ -112,10 +128,12 @@ class Comm(Handle):
         return cls(result(c.c_void_p, 'colo_comm_create_self'))
 
     @classmethod
-    def from_all_gather(cls, rank: int, size: int,
-                        all_gather: Callable[[bytes], list[bytes]]) -> 'Comm':
+    def from_all_gather(cls, rank: int, size: int, all_gather: Callable[[bytes], list[bytes]], *,
+                        timeout: float | None = None, check: int | None = None, transport: str | None = None,
+                        flight_recorder: 'str | os.PathLike[str] | None' = None) -> 'Comm':
         """Processes that talk over Unix sockets, or over UCX between hosts; collective. all_gather moves a few bytes:
-        all_gather(mine) returns what every rank brought, by rank. What it raises, this raises."""
+        all_gather(mine) returns what every rank brought, by rank. What it raises, this raises. The other arguments are
+        those of configure(), and hold while the ranks connect, too."""
         raised: list[BaseException] = []
 
         def gather(_user: int, send: int, recv: int, count: int) -> int:
@@ -130,14 +148,15 @@ class Comm(Handle):
                 raised.append(why)
                 return STATUS['ERR_STATE']
 
+        config = _config(s.CommConfig(c.sizeof(s.CommConfig), 0, 1), timeout, check, transport, flight_recorder)
         hear_signals()
         handle = c.c_void_p()
-        boot = s.Bootstrap(c.sizeof(s.Bootstrap), rank, size, s.AllGatherFn(gather), None)
+        boot = s.Bootstrap(c.sizeof(s.Bootstrap), rank, size, s.AllGatherFn(gather), None, c.pointer(config))
         status = lib().colo_comm_create_bootstrap(boot, c.byref(handle))
         if raised:
             lib().colo_comm_destroy(c.byref(handle))
             raise raised[0]
-        check(status)
+        checked(status)
         return cls(handle)
 
     def nccl(self, device: int = -1) -> 'Comm':
@@ -244,6 +263,30 @@ class Comm(Handle):
             raise ValueError("world_ranks has %d entries, expected %d" % (len(world_ranks), self.size))
         call('colo_comm_set_world_ranks', self.handle, (s.i64 * self.size)(*world_ranks))
         self._named = True
+
+    def configure(self, *, timeout: float | None = None, check: int | None = None, transport: str | None = None,
+                  flight_recorder: 'str | os.PathLike[str] | None' = None) -> None:
+        """What holds for this communicator, its parts, and those that are made from it later; None: what held before. An
+        environment variable that is set overrides its argument. timeout: seconds, the deadline of every wait
+        (COLO_TIMEOUT_MS). check: 0, 1 or 2 (COLO_CHECK). transport: "auto", "nccl" or "peer", of bridges that name none;
+        "ucx" is for from_all_gather() (COLO_TRANSPORT). flight_recorder: the beginning of a path, where each rank writes
+        its last operations after a failure; "": no file (COLO_FLIGHT_RECORDER). The same on all ranks, but for
+        flight_recorder; local."""
+        config = _config(self._configured(), timeout, check, transport, flight_recorder)
+        call('colo_comm_configure', self.handle, config)
+
+    def _configured(self) -> s.CommConfig:
+        config = s.CommConfig(c.sizeof(s.CommConfig))
+        call('colo_comm_config', self.handle, config)
+        return config
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What is in force, as the arguments of configure()."""
+        config = self._configured()
+        return {'timeout': config.timeout_ms / 1000, 'check': config.check,
+                'transport': next(word for word, value in _TRANSPORTS.items() if value == config.transport),
+                'flight_recorder': os.fsdecode(config.flight_recorder or b'')}
 
     def set_timeout(self, seconds: float) -> None:
         """Deadline of every wait; communicators made later inherit it."""

@@ -689,6 +689,11 @@ MUTANTS = {
         'torch/ranks.py', 'len(self.ranks) > 1 and self.store is not None', 'False', 'test_torch_ended.py', 'cause and by'),
     'the group that is set for entropies hears of no refusal': (
         'compat.py', '@eager\ndef _entropy(', 'def _entropy(', 'test_refusals.py', 'that_is_set'),
+    'a world is made without what its program says of it': (
+        'comm.py', 'None, c.pointer(config))', 'None)', 'test_core.py', 'says_what_holds'),
+    'what a program does not say again is reset': (
+        'comm.py', '_config(self._configured(), timeout', '_config(s.CommConfig(c.sizeof(s.CommConfig), 0, 1), timeout',
+        'test_core.py', 'says_what_holds'),
     'what is left at exit ends when modules are gone': (
         'comm.py', 'atexit.register(_end)', 'pass', 'test_core.py', 'left_at_exit'),
     'bridges of all position maps are kept': (

@@ -522,6 +522,33 @@ def test_processes_meet_through_an_all_gather(tmp_path):
     assert all(rank.returncode == 0 for rank in ranks), said
 
 
+def test_a_program_says_what_holds_for_its_communicators(monkeypatch, tmp_path):
+    for name in ('TIMEOUT_MS', 'CHECK', 'TRANSPORT', 'FLIGHT_RECORDER'):
+        monkeypatch.delenv('COLO_' + name, raising=False)
+
+    def gather_alone(mine):
+        return [mine]
+
+    world = cb.Comm.from_all_gather(0, 1, gather_alone)
+    assert world.config == {'timeout': 600.0, 'check': 1, 'transport': 'auto', 'flight_recorder': ''}
+    ours = {'timeout': 4.5, 'check': 2, 'transport': 'nccl', 'flight_recorder': str(tmp_path / 'rank')}
+    assert cb.Comm.from_all_gather(0, 1, gather_alone, **ours).config == ours
+    world.configure(timeout=4.5, check=2)
+    world.configure(transport='nccl', flight_recorder=tmp_path / 'rank')
+    part = world.split_color(0)
+    assert world.config == part.config == ours
+    monkeypatch.setenv('COLO_TRANSPORT', 'peer')
+    monkeypatch.setenv('COLO_TIMEOUT_MS', '77')
+    world.configure(flight_recorder='')
+    assert world.config == {**ours, 'timeout': .077, 'transport': 'peer', 'flight_recorder': ''}
+    for wrong, words in (({'transport': 'tcp'}, "transport is 'tcp', expected 'auto' or"),
+                         ({'check': 3}, 'config.check is 3, expected 0..2')):
+        with pytest.raises(ValueError, match=words):
+            world.configure(**wrong)
+        with pytest.raises(ValueError, match=words):
+            cb.Comm.from_all_gather(0, 1, gather_alone, **wrong)
+
+
 def test_what_the_all_gather_raises_comes_out():
     def gather(mine):
         raise OSError('the store is gone')
