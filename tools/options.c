@@ -14,6 +14,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define LINE_MAX_BYTES 200
@@ -127,9 +128,76 @@ static int parse(tool_option_t *options, int count, int argc, char **argv)
 }
 
 const char *tool_bold = "", *tool_dim = "", *tool_plain = "";
+int tool_columns;
 
-static void want_colour(void)
+/* Bytes of @text that fit @columns, up to a blank if there is one; escape sequences take no column.
+ */
+static size_t fitting(const char *text, int columns)
 {
+    size_t n = 0, last = 0;
+    for (int seen = 0; text[n]; n++) {
+        if (text[n] == '\033') {
+            n += strcspn(text + n, "m");
+            continue;
+        }
+        if (text[n] == ' ' && n > 0 && text[n - 1] != ' ')
+            last = n;
+        if (seen++ == columns)
+            return last ? last : n;
+    }
+    return n;
+}
+
+/* Where the lines go on that @line is broken into: behind a word that two blanks set apart, or two
+ * columns to the right of its own beginning. */
+static int hanging(const char *line)
+{
+    const int lead = (int)strspn(line, " "), word = (int)strcspn(line + lead, " ");
+    const int blanks = (int)strspn(line + lead + word, " ");
+    const int indent = lead >= 8 ? lead : blanks >= 2 ? lead + word + blanks : lead + 2;
+    return indent < tool_columns / 2 ? indent : tool_columns / 4;
+}
+
+static void put_line(const char *line)
+{
+    const int indent = hanging(line);
+    size_t n = fitting(line, tool_columns);
+    const size_t lead = strspn(line, " ");
+    if (n <= lead)
+        n = lead + strcspn(line + lead, " "); /* a word that does not fit */
+    for (int pad = 0; printf("%*s%.*s\n", pad, "", (int)n, line), line[n]; pad = indent) {
+        line += n + strspn(line + n, " ");
+        n = fitting(line, tool_columns - indent);
+        if (!*line)
+            break;
+    }
+}
+
+void tool_say(const char *fmt, ...)
+{
+    static char line[8192];
+    static size_t n;
+    va_list ap;
+    va_start(ap, fmt);
+    if (tool_columns == 0) {
+        vprintf(fmt, ap);
+    } else {
+        vsnprintf(line + n, sizeof line - n, fmt, ap);
+        for (char *end, *rest; (end = strchr(line, '\n')); memmove(line, rest, strlen(rest) + 1)) {
+            *end = '\0';
+            rest = end + 1;
+            put_line(line);
+        }
+        n = strlen(line);
+    }
+    va_end(ap);
+}
+
+static void look_at_terminal(void)
+{
+    struct winsize size;
+    if (isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0)
+        tool_columns = size.ws_col;
     const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
     if (!isatty(STDOUT_FILENO) || (no && *no) || (term && strcmp(term, "dumb") == 0))
         return;
@@ -142,7 +210,7 @@ int tool_start(tool_option_t *options, int count, int argc, char **argv, const c
                const char *examples)
 {
     TOOL_TRY(parse(options, count, argc, argv));
-    want_colour();
+    look_at_terminal();
     if (find(options, count, "--help", 6)->given) /* both are in the table of each tool */
         printf("%s%s", help, examples);
     else if (find(options, count, "--version", 9)->given)

@@ -98,6 +98,13 @@ const char *tool_bytes(char out[24], int64_t bytes);
  * not "dumb", NO_COLOR unset or empty. tool_start() finds out. */
 extern const char *tool_bold, *tool_dim, *tool_plain;
 
+/* Columns of the terminal that stdout is; 0: it is none, or does not say. tool_start() finds out.
+ */
+extern int tool_columns;
+
+/* printf() of text for people: a line that is wider than the terminal is broken at blanks. */
+void tool_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
 /* Complains of the picture @path if @error is an errno; returns @code then, else TOOL_OK. */
 int tool_svg(int code, const char *path, int error);
 

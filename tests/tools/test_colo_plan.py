@@ -4,7 +4,7 @@ down by hand from the rules (docs/concepts/plan.md); the tables are golden/plan-
 import resource
 
 from plan_world import Grid
-from tool import Skipped, case, check, equal, good, main, page, planned, run, run_on_terminal
+from tool import Skipped, case, check, counted, equal, good, main, page, planned, run, run_on_terminal
 
 GRIDS = '--src tp=2,dp=4 --dst tp=2,cp=2,dp=2'
 
@@ -181,6 +181,22 @@ def output_on_a_terminal_has_colour_unless_no_color_is_set():
         raise Skipped  # no pseudo-terminals here
     check('\033' in colour.out, colour.out)
     check('What this means' in plain.out and '\033' not in plain.out, plain.out)
+
+
+@case
+def a_terminal_gets_no_line_that_is_wider():
+    """Lines are broken at blanks, and of a table the columns that do not fit come below, behind the first one."""
+    for line in GRIDS, GRIDS + ' --ranks-per-node 2', GRIDS + ' --rank 3', '--src dp=8 --compare tp=8 cp=2,dp=4:sharded':
+        for columns in 40, 80, 0:
+            narrow = run_on_terminal(line, columns, env={'NO_COLOR': '1'})
+            if not narrow:
+                raise Skipped
+            said, wide = narrow.out.replace('\r', ''), good(line)
+            check(not columns or max(map(len, said.split('\n'))) <= columns, '%d columns: %s', columns, said)
+            equal(set(said.replace('#', '').split()), set(wide.replace('#', '').split()))
+            check(columns or said == wide, said)
+    counted(run_on_terminal(GRIDS, 80, env={'NO_COLOR': '1'}).out, ('\n   7  ', 2), ('\nrank  ', 2))
+    counted(run_on_terminal(GRIDS, 40, env={'NO_COLOR': '1'}).out, ('\n   7  ', 3), ('receives  from      sends  to\r', 2))
 
 
 @case

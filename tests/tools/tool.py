@@ -6,14 +6,17 @@ names. What they print is what CMocka prints, because tools/count-tests.py and t
 """
 import collections
 import contextlib
+import fcntl
 import fnmatch
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import traceback
 import xml.etree.ElementTree
 from pathlib import Path
@@ -61,12 +64,14 @@ def run(line, *texts, env=None, stdout=subprocess.PIPE, **more):
     return Ran(done.returncode, *written)
 
 
-def run_on_terminal(line, **more):
-    """With stdout on a new pseudo-terminal; None if the system has none, as a chroot without /dev/pts."""
+def run_on_terminal(line, columns=0, **more):
+    """With stdout on a new pseudo-terminal; None if the system has none, as a chroot without /dev/pts. 0 columns: it
+    does not say how many it has."""
     try:
         ours, its = pty.openpty()
     except OSError:
         return None
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack('4H', 0, columns, 0, 0))
     with open(ours, 'rb', buffering=0) as reader:
         with open(its, 'wb', buffering=0) as terminal:
             ran = run(line, stdout=terminal, **more)

@@ -228,10 +228,12 @@ static void print_bars(const plan_entry_t *entries, int n, int best, enum quanti
     const bool time = what == TIME || what == TIME_ONE_LEVEL;
     if (most == 0)
         return;
-    printf("\n%s\n", titles[what]);
+    const int room = tool_columns - (int)strlen("   1   949.9 us  least bridge time");
+    const int bar = tool_columns == 0 || room > BAR ? BAR : room < BAR / 5 ? BAR / 5 : room;
+    tool_say("\n%s\n", titles[what]);
     for (int i = 0; i < n; i++) {
         const double v = value_of(&entries[i], what);
-        const int len = (int)ceil(BAR * v / most - 1e-9);
+        const int len = (int)ceil(bar * v / most - 1e-9);
         char text[24];
         printf(" %3d  ", i + 1);
         for (int k = 0; k < len; k++)
@@ -245,23 +247,23 @@ static int print_text(const plan_entry_t *entries, int n, int best)
 {
     char line[3][200], name[1300];
     if (*plan_compare_warning(line[0], entries, n))
-        printf("%s\n", line[0]);
-    printf("%s; %s\n", plan_shape(line[0], &entries[0].ask, "x"),
-           plan_nodes_text(name, &entries[0].ask));
+        tool_say("%s\n", line[0]);
+    tool_say("%s; %s\n", plan_shape(line[0], &entries[0].ask, "x"),
+             plan_nodes_text(name, &entries[0].ask));
     if (*plan_assumed(line[0], &entries[0].ask))
-        printf("%s\n", line[0]);
+        tool_say("%s\n", line[0]);
     if (*plan_positions(line[0], &entries[0].ask))
-        printf("%s\n", line[0]);
+        tool_say("%s\n", line[0]);
     for (int i = 0; i < n; i++) {
         const plan_entry_t *e = &entries[i];
-        printf("%c%3d  %s: %lld ranks", i == best ? '*' : ' ', i + 1,
-               name_of(name, sizeof name, e, false), (long long)(e->ask.world - e->ask.first));
+        tool_say("%c%3d  %s: %lld ranks", i == best ? '*' : ' ', i + 1,
+                 name_of(name, sizeof name, e, false), (long long)(e->ask.world - e->ask.first));
         if (e->parts)
-            printf(", estimated from %lld in %lld parts%s", (long long)e->sums.ranks,
-                   (long long)e->parts, e->alike ? ", all alike" : "");
-        printf("\n");
+            tool_say(", estimated from %lld in %lld parts%s", (long long)e->sums.ranks,
+                     (long long)e->parts, e->alike ? ", all alike" : "");
+        tool_say("\n");
     }
-    printf("\n");
+    tool_say("\n");
     print_table(entries, n, best);
     print_bars(entries, n, best, TIME);
     print_bars(entries, n, best, BUSIEST);
@@ -275,11 +277,11 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     }
     print_bars(entries, n, best, MEMORY);
     print_model(&entries[0].ask, line);
-    printf("\n%s", best < 0
-                       ? ""
-                       : "* least bridge time; on a tie the fewest bytes, then the least memory\n");
+    tool_say("\n%s",
+             best < 0 ? ""
+                      : "* least bridge time; on a tie the fewest bytes, then the least memory\n");
     for (int i = 0; i < 3; i++)
-        printf("%s\n", line[i]);
+        tool_say("%s\n", line[i]);
     return TOOL_OK;
 }
 

@@ -15,42 +15,84 @@
 
 enum { CELL = 40, COLUMNS_MAX = 1 + 2 * COLO_DIMS_MAX + 2 + 8 };
 
-void plan_table(const char *text, const char *shape, const char *idle)
+typedef struct table {
+    const char *text, *shape, *idle;
+    int width[COLUMNS_MAX];
+} table_t;
+
+/* Blanks before column @c. */
+static int gap(const table_t *t, int c)
 {
-    int width[COLUMNS_MAX] = {0}, c = 0, line = 0, owed = 0; /* owed: blanks before what is next */
+    return c == 0 ? 0 : isupper((unsigned char)t->shape[c]) ? 4 : 2;
+}
+
+/* The first column, and those from @begin up to @end. */
+static void put_columns(const table_t *t, int begin, int end)
+{
+    const char *idle = t->idle;
+    int c = 0, line = 0, owed = 0; /* owed: blanks before what is next */
     size_t n;
-    for (const char *s = text; *s; s += n + 1) {
+    for (const char *s = t->text; *s; s += n + 1) {
         n = strcspn(s, "\t\n");
-        const bool title = idle && line == 0 && islower((unsigned char)shape[c + 1]);
-        width[c] = title || width[c] > (int)n ? width[c] : (int)n;
-        c = s[n] == '\n' ? 0 : c + 1;
-        line += c == 0;
-    }
-    line = 0;
-    for (const char *s = text; *s; s += n + 1) {
-        n = strcspn(s, "\t\n");
-        const int more = width[c] - (int)n;
-        const bool left = (idle && line == 0) || strchr("lL", shape[c]);
+        const int more = t->width[c] - (int)n;
+        const bool left = (idle && line == 0) || strchr("lL", t->shape[c]);
         if (c == 0 && idle) {
-            const size_t end = strcspn(s, "\n"), len = strlen(idle);
+            const size_t row = strcspn(s, "\n"), len = strlen(idle);
             fputs(line < 2                                         ? tool_bold
-                  : end > len && !memcmp(s + end - len, idle, len) ? tool_dim
+                  : row > len && !memcmp(s + row - len, idle, len) ? tool_dim
                                                                    : "",
                   stdout);
         }
-        owed += c == 0 ? 0 : isupper((unsigned char)shape[c]) ? 4 : 2;
-        owed += left ? 0 : more;
-        if (n > 0) {
-            printf("%*s%.*s", owed, "", (int)n, s);
-            owed = 0;
+        if (c == 0 || (c >= begin && c < end)) {
+            owed += gap(t, c) + (left ? 0 : more);
+            if (n > 0) {
+                printf("%*s%.*s", owed, "", (int)n, s);
+                owed = 0;
+            }
+            owed += left ? more : 0;
         }
-        owed += left ? more : 0;
         c++;
         if (s[n] == '\n') {
             printf("%s\n", idle ? tool_plain : "");
             c = owed = 0;
             line++;
         }
+    }
+}
+
+/* The end of the columns from @begin on that fit the terminal: groups, or one of them in parts. */
+static int fits(const table_t *t, int begin, int columns)
+{
+    int used = t->width[0], group = 0, part = 0;
+    for (int c = begin; c < columns && (tool_columns == 0 || used <= tool_columns); c++) {
+        used += gap(t, c) + t->width[c];
+        if (tool_columns > 0 && used > tool_columns)
+            break;
+        const char next = t->shape[c + 1];
+        group = isupper((unsigned char)next) || !next ? c + 1 : group;
+        part = next == 'r' || group == c + 1 ? c + 1 : part;
+    }
+    return group ? group : part ? part : columns;
+}
+
+void plan_table(const char *text, const char *shape, const char *idle)
+{
+    table_t t = {text, shape, idle, {0}};
+    const int columns = (int)strlen(shape);
+    int c = 0, line = 0;
+    size_t n;
+    for (const char *s = text; *s; s += n + 1) {
+        n = strcspn(s, "\t\n");
+        const bool title = idle && line == 0 && islower((unsigned char)shape[c + 1]);
+        t.width[c] = title || t.width[c] > (int)n ? t.width[c] : (int)n;
+        c = s[n] == '\n' ? 0 : c + 1;
+        line += c == 0;
+    }
+    for (int begin = 1, end; begin < columns; begin = end) {
+        end = fits(&t, begin, columns);
+        if (begin > 1)
+            printf("\n");
+        put_columns(&t, begin, end);
     }
 }
 
@@ -238,74 +280,75 @@ static void print_ask(const plan_ask_t *ask)
     colo_grid_print(&ask->src.grid, src, sizeof src);
     colo_grid_print(&ask->dst.grid, dst, sizeof dst);
     if (*plan_size_warning(line, ask))
-        printf("%s\n", line);
-    printf("%s%s -> %s%s\n", tool_bold, src, dst, tool_plain);
+        tool_say("%s\n", line);
+    tool_say("%s%s -> %s%s\n", tool_bold, src, dst, tool_plain);
     plan_batch_bytes(bytes, ask);
     if (ask->batch)
-        printf("%s, %lld features, %s: %s\n", plan_batch_size(line, ask),
-               (long long)c->shape.features, colo_dtype_name(c->dtype), bytes);
+        tool_say("%s, %lld features, %s: %s\n", plan_batch_size(line, ask),
+                 (long long)c->shape.features, colo_dtype_name(c->dtype), bytes);
     else
-        printf("%s, %s: %s\n", plan_shape(line, ask, "x"), ask->axes, bytes);
+        tool_say("%s, %s: %s\n", plan_shape(line, ask, "x"), ask->axes, bytes);
     if (*plan_assumed(line, ask))
-        printf("%s\n", line);
+        tool_say("%s\n", line);
     if (*plan_positions(line, ask))
-        printf("%s\n", line);
+        tool_say("%s\n", line);
     if (ask->batch && ask->batch->packed)
-        printf("%s\n",
-               plan_sharded(ask) || ask->batch->heads[1]
-                   ? "gradients: each rank returns those of the rows and features that it has"
-                   : "gradients partial: each context rank returns all rows, the bridge "
-                     "sums them");
+        tool_say("%s\n",
+                 plan_sharded(ask) || ask->batch->heads[1]
+                     ? "gradients: each rank returns those of the rows and features that it has"
+                     : "gradients partial: each context rank returns all rows, the bridge "
+                       "sums them");
     else if (c->output == COLO_OUTPUT_SHARDED)
-        printf("output sharded: each rank gets the rows that it owns and returns their gradient\n");
+        tool_say(
+            "output sharded: each rank gets the rows that it owns and returns their gradient\n");
     else
-        printf("output full: each rank gets all rows of its samples\n%s\n",
-               c->grad == COLO_GRAD_PARTIAL
-                   ? "gradients partial: each rank returns all rows, the bridge sums them over cp"
-                   : "gradients disjoint: each rank's gradient is zero outside the rows it owns");
+        tool_say("output full: each rank gets all rows of its samples\n%s\n",
+                 c->grad == COLO_GRAD_PARTIAL
+                     ? "gradients partial: each rank returns all rows, the bridge sums them over cp"
+                     : "gradients disjoint: each rank's gradient is zero outside the rows it owns");
 }
 
 /* One line of the footer: what arrives, and what @collective would bring. */
 static void print_meaning(const char *pass, const char *collective, const plan_totals_t *totals)
 {
     char most[24], all[24], other[24];
-    printf("  %-9s ", pass);
+    tool_say("  %-9s ", pass);
     if (totals->recv_max == 0)
-        printf("No rank receives anything.");
+        tool_say("No rank receives anything.");
     else
-        printf("The busiest rank receives %s, all ranks together %s.",
-               tool_bytes(most, totals->recv_max), tool_bytes(all, totals->recv_total));
+        tool_say("The busiest rank receives %s, all ranks together %s.",
+                 tool_bytes(most, totals->recv_max), tool_bytes(all, totals->recv_total));
     if (totals->collective_max == 0) {
-        printf("\n%*s%s would move nothing%s.", 12, "", collective,
-               totals->recv_max ? "" : ", too");
+        tool_say("\n%*s%s would move nothing%s.", 12, "", collective,
+                 totals->recv_max ? "" : ", too");
     } else if (totals->collective_max > 0) {
-        printf("\n%*s%s would bring %s to the busiest rank", 12, "", collective,
-               tool_bytes(other, totals->collective_max));
+        tool_say("\n%*s%s would bring %s to the busiest rank", 12, "", collective,
+                 tool_bytes(other, totals->collective_max));
         double times = (double)totals->collective_max / (double)totals->recv_max;
         if (totals->recv_max == 0)
-            printf(".");
+            tool_say(".");
         else if (totals->collective_max == totals->recv_max)
-            printf(", the same number of bytes.");
+            tool_say(", the same number of bytes.");
         else
-            printf(", %.*f times as much.", times < 1 ? 2 : 1, times);
+            tool_say(", %.*f times as much.", times < 1 ? 2 : 1, times);
     }
-    printf("\n");
+    tool_say("\n");
 }
 
 /* What enters nodes, and what the second level saves. */
 static void print_nodes_meaning(const plan_totals_t *totals)
 {
     char in[24], least[24], one[24];
-    printf("%*sInto nodes come %s, the minimum is %s", 12, "", tool_bytes(in, totals->slow_total),
-           tool_bytes(least, totals->slow_minimum));
+    tool_say("%*sInto nodes come %s, the minimum is %s", 12, "", tool_bytes(in, totals->slow_total),
+             tool_bytes(least, totals->slow_minimum));
     if (totals->slow_one_level > totals->slow_total)
-        printf("; on one level it would be %s, %.1f times as much",
-               tool_bytes(one, totals->slow_one_level),
-               (double)totals->slow_one_level / (double)totals->slow_total);
-    printf(".\n%*sEstimated time %s", 12, "", plan_time(in, totals->seconds));
+        tool_say("; on one level it would be %s, %.1f times as much",
+                 tool_bytes(one, totals->slow_one_level),
+                 (double)totals->slow_one_level / (double)totals->slow_total);
+    tool_say(".\n%*sEstimated time %s", 12, "", plan_time(in, totals->seconds));
     if (totals->slow_one_level > totals->slow_total)
-        printf(", on one level %s", plan_time(one, totals->seconds_one_level));
-    printf(".\n");
+        tool_say(", on one level %s", plan_time(one, totals->seconds_one_level));
+    tool_say(".\n");
 }
 
 static int print_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans)
@@ -314,27 +357,39 @@ static int print_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
     plan_sums_t *node = plan_nodes(ask, plans, nplans, &n);
     if (!node)
         return TOOL_PROBLEM;
-    printf("\n%sInto each node      forward                            backward%s\n", tool_bold,
-           tool_plain);
-    printf("%snode  ranks  levels  %9s  %9s  %9s    %9s  %9s  %9s%s\n", tool_bold, "in", "minimum",
-           "one level", "in", "minimum", "one level", tool_plain);
-    for (int64_t i = 0; i < n; i++) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    if (f)
+        fputs("Into each node\t\t\tforward\t\t\tbackward\t\t\n"
+              "node\tranks\tlevels\tin\tminimum\tone level\tin\tminimum\tone level\n",
+              f);
+    for (int64_t i = 0; f && i < n; i++) {
         const plan_totals_t *pass = node[i].pass;
         bool two = false;
         if (node[i].ranks == 0)
             continue;
         for (int w = 0; w < 2; w++)
             two |= pass[w].slow_one_level > pass[w].slow_total;
-        printf("%4lld  %5lld  %6s", (long long)i, (long long)node[i].ranks, two ? "two" : "one");
+        fprintf(f, "%lld\t%lld\t%s", (long long)i, (long long)node[i].ranks, two ? "two" : "one");
         for (int w = 0; w < 2; w++) {
             char cell[3][CELL];
             bytes_cell(cell[0], pass[w].slow_total);
             bytes_cell(cell[1], pass[w].slow_minimum);
             bytes_cell(cell[2], pass[w].slow_one_level);
-            printf("%s  %9s  %9s  %9s", w ? "  " : "", cell[0], cell[1], cell[2]);
+            fprintf(f, "\t%s\t%s\t%s", cell[0], cell[1], cell[2]);
         }
-        printf("\n");
+        fputc('\n', f);
     }
+    const bool bad = !f || ferror(f);
+    if ((f && fclose(f) != 0) || bad) {
+        free(node);
+        free(text);
+        return tool_problem("no memory for a table of %lld nodes", (long long)n);
+    }
+    printf("\n");
+    plan_table(text, "rrrRrrRrr", "\t");
+    free(text);
     free(node);
     return TOOL_OK;
 }
@@ -346,17 +401,17 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     if (sums->scale > 0)
         snprintf(scale, sizeof scale, "scale %lld", (long long)sums->scale);
     print_ask(ask);
-    printf("%s, %s, %lld ranks\n", colo_direction_name(sums->direction), scale,
-           (long long)ask->world);
+    tool_say("%s, %s, %lld ranks\n", colo_direction_name(sums->direction), scale,
+             (long long)ask->world);
     if (nplans > 0) {
         TOOL_TRY(print_table(ask, plans, nplans));
         if (plan_several_nodes(ask))
             TOOL_TRY(print_nodes(ask, plans, nplans));
     } else {
-        printf("The table is left out, because %lld ranks are more than --max-ranks %lld.\n",
-               (long long)ask->world, (long long)ask->max_ranks);
+        tool_say("The table is left out, because %lld ranks are more than --max-ranks %lld.\n",
+                 (long long)ask->world, (long long)ask->max_ranks);
     }
-    printf("\n%sWhat this means%s\n", tool_bold, tool_plain);
+    tool_say("\n%sWhat this means%s\n", tool_bold, tool_plain);
     for (int w = 0; w < 2; w++) {
         print_meaning(w ? "backward" : "forward", w ? "An all-reduce" : "An all-gather",
                       &sums->pass[w]);
@@ -366,7 +421,7 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
             plan_batch_print_minimum(&sums->pass[w]);
     }
     if (sums->rejects[0])
-        printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
+        tool_say("  Collectives cannot carry this pair: %s\n", sums->rejects);
     if (ask->batch && !ask->batch->packed)
         plan_batch_print_balance(ask);
     return TOOL_OK;
@@ -374,10 +429,10 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
 
 static void print_box(const colo_region_t *g, int64_t features)
 {
-    printf(" samples %lld..%lld rows %lld..%lld", (long long)g->b[0], (long long)g->b[1] - 1,
-           (long long)g->s[0], (long long)g->s[1] - 1);
+    tool_say(" samples %lld..%lld rows %lld..%lld", (long long)g->b[0], (long long)g->b[1] - 1,
+             (long long)g->s[0], (long long)g->s[1] - 1);
     if (g->h[0] != 0 || g->h[1] != features)
-        printf(" features %lld..%lld", (long long)g->h[0], (long long)g->h[1] - 1);
+        tool_say(" features %lld..%lld", (long long)g->h[0], (long long)g->h[1] - 1);
 }
 
 static void print_messages(const char *verb, const char *to, const pic_list_t *list,
@@ -386,15 +441,15 @@ static void print_messages(const char *verb, const char *to, const pic_list_t *l
     char b[24];
     for (int32_t i = 0; i < list->n; i++) {
         const colo_plan_message_t *m = &list->message[i];
-        printf("  %s %s %s rank %lld:", verb, tool_bytes(b, m->bytes), to, (long long)m->peer);
+        tool_say("  %s %s %s rank %lld:", verb, tool_bytes(b, m->bytes), to, (long long)m->peer);
         for (int64_t k = 0; k < m->nregions; k++) {
-            printf("%s", k ? "," : "");
+            tool_say("%s", k ? "," : "");
             if (ask->batch)
                 plan_batch_print_rows(ask, &m->regions[k]);
             else
                 print_box(&m->regions[k], ask->config.shape.features);
         }
-        printf("\n");
+        tool_say("\n");
     }
 }
 
@@ -405,16 +460,16 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
     colo_owned_t o = {0};
     int64_t rank = ask->rank;
     if (!colo_grid_has_rank(&layout->grid, rank)) {
-        printf("%s: this grid does not have the rank\n", side);
+        tool_say("%s: this grid does not have the rank\n", side);
         return;
     }
     int64_t c[COLO_DIMS_MAX];
-    printf("%s:", side);
+    tool_say("%s:", side);
     if (colo_grid_coords(&layout->grid, rank, c) == COLO_OK)
         for (int32_t i = 0; i < layout->grid.ndims; i++)
-            printf(" %s %lld", layout->grid.name[i], (long long)c[i]);
+            tool_say(" %s %lld", layout->grid.name[i], (long long)c[i]);
     if (ask->batch) {
-        printf(", %lld rows\n", (long long)ragged_rows);
+        tool_say(", %lld rows\n", (long long)ragged_rows);
         return;
     }
     if (colo_layout_owned(
@@ -422,17 +477,17 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
             &(colo_shape_t){.samples = n->samples, .rows = n->rows, .features = n->features},
             full_rows, &o, NULL, 0, NULL) != COLO_OK ||
         (o.b1 - o.b0) * o.rows * (o.h1 - o.h0) == 0) {
-        printf(", the rank holds nothing\n");
+        tool_say(", the rank holds nothing\n");
         return;
     }
     long long b = o.b1 - o.b0, s = o.rows, h = o.h1 - o.h0;
-    printf(", samples %lld..%lld, tensor %s [", (long long)o.b0, (long long)o.b1 - 1, ask->axes);
+    tool_say(", samples %lld..%lld, tensor %s [", (long long)o.b0, (long long)o.b1 - 1, ask->axes);
     if (strcmp(ask->axes, "th") == 0)
-        printf("%lld, %lld]\n", b * s, h);
+        tool_say("%lld, %lld]\n", b * s, h);
     else if (strcmp(ask->axes, "sbh") == 0)
-        printf("%lld, %lld, %lld]\n", s, b, h);
+        tool_say("%lld, %lld, %lld]\n", s, b, h);
     else
-        printf("%lld, %lld, %lld]\n", b, s, h);
+        tool_say("%lld, %lld, %lld]\n", b, s, h);
 }
 
 int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
@@ -442,7 +497,7 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
                                         "then sends sums", "then receives", "then sends"};
     int64_t rows[2];
     print_ask(ask);
-    printf("\n%srank %lld%s\n", tool_bold, (long long)ask->rank, tool_plain);
+    tool_say("\n%srank %lld%s\n", tool_bold, (long long)ask->rank, tool_plain);
     colo_plan_rows(plan, &rows[0], &rows[1]);
     print_owned("src", &ask->src, ask, false, rows[0]);
     print_owned("dst", &ask->dst, ask, ask->config.output == COLO_OUTPUT_FULL_SEQ, rows[1]);
@@ -453,14 +508,14 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
         int32_t n = 0;
         pic_lists(plan, pass, list);
         (void)colo_plan_bytes(plan, pass, &b);
-        printf("\n%s%s%s: the rank keeps %s of its own\n", tool_bold, name[pass], tool_plain,
-               tool_bytes(local, b.local));
+        tool_say("\n%s%s%s: the rank keeps %s of its own\n", tool_bold, name[pass], tool_plain,
+                 tool_bytes(local, b.local));
         for (int k = 0; k < 2 * PIC_EXCHANGES; k++) {
             print_messages(verbs[k], k % 2 ? "to" : "from", &list[k / 2][k % 2], ask);
             n += list[k / 2][k % 2].n;
         }
         if (n == 0)
-            printf("  it exchanges nothing\n");
+            tool_say("  it exchanges nothing\n");
     }
     return TOOL_OK;
 }
