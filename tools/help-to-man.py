@@ -67,11 +67,12 @@ def page(name, version, what, text):
     if examples:
         out.append('.SH EXAMPLES')
     for rows in examples:
-        title = re.sub(r'^example:\s*', '', rows[0], flags=re.I)
-        if len(rows) == 1:
-            rows, title = [rows[0], '  ' + title], ''
+        shown = next((i for i, r in enumerate(rows) if r.startswith('  ')), len(rows))
+        title, rows = re.sub(r'^example:\s*', '', ' '.join(rows[:shown]), flags=re.I), rows[shown:]
+        if not rows:
+            rows, title = ['  ' + title], ''
         out += ['.PP', plain(title)] if title else ['.PP']
-        out += ['.nf'] + [plain(r) for r in rows[1:]] + ['.fi']
+        out += ['.nf'] + [plain(r) for r in rows] + ['.fi']
     others = [t for t in ('colo-plan', 'colo-info', 'colo-perf', 'colo-captioner') if t != name]
     out += ['.SH SEE ALSO', ', '.join('.BR %s (1)' % plain(t) for t in others).replace(', .BR', ',\n.BR')]
     return re.sub(r'\(1\),$', '(1),', '\n'.join(out), flags=re.M) + '\n'

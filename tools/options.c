@@ -90,7 +90,7 @@ static int parse(tool_option_t *options, int count, int argc, char **argv)
 {
     char q[TOOL_QUOTE_MAX];
     for (int i = 1; i < argc; i++) {
-        const char *arg = argv[i], *eq = strchr(arg, '=');
+        const char *arg = strcmp(argv[i], "-h") ? argv[i] : "--help", *eq = strchr(arg, '=');
         size_t len = eq ? (size_t)(eq - arg) : strlen(arg);
         tool_option_t *o = find(options, count, arg, len);
         if (!o)

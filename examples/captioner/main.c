@@ -23,38 +23,41 @@ void openblas_set_num_threads(int n) __attribute__((weak));
 
 static const char usage[] =
     "usage: colo-captioner [options]\n"
-    "Trains a small model to caption images of digits: an encoder in the layout --src and a\n"
-    "language model in the layout --dst, on the same ranks, with the bridge between them.\n"
+    "Trains a small model to caption images of digits: an encoder in the layout --src\n"
+    "and a language model in the layout --dst, on the same ranks, with the bridge\n"
+    "between them.\n"
     "\n"
-    "  --src SPEC        encoder grid, dims tp cp pp dp, first fastest  (tp=2,dp=4)\n"
-    "  --dst SPEC        language model grid                            (tp=2,cp=2,dp=2)\n"
-    "  --ranks KIND      threads: all ranks in this process             (threads)\n"
+    "  --src SPEC        encoder grid of tp cp pp dp, first fastest    (tp=2,dp=4)\n"
+    "  --dst SPEC        language model grid                         (tp=2,cp=2,dp=2)\n"
+    "  --ranks KIND      threads: all ranks in this process          (threads)\n"
     "                    mpi: one process per rank, started by mpirun -n RANKS\n"
     "                    nccl: all ranks in this process, one GPU per rank\n"
-    "  --steps N         training steps, 0..1000000          (%d; ragged %d)\n"
-    "  --batch B         images of a global batch, 1..1024              (%d)\n"
-    "  --lr X            peak learning rate                             (%g)\n"
-    "  --seed S          seed of weights and shuffles                   (1)\n"
-    "  --output KIND     full: whole sequence | sharded: own rows       (full)\n"
-    "  --ragged          cuts images to their ink, puts several or none into a sample, packs\n"
-    "                    samples, and balances the encoder's work over the ranks\n"
-    "  --images N-M      with --ragged: images per sample, 0 to 3       (0-3)\n"
-    "  --dynamic-cp      with --ragged: each sample is a sequence of its own, on one context rank\n"
-    "                    per 16 positions, at most on all\n"
-    "  --grad KIND       with full: partial | disjoint                  (partial)\n"
-    "  --algo KIND       exact | collective                             (exact)\n"
-    "  --head KIND       resident | sharded: its rows over dp x cp      (resident)\n"
+    "  --steps N         training steps, 0..1000000       (%d; ragged %d)\n"
+    "  --batch B         images of a global batch, 1..1024           (%d)\n"
+    "  --lr X            peak learning rate                          (%g)\n"
+    "  --seed S          seed of weights and shuffles                (1)\n"
+    "  --output KIND     full: whole sequence | sharded: own rows    (full)\n"
+    "  --ragged          cuts images to their ink, puts several or none into a\n"
+    "                    sample, packs samples, and balances the encoder's work over\n"
+    "                    the ranks\n"
+    "  --images N-M      with --ragged: images per sample, 0 to 3    (0-3)\n"
+    "  --dynamic-cp      with --ragged: each sample is a sequence of its own, on one\n"
+    "                    context rank per 16 positions, at most on all\n"
+    "  --grad KIND       with full: partial | disjoint               (partial)\n"
+    "  --algo KIND       exact | collective                          (exact)\n"
+    "  --head KIND       resident | sharded: its rows over dp x cp   (resident)\n"
     "  --loss KIND       logits | linear: head and loss in one, by chunks (logits)\n"
     "  --data PATH       the digits, 65 numbers per line\n"
-    "  --report PATH     HTML report written at the end                 (./report.html)\n"
-    "  --check-gradients compare all gradients with a serial fp64 run, at first and after --steps\n"
-    "                    (%d); last line is JSON\n"
+    "  --report PATH     HTML report written at the end              (./report.html)\n"
+    "  --check-gradients compare all gradients with a serial fp64 run, at first and\n"
+    "                    after --steps (%d); last line is JSON\n"
     "  --json            a JSON summary on stdout, all else on stderr\n"
-    "  --help            this text\n"
+    "  --help, -h        this text\n"
     "\n"
     "exit status: 0 fine, 1 a problem was found, 2 wrong use\n"
     "\n"
-    "example: colo-captioner --src tp=1,dp=8 --dst tp=4,dp=2 --steps 100 --report /tmp/r.html\n";
+    "example:\n"
+    "  colo-captioner --src tp=1,dp=8 --dst tp=4,dp=2 --report r.html\n";
 
 enum { STEPS = 700, RAGGED_STEPS = 1000, CHECK_STEPS = 20 };
 enum { BATCH = 48, EVAL_EVERY = 50, RAGGED_EVAL_EVERY = 250 };
@@ -238,7 +241,7 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
         size_t length = value ? (size_t)(value - argv[i]) : strlen(argv[i]);
         int rc;
 
-        if (!strcmp(argv[i], "--help")) {
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
             printf(usage, STEPS, RAGGED_STEPS, BATCH, RATE, CHECK_STEPS);
             return 0;
         } else if (!strcmp(argv[i], "--json")) {

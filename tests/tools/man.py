@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tool's man page has its sections, every option of its --help with a text, and no stray roff.
+"""A tool's man page has its sections, every option of its --help with a text, no stray roff, and no line that is wider
+than a terminal.
 
 usage: man.py PAGE PROGRAM
 """
@@ -33,6 +34,13 @@ def main(page, program):
     for line in raw.split('\n'):
         if re.match(r"[.']", line) and not re.match(r'\.(TH|SH|TP|PP|B|BR|nf|fi)\b', line):
             sys.exit('not one of our requests: %s' % line)
+    # What is not filled is indented by 7 columns on a terminal of 80.
+    long = [line for part in re.findall(r'^\.nf\n(.*?)^\.fi$', text, re.M | re.S) for line in part.split('\n')
+            if len(line) > 73] + [line for line in said.split('\n') if len(line) > 80]
+    if long:
+        sys.exit('wider than 80 columns: %s' % long)
+    if subprocess.run([program, '-h'], stdout=subprocess.PIPE, text=True, check=True).stdout != said:
+        sys.exit('-h is not --help')
     print('%d options' % len(heads))
 
 

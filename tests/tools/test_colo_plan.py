@@ -200,6 +200,12 @@ def a_terminal_gets_no_line_that_is_wider():
 
 
 @case
+def without_options_it_shows_the_example():
+    equal(good(''), 'colo-plan %s\n\n%s' % (GRIDS, good(GRIDS)))
+    check('\n  colo-plan %s\n' % GRIDS in good('-h'), 'another example is in the help')
+
+
+@case
 def a_system_without_terminals_is_no_crash_of_the_test():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))

@@ -12,7 +12,7 @@ GOOD = GRIDS + ' ' + SIZES
 @case
 def a_wrong_option_is_named_in_one_line():
     for line, text in (
-            ('', '--src is missing'),
+            ('--dst tp=2,dp=4', '--src is missing'),
             ('--src tp=2,dp=4', '--dst is missing'),
             (GOOD + ' --frobnicate', 'unknown option "--frobnicate"'),
             (GOOD + ' --jso', 'unknown option "--jso"'),
