@@ -8,7 +8,8 @@
  * fp32): three for a loss whose gradient is made in forward, four where logits are made twice. Then
  * the library, bf16 with bf16 logits and fp32 d_W added to. Medians. Rows of log-probability are
  * checked against fp64 sums, and modes against each other bit for bit. Then modes with 8 segments
- * of the vocabulary (docs/concepts/loss.md), if 128 divides it, and the logits path with and without.
+ * of the vocabulary (docs/concepts/loss.md), if 128 divides it, and the logits path with and
+ * without.
  */
 #include "bench.h"
 

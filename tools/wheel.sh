@@ -117,12 +117,12 @@ alone() {
 say "testing it without a compiler and without PyTorch"
 fresh plain
 alone plain -m colobridge check --ranks 3 || fail "python -m colobridge check"
-alone plain "$root/python/tests/wheel.py" "$root/README.md" || fail "python/tests/wheel.py"
+alone plain "$root/python/tests/wheel.py" "$root/docs/guides/vision.md" || fail "python/tests/wheel.py"
 if "$python" -c 'import torch' 2>/dev/null; then
     say "testing it with PyTorch"
     fresh torch --system-site-packages
     alone torch -m colobridge check --ranks 2 || fail "python -m colobridge check with PyTorch"
-    alone torch "$root/python/tests/wheel.py" "$root/README.md" || fail "python/tests/wheel.py with PyTorch"
+    alone torch "$root/python/tests/wheel.py" "$root/docs/guides/vision.md" || fail "python/tests/wheel.py with PyTorch"
 fi
 
 say "testing an editable installation"

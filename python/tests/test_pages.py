@@ -37,6 +37,21 @@ def run(page, **names):
     return names
 
 
+def front(mark, **names):
+    """Runs a snippet of README.md, of at most four lines behind its imports."""
+    code = re.search(r'<!-- %s -->\n```python\n(.*?)```\n<!-- end -->' % mark, (DOCS.parent / 'README.md').read_text(), re.S)[1]
+    assert len(re.findall(r'^(?!import |from )\S', code, re.M)) <= 4, mark
+    exec(compile(code, 'README.md', 'exec'), names)
+    return names
+
+
+def on_cpu():
+    """init_device_mesh("cuda", ..) makes a mesh of this processor."""
+    from torch.distributed.device_mesh import init_device_mesh
+    return mock.patch('torch.distributed.device_mesh.init_device_mesh',
+                      lambda _, *args, make=init_device_mesh, **kwargs: make('cpu', *args, **kwargs))
+
+
 def groups(*ranks):
     """This rank's of groups that all ranks make"""
     made = [dist.new_group(list(r)) for r in ranks]
@@ -111,7 +126,6 @@ def trainer(rank):
 
 
 def torchrun(rank):
-    from torch.distributed.device_mesh import init_device_mesh
     tp, weight = groups((0, 1), (2, 3)), case(seed=9)[1][:22]
     make = torch.Generator().manual_seed(3)
     images = torch.randn(4, 8, H, generator=make, dtype=torch.float64)
@@ -132,8 +146,7 @@ def torchrun(rank):
             dist.all_reduce(d, group=tp)
             return d
 
-    with mock.patch('torch.distributed.device_mesh.init_device_mesh', lambda _, *args, make=init_device_mesh, **kwargs: make(
-            'cpu', *args, **kwargs)):
+    with on_cpu():
         names = run('guides/quickstart.md', encoder=lambda x: 3 * x, images=mine, llm=Llm.apply, targets=targets[:, rows])
     loss = torch.nn.functional.cross_entropy((3 * whole @ weight.t()).view(-1, 22), targets.view(-1))
     loss.backward()
@@ -150,12 +163,31 @@ class HuggingFace(Plain):
         return types.SimpleNamespace(pooler_output=out[0], deepstack_features=out[1:])
 
 
-def encoded(rank, page, deep):
+def readme(rank):
+    """The bridge of README.md, and its loss behind it: d_images is that of the plain mean."""
+    make, weight = torch.Generator().manual_seed(3), case(seed=9)[1][:22]
+    images = torch.randn(4, 8, H, generator=make, dtype=torch.float64)
+    targets = torch.randint(0, 22, (4, 8), generator=make)
+    mine, whole = leaf(images[2 * (rank // 2):][:2]), leaf(images)
+    with on_cpu():
+        names = front('bridge', encoder=lambda x: 3 * x, images=mine)
+    rows = [[0, 1, 6, 7], [2, 3, 4, 5]][rank // 2]
+    front('loss', ct=ct, mesh=names['mesh'], states=names['hidden'].flatten(0, 1), targets=targets[:, rows].flatten(),
+          lm_head=types.SimpleNamespace(weight=weight[11 * (rank % 2):][:11]))
+    torch.nn.functional.cross_entropy((3 * whole @ weight.t()).view(-1, 22), targets.view(-1)).backward()
+    near(mine.grad, whole.grad[2 * (rank // 2):][:2], torch.float64, 'd_images')
+
+
+def readme_tower(rank):
+    encoded(rank, 'tower', 0, front)
+
+
+def encoded(rank, page, deep, how=run):
     """A page's lines on a random step: the loss, and the tower's gradients, are those of the whole tower."""
     step = Step(5, 'tp=2,cp=2,dp=1', 4, (6,), GRIDS, 2, most=5)
     lm, tower, given = Lm(1 + deep), HuggingFace(deep), step.given(rank)
     layers = [lambda x, layer=layer: torch.tanh(layer(x)) for layer in lm.layers]
-    names = run(page, tower=tower, pixels=given['pixels'], grid_thw=given.get('grid_thw'), seq=given.get('seq', ()),
+    names = how(page, ct=ct, tower=tower, pixels=given['pixels'], grid_thw=given.get('grid_thw'), seq=given.get('seq', ()),
                 pos=given.get('pos'), embeddings=lm.words(step.part(rank, step.text)), layers=layers)
     loss = (layers[-1](names['hidden']) * step.part(rank, step.weight)).sum()
     loss.backward()
@@ -226,7 +258,7 @@ def distillation(rank):
     near(mine.grad, whole.grad, torch.float64, 'd_hidden')
 
 
-PAGES = {'guides/quickstart.md': torchrun, 'guides/vision.md': towers, 'guides/vision.md#deepstack': deepstack,
+PAGES = {'README.md': readme, 'README.md#tower': readme_tower, 'guides/quickstart.md': torchrun, 'guides/vision.md': towers, 'guides/vision.md#deepstack': deepstack,
          'guides/vision.md#micro-batches': microbatches, 'guides/megatron.md': megatron, 'guides/sharded-heads.md': fsdp2,
          'guides/sharded-heads.md#zero3': zero3, 'guides/rl.md': trainer, 'guides/distillation.md': distillation,
          'concepts/bridge.md#two': threads}
@@ -234,7 +266,7 @@ PAGES = {'guides/quickstart.md': torchrun, 'guides/vision.md': towers, 'guides/v
 
 @pytest.mark.parametrize('page', list(PAGES))
 def test_first_lines_of_a_page_do_what_it_says(world, page):
-    if page in ('guides/sharded-heads.md', 'guides/quickstart.md') and not hasattr(torch.distributed, 'device_mesh'):
+    if page in ('README.md', 'guides/sharded-heads.md', 'guides/quickstart.md') and not hasattr(torch.distributed, 'device_mesh'):
         pytest.skip('this PyTorch %s has no DeviceMesh' % torch.__version__)
     world.run(PAGES[page])
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tools/wheel.sh runs in an environment that has the wheel: where the package and its libraries are,
-that libraries in NVIDIA's wheels are found, the command, and README's PyTorch example.
+that libraries in NVIDIA's wheels are found, the command, and the PyTorch program of docs/guides/vision.md.
 
-usage: wheel.py README.md
+usage: wheel.py PAGE
 """
 import contextlib
 import ctypes as c
@@ -85,12 +85,12 @@ for name in 'plan', 'info', 'perf':
 print('the command runs check, plan, info, perf, flight')
 
 if importlib.util.find_spec('torch'):
-    readme = Path(sys.argv[1]).read_text()
-    program, prints = (re.search('<!-- %s -->\n```\\w*\n(.*?)```' % kind, readme, re.S).group(1)
+    page = Path(sys.argv[1]).read_text()
+    program, prints = (re.search('<!-- %s -->\n```\\w*\n(.*?)```' % kind, page, re.S).group(1)
                        for kind in ('python', 'python prints'))
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        exec(program, {'__name__': 'readme'})
+        exec(program, {'__name__': 'page'})
     assert said.getvalue() == prints, said.getvalue()
-    print("README's PyTorch example prints what it says")
+    print('the PyTorch program of %s prints what it says' % sys.argv[1])
 print('the libraries are %s' % ' '.join(sorted(p.name for p in package.glob('*.so*'))))

@@ -6,7 +6,7 @@ usage: install.py shared MESON BUILD-FOLDER PREFIX COMPILER...
        install.py static MESON COMPILER...
 Builds two programs with the installed files only: one that takes the address of every function the
 headers declare (as C and, where there is a C++ compiler, the linker sees the same names), and the
-example of README.md, which must print what README.md says it prints. So must its colo-plan, if that was
+program of docs/guides/c.md, which must print what that says it prints. So must its colo-plan, if that was
 installed. "static" builds -Ddefault_library=static first, without optimization and all that is not the library.
 """
 import os
@@ -34,11 +34,11 @@ int main(void)
 '''
 
 
-def readme(what):
-    text = (ROOT / 'README.md').read_text()
+def page(what, name='docs/guides/c.md'):
+    text = (ROOT / name).read_text()
     block = re.search(r'<!-- %s -->\n```\w*\n(.*?)```\n<!-- end -->' % what, text, re.S)
     if not block:
-        sys.exit('README.md: no block between <!-- %s --> and <!-- end -->' % what)
+        sys.exit('%s: no block between <!-- %s --> and <!-- end -->' % (name, what))
     return block.group(1)
 
 
@@ -64,14 +64,14 @@ def write_programs(work):
     (work / 'touch.c').write_text(TOUCH % (
         ''.join('#include <%s>\n' % h for h in headers() if not foreign(h)),
         ''.join('    {"%s", (any_fn)%s},\n' % (f, f) for f in declared())))
-    (work / 'readme.c').write_text(readme('example'))
+    (work / 'readme.c').write_text(page('example'))
 
 
 def run_readme(program, env):
     said = run(program, env=env)
     print(said, end='')
-    if said != readme('prints'):
-        sys.exit('README.md says that its example prints:\n' + readme('prints'))
+    if said != page('prints'):
+        sys.exit('docs/guides/c.md says that its program prints:\n' + page('prints'))
 
 
 def pkg_config(stage, *options):
@@ -128,7 +128,7 @@ def shared(work, stage, prefix, compiler):
 
     plan = prefix / 'bin' / 'colo-plan'
     if plan.exists():
-        command, *wanted = readme('plan').splitlines()
+        command, *wanted = page('plan', 'README.md').splitlines()
         said = run(plan, *command.split()[2:]).splitlines()
         for line in wanted:
             if line != '...' and line not in said:
