@@ -4,8 +4,8 @@
  *
  * A packing cuts each sequence into pieces. Each piece lies on one context rank of the replica that
  * holds the sequence. A batch of two packings of the same sequences moves rows from one cut to
- * another (colo_bridge_set_packing() in ragged.h, docs/concepts/ragged.md). All tables are i64 in host
- * memory and are the same on every rank.
+ * another (colo_bridge_set_packing() in ragged.h, docs/concepts/ragged.md). All tables are i64 in
+ * host memory and are the same on every rank.
  *
  * A layout says which ranks there are: the dims that split samples are the replicas, the first
  * split of rows, if it is one of context, has cp ranks, and the other splits of rows (sequence
@@ -38,7 +38,7 @@ typedef enum colo_packing_split_t {
 typedef struct colo_packing_t {
     size_t struct_size;
     int64_t nseqs;            /* Q sequences, >= 0 */
-    const int64_t *seq_len;   /* [nseqs] positions, padding included, >= 0 */
+    const int64_t *seq_len;   /* [nseqs] positions, >= 0; padding included, unless seq_room says */
     const int64_t *seq_dp;    /* [nseqs] the replica that holds it; NULL: 0 */
     const int64_t *seq_cp;    /* [nseqs] BLOCK, ZIGZAG: context ranks of this sequence, >= 1; NULL:
                                  all cp */
@@ -48,11 +48,15 @@ typedef struct colo_packing_t {
                                    on, before piece_start[q + 1], one behind the other */
     const int64_t *piece_len;   /* [piece_start[nseqs]] positions of each piece, >= 0 */
     const int64_t *piece_owner; /* [piece_start[nseqs]] its context rank */
+    const int64_t *seq_room; /* [nseqs] rows that this side has for the sequence, >= seq_len; NULL:
+                                seq_len. The split, and TABLE's pieces, cut the room. Rows behind
+                                seq_len are padding: they never travel, are 0 at a destination,
+                                and the source's gradient of them is 0 */
 } colo_packing_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_PACKING_INIT                                                                       \
     sizeof(colo_packing_t), 0, nullptr, nullptr, nullptr, nullptr, COLO_PACKING_BLOCK, nullptr, \
-        nullptr, nullptr
+        nullptr, nullptr, nullptr
 #else
 #define COLO_PACKING_INIT .struct_size = sizeof(colo_packing_t)
 #endif
@@ -62,7 +66,7 @@ typedef struct colo_packing_t {
  * The call checks the whole packing, so it also answers whether the tables fit the layout.
  * @packing:  borrowed for the call. A table of zero entries may be NULL
  * @layout:   of one side of the bridge
- * @rows:     out: 0 if the layout gives @rank nothing
+ * @rows:     out: padding included; 0 if the layout gives @rank nothing
  * Errors:    each names the sequence and the numbers. COLO_ERR_ARG: a table is missing or does not
  *            go with the split; a length < 0; a replica, context rank or piece out of range; pieces
  *            that do not add up to the length; sums beyond 63 bits. COLO_ERR_LAYOUT: a length that
@@ -75,7 +79,7 @@ COLO_API colo_status_t colo_packing_rows(const colo_packing_t *packing, const co
 /**
  * colo_packing_index() - which rows @rank holds, in the order of its tensor; local
  * @index:   out [2][rows], rows as colo_packing_rows() says: first the position of each row in its
- *           sequence, then the number of that sequence
+ *           sequence, then the number of that sequence. A position >= seq_len is padding
  * Errors:   those of colo_packing_rows()
  */
 COLO_API colo_status_t colo_packing_index(const colo_packing_t *packing,

@@ -83,7 +83,8 @@ class BridgeConfig(c.Structure):
 
 class Packing(c.Structure):
     _fields_ = [('struct_size', size_t), ('nseqs', i64), ('seq_len', P), ('seq_dp', P), ('seq_cp', P),
-                ('seq_first', P), ('split', INT), ('piece_start', P), ('piece_len', P), ('piece_owner', P)]
+                ('seq_first', P), ('split', INT), ('piece_start', P), ('piece_len', P), ('piece_owner', P),
+                ('seq_room', P)]
 
 
 class Segments(c.Structure):

@@ -17,6 +17,21 @@ from .tables import Comparable, lengths, require_entries, table
 SPLITS = {'block': 0, 'zigzag': 1, 'whole': 2, 'table': 3, 'contiguous': 4}
 
 
+def _multiples(held: Any, dp: Any, unit: int, contiguous: bool) -> list[int]:
+    """What so many positions are padded to."""
+    if unit < 1:
+        raise ArgumentError("packing: pad_to is %d, expected at least 1" % unit)
+    if not contiguous:
+        return [n + -n % unit for n in held]
+    rooms, last, rows = list(held), {}, {}
+    for q, n in enumerate(held):
+        of = 0 if dp is None else int(dp[q])
+        last[of], rows[of] = q, rows.get(of, 0) + n
+    for of, q in last.items():
+        rooms[q] += -rows[of] % unit
+    return rooms
+
+
 class Packing(Comparable):
     """Q packed sequences, and how each of them is cut over context ranks; the same on every rank; immutable.
 
@@ -25,7 +40,10 @@ class Packing(Comparable):
     interval of their rows; "whole": every context rank holds all. dp: the replica that holds each sequence; None: 0. cp, first:
     context ranks of each sequence, an integer for all or one for each, and the first of them; None: all, from 0.
     pieces, instead of split, cp and first: for each sequence a list of (positions, context rank), which cut it into
-    pieces one behind the other. Tables are lists, arrays or integer tensors, of which the values are copied; for a
+    pieces one behind the other. pad_to: how many positions this side has for each sequence, padding included, of which the
+    split cuts all; or an integer, of which these are the next multiples ("contiguous": the sum of a replica is one, by
+    positions behind its last sequence); None: none but its own. Padding never travels, is 0 at a destination, and gets the
+    gradient 0 at a source; the two sides may differ in it. Tables are lists, arrays or integer tensors, of which the values are copied; for a
     tensor in GPU memory the host waits.
 
     A rank holds its replica's sequences in the order of the tables, and of each its own pieces in ascending position.
@@ -33,7 +51,7 @@ class Packing(Comparable):
     """
 
     def __init__(self, cu_seqlens: Any = None, *, seq_len: Any = None, split: str = 'zigzag', cp: Any = None,
-                 first: Any = None, dp: Any = None, pieces: Any = None):
+                 first: Any = None, dp: Any = None, pieces: Any = None, pad_to: Any = None):
         held = table('packing', 'seq_len', lengths('packing', 'seq_len', seq_len, 'cu_seqlens', cu_seqlens))
         n = len(held)
         self.split = 'table' if pieces is not None else split
@@ -43,7 +61,9 @@ class Packing(Comparable):
         if self.split == 'table' and pieces is None:
             raise ArgumentError("packing: split is 'table' without pieces; expected [(positions, rank), ..] of each sequence")
         choice('split', self.split, SPLITS)
-        given = {'seq_len': held, 'seq_dp': dp, 'seq_cp': [cp] * n if isinstance(cp, int) else cp,
+        if isinstance(pad_to, int):
+            pad_to = _multiples(held, dp, pad_to, self.split == 'contiguous')
+        given = {'seq_len': held, 'seq_room': pad_to, 'seq_dp': dp, 'seq_cp': [cp] * n if isinstance(cp, int) else cp,
                  'seq_first': [first] * n if isinstance(first, int) else first}
         if pieces is not None:
             pieces = [list(of) for of in cast(Sequence[Any], pieces)]
@@ -55,19 +75,20 @@ class Packing(Comparable):
                     raise ArgumentError("packing: sequence %d has the piece %r, expected (positions, context rank)" % (q, piece))
             given.update(piece_start=start, piece_len=[piece[0] for piece in flat], piece_owner=[piece[1] for piece in flat])
         self._tables = {name: None if t is None else table('packing', name, t) for name, t in given.items()}
-        for name in ('seq_dp', 'seq_cp', 'seq_first'):
-            require_entries('packing', name[4:], self._tables[name], n, 'sequence')
+        for name, said in (('seq_dp', 'dp'), ('seq_cp', 'cp'), ('seq_first', 'first'), ('seq_room', 'pad_to')):
+            require_entries('packing', said, self._tables[name], n, 'sequence')
         self._fill(s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split]), self._tables)
         self._key = self.split.encode() + self._key
-        self._again: dict[str, Any] = {'seq_len': held, 'split': self.split, 'pieces': pieces and [
+        self._again: dict[str, Any] = {'seq_len': held, 'pad_to': self._tables['seq_room'], 'split': self.split, 'pieces': pieces and [
             [(int(count), int(owner)) for count, owner in of] for of in pieces]}  # the arguments that make it again
         self._again.update((name[4:], self._tables[name]) for name in ('seq_dp', 'seq_cp', 'seq_first'))
 
     seq_len = property(lambda self: self._tables['seq_len'].tolist())
 
-    def with_split(self, split: str, *, cp: Any = None, first: Any = None) -> 'Packing':
-        """The same sequences on the same replicas, cut in another way."""
-        return Packing(seq_len=self._tables['seq_len'], dp=self._tables['seq_dp'], split=split, cp=cp, first=first)
+    def with_split(self, split: str, *, cp: Any = None, first: Any = None, pad_to: Any = None) -> 'Packing':
+        """The same sequences on the same replicas, cut in another way. Their padding does not come along."""
+        return Packing(seq_len=self._tables['seq_len'], dp=self._tables['seq_dp'], split=split, cp=cp, first=first,
+                       pad_to=pad_to)
 
     def _layout(self, layout: Any) -> Layout:
         if layout is not None:
@@ -92,7 +113,7 @@ class Packing(Comparable):
         return out[:n], out[n:]
 
     def positions(self, rank: int, layout: Any = None) -> list[int]:
-        """Of each row of @rank, its position in its sequence: position ids."""
+        """Of each row of @rank, its position in its sequence: position ids. Those of padding go on behind its end."""
         return self._index(rank, layout)[0].tolist()
 
     def sequence_ids(self, rank: int, layout: Any = None) -> list[int]:
@@ -140,12 +161,13 @@ def joined(parts: dict[int, Packing], cp: int) -> Packing:
     """One packing of the sequences of all replicas, which are cut by one split. cp: context ranks of those that lie on all."""
     def of(name: str, missing: int) -> list[int]:
         return [n for p in parts.values() for n in p._tables[name] or [missing] * len(p)]
+    rooms = [n for p in parts.values() for n in p._tables['seq_room'] or p._tables['seq_len']]
     split, replicas = next(p.split for p in parts.values()), [replica for replica, p in parts.items() for _ in range(len(p))]
     if split == 'table':
-        return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split,
+        return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, pad_to=rooms,
                        pieces=[pieces for p in parts.values() for pieces in p._again['pieces']])
     cut = split not in ('whole', 'contiguous')
-    return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, cp=of('seq_cp', cp) if cut else None,
+    return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, pad_to=rooms, cp=of('seq_cp', cp) if cut else None,
                    first=of('seq_first', 0) if cut else None)
 
 

@@ -489,6 +489,15 @@ BRIDGES = {
     'all ranks of a world hear of the error of a part': (
         'comm.py', 'made._above, made._run = self, self._run', 'made._above, made._run, made.told = self, self._run, self.told',
         'test_torch_outside.py', 'nothing_of_a_mismatch'),
+    'ranks of sequence parallelism have all rows of a context rank': (
+        'torch/relayout.py', "return layout.split('rows', 'tp') if tp > 1 else layout", 'return layout', 'test_torch_packed.py',
+        'tp_cuts'),
+    'the dims of a relayout are swapped': (
+        'torch/relayout.py', 'for a in cp for b in tp)', 'for b in tp for a in cp)', 'test_torch_packed.py', 'tp_cuts'),
+    'padding of a contiguous cut forgets tp': (
+        'torch/relayout.py', 'return cp * tp', 'return cp', 'test_torch_packed.py', 'tp_cuts'),
+    'a packing that is made again has no padding': (
+        'packing.py', "'pad_to': self._tables['seq_room'], ", '', 'test_torch_packed.py', 'padding_of'),
     'the first sequence of any rank continues': (
         'packing.py', 'positions[0] > 0', 'True', 'test_torch_packed.py', 'one_interval'),
     'dense samples are cut as one axis': (

@@ -263,6 +263,8 @@ def relayouts(rank):
         assert torch.equal(graph(x, edges), want)
         for _ in range(2):
             assert torch.equal(graph(x, table), want)
+        padded = torch.compile(lambda x, cu: ct.relayout(x * 2, cu, 'block', 'zigzag', group=group, pad=True) * 2, backend=BACKEND)
+        assert torch.equal(padded(x, table), 4 * ct.relayout(x, edges, 'block', 'zigzag', group=group, pad=True))
         kept = sys.modules['colobridge.torch.relayout']._tables  # so that one on a GPU is read once
         assert [of() is table for of, _, _ in kept].count(True) == 1
     x = torch.randn(6, 8, generator=make, requires_grad=True)

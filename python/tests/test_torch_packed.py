@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from world import meet  # noqa: E402
+from world import meet, refused  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get('T_SEED', '1'))
@@ -121,6 +121,96 @@ def test_a_contiguous_rank_has_one_interval_of_all_rows():
     assert cb.Packing([0, 0, 0], split='contiguous').positions(1, 'cp=2') == []
     with pytest.raises(ValueError, match='table seq_cp is given, expected NULL with split CONTIGUOUS'):
         cb.Packing([0, 8], split='contiguous', cp=2).rows(0, 'cp=2')
+
+
+# ---- padding, sequence parallelism ----
+
+def least_rooms(lengths, cut, cp, tp):
+    """By trying: the least that cp, and then tp, can cut; what a sequence lacks by itself, the rest behind the last one."""
+    rooms = []
+    for n in lengths:
+        while cut == 'zigzag' and cp > 1 and n % (2 * cp) or cut == 'block' and n % cp:
+            n += 1
+        rooms.append(n)
+    while rooms and any(len(rows_of(rooms, cut, cp, c)) % tp for c in range(cp)) or cut == 'contiguous' and sum(rooms) % (cp * tp):
+        rooms[-1] += 2 * cp if cut == 'zigzag' and cp > 1 else cp if cut == 'block' else 1
+    return rooms
+
+
+def padded(whole, lengths, cut, cp, tp, c, t, junk=0.0):
+    """A rank's rows, @junk where it has padding."""
+    rooms = least_rooms(lengths, cut, cp, tp)
+    spread = torch.full((sum(rooms), *whole.shape[1:]), junk, dtype=whole.dtype)
+    at, to = 0, 0
+    for n, room in zip(lengths, rooms):
+        spread[to:to + n] = whole[at:at + n]
+        at, to = at + n, to + room
+    mine = part(spread, rooms, cut, cp, c)
+    return mine.view(tp, -1, *mine.shape[1:])[t] if len(mine) else mine
+
+
+def pads_and_parts(rank):
+    """cp 2 and tp 2, tp 3 alone, cp 4 alone: lengths of any kind, tensors whose rows are cut over both groups."""
+    for cp_ranks, tp_ranks, seeds in (([[0, 2], [1, 3]], [[0, 1], [2, 3]], 24), ([[0], [1], [2]], [[0, 1, 2]], 8),
+                                      ([[0, 1, 2, 3]], [[0], [1], [2], [3]], 8)):
+        made = [[dist.new_group(ranks) for ranks in of] for of in (cp_ranks, tp_ranks)]
+        mine = [[(g, ranks.index(rank)) for g, ranks in zip(groups, of) if rank in ranks]
+                for groups, of in zip(made, (cp_ranks, tp_ranks))]
+        if not all(mine):
+            continue
+        (((group, c),), ((tp_group, t),)), cp, tp = mine, len(cp_ranks[0]), len(tp_ranks[0])
+        for seed in range(SEED, SEED + seeds):
+            rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
+            src, dst = (rng.choice(('zigzag', 'block', 'contiguous', 'whole', 'heads')) for _ in range(2))
+            lengths = [rng.randrange(0, 11) for _ in range(rng.randrange(0, 5))]
+            whole = torch.randn((sum(lengths), 2 * cp, 3), generator=g).double()
+            d_y = torch.randint(-4, 5, (cp if dst == 'whole' else 1, *whole.shape), generator=g).double().expand(cp, *whole.shape)
+            x = padded(whole, lengths, src, cp, tp, c, t, junk=rank + 7.5).clone().requires_grad_()
+            for _ in range(2):  # a rank's memory of the first is that of the second
+                x.grad = None
+                y = ct.relayout(x, cu_of(lengths), src, dst, group=group, tp_group=tp_group, pad=True)
+                assert torch.equal(y, padded(whole, lengths, dst, cp, tp, c, t)), (seed, src, dst, lengths)
+                y.backward(padded(d_y[c], lengths, dst, cp, tp, c, t, junk=rank + 5.25))
+                want = d_y.sum(0) if dst == 'whole' else d_y[0]
+                assert torch.equal(x.grad, padded(want, lengths, src, cp, tp, c, t)), (seed, src, dst, lengths, 'gradient')
+            if src == 'whole' or dst == 'whole' or sum(lengths) % (2 * cp * tp):
+                continue
+            a = torch.zeros(3, sum(lengths) // cp // tp, 2 * cp, 1) + rank  # dense
+            assert ct.relayout(a, None, 'block', 'zigzag' if sum(lengths) % (2 * cp * tp) == 0 else 'block', group=group,
+                               tp_group=tp_group, dim=1).shape == a.shape
+
+
+def test_padding_differs_by_side_and_tp_cuts_what_a_rank_has(world):
+    world.run(pads_and_parts)
+
+
+def wrong_groups(rank):
+    row, everyone = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2], dist.group.WORLD
+    x = torch.zeros(4, 1)
+    return [refused(lambda: ct.relayout(x, [0, 16], 'block', 'block', group=row, tp_group=row)),
+            refused(lambda: ct.relayout(x, [0, 16], 'block', 'block', group=everyone, tp_group=everyone)),
+            refused(lambda: ct.relayout(x, None, 'block', 'block', group=everyone, pad=True))]
+
+
+def test_groups_of_one_dim_are_refused(world):
+    for said in world.run(wrong_groups):
+        assert 'group has ranks' in said[0] and 'expected two dims of one grid' in said[0], said
+        assert 'expected two dims of one grid' in said[1], said
+        assert 'pad=True without cu_seqlens' in said[2], said
+
+
+def test_padding_of_a_packing():
+    p = cb.Packing([0, 3, 8], split='zigzag', pad_to=4)
+    assert [p.positions(rank, 'cp=2') for rank in range(2)] == [[0, 3, 0, 1, 6, 7], [1, 2, 2, 3, 4, 5]]
+    assert [p.sequence_ids(rank, 'cp=2') for rank in range(2)] == [[0, 0, 1, 1, 1, 1]] * 2
+    assert cb.Packing([0, 3, 8], split='contiguous', pad_to=4).rows(3, 'cp=4') == 2  # 3 + 5 need none
+    assert cb.Packing(seq_len=[3, 2, 5], dp=[0, 1, 0], split='contiguous', pad_to=4).rows(2, 'cp=2,dp=2') == 2  # 2 + 2 of padding
+    assert p.with_split('block', pad_to=[3, 5]) == cb.Packing([0, 3, 8], split='block', pad_to=[3, 5]) != p.with_split('block')
+    assert cb.Packing(**p._again) == p and pickle.loads(pickle.dumps(p)) == p
+    for wrong, words in ((0, 'pad_to is 0, expected at least 1'), ([4], 'pad_to has 1 entries, expected 2'),
+                         ([2, 8], 'sequence 0 has 3 positions and seq_room 2, expected at least as many')):
+        with pytest.raises(ValueError, match=words):
+            cb.Packing([0, 3, 8], pad_to=wrong).rows(0, 'cp=2')
 
 
 # ---- groups, dense tensors ----
@@ -437,7 +527,7 @@ def test_the_lines_of_the_page_run_as_they_stand(world):
 
 # ---- bad input ----
 
-def refused(rank):
+def bad_input(rank):
     good = cu_of(LENGTHS)
     x = torch.zeros(6, 4)
     for words, kind, call in (
@@ -490,7 +580,7 @@ def refused(rank):
 
 
 def test_bad_input_is_refused_on_all_ranks(world):
-    world.run(refused)
+    world.run(bad_input)
 
 
 def other_lengths(rank):

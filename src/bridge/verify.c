@@ -4,8 +4,9 @@
  *
  * Two declared preconditions: a DISJOINT gradient is zero in rows that other context ranks own, and
  * replicas of a block hold the same bits. Both are checked before anything moves, and every rank
- * returns the error. Of a merged tensor only rows of the batch count: the text between them is the
- * caller's. The host waits for the stream, so a capture goes without (call.c).
+ * returns the error. Of a merged tensor, and of one with padding, only rows of the batch count:
+ * what lies between them is the caller's. The host waits for the stream, so a capture goes without
+ * (call.c).
  */
 #include "bridge/call.h"
 
@@ -166,14 +167,18 @@ colo_status_t colo_call_verify_replicas(const colo_call_t *call)
     const colo_plan_t *plan = call->frame.program->plan;
     const bool forward = call->frame.pass == COLO_PASS_FORWARD;
     const colo_ragged_places_t *places = call->batch && !forward ? &call->batch->places : NULL;
-    const colo_run_t all = {.count = forward ? plan->own_src.rows : plan->own_dst.rows};
+    const int64_t rows = forward ? plan->own_src.rows : plan->own_dst.rows;
+    const colo_padding_t *padding = &plan->padding[COLO_PASS_BACKWARD]; /* of the source */
     uint64_t hash = COLO_HASH_INIT;
     colo_status_t st = COLO_OK;
     for (int32_t k = 0; k < call->frame.n; k++) {
         if (!call->carried[k].in.data)
             continue;
-        if (!places)
-            st = add_rows(call, k, &all, &hash);
+        for (int64_t i = 0, local = 0; st == COLO_OK && !places && i <= padding->n; i++) {
+            const int64_t end = i < padding->n ? padding->run[i].local : rows;
+            st = add_rows(call, k, &(colo_run_t){.local = local, .count = end - local}, &hash);
+            local = i < padding->n ? end + padding->run[i].count : end;
+        }
         for (int64_t i = 0; st == COLO_OK && places && i < places->n; i++)
             st = add_rows(call, k, &places->stored[i], &hash);
         if (st < 0)

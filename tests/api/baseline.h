@@ -704,11 +704,12 @@ typedef struct colo_packing_t {
     const int64_t *piece_start;
     const int64_t *piece_len;
     const int64_t *piece_owner;
+    const int64_t *seq_room;
 } colo_packing_t;
 #ifdef __cplusplus
 #define COLO_PACKING_INIT                                                                       \
     sizeof(colo_packing_t), 0, nullptr, nullptr, nullptr, nullptr, COLO_PACKING_BLOCK, nullptr, \
-        nullptr, nullptr
+        nullptr, nullptr, nullptr
 #else
 #define COLO_PACKING_INIT .struct_size = sizeof(colo_packing_t)
 #endif

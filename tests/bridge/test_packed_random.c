@@ -45,7 +45,7 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
 {
     const uint64_t seed = t_seed();
     const int64_t n = t_scaled(t_ranks_are_threads() ? CASES : ON_PROCESSES);
-    int64_t pair[5][5] = {{0}}, sums = 0, parts = 0, own = 0, heads = 0, moved = 0;
+    int64_t pair[5][5] = {{0}}, sums = 0, parts = 0, own = 0, rooms = 0, heads = 0, moved = 0;
     for (int64_t i = 0; i < n; i++) {
         job_t *j = malloc(sizeof *j);
         uint64_t r = seed + (uint64_t)i;
@@ -57,6 +57,7 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
         sums += t_packed_sums(&j->t);
         parts += is_cut_over(&s[0], 1, "tp") || is_cut_over(&s[1], 1, "tp");
         own += s[0].p.cp || s[1].p.cp;
+        rooms += s[0].p.room || s[1].p.room;
         heads += is_cut_over(&s[0], 2, "cp") || is_cut_over(&s[1], 2, "cp");
         for (int64_t k = 0; k < j->t.world; k++)
             if (t_packed_receives(&j->t, k, COLO_PASS_FORWARD)) {
@@ -68,7 +69,8 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
     t_run_rest();
     for (int a = 0; a < 25 && n >= 300; a++) /* of fewer, chance leaves some pair out */
         assert_true(128 * pair[a / 5][a % 5] > n);
-    assert_true(32 * sums > n && 16 * parts > n && 8 * own > n && 8 * heads > n && 2 * moved > n);
+    assert_true(32 * sums > n && 16 * parts > n && 8 * own > n && 4 * rooms > n && 8 * heads > n &&
+                2 * moved > n);
 }
 
 /* ---- images among the text of a packing ---- */

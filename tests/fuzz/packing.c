@@ -9,7 +9,7 @@ enum { MOST = 8, PIECES = 24 };
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     fuzz_t f = {data, size};
-    int64_t len[MOST], dp[MOST], cp[MOST], first[MOST], start[MOST + 1], piece[PIECES],
+    int64_t len[MOST], dp[MOST], cp[MOST], first[MOST], room[MOST], start[MOST + 1], piece[PIECES],
         owner[PIECES], rows;
     const int64_t tp = fuzz_range(&f, 1, 3), context = fuzz_range(&f, 1, 3);
     ref_packed_t s = {.grid = t_side_ordered(0, tp, context, fuzz_range(&f, 1, 3), false)};
@@ -23,6 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         dp[q] = fuzz_i64(&f);
         cp[q] = fuzz_i64(&f);
         first[q] = fuzz_i64(&f);
+        room[q] = fuzz_i64(&f);
     }
     /* piece_start says how many pieces there are in memory, so it ends within the tables */
     for (int64_t q = 0; q <= MOST; q++)
@@ -37,6 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     s.p.dp = given & 1 ? dp : NULL;
     s.p.cp = given & 2 && s.p.cut <= REF_CUT_ZIGZAG ? cp : NULL;
     s.p.first = given & 4 && s.p.cut <= REF_CUT_ZIGZAG ? first : NULL;
+    s.p.room = given & 16 ? room : NULL;
     if (s.p.cut == REF_CUT_TABLE) {
         s.p.start = start;
         s.p.piece = piece;
@@ -47,7 +49,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int64_t q = 0; q < s.p.nseq; q++) {
         if (len[q] > 1000)
             len[q] = sp ? len[q] % 1000 : len[q];
-        all |= len[q];
+        if (room[q] > 1000)
+            room[q] = sp ? room[q] % 1000 : room[q];
+        all |= len[q] | (s.p.room ? room[q] : 0);
     }
     const colo_packing_t p = t_packing(&s.p);
     colo_layout_t layout;

@@ -53,7 +53,7 @@ static void random_tables(t_packed_t *t, int k, uint64_t *r)
         t->dp[k][q] = t_below(r, ref_side_dp(&s->grid));
         t->first[k][q] = t_below(r, cp);
         t->cp[k][q] = 1 + t_below(r, s->p.first ? cp - t->first[k][q] : cp);
-        int64_t left = t->len[q];
+        int64_t left = s->p.room ? s->p.room[q] : t->len[q];
         for (int64_t m = t_below(r, 6); m >= 0; m--) { /* some pieces and owners have nothing */
             t->piece[k][pieces] = m ? t_below(r, left + 1) : left;
             left -= t->piece[k][pieces];
@@ -61,6 +61,22 @@ static void random_tables(t_packed_t *t, int k, uint64_t *r)
         }
         t->start[k][q + 1] = pieces;
     }
+}
+
+/* What the room of a sequence of side @s is a multiple of. */
+static int64_t unit_of(const ref_packed_t *s)
+{
+    const int64_t cp = ref_packed_cp(s);
+    return s->p.cut == REF_CUT_ZIGZAG ? 2 * cp : s->p.cut == REF_CUT_BLOCK ? cp : 1;
+}
+
+/* Room for what the cut asks, and sometimes more; @t->len has the lengths. */
+static void random_rooms(t_packed_t *t, int k, uint64_t *r)
+{
+    const ref_packed_t *s = &t->side[k];
+    const int64_t unit = unit_of(s);
+    for (int64_t q = 0; q < s->p.nseq; q++)
+        t->room[k][q] = unit * ((t->len[q] + unit - 1) / unit + (t_below(r, 4) == 0));
 }
 
 void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most)
@@ -71,14 +87,16 @@ void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most)
         memset(t, 0, sizeof *t);
         t->seed = seed;
         int64_t unit = 1;
-        for (int k = 0; k < 2; k++)
+        bool rooms[2];
+        for (int k = 0; k < 2; k++) {
             random_side(&t->side[k], &r, most);
+            rooms[k] = t_below(&r, 3) == 0;
+        }
         for (int k = 0; k < 2; k++) /* what most lengths are a multiple of */
-            if (t->side[k].p.cut <= REF_CUT_ZIGZAG ||
-                (t->side[k].p.cut == REF_CUT_CONTIGUOUS && t_below(&r, 2))) {
-                const int64_t cp = ref_packed_cp(&t->side[k]);
-                unit *= t->side[k].p.cut == REF_CUT_ZIGZAG ? 2 * cp : cp;
-            }
+            unit *= rooms[k] ? 1
+                    : t->side[k].p.cut == REF_CUT_CONTIGUOUS && t_below(&r, 2)
+                        ? ref_packed_cp(&t->side[k])
+                        : unit_of(&t->side[k]);
         const int64_t n = t_below(&r, T_PACKED_SEQS + 1);
         for (int64_t q = 0; q < n; q++)
             t->len[q] = t_below(&r, 4) == 0 ? 0
@@ -86,6 +104,8 @@ void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most)
                                             : unit * t_below(&r, 1 + 48 / unit);
         for (int k = 0; k < 2; k++) {
             t->side[k].p.nseq = n;
+            t->side[k].p.room = rooms[k] ? t->room[k] : NULL;
+            random_rooms(t, k, &r);
             random_tables(t, k, &r);
         }
     } while (!ref_packed_valid(&t->side[0]) || !ref_packed_valid(&t->side[1]));
@@ -111,6 +131,9 @@ const char *t_packed_text(const t_packed_t *t)
         n += (size_t)snprintf(text + n, sizeof text - n, " %lld", (long long)t->len[q]);
     for (int k = 0; k < 2 && n < sizeof text; k++) {
         n += (size_t)snprintf(text + n, sizeof text - n, "; cut %d, ", t->side[k].p.cut);
+        for (int64_t q = 0; t->side[k].p.room && q < t->side[k].p.nseq && n < sizeof text; q++)
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s%lld", q ? " " : "rooms ",
+                                  (long long)t->room[k][q]);
         n += n < sizeof text ? t_side_text(&t->side[k].grid, text + n, sizeof text - n) : 0;
     }
     return text;
@@ -129,7 +152,8 @@ colo_packing_t t_packing(const ref_packing_t *p)
                             .split = (colo_packing_split_t)p->cut,
                             .piece_start = p->start,
                             .piece_len = p->piece,
-                            .piece_owner = p->owner};
+                            .piece_owner = p->owner,
+                            .seq_room = p->room};
 }
 
 bool t_packed_sums(const t_packed_t *t)
@@ -234,10 +258,15 @@ static colo_status_t make(block_t *b, const t_packed_t *t, int k, int64_t rank, 
     const int64_t n = b->hi - b->lo, step = n + (int64_t)(t->seed % 3);
     rank_try(t_buffer_rows(&b->b, t->dtype, b->rows, n, step, 1));
     for (int64_t i = 0; !blank && i < b->rows; i++)
-        for (int64_t h = 0; h < n; h++)
-            encode(t, k, b->q[i], b->pos[i], b->lo + h, sums,
-                   ref_side_coord(&side->grid, rank, "cp"),
-                   b->b.raw + (size_t)(i * step + h) * colo_dtype_size(t->dtype));
+        if (b->pos[i] >= t->len[b->q[i]]) /* padding: anything, other on each rank; then zeros */
+            memset(b->b.raw + (size_t)(i * step) * colo_dtype_size(t->dtype),
+                   k == backward ? 0x41 + (int)(rank % 16) : 0,
+                   (size_t)n * colo_dtype_size(t->dtype));
+        else
+            for (int64_t h = 0; h < n; h++)
+                encode(t, k, b->q[i], b->pos[i], b->lo + h, sums,
+                       ref_side_coord(&side->grid, rank, "cp"),
+                       b->b.raw + (size_t)(i * step + h) * colo_dtype_size(t->dtype));
     return COLO_OK;
 }
 
@@ -266,7 +295,7 @@ int64_t t_packed_receives(const t_packed_t *t, int64_t rank, colo_pass_t pass)
             return -1;
     const block_t *need = part[to], *hold = part[1 - to];
     for (int64_t i = 0; i < need->rows; i++)
-        for (int64_t h = need->lo; h < need->hi; h++)
+        for (int64_t h = need->lo; need->pos[i] < t->len[need->q[i]] && h < need->hi; h++)
             n += addends - has(&t->side[1 - to], hold->q, hold->pos, hold->rows, rank, need->q[i],
                                need->pos[i], h, t->h);
     return n;

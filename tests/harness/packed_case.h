@@ -23,7 +23,8 @@ typedef struct t_packed {
     int32_t world;
     const t_ragged_where_t *where; /* where tensors of calls are; NULL: host memory */
     int64_t len[T_PACKED_SEQS], dp[2][T_PACKED_SEQS], cp[2][T_PACKED_SEQS], first[2][T_PACKED_SEQS],
-        start[2][T_PACKED_SEQS + 1], piece[2][T_PACKED_PIECES], owner[2][T_PACKED_PIECES];
+        room[2][T_PACKED_SEQS], start[2][T_PACKED_SEQS + 1], piece[2][T_PACKED_PIECES],
+        owner[2][T_PACKED_PIECES];
 } t_packed_t;
 
 /* A valid case of at most @most ranks. Not moved afterwards. */

@@ -23,12 +23,18 @@ static int64_t at(const int64_t *table, int64_t i, int64_t absent)
     return table ? table[i] : absent;
 }
 
+/* Positions that the side has for a sequence. */
+static int64_t room(const ref_packing_t *p, int64_t q)
+{
+    return p->room ? p->room[q] : p->len[q];
+}
+
 /* Positions of all sequences of a replica before sequence @q. */
 static int64_t before(const ref_packing_t *p, int64_t dp, int64_t q)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < q; i++)
-        n += at(p->dp, i, 0) == dp ? p->len[i] : 0;
+        n += at(p->dp, i, 0) == dp ? room(p, i) : 0;
     return n;
 }
 
@@ -54,7 +60,7 @@ bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos
     const bool zigzag = p->cut == REF_CUT_ZIGZAG && n > 1;
     const int64_t pieces = zigzag ? 2 * n : n;
     int64_t k = 0;
-    while (pos >= (k + 1) * (p->len[q] / pieces))
+    while (pos >= (k + 1) * (room(p, q) / pieces))
         k++;
     if (zigzag && k >= n)
         k = 2 * n - 1 - k;
@@ -70,13 +76,13 @@ int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q_of, i
     const int64_t c = ref_packed_cp(side) > 1 ? ref_side_coord(&side->grid, rank, "cp") : 0;
     int64_t n = 0, lo, hi;
     for (int64_t q = 0; q < p->nseq; q++)
-        for (int64_t pos = 0; at(p->dp, q, 0) == d && pos < p->len[q]; pos++)
+        for (int64_t pos = 0; at(p->dp, q, 0) == d && pos < room(p, q); pos++)
             n += ref_packed_owns(side, c, q, pos);
     lo = sp > 1 ? n / sp * ref_side_coord(&side->grid, rank, "tp") : 0;
     hi = lo + n / sp;
     n = 0;
     for (int64_t q = 0; q_of && q < p->nseq; q++)
-        for (int64_t pos = 0; at(p->dp, q, 0) == d && pos < p->len[q]; pos++)
+        for (int64_t pos = 0; at(p->dp, q, 0) == d && pos < room(p, q); pos++)
             if (ref_packed_owns(side, c, q, pos)) {
                 if (n >= lo && n < hi) {
                     q_of[n - lo] = q;
@@ -101,7 +107,7 @@ void ref_packed_features(const ref_packed_t *side, int64_t rank, int64_t h, int6
 static bool pieces_fit(const ref_packed_t *side, int64_t q)
 {
     const ref_packing_t *p = &side->p;
-    int64_t left = p->len[q];
+    int64_t left = room(p, q);
     if ((q == 0 && p->start[0] != 0) || p->start[q + 1] < p->start[q])
         return false;
     for (int64_t i = p->start[q]; i < p->start[q + 1]; i++) {
@@ -120,16 +126,17 @@ bool ref_packed_valid(const ref_packed_t *side)
     int64_t left = INT64_MAX;
     for (int64_t q = 0; q < p->nseq; q++) {
         const int64_t d = at(p->dp, q, 0), cp = at(p->cp, q, most), first = at(p->first, q, 0);
-        if (d < 0 || d >= ref_side_dp(&side->grid) || p->len[q] < 0 || p->len[q] > left)
+        if (d < 0 || d >= ref_side_dp(&side->grid) || p->len[q] < 0 || room(p, q) < p->len[q] ||
+            room(p, q) > left)
             return false;
-        left -= p->len[q];
+        left -= room(p, q);
         if (p->cut == REF_CUT_TABLE
                 ? !pieces_fit(side, q)
                 : p->cut <= REF_CUT_ZIGZAG &&
                       (cp < 1 || first < 0 || first >= most || cp > most - first))
             return false;
         const bool zigzag = p->cut == REF_CUT_ZIGZAG && cp > 1;
-        if (p->cut <= REF_CUT_ZIGZAG && p->len[q] % (zigzag ? 2 * cp : cp))
+        if (p->cut <= REF_CUT_ZIGZAG && room(p, q) % (zigzag ? 2 * cp : cp))
             return false;
     }
     for (int64_t d = 0; p->cut == REF_CUT_CONTIGUOUS && d < ref_side_dp(&side->grid); d++)

@@ -3,8 +3,8 @@
  * ref_packed.h - packings by brute force: which rank holds a position, what a rank has, what is
  * refused.
  *
- * Every question is answered position by position from the text of docs/concepts/ragged.md. Shares the
- * description of a grid with ref_bridge.h, and nothing with the library.
+ * Every question is answered position by position from the text of docs/concepts/ragged.md. Shares
+ * the description of a grid with ref_bridge.h, and nothing with the library.
  */
 #ifndef TESTS_REF_REF_PACKED_H
 #define TESTS_REF_REF_PACKED_H
@@ -24,6 +24,7 @@ typedef struct ref_packing {
     const int64_t *len, *dp, *cp, *first; /* dp, cp, first: or NULL */
     ref_packed_cut_t cut;
     const int64_t *start, *piece, *owner; /* REF_CUT_TABLE */
+    const int64_t *room;                  /* or NULL: len */
 } ref_packing_t;
 
 /* A side: a grid at rank 0 of tp, cp and dp, and what is packed on it. Samples are cut over dp.
@@ -38,8 +39,8 @@ typedef struct ref_packed {
 int64_t ref_packed_cp(const ref_packed_t *side);
 /* Does context rank @c have position @pos of sequence @q? */
 bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos);
-/* The rows of @rank in the order of its tensor; returns how many. @q, @pos: out, NULL: only count.
- */
+/* The rows of @rank in the order of its tensor, padding included; returns how many. @q, @pos: out,
+ * NULL: only count. */
 int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q, int64_t *pos);
 /* Features [*lo, *hi) of @h. */
 void ref_packed_features(const ref_packed_t *side, int64_t rank, int64_t h, int64_t *lo,

@@ -48,24 +48,52 @@ def _dense(samples: int, length: int) -> Packing:
 
 
 @functools.lru_cache(maxsize=2 * _KEPT)
-def _cut(packing: Packing, split: str) -> Packing:
-    return packing.with_split('whole' if split == 'heads' else split)
+def _cut(packing: Packing, split: str, padded: tuple[int, int] | None) -> Packing:
+    """@padded: to what so many ranks along cp and tp take."""
+    return packing.with_split('whole' if split == 'heads' else split, pad_to=padded and _rooms(packing.seq_len, split, *padded))
+
+
+def _rooms(lengths: list[int], split: str, cp: int, tp: int) -> Any:
+    """The least that a cut takes: cp cuts each sequence, or all at once, and tp what a rank of cp has."""
+    if split == 'contiguous':
+        return cp * tp
+    unit = 2 * cp if split == 'zigzag' and cp > 1 else cp if split in _PARTS else 1
+    rooms = [n + -n % unit for n in lengths]
+    while rooms and sum(rooms) // (cp if split in _PARTS else 1) % tp:
+        rooms[-1] += unit
+    return rooms
 
 
 @functools.lru_cache(maxsize=32)
-def _layout(size: int, heads: bool) -> Layout:
-    layout = Layout.dst('cp=%d' % size)
-    return layout.clear('rows').split('features', 'cp') if heads else layout
+def _layout(cp: int, tp: int, heads: bool) -> Layout:
+    layout = Layout.dst('tp=%d,cp=%d' % (tp, cp))
+    layout = layout.clear('rows').split('features', 'cp') if heads else layout
+    return layout.split('rows', 'tp') if tp > 1 else layout
 
 
-def _bridge(group: Any, size: int, src: bool, dst: bool) -> PackedBridge:
-    return PackedBridge(_layout(size, src), _layout(size, dst), group=group)
+def _bridge(group: Any, cp: int, tp: int, src: bool, dst: bool) -> PackedBridge:
+    return PackedBridge(_layout(cp, tp, src), _layout(cp, tp, dst), group=group)
 
 
-def _shape(x: Any, size: int, src: str, dst: str, dim: int) -> list[Any]:
+def _ranks(group: Any, tp_group: Any) -> tuple[int, ...]:
+    """Of all ranks along tp and along cp of them: tp is the faster dim."""
+    for given in (group, tp_group):
+        if isinstance(given, Comm):
+            raise ArgumentError("relayout: tp_group with a colobridge.Comm, expected two torch process groups")
+    cp, tp = groups.group_ranks(group, 'relayout: group'), groups.group_ranks(tp_group, 'relayout: tp_group')
+    me = torch.distributed.get_rank()
+    ranks = tuple(a + b - me for a in cp for b in tp)
+    if len(set(ranks)) < len(ranks) or not all(0 <= rank < torch.distributed.get_world_size() for rank in ranks):
+        raise ArgumentError("relayout: group has ranks %s and tp_group %s; expected two dims of one grid, which share this "
+                            "rank alone" % (list(cp), list(tp)))
+    return ranks
+
+
+def _shape(x: Any, size: int, src: str, dst: str, dim: int, rows: Any = None) -> list[Any]:
+    """@rows: of the result, if they do not follow from those of x."""
     shape = list(x.shape)
     if -x.dim() <= dim < x.dim():  # else the call says what is wrong
-        shape[dim] = shape[dim] * (size if src in _PARTS else 1) // (size if dst in _PARTS else 1)
+        shape[dim] = rows if rows is not None else shape[dim] * (size if src in _PARTS else 1) // (size if dst in _PARTS else 1)
         if (src == 'heads') != (dst == 'heads') and dim % x.dim() + 1 < x.dim():
             at = dim % x.dim() + 1
             shape[at] = shape[at] // size if dst == 'heads' else shape[at] * size
@@ -74,7 +102,8 @@ def _shape(x: Any, size: int, src: str, dst: str, dim: int) -> list[Any]:
 
 @operator(lambda given: [(_shape(given['x'], groups.size_and_rank(given['group'], 'relayout: group')[0], given['src'],
                                  given['dst'], given.get('dim', 0)), given['x'].dtype)], run=called)
-def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: int = 0) -> Any:
+def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, tp_group: Any = None, pad: bool = False,
+             dim: int = 0) -> Any:
     """x of sequences that the ranks of @group hold by the cut @src, as they hold them by @dst. With gradients.
 
     x: [.., rows, ..], its rows along axis @dim. cu_seqlens: [0, L0, L0 + L1, ..], the whole lengths of packed sequences, the
@@ -85,28 +114,37 @@ def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: in
     has one interval of it, as scans want it; "whole" (each rank has all rows; the gradients of a "whole" dst are summed over the
     ranks), or "heads": each rank has all rows, of its part of the axis behind @dim, which the ranks divide.
     group: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm. All its ranks call.
+    tp_group: the ranks of sequence parallelism, which cut what a rank of @group has into equal parts, on both sides; one
+    exchange over both groups. Then both are torch's.
+    pad: cu_seqlens are the lengths without padding. Each cut pads them to the least that it takes: "zigzag" to a multiple of
+    twice the ranks, "block" of the ranks, "contiguous" the sum, behind the last sequence. x has the padding of @src, the
+    result that of @dst, which is 0; padding does not travel, and its gradient is 0. A compiled graph breaks here: it does
+    not know how many rows come.
 
     Raises ValueError (a length that the ranks do not divide, by number of the sequence; shapes), RuntimeError (another
     rank failed), TimeoutError, MismatchError (ranks brought other tables).
     """
-    return _relayout(x, cu_seqlens, src, dst, _At(group), dim)
+    return _relayout(x, cu_seqlens, src, dst, _At(group, tp_group), pad, dim)
 
 
 class _At:
-    """A group, as groups.tell() finds it."""
+    """Groups, as groups.tell() finds them."""
 
-    def __init__(self, group: Any):
-        self.group = group
+    def __init__(self, group: Any, tp_group: Any):
+        self.group, self.tp_group = group, tp_group
 
     @property
     def _talks_to(self) -> Any:
+        if self.tp_group is not None:
+            return groups.counted_of(_ranks(self.group, self.tp_group))
         return self.group if isinstance(self.group, Comm) else groups.counted_of(groups.group_ranks(self.group))
 
 
 @eager
-def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) -> Any:
+def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, pad: bool, dim: int) -> Any:
     group = at.group
     size, _ = groups.size_and_rank(group, 'relayout: group')
+    tp, _ = groups.size_and_rank(at.tp_group, 'relayout: tp_group')
     for name, cut in (('src', src), ('dst', dst)):
         if cut not in _CUTS:
             raise ArgumentError("relayout: %s is %r, expected one of %s" % (name, cut, ', '.join(_CUTS)))
@@ -119,15 +157,19 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
     if heads[1] and not heads[0] and x.shape[dim + 1] % size:
         raise ArgumentError("relayout: %d heads, expected a multiple of the %d ranks" % (x.shape[dim + 1], size))
     samples = math.prod(x.shape[:dim])
-    rows = x.shape[dim] * (size if src in _PARTS else 1)  # of the whole, if it is dense
+    rows = x.shape[dim] * tp * (size if src in _PARTS else 1)  # of the whole, if it is dense
     if cu_seqlens is not None and samples != 1:
         raise ArgumentError("relayout: x is %s with cu_seqlens, expected axes of size 1 before axis %d"
                             % (list(x.shape), dim))
     if samples > 1 and 'contiguous' in (src, dst):
         raise ArgumentError("relayout: x has %d samples and the cut 'contiguous', which cuts one axis of packed sequences; "
                             "pass 'block', which cuts each sample" % samples)
+    if pad and cu_seqlens is None:
+        raise ArgumentError("relayout: pad=True without cu_seqlens, which are the lengths without padding")
+    if at.tp_group is not None:
+        group = groups.comm_of_ranks(groups.counted_of(_ranks(group, at.tp_group)), x.device)
     packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
-    tables = _cut(packing, src), _cut(packing, dst)
-    carry = kept(_bridge, group, size, *heads)
+    tables = (_cut(packing, cut, (size, tp) if pad else None) for cut in (src, dst))
+    carry = kept(_bridge, group, size, tp, *heads)
     y = carry.forward(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), *tables)
-    return y.view(_shape(x, size, src, dst, dim))
+    return y.view(_shape(x, size, src, dst, dim, y.shape[0] if samples == 1 else None))

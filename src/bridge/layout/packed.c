@@ -104,6 +104,7 @@ static colo_status_t check_present(const colo_packed_t *packed, const colo_packi
         const int64_t *given;
         bool needed, allowed;
     } one[] = {{"seq_len", packing->seq_len, packing->nseqs > 0, true},
+               {"seq_room", packing->seq_room, false, true},
                {"seq_cp", packing->seq_cp, false, cuts},
                {"seq_first", packing->seq_first, false, cuts},
                {"piece_start", packing->piece_start, table, table},
@@ -115,6 +116,12 @@ static colo_status_t check_present(const colo_packed_t *packed, const colo_packi
                      one[i].given ? "given" : "NULL", one[i].given ? "NULL" : "its entries",
                      names[packing->split]);
     return COLO_OK;
+}
+
+/* Positions of a sequence, padding included. */
+static int64_t room_of(const colo_packing_t *packing, int64_t seq)
+{
+    return packing->seq_room ? packing->seq_room[seq] : packing->seq_len[seq];
 }
 
 static uint64_t rest(uint64_t length, uint64_t unit)
@@ -143,15 +150,15 @@ static colo_status_t check_pieces(const colo_packed_t *packed, const colo_packin
                      "%s: sequence %lld: piece %lld has %lld positions, expected >= 0 and a "
                      "sum of %lld",
                      packed->what, (long long)seq, (long long)(i - from),
-                     (long long)packing->piece_len[i], (long long)packing->seq_len[seq]);
+                     (long long)packing->piece_len[i], (long long)room_of(packing, seq));
         COLO_FAIL_IF((uint64_t)packing->piece_owner[i] >= (uint64_t)packed->cp, COLO_ERR_ARG,
                      "%s: sequence %lld: piece %lld has owner %lld, expected 0..%lld", packed->what,
                      (long long)seq, (long long)(i - from), (long long)packing->piece_owner[i],
                      (long long)packed->cp - 1);
     }
-    COLO_FAIL_IF(sum != packing->seq_len[seq], COLO_ERR_ARG,
+    COLO_FAIL_IF(sum != room_of(packing, seq), COLO_ERR_ARG,
                  "%s: sequence %lld: its pieces have %lld positions, expected %lld", packed->what,
-                 (long long)seq, (long long)sum, (long long)packing->seq_len[seq]);
+                 (long long)seq, (long long)sum, (long long)room_of(packing, seq));
     *replica = (division_t){.n = to - from};
     return COLO_OK;
 }
@@ -159,7 +166,7 @@ static colo_status_t check_pieces(const colo_packed_t *packed, const colo_packin
 static colo_status_t divide(const colo_packed_t *packed, const colo_packing_t *packing, int64_t seq,
                             division_t *division)
 {
-    const int64_t length = packing->seq_len[seq];
+    const int64_t length = room_of(packing, seq);
     if (packing->split == COLO_PACKING_TABLE)
         return check_pieces(packed, packing, seq, division);
     if (packing->split == COLO_PACKING_CONTIGUOUS) {
@@ -206,8 +213,8 @@ static int64_t in_share(int64_t base, int64_t length, const division_t *division
 static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *packing, int64_t seq,
                                 int64_t dp, const division_t *replica)
 {
-    const int64_t length = packing->seq_len[seq];
-    int64_t row = packed->start[seq], n;
+    const int64_t length = room_of(packing, seq);
+    int64_t row = packed->start[seq], left = packing->seq_len[seq], n;
     if (!colo_add_ok(packed->pieces.n, replica->n, &n) || n == INT64_MAX ||
         !colo_list_reserve(&packed->pieces, n + 1,
                            sizeof(colo_piece_t))) /* also if there is none */
@@ -226,12 +233,14 @@ static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *pac
         const int64_t mirror = zigzag && 2 * k >= replica->n ? replica->n - 1 - k : k;
         const int64_t owner =
             dp * packed->cp + (table ? packing->piece_owner[i] : replica->first + mirror);
-        if (count == 0)
-            continue;
-        *to++ = (colo_piece_t){row, count, packed->held[owner], owner};
+        const int64_t real = count < left ? count : left;
+        if (real > 0) {
+            *to++ = (colo_piece_t){row, real, packed->held[owner], owner};
+            packed->pieces.n++;
+        }
         packed->held[owner] += count;
-        packed->pieces.n++;
-        row += count;
+        row += real;
+        left -= real;
     }
     return COLO_OK;
 }
@@ -299,18 +308,24 @@ static colo_status_t lay_tables(colo_packed_t *packed, int64_t nseqs)
     return COLO_OK;
 }
 
-/* Says what is wrong with the replica or length of a sequence. */
-static colo_status_t bad_sequence(const colo_packed_t *packed, int64_t seq, int64_t length,
-                                  int64_t replica)
+/* Says what is wrong with the replica, length or room of a sequence. */
+static colo_status_t bad_sequence(const colo_packed_t *packed, const colo_packing_t *packing,
+                                  int64_t seq)
 {
+    const int64_t length = packing->seq_len[seq], room = room_of(packing, seq),
+                  replica = packing->seq_dp ? packing->seq_dp[seq] : 0;
     COLO_FAIL_IF(replica < 0 || replica >= packed->axes.replicas, COLO_ERR_ARG,
                  "%s: sequence %lld: seq_dp is %lld, expected 0..%lld", packed->what,
                  (long long)seq, (long long)replica, (long long)packed->axes.replicas - 1);
+    COLO_FAIL_IF(
+        length >= 0 && room < length, COLO_ERR_ARG,
+        "%s: sequence %lld has %lld positions and seq_room %lld, expected at least as many",
+        packed->what, (long long)seq, (long long)length, (long long)room);
     return colo_fail(COLO_ERR_ARG,
                      length < 0 ? "%s: sequence %lld has %lld positions, expected >= 0"
                                 : "%s: sequence %lld: its %lld positions make the lengths "
                                   "of all sequences exceed 63 bits",
-                     packed->what, (long long)seq, (long long)length);
+                     packed->what, (long long)seq, (long long)(length < 0 ? length : room));
 }
 
 /* CONTIGUOUS: how many rows of a replica's axis one of its context ranks has. */
@@ -319,12 +334,12 @@ static colo_status_t share_rows(colo_packed_t *packed, const colo_packing_t *pac
     int64_t rows = 0;
     memset(packed->share, 0, (size_t)packed->axes.replicas * sizeof *packed->share);
     for (int64_t seq = 0; seq < packing->nseqs; seq++) {
-        const int64_t length = packing->seq_len[seq],
+        const int64_t room = room_of(packing, seq),
                       replica = packing->seq_dp ? packing->seq_dp[seq] : 0;
-        if (replica < 0 || replica >= packed->axes.replicas || length < 0 ||
-            !colo_add_ok(rows, length, &rows))
-            return bad_sequence(packed, seq, length, replica);
-        packed->share[replica] += length;
+        if (replica < 0 || replica >= packed->axes.replicas || packing->seq_len[seq] < 0 ||
+            room < packing->seq_len[seq] || !colo_add_ok(rows, room, &rows))
+            return bad_sequence(packed, packing, seq);
+        packed->share[replica] += room;
     }
     for (int64_t replica = 0; replica < packed->axes.replicas; replica++) {
         int64_t *const share = &packed->share[replica];
@@ -353,20 +368,24 @@ colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *pack
     COLO_TRY(lay_tables(packed, packing->nseqs));
     if (packing->split == COLO_PACKING_CONTIGUOUS)
         COLO_TRY(share_rows(packed, packing));
-    const int64_t *const seq_len = packing->seq_len, *const seq_dp = packing->seq_dp;
+    const int64_t *const seq_len = packing->seq_len, *const seq_dp = packing->seq_dp,
+                         *const seq_room = packing->seq_room;
     int64_t *const start = packed->start, *const base = packed->base, *const size = packed->length,
                    *const chunk = packed->chunk;
     const uint64_t replicas = (uint64_t)packed->axes.replicas,
                    parts = (uint64_t)packed->cp << packed->axes.zigzag;
-    uint64_t row = 0;
+    uint64_t row = 0, rooms = 0;
     for (int64_t seq = 0, n = packing->nseqs; seq < n; seq++) {
-        const int64_t length = seq_len[seq], replica = seq_dp ? seq_dp[seq] : 0;
+        const int64_t length = seq_len[seq], room = seq_room ? seq_room[seq] : length,
+                      replica = seq_dp ? seq_dp[seq] : 0;
         row += (uint64_t)length;
-        if ((uint64_t)replica >= replicas || (row | (uint64_t)length) >> 63)
-            return bad_sequence(packed, seq, length, replica);
+        rooms += (uint64_t)room;
+        if ((uint64_t)replica >= replicas || (rooms | (uint64_t)length | (uint64_t)room) >> 63 ||
+            room < length)
+            return bad_sequence(packed, packing, seq);
         start[seq + 1] = (int64_t)row;
         base[seq] = size[replica];
-        size[replica] += length;
+        size[replica] += room;
         if (!listed &&
             !rest((uint64_t)length, parts)) { /* divide() takes as long as all the rest */
             chunk[seq] = colo_packed_times(length, parts);
@@ -413,13 +432,29 @@ int64_t colo_packed_find(const colo_packed_t *packed, int64_t seq, int64_t row)
                : colo_packed_times(row - packed->start[seq], (uint64_t)packed->chunk[seq]);
 }
 
+/* The owner that @coords belong to; @part: which of its blocks. */
+static int64_t owner_of(const colo_packed_t *packed, const colo_layout_t *layout,
+                        const int64_t *coords, int64_t *part)
+{
+    const colo_ragged_place_t place = colo_ragged_place(layout, coords);
+    const int64_t which = (packed->uncut ? 0 : place.context) * packed->axes.sp + place.part;
+    *part = which % packed->sp;
+    return place.replica * packed->cp + which / packed->sp;
+}
+
+int64_t colo_packed_extent(const colo_packed_t *packed, const colo_layout_t *layout,
+                           const int64_t *coords)
+{
+    int64_t part;
+    return packed->held[owner_of(packed, layout, coords, &part)] / packed->sp;
+}
+
 static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
                           colo_runs_t *runs)
 {
     const colo_packed_t *packed = side->table;
-    const colo_ragged_place_t place = colo_ragged_place(side->layout, coords);
-    const int64_t which = (packed->uncut ? 0 : place.context) * packed->axes.sp + place.part,
-                  part = which % packed->sp, k = place.replica * packed->cp + which / packed->sp;
+    int64_t part;
+    const int64_t k = owner_of(packed, side->layout, coords, &part);
     const int64_t *by_owner = packed->by_owner.items, block = packed->held[k] / packed->sp;
     const colo_piece_t *piece = packed->pieces.items;
     int64_t first = 0, behind = INT64_MAX;
@@ -562,6 +597,10 @@ static colo_status_t rows_of(colo_packed_t *packed, const colo_packing_t *given,
     packed->what = "packing";
     COLO_TRY(colo_ragged_axes(&packed->axes, layout, false, packed->what, "given"));
     COLO_TRY(colo_packed_load(packed, &own, true));
+    if (own.seq_room) { /* once more, in which padding are rows like others */
+        own.seq_len = own.seq_room;
+        COLO_TRY(colo_packed_load(packed, &own, true));
+    }
     return colo_layout_coords(layout, rank, coords) ? rows(&side, coords, NULL, runs) : COLO_OK;
 }
 

@@ -33,7 +33,7 @@ void colo_ragged_set_place(const colo_layout_t *layout, colo_ragged_place_t plac
 /* Positions of one sequence that follow each other on one context rank. Rows of packings are
  * numbered sequence by sequence in table order, the same on both sides of a bridge. */
 typedef struct colo_piece {
-    int64_t row, count; /* count > 0 */
+    int64_t row, count; /* count > 0, without padding */
     int64_t local;      /* of the first, on the axis of its owner */
     int64_t owner;      /* replica * cp + context rank */
 } colo_piece_t;
@@ -48,8 +48,8 @@ typedef struct colo_packed {
     bool uncut;      /* the tables say that each context rank holds all rows */
     int64_t *start;  /* [nseqs + 1] row of each sequence's first position */
     int64_t *base;   /* [nseqs] where a sequence begins on its replica's axis */
-    int64_t *length; /* [replicas] of a replica's axis */
-    int64_t *held;   /* [replicas * cp] rows of each owner */
+    int64_t *length; /* [replicas] of a replica's axis, which has the padding */
+    int64_t *held;   /* [replicas * cp] rows of each owner, with padding */
     int64_t *share;  /* [replicas] CONTIGUOUS: rows of each of its owners */
     int64_t *lo;     /* [replicas * cp + 1] in by_owner */
     /* If blocks will not be asked for their rows there is no list: all sequences are cut alike. */
@@ -91,6 +91,10 @@ static inline colo_piece_t colo_packed_piece(const colo_packed_t *packed, int64_
         colo_packed_times(packed->base[seq], (uint64_t)packed->cp) + (mirrored ? unit : 0),
         packed->seq_dp[seq] * packed->cp + (mirrored ? 2 * packed->cp - 1 - j : j)};
 }
+
+/* Rows of the tensor of @coords, padding included. */
+int64_t colo_packed_extent(const colo_packed_t *packed, const colo_layout_t *layout,
+                           const int64_t *coords);
 
 /* The piece of sequence @seq that has @row. */
 int64_t colo_packed_find(const colo_packed_t *packed, int64_t seq, int64_t row);
@@ -136,7 +140,7 @@ colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p
                                  colo_list_t *met, colo_list_t *out);
 
 /* What all ranks must have alike of one table, and of it what an error message shows. */
-enum { COLO_SHOWN = 8, COLO_TABLES = 16 };
+enum { COLO_SHOWN = 8, COLO_TABLES = 18 };
 typedef struct colo_table {
     const char *side, *name; /* side: "", "src " or "dst " */
     int64_t n, first[COLO_SHOWN];
@@ -145,7 +149,7 @@ typedef struct colo_table {
 /* Appends a table; NULL has no entries. */
 void colo_table_keep(colo_table_t *table, int32_t *n, const char *side, const char *name,
                      const int64_t *values, int64_t entries);
-/* Appends 8 tables of @packing, which was checked. */
+/* Appends 9 tables of @packing, which was checked. */
 void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side,
                        const colo_packing_t *packing);
 /* Those of both sides; returns how many. */

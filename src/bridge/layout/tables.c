@@ -71,6 +71,7 @@ void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side,
                   pieces = packing->piece_start ? packing->piece_start[packing->nseqs] : 0;
     colo_table_keep(table, n, side, "split", &split, 1);
     colo_table_keep(table, n, side, "seq_len", packing->seq_len, packing->nseqs);
+    colo_table_keep(table, n, side, "seq_room", packing->seq_room, packing->nseqs);
     colo_table_keep(table, n, side, "seq_dp", packing->seq_dp, packing->nseqs);
     colo_table_keep(table, n, side, "seq_cp", packing->seq_cp, packing->nseqs);
     colo_table_keep(table, n, side, "seq_first", packing->seq_first, packing->nseqs);

@@ -48,6 +48,12 @@ typedef struct colo_exchange_plan {
     bool wide;     /* of sums of nodes: elements are fp32 at least */
 } colo_exchange_plan_t;
 
+/* Rows of a tensor that are in no message; of the plan's pool. */
+typedef struct colo_padding {
+    colo_run_t *run; /* [n], of which row is not set; local ascends */
+    int64_t n;
+} colo_padding_t;
+
 struct colo_plan {
     colo_plan_config_t config; /* src and dst point at the copies below */
     colo_layout_t src, dst;
@@ -56,10 +62,11 @@ struct colo_plan {
     colo_owned_t own_src, own_dst; /* own_dst: as the output is (all rows when FULL_SEQ) */
     colo_exchange_plan_t exchange[2][COLO_EXCHANGES]; /* by pass, in the order of a call */
     colo_routes_t local[2];
-    colo_term_t *term;   /* orders of addition, one after the other */
-    int64_t needed[2];   /* bytes that this rank needs, each as often as it has addends */
-    int64_t left_out[2]; /* bytes that another rank adds up, or passes on, for it */
-    int64_t entering[2]; /* this rank's part of the bytes that must enter its node */
+    colo_padding_t padding[2]; /* by pass, of the output */
+    colo_term_t *term;         /* orders of addition, one after the other */
+    int64_t needed[2];         /* bytes that this rank needs, each as often as it has addends */
+    int64_t left_out[2];       /* bytes that another rank adds up, or passes on, for it */
+    int64_t entering[2];       /* this rank's part of the bytes that must enter its node */
     colo_plan_bytes_t bytes[2];
     int64_t addends;    /* the most that a row has */
     int64_t own_addend; /* of this rank among the addends; -1 when it holds nothing of dst, or if

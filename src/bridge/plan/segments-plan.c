@@ -23,8 +23,7 @@ static int64_t merged_rows(const colo_side_t *side, const int64_t *coords, int64
     *first = 0;
     if (side->full)
         return ragged->dst.length[place.replica];
-    const int64_t length =
-        ragged->dst.held[place.replica * ragged->dst.cp + place.context] / ragged->dst.axes.sp;
+    const int64_t length = colo_packed_extent(&ragged->dst, side->layout, coords);
     *first = length * place.part;
     return length;
 }
@@ -197,6 +196,24 @@ static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t
         *out = (colo_owned_t){.b1 = 1, .h0 = spans[0].lo, .h1 = spans[0].hi, .rows = rows};
 }
 
+/* What @runs leave of a tensor of @rows. */
+static colo_status_t list_padding(colo_pool_t *pool, const colo_runs_t *runs, int64_t rows,
+                                  colo_padding_t *padding)
+{
+    if (runs->rows == rows)
+        return COLO_OK;
+    padding->run = colo_pool_take(pool, (size_t)(runs->n + 1) * sizeof *padding->run);
+    COLO_FAIL_IF(!padding->run, COLO_ERR_NOMEM, "plan: %lld runs of padding", (long long)runs->n);
+    for (int64_t i = 0, local = 0; i <= runs->n; i++) {
+        const int64_t begin = i < runs->n ? runs->run[i].local : rows;
+        if (local < begin)
+            padding->run[padding->n++] = (colo_run_t){.local = local, .count = begin - local};
+        if (i < runs->n)
+            local = begin + runs->run[i].count;
+    }
+    return COLO_OK;
+}
+
 /* Where the rows of this rank's destination tensor are. */
 static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *ragged,
                                  colo_side_t dst, bool merged, colo_ragged_places_t *places,
@@ -215,12 +232,19 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
     COLO_TRY(colo_block_own_rows(builder, &dst, coords, &all));
     dst.on_rank = NULL;
     if (ragged->packed) { /* which are where the rows of the block say */
-        *rows = all->rows;
-        places->n = *rows > 0;
-        places->stored = colo_pool_take(&builder->plan->pool, sizeof *places->stored);
-        COLO_FAIL_IF(!places->stored, COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
-        *places->stored = (colo_run_t){.count = *rows};
-        return COLO_OK;
+        *rows = colo_packed_extent(&ragged->dst, &plan->dst, coords);
+        const bool padded = all->rows < *rows;
+        const int64_t n = padded ? all->n : 1;
+        places->stored = colo_pool_take(&builder->plan->pool, (size_t)n * sizeof *places->stored);
+        COLO_FAIL_IF(n && !places->stored, COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
+        for (int64_t i = 0; padded && i < n; i++)
+            places->stored[i] =
+                (colo_run_t){all->run[i].local, all->run[i].count, all->run[i].local};
+        if (!padded)
+            *places->stored = (colo_run_t){.count = *rows};
+        places->n = all->rows > 0 ? n : 0;
+        return list_padding(&builder->plan->pool, all, *rows,
+                            &builder->plan->padding[COLO_PASS_FORWARD]);
     }
     places->n = all->n;
     COLO_TRY(store(builder, &dst, coords, all, merged, &places->stored, rows));
@@ -258,9 +282,12 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
         builder->answers.asked[COLO_PASS_FORWARD] = builder->answers.asked[COLO_PASS_BACKWARD] =
             false; /* of a batch, sides may be uncut or not */
     }
-    if (colo_layout_coords(&plan->src, plan->rank, coords))
+    if (colo_layout_coords(&plan->src, plan->rank, coords)) {
         COLO_TRY(colo_block_own_rows(builder, &src, coords, &mine));
-    own(&src, plan->rank, config->shape.features, mine ? mine->rows : 0, &plan->own_src);
+        rows = colo_packed_extent(&ragged->src, &plan->src, coords);
+        COLO_TRY(list_padding(&plan->pool, mine, rows, &plan->padding[COLO_PASS_BACKWARD]));
+    }
+    own(&src, plan->rank, config->shape.features, rows, &plan->own_src);
     COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows));
     own(&dst, plan->rank, config->shape.features, rows, &plan->own_dst);
     if (dst.full && config->grad == COLO_GRAD_PARTIAL) {

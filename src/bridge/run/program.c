@@ -208,6 +208,8 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
         }
         if (plan->exchange[pass][COLO_EXCHANGE_RELAYS].all_come)
             push_move(steps, COLO_EXCHANGE_RELAYS, NULL, COLO_OUT, COLO_OUT);
+        if (plan->padding[pass].n) /* after sums, which may take all rows at once */
+            steps->step[steps->n++] = (colo_step_t){.kind = COLO_CLEAR};
     }
     return COLO_OK;
 }

@@ -3,7 +3,8 @@
  * program.h (private) - what a call does, as steps over the lists of a plan.
  *
  * A MOVE brings regions from one buffer to another: those of an exchange between ranks, and what
- * stays on this rank. An ADD sums up regions that have arrived. Buffers are the caller's input and
+ * stays on this rank. An ADD sums up regions that have arrived. A CLEAR sets the padding of the
+ * output to 0. Buffers are the caller's input and
  * output, and the bridge's partial sums, one per addend that arrives, each with the shape of this
  * rank's source part. A program has no region of its own: making one costs a batch
  * nothing.
@@ -52,7 +53,7 @@ typedef struct colo_add {
 } colo_add_t;
 
 typedef struct colo_step {
-    enum { COLO_MOVE, COLO_ADD } kind;
+    enum { COLO_MOVE, COLO_ADD, COLO_CLEAR } kind;
     union {
         colo_move_t move;
         colo_add_t add;
@@ -60,7 +61,7 @@ typedef struct colo_step {
 } colo_step_t;
 
 typedef struct colo_steps {
-    colo_step_t step[6];
+    colo_step_t step[7];
     int32_t n;
 } colo_steps_t;
 

@@ -222,6 +222,38 @@ static colo_status_t run_add(const colo_call_t *call, const colo_add_t *add)
     return st < 0 ? colo_comm_fail(call->bridge->comm, st) : COLO_OK;
 }
 
+static colo_status_t clear_padding(const colo_call_t *call)
+{
+    enum { BOXES = 64 };
+    const colo_call_frame_t *frame = &call->frame;
+    const colo_plan_t *plan = frame->program->plan;
+    const bool forward = frame->pass == COLO_PASS_FORWARD;
+    const colo_owned_t *own = forward ? &plan->own_dst : &plan->own_src;
+    const colo_padding_t *padding = &plan->padding[frame->pass];
+    for (int32_t k = 0; k < frame->n; k++) {
+        const colo_carried_t *tensor = &frame->tensor[k];
+        const size_t elem = colo_dtype_size(tensor->dtype);
+        colo_box_t to[BOXES], zeros[BOXES];
+        for (int64_t i = 0, n = 0; tensor->out.data && tensor->per > 0 && i < padding->n; i++) {
+            to[n] = colo_view_box(tensor->out, own);
+            to[n].data =
+                (char *)to[n].data + padding->run[i].local * to[n].stride[1] * (int64_t)elem;
+            to[n].extent[1] = padding->run[i].count;
+            to[n].extent[2] *= tensor->per;
+            zeros[n] = to[n];
+            zeros[n++].data = NULL;
+            if (n < BOXES && i + 1 < padding->n)
+                continue;
+            const colo_status_t st =
+                call->bridge->device->box_list(to, zeros, n, elem, call->stream);
+            if (st < 0)
+                return colo_comm_fail(call->bridge->comm, st);
+            n = 0;
+        }
+    }
+    return COLO_OK;
+}
+
 /* What ranks have yet to agree on: does a call go directly? */
 static colo_status_t decide(colo_call_t *call)
 {
@@ -243,6 +275,8 @@ colo_status_t colo_run_call(colo_call_t *call)
         const colo_step_t *step = &steps->step[i];
         if (step->kind == COLO_MOVE)
             st = run_move(call, &step->move);
+        else if (step->kind == COLO_CLEAR)
+            st = clear_padding(call);
         else if (by_comm) /* else what is read is added up */
             st = run_add(call, &step->add);
     }
