@@ -9,7 +9,7 @@
 #   tools/test.sh                  the release build, without the suites mutants and slow
 #   tools/test.sh --all            all of it, except the suite ucx-all
 #   tools/test.sh --suite NAME     one suite (repeat for more); with --all under the sanitizers, too
-#   tools/test.sh --torch          suite python with the current PyTorch of the package index, in build-torch
+#   tools/test.sh --torch          suite python with the current PyTorch, transformers and TRL of the package index, in build-torch
 #   tools/test.sh --list           names of the suites
 #   tools/test.sh --coverage       lines of src/, and branches of what parses and validates, that suites reach
 set -euo pipefail
@@ -30,7 +30,8 @@ if [ "$torch" = yes ]; then
     say "installing the current PyTorch in build-torch"
     python=$(python_with ensurepip) || die "no Python with ensurepip (Debian: python3-venv)"
     "$python" -m venv build-torch
-    build-torch/bin/pip install --quiet --upgrade --disable-pip-version-check torch numpy pytest expecttest setuptools
+    build-torch/bin/pip install --quiet --upgrade --disable-pip-version-check torch numpy pytest expecttest setuptools \
+        transformers trl peft accelerate
     export COLO_PYTHON=$root/build-torch/bin/python
     say "PyTorch $("$COLO_PYTHON" -c 'import torch; print(torch.__version__)')"
 fi

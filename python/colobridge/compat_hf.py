@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers of Hugging Face's transformers and TRL call, from hidden states."""
+"""What trainers of Hugging Face's transformers and TRL call, from hidden states. How to use it: docs/guides/transformers.md."""
 import dataclasses
 import functools
 import inspect

@@ -3,6 +3,8 @@
 out besides, refusals. Skipped where transformers is not installed; trainers are in test_trainers.py."""
 import copy
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
@@ -254,3 +256,59 @@ def test_random_numbers_stay_as_they_were():
     torch.manual_seed(9)
     compat.fuse_lm_head(model)
     assert torch.equal(torch.rand(3), wanted) and model.training
+
+
+PAGE = Path(__file__).resolve().parents[2] / 'docs/guides/transformers.md'
+
+
+def snippets():
+    """The page's, by its headings"""
+    parts = re.split(r'^## (.*)\n', '## first\n' + PAGE.read_text(), flags=re.M)[1:]
+    return {name: re.findall(r'```python\n(.*?)```', text, re.S) for name, text in zip(parts[::2], parts[1::2])}
+
+
+def run(code, **names):
+    exec(compile(code, str(PAGE), 'exec'), names)
+    return names
+
+
+def test_the_lines_of_the_page():
+    given, parts = batch(), snippets()
+    assert {name: len(codes) for name, codes in parts.items() if codes} == {
+        'first': 1, 'Who divides': 1, 'Label smoothing': 1, 'Adapters of peft': 1, 'TRL': 1}
+    model, theirs = made('Qwen3', tie_word_embeddings=True), made('Qwen3', tie_word_embeddings=True)
+    names = run(parts['first'][0], model=model, ids=given['input_ids'], labels=given['labels'])
+    loss = theirs(**given).loss
+    alike((names['loss'].detach(), {name: p.grad for name, p in model.named_parameters()}), (loss.detach(), gradients(theirs, loss)))
+    names['undo']()
+    run(parts['Label smoothing'][0], model=model, fuse_lm_head=compat.fuse_lm_head)
+    loss = torch.nn.functional.cross_entropy(theirs(given['input_ids']).logits[:, :-1].reshape(-1, V), given['labels'][:, 1:].reshape(-1),
+                                             label_smoothing=0.1)
+    torch.testing.assert_close(model(**given).loss, loss, rtol=2e-6, atol=0)
+    peft = pytest.importorskip('peft')
+    names = run(parts['Adapters of peft'][0], model=made('Llama'), peft=peft, fuse_lm_head=compat.fuse_lm_head)
+    assert names['model'](**given).logits is None
+
+
+def divided(rank):
+    """Each rank's own gradients of the page's loop, of the unwrapped model's loss, and those of all tokens at once"""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    theirs, ours = made('Llama'), made('Llama')
+    compat.fuse_lm_head(ours)
+    given = [batch(5), batch(6)]
+    given[0]['labels'][1, :7] = -100
+    ddp, mine = DistributedDataParallel(ours), given[rank]
+    run(snippets()['Who divides'][0], torch=torch, ddp=ddp, ids=mine['input_ids'], labels=mine['labels'])
+    reduced = {name: p.grad.clone() for name, p in ours.named_parameters()}
+    whole = {name: torch.cat([part[name] for part in given]) for name in given[0]}
+    wanted = gradients(theirs, theirs(**whole).loss)
+    alike((1.0, reduced), (1.0, wanted))
+    alone = gradients(ours, ddp.module(**mine).loss)['lm_head.weight']  # as a compute_loss with unwrap_model() does
+    other = [torch.empty_like(alone) for _ in range(2)]
+    dist.all_gather(other, alone)
+    assert not torch.equal(*other)
+
+
+def test_a_loop_of_ones_own_under_ddp(pair):
+    pair.run(divided)
