@@ -9,6 +9,7 @@
 #include "bridge/layout/layout.h"
 
 #include "core/error.h"
+#include "core/sized.h"
 #include "grid/dims.h"
 
 const char *const colo_axis_names[] = {"samples", "rows", "features"};
@@ -78,11 +79,6 @@ colo_status_t colo_layout_check_fields(const colo_layout_t *layout)
     COLO_FAIL_IF(layout->stage < 0 || layout->stage >= stages, COLO_ERR_ARG,
                  "layout: stage %lld, expected 0..%lld", (long long)layout->stage,
                  (long long)(stages - 1));
-    for (size_t i = 0; i < sizeof layout->reserved / sizeof layout->reserved[0]; i++)
-        COLO_FAIL_IF(
-            layout->reserved[i], COLO_ERR_ARG,
-            "layout: reserved[%zu] is %lld, expected 0: a newer library made the layout, or "
-            "it was edited",
-            i, (long long)layout->reserved[i]);
+    COLO_TRY(COLO_SIZED_CHECK_ROOM(layout, "layout: layout", "colo_layout_init()"));
     return check_map(layout);
 }
