@@ -162,7 +162,7 @@ static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t
                  "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
                  "] with contiguous columns",
                  what, (int)tensor->ndim, colo_tensor_count(tensor), seq->batch, cols);
-    return colo_loss_check_in(tensor, local->mem, local->device, what, "elements are");
+    return colo_loss_check_memory(tensor, local, what);
 }
 
 /* Checks @seq for tensors in @mem, finds the kernels there, and fills in the arguments that all

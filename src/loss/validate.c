@@ -162,11 +162,11 @@ colo_status_t colo_loss_check_place(const colo_tensor_t *logits, const colo_comm
 }
 
 colo_status_t colo_loss_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
-                                 const char *what, const char *other)
+                                 const char *what)
 {
     COLO_FAIL_IF(tensor->mem != mem || (mem == COLO_MEM_CUDA && tensor->device != device),
-                 COLO_ERR_ARG, "%s: memory kind %d on device %d, the %s kind %d on device %d", what,
-                 (int)tensor->mem, (int)tensor->device, other, (int)mem, (int)device);
+                 COLO_ERR_ARG, "%s: memory kind %d on device %d, expected kind %d on device %d",
+                 what, (int)tensor->mem, (int)tensor->device, (int)mem, (int)device);
     return COLO_OK;
 }
 
@@ -213,30 +213,31 @@ colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
     return colo_loss_check_memory(weight, like, "class_weight");
 }
 
+/* [@rows, @columns] of @dtype */
+static colo_status_t check_table(const colo_tensor_t *table, const char *what, colo_dtype_t dtype,
+                                 int64_t rows, int64_t columns)
+{
+    COLO_TRY(colo_tensor_check(table, what));
+    COLO_TRY(colo_loss_check_is(table, dtype, what));
+    COLO_FAIL_IF(table->ndim != 2 || table->shape[0] != rows || table->shape[1] != columns,
+                 COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]", what,
+                 (int)table->ndim, colo_tensor_count(table), rows, columns);
+    return COLO_OK;
+}
+
 colo_status_t colo_loss_check_array(const colo_tensor_t *array, const char *what,
                                     colo_dtype_t dtype, int64_t rows, int64_t columns,
                                     const colo_tensor_t *like)
 {
     if (!array)
         return COLO_OK;
-    COLO_TRY(colo_tensor_check(array, what));
-    COLO_TRY(colo_loss_check_is(array, dtype, what));
-    const bool matrix = columns > 0, right = array->ndim == 1 + matrix && array->shape[0] == rows &&
-                                             (!matrix || array->shape[1] == columns);
-    COLO_FAIL_IF(!right && matrix, COLO_ERR_SHAPE,
-                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]", what,
-                 (int)array->ndim, colo_tensor_count(array), rows, columns);
-    COLO_FAIL_IF(!right, COLO_ERR_SHAPE,
-                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", what,
-                 (int)array->ndim, colo_tensor_count(array), rows);
+    COLO_TRY(columns > 0 ? check_table(array, what, dtype, rows, columns)
+                         : colo_loss_check_line(array, what, dtype, rows, ""));
     COLO_FAIL_IF(!colo_tensor_is_contiguous(array), COLO_ERR_SHAPE,
                  "%s: rows are %" PRId64 " elements apart, expected contiguous", what,
                  array->stride[0]);
-    COLO_FAIL_IF(array->mem != like->mem ||
-                     (like->mem == COLO_MEM_CUDA && array->device != like->device),
-                 COLO_ERR_ARG, "%s: memory kind %d on device %d, expected kind %d on device %d",
-                 what, (int)array->mem, (int)array->device, (int)like->mem, (int)like->device);
-    return COLO_OK;
+    return colo_loss_check_memory(array, like, what);
 }
 
 struct colo_logprob_out colo_logprob_addresses(const colo_logprob_out_t *out)
@@ -276,10 +277,10 @@ colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
     return colo_loss_check_array(out->weight, "out.weight", dtype, tokens, 0, logits);
 }
 
-colo_status_t colo_loss_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
+colo_status_t colo_loss_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *like,
                                      const char *what)
 {
-    return colo_loss_check_in(tensor, logits->mem, logits->device, what, "logits are");
+    return colo_loss_check_in(tensor, like->mem, like->device, what);
 }
 
 colo_status_t colo_loss_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits)

@@ -21,12 +21,12 @@ colo_support_saved_t colo_loss_save_support(const colo_support_t *support);
 struct colo_support_lists colo_loss_support(const colo_support_saved_t *saved);
 /* COLO_ERR_MODIFIED when it was written since it was saved */
 colo_status_t colo_loss_check_support_version(const colo_support_saved_t *saved);
-/* In the same memory as the logits */
-colo_status_t colo_loss_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
+/* In the same memory as @like */
+colo_status_t colo_loss_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *like,
                                      const char *what);
-/* In memory @mem, of a GPU on @device: "the @other kind" */
+/* In memory @mem, of a GPU on @device */
 colo_status_t colo_loss_check_in(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
-                                 const char *what, const char *other);
+                                 const char *what);
 colo_status_t colo_loss_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype, const char *what);
 /* [@count] of @dtype, @as the logits' rows; @count -1: any */
 colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what,

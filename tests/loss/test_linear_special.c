@@ -235,7 +235,7 @@ T_CASE(every_wrong_batch_is_named)
     BATCH((a.target.ndim = 2, a.target.shape[1] = a.target.stride[1] = 1), COLO_ERR_SHAPE,
           "targets: 2 axes");
     BATCH((a.target.mem = COLO_MEM_CUDA, a.target.device = 0), COLO_ERR_ARG,
-          "targets: memory kind 1 on device 0, the head is kind 0");
+          "targets: memory kind 1 on device 0, expected kind 0");
     REFUSE((void)0,
            colo_linear_logprob_forward(a.linear, &a.batch, NULL, &a.saved, a.buffer, a.work, NULL),
            COLO_ERR_ARG, "linear: out is NULL");

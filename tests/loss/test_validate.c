@@ -64,7 +64,7 @@ T_CASE(memory_that_the_group_does_not_move_is_refused)
     assert_ok(colo_loss_check_memory(&gpu, &gpu, "x"));
     assert_fails(colo_loss_check_memory(&host, &gpu, "x"), COLO_ERR_ARG, "memory kind 0");
     assert_fails(colo_loss_check_memory(&other, &gpu, "x"), COLO_ERR_ARG,
-                 "memory kind 1 on device 1, the logits are kind 1 on device 0");
+                 "memory kind 1 on device 1, expected kind 1 on device 0");
 }
 
 static colo_status_t check_segments(char *data, int64_t rows, int64_t apart)
@@ -208,7 +208,7 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
                                 &(colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT,
                                                                .hidden = &elsewhere, .targets = &t},
                                 &own),
-        COLO_ERR_ARG, "hidden: memory kind 1 on device 0, the head is kind 1 on device 1");
+        COLO_ERR_ARG, "hidden: memory kind 1 on device 0, expected kind 1 on device 1");
     assert_fails(
         colo_linear_check_batch(&l,
                                 &(colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT,

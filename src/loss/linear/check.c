@@ -122,7 +122,7 @@ static colo_status_t check_place(const colo_linear_logprob_t *linear, const colo
                                  const char *what)
 {
     const colo_lm_head_config_t *head = colo_lm_head_config(linear->head);
-    return colo_loss_check_in(tensor, head->mem, head->device, what, "head is");
+    return colo_loss_check_in(tensor, head->mem, head->device, what);
 }
 
 /* [@rows, H] of the head's dtype; @rows < 0: any */

@@ -208,7 +208,7 @@ colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tenso
                  COLO_ERR_SHAPE,
                  "%s: rows of %" PRId64 " elements are %" PRId64 " apart and overlap", what,
                  tensor->shape[1], tensor->stride[0]);
-    return colo_loss_check_in(tensor, head->config.mem, head->config.device, what, "head is");
+    return colo_loss_check_in(tensor, head->config.mem, head->config.device, what);
 }
 
 colo_status_t colo_head_check_has_bias(const colo_lm_head_t *head, const colo_tensor_t *bias,
