@@ -118,11 +118,11 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
     COLO_RANGE();
     struct colo_mean_args args = {
         .weighs = COLO_MEAN_WEIGHS,
-        .weights = weights ? weights->data : NULL,
-        .mask = mask ? mask->data : NULL,
+        .weights = colo_loss_address(weights),
+        .mask = colo_loss_address(mask),
         .parts = workspace,
         .out = out,
-        .d_values = d_values ? d_values->data : NULL,
+        .d_values = colo_loss_address(d_values),
     };
     return run(&args, values, group, "weighted sum",
                check_weighted(values, weights, mask, d_values, out), stream);
@@ -143,11 +143,11 @@ static colo_status_t check_mean(const colo_tensor_t *losses, const colo_loss_mea
     return colo_loss_check_array(out->factor, "out.factor", COLO_F64, 1, 0, losses);
 }
 
+/* @st: what the checks of all other arguments gave */
 static colo_status_t run_mean(struct colo_mean_args *args, const colo_tensor_t *losses,
                               colo_comm_t *group, const colo_loss_mean_t *out, colo_status_t st,
                               colo_stream_t stream)
 {
-    COLO_THEN(st, check_mean(losses, out));
     if (st == COLO_OK) {
         args->mean.value = out->value->data;
         args->mean.num = out->num->data;
@@ -161,7 +161,6 @@ static colo_status_t check_count(const colo_tensor_t *losses, const colo_tensor_
 {
     COLO_FAIL_IF(!n_valid, COLO_ERR_ARG,
                  "loss mean: n_valid is NULL, expected the count of tokens");
-    COLO_TRY(check_values(losses, "losses"));
     return colo_loss_check_array(n_valid, "n_valid", COLO_I64, 1, 0, losses);
 }
 
@@ -170,16 +169,16 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const colo_ten
                                      void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    const colo_status_t st = check_count(losses, n_valid);
+    colo_status_t st = check_mean(losses, out);
+    COLO_THEN(st, check_count(losses, n_valid));
     struct colo_mean_args args = {
-        .counted = st == COLO_OK ? n_valid->data : NULL, .parts = workspace, .divide = divide};
+        .counted = colo_loss_address(n_valid), .parts = workspace, .divide = divide};
     return run_mean(&args, losses, group, out, st, stream);
 }
 
 static colo_status_t check_weights(const colo_tensor_t *losses, const colo_tensor_t *weights)
 {
     COLO_FAIL_IF(!weights, COLO_ERR_ARG, "loss mean: weights is NULL, expected those of tokens");
-    COLO_TRY(check_values(losses, "losses"));
     return colo_loss_check_array(weights, "weights", losses->dtype, losses->shape[0], 0, losses);
 }
 
@@ -188,9 +187,10 @@ colo_status_t colo_loss_mean_weighted(const colo_tensor_t *losses, const colo_te
                                       void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    const colo_status_t st = check_weights(losses, weights);
+    colo_status_t st = check_mean(losses, out);
+    COLO_THEN(st, check_weights(losses, weights));
     struct colo_mean_args args = {.weighs = COLO_MEAN_WEIGHTED,
-                                  .weights = st == COLO_OK ? weights->data : NULL,
+                                  .weights = colo_loss_address(weights),
                                   .parts = workspace,
                                   .divide = divide};
     return run_mean(&args, losses, group, out, st, stream);
