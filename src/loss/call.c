@@ -216,11 +216,10 @@ static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_args
     if (call->given_saved)
         COLO_TRY(colo_loss_check_saved(kind, call->given_saved));
     call->logits = call->batch.base.logits;
+    call->targets = kind->is_base ? call->batch.logprob.targets : NULL;
     COLO_TRY(colo_loss_check_matrix(call->logits, "logits", false));
-    if (kind->check_inputs)
-        COLO_TRY(kind->check_inputs(call));
     COLO_TRY(colo_loss_check_shard(&call->base, call->logits, call->group));
-    COLO_TRY(kind->check_outputs(call));
+    COLO_TRY(kind->check(call));
     COLO_TRY(make_args(call, args));
     COLO_TRY(colo_loss_kernels_for(call->logits->mem, &call->kernels));
     return colo_loss_check_place(call->logits, call->group, kind->name);

@@ -76,8 +76,7 @@ struct colo_loss_kind {
     uint32_t (*wanted)(const struct colo_logprob_args *args); /* bit i: array i; NULL: all */
 
     /* ---- a call; each args begins one of the kind ---- */
-    colo_status_t (*check_inputs)(struct colo_loss_call *call); /* beyond the logits; or NULL */
-    colo_status_t (*check_outputs)(const struct colo_loss_call *call);
+    colo_status_t (*check)(const struct colo_loss_call *call); /* all tensors but the logits */
     /* Members behind the base, from config and batch (NULL in backward), or NULL */
     void (*fill)(const struct colo_loss_call *call, struct colo_logprob_args *args);
     uint64_t (*hash_config)(const struct colo_logprob_args *args);

@@ -50,18 +50,14 @@ static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tenso
     return colo_loss_check_memory(targets, logits, "targets");
 }
 
-static colo_status_t check_inputs(struct colo_loss_call *call)
+static colo_status_t check(const struct colo_loss_call *call)
 {
     const colo_distill_batch_t *batch = &call->batch.distill;
-    COLO_TRY(check_targets(call->logits, batch->targets));
-    return colo_loss_check_mask(batch->mask, call->logits);
-}
-
-static colo_status_t check_outputs(const struct colo_loss_call *call)
-{
     const colo_distill_out_t *out = &call->out.distill;
     const colo_tensor_t *logits = call->logits;
     const colo_dtype_t dtype = colo_logprob_stat_dtype(logits->dtype);
+    COLO_TRY(check_targets(logits, batch->targets));
+    COLO_TRY(colo_loss_check_mask(batch->mask, logits));
     COLO_TRY(colo_loss_check_array(out->ce, "out.ce", dtype, logits->shape[0], 0, logits));
     COLO_TRY(colo_loss_check_array(out->kl, "out.kl", dtype, logits->shape[0], 0, logits));
     return colo_loss_check_call_memory(call);
@@ -146,8 +142,7 @@ static const struct colo_loss_kind kind = {
     .check_config = check_config,
     .saved = 5 * sizeof(double),
     COLO_LOSS_ARRAYS(arrays),
-    .check_inputs = check_inputs,
-    .check_outputs = check_outputs,
+    .check = check,
     .fill = fill,
     .hash_config = hash_config,
     .describe = describe,

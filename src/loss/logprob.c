@@ -18,26 +18,20 @@
 
 #include <inttypes.h>
 
-static colo_status_t check_inputs(struct colo_loss_call *call)
-{
-    const colo_tensor_t *logits = call->logits, *targets = call->batch.logprob.targets;
-    call->targets = targets;
-    COLO_TRY(colo_loss_check_line(targets, "targets", COLO_I64, logits->shape[0],
-                                  " as the logits' rows"));
-    return colo_loss_check_memory(targets, logits, "targets");
-}
-
-static colo_status_t check_outputs(const struct colo_loss_call *call)
+static colo_status_t check(const struct colo_loss_call *call)
 {
     const colo_logprob_config_t *config = &call->base;
     const colo_logprob_batch_t *batch = &call->batch.logprob;
-    COLO_TRY(colo_loss_check_words(config, call->logits));
+    const colo_tensor_t *logits = call->logits, *targets = call->targets;
+    COLO_TRY(colo_loss_check_line(targets, "targets", COLO_I64, logits->shape[0],
+                                  " as the logits' rows"));
+    COLO_TRY(colo_loss_check_memory(targets, logits, "targets"));
+    COLO_TRY(colo_loss_check_words(config, logits));
     COLO_TRY(colo_logprob_check_out(config, &call->out.logprob, "logprob",
-                                    colo_logprob_stat_dtype(call->logits->dtype), call->logits));
+                                    colo_logprob_stat_dtype(logits->dtype), logits));
     COLO_TRY(colo_loss_check_call_memory(call));
-    COLO_TRY(colo_loss_check_class_weight(batch->class_weight, config, call->logits->shape[1],
-                                          call->logits));
-    return colo_loss_check_support(batch->support, config, call->targets, call->logits);
+    COLO_TRY(colo_loss_check_class_weight(batch->class_weight, config, logits->shape[1], logits));
+    return colo_loss_check_support(batch->support, config, targets, logits);
 }
 
 static uint64_t hash_config(const struct colo_logprob_args *args)
@@ -70,8 +64,7 @@ static const struct colo_loss_kind kind = {
     .chunked = true,
     COLO_LOSS_ARRAYS(arrays),
     .wanted = colo_logprob_wanted,
-    .check_inputs = check_inputs,
-    .check_outputs = check_outputs,
+    .check = check,
     .hash_config = hash_config,
     .describe = colo_logprob_describe,
     .hash_inputs = colo_logprob_hash_targets,

@@ -31,10 +31,11 @@ static colo_status_t check_config(const union colo_loss_config *own)
 /* A rank's share of the workspace is its block and its sums, what is found belongs to no rank. */
 enum { SUMS = COLO_SAMPLING_DIGITS * (int)sizeof(int64_t), FOUND = 3 * (int)sizeof(int64_t) };
 
-static colo_status_t check_inputs(struct colo_loss_call *call)
+static colo_status_t check(const struct colo_loss_call *call)
 {
     bool in_place;
-    return colo_loss_check_gradient(call->given_out, "out", call->logits, &in_place);
+    COLO_TRY(colo_loss_check_gradient(call->given_out, "out", call->logits, &in_place));
+    return colo_loss_check_call_memory(call);
 }
 
 static void fill(const struct colo_loss_call *call, struct colo_logprob_args *base)
@@ -118,8 +119,7 @@ static const struct colo_loss_kind kind = {.name = "sampling",
                                            .behind = true,
                                            .per_rank = SUMS,
                                            COLO_LOSS_ARRAYS(arrays),
-                                           .check_inputs = check_inputs,
-                                           .check_outputs = colo_loss_check_call_memory,
+                                           .check = check,
                                            .fill = fill,
                                            .hash_config = hash_config,
                                            .describe = describe,

@@ -53,18 +53,14 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
     return colo_loss_check_memory(ids, logits, "ids");
 }
 
-static colo_status_t check_inputs(struct colo_loss_call *call)
+static colo_status_t check(const struct colo_loss_call *call)
 {
     const colo_topk_batch_t *batch = &call->batch.topk;
-    COLO_TRY(check_ids(&call->config.topk, call->logits, batch->ids));
-    return colo_loss_check_mask(batch->mask, call->logits);
-}
-
-static colo_status_t check_outputs(const struct colo_loss_call *call)
-{
     const colo_topk_out_t *out = &call->out.topk;
     const colo_tensor_t *logits = call->logits;
     const int64_t tokens = logits->shape[0], k = call->config.topk.k;
+    COLO_TRY(check_ids(&call->config.topk, logits, batch->ids));
+    COLO_TRY(colo_loss_check_mask(batch->mask, logits));
     COLO_FAIL_IF(out->ids && !call->config.topk.topk, COLO_ERR_ARG,
                  "topk: out.ids is given, config.topk is false");
     COLO_TRY(colo_loss_check_array(out->logp, "out.logp", colo_logprob_stat_dtype(logits->dtype),
@@ -189,8 +185,7 @@ static const struct colo_loss_kind kind = {
     .behind = true,
     COLO_LOSS_ARRAYS(arrays),
     .wanted = wanted,
-    .check_inputs = check_inputs,
-    .check_outputs = check_outputs,
+    .check = check,
     .fill = fill,
     .hash_config = hash_config,
     .describe = describe,
