@@ -28,7 +28,7 @@ usage() {
     sed -n '3,/^set /s/^# \{0,1\}//p' "$root/tools/$(basename "$0")"
 }
 
-# read_options SPECS... -- ARGS... - an option sets the variable of its name: "keep" to yes, "seconds=number" to what
+# read_options SPECS... -- ARGS... - an option sets the variable of its name, with _ for -: "keep" to yes, "seconds=number" to what
 # follows; "ranks[]=value" adds that to a list. What stands behind = is said if it is missing. What is no option is
 # added to the list words, if "words" is a spec.
 read_options() {
@@ -49,16 +49,16 @@ read_options() {
         done
         [ -n "$spec" ] || die "unknown option \"$1\"; --help lists them"
         if [ "$spec" = "$name" ]; then
-            printf -v "$name" yes
+            printf -v "${name//-/_}" yes
             continue
         fi
         wants=${spec#*=}
         [ $# -ge 2 ] && [[ $wants != number || $2 =~ ^[0-9]+$ ]] || die "$1 wants a $wants"
         if [[ $spec = *"[]="* ]]; then
-            local -n list=$name
+            local -n list=${name//-/_}
             list+=("$2")
         else
-            printf -v "$name" %s "$2"
+            printf -v "${name//-/_}" %s "$2"
         fi
         shift
     done
