@@ -32,8 +32,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 import colobridge
 names = [m.name for m in pkgutil.walk_packages(colobridge.__path__, "colobridge.")
-         if not m.name.endswith("_installed") and m.name.split(".")[1] not in
-         ("torch", "compat", "compat_packed", "megatron", "megatron_shard")]
+         if not m.name.endswith("_installed") and not m.name.split(".")[1].startswith(("torch", "compat", "megatron"))]
 for name in names:
     importlib.import_module(name)
 assert colobridge._lib._library is None, "loaded by an import"
