@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/06_embedder.c as embedders build it: as C11 and as C++17, by gcc and by clang, with every warning as an
-error; and under valgrind, which finds no error and no leak.
+error; and under AddressSanitizer and valgrind, which find no error and no leak.
 
-usage: embedder.py SOURCE INCLUDE LIBRARY     compilers and valgrind that are missing are left out, by name
+usage: embedder.py SOURCE INCLUDE LIBRARY     compilers, sanitizers and valgrind that are missing are left out, by name
 """
 import os
 import shutil
@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 WARNINGS = '-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wno-long-long -Werror'.split()
+SANITIZED = '-fsanitize=address,undefined', '-fno-sanitize-recover=all'
 VALGRIND = 'valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect'.split()
 
 
@@ -34,9 +35,16 @@ def main(source, include, library):
                 print('no %s: left out' % compiler)
                 continue
             program = folder / compiler
-            run(compiler, '-x', 'c++' if '++' in compiler else 'c', how, *WARNINGS, '-I', include, source, '-x',
-                'none', '-o', program, folder / 'libcolobridge.so.0', '-lm', '-pthread')
-            print('%s %s\n%s' % (compiler, how, run(program, env=env)), end='')
+            language, probe = 'c++' if '++' in compiler else 'c', folder / 'probe'
+            for flags in ((), SANITIZED):
+                if flags and subprocess.run([compiler, '-x', language, '-', '-o', probe, *flags], input='int main() {}',
+                                            text=True, stderr=subprocess.DEVNULL).returncode:
+                    print('no %s of %s: left out' % (flags[0], compiler))
+                    continue
+                made = folder / 'sanitized' if flags else program
+                run(compiler, '-x', language, how, *WARNINGS, *flags, '-I', include, source, '-x', 'none', '-o', made,
+                    folder / 'libcolobridge.so.0', '-lm', '-pthread')
+                print('%s %s %s\n%s' % (compiler, how, ' '.join(flags[:1]), run(made, env=env)), end='')
         if shutil.which('valgrind'):
             print('valgrind\n' + run(*VALGRIND, program, env=env), end='')
         else:
