@@ -2,7 +2,7 @@
 """Builds wheels for pip: meson-python on the whole source tree, of which python/ is a part.
 
 No file of a wheel depends on Python's version or ABI, because ctypes loads the libraries. meson-python takes
-each shared library in a package for an extension module, so the tags are written anew.
+each shared library in a package for an extension module, so the tags are written anew. So are the links of README.md.
 """
 import os
 import subprocess
@@ -11,11 +11,13 @@ import sys
 os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mesonpy  # noqa: E402  # it takes the current folder for the project
+from description import describe  # noqa: E402
 from mesonpy import get_requires_for_build_wheel  # noqa: E402, F401
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     name = mesonpy.build_wheel(wheel_directory, config_settings, metadata_directory)
+    describe(os.path.join(wheel_directory, name))
     told = subprocess.run(
         [sys.executable, '-m', 'wheel', 'tags', '--remove', '--python-tag', 'py3', '--abi-tag', 'none',
          os.path.join(wheel_directory, name)], check=True, stdout=subprocess.PIPE, text=True)

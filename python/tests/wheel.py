@@ -6,6 +6,7 @@ usage: wheel.py PAGE
 """
 import contextlib
 import ctypes as c
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -24,6 +25,8 @@ package = Path(colobridge.__file__).parent
 assert package.parent.name == 'site-packages' and str(package).startswith(sys.prefix), package
 assert Path(_lib.find()) == package / _lib.SONAME, _lib.find()
 assert (package / 'py.typed').exists()
+description = importlib.metadata.metadata('colobridge').get_payload()
+assert 'The problem.' in description and not re.search(r'\]\((?!https:)', description), description
 
 
 class Library(c.Structure):
