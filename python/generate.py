@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes colobridge/_structs.py from the public headers: the functions that the package names, and the structs and
-enumerators that they and the package need.
+"""Makes colobridge/_structs.py from the public headers: the version, the functions that the package names, and the
+structs and enumerators that they and the package need.
 
 usage: generate.py [--write]     without: exit 1 when the file is not what it would be
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'tests' / 'api'))
-from api import INCLUDE, declarations, headers, split  # noqa: E402 # tests/api/api.py reads headers for all tests
+from api import INCLUDE, declarations, headers, split, version  # noqa: E402 # tests/api/api.py reads headers for all tests
 
 FILE = HERE / 'colobridge' / '_structs.py'
 SCALARS = {'void': 'None', 'bool': 'BOOL', 'char': 'c.c_char', 'int': 'INT', 'float': 'c.c_float', 'double': 'DOUBLE',
@@ -20,7 +20,7 @@ SCALARS = {'void': 'None', 'bool': 'BOOL', 'char': 'c.c_char', 'int': 'INT', 'fl
            'uint64_t': 'u64', 'colo_status_t': 'INT', 'colo_stream_t': 'P'}
 TUPLES = {'colo_dtype_t': 'DTYPES', 'colo_op_kind_t': 'OPS', 'colo_category_t': 'OWNERS'}  # of names, in place of numbers
 TEXT = '''# SPDX-License-Identifier: Apache-2.0
-"""The public C structs, enumerators and functions that the package uses; python/generate.py makes this file."""
+"""The version, and the C structs, enumerators and functions that the package uses; python/generate.py makes this file."""
 import ctypes as c
 from typing import Any
 
@@ -139,6 +139,7 @@ def made():
                            .replace(' = ', ' = (', 1) + ')')
         elif used & set(names):
             numbers.append(wrapped('', names, ' = ' + ', '.join(v for _, v in values), 4))
+    numbers.insert(0, "VERSION = '%s'" % version())
     return TEXT % ('\n'.join(numbers), structs, '\n'.join(functions))
 
 

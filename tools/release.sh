@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# release.sh - all that a release needs, in order: the version where it stands, the date in CHANGELOG.md and CITATION.cff,
-# the ABI against the baseline and then a new baseline, what is made by scripts, all checks, the wheels and the source
+# release.sh - all that a release needs, in order: the version and the date where they stand, in version.h, CITATION.cff
+# and CHANGELOG.md, the ABI against the baseline and then a new baseline, what is made by scripts, all checks, the wheels and the source
 # archive in dist/, a commit and a tag. Nothing is pushed; the last line says what to push. What fails ends it.
 #
 #   tools/release.sh 0.1.0              needs a clean tree; hours, most of them tests on bare systems and nvcc
@@ -38,16 +38,10 @@ replace() {
 }
 
 step_version() {
-    replace meson.build "^  version: '[0-9.]+'" "  version: '$version'"
     replace CITATION.cff '^version: .*' "version: $version"
-    # until these read meson.build's, too
-    if grep -q "^VERSION = '" python/colobridge/_version.py 2>/dev/null; then
-        replace python/colobridge/_version.py "^VERSION = '.*'" "VERSION = '$version'"
-    fi
     local part=(MAJOR MINOR PATCH) number i
     IFS=. read -ra number <<<"$version"
     for i in 0 1 2; do
-        grep -q "define COLO_VERSION_${part[i]} [0-9]" include/colobridge/version.h || continue
         replace include/colobridge/version.h "define COLO_VERSION_${part[i]} [0-9]+" "define COLO_VERSION_${part[i]} ${number[i]}"
     done
 }

@@ -7,7 +7,7 @@ ColocatedBridgeCommunicator), colobridge.compat (vocabulary-parallel losses unde
 docs/guides/pytorch.md says what to change in a program that has those.
 """
 from ._lib import version as library_version
-from ._version import VERSION as __version__
+from ._structs import VERSION as __version__
 from .bridge import Batch, Bridge
 from .comm import Comm, run_threads
 from .errors import (ArgumentError, DeadlineError, Error, FailedError, MismatchError, NamingError)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import _lib, check, flight
-from ._version import VERSION
+from ._structs import VERSION
 from .errors import Error
 
 RUN = {'check': check.main, 'flight': flight.main}

@@ -18,7 +18,6 @@ from collections.abc import Generator
 from typing import Any
 
 from . import _structs as s
-from ._version import VERSION
 from .errors import STATUS, Error, FailedError, exception
 
 SONAME = 'libcolobridge.so.0'
@@ -77,9 +76,9 @@ def load(path: str) -> c.CDLL:
     number.restype, number.argtypes = c.c_uint32, []
     found = number()
     found = '%d.%d.%d' % (found >> 16, found >> 8 & 255, found & 255)
-    if found != VERSION:
+    if found != s.VERSION:
         raise FailedError("%s is version %s, this package is %s; install both from one source, or set "
-                          "COLOBRIDGE_LIBRARY" % (path, found, VERSION))
+                          "COLOBRIDGE_LIBRARY" % (path, found, s.VERSION))
     for name, (returns, arguments) in s.FUNCTIONS.items():
         try:
             fn = getattr(library, name)

@@ -22,7 +22,6 @@ from typing import Any
 
 from . import _lib
 from . import _structs as s
-from ._version import VERSION
 from .bridge import Batch, Bridge
 from .comm import Comm, run_threads
 from .errors import Error
@@ -414,7 +413,7 @@ def main(arguments: list[str]) -> int:
         return 1
     pytorch, have, (devices, no_gpu) = torch_version(), backends(), gpus()
     table(['what', 'version'],
-          [['colobridge', '%s; library %s, %s' % (VERSION, version, path)],
+          [['colobridge', '%s; library %s, %s' % (s.VERSION, version, path)],
            ['Python', '%s, %s' % (platform.python_version(), ' '.join(platform.libc_ver()))],
            ['PyTorch', pytorch or 'not installed'],
            *(['backend ' + name, 'there' if there else 'not in this build'] for name, there in have.items())])

@@ -12,7 +12,6 @@ import pickle
 from typing import Any
 
 from . import _structs as s
-from ._version import VERSION
 
 EXAMPLE = """example:
   COLO_FLIGHT_RECORDER=trace/rank ./train
@@ -53,7 +52,7 @@ def of_torch(record: Record) -> Record:
     ops = sorted(((comm, op) for comm in record['comms'] for op in comm['ring']),
                  key=lambda each: (each[1]['begin'], each[1]['seq']))[-LAST:]
     return {
-        'version': '2.10', 'comm_lib_version': VERSION,
+        'version': '2.10', 'comm_lib_version': s.VERSION,
         'pg_config': {comm['group']: {'name': comm['name'], 'desc': comm['backend'], 'ranks': str(comm['members'])}
                       for comm in record['comms']},
         'pg_status': {comm['group']: {

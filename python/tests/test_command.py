@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from colobridge import _lib
-from colobridge._version import VERSION
+from colobridge._structs import VERSION
 
 COMMANDS = ['check', 'plan', 'info', 'perf', 'flight']
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from colobridge import _lib
+from colobridge._structs import VERSION
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY = _lib.find()
@@ -65,13 +66,13 @@ def fake(tmp_path):
 
 
 def test_another_version_is_refused(fake):
-    with pytest.raises(RuntimeError, match='is version 9.8.7, this package is 0.1.0'):
+    with pytest.raises(RuntimeError, match='is version 9.8.7, this package is ' + VERSION):
         _lib.load(fake('9 << 16 | 8 << 8 | 7'))
 
 
 def test_another_build_of_this_version_is_refused(fake):
-    with pytest.raises(RuntimeError, match='is version 0.1.0 and has no colo_'):
-        _lib.load(fake('0 << 16 | 1 << 8 | 0'))
+    with pytest.raises(RuntimeError, match='is version %s and has no colo_' % VERSION):
+        _lib.load(fake('%s << 16 | %s << 8 | %s' % tuple(VERSION.split('.'))))
 
 
 def copy_of_package(folder):
@@ -96,7 +97,7 @@ def test_pkg_config_is_asked(tmp_path):
     there.mkdir()
     shutil.copy(os.path.realpath(LIBRARY), there / 'libcolobridge.so.0')
     (tmp_path / 'colobridge.pc').write_text('libdir=%s\nName: colobridge\nDescription: -\n'
-                                            'Version: 0.1.0\n' % there)
+                                            'Version: %s\n' % (there, VERSION))
     code, said = run(FIRST, cwd='/', PYTHONPATH=path, COLOBRIDGE_LIBRARY=None,
                      PKG_CONFIG_PATH=str(tmp_path))
     assert code == 0 and said.split()[1] == str(there / 'libcolobridge.so.0'), said

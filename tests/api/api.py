@@ -36,6 +36,11 @@ def headers():
     return sorted(str(p.relative_to(INCLUDE)) for p in INCLUDE.rglob('*.h'))
 
 
+def version():
+    """As <colobridge/version.h> has it"""
+    return '.'.join(re.findall('#define COLO_VERSION_[A-Z]+ ([0-9]+)', (INCLUDE / 'colobridge/version.h').read_text()))
+
+
 def foreign(header):
     """What a public header includes that is neither ours nor C's: an opt-in header needs it."""
     names = re.findall(r'^\s*#\s*include\s*<([^>]+)>', (INCLUDE / header).read_text(), re.M)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from api import ROOT, declared, for_modules, foreign, headers, run
+from api import ROOT, declared, for_modules, foreign, headers, run, version
 
 TOUCH = '''%s#include <stdio.h>
 typedef void (*any_fn)(void);
@@ -98,9 +98,8 @@ def cmake(work, prefix, compiler):
     work = work / 'by cmake'
     work.mkdir()
     moved = shutil.move(prefix, work / 'moved $here')
-    version = re.search(r"version: '(.*)'", (ROOT / 'meson.build').read_text())[1]
     write_programs(work)
-    (work / 'CMakeLists.txt').write_text(CMAKE.replace('@', version))
+    (work / 'CMakeLists.txt').write_text(CMAKE.replace('@', version()))
     env = {name: value for name, value in os.environ.items() if name not in ('LD_LIBRARY_PATH', 'CC')}
     run('cmake', '-S', work, '-B', work / 'build', '-DCMAKE_PREFIX_PATH=%s' % moved,
         '-DCMAKE_C_COMPILER=' + ';'.join(compiler), env=env)

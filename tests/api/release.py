@@ -3,11 +3,10 @@
 
 usage: release.py BASH
 """
-import re
 import subprocess
 import sys
 
-from api import ROOT
+from api import ROOT, version as headers_version
 
 
 def said(bash, *words):
@@ -19,11 +18,11 @@ def said(bash, *words):
 def main(bash):
     if subprocess.run(['git', 'rev-parse'], cwd=ROOT, stderr=subprocess.DEVNULL).returncode:
         return 77  # no repository
-    version = re.search(r"version: '(.*)'", (ROOT / 'meson.build').read_text())[1]
+    version = headers_version()
     before = subprocess.run(['git', 'diff'], cwd=ROOT, stdout=subprocess.PIPE).stdout
     rc, text = said(bash, version)
     if f'there is a tag v{version}' not in text:
-        wanted = ['meson.build', 'CHANGELOG.md', 'CITATION.cff', 'tests/api/abi.py --write', '.ci/run', 'tools/systems.sh',
+        wanted = ['version.h', 'CHANGELOG.md', 'CITATION.cff', 'tests/api/abi.py --write', '.ci/run', 'tools/systems.sh',
                   'tools/wheel.sh dist', 'meson dist', 'git commit', 'git tag -a v' + version]
         missing = [word for word in wanted if word not in text]
         if rc or missing:

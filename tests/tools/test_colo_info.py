@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tool import case, check, equal, good, in_order, main, parsed, planned, refused, refuses, run
+from tool import VERSION, case, check, equal, good, in_order, main, parsed, planned, refused, refuses, run
 
 
 def variables(doc):
@@ -14,7 +14,7 @@ def variables(doc):
 def a_variable_shows_its_value_and_where_it_comes_from():
     os.environ.pop('COLO_CHECK', None)
     doc = planned('--json')
-    equal((doc['version'], doc['header_version']), ('0.1.0', '0.1.0'))
+    equal((doc['version'], doc['header_version']), (VERSION, VERSION))
     equal(variables(doc)['COLO_TIMEOUT_MS']['default'], '600000')
     for value, source in (None, 'default'), ('2', 'environment'):
         found = variables(planned('--json', env={'COLO_CHECK': value} if value else {}))['COLO_CHECK']

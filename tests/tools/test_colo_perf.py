@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from tool import GOLDEN, case, check, counted, equal, good, main, page, picture, refuses
+from tool import VERSION, GOLDEN, case, check, counted, equal, good, main, page, picture, refuses
 
 RECORD, PICTURE = 'in.json', 'plot.svg'
 os.environ['CUDA_VISIBLE_DEVICES'] = ''  # also where there are some
@@ -42,7 +42,7 @@ def wrong_use_is_exit_2_with_the_option():
             ('plot x --json', '--json: not with plot')):
         refuses(text, line)
     check('usage: colo-perf' in good('--help'), 'no usage')
-    check('colo-perf 0.1.0' in good('--version'), 'no version')
+    equal(good('--version'), 'colo-perf %s\n' % VERSION)
 
 
 @case

@@ -4,7 +4,7 @@ down by hand from the rules (docs/concepts/plan.md); the tables are golden/plan-
 import resource
 
 from plan_world import Grid
-from tool import Skipped, case, check, counted, equal, good, main, page, planned, run, run_on_terminal
+from tool import VERSION, Skipped, case, check, counted, equal, good, main, page, planned, run, run_on_terminal
 
 GRIDS = '--src tp=2,dp=4 --dst tp=2,cp=2,dp=2'
 
@@ -163,7 +163,7 @@ def a_box_names_features_only_where_they_are_cut():
 @case
 def help_shows_an_example_and_version_a_number():
     check('colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2' in good('--help'), 'no example')
-    equal(good('--version'), 'colo-plan 0.1.0\n')
+    equal(good('--version'), 'colo-plan %s\n' % VERSION)
 
 
 SMALL = '--src dp=2 --dst tp=2 --batch 2 --seq 2 --hidden 1'

@@ -23,6 +23,8 @@ from pathlib import Path
 
 TOOL = os.path.realpath(sys.argv[1])
 GOLDEN = Path(__file__).resolve().parent / 'golden'
+VERSION = '.'.join(re.findall('#define COLO_VERSION_[A-Z]+ ([0-9]+)', (
+    GOLDEN.parents[2] / 'include/colobridge/version.h').read_text()))
 CASES = []
 Ran = collections.namedtuple('Ran', 'exit out err')  # exit: a status, or -signal
 
