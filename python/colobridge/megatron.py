@@ -21,12 +21,15 @@ from typing import Any
 from ._structs import AXIS_SAMPLES
 from .grid import Grid
 from .layout import Layout, parts_of, replica_of
+from .megatron_relayout import (CpPartitionModeConverter, convert_cp_partition_mode,
+                                convert_module_input_tensors_cp_partition_mode, prebuild_thd_cp_partition_routes)
 from .megatron_shard import PartitionAdapter, PartitionConfig
 from .mesh import dims_of, is_mesh
 from .plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice, collective_check
 
-__all__ = ['BridgeDirection', 'ColocatedBridgeCommunicator', 'HyperCommGrid', 'PartitionAdapter', 'PartitionConfig',
-           'SliceInfo', 'install', 'uninstall']
+__all__ = ['BridgeDirection', 'ColocatedBridgeCommunicator', 'CpPartitionModeConverter', 'HyperCommGrid', 'PartitionAdapter',
+           'PartitionConfig', 'SliceInfo', 'convert_cp_partition_mode', 'convert_module_input_tensors_cp_partition_mode',
+           'install', 'prebuild_thd_cp_partition_routes', 'uninstall']
 
 _NAME = re.compile(r'(?!.*[0-9][A-Za-z])[A-Za-z_][A-Za-z0-9_]{0,14}$')
 

@@ -498,6 +498,14 @@ BRIDGES = {
         'torch/relayout.py', 'return cp * tp', 'return cp', 'test_torch_packed.py', 'tp_cuts'),
     'a packing that is made again has no padding': (
         'packing.py', "'pad_to': self._tables['seq_room'], ", '', 'test_torch_packed.py', 'padding_of'),
+    'a dense batch is cut as one axis by Megatron\'s name': (
+        'megatron_relayout.py', "lengths is not None or mode == 'zigzag'", 'True', 'test_megatron_relayout.py', 'dense'),
+    'lengths of packed sequences are those without padding': (
+        'megatron_relayout.py', 'return params.cu_seqlens_q if padded is None else padded', 'return params.cu_seqlens_q',
+        'test_megatron_relayout.py', 'packed_rows'),
+    'context ranks of a batch of its own are those of the model': (
+        'megatron_relayout.py', 'own if own is not None else _group(cp_group', '_group(cp_group', 'test_megatron_relayout.py',
+        'its_mode'),
     'the first sequence of any rank continues': (
         'packing.py', 'positions[0] > 0', 'True', 'test_torch_packed.py', 'one_interval'),
     'dense samples are cut as one axis': (
