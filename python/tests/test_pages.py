@@ -125,6 +125,21 @@ def trainer(rank):
     near(hidden.grad, whole.grad, torch.float64, 'd_hidden')
 
 
+def head_of(weight, tp):
+    """Makes this tp rank's logits; the gradient of hidden is the sum over tp."""
+    class Llm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x @ weight.t()
+
+        @staticmethod
+        def backward(ctx, g):
+            d = g @ weight
+            dist.all_reduce(d, group=tp)
+            return d
+    return Llm.apply
+
+
 def torchrun(rank):
     tp, weight = groups((0, 1), (2, 3)), case(seed=9)[1][:22]
     make = torch.Generator().manual_seed(3)
@@ -133,21 +148,8 @@ def torchrun(rank):
     mine, whole = leaf(images[2 * (rank // 2):][:2]), leaf(images)
     rows = [[0, 1, 6, 7], [2, 3, 4, 5]][rank // 2]
 
-    class Llm(torch.autograd.Function):
-        """This tp rank's logits; the gradient of hidden is the sum over tp."""
-
-        @staticmethod
-        def forward(ctx, x):
-            return x @ weight[11 * (rank % 2):][:11].t()
-
-        @staticmethod
-        def backward(ctx, g):
-            d = g @ weight[11 * (rank % 2):][:11]
-            dist.all_reduce(d, group=tp)
-            return d
-
     with on_cpu():
-        names = run('guides/quickstart.md', encoder=lambda x: 3 * x, images=mine, llm=Llm.apply, targets=targets[:, rows])
+        names = run('guides/quickstart.md', encoder=lambda x: 3 * x, images=mine, llm=head_of(weight[11 * (rank % 2):][:11], tp), targets=targets[:, rows])
     loss = torch.nn.functional.cross_entropy((3 * whole @ weight.t()).view(-1, 22), targets.view(-1))
     loss.backward()
     near(names['loss'].detach(), loss.detach(), torch.float64, 'loss')
@@ -245,6 +247,23 @@ def threads(rank):
     assert len({id(carry.comm(here)) for carry in (names['sound'], names['images'])}) == 2
 
 
+def all_calls(rank):
+    """Samples are not outermost; hidden goes to a head of which tp ranks have their columns."""
+    make, weight = torch.Generator().manual_seed(3), case(seed=9)[1][:22]
+    images = torch.randn(8, 4, H, generator=make, dtype=torch.float64)
+    targets = torch.randint(0, 22, (8, 4), generator=make)
+    mine, whole, rows = leaf(images[:, 2 * (rank // 2):][:, :2]), leaf(images), [[0, 1, 6, 7], [2, 3, 4, 5]][rank // 2]
+    tp = groups((0, 1), (2, 3))
+    with on_cpu():
+        names = run('guides/pytorch.md', encoder=lambda x: 3 * x, images=mine, S=8, targets=targets[rows],
+                    llm=head_of(weight[11 * (rank % 2):][:11], tp))
+    loss = torch.nn.functional.cross_entropy((3 * whole @ weight.t()).view(-1, 22), targets.view(-1))
+    near(names['loss'].detach(), loss.detach(), torch.float64, 'loss')
+    loss.backward()
+    names['loss'].backward()
+    near(mine.grad, whole.grad[:, 2 * (rank // 2):][:, :2], torch.float64, 'd_images')
+
+
 def distillation(rank):
     tp = groups((0, 1), (2, 3))
     make = torch.Generator().manual_seed(6 + rank // 2)
@@ -261,20 +280,20 @@ def distillation(rank):
 PAGES = {'README.md': readme, 'README.md#tower': readme_tower, 'guides/quickstart.md': torchrun, 'guides/vision.md': towers, 'guides/vision.md#deepstack': deepstack,
          'guides/vision.md#micro-batches': microbatches, 'guides/megatron.md': megatron, 'guides/sharded-heads.md': fsdp2,
          'guides/sharded-heads.md#zero3': zero3, 'guides/rl.md': trainer, 'guides/distillation.md': distillation,
-         'concepts/bridge.md#two': threads}
+         'concepts/bridge.md#two': threads, 'guides/pytorch.md': all_calls}
 
 
 @pytest.mark.parametrize('page', list(PAGES))
 def test_first_lines_of_a_page_do_what_it_says(world, page):
-    if page in ('README.md', 'guides/sharded-heads.md', 'guides/quickstart.md') and not hasattr(torch.distributed, 'device_mesh'):
+    if page in ('README.md', 'guides/sharded-heads.md', 'guides/quickstart.md', 'guides/pytorch.md') and not hasattr(torch.distributed, 'device_mesh'):
         pytest.skip('this PyTorch %s has no DeviceMesh' % torch.__version__)
     world.run(PAGES[page])
 
 
 def test_every_guide_is_run():
     others = ['guides/hybrid.md',    # by test_torch_packed.py
-              'guides/choosing.md',  # by tests/tools
+              'guides/choosing.md',  # by tests/tools/test_plan_compare.py
               'guides/transformers.md',  # by test_transformers.py, test_trainers.py
-              'guides/pytorch.md', 'guides/c.md']
+              'guides/c.md']         # by tests/api/install.py
     assert sorted({p.split('#')[0] for p in PAGES if p.startswith('guides')} | set(others)) == sorted(
         'guides/' + p.name for p in DOCS.glob('guides/*.md'))

@@ -6,7 +6,12 @@ V is the whole tensor, k = larger dp over smaller dp, C = cp of the destination,
 forward (k-1)/(kC) V/Dd sharded, backward (C-1)/(kC) V/Dd; fan-out forward 0, backward (kC-1)/C V/Dd, in messages of
 V/(Dd C) here.
 """
-from tool import case, check, equal, good, main, page, planned, refuses
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from tool import TOOL, case, check, equal, good, main, page, planned, refuses
 
 SIZES = '--batch 16 --seq 8192 --hidden 4096'  # of bf16: V = 2^30
 V = 1 << 30
@@ -31,6 +36,17 @@ def agrees(found, wanted, path=''):
         else:
             check((type(found[key]), found[key]) == (type(value), value), '%s is %r, expected %r', where, found[key],
                   value)
+
+
+@case
+def first_command_of_the_guide_prints_what_it_says():
+    text = (Path(__file__).resolve().parents[2] / 'docs/guides/choosing.md').read_text()
+    command, printed = re.findall(r'^```\n(.*?)^```', text, re.M | re.S)[:2]
+    program, *words = shlex.split(command.replace('\\\n', ''))
+    said = subprocess.run([TOOL, *words], check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
+    check(program == 'build/tools/colo-plan', 'the command begins with %s', program)
+    missing = [line for line in printed.splitlines() if line not in said]
+    check(not missing, 'not printed: %s', '\n'.join(missing))
 
 
 @case
