@@ -530,6 +530,8 @@ MUTANTS = {
         'torch/losses.py', 'or weights is not None and weights.is_complex():', ':', 'test_refusals.py', 'names_it'),
     'the imaginary part of a mask is dropped': (
         'torch/tensors.py', 'if mask is not None and mask.is_complex():', 'if False:', 'test_refusals.py', 'names_it'),
+    'what makes products is not said to the library': (
+        'torch/linear_plan.py', 'gemm=self.gemm)', 'gemm=0)', 'test_torch_linear.py', 'products_on_the_host'),
     'a budget below 0 is none': (
         'torch/linear_plan.py', "if not 0 <= integer('budget', budget) < 2**64:", "if not integer('budget', budget) < 2**64:",
         'test_refusals.py', 'names_it'),

@@ -125,6 +125,19 @@ def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
     assert passes == [_structs.LINEAR_LOGPROB_INFERENCE] and not keeps
 
 
+def test_a_head_says_what_makes_products_on_the_host(monkeypatch):
+    from colobridge import _structs
+    from colobridge.torch.linear_plan import Core
+    h, w, b, t, _ = case()
+    auto = linear_logprob(h, w, b, target=t)
+    chosen, make = [], Core.__init__
+    monkeypatch.setattr(Core, '__init__', lambda self, comm, head_comm, head, config: (
+        chosen.append(head.gemm), make(self, comm, head_comm, head, config))[1])
+    assert torch.allclose(linear_logprob(h, w, b, target=t, gemm='loops'), auto)
+    assert torch.allclose(linear_logprob(h, w, b, target=t), auto)
+    assert chosen == [_structs.GEMM_LOOPS]
+
+
 def late(rank):
     h, w, b, t, _ = case()
     w = leaf(w[CUTS[rank]:CUTS[rank + 1]])
@@ -615,6 +628,7 @@ def test_what_was_written_since_forward_is_found():
     ({'target': torch.zeros(3, 5)}, 'target is of torch.float32, expected an integer dtype'),
     ({'mode': 'fast'}, "mode is 'fast'"),
     ({'d_hidden': 'sum'}, "d_hidden 'sum'"),
+    ({'gemm': 'mkl'}, "gemm 'mkl', expected one of .* and one of auto, cblas, loops"),
     ({'weight': 3}, 'weight is a int, expected a torch.Tensor'),
     ({'chunk_size': -1}, 'chunk_size'),
     ({'max_valid': 2}, 'max_valid'),

@@ -51,6 +51,8 @@ class Head:
     d_hidden: the gradient of hidden over tp_group: "all_reduce", "partial" or "reduce_scatter".
     logits_dtype: of logits in memory, float32 (None) or hidden's. budget: bytes of logits that mode "auto" keeps (0: 1 GiB).
     max_valid: an upper bound of a call's tokens that are not ignored; products have that many rows.
+    gemm: what makes products in host memory: a "cblas" (one that the process has loaded, else OpenBLAS), the library's own
+    "loops", several times slower, or "auto": a CBLAS if the process has loaded one. COLO_GEMM overrides it.
     invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/concepts/loss.md).
     """
     weight: Any
@@ -68,6 +70,7 @@ class Head:
     logits_dtype: Any = None
     budget: int = 0
     max_valid: int | None = None
+    gemm: str = 'auto'
     invariant: bool | int = False
 
     @classmethod

@@ -261,7 +261,7 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
         bias = None if bias is None else bias.to(product)
     kept = table(comm, '_linear_plans')
     flat = shard_group is not None and weight.dim() == 1
-    linear = mode, of.d_hidden, of.budget, of.max_valid, of.logits_dtype, begins
+    linear = mode, of.d_hidden, of.gemm, of.budget, of.max_valid, of.logits_dtype, begins
     key = (what, hidden.shape, None if hidden.is_contiguous() else hidden.stride(), hidden.dtype, device,
            weight.shape, None if weight.is_contiguous() else weight.stride(), weight.dtype,
            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),

@@ -25,6 +25,7 @@ from .support import Accompanied, ClassWeight, Support
 from .tensors import checked, stream_of
 
 MODES = {'auto': s.LINEAR_LOGPROB_AUTO, 'logprob': s.LINEAR_LOGPROB_LOGPROB, 'keep': s.LINEAR_LOGPROB_KEEP}
+GEMMS = {'auto': s.GEMM_AUTO, 'cblas': s.GEMM_CBLAS, 'loops': s.GEMM_LOOPS}
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 _CORES = 32  # C objects of other sizes or options, for a communicator
@@ -89,14 +90,14 @@ class LinearPlan(Plan):
                  class_weight: ClassWeight | None):
         """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
         copied?"""
-        mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
+        mode, d_hidden, gemm, budget, max_valid, logits_dtype, begins = linear
         if not 0 <= integer('budget', budget) < 2**64:
             raise ArgumentError("%s: budget is %d, expected bytes: 0 (the default) to 2**64 - 1" % (what, budget))
         if abs(integer('max_valid', max_valid or 0)) >= 2**63:
             raise ArgumentError("%s: max_valid is %d, which has too many bits" % (what, max_valid))
-        if mode not in MODES or d_hidden not in D_HIDDEN:
-            raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
-                                % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))
+        if mode not in MODES or d_hidden not in D_HIDDEN or gemm not in GEMMS:
+            raise ArgumentError("%s: mode is %r, d_hidden %r and gemm %r, expected one of %s, one of %s and one of %s"
+                                % (what, mode, d_hidden, gemm, *(', '.join(words) for words in (MODES, D_HIDDEN, GEMMS))))
         if head_comm is not None and rows_of_all is None:
             raise ArgumentError("%s: shard_group is given, so rows= (the rows of all its ranks "
                                 "together) is needed" % what)
@@ -160,6 +161,7 @@ class LinearPlan(Plan):
         super().__init__(what, hidden, rows, config, names)
         self.scatter, self.head_rows, self.owned, self.names, self.early = scatter, rows_here, owned, names, early
         self.copies_hidden, self.copies_weight, self.dtype = read is not hidden, copies_weight, hidden.dtype
+        self.gemm = GEMMS[gemm]
         self.linear = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget, 'd_hidden': D_HIDDEN[d_hidden]}
         self.max_valid = bound
         flat_shape, stride = (rows.count, rows.columns), (rows.stride, 1)
@@ -212,7 +214,8 @@ class LinearPlan(Plan):
                        d_weight_add=add, d_weight_dtype=self.d_weight.dtype,
                        mode=s.LINEAR_LOGPROB_EARLY if early else self.linear['mode'], share_d_weight=share)
         head = dict(rows=self.head_rows, hidden=self.rows.columns, dtype=raw.dtype, mem=raw.mem,
-                    device=raw.device, has_bias=self.bias is not None, partition=int(self.owned is not None))
+                    device=raw.device, has_bias=self.bias is not None, partition=int(self.owned is not None),
+                    gemm=self.gemm)
         key = (head_comm, bytes(self.config), tuple(members.items()), tuple(head.items()))
         core = cores.get(key)
         if core is None:
