@@ -5,7 +5,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -45,10 +45,26 @@ class ChunkedLogProbFunction:
     def apply(hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float, chunk_size: int,
               final_logit_softcapping: float | None = None, logit_scale: float = 1.0,
               outputs: Sequence[str] = ('entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1')) -> Any:
-        """outputs: those that are wanted besides log_probs; the others are None. log_probs and entropy are differentiable in
-        hidden, weight and bias. f32, is_top1 bool: is the target the first of the largest logits? x = softcap * tanh(scale *
-        logits / softcap) / temperature; log_sum_sq_probs is log sum p^2, mean_logits the mean of x over the vocabulary.
-        A target outside of the vocabulary has log_probs 0. ValueError: a weight of DeepSpeed's ZeRO-3.
+        """x = softcap * tanh(scale * logits / softcap) / temperature, without a softcap scale * logits / temperature.
+
+        Args:
+            hidden: [N, H], f32, bf16, f16 or f64.
+            weight: [V, H]; of another dtype, it is cast to hidden's.
+            bias: [V] or None.
+            targets: [N], integers.
+            temperature: > 0.
+            chunk_size: columns of TRL's tile of 4096 tokens.
+            final_logit_softcapping: softcap, or None.
+            logit_scale: scale.
+            outputs: those that are wanted besides log_probs; the others are None.
+
+        Returns:
+            log_probs, entropy, log_sum_sq_probs (log sum p^2), mean_logits (the mean of x over the vocabulary), in f32, and
+            is_top1, bool: is the target the first of the largest x? The first two are differentiable in hidden, weight and
+            bias. A target outside of the vocabulary has log_probs 0.
+
+        Raises:
+            ValueError: weight is a parameter of DeepSpeed's ZeRO-3.
         """
         what = Named('ChunkedLogProbFunction', target='targets')
         if hasattr(weight, 'ds_tensor'):
@@ -57,7 +73,7 @@ class ChunkedLogProbFunction:
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         softcap, scale, temperature = float(final_logit_softcapping or 0.0), float(logit_scale), float(temperature)
         names = ('logp',) + ('entropy',) * ('entropy' in outputs) + ('correct',) * ('is_top1' in outputs)
-        numbers = dict(temperature=temperature, softcap=softcap, scale=scale, ignore_index=_NONE_IGNORED, lenient_targets=True)
+        numbers: dict[str, Any] = dict(temperature=temperature, softcap=softcap, scale=scale, ignore_index=_NONE_IGNORED, lenient_targets=True)
         tokens = max(1, _TILE * chunk_size // max(len(weight), 1))
         more = [name for name in ('log_sum_sq_probs', 'mean_logits') if name in outputs]
         made: dict[str, Any] = {}
@@ -96,21 +112,31 @@ class _Fused:
     """What a model's forward needs to know. It is copied with the model, so it has nothing of another model."""
     original: Any  # the forward that the model itself had, None: its class's
     output: Any  # class of what forward returns
+    fields: frozenset[str]  # of it
     label_smoothing: float
     options: dict[str, Any]  # Head's
     active: bool = True
+
+
+def _fused_of(model: Any) -> _Fused | None:
+    return model.__dict__.get('_colobridge_fused')
+
+
+def _class_of(model: Any) -> Any:
+    return model.__class__  # fully_shard() gives a model another one
 
 
 _NOT_THE_BACKBONES = 'labels', 'shift_labels', 'num_items_in_batch', 'ignore_index', 'return_dict', 'logits_to_keep'
 
 
 def _forward(model: Any, args: Any, kwargs: Any) -> Any:
-    fused = vars(model)['_colobridge_fused']
-    original = fused.original or functools.partial(type(model).forward, model)
-    given = {**dict(zip(list(inspect.signature(type(model).forward).parameters)[1:], args)), **kwargs}
+    fused, of_class = _fused_of(model), _class_of(model).forward
+    assert fused is not None
+    given = {**dict(zip(list(inspect.signature(of_class).parameters)[1:], args)), **kwargs} if args else dict(kwargs)
     keep = given.get('logits_to_keep')
-    if not fused.active or given.get('labels') is None or given.get('fused_lm_head') or not (keep is None or isinstance(keep, int) and keep == 0):
-        return original(*args, **kwargs)
+    keeps = keep is not None and not (isinstance(keep, int) and keep == 0)
+    if not fused.active or given.get('labels') is None or given.get('fused_lm_head') or keeps:
+        return fused.original(*args, **kwargs) if fused.original is not None else of_class(model, *args, **kwargs)
     labels, targets, items, ignored, as_dict, _ = (given.pop(name, None) for name in _NOT_THE_BACKBONES)
     ignored = -100 if ignored is None else ignored
     given.setdefault('use_cache', False)
@@ -130,29 +156,37 @@ def _forward(model: Any, args: Any, kwargs: Any) -> Any:
         label_smoothing=fused.label_smoothing, reduction='mean' if items is None else 'sum')
     if items is not None:
         loss = loss / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
-    fields = {field.name for field in dataclasses.fields(fused.output)}
-    made = fused.output(loss=loss, **{name: value for name, value in out.items() if name in fields})
+    made = fused.output(loss=loss, **{name: value for name, value in out.items() if name in fused.fields})
     return made.to_tuple() if as_dict is False else made
 
 
 def fuse_lm_head(model: Any, *, label_smoothing: float = 0.0, **options: Any) -> Callable[[], None]:
-    """Lets a causal LM of transformers compute its loss from hidden states, by linear_cross_entropy(), when forward is given
+    """Lets a causal LM of transformers compute its loss from hidden states, by linear_cross_entropy(), where forward is given
     labels: [B, S, V] logits never exist, and the output's logits are None. Without labels, with logits_to_keep, or with
-    fused_lm_head=True of TRL, forward is as before. Returns a function that undoes it.
+    fused_lm_head=True of TRL, forward is as before.
 
-    model: a PreTrainedModel, or peft's around one; before DDP, Trainer or accelerate wrap it (a model that fully_shard()
-    changed in place may come later, on all its ranks). label_smoothing: as TrainingArguments.label_smoothing_factor, which
-    would ask for logits. options: Head's, such as grad_reduction; scale and softcap are found out.
+    Labels are shifted, or shift_labels are taken as they are. num_items_in_batch divides the sum of the losses; without it
+    the loss is their mean. ignore_index is -100, unless forward is given one. The call runs the model once, on five tokens
+    with numbers of its own in the place of the head's, to see what the model does to logits (a scale, a softcap) and that
+    its loss is the cross entropy of the next token.
 
-    Labels are shifted here, or shift_labels are taken as they are; num_items_in_batch divides the sum, where it is given, and
-    ignore_index is -100 if it is not. Once, here, the model runs on five tokens with numbers of ours in the place of its
-    head's, to see what it does to logits and makes of them: scale, softcap, the loss.
+    Args:
+        model: a PreTrainedModel, or peft's around one, before DDP, Trainer or accelerate wrap it. One that fully_shard()
+            changed in place may come later, on all ranks of its mesh.
+        label_smoothing: as TrainingArguments.label_smoothing_factor, which would ask for logits; leave that one 0.
+        options: Head's, such as grad_reduction.
 
-    ValueError: a model whose loss is anything but the mean cross entropy of softcap * tanh(scale * logits / softcap) and the
-    next token, one on the meta device, one whose head is an adapter of peft's; in forward, a router's loss, ZeRO-3.
+    Returns:
+        A function without arguments that undoes it.
+
+    Raises:
+        ValueError: the model's loss is another one, its head does not get what its backbone returns, or is an adapter of
+            peft's, the model is on the meta device, or fused already. In forward: the loss has a term of a router, the
+            head is a parameter of DeepSpeed's ZeRO-3.
     """
     model = model.get_base_model() if hasattr(model, 'peft_config') and hasattr(model, 'get_base_model') else model
-    if getattr(vars(model).get('_colobridge_fused'), 'active', False):
+    before = _fused_of(model)
+    if before is not None and before.active:
         raise ArgumentError("fuse_lm_head: the model is fused already; undo that first")
     head = model.get_output_embeddings() if hasattr(model, 'get_output_embeddings') else None
     if head is None or model.base_model is model:
@@ -160,17 +194,23 @@ def fuse_lm_head(model: Any, *, label_smoothing: float = 0.0, **options: Any) ->
                             "transformers" % type(model).__name__)
     Head.of(head, **options)  # refuses an adapter
     output, found = _measured(model, head)
-    fused = _Fused(vars(model).get('forward'), output, float(label_smoothing), {**found, **options})
+    own: dict[str, Any] = model.__dict__
+    fused = _Fused(own.get('forward'), output, frozenset(field.name for field in dataclasses.fields(output)),
+                   float(label_smoothing), {**found, **options})
 
-    @functools.wraps(type(model).forward)  # whose arguments Trainer looks at
+    @functools.wraps(_class_of(model).forward)  # whose arguments Trainer looks at
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _forward(self, args, kwargs)
-    model._colobridge_fused, model.forward = fused, types.MethodType(forward, model)
-    ours = model.forward
+    ours = None
+    if before is not None:  # undone under what had wrapped it, where its forward still is, and finds this
+        fused.original = before.original
+    else:
+        ours = model.forward = types.MethodType(forward, model)
+    model._colobridge_fused = fused
 
     def undo() -> None:
         fused.active = False  # where accelerate has wrapped it since
-        if vars(model).get('forward') is ours:
+        if ours is not None and own.get('forward') is ours:
             del model.forward, model._colobridge_fused
             if fused.original is not None:
                 model.forward = fused.original
@@ -181,9 +221,9 @@ def _token_ids(config: dict[str, Any]) -> Iterator[int]:
     """Those that a config gives a meaning"""
     for name, value in config.items():
         if isinstance(value, dict):
-            yield from _token_ids(value)
+            yield from _token_ids(cast(dict[str, Any], value))
         elif str(name).endswith(('_token_id', '_token_index')):
-            yield from value if isinstance(value, list) else [value]
+            yield from cast(list[int], value) if isinstance(value, list) else [value]
 
 
 _SMALL, _LARGE = 2.0 ** -14, 2.0 ** 20  # a logit that no cap changes, and one beyond each cap
@@ -228,4 +268,4 @@ def _measured(model: Any, head: Any) -> tuple[Any, dict[str, Any]]:
     loss = torch.nn.functional.cross_entropy(x[0, :-1], tokens[0, 1:])
     if not torch.allclose(own.float(), loss, rtol=1e-4, atol=1e-4):
         raise ArgumentError("%s cannot be fused: its loss is %g where the mean cross entropy of its logits is %g" % (what, own, loss))
-    return type(out), {'scale': scale, 'softcap': softcap}
+    return _class_of(out), {'scale': scale, 'softcap': softcap}

@@ -149,6 +149,45 @@ def test_gradient_checkpointing_accumulation_and_autocast():
     alike(*found, bound=0.03)  # theirs rounds logits and their gradients to bf16, ours gradients alone
 
 
+def test_a_graph_has_all_of_it():
+    if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 14):
+        pytest.skip('linear_cross_entropy() breaks the graphs of this PyTorch')
+    theirs, ours, given = made('Llama'), made('Llama'), batch()
+    compat.fuse_lm_head(ours)
+    loss, wanted = torch.compile(ours, backend='aot_eager', fullgraph=True)(**given).loss, theirs(**given).loss
+    alike((loss.detach(), gradients(ours, loss)), (wanted.detach(), gradients(theirs, wanted)))
+
+
+def test_a_model_that_reads_images():
+    if not hasattr(transformers, 'LlavaConfig'):
+        pytest.skip('this transformers has no Llava')
+    vision = transformers.CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                                           image_size=8, patch_size=4)
+    found, given = [], batch()
+    given['input_ids'][:, 1:5] = 90
+    given['labels'][:, :5] = -100
+    for fuse in (True, False):
+        torch.manual_seed(0)
+        model = transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(
+            vision_config=vision, text_config=transformers.LlamaConfig(**SIZES), image_token_index=90, image_token_id=90,
+            vision_feature_layer=-1, vision_feature_select_strategy='default'))
+        if fuse:
+            compat.fuse_lm_head(model)
+        out = model(**given, pixel_values=torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(4)))
+        assert (out.logits is None) == fuse
+        found.append((out.loss.detach(), gradients(model, out.loss)))
+    assert any('vision' in name for name in found[0][1])
+    alike(*found)
+
+
+def test_a_head_of_zero_3_is_refused():
+    model = made('Llama')
+    compat.fuse_lm_head(model)
+    model.lm_head.weight.ds_tensor = model.lm_head.weight
+    with pytest.raises(ValueError, match='ZeRO-3'):
+        model(**batch())
+
+
 def test_it_is_undone():
     model, given = made('Llama'), batch()
     undo = compat.fuse_lm_head(model)
@@ -156,8 +195,12 @@ def test_it_is_undone():
         compat.fuse_lm_head(model)
     assert inspect.signature(model.forward) == inspect.signature(made('Llama').forward)  # Trainer asks it what to pass
     wrapped = model.forward
-    model.forward = lambda **kwargs: wrapped(**kwargs)  # as accelerate does
+    model.forward = lambda *args, **kwargs: wrapped(*args, **kwargs)  # as accelerate does
     undo()
+    assert model(**given).logits is not None and model(given['input_ids']).logits is not None
+    again = compat.fuse_lm_head(model)
+    assert model(**given).logits is None and model(given['input_ids']).logits is not None
+    again()
     assert model(**given).logits is not None
     model = made('Llama')
     compat.fuse_lm_head(model)()
