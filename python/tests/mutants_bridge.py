@@ -506,6 +506,15 @@ BRIDGES = {
     'context ranks of a batch of its own are those of the model': (
         'megatron_relayout.py', 'own if own is not None else _group(cp_group', '_group(cp_group', 'test_megatron_relayout.py',
         'its_mode'),
+    'a halo begins in the sequence before': (
+        'torch/halo.py', 'run.row - min(before, run.start), run.row', 'max(0, run.row - before), run.row', 'test_torch_halo.py',
+        'by_hand'),
+    'the middle of a zigzag is two pieces': (
+        'torch/halo.py', 'if runs and runs[-1].row + runs[-1].count == row + a and a > 0:', 'if False:', 'test_torch_halo.py', 'by_hand'),
+    'gradients of a halo are added up in 16 bits': (
+        'torch/halo.py', 'wide = torch.float32 if', 'wide = d_out.dtype if', 'test_torch_halo.py', 'rounded_once'),
+    'a halo of tensor ranks is that of context ranks': (
+        'torch/halo.py', 'before, c * tp + t, x.device)', 'before, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
     'the first sequence of any rank continues': (
         'packing.py', 'positions[0] > 0', 'True', 'test_torch_packed.py', 'one_interval'),
     'dense samples are cut as one axis': (

@@ -7,6 +7,7 @@ says so.
 from .bridge import Bridge, PackedBridge, RaggedBridge, bridge
 from .chunks import over_chunks
 from .cross_entropy import cross_entropy, linear_cross_entropy
+from .halo import halo
 from .head import Head
 from .linear import linear_logprob, linear_nll
 from .losses import Distilled, TopK, Weighted, distill, entropy, logprob_at, topk_logprob, weighted_sum
@@ -22,5 +23,5 @@ from .ticket import Ticket
 from .tower import EncoderParallel, TowerPlan
 
 __all__ = ['Bridge', 'CrossEntropyLoss', 'Distilled', 'EncoderParallel', 'Head', 'LinearCrossEntropyLoss', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
-           'cross_entropy', 'distill', 'entropy', 'group_ranks', 'linear_cross_entropy', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
+           'cross_entropy', 'distill', 'entropy', 'group_ranks', 'halo', 'linear_cross_entropy', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
            'next_token', 'nll', 'over_chunks', 'relayout', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

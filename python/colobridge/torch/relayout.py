@@ -75,17 +75,17 @@ def _bridge(group: Any, cp: int, tp: int, src: bool, dst: bool) -> PackedBridge:
     return PackedBridge(_layout(cp, tp, src), _layout(cp, tp, dst), group=group)
 
 
-def _ranks(group: Any, tp_group: Any) -> tuple[int, ...]:
+def _ranks(group: Any, tp_group: Any, what: str = 'relayout') -> tuple[int, ...]:
     """Of all ranks along tp and along cp of them: tp is the faster dim."""
     for given in (group, tp_group):
         if isinstance(given, Comm):
-            raise ArgumentError("relayout: tp_group with a colobridge.Comm, expected two torch process groups")
-    cp, tp = groups.group_ranks(group, 'relayout: group'), groups.group_ranks(tp_group, 'relayout: tp_group')
+            raise ArgumentError(what + ": tp_group with a colobridge.Comm, expected two torch process groups")
+    cp, tp = groups.group_ranks(group, what + ': group'), groups.group_ranks(tp_group, what + ': tp_group')
     me = torch.distributed.get_rank()
     ranks = tuple(a + b - me for a in cp for b in tp)
     if len(set(ranks)) < len(ranks) or not all(0 <= rank < torch.distributed.get_world_size() for rank in ranks):
-        raise ArgumentError("relayout: group has ranks %s and tp_group %s; expected two dims of one grid, which share this "
-                            "rank alone" % (list(cp), list(tp)))
+        raise ArgumentError("%s: group has ranks %s and tp_group %s; expected two dims of one grid, which share this rank alone"
+                            % (what, list(cp), list(tp)))
     return ranks
 
 

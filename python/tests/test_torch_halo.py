@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in front of each piece, against a loop over positions, and a convolution over pieces against one over sequences."""
+import os
+import random
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from world import refused  # noqa: E402
+
+SEED = int(os.environ.get('T_SEED', '1'))
+
+
+# ---- by hand ----
+
+def owner(split, lengths, cp, q, p):
+    """The context rank of a position."""
+    if split == 'contiguous':
+        return (sum(lengths[:q]) + p) * cp // sum(lengths)
+    pieces = 2 * cp if split == 'zigzag' and cp > 1 else cp
+    k = p * pieces // lengths[q]
+    return min(k, 2 * cp - 1 - k) if pieces == 2 * cp and cp > 1 else k
+
+
+def held(split, lengths, cp, tp, rank):
+    """(sequence, position) of each row of a rank, in order."""
+    mine = [(q, p) for q, n in enumerate(lengths) for p in range(n) if owner(split, lengths, cp, q, p) == rank // tp]
+    each = len(mine) // tp
+    return mine[rank % tp * each:(rank % tp + 1) * each]
+
+
+def pieces_of(rows):
+    """Maximal runs of one sequence."""
+    out = []
+    for q, p in rows:
+        if out and out[-1][-1] == (q, p - 1):
+            out[-1].append((q, p))
+        else:
+            out.append([(q, p)])
+    return out
+
+
+def row_of(lengths, q, p):
+    return sum(lengths[:q]) + p
+
+
+def wanted(whole, lengths, pieces, before):
+    """What halo() returns of these pieces, row by row."""
+    out, cu = [], [0]
+    for piece in pieces:
+        q, p = piece[0]
+        out += [whole[row_of(lengths, q, p - i)] if p - i >= 0 else torch.zeros_like(whole[0]) for i in range(before, 0, -1)]
+        out += [whole[row_of(lengths, *at)] for at in piece]
+        cu.append(len(out))
+    return torch.stack(out) if out else whole[:0], cu
+
+
+def lengths_for(rng, split, cp, tp):
+    if split == 'contiguous':
+        lengths = [rng.randrange(0, 9) for _ in range(rng.randrange(0, 5))]
+        lengths.append(-sum(lengths) % (cp * tp))
+        return lengths
+    unit = (2 * cp if split == 'zigzag' and cp > 1 else cp) * tp
+    return [unit * rng.randrange(0, 3) for _ in range(rng.randrange(0, 5))]
+
+
+def halos(rank, cp, tp, group, tp_group, seeds):
+    """Bits of the result; the adjoint in small integers, summed in bf16 as well: each sum is exact."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        split = rng.choice(('contiguous', 'zigzag', 'block'))
+        lengths = lengths_for(rng, split, cp, tp)
+        g, dtype = torch.Generator().manual_seed(seed), rng.choice((torch.float32, torch.bfloat16, torch.float64))
+        shape, before = rng.choice(((3,), (2, 2), ())), rng.randrange(0, 12)
+        whole = torch.randn((sum(lengths), *shape), generator=g).to(dtype)
+        pieces = [pieces_of(held(split, lengths, cp, tp, w)) for w in range(cp * tp)]
+        x = whole[[row_of(lengths, *at) for at in held(split, lengths, cp, tp, rank)]].clone().requires_grad_()
+        cu = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
+        want, want_cu = zip(*(wanted(whole, lengths, of, before) for of in pieces))
+        for _ in range(2):
+            y, at = ct.halo(x, rng.choice((cu, torch.tensor(cu))), before, split=split, group=group, tp_group=tp_group)
+            assert torch.equal(y, want[rank]) and at.tolist() == want_cu[rank] and at.dtype == torch.int32, (
+                seed, split, lengths, before)
+        d_y = [torch.randint(-3, 4, w.shape, generator=g).to(dtype) for w in want]
+        y.backward(d_y[rank])
+        expected = torch.zeros(whole.shape)
+        for of, d in zip(pieces, d_y):
+            at = 0
+            for piece in of:
+                q, p = piece[0]
+                for i in [*range(before, 0, -1), *range(0, -len(piece), -1)]:
+                    if p - i >= 0:
+                        expected[row_of(lengths, q, p - i)] += d[at].float()
+                    at += 1
+        mine = expected[[row_of(lengths, *at) for at in held(split, lengths, cp, tp, rank)]]
+        assert torch.equal(x.grad.float(), mine), (seed, split, lengths, before, 'gradient')
+
+
+@pytest.mark.parametrize('cp', [1, 2, 3, 4, 8])
+def test_halos_on_threads_are_those_by_hand(cp):
+    cb.run_threads(cp, lambda world: halos(world.rank, cp, 1, world, None, range(SEED, SEED + 40)))
+
+
+def over_both_groups(rank):
+    cp, tp = ([dist.new_group(ranks) for ranks in of] for of in (((0, 2), (1, 3)), ((0, 1), (2, 3))))
+    halos(rank, 2, 2, cp[rank % 2], tp[rank // 2], range(SEED + 100, SEED + 130))
+    alone = [dist.new_group([r]) for r in range(4)]
+    halos(rank, 1, 4, alone[rank], dist.group.WORLD, range(SEED + 200, SEED + 210))
+    halos(rank, 4, 1, dist.group.WORLD, None, range(SEED + 300, SEED + 310))
+
+
+def test_halos_on_processes_go_over_context_and_tensor_ranks(world):
+    world.run(over_both_groups)
+
+
+def convolution(rank, size, group):
+    """A causal convolution of width 4 over pieces, in fp64: values and gradients of one over whole sequences, to the last digits
+    of sums of 4 terms, and of as many as there are rows for the weight."""
+    for seed, split in enumerate(('contiguous', 'zigzag', 'block')):
+        g = torch.Generator().manual_seed(seed)
+        lengths = [16, 8, 24]
+        whole = torch.randn(48, 5, generator=g, dtype=torch.float64, requires_grad=True)
+        w = torch.randn(4, 5, generator=g, dtype=torch.float64, requires_grad=True)
+        up = torch.randn(48, 5, generator=g, dtype=torch.float64)
+        parts = [torch.cat([whole.new_zeros(3, 5), part]) for part in whole.split(lengths)]
+        y = torch.cat([sum(w[k] * part[k:len(part) - 3 + k] for k in range(4)) for part in parts])
+        (y * up).sum().backward()
+        mine = [row_of(lengths, *at) for at in held(split, lengths, size, 1, rank)]
+        x, v = whole.detach()[mine].requires_grad_(), w.detach().clone().requires_grad_()
+        rows, cu = ct.halo(x, [0, 16, 24, 48], 3, split=split, group=group)
+        out = torch.cat([sum(v[k] * rows[a + k:b - 3 + k] for k in range(4)) for a, b in zip(cu.tolist(), cu.tolist()[1:])])
+        (out * up[mine]).sum().backward()
+        torch.testing.assert_close(out, y.detach()[mine], rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(x.grad, whole.grad[mine], rtol=1e-14, atol=1e-14)
+        yield v.grad, w.grad
+
+
+def test_a_convolution_over_pieces_is_that_over_sequences():
+    found = cb.run_threads(4, lambda world: list(convolution(world.rank, 4, world)))
+    for of_split in zip(*found):
+        torch.testing.assert_close(sum(mine for mine, _ in of_split), of_split[0][1], rtol=1e-13, atol=1e-13)
+
+
+def test_sums_of_16_bits_are_rounded_once():
+    """Rows of one position each, so that a row is in front of many pieces; the owner's term comes first, and in bf16 each of
+    the others would be lost."""
+    def one_rank(world):
+        x = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+        y, _ = ct.halo(x, [0, 4], 3, group=world)
+        y.backward(torch.tensor([[1.], [1.], [1.], [256.]], dtype=torch.bfloat16))
+        return x.grad.item()
+    assert cb.run_threads(4, one_rank)[0] == 260.0  # 256 + 1 + 1 + 1 = 259, of which bf16 makes 260
+
+
+# ---- what is refused ----
+
+def wrong(rank):
+    x, world = torch.zeros(4, 2), dist.group.WORLD
+    return [refused(lambda: ct.halo(x, [0, 16], 3, split='whole', group=world)),
+            refused(lambda: ct.halo(x, [0, 16], -1, group=world)),
+            refused(lambda: ct.halo(x, [0, 15], 1, group=world)),
+            refused(lambda: ct.halo(x, [0, 6, 16], 1, split='zigzag', group=world)),
+            refused(lambda: ct.halo(x[:3], [0, 16], 1, group=world)),
+            refused(lambda: ct.halo(x.long(), [0, 16], 1, group=world)),
+            refused(lambda: ct.halo(x, [0, 16], 1, group=world, tp_group=world)),
+            ct.halo(x, [0, 16], 1, group=world)[0].shape]
+
+
+def test_bad_input_is_refused_on_all_ranks(world):
+    for said in world.run(wrong):
+        for words, found in zip(("split is 'whole', expected one of contiguous, zigzag, block", 'before is -1', 'expected a multiple of cp=4',
+                                 'sequence 0 has 6 positions', 'x has 3 rows, expected the 4', 'expected a float tensor of rows',
+                                 'expected two dims of one grid'), said):
+            assert words in found and found.startswith('ArgumentError'), (words, found)
+        assert said[-1] == (5, 2)
+
+
+def on_one_rank_only(rank):
+    def call():
+        ct.halo(torch.zeros(4 + (rank == 1), 2), [0, 16], 1, group=dist.group.WORLD)
+    return refused(call)
+
+
+def test_what_one_rank_did_wrong_reaches_all(world):
+    for said in world.run(on_one_rank_only):
+        assert 'x has 5 rows, expected the 4' in said, said
