@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of a hybrid model under context parallelism: attention over zigzag rows, then a scan over contiguous ones.
+"""A layer of a hybrid model under context parallelism: attention over zigzag rows, then a short convolution and a scan over
+contiguous ones.
 
 usage: torchrun --nproc-per-node 4 examples/torch_hybrid/hybrid.py [--lengths 16,8,32] [--width 8] [--heads 4]
 
 Packed sequences come cut zigzag, so that causal attention is as much work on each rank. The scan is a recurrence along the
-sequence, for which each rank wants rows that follow each other. colobridge.torch.relayout() changes the cut, there and back.
+sequence, for which each rank wants one interval of all rows. colobridge.torch.relayout() changes the cut, there and back, and
+halo() brings the rows that the convolution needs in front.
 Outputs and all gradients are compared with those of the same layer on one rank, in plain PyTorch. Exit status 1: they differ.
 """
 import argparse
@@ -21,11 +23,15 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 
 
+WIDTH = 4  # of the convolution: a row and the three before it
+
+
 class Weights(torch.nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
         self.qkv = torch.nn.Parameter(torch.randn(width, 3 * width) / width ** 0.5)
+        self.filter = torch.nn.Parameter(torch.randn(WIDTH, width) / WIDTH)  # of the convolution, by feature
         self.decay = torch.nn.Parameter(torch.rand(width))  # of the scan, by feature
         self.out = torch.nn.Parameter(torch.randn(width, width) / width ** 0.5)
 
@@ -37,11 +43,16 @@ def attend(q, k, v, q_at, k_at):
     return torch.einsum('hqk,khd->qhd', scores.masked_fill(~allowed, float('-inf')).softmax(-1), v)
 
 
-def scan(x, decay, cu, first=None):
-    """h[t] = decay h[t - 1] + x[t] along each sequence of x [rows, width]; first: h before each one."""
+def convolve(pieces, filter):
+    """Of pieces with WIDTH - 1 rows in front of their own: y[t] = sum of filter[k] x[t - WIDTH + 1 + k]."""
+    return torch.cat([sum(filter[k] * p[k:len(p) - WIDTH + 1 + k] for k in range(WIDTH)) for p in pieces])
+
+
+def scan(x, decay, cu):
+    """h[t] = decay h[t - 1] + x[t] along each sequence of x [rows, width]."""
     parts = []
-    for i, (a, b) in enumerate(zip(cu, cu[1:])):
-        h, rows = torch.zeros_like(decay) if first is None else first[i], []
+    for a, b in zip(cu, cu[1:]):
+        h, rows = torch.zeros_like(decay), []
         for t in range(a, b):
             h = decay * h + x[t]
             rows.append(h)
@@ -54,7 +65,8 @@ def one_rank(w, x, cu):
     at = [torch.tensor([(q, p) for q, (a, b) in enumerate(zip(cu, cu[1:])) for p in range(b - a)]).T] * 2
     q, k, v = (t.view(len(x), w.heads, -1) for t in (x @ w.qkv).chunk(3, -1))
     x = x + attend(q, k, v, *at).flatten(1)
-    return x + scan(x, w.decay, cu) @ w.out
+    rows = convolve([torch.cat([x.new_zeros(WIDTH - 1, x.shape[1]), x[a:b]]) for a, b in zip(cu, cu[1:])], w.filter)
+    return x + scan(rows, w.decay, cu) @ w.out
 
 
 def layer(w, x, cu, group):
@@ -66,26 +78,28 @@ def layer(w, x, cu, group):
     # Keys and values of all ranks; their gradients are summed over the ranks.
     k, v = (ct.relayout(t, cu, 'zigzag', 'whole', group=group) for t in (k, v))
     x = x + attend(q, k, v, at, whole).flatten(1)
-    rows = ct.relayout(x, cu, 'zigzag', 'block', group=group)
-    rows = scan_of_ranks(rows, w.decay, [n // size for n in cu], group)
-    return x + ct.relayout(rows, cu, 'block', 'zigzag', group=group) @ w.out
+    rows = ct.relayout(x, cu, 'zigzag', 'contiguous', group=group)
+    rows, edges = ct.halo(rows, cu, WIDTH - 1, group=group)
+    rows = convolve([rows[a:b] for a, b in zip(edges, edges[1:])], w.filter)
+    rows = scan_of_ranks(rows, w.decay, packing.with_split('contiguous'), group)
+    return x + ct.relayout(rows, cu, 'contiguous', 'zigzag', group=group) @ w.out
 
 
-def scan_of_ranks(rows, decay, cu, group):
-    """scan() of sequences whose contiguous parts lie on the ranks in their order. @cu: of this rank's parts."""
-    rank, size, n = dist.get_rank(group), dist.get_world_size(group), len(cu) - 1
+def scan_of_ranks(rows, decay, packing, group):
+    """scan() of rows that lie on the ranks in one interval each."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    spec, share = 'cp=%d' % size, len(rows)
+    cu = packing.cu_seqlens(rank, spec)
     alone = scan(rows, decay, cu)
-    ends = torch.stack([alone[b - 1] if b > a else torch.zeros_like(decay) for a, b in zip(cu, cu[1:])])
-    # One row per rank and sequence: where each part ends. So these are n sequences of @size positions.
-    ends = ct.relayout(ends, range(0, n * size + 1, size), 'block', 'whole', group=group).view(n, size, -1)
-    parts = []
-    for i, (a, b) in enumerate(zip(cu, cu[1:])):
-        # What each rank's end has decayed to here. Behind this rank it counts 0, so that all ranks go back through ends.
-        reach = torch.stack([decay ** ((b - a) * (rank - 1 - r)) if r < rank else decay * 0 for r in range(size)])
-        before = (reach * ends[i]).sum(0)
-        steps = torch.arange(1, b - a + 1, dtype=rows.dtype).view(-1, 1)
-        parts.append(alone[a:b] + decay ** steps * before)
-    return torch.cat(parts)
+    # One row per rank: where its last sequence is at its end. So these are one sequence of @size positions.
+    ends = ct.relayout(alone[-1:], [0, size], 'block', 'whole', group=group)
+    # What each rank's end has decayed to here, if the first sequence of this rank comes from there. Elsewhere it counts 0, so
+    # that all ranks go back through ends.
+    begun = rank - -(-packing.positions(rank, spec)[0] // share)  # the rank on which that sequence begins
+    reach = torch.stack([decay ** (share * (rank - 1 - r)) if begun <= r < rank else decay * 0 for r in range(size)])
+    before = (reach * ends).sum(0)
+    steps = torch.arange(1, cu[1] + 1, dtype=rows.dtype).view(-1, 1)
+    return torch.cat([alone[:cu[1]] + decay ** steps * before, alone[cu[1]:]])
 
 
 def compared(group, lengths, width, heads):
