@@ -22,13 +22,13 @@ DOCS = Path(__file__).resolve().parents[2] / 'docs'
 
 
 def lines(page):
-    """The first lines of Python on a page, or under one of its headings, behind nothing but a line of text."""
+    """The first lines of Python on a page, or under one of its headings, behind a heading and a paragraph."""
     page, _, heading = page.partition('#')
     text = (DOCS / page).read_text()
     if heading:
         text = text[text.index('\n## %s\n' % heading):]
     before, code = re.match(r'(.*?)```python\n(.*?)```', text, re.S).groups()
-    assert before.count('\n') <= 5 and len(re.findall(r'^\S', code, re.M)) <= 8, page
+    assert before.strip().count('\n\n') <= 1 and len(re.findall(r'^\S', code, re.M)) <= 8, page
     return code
 
 
