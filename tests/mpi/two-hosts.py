@@ -147,9 +147,9 @@ def on_page(folder, launcher, colo_info):
     """Runs what docs/runtime/processes.md says, with addresses and a folder that are here."""
     page = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'docs', 'runtime', 'processes.md')
     with open(page) as file:
-        lines = [line.split() for line in file if line.startswith(launcher + ' ')]
+        lines = [line.split() for line in file if line.startswith(launcher + ' ') and '--world' in line]
     if not lines:
-        print('docs/runtime/processes.md has no line that begins with %s' % launcher, file=sys.stderr)
+        print('docs/runtime/processes.md has no line with --world that begins with %s' % launcher, file=sys.stderr)
         return 1
     agent = make_agent(folder)
     here = {'10.0.0.1': NET % 1, '10.0.0.2': NET % 2, '/shared': folder}
