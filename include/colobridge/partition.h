@@ -25,13 +25,14 @@ extern "C" {
 typedef struct colo_partition_t {
     size_t struct_size;
     int64_t cp, cp_rank;
-    int64_t tp, tp_rank; /* 1, 0 for tensors that are not sequence-parallel */
-    int64_t positions;   /* S, global; packed: total padded tokens */
-    int64_t segments;    /* 0: dense; else packed */
+    int64_t tp, tp_rank;      /* 1, 0 for tensors that are not sequence-parallel */
+    int64_t positions;        /* S, global; packed: total padded tokens */
+    int64_t segments;         /* 0: dense; else packed */
     const int64_t *cu_padded; /* [segments + 1], borrowed: padded segment starts, cu[0] = 0 */
+    bool contiguous;          /* each cp rank has one interval of all S positions; else zigzag */
 } colo_partition_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PARTITION_INIT sizeof(colo_partition_t), 0, 0, 0, 0, 0, 0, nullptr
+#define COLO_PARTITION_INIT sizeof(colo_partition_t), 0, 0, 0, 0, 0, 0, nullptr, false
 #else
 #define COLO_PARTITION_INIT .struct_size = sizeof(colo_partition_t)
 #endif
@@ -40,7 +41,8 @@ typedef struct colo_partition_t {
  * colo_partition_check() - do the members of @part fit together? Local
  * Errors:  COLO_ERR_ARG (rank outside its size). COLO_ERR_LAYOUT: 2*cp does not divide S, tp does
  *          not divide S/cp, cu_padded does not ascend from 0 to S, or 2*cp does not divide the
- *          padded length of a segment (cp > 1), naming the segment
+ *          padded length of a segment (cp > 1), naming the segment. Contiguous: cp does not divide
+ * S
  */
 COLO_API colo_status_t colo_partition_check(const colo_partition_t *part);
 /** colo_partition_count() - local positions: S / cp / tp; 0 if @part cannot be read */

@@ -6,10 +6,11 @@
  * The batch has B rows of S columns. Row b has lengths[b] tokens, in its first columns or, if left
  * padded, in its last ones. The model sees local elements: [B, padded / cp] of a dense batch, and
  * [cu_padded[B] / cp] of a packed one, in which each row is a segment that begins with its tokens.
- * The zigzag of partition.h decides which element is which position. An element's *target* is the
- * next token of its row, on whatever rank that token is: the whole sequence is shifted before it
- * is sharded. The last token of a row and padding have no target. Log-probabilities of targets are
- * [B, S - 1]: column c belongs to the token in column c and predicts the one in c + 1.
+ * The cut of partition.h, zigzag or contiguous, decides which element is which position. An
+ * element's *target* is the next token of its row, on whatever rank that token is: the whole
+ * sequence is shifted before it is sharded. The last token of a row and padding have no target.
+ * Log-probabilities of targets are [B, S - 1]: column c belongs to the token in column c and
+ * predicts the one in c + 1.
  *
  * Each call is one pass over elements; nothing loops over the batch. Host or CUDA memory.
  */
@@ -38,9 +39,12 @@ typedef struct colo_sequence_t {
     /* If tensors are on a GPU: copies of these arrays there, NULL iff the arrays are NULL. */
     const int64_t *device_lengths;
     const int64_t *device_cu_padded;
+    bool contiguous; /* each context rank has one interval: of a dense row, or of the whole packed
+                        stream; else zigzag of each row */
 } colo_sequence_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_SEQUENCE_INIT sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr
+#define COLO_SEQUENCE_INIT \
+    sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr, false
 #else
 #define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t)
 #endif
@@ -66,7 +70,8 @@ typedef enum colo_sequence_adjoint_t {
  * colo_sequence_check() - do the members of @seq fit together? Local
  * Errors:  COLO_ERR_ARG (sizes). COLO_ERR_LAYOUT, naming the row: more tokens than columns or than
  *          its segment, a padded length that 2 * cp does not divide (cp > 1), a segment shorter
- *          than 2 * cp, cu_padded not ascending from 0. A segment of 0 positions is fine
+ *          than 2 * cp, cu_padded not ascending from 0. A segment of 0 positions is fine.
+ * Contiguous: cp must divide the positions of a dense row, or of the stream, and nothing else
  */
 COLO_API colo_status_t colo_sequence_check(const colo_sequence_t *seq);
 /**

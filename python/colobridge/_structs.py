@@ -240,7 +240,7 @@ class LossWeighted(c.Structure):
 
 class Partition(c.Structure):
     _fields_ = [('struct_size', size_t), ('cp', i64), ('cp_rank', i64), ('tp', i64), ('tp_rank', i64),
-                ('positions', i64), ('segments', i64), ('cu_padded', P)]
+                ('positions', i64), ('segments', i64), ('cu_padded', P), ('contiguous', BOOL)]
 
 
 class PlanBytes(c.Structure):
@@ -269,7 +269,7 @@ class SamplingConfig(c.Structure):
 class Sequence(c.Structure):
     _fields_ = [('struct_size', size_t), ('batch', i64), ('positions', i64), ('padded', i64), ('lengths', P),
                 ('cu_padded', P), ('left_padded', BOOL), ('cp', i64), ('cp_rank', i64), ('device_lengths', P),
-                ('device_cu_padded', P)]
+                ('device_cu_padded', P), ('contiguous', BOOL)]
 
 
 class TopkConfig(c.Structure):

@@ -4,7 +4,7 @@ import ctypes as c
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from . import _structs as s
 from ._lib import call, lib, result
@@ -12,13 +12,19 @@ from .plan import choice
 from .view import view
 
 
+CUTS = {'zigzag': 0, 'contiguous': 1}
+
+
 class Partition:
     """Zigzag over cp, then blocks over tp, of @positions; cu_padded: starts of padded segments of a
-    packed batch, which are then split one by one. ValueError: what does not divide."""
+    packed batch, which are then split one by one. split "contiguous": each cp rank has one interval of all positions.
+    ValueError: what does not divide."""
 
     def __init__(self, positions: int, *, cp: int = 1, cp_rank: int = 0, tp: int = 1,
-                 tp_rank: int = 0, cu_padded: Sequence[int] | None = None):
-        self._raw = s.Partition(c.sizeof(s.Partition), cp, cp_rank, tp, tp_rank, positions)
+                 tp_rank: int = 0, cu_padded: Sequence[int] | None = None,
+                 split: Literal['zigzag', 'contiguous'] = 'zigzag'):
+        self._raw = s.Partition(c.sizeof(s.Partition), cp, cp_rank, tp, tp_rank, positions,
+                                contiguous=bool(choice('split', split, CUTS)))
         if cu_padded is not None:
             self._cu = (s.i64 * len(cu_padded))(*(int(n) for n in cu_padded))
             self._raw.segments = len(cu_padded) - 1
@@ -29,7 +35,7 @@ class Partition:
         raw = self._raw
         cu = list(self._cu) if raw.cu_padded else None
         return functools.partial(Partition, cp=raw.cp, cp_rank=raw.cp_rank, tp=raw.tp, tp_rank=raw.tp_rank,
-                                 cu_padded=cu), (raw.positions,)
+                                 cu_padded=cu, split='contiguous' if raw.contiguous else 'zigzag'), (raw.positions,)
 
     def __len__(self) -> int:
         """Local positions."""

@@ -85,7 +85,7 @@ BRIDGES = {
         'comm.py', "self.handle).decode('utf-8', 'replace')", 'self.handle).decode()', 'test_core.py',
         'cut_inside_a_letter'),
     'copies of packed partitions are dense': (
-        'partition.py', 'cu_padded=cu), (raw', 'cu_padded=None), (raw', 'test_core.py', 'have_memory_of_their_own'),
+        'partition.py', 'cu_padded=cu, split=', 'cu_padded=None, split=', 'test_core.py', 'have_memory_of_their_own'),
     'an interrupted allocation is an address that was never written': (
         'torch/arena.py', 'except BaseException:  # the library', 'except RuntimeError:  # the library', 'test_torch_arena.py',
         'test_allocator_that'),

@@ -341,12 +341,12 @@ def test_weighted_sums_are_divided_once_over_all_ranks(world, dtype):
 LENGTHS = [5, 8, 0, 3]
 
 
-def batch(packed, left):
+def batch(packed, left, split='zigzag'):
     """(tokens [4, 8], where sequence tokens are, the sequence on this rank)"""
     tokens = torch.arange(100, 132).reshape(4, 8)
-    cu = ct.Sequence.pack(LENGTHS, cp=4) if packed else None
+    cu = None if not packed else ct.Sequence.pack(LENGTHS, cp=4) if split == 'zigzag' else [0, 5, 13, 13, 16]
     seq = ct.Sequence(4, 8, lengths=LENGTHS, cu_padded=cu, padded=0 if packed else 8,
-                      left_padded=left, cp_group=dist.group.WORLD)
+                      left_padded=left, cp_group=dist.group.WORLD, split=split)
     if packed:
         stream = torch.zeros(cu[-1], dtype=torch.int64)
         for b, n in enumerate(LENGTHS):
@@ -355,8 +355,10 @@ def batch(packed, left):
     return tokens, tokens, seq
 
 
-def gathers(rank, packed, left):
-    tokens, given, seq = batch(packed, left)
+def gathers(rank, packed, left, split):
+    tokens, given, seq = batch(packed, left, split)
+    again = pickle.loads(pickle.dumps(cb.Partition(8, cp=2, split=split)))
+    assert again.index() == cb.Partition(8, cp=2, split=split).index() == ([0, 1, 6, 7] if split == 'zigzag' else [0, 1, 2, 3])
     targets = seq.targets(given, ignore=-7)
     assert targets.shape == seq.shape and torch.equal(targets != -7, seq.mask('targets'))
     table = torch.randn(32, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -380,10 +382,11 @@ def gathers(rank, packed, left):
     return counts, grads
 
 
+@pytest.mark.parametrize('split', ('zigzag', 'contiguous'))
 @pytest.mark.parametrize('left', (False, True))
 @pytest.mark.parametrize('packed', (False, True))
-def test_sequences_over_context_ranks(world, packed, left):
-    said = world.run(gathers, packed, left)
+def test_sequences_over_context_ranks(world, packed, left, split):
+    said = world.run(gathers, packed, left, split)
     assert sum(counts for counts, _ in said) == sum(LENGTHS)
     seen = []
     for rank, (_, grads) in enumerate(said):

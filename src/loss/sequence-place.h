@@ -23,13 +23,13 @@ COLO_EITHER int64_t colo_sequence_zigzag(int64_t length, int64_t cp, int64_t ran
     return cp == 1 ? i : i < q ? rank * q + i : (2 * cp - 1 - rank) * q + (i - q);
 }
 
-/* The row whose segment begins, of the part of one of cp ranks, at or before element @i. */
-COLO_EITHER int64_t colo_sequence_row(const struct colo_sequence_args *args, int64_t i)
+/* The row whose segment, divided by @cp, begins at or before @i. */
+COLO_EITHER int64_t colo_sequence_row(const struct colo_sequence_args *args, int64_t cp, int64_t i)
 {
     int64_t lo = 0, hi = args->batch - 1;
     while (lo < hi) {
         const int64_t mid = lo + (hi - lo + 1) / 2;
-        if (args->cu_padded[mid] / args->cp <= i)
+        if (args->cu_padded[mid] / cp <= i)
             lo = mid;
         else
             hi = mid - 1;
@@ -43,10 +43,14 @@ COLO_EITHER struct colo_sequence_place colo_sequence_locate(const struct colo_se
 {
     struct colo_sequence_place found;
     if (args->cu_padded) {
-        found.row = colo_sequence_row(args, i);
+        const int64_t at = rank * args->count + i; /* in the stream, contiguous */
+        found.row = args->contiguous ? colo_sequence_row(args, 1, at)
+                                     : colo_sequence_row(args, args->cp, i);
         const int64_t begin = args->cu_padded[found.row],
                       padded = args->cu_padded[found.row + 1] - begin;
-        found.x = colo_sequence_zigzag(padded, args->cp, rank, i - begin / args->cp);
+        found.x = args->contiguous
+                      ? at - begin
+                      : colo_sequence_zigzag(padded, args->cp, rank, i - begin / args->cp);
         found.position = begin + found.x;
         found.length = args->lengths              ? args->lengths[found.row]
                        : padded < args->positions ? padded
@@ -55,7 +59,9 @@ COLO_EITHER struct colo_sequence_place colo_sequence_locate(const struct colo_se
     } else {
         const int64_t local = args->row / args->cp;
         found.row = i / local;
-        found.position = colo_sequence_zigzag(args->row, args->cp, rank, i % local);
+        found.position = args->contiguous
+                             ? rank * local + i % local
+                             : colo_sequence_zigzag(args->row, args->cp, rank, i % local);
         found.length = args->lengths ? args->lengths[found.row] : args->positions;
         found.column = found.position;
         found.x = found.column - (args->left_padded ? args->positions - found.length : 0);

@@ -34,11 +34,11 @@ static colo_status_t check_segment(const colo_sequence_t *seq, int64_t segment)
         COLO_ERR_LAYOUT,
         "sequence: cu_padded is not ascending at segment %" PRId64 ": from %" PRId64 " to %" PRId64,
         segment, seq->cu_padded[segment], seq->cu_padded[segment + 1]);
-    COLO_FAIL_IF(seq->cp > 1 && padded > 0 && padded / 2 < seq->cp, COLO_ERR_LAYOUT,
-                 "sequence: segment %" PRId64 " has %" PRId64
-                 " positions, shorter than 2 * cp = %" PRIu64
-                 "; pad it, colo_sequence_pack() says to what",
-                 segment, padded, 2 * (uint64_t)seq->cp);
+    COLO_FAIL_IF(
+        seq->cp > 1 && !seq->contiguous && padded > 0 && padded / 2 < seq->cp, COLO_ERR_LAYOUT,
+        "sequence: segment %" PRId64 " has %" PRId64 " positions, shorter than 2 * cp = %" PRIu64
+        "; pad it, colo_sequence_pack() says to what",
+        segment, padded, 2 * (uint64_t)seq->cp);
     COLO_FAIL_IF(seq->lengths && seq->lengths[segment] > padded, COLO_ERR_LAYOUT,
                  "sequence: row %" PRId64 " has %" PRId64 " tokens, its segment has %" PRId64
                  " positions",
@@ -60,6 +60,7 @@ static colo_partition_t partition_of(const colo_sequence_t *seq)
                                       : seq->positions,
         .segments = packed ? seq->batch : 0,
         .cu_padded = packed ? seq->cu_padded : NULL,
+        .contiguous = seq->contiguous,
     };
 }
 
@@ -186,6 +187,7 @@ static colo_status_t open_args(const colo_sequence_t *seq, colo_mem_t mem,
         .lengths = gpu ? seq->device_lengths : seq->lengths,
         .cu_padded = gpu ? seq->device_cu_padded : seq->cu_padded,
         .left_padded = seq->left_padded,
+        .contiguous = seq->contiguous,
     };
     return colo_loss_kernels_for(mem, kernels);
 }

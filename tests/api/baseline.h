@@ -888,9 +888,10 @@ typedef struct colo_partition_t {
     int64_t positions;
     int64_t segments;
     const int64_t *cu_padded;
+    bool contiguous;
 } colo_partition_t;
 #ifdef __cplusplus
-#define COLO_PARTITION_INIT sizeof(colo_partition_t), 0, 0, 0, 0, 0, 0, nullptr
+#define COLO_PARTITION_INIT sizeof(colo_partition_t), 0, 0, 0, 0, 0, 0, nullptr, false
 #else
 #define COLO_PARTITION_INIT .struct_size = sizeof(colo_partition_t)
 #endif
@@ -1525,9 +1526,11 @@ typedef struct colo_sequence_t {
     int64_t cp, cp_rank;
     const int64_t *device_lengths;
     const int64_t *device_cu_padded;
+    bool contiguous;
 } colo_sequence_t;
 #ifdef __cplusplus
-#define COLO_SEQUENCE_INIT sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr
+#define COLO_SEQUENCE_INIT \
+    sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr, false
 #else
 #define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t)
 #endif

@@ -36,7 +36,10 @@ static void expect(const colo_partition_t *p, list *mine)
     all.n = cut.n = mine->n = 0;
     for (int64_t i = 0; i < p->positions; i++)
         all.index[all.n++] = i;
-    for (int64_t j = 0; j < (p->segments ? p->segments : 1); j++) {
+    if (p->contiguous)
+        take(&cut, &all, p->positions / p->cp * p->cp_rank,
+             p->positions / p->cp * (p->cp_rank + 1));
+    for (int64_t j = 0; !p->contiguous && j < (p->segments ? p->segments : 1); j++) {
         sequence.n = 0;
         take(&sequence, &all, p->segments ? p->cu_padded[j] : 0,
              p->segments ? p->cu_padded[j + 1] : p->positions);
@@ -104,6 +107,27 @@ T_CASE(packed_shards_match_cutting_by_hand)
         check_all_ranks((colo_partition_t){COLO_PARTITION_INIT, .cp = cp, .tp = tp,
                                            .positions = cu[n], .segments = n, .cu_padded = cu});
     }
+}
+
+T_CASE(contiguous_shards_match_cutting_by_hand)
+{
+    uint64_t rng = t_seed();
+    for (int step = 0; step < t_scaled(400); step++) {
+        int64_t cu[10] = {0}, cp = 1 + t_below(&rng, 5), tp = 1 + t_below(&rng, 3);
+        int64_t n = t_below(&rng, 9);
+        for (int64_t j = 0; j < n; j++) /* of any length */
+            cu[j + 1] = cu[j] + t_below(&rng, 30);
+        if (n)
+            cu[n] += (cp * tp - cu[n] % (cp * tp)) % (cp * tp);
+        check_all_ranks((colo_partition_t){COLO_PARTITION_INIT, .cp = cp, .tp = tp,
+                                           .positions = n ? cu[n] : cp * tp * t_below(&rng, 20),
+                                           .segments = n, .cu_padded = n ? cu : NULL,
+                                           .contiguous = true});
+    }
+    const colo_partition_t odd = {COLO_PARTITION_INIT, .cp = 2, .tp = 1, .positions = 7,
+                                  .contiguous = true};
+    assert_fails(colo_partition_check(&odd), COLO_ERR_LAYOUT,
+                 "7 positions do not divide by cp = 2, of which each rank has one interval");
 }
 
 T_CASE(long_sequences_need_no_table)
@@ -244,6 +268,8 @@ T_CASE(shards_move_bitwise_in_any_layout_and_dtype)
                 check_movement(&p, &boxes[k], (colo_dtype_t)dtype);
                 p.segments = 3;
                 p.cu_padded = cu;
+                check_movement(&p, &boxes[k], (colo_dtype_t)dtype);
+                p.contiguous = true;
                 check_movement(&p, &boxes[k], (colo_dtype_t)dtype);
                 p = (colo_partition_t){COLO_PARTITION_INIT, .cp = 2,
                                        .cp_rank = r / 2,    .tp = 2,

@@ -49,11 +49,15 @@ static void draw(uint64_t *rng, int64_t cp, bool packed, bool left)
     b.seq = (colo_sequence_t){COLO_SEQUENCE_INIT, .batch = 1 + t_below(rng, ROWS),
                               .positions = 1 + t_below(rng, COLUMNS), .left_padded = left};
     b.seq.cp = cp;
-    const int64_t unit = cp > 1 ? 2 * cp : 1, s = b.seq.positions;
+    b.seq.contiguous = t_below(rng, 3) == 0;
+    const int64_t unit = b.seq.contiguous ? (packed ? 1 : cp) : cp > 1 ? 2 * cp : 1;
+    const int64_t s = b.seq.positions;
     b.seq.padded = t_below(rng, 2) && s % unit == 0 ? 0 : (s + unit - 1) / unit * unit;
     for (int64_t r = 0; r < b.seq.batch; r++) {
         b.lengths[r] = t_below(rng, 5) ? t_below(rng, s + 1) : t_below(rng, 2) ? s : 0;
         int64_t capacity = (b.lengths[r] + unit - 1) / unit * unit + unit * t_below(rng, 2);
+        if (b.seq.contiguous && packed && r + 1 == b.seq.batch) /* only the stream divides */
+            capacity += (cp - (b.cu[r] + capacity) % cp) % cp;
         b.cu[r + 1] = b.cu[r] + capacity;
     }
     memset(b.tokens, 0xff, sizeof b.tokens);
@@ -64,11 +68,16 @@ static void draw(uint64_t *rng, int64_t cp, bool packed, bool left)
             b.packed_tokens[b.cu[r] + x] = code(r, x);
         }
     for (int64_t rank = 0; rank < cp; rank++) {
+        int64_t all = 0; /* rows that are cut at once */
         b.n = 0;
         for (int64_t r = 0; r < b.seq.batch; r++) {
             int64_t capacity = packed ? b.cu[r + 1] - b.cu[r] : b.seq.padded ? b.seq.padded : s;
-            ref_sequence_row(r, length_of(r), capacity, s, left && !packed, list);
-            b.n += ref_sequence_cut(list, capacity, cp, rank, b.want[rank] + b.n);
+            ref_sequence_row(r, length_of(r), capacity, s, left && !packed, list + all);
+            all += capacity;
+            if (packed && b.seq.contiguous && r + 1 < b.seq.batch)
+                continue;
+            b.n += ref_sequence_cut(list, all, cp, rank, b.seq.contiguous, b.want[rank] + b.n);
+            all = 0;
         }
     }
 }

@@ -16,9 +16,13 @@ void ref_sequence_row(int64_t row, int64_t length, int64_t capacity, int64_t col
 }
 
 int64_t ref_sequence_cut(const ref_token_t *list, int64_t n, int64_t cp, int64_t rank,
-                         ref_token_t *out)
+                         bool contiguous, ref_token_t *out)
 {
     int64_t made = 0, chunk = n / (2 * cp);
+    for (int64_t i = 0; contiguous && i < n / cp; i++)
+        out[made++] = list[rank * (n / cp) + i];
+    if (contiguous)
+        return made;
     if (cp == 1) {
         for (int64_t i = 0; i < n; i++)
             out[made++] = list[i];

@@ -15,8 +15,9 @@ typedef struct ref_token {
  */
 void ref_sequence_row(int64_t row, int64_t length, int64_t capacity, int64_t columns, bool left,
                       ref_token_t *list);
-/* Appends what context rank @rank of @cp has of @list [n] to @out; returns how many. */
+/* Appends what context rank @rank of @cp has of @list [n] to @out, zigzag or one part in cp;
+ * returns how many. */
 int64_t ref_sequence_cut(const ref_token_t *list, int64_t n, int64_t cp, int64_t rank,
-                         ref_token_t *out);
+                         bool contiguous, ref_token_t *out);
 
 #endif

@@ -4,13 +4,15 @@ docs/concepts/layouts.md."""
 import ctypes as c
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .. import _structs as s
 from .._lib import call, lib, size_of
 from ..errors import ArgumentError
+from ..partition import CUTS
+from ..plan import choice
 from ..tables import table
 from . import ranks as groups
 from .calls import eager
@@ -29,7 +31,8 @@ def _long(shape: Iterable[int]) -> list[int]:
 
 class Sequence:
     """B rows of S columns, of which a context rank sees local elements: [B, padded / cp] of a dense batch, or
-    with cu_padded [cu_padded[B] / cp] of a packed one, zigzag in each row. Every rank of cp_group has the same.
+    with cu_padded [cu_padded[B] / cp] of a packed one, zigzag in each row. Every rank of cp_group has the same. split
+    "contiguous": a rank has one interval of each dense row, or of the whole packed stream.
 
     lengths [B]: tokens of each row, default S; left_padded: they are its last columns. padded: columns of a
     dense row that the model sees, >= S. cu_padded [B + 1]: where each row's segment begins. Both are integers
@@ -39,12 +42,14 @@ class Sequence:
 
     @eager  # so that the others hear of an error
     def __init__(self, batch: int, positions: int, *, padded: int = 0, lengths: Any = None,
-                 cu_padded: Any = None, left_padded: bool = False, cp_group: Any = None):
+                 cu_padded: Any = None, left_padded: bool = False, cp_group: Any = None,
+                 split: Literal['zigzag', 'contiguous'] = 'zigzag'):
         self.cp_group = cp_group
         cp, rank = groups.size_and_rank(cp_group, 'Sequence: cp_group')
         self.batch, self.positions, self.packed = int(batch), int(positions), cu_padded is not None
         self._raw = raw = s.Sequence(c.sizeof(s.Sequence), self.batch, self.positions, int(padded),
-                                     left_padded=bool(left_padded), cp=cp, cp_rank=rank)
+                                     left_padded=bool(left_padded), cp=cp, cp_rank=rank,
+                                     contiguous=bool(choice('split', split, CUTS)))
         self._held: list[Any] = []
         self._host: dict[str, Any] = {}
         for name, given, count in (('lengths', lengths, self.batch), ('cu_padded', cu_padded, self.batch + 1)):
@@ -63,7 +68,8 @@ class Sequence:
     def __reduce__(self) -> Any:
         held = {name: list(array)[:self.batch + (name == 'cu_padded')] for name, array in self._host.items()}
         return functools.partial(Sequence, padded=self._raw.padded, left_padded=self._raw.left_padded,
-                                 cp_group=self.cp_group, **held), (self.batch, self.positions)
+                                 cp_group=self.cp_group, split='contiguous' if self._raw.contiguous else 'zigzag',
+                                 **held), (self.batch, self.positions)
 
     @staticmethod
     def pack(lengths: Iterable[int], *, tp: int = 1, cp: int = 1, fp8: bool = False) -> list[int]:

@@ -3,10 +3,11 @@
  * partition.c - the shard of embeddings, labels and masks that a rank's part of the model reads.
  *
  * The cut is the same as a layout's, from the same functions (index.h): zigzag over cp, in packed
- * batches within each padded segment, then a block over tp of what is left. A rank's shard is a few
- * runs of neighbours (two, or two a segment), so elements move as boxes, never one by one; the
- * boxes themselves are moved by core/device.h, in lists: on a GPU, a launch for some 128 segments.
- * Unshard is the adjoint of shard: the same boxes in the other direction, zeros in between.
+ * batches within each padded segment, or one interval of all positions; then a block over tp of
+ * what is left. A rank's shard is a few runs of neighbours (two, or two a segment), so elements
+ * move as boxes, never one by one; the boxes themselves are moved by core/device.h, in lists: on a
+ * GPU, a launch for some 128 segments. Unshard is the adjoint of shard: the same boxes in the other
+ * direction, zeros in between.
  *
  * No communication: every rank holds the global tensor, which is what data loaders give. Nothing is
  * allocated and nothing waits, so calls on a GPU can be captured in a graph.
@@ -35,12 +36,13 @@ static colo_status_t check_segments(const colo_partition_t *partition)
                      "%lld",
                      (long long)j, (long long)cu[j], (long long)cu[j + 1]);
         /* unsigned: 2 * cp always fits */
-        COLO_FAIL_IF(
-            partition->cp > 1 && (uint64_t)(cu[j + 1] - cu[j]) % (2 * (uint64_t)partition->cp) != 0,
-            COLO_ERR_LAYOUT,
-            "partition: segment %lld has padded length %lld, which does not "
-            "divide by 2 * cp = %llu",
-            (long long)j, (long long)(cu[j + 1] - cu[j]), 2 * (unsigned long long)partition->cp);
+        COLO_FAIL_IF(partition->cp > 1 && !partition->contiguous &&
+                         (uint64_t)(cu[j + 1] - cu[j]) % (2 * (uint64_t)partition->cp) != 0,
+                     COLO_ERR_LAYOUT,
+                     "partition: segment %lld has padded length %lld, which does not "
+                     "divide by 2 * cp = %llu",
+                     (long long)j, (long long)(cu[j + 1] - cu[j]),
+                     2 * (unsigned long long)partition->cp);
     }
     COLO_FAIL_IF(cu[partition->segments] != partition->positions, COLO_ERR_LAYOUT,
                  "partition: cu_padded ends at %lld, expected %lld positions",
@@ -76,9 +78,14 @@ static colo_status_t check(const colo_partition_t *part)
     COLO_FAIL_IF(part->positions < 0 || part->segments < 0, COLO_ERR_ARG,
                  "partition: %lld positions in %lld segments, expected 0 or more",
                  (long long)part->positions, (long long)part->segments);
+    COLO_FAIL_IF(part->contiguous && part->positions % part->cp, COLO_ERR_LAYOUT,
+                 "partition: %lld positions do not divide by cp = %lld, of which each rank has one "
+                 "interval; pad the last sequence",
+                 (long long)part->positions, (long long)part->cp);
     if (part->segments > 0)
         COLO_TRY(check_segments(part));
-    else if (part->cp > 1 && (uint64_t)part->positions % (2 * (uint64_t)part->cp) != 0)
+    else if (part->cp > 1 && !part->contiguous &&
+             (uint64_t)part->positions % (2 * (uint64_t)part->cp) != 0)
         return colo_fail(COLO_ERR_LAYOUT,
                          "partition: %lld positions do not divide by 2 * cp = %llu; pad them to "
                          "what colo_partition_padded() returns",
@@ -117,6 +124,10 @@ static int64_t locate(const colo_partition_t *partition, int64_t i, int64_t *run
     if (partition->cp == 1) {
         *run = length - i;
         return i;
+    }
+    if (partition->contiguous) {
+        *run = length / partition->cp - i;
+        return partition->cp_rank * (length / partition->cp) + i;
     }
     if (partition->segments > 0) {
         /* the last that begins, at cu[j] / cp, at or before @i: empty ones do not count */
