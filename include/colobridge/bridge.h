@@ -63,6 +63,10 @@ typedef struct colo_bridge_config_t {
     /* Ragged batches (ragged.h): shape.features and dtype are those of the usual tensor, the rest
      * of shape is 0. algo is EXACT, and axes is NULL or "th". */
     bool ragged;
+    /* Batches of two packings (colo_bridge_set_packing() in ragged.h). As with ragged, shape has
+     * features only; ragged, placement, output and grad are 0, because the packings say what a rank
+     * has. */
+    bool packed;
     colo_placement_t placement;
     int64_t max_rows; /* ragged: most rows of a source rank, allocated at create; 0: as needed */
     /* As in colo_plan_config_t. COLLECTIVE, and GPUs of one node, have no second level. */
@@ -73,17 +77,13 @@ typedef struct colo_bridge_config_t {
     int32_t peer_blocks;
     /* Makes the memory that colo_bridge_workspace_size() counts. Ranks may differ in it. */
     colo_allocator_t allocator;
-    /* Batches of two packings (colo_bridge_set_packing() in ragged.h). As with ragged, shape has
-     * features only; ragged, placement, output and grad are 0, because the packings say what a rank
-     * has. */
-    bool packed;
 } colo_bridge_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_BRIDGE_CONFIG_INIT                                                            \
     sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,       \
         COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, COLO_ALGO_EXACT, false, 0, COLO_MEM_HOST, \
-        COLO_TRANSPORT_AUTO, false, COLO_PLACEMENT_PACKED, 0, false, 0,                    \
-        {nullptr, nullptr, nullptr}, false
+        COLO_TRANSPORT_AUTO, false, false, COLO_PLACEMENT_PACKED, 0, false, 0,             \
+        {nullptr, nullptr, nullptr}
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif

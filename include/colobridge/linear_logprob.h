@@ -157,15 +157,14 @@ typedef struct colo_linear_logprob_saved_t {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
     colo_support_saved_t support;
-    uint64_t hidden_version, targets_version, weight_version;
+    colo_tensor_t class_weight;
+    uint64_t hidden_version, targets_version, class_weight_version, weight_version;
     int64_t max_valid;
     void *memory, *d_weight;
     bool valid;
-    colo_tensor_t class_weight;
-    uint64_t class_weight_version;
 } colo_linear_logprob_saved_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false, {}, 0
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, {}, 0, 0, 0, 0, 0, nullptr, nullptr, false
 #else
 #define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
 #endif

@@ -67,12 +67,11 @@ typedef struct colo_lm_head_config_t {
     int32_t device; /* CUDA ordinal; ignored for host memory */
     bool has_bias;
     colo_lm_head_partition_t partition; /* FLAT: needs a group and no bias */
-    int32_t unused;
     colo_gemm_t gemm; /* ranks may choose differently */
 } colo_lm_head_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_LM_HEAD_CONFIG_INIT \
-    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, 0, false, COLO_LM_HEAD_ROWS, 0, \
+    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, 0, false, COLO_LM_HEAD_ROWS, \
         COLO_GEMM_AUTO
 #else
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t)

@@ -34,21 +34,24 @@ typedef struct colo_logprob_config_t {
     colo_logits_options_t logits;
     double label_smoothing; /* e in [0, 1] */
     bool megatron_smoothing; /* e' = e V / (V - 1) */
-    double z_loss;        /* lambda, >= 0 */
+    /* Smoothing as in Megatron-LM, over the n columns of this rank instead of the vocabulary: e' =
+     * e n / (n - 1) and the mean of their x. The ranks' losses differ then; n >= 2. */
+    bool local_smoothing;
+    double z_loss; /* lambda, >= 0 */
+    /* The batch brings class_weight, on all ranks: losses are weighted by class, and out.weight may
+     * be asked for. Not with lenient_targets or local_smoothing. */
+    bool has_class_weight;
+    /* Targets outside [0, V) that are not ignore_index have no target term, instead of giving NaN:
+     * logp is 0, loss is as if x_t were M, and gradients are those of the rest of the formula
+     * (-p d_logp). n_invalid counts them all the same. */
+    bool lenient_targets;
     int64_t ignore_index; /* -100 */
-    int64_t chunk_size;   /* tokens per pass, bounds workspace only; 0 = chosen, < 0 = error */
     bool want_entropy;    /* out.entropy may be asked for, and may have a gradient */
     bool want_loss;
     /* 1 if the target is the argmax of x, as the dtype of the outputs holds x (lowest index on
      * ties), else 0 */
     bool want_correct;
-    /* Targets outside [0, V) that are not ignore_index have no target term, instead of giving NaN:
-     * logp is 0, loss is as if x_t were M, and gradients are those of the rest of the formula
-     * (-p d_logp). n_invalid counts them all the same. */
-    bool lenient_targets;
-    /* Smoothing as in Megatron-LM, over the n columns of this rank instead of the vocabulary: e' =
-     * e n / (n - 1) and the mean of their x. The ranks' losses differ then; n >= 2. */
-    bool local_smoothing;
+    int64_t chunk_size; /* tokens per pass, bounds workspace only; 0 = chosen, < 0 = error */
     /* > 0: results have the same bits for every number of ranks. Statistics are made of each
      * segment of so many columns of the vocabulary, and combined in the order of segments. A
      * multiple of 16; at most 64 segments. Of S segments rank r of W holds n from r n on, where n
@@ -56,14 +59,11 @@ typedef struct colo_logprob_config_t {
      * docs/concepts/loss.md. */
     int64_t segment;
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
-    /* The batch brings class_weight, on all ranks: losses are weighted by class, and out.weight may
-     * be asked for. Not with lenient_targets or local_smoothing. */
-    bool has_class_weight;
     int64_t reserved[8]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false, {}
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, {}
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \

@@ -78,9 +78,9 @@ class Allocator(c.Structure):
 class BridgeConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('src', _p(Layout)), ('dst', _p(Layout)), ('shape', Shape), ('dtype', INT),
                 ('axes', CHARS), ('output', INT), ('grad', INT), ('algo', INT), ('no_grad', BOOL),
-                ('ranks_per_node', i64), ('mem', INT), ('transport', INT), ('ragged', BOOL), ('placement', INT),
-                ('max_rows', i64), ('one_level', BOOL), ('peer_blocks', i32), ('allocator', Allocator),
-                ('packed', BOOL)]
+                ('ranks_per_node', i64), ('mem', INT), ('transport', INT), ('ragged', BOOL), ('packed', BOOL),
+                ('placement', INT), ('max_rows', i64), ('one_level', BOOL), ('peer_blocks', i32),
+                ('allocator', Allocator)]
 
 
 class Packing(c.Structure):
@@ -163,9 +163,9 @@ class SupportSaved(c.Structure):
 
 class LinearLogprobSaved(c.Structure):
     _fields_ = [('struct_size', size_t), ('of', P), ('hidden', Tensor), ('targets', Tensor),
-                ('support', SupportSaved), ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
-                ('max_valid', i64), ('memory', P), ('d_weight', P), ('valid', BOOL), ('class_weight', Tensor),
-                ('class_weight_version', u64)]
+                ('support', SupportSaved), ('class_weight', Tensor), ('hidden_version', u64),
+                ('targets_version', u64), ('class_weight_version', u64), ('weight_version', u64), ('max_valid', i64),
+                ('memory', P), ('d_weight', P), ('valid', BOOL)]
 
 
 class LinearLogprobUpstream(c.Structure):
@@ -179,9 +179,9 @@ class LinearLogprobGrads(c.Structure):
 
 class LogprobConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', DOUBLE),
-                ('megatron_smoothing', BOOL), ('z_loss', DOUBLE), ('ignore_index', i64), ('chunk_size', i64),
-                ('want_entropy', BOOL), ('want_loss', BOOL), ('want_correct', BOOL), ('lenient_targets', BOOL),
-                ('local_smoothing', BOOL), ('segment', i64), ('order', i64), ('has_class_weight', BOOL),
+                ('megatron_smoothing', BOOL), ('local_smoothing', BOOL), ('z_loss', DOUBLE),
+                ('has_class_weight', BOOL), ('lenient_targets', BOOL), ('ignore_index', i64), ('want_entropy', BOOL),
+                ('want_loss', BOOL), ('want_correct', BOOL), ('chunk_size', i64), ('segment', i64), ('order', i64),
                 ('reserved', i64 * 8)]
 
 
@@ -207,7 +207,7 @@ class LogprobOut(c.Structure):
 
 class LmHeadConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('rows', i64), ('hidden', i64), ('dtype', INT), ('mem', INT),
-                ('device', i32), ('has_bias', BOOL), ('partition', INT), ('unused', i32), ('gemm', INT)]
+                ('device', i32), ('has_bias', BOOL), ('partition', INT), ('gemm', INT)]
 
 
 class LogprobSaved(c.Structure):

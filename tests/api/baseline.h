@@ -789,19 +789,19 @@ typedef struct colo_bridge_config_t {
     colo_mem_t mem;
     colo_transport_t transport;
     bool ragged;
+    bool packed;
     colo_placement_t placement;
     int64_t max_rows;
     bool one_level;
     int32_t peer_blocks;
     colo_allocator_t allocator;
-    bool packed;
 } colo_bridge_config_t;
 #ifdef __cplusplus
 #define COLO_BRIDGE_CONFIG_INIT                                                            \
     sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,       \
         COLO_OUTPUT_FULL_SEQ, COLO_GRAD_PARTIAL, COLO_ALGO_EXACT, false, 0, COLO_MEM_HOST, \
-        COLO_TRANSPORT_AUTO, false, COLO_PLACEMENT_PACKED, 0, false, 0,                    \
-        {nullptr, nullptr, nullptr}, false
+        COLO_TRANSPORT_AUTO, false, false, COLO_PLACEMENT_PACKED, 0, false, 0,             \
+        {nullptr, nullptr, nullptr}
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif
@@ -945,21 +945,21 @@ typedef struct colo_logprob_config_t {
     colo_logits_options_t logits;
     double label_smoothing;
     bool megatron_smoothing;
+    bool local_smoothing;
     double z_loss;
+    bool has_class_weight;
+    bool lenient_targets;
     int64_t ignore_index;
-    int64_t chunk_size;
     bool want_entropy;
     bool want_loss;
     bool want_correct;
-    bool lenient_targets;
-    bool local_smoothing;
+    int64_t chunk_size;
     int64_t segment;
     int64_t order;
-    bool has_class_weight;
     int64_t reserved[8];
 } colo_logprob_config_t;
 #ifdef __cplusplus
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0, false, {}
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, {}
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -1325,12 +1325,11 @@ typedef struct colo_lm_head_config_t {
     int32_t device;
     bool has_bias;
     colo_lm_head_partition_t partition;
-    int32_t unused;
     colo_gemm_t gemm;
 } colo_lm_head_config_t;
 #ifdef __cplusplus
 #define COLO_LM_HEAD_CONFIG_INIT \
-    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, 0, false, COLO_LM_HEAD_ROWS, 0, \
+    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_MEM_HOST, 0, false, COLO_LM_HEAD_ROWS, \
         COLO_GEMM_AUTO
 #else
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t)
@@ -1456,15 +1455,14 @@ typedef struct colo_linear_logprob_saved_t {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
     colo_support_saved_t support;
-    uint64_t hidden_version, targets_version, weight_version;
+    colo_tensor_t class_weight;
+    uint64_t hidden_version, targets_version, class_weight_version, weight_version;
     int64_t max_valid;
     void *memory, *d_weight;
     bool valid;
-    colo_tensor_t class_weight;
-    uint64_t class_weight_version;
 } colo_linear_logprob_saved_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, nullptr, nullptr, false, {}, 0
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, {}, 0, 0, 0, 0, 0, nullptr, nullptr, false
 #else
 #define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
 #endif

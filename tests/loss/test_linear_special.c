@@ -345,7 +345,7 @@ T_CASE(class_weights_that_do_not_fit_or_were_written_are_refused)
     weight.shape[0] = V - 1;
     assert_fails(alone_forward(&a), COLO_ERR_SHAPE, "class_weight: 9 elements, expected one for");
     weight.shape[0] = V;
-    a.saved.struct_size = offsetof(colo_linear_logprob_saved_t, class_weight);
+    a.saved.struct_size = offsetof(colo_linear_logprob_saved_t, valid);
     assert_fails(alone_forward(&a), COLO_ERR_ARG, "linear: saved.struct_size is ");
     a.saved.struct_size = sizeof a.saved;
     assert_ok(alone_forward(&a));

@@ -256,20 +256,11 @@ colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
     return grads->d_hidden ? check_d_hidden(linear, grads->d_hidden, hidden) : COLO_OK;
 }
 
-colo_status_t colo_linear_check_saved_size(const colo_linear_logprob_t *linear,
-                                           const colo_linear_logprob_saved_t *saved)
-{
-    static const char what[] = "linear: saved", init[] = "COLO_LINEAR_LOGPROB_SAVED_INIT";
-    return linear->config.logprob.has_class_weight
-               ? COLO_SIZED_CHECK(saved, class_weight_version, what, init)
-               : COLO_SIZED_CHECK(saved, valid, what, init);
-}
-
 colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
                                       const colo_linear_logprob_saved_t *saved)
 {
     uint64_t weight = 0;
-    COLO_TRY(colo_linear_check_saved_size(linear, saved));
+    COLO_TRY(COLO_SIZED_CHECK(saved, valid, "linear: saved", "COLO_LINEAR_LOGPROB_SAVED_INIT"));
     COLO_FAIL_IF(!saved->valid, COLO_ERR_STATE,
                  "linear: the saved state is not valid: no forward filled it, or a backward in "
                  "place ended it");

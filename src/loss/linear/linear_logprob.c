@@ -282,7 +282,7 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
                    : COLO_OK;
-    COLO_TRY(colo_linear_check_saved_size(linear, saved));
+    COLO_TRY(COLO_SIZED_CHECK(saved, valid, saved_what, saved_init));
     COLO_TRY(colo_linear_set_saved(linear, size, offsets));
     COLO_TRY(colo_linear_check_memory(saved_memory, "saved memory", offsets->bytes));
     return shares(size) ? colo_linear_check_memory(saved->d_weight, "saved.d_weight", 1) : COLO_OK;

@@ -157,9 +157,6 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
                                       const colo_linear_logprob_batch_t *given,
                                       colo_linear_logprob_batch_t *batch);
-/* Has the caller's header all members that a call needs? */
-colo_status_t colo_linear_check_saved_size(const colo_linear_logprob_t *linear,
-                                           const colo_linear_logprob_saved_t *saved);
 /* @tokens: how long its arrays are; @factor: that of early's backward */
 colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
                                          const colo_linear_logprob_upstream_t *up, int64_t tokens,
