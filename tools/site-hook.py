@@ -2,6 +2,7 @@
 """What mkdocs does not know of the pages: bench/results/ and Doxygen's pages are part of the site, and other files of the
 source tree, which pages link to, are not; such a link becomes the words and the path, or, with repo_url, a link to the
 repository."""
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -38,6 +39,11 @@ def on_page_markdown(markdown, page, config, files):
             return '[%s](%s/blob/main/%s%s)' % (words, config.repo_url.rstrip('/'), to, anchor)
         return words if to in words else '%s (`%s`)' % (words, to)
 
+    if at == 'reference/python.md':  # mkdocstrings takes colobridge.torch.nll for the module
+        tree = ast.parse((ROOT / 'python/colobridge/torch/__init__.py').read_text())
+        same = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)
+                and node.module in [name.name for name in node.names]]
+        markdown = re.sub('<!-- functions.*-->', '\n'.join('::: colobridge.torch.%s.%s' % (name, name) for name in same), markdown)
     if at == 'reference/c.md':
         markdown += '\n## Functions and structs\n\n[All of them, by header](../c/index.html).\n'
     parts = re.split(r'(^ *```.*?^ *```)', markdown, flags=re.S | re.M)
