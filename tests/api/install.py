@@ -119,13 +119,14 @@ def shared(work, stage, prefix, compiler):
         if not (library / link).exists():
             sys.exit('%s is not installed' % link)
 
-    # Programs of a prefix of the user's own start without LD_LIBRARY_PATH.
-    libdir = '/' + str(library.relative_to(stage))
-    for program in sorted((prefix / 'bin').iterdir()):
-        dynamic = run('readelf', '-d', program)
-        if 'libcolobridge.so' in dynamic and '[%s]' % libdir not in dynamic:
-            sys.exit('%s finds no library: found no RUNPATH [%s] in\n%s'
-                     % (program.name, libdir, dynamic))
+    # Programs start without LD_LIBRARY_PATH, wherever they are now.
+    alone = {name: value for name, value in os.environ.items() if name != 'LD_LIBRARY_PATH'}
+    moved = Path(shutil.copytree(prefix, work / 'moved é', symlinks=True))
+    for program in sorted((moved / 'bin').iterdir()):
+        run(program, '--help', env=alone)
+        used = re.search(r'libcolobridge\.so\.0 => (.*) \(', run('ldd', program, env=alone))
+        if used and work / 'moved é' not in Path(used[1]).resolve().parents:
+            sys.exit('%s runs with %s' % (program, used[1]))
 
     plan = prefix / 'bin' / 'colo-plan'
     if plan.exists():
