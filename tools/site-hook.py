@@ -7,6 +7,7 @@ import posixpath
 import re
 from pathlib import Path
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,3 +50,15 @@ def on_page_markdown(markdown, page, config, files):
     parts = re.split(r'(^ *```.*?^ *```)', markdown, flags=re.S | re.M)
     return ''.join(p if i % 2 else re.sub(r'(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)', link, p)
                    for i, p in enumerate(parts))
+
+
+def on_page_content(html, page, config, files):
+    """Docstrings name pages by their path."""
+    def link(found):
+        if not files.get_file_from_path(found[1] + '.md'):
+            raise PluginError('a docstring names docs/%s.md, which does not exist' % found[1])
+        to = posixpath.relpath(found[1] + '.html', posixpath.dirname(page.file.src_uri))
+        return '<a href="%s%s">%s</a>' % (to, found[2] or '', found[0])
+    if page.file.src_uri != 'reference/python.md':
+        return html
+    return re.sub(r'(?<![\w/"])docs/([\w/-]+)\.md(#[\w-]+)?', link, html)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pages say can be found: error messages that docs/reference/errors.md quotes stand in the code,
-and links between pages lead to files and to headings in them.
+links between pages lead to files and to headings in them, and so do the names of pages in the sources.
 
 A quote is the code span a table row begins with; its "…" stand for what the code prints there. Text
 of the sources is compared as the compiler sees it: string literals joined, conversions as "…".
@@ -9,6 +9,10 @@ import re
 import sys
 
 from api import ROOT
+
+# Where comments and error messages name pages
+SOURCES = 'include', 'src', 'kernels', 'python', 'tools', 'tests', 'bench', 'examples', '.github'
+SUFFIXES = '.h', '.c', '.cu', '.cuh', '.py', '.sh', '.build', '.yml'
 
 LITERAL = r'"(?:[^"\\\n]|\\.)*"'
 CONVERSION = r'%[-+ 0#]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXcsfgeEpG]'
@@ -58,6 +62,12 @@ def main():
             links += 1
             to = path.parent / target if target else path
             if not to.exists() or (heading and heading not in headings(to)):
+                bad += 1
+                print('%s: there is no %s' % (path.relative_to(ROOT), target + '#' * bool(heading) + heading))
+    for path in (path for folder in SOURCES for path in sorted((ROOT / folder).rglob('*')) if path.suffix in SUFFIXES):
+        for target, heading in re.findall(r'\b((?:docs|bench/results)/[\w/-]+\.md)(?:#([\w-]+))?', path.read_text()):
+            links += 1
+            if not (ROOT / target).exists() or (heading and heading not in headings(ROOT / target)):
                 bad += 1
                 print('%s: there is no %s' % (path.relative_to(ROOT), target + '#' * bool(heading) + heading))
     index = (ROOT / 'docs/index.md').read_text()
