@@ -24,12 +24,12 @@
  *
  * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in
  * braces, in C and in C++17. It sets all defaults, and struct_size to the size that the caller's
- * header knows. (-Wextra of gcc includes -Woverride-init, which warns of {COLO_..._INIT, .member =
- * ...} if the member's default is not 0: assign it later.) The library serves a shorter struct, as
- * an older header has it, and gives the members that it lacks their defaults. Members that have no
- * default must be there. It refuses a longer struct with COLO_ERR_ARG, because it cannot know what
- * the members ask for. If the library writes the struct, it writes the members that fit into
- * struct_size, and nothing behind them.
+ * header knows. A member whose default is not 0 (temperature, scale, ignore_index, check) is
+ * assigned later: of {COLO_..._INIT, .member = ...} clang would warn, and gcc with -Wextra. The
+ * library serves a shorter struct, as an older header has it, and gives the members that it lacks
+ * their defaults. Members that have no default must be there. It refuses a longer struct with
+ * COLO_ERR_ARG, because it cannot know what the members ask for. If the library writes the struct,
+ * it writes the members that fit into struct_size, and nothing behind them.
  * A sized struct with reserved members never grows, because other structs contain it: members of
  * newer headers take their place, and 0 is their default. What is not 0 there is refused.
  * Structs without struct_size never change, because they lie in arrays or in other structs, or
