@@ -41,6 +41,18 @@ def headings(path):
     return [re.sub(r'[^\w\- ]', '', h.lower()).replace(' ', '-') for h in re.findall(r'^#+ (.*)$', text, re.M)]
 
 
+def unread(text):
+    """Lines that GitHub shows as a list, a table or code, and mkdocs as text"""
+    code, before = False, ''
+    for line in text.split('\n'):
+        starts = not code and re.match(r'( *)(?:(?P<item>[-*]|\d+\.) |(?P<table>\|)|```)', line)
+        goes_on = starts and (starts['item'] and re.match(r' |([-*]|\d+\.) ', before) or starts['table'] and before.startswith('|'))
+        if starts and (starts['item'] and len(starts[1]) in (1, 2, 3) or not goes_on and before.strip() and before[:4] != '<!--'):
+            yield line
+        code ^= line.lstrip().startswith('```')
+        before = line
+
+
 def main():
     bad = 0
     code = error_messages()
@@ -55,6 +67,9 @@ def main():
     links = 0
     pages = sorted((ROOT / 'docs').rglob('*.md'))
     for path in sorted(ROOT.glob('*.md')) + pages + sorted((ROOT / 'bench/results').glob('*.md')):
+        for line in unread(path.read_text()):
+            bad += 1
+            print('%s: mkdocs wants an empty line, or 4 spaces, before "%s"' % (path.relative_to(ROOT), line))
         text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)
         for target, heading in re.findall(r'\]\(([^)#\s]*)#?([^)\s]*)[^)]*\)', text):
             if '://' in target:
