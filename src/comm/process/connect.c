@@ -562,7 +562,6 @@ colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *boot
 colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm_t **comm)
 {
     COLO_RANGE();
-    static const colo_comm_config_t defaults = {COLO_COMM_CONFIG_INIT};
     colo_bootstrap_t own = {COLO_BOOTSTRAP_INIT};
     COLO_TRY(
         COLO_SIZED_READ(&own, boot, user, "create_bootstrap: bootstrap", "COLO_BOOTSTRAP_INIT"));
@@ -577,6 +576,7 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm
     colo_comm_t *world = NULL;
     double begin = 0;
     COLO_TRY(meet(boot, &begin, &world));
-    (void)colo_comm_configure(world, boot->config ? boot->config : &defaults);
+    if (boot->config)
+        (void)colo_comm_configure(world, boot->config);
     return colo_process_agree(world, "create_bootstrap", begin, comm);
 }
