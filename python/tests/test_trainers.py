@@ -3,6 +3,8 @@
 gradients, on one process, under DDP and under FSDP2. Skipped where a package is missing."""
 import contextlib
 import os
+import sys
+from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')  # read when it is imported
@@ -20,7 +22,11 @@ import trl.trainer.utils  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'examples/rl'))
+
+import grpo  # noqa: E402
 from colobridge import compat  # noqa: E402
+from world import needs_fsdp2  # noqa: E402
 
 WORDS = ['<pad>', '<s>', '</s>', '<unk>'] + ['w%d' % i for i in range(60)]
 THEIRS = trl.trainer.utils._ChunkedLogProbFunction
@@ -164,6 +170,7 @@ def sharded(rank, kind, path, out, tail):
 @pytest.mark.parametrize('kind, tail, tied', (('trainer', 'head', False), ('trainer', 'norm and head', False), ('trainer', 'root', True),
                                               ('sft', 'norm and head', False), ('dpo', 'root', True)))
 def test_under_fsdp2(kind, tail, tied, saved, tmp_path, pair):
+    needs_fsdp2(pair)
     pair.run(sharded, kind, saved / str(tied), tmp_path, tail)
 
 
@@ -176,3 +183,22 @@ def test_the_lines_of_the_page(saved, tmp_path):
         assert trl.trainer.utils._ChunkedLogProbFunction is compat.ChunkedLogProbFunction
         names['trainer'].train()
     assert names['trainer'].state.global_step == 1
+
+
+def example(rank):
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._reset_state()
+    with mock.patch('trl.trainer.utils._ChunkedLogProbFunction', THEIRS):
+        grpo.main(['--steps', '3', '--compare'])
+
+        class Wrong(compat.ChunkedLogProbFunction):
+            @staticmethod
+            def apply(*of):
+                logp, entropy, *more = compat.ChunkedLogProbFunction.apply(*of)
+                return (1.01 * logp, entropy, *more)
+        with mock.patch.object(grpo, 'ChunkedLogProbFunction', Wrong), pytest.raises(SystemExit, match='of TRL'):
+            grpo.main(['--steps', '1', '--compare'])
+
+
+def test_the_example_of_grpo(pair):
+    pair.run(example)

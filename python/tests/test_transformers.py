@@ -4,14 +4,20 @@ out besides, refusals. Skipped where transformers is not installed; trainers are
 import copy
 import inspect
 import re
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers', minversion='5')
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'examples/vlm'))
+
+import vlm  # noqa: E402
 from colobridge import compat  # noqa: E402
+from world import needs_fsdp2  # noqa: E402
 
 V = 97
 SIZES = dict(vocab_size=V, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
@@ -355,3 +361,18 @@ def divided(rank):
 
 def test_a_loop_of_ones_own_under_ddp(pair):
     pair.run(divided)
+
+
+def example(rank, *more):
+    vlm.main(['--steps', '2', '--batch', '4', *more])
+    forward = vlm.Ours.forward
+    with mock.patch.object(vlm.Ours, 'forward', lambda self, pixel_values, **given: forward(self, pixel_values=pixel_values * 1.01, **given)):
+        with pytest.raises(SystemExit, match='differ'):
+            vlm.main(['--steps', '1', '--batch', '4', *more])
+
+
+@pytest.mark.parametrize('more', ((), ('--fsdp',)))
+def test_the_example_of_a_model_that_reads_images(more, pair):
+    if more:
+        needs_fsdp2(pair)
+    pair.run(example, *more)
