@@ -338,7 +338,7 @@ BRIDGES = {
         'torch/tower.py', 'key=lambda r: (load[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
         'encodes_them_alone'),
     'images move though they are level': (
-        'torch/tower.py', 'if max(load) <= (1 + vision.stick) * max(_by_rank(costs, self.rank, size)):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
+        'torch/tower.py', 'if max(busy) <= (1 + stick) * max(a + b for a, b in zip(begun, _by_rank(costs, ranks, size))):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
     'pixels go as they lie, whichever are wanted': (
         'torch/tower.py', 'if own != list(had):', 'if False:', 'test_torch_tower.py', 'random_steps'),
     'a patch attends to other frames': (
@@ -515,6 +515,17 @@ BRIDGES = {
         'torch/halo.py', 'wide = torch.float32 if', 'wide = d_out.dtype if', 'test_torch_halo.py', 'rounded_once'),
     'a halo of tensor ranks is that of context ranks': (
         'torch/halo.py', 'before, c * tp + t, x.device)', 'before, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
+    'frames of a video lie on each other': (
+        'torch/tower.py', 'at = [p + k * rows[a] for p', 'at = [p for p', 'test_torch_tower.py', 'by_frames'),
+    'a run of ones own gets frames': (
+        'torch/tower.py', "run is None and self._merge is not None if split_frames == 'auto' else bool(split_frames)", 'split_frames is not False',
+        'test_torch_tower.py', 'by_frames'),
+    'what a rank has beside its images is forgotten': (
+        'torch/tower.py', 'load, ranks = list(load), list(now)', 'load, ranks = [0] * len(load), list(now)', 'test_torch_tower.py',
+        'balanced_together'),
+    'two towers are planned one by one': (
+        'torch/tower.py', '_share(plans, min(tower.stick for tower, _ in towers), None)', '[_share([p], 0.0, None) for p in plans]',
+        'test_torch_tower.py', 'balanced_together'),
     'the first sequence of any rank continues': (
         'packing.py', 'positions[0] > 0', 'True', 'test_torch_packed.py', 'one_interval'),
     'dense samples are cut as one axis': (

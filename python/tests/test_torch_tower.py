@@ -519,6 +519,89 @@ def test_costs_of_any_unit_are_balanced_alike(world):
     here(world, units)
 
 
+class Frames(Plain):
+    """Attention within each frame."""
+
+    def forward(self, pixels, grid):
+        return super().forward(pixels, grid[:, 1:].repeat_interleave(grid[:, 0], 0))
+
+
+def videos(rank):
+    """A video of 8 frames, an image and a video of 3, of rank 0, on four ranks: rows and gradients; the balance is that of frames."""
+    torch.manual_seed(5)
+    tower, whole = Frames(), Frames()
+    grids = [[8, 2, 2], [1, 2, 4], [3, 2, 2]]
+    pixels, rows = torch.randn(32 + 8 + 12, 6, dtype=DTYPE), 8 + 2 + 3
+    up = torch.randn(1, 40, H, dtype=DTYPE)
+    out, at = whole(pixels, torch.tensor(grids))[0], [*range(2, 10), 20, 21, *range(30, 33)]
+    want = torch.zeros(1, 40, H, dtype=DTYPE).index_copy(1, torch.tensor(at), out.view(1, rows, H))
+    (want * up).sum().backward()
+    options = dict(run=plain_run, rows=lambda grid: grid[0] * grid[1] * grid[2] // 4, smallest=(torch.zeros(4, 6, dtype=DTYPE), [[1, 2, 2]]))
+    for split in (True, 'auto', False):  # a run of one's own has its frames together, unless it says so
+        vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=4,dp=1', split_frames=split, **options)
+        for where in ({'pos': [2, 20, 30]}, {'row_pos': at}):
+            given = (pixels, torch.tensor(grids)) if rank == 0 else (None,)
+            where = dict(where, seq=[0, 0, 0]) if rank == 0 else {}
+            tower.zero_grad()
+            h = vision(*given, into=torch.zeros(1, 40, H, dtype=DTYPE), **where)
+            torch.testing.assert_close(h, want, rtol=1e-13, atol=1e-13)  # a product's bits may depend on how many rows it has
+            (h * up).sum().backward()
+            grads = [p.grad.clone() for p in tower.parameters()]
+            for g, p in zip(grads, whole.parameters()):
+                dist.all_reduce(g)
+                torch.testing.assert_close(g, p.grad, rtol=1e-12, atol=1e-12)  # sums of some tens of terms
+            stats = vision.stats()
+            assert (stats['balance'] < 1.3) is (split is True) and sum(stats['images']) == (12 if split is True else 3)
+    wrong = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=4,dp=1', split_frames=True, **dict(
+        options, rows=lambda grid: grid[0] // 2 * grid[1] * grid[2] // 4))
+    with pytest.raises((ValueError, RuntimeError), match='a video of 8 frames has 4 rows, and its frames'):
+        wrong.plan(*((pixels[:32], [[8, 2, 2]]) if rank == 0 else (None,)), seq=[0] * (rank == 0), pos=[0] * (rank == 0) or None,
+                   packing=[0, 40])
+
+
+def test_a_video_is_shared_by_frames(world):
+    here(world, videos)
+
+
+def together(rank):
+    """An image and a clip, of rank 0: each tower by itself leaves both there; the load of one, or a common plan, does not."""
+    def made(width):
+        return ct.EncoderParallel(torch.nn.Linear(width, H, dtype=DTYPE), group=dist.group.WORLD, llm='dp=4', run=lambda t, p, g: t(p),
+                                  rows=math.prod, smallest=(torch.zeros(1, width, dtype=DTYPE), [[1, 1, 1]]), cost=lambda grid: float(math.prod(grid)))
+    vision, audio = made(3), made(5)
+    mine = rank == 0
+    images = dict(pixels=torch.ones(8, 3, dtype=DTYPE), grid_thw=[[1, 2, 4]], seq=[0], pos=[2]) if mine else dict(pixels=None)
+    clips = dict(pixels=torch.ones(12, 5, dtype=DTYPE), grid_thw=[[1, 8, 1], [1, 4, 1]], seq=[0, 0], pos=[12, 22]) if mine else dict(pixels=None)
+    images['packing'] = clips['packing'] = [0, 40]
+    alone = audio.plan(**clips)
+    first = vision.plan(**images)
+    assert first.cost == first.load == [8.0, 0, 0, 0] and alone.cost == [8.0, 4.0, 0, 0]
+    then = audio.plan(**clips, load=first.load)
+    assert then.cost == [0, 8.0, 4.0, 0] and then.load == [8.0, 8.0, 4.0, 0]
+    both = ct.plan_towers((vision, images), (audio, clips))
+    assert sorted(both[1].load) == [0, 4.0, 8.0, 8.0] and [a + b for a, b in zip(both[0].cost, both[1].cost)] == both[1].load
+    text = torch.zeros(1, 40, H, dtype=DTYPE)
+    h = vision(images['pixels'], plan=both[0], into=text)
+    h = audio(clips['pixels'], plan=both[1], into=h)
+    if mine:
+        assert torch.equal(h[0, 2:10], vision.tower(images['pixels'])) and torch.equal(h[0, 12:20], audio.tower(clips['pixels'][:8]))
+        assert torch.equal(h[0, 22:26], audio.tower(clips['pixels'][8:]))
+    for words, call in (('load is .*expected the costs of 4 ranks', lambda: audio.plan(**clips, load=[1.0, 2.0])),
+                        ('load is .*expected the costs of 4 ranks', lambda: audio.plan(**clips, load=[1.0, math.nan, 0, 0])),
+                        ("unknown argument ..text", lambda: ct.plan_towers((vision, dict(images, text=1)))),
+                        ('towers of the grids dp=4 and tp=2,dp=2, expected one', lambda: ct.plan_towers(
+                            (vision, images), (ct.EncoderParallel(audio.tower, group=dist.group.WORLD, llm='tp=2,dp=2', run=lambda t, p, g: t(p),
+                                                                  rows=math.prod, smallest=(torch.zeros(1, 5, dtype=DTYPE), [[1, 1, 1]])), clips)))):
+        meet()
+        with pytest.raises((ValueError, RuntimeError), match=words):
+            call()
+        meet()
+
+
+def test_the_work_of_two_towers_is_balanced_together(world):
+    here(world, together)
+
+
 def one_position(rank):
     """[batch, 1, H] is a batch: of sequences of 2 positions, each on a context rank of its own."""
     llm = cb.Layout(cb.Grid('cp=2,dp=2')).split('samples', 'dp').split('rows', 'cp', 'block', context=True)

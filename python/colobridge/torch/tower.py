@@ -8,7 +8,7 @@ import operator
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, Union, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,7 @@ def _refuse(words: str) -> NoReturn:
 class TowerPlan:
     """A step's images, and the rank that encodes each; the same on all ranks. EncoderParallel.plan() makes it.
 
-    cost: of each rank's images. rank: the rank, counted in the grid, that encodes each image. patches: how many it has,
+    cost: of each rank's images. load: with what it has to do beside them. rank: the rank, counted in the grid, that encodes each image. patches: how many it has,
     and grid: what grid_thw says of it. segments: the tables of the rows. Images are in the order in which ranks bring
     them; one that several ranks of an LLM replica have is there once.
     """
@@ -105,31 +105,25 @@ class TowerPlan:
             _mismatch("the sequences of ranks %s are cut in different ways, %s" % (
                 [self._offset + r for r, _ in texts.values()], ' and '.join(_shown(text) for _, text in texts.values())))
         self._kind = next(iter(kinds), None)
-        self._balance(vision, costs, grid.size)
-        self._tables(rows, into, {replica: texts[replica][1] for replica in sorted(texts)}, scattered, vision, grid.size)
+        self._costs, self._rows, self._vision = costs, rows, vision
+        self._held = into, {replica: texts[replica][1] for replica in sorted(texts)}, scattered
 
-    def _balance(self, vision: 'EncoderParallel', given: list[float], size: int) -> None:
-        """Ranks of the images: as few as possible leave a rank that has them; which of them sends is the least busy one."""
-        # Integers for balance(), of any unit: their sum stays below 2^52, so floats hold it, too.
-        shift = 52 - math.frexp(max(given, default=0.0))[1] - len(given).bit_length()
-        costs = [round(math.ldexp(cost, shift)) for cost in given]
-        load, sends = [0] * size, [0] * size
-        now: list[int] = []
-        for cost, brought_by in zip(costs, self._brought):
-            now.append(min(brought_by, key=lambda r: (load[r], r)))
-            load[now[-1]] += cost
-        self.rank: list[int] = balance(costs, size, current=now, stick=vision.stick)
-        if max(load) <= (1 + vision.stick) * max(_by_rank(costs, self.rank, size)):  # as they are; balance() moves each image that is more than the mean
-            self.rank = now
-        self.cost = _by_rank(given, self.rank, size)
+    def _settle(self, ranks: list[int], load: list[float]) -> None:
+        """@ranks encode the images, and have @load to do beside them."""
+        size, sends = self._vision.llm.grid.size, [0] * self._vision.llm.grid.size
+        self.rank = ranks
+        self.cost = _by_rank(self._costs, ranks, size)
+        self.load: list[float] = [a + b for a, b in zip(load, self.cost)]
         self._owner: list[int] = []
-        for n, to, brought_by in zip(self.patches, self.rank, self._brought):
+        for n, to, brought_by in zip(self.patches, ranks, self._brought):
             owner = to if to in brought_by else min(brought_by, key=lambda r: (sends[r], r))
             self._owner.append(owner)
             sends[owner] += n if owner != to else 0
+        self._tables(*self._held)
+        del self._vision, self._held  # the tower keeps its last plan
 
-    def _tables(self, rows: list[int], into: Any, texts: dict[int, _Text], scattered: bool, vision: 'EncoderParallel',
-                size: int) -> None:
+    def _tables(self, into: Any, texts: dict[int, _Text], scattered: bool) -> None:
+        rows, vision, size = self._rows, self._vision, self._vision.llm.grid.size
         at, pos = [0] * size, []
         for n, to in zip(self.patches, self.rank):
             pos.append(at[to])
@@ -150,11 +144,47 @@ class TowerPlan:
             'seq_len': [n for text in texts.values() for n in cast(list[int], text)],
             'seq_dp': [replica for replica, text in texts.items() for _ in range(len(text))]}
         self.segments = Segments(rows, src=self.rank, seq=[first[replica] + seq for replica, seq, _ in into], **held, **where)
-        self._rows, self._places = rows, [(seq, at) for _, seq, at in into]
+        self._places = [(seq, at) for _, seq, at in into]
 
     def of(self, rank: int) -> list[int]:
         """Images that a rank, counted in the grid, encodes."""
         return [e for e, to in enumerate(self.rank) if to == rank]
+
+
+def _share(plans: list[TowerPlan], stick: float, load: Sequence[float] | None) -> None:
+    """Ranks of the images of one or more towers: as few as possible leave a rank that has them; which of them sends is the
+    least busy one. load: what ranks have to do beside them."""
+    size = plans[0]._vision.llm.grid.size
+    beside = [0.0] * size if load is None else list(map(float, load))
+    if len(beside) != size or not all(0 <= cost < math.inf for cost in beside):
+        _refuse("load is %s, expected the costs of %d ranks" % (beside[:8], size))
+    given = [cost for plan in plans for cost in plan._costs]
+    # Integers for balance(), of any unit: their sum stays below 2^52, so floats hold it, too.
+    shift = 52 - math.frexp(max(given + beside))[1] - (len(given) + size).bit_length()
+    costs, begun = ([round(math.ldexp(cost, shift)) for cost in of] for of in (given, beside))
+    busy, now = list(begun), []
+    for cost, brought_by in zip(costs, (by for plan in plans for by in plan._brought)):
+        now.append(min(brought_by, key=lambda r: (busy[r], r)))
+        busy[now[-1]] += cost
+    # What ranks have beside the images are images that stay; balance() has no others than its own.
+    ranks = _beside(costs, begun, now, stick) if any(begun) else balance(costs, size, current=now, stick=stick)
+    if max(busy) <= (1 + stick) * max(a + b for a, b in zip(begun, _by_rank(costs, ranks, size))):
+        ranks = now  # as they are; balance() moves each image that is more than the mean
+    for plan in plans:
+        n = len(plan._costs)
+        plan._settle(ranks[:n], beside)
+        ranks, beside = ranks[n:], plan.load
+
+
+def _beside(costs: list[int], load: list[int], now: list[int], stick: float) -> list[int]:
+    """balance() of ranks that have a load already."""
+    load, ranks = list(load), list(now)
+    most = (1 + stick) * (sum(costs) + sum(load)) / len(load)
+    for e in sorted(range(len(costs)), key=lambda e: -costs[e]):
+        if load[now[e]] + costs[e] > most:
+            ranks[e] = min(range(len(load)), key=lambda r: (load[r], r))
+        load[ranks[e]] += costs[e]
+    return ranks
 
 
 class _Table(NamedTuple):
@@ -209,6 +239,8 @@ class EncoderParallel(torch.nn.Module):
     cost: cost(grid) -> a number per image in any unit, at least 0, on the rank that brings the image; or alpha of
     p (p + alpha) for p patches of a frame; None: alpha is 6 times the tower's width, as the products and the attention of a
     transformer's layer have it. fit() measures it.
+    split_frames: a video of grid (t, h, w) is balanced as t images, whose rows follow each other. "auto": with the towers of
+    Qwen's kind, whose attention is within a frame, and no run of one's own. stats() and plans count frames then.
     stick: as balance() has it, for images that are on a rank already.
     grad_scale: factor of the gradient that reaches the tower: docs/guides/vision.md has a table.
     comm: "shared": calls go over the communicator of these ranks, as those of Bridge do, and plan() over another one, which
@@ -227,7 +259,8 @@ class EncoderParallel(torch.nn.Module):
                  cost: Callable[[tuple[int, ...]], float] | float | None = None,
                  run: Callable[[Any, Any, Any], Any] | None = None, rows: Callable[[tuple[int, ...]], int] | None = None,
                  smallest: tuple[Any, Any] | None = None, stick: float = 0.0, grad_scale: float = 1.0,
-                 output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = (), comm: str = 'shared'):
+                 output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = (), comm: str = 'shared',
+                 split_frames: bool | Literal['auto'] = 'auto'):
         super().__init__()
         choice('comm', comm, COMMS)
         # Before anything else may fail: of what does, the others hear there.
@@ -242,6 +275,8 @@ class EncoderParallel(torch.nn.Module):
         given = smallest if smallest is not None else self._of_config()
         self._smallest: tuple[Any, tuple[int, ...]] = given[0].detach(), () if given[1] is None else tuple(
             _integers(given[1], 'smallest')[0])
+        # Attention of Qwen's towers is within a frame.
+        self._frames = bool(self._smallest[1]) and (run is None and self._merge is not None if split_frames == 'auto' else bool(split_frames))
         if rows is not None:
             self.rows = rows
         self.alpha = 6.0 * (getattr(self._config, 'embed_dim', None) or getattr(self._config, 'hidden_size', 1024))
@@ -345,18 +380,28 @@ class EncoderParallel(torch.nn.Module):
         return self._own or self._pixels._talks_to
 
     def plan(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
-             packing: Any = None) -> TowerPlan:
+             packing: Any = None, load: Sequence[float] | None = None) -> TowerPlan:
         """Which rank encodes which image, by one host all-gather, which may come a step ahead, on a thread of its own (a data
         loader's): vision(pixels, plan=plan, into=...). All ranks plan their steps in one order. The arguments are those of
         the call; packing is needed, as there is no into that tells the lengths. The first one connects the ranks that the
-        constructor did not. An error reaches plan() of the other ranks, and no call."""
-        return _planned(self._at(), self._plan, pixels, grid_thw, seq, pos, row_pos, packing)
+        constructor did not. An error reaches plan() of the other ranks, and no call.
+
+        load: what each rank of the grid has to do beside these images, in the unit of cost, the same on all ranks: that of
+        another tower's plan, plan.load, so that the work of both is balanced. plan_towers() does it for both at once."""
+        return _planned(self._at(), self._plan, pixels, grid_thw, seq, pos, row_pos, packing, load)
 
     def _at(self) -> Any:
         """The ranks where this group plans, for groups.tell(); None: this one alone."""
         return groups.planning(self.group, self._plans, 'tower: group')
 
-    def _plan(self, comm: Comm, *given: Any) -> TowerPlan:
+    def _plan(self, comm: Comm, *given: Any, load: Sequence[float] | None = None) -> TowerPlan:
+        made = self._gathered(comm, *given)
+        with groups.telling(comm):
+            _share([made], self.stick, load)
+        return made
+
+    def _gathered(self, comm: Comm, *given: Any) -> TowerPlan:
+        """A plan without ranks."""
         self._me()
         table = self._local(*given)
         with groups.telling(comm):
@@ -388,9 +433,20 @@ class EncoderParallel(torch.nn.Module):
         require_entries('tower', 'seq', seq, count, 'image')
         require_entries('tower', 'pos', at, 0 if pos is None else count, 'image')
         require_entries('tower', 'row_pos', each, 0 if row_pos is None else sum(rows), 'row')
+        if self._frames:
+            frames, seq, at = [grid[0] for grid in shapes], seq.tolist(), at.tolist()
+            shapes = [(1, *grid[1:]) for grid in shapes for _ in range(grid[0])]
+            whole, rows = rows, [self._rows(shape) for shape in shapes]
+            ends = [0, *itertools.accumulate(frames)]
+            for n, a, b in zip(whole, ends, ends[1:]):
+                if sum(rows[a:b]) != n:
+                    raise ArgumentError("tower: a video of %d frames has %d rows, and its frames %s; pass split_frames=False"
+                                        % (b - a, n, rows[a:b][:4]))
+            seq = [q for q, n in zip(seq, frames) for _ in range(n)]
+            at = [p + k * rows[a] for p, a, n in zip(at, ends, frames) for k in range(n)]
         places = [each[end - n:end].tolist() for n, end in zip(rows, itertools.accumulate(rows))] if row_pos is not None else [
             [p] for p in at]
-        return _Table(shapes, [_number(self.cost(shape)) for shape in shapes], seq.tolist(), places,
+        return _Table(shapes, [_number(self.cost(shape)) for shape in shapes], list(map(int, seq)), places,
                       row_pos is not None and count > 0, kind, self._trains(), self._text(packing))
 
     def _trains(self) -> bool:
@@ -406,7 +462,8 @@ class EncoderParallel(torch.nn.Module):
 
     @eager
     def forward(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
-                into: Any = None, packing: Any = None, plan: TowerPlan | None = None, inplace: bool | None = None) -> Any:
+                into: Any = None, packing: Any = None, plan: TowerPlan | None = None, inplace: bool | None = None,
+                load: Sequence[float] | None = None) -> Any:
         """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
         and of the packed rows of the others, which index() places.
 
@@ -414,7 +471,7 @@ class EncoderParallel(torch.nn.Module):
         rank that holds no sequences (another pipeline stage) passes None as into, and runs backward through what it
         gets. If into is a tuple, it has an entry for each tensor of the tower, None: packed.
         plan: of plan(), instead of grid_thw, seq, pos and packing.
-        inplace: as RaggedBridge has it.
+        inplace: as RaggedBridge has it. load: as plan() has it.
 
         Every rank calls, also in a step without images, and runs backward through what it gets."""
         me = self._me()
@@ -427,7 +484,7 @@ class EncoderParallel(torch.nn.Module):
             packing = self._cumulative(intos)
         before, begin = self._last and self._last.times[1], _now(self._device)
         if plan is None:
-            plan = self._plan(self._comm(), pixels, grid_thw, seq, pos, row_pos, packing)
+            plan = self._plan(self._comm(), pixels, grid_thw, seq, pos, row_pos, packing, load=load)
         outs = self._encode(plan, me, pixels)
         # run() may have parameters of its own
         carry = self._carries[not any(t.requires_grad for t in itertools.chain(self.tower.parameters(), outs))]
@@ -585,15 +642,50 @@ class EncoderParallel(torch.nn.Module):
                 'seconds': seconds, 'share': None if before is None else seconds / _seconds(before, begin)}
 
 
+def plan_towers(*towers: tuple[EncoderParallel, dict[str, Any]]) -> list[TowerPlan]:
+    """Plans of several towers of one grid, whose work is balanced together: of all images and clips the heaviest first, in
+    the unit of cost, which fit() of each tower measures. All ranks call.
+
+    Args:
+        towers: (tower, arguments of its plan()), in one order on all ranks.
+
+    Returns:
+        A plan for each: vision(pixels, plan=plans[0], into=...), audio(clips, plan=plans[1], into=...).
+
+    Raises:
+        ValueError: towers of several grids. What plan() raises.
+    """
+    first = towers[0][0]
+    for tower, _ in towers:
+        if tower.llm.grid != first.llm.grid:
+            raise ArgumentError("plan_towers: towers of the grids %s and %s, expected one" % (first.llm.grid, tower.llm.grid))
+    return _planned_together(first._at(), towers)
+
+
+@eager
+def _planned_together(at: Any, towers: Any) -> list[TowerPlan]:
+    comm = _planning(at)
+    names = ('pixels', 'grid_thw', 'seq', 'pos', 'row_pos', 'packing')
+    plans = []
+    for tower, given in towers:
+        extra = set(given) - set(names)
+        if extra:
+            raise ArgumentError("plan_towers: unknown argument %s, expected some of %s" % (sorted(extra), ', '.join(names)))
+        plans.append(tower._gathered(comm, *(given.get(name, () if name == 'seq' else None) for name in names)))
+    with groups.telling(comm):
+        _share(plans, min(tower.stick for tower, _ in towers), None)
+    return plans
+
+
 def _planning(at: Any) -> Comm:
     return groups.alone() if at is None else at.comm(torch.device('cpu'))
 
 
 @eager
 def _planned(at: Any, plan: Callable[..., TowerPlan], pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any,
-             packing: Any) -> TowerPlan:
+             packing: Any, load: Any) -> TowerPlan:
     """plan(), of whose errors the others hear where they plan."""
-    return plan(_planning(at), pixels, grid_thw, seq, pos, row_pos, packing)
+    return plan(_planning(at), pixels, grid_thw, seq, pos, row_pos, packing, load=load)
 
 
 def _now(device: Any) -> Any:
