@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each C snippet of the pages in docs/ compiles as C11, without a warning.
+"""Each C snippet of the pages in docs/ compiles as C11, without a warning of the build's compiler, gcc or clang.
 
 usage: snippets.py COMPILER...
 A snippet is a whole source, or it stands in a function. NAMES declares what it takes from the program around
@@ -7,6 +7,7 @@ it, by the heading above it (of level 2, or 1); an ellipsis stands for what a pa
 tests/mpi compile the same lines.
 """
 import re
+import shutil
 import sys
 
 from api import ROOT, complaints
@@ -78,15 +79,17 @@ def complaints_of(compiler, page, code):
 
 
 def main(*compiler):
-    compiler, checked, bad = list(compiler), 0, 0
-    if complaints_of(compiler, 'Grid', 'use(1);') or not complaints_of(compiler, 'Grid', 'use(base.lost);'):
-        sys.exit('a planted member that does not exist was not found, or a right line was refused')
+    compilers = [list(compiler)] + [[name] for name in ('gcc', 'clang') if shutil.which(name) and name != compiler[-1]]
+    checked = bad = 0
+    for each in compilers:
+        if complaints_of(each, 'Grid', 'use(1);') or not complaints_of(each, 'Grid', 'use(base.lost);'):
+            sys.exit('a planted member that does not exist was not found, or a right line was refused')
     for path in sorted((ROOT / 'docs').rglob('*.md')):
         for where, code in snippets(path):
             if '/mpi.h>' in code:
                 continue
             checked += 1
-            said = complaints_of(compiler, where, code)
+            said = ''.join(complaints_of(each, where, code) for each in compilers)
             if said:
                 bad += 1
                 print('%s:\n%s%s' % (path.relative_to(ROOT), code, said))
