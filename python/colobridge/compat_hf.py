@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from .errors import ArgumentError
-from .torch.calls import eager
+from .torch.calls import compiling, eager
 from .torch.chunks import over_chunks
 from .torch.cross_entropy import linear_cross_entropy
 from .torch.head import Head, Named, read
@@ -129,6 +129,24 @@ def _class_of(model: Any) -> Any:
 _NOT_THE_BACKBONES = 'labels', 'shift_labels', 'num_items_in_batch', 'ignore_index', 'return_dict', 'logits_to_keep'
 
 
+def _counting(counts: Any) -> Callable[[], int | None]:
+    """Asks how many tokens count; what it returns says it, up to a sixteenth of all, so that few sizes occur. A GPU has it
+    before it begins with the backbone, whose kernels are only queued when the host asks."""
+    if compiling() or counts.is_cuda and torch.cuda.is_current_stream_capturing():
+        return lambda: None
+    found, event = counts.sum(), None
+    if counts.is_cuda:
+        found, event = torch.empty((), dtype=torch.int64, pin_memory=True).copy_(found, non_blocking=True), torch.cuda.Event()
+        event.record()
+
+    def read() -> int | None:
+        if event is not None:
+            event.synchronize()
+        step = max(1, -(-counts.numel() // 16))
+        return min(counts.numel(), -(-int(found) // step) * step) or None
+    return read
+
+
 def _forward(model: Any, args: Any, kwargs: Any) -> Any:
     fused, of_class = _fused_of(model), _class_of(model).forward
     assert fused is not None
@@ -139,14 +157,15 @@ def _forward(model: Any, args: Any, kwargs: Any) -> Any:
         return fused.original(*args, **kwargs) if fused.original is not None else of_class(model, *args, **kwargs)
     labels, targets, items, ignored, as_dict, _ = (given.pop(name, None) for name in _NOT_THE_BACKBONES)
     ignored = -100 if ignored is None else ignored
+    if targets is None:
+        targets = torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
+    count = _counting(targets != ignored)
     given.setdefault('use_cache', False)
     out = model.base_model(**given, return_dict=True)
     if out.get('router_logits') is not None or getattr(model.config.get_text_config(), 'output_router_logits', False):
         raise ArgumentError("fuse_lm_head: the model's loss has a term of its router (output_router_logits), which is not made here; "
                             "set it to False, or undo fuse_lm_head()")
-    if targets is None:
-        targets = torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
-    head = Head.of(model.get_output_embeddings(), **fused.options)
+    head = Head.of(model.get_output_embeddings(), **{'max_valid': count(), **fused.options})
     if hasattr(head.weight, 'ds_tensor'):
         raise ArgumentError("fuse_lm_head: the head is a parameter of DeepSpeed's ZeRO-3, whose gradient DeepSpeed would not find; "
                             "undo fuse_lm_head(), or call linear_nll() in a loop of your own (docs/guides/sharded-heads.md)")

@@ -238,6 +238,8 @@ MUTANTS = {
         'are_those_of_the_model'),
     'a fused model divides by the tokens that it has': (
         'compat_hf.py', "reduction='mean' if items is None else 'sum')", "reduction='mean')", 'test_transformers.py', 'are_those_of_the_model'),
+    'products of a fused model have rows for labels that do not count': (
+        'compat_hf.py', "{'max_valid': count(), **fused.options}", 'fused.options', 'test_transformers.py', 'rows_for_the_labels'),
     'a star imports what compat is made of': (
         'compat.py', '__all__ = [', '_all = [', 'test_abi.py', 'star_imports'),
     'log-probabilities of sampled ids are as wide as the logits': (

@@ -16,7 +16,7 @@ transformers = pytest.importorskip('transformers', minversion='5')
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'examples/vlm'))
 
 import vlm  # noqa: E402
-from colobridge import compat  # noqa: E402
+from colobridge import compat, compat_hf  # noqa: E402
 from world import needs_fsdp2  # noqa: E402
 
 V = 97
@@ -121,6 +121,24 @@ def test_logits_do_not_exist_with_labels_and_are_as_before_without():
     assert torch.equal(model(given['input_ids']).logits, wanted.logits) and calls
     assert model(**given, logits_to_keep=9).logits.shape == wanted.logits.shape
     assert model.generate(given['input_ids'], max_new_tokens=2, do_sample=False).shape == (2, 11)
+
+
+@pytest.mark.parametrize('valid, bound', ((0, None), (1, 10), (10, 10), (11, 20), (159, 160), (160, 160)))
+def test_products_have_rows_for_the_labels_that_count(valid, bound, monkeypatch):
+    model, theirs, seen = made('Llama'), made('Llama'), []
+    compat.fuse_lm_head(model)
+    ids = torch.randint(3, V, (4, 40), generator=torch.Generator().manual_seed(3))
+    shift = torch.full((160,), -100).index_copy(0, torch.randperm(160)[:valid], ids.reshape(-1)[:valid]).reshape(4, 40)
+    own = compat_hf.linear_cross_entropy
+    monkeypatch.setattr(compat_hf, 'linear_cross_entropy', lambda hidden, head, *of, **more: seen.append(head.max_valid) or own(
+        hidden, head, *of, **more))
+    given = {'input_ids': ids, 'labels': ids, 'shift_labels': shift, 'num_items_in_batch': 160}
+    loss, wanted = model(**given).loss, theirs(**given).loss
+    assert seen == [bound]
+    if valid:
+        alike((loss.detach(), gradients(model, loss)), (wanted.detach(), gradients(theirs, wanted)))
+    else:
+        assert float(loss.detach()) == 0.0
 
 
 @pytest.mark.parametrize('items', (None, torch.tensor(29)))
