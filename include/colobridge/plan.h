@@ -210,7 +210,7 @@ COLO_API const char *colo_direction_name(colo_direction_t direction);
 
 /**
  * colo_plan_collective_check() - can the COLLECTIVE algorithm carry this pair of layouts? Local
- * The checks and their order are those of the reference (docs/concepts/bridge.md).
+ * The checks and their order are those of the reference (docs/internals.md).
  * Errors:  COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE (batch not divisible)
  */
 COLO_API colo_status_t colo_plan_collective_check(const colo_plan_config_t *config);
