@@ -29,7 +29,7 @@ static void put_rows(FILE *f, const char *name, int64_t rows, int64_t most)
     char text[32];
 
     svg_put(f,
-            "<td class='num' data-name='%s'>%s <svg class='bar' viewBox='0 0 100 10' "
+            "<td role='cell' class='num' data-name='%s'>%s <svg class='bar' viewBox='0 0 100 10' "
             "role='img' aria-label='%s rows'><rect width='%.1f' height='10'/></svg></td>",
             name, svg_count(rows, text), text, most ? 100.0 * (double)rows / (double)most : 0.0);
 }
@@ -63,18 +63,19 @@ colo_status_t cap_put_balance(FILE *f, const cap_report_t *r)
         most = b->before[d] > most ? b->before[d] : most;
         most = b->after[d] > most ? b->after[d] : most;
     }
-    svg_put(f, "<table>\n<thead><tr><th>rank</th><th>replica</th><th class='num'>rows before</th>"
-               "<th class='num'>rows after</th></tr></thead>\n<tbody>\n");
+    cap_put_table(f, "Rows that ranks encode in the last step",
+                  (const char *[]){"rank", "replica", "#rows before", "#rows after", NULL});
     for (int32_t rank = 0; rank < r->world; rank++) {
         int64_t d = replica_of(r->plan.src, rank);
 
-        svg_put(f, "<tr><td data-name='rank'>%d</td>", rank);
+        svg_put(f, "<tr role='row'><td role='cell' data-name='rank'>%d</td>", rank);
         if (d < 0) {
-            svg_put(f, "<td data-name='replica'>encodes nothing</td><td class='num'></td>"
-                       "<td class='num'></td></tr>\n");
+            svg_put(f, "<td role='cell' data-name='replica'>encodes nothing</td><td role='cell' "
+                       "class='num'></td>"
+                       "<td role='cell' class='num'></td></tr>\n");
             continue;
         }
-        svg_put(f, "<td data-name='replica'>%lld</td>", (long long)d);
+        svg_put(f, "<td role='cell' data-name='replica'>%lld</td>", (long long)d);
         put_rows(f, "rows before", b->before[d], most);
         put_rows(f, "rows after", b->after[d], most);
         fputs("</tr>\n", f);

@@ -84,13 +84,16 @@ static void put_holdings(FILE *f, const cap_report_t *r)
 {
     bool full = r->plan.output == COLO_OUTPUT_FULL_SEQ;
 
-    fputs("<details>\n<summary>Which rank holds what</summary>\n<table>\n<thead><tr><th>rank</th>"
-          "<th>source holds</th><th>destination gets</th></tr></thead>\n<tbody>\n",
-          f);
+    fputs("<details>\n<summary>Which rank holds what</summary>\n", f);
+    cap_put_table(f, "What each rank holds, before and after the bridge",
+                  (const char *[]){"rank", "source holds", "destination gets", NULL});
     for (int32_t rank = 0; rank < r->world; rank++) {
-        svg_put(f, "<tr><td data-name='rank'>%d</td><td data-name='source holds'>", rank);
+        svg_put(f,
+                "<tr role='row'><td role='cell' data-name='rank'>%d</td><td role='cell' "
+                "data-name='source holds'>",
+                rank);
         put_owned(f, r, r->plan.src, rank, false);
-        svg_put(f, "</td><td data-name='destination gets'>");
+        svg_put(f, "</td><td role='cell' data-name='destination gets'>");
         put_owned(f, r, r->plan.dst, rank, full);
         fputs("</td></tr>\n", f);
     }

@@ -13,4 +13,8 @@ void cap_put_curves(FILE *f, const cap_report_t *r);
 colo_status_t cap_put_layout(FILE *f, const cap_report_t *r);
 colo_status_t cap_put_balance(FILE *f, const cap_report_t *r);
 
+/* Begins a table of columns with these titles, up to NULL; # is before those of numbers.
+ * </tbody></table> ends it. */
+void cap_put_table(FILE *f, const char *caption, const char *const *columns);
+
 #endif

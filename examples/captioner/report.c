@@ -79,11 +79,14 @@ static const char style_end[] =
     "th{color:var(--dim);font-weight:500}\n"
     ".num{text-align:right}details{margin-top:14px}summary{cursor:pointer;color:var(--accent)}\n"
     "footer{margin-top:3em;color:var(--dim);font-size:.85rem}\n"
-    "@media(max-width:640px){thead{display:none}tbody,tr,td{display:block}"
+    "caption{text-align:left;color:var(--dim);padding:6px 0}\n"
+    "@media(max-width:640px){thead{position:absolute;width:1px;height:1px;overflow:hidden;"
+    "clip-path:inset(50%)}table,caption,tbody,tr,td{display:block}"
     "tr{border:1px solid var(--line);border-radius:8px;padding:6px 12px;margin:8px 0;"
     "background:var(--card)}\n"
     "td,td.num{display:flex;justify-content:space-between;gap:16px;border:0;padding:2px 0;"
-    "text-align:right}td::before{content:attr(data-name);color:var(--dim);text-align:left;"
+    "text-align:right}td::before{content:attr(data-name);content:attr(data-name)/"
+    "\"\";color:var(--dim);text-align:left;"
     "flex:none}}\n";
 
 /* The cells and arrows of tools/picture.c in the page's colours, light and dark. */
@@ -99,6 +102,20 @@ static const char layout_style[] =
     ".h0{--h:211}.h1{--h:28}.h2{--h:150}.h3{--h:335}.h4{--h:265}.h5{--h:48}\n"
     ".flow path{stroke:hsl(var(--h) 65% var(--l))}.flow .head{fill:hsl(var(--h) 65% var(--l))}\n"
     ".part{stroke:var(--line);stroke-dasharray:1 4;stroke-linecap:round;stroke-width:2}\n";
+
+/* A narrow page shows rows as cards, for which browsers forget what is a table unless roles say so.
+ */
+void cap_put_table(FILE *f, const char *caption, const char *const *columns)
+{
+    svg_put(f,
+            "<table role='table'>\n<caption>%s</caption>\n"
+            "<thead role='rowgroup'><tr role='row'>",
+            caption);
+    for (; *columns; columns++)
+        svg_put(f, "<th role='columnheader' scope='col' class='%s'>%s</th>",
+                **columns == '#' ? "num" : "", *columns + (**columns == '#'));
+    svg_put(f, "</tr></thead>\n<tbody role='rowgroup'>\n");
+}
 
 static void put_fact(FILE *f, const char *name, const char *fmt, ...) COLO_PRINTF(3, 4);
 static void put_fact(FILE *f, const char *name, const char *fmt, ...)
@@ -148,7 +165,7 @@ static void put_head(FILE *f, const cap_report_t *r)
     put_fact(f, "seed", "%llu", (unsigned long long)r->seed);
     svg_put(f,
             "</dl>\n<p>Width %lld, %lld heads, encoder hidden %lld, %lld layers; ranks are "
-            "%s.</p>\n</header>\n",
+            "%s.</p>\n</header>\n<main>\n",
             (long long)r->model.width, (long long)r->model.heads, (long long)r->model.hidden,
             (long long)r->model.layers, r->backend ? r->backend : "not named");
 }
@@ -224,9 +241,10 @@ static void put_number(FILE *f, const char *name, double v)
 {
     char text[32];
     if (v == floor(v) && fabs(v) < 1e15)
-        svg_put(f, "<td class='num' data-name='%s'>%s</td>", name, svg_count((int64_t)v, text));
+        svg_put(f, "<td role='cell' class='num' data-name='%s'>%s</td>", name,
+                svg_count((int64_t)v, text));
     else
-        svg_put(f, "<td class='num' data-name='%s'>%.2f</td>", name, v);
+        svg_put(f, "<td role='cell' class='num' data-name='%s'>%.2f</td>", name, v);
 }
 
 static void put_stats_row(FILE *f, const cap_report_t *r, const cap_stats_row_t *w)
@@ -234,24 +252,27 @@ static void put_stats_row(FILE *f, const cap_report_t *r, const cap_stats_row_t 
     double steps = (double)r->stats_steps;
 
     svg_put(f,
-            "<tr><td data-name='where'>%s</td><td data-name='operation'>%s</td>"
-            "<td data-name='for'>%s</td>",
+            "<tr role='row'><td role='cell' data-name='where'>%s</td><td role='cell' "
+            "data-name='operation'>%s</td>"
+            "<td role='cell' data-name='for'>%s</td>",
             w->where, colo_op_name(w->op), colo_category_name(w->category));
     put_number(f, "calls per step", (double)w->ops / steps);
     put_number(f, "bytes per step", (double)w->bytes / steps);
     if (w->plan_bytes < 0) {
-        svg_put(f, "<td class='num' data-name='plan'>\xe2\x80\x93</td>"
-                   "<td data-name='equal'>\xe2\x80\x93</td></tr>\n");
+        svg_put(f, "<td role='cell' class='num' data-name='plan'>\xe2\x80\x93</td>"
+                   "<td role='cell' data-name='equal'>\xe2\x80\x93</td></tr>\n");
         return;
     }
     put_number(f, "plan", (double)w->plan_bytes / steps);
     if (as_planned(w))
-        svg_put(f, "<td data-name='equal'><span class='right'>\xe2\x9c\x93 yes</span></td></tr>\n");
+        svg_put(f, "<td role='cell' data-name='equal'><span class='right'>\xe2\x9c\x93 "
+                   "yes</span></td></tr>\n");
     else
-        svg_put(f,
-                "<td data-name='equal'><span class='wrong'>\xe2\x9c\x97 no, %+lld in all"
-                "</span></td></tr>\n",
-                (long long)(w->bytes - (uint64_t)w->plan_bytes));
+        svg_put(
+            f,
+            "<td role='cell' data-name='equal'><span class='wrong'>\xe2\x9c\x97 no, %+lld in all"
+            "</span></td></tr>\n",
+            (long long)(w->bytes - (uint64_t)w->plan_bytes));
 }
 
 static void put_stats(FILE *f, const cap_report_t *r)
@@ -284,9 +305,9 @@ static void put_stats(FILE *f, const cap_report_t *r)
                 "<span class='wrong'>\xe2\x9c\x97 %lld of %lld planned rows moved something "
                 "else.</span></p>\n",
                 (long long)(planned - equal), (long long)planned);
-    svg_put(f, "<table>\n<thead><tr><th>where</th><th>operation</th><th>for</th>"
-               "<th class='num'>calls per step</th><th class='num'>bytes per step</th>"
-               "<th class='num'>plan</th><th>equal</th></tr></thead>\n<tbody>\n");
+    cap_put_table(f, "Operations of all ranks, per step",
+                  (const char *[]){"where", "operation", "for", "#calls per step",
+                                   "#bytes per step", "#plan", "equal", NULL});
     for (int64_t i = 0; i < r->nstats; i++)
         put_stats_row(f, r, &r->stats[i]);
     fputs("</tbody>\n</table>\n</section>\n", f);
@@ -305,7 +326,7 @@ static const char *put_page(FILE *f, const cap_report_t *r)
     if (st < 0)
         return refuse("report: %s", colo_last_error());
     put_stats(f, r);
-    fprintf(f, "<footer>colobridge %s</footer>\n</body>\n</html>\n", colo_version());
+    fprintf(f, "</main>\n<footer>colobridge %s</footer>\n</body>\n</html>\n", colo_version());
     return NULL;
 }
 

@@ -192,6 +192,15 @@ T_CASE(the_page_is_well_formed_and_needs_nothing_from_outside)
     has_times("@import", 0);
     has("prefers-color-scheme:dark");
     has("width=device-width");
+    has_times("<main>", 1);
+    has_times("</main>", 1);
+    has_times("<table role=\"table\">\n<caption>", 2); /* who holds what, operations */
+    has_times("<thead role=\"rowgroup\"><tr role=\"row\"><th role=\"columnheader\" scope=\"col\"",
+              2);
+    has_times("display:none", 0); /* screen readers keep the titles on a phone, too */
+    has_times("<tr><", 0);
+    has_times("<td class", 0);
+    has_times("<td data", 0);
     if (getenv("T_KEEP_REPORT"))
         cap_report_write(&r.report, getenv("T_KEEP_REPORT"));
 }
@@ -289,7 +298,7 @@ T_CASE(a_ragged_page_has_several_images_a_sample_and_rows_per_rank)
         "the language model, and 96 B of gradients back.");
     /* tp varies fastest, then cp: ranks 2d and 2d + 1 are replica d, with dp as its high digit */
     for (int rank = 0; rank < 8; rank++) {
-        has(t_text("\"rank\">%d</td><td data-name=\"replica\">%d<", rank, rank / 2));
+        has(t_text("\"rank\">%d</td><td role=\"cell\" data-name=\"replica\">%d<", rank, rank / 2));
     }
     has_times("\"rows before\">70 <", 2);
     has_times("\"rows after\">1,016 <", 2);
@@ -316,7 +325,7 @@ T_CASE(a_way_without_messages_says_so)
 T_CASE(the_stats_stand_next_to_the_plan)
 {
     draw();
-    has("<td data-name=\"operation\">exchange</td>");
+    has("<td role=\"cell\" data-name=\"operation\">exchange</td>");
     has("data-name=\"bytes per step\">589,824<");
     has("data-name=\"plan\">589,824<");
     has("data-name=\"calls per step\">16<");
