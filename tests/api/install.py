@@ -9,6 +9,7 @@ headers declare (as C and, where there is a C++ compiler, the linker sees the sa
 program of docs/guides/c.md, which must print what that says it prints. So must its colo-plan, if that was
 installed. "static" builds -Ddefault_library=static first, without optimization and all that is not the library.
 """
+import json
 import os
 import re
 import shutil
@@ -107,6 +108,19 @@ def cmake(work, prefix, compiler):
     run_readme(work / 'build' / 'readme', env)
 
 
+def hardened(library, options):
+    """A release resolves and protects its tables when it is loaded, and its stack and buffers are guarded."""
+    if options['optimization'] in ('plain', '0', 'g') or options['b_sanitize'] != 'none' or options['fuzz']:
+        return
+    said = run('readelf', '-d', library)
+    if 'BIND_NOW' not in said:
+        sys.exit('%s is not bound when it is loaded:\n%s' % (library, said))
+    names = run('nm', '-D', '--undefined-only', library)
+    for name in r'__stack_chk_fail\b', r'__\w+_chk\b':
+        if not re.search(name, names):
+            sys.exit('%s calls no %s' % (library, name))
+
+
 def shared(work, stage, prefix, compiler):
     include = prefix / 'include'
     there = sorted(str(p.relative_to(include)) for p in include.rglob('*.h'))
@@ -175,6 +189,8 @@ def main(how, meson, *more):
         run(meson, 'install', '-C', build, '--no-rebuild', '--quiet', '--destdir', stage,
             '--tags', 'devel,runtime')
         prefix = stage / prefix.lstrip('/')
+        hardened(next(stage.rglob('libcolobridge.so.0')), {option['name']: option['value'] for option in json.loads(
+            run(meson, 'introspect', '--buildoptions', build))})
         shared(work, stage, prefix, compiler) if how == 'shared' else cmake(work, prefix, compiler)
         return 0
 
