@@ -227,9 +227,12 @@ static void put_looks(FILE *f, const char *class, size_t len)
     const bool arrow = len >= 4 && memcmp(class, "flow", 4) == 0;
     for (size_t n; len > 0; class += n, len -= n) {
         n = strcspn(class, " \"");
-        for (size_t i = 0; i < sizeof looks / sizeof looks[0]; i++)
-            if (strlen(looks[i].word) == n && memcmp(class, looks[i].word, n) == 0)
-                fputc(' ', f), svg_put(f, looks[i].attributes);
+        for (size_t i = 0; i < sizeof looks / sizeof looks[0]; i++) {
+            const bool is = strlen(looks[i].word) == n && memcmp(class, looks[i].word, n) == 0;
+            fputs(is ? " " : "", f);
+            for (const char *s = looks[i].attributes; is && *s; s++)
+                fputc(*s == '\'' ? '"' : *s, f);
+        }
         if (n == 2 && class[0] == 'h' && class[1] >= '0' && class[1] < '6')
             svg_put(f, " %s='%s'", arrow ? "stroke" : "fill", hues[class[1] - '0']);
         n += n < len;
