@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Vocabulary-parallel losses under the names and with the arguments that PyTorch runtimes use.
 
 They are colobridge.torch's functions. What holds for all of them, and how each differs from its original: docs/guides/rl.md.

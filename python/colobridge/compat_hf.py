@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """What trainers of Hugging Face's transformers and TRL call, from hidden states. How to use it: docs/guides/transformers.md."""
 import dataclasses
 import functools

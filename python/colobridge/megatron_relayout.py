@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportArgumentType=false
 """Changes of the context-parallel cut inside a hybrid model, under the names of Megatron-LM's dev branch (its
 context_parallel_layout): relayout() with its modes and its PackedSeqParams. Import them from colobridge.megatron."""
 from collections.abc import Callable

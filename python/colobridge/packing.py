@@ -23,7 +23,9 @@ def _multiples(held: Any, dp: Any, unit: int, contiguous: bool) -> list[int]:
         raise ArgumentError("packing: pad_to is %d, expected at least 1" % unit)
     if not contiguous:
         return [n + -n % unit for n in held]
-    rooms, last, rows = list(held), {}, {}
+    rooms = list(held)
+    last: dict[int, int] = {}
+    rows: dict[int, int] = {}
     for q, n in enumerate(held):
         of = 0 if dp is None else int(dp[q])
         last[of], rows[of] = q, rows.get(of, 0) + n
@@ -161,7 +163,7 @@ def joined(parts: dict[int, Packing], cp: int) -> Packing:
     """One packing of the sequences of all replicas, which are cut by one split. cp: context ranks of those that lie on all."""
     def of(name: str, missing: int) -> list[int]:
         return [n for p in parts.values() for n in p._tables[name] or [missing] * len(p)]
-    rooms = [n for p in parts.values() for n in p._tables['seq_room'] or p._tables['seq_len']]
+    rooms = [n for p in parts.values() for n in p._tables['seq_room'] or p.seq_len]
     split, replicas = next(p.split for p in parts.values()), [replica for replica, p in parts.items() for _ in range(len(p))]
     if split == 'table':
         return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, pad_to=rooms,

@@ -21,7 +21,8 @@ from .sequence import Sequence
 from .support import Support
 from .ticket import Ticket
 from .tower import EncoderParallel, TowerPlan, plan_towers
+from .types import Group
 
-__all__ = ['Bridge', 'CrossEntropyLoss', 'Distilled', 'EncoderParallel', 'Head', 'LinearCrossEntropyLoss', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
+__all__ = ['Bridge', 'CrossEntropyLoss', 'Distilled', 'EncoderParallel', 'Group', 'Head', 'LinearCrossEntropyLoss', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
            'cross_entropy', 'distill', 'entropy', 'group_ranks', 'halo', 'linear_cross_entropy', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
            'next_token', 'nll', 'over_chunks', 'plan_towers', 'relayout', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bridges as modules of PyTorch: encoder activations in the LLM's layout, gradients back."""
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
@@ -14,6 +16,7 @@ from ..segments import Segments
 from . import calls
 from .engine import Engine, call
 from .ticket import Ticket
+from .types import Device, Group, Side
 
 _LAYOUTS = 32  # pairs of layouts and options for which bridge() keeps a Bridge
 
@@ -22,10 +25,25 @@ class _Module(torch.nn.Module):
     """What all bridges have."""
     _engine: Engine
 
-    group = property(lambda self: self._engine.group)
-    src = property(lambda self: self._engine.src)
-    dst = property(lambda self: self._engine.dst)
-    frozen = property(lambda self: self._engine.frozen)
+    @property
+    def group(self) -> Group | None:
+        """The ranks that call."""
+        return self._engine.group
+
+    @property
+    def src(self) -> Layout:
+        """The layout that rows come from."""
+        return self._engine.src
+
+    @property
+    def dst(self) -> Layout:
+        """The layout that rows go to."""
+        return self._engine.dst
+
+    @property
+    def frozen(self) -> bool:
+        """Does no gradient flow back?"""
+        return self._engine.frozen
 
     @property
     def is_p2p(self) -> bool | None:
@@ -37,7 +55,7 @@ class _Module(torch.nn.Module):
         """Calls that copied between the workspace and a tensor: of the last shape, or of all tables. See buffers."""
         return self._engine.copied
 
-    def comm(self, device: Any) -> Comm:
+    def comm(self, device: torch.device) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
         return self._engine.comm(device)
 
@@ -87,23 +105,27 @@ class Bridge(_Module):
     another rank failed), TimeoutError, MismatchError (ranks disagree).
     """
 
-    def __init__(self, src: Any, dst: Any, *, group: Any, axes: str = 'bsh',
-                 output: str = 'full', grad: str = 'partial', algo: str = 'exact',
-                 frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
-                 buffers: int | None = None, extra: str | Sequence[str] = (), comm: str = 'shared', grad_scale: float = 1.0):
+    def __init__(self, src: Side, dst: Side, *, group: Group | None, axes: str = 'bsh', output: Literal['full', 'sharded'] = 'full',
+                 grad: Literal['partial', 'disjoint'] = 'partial', algo: Literal['exact', 'collective'] = 'exact',
+                 frozen: bool = False, ranks_per_node: int = 0, transport: Literal['auto', 'nccl', 'peer'] = 'auto',
+                 buffers: int | None = None, extra: str | Sequence[str] = (), comm: Literal['shared', 'own'] = 'shared', grad_scale: float = 1.0):
         super().__init__()
         self._engine = Engine(src, dst, group=group, axes=axes, output=output, grad=grad, algo=algo, frozen=frozen,
                               ranks_per_node=ranks_per_node, transport=transport, buffers=buffers, extra=extra, comm=comm,
                               grad_scale=grad_scale)
 
-    axes = property(lambda self: self._engine.axes)
+    @property
+    def axes(self) -> str:
+        """The axes of x and y."""
+        return self._engine.axes
 
-    def global_shape(self, x: Any, samples: int | None = None) -> tuple[int, int, int]:
+    def global_shape(self, x: torch.Tensor, samples: int | None = None) -> tuple[int, int, int]:
         """(samples, rows, features) of the whole from this rank's x. ValueError where x alone does not
         say: samples that dp does not divide, rows or features split on the source side."""
         return self._engine.global_shape(x, samples)
 
-    def forward(self, x: Any, *, samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None) -> Any:
+    def forward(self, x: torch.Tensor | None, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
+                like: torch.Tensor | None = None) -> torch.Tensor:
         """y under the destination's layout. samples: the global batch if dp does not divide it;
         shape: (samples, rows, features[, positions]) if x does not determine it; like: a tensor whose
         dtype and device are used if x is None (then shape is needed)."""
@@ -118,7 +140,11 @@ class Bridge(_Module):
             return call(engine, False, x, None, None, samples, shape, like)
         return engine.carry(x, samples, shape, like)
 
-    def start(self, x: Any, *, samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None) -> Ticket:
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def start(self, x: torch.Tensor | None, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
+              like: torch.Tensor | None = None) -> Ticket[torch.Tensor]:
         """Begins bridge(x, ...), with its arguments: start(x).finish() is y. On a GPU what is enqueued in between runs
         while rows move, in backward, too. Until finish() nothing writes x. All ranks start the same calls in
         the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach (see
@@ -132,22 +158,32 @@ class RaggedBridge(_Module):
 
     The arguments are those of Bridge; buffers is None or 0. A copy is what one of Bridge is, and errors are those."""
 
-    def __init__(self, src: Any, dst: Any, *, group: Any, output: str = 'full', grad: str = 'partial', frozen: bool = False,
-                 ranks_per_node: int = 0, transport: str = 'auto', buffers: int | None = None, extra: str | Sequence[str] = (),
-                 comm: str = 'shared', grad_scale: float = 1.0):
+    def __init__(self, src: Side, dst: Side, *, group: Group | None, output: Literal['full', 'sharded'] = 'full',
+                 grad: Literal['partial', 'disjoint'] = 'partial', frozen: bool = False,
+                 ranks_per_node: int = 0, transport: Literal['auto', 'nccl', 'peer'] = 'auto', buffers: int | None = None, extra: str | Sequence[str] = (),
+                 comm: Literal['shared', 'own'] = 'shared', grad_scale: float = 1.0):
         super().__init__()
         self._engine = Engine(src, dst, group=group, output=output, grad=grad, frozen=frozen, ranks_per_node=ranks_per_node,
                               transport=transport, buffers=buffers, extra=extra, comm=comm, grad_scale=grad_scale, kind='ragged')
 
-    def rows(self, segments: Segments, device: Any = 'cpu') -> tuple[int, int]:
+    def rows(self, segments: Segments, device: Device = 'cpu') -> tuple[int, int]:
         """Rows of this rank's x, and of its y without into=. Collective the first time, unless x was
         carried on @device before."""
         return self._engine.rows(segments, device)
 
-    def index(self, segments: Segments, device: Any = 'cpu') -> Any:
+    def index(self, segments: Segments, device: Device = 'cpu') -> torch.Tensor:
         """Where this rank's rows are, int64 [rows of y without into=] on @device: row i of y belongs at
         position index[i] of into.view(-1, features). Collective the first time, as rows() is."""
         return self._engine.index(segments, device)
+
+    @overload
+    def forward(self, x: torch.Tensor | None, segments: Segments | None = None, *, into: torch.Tensor | None = None,
+                like: torch.Tensor | None = None, add: bool = False, inplace: bool | None = None) -> torch.Tensor: ...
+
+    @overload
+    def forward(self, x: tuple[torch.Tensor, ...], segments: Segments | None = None, *,
+                into: tuple[torch.Tensor | None, ...] | None = None, like: torch.Tensor | None = None, add: bool = False,
+                inplace: bool | None = None) -> tuple[torch.Tensor, ...]: ...
 
     def forward(self, x: Any, segments: Segments | None = None, *, into: Any = None, like: Any = None, add: bool = False,
                 inplace: bool | None = None) -> Any:
@@ -160,8 +196,20 @@ class RaggedBridge(_Module):
         docs/concepts/ragged.md#from-python; the same on all ranks."""
         return call(self._engine, False, x, segments, into, None, None, like, add, inplace)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @overload
+    def start(self, x: torch.Tensor | None, segments: Segments | None = None, *, into: torch.Tensor | None = None,
+              like: torch.Tensor | None = None, add: bool = False, inplace: bool | None = None) -> Ticket[torch.Tensor]: ...
+
+    @overload
+    def start(self, x: tuple[torch.Tensor, ...], segments: Segments | None = None, *,
+              into: tuple[torch.Tensor | None, ...] | None = None, like: torch.Tensor | None = None, add: bool = False,
+              inplace: bool | None = None) -> Ticket[tuple[torch.Tensor, ...]]: ...
+
     def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, like: Any = None, add: bool = False,
-              inplace: bool | None = None) -> Ticket:
+              inplace: bool | None = None) -> Ticket[Any]:
         """Begins bridge(x, segments, ...), as Bridge.start() does. Until finish() nothing writes x or uses into."""
         return call(self._engine, True, x, segments, into, None, None, like, add, inplace)
 
@@ -173,23 +221,45 @@ class PackedBridge(_Module):
     The arguments are those of Bridge; buffers is None or 0. The grids count the ranks of @group from 0. A copy is what one
     of Bridge is, and errors are those."""
 
-    def __init__(self, src: Any, dst: Any, *, group: Any, frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
-                 buffers: int | None = None, extra: str | Sequence[str] = (), comm: str = 'shared', grad_scale: float = 1.0):
+    def __init__(self, src: Side, dst: Side, *, group: Group | None, frozen: bool = False, ranks_per_node: int = 0, transport: Literal['auto', 'nccl', 'peer'] = 'auto',
+                 buffers: int | None = None, extra: str | Sequence[str] = (), comm: Literal['shared', 'own'] = 'shared', grad_scale: float = 1.0):
         super().__init__()
         self._engine = Engine(src, dst, group=group, frozen=frozen, ranks_per_node=ranks_per_node, transport=transport,
                               buffers=buffers, extra=extra, comm=comm, grad_scale=grad_scale, kind='packed')
+
+    @overload
+    def forward(self, x: torch.Tensor | None, src: Packing | None = None, dst: Packing | None = None, *,
+                like: torch.Tensor | None = None) -> torch.Tensor: ...
+
+    @overload
+    def forward(self, x: tuple[torch.Tensor, ...], src: Packing | None = None, dst: Packing | None = None, *,
+                like: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]: ...
 
     def forward(self, x: Any, src: Packing | None = None, dst: Packing | None = None, *, like: Any = None) -> Any:
         """The rows that this rank holds by @dst, from those that it holds by @src, both Packings of the same
         sequences. x: [rows, features], [0, features], or None and like=; or a tuple of tensors with one routing."""
         return call(self._engine, False, x, None, None, None, None, like, False, None, src, dst)
 
-    def start(self, x: Any, src: Packing | None = None, dst: Packing | None = None, *, like: Any = None) -> Ticket:
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @overload
+    def start(self, x: torch.Tensor | None, src: Packing | None = None, dst: Packing | None = None, *,
+              like: torch.Tensor | None = None) -> Ticket[torch.Tensor]: ...
+
+    @overload
+    def start(self, x: tuple[torch.Tensor, ...], src: Packing | None = None, dst: Packing | None = None, *,
+              like: torch.Tensor | None = None) -> Ticket[tuple[torch.Tensor, ...]]: ...
+
+    def start(self, x: Any, src: Packing | None = None, dst: Packing | None = None, *, like: Any = None) -> Ticket[Any]:
         """Begins bridge(x, src, dst), as Bridge.start() does."""
         return call(self._engine, True, x, None, None, None, None, like, False, None, src, dst)
 
 
-def _of(make: Callable[..., _Module], group: Any, *key: Any) -> _Module:
+Made = TypeVar('Made', bound=_Module)
+
+
+def _of(make: Callable[..., Any], group: Any, *key: Any) -> Any:
     return make(group, *key)
 
 
@@ -198,7 +268,7 @@ _keeping = functools.lru_cache(maxsize=_LAYOUTS)
 _of_groups = _keeping(_of)
 
 
-def kept(make: Callable[..., _Module], group: Any, *key: Any) -> _Module:
+def kept(make: Callable[..., Made], group: Any, *key: Any) -> Made:
     """make(group, *key), made at the first call and kept until 32 others have been used since."""
     of = _of_groups
     if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
@@ -210,9 +280,9 @@ def _bridge(group: Any, src: Any, dst: Any, options: tuple[Any, ...]) -> Bridge:
     return Bridge(src, dst, group=group, **dict(options))
 
 
-def bridge(x: Any, src: Any, dst: Any, *, group: Any, samples: int | None = None,
-           shape: tuple[int, ...] | None = None, like: Any = None, extra: str | Sequence[str] = (),
-           **options: Any) -> Any:
+def bridge(x: torch.Tensor | None, src: Side, dst: Side, *, group: Group | None, samples: int | None = None,
+           shape: tuple[int, ...] | None = None, like: torch.Tensor | None = None, extra: str | Sequence[str] = (),
+           **options: Any) -> torch.Tensor:
     """y = x, carried from layout @src to layout @dst; the arguments are Bridge()'s and its call's. The
     Bridge is made at the first call and kept until 32 others have been used since."""
     src, dst = (Grid(side) if isinstance(side, dict) else side for side in (src, dst))  # a key

@@ -4,7 +4,7 @@ import ctypes as c
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -13,6 +13,9 @@ from .functions import dispatch_modes, function_modes, has_dtensor, is_tracing, 
 from .head import Head
 from .placed import PARAMETERS, taken
 from .ranks import tell
+
+P = ParamSpec('P')
+T = TypeVar('T')
 
 compiled: Any = None  # the module of that name, if this PyTorch can have it
 if tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 14):
@@ -51,13 +54,13 @@ def watched() -> Any:
     return compiling() or (is_tracing() or dispatch_modes() or function_modes()) and recorder()
 
 
-def eager(fn: Any) -> Any:
+def eager(fn: Callable[P, T]) -> Callable[P, T]:
     """Runs @fn outside of torch.compile, as a graph break. The other ranks of the groups among its arguments hear of an
     error that it raises, in these groups and in no other, and wait for this rank no longer. The exception by which
     checkpoint() ends a recomputation is none of those errors."""
 
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return (_outside if compiling() else _run)(fn, args, kwargs)
     return call
 
@@ -68,17 +71,17 @@ def called(fn: Any, args: Any, kwargs: Any) -> Any:
 
 
 def operator(outputs: Callable[[dict[str, Any]], list[tuple[Any, Any]]], kind: Any = None, run: Any = _run,
-             fixed: Callable[[dict[str, Any]], tuple[int, ...]] = lambda options: ()) -> Any:
+             fixed: Callable[[dict[str, Any]], tuple[int, ...]] = lambda options: ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """As eager(); but with PyTorch 2.14 or later torch.compile() puts the call into its graph, as an operator (compiled.py).
     outputs: of the arguments by name, the shape and dtype of each output; kind: what several make, if no tuple; run: how
     the function is called; fixed: of the options, which outputs never have a gradient."""
 
-    def made(fn: Any) -> Any:
+    def made(fn: Callable[P, T]) -> Callable[P, T]:
         names = tuple(inspect.signature(fn).parameters)
         OPERATORS[fn.__name__] = fn, outputs, run, fixed
 
         @functools.wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not compiling():
                 return run(fn, args, kwargs)
             if compiled is not None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any loss of logits straight from hidden states, a chunk of tokens at a time."""
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,9 +14,12 @@ from . import ranks as groups
 from .autocast import autocast, autocasts, cast, under
 from .calls import eager
 from .functions import Function, saved_tensors
-from .head import FIELDS, PLAIN, Named, read
+from .head import FIELDS, PLAIN, Head, Named, read
 from .ready import integer
 from .tensors import said, stream_of
+from .types import Group
+
+Out = TypeVar('Out', bound='torch.Tensor | tuple[torch.Tensor, ...]')
 
 
 # Of a Head, what a chunk's logits are made with, and what is compared with the placement of a DTensor, or done to its gradient.
@@ -218,8 +223,8 @@ def _(ctx: Any, *upstream: Any) -> Any:
 
 
 @eager
-def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, chunk_size: int = 2048, tp_group: Any = None,
-                params: Iterable[Any] = ()) -> Any:
+def over_chunks(fn: Callable[[torch.Tensor, slice], Out], hidden: torch.Tensor, weight: torch.Tensor | Head, *,
+                chunk_size: int = 2048, tp_group: Group | None = None, params: Iterable[torch.Tensor] = ()) -> Out:
     """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T (+ a bias), of which one chunk of tokens exists
     at a time; backward makes them again. For losses that linear_logprob() does not have: docs/guides/distillation.md#other-losses.
 
@@ -236,7 +241,10 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, *, ch
     Gradients of weight, bias and params are added up in fp32 (fp64 of fp64).
     DTensors: as linear_logprob(); rows that ranks share are gathered once in forward, and stay until backward.
     """
-    head, weight, bias, tp_group = read(_WHAT, weight, tp_group)
+    return _over_chunks(fn, hidden, *read(_WHAT, weight, tp_group), chunk_size, params)
+
+
+def _over_chunks(fn: Any, hidden: Any, head: Head, weight: Any, bias: Any, tp_group: Any, chunk_size: int, params: Any) -> Any:
     is_placed = placed.is_placed(weight) or placed.is_placed(bias)
     for name in FIELDS:
         if name in _READ or name in _PLACED and is_placed or getattr(head, name) == getattr(PLAIN, name):

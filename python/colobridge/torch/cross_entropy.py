@@ -2,7 +2,9 @@
 """cross_entropy() and linear_cross_entropy() of torch.nn.functional, whose classes may be shards of a group of ranks:
 their names, order and meanings, and tensors as results. nll() and linear_nll() have more options, and also give
 what a mean was made of."""
-from typing import Any, Literal
+from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from .linear import LINEAR_CROSS_ENTROPY, of_hidden
 from .nll import loss_of, of_logits
 from .ready import scalars
 from .tensors import of_integers, said
+from .types import Group, Reduction, Vocab
 
 
 def _wrong(what: str, input: Any, target: Any, classes: str, other: str) -> str | None:
@@ -43,9 +46,9 @@ _WHAT = Named('cross_entropy', class_weight='weight')
 
 @operator(_alone)
 def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *,
-                  ignore_index: int = -100, reduction: Literal['none', 'mean', 'sum'] = 'mean',
-                  label_smoothing: float = 0.0, tp_group: Any = None, reduce_group: Any = None,
-                  vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+                  ignore_index: int = -100, reduction: Reduction = 'mean',
+                  label_smoothing: float = 0.0, tp_group: Group | None = None, reduce_group: Group | None = None,
+                  vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
                   z_loss: float = 0.0, inplace_backward: bool = False) -> torch.Tensor:
     """torch.nn.functional.cross_entropy() of logits [T, V], or [V] with one target, whose columns may be shards.
 
@@ -73,8 +76,8 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
 @operator(_alone)
 def linear_cross_entropy(input: torch.Tensor, linear_weight: torch.Tensor | Head, target: torch.Tensor, *,
                          linear_bias: torch.Tensor | None = None, weight: torch.Tensor | None = None,
-                         reduction: Literal['none', 'mean', 'sum'] = 'mean', ignore_index: int | None = None,
-                         label_smoothing: float = 0.0, tp_group: Any = None, reduce_group: Any = None,
+                         reduction: Reduction = 'mean', ignore_index: int | None = None,
+                         label_smoothing: float = 0.0, tp_group: Group | None = None, reduce_group: Group | None = None,
                          z_loss: float = 0.0) -> torch.Tensor:
     """torch.nn.functional.linear_cross_entropy(): cross_entropy() of the logits input x linear_weight^T + linear_bias, which
     never exist as a whole.

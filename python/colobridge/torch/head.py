@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What belongs to an lm_head, whatever is computed with it."""
+from __future__ import annotations
+
 import dataclasses
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 
 from ..errors import ArgumentError
+from .types import Group, Vocab
 
 ORDINARY = torch.Tensor, torch.nn.Parameter, type(None)  # types of tensors that are no more than they seem
 Columns = tuple[int | None, int | None, int | None]  # where a rank's begin and end, and V
@@ -55,26 +58,26 @@ class Head:
     "loops", several times slower, or "auto": a CBLAS if the process has loaded one. COLO_GEMM overrides it.
     invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/concepts/loss.md).
     """
-    weight: Any
-    bias: Any = None
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
     _: dataclasses.KW_ONLY
     softcap: float | None = None
     scale: float = 1.0
-    tp_group: Any = None
-    vocab: int | tuple[int, int | None] | None = None
-    shard_group: Any = None
+    tp_group: Group | None = None
+    vocab: Vocab | None = None
+    shard_group: Group | None = None
     rows: int | None = None
-    grad_reduction: str | None = None
+    grad_reduction: Literal['sum', 'mean'] | None = None
     main_grad: bool = False
-    d_hidden: str = 'all_reduce'
-    logits_dtype: Any = None
+    d_hidden: Literal['all_reduce', 'partial', 'reduce_scatter'] = 'all_reduce'
+    logits_dtype: torch.dtype | None = None
     budget: int = 0
     max_valid: int | None = None
     gemm: str = 'auto'
     invariant: bool | int = False
 
     @classmethod
-    def of(cls, module: Any, **options: Any) -> 'Head':
+    def of(cls, module: torch.nn.Module | torch.Tensor, **options: Any) -> Head:
         """The Head of a module with a weight [Vl, H], and a bias [Vl] or none: an nn.Linear, as it is or as fully_shard()
         or DeepSpeed made it, an nn.Embedding that is tied to the head; or of such a weight alone. options: Head's.
 
@@ -98,7 +101,7 @@ class Head:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Head))
-PLAIN = Head(None)
+PLAIN = Head(cast(torch.Tensor, None))
 
 
 def read(what: Named, weight: Any, tp_group: Any) -> tuple[Head, Any, Any, Any]:

@@ -6,10 +6,12 @@ docs/concepts/lm_head.md; a head that is sharded over data parallel ranks: docs/
 What the library keeps from call to call (streams, events, cuBLASLt handles) belongs to the vocabulary
 group's communicator; memory comes from torch at each call, so caching allocator and CUDA graphs see it.
 """
+from __future__ import annotations
+
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -27,6 +29,7 @@ from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
 from .support import ClassWeight, Support, accompanied, meta
 from .tensors import checked
+from .types import Group, LinearLogprobOptions, LinearNllOptions, Mode, Reduction
 
 _runs = itertools.count()  # of forwards that added to main_grad
 
@@ -298,10 +301,28 @@ LINEAR_LOGPROB, LINEAR_NLL = Named('linear_logprob'), Named('linear_nll')
 LINEAR_CROSS_ENTROPY = Named('linear_cross_entropy', hidden='input', weight='linear_weight', bias='linear_bias', class_weight='weight')
 
 
+@overload
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: Literal[False] = False,
+                   loss: Literal[False] = False, **options: Unpack[LinearLogprobOptions]) -> torch.Tensor: ...
+@overload
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: Literal[True],
+                   loss: Literal[False] = False, **options: Unpack[LinearLogprobOptions]) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: Literal[False] = False,
+                   loss: Literal[True], **options: Unpack[LinearLogprobOptions]) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: Literal[True],
+                   loss: Literal[True], **options: Unpack[LinearLogprobOptions]
+                   ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: bool = False,
+                   loss: bool = False, **options: Unpack[LinearLogprobOptions]) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
+
+
 @operator(per_token)
-def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = None, entropy: bool = False, loss: bool = False,
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, tp_group: Group | None = None, entropy: bool = False, loss: bool = False,
                    temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
-                   mode: str = 'auto', chunk_size: int | None = None, support: Support | None = None) -> Any:
+                   mode: Mode = 'auto', chunk_size: int | None = None, support: Support | None = None) -> Any:
     """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T (+ a bias), which never exist as a
     whole; with entropy= and loss=, a tuple of those, each differentiable.
 
@@ -325,11 +346,24 @@ def linear_logprob(hidden: Any, weight: Any, target: Any, *, tp_group: Any = Non
     return out if len(names) > 1 else out[0]
 
 
+@overload
+def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *,
+               reduction: Literal['mean', 'sum'] = 'mean', mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss',
+               **options: Unpack[LinearNllOptions]) -> Loss: ...
+@overload
+def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, reduction: Literal['none'], mode: Mode,
+               **options: Unpack[LinearNllOptions]) -> torch.Tensor: ...
+@overload
+def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, reduction: Reduction,
+               mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss',
+               **options: Unpack[LinearNllOptions]) -> Loss | torch.Tensor: ...
+
+
 @operator(loss_of, Loss, fixed=lambda options: (1, 2) if options.get('mode', 'loss') == 'loss' else (2,))
-def linear_nll(hidden: Any, weight: Any, target: Any, *, reduction: str = 'mean', mask: Any = None, reduce_group: Any = None,
-               tp_group: Any = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
-               ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None, support: Support | None = None,
-               class_weight: Any = None, upstream: Any = None) -> Any:
+def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, reduction: Reduction = 'mean',
+               mask: torch.Tensor | None = None, reduce_group: Group | None = None, tp_group: Group | None = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
+               ignore_index: int = -100, mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss', chunk_size: int | None = None, support: Support | None = None,
+               class_weight: torch.Tensor | None = None, upstream: float | torch.Tensor | None = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,

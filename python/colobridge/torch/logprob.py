@@ -4,9 +4,11 @@
 Forward reads the logits once and does one all-gather over the vocabulary group; backward does none,
 reads the logits again and writes their gradient. Formulas and special values: docs/concepts/loss.md.
 """
+from __future__ import annotations
+
 import ctypes as c
 import functools
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -20,10 +22,11 @@ from . import ranks as groups
 from .calls import operator
 from .functions import Function, saved_tensors
 from .head import Columns, Named, columns_of
-from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, integer, like, made_like, pointed, scalars, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, pointed, scalars, table
 from .rows import Rows, rows_of
 from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta
 from .tensors import checked, of_integers, stream_of, written
+from .types import Group, LogprobOptions, Vocab
 
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
 NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
@@ -444,8 +447,25 @@ def per_token(given: dict[str, Any]) -> list[tuple[Any, Any]]:
 LOGPROB = Named('logprob')
 
 
+@overload
+def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entropy: Literal[False] = False,
+            loss: Literal[False] = False, **options: Unpack[LogprobOptions]) -> torch.Tensor: ...
+@overload
+def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entropy: Literal[True], loss: Literal[False] = False,
+            **options: Unpack[LogprobOptions]) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entropy: Literal[False] = False, loss: Literal[True],
+            **options: Unpack[LogprobOptions]) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entropy: Literal[True], loss: Literal[True],
+            **options: Unpack[LogprobOptions]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entropy: bool = False, loss: bool = False,
+            **options: Unpack[LogprobOptions]) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
+
+
 @operator(per_token)
-def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None, vocab: int | tuple[int, int | None] | None = None,
+def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_group: Group | None = None, vocab: Vocab | None = None,
             entropy: bool = False, loss: bool = False, temperature: float = 1.0, softcap: float | None = None,
             label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
             inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:

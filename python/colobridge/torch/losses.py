@@ -5,6 +5,8 @@ distillation, entropy alone; and weighted sums of per-token values. docs/concept
 Those of logits are calls of logprob.py's autograd function with plans of their own, which are made once for
 shapes, strides, dtypes, device and options, and kept with the communicator.
 """
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import _scalar, _weighted, across
 from .ready import integer, like, number, scalars
 from .tensors import checked, of_integers, refuse_complex, said
+from .types import Group, Vocab
 
 
 # ---- over logits ----
@@ -76,13 +79,13 @@ _TOPK_LOGPROB, _LOGPROB_AT, _DISTILL, _ENTROPY = map(Named, ('topk_logprob', 'lo
 
 class TopK(NamedTuple):
     """logp [..., k], differentiable; ids [..., k], global, i64"""
-    logp: Any
-    ids: Any
+    logp: torch.Tensor
+    ids: torch.Tensor
 
 
 @eager
-def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_group: Any = None,
-                 vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+def topk_logprob(vocab_parallel_logits: torch.Tensor, k: int, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
+                 vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
                  inplace_backward: bool = False) -> TopK:
     """The k largest of logits [..., Vl], k <= 256: their log-probabilities and global ids, both [..., k].
 
@@ -97,9 +100,9 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
 
 
 @eager
-def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_group: Any = None,
-               vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
-               ignore_index: int = -100, inplace_backward: bool = False) -> Any:
+def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
+               vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
+               ignore_index: int = -100, inplace_backward: bool = False) -> torch.Tensor:
     """logp [..., k] of global ids [..., k] under logits [..., Vl], k <= 256: those of a teacher's or a sampler's
     top k, say. f32 (f64 for f64 logits), differentiable.
 
@@ -116,14 +119,14 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
 
 class Distilled(NamedTuple):
     """Per token: ce = -sum_j q_j log p_j, kl = sum_j q_j (log q_j - log p_j)"""
-    ce: Any
-    kl: Any
+    ce: torch.Tensor
+    kl: torch.Tensor
 
 
 @eager
-def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = False,
-            target_temperature: float = 1.0, mask: Any = None, tp_group: Any = None,
-            vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
+def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_labels: bool = False,
+            target_temperature: float = 1.0, mask: torch.Tensor | None = None, tp_group: Group | None = None,
+            vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
             inplace_backward: bool = False) -> Distilled:
     """Cross entropy and KL divergence [...] of the student's logits [..., Vl] from targets [..., Vl], which
     are sharded like them: a teacher's logits, q = softmax(targets / target_temperature), or with soft_labels
@@ -145,9 +148,9 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])
-def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = None,
-            vocab: int | tuple[int, int | None] | None = None, temperature: float = 1.0, softcap: float | None = None,
-            inplace_backward: bool = False) -> Any:
+def entropy(vocab_parallel_logits: torch.Tensor, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
+            vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
+            inplace_backward: bool = False) -> torch.Tensor:
     """Entropy [...] of logits [..., Vl], differentiable: logprob(entropy=True)'s, without targets. mask [...]:
     where it is 0, the entropy is 0 and the row is not read. Of packed sequences: Sequence.mask() is a mask, and
     Sequence.gather() takes the result. Other arguments and errors: logprob()."""
@@ -172,10 +175,34 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
 class Weighted(NamedTuple):
     """value = num / den, 0 if den is 0; as a Loss is its loss, it is its value. num: sum of weight * value, weight: sum of weights, both f64; den: how
     many tokens count, i64. Over all ranks."""
-    value: Any
-    num: Any
-    weight: Any
-    den: Any
+    value: torch.Tensor
+    num: torch.Tensor
+    weight: torch.Tensor
+    den: torch.Tensor
+
+    def backward(self, gradient: torch.Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+        """value.backward()"""
+        self.value.backward(gradient, retain_graph, create_graph)
+
+    def item(self) -> float:
+        """value.item()"""
+        return self.value.item()
+
+    def detach(self) -> torch.Tensor:
+        """value.detach()"""
+        return self.value.detach()
+
+    # For checkers of types; _scalar() writes them.
+    def __float__(self) -> float: ...
+    def __neg__(self) -> torch.Tensor: ...
+    def __add__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __radd__(self, other: Any) -> torch.Tensor: ...
+    def __sub__(self, other: Any) -> torch.Tensor: ...
+    def __rsub__(self, other: Any) -> torch.Tensor: ...
+    def __mul__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __rmul__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __truediv__(self, other: Any) -> torch.Tensor: ...
+    def __rtruediv__(self, other: Any) -> torch.Tensor: ...
 
 
 @Function
@@ -206,7 +233,8 @@ def _(ctx: Any, value: Any, num: Any, _weight: Any, _den: Any) -> Any:
 
 
 @eager
-def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_group: Any = None) -> Weighted:
+def weighted_sum(values: torch.Tensor, weights: torch.Tensor | None = None, mask: torch.Tensor | None = None, *,
+                 reduce_group: Group | None = None) -> Weighted:
     """sum of weights * values, divided once by the number of tokens that count, over all ranks of reduce_group
     (dp x cp, never tp): advantages times log-probabilities, say. values [...], floats; weights [...] or None: 1;
     mask [...] or None: tokens where it is 0 do not count and are not read.

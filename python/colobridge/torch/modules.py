@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """cross_entropy() and linear_cross_entropy() as modules, whose options are said once."""
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..comm import Comm
+from .head import Head
 from .cross_entropy import cross_entropy, linear_cross_entropy
 
 
@@ -48,9 +51,12 @@ class CrossEntropyLoss(_Loss):
     of each class, a buffer. A copy has the same groups; TypeError: one with a group is pickled."""
     _function = staticmethod(cross_entropy)
 
-    def forward(self, input: Any, target: Any) -> Any:
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """input [T, Vl], target [T] -> cross_entropy()'s loss"""
         return cross_entropy(input, target, self.weight, **self.options)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class LinearCrossEntropyLoss(_Loss):
@@ -58,6 +64,9 @@ class LinearCrossEntropyLoss(_Loss):
     model's, and comes with each call."""
     _function = staticmethod(linear_cross_entropy)
 
-    def forward(self, input: Any, linear_weight: Any, target: Any) -> Any:
+    def forward(self, input: torch.Tensor, linear_weight: torch.Tensor | Head, target: torch.Tensor) -> torch.Tensor:
         """input [T, H], linear_weight [Vl, H] or a Head, target [T] -> linear_cross_entropy()'s loss"""
         return linear_cross_entropy(input, linear_weight, target, weight=self.weight, **self.options)
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross entropy of vocabulary-parallel logits, summed or averaged once over all ranks: docs/concepts/loss.md."""
+from __future__ import annotations
+
 import ctypes as c
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack, overload
 
 import torch
 
@@ -19,19 +22,26 @@ from .logprob import LogprobPlan, VocabParallel, _Call, first_of, planned, real_
 from .ready import SLACK, aligned, entry, like, pointed, scalars
 from .support import ClassWeight, Support
 from .tensors import of_integers, refuse_complex, said, stream_of
+from .types import Group, NllOptions, Reduction, Vocab
 
 
-def _scalar(kind: Any) -> Any:
+Kind = TypeVar('Kind')
+
+
+def _scalar(kind: type[Kind]) -> type[Kind]:
     """A tuple whose first member stands for it where PyTorch's own losses, which are tensors, would be: backward(), item(),
     arithmetic, torch's functions. Unpacking, indices and members are those of a tuple."""
+    of: Any = kind
+    made: Callable[[Any], tuple[Any, ...]] = lambda value: value
+
     def own(value: Any) -> Any:
         if isinstance(value, kind):
-            return value[0]
+            return made(value)[0]
         return type(value)(map(own, value)) if type(value) in (list, tuple) else value
 
     def member(self: Any, name: str) -> Any:
         if name.startswith('__'):  # what copy, pickle and numpy ask for
-            raise AttributeError("%s has no %s" % (kind.__name__, name))
+            raise AttributeError("%s has no %s" % (of.__name__, name))
         return getattr(self[0], name)
 
     def function(_cls: Any, fn: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,10 +51,10 @@ def _scalar(kind: Any) -> Any:
         def run(self: Any, *args: Any) -> Any:
             return getattr(self[0], name)(*own(args))
         return run
-    kind.__getattr__, kind.__torch_function__ = member, classmethod(function)
+    of.__getattr__, of.__torch_function__ = member, classmethod(function)
     for name in ('add', 'radd', 'sub', 'rsub', 'mul', 'rmul', 'truediv', 'rtruediv', 'floordiv', 'mod', 'pow', 'neg', 'abs',
                  'lt', 'le', 'gt', 'ge', 'int', 'float', 'format'):
-        setattr(kind, '__%s__' % name, operation('__%s__' % name))
+        setattr(of, '__%s__' % name, operation('__%s__' % name))
     return kind
 
 
@@ -54,9 +64,33 @@ class Loss(NamedTuple):
     count, or the sum of their weights (a mask of floats). A tuple; in arithmetic, in torch's functions, and for
     backward(), item() and what else a tensor has it is its loss. It is no instance of torch.Tensor: give
     GradScaler.scale() and torch.as_tensor() its .loss."""
-    loss: Any
-    num: Any
-    den: Any
+    loss: torch.Tensor
+    num: torch.Tensor
+    den: torch.Tensor
+
+    def backward(self, gradient: torch.Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+        """loss.backward()"""
+        self.loss.backward(gradient, retain_graph, create_graph)
+
+    def item(self) -> float:
+        """loss.item()"""
+        return self.loss.item()
+
+    def detach(self) -> torch.Tensor:
+        """loss.detach()"""
+        return self.loss.detach()
+
+    # For checkers of types; _scalar() writes them.
+    def __float__(self) -> float: ...
+    def __neg__(self) -> torch.Tensor: ...
+    def __add__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __radd__(self, other: Any) -> torch.Tensor: ...
+    def __sub__(self, other: Any) -> torch.Tensor: ...
+    def __rsub__(self, other: Any) -> torch.Tensor: ...
+    def __mul__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __rmul__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __truediv__(self, other: Any) -> torch.Tensor: ...
+    def __rtruediv__(self, other: Any) -> torch.Tensor: ...
 
 
 def across(reduce_group: Any, device: Any, what: str) -> Comm:
@@ -263,12 +297,23 @@ def loss_of(given: dict[str, Any]) -> list[tuple[Any, Any]]:
 NLL = Named('nll')
 
 
+@overload
+def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction: Literal['mean', 'sum'] = 'mean',
+        **options: Unpack[NllOptions]) -> Loss: ...
+@overload
+def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction: Literal['none'],
+        **options: Unpack[NllOptions]) -> torch.Tensor: ...
+@overload
+def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction: Reduction,
+        **options: Unpack[NllOptions]) -> Loss | torch.Tensor: ...
+
+
 @operator(loss_of, Loss, fixed=lambda options: (2,))
-def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mask: Any = None,
-        tp_group: Any = None, reduce_group: Any = None, vocab: int | tuple[int, int | None] | None = None,
+def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction: Reduction = 'mean', mask: torch.Tensor | None = None,
+        tp_group: Group | None = None, reduce_group: Group | None = None, vocab: Vocab | None = None,
         temperature: float = 1.0, softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, inplace_backward: bool = False, support: Support | None = None,
-        invariant: bool | int = False, class_weight: Any = None) -> Any:
+        invariant: bool | int = False, class_weight: torch.Tensor | None = None) -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/concepts/loss.md.
 
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards along the sequence as autograd functions, and next-token targets; docs/concepts/layouts.md."""
+from __future__ import annotations
+
 from typing import Any
+
+import torch
 
 from ..errors import ArgumentError
 from ..partition import Partition
@@ -33,7 +37,7 @@ def _(ctx: Any, d_y: Any) -> Any:
 
 
 @eager
-def shard(x: Any, partition: Partition, dim: int = 1) -> Any:
+def shard(x: torch.Tensor, partition: Partition, dim: int = 1) -> torch.Tensor:
     """This rank's positions of @x along @dim, a new tensor; @x is the whole, with any strides, and is not
     saved. Backward is unshard(): zero where other ranks' positions are, so gradients of @x add up over
     ranks. Runs on the current stream. ValueError: a shape, dtype or device that does not fit."""
@@ -41,14 +45,14 @@ def shard(x: Any, partition: Partition, dim: int = 1) -> Any:
 
 
 @eager
-def unshard(y: Any, partition: Partition, dim: int = 1) -> Any:
+def unshard(y: torch.Tensor, partition: Partition, dim: int = 1) -> torch.Tensor:
     """A tensor of all positions along @dim with this rank's, @y, at their places and zeros elsewhere;
     the sum over ranks is the whole. Backward is shard()."""
     return Along.apply(y, partition, _dim(y, dim, 'y'), True)
 
 
 @eager
-def next_token(tokens: Any, partition: Partition, last: int = -100) -> Any:
+def next_token(tokens: torch.Tensor, partition: Partition, last: int = -100) -> torch.Tensor:
     """Targets of whole int64 sequences [..., positions], a new tensor: the next token, and @last at the end
     of each sequence, or of each segment of a packed one. Shard them afterwards, not before."""
     checked(tokens, 'tokens')

@@ -30,7 +30,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 from torch.multiprocessing.spawn import _wrap
@@ -40,6 +40,13 @@ from .._lib import lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
 from ..mesh import groups_of, is_mesh, ranks_of, shown
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .types import Group
 
 _lock = threading.Lock()
 _made: dict[Any, '_Ranks'] = {}  # by ranks, or Own
@@ -276,7 +283,7 @@ def of_mesh(name: str) -> list[tuple[int, ...]]:
             if getattr(group, 'group_desc', '') == 'mesh_' + name and dist.get_rank() in ranks]
 
 
-def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
+def group_ranks(group: 'ProcessGroup | DeviceMesh | None', what: str = 'group') -> tuple[int, ...]:
     """World ranks of a torch process group, in group order, or of a DeviceMesh, along its dim or ascending. ValueError:
     neither, or one without this rank; RuntimeError: torch.distributed is not initialised, or the group was destroyed."""
     outside, mesh = dist.is_available() and dist.GroupMember.NON_GROUP_MEMBER, is_mesh(group)
@@ -406,7 +413,7 @@ def alone(world_rank: int | None = None) -> Comm:
     return made
 
 
-def comm_of_ranks(ranks: Sequence[int] | Own, device: Any) -> Comm:
+def comm_of_ranks(ranks: Sequence[int] | Own, device: 'torch.device') -> Comm:
     """The communicator of world ranks, for tensors on @device (a torch.device); collective over them
     the first time. The rank that it is called on is one of them."""
     key = ranks if isinstance(ranks, Own) else tuple(ranks)
@@ -492,7 +499,7 @@ def require_line(group: Any, what: str) -> None:
             what, shown(group), (group.mesh_dim_names or ['tp'])[-1]))
 
 
-def comm_of(group: Any, device: Any, what: str = 'group', *, whole: bool = False) -> Comm:
+def comm_of(group: 'Group | None', device: 'torch.device', what: str = 'group', *, whole: bool = False) -> Comm:
     """The communicator of a group argument for tensors on @device. A DeviceMesh has one dim, or all of its ranks are meant
     (@whole). See group_ranks() for errors."""
     if group is None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another cut of packed or dense sequences inside a model, in one line; docs/concepts/ragged.md."""
+from __future__ import annotations
+
 import functools
 import math
 import weakref
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -16,6 +18,9 @@ from .bridge import PackedBridge, kept
 from .calls import called, eager, operator
 from .ready import integer
 from .tensors import said
+from .types import Group, Integers
+
+Cut: TypeAlias = Literal['zigzag', 'block', 'contiguous', 'whole', 'heads']
 
 _KEPT = 8
 _PARTS = ('zigzag', 'block', 'contiguous')  # of which each rank has one in so many as there are ranks
@@ -102,8 +107,8 @@ def _shape(x: Any, size: int, src: str, dst: str, dim: int, rows: Any = None) ->
 
 @operator(lambda given: [(_shape(given['x'], groups.size_and_rank(given['group'], 'relayout: group')[0], given['src'],
                                  given['dst'], given.get('dim', 0)), given['x'].dtype)], run=called)
-def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, tp_group: Any = None, pad: bool = False,
-             dim: int = 0) -> Any:
+def relayout(x: torch.Tensor, cu_seqlens: Integers | None, src: Cut, dst: Cut, *, group: Group | None, tp_group: Group | None = None,
+             pad: bool = False, dim: int = 0) -> torch.Tensor:
     """x of sequences that the ranks of @group hold by the cut @src, as they hold them by @dst. With gradients.
 
     x: [.., rows, ..], its rows along axis @dim. cu_seqlens: [0, L0, L0 + L1, ..], the whole lengths of packed sequences, the

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets, masks and gathered per-token values of batches whose positions are split over context ranks:
 docs/concepts/layouts.md."""
+from __future__ import annotations
+
 import ctypes as c
 import functools
 from collections.abc import Iterable
@@ -19,6 +21,7 @@ from .calls import eager
 from .functions import Function
 from .ready import reserved
 from .tensors import checked, stream_of
+from .types import Device, Group, Integers
 
 _ADJOINT = {'slice': 0, 'sum': 1}
 _MASKS = {'tokens': 0, 'targets': 1}
@@ -41,8 +44,8 @@ class Sequence:
     """
 
     @eager  # so that the others hear of an error
-    def __init__(self, batch: int, positions: int, *, padded: int = 0, lengths: Any = None,
-                 cu_padded: Any = None, left_padded: bool = False, cp_group: Any = None,
+    def __init__(self, batch: int, positions: int, *, padded: int = 0, lengths: Integers | None = None,
+                 cu_padded: Integers | None = None, left_padded: bool = False, cp_group: Group | None = None,
                  split: Literal['zigzag', 'contiguous'] = 'zigzag'):
         self.cp_group = cp_group
         cp, rank = groups.size_and_rank(cp_group, 'Sequence: cp_group')
@@ -94,7 +97,7 @@ class Sequence:
         return found
 
     @eager
-    def targets(self, tokens: Any, ignore: int = -100) -> Any:
+    def targets(self, tokens: torch.Tensor, ignore: int = -100) -> torch.Tensor:
         """The next token of every local element, i64, @ignore if there is none. tokens: i64 [B, S], or
         [cu_padded[B]] of a packed batch; every rank has all of them."""
         if not isinstance(tokens, torch.Tensor):
@@ -106,7 +109,7 @@ class Sequence:
         return made
 
     @eager
-    def mask(self, what: str = 'tokens', device: Any = 'cpu') -> Any:
+    def mask(self, what: Literal['tokens', 'targets'] = 'tokens', device: Device = 'cpu') -> torch.Tensor:
         """Of every local element, bool: does it hold a token ("tokens"), or one that has a target ("targets")?"""
         if what not in _MASKS:
             raise ArgumentError("Sequence.mask: what is %r, expected 'tokens' or 'targets'" % (what,))
@@ -115,7 +118,7 @@ class Sequence:
              checked(made.view(torch.uint8).view(-1), 'mask'), stream_of(made.device))
         return made
 
-    def gather(self, local: Any, adjoint: str = 'slice') -> Any:
+    def gather(self, local: torch.Tensor, adjoint: Literal['slice', 'sum'] = 'slice') -> torch.Tensor:
         """[B, S - 1] of per-token values of all ranks, f32 or f64, of the shape that targets() has, differentiable:
         column b, c is the value of the token in column c, which predicts the one in c + 1; 0 if there is no target.
         One gather.

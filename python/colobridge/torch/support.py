@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes with targets: lists of ids that take the place of the vocabulary
 (docs/concepts/loss.md#a-support-instead-of-the-vocabulary), and class weights."""
+from __future__ import annotations
+
 import ctypes as c
 import math
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ class Support:
     """
     __slots__ = ('ids', 'begin', 'end')
 
-    def __init__(self, ids: Any, offsets: Any = None, *, ascending: bool = False):
+    def __init__(self, ids: torch.Tensor, offsets: torch.Tensor | None = None, *, ascending: bool = False):
         for name, t in (('ids', ids), ('offsets', offsets)):
             if (t is not None or name == 'ids') and (
                     not isinstance(t, torch.Tensor) or t.dtype not in (torch.int32, torch.int64)):

@@ -4,10 +4,12 @@
 Two autograd functions stand for one call. In backward, that of finish starts the gradient's way, and that of start
 finishes it, so what lies between the two in forward runs at the same time in both passes.
 """
+from __future__ import annotations
+
 import ctypes as c
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .. import comm as comms
 from .._lib import Handle, Unique, check
@@ -72,16 +74,19 @@ def _(ctx: Any, *d_ys: Any) -> Any:
     return (None, None, *d_ys)
 
 
-class Ticket(Unique):
+Y = TypeVar('Y')
+
+
+class Ticket(Unique, Generic[Y]):
     """What start() of a Bridge returns: finish() gives what the call without a ticket returns."""
 
-    def __init__(self, bridge: Any, of: Handle, flight: Flight, finished: Callable[[], Any]):
+    def __init__(self, bridge: Any, of: Handle, flight: Flight, finished: Callable[[], Y]):
         self._bridge = bridge  # which lives at least as long
         self._of, self._flight = of, flight
-        self._finished: Callable[[], Any] | None = finished
+        self._finished: Callable[[], Y] | None = finished
 
     @eager
-    def finish(self) -> Any:
+    def finish(self) -> Y:
         """y. The current stream waits for the call; the host does not. Once. RuntimeError: the bridge was destroyed."""
         finished, self._finished = self._finished, None
         if finished is None:
@@ -107,7 +112,7 @@ class Asked(NamedTuple):
     passed: list[int]
     arrived: Callable[[tuple[Any, ...]], Any]
 
-    def start(self, bridge: Any) -> Ticket:
+    def start(self, bridge: Any) -> Ticket[Any]:
         """The first half of it."""
         flight = Flight(self.device)
         ys = list(self.carry(flight))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder on all ranks of an LLM's grid: each image is encoded once, on the rank that balance() assigns it to, and its
 rows go to their positions among the embeddings. docs/guides/vision.md."""
+from __future__ import annotations
+
 import itertools
 import json
 import math
@@ -8,7 +10,7 @@ import operator
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, Union, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,7 @@ from .alike import checksums, differing
 from .calls import eager
 from .engine import COMMS, Engine, call
 from .tensors import said
+from .types import Device, Group, Integers, Side
 
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
 
@@ -255,11 +258,12 @@ class EncoderParallel(torch.nn.Module):
     """
 
     @eager  # so that the others hear of an error
-    def __init__(self, tower: Any, *, group: Any, llm: Any,
+    def __init__(self, tower: torch.nn.Module, *, group: Group | None, llm: Side,
                  cost: Callable[[tuple[int, ...]], float] | float | None = None,
-                 run: Callable[[Any, Any, Any], Any] | None = None, rows: Callable[[tuple[int, ...]], int] | None = None,
-                 smallest: tuple[Any, Any] | None = None, stick: float = 0.0, grad_scale: float = 1.0,
-                 output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = (), comm: str = 'shared',
+                 run: Callable[[Any, torch.Tensor, Any], torch.Tensor | Sequence[torch.Tensor]] | None = None, rows: Callable[[tuple[int, ...]], int] | None = None,
+                 smallest: tuple[torch.Tensor, Integers | Sequence[Sequence[int]] | None] | None = None, stick: float = 0.0, grad_scale: float = 1.0,
+                 output: Literal['full', 'sharded'] = 'full', grad: Literal['partial', 'disjoint'] = 'partial',
+                 extra: str | Sequence[str] = (), comm: Literal['shared', 'own'] = 'shared',
                  split_frames: bool | Literal['auto'] = 'auto'):
         super().__init__()
         choice('comm', comm, COMMS)
@@ -301,7 +305,10 @@ class EncoderParallel(torch.nn.Module):
         else:
             self._at()  # where a rank that ends before it plans says so; of a Comm it is made here, not beside calls
 
-    group = property(lambda self: self._pixels.group)
+    @property
+    def group(self) -> Group | None:
+        """The ranks that call."""
+        return self._pixels.group
 
     @property
     def last(self) -> TowerPlan | None:
@@ -379,8 +386,9 @@ class EncoderParallel(torch.nn.Module):
         """For groups.tell()"""
         return self._own or self._pixels._talks_to
 
-    def plan(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
-             packing: Any = None, load: Sequence[float] | None = None) -> TowerPlan:
+    def plan(self, pixels: torch.Tensor | None, grid_thw: torch.Tensor | Sequence[Sequence[int]] | None = None, *, seq: Integers = (),
+             pos: Integers | None = None, row_pos: Integers | None = None, packing: Packing | Integers | None = None,
+             load: Sequence[float] | None = None) -> TowerPlan:
         """Which rank encodes which image, by one host all-gather, which may come a step ahead, on a thread of its own (a data
         loader's): vision(pixels, plan=plan, into=...). All ranks plan their steps in one order. The arguments are those of
         the call; packing is needed, as there is no into that tells the lengths. The first one connects the ranks that the
@@ -461,9 +469,10 @@ class EncoderParallel(torch.nn.Module):
         return [b - a for a, b in zip(edges, edges[1:])]
 
     @eager
-    def forward(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
-                into: Any = None, packing: Any = None, plan: TowerPlan | None = None, inplace: bool | None = None,
-                load: Sequence[float] | None = None) -> Any:
+    def forward(self, pixels: torch.Tensor | None, grid_thw: torch.Tensor | Sequence[Sequence[int]] | None = None, *, seq: Integers = (),
+                pos: Integers | None = None, row_pos: Integers | None = None,
+                into: torch.Tensor | Sequence[torch.Tensor | None] | None = None, packing: Packing | Integers | None = None,
+                plan: TowerPlan | None = None, inplace: bool | None = None, load: Sequence[float] | None = None) -> torch.Tensor | Any:
         """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
         and of the packed rows of the others, which index() places.
 
@@ -496,6 +505,9 @@ class EncoderParallel(torch.nn.Module):
         made = call(carry, False, tuple(outs), plan.segments, tuple(intos), inplace=inplace)
         self._last = _Last(plan, (before, begin, _now(self._device)), self._bytes(plan, me, outs, carry), carry)
         return made[0] if len(made) == 1 else list(made)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _cumulative(self, intos: list[Any]) -> list[int]:
         """The sequences of a batch [batch, positions, H], or one of [positions, H]."""
@@ -582,14 +594,14 @@ class EncoderParallel(torch.nn.Module):
                         "the towers of %s have other values of parameter %s" % (ranks, named[at][0])))
         self._compared = True
 
-    def index(self, device: Any = None) -> Any:
+    def index(self, device: Device | None = None) -> torch.Tensor:
         """Positions of this rank's rows of the last call in into.view(-1, H), int64 [rows], for the packed tensors:
         hidden.view(-1, H).index_add(0, vision.index(), deep)."""
         if self._last is None:
             raise ArgumentError("tower: index() is that of the last call, and there was none")
         return self._last.carry.index(self._last.plan.segments, self._device if device is None else device)
 
-    def fit(self, small: Any, large: Any) -> float:
+    def fit(self, small: tuple[int, ...], large: tuple[int, ...]) -> float:
         """Sets and returns alpha of the cost p (p + alpha), from the times of forward on two images of zeros, grids
         (1, h, w), on the first rank. Every rank calls."""
         (pixels, _), comm, times = self._smallest, self._comm(), []

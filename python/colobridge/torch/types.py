@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names for what public functions take, which checkers of types read."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ..comm import Comm
+    from ..grid import Grid
+    from ..layout import Layout
+    from .support import Support
+
+# Ranks that make a call together.
+Group: TypeAlias = 'ProcessGroup | DeviceMesh | Comm'
+# What src=, dst= and llm= may be.
+Side: TypeAlias = 'Layout | Grid | DeviceMesh | str | Mapping[str, int]'
+# V, or (the id of this rank's first column, V or None).
+Vocab: TypeAlias = 'int | tuple[int, int | None]'
+Reduction: TypeAlias = Literal['none', 'mean', 'sum']
+Mode: TypeAlias = Literal['auto', 'logprob', 'keep']
+Device: TypeAlias = 'torch.device | str'
+# Integers in host memory.
+Integers: TypeAlias = 'Iterable[int] | torch.Tensor'
+
+
+class LogprobOptions(TypedDict, total=False):
+    """Of logprob() and nll() alike"""
+    tp_group: Group | None
+    vocab: Vocab | None
+    temperature: float
+    softcap: float | None
+    label_smoothing: float
+    z_loss: float
+    ignore_index: int
+    inplace_backward: bool
+    support: Support | None
+    invariant: bool | int
+
+
+class NllOptions(LogprobOptions, total=False):
+    """Of nll()"""
+    mask: torch.Tensor | None
+    reduce_group: Group | None
+    class_weight: torch.Tensor | None
+
+
+class LinearOptions(TypedDict, total=False):
+    """Of linear_logprob() and linear_nll() alike"""
+    tp_group: Group | None
+    temperature: float
+    label_smoothing: float
+    z_loss: float
+    ignore_index: int
+    chunk_size: int | None
+    support: Support | None
+
+
+class LinearLogprobOptions(LinearOptions, total=False):
+    """Of linear_logprob()"""
+    mode: Mode
+
+
+class LinearNllOptions(LinearOptions, total=False):
+    """Of linear_nll()"""
+    mask: torch.Tensor | None
+    reduce_group: Group | None
+    class_weight: torch.Tensor | None
+    upstream: float | torch.Tensor | None
