@@ -10,7 +10,8 @@
 #   tools/wheel.sh --aarch64 [FOLDER]  for 64-bit Arm, without CUDA, by Zig's compiler; it is not run. It has tools
 #                                      where the system has jansson for this machine (Debian: libjansson-dev:arm64)
 #   tools/wheel.sh --sdist [FOLDER] the source archive of the last commit; what a C compiler makes of it is tested
-#   tools/wheel.sh --types          no wheel: pyright on the package, as python/pyrightconfig.json says
+#   tools/wheel.sh --types          no wheel: pyright on the package, as python/pyrightconfig.json says, and on what users
+#                                   write, with mypy, too: python/tests/typed.py; PyTorch >= 2.6 of COLO_PYTHON, or of the index
 #   ARCHS=80,90 tools/wheel.sh      machine code for these GPUs, and PTX of the last (default: 80,90,100,120)
 set -euo pipefail
 # shellcheck source=tools/setup.sh
@@ -80,9 +81,17 @@ installed() {
         >"$work/log" 2>&1 || skip "pip cannot install $*: $(tail -n 1 "$work/log")"
 }
 if [ "$types" = yes ]; then
+    for candidate in ${COLO_PYTHON:-} build-torch/bin/python; do
+        "$candidate" -c 'import torch.distributed.tensor' 2>/dev/null || continue
+        torch=$("$candidate" -c 'import site; print(*site.getsitepackages(), sep=":")')
+        break
+    done
     say "checking types"
-    installed basedpyright
-    "$tools/basedpyright" -p python --pythonpath "$tools/python" || fail "types"
+    installed basedpyright mypy
+    [ -n "${torch:-}" ] || installed basedpyright mypy torch # as types say of it: some GB
+    [ -z "${torch:-}" ] || tr : '\n' <<<"$torch" >"$("$tools/python" -c 'import site; print(site.getsitepackages()[0])')/torch.pth"
+    "$tools/basedpyright" -p python --pythonpath "$tools/python" || fail "types of the package"
+    "$tools/python" python/tests/typed.py || fail "types of its users"
     exit 0
 fi
 

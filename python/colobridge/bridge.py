@@ -123,7 +123,10 @@ class Bridge(Handle):
         shape = (s.i64 * 3)()
         return tuple(shape[:getattr(lib(), name)(self.handle, shape)])
 
-    workspace_size = property(lambda self: lib().colo_bridge_workspace_size(self.handle))
+    @property
+    def workspace_size(self) -> int:
+        """Bytes that the bridge allocated."""
+        return lib().colo_bridge_workspace_size(self.handle)
 
 
 def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """colobridge check: versions, devices, transports, then bridges, a loss and their gradients on
 ranks that are threads and, with PyTorch, processes and GPUs.
 
@@ -284,9 +285,8 @@ def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -
             x = tensor(logits, (TOKENS, COLUMNS), True)
             _, entropy, per_token = ct.logprob(x, torch.tensor(targets, device=device), tp_group=world,
                                                entropy=True, loss=True)
-            (per_token.mean() + entropy.sum() / 8).backward()  # pyright: ignore[reportUnknownMemberType]
-            numbers: Any = per_token.tolist(), entropy.tolist(), x.grad.flatten().tolist()  # pyright: ignore[reportUnknownMemberType]
-            return numbers
+            (per_token.mean() + entropy.sum() / 8).backward()
+            return per_token.tolist(), entropy.tolist(), x.grad.flatten().tolist()
 
         pipe.send((checks(rank, ranks, carry, ragged, loss), any(p2p)))
         dist.barrier()

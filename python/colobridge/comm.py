@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _structs as s
 from ._lib import Handle, call, check as checked, error_message, hear_signals, lib, result, text
@@ -118,7 +118,8 @@ class Comm(Handle):
         self._parts: dict[int | None, Comm] = {}  # by handle
         self._users: list[tuple[c.c_void_p, str]] = []
         _alive.add(self)
-        self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
+        self.rank: int = lib().colo_comm_rank(handle)
+        self.size: int = lib().colo_comm_size(handle)
 
     # ---- making ----
 
@@ -219,8 +220,15 @@ class Comm(Handle):
 
     # ---- what it is ----
 
-    backend = property(lambda self: lib().colo_comm_backend(self.handle).decode())
-    check_level = property(lambda self: lib().colo_comm_check_level(self.handle))
+    @property
+    def backend(self) -> str:
+        """What carries: "loopback", "process", "mpi" or "nccl"."""
+        return lib().colo_comm_backend(self.handle).decode()
+
+    @property
+    def check_level(self) -> int:
+        """How much ranks compare: COLO_CHECK."""
+        return lib().colo_comm_check_level(self.handle)
 
     @property
     def name(self) -> str:
@@ -244,7 +252,10 @@ class Comm(Handle):
         """Are its world ranks those of a program, by set_world_ranks() or run_threads(), or just 0, 1, ..?"""
         return self._named or self._run is not None
 
-    nodes = property(lambda self: lib().colo_comm_nodes(self.handle))
+    @property
+    def nodes(self) -> int:
+        """Hosts of its ranks."""
+        return lib().colo_comm_nodes(self.handle)
 
     def node(self, rank: int) -> int:
         """The node of a rank, numbered by its first rank; -1 if out of range."""
@@ -425,7 +436,10 @@ def _counts(what: str, send: int, recv: int) -> None:
         raise ValueError("%s: recv has %d elements, expected %d" % (what, recv, send))
 
 
-def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
+T = TypeVar('T')
+
+
+def run_threads(nranks: int, fn: Callable[[Comm], T]) -> list[T]:
     """fn(world) on @nranks threads of this process, each with its communicator; what they returned, by
     rank. If a rank raises, the waits of the others end, and the first rank's own exception is raised. Ctrl-C ends the
     waits of all."""

@@ -4,6 +4,8 @@
 
 They are colobridge.torch's functions. What holds for all of them, and how each differs from its original: docs/guides/rl.md.
 """
+from __future__ import annotations
+
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -22,6 +24,7 @@ from .torch.ranks import alone, size_and_rank, telling
 from .torch.sampling import dropped, kept, vocabulary
 from .torch.support import Support
 from .torch.tensors import stream_of
+from .torch.types import Group, Reduction
 
 __all__ = ['ChunkedDistributedEntropy', 'ChunkedDistributedGatherLogprob', 'ChunkedDistributedLogprob',
            'ChunkedDistributedLogprobWithSampling', 'ChunkedLogProbFunction', 'DistributedLogprob', 'DistributedLogprobWithSampling',
@@ -38,7 +41,7 @@ _NONE_IGNORED = -2**63  # no token has this number
 _tensor_parallel: list[Any] = []
 
 
-def set_tensor_parallel_group(group: Any) -> None:
+def set_tensor_parallel_group(group: Group | None) -> None:
     """The group of vocab_parallel_entropy() and vocab_parallel_cross_entropy() if tp_group is None."""
     _tensor_parallel[:] = [group]
 
@@ -69,8 +72,8 @@ class DistributedLogprob:
     vocab_end_index)."""
 
     @staticmethod
-    def apply(vocab_parallel_logits: Any, target: Any, vocab_start_index: int, vocab_end_index: int,
-              group: Any, inference_only: bool = False) -> Any:
+    def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, vocab_start_index: int, vocab_end_index: int,
+              group: Group | None, inference_only: bool = False) -> torch.Tensor:
         """inference_only: nothing is kept for a backward."""
         return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, group, None,
                      inference_only, 'DistributedLogprob')
@@ -81,8 +84,8 @@ class ChunkedDistributedLogprob:
     however many chunks."""
 
     @staticmethod
-    def apply(vocab_parallel_logits: Any, target: Any, vocab_start_index: int, vocab_end_index: int,
-              chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
+    def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, vocab_start_index: int, vocab_end_index: int,
+              chunk_size: int, tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
         """inference_only: nothing is kept for a backward."""
         return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, tp_group,
                      chunk_size, inference_only, 'ChunkedDistributedLogprob')
@@ -95,8 +98,8 @@ class ChunkedDistributedGatherLogprob:
 
     @staticmethod
     @eager
-    def apply(vocab_parallel_logits: Any, global_indices: Any, vocab_start_index: int, vocab_end_index: int,
-              chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
+    def apply(vocab_parallel_logits: torch.Tensor, global_indices: torch.Tensor, vocab_start_index: int, vocab_end_index: int,
+              chunk_size: int, tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
         """inference_only: nothing is kept for a backward."""
         what, start, end = 'ChunkedDistributedGatherLogprob', int(vocab_start_index), int(vocab_end_index)
         vocab = vocabulary(what, vocab_parallel_logits.shape[-1], vocab_parallel_logits.device, start, end, tp_group)
@@ -111,7 +114,7 @@ class ChunkedDistributedEntropy:
 
     @staticmethod
     @eager
-    def apply(vocab_parallel_logits: Any, chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
+    def apply(vocab_parallel_logits: torch.Tensor, chunk_size: int, tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
         """inference_only: nothing is kept for a backward."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             return -_f32(_entropy(vocab_parallel_logits, tp_group, chunk_size, 'ChunkedDistributedEntropy'))
@@ -122,8 +125,8 @@ class DistributedLogprobWithSampling:
     from_parallel_logits_to_logprobs() has it with sampling_params; shards are equal, in rank order."""
 
     @staticmethod
-    def apply(vocab_parallel_logits: Any, target: Any, tp_group: Any, top_k: int | None, top_p: float,
-              inference_only: bool = False) -> Any:
+    def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, tp_group: Group | None, top_k: int | None, top_p: float,
+              inference_only: bool = False) -> torch.Tensor:
         """inference_only: nothing is kept for a backward."""
         return _sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, None, inference_only,
                                'DistributedLogprobWithSampling')
@@ -133,8 +136,8 @@ class ChunkedDistributedLogprobWithSampling:
     """The same with chunk_size tokens at a time: bounds workspace, changes no bit."""
 
     @staticmethod
-    def apply(vocab_parallel_logits: Any, target: Any, tp_group: Any, top_k: int | None, top_p: float,
-              chunk_size: int, inference_only: bool = False) -> Any:
+    def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, tp_group: Group | None, top_k: int | None, top_p: float,
+              chunk_size: int, inference_only: bool = False) -> torch.Tensor:
         """inference_only: nothing is kept for a backward."""
         return _sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, chunk_size, inference_only,
                                'ChunkedDistributedLogprobWithSampling')
@@ -186,11 +189,11 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, cp_group: 
 
 
 @eager
-def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vocab_start_index: int,
-                                     vocab_end_index: int, tp_group: Any,
-                                     inference_only: bool = False, cp_group: Any = None,
+def from_parallel_logits_to_logprobs(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, vocab_start_index: int,
+                                     vocab_end_index: int, tp_group: Group | None,
+                                     inference_only: bool = False, cp_group: Group | None = None,
                                      chunk_size: int | None = None, sampling_params: Any = None,
-                                     target_is_pre_rolled: bool = False) -> Any:
+                                     target_is_pre_rolled: bool = False) -> torch.Tensor:
     """logp [B, S - 1] of the next tokens: target [B, S] is shifted here, unless target_is_pre_rolled. Logits
     [B, S', Vl], or with cp_group [B, S' / cp, Vl], zigzag; S' >= S is padded. In backward gradients are added
     over cp, as in the original: every cp rank is expected to have computed the loss of its own part only.
@@ -207,10 +210,10 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
 
 @eager
 def from_parallel_logits_to_logprobs_packed_sequences(
-        vocab_parallel_logits: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
-        vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
-        cp_group: Any = None, chunk_size: int | None = None, attention_mask: Any = None,
-        sub_seq_lengths: Sequence[Sequence[int]] | None = None) -> Any:
+        vocab_parallel_logits: torch.Tensor, target: torch.Tensor, cu_seqlens_padded: torch.Tensor, unpacked_seqlen: int,
+        vocab_start_index: int, vocab_end_index: int, group: Group | None, inference_only: bool = False,
+        cp_group: Group | None = None, chunk_size: int | None = None, attention_mask: torch.Tensor | None = None,
+        sub_seq_lengths: Sequence[Sequence[int]] | None = None) -> torch.Tensor:
     """logp [B, unpacked_seqlen - 1] of the next tokens of packed sequences; 0 if there is none. SkyRL's.
 
     Logits [1, T / cp, Vl], target [1, T]; sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp
@@ -229,10 +232,10 @@ def from_parallel_logits_to_logprobs_packed_sequences(
 
 @eager
 def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
-        vocab_parallel_logits: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
-        vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
-        cp_group: Any = None, chunk_size: int | None = None, sampling_params: Any = None,
-        target_is_pre_rolled: bool = False) -> Any:
+        vocab_parallel_logits: torch.Tensor, target: torch.Tensor, cu_seqlens_padded: torch.Tensor, unpacked_seqlen: int,
+        vocab_start_index: int, vocab_end_index: int, group: Group | None, inference_only: bool = False,
+        cp_group: Group | None = None, chunk_size: int | None = None, sampling_params: Any = None,
+        target_is_pre_rolled: bool = False) -> torch.Tensor:
     """NeMo-RL's function of that name without _nemo_rl: sampling_params as in from_parallel_logits_to_logprobs();
     target_is_pre_rolled: target has the next token of each already, [1, T / cp] those of this rank's part, as
     the logits are cut, or [1, T] all of them; and in backward gradients are added over cp: every cp rank is expected
@@ -318,18 +321,18 @@ class FusedLinearChunkedDistributedLogprob:
 
     @staticmethod
     @eager
-    def apply(hidden: Any, weight: Any, target: Any, vocab_start_index: int, vocab_end_index: int, chunk_size: int,
-              tp_group: Any, inference_only: bool = False) -> Any:
+    def apply(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, vocab_start_index: int, vocab_end_index: int, chunk_size: int,
+              tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
         """chunk_size: tokens a chunk. inference_only: nothing is kept for a backward."""
         return _from_hidden('FusedLinearChunkedDistributedLogprob', hidden, weight, target, vocab_start_index,
                             vocab_end_index, tp_group, chunk_size, inference_only, 1.0)
 
 
 @eager
-def from_parallel_hidden_to_logprobs(hidden: Any, lm_head_weight: Any, target: Any, vocab_start_index: int,
-                                     vocab_end_index: int, tp_group: Any, inference_only: bool = False,
-                                     cp_group: Any = None, chunk_size: int | None = None,
-                                     temperature: float = 1.0, fused_backend: str = 'torch') -> Any:
+def from_parallel_hidden_to_logprobs(hidden: torch.Tensor, lm_head_weight: torch.Tensor, target: torch.Tensor, vocab_start_index: int,
+                                     vocab_end_index: int, tp_group: Group | None, inference_only: bool = False,
+                                     cp_group: Group | None = None, chunk_size: int | None = None,
+                                     temperature: float = 1.0, fused_backend: str = 'torch') -> torch.Tensor:
     """from_parallel_logits_to_logprobs() of hidden [B, S' / cp, H] x lm_head_weight [Vl, H]^T / temperature, whose
     logits never exist as a whole. The gradient of hidden is this rank's part, which the caller sums over tp.
     fused_backend is for the original, and has no effect."""
@@ -341,11 +344,11 @@ def from_parallel_hidden_to_logprobs(hidden: Any, lm_head_weight: Any, target: A
 
 @eager
 def from_parallel_hidden_to_logprobs_packed_sequences(
-        hidden: Any, lm_head_weight: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
-        vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
-        cp_group: Any = None, chunk_size: int | None = None, attention_mask: Any = None,
+        hidden: torch.Tensor, lm_head_weight: torch.Tensor, target: torch.Tensor, cu_seqlens_padded: torch.Tensor, unpacked_seqlen: int,
+        vocab_start_index: int, vocab_end_index: int, group: Group | None, inference_only: bool = False,
+        cp_group: Group | None = None, chunk_size: int | None = None, attention_mask: torch.Tensor | None = None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None, temperature: float = 1.0,
-        fused_backend: str = 'torch') -> Any:
+        fused_backend: str = 'torch') -> torch.Tensor:
     """from_parallel_logits_to_logprobs_packed_sequences() of hidden [1, T / cp, H], as
     from_parallel_hidden_to_logprobs() has it."""
     what = 'from_parallel_hidden_to_logprobs_packed_sequences'
@@ -356,8 +359,8 @@ def from_parallel_hidden_to_logprobs_packed_sequences(
 
 
 @eager
-def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: float = 1.0, reduction: str = 'none',
-                         dist_process_group: Any = None) -> tuple[Any, Any]:
+def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, temperature: float = 1.0, reduction: Reduction = 'none',
+                         dist_process_group: Group | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """verl's (logprobs, entropy), both [T] and f32, of hidden [..., H], weight [Vl, H] and labels [...]; shards are
     equal, in rank order. reduction "sum" and "mean" are of the logprobs. The gradient of hidden is this rank's part,
     which the caller sums over tp, as in the original."""
@@ -373,8 +376,8 @@ def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: flo
 # ---- entropy, cross entropy ----
 
 @eager
-def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = None,
-                           chunk_memory_mb: int = 512, tp_group: Any = None) -> Any:
+def vocab_parallel_entropy(vocab_parallel_logits: torch.Tensor, chunk_size: int | None = None,
+                           chunk_memory_mb: int = 512, tp_group: Group | None = None) -> torch.Tensor:
     """Entropy [...] of logits [..., Vl], differentiable, in the logits' dtype as in the original;
     colobridge.torch.logprob(entropy=True) returns it in f32. chunk_memory_mb is checked and has no effect:
     nothing of the size of the logits is made."""
@@ -393,18 +396,18 @@ def _entropy(logits: Any, group: Any, chunk: int | None, what: str, chunk_memory
 
 
 @eager
-def vocab_parallel_entropy_weighted_sum(vocab_parallel_logits: Any, weights: Any, chunk_size: int | None = None,
-                                        chunk_memory_mb: int = 512, tp_group: Any = None) -> Any:
+def vocab_parallel_entropy_weighted_sum(vocab_parallel_logits: torch.Tensor, weights: torch.Tensor, chunk_size: int | None = None,
+                                        chunk_memory_mb: int = 512, tp_group: Group | None = None) -> torch.Tensor:
     """Sum of vocab_parallel_entropy() [...] times weights [...]; tokens whose weight is 0 count as 0."""
     return (vocab_parallel_entropy(vocab_parallel_logits, chunk_size, chunk_memory_mb, tp_group) * weights).sum()
 
 
 @eager
 def vocab_parallel_entropy_packed_sequences(
-        vocab_parallel_logits: Any, cu_seqlens_padded: Any, unpacked_seqlen: int, num_actions: int,
-        attention_mask: Any, loss_mask: Any, cp_group: Any,
+        vocab_parallel_logits: torch.Tensor, cu_seqlens_padded: torch.Tensor, unpacked_seqlen: int, num_actions: int,
+        attention_mask: torch.Tensor | None, loss_mask: torch.Tensor | None, cp_group: Group | None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None, chunk_size: int | None = None,
-        chunk_memory_mb: int = 512, tp_group: Any = None) -> tuple[Any, Any]:
+        chunk_memory_mb: int = 512, tp_group: Group | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean entropy over the actions of all cp ranks, without a gradient; this rank's part of it, with one) of packed
     logits [1, T / cp, Vl]. Actions are the last num_actions columns of [B, unpacked_seqlen - 1], weighted by
     loss_mask [B, num_actions] or 1; other arguments: from_parallel_logits_to_logprobs_packed_sequences()."""
@@ -417,10 +420,10 @@ def vocab_parallel_entropy_packed_sequences(
 
 @eager
 def from_parallel_hidden_to_entropy_packed_sequences(
-        hidden: Any, lm_head_weight: Any, cu_seqlens_padded: Any, unpacked_seqlen: int, num_actions: int,
-        attention_mask: Any, loss_mask: Any, cp_group: Any, tp_group: Any,
+        hidden: torch.Tensor, lm_head_weight: torch.Tensor, cu_seqlens_padded: torch.Tensor, unpacked_seqlen: int, num_actions: int,
+        attention_mask: torch.Tensor | None, loss_mask: torch.Tensor | None, cp_group: Group | None, tp_group: Group | None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None, chunk_size: int | None = None,
-        temperature: float = 1.0) -> tuple[Any, Any]:
+        temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """vocab_parallel_entropy_packed_sequences() of hidden [1, T / cp, H] x lm_head_weight [Vl, H]^T / temperature;
     shards are equal, in rank order. Unlike the original the second number has a gradient."""
     what = 'from_parallel_hidden_to_entropy_packed_sequences'
@@ -457,16 +460,16 @@ def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, atte
 
 
 @eager
-def vocab_parallel_log_probs_from_logits(logits: Any, labels: Any, tp_group: Any = None) -> Any:
+def vocab_parallel_log_probs_from_logits(logits: torch.Tensor, labels: torch.Tensor, tp_group: Group | None = None) -> torch.Tensor:
     """verl's: log-probabilities of labels [...] under logits [..., Vl], f32. tp_group: as in
     vocab_parallel_entropy()."""
     return -vocab_parallel_cross_entropy(logits, labels, tp_group=tp_group)
 
 
 @eager
-def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
-                                 label_smoothing: float = 0.0, tp_group: Any = None, *,
-                                 local_smoothing: bool = False) -> Any:
+def vocab_parallel_cross_entropy(vocab_parallel_logits: torch.Tensor, target: torch.Tensor,
+                                 label_smoothing: float = 0.0, tp_group: Group | None = None, *,
+                                 local_smoothing: bool = False) -> torch.Tensor:
     """Cross entropy [s, b] of target [s, b] under logits [s, b, Vl]. Smoothing is e V / (V - 1) with
     the global V. A target that no rank holds has no term of its own: the loss is log Sum (smoothed as
     the others), its gradient p.
@@ -491,11 +494,11 @@ _CHUNKED = Named('chunked_cross_entropy_loss', hidden='hidden_states', weight='l
 
 
 @eager
-def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_size: int,
-                               labels: Any = None, shift_labels: Any = None,
-                               num_items_in_batch: Any = None, logit_scale: float = 1.0,
+def chunked_cross_entropy_loss(hidden_states: torch.Tensor, lm_head_weight: torch.Tensor, chunk_size: int,
+                               labels: torch.Tensor | None = None, shift_labels: torch.Tensor | None = None,
+                               num_items_in_batch: float | torch.Tensor | None = None, logit_scale: float = 1.0,
                                final_logit_softcapping: float | None = None,
-                               lm_head_bias: Any = None) -> tuple[Any, Any, Any, Any]:
+                               lm_head_bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(loss, n_correct, entropy_sum, n_valid) of hidden_states [B, S, H] @ lm_head_weight [V, H].T, for
     chunk_size tokens at a time: logits of two chunks are all there is of them. linear_nll()'s loss, whose
     gradients are made in forward and scaled in backward.
@@ -515,7 +518,8 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     if chunk_size < 1:
         raise ArgumentError("chunked_cross_entropy_loss: chunk_size is %d, expected >= 1" % chunk_size)
     if shift_labels is None:
-        hidden, shift_labels = hidden[..., :-1, :], cast(Any, labels)[..., 1:]
+        hidden, shift_labels = hidden[..., :-1, :], cast(torch.Tensor, labels)[..., 1:]
+    assert shift_labels is not None
     if hidden.shape[:-1] != shift_labels.shape:
         raise ArgumentError("chunked_cross_entropy_loss: labels are %s, expected %s"
                             % (list(shift_labels.shape), list(hidden.shape[:-1])))

@@ -19,6 +19,7 @@ from .torch.linear import Linear, prepare
 from .torch.logprob import outputs as of_logits
 
 _NONE_IGNORED = -2**63  # no token has this number
+Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 _TILE = 4096  # tokens of TRL's tile of logits
 
 
@@ -43,9 +44,9 @@ class ChunkedLogProbFunction:
 
     @staticmethod
     @eager
-    def apply(hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float, chunk_size: int,
+    def apply(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float, chunk_size: int,
               final_logit_softcapping: float | None = None, logit_scale: float = 1.0,
-              outputs: Sequence[str] = ('entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1')) -> Any:
+              outputs: Sequence[str] = ('entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1')) -> Outputs:
         """x = softcap * tanh(scale * logits / softcap) / temperature, without a softcap scale * logits / temperature.
 
         Args:
@@ -103,7 +104,7 @@ class ChunkedLogProbFunction:
             made['is_top1'] = made.pop('correct').bool()
         logp, *others = (None if name not in made else made[name] if name == 'is_top1' else made[name].float()
                          for name in ('logp', 'entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1'))
-        return (logp, *others)
+        return cast(Outputs, (logp, *others))
 
 
 # ---- transformers: the loss in a model's forward ----

@@ -17,10 +17,25 @@ class Group:
     def __init__(self, raw: s.Group):
         self._raw = raw
 
-    size = property(lambda self: self._raw.size, doc='members')
-    index = property(lambda self: self._raw.index, doc='position of the rank it was asked for')
-    ordinal = property(lambda self: self._raw.ordinal, doc='which of the groups of its dims it is')
-    count = property(lambda self: self._raw.count, doc='how many groups its dims make')
+    @property
+    def size(self) -> int:
+        """Members."""
+        return self._raw.size
+
+    @property
+    def index(self) -> int:
+        """Position of the rank it was asked for."""
+        return self._raw.index
+
+    @property
+    def ordinal(self) -> int:
+        """Which of the groups of its dims it is."""
+        return self._raw.ordinal
+
+    @property
+    def count(self) -> int:
+        """How many groups its dims make."""
+        return self._raw.count
 
     def __len__(self) -> int:
         return self._raw.size
@@ -81,10 +96,25 @@ class Grid:
         raw = self._raw
         return [(raw.name[i].value.decode(), raw.extent[i]) for i in range(raw.ndims)]
 
-    names = property(lambda self: [name for name, _ in self.dims])
-    shape = property(lambda self: [n for _, n in self.dims])
-    size = property(lambda self: self._raw.size, doc='product of the extents')
-    offset = property(lambda self: self._raw.offset, doc='world rank of grid rank 0')
+    @property
+    def names(self) -> list[str]:
+        """Names of its dims."""
+        return [name for name, _ in self.dims]
+
+    @property
+    def shape(self) -> list[int]:
+        """Extents of its dims."""
+        return [n for _, n in self.dims]
+
+    @property
+    def size(self) -> int:
+        """Product of the extents."""
+        return self._raw.size
+
+    @property
+    def offset(self) -> int:
+        """World rank of grid rank 0."""
+        return self._raw.offset
 
     def extent(self, name: str) -> int:
         """Extent of a dim, 1 if the grid lacks it."""

@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._structs import AXIS_SAMPLES
 from .grid import Grid
@@ -26,6 +26,11 @@ from .megatron_relayout import (CpPartitionModeConverter, convert_cp_partition_m
 from .megatron_shard import PartitionAdapter, PartitionConfig
 from .mesh import dims_of, is_mesh
 from .plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice, collective_check
+
+if TYPE_CHECKING:
+    import torch
+
+    from .segments import Segments
 
 __all__ = ['BridgeDirection', 'ColocatedBridgeCommunicator', 'CpPartitionModeConverter', 'HyperCommGrid', 'PartitionAdapter',
            'PartitionConfig', 'SliceInfo', 'convert_cp_partition_mode', 'convert_module_input_tensors_cp_partition_mode',
@@ -413,7 +418,8 @@ class ColocatedBridgeCommunicator:
 
     # ---- data ----
 
-    def communicate(self, tensor: Any, *, samples: int | None = None, segments: Any = None, into: Any = None) -> Any:
+    def communicate(self, tensor: 'torch.Tensor', *, samples: int | None = None, segments: Segments | None = None,
+                    into: Any = None) -> 'torch.Tensor':
         """The tensor under the destination's layout; differentiable. samples: the global batch if dp
         does not divide it (algo="exact"). A rank outside of the grids gets its tensor back at once, and need not call. If the LLM has several
         pipeline stages (algo="exact"), ranks of the others get an empty tensor, and run backward through it: the

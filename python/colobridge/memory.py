@@ -65,8 +65,15 @@ class Memory(Handle):
             return
         self.destroy()
 
-    data = property(lambda self: lib().colo_memory_data(self.handle) or 0)
-    nbytes = property(lambda self: lib().colo_memory_bytes(self.handle))
+    @property
+    def data(self) -> int:
+        """Address of the memory; 0 if it has none."""
+        return lib().colo_memory_data(self.handle) or 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory."""
+        return lib().colo_memory_bytes(self.handle)
 
     @property
     def is_p2p(self) -> bool:

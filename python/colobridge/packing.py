@@ -85,7 +85,10 @@ class Packing(Comparable):
             [(int(count), int(owner)) for count, owner in of] for of in pieces]}  # the arguments that make it again
         self._again.update((name[4:], self._tables[name]) for name in ('seq_dp', 'seq_cp', 'seq_first'))
 
-    seq_len = property(lambda self: self._tables['seq_len'].tolist())
+    @property
+    def seq_len(self) -> list[int]:
+        """Positions of each sequence."""
+        return list(self._tables['seq_len'] or ())
 
     def with_split(self, split: str, *, cp: Any = None, first: Any = None, pad_to: Any = None) -> 'Packing':
         """The same sequences on the same replicas, cut in another way. Their padding does not come along."""

@@ -94,9 +94,20 @@ class Plan(Unique):
         if getattr(self, '_nodes', None):
             lib().colo_nodes_destroy(c.byref(self._nodes))
 
-    rank = property(lambda self: lib().colo_plan_rank(self._handle))
-    addends = property(lambda self: lib().colo_plan_addends(self._handle))
-    hash = property(lambda self: lib().colo_plan_hash(self._handle))
+    @property
+    def rank(self) -> int:
+        """The rank that it is of."""
+        return lib().colo_plan_rank(self._handle)
+
+    @property
+    def addends(self) -> int:
+        """Terms of the longest sum of a gradient."""
+        return lib().colo_plan_addends(self._handle)
+
+    @property
+    def hash(self) -> int:
+        """The same on all ranks whose plans fit together."""
+        return lib().colo_plan_hash(self._handle)
 
     @property
     def direction(self) -> str:

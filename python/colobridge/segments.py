@@ -3,7 +3,8 @@
 import array
 import ctypes as c
 import functools
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal, overload
 
 from . import _structs as s
 from ._lib import call, lib
@@ -128,6 +129,14 @@ def _property(name: str) -> property:
 
 for _name in _TABLES:
     setattr(Segments, _name, _property(_name))
+
+
+@overload
+def balance(cost: Iterable[int], n: int, *, current: Iterable[int] | None = None, stick: float = 0.0,
+            lists: Literal[False] = False) -> list[int]: ...
+@overload
+def balance(cost: Iterable[int], n: int, *, current: Iterable[int] | None = None, stick: float = 0.0,
+            lists: Literal[True]) -> list[list[int]]: ...
 
 
 def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists: bool = False) -> Any:

@@ -16,7 +16,7 @@ from ..segments import Segments
 from . import calls
 from .engine import Engine, call
 from .ticket import Ticket
-from .types import Device, Group, Side
+from .types import Device, Group, Side, as_typed
 
 _LAYOUTS = 32  # pairs of layouts and options for which bridge() keeps a Bridge
 
@@ -141,7 +141,8 @@ class Bridge(_Module):
         return engine.carry(x, samples, shape, like)
 
     if TYPE_CHECKING:
-        __call__ = forward
+        @as_typed(forward)
+        def __call__(self) -> Any: ...
 
     def start(self, x: torch.Tensor | None, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
               like: torch.Tensor | None = None) -> Ticket[torch.Tensor]:
@@ -197,7 +198,8 @@ class RaggedBridge(_Module):
         return call(self._engine, False, x, segments, into, None, None, like, add, inplace)
 
     if TYPE_CHECKING:
-        __call__ = forward
+        @as_typed(forward)
+        def __call__(self) -> Any: ...
 
     @overload
     def start(self, x: torch.Tensor | None, segments: Segments | None = None, *, into: torch.Tensor | None = None,
@@ -241,7 +243,8 @@ class PackedBridge(_Module):
         return call(self._engine, False, x, None, None, None, None, like, False, None, src, dst)
 
     if TYPE_CHECKING:
-        __call__ = forward
+        @as_typed(forward)
+        def __call__(self) -> Any: ...
 
     @overload
     def start(self, x: torch.Tensor | None, src: Packing | None = None, dst: Packing | None = None, *,

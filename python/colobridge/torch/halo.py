@@ -25,7 +25,7 @@ class _Run(NamedTuple):
     """Rows of one sequence that follow each other on one rank: row is its first of all rows, start its position."""
     row: int
     start: int
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 def _pieces(lengths: list[int], split: str, cp: int, tp: int) -> list[list[_Run]]:
@@ -68,7 +68,7 @@ def _pieces(lengths: list[int], split: str, cp: int, tp: int) -> list[list[_Run]
 class _Want(NamedTuple):
     """Rows in front of a piece: which rank wants them from which, and where they lie there and here."""
     row: int
-    count: int
+    count: int  # type: ignore[assignment]
     piece: int  # by its first row, over all ranks
     dst: int
     out: int

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..comm import Comm
-from .head import Head
 from .cross_entropy import cross_entropy, linear_cross_entropy
+from .head import Head
+from .types import as_typed
 
 
 class _Options(dict[str, Any]):
@@ -56,7 +57,8 @@ class CrossEntropyLoss(_Loss):
         return cross_entropy(input, target, self.weight, **self.options)
 
     if TYPE_CHECKING:
-        __call__ = forward
+        @as_typed(forward)
+        def __call__(self) -> Any: ...
 
 
 class LinearCrossEntropyLoss(_Loss):
@@ -69,4 +71,5 @@ class LinearCrossEntropyLoss(_Loss):
         return linear_cross_entropy(input, linear_weight, target, weight=self.weight, **self.options)
 
     if TYPE_CHECKING:
-        __call__ = forward
+        @as_typed(forward)
+        def __call__(self) -> Any: ...

@@ -32,7 +32,7 @@ from .alike import checksums, differing
 from .calls import eager
 from .engine import COMMS, Engine, call
 from .tensors import said
-from .types import Device, Group, Integers, Side
+from .types import Device, Group, Integers, Side, as_typed
 
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
 
@@ -431,7 +431,7 @@ class EncoderParallel(torch.nn.Module):
             if len(pixels) != need or any(len(g) != columns or min(g, default=1) < 1 for g in grids):
                 raise ArgumentError("tower: pixels has %d patches, grid_thw %s says %d; expected grids of %d numbers above 0, "
                                     "and their patches" % (len(pixels), grids[:4], need, columns))
-        shapes = [tuple(grid) for grid in grids] if self._smallest[1] else [()] * count
+        shapes: list[tuple[int, ...]] = [tuple(grid) for grid in grids] if self._smallest[1] else [()] * count
         rows = [self._rows(shape) for shape in shapes]
         seq = as_table('tower', 'seq', seq)
         if count:
@@ -507,7 +507,8 @@ class EncoderParallel(torch.nn.Module):
         return made[0] if len(made) == 1 else list(made)
 
     if TYPE_CHECKING:
-        __call__ = forward
+        @as_typed(forward)
+        def __call__(self) -> Any: ...
 
     def _cumulative(self, intos: list[Any]) -> list[int]:
         """The sequences of a batch [batch, positions, H], or one of [positions, H]."""

@@ -2,7 +2,8 @@
 """Names for what public functions take, which checkers of types read."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import torch
 
@@ -73,3 +74,11 @@ class LinearNllOptions(LinearOptions, total=False):
     reduce_group: Group | None
     class_weight: torch.Tensor | None
     upstream: float | torch.Tensor | None
+
+
+F = TypeVar('F')
+
+
+def as_typed(of: F) -> Callable[[Any], F]:
+    """Gives __call__ of a module the type of its forward, which torch.nn.Module has as Any."""
+    return lambda _: of
