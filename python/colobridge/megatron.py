@@ -465,6 +465,13 @@ class ColocatedBridgeCommunicator:
         out = bridge(tensor, shape=shape)
         return out.squeeze(1) if flat else out
 
+    def check_samples(self, src: Any, dest: Any) -> None:
+        """Has the LLM the text of the samples that the encoder has? Ids of this rank's samples on both sides, as
+        colobridge.torch.Bridge.check_samples() has them; a rank outside of the grids need not call. MismatchError: on all
+        ranks, where a sample differs."""
+        if self.current_rank in self.rank_to_src_pos or self.current_rank in self.rank_to_dest_coords:
+            self._uniform().check_samples(src, dest)
+
     def _uniform(self) -> Any:
         if self._bridge is None:
             from .torch import Bridge

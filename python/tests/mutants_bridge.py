@@ -53,6 +53,12 @@ BRIDGES = {
     'packed batches are cut as if they were dense': (
         'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',
         'test_partition_adapter_shards'),
+    'ids of the destination are compared with each other alone': (
+        'torch/alike.py', 'len({*having[0], *having[1]}) > 1', 'max(map(len, having)) > 1', 'test_torch_samples.py',
+        'named_on_all_ranks'),
+    'samples are compared among ranks that exchange them': (
+        'torch/engine.py', 'self._concerned(groups.group_ranks(self.group), _me()), torch', 'self._ranks, torch',
+        'test_torch_samples.py', 'named_on_all_ranks'),
     'the gradient of the encoder is doubled': (
         'torch/uniform.py', 'if own is not None and not (direction and arena.sums):', 'if direction and x is not None:\n'
         '                x.mul_(2)\n            if own is not None and not (direction and arena.sums):', 'test_check.py',

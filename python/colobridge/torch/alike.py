@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums by which ranks compare tensors that they must hold alike."""
+"""What ranks must have alike: tensors, compared by checksums, and samples, by their ids."""
+import json
+import operator
 import struct
 import zlib
 from collections.abc import Iterable
@@ -7,8 +9,10 @@ from typing import Any
 
 import torch
 
+from .. import _structs as s
 from ..comm import Comm
-from ..errors import STATUS, MismatchError
+from ..errors import STATUS, ArgumentError, MismatchError
+from ..layout import Layout, part_of, splits_of
 from . import ranks as groups
 
 _BITS = {1: 'uint8', 2: 'int16', 4: 'int32', 8: 'int64'}
@@ -84,3 +88,47 @@ def compare(what: str, comm: Comm, group: Any, given: dict[str, Any]) -> None:
 def used(hidden: Any, target: Any, ignore_index: int) -> Any:
     """Hidden states of the tokens that are not ignored, the only ones that are read."""
     return hidden.detach().reshape(-1, hidden.shape[-1])[target.reshape(-1) != ignore_index]
+
+
+def _ids(ids: Any) -> list[int] | None:
+    try:
+        return None if ids is None else [operator.index(i) for i in (ids.tolist() if hasattr(ids, 'tolist') else ids)]
+    except TypeError:
+        raise ArgumentError("bridge: ids of samples are %s, expected whole numbers" % (ids,)) from None
+
+
+def _by_sample(layout: Layout, side: str, ids: dict[int, list[int] | None]) -> list[dict[int, list[int]]]:
+    """For each sample: the ranks that call it by an id."""
+    samples = Layout(layout.grid)  # of these alone, on all stages
+    for split, _ in splits_of(layout, s.AXIS_SAMPLES):
+        samples.split('samples', layout.grid.names[split.dim], {s.SPLIT_CEIL: 'ceil'}.get(split.kind, 'block'))
+    given = {r: of or [] for r, of in ids.items() if samples.holds(r) and (of is not None or layout.holds(r))}
+    total = sum({part_of(layout, s.AXIS_SAMPLES, r): len(of) for r, of in reversed(given.items())}.values())
+    at = {r: samples.owned(r, total, 1, 1).samples for r in given}
+    found, expected = {r: len(of) for r, of in given.items()}, {r: end - first for r, (first, end) in at.items()}
+    if found != expected:
+        raise MismatchError("bridge: ranks of the %s bring %s ids, expected those of %d samples, %s" % (side, found, total, expected),
+                            STATUS['ERR_MISMATCH'])
+    having: list[dict[int, list[int]]] = [{} for _ in range(total)]
+    for r, of in given.items():
+        for sample, i in enumerate(of, at[r][0]):
+            having[sample].setdefault(i, []).append(r)
+    return having
+
+
+def samples(comm: Comm, src: Layout, dst: Layout, given: tuple[Any, Any]) -> None:
+    """Bridge.check_samples()"""
+    with groups.telling(comm):
+        said = [json.loads(part) for part in comm.gather_bytes(json.dumps([*map(_ids, given)]).encode(), ragged=True)]
+        sides = 'source', 'destination'
+        of = [_by_sample(layout, sides[i], {comm.world_rank(r): ids[i] for r, ids in enumerate(said)})
+              for i, layout in enumerate((src, dst))]
+        if len(of[0]) != len(of[1]):
+            raise MismatchError("bridge: the source has %d samples, the destination %d; expected the same" % (len(of[0]), len(of[1])),
+                                STATUS['ERR_MISMATCH'])
+        wrong = [i for i, having in enumerate(zip(*of)) if len({*having[0], *having[1]}) > 1]
+        if wrong:
+            raise MismatchError("bridge: sample %d of %d is %s; expected one id on all of them; %d %s" % (
+                wrong[0], len(of[0]), ' and '.join('%d on ranks %s of the %s' % (i, ranks, side) for side, having in zip(
+                    sides, (of[0][wrong[0]], of[1][wrong[0]])) for i, ranks in having.items()),
+                len(wrong), 'samples differ' if len(wrong) > 1 else 'sample differs'), STATUS['ERR_MISMATCH'])

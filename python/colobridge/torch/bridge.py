@@ -124,6 +124,20 @@ class Bridge(_Module):
         say: samples that dp does not divide, rows or features split on the source side."""
         return self._engine.global_shape(x, samples)
 
+    def check_samples(self, src: torch.Tensor | Sequence[int] | None, dst: torch.Tensor | Sequence[int] | None) -> None:
+        """Has the LLM the text of the samples that the encoder has? Before training, with a batch of each side's data loader.
+        Every rank of the grids calls; the ids of all go to all, over the host.
+
+        Args:
+            src: ids, whole numbers below 2^63, of this rank's samples of the source: a tensor or a list. None: it has none. A rank on
+                another pipeline stage than the one that holds x may bring those of its replica, or None.
+            dst: of this rank's samples of the destination.
+
+        Raises:
+            MismatchError: on all ranks: what a sample is to the ranks that have it, on both sides, or numbers of samples.
+        """
+        self._engine.check_samples(src, dst)
+
     def forward(self, x: torch.Tensor | None, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
                 like: torch.Tensor | None = None) -> torch.Tensor:
         """y under the destination's layout. samples: the global batch if dp does not divide it;

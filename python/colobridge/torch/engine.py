@@ -21,6 +21,7 @@ from ..layout import Layout, parts_of
 from ..packing import Repacking
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
 from ..segments import Segments
+from . import alike
 from . import arena as arenas
 from . import moves
 from . import ragged as ragged_batches
@@ -192,6 +193,14 @@ class Engine(Unique):
             return groups.comm_of(self.group, device, 'bridge: group')
         groups.require_alive(self.group, 'bridge: group')
         return groups.comm_of_ranks(self._talks_to, device)
+
+    def check_samples(self, src: Any, dst: Any) -> None:
+        if self._ranks is None:
+            comm = self.comm(torch.device('cpu'))
+        else:  # all ranks of the grids, not those alone that exchange samples with this one
+            groups.require_alive(self.group, 'bridge: group')
+            comm = groups.comm_of_ranks(self._concerned(groups.group_ranks(self.group), _me()), torch.device('cpu'))
+        alike.samples(comm, self.src, self.dst, (src, dst))
 
     def global_shape(self, x: Any, samples: int | None = None) -> tuple[int, int, int]:
         axes = self.axes
