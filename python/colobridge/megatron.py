@@ -418,7 +418,7 @@ class ColocatedBridgeCommunicator:
 
     # ---- data ----
 
-    def communicate(self, tensor: 'torch.Tensor', *, samples: int | None = None, segments: Segments | None = None,
+    def communicate(self, tensor: 'torch.Tensor', *, samples: int | None = None, segments: 'Segments | None' = None,
                     into: Any = None) -> 'torch.Tensor':
         """The tensor under the destination's layout; differentiable. samples: the global batch if dp
         does not divide it (algo="exact"). A rank outside of the grids gets its tensor back at once, and need not call. If the LLM has several
