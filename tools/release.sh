@@ -97,6 +97,7 @@ step_archive() {
     run meson dist -C build --formats xztar --no-tests
     run mkdir -p dist
     run cp "build/meson-dist/colobridge-$version.tar.xz" dist/
+    run tools/wheel.sh --sdist dist
 }
 
 step_tag() {
