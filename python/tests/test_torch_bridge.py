@@ -636,6 +636,25 @@ else:
 '''
 
 
+LATE = '''
+import sys, time, torch, torch.distributed as dist, colobridge.torch as ct
+rank = int(sys.argv[1])
+dist.init_process_group('gloo', init_method='tcp://127.0.0.1:' + sys.argv[2], rank=rank, world_size=2)
+time.sleep(1.5 * rank)
+print(ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD)(torch.ones(1, 4, 2)).sum().item())
+dist.barrier()
+'''
+
+
+def test_a_rank_that_waits_for_a_late_one_says_nothing():
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks = [subprocess.Popen([sys.executable, '-c', LATE, str(rank), port], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) for rank in range(2)]
+    said = [rank.communicate(timeout=250) for rank in ranks]
+    assert [out for out, _ in said] == ['16.0\n'] * 2 and 'timed out' not in said[0][1] + said[1][1], said
+
+
 @pytest.mark.parametrize('how', ('well', 'fails'))
 def test_a_rank_that_destroyed_its_communicator_ends_as_others_do(how, tmp_path):
     ranks = [subprocess.Popen([sys.executable, '-c', DESTROYED, str(rank), how, str(tmp_path / 'meet')], text=True, stdout=subprocess.PIPE,

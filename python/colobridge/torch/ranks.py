@@ -54,7 +54,7 @@ _owners: collections.Counter[tuple[int, ...]] = collections.Counter()
 _alone = threading.local()
 _ended: list[Any] = []
 _GLANCE = datetime.timedelta(milliseconds=50)  # after which a rank that is a thread looks whether the others have ended
-_PART = datetime.timedelta(milliseconds=400)  # of a wait
+_PART = datetime.timedelta(milliseconds=400)  # at most, between two questions to a store
 _ALONE = 'without backward'  # how the library says that a rank's forward has none
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
 _failure: tuple[str, Any] = '', None  # an exception that a hook or multiprocessing has shown, and _counted() then
@@ -371,21 +371,28 @@ class _Meeting:
         return [words[1:] for words in said]
 
     def _wait(self, keys: list[str], limit: datetime.timedelta) -> None:
-        """Waits until all ranks have answered, in parts, between which Python hears signals. A rank that is a thread may end and not know of this meeting, so those that
-        wait look for that themselves. They look before each wait: what a rank answered before it ended is there by then."""
-        run, end = self.of.given and self.of.given._run, time.monotonic() + limit.total_seconds()
-        # a wait of torch 1.13 that ends early leaves its answer to the next question
-        part = min(limit, _GLANCE if run else _PART) if run or hasattr(self.store, 'check') else limit
+        """Waits until all ranks have answered. It asks the store, ever less often, because PyTorch warns of a wait that ends
+        early; between two questions Python hears signals. A rank that is a thread may end and not know of this meeting, so
+        those that wait look for that themselves, before each question: what a rank answered before it ended is there by then."""
+        run, begin = self.of.given and self.of.given._run, time.monotonic()
+        asks = hasattr(self.store, 'check')  # not in torch 1.13, where a wait that ends early leaves its answer to the next question
         while True:
             why_not = run and run.why_not(self.of.ranks)
-            begin = time.monotonic()
             try:
-                return self.store.wait(keys, part)
+                if not asks:
+                    return self.store.wait(keys, min(limit, _GLANCE) if run else limit)
+                if self.store.check(keys):
+                    return
             except Exception:
-                if why_not:
-                    raise FailedError(why_not, STATUS['ERR_PEER']) from None
-                if part == limit or time.monotonic() > end or time.monotonic() < begin + part.total_seconds() / 2:
-                    raise  # the last: it did not wait, because the store's server has ended
+                if asks or not run:
+                    raise
+            if why_not:
+                raise FailedError(why_not, STATUS['ERR_PEER'])
+            waited = time.monotonic() - begin
+            if waited > limit.total_seconds():
+                raise TimeoutError('the deadline is over')
+            if asks:
+                time.sleep(min(max(waited / 8, .001), (_GLANCE if run else _PART).total_seconds()))
 
     def refuse(self, why: str) -> None:
         """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: this answers
