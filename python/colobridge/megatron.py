@@ -295,14 +295,16 @@ class ColocatedBridgeCommunicator:
     divide; a batch that divides. Keywords lift them: docs/guides/megatron.md#switching-a-runtime-three-imports. output="sharded"
     is exact, too; positions: length of the LLM's sequence, position_offset: where the rows begin in it. extra, data: names
     of dims other than tp, cp, pp, dp and ep, along which ranks hold copies, or samples are split on inside of a dp rank; dp
-    sizes and positions then count these.
+    sizes and positions then count these. grad_scale: factor of the gradient that reaches the encoder:
+    docs/guides/megatron.md#scale-of-gradients.
     """
 
     def __init__(self, src_grid: Any, dest_grid: Any, src_module_name: str = 'src',
                  dest_module_name: str = 'dest', dim_mapping: dict[str, int] | None = None, *,
                  algo: str | None = None, output: str = 'full', grad: str = 'partial',
                  positions: int | None = None, position_offset: int = 0, transport: str = 'auto',
-                 buffers: int | None = None, extra: str | Sequence[str] = (), data: str | Sequence[str] = ()):
+                 buffers: int | None = None, extra: str | Sequence[str] = (), data: str | Sequence[str] = (),
+                 grad_scale: float = 1.0):
         src_grid, dest_grid = (_MeshGrid(grid) if is_mesh(grid) else grid for grid in (src_grid, dest_grid))
         self.src_grid, self.dest_grid = src_grid, dest_grid
         self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
@@ -353,7 +355,7 @@ class ColocatedBridgeCommunicator:
         self._own_pgs = [self.gather_pg]
         self.dest_cp_pg = self._cp_group() if self.dest_cp_size > 1 else None
         self._options: dict[str, Any] = {'algo': algo or 'exact', 'output': output, 'grad': grad,
-                                         'transport': transport, 'buffers': buffers}
+                                         'transport': transport, 'buffers': buffers, 'grad_scale': grad_scale}
         self._bridge: Any = None
         self._ragged: Any = None  # of batches with segments
         self._destroyed = False

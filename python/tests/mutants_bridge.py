@@ -59,6 +59,8 @@ BRIDGES = {
     'samples are compared among ranks that exchange them': (
         'torch/engine.py', 'self._concerned(groups.group_ranks(self.group), _me()), torch', 'self._ranks, torch',
         'test_torch_samples.py', 'named_on_all_ranks'),
+    'the communicator of megatron scales no gradient': (
+        'megatron.py', "'grad_scale': grad_scale}", "'grad_scale': 1.0}", 'test_megatron_scale.py', 'one_process'),
     'the gradient of the encoder is doubled': (
         'torch/uniform.py', 'if own is not None and not (direction and arena.sums):', 'if direction and x is not None:\n'
         '                x.mul_(2)\n            if own is not None and not (direction and arena.sums):', 'test_check.py',
