@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/speed.svg, the plot in README.md, from the table "Four GPUs" of bench/results/bridge.md.
+"""Draws docs/speed.svg, the plot in README.md, from the table "Two GPUs" of bench/results/bridge.md.
 
 usage: plot.py [--write]     without: exit 1 if the plot is not what the table says
 """
@@ -22,7 +22,7 @@ def total(cell):
 
 def rows():
     """(layout, {column: µs}, µs of the limit) of each row whose samples are outermost"""
-    text = (ROOT / 'bench/results/bridge.md').read_text().split('\n## Four GPUs\n')[1]
+    text = (ROOT / 'bench/results/bridge.md').read_text().split('\n## Two GPUs\n')[1]
     lines = [line[2:-2] for line in re.search(r'(?:^\|.*\n)+', text, re.M)[0].splitlines()]
     names = lines[0].split(' | ')
     for line in lines[1:]:
@@ -41,9 +41,9 @@ def svg():
     scale = WIDE / most
     out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" '
            'aria-labelledby="t" font-family="system-ui, sans-serif" font-size="12">' % (*[LEFT + WIDE + 90, high] * 2,),
-           '<title id="t">Forward and backward of a bridge on four H200 GPUs, in milliseconds</title>',
+           '<title id="t">Forward and backward of a bridge on two H200 GPUs, in milliseconds</title>',
            '<rect width="%d" height="%d" rx="10" fill="#ffffff"/>' % (LEFT + WIDE + 90, high),
-           '<text x="16" y="26" font-size="15" font-weight="700" fill="#0f172a">Forward + backward, ms: four H200, '
+           '<text x="16" y="26" font-size="15" font-weight="700" fill="#0f172a">Forward + backward, ms: two H200, '
            '16 x 8192 x 4096 bf16</text>']
     at = 16
     for _, words, colour in BARS:
