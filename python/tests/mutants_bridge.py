@@ -526,8 +526,10 @@ BRIDGES = {
     'frames of a video lie on each other': (
         'torch/tower.py', 'at = [p + k * rows[a] for p', 'at = [p for p', 'test_torch_tower.py', 'by_frames'),
     'a run of ones own gets frames': (
-        'torch/tower.py', "run is None and self._merge is not None if split_frames == 'auto' else bool(split_frames)", 'split_frames is not False',
-        'test_torch_tower.py', 'by_frames'),
+        'torch/tower.py', "within = run is None and", 'within = True or', 'test_torch_tower.py', 'by_frames'),
+    'any tower that merges patches gets frames': (
+        'torch/tower.py', "within = run is None and str(getattr(self._config, 'model_type', '')).startswith('qwen')",
+        'within = run is None and self._merge is not None', 'test_pages.py', 'vision'),
     'what a rank has beside its images is forgotten': (
         'torch/tower.py', 'load, ranks = list(load), list(now)', 'load, ranks = [0] * len(load), list(now)', 'test_torch_tower.py',
         'balanced_together'),

@@ -242,8 +242,8 @@ class EncoderParallel(torch.nn.Module):
     cost: cost(grid) -> a number per image in any unit, at least 0, on the rank that brings the image; or alpha of
     p (p + alpha) for p patches of a frame; None: alpha is 6 times the tower's width, as the products and the attention of a
     transformer's layer have it. fit() measures it.
-    split_frames: a video of grid (t, h, w) is balanced as t images, whose rows follow each other. "auto": with the towers of
-    Qwen's kind, whose attention is within a frame, and no run of one's own. stats() and plans count frames then.
+    split_frames: a video of grid (t, h, w) is balanced as t images, whose rows follow each other. "auto": with Qwen's towers,
+    whose attention is within a frame (config.model_type says qwen), and no run of one's own. stats() and plans count frames then.
     stick: as balance() has it, for images that are on a rank already.
     grad_scale: factor of the gradient that reaches the tower: docs/guides/vision.md has a table.
     comm: "shared": calls go over the communicator of these ranks, as those of Bridge do, and plan() over another one, which
@@ -279,8 +279,9 @@ class EncoderParallel(torch.nn.Module):
         given = smallest if smallest is not None else self._of_config()
         self._smallest: tuple[Any, tuple[int, ...]] = given[0].detach(), () if given[1] is None else tuple(
             _integers(given[1], 'smallest')[0])
-        # Attention of Qwen's towers is within a frame.
-        self._frames = bool(self._smallest[1]) and (run is None and self._merge is not None if split_frames == 'auto' else bool(split_frames))
+        # Attention of Qwen's towers is within a frame. Others that merge as they do may have it over a whole video.
+        within = run is None and str(getattr(self._config, 'model_type', '')).startswith('qwen')
+        self._frames = bool(self._smallest[1]) and (within if split_frames == 'auto' else bool(split_frames))
         if rows is not None:
             self.rows = rows
         self.alpha = 6.0 * (getattr(self._config, 'embed_dim', None) or getattr(self._config, 'hidden_size', 1024))
