@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines that pages of docs/guides begin with, as four ranks run them; what comes out is compared with PyTorch."""
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 from unittest import mock
@@ -288,6 +290,22 @@ def test_first_lines_of_a_page_do_what_it_says(world, page):
     if page in ('README.md', 'guides/sharded-heads.md', 'guides/quickstart.md', 'guides/pytorch.md') and not hasattr(torch.distributed, 'device_mesh'):
         pytest.skip('this PyTorch %s has no DeviceMesh' % torch.__version__)
     world.run(PAGES[page])
+
+
+@pytest.mark.skipif(not hasattr(dist, 'device_mesh'), reason='this PyTorch has no DeviceMesh')
+def test_the_program_of_quickstart_prints_the_loss_of_one_process(tmp_path):
+    page = (DOCS / 'guides/quickstart.md').read_text()
+    code = re.search(r'<!-- first -->\n```python\n(.*?)```\n<!-- end -->', page, re.S)[1]
+    (tmp_path / 'first.py').write_text(code.replace('torch.cuda.device_count()', '0'))
+    done = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '4', 'first.py'],
+                          cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=250)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder, head = torch.nn.Linear(12, 16), torch.nn.Linear(16, 100, bias=False)
+        images, labels = torch.randn(4, 8, 12), torch.randint(100, (4, 8))
+    said = 'hidden (4, 4, 16), loss %.4f' % torch.nn.functional.cross_entropy(head(encoder(images)).flatten(0, 1), labels.flatten()).item()
+    assert sorted(done.stdout.splitlines()) == ['rank %d: %s' % (rank, said) for rank in range(4)], done.stderr
+    assert '`%s`' % said in page
 
 
 def test_every_guide_is_run():

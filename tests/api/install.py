@@ -145,7 +145,7 @@ def shared(work, stage, prefix, compiler):
     plan = prefix / 'bin' / 'colo-plan'
     if plan.exists():
         command, *wanted = page('plan', 'README.md').splitlines()
-        said = run(plan, *command.split()[2:]).splitlines()
+        said = run(plan, *command.removeprefix('$ colobridge plan').split()).splitlines()
         for line in wanted:
             if line != '...' and line not in said:
                 sys.exit('README.md says that "%s" prints:\n%s' % (command, line))
