@@ -38,7 +38,7 @@ MUTANTS = {
     'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
     'each call of a packed bridge is prepared anew': (
-        'torch/engine.py', 'last.src is src', 'last.src is None', 'test_torch_packed.py', 'prepared_once'),
+        'torch/engine.py', 'made.src is src', 'made.src is None', 'test_torch_packed.py', 'prepared_once'),
     'segments are given to collectives': (
         'megatron.py', 'if given and self._exact:', 'if given:', 'test_megatron_ragged.py', 'without_exact'),
     'what one rank finds wrong in communicate() stays there': (

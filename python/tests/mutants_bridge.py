@@ -234,8 +234,10 @@ BRIDGES = {
         'torch/ragged.py', 'anchor = torch.empty(0, device=device, requires_grad=True) if grad and',
         'anchor = None if grad and', 'test_torch_ragged.py', 'test_ranks_without_rows'),
     'tensors of another shape are taken for those of the call before': (
-        'torch/ragged.py', 'self.kinds == [[_kind(t)', '[] != [[_kind(t)', 'test_torch_ragged.py',
+        'torch/ragged.py', 'and kinds == call.kinds', 'and [] != kinds', 'test_torch_ragged.py',
         'test_bad_input_of_one_rank'),
+    'tables of a call that is prepared are the oldest': (
+        'torch/ragged.py', 'self._batches.move_to_end((merged, segments))', 'pass', 'test_torch_packed.py', 'keep_the_same_tables'),
     'a call carries the tensors of the one before': (
         'torch/ragged.py', 'raw.data = address = t.data_ptr()', 'raw.data = address = raw.data or t.data_ptr()',
         'test_torch_ragged.py', 'test_calls_like_the_one_before'),

@@ -123,6 +123,7 @@ class Engine(Unique):
         self._dst_features = parts_of(self.dst, s.AXIS_FEATURES)
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | Repacking | None = None  # tables that fit the layouts, the last ones
+        self._repackings: collections.deque[Repacking] = collections.deque(maxlen=ragged_batches.KEPT)  # the last ones
         self._cores: dict[Any, Core] = {}  # by dtype and device
         self._kept: collections.OrderedDict[Any, Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
@@ -297,10 +298,14 @@ class Engine(Unique):
             return ragged.batch(segments, True, carried=False).written(device)
 
     def _tables(self, src: Any, dst: Any) -> Any:
-        last = self._checked
-        if isinstance(last, Repacking) and last.src is src and last.dst is dst:
-            return last  # whose call is prepared
-        return None if src is None and dst is None else Repacking(src, dst)
+        if src is None and dst is None:
+            return None
+        for made in self._repackings:
+            if made.src is src and made.dst is dst:
+                return made  # whose call may be prepared
+        made = Repacking(src, dst)
+        self._repackings.append(made)
+        return made
 
     def carry(self, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any = None) -> Any:
         """A call of a uniform bridge, outside of torch.compile()."""

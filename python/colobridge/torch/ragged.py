@@ -23,7 +23,7 @@ from .functions import Function
 from .tensors import checked, said, stream_of
 from .ticket import Asked, Flight
 
-_KEPT = 8  # batches of other tables
+KEPT = 8  # batches of other tables
 Tables = Union[Segments, Repacking]
 
 
@@ -75,7 +75,8 @@ class Ragged:
         self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
         self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
         self.telling = groups.telling(comm, before=lambda me=weakref.proxy(self): me.forget())
-        self.last: _Call | None = None
+        # The last calls, as many as batches, so that those of each are kept; the last one last.
+        self.calls: list[_Call] = []
         self._capturing = arenas.capturing(device)
         self._graphs: dict[int, Any] = {}  # by address: indices that a graph reads, as long as there is the bridge
         self.workspace: Any = None  # which peers reach
@@ -106,7 +107,7 @@ class Ragged:
         made = self._batches.get(key) or self._asked.get(key)
         if (made is None or carried and key not in self._batches) and self._capturing():
             raise FailedError("bridge: a capture has new tables: found %r, expected those of an earlier call, of which "
-                              "the last %d are kept; run one step with them before" % (segments, _KEPT),
+                              "the last %d are kept; run one step with them before" % (segments, KEPT),
                               STATUS['ERR_STATE'])
         if made is None:
             if merged not in self._bridges:
@@ -121,14 +122,31 @@ class Ragged:
         self._asked.pop(key, None)
         self._batches[key] = made
         self._batches.move_to_end(key)
-        if len(self._batches) > _KEPT:
+        if len(self._batches) > KEPT:
             self._batches.popitem(last=False)
         return made
 
+    def prepared(self, xs: list[Any], segments: Tables, intos: list[Any], merged: bool) -> '_Call | None':
+        """The call on such tensors with these tables, so that only what may change without them is left to check. None: there
+        is none yet. Its batch becomes the last that was used, as it does on ranks that have to prepare it."""
+        kinds, calls = [[_kind(t) for t in side] for side in (xs, intos)], self.calls
+        for i in range(len(calls) - 1, -1, -1):
+            call = calls[i]
+            if segments is call.segments and merged is call.merged and kinds == call.kinds:
+                if i + 1 < len(calls):
+                    calls.append(calls.pop(i))
+                    self._batches.move_to_end((merged, segments))
+                return call
+        return None
+
+    def add(self, call: '_Call') -> '_Call':
+        self.calls.append(call)
+        del self.calls[:-KEPT]
+        return call
+
     def forget(self) -> None:
         """Batches and memory, after an error, when ranks may have different ones."""
-        self._batches.clear(), self._asked.clear()
-        self.last = None
+        self._batches.clear(), self._asked.clear(), self.calls.clear()
         if self.workspace is not None:
             self.workspace.forget()
 
@@ -185,10 +203,6 @@ class _Call:
                       for taken, order in ((range(self.n), ((0, 'x'), (1, 'y'))), (self.floating, ((1, 'd_y'), (0, 'd_x'))))]
         library = lib()
         self.entries = library.colo_batch_forward, library.colo_batch_backward
-
-    def serves(self, xs: list[Any], segments: Tables, intos: list[Any], merged: bool) -> bool:
-        """Is a call on these tensors one of them, so that only what may change without them is left to check."""
-        return segments is self.segments and merged is self.merged and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
 
     def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None,
             flight: Flight | None = None, follows: bool = True) -> None:
@@ -429,22 +443,22 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
         (t for t in _list(given) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
     device = torch.device('cpu') if told is None else told.device
     ragged = self._ragged.get(device)
-    call = None if ragged is None else ragged.last
     xs, intos = _list(given), [] if into is None else _list(into)
     merged = bool(intos) and inplace and not add and not any(t is None for t in intos)
     names = ['into[%d]' % i if len(intos) > 1 else 'into' for i in range(len(intos))]
     if into is None and (add or not inplace):
         raise ArgumentError("bridge: %s is given without into; expected the tensor that rows go to"
                             % ('add=True' if add else 'inplace=False'))
-    if call is not None and call.serves(xs, segments, intos, merged):
+    call = None if ragged is None else ragged.prepared(xs, segments, intos, merged)
+    if call is not None:
         widths = call.widths
     else:
-        call, (xs, intos, widths) = None, _prepared(self, given, segments, into, like, told)
+        xs, intos, widths = _prepared(self, given, segments, into, like, told)
     for t, name in zip(intos, names):
         if inplace and t is not None:
             _check_leaf(t, name)
-    ragged = self._ragged_of(device)
-    if call is None or call is not ragged.last:  # another communicator
+    found, ragged = ragged, self._ragged_of(device)
+    if call is None or found is not ragged:  # another communicator
         with ragged.telling:
             batch = ragged.batch(segments, merged)
             if intos and not merged and batch.merged is None:
@@ -453,7 +467,7 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
             for t, name in zip(intos, names):
                 if t is not None:
                     _check_order(self, segments, t, name, ragged.comm.world_rank(ragged.comm.rank))
-            call = ragged.last = _Call(ragged, batch, segments, xs, widths, intos, merged)
+            call = ragged.add(_Call(ragged, batch, segments, xs, widths, intos, merged))
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
         xs = [x.detach() for x in xs]

@@ -633,7 +633,7 @@ class EncoderParallel(torch.nn.Module):
     def _bytes(self, plan: TowerPlan, me: int, outs: list[Any], carry: Engine) -> dict[str, int]:
         moves = [(n, owner, to) for n, owner, to in zip(plan.patches, plan._owner, plan.rank) if owner != to]
         width = 0 if plan._kind is None else math.prod(plan._kind[2:]) * s.DTYPE_SIZE[plan._kind[0]]
-        planned = carry._ragged[outs[0].device].last.held.batch.bytes('forward')
+        planned = carry._ragged[outs[0].device].calls[-1].held.batch.bytes('forward')
         unit = math.lcm(carry._parts[2], carry._dst_features) * 4  # of the bridge, in f32
         row = sum(t.shape[1] * t.element_size() for t in outs)
         return {'pixels_sent': sum(n for n, owner, _ in moves if owner == me) * width,
