@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..layout import Layout
     from .support import Support
 
-# Ranks that make a call together.
 Group: TypeAlias = 'ProcessGroup | DeviceMesh | Comm'
+"""Ranks that make a call together."""
 # What src=, dst= and llm= may be.
 Side: TypeAlias = 'Layout | Grid | DeviceMesh | str | Mapping[str, int]'
 # V, or (the id of this rank's first column, V or None).
