@@ -521,6 +521,10 @@ BRIDGES = {
         'by_hand'),
     'the middle of a zigzag is two pieces': (
         'torch/halo.py', 'if runs and runs[-1].row + runs[-1].count == row + a and a > 0:', 'if False:', 'test_torch_halo.py', 'by_hand'),
+    'a row in front of three pieces gets the gradients of two': (
+        'torch/halo.py', 'for which, at in more:', 'for which, at in more[:1]:', 'test_torch_halo.py', 'by_hand'),
+    'rows in front of few pieces are counted with those of pieces': (
+        'torch/halo.py', 'out - _host([0, *itertools.accumulate(tables.counts)])[skipped - 1]', 'out', 'test_torch_halo.py', 'by_hand'),
     'gradients of a halo are added up in 16 bits': (
         'torch/halo.py', 'wide = torch.float32 if', 'wide = d_out.dtype if', 'test_torch_halo.py', 'rounded_once'),
     'a halo of tensor ranks is that of context ranks': (

@@ -2,6 +2,7 @@
 """Rows in front of each piece of packed sequences, for convolutions and token shifts: docs/guides/hybrid.md."""
 import bisect
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -76,101 +77,128 @@ class _Want(NamedTuple):
     local: int
 
 
-def _wants(pieces: list[list[_Run]], before: int) -> list[_Want]:
-    """Pieces ascending, and of each its rows."""
-    owned = sorted((run.row, run.count, w, sum(r.count for r in of[:i])) for w, of in enumerate(pieces) for i, run in enumerate(of))
+def _wants(pieces: list[list[_Run]], before: int) -> tuple[list[_Want], list[tuple[int, int, int]]]:
+    """Pieces ascending, and of each its rows. And the runs by their first rows: (row, rank, first row of its tensor)"""
+    owned = []
+    for w, of in enumerate(pieces):
+        local = 0
+        for run in of:
+            owned.append((run.row, w, local))
+            local += run.count
+    owned.sort()
     begins = [row for row, *_ in owned]
     order = {row: i for i, row in enumerate(begins)}
+    ends = [*begins[1:], owned[-1][0] + pieces[owned[-1][1]][-1].count] if owned else []
     wants = []
     for w, of in enumerate(pieces):
         out = 0
         for run in of:
             row, end = run.row - min(before, run.start), run.row
             while row < end:
-                first, count, src, local = owned[bisect.bisect_right(begins, row) - 1]
-                n = min(first + count, end) - row
-                wants.append(_Want(row, n, order[run.row], w, out + before - (end - row), src, local + row - first))
+                i = bisect.bisect_right(begins, row) - 1
+                n = min(ends[i], end) - row
+                wants.append(_Want(row, n, order[run.row], w, out + before - (end - row), owned[i][1], owned[i][2] + row - begins[i]))
                 row += n
             out += before + run.count
-    return sorted(wants, key=lambda want: (want.piece, want.row))
+    return sorted(wants, key=lambda want: (want.piece, want.row)), owned
+
+
+def _host(of: Any) -> Any:
+    return torch.tensor(of, dtype=torch.int64, device='cpu')
+
+
+def _rows(begin: Any, count: Any) -> Any:
+    """Of intervals: each number in them."""
+    skipped = torch.repeat_interleave(begin - (count.cumsum(0) - count), count)
+    return torch.arange(len(skipped), device='cpu') + skipped
 
 
 class _Tables:
     """What one rank does for these lengths, and the packings of what crosses: each row once in forward, an addend for each
-    piece in backward."""
+    piece in backward. Rows are indices on the host."""
 
     def __init__(self, pieces: list[list[_Run]], before: int, me: int):
-        wants, ranks = _wants(pieces, before), range(len(pieces))
-        foreign = [want for want in wants if want.src != want.dst]
-        self.rows = sum(before + run.count for run in pieces[me])
-        self.cu = [0]
-        self.own: list[int] = []  # of each row of x, where it goes
-        for run in pieces[me]:
-            self.own += range(self.cu[-1] + before, self.cu[-1] + before + run.count)
-            self.cu.append(self.cu[-1] + before + run.count)
-
-        def rows(of: list[_Want], begin: str) -> list[int]:
-            return [getattr(want, begin) + i for want in of for i in range(want.count)]
-        here = [want for want in wants if want.dst == me and want.src == me]
-        self.here = rows(here, 'local'), rows(here, 'out')
+        wants, owned = _wants(pieces, before)
+        self.before, self.counts = before, [run.count for run in pieces[me]]
+        self.cu = [0, *itertools.accumulate(before + n for n in self.counts)]
+        self.rows, counts = self.cu[-1], _host(self.counts)
+        self.own = _rows(_host(self.cu[:-1]) + before, counts)  # of each row of x, where it goes
+        fields = _host([tuple(want) for want in wants]).reshape(-1, len(_Want._fields)).T
+        count = fields[1]
+        row, out, local = (_rows(fields[i], count) for i in (0, 4, 6))
+        piece, dst, src = (torch.repeat_interleave(fields[i], count) for i in (2, 3, 5))
+        here, foreign = (dst == me) & (src == me), dst != src
+        self.here = local[here], out[here]
+        self.moves = bool(foreign.any())
         # forward: of each rank the rows that it lacks, ascending, as one sequence
-        owner = {row: (want.src, local) for want in foreign for row, local in zip(rows([want], 'row'), rows([want], 'local'))}
-        lacks = [sorted(set(rows([want for want in foreign if want.dst == w], 'row'))) for w in ranks]
-        self.sent = [owner[row][1] for of in lacks for row in of if owner[row][0] == me]
-        mine = [want for want in foreign if want.dst == me]
-        at = {row: i for i, row in enumerate(lacks[me])}
-        self.came = [at[row] for row in rows(mine, 'row')], rows(mine, 'out')
+        total = 1 + max((run.row + run.count for of in pieces for run in of), default=0)
+        crossing = dst[foreign] * total + row[foreign]
+        lacks, at = torch.unique(crossing, return_inverse=True)
+        begins, ranks, locals_ = _host(owned).reshape(-1, 3).T.contiguous() if owned else _host([[], [], []])
+        run = torch.searchsorted(begins, lacks % total, right=True) - 1
+        owner = ranks[run]
+        self.sent = (locals_[run] + lacks % total - begins[run])[owner == me]
+        mine, first = dst[foreign] == me, int((lacks < me * total).sum())
+        self.came = at[mine] - first, out[foreign][mine]
         # backward: of each rank all that it has of others' rows, by pieces, as one sequence
-        back = [[want for want in foreign if want.dst == w] for w in ranks]
-        addends = [(want.piece, local) for want in here for local in rows([want], 'local')]
-        addends += [(want.piece, local) for of in back for want in of if want.src == me for local in rows([want], 'local')]
-        self.layers = self._layers(addends)
-        self.moves = bool(foreign)
-        if foreign:
-            self.forward = self._packings([[owner[row][0] for row in of] for of in lacks], True)
-            self.backward = self._packings([[want.src for want in of for _ in range(want.count)] for of in back], False)
+        back = torch.sort(dst[foreign], stable=True)[1]
+        from_me = src[foreign][back] == me
+        addends = torch.cat([local[here], local[foreign][back][from_me]])
+        self.layers = self._layers(addends, torch.cat([piece[here], piece[foreign][back][from_me]]))
+        if self.moves:
+            self.forward = self._packings(lacks // total, owner, len(pieces), True)
+            self.backward = self._packings(dst[foreign][back], src[foreign][back], len(pieces), False)
 
     @staticmethod
-    def _layers(addends: list[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
+    def _layers(rows: Any, pieces: Any) -> list[tuple[Any, Any]]:
         """Which addends come first to each row, which second: (addend, row)"""
-        count: dict[int, int] = {}
-        layers: list[tuple[list[int], list[int]]] = []
-        for i, (_, row) in sorted(enumerate(addends), key=lambda of: of[1][0]):
-            k = count[row] = count.get(row, -1) + 1
-            if k == len(layers):
-                layers.append(([], []))
-            layers[k][0].append(i)
-            layers[k][1].append(row)
-        return layers
+        order = torch.sort(pieces, stable=True)[1]
+        order = order[torch.sort(rows[order], stable=True)[1]]
+        rows = rows[order]
+        new = torch.ones(len(rows), dtype=torch.bool, device='cpu')
+        new[1:] = rows[1:] != rows[:-1]
+        first = new.nonzero().flatten()
+        number = torch.arange(len(rows), device='cpu') - first[new.cumsum(0) - 1]
+        return [(order[number == k], rows[number == k]) for k in range(int(number.max()) + 1 if len(rows) else 0)]
 
     @staticmethod
-    def _packings(owners: list[list[int]], gathers: bool) -> tuple[Packing, Packing]:
-        """Of sequences that lie on their rank on one side, on their @owners on the other."""
-        lengths = [len(of) for of in owners]
-        spread = []
-        for of in owners:
-            pieces: list[tuple[int, int]] = []
-            for w in of:
-                if pieces and pieces[-1][1] == w:
-                    pieces[-1] = pieces[-1][0] + 1, w
-                else:
-                    pieces.append((1, w))
-            spread.append(pieces)
+    def _packings(at: Any, owners: Any, size: int, gathers: bool) -> tuple[Packing, Packing]:
+        """Of sequences that lie on their rank on one side, @at ascending, on their @owners on the other."""
+        lengths = torch.bincount(at, minlength=size).tolist()
+        spread: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+        runs, counts = torch.unique_consecutive(at * size + owners, return_counts=True)
+        for of, n in zip(runs.tolist(), counts.tolist()):
+            spread[of // size].append((n, of % size))
         far = Packing(seq_len=lengths, pieces=spread)
         near = Packing(seq_len=lengths, pieces=[[(n, w)] for w, n in enumerate(lengths)])
         return (far, near) if gathers else (near, far)
 
 
+_FEW = 4  # pieces that are copied as intervals; the rows of more are cheaper by an index of each
+
+
 class _Index:
-    """The tables as tensors of one device."""
+    """The tables as tensors of one device; None: without a row. Rows in front of @few pieces are put together first."""
 
     def __init__(self, tables: _Tables, device: Any):
-        def made(of: Any) -> Any:
-            return torch.tensor(of, dtype=torch.long, device=device)
-        self.tables, self.own, self.sent = tables, made(tables.own), made(tables.sent)
-        self.here, self.came = ([made(of) for of in pair] for pair in (tables.here, tables.came))
-        self.layers = [(made(addends), made(rows)) for addends, rows in tables.layers]
+        pieces = len(tables.counts)
+        self.tables, self.few = tables, 0 < pieces <= _FEW
+        self.fronts = [tables.before] * pieces
+        self.parts = [n for count in tables.counts for n in (tables.before, count)]
         self.cu = torch.tensor(tables.cu, dtype=torch.int32, device=device)
+        self.own, self.sent = tables.own.to(device), tables.sent.to(device)
+
+        def pair(rows: Any, out: Any) -> Any:
+            """Rows, where they go in forward, and in the result"""
+            at = out
+            if self.few:
+                skipped = torch.searchsorted(_host(tables.cu), out, right=True)
+                at = out - _host([0, *itertools.accumulate(tables.counts)])[skipped - 1]
+            return tuple(t.to(device) for t in (rows, at, out)) if len(out) else None
+        self.here, self.came = pair(*tables.here), pair(*tables.came)
+        self.layers = []  # of which the first has all rows that have addends
+        for addends, rows in tables.layers:
+            self.layers.append((addends.to(device), (torch.searchsorted(tables.layers[0][1], rows) if self.layers else rows).to(device)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -192,26 +220,41 @@ def _bridge(group: Any, size: int) -> PackedBridge:
 @Function
 def Halo(ctx: Any, x: torch.Tensor, index: _Index, carry: PackedBridge | None) -> torch.Tensor:
     """x: [rows, features]"""
-    ctx.index, ctx.carry = index, carry
-    out = x.new_zeros(index.tables.rows, x.shape[1])
-    out[index.own] = x
-    out[index.here[1]] = x[index.here[0]]
+    ctx.index, ctx.carry, tables = index, carry, index.tables
+    out = x.new_zeros(sum(index.fronts) if index.few else tables.rows, x.shape[1])
+    if not index.few:
+        out.index_copy_(0, index.own, x)
+    if index.here is not None:
+        rows, at, _ = index.here
+        out.index_copy_(0, at, x.index_select(0, rows))
     if carry is not None:
-        y = carry.forward(x[index.sent], *index.tables.forward)
-        out[index.came[1]] = y[index.came[0]]
-    return out
+        y = carry.forward(x.index_select(0, index.sent), *tables.forward)
+        if index.came is not None:
+            rows, at, _ = index.came
+            out.index_copy_(0, at, y.index_select(0, rows))
+    if not index.few:
+        return out
+    return torch.cat([part for both in zip(out.split(index.fronts), x.split(tables.counts)) for part in both])
 
 
 @Halo.adjoint
 def _(ctx: Any, d_out: torch.Tensor) -> Any:
-    index, addends = ctx.index, [d_out[ctx.index.here[1]]]
+    index, addends = ctx.index, []
+    if index.here is not None:
+        addends.append(d_out.index_select(0, index.here[2]))
     if ctx.carry is not None:
-        addends.append(ctx.carry.forward(d_out[index.came[1]], *index.tables.backward))
-    wide = torch.float32 if d_out.dtype in (torch.float16, torch.bfloat16) else d_out.dtype
-    d_x, more = d_out[index.own].to(wide), torch.cat(addends).to(wide)
-    for which, rows in index.layers:  # one addend of a row at a time: a fixed order, and one rounding
-        d_x[rows] += more[which]
-    return d_x.to(d_out.dtype), None, None
+        sent = d_out.index_select(0, index.came[2]) if index.came is not None else d_out[:0]
+        addends.append(ctx.carry.forward(sent, *index.tables.backward))
+    d_x = torch.cat(d_out.split(index.parts)[1::2]) if index.few else d_out.index_select(0, index.own)
+    if index.layers:
+        wide = torch.float32 if d_out.dtype in (torch.float16, torch.bfloat16) else d_out.dtype
+        (which, rows), *more = index.layers
+        added = torch.cat(addends) if len(addends) > 1 else addends[0]
+        total = d_x.index_select(0, rows).to(wide) + added.index_select(0, which).to(wide)
+        for which, at in more:  # one addend of a row at a time: a fixed order, and one rounding
+            total.index_add_(0, at, added.index_select(0, which).to(wide))
+        d_x.index_copy_(0, rows, total.to(d_out.dtype))
+    return d_x, None, None
 
 
 def halo(x: torch.Tensor, cu_seqlens: Any, before: int, *, split: str = 'contiguous', group: Any,
@@ -262,7 +305,7 @@ def _halo(x: Any, cu_seqlens: Any, before: int, split: str, at: _At) -> Any:
     if not isinstance(x, torch.Tensor) or x.dim() < 1 or not x.is_floating_point():
         raise ArgumentError("halo: x is %s, expected a float tensor of rows" % said(x, '%(dtype)s %(shape)s'))
     index = _index(_packing(cu_seqlens), split, cp, tp, before, c * tp + t, x.device)
-    rows = len(index.tables.own)
+    rows = len(index.own)
     if x.shape[0] != rows:
         raise ArgumentError("halo: x has %d rows, expected the %d that this rank has by %s" % (x.shape[0], rows, split))
     carry = None
