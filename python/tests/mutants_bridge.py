@@ -345,7 +345,7 @@ BRIDGES = {
     'pixels come from another rank though there they are': (
         'torch/tower.py', 'owner = to if to in brought_by else min', 'owner = min', 'test_torch_tower.py', 'encodes_them_alone'),
     'images stay with the first rank that has them': (
-        'torch/tower.py', 'key=lambda r: (load[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
+        'torch/tower.py', 'key=lambda r: (busy[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
         'encodes_them_alone'),
     'images move though they are level': (
         'torch/tower.py', 'if max(busy) <= (1 + stick) * max(a + b for a, b in zip(begun, _by_rank(costs, ranks, size))):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
