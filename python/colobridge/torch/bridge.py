@@ -72,37 +72,53 @@ class _Module(torch.nn.Module):
 
 
 class Bridge(_Module):
-    """Carries [b, n, H] activations from layout @src to layout @dst. A torch.nn.Module without parameters.
+    """Carries [b, n, H] activations from one layout to another. A torch.nn.Module without parameters.
 
-    src, dst: Layout; or a grid, for the usual layout of that side: a DeviceMesh with named dims, a spec ("tp=2,dp=4"), whose
-    first dim is the fastest, or a Grid. A spec that has ranks elsewhere than the mesh of the call, or that of the process
-    groups, is refused. group: a torch process group, a DeviceMesh or a colobridge.Comm with all ranks of the grids; communication stays among
-    ranks that exchange, and ranks outside of both grids need not call. axes, output, grad, algo: as colobridge.Bridge() has them; of axes "bh" shape may be (samples,
-    features). frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
-    and ep, declared as dims along which ranks hold copies (Layout.src()).
+    bridge(x) returns y; both may be any strided tensors, x is not copied. All ranks of the grids call in the same order, and
+    run backward through their y, also when it is empty. x requires grad on all ranks or on none (an x that is None does, unless
+    frozen): forward says where it differs, and with it torch.no_grad(). Values move bitwise; dtypes stay as they are (autocast
+    does not matter). x is not saved.
 
-    transport: "auto", "nccl" or "peer"; buffers: None, or how many blocks: how CUDA tensors of ranks that reach each other's
-    memory travel, where y and d_x are then, and when these are PyTorch's own, as nothing moves:
-    docs/guides/pytorch.md#memory-that-gpus-reach. transport is the same on all ranks; COLO_TRANSPORT overrides it.
+    A copy (copy.deepcopy() of a model) shares communicator and memory with the bridge; destroy() is of both. One that is pickled
+    has group=torch.distributed.group.WORLD and comm="shared", and so has what is loaded; TypeError: another one.
 
-    bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
-    the source passes None and says like=. All ranks of the grids call in the same order, and run
-    backward through their y, also when it is empty. x requires grad on all ranks or on none (an x that is None does, unless
-    frozen): forward says where it differs, and with it torch.no_grad(). Values move bitwise; dtypes stay as they are
-    (autocast does not matter). x is not saved.
+    Args:
+        src: a Layout; or a grid, for the usual layout of that side: a DeviceMesh with named dims, a spec ("tp=2,dp=4"), whose first
+            dim is the fastest, a dict of dims, or a Grid. A spec that has ranks elsewhere than the mesh of the call, or that of
+            the process groups, is refused.
+        dst: as src.
+        group: a torch process group, a DeviceMesh or a colobridge.Comm with all ranks of the grids; communication stays among
+            ranks that exchange, and ranks outside of both grids need not call.
+        axes: of x and y: "bsh", "sbh", any permutation, "th" (samples and rows flattened), or "bh" (rows is 1; shape may be
+            (samples, features)).
+        output: "full" (own samples, all rows) or "sharded" (own rows).
+        grad: "partial" (gradients are summed over cp) or "disjoint" (declared to be zero outside of own rows).
+        algo: "exact" or "collective".
+        frozen: no gradient flows back.
+        ranks_per_node: 0: ask which ranks share a node.
+        transport: "auto", "nccl" or "peer": how CUDA tensors of ranks that reach each other's memory travel
+            (docs/runtime/gpu.md); the same on all ranks. COLO_TRANSPORT overrides it.
+        buffers: None, or how many blocks that peers reach y and d_x take turns in: docs/runtime/gpu.md.
+        extra: for specs, dims above 1 with other names than tp, cp, pp, dp and ep, declared as dims along which ranks hold copies.
+        comm: "shared": the communicator of these ranks, which all calls of colobridge.torch on them have in common, so ranks make
+            these calls in one order, on one thread. "own": another one, for this bridge alone; two such bridges may be at work at
+            once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones; it connects
+            then.
+        grad_scale: factor of x's gradient, as EncoderParallel has it (docs/guides/vision.md).
 
-    comm: "shared": the communicator of these ranks, which all calls of colobridge.torch on them have in common, so
-    ranks make these calls in one order, on one thread. "own": another one, for this bridge alone; two such bridges may be
-    at work at once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones;
-    it connects then.
+    Raises:
+        ValueError: shape, dtype, device, layouts that do not fit.
+        MismatchError: ranks disagree.
+        RuntimeError: a destroyed group; another rank failed.
+        TimeoutError: a rank did not come.
 
-    grad_scale: factor of x's gradient, as EncoderParallel has it (docs/guides/vision.md).
-
-    A copy (copy.deepcopy() of a model) shares communicator and memory with the bridge; destroy() is of both. One that is
-    pickled has group=torch.distributed.group.WORLD and comm="shared", and so has what is loaded; TypeError: another one.
-
-    Raises ValueError (shape, dtype, device, layouts that do not fit), RuntimeError (a destroyed group,
-    another rank failed), TimeoutError, MismatchError (ranks disagree).
+    Example:
+        >>> import colobridge as cb, colobridge.torch as ct, torch
+        >>> def one_rank(world):
+        ...     carry = ct.Bridge('dp=2', 'tp=2', group=world)       # each rank has a sample, then both have both
+        ...     return carry(torch.full((1, 1, 1), float(world.rank))).flatten().tolist()
+        >>> cb.run_threads(2, one_rank)
+        [[0.0, 1.0], [0.0, 1.0]]
     """
 
     def __init__(self, src: Side, dst: Side, *, group: Group | None, axes: str = 'bsh', output: Literal['full', 'sharded'] = 'full',
@@ -140,9 +156,17 @@ class Bridge(_Module):
 
     def forward(self, x: torch.Tensor | None, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
                 like: torch.Tensor | None = None) -> torch.Tensor:
-        """y under the destination's layout. samples: the global batch if dp does not divide it;
-        shape: (samples, rows, features[, positions]) if x does not determine it; like: a tensor whose
-        dtype and device are used if x is None (then shape is needed)."""
+        """y = x under the destination's layout.
+
+        Args:
+            x: this rank's part of the source, a strided tensor; None, with like=, on a rank that holds nothing of it.
+            samples: the global batch, if dp does not divide it.
+            shape: (samples, rows, features[, positions]), if x does not determine it.
+            like: a tensor whose dtype and device are used if x is None; then shape is needed.
+
+        Returns:
+            This rank's part of the destination.
+        """
         engine = self._engine
         if calls.compiling():  # not what is kept of the last call, on which no graph depends
             # An operator of a tensor that goes from one uniform layout to another, on ranks of torch's that hold it.
@@ -160,18 +184,55 @@ class Bridge(_Module):
 
     def start(self, x: torch.Tensor | None, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
               like: torch.Tensor | None = None) -> Ticket[torch.Tensor]:
-        """Begins bridge(x, ...), with its arguments: start(x).finish() is y. On a GPU what is enqueued in between runs
-        while rows move, in backward, too. Until finish() nothing writes x. All ranks start the same calls in
-        the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach (see
-        buffers) runs in start() as a whole. docs/concepts/bridge.md. Hooks of the module hear of no call in halves."""
+        """Begins bridge(x, ...): start(x).finish() is y.
+
+        On a GPU what is enqueued in between runs while rows move, in backward, too. Until finish() nothing writes x. All ranks start
+        the same calls in the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach
+        (see buffers) runs in start() as a whole: docs/concepts/bridge.md. Hooks of the module hear of no call in halves.
+
+        Args:
+            x: as in the call.
+            samples: as in the call.
+            shape: as in the call.
+            like: as in the call.
+
+        Returns:
+            A Ticket of y.
+        """
         return call(self._engine, True, x, None, None, samples, shape, like)
 
 
 class RaggedBridge(_Module):
     """Carries batches of images that have any number of rows, and samples any number of images, as their tables say:
-    docs/concepts/ragged.md. A torch.nn.Module without parameters.
+    docs/concepts/ragged.md. A torch.nn.Module without parameters. Copies are as those of Bridge.
 
-    The arguments are those of Bridge; buffers is None or 0. A copy is what one of Bridge is, and errors are those."""
+    Args:
+        src: a Layout; or a grid, for the usual layout of that side: a DeviceMesh with named dims, a spec ("tp=2,dp=4"), whose first
+            dim is the fastest, a dict of dims, or a Grid. A spec that has ranks elsewhere than the mesh of the call, or that of
+            the process groups, is refused.
+        dst: as src.
+        group: a torch process group, a DeviceMesh or a colobridge.Comm with all ranks of the grids; communication stays among
+            ranks that exchange, and ranks outside of both grids need not call.
+        output: as in Bridge.
+        grad: as in Bridge.
+        frozen: no gradient flows back.
+        ranks_per_node: 0: ask which ranks share a node.
+        transport: "auto", "nccl" or "peer": how CUDA tensors of ranks that reach each other's memory travel
+            (docs/runtime/gpu.md); the same on all ranks. COLO_TRANSPORT overrides it.
+        buffers: None or 0.
+        extra: for specs, dims above 1 with other names than tp, cp, pp, dp and ep, declared as dims along which ranks hold copies.
+        comm: "shared": the communicator of these ranks, which all calls of colobridge.torch on them have in common, so ranks make
+            these calls in one order, on one thread. "own": another one, for this bridge alone; two such bridges may be at work at
+            once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones; it connects
+            then.
+        grad_scale: factor of x's gradient, as EncoderParallel has it (docs/guides/vision.md).
+
+    Raises:
+        ValueError: shape, dtype, device, layouts that do not fit.
+        MismatchError: ranks disagree.
+        RuntimeError: a destroyed group; another rank failed.
+        TimeoutError: a rank did not come.
+    """
 
     def __init__(self, src: Side, dst: Side, *, group: Group | None, output: Literal['full', 'sharded'] = 'full',
                  grad: Literal['partial', 'disjoint'] = 'partial', frozen: bool = False,
@@ -202,13 +263,21 @@ class RaggedBridge(_Module):
 
     def forward(self, x: Any, segments: Segments | None = None, *, into: Any = None, like: Any = None, add: bool = False,
                 inplace: bool | None = None) -> Any:
-        """y under the destination's layout.
+        """y = x under the destination's layout.
 
-        segments: the tables of the batch, the same on all ranks. x: the rows of this rank's segments, in the
-        order of the tables, or a nested tensor of them; [0, features], or None and like=, without any; or a tuple of
-        tensors with one routing. into: embeddings [.., positions, features] that they are written into; None: y has the
-        rows of the batch in the order of their positions. add, inplace, entries of into that are None:
-        docs/concepts/ragged.md#from-python; the same on all ranks."""
+        Args:
+            x: [rows, features], the rows of this rank's segments, in the order of the tables, or a nested tensor of them;
+                [0, features], or None and like=, without any; or a tuple of tensors with one routing.
+            segments: the tables of the batch, the same on all ranks.
+            into: embeddings [.., positions, features] that the rows are written into; None: y has the rows of the batch in the order
+                of their positions. Of a tuple x a tuple, whose entries may be None.
+            like: a tensor whose dtype and device are used if x is None.
+            add: add to into: docs/concepts/ragged.md#from-python. The same on all ranks.
+            inplace: write into itself, the same on all ranks.
+
+        Returns:
+            y, or a tuple of as many tensors as x has.
+        """
         return call(self._engine, False, x, segments, into, None, None, like, add, inplace)
 
     if TYPE_CHECKING:
@@ -226,16 +295,48 @@ class RaggedBridge(_Module):
 
     def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, like: Any = None, add: bool = False,
               inplace: bool | None = None) -> Ticket[Any]:
-        """Begins bridge(x, segments, ...), as Bridge.start() does. Until finish() nothing writes x or uses into."""
+        """Begins bridge(x, segments, ...), as Bridge.start() does. Until finish() nothing writes x or uses into.
+
+        Args:
+            x: as in the call.
+            segments: as in the call.
+            into: as in the call.
+            like: as in the call.
+            add: as in the call.
+            inplace: as in the call.
+
+        Returns:
+            A Ticket of what the call returns.
+        """
         return call(self._engine, True, x, segments, into, None, None, like, add, inplace)
 
 
 class PackedBridge(_Module):
     """Carries rows of packed sequences whose cut changes, from one Packing to another: docs/concepts/ragged.md. A torch.nn.Module
-    without parameters.
+    without parameters. Copies are as those of Bridge.
 
-    The arguments are those of Bridge; buffers is None or 0. The grids count the ranks of @group from 0. A copy is what one
-    of Bridge is, and errors are those."""
+    Args:
+        src: as in Bridge; the grids count the ranks of group from 0.
+        dst: as in Bridge.
+        group: as in Bridge.
+        frozen: no gradient flows back.
+        ranks_per_node: 0: ask which ranks share a node.
+        transport: "auto", "nccl" or "peer": how CUDA tensors of ranks that reach each other's memory travel
+            (docs/runtime/gpu.md); the same on all ranks. COLO_TRANSPORT overrides it.
+        buffers: None or 0.
+        extra: for specs, dims above 1 with other names than tp, cp, pp, dp and ep, declared as dims along which ranks hold copies.
+        comm: "shared": the communicator of these ranks, which all calls of colobridge.torch on them have in common, so ranks make
+            these calls in one order, on one thread. "own": another one, for this bridge alone; two such bridges may be at work at
+            once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones; it connects
+            then.
+        grad_scale: factor of x's gradient, as EncoderParallel has it (docs/guides/vision.md).
+
+    Raises:
+        ValueError: shape, dtype, device, layouts that do not fit.
+        MismatchError: ranks disagree.
+        RuntimeError: a destroyed group; another rank failed.
+        TimeoutError: a rank did not come.
+    """
 
     def __init__(self, src: Side, dst: Side, *, group: Group | None, frozen: bool = False, ranks_per_node: int = 0, transport: Literal['auto', 'nccl', 'peer'] = 'auto',
                  buffers: int | None = None, extra: str | Sequence[str] = (), comm: Literal['shared', 'own'] = 'shared', grad_scale: float = 1.0):
@@ -252,8 +353,17 @@ class PackedBridge(_Module):
                 like: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]: ...
 
     def forward(self, x: Any, src: Packing | None = None, dst: Packing | None = None, *, like: Any = None) -> Any:
-        """The rows that this rank holds by @dst, from those that it holds by @src, both Packings of the same
-        sequences. x: [rows, features], [0, features], or None and like=; or a tuple of tensors with one routing."""
+        """The rows that this rank holds by one Packing, from those that it holds by another one of the same sequences.
+
+        Args:
+            x: [rows, features], [0, features], or None and like=; or a tuple of tensors with one routing.
+            src: by which x is cut.
+            dst: by which y is cut.
+            like: a tensor whose dtype and device are used if x is None.
+
+        Returns:
+            y, or a tuple of as many tensors as x has.
+        """
         return call(self._engine, False, x, None, None, None, None, like, False, None, src, dst)
 
     if TYPE_CHECKING:
@@ -269,7 +379,17 @@ class PackedBridge(_Module):
               like: torch.Tensor | None = None) -> Ticket[tuple[torch.Tensor, ...]]: ...
 
     def start(self, x: Any, src: Packing | None = None, dst: Packing | None = None, *, like: Any = None) -> Ticket[Any]:
-        """Begins bridge(x, src, dst), as Bridge.start() does."""
+        """Begins bridge(x, src, dst), as Bridge.start() does.
+
+        Args:
+            x: as in the call.
+            src: as in the call.
+            dst: as in the call.
+            like: as in the call.
+
+        Returns:
+            A Ticket of what the call returns.
+        """
         return call(self._engine, True, x, None, None, None, None, like, False, None, src, dst)
 
 
@@ -300,8 +420,26 @@ def _bridge(group: Any, src: Any, dst: Any, options: tuple[Any, ...]) -> Bridge:
 def bridge(x: torch.Tensor | None, src: Side, dst: Side, *, group: Group | None, samples: int | None = None,
            shape: tuple[int, ...] | None = None, like: torch.Tensor | None = None, extra: str | Sequence[str] = (),
            **options: Any) -> torch.Tensor:
-    """y = x, carried from layout @src to layout @dst; the arguments are Bridge()'s and its call's. The
-    Bridge is made at the first call and kept until 32 others have been used since."""
+    """y = x, carried from one layout to another. The Bridge is made at the first call and kept until 32 others have been used since.
+
+    Args:
+        x: as in Bridge's call.
+        src: as in Bridge.
+        dst: as in Bridge.
+        group: as in Bridge.
+        samples: as in Bridge's call.
+        shape: as in Bridge's call.
+        like: as in Bridge's call.
+        extra: as in Bridge.
+        **options: Bridge's.
+
+    Returns:
+        This rank's part of the destination.
+
+    Raises:
+        ValueError: as Bridge.
+        RuntimeError: as Bridge.
+    """
     src, dst = (Grid(side) if isinstance(side, dict) else side for side in (src, dst))  # a key
     if not (isinstance(src, Layout) and isinstance(dst, Layout)):
         options['extra'] = extra if isinstance(extra, str) else tuple(extra)

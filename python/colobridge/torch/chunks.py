@@ -225,21 +225,39 @@ def _(ctx: Any, *upstream: Any) -> Any:
 @eager
 def over_chunks(fn: Callable[[torch.Tensor, slice], Out], hidden: torch.Tensor, weight: torch.Tensor | Head, *,
                 chunk_size: int = 2048, tp_group: Group | None = None, params: Iterable[torch.Tensor] = ()) -> Out:
-    """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T (+ a bias), of which one chunk of tokens exists
-    at a time; backward makes them again. For losses that linear_logprob() does not have: docs/guides/distillation.md#other-losses.
+    """fn's outputs for the logits hidden x weight^T (+ a bias), of which one chunk of tokens exists at a time; backward makes them
+    again. For losses that linear_logprob() does not have: docs/guides/distillation.md#other-losses.
 
-    fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice
-    of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..]. fn may
-    write its logits in place, and runs again in backward, where it has to return the same.
-    params: the other tensors that outputs depend on and that get gradients: factors of a LoRA, a logit scale. An output that
-    depends on one that is missing here is a ValueError.
-    weight: a tensor, or a Head with a bias, tp_group, d_hidden: "all_reduce" or "partial", and if weight is a DTensor columns and
-    grad_reduction. What fn would not hear of is a ValueError: a Head's softcap, scale and other members.
-    tp_group: the ranks that share the vocabulary, if the Head does not say it. Gradients of params are this rank's part. All ranks have the same tokens and
-    chunk_size. fn's collectives run for each chunk, in forward and again in backward, both under the autocast of forward and
-    with the same numbers of torch's default generators, of the host and of hidden's device. Other generators draw anew.
-    Gradients of weight, bias and params are added up in fp32 (fp64 of fp64).
-    DTensors: as linear_logprob(); rows that ranks share are gathered once in forward, and stay until backward.
+    fn's collectives run for each chunk, in forward and again in backward, both under the autocast of forward and with the same
+    numbers of torch's default generators, of the host and of hidden's device. Other generators draw anew. Gradients of weight,
+    bias and params are added up in fp32 (fp64 of fp64). DTensors: as linear_logprob(); rows that ranks share are gathered once
+    in forward, and stay until backward.
+
+    Args:
+        fn: fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice of the T
+            tokens that the chunk has, and a token's outputs depend on its logits only. It may write its logits in place, and
+            runs again in backward, where it has to return the same.
+        hidden: [..., H], on all ranks of tp_group the same.
+        weight: [Vl, H]; or a Head with a bias, tp_group, d_hidden "all_reduce" or "partial", and if its weight is a DTensor vocab
+            and grad_reduction.
+        chunk_size: tokens a chunk, > 0, the same on all ranks.
+        tp_group: the ranks that share the vocabulary, if the Head does not say it.
+        params: the other tensors that outputs depend on and that get gradients, of this rank's part: factors of a LoRA, a scale.
+
+    Returns:
+        What fn returns, of all tokens: [..., ..].
+
+    Raises:
+        ValueError: shapes; an output that depends on a tensor that wants a gradient and is not in params; a Head with what fn
+            would not hear of, such as softcap or scale.
+        RuntimeError: another rank failed; fn returned other outputs in backward.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> hidden, head = torch.randn(10, 8), torch.nn.Linear(8, 16, bias=False)
+        >>> largest = ct.over_chunks(lambda logits, rows: logits.amax(-1), hidden, head.weight, chunk_size=4)
+        >>> torch.allclose(largest, head(hidden).amax(-1), atol=1e-5)
+        True
     """
     return _over_chunks(fn, hidden, *read(_WHAT, weight, tp_group), chunk_size, params)
 

@@ -50,20 +50,43 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
                   label_smoothing: float = 0.0, tp_group: Group | None = None, reduce_group: Group | None = None,
                   vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
                   z_loss: float = 0.0, inplace_backward: bool = False) -> torch.Tensor:
-    """torch.nn.functional.cross_entropy() of logits [T, V], or [V] with one target, whose columns may be shards.
-
-    input [T, Vl] or [Vl]: this rank's columns of the logits, f64, f32, bf16 or f16. target [T] or []: class indices, of an
-    integer dtype; on all ranks of tp_group the same. weight [V], or [Vl] of this rank's columns: of each class, nll()'s
-    class_weight. reduction "none": a tensor like target; "mean" and "sum": a scalar. f32 (f64 for f64 input), also where
-    input has 16 bits, to which PyTorch rounds its result.
-
-    tp_group: the ranks that share the vocabulary. reduce_group: the ranks that have other tokens (dp x cp), over which a
-    sum or a mean is made once: sum gradients over them, do not average.
-    vocab to inplace_backward and the exceptions: nll().
+    """torch.nn.functional.cross_entropy() of logits whose columns may be shards of the vocabulary.
 
     Where PyTorch differs: without a token that counts the mean is 0 (PyTorch: NaN), because a rank may well have none. A
-    target outside of [0, V) makes the loss NaN (PyTorch: an IndexError, or an assertion on the GPU). [T, V, d1, ...] and
-    class probabilities are a ValueError; nll() takes [..., V].
+    target outside of [0, V) makes the loss NaN (PyTorch: an IndexError, or an assertion on the GPU). [T, V, d1, ...] and class
+    probabilities are a ValueError; nll() takes [..., V].
+
+    Args:
+        input: [T, Vl], or [Vl] with one target: this rank's columns of the logits; f64, f32, bf16 or f16.
+        target: [T] or []: class indices of an integer dtype, on all ranks of tp_group the same.
+        weight: [V], or [Vl] of this rank's columns: of each class, nll()'s class_weight.
+        ignore_index: the target that counts for nothing.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: in [0, 1].
+        tp_group: the ranks that share the vocabulary; None: no others.
+        reduce_group: the ranks that have other tokens (dp x cp), over which a sum or a mean is made once: sum gradients over
+            them, do not average.
+        vocab: as in logprob().
+        temperature: as in logprob().
+        softcap: as in logprob().
+        z_loss: as in nll().
+        inplace_backward: as in logprob().
+
+    Returns:
+        A scalar, or of "none" a tensor like target; f32 (f64 of f64 input), also where input has 16 bits, to which PyTorch rounds
+        its result.
+
+    Raises:
+        ValueError: as nll(), and what only PyTorch takes.
+        MismatchError: as nll().
+        RuntimeError: as nll().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> x, target = torch.randn(4, 8), torch.tensor([1, 2, 3, -100])
+        >>> torch.allclose(ct.cross_entropy(x, target), torch.nn.functional.cross_entropy(x, target))
+        True
     """
     why = _wrong(_WHAT, input, target, 'V', 'nll()')
     if why is not None:
@@ -79,15 +102,40 @@ def linear_cross_entropy(input: torch.Tensor, linear_weight: torch.Tensor | Head
                          reduction: Reduction = 'mean', ignore_index: int | None = None,
                          label_smoothing: float = 0.0, tp_group: Group | None = None, reduce_group: Group | None = None,
                          z_loss: float = 0.0) -> torch.Tensor:
-    """torch.nn.functional.linear_cross_entropy(): cross_entropy() of the logits input x linear_weight^T + linear_bias, which
-    never exist as a whole.
+    """torch.nn.functional.linear_cross_entropy(): cross_entropy() of the logits input x linear_weight^T + linear_bias, which never
+    exist as a whole.
 
-    input [T, H], or [H] with one target: hidden states, on all ranks of tp_group the same. linear_weight [Vl, H], linear_bias
-    [Vl]: this rank's rows of the head, in rank order, of input's dtype; or linear_weight is a Head. target, weight, reductions,
-    groups, results and where PyTorch differs: cross_entropy(). ignore_index None: -100.
+    A mean or a sum is linear_nll()'s mode "loss", whose backward can run only once; "none" is its mode "auto". linear_nll() has
+    the other modes. Where PyTorch differs: cross_entropy(); a linear_weight [V, d1, ..., H] is a ValueError.
 
-    A mean or a sum is linear_nll()'s mode "loss", whose backward can run only once; reduction "none" its mode "auto".
-    The exceptions: linear_nll(), which has the other modes. A linear_weight [V, d1, ..., H] is a ValueError.
+    Args:
+        input: [T, H], or [H] with one target: hidden states, on all ranks of tp_group the same.
+        linear_weight: [Vl, H], this rank's rows of the head, in rank order, of input's dtype; or a Head.
+        target: as in cross_entropy().
+        linear_bias: [Vl]; not beside a Head, which has its own.
+        weight: of each class, as in cross_entropy().
+        reduction: "mean", "sum" or "none".
+        ignore_index: the target that counts for nothing; None: -100.
+        label_smoothing: in [0, 1].
+        tp_group: the ranks that share the vocabulary, if the Head does not say it.
+        reduce_group: as in cross_entropy().
+        z_loss: as in nll().
+
+    Returns:
+        As cross_entropy().
+
+    Raises:
+        ValueError: as linear_nll(), and what only PyTorch takes.
+        MismatchError: as nll().
+        RuntimeError: as linear_nll().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> hidden, head, target = torch.randn(4, 8), torch.nn.Linear(8, 16), torch.tensor([1, 2, 3, -100])
+        >>> loss = ct.linear_cross_entropy(hidden, head.weight, target, linear_bias=head.bias)
+        >>> torch.allclose(loss, torch.nn.functional.cross_entropy(head(hidden), target))
+        True
     """
     what = LINEAR_CROSS_ENTROPY
     why = _wrong(what, input, target, 'H', 'linear_nll()')

@@ -39,24 +39,33 @@ class Head:
     """A head's parameters and what is true of it in each call: linear_nll(), linear_logprob(), linear_cross_entropy() and
     over_chunks() take one in the place of a weight. It holds the tensors, and copies nothing.
 
-    weight [Vl, H], bias [Vl] or None: this rank's rows. weight may be a DTensor (docs/guides/sharded-heads.md#dtensors) or a parameter of
-    DeepSpeed's ZeRO-3.
-    softcap, scale: x = softcap * tanh(scale * logits / softcap) / temperature.
-    tp_group: the ranks that share the vocabulary (None: no others). vocab: logprob()'s, of this rank's rows.
+    Args:
+        weight: [Vl, H], this rank's rows: a tensor, a DTensor (docs/guides/sharded-heads.md#dtensors) or a parameter of
+            DeepSpeed's ZeRO-3. With shard_group also [n]: this rank's elements of the flattened weight.
+        bias: [Vl] or None.
+        softcap: x = softcap * tanh(scale * logits / softcap) / temperature; None: no cap.
+        scale: of the logits, before the cap.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        vocab: logprob()'s, of this rank's rows.
+        shard_group: the data parallel ranks that share the weight (docs/guides/sharded-heads.md#the-head-and-modes), if it is
+            neither a DTensor nor DeepSpeed's; none but this one is in tp_group. All of them call, also with no token.
+        rows: Vl, of all ranks of shard_group together.
+        grad_reduction: over the ranks that share the weight, or have copies of it, the gradient is the "sum" or the "mean"; None:
+            of a parameter of FSDP2's what FSDP2 makes of others (docs/guides/sharded-heads.md#sum-or-mean), else the sum.
+        main_grad: the gradients of weight and bias are added to their main_grad, in f32, and autograd gets none.
+        d_hidden: the gradient of hidden over tp_group: "all_reduce", "partial" (this rank's part) or "reduce_scatter".
+        logits_dtype: of logits in memory: torch.float32 (None) or hidden's.
+        budget: bytes of logits that mode "auto" keeps; 0: 1 GiB.
+        max_valid: an upper bound of a call's tokens that are not ignored; products have that many rows.
+        gemm: what makes products in host memory: a "cblas" (one that the process has loaded, else OpenBLAS), the library's own
+            "loops", several times slower, or "auto": a CBLAS if the process has loaded one. COLO_GEMM overrides it.
+        invariant: as in logprob(); the weight has the padding, d_hidden is not "partial".
 
-    A head that is sharded over data parallel ranks (docs/guides/sharded-heads.md#the-head-and-modes), if weight is neither a DTensor nor
-    DeepSpeed's: shard_group: those ranks, of which none but this one is in tp_group; rows: Vl, of all of them together. A
-    weight [n] is this rank's elements of the flattened weight. All ranks of shard_group call, also with no token.
-    grad_reduction: over the ranks that share the weight, or have copies of it, the gradient is the "sum" or the "mean"; None:
-    of a parameter of FSDP2's what FSDP2 makes of others (docs/guides/sharded-heads.md#sum-or-mean), else the sum.
-
-    main_grad: the gradients of weight and bias are added to their main_grad, in f32, and autograd gets none.
-    d_hidden: the gradient of hidden over tp_group: "all_reduce", "partial" or "reduce_scatter".
-    logits_dtype: of logits in memory, float32 (None) or hidden's. budget: bytes of logits that mode "auto" keeps (0: 1 GiB).
-    max_valid: an upper bound of a call's tokens that are not ignored; products have that many rows.
-    gemm: what makes products in host memory: a "cblas" (one that the process has loaded, else OpenBLAS), the library's own
-    "loops", several times slower, or "auto": a CBLAS if the process has loaded one. COLO_GEMM overrides it.
-    invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/concepts/loss.md).
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> head = ct.Head.of(torch.nn.Linear(8, 16), softcap=30.0)
+        >>> head.weight.shape, head.bias.shape
+        (torch.Size([16, 8]), torch.Size([16]))
     """
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -78,11 +87,16 @@ class Head:
 
     @classmethod
     def of(cls, module: torch.nn.Module | torch.Tensor, **options: Any) -> Head:
-        """The Head of a module with a weight [Vl, H], and a bias [Vl] or none: an nn.Linear, as it is or as fully_shard()
-        or DeepSpeed made it, an nn.Embedding that is tied to the head; or of such a weight alone. options: Head's.
+        """The Head of a module. It has the parameters that the module has now: make one for each call, as FSDP2 exchanges them.
 
-        It has the parameters that the module has now: make one for each call, as FSDP2 exchanges them. ValueError: a layer
-        of peft's, whose weight is not all that it multiplies by; no weight of that shape.
+        Args:
+            module: one with a weight [Vl, H], and a bias [Vl] or none: an nn.Linear, as it is or as fully_shard() or DeepSpeed made
+                it, an nn.Embedding that is tied to the head; or such a weight alone.
+            **options: Head's.
+
+        Raises:
+            ValueError: a layer of peft's, whose weight is not all that it multiplies by; no weight of that shape; a layer of
+                Megatron's or Transformer Engine's whose vocabulary is split over ranks, without tp_group=.
         """
         if isinstance(module, torch.Tensor):
             return cls(module, **options)

@@ -323,15 +323,43 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
 def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, tp_group: Group | None = None, entropy: bool = False, loss: bool = False,
                    temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
                    mode: Mode = 'auto', chunk_size: int | None = None, support: Support | None = None) -> Any:
-    """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T (+ a bias), which never exist as a
-    whole; with entropy= and loss=, a tuple of those, each differentiable.
+    """logprob() of the logits hidden x weight^T (+ a bias), which never exist as a whole.
 
-    weight: a tensor, or a Head, which has the bias and what else belongs to a head: softcap, columns, shards, main_grad.
-    tp_group: the ranks that share the vocabulary in equal shards, if the Head does not say it.
-    mode ("auto", "logprob", "keep"): the table of docs/guides/sharded-heads.md#the-head-and-modes; "auto" keeps logits when they fit into the
-    Head's budget. chunk_size: tokens a chunk, 0 or None: from budget.
-    Inside of autocast, hidden, weight and bias are cast as F.linear() would. Other arguments, special
-    values and errors: logprob().
+    Inside of autocast, hidden, weight and bias are cast as torch.nn.functional.linear() would.
+
+    Args:
+        hidden: [..., H], on all ranks of tp_group the same.
+        weight: [Vl, H], this rank's rows; or a Head, which has the bias and what else belongs to a head: softcap, vocab, shards,
+            main_grad.
+        target: [...], as in logprob().
+        tp_group: the ranks that share the vocabulary in equal shards, if the Head does not say it.
+        entropy: as in logprob().
+        loss: as in logprob().
+        temperature: as in logprob().
+        label_smoothing: as in logprob().
+        z_loss: as in logprob().
+        ignore_index: as in logprob().
+        mode: "logprob" makes logits again in backward, "keep" keeps them, "auto" keeps them if they fit into the Head's budget:
+            docs/guides/sharded-heads.md#the-head-and-modes.
+        chunk_size: tokens a chunk; 0 or None: from the budget.
+        support: as in logprob().
+
+    Returns:
+        As logprob(), differentiable in hidden, weight and bias.
+
+    Raises:
+        ValueError: as logprob().
+        MismatchError: as logprob().
+        RuntimeError: as logprob().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> hidden, head = torch.randn(3, 8), torch.nn.Linear(8, 16)
+        >>> logp = ct.linear_logprob(hidden, ct.Head.of(head), torch.tensor([1, 2, -100]))
+        >>> want = head(hidden).log_softmax(-1)
+        >>> torch.allclose(logp, torch.stack([want[0, 1], want[1, 2], torch.zeros(())]), atol=1e-5)
+        True
     """
     if not loss and (label_smoothing or z_loss):
         raise ArgumentError("linear_logprob: label_smoothing and z_loss act on the loss, and logp is "
@@ -364,19 +392,49 @@ def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.
                mask: torch.Tensor | None = None, reduce_group: Group | None = None, tp_group: Group | None = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
                ignore_index: int = -100, mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss', chunk_size: int | None = None, support: Support | None = None,
                class_weight: torch.Tensor | None = None, upstream: float | torch.Tensor | None = None) -> Any:
-    """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
+    """nll() of the logits hidden x weight^T (+ a bias), which never exist as a whole.
 
-    mode "loss", for reduction "mean" and "sum", makes logits only once. Either forward keeps the gradients of the logits,
-    in hidden's dtype, or it makes those of hidden (in its dtype), weight and bias (in fp32), which backward multiplies and
-    can do only once. Which of the two, and when the first can run backward only once, too: docs/guides/sharded-heads.md#the-head-and-modes.
+    Mode "loss", for a mean or a sum, makes logits only once. Either forward keeps the gradients of the logits, in hidden's
+    dtype, or it makes those of hidden (in its dtype), weight and bias (in fp32), which backward multiplies and can do only once:
+    docs/guides/sharded-heads.md#the-head-and-modes. Without gradients (torch.no_grad()) "loss" is "logprob".
 
-    upstream: the gradient that backward will bring to loss, if it is known before forward: a number, or a tensor of one
-    element on hidden's device. For mode "loss" and reduction "sum". Forward then makes the gradients of hidden, weight and
-    bias with it, and adds those of weight and bias to main_grad at once, whether or not backward comes. Without main_grad
-    backward returns them. What backward does if another gradient comes: docs/guides/sharded-heads.md#the-head-and-modes.
+    Args:
+        hidden: [..., H], on all ranks of tp_group the same.
+        weight: [Vl, H], this rank's rows; or a Head.
+        target: [...], as in logprob().
+        reduction: "mean", "sum" or "none", as in nll(). "none" wants another mode than "loss".
+        mask: [...], as in nll().
+        reduce_group: as in nll().
+        tp_group: the ranks that share the vocabulary in equal shards, if the Head does not say it.
+        temperature: as in logprob().
+        label_smoothing: as in nll().
+        z_loss: as in nll().
+        ignore_index: as in nll().
+        mode: "loss", or linear_logprob()'s.
+        chunk_size: tokens a chunk; 0 or None: from the Head's budget.
+        support: as in logprob().
+        class_weight: as in nll().
+        upstream: the gradient that backward will bring to loss, if it is known before forward: a number, or a tensor of one
+            element on hidden's device; for mode "loss" and reduction "sum". Forward then makes the gradients of hidden, weight and
+            bias with it, and adds those of weight and bias to main_grad at once, whether or not backward comes. Without
+            main_grad backward returns them.
 
-    In mode "loss" Loss.num has no gradient. weight, the other modes and arguments are linear_logprob()'s, reductions,
-    mask [...], class_weight and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
+    Returns:
+        As nll(); in mode "loss" Loss.num has no gradient.
+
+    Raises:
+        ValueError: as nll(); mode "loss" with reduction "none"; an upstream that is not what backward brings.
+        MismatchError: as nll().
+        RuntimeError: as nll(); a second backward of mode "loss".
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> hidden, head, target = torch.randn(4, 8), torch.nn.Linear(8, 16), torch.tensor([1, 2, 3, -100])
+        >>> loss = ct.linear_nll(hidden, ct.Head.of(head), target).loss
+        >>> loss.backward()
+        >>> head.weight.grad.shape
+        torch.Size([16, 8])
     """
     head = read(LINEAR_NLL, weight, tp_group)
     return of_hidden(LINEAR_NLL, hidden, head, target, reduction, mask, reduce_group, scalars(

@@ -469,27 +469,50 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_gro
             entropy: bool = False, loss: bool = False, temperature: float = 1.0, softcap: float | None = None,
             label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
             inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
-    """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
-    those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
+    """Log-probability of targets under logits whose columns are shards of the vocabulary.
 
-    tp_group: ranks that share the vocabulary (None: no others). DTensors: docs/guides/sharded-heads.md#dtensors. vocab: V, of equal shards in
-    rank order, or (the id of this rank's first column, V or None). Columns >= V are padding. Without V, it is the end of the
-    last shard, for which the ranks are asked once for a shard; say V, if the group also serves another vocabulary whose
-    shard is the same on some ranks. Logits may
-    have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all
-    ranks: if some ranks copied a transposed batch, all do, and if a shard is empty, all logits are contiguous.
-    logp = (x_t - M) - log Sum, x = logits / temperature, with a softcap
-    softcap * tanh(logits / softcap) / temperature; it is never smoothed: label_smoothing and z_loss are
-    for the loss. A target of ignore_index gives 0, one outside
-    of [0, V) NaN. inplace_backward: the gradient is
-    written over the logits; a later backward of another function that saved them is a RuntimeError.
-    support: lists of ids that take the place of the vocabulary; entropy and loss are then theirs, too.
-    invariant: True: the same bits on 1, 2, 4 and 8 ranks and for any tokens in a call, if the vocabulary is
-    padded to a multiple of 128 and cut evenly; a number: the columns of a segment (docs/concepts/loss.md).
+    logp = (x_t - M) - log Sum, x = logits / temperature, with a softcap softcap * tanh(logits / softcap) / temperature:
+    docs/concepts/loss.md. Logits may have any strides; they are copied only if columns are not contiguous or rows overlap.
+    Rows lie in one order on all ranks: if some ranks copied a transposed batch, all do, and if a shard is empty, all logits
+    are contiguous. DTensors: docs/guides/sharded-heads.md#dtensors.
 
-    Raises ValueError (shapes, dtypes, devices, options), MismatchError (ranks that differ in targets,
-    options, or shards with a hole; ranks that all have the same logits), RuntimeError (destroyed group, another rank's error, logits
-    written since forward), TimeoutError.
+    Args:
+        vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+        target: [...], ids of an integer dtype, the same on all ranks of tp_group. ignore_index gives 0, another one outside of
+            [0, V) NaN.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        vocab: V, of equal shards in rank order, or (the id of this rank's first column, V or None). Columns >= V are padding.
+            Without V it is the end of the last shard, for which ranks are asked once a shard; say V if the group also serves
+            another vocabulary whose shard is the same on some ranks.
+        entropy: also return the entropy, in nats.
+        loss: also return the cross entropy, with label_smoothing and z_loss.
+        temperature: > 0.
+        softcap: > 0, or None: no cap.
+        label_smoothing: in [0, 1], of the loss alone; logp is never smoothed.
+        z_loss: factor of (log Sum)^2 in the loss, >= 0.
+        ignore_index: the target that counts for nothing.
+        inplace_backward: the gradient is written over the logits; a later backward of another function that saved them is a
+            RuntimeError.
+        support: lists of ids that take the place of the vocabulary; entropy and loss are then theirs, too.
+        invariant: True: the same bits on 1, 2, 4 and 8 ranks and for any tokens in a call, if the vocabulary is padded to a
+            multiple of 128 and cut evenly; a number: the columns of a segment.
+
+    Returns:
+        logp [...], or a tuple (logp, entropy, loss) of those that were asked for, each differentiable in the logits; f32 (f64 of
+        f64 logits), the same bits on every rank.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks differ in targets or options, shards have a hole, or ranks all have the same logits.
+        RuntimeError: a destroyed group, another rank's error, logits that were written since forward.
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> logits = torch.zeros(2, 4, requires_grad=True)
+        >>> logp, entropy = ct.logprob(logits, torch.tensor([1, -100]), entropy=True)
+        >>> [round(x, 3) for x in logp.tolist()]
+        [-1.386, 0.0]
     """
     if not loss and (label_smoothing or z_loss):
         raise ArgumentError("logprob: label_smoothing and z_loss act on the loss, and logp is never "

@@ -78,7 +78,12 @@ _TOPK_LOGPROB, _LOGPROB_AT, _DISTILL, _ENTROPY = map(Named, ('topk_logprob', 'lo
 
 
 class TopK(NamedTuple):
-    """logp [..., k], differentiable; ids [..., k], global, i64"""
+    """What topk_logprob() returns.
+
+    Attributes:
+        logp: [..., k], differentiable; f32 (f64 of f64 logits).
+        ids: [..., k], global, int64; the choice has no gradient.
+    """
     logp: torch.Tensor
     ids: torch.Tensor
 
@@ -87,12 +92,34 @@ class TopK(NamedTuple):
 def topk_logprob(vocab_parallel_logits: torch.Tensor, k: int, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
                  vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
                  inplace_backward: bool = False) -> TopK:
-    """The k largest of logits [..., Vl], k <= 256: their log-probabilities and global ids, both [..., k].
+    """The k largest of logits, over all shards: their log-probabilities and global ids.
 
-    logp_i = (x_i - M) - log Sum over the whole vocabulary, f32 (f64 for f64 logits), differentiable; the
-    choice is not. The largest comes first; of equal logits, the lowest id. All ranks get the same. mask [...]: where
-    it is 0, ids are -1, logp 0 and the row is not read. One gather forward, none backward. Other arguments and
-    errors: logprob(). Formulas and special values: docs/concepts/loss.md.
+    logp_i = (x_i - M) - log Sum over the whole vocabulary: docs/concepts/loss.md. The largest comes first; of equal logits, the
+    lowest id. One gather forward, none backward.
+
+    Args:
+        vocab_parallel_logits: [..., Vl], as in logprob().
+        k: at most 256.
+        mask: [...]: where it is 0, ids are -1, logp 0, and the row is not read.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        vocab: as in logprob().
+        temperature: as in logprob().
+        softcap: as in logprob().
+        inplace_backward: as in logprob().
+
+    Returns:
+        TopK(logp, ids), both [..., k], the same on all ranks.
+
+    Raises:
+        ValueError: as logprob().
+        MismatchError: as logprob().
+        RuntimeError: as logprob().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> ct.topk_logprob(torch.tensor([[0.0, 2.0, 1.0]]), 2).ids
+        tensor([[1, 2]])
     """
     return TopK(*VocabParallel.apply(*planned(
         _TOPK_LOGPROB, vocab_parallel_logits, None, ('logp', 'ids'), tp_group, columns_of(_TOPK_LOGPROB, vocab),
@@ -103,11 +130,34 @@ def topk_logprob(vocab_parallel_logits: torch.Tensor, k: int, *, mask: torch.Ten
 def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
                vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
                ignore_index: int = -100, inplace_backward: bool = False) -> torch.Tensor:
-    """logp [..., k] of global ids [..., k] under logits [..., Vl], k <= 256: those of a teacher's or a sampler's
-    top k, say. f32 (f64 for f64 logits), differentiable.
+    """Log-probabilities of given ids: those of a teacher's or a sampler's top k, say.
 
-    An id of ignore_index gives 0, one outside of [0, V) NaN; one that occurs twice in a row counts twice. The
-    same ids on every rank of tp_group. Other arguments and errors: topk_logprob().
+    Args:
+        vocab_parallel_logits: [..., Vl], as in logprob().
+        ids: [..., k], global, of an integer dtype, k <= 256, the same on every rank of tp_group. ignore_index gives 0, one outside
+            of [0, V) NaN; one that occurs twice in a row counts twice.
+        mask: [...]: where it is 0, logp is 0, and the row is not read.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        vocab: as in logprob().
+        temperature: as in logprob().
+        softcap: as in logprob().
+        ignore_index: the id that counts for nothing.
+        inplace_backward: as in logprob().
+
+    Returns:
+        logp [..., k], differentiable; f32 (f64 of f64 logits).
+
+    Raises:
+        ValueError: as logprob().
+        MismatchError: as logprob().
+        RuntimeError: as logprob().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> logp = ct.logprob_at(torch.zeros(1, 4), torch.tensor([[3, 0, -100]]))
+        >>> [round(x, 3) for x in logp[0].tolist()]
+        [-1.386, -1.386, 0.0]
     """
     if not of_integers(ids) or ids.dim() < 1:
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
@@ -118,7 +168,12 @@ def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: 
 
 
 class Distilled(NamedTuple):
-    """Per token: ce = -sum_j q_j log p_j, kl = sum_j q_j (log q_j - log p_j)"""
+    """What distill() returns, per token.
+
+    Attributes:
+        ce: [...], -sum_j q_j log p_j.
+        kl: [...], sum_j q_j (log q_j - log p_j).
+    """
     ce: torch.Tensor
     kl: torch.Tensor
 
@@ -128,14 +183,37 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
             target_temperature: float = 1.0, mask: torch.Tensor | None = None, tp_group: Group | None = None,
             vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
             inplace_backward: bool = False) -> Distilled:
-    """Cross entropy and KL divergence [...] of the student's logits [..., Vl] from targets [..., Vl], which
-    are sharded like them: a teacher's logits, q = softmax(targets / target_temperature), or with soft_labels
-    probabilities q as they are, not normalised.
+    """Cross entropy and KL divergence of a student's logits from a teacher's: docs/concepts/loss.md.
 
-    f32 (f64 for f64 logits), both differentiable in the logits; targets get no gradient. Targets are f32 or
-    have the dtype of the logits. mask [...]: where it is 0, both are 0 and the rows are not read. The usual
-    factor temperature^2 is the caller's. One gather forward, none backward. Other arguments and errors:
-    logprob(). Formulas and special values: docs/concepts/loss.md.
+    One gather forward, none backward. The usual factor temperature^2 is the caller's.
+
+    Args:
+        vocab_parallel_logits: [..., Vl], the student's, as in logprob().
+        targets: [..., Vl], sharded like them: a teacher's logits, q = softmax(targets / target_temperature); f32, or of the
+            logits' dtype. They get no gradient.
+        soft_labels: targets are probabilities q as they are, not normalised.
+        target_temperature: > 0.
+        mask: [...]: where it is 0, both are 0, and the rows are not read.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        vocab: as in logprob().
+        temperature: as in logprob().
+        softcap: as in logprob().
+        inplace_backward: as in logprob().
+
+    Returns:
+        Distilled(ce, kl), both [...] and differentiable in the logits; f32 (f64 of f64 logits).
+
+    Raises:
+        ValueError: as logprob().
+        MismatchError: as logprob().
+        RuntimeError: as logprob().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> logits = torch.randn(2, 8)
+        >>> ct.distill(logits, logits).kl.abs().max().item() < 1e-6
+        True
     """
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
             targets.shape[-1:] != getattr(vocab_parallel_logits, 'shape', ())[-1:]:
@@ -151,9 +229,33 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
 def entropy(vocab_parallel_logits: torch.Tensor, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
             vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
             inplace_backward: bool = False) -> torch.Tensor:
-    """Entropy [...] of logits [..., Vl], differentiable: logprob(entropy=True)'s, without targets. mask [...]:
-    where it is 0, the entropy is 0 and the row is not read. Of packed sequences: Sequence.mask() is a mask, and
-    Sequence.gather() takes the result. Other arguments and errors: logprob()."""
+    """Entropy of logits, in nats: logprob(entropy=True)'s, without targets.
+
+    Of packed sequences Sequence.mask() is a mask, and Sequence.gather() takes the result.
+
+    Args:
+        vocab_parallel_logits: [..., Vl], as in logprob().
+        mask: [...]: where it is 0, the entropy is 0, and the row is not read.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        vocab: as in logprob().
+        temperature: as in logprob().
+        softcap: as in logprob().
+        inplace_backward: as in logprob().
+
+    Returns:
+        [...], differentiable; f32 (f64 of f64 logits).
+
+    Raises:
+        ValueError: as logprob().
+        MismatchError: as logprob().
+        RuntimeError: as logprob().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> round(ct.entropy(torch.zeros(4)).item(), 3)
+        1.386
+    """
     logits = vocab_parallel_logits
     if not isinstance(logits, torch.Tensor) or logits.dim() < 1 or \
             mask is not None and (not isinstance(mask, torch.Tensor) or mask.device != logits.device
@@ -173,8 +275,14 @@ def entropy(vocab_parallel_logits: torch.Tensor, *, mask: torch.Tensor | None = 
 
 @_scalar
 class Weighted(NamedTuple):
-    """value = num / den, 0 if den is 0; as a Loss is its loss, it is its value. num: sum of weight * value, weight: sum of weights, both f64; den: how
-    many tokens count, i64. Over all ranks."""
+    """What weighted_sum() returns, over all ranks. As a Loss is its loss, it is its value.
+
+    Attributes:
+        value: num / den, 0 if den is 0.
+        num: the sum of weight * value, f64.
+        weight: the sum of weights, f64.
+        den: how many tokens count, int64.
+    """
     value: torch.Tensor
     num: torch.Tensor
     weight: torch.Tensor
@@ -235,13 +343,29 @@ def _(ctx: Any, value: Any, num: Any, _weight: Any, _den: Any) -> Any:
 @eager
 def weighted_sum(values: torch.Tensor, weights: torch.Tensor | None = None, mask: torch.Tensor | None = None, *,
                  reduce_group: Group | None = None) -> Weighted:
-    """sum of weights * values, divided once by the number of tokens that count, over all ranks of reduce_group
-    (dp x cp, never tp): advantages times log-probabilities, say. values [...], floats; weights [...] or None: 1;
-    mask [...] or None: tokens where it is 0 do not count and are not read.
+    """The sum of weights * values, divided once by the number of tokens that count: advantages times log-probabilities, say.
 
-    value and num are differentiable in values; weights get no gradient. Sum gradients over the group, as nll() has it. Sums
-    are f64, in a fixed order: the same bits on every rank. One gather forward, none backward; every rank calls, one
-    without tokens, too. Nothing waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/concepts/loss.md.
+    Sums are f64, in a fixed order: the same bits on every rank. One gather forward, none backward; every rank calls, one without
+    tokens, too. Nothing waits for the GPU. Sum gradients over the group, as of nll(). The formula is colo_loss_weighted_sum()'s.
+
+    Args:
+        values: [...], floats.
+        weights: [...], or None: 1. They get no gradient.
+        mask: [...], or None; tokens where it is 0 do not count and are not read.
+        reduce_group: the ranks with other tokens (dp x cp, never tp); None: this one alone.
+
+    Returns:
+        Weighted(value, num, weight, den); value and num are differentiable in values.
+
+    Raises:
+        ValueError: shapes, dtypes, devices.
+        RuntimeError: another rank failed.
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> ct.weighted_sum(torch.tensor([1., 2., 3.]), mask=torch.tensor([1, 1, 0])).value
+        tensor(1.5000)
     """
     device = getattr(values, 'device', None)
     for name, t in (('values', values), ('weights', weights), ('mask', mask)):

@@ -48,8 +48,19 @@ class _Loss(torch.nn.Module):
 
 
 class CrossEntropyLoss(_Loss):
-    """torch.nn.CrossEntropyLoss of logits whose columns may be shards: cross_entropy() with these options. weight [V] or [Vl]:
-    of each class, a buffer. A copy has the same groups; TypeError: one with a group is pickled."""
+    """torch.nn.CrossEntropyLoss of logits whose columns may be shards. A copy has the same groups; one with a group that is pickled
+    is a TypeError.
+
+    Args:
+        weight: [V] or [Vl], of each class; a buffer.
+        **options: cross_entropy()'s.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> loss = ct.CrossEntropyLoss(label_smoothing=0.1)
+        >>> round(loss(torch.zeros(2, 4), torch.tensor([1, 2])).item(), 3)
+        1.386
+    """
     _function = staticmethod(cross_entropy)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -62,8 +73,18 @@ class CrossEntropyLoss(_Loss):
 
 
 class LinearCrossEntropyLoss(_Loss):
-    """linear_cross_entropy() with these options; weight as in CrossEntropyLoss. It has no parameters: the head stays the
-    model's, and comes with each call."""
+    """linear_cross_entropy() as a module. It has no parameters: the head stays the model's, and comes with each call.
+
+    Args:
+        weight: [V] or [Vl], of each class; a buffer.
+        **options: linear_cross_entropy()'s.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> loss, head = ct.LinearCrossEntropyLoss(reduction='sum'), torch.nn.Linear(8, 4, bias=False)
+        >>> loss(torch.zeros(2, 8), head.weight, torch.tensor([1, 2])).shape
+        torch.Size([])
+    """
     _function = staticmethod(linear_cross_entropy)
 
     def forward(self, input: torch.Tensor, linear_weight: torch.Tensor | Head, target: torch.Tensor) -> torch.Tensor:

@@ -60,10 +60,16 @@ def _scalar(kind: type[Kind]) -> type[Kind]:
 
 @_scalar
 class Loss(NamedTuple):
-    """loss = num / den (reduction "mean") or num ("sum"). Over all ranks of reduce_group. den: the tokens that
-    count, or the sum of their weights (a mask of floats). A tuple; in arithmetic, in torch's functions, and for
-    backward(), item() and what else a tensor has it is its loss. It is no instance of torch.Tensor: give
-    GradScaler.scale() and torch.as_tensor() its .loss."""
+    """What nll() and linear_nll() return of a mean or a sum, over all ranks of reduce_group.
+
+    A tuple; in arithmetic, in torch's functions, and for backward(), item() and what else a tensor has it is its loss. It is no
+    instance of torch.Tensor: give GradScaler.scale() and torch.as_tensor() its .loss.
+
+    Attributes:
+        loss: num / den of a mean, num of a sum.
+        num: the sum over tokens, f64.
+        den: the tokens that count, or the sum of their weights, f64.
+    """
     loss: torch.Tensor
     num: torch.Tensor
     den: torch.Tensor
@@ -314,23 +320,52 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
         temperature: float = 1.0, softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, inplace_backward: bool = False, support: Support | None = None,
         invariant: bool | int = False, class_weight: torch.Tensor | None = None) -> Any:
-    """Cross entropy of target [...] under logits [..., Vl], the loss of docs/concepts/loss.md.
+    """Cross entropy of targets under logits whose columns are shards of the vocabulary: docs/concepts/loss.md.
 
-    reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
-    is the sum over tokens and den their number (those with a legal target and, with mask [...], a mask
-    that is not 0), added over reduce_group once: the dp x cp ranks, of which none but this one is in tp_group. mean = num / den, 0
-    when den is 0. Gradients of a rank come from its own tokens, and a mean is already divided by the tokens of
-    all ranks: sum gradients over the group, do not average. Other arguments and errors: logprob(). Nothing waits for the GPU,
-    but the first call for a vocabulary on several ranks, which looks at what they bring.
+    A mean is num / den, 0 when den is 0, and already divided by the tokens of all ranks: sum gradients over reduce_group, do
+    not average. Nothing waits for the GPU, but the first call for a vocabulary on several ranks, which looks at what they
+    bring.
 
-    A mask of floats weighs tokens: the loss of a token is multiplied by its weight, and den is the sum of
-    the weights, so that 0.5 counts as a half in both. All ranks of reduce_group give one then. A weight that
-    is NaN, infinite or negative is a ValueError (one wait for the GPU; none while a graph is captured, where
-    NaN makes the loss NaN). A mask of bools or integers counts tokens: any value but 0 is 1.
+    Args:
+        vocab_parallel_logits: [..., Vl], as logprob() has them.
+        target: [...], ids, as logprob() has them.
+        reduction: "mean", "sum", or "none": per token, 0 if ignored.
+        mask: [...], bools or integers: tokens where it is 0 do not count. Floats weigh tokens: a token's loss is multiplied by
+            its weight, and den is the sum of the weights. All ranks of reduce_group give such a one then.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        reduce_group: the ranks over whose tokens a sum or a mean is made once (dp x cp), of which none but this one is in
+            tp_group; None: this rank's.
+        vocab: as in logprob().
+        temperature: as in logprob().
+        softcap: as in logprob().
+        label_smoothing: e in [0, 1].
+        z_loss: factor of (log Sum)^2, >= 0.
+        ignore_index: the target that counts for nothing.
+        inplace_backward: as in logprob().
+        support: as in logprob().
+        invariant: as in logprob().
+        class_weight: [V], or [Vl] of this rank's columns: PyTorch's weight=, constants of a floating-point dtype. The loss is
+            w_t ((1 - e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j), and den the sum of w_t, times the mask's. All
+            ranks give one then. A class of weight 0 adds nothing, also where its logit is -inf.
 
-    class_weight [V], or [Vl] of this rank's columns: PyTorch's weight=, constants of a floating-point dtype, read in that of
-    the loss. The loss is w_t ((1 - e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j), and den the sum of w_t, times
-    the mask's. All ranks give one then. A class of weight 0 adds nothing, also where its logit is -inf.
+    Returns:
+        Loss(loss, num, den) of "mean" and "sum": num is the sum over tokens, den how many they are, both f64. Of "none" the loss
+        [...] of each token. f32 (f64 of f64 logits).
+
+    Raises:
+        ValueError: as logprob(); a weight of a token that is NaN, infinite or negative (one wait for the GPU; none while a graph
+            is captured, where NaN makes the loss NaN).
+        MismatchError: as logprob().
+        RuntimeError: as logprob().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> logits = torch.zeros(2, 4, requires_grad=True)
+        >>> loss, num, den = ct.nll(logits, torch.tensor([1, -100]))
+        >>> round(loss.item(), 3), den.item()
+        (1.386, 1.0)
+        >>> loss.backward()
     """
     return of_logits(NLL, vocab_parallel_logits, target, reduction, mask, tp_group, reduce_group, vocab, inplace_backward, scalars(
         NLL, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant), support, class_weight)

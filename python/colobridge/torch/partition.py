@@ -38,23 +38,67 @@ def _(ctx: Any, d_y: Any) -> Any:
 
 @eager
 def shard(x: torch.Tensor, partition: Partition, dim: int = 1) -> torch.Tensor:
-    """This rank's positions of @x along @dim, a new tensor; @x is the whole, with any strides, and is not
-    saved. Backward is unshard(): zero where other ranks' positions are, so gradients of @x add up over
-    ranks. Runs on the current stream. ValueError: a shape, dtype or device that does not fit."""
+    """This rank's positions of a tensor. Backward is unshard(): zero where other ranks' positions are, so gradients of x add up
+    over ranks. Runs on the current stream.
+
+    Args:
+        x: the whole, with any strides; it is not saved.
+        partition: which positions this rank has.
+        dim: of the positions.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+
+    Example:
+        >>> import colobridge as cb, colobridge.torch as ct, torch
+        >>> ct.shard(torch.arange(8), cb.Partition(8, cp=2, cp_rank=1), dim=0)
+        tensor([2, 3, 4, 5])
+    """
     return Along.apply(x, partition, _dim(x, dim, 'x'), False)
 
 
 @eager
 def unshard(y: torch.Tensor, partition: Partition, dim: int = 1) -> torch.Tensor:
-    """A tensor of all positions along @dim with this rank's, @y, at their places and zeros elsewhere;
-    the sum over ranks is the whole. Backward is shard()."""
+    """A tensor of all positions with this rank's at their places and zeros elsewhere; the sum over ranks is the whole. Backward is
+    shard().
+
+    Args:
+        y: this rank's positions.
+        partition: which positions this rank has.
+        dim: of the positions.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
     return Along.apply(y, partition, _dim(y, dim, 'y'), True)
 
 
 @eager
 def next_token(tokens: torch.Tensor, partition: Partition, last: int = -100) -> torch.Tensor:
-    """Targets of whole int64 sequences [..., positions], a new tensor: the next token, and @last at the end
-    of each sequence, or of each segment of a packed one. Shard them afterwards, not before."""
+    """Targets of whole sequences: the next token. Shard them afterwards, not before.
+
+    Args:
+        tokens: [..., positions], int64.
+        partition: whose segments, if it is of packed sequences, end as sequences do.
+        last: the target at the end of each sequence or segment.
+
+    Returns:
+        A new tensor like tokens.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+
+    Example:
+        >>> import colobridge as cb, colobridge.torch as ct, torch
+        >>> ct.next_token(torch.tensor([[5, 6, 7, 8]]), cb.Partition(4))
+        tensor([[   6,    7,    8, -100]])
+    """
     checked(tokens, 'tokens')
     targets = tokens.new_empty(tokens.shape)
     partition.next_token(tokens, targets, last)

@@ -284,8 +284,19 @@ def of_mesh(name: str) -> list[tuple[int, ...]]:
 
 
 def group_ranks(group: 'ProcessGroup | DeviceMesh | None', what: str = 'group') -> tuple[int, ...]:
-    """World ranks of a torch process group, in group order, or of a DeviceMesh, along its dim or ascending. ValueError:
-    neither, or one without this rank; RuntimeError: torch.distributed is not initialised, or the group was destroyed."""
+    """World ranks of a torch process group, in group order, or of a DeviceMesh, along its dim or ascending.
+
+    Args:
+        group: the group.
+        what: its name in errors.
+
+    Returns:
+        Its ranks.
+
+    Raises:
+        ValueError: neither, or one without this rank.
+        RuntimeError: torch.distributed is not initialised, or the group was destroyed.
+    """
     outside, mesh = dist.is_available() and dist.GroupMember.NON_GROUP_MEMBER, is_mesh(group)
     if dist.is_available() and group is not dist.group.WORLD and group is not outside and not mesh and \
             not isinstance(group, dist.ProcessGroup):
@@ -421,8 +432,18 @@ def alone(world_rank: int | None = None) -> Comm:
 
 
 def comm_of_ranks(ranks: Sequence[int] | Own, device: 'torch.device') -> Comm:
-    """The communicator of world ranks, for tensors on @device (a torch.device); collective over them
-    the first time. The rank that it is called on is one of them."""
+    """The communicator of world ranks; collective over them the first time.
+
+    Args:
+        ranks: with the one that it is called on.
+        device: of the tensors that it will be used for.
+
+    Returns:
+        The one that all calls of colobridge.torch on these ranks share.
+
+    Raises:
+        TimeoutError: a rank did not come.
+    """
     key = ranks if isinstance(ranks, Own) else tuple(ranks)
     members = key.ranks if isinstance(key, Own) else key
     if len(members) == 1:
@@ -507,8 +528,21 @@ def require_line(group: Any, what: str) -> None:
 
 
 def comm_of(group: 'Group | None', device: 'torch.device', what: str = 'group', *, whole: bool = False) -> Comm:
-    """The communicator of a group argument for tensors on @device. A DeviceMesh has one dim, or all of its ranks are meant
-    (@whole). See group_ranks() for errors."""
+    """The communicator of a group argument.
+
+    Args:
+        group: a torch process group, a DeviceMesh of one dim, a colobridge.Comm, or None: this rank alone.
+        device: of the tensors that it will be used for.
+        what: the group's name in errors.
+        whole: all ranks of a DeviceMesh of several dims are meant.
+
+    Returns:
+        The one that all calls of colobridge.torch on these ranks share.
+
+    Raises:
+        ValueError: as group_ranks().
+        RuntimeError: as group_ranks().
+    """
     if group is None:
         return alone()
     if not whole:

@@ -109,25 +109,44 @@ def _shape(x: Any, size: int, src: str, dst: str, dim: int, rows: Any = None) ->
                                  given['dst'], given.get('dim', 0)), given['x'].dtype)], run=called)
 def relayout(x: torch.Tensor, cu_seqlens: Integers | None, src: Cut, dst: Cut, *, group: Group | None, tp_group: Group | None = None,
              pad: bool = False, dim: int = 0) -> torch.Tensor:
-    """x of sequences that the ranks of @group hold by the cut @src, as they hold them by @dst. With gradients.
+    """x of sequences that the ranks of a group hold by one cut, as they hold them by another. With gradients.
 
-    x: [.., rows, ..], its rows along axis @dim. cu_seqlens: [0, L0, L0 + L1, ..], the whole lengths of packed sequences, the
-    same on all ranks, in the order in which rows lie; axes before @dim have size 1. A list, or an integer tensor; one
-    on a GPU is read once. None: x is dense, and axes before @dim count samples of one length. The eight last tables are
-    kept.
-    src, dst: "zigzag" and "block" cut each sequence; "contiguous" cuts the whole axis of packed sequences, so that each rank
-    has one interval of it, as scans want it; "whole" (each rank has all rows; the gradients of a "whole" dst are summed over the
-    ranks), or "heads": each rank has all rows, of its part of the axis behind @dim, which the ranks divide.
-    group: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm. All its ranks call.
-    tp_group: the ranks of sequence parallelism, which cut what a rank of @group has into equal parts, on both sides; one
-    exchange over both groups. Then both are torch's.
-    pad: cu_seqlens are the lengths without padding. Each cut pads them to the least that it takes: "zigzag" to a multiple of
-    twice the ranks, "block" of the ranks, "contiguous" the sum, behind the last sequence. x has the padding of @src, the
-    result that of @dst, which is 0; padding does not travel, and its gradient is 0. A compiled graph breaks here: it does
-    not know how many rows come.
+    "zigzag" and "block" cut each sequence; "contiguous" cuts the whole axis of packed sequences, so that each rank has one
+    interval of it, as scans want it; "whole": each rank has all rows (the gradients of a "whole" dst are summed over the
+    ranks); "heads": each rank has all rows, of its part of the axis behind dim, which the ranks divide.
 
-    Raises ValueError (a length that the ranks do not divide, by number of the sequence; shapes), RuntimeError (another
-    rank failed), TimeoutError, MismatchError (ranks brought other tables).
+    Args:
+        x: [.., rows, ..], this rank's rows along axis dim.
+        cu_seqlens: [0, L0, L0 + L1, ..], the whole lengths of packed sequences, the same on all ranks, in the order in which rows
+            lie; axes before dim have size 1. A list, or an integer tensor; one on a GPU is read once. None: x is dense, and
+            axes before dim count samples of one length. The eight last tables are kept.
+        src: the cut of x.
+        dst: the cut of the result.
+        group: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm. All its ranks call.
+        tp_group: the ranks of sequence parallelism, which cut what a rank of group has into equal parts, on both sides; one
+            exchange over both groups. Then both are torch's.
+        pad: cu_seqlens are the lengths without padding. Each cut pads them to the least that it takes: "zigzag" to a multiple of
+            twice the ranks, "block" of the ranks, "contiguous" the sum, behind the last sequence. x has the padding of src, the
+            result that of dst, which is 0; padding does not travel, and its gradient is 0. A compiled graph breaks here: it does
+            not know how many rows come.
+        dim: the axis of the rows.
+
+    Returns:
+        The rows that this rank holds by dst.
+
+    Raises:
+        ValueError: a length that the ranks do not divide, by number of the sequence; shapes.
+        MismatchError: ranks brought other tables.
+        RuntimeError: another rank failed.
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge as cb, colobridge.torch as ct, torch
+        >>> def one_rank(world):
+        ...     x = torch.tensor([[0., 3.], [1., 2.]][world.rank])      # a sequence of 4 positions, zigzag
+        ...     return ct.relayout(x, [0, 4], 'zigzag', 'block', group=world).tolist()
+        >>> cb.run_threads(2, one_rank)
+        [[0.0, 1.0], [2.0, 3.0]]
     """
     return _relayout(x, cu_seqlens, src, dst, _At(group, tp_group), pad, dim)
 

@@ -33,14 +33,29 @@ def _long(shape: Iterable[int]) -> list[int]:
 
 
 class Sequence:
-    """B rows of S columns, of which a context rank sees local elements: [B, padded / cp] of a dense batch, or
-    with cu_padded [cu_padded[B] / cp] of a packed one, zigzag in each row. Every rank of cp_group has the same. split
-    "contiguous": a rank has one interval of each dense row, or of the whole packed stream.
+    """B rows of S columns, of which a context rank sees local elements: docs/concepts/layouts.md.
 
-    lengths [B]: tokens of each row, default S; left_padded: they are its last columns. padded: columns of a
-    dense row that the model sees, >= S. cu_padded [B + 1]: where each row's segment begins. Both are integers
-    in host memory; a tensor is copied to it, which waits for a GPU.
-    ValueError: rows that do not fit, lengths that 2 cp does not divide; it names the row.
+    They are [B, padded / cp] of a dense batch, or with cu_padded [cu_padded[B] / cp] of a packed one. Every rank of cp_group has
+    the same. Integers are in host memory; a tensor is copied to it, which waits for a GPU.
+
+    Args:
+        batch: B.
+        positions: S.
+        padded: columns of a dense row that the model sees, >= S; 0: S.
+        lengths: [B], tokens of each row; None: S.
+        cu_padded: [B + 1], where each row's segment of a packed batch begins.
+        left_padded: tokens are a row's last columns.
+        cp_group: the context ranks; None: this one alone.
+        split: "zigzag" in each row; "contiguous": a rank has one interval of each dense row, or of the whole packed stream.
+
+    Raises:
+        ValueError: rows that do not fit, lengths that 2 cp does not divide; it names the row.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> seq = ct.Sequence(2, 4, lengths=[4, 3])
+        >>> seq.targets(torch.arange(8).view(2, 4)).tolist()
+        [[1, 2, 3, -100], [5, 6, -100, -100]]
     """
 
     @eager  # so that the others hear of an error
@@ -98,8 +113,18 @@ class Sequence:
 
     @eager
     def targets(self, tokens: torch.Tensor, ignore: int = -100) -> torch.Tensor:
-        """The next token of every local element, i64, @ignore if there is none. tokens: i64 [B, S], or
-        [cu_padded[B]] of a packed batch; every rank has all of them."""
+        """The next token of every local element.
+
+        Args:
+            tokens: int64 [B, S], or [cu_padded[B]] of a packed batch; every rank has all of them.
+            ignore: what stands where there is none.
+
+        Returns:
+            int64, of this Sequence's shape.
+
+        Raises:
+            ValueError: a shape or dtype that does not fit.
+        """
         if not isinstance(tokens, torch.Tensor):
             raise ArgumentError("Sequence.targets: tokens are a %s, expected a torch.Tensor" % type(tokens).__name__)
         tokens = tokens.contiguous()  # held until the library has read it
@@ -110,7 +135,18 @@ class Sequence:
 
     @eager
     def mask(self, what: Literal['tokens', 'targets'] = 'tokens', device: Device = 'cpu') -> torch.Tensor:
-        """Of every local element, bool: does it hold a token ("tokens"), or one that has a target ("targets")?"""
+        """Of every local element: does it hold a token, or one that has a target?
+
+        Args:
+            what: "tokens" or "targets".
+            device: of the mask.
+
+        Returns:
+            bool, of this Sequence's shape.
+
+        Raises:
+            ValueError: another what.
+        """
         if what not in _MASKS:
             raise ArgumentError("Sequence.mask: what is %r, expected 'tokens' or 'targets'" % (what,))
         made = torch.empty(self.shape, dtype=torch.bool, device=device)
@@ -119,12 +155,19 @@ class Sequence:
         return made
 
     def gather(self, local: torch.Tensor, adjoint: Literal['slice', 'sum'] = 'slice') -> torch.Tensor:
-        """[B, S - 1] of per-token values of all ranks, f32 or f64, of the shape that targets() has, differentiable:
-        column b, c is the value of the token in column c, which predicts the one in c + 1; 0 if there is no target.
-        One gather.
+        """Per-token values of all ranks. One gather.
 
-        adjoint: "slice", if every context rank makes the same loss of it, which counts once: a rank's gradient is
-        its own part, and nothing is sent. "sum": each rank's loss is a part of the whole; gradients are added.
+        Args:
+            local: f32 or f64, of the shape that targets() has.
+            adjoint: "slice", if every context rank makes the same loss of it, which counts once: a rank's gradient is its own part,
+                and nothing is sent. "sum": each rank's loss is a part of the whole; gradients are added.
+
+        Returns:
+            [B, S - 1], differentiable: column c of row b is the value of the token in column c, which predicts the one in c + 1; 0 if
+            there is no target.
+
+        Raises:
+            ValueError: a shape or dtype that does not fit.
         """
         return _gather(self, local, adjoint, self.cp_group)
 

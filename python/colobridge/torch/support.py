@@ -19,14 +19,25 @@ from .tensors import checked, said
 
 
 class Support:
-    """Per token a list of global ids, for example those that a sampler with top-k or top-p drew from. The softmax
-    of a loss with support= runs over a token's list and its target; no other id is read, or gets a gradient.
+    """Per token a list of global ids, for example those that a sampler with top-k or top-p drew from.
 
-    Support(ids, offsets): a CSR, ids [N] and offsets [T + 1], int64; token t, in the order of the targets, has
-    ids[offsets[t]] .. ids[offsets[t + 1] - 1]. Support(ids): ids [..., K] of targets [...], where a negative
-    number is no id. Lists may have any length and order, and an id may occur twice; ascending: each list is
-    in ascending order already (of [..., K] without negative numbers), so that it is not sorted. All ranks of
-    tp_group have the same lists. Nothing waits for the GPU.
+    The softmax of a loss with support= runs over a token's list and its target; no other id is read, or gets a gradient. Lists
+    may have any length and order, and an id may occur twice. All ranks of tp_group have the same lists. Nothing waits for the
+    GPU.
+
+    Args:
+        ids: [..., K] of targets [...], int64, where a negative number is no id; or with offsets [N], a CSR.
+        offsets: [T + 1], int64: token t, in the order of the targets, has ids[offsets[t]] .. ids[offsets[t + 1] - 1].
+        ascending: each list is in ascending order already (of [..., K] without negative numbers), so that it is not sorted.
+
+    Raises:
+        ValueError: no int64 tensors of these shapes on one device.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> kept = ct.Support(torch.tensor([[0, 2, -1]]))
+        >>> round(ct.logprob(torch.zeros(1, 8), torch.tensor([2]), support=kept).item(), 3)
+        -0.693
     """
     __slots__ = ('ids', 'begin', 'end')
 

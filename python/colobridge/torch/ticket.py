@@ -87,7 +87,14 @@ class Ticket(Unique, Generic[Y]):
 
     @eager
     def finish(self) -> Y:
-        """y. The current stream waits for the call; the host does not. Once. RuntimeError: the bridge was destroyed."""
+        """The current stream waits for the call; the host does not. Once.
+
+        Returns:
+            y.
+
+        Raises:
+            RuntimeError: it was finished before, or the bridge was destroyed.
+        """
         finished, self._finished = self._finished, None
         if finished is None:
             raise FailedError("bridge: finish() of a ticket that was finished; expected one that start() returned")

@@ -224,37 +224,59 @@ class _Last(NamedTuple):
 
 
 class EncoderParallel(torch.nn.Module):
-    """Encodes each image of a step once, on one rank of an LLM's grid, and carries its rows to their positions. A
-    torch.nn.Module, whose parameters are those of the tower: "tower.NAME".
-
-    tower: the encoder, as it is or in DDP, fully_shard() or ZeRO-3, with the same parameters on all ranks of the grid.
-    group: a torch process group, a DeviceMesh or a colobridge.Comm with exactly the grid's ranks. llm: the LLM's grid, a
-    DeviceMesh with named dims (its last one is the fastest) or a spec (its first one is), or
-    its Layout. output, grad: of the rows, as Bridge has them.
-
-    run: run(tower, pixels, grid) -> the rows [rows, H], in the order of the images, or a list of such tensors
-    (DeepStack). None: Hugging Face's towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (of pixels and grid_thw) and of SigLIP's
-    kind (of pixels [images, channels, height, width], all rows of the last layer).
-    rows: rows(grid) -> how many rows an image has, of its row of grid_thw, () without one. None: patches /
-    spatial_merge_size², or SigLIP's number of patches. smallest: (pixels, grid_thw) of the smallest legal input, None:
-    one image of zeros as the tower's config has it. A rank without images runs it, so that it takes part in all
-    collectives of a sharded tower; its gradient is exactly 0.
-    cost: cost(grid) -> a number per image in any unit, at least 0, on the rank that brings the image; or alpha of
-    p (p + alpha) for p patches of a frame; None: alpha is 6 times the tower's width, as the products and the attention of a
-    transformer's layer have it. fit() measures it.
-    split_frames: a video of grid (t, h, w) is balanced as t images, whose rows follow each other. "auto": with Qwen's towers,
-    whose attention is within a frame (config.model_type says qwen), and no run of one's own. stats() and plans count frames then.
-    stick: as balance() has it, for images that are on a rank already.
-    grad_scale: factor of the gradient that reaches the tower: docs/guides/vision.md has a table.
-    comm: "shared": calls go over the communicator of these ranks, as those of Bridge do, and plan() over another one, which
-    all plan() on these ranks have in common; so one thread calls, and one, perhaps another, plans. "own": over two of its
-    own. All ranks make such ones in one order; they connect then. Of a Comm they all make the first "shared" one, too,
-    which connects then.
+    """Encodes each image of a step once, on one rank of an LLM's grid, and carries its rows to their positions. A torch.nn.Module,
+    whose parameters are those of the tower: "tower.NAME". docs/guides/vision.md.
 
     A deep copy has a copy of the tower, and shares communicators and memory. One that is pickled has
-    group=torch.distributed.group.WORLD and comm="shared", and so has what is loaded; TypeError: another one.
+    group=torch.distributed.group.WORLD and comm="shared", and so has what is loaded; TypeError: another one. Bad input of one rank
+    is an error on all of them.
 
-    Raises ValueError, RuntimeError, MismatchError, TimeoutError: bad input of one rank is an error on all of them.
+    Args:
+        tower: the encoder, as it is or in DDP, fully_shard() or ZeRO-3, with the same parameters on all ranks of the grid.
+        group: a torch process group, a DeviceMesh or a colobridge.Comm with exactly the grid's ranks.
+        llm: the LLM's grid, a DeviceMesh with named dims (its last one is the fastest) or a spec (its first one is), or its
+            Layout.
+        cost: cost(grid) -> a number per image in any unit, at least 0, on the rank that brings the image; or alpha of
+            p (p + alpha) for p patches of a frame; None: alpha is 6 times the tower's width, as the products and the attention of
+            a transformer's layer have it. fit() measures it.
+        run: run(tower, pixels, grid) -> the rows [rows, H], in the order of the images, or a list of such tensors (DeepStack).
+            None: Hugging Face's towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (of pixels and grid_thw) and of SigLIP's kind (of pixels
+            [images, channels, height, width], all rows of the last layer).
+        rows: rows(grid) -> how many rows an image has, of its row of grid_thw, () without one. None: patches /
+            spatial_merge_size^2, or SigLIP's number of patches.
+        smallest: (pixels, grid_thw) of the smallest legal input, with values; None: one image of zeros as the tower's config has
+            it. A rank without images runs it, so that it takes part in all collectives of a sharded tower; its gradient is
+            exactly 0.
+        stick: as balance() has it, for images that are on a rank already.
+        grad_scale: factor of the gradient that reaches the tower: docs/guides/vision.md has a table.
+        output: of the rows, as Bridge has it.
+        grad: of the rows, as Bridge has it.
+        extra: as Bridge has it.
+        comm: "shared": calls go over the communicator of these ranks, as those of Bridge do, and plan() over another one, which
+            all plan() on these ranks have in common; so one thread calls, and one, perhaps another, plans. "own": over two of its
+            own. All ranks make such ones in one order; they connect then. Of a Comm they all make the first "shared" one, too,
+            which connects then.
+        split_frames: a video of grid (t, h, w) is balanced as t images, whose rows follow each other. "auto": with
+            Qwen's towers, whose attention is within a frame (config.model_type says qwen), and no run of one's own. stats() and plans count frames then.
+
+    Raises:
+        ValueError: arguments that do not fit the grid or the tower.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed.
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge as cb, colobridge.torch as ct, torch
+        >>> def one_rank(world):
+        ...     tower = torch.nn.Linear(6, 16, bias=False)
+        ...     torch.nn.init.ones_(tower.weight)                      # the same on all ranks
+        ...     vision = ct.EncoderParallel(tower, group=world, llm='tp=2', rows=lambda grid: grid[2],
+        ...                                 run=lambda tower, pixels, grid: tower(pixels), smallest=(torch.zeros(1, 6), [[1, 1, 1]]))
+        ...     into = torch.zeros(1, 4, 16)                           # both ranks have this sequence, and its two images
+        ...     hidden = vision(torch.ones(2, 6), [[1, 1, 1], [1, 1, 1]], seq=[0, 0], pos=[1, 2], into=into)
+        ...     return hidden[0, :, 0].tolist(), vision.stats()['images']
+        >>> cb.run_threads(2, one_rank)[0]
+        ([0.0, 6.0, 6.0, 0.0], [1, 1])
     """
 
     @eager  # so that the others hear of an error
@@ -390,13 +412,31 @@ class EncoderParallel(torch.nn.Module):
     def plan(self, pixels: torch.Tensor | None, grid_thw: torch.Tensor | Sequence[Sequence[int]] | None = None, *, seq: Integers = (),
              pos: Integers | None = None, row_pos: Integers | None = None, packing: Packing | Integers | None = None,
              load: Sequence[float] | None = None) -> TowerPlan:
-        """Which rank encodes which image, by one host all-gather, which may come a step ahead, on a thread of its own (a data
-        loader's): vision(pixels, plan=plan, into=...). All ranks plan their steps in one order. The arguments are those of
-        the call; packing is needed, as there is no into that tells the lengths. The first one connects the ranks that the
-        constructor did not. An error reaches plan() of the other ranks, and no call.
+        """Which rank encodes which image, by one host all-gather.
 
-        load: what each rank of the grid has to do beside these images, in the unit of cost, the same on all ranks: that of
-        another tower's plan, plan.load, so that the work of both is balanced. plan_towers() does it for both at once."""
+        It may come a step ahead, on a thread of its own (a data loader's): vision(pixels, plan=plan, into=...). All ranks plan their
+        steps in one order. The first one connects the ranks that the constructor did not. An error reaches plan() of the other
+        ranks, and no call.
+
+        Args:
+            pixels: as in the call.
+            grid_thw: as in the call.
+            seq: as in the call.
+            pos: as in the call.
+            row_pos: as in the call.
+            packing: as in the call, and needed, as there is no into that tells the lengths.
+            load: what each rank of the grid has to do beside these images, in the unit of cost, the same on all ranks: that of
+                another tower, say.
+
+        Returns:
+            The plan, the same on all ranks.
+
+        Raises:
+            ValueError: bad input of any rank.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed.
+            TimeoutError: a rank did not come.
+        """
         return _planned(self._at(), self._plan, pixels, grid_thw, seq, pos, row_pos, packing, load)
 
     def _at(self) -> Any:
@@ -474,16 +514,27 @@ class EncoderParallel(torch.nn.Module):
                 pos: Integers | None = None, row_pos: Integers | None = None,
                 into: torch.Tensor | Sequence[torch.Tensor | None] | None = None, packing: Packing | Integers | None = None,
                 plan: TowerPlan | None = None, inplace: bool | None = None, load: Sequence[float] | None = None) -> torch.Tensor | Any:
-        """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
-        and of the packed rows of the others, which index() places.
+        """into, with the rows of all images at their positions.
 
-        pixels, grid_thw, seq, pos or row_pos, into, packing: what this rank has, as the table of docs/guides/vision.md says. A
-        rank that holds no sequences (another pipeline stage) passes None as into, and runs backward through what it
-        gets. If into is a tuple, it has an entry for each tensor of the tower, None: packed.
-        plan: of plan(), instead of grid_thw, seq, pos and packing.
-        inplace: as RaggedBridge has it. load: as plan() has it.
+        Every rank calls, also in a step without images, and runs backward through what it gets. What a rank has is in the table of
+        docs/guides/vision.md.
 
-        Every rank calls, also in a step without images, and runs backward through what it gets."""
+        Args:
+            pixels: [patches, ...], of this rank's images, or None.
+            grid_thw: [images, 3], patches of each; None for towers without it.
+            seq: [images]: the sequence of each in this rank's LLM replica.
+            pos: [images]: where its rows begin there.
+            row_pos: [rows]: where each row goes, instead of pos.
+            into: embeddings [batch, positions, H]; None on a rank that holds no sequences (another pipeline stage). A tuple has an
+                entry for each tensor of the tower, None: packed.
+            packing: the sequences' cumulative lengths, or a Packing, if into does not tell.
+            plan: of plan(), instead of grid_thw, seq, pos and packing.
+            inplace: as RaggedBridge has it.
+            load: as in plan().
+
+        Returns:
+            into; with a tower of several tensors (DeepStack) a list of it and of the packed rows of the others, which index() places.
+        """
         me = self._me()
         intos = list(into) if isinstance(into, (list, tuple)) else [into]
         held = self.llm.holds(self.llm.grid.offset + me)
