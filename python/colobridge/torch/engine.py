@@ -266,7 +266,10 @@ class Engine(Unique):
         return 0 if arena is None else arena.copied
 
     def _ragged_of(self, device: Any) -> ragged_batches.Ragged:
-        comm, made = self.comm(device), self._ragged.get(device)
+        made, ranks = self._ragged.get(device), self._ranks
+        if made is not None and not made.comm.told[0] and ranks is not None and len(ranks) > 1 and groups.known(self.group):
+            return made  # comm() would find the same one
+        comm = self.comm(device)
         if made is None or made.comm is not comm:  # the first, or an error killed the communicator
             made = self._ragged[device] = ragged_batches.Ragged(self, comm, device)
         return made

@@ -208,10 +208,10 @@ class _Call:
             flight: Flight | None = None, follows: bool = True) -> None:
         """One call of the library on tensors [rows, features]. flight: it is started there, and not finished. follows: a
         backward follows forward."""
-        telling = self.ragged().telling
-        telling.doing = {'requires_grad': follows}
-        with telling:
-            if not (backward or self.ragged().owner.frozen):
+        ragged = self.ragged()
+        ragged.telling.doing = {'requires_grad': follows}
+        with ragged.telling:
+            if not (backward or ragged.owner.frozen):
                 self.held.batch._bridge.expect_backward(follows)
             reached = self._reached(backward, given, out, stream)
             arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
@@ -267,7 +267,8 @@ def CarryRagged(ctx: Any, call: _Call, flight: Flight | None, intos: Any, follow
     call.run(False, xs, flat, stream, flight, follows)
     # Autograd refuses that others write into a view which a function returns: Written does, and Finish.
     ys = tuple(t.new_empty(0).set_(t) for t in flat) if call.merged else flat
-    ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
+    if call.constant:
+        ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
     return ys
 
 

@@ -462,6 +462,11 @@ def _ranks(key: Any) -> _Ranks:
     return made
 
 
+def known(group: Any) -> bool:
+    """Is it a process group that torch.distributed has? Costs little."""
+    return dist.is_available() and isinstance(group, dist.ProcessGroup) and group in _table()
+
+
 def alive(group: Any) -> bool:
     """Does torch.distributed know this group? Costs little; False: ask require_alive()."""
     return group in _table() or is_mesh(group)
@@ -581,6 +586,8 @@ def size_and_rank(group: Any, what: str = 'group') -> tuple[int, int]:
         return 1, 0
     if isinstance(group, Comm):
         return group.size, group.rank
+    if known(group):  # what follows costs 20 us a call
+        return group.size(), group.rank()
     require_line(group, what)
     ranks = group_ranks(group, what)
     return len(ranks), ranks.index(dist.get_rank())

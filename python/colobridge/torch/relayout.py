@@ -58,6 +58,11 @@ def _cut(packing: Packing, split: str, padded: tuple[int, int] | None) -> Packin
     return packing.with_split('whole' if split == 'heads' else split, pad_to=padded and _rooms(packing.seq_len, split, *padded))
 
 
+@functools.lru_cache(maxsize=2 * _KEPT)
+def _cuts(packing: Packing, src: str, dst: str, padded: tuple[int, int] | None) -> tuple[Packing, Packing]:
+    return _cut(packing, src, padded), _cut(packing, dst, padded)
+
+
 def _rooms(lengths: list[int], split: str, cp: int, tp: int) -> Any:
     """The least that a cut takes: cp cuts each sequence, or all at once, and tp what a rank of cp has."""
     if split == 'contiguous':
@@ -174,26 +179,35 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, pad: bool, d
             raise ArgumentError("relayout: %s is %r, expected one of %s" % (name, cut, ', '.join(_CUTS)))
     if not isinstance(x, torch.Tensor) or not -x.dim() <= integer('dim', dim) < x.dim():
         raise ArgumentError("relayout: x is %s, expected a torch.Tensor with an axis %d" % (said(x, '%(shape)s'), dim))
-    dim %= x.dim()
-    heads = src == 'heads', dst == 'heads'
-    if any(heads) and x.dim() < dim + 2:
-        raise ArgumentError("relayout: x is %s, expected an axis of heads behind axis %d" % (list(x.shape), dim))
-    if heads[1] and not heads[0] and x.shape[dim + 1] % size:
-        raise ArgumentError("relayout: %d heads, expected a multiple of the %d ranks" % (x.shape[dim + 1], size))
-    samples = math.prod(x.shape[:dim])
+    samples = _samples(x.shape, cu_seqlens is not None, src, dst, size, bool(pad), int(dim))
+    if at.tp_group is not None:
+        group = groups.comm_of_ranks(groups.counted_of(_ranks(group, at.tp_group)), x.device)
     rows = x.shape[dim] * tp * (size if src in _PARTS else 1)  # of the whole, if it is dense
-    if cu_seqlens is not None and samples != 1:
-        raise ArgumentError("relayout: x is %s with cu_seqlens, expected axes of size 1 before axis %d"
-                            % (list(x.shape), dim))
+    packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
+    tables = _cuts(packing, src, dst, (size, tp) if pad else None)
+    carry = kept(_bridge, group, size, tp, src == 'heads', dst == 'heads')
+    if x.dim() == 2 and dim in (0, -2):
+        return carry.forward(x, *tables)
+    dim %= x.dim()
+    y = carry.forward(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), *tables)
+    return y.view(_shape(x, size, src, dst, dim, y.shape[0] if samples == 1 else None))
+
+
+@functools.lru_cache(maxsize=4 * _KEPT)
+def _samples(shape: tuple[int, ...], packed: bool, src: str, dst: str, size: int, pad: bool, dim: int) -> int:
+    """How many there are, after checks of what does not change from call to call."""
+    dim %= len(shape)
+    heads = src == 'heads', dst == 'heads'
+    if any(heads) and len(shape) < dim + 2:
+        raise ArgumentError("relayout: x is %s, expected an axis of heads behind axis %d" % (list(shape), dim))
+    if heads[1] and not heads[0] and shape[dim + 1] % size:
+        raise ArgumentError("relayout: %d heads, expected a multiple of the %d ranks" % (shape[dim + 1], size))
+    samples = math.prod(shape[:dim])
+    if packed and samples != 1:
+        raise ArgumentError("relayout: x is %s with cu_seqlens, expected axes of size 1 before axis %d" % (list(shape), dim))
     if samples > 1 and 'contiguous' in (src, dst):
         raise ArgumentError("relayout: x has %d samples and the cut 'contiguous', which cuts one axis of packed sequences; "
                             "pass 'block', which cuts each sample" % samples)
-    if pad and cu_seqlens is None:
+    if pad and not packed:
         raise ArgumentError("relayout: pad=True without cu_seqlens, which are the lengths without padding")
-    if at.tp_group is not None:
-        group = groups.comm_of_ranks(groups.counted_of(_ranks(group, at.tp_group)), x.device)
-    packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
-    tables = (_cut(packing, cut, (size, tp) if pad else None) for cut in (src, dst))
-    carry = kept(_bridge, group, size, tp, *heads)
-    y = carry.forward(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), *tables)
-    return y.view(_shape(x, size, src, dst, dim, y.shape[0] if samples == 1 else None))
+    return samples
