@@ -21,7 +21,7 @@ RUN = {'check': check.main, 'flight': flight.main}
 HELP = {
     'check': ('does this installation work on this machine?', 'check --ranks 8'),
     'plan': ('what moves where between two layouts, without a GPU', 'plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2'),
-    'info': ('versions, backends, variables, and where ranks sit', 'info --grid tp=2,dp=4'),
+    'info': ('versions, backends, variables, and where ranks sit', 'info --grid tp=2,dp=4 --topology "package:2 pu:4"'),
     'perf': ('how fast GPUs, links, bridge and loss are', 'perf bridge --src dp=4 --dst cp=2,dp=2'),
     'flight': ('which rank is missing, or what differs, in flight records', 'flight trace/rank*'),
 }

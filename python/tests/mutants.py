@@ -9,6 +9,8 @@ from mutants_bridge import BRIDGES
 MUTANTS = {
     'a program that the command becomes ignores closed pipes': (
         '__main__.py', 'signal.signal(ignored, signal.SIG_DFL)', 'pass', 'test_command.py', 'leaves_signals'),
+    "help of the command has an example for this machine alone": (
+        '__main__.py', ' --topology "package:2 pu:4"', ' --ranks-per-node 100000 --topology "package:2 pu:4"', 'test_command.py', 'examples'),
     'the command takes another build\'s programs': (
         '__main__.py', 'if library.exists() else [shutil.which(name)]', '+ [shutil.which(name)]', 'test_command.py',
         'says_where_it_looked'),

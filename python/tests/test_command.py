@@ -2,6 +2,7 @@
 """The command colobridge: which program it becomes, and where that lies. Most cases have programs of their own, shell
 scripts that say what they got; tools/wheel.sh runs the real ones from a wheel."""
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from colobridge import _lib
+from colobridge.__main__ import HELP, program
 from colobridge._structs import VERSION
 
 COMMANDS = ['check', 'plan', 'info', 'perf', 'flight']
@@ -43,6 +45,16 @@ def test_command_help_has_a_line_for_each_with_an_example():
         assert '\n  %-8s ' % name in done.stdout and '\n             colobridge %s ' % name in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert command('--version').stdout == 'colobridge %s\n' % VERSION
+
+
+@pytest.mark.parametrize('name', ['plan', 'info'])
+def test_command_examples_run_on_any_machine(name):
+    try:
+        program('colo-' + name)
+    except FileNotFoundError as why:
+        pytest.skip(str(why))
+    done = command(*shlex.split(HELP[name][1]))
+    assert done.returncode == 0 and done.stdout and not done.stderr, done.stderr
 
 
 @pytest.mark.parametrize('given, said', [(['plot'], "found 'plot'"), ([], 'a command is missing')])

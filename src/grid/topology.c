@@ -218,7 +218,9 @@ static colo_status_t build(colo_topology_t *made, const colo_topology_config_t *
     COLO_FAIL_IF(made->per_host > made->machine.npus, COLO_ERR_ARG,
                  "topology: %lld ranks on a host, the machine has %d processors%s",
                  (long long)made->per_host, (int)made->machine.npus,
-                 config->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
+                 config->ranks_per_node
+                     ? ""
+                     : "; say how many share a host: --ranks-per-node, ranks_per_node");
     COLO_TRY(find_gpus(made));
     return colo_topology_place(made, config->bind, &made->placed);
 }
