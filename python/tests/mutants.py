@@ -374,6 +374,20 @@ MUTANTS = {
         'test_torch_losses.py', 'a_tuple_all_the_same'),
     'functions of torch do not know a loss': (
         'torch/nll.py', 'if isinstance(value, kind):', 'if False:', 'test_torch_losses.py', 'is_its_scalar and stacked'),
+    'a smallest input on meta is taken': (
+        'torch/tower.py', 'if given[0].is_meta:', 'if False:', 'test_torch_tower.py', 'without_values'),
+    'a part of the vocabulary is a head of its own': (
+        'torch/head.py', "and 'tp_group' not in options:", 'and False:', 'test_torch_head.py', 'a_part_of_the_vocabulary'),
+    'advice about gradients is given where no rank has them': (
+        'torch/ranks.py', ' and _FOLLOWED.search(str(why)):', ':', 'test_torch_requires_grad.py', 'advice_about'),
+    'a function of logits is called by another name': (
+        'torch/cross_entropy.py', "_WHAT = Named('cross_entropy', class", "_WHAT = Named('nll', class", 'test_torch_cross_entropy.py',
+        'names_the_function_and_the_argument'),
+    'plans of one function are those of another': (
+        'torch/logprob.py', '    key = (what, logits.shape,', '    key = (logits.shape,', 'test_torch_cross_entropy.py',
+        'names_the_function_and_the_argument'),
+    'an argument is named as another function has it': (
+        'torch/linear.py', "weight='linear_weight', bias", "bias", 'test_torch_cross_entropy.py', 'names_the_function_and_the_argument'),
     'the scale is dropped on the way': (
         'torch/ready.py', 'float(scale)', '1.0', 'test_torch_linear.py', 'on_threads_and_alone'),
     'the teacher has the temperature of the student': (

@@ -242,7 +242,8 @@ def mistakes(rank):
     ('linear_cross_entropy: input, linear_weight, linear_bias or target was written',
      lambda z, h, w, t: changed(w, lambda w: ct.linear_cross_entropy(h, w, t))),
     ('linear_cross_entropy: a second backward', lambda z, h, w, t: twice(h, lambda h: ct.linear_cross_entropy(h, w, t))),
-    ('nll: a second backward', lambda z, h, w, t: twice(z, lambda z: ct.nll(z, t, inplace_backward=True).loss)),
+    ('nll: a second backward', lambda z, h, w, t: twice(z, lambda z: (  # of a shape that the other function has seen
+        ct.cross_entropy(z, t, inplace_backward=True), ct.nll(z, t, inplace_backward=True).loss)[1])),
     ('entropy: temperature is 0, expected', lambda z, h, w, t: ct.entropy(z, temperature=0.)),
     ('topk_logprob: k is 0', lambda z, h, w, t: ct.topk_logprob(z, 0)),
 ])

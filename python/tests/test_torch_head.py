@@ -379,6 +379,29 @@ class Lora(torch.nn.Module):
         self.weight, self.bias = base.weight, base.bias
 
 
+class ColumnParallel(torch.nn.Module):
+    """As Megatron's: weight and sizes of a rank"""
+
+    def __init__(self, whole, rows, **members):
+        super().__init__()
+        self.weight, self.bias, self.output_size = torch.nn.Parameter(torch.zeros(rows, H)), None, whole
+        self.weight.tensor_model_parallel, self.weight.partition_dim = True, 0
+        vars(self).update(members)
+
+
+def test_a_part_of_the_vocabulary_is_a_head_with_a_group():
+    part = ColumnParallel(2 * V, V)
+    with pytest.raises(ValueError, match=r'Head.of: module is a ColumnParallel, whose weight \[23, 8\] is a part of the vocabulary of '
+                       '46, expected tp_group='):
+        ct.Head.of(part)
+    with pytest.raises(ValueError, match='is a part of the vocabulary, expected tp_group='):
+        ct.Head.of(ColumnParallel(None, V))  # as Transformer Engine's
+    me = cb.Comm.self()
+    assert ct.Head.of(part, tp_group=me).tp_group is me and ct.Head.of(part, tp_group=None).weight is part.weight
+    assert ct.Head.of(ColumnParallel(V, V)).weight.shape == (V, H)  # all of it
+    assert ct.Head.of(ColumnParallel(None, V, tp_size=1)).weight.shape == (V, H)
+
+
 def test_an_adapter_over_a_layer_is_no_head():
     base = torch.nn.Linear(H, V)
     with pytest.raises(ValueError, match=r'Head.of: module is a test_torch_head\.Lora, an adapter over a base layer: its weight is the frozen base'):

@@ -162,3 +162,29 @@ def at_forward(world):
 def test_with_check_2_forward_names_them_there_too(monkeypatch):
     monkeypatch.setenv('COLO_CHECK', '2')
     cb.run_threads(2, at_forward)
+
+
+def test_advice_about_gradients_is_given_where_ranks_differ_in_them():
+    def refused(world, run):
+        with pytest.raises((ValueError, RuntimeError, TimeoutError)) as why:
+            run(ct.Bridge('dp=2', 'tp=2', group=world))
+        return str(why.value)
+
+    def shapes(carry):
+        with torch.no_grad():
+            carry(torch.ones(1, 2, 3))
+            carry(torch.ones(1, 2 + carry.group.rank, 3))
+
+    def gone(carry):
+        with torch.no_grad():
+            carry(torch.ones(1, 2, 3))
+            if carry.group.rank:
+                raise ValueError('its own')
+            carry(torch.ones(1, 2, 3))
+
+    for run in (shapes, gone):
+        said = cb.run_threads(2, lambda world: refused(world, run))
+        assert 'without backward' in said[0] and 'autograd records' not in ''.join(said), said
+    said = cb.run_threads(2, lambda world: refused(
+        world, lambda carry: carry(torch.ones(1, 2, 3, requires_grad=not carry.group.rank))))
+    assert all('x requires grad and autograd records' in one for one in said), said

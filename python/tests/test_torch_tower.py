@@ -918,6 +918,12 @@ def test_alpha_is_fitted_from_two_calls_alike_on_all_ranks(world):
     assert len(set(here(world, fitted))) == 1
 
 
+def test_a_smallest_input_without_values_is_refused():
+    with pytest.raises(ValueError, match=r'tower: smallest has pixels \[4, 6\] on meta, expected a tensor with values'):
+        ct.EncoderParallel(torch.nn.Linear(6, 8), group=cb.Comm.self(), llm='tp=1', run=plain_run, rows=math.prod,
+                           smallest=(torch.zeros(4, 6, device='meta'), [[1, 2, 2]]))
+
+
 def test_a_tower_without_a_smallest_input_is_refused():
     with pytest.raises(ValueError, match='pass smallest='):
         ct.EncoderParallel(torch.nn.Linear(2, 2), group=None, llm='dp=1')

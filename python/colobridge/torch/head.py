@@ -111,6 +111,12 @@ class Head:
             raise ArgumentError("%s, whose weight is %s, expected a module with a weight [Vl, H], such as an nn.Linear%s" % (
                 what, list(weight.shape) if isinstance(weight, torch.Tensor) else 'a ' + type(weight).__name__,
                 '; get_output_embeddings() returns that of this one' if hasattr(module, 'get_output_embeddings') else ''))
+        if getattr(weight, 'tensor_model_parallel', False) and getattr(weight, 'partition_dim', -1) == 0 and 'tp_group' not in options:
+            whole = next((n for n in (getattr(module, name, None) for name in ('output_size', 'num_embeddings')) if n is not None), None)
+            if weight.shape[0] != whole and getattr(module, 'tp_size', None) != 1:
+                raise ArgumentError("%s, whose weight %s is a part of the vocabulary%s, expected tp_group=, the ranks that share it, or "
+                                    "tp_group=None, if the call has it" % (
+                                        what, list(weight.shape), '' if whole is None else ' of %s' % whole))
         return cls(weight, bias, **options)
 
 

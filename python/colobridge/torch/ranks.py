@@ -25,6 +25,7 @@ import json
 import multiprocessing.process
 import multiprocessing.util
 import os
+import re
 import threading
 import time
 import traceback
@@ -55,7 +56,8 @@ _alone = threading.local()
 _ended: list[Any] = []
 _GLANCE = datetime.timedelta(milliseconds=50)  # after which a rank that is a thread looks whether the others have ended
 _PART = datetime.timedelta(milliseconds=400)  # at most, between two questions to a store
-_ALONE = 'without backward'  # how the library says that a rank's forward has none
+_ALONE = 'forward without backward'  # how the library says that a rank's forward has none
+_FOLLOWED = re.compile(r'\bforward\b(?! without)')  # that another's has one
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
 _failure: tuple[str, Any] = '', None  # an exception that a hook or multiprocessing has shown, and _counted() then
 
@@ -185,7 +187,7 @@ def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -
         refuse(comm, why)
         return
     _reached(why).add(id(comm.told))  # the library told them, whether or not the communicator lives on
-    if doing and _ALONE in str(why):
+    if doing and isinstance(why, MismatchError) and _ALONE in str(why) and _FOLLOWED.search(str(why)):
         why.args = ('%s; x requires grad and autograd records %s, expected the same on all ranks; on a rank whose encoder is '
                     'frozen or whose x is None, pass frozen=True to the Bridge on all ranks, or use torch.no_grad() on all'
                     % (why, 'here' if doing['requires_grad'] else 'elsewhere, not here'), *why.args[1:])

@@ -299,6 +299,9 @@ class EncoderParallel(torch.nn.Module):
         self._merge: int | None = getattr(self._config, 'spatial_merge_size', None)
         self._run, self.output = run or _run, output
         given = smallest if smallest is not None else self._of_config()
+        if given[0].is_meta:
+            raise ArgumentError("tower: smallest has pixels %s on meta, expected a tensor with values, on any other device: a rank "
+                                "without images runs it" % list(given[0].shape))
         self._smallest: tuple[Any, tuple[int, ...]] = given[0].detach(), () if given[1] is None else tuple(
             _integers(given[1], 'smallest')[0])
         # Attention of Qwen's towers is within a frame. Others that merge as they do may have it over a whole video.
