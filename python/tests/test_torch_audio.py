@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/guides/audio.md: towers of one's own, of clips of any length and of Whisper's, against one process that encodes all clips
 and writes them into the whole text."""
+import types
+
 import pytest
 
 torch = pytest.importorskip('torch')
@@ -57,7 +59,7 @@ def clips(rank):
         all_clips = [torch.randn(n, 80) for n in lengths]
         text, weight = torch.randn(2, 2, 32, H)
         mine = [e for e in range(6) if owner[e] == rank]
-        given = dict(frames=torch.cat([all_clips[e] for e in mine]) if mine else None, lengths=[[lengths[e]] for e in mine] or None,
+        given = dict(frames=torch.cat([all_clips[e] for e in mine]) if mine else None, durations=[[lengths[e]] for e in mine] or None,
                      seq=[seq[e] for e in mine], pos=[pos[e] for e in mine] or None)
         tower, whole = Tower(), Tower()
         places = [32 * q + p + r for n, q, p in zip(lengths, seq, pos) for r in range(-(-n // 4))]
@@ -90,7 +92,7 @@ def whisper(rank):
     torch.set_default_dtype(torch.float64)
     try:
         off, stats = compared(rank, 'guides/audio.md#Whisper: clips of one size', made[0], made[1], text, weight,
-                              dict(given, encoder=made[0]), [*range(7, 1507), *range(2000, 3500)],
+                              dict(given, whisper=types.SimpleNamespace(encoder=made[0])), [*range(7, 1507), *range(2000, 3500)],
                               made[1](mel).last_hidden_state.flatten(0, 1))
     finally:
         torch.set_default_dtype(torch.float32)

@@ -66,10 +66,10 @@ def step(rank, schedule):
     pp, dp, count = groups((0, 2), (1, 3)), groups((0, 1), (2, 3)), (targets != -100).sum()
     code, seen = lines(PAGE), []
 
-    def loss(logits, wanted):
+    def loss_fn(logits, wanted):
         seen.append(len(wanted))
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction='sum') / count
-    names = dict(encoder=encoder, images=images[4 * rank:][:4], part=parts[stage], stage=stage, pp=pp, device=torch.device('cpu'), loss=loss,
+    names = dict(encoder=encoder, images=images[4 * rank:][:4], part=parts[stage], stage=stage, pp=pp, device=torch.device('cpu'), loss_fn=loss_fn,
                  tokens=tokens[replica], targets=targets[replica])
     exec(compile(code.replace('Schedule1F1B', schedule), PAGE, 'exec'), names)
     assert set(seen) == ({2} if stage else set()) and len(seen) >= 4 * stage  # PyTorch also infers shapes by it

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 import torch.distributed.device_mesh
 import colobridge
+import colobridge.megatron
 import colobridge.torch as ct
 """
 # Names that snippets take as given.
@@ -49,7 +50,10 @@ GIVEN = {
     **dict.fromkeys(('model', 'ddp', 'peft', 'trl', 'args', 'data', 'tokenizer'), 'Any'),
     'mesh': 'torch.distributed.device_mesh.DeviceMesh', 'head': 'torch.nn.Linear', 'lm_head': 'torch.nn.Linear',
     'tower': 'torch.nn.Module', 'layers': 'list[%s]' % LAYER, 'tables': 'list[colobridge.Segments]', 'texts': 'list[torch.Tensor]',
-    'carry': 'ct.Bridge', 'logprob': 'ct.logprob', 'factor': 'float'}
+    'carry': 'ct.Bridge', 'logprob': 'ct.logprob', 'factor': 'float', 'frames': TENSOR, 'mel': TENSOR, 'durations': 'list[list[int]]',
+    'whisper': 'Any', 'part': 'torch.nn.Module', 'stage': 'int', 'device': 'torch.device', 'pp': GROUP,
+    'loss_fn': 'Callable[..., torch.Tensor]', 'train': 'Callable[[Any], None]', 'image_batch': 'dict[str, torch.Tensor]',
+    'text_batch': 'dict[str, torch.Tensor]', 'bridge': 'colobridge.megatron.ColocatedBridgeCommunicator'}
 IMPORTS = {'torch': 'import torch', 'ct': 'import colobridge.torch as ct', 'colobridge': 'import colobridge', 'cb': 'import colobridge as cb',
            'logprob': 'from colobridge.torch import logprob', 'fuse_lm_head': 'from colobridge.compat import fuse_lm_head'}
 

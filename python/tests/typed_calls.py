@@ -80,6 +80,7 @@ def bridges(x: Tensor, group: dist.ProcessGroup, mesh: DeviceMesh, world: cb.Com
     assert_type(carry(None, shape=(4, 8, 16), like=x), Tensor)
     assert_type(carry.start(x).finish(), Tensor)
     assert_type(carry.global_shape(x), tuple[int, int, int])
+    carry.check_samples(x, [1, 2])
     assert_type(carry.src, cb.Layout)
     assert_type(carry.comm(x.device), cb.Comm)
     carry([1.0, 2.0])  # refused
