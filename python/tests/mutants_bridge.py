@@ -56,6 +56,8 @@ BRIDGES = {
     'ids of the destination are compared with each other alone': (
         'torch/alike.py', 'len({*having[0], *having[1]}) > 1', 'max(map(len, having)) > 1', 'test_torch_samples.py',
         'named_on_all_ranks'),
+    'a rank that brings no ids of its samples is not missed': (
+        'torch/alike.py', '(of is not None or layout.holds(r))', 'of is not None', 'test_torch_samples.py', 'numbers_of_samples'),
     'samples are compared among ranks that exchange them': (
         'torch/engine.py', 'self._concerned(groups.group_ranks(self.group), _me()), torch', 'self._ranks, torch',
         'test_torch_samples.py', 'named_on_all_ranks'),
