@@ -145,7 +145,7 @@ if [ -e "$(echo "$work"/open/*/colobridge/colo-plan)" ]; then
     [ -n "$licence" ] || fail "no licence of jansson is in /usr/share"
     info=$(echo "$work"/open/*/*.dist-info)
     install -m 644 "$licence" "$info/licenses/jansson"
-    sed -i 's/^License-File: LICENSE$/&\nLicense-File: jansson/' "$info/METADATA"
+    sed -i 's/^License-Expression: .*/& AND MIT/; s/^License-File: LICENSE$/&\nLicense-File: jansson/' "$info/METADATA"
     rm "$work"/raw/*.whl
     "$tools/wheel" pack --dest-dir "$work/raw" "$work"/open/* >/dev/null
 else
