@@ -10,7 +10,9 @@ apart:
             that passes) of a call beyond an autograd.Function that does nothing with the same tensors.
             "python": the same with a C function that returns at once in the place of the library's, so
             Python, ctypes and what torch does. "c": the C call alone, again and again with the same
-            arguments; on a GPU it enqueues, on the host it computes.
+            arguments; on a GPU it enqueues, on the host it computes. Calls on packed sequences are on the
+            group of all ranks that were launched, so with several of them "forward", "backward" and "c"
+            have what ranks wait for each other.
   bridge    colobridge.torch.Bridge against all-gather / narrow (fan-in and fan-out) and clone + in-place
             all-reduce over cp in backward. On GPUs four ways: by NCCL; "peer", into tensors of PyTorch's
             in memory that peers reach (what a bridge does by default where it can); "copied", out of
@@ -38,6 +40,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2] / 'python')]
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge._lib import lib  # noqa: E402
+from colobridge.torch.engine import ENGINES  # noqa: E402
 
 DEVICE = torch.device('cpu')
 
@@ -132,8 +135,11 @@ def seams(comm, carry):
     """(object, attribute, direction) of the C functions that calls on this communicator end in"""
     if carry is not None:
         return [(carry._engine._last[1], 'run', None)]
-    plans = [getattr(found[0], 'plan', found[0]) for name in ('_logprobs', '_linear_plans', '_losses')
-             for found in getattr(comm.__dict__.get(name), 'kept', {}).values()]
+    if comm is None:
+        return [(call, 'entries', None) for engine in ENGINES.values() for ragged in engine._ragged.values() for call in ragged.calls]
+    kept = [found[0] if isinstance(found, tuple) else found for name in ('_logprobs', '_linear_plans', '_losses')
+            for found in getattr(comm.__dict__.get(name), 'kept', {}).values()]
+    plans = [getattr(found, 'plan', found) for found in kept]
     ready = [r for plan in plans for r in getattr(plan, 'kept', {}).values()] or plans
     ready += [plan.mean for plan in plans if getattr(plan, 'mean', None) is not None]
     return [(r, 'run_' + what, what) for r in ready for what in ('forward', 'backward', 'loss')
@@ -170,6 +176,13 @@ def overhead(repeats, count):
     w, teacher, ids = torch.randn(2, 2, device=DEVICE), torch.randn(4, 2, device=DEVICE), t[:, None].clone()
     lists = ct.Support(ids)
     carry = ct.Bridge('tp=1,dp=1', 'tp=1,dp=1', group=cb.Comm.self())
+    world, size = dist.group.WORLD, dist.get_world_size()
+    packed, cu = ct.PackedBridge('cp=%d' % size, 'cp=%d' % size, group=world), torch.tensor([0, 4 * size], device=DEVICE)
+    zigzag = cb.Packing([0, 4 * size])
+    block = zigzag.with_split('block')
+
+    def swap(x, src, dst):
+        return ct.relayout(x, cu, src, dst, group=world)
     cases = {'bridge': ((act,), (1, 1, 2), lambda _, x: carry(x)),
              'logprob': ((z, t), (4,), lambda c, x: ct.logprob(x, t, tp_group=c)),
              'linear_logprob': ((z, w, t), (4,), lambda c, x: ct.linear_logprob(x, w, target=t, tp_group=c)),
@@ -178,7 +191,12 @@ def overhead(repeats, count):
              'logprob_at': ((z, ids), (4, 1), lambda c, x: ct.logprob_at(x, ids, tp_group=c)),
              'distill': ((z, teacher), (4,), lambda c, x: ct.distill(x, teacher, tp_group=c).kl),
              'nll': ((z, t), (), lambda c, x: ct.nll(x, t, tp_group=c).loss),
-             'linear_nll': ((z, w, t), (), lambda c, x: ct.linear_nll(x, w, target=t, tp_group=c).loss)}
+             'linear_nll': ((z, w, t), (), lambda c, x: ct.linear_nll(x, w, target=t, tp_group=c).loss),
+             'packed bridge': ((z,), (4, 2), lambda _, x: packed(x, zigzag, block)),
+             'relayout': ((z,), (4, 2), lambda _, x: swap(x, 'zigzag', 'block')),
+             'relayout there and back': ((z,), (4, 2), lambda _, x: swap(swap(x, 'zigzag', 'contiguous'), 'contiguous', 'zigzag')),
+             'halo': ((z,), (5, 2), lambda _, x: ct.halo(x, cu, 1, group=world)[0])}
+    on_all = list(cases)[-4:]  # ranks, by the bridges that are kept for these
 
     def measured(run, x):
         # On a GPU backward runs on a thread of autograd's: time what passes, not what this one does.
@@ -195,14 +213,18 @@ def overhead(repeats, count):
         return 1e6 * (b - a) / repeats, 1e6 * (clock() - c) / repeats
 
     for name, (inputs, shape, op) in cases.items():
-        comm, x = cb.Comm.self(), inputs[0].clone().requires_grad_()
+        comm, x = None if name in on_all else cb.Comm.self(), inputs[0].clone().requires_grad_()
         run = lambda x, op=op, comm=comm: op(comm, x)  # noqa: E731
         empty = lambda x, rest=inputs[1:], shape=shape: Nothing.apply(x, *rest, shape)  # noqa: E731
-        torch.autograd.grad(run(x).sum(), x)
+
+        def warm(run=run, x=x):
+            y = run(x)
+            torch.autograd.grad(y, x, torch.ones_like(y))
+        warm()
         found, seen = seams(comm, carry if name == 'bridge' else None), ([], [])
         with replaced(found, Timed, seen):
             for _ in range(2 * count):
-                torch.autograd.grad(run(x).sum(), x)
+                warm()
         times = {'nothing': [], 'whole': [], 'python': []}
         for _ in range(4 * count):
             times['nothing'].append(measured(empty, x))
