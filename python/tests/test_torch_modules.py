@@ -15,52 +15,14 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from new_user import H, PATCH, SOUND, WORDS, Model, Tower, encoder, resume, save, sgd, sharded  # noqa: E402
 from world import meet, needs_fsdp2  # noqa: E402
 
 DTYPE = torch.float64
-H, WORDS, LENGTH, PATCH, SOUND = 8, 13, 16, 6, 5
+LENGTH = 16
 CP, DP = 2, 2
 # Sums of some 10^3 products of size 1 in another order, in fp64, are 1e-13 apart a layer; a wrong factor is 0.25.
 BOUND = 1e-10
-
-
-class Tower(torch.nn.Module):
-    """A row of H features of each patch."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(PATCH, H), torch.nn.Linear(H, H)
-
-    def forward(self, pixels, grid=None):
-        return self.second(torch.tanh(self.first(pixels)))
-
-
-def patches(grid):
-    return grid[0] * grid[1] * grid[2]
-
-
-def encoder(tower, group=None, llm='cp=2,dp=2', **options):
-    return ct.EncoderParallel(tower, group=group or dist.group.WORLD, llm=llm, output='sharded', run=lambda tower, pixels, grid: tower(pixels, grid),
-                              rows=patches, smallest=(torch.zeros(1, PATCH), [[1, 1, 1]]), **options)
-
-
-class Model(torch.nn.Module):
-    """Text of cp=2, dp=2, whose images and sound come from encoders that lie on all four ranks."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.sound = torch.nn.Embedding(WORDS, H), torch.nn.Linear(SOUND, H)
-        self.vision = encoder(Tower())
-        self.carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD, output='sharded')
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(H, H) for _ in range(2)])
-        self.head = torch.nn.Linear(H, WORDS)
-
-    def forward(self, text, target, sound, images):
-        hidden = self.words(text) + self.carry(self.sound(sound))
-        hidden = self.vision(**images, into=hidden)
-        for layer in self.layers:
-            hidden = hidden + torch.tanh(layer(hidden))
-        return ct.nll(self.head(hidden), target, reduce_group=dist.group.WORLD).loss
 
 
 class Whole(torch.nn.Module):
@@ -145,10 +107,6 @@ def step(rank, model, optimizer, oracle, theirs, seed, factor):
     assert apart(by_name(model, lambda p: p.detach()), dict(by_name(oracle, lambda p: p.detach()))) <= BOUND
 
 
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
-
-
 def trained(rank, wrap):
     """Two steps of a model that an optimizer of model.parameters() trains, tower and all."""
     model, oracle, factor = made(Model, 1), made(Whole, 1), 1
@@ -173,20 +131,12 @@ def test_an_optimizer_of_the_model_trains_the_tower(world, wrap):
     world.run(trained, wrap)
 
 
-def sharded(rank, folder, what):
-    """As a new user writes it: fully_shard() around the model, one optimizer, saved after a step, and resumed by another
-    model, which ends where the whole one does that never stopped."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    mesh = init_device_mesh('cpu', (dist.get_world_size(),))
-
+def in_fsdp2(rank, folder, what):
+    """fully_shard() around the model, one optimizer, saved after a step, and resumed by another model, which ends where the
+    whole one does that never stopped."""
     def new(seed):
         model = made(Model, seed)
-        for layer in (*model.layers, {'tower': model.vision.tower, 'encoder': model.vision}[what]):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        sharded(model, what == 'encoder')
         return model, sgd(model)
     model, optimizer = new(1)
     oracle = made(Whole, 2)
@@ -195,13 +145,9 @@ def sharded(rank, folder, what):
             p.copy_(full(model.get_parameter(name)))
     theirs = sgd(oracle)
     step(rank, model, optimizer, oracle, theirs, 1, dist.get_world_size())
-    weights, states = get_state_dict(model, optimizer)
-    assert set(weights) == set(oracle.state_dict())  # nothing but the parameters of encoders and model
-    dcp.save({'model': weights, 'optimizer': states}, checkpoint_id=folder)
+    assert save(model, optimizer, folder) == set(oracle.state_dict())  # nothing but the parameters of encoders and model
     again, resumed = new(3)
-    weights, states = get_state_dict(again, resumed)
-    dcp.load({'model': weights, 'optimizer': states}, checkpoint_id=folder)
-    set_state_dict(again, resumed, model_state_dict=weights, optim_state_dict=states)
+    resume(again, resumed, folder)
     for seed in (2, 3):
         step(rank, again, resumed, oracle, theirs, seed, dist.get_world_size())
 
@@ -209,7 +155,7 @@ def sharded(rank, folder, what):
 @pytest.mark.parametrize('what', ('tower', 'encoder'))
 def test_a_model_in_fsdp2_is_saved_and_resumed(world, tmp_path, what):
     needs_fsdp2(world)
-    world.run(sharded, str(tmp_path / 'checkpoint'), what)
+    world.run(in_fsdp2, str(tmp_path / 'checkpoint'), what)
 
 
 def a_module(rank):

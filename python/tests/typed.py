@@ -14,6 +14,7 @@ import json
 import os
 import re
 import subprocess
+import symtable
 import sys
 import tempfile
 from pathlib import Path
@@ -21,11 +22,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CALLS = HERE / 'typed_calls.py'
-FILES = [CALLS]
+FILES = [CALLS, HERE / 'new_user.py']
 
 # What torch leaves untyped, such as Tensor.backward(), is no fault of its users.
 PYRIGHT = {'typeCheckingMode': 'strict', 'reportUnknownMemberType': False, 'reportMissingTypeStubs': False,
-           'reportMissingImports': False, 'reportMissingModuleSource': False, 'reportUnusedImport': False, 'reportPrivateUsage': False}
+           'reportMissingImports': False, 'reportPrivateImportUsage': False, 'reportMissingModuleSource': False, 'reportUnusedImport': False, 'reportPrivateUsage': False}
 UNTYPED = ('# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportUnknownVariableType=false, '
            'reportUnknownArgumentType=false, reportUnknownLambdaType=false\n')  # of snippets with a def, or a third party's objects
 TENSOR, GROUP, TABLE, LAYER = 'torch.Tensor', 'torch.distributed.ProcessGroup', 'list[int]', 'Callable[[torch.Tensor], torch.Tensor]'
@@ -48,6 +49,7 @@ GIVEN = {
     **dict.fromkeys(('encoder', 'llm', 'words', 'embed', 'scan'), LAYER),
     **dict.fromkeys(('B', 'S', 'vocabulary'), 'int'), **dict.fromkeys(('scale', 'tokens_of_all'), 'float'),
     **dict.fromkeys(('model', 'ddp', 'peft', 'trl', 'args', 'data', 'tokenizer'), 'Any'),
+    'audio: encoder': 'torch.nn.Module', 'audio: lengths': 'list[list[int]]',
     'mesh': 'torch.distributed.device_mesh.DeviceMesh', 'head': 'torch.nn.Linear', 'lm_head': 'torch.nn.Linear',
     'tower': 'torch.nn.Module', 'layers': 'list[%s]' % LAYER, 'tables': 'list[colobridge.Segments]', 'texts': 'list[torch.Tensor]',
     'carry': 'ct.Bridge', 'logprob': 'ct.logprob', 'factor': 'float', 'frames': TENSOR, 'mel': TENSOR, 'durations': 'list[list[int]]',
@@ -59,31 +61,23 @@ IMPORTS = {'torch': 'import torch', 'ct': 'import colobridge.torch as ct', 'colo
 
 
 def free(code):
-    """Names that code reads and does not bind before"""
-    tree = ast.parse(code)
-    bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    bound |= {a.arg for n in ast.walk(tree) if isinstance(n, ast.arguments) for a in (*n.args, *n.kwonlyargs)}
-    bound |= {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    bound |= {(a.asname or a.name).split('.')[0] for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
-    first = {}  # the first statement that binds a name may read it
-    for statement in tree.body:
-        for n in ast.walk(statement):
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id not in first:
-                first[n.id] = True
-        for n in ast.walk(statement):
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-                first.setdefault(n.id, False)
-    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    in_body = {n for n, before in first.items() if before}
-    return sorted(n for n in read if (n not in bound or n in in_body and n in GIVEN and not _local(tree, n)) and not hasattr(builtins, n))
-
-
-def _local(tree, name):
-    """Is a name bound by a def, a lambda, an import or a loop, rather than given?"""
-    return any(isinstance(n, ast.arguments) and name in [a.arg for a in n.args] or
-               isinstance(n, ast.alias) and name == (n.asname or n.name).split('.')[0] or
-               isinstance(n, (ast.For, ast.comprehension)) and name in {m.id for m in ast.walk(n.target) if isinstance(m, ast.Name)} or
-               isinstance(n, ast.FunctionDef) and name in {m.id for m in ast.walk(n) if isinstance(m, ast.Name)} for n in ast.walk(tree))
+    """Names that code takes as given: those that it does not bind, or reads before"""
+    top = symtable.symtable(code, 'snippet', 'exec')
+    read, tables = set(), [top]
+    for table in tables:
+        read |= {of.get_name() for of in table.get_symbols() if of.is_referenced() and (table is top or of.is_global())}
+        tables += table.get_children()
+    bound, early = set(), set()
+    for statement in ast.parse(code).body:
+        names = {ctx: {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ctx)} for ctx in (ast.Load, ast.Store)}
+        own = {n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name)} if isinstance(statement, ast.For) else set()
+        early |= names[ast.Load] & read - bound - own if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else set()
+        bound |= names[ast.Store]
+    made = {of.get_name() for of in top.get_symbols() if of.is_assigned() or of.is_imported()}
+    in_loops = {n.id for s in ast.parse(code).body for n in ast.walk(s) if isinstance(s, ast.For) and isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    imported = {of.get_name() for of in top.get_symbols() if of.is_imported()} | {of.get_name() for of in top.get_symbols() if of.is_namespace()}
+    return sorted(n for n in read if not hasattr(builtins, n) and (
+        n not in made or n in early - imported and (n in GIVEN or n not in in_loops)))
 
 
 def snippets():
@@ -93,16 +87,15 @@ def snippets():
         for i, (indent, code) in enumerate(blocks):
             code = re.sub('^' + indent, '', code, flags=re.M).replace(', ...]', ']')
             names = free(code)
-            unknown = [n for n in names if n not in GIVEN and n not in IMPORTS]
+            of = {n: GIVEN.get('%s: %s' % (page.stem, n), GIVEN.get(n)) for n in names if n not in IMPORTS}
+            unknown = [n for n in of if of[n] is None]
             if unknown:
                 sys.exit('%s: say in GIVEN of %s what %s is' % (page, Path(__file__).name, ', '.join(unknown)))
-            types = [GIVEN[n] for n in names if n not in IMPORTS]
-            loose = 'def ' in code or 'Any' in types or '.split(' in code  # which torch leaves untyped
+            loose = 'def ' in code or 'Any' in of.values() or '.split(' in code  # which torch leaves untyped
             name = re.sub(r'\W', '_', '%s_%d' % (page.relative_to(ROOT).with_suffix(''), i + 1))
-            given = [n for n in names if n not in IMPORTS]
             lines = [UNTYPED + '# mypy: allow-untyped-defs\n' if loose else '', *(IMPORTS[n] + '\n' for n in names if n in IMPORTS),
-                     'from %s_given import %s\n' % (name, ', '.join(given)) if given else '']
-            yield name, ''.join(lines) + code, STUB + ''.join('%s: %s\n' % (n, GIVEN[n]) for n in given)
+                     'from %s_given import %s\n' % (name, ', '.join(of)) if of else '']
+            yield name, ''.join(lines) + code, STUB + ''.join('%s: %s\n' % item for item in of.items())
 
 
 def pyright(tool, folder, files):
@@ -123,7 +116,7 @@ def pyright(tool, folder, files):
 
 
 def mypy(folder, files):
-    said = subprocess.run([sys.executable, '-m', 'mypy', '--strict', '--allow-untyped-calls', '--ignore-missing-imports', '--no-error-summary',
+    said = subprocess.run([sys.executable, '-m', 'mypy', '--strict', '--allow-untyped-calls', '--implicit-reexport', '--ignore-missing-imports', '--no-error-summary',
                            '--follow-imports=silent', '--no-warn-unused-ignores', '--cache-dir', str(folder / 'cache'), *map(str, files)],
                           capture_output=True, text=True, env={**os.environ, 'MYPYPATH': str(ROOT / 'python')}, cwd=folder)
     out = {}
