@@ -440,9 +440,22 @@ T = TypeVar('T')
 
 
 def run_threads(nranks: int, fn: Callable[[Comm], T]) -> list[T]:
-    """fn(world) on @nranks threads of this process, each with its communicator; what they returned, by
-    rank. If a rank raises, the waits of the others end, and the first rank's own exception is raised. Ctrl-C ends the
-    waits of all."""
+    """fn(world) on threads of this process, each with its communicator.
+
+    If a rank raises, the waits of the others end, and the first rank's own exception is raised. Ctrl-C ends the waits of all.
+
+    Args:
+        nranks: how many ranks.
+        fn: what each of them runs.
+
+    Returns:
+        What fn returned, by rank.
+
+    Example:
+        >>> import colobridge
+        >>> colobridge.run_threads(2, lambda world: world.rank)
+        [0, 1]
+    """
     results: list[Any] = [None] * nranks
     run = _Run()
     raised: list[tuple[int, BaseException]] = []

@@ -81,9 +81,27 @@ RECIPES = {'delayed': 16, 'tensorwise': 16, 'blockwise': 16, 'mxfp8': 32, 'nvfp4
 
 
 def padded(length: int, *, tp: int = 1, cp: int = 1, fp8: bool = False, recipe: str | None = None) -> int:
-    """Smallest length >= @length that every split accepts, and of which each cp rank's part is a multiple of what
-    the recipe of quantised products wants: 16 for "delayed", "tensorwise" and "blockwise" (FP8), 32 for "mxfp8",
-    128 for "nvfp4", 256 for "grouped" kernels. fp8: 16. ValueError: a size, or an unknown recipe."""
+    """The smallest length, at least the given one, that every split accepts, and of which each cp rank's part is a multiple of what
+    the recipe of quantised products wants.
+
+    Args:
+        length: in positions.
+        tp: ranks of tensor parallelism.
+        cp: ranks of context parallelism.
+        fp8: as recipe, 16.
+        recipe: 16 for "delayed", "tensorwise" and "blockwise" (FP8), 32 for "mxfp8", 128 for "nvfp4", 256 for "grouped" kernels.
+
+    Returns:
+        The length, in positions.
+
+    Raises:
+        ValueError: a size, or an unknown recipe.
+
+    Example:
+        >>> import colobridge
+        >>> colobridge.padded(13, tp=2, cp=2)
+        16
+    """
     out = result(s.i64, 'colo_partition_padded', length, tp, cp, fp8)
     if recipe is None:
         return out.value

@@ -141,9 +141,27 @@ def balance(cost: Iterable[int], n: int, *, current: Iterable[int] | None = None
 
 def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists: bool = False) -> Any:
     """A replica in [0, n) for each segment, so that the sums of their costs are alike; deterministic.
-    Segments go by descending cost to the least loaded replica. current: where each one is; it stays if the
-    load there is at most (1 + stick) times the mean. lists: the segments of each replica, ascending, instead of
-    the replica of each segment. ValueError: names the segment."""
+
+    Segments go by descending cost to the least loaded replica.
+
+    Args:
+        cost: of each segment, integers of at least 0 in any unit.
+        n: how many replicas.
+        current: where each one is; it stays if the load there is at most (1 + stick) times the mean.
+        stick: see current.
+        lists: return the segments of each replica, ascending.
+
+    Returns:
+        The replica of each segment, or of lists the segments of each replica.
+
+    Raises:
+        ValueError: names the segment.
+
+    Example:
+        >>> import colobridge
+        >>> colobridge.balance([3, 1, 2], 2)
+        [0, 1, 1]
+    """
     costs = table('segments', 'cost', cost)
     now = None if current is None else table('segments', 'current', current)
     require_entries('balance', 'current', now, len(costs), 'cost')
