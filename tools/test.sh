@@ -31,7 +31,7 @@ if [ "$torch" = yes ]; then
     python=$(python_with ensurepip) || die "no Python with ensurepip (Debian: python3-venv)"
     "$python" -m venv build-torch
     build-torch/bin/pip install --quiet --upgrade --disable-pip-version-check torch numpy pytest expecttest setuptools \
-        transformers trl peft accelerate
+        transformers trl peft accelerate nbclient ipykernel
     export COLO_PYTHON=$root/build-torch/bin/python
     say "PyTorch $("$COLO_PYTHON" -c 'import torch; print(torch.__version__)')"
 fi

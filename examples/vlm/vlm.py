@@ -65,12 +65,13 @@ def llava():
 
 
 class Ours(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, group=None, made=None):
         super().__init__()
-        self.llava = llava()
+        self.llava = made or llava()
         fuse_lm_head(self.llava)
+        size = dist.get_world_size() if group is None else group.size  # of ranks that are threads: vlm.ipynb
         self.vision = ct.EncoderParallel(  # the tower is what encodes images on one rank, here with the projector behind it
-            self.llava.model, group=dist.group.WORLD, llm='dp=%d' % dist.get_world_size(), rows=lambda _grid: ROWS,
+            self.llava.model, group=group or dist.group.WORLD, llm='dp=%d' % size, rows=lambda _grid: ROWS,
             run=lambda model, pixels, _grid: torch.cat(list(model.get_image_features(pixels).pooler_output)),
             smallest=(torch.zeros(1, 1, 8, 8), None))
 

@@ -389,6 +389,16 @@ def example(rank, *more):
             vlm.main(['--steps', '1', '--batch', '4', *more])
 
 
+def test_the_notebook_of_a_model_that_reads_images_runs():
+    nbclient, nbformat = pytest.importorskip('nbclient'), pytest.importorskip('nbformat')
+    pytest.importorskip('ipykernel')
+    folder = Path(vlm.__file__).parent
+    done = nbclient.NotebookClient(nbformat.read(folder / 'vlm.ipynb', 4), timeout=250, resources={
+        'metadata': {'path': str(folder)}}).execute()
+    said = ''.join(out.get('text', '') for cell in done.cells if cell.cell_type == 'code' for out in cell.outputs)
+    assert re.search(r'loss (\d\.\d{4})\d*, plain \1\d*; gradients differ by', said), said
+
+
 @pytest.mark.parametrize('more', ((), ('--fsdp',)))
 def test_the_example_of_a_model_that_reads_images(more, pair):
     if more:
