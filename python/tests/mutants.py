@@ -66,7 +66,7 @@ MUTANTS = {
         'torch/cross_entropy.py', '@operator(_alone)\ndef cross_entropy(', 'def cross_entropy(', 'test_torch_cross_entropy.py',
         'mistake_on_one_rank'),
     'the ranks that share a head do not hear what is wrong with linear_cross_entropy()': (
-        'torch/calls.py', "'shard_group': head.shard_group, 'its", "'its", 'test_torch_cross_entropy.py', 'mistake_on_one_rank'),
+        'torch/calls.py', ", 'its group': head.tp_group}", '}', 'test_torch_cross_entropy.py', 'mistake_on_one_rank'),
     'the ranks of cross_entropy have means of their own': (
         'torch/cross_entropy.py', 'tp_group, reduce_group, vocab,', 'tp_group, None, vocab,', 'test_torch_cross_entropy.py',
         'over_ranks'),

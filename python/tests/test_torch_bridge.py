@@ -646,6 +646,7 @@ dist.barrier()
 '''
 
 
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 6), reason='this PyTorch says nothing of waits that end')
 def test_a_rank_that_waits_for_a_late_one_says_nothing():
     with socket.create_server(('127.0.0.1', 0)) as free:
         port = str(free.getsockname()[1])

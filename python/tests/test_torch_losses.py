@@ -581,6 +581,7 @@ def test_a_loss_is_a_tuple_all_the_same():
     z = torch.randn(4, 8)
     loss = ct.nll(z, torch.tensor([1, 2, 3, 4]))
     assert isinstance(loss, tuple) and len(loss) == 3 and list(loss) == [loss.loss, loss.num, loss.den]
+    assert loss.dtype == torch.float32 and loss.exp() == loss.loss.exp()  # den is no float
     assert int(loss) == int(loss.loss) and (loss // 1, loss % 1) == (loss.loss // 1, loss.loss % 1)
     assert loss.item() == float(loss) == float(loss[0]) and '%s %.2f' % (loss.shape, loss.item()) == f'torch.Size([]) {loss:.2f}'
     assert bool(loss > 0) and bool(loss <= 99) and not bool(loss < 0) and bool(loss >= 0) and bool(torch.isfinite(loss))
