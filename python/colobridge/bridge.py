@@ -17,26 +17,50 @@ from .view import view
 
 
 class Bridge(Handle):
-    """Plan, communicator, workspace; .handle is the colo_bridge_t pointer. Collective over the ranks of @comm that are in
-    a grid; its world ranks are the grids' ranks.
+    """Plan, communicator, workspace; .handle is the colo_bridge_t pointer. Collective over the ranks of comm that are in a
+    grid.
 
-    shape: (samples, rows, features[, positions of the LLM]), global. axes: "bsh", "sbh", any
-    permutation, "th" (samples and rows flattened), or "bh" ([samples, features]; rows is 1). output: "full" (own samples,
-    all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or "disjoint" (declared to be zero
-    outside of own rows). algo: "exact" or "collective". device: "cpu" or "cuda". transport,
-    between GPUs, the same on all ranks: "auto" (as the memory of each call says), "nccl", or "peer" (what
-    other ranks reach must be a Memory's); COLO_TRANSPORT overrides it.
+    Args:
+        comm: its world ranks are the grids' ranks.
+        src: layout of x.
+        dst: layout of y.
+        shape: (samples, rows, features[, positions of the LLM]), global; (features,) with ragged and packed.
+        dtype: of x and y: "f32", "f64", "bf16", "f16", "i8", "u8", "i16", "i32" or "i64".
+        axes: "bsh", "sbh", any permutation, "th" (samples and rows flattened; with ragged and packed always), or "bh"
+            ([samples, features]; rows is 1).
+        output: "full" (own samples, all rows) or "sharded" (own rows).
+        grad: "partial" (gradients are summed over cp) or "disjoint" (declared to be zero outside of own rows).
+        algo: "exact" or "collective".
+        no_grad: without backward.
+        ranks_per_node: 0 asks comm which ranks share a node.
+        device: "cpu" or "cuda".
+        transport: between GPUs, the same on all ranks: "auto" (as the memory of each call says), "nccl", or "peer" (what other
+            ranks reach must be a Memory's); COLO_TRANSPORT overrides it.
+        ragged: batches of Segments, set by set_segments(), instead of forward() and backward().
+        placement: with ragged: y has the rows of the batch only ("packed"), or they go to their positions in the caller's
+            buffer ("merged").
+        max_rows: with ragged and packed, most rows of a source rank, for which memory is allocated at once.
+        one_level: as Plan's; between GPUs of one node always.
+        allocator: of the memory that workspace_size counts, as C functions that outlive the bridge; None: the library's.
+        packed: batches from one Packing to another, set by set_packing(); output and grad at their defaults.
 
-    ragged: batches of Segments, set by set_segments(), instead of forward() and backward(). shape is
-    (features,) then, and axes is "th". placement: y has the rows of the batch only ("packed"), or they go to
-    their positions in the caller's buffer ("merged"). max_rows: most rows of a source rank, for which memory
-    is allocated at once.
-    packed: batches from one Packing to another, set by set_packing(); shape, axes and max_rows as with ragged, output
-    and grad at their defaults.
-    allocator: of the memory that workspace_size counts, as C functions that outlive the bridge; None: the library's.
-    ranks_per_node: 0 asks @comm which ranks share a node. one_level: as Plan's; between GPUs of one node always.
-    Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
-    TimeoutError.
+    Raises:
+        ValueError: sizes, layouts that do not fit.
+        KeyError: a peer is not in comm.
+        MismatchError: ranks disagree; on all ranks.
+        RuntimeError: another rank failed.
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import ctypes, colobridge as cb
+        >>> def one_rank(world):
+        ...     bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('tp=2'), (2, 1, 1))
+        ...     x, y = (ctypes.c_float * 1 * 1 * 1)(), (ctypes.c_float * 1 * 1 * 2)()
+        ...     x[0][0][0] = world.rank
+        ...     bridge.forward(x, y)                             # each rank has a sample, then both have both
+        ...     return [sample[0][0] for sample in y]
+        >>> cb.run_threads(2, one_rank)
+        [[0.0, 1.0], [0.0, 1.0]]
     """
     _gone = 'this bridge was destroyed, or its communicator'
 
@@ -74,25 +98,70 @@ class Bridge(Handle):
             self.comm.ends(self._handle, 'colo_bridge_destroy')
 
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
-        """y = x under the destination's layout. x None on ranks that own nothing of the source."""
+        """y = x under the destination's layout.
+
+        Args:
+            x: of src_shape and the bridge's dtype, any strides; None on ranks that own nothing of the source.
+            y: of dst_shape, as x; written.
+            stream: of the GPU, as an address; None: the default one.
+
+        Raises:
+            ValueError: a shape, dtype or device that does not fit.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed.
+            TimeoutError: a rank did not come.
+        """
         with self.comm._telling():
             call('colo_bridge_forward', self.handle, _arg(x, 'x'), _arg(y, 'y', True), stream)
 
     def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
-        """d_x = the gradient of x from the gradient of y, which is not written."""
+        """d_x = the gradient of x from the gradient of y.
+
+        Args:
+            d_y: as y; it is not written.
+            d_x: as x; written.
+            stream: as forward()'s.
+
+        Raises:
+            ValueError: as forward().
+            MismatchError: as forward().
+            RuntimeError: as forward(); the bridge has no_grad.
+            TimeoutError: as forward().
+        """
         with self.comm._telling():
             call('colo_bridge_backward', self.handle, _arg(d_y, 'd_y'), _arg(d_x, 'd_x', True), stream)
 
     def set_segments(self, segments: Segments) -> 'Batch':
-        """A batch with these tables; local, nothing waits. Its first forward or backward compares the tables
-        between all ranks. Batches set before stay valid. ValueError: names the segment or the sequence."""
+        """A batch with these tables; local, nothing waits. Its first forward or backward compares the tables between all ranks.
+        Batches set before stay valid.
+
+        Args:
+            segments: the tables, the same on all ranks.
+
+        Returns:
+            The batch.
+
+        Raises:
+            ValueError: names the segment or the sequence.
+        """
         if not isinstance(segments, Segments):  # pyright: ignore[reportUnnecessaryIsInstance]
             with self.comm._telling():
                 raise ArgumentError("bridge: segments is a %s, expected Segments" % type(segments).__name__)
         return Batch(self, 'colo_bridge_set_segments', segments)
 
     def set_packing(self, src: Packing, dst: Packing) -> 'Batch':
-        """A batch that moves the rows of packed sequences from the cut @src to @dst; as set_segments()."""
+        """A batch that moves the rows of packed sequences from one cut to another; as set_segments().
+
+        Args:
+            src: how the sequences are cut at the source.
+            dst: how they are at the destination.
+
+        Returns:
+            The batch.
+
+        Raises:
+            ValueError: names the sequence.
+        """
         for name, packing in (('src', src), ('dst', dst)):
             if not isinstance(packing, Packing):  # pyright: ignore[reportUnnecessaryIsInstance]
                 with self.comm._telling():
@@ -100,11 +169,22 @@ class Bridge(Handle):
         return Batch(self, 'colo_bridge_set_packing', src, dst)
 
     def reshape(self, shape: tuple[int, ...]) -> None:
-        """Another batch, length or width from now on; local, all ranks must do the same."""
+        """Another batch, length or width from now on; local, all ranks must do the same.
+
+        Args:
+            shape: as the bridge's.
+
+        Raises:
+            ValueError: layouts that do not fit.
+        """
         call('colo_bridge_reshape', self.handle, s.Shape(*shape))
 
     def expect_backward(self, follows: bool) -> None:
-        """Does a backward follow forwards from now on? Yes, at first. All ranks say the same: forward compares it."""
+        """Does a backward follow forwards from now on? Yes, at first. All ranks say the same: forward compares it.
+
+        Args:
+            follows: whether it does.
+        """
         if follows is not self._follows:
             lib().colo_bridge_expect_backward(self.handle, follows)
             self._follows = follows
@@ -134,8 +214,12 @@ def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:
 
 
 class Batch(Handle):
-    """A batch of a bridge, made by Bridge.set_segments() or set_packing(); .handle is its colo_batch_t pointer. Several may
-    be outstanding. rows: those of this rank's x and y."""
+    """A batch of a bridge, made by Bridge.set_segments() or set_packing(); .handle is its colo_batch_t pointer. Several may be
+    outstanding.
+
+    Attributes:
+        rows: those of this rank's x and y.
+    """
     _gone = 'this batch was destroyed, or its bridge or communicator'
 
     def __init__(self, bridge: Bridge, setter: str, *tables: Segments | Packing):
@@ -154,13 +238,36 @@ class Batch(Handle):
             self._comm.ends(self._handle, 'colo_batch_destroy')
 
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
-        """y is x under the destination's layout. x, y: a [rows, features] tensor each, or a list of
-        several that move in the same messages; None on a rank without such rows."""
+        """y is x under the destination's layout.
+
+        Args:
+            x: a [rows, features] tensor, or a list of several that move in the same messages; None on a rank without such rows.
+            y: as x; written.
+            stream: as Bridge.forward()'s.
+
+        Raises:
+            ValueError: as Bridge.forward().
+            MismatchError: as Bridge.forward(); the tables differ.
+            RuntimeError: as Bridge.forward().
+            TimeoutError: as Bridge.forward().
+        """
         with self._comm._telling():
             self._run('colo_batch_forward', x, 'x', y, 'y', stream)
 
     def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
-        """d_x = the gradient of x from that of y. Leave out tensors without a gradient."""
+        """d_x = the gradient of x from that of y. Leave out tensors without a gradient.
+
+        Args:
+            d_y: as y.
+            d_x: as x; written.
+            stream: as Bridge.forward()'s.
+
+        Raises:
+            ValueError: as forward().
+            MismatchError: as forward().
+            RuntimeError: as forward(); the bridge has no_grad.
+            TimeoutError: as forward().
+        """
         with self._comm._telling():
             self._run('colo_batch_backward', d_y, 'd_y', d_x, 'd_x', stream)
 
@@ -185,7 +292,17 @@ class Batch(Handle):
         return [(run.local, run.count) for run in raw[:n]]
 
     def bytes(self, direction: str) -> Bytes:
-        """Bytes of this rank for a tensor of the bridge's features and dtype, "forward" or "backward"."""
+        """Bytes of this rank for a tensor of the bridge's features and dtype.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            What it receives, sends and keeps.
+
+        Raises:
+            ValueError: another direction.
+        """
         return plan_bytes(lib().colo_batch_plan(self.handle), direction)
 
 

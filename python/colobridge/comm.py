@@ -97,11 +97,15 @@ def _config(config: s.CommConfig, timeout: float | None, check: int | None, tran
 
 
 class Comm(Handle):
-    """A communicator; .handle is its colo_comm_t pointer. One thread at a time uses it. Exception: any thread may call
-    abort() and dump().
+    """A communicator; .handle is its colo_comm_t pointer. One thread at a time uses it. Exception: any thread may call abort()
+    and dump().
 
-    Make one with run_threads(), Comm.self(), Comm.from_all_gather(), split(), or Comm.nccl(). Calls are
-    collective and raise TimeoutError, MismatchError or RuntimeError as the library's error message says.
+    Make one with run_threads(), Comm.self(), Comm.from_all_gather(), split(), or Comm.nccl(). Calls are collective and raise
+    TimeoutError, MismatchError or RuntimeError as the library's error message says.
+
+    Attributes:
+        rank: this one's, from 0.
+        size: how many ranks.
     """
     _gone = 'this communicator was destroyed'
 
@@ -132,9 +136,26 @@ class Comm(Handle):
     def from_all_gather(cls, rank: int, size: int, all_gather: Callable[[bytes], list[bytes]], *,
                         timeout: float | None = None, check: int | None = None, transport: str | None = None,
                         flight_recorder: 'str | os.PathLike[str] | None' = None) -> 'Comm':
-        """Processes that talk over Unix sockets, or over UCX between hosts; collective. all_gather moves a few bytes:
-        all_gather(mine) returns what every rank brought, by rank. What it raises, this raises. The other arguments are
-        those of configure(), and hold while the ranks connect, too."""
+        """Processes that talk over Unix sockets, or over UCX between hosts; collective. The arguments of configure() hold while
+        the ranks connect, too.
+
+        Args:
+            rank: this process's, from 0.
+            size: how many ranks.
+            all_gather: moves a few bytes: all_gather(mine) returns what every rank brought, by rank. What it raises, this
+                raises.
+            timeout: as configure()'s.
+            check: as configure()'s.
+            transport: as configure()'s, or "ucx".
+            flight_recorder: as configure()'s.
+
+        Returns:
+            The communicator of these processes.
+
+        Raises:
+            RuntimeError: another rank failed.
+            TimeoutError: a rank did not come.
+        """
         raised: list[BaseException] = []
 
         def gather(_user: int, send: int, recv: int, count: int) -> int:
@@ -161,24 +182,64 @@ class Comm(Handle):
         return cls(handle)
 
     def nccl(self, device: int = -1) -> 'Comm':
-        """GPUs, one per rank of this communicator, which is kept for control; collective."""
+        """GPUs, one per rank of this communicator, which is kept for control; collective.
+
+        Args:
+            device: ordinal of this rank's GPU; -1: the current one.
+
+        Returns:
+            The communicator of the GPUs.
+
+        Raises:
+            RuntimeError: no GPU, or NCCL failed.
+        """
         return Comm(result(c.c_void_p, 'colo_comm_create_nccl', self.handle, device), parent=self)
 
     def split(self, grid: Any, dims: Any) -> 'Comm | None':
-        """This rank's group of @dims; collective. None on ranks outside the grid. grid: a Grid, or what
-        Grid() takes ("tp=2,dp=4")."""
+        """This rank's group of dims; collective.
+
+        Args:
+            grid: a Grid, or what Grid() takes ("tp=2,dp=4").
+            dims: names joined by "-", or a list of them.
+
+        Returns:
+            The group's communicator; None on ranks outside the grid.
+
+        Raises:
+            ValueError: unknown dim.
+            KeyError: a member of the group is not in this communicator.
+            MismatchError: ranks passed different grids or dims.
+        """
         grid = grid if isinstance(grid, Grid) else Grid(grid)
         handle = result(c.c_void_p, 'colo_comm_split', self.handle, grid._raw, text(_joined(dims)))
         return Comm(handle, parent=self) if handle else None
 
     def split_color(self, color: int, key: int = 0) -> 'Comm | None':
-        """Ranks of one color, ordered by (key, rank); collective. None if color < 0."""
+        """Ranks of one color; collective.
+
+        Args:
+            color: below 0: none.
+            key: ranks are ordered by (key, rank).
+
+        Returns:
+            Their communicator; None if color < 0.
+        """
         handle = result(c.c_void_p, 'colo_comm_split_color', self.handle, color, key)
         return Comm(handle, parent=self) if handle else None
 
     def part(self, world_ranks: Sequence[int]) -> 'Comm':
-        """The communicator of some of its ranks, this one among them; local, and no other rank has to call. The same
-        ranks get the same one each time, all of them get this one; destroy() ends it. KeyError: a rank that is not in it."""
+        """The communicator of some of its ranks; local, and no other rank has to call. The same ranks get the same one each
+        time, all of them get this one; destroy() ends it.
+
+        Args:
+            world_ranks: distinct, this one among them.
+
+        Returns:
+            Their communicator.
+
+        Raises:
+            KeyError: a rank that is not in it.
+        """
         handle = result(c.c_void_p, 'colo_comm_part', self.handle, (s.i64 * max(len(world_ranks), 1))(*world_ranks),
                         len(world_ranks))
         if handle.value == self.handle.value:
@@ -240,11 +301,25 @@ class Comm(Handle):
         lib().colo_comm_set_name(self.handle, text(value))
 
     def world_rank(self, rank: int) -> int:
-        """World rank of a rank, -1 if out of range."""
+        """World rank of a rank.
+
+        Args:
+            rank: of this communicator.
+
+        Returns:
+            The world rank, -1 if out of range.
+        """
         return lib().colo_comm_world_rank(self.handle, rank)
 
     def find(self, world_rank: int) -> int:
-        """Rank of a world rank, -1 when it is no member."""
+        """Rank of a world rank.
+
+        Args:
+            world_rank: the world rank.
+
+        Returns:
+            Its rank here, -1 when it is no member.
+        """
         return lib().colo_comm_find(self.handle, world_rank)
 
     @property
@@ -258,18 +333,39 @@ class Comm(Handle):
         return lib().colo_comm_nodes(self.handle)
 
     def node(self, rank: int) -> int:
-        """The node of a rank, numbered by its first rank; -1 if out of range."""
+        """The node of a rank.
+
+        Args:
+            rank: of this communicator.
+
+        Returns:
+            The node, numbered by its first rank; -1 if out of range.
+        """
         return lib().colo_comm_node(self.handle, rank)
 
     def node_of_world_ranks(self, ranks: int) -> list[int] | None:
-        """The nodes of world ranks 0 to @ranks - 1 or more, as Plan takes them; -1: no member. None: one node."""
+        """The nodes of world ranks, as Plan takes them.
+
+        Args:
+            ranks: of world ranks 0 to ranks - 1 or more.
+
+        Returns:
+            The node of each, -1 where it is no member; None if there is one node.
+        """
         if self.nodes < 2:
             return None
         found = {self.world_rank(r): self.node(r) for r in range(self.size)}
         return [found.get(r, -1) for r in range(max(ranks, max(found) + 1))]
 
     def set_world_ranks(self, world_ranks: Sequence[int]) -> None:
-        """Which world ranks the members are, the same on all of them; before anything is made from it."""
+        """Which world ranks the members are, the same on all of them; before anything is made from it.
+
+        Args:
+            world_ranks: [size], by rank.
+
+        Raises:
+            ValueError: another length.
+        """
         if len(world_ranks) != self.size:
             raise ValueError("world_ranks has %d entries, expected %d" % (len(world_ranks), self.size))
         call('colo_comm_set_world_ranks', self.handle, (s.i64 * self.size)(*world_ranks))
@@ -277,12 +373,19 @@ class Comm(Handle):
 
     def configure(self, *, timeout: float | None = None, check: int | None = None, transport: str | None = None,
                   flight_recorder: 'str | os.PathLike[str] | None' = None) -> None:
-        """What holds for this communicator, its parts, and those that are made from it later; None: what held before. An
-        environment variable that is set overrides its argument. timeout: seconds, the deadline of every wait
-        (COLO_TIMEOUT_MS). check: 0, 1 or 2 (COLO_CHECK). transport: "auto", "nccl" or "peer", of bridges that name none;
-        "ucx" is for from_all_gather() (COLO_TRANSPORT). flight_recorder: the beginning of a path, where each rank writes
-        its last operations after a failure; "": no file (COLO_FLIGHT_RECORDER). The same on all ranks, but for
-        flight_recorder; local."""
+        """What holds for this communicator, its parts, and those that are made from it later; local. None: what held before. An
+        environment variable that is set overrides its argument. The same on all ranks, but for flight_recorder.
+
+        Args:
+            timeout: seconds, the deadline of every wait (COLO_TIMEOUT_MS).
+            check: 0, 1 or 2 (COLO_CHECK).
+            transport: "auto", "nccl" or "peer", of bridges that name none; "ucx" is for from_all_gather() (COLO_TRANSPORT).
+            flight_recorder: the beginning of a path, where each rank writes its last operations after a failure; "": no file
+                (COLO_FLIGHT_RECORDER).
+
+        Raises:
+            ValueError: a value that is not allowed.
+        """
         config = _config(self._configured(), timeout, check, transport, flight_recorder)
         call('colo_comm_configure', self.handle, config)
 
@@ -300,11 +403,25 @@ class Comm(Handle):
                 'flight_recorder': os.fsdecode(config.flight_recorder or b'')}
 
     def set_timeout(self, seconds: float) -> None:
-        """Deadline of every wait; communicators made later inherit it."""
+        """Deadline of every wait; communicators made later inherit it.
+
+        Args:
+            seconds: the deadline.
+
+        Raises:
+            ValueError: a value that is not allowed.
+        """
         call('colo_comm_set_timeout', self.handle, max(int(seconds * 1000), 1))
 
     def set_check(self, level: int) -> None:
-        """COLO_CHECK for this communicator: 0, 1 or 2."""
+        """COLO_CHECK for this communicator.
+
+        Args:
+            level: 0, 1 or 2.
+
+        Raises:
+            ValueError: another level.
+        """
         call('colo_comm_set_check', self.handle, level)
 
     def __repr__(self) -> str:
@@ -315,31 +432,73 @@ class Comm(Handle):
     # ---- operations ----
 
     def barrier(self, stream: int | None = None) -> None:
-        """No rank goes on before all ranks have come; on a GPU, the work that follows on @stream."""
+        """No rank goes on before all ranks have come.
+
+        Args:
+            stream: on a GPU, the work that follows on it waits; an address, None: the default one.
+        """
         call('colo_comm_barrier', self.handle, stream)
 
     def all_gather(self, send: Any, recv: Any, stream: int | None = None) -> None:
-        """recv = every rank's send, by rank. Contiguous buffers of one dtype."""
+        """recv = every rank's send, by rank.
+
+        Args:
+            send: contiguous.
+            recv: contiguous, of the dtype of send and size times its elements; written.
+            stream: of the GPU, as barrier()'s.
+
+        Raises:
+            ValueError: other elements or dtypes.
+        """
         (a, n), (b, m) = self._pair(send, recv)
         _counts('all_gather', n * self.size, m)
         call('colo_comm_all_gather', self.handle, a.data, b.data, n, a.dtype, stream)
 
     def all_reduce(self, send: Any, recv: Any | None = None, op: str = 'sum',
                    stream: int | None = None) -> None:
-        """recv (None: send, in place) = the sum or max over ranks, combined in rank order. Returns None."""
+        """recv = the sum or max over ranks, combined in rank order. Returns None.
+
+        Args:
+            send: contiguous, of floats, i32 or i64.
+            recv: as send; written. None: send, in place.
+            op: "sum" or "max".
+            stream: of the GPU, as barrier()'s.
+
+        Raises:
+            ValueError: other elements or dtypes.
+        """
         (a, n), (b, m) = self._pair(send, send if recv is None else recv)
         _counts('all_reduce', n, m)
         call('colo_comm_all_reduce', self.handle, a.data, b.data, n, a.dtype, _REDUCE[op], stream)
 
     def reduce_scatter(self, send: Any, recv: Any, op: str = 'sum',
                        stream: int | None = None) -> None:
-        """recv = this rank's slice of the sum over ranks."""
+        """recv = this rank's slice of the sum or max over ranks.
+
+        Args:
+            send: contiguous, of floats, i32 or i64.
+            recv: contiguous, of the dtype of send, which has size times its elements; written.
+            op: "sum" or "max".
+            stream: of the GPU, as barrier()'s.
+
+        Raises:
+            ValueError: other elements or dtypes.
+        """
         (a, n), (b, m) = self._pair(send, recv)
         _counts('reduce_scatter', n, m * self.size)
         call('colo_comm_reduce_scatter', self.handle, a.data, b.data, m, a.dtype, _REDUCE[op], stream)
 
     def broadcast(self, buffer: Any, root: int = 0, stream: int | None = None) -> None:
-        """buffer of rank @root to all ranks."""
+        """The buffer of one rank to all ranks.
+
+        Args:
+            buffer: contiguous, of the same elements and dtype on all ranks; written on the others.
+            root: the rank whose it is.
+            stream: of the GPU, as barrier()'s.
+
+        Raises:
+            ValueError: it is not contiguous.
+        """
         t, count = _flat(buffer, 'buffer', writes=self.rank != root)
         call('colo_comm_broadcast', self.handle, t.data, count, t.dtype, root, stream)
 
@@ -350,8 +509,15 @@ class Comm(Handle):
         return a, b
 
     def gather_bytes(self, mine: bytes, ragged: bool = False) -> list[bytes]:
-        """What every rank brought, by rank; the same length on all. ragged: of any length, by one exchange, two if a rank
-        brings more than 4,088 bytes."""
+        """What every rank brought, by rank.
+
+        Args:
+            mine: of the same length on all ranks.
+            ragged: of any length, by one exchange, two if a rank brings more than 4,088 bytes.
+
+        Returns:
+            The bytes of each rank.
+        """
         if ragged:
             first = [(int.from_bytes(part[:8], 'little'), part[8:]) for part in self.gather_bytes(
                 len(mine).to_bytes(8, 'little') + mine[:_FIRST].ljust(_FIRST, b'\0'))]
@@ -368,7 +534,11 @@ class Comm(Handle):
     # ---- failure, statistics ----
 
     def abort(self, why: str) -> None:
-        """From any thread: every wait on this communicator and its relatives ends."""
+        """From any thread: every wait on this communicator and its relatives ends.
+
+        Args:
+            why: what the errors of these waits say.
+        """
         lib().colo_comm_abort(self.handle, text(why))
 
     @contextlib.contextmanager
@@ -410,8 +580,15 @@ class Comm(Handle):
         return json.loads(raw.value)
 
     def flight_record(self, prefix: str) -> None:
-        """Writes this rank's last 256 operations, and those of the other communicators of its world, as JSON to the
-        file of that prefix and the rank's number, which `python -m colobridge flight` reads."""
+        """Writes this rank's last 256 operations, and those of the other communicators of its world, as JSON, which `python -m
+        colobridge flight` reads.
+
+        Args:
+            prefix: the path of the file without the rank's number.
+
+        Raises:
+            RuntimeError: the file cannot be written.
+        """
         call('colo_comm_flight_record', self.handle, text(prefix))
 
 

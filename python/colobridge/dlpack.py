@@ -52,7 +52,18 @@ _py.PyCapsule_New.argtypes = [c.c_void_p, c.c_char_p, _CapsuleEnd]
 
 
 class Borrowed:
-    """A tensor of another library, held until release(); .view is the library's view of it."""
+    """A tensor of another library, held until release().
+
+    Args:
+        capsule: of DLPack, named "dltensor" or "dltensor_versioned"; each is taken once.
+
+    Attributes:
+        view: the library's view of it.
+        read_only: whether its maker says so.
+
+    Raises:
+        ValueError: a device or dtype unknown here.
+    """
 
     def __init__(self, capsule: Any):
         name = _py.PyCapsule_GetName(id(capsule)) if type(capsule).__name__ == 'PyCapsule' else None
@@ -97,8 +108,18 @@ def _view(t: _Tensor) -> s.Tensor:
 
 
 def from_dlpack(obj: Any) -> Borrowed:
-    """Borrow a tensor from an object with __dlpack__ or from a capsule; versioned if its maker can.
-    CUDA: ordered after the maker's stream by the caller. ValueError: device or dtype unknown here."""
+    """Borrow a tensor from an object with __dlpack__ or from a capsule; versioned if its maker can. CUDA: ordered after the
+    maker's stream by the caller.
+
+    Args:
+        obj: the object, or the capsule.
+
+    Returns:
+        The tensor, held until its release().
+
+    Raises:
+        ValueError: device or dtype unknown here.
+    """
     if not hasattr(obj, '__dlpack__'):
         return Borrowed(obj)
     if hasattr(obj, 'is_neg'):  # which torch leaves out
@@ -146,7 +167,12 @@ def _managed(name: bytes, v: s.Tensor, device: tuple[int, int]) -> tuple[Any, An
 
 
 class Array:
-    """A view that other libraries can take through DLPack; @owner is kept alive as long as they do."""
+    """A view that other libraries can take through DLPack.
+
+    Args:
+        view: of the memory.
+        owner: kept alive as long as they hold it.
+    """
 
     def __init__(self, view: s.Tensor, owner: Any = None):
         self.view, self.owner = view, owner

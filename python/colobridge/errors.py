@@ -17,7 +17,11 @@ NAMES = {value: name for name, value in STATUS.items()}
 
 
 class Error(Exception):
-    """What the library refused or could not do. status: of STATUS; 0 when Python found it."""
+    """What the library refused or could not do.
+
+    Attributes:
+        status: of STATUS; 0 when Python found it.
+    """
 
     status = 0
 
@@ -60,6 +64,14 @@ _KINDS = {
 
 
 def exception(status: int, message: str) -> Error:
-    """The exception of a status < 0."""
+    """The exception of a status.
+
+    Args:
+        status: below 0.
+        message: its text.
+
+    Returns:
+        An exception of the kind of that status.
+    """
     name = NAMES.get(status, 'status %d' % status)
     return _KINDS.get(name, FailedError)(message or name, status)

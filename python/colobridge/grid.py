@@ -61,12 +61,25 @@ class Group:
 
 
 class Grid:
-    """Up to 16 named dims over consecutive world ranks. The first dim varies fastest.
+    """Up to 16 named dims over consecutive world ranks. Immutable.
 
-    Grid("tp=2,cp=2,dp=2"), Grid([("tp", 2), ("dp", 4)], offset=8) or Grid({"tp": 2, "dp": 4}), which begins with the
-    fastest dim, too. Grid(mesh): a torch DeviceMesh with named dims, whose last dim is the fastest; each rank is where the
-    mesh has it. world: ranks of the world, 0 if unknown. Immutable. Raises ValueError: no dims, names, extents, overflow,
-    a grid over the world, a mesh whose ranks are not consecutive.
+    Args:
+        dims: a spec ("tp=2,cp=2,dp=2"), or pairs of a name and an extent ([("tp", 2), ("dp", 4)]), or a dict of them ({"tp": 2,
+            "dp": 4}): the first dim varies fastest. Or a torch DeviceMesh with named dims, whose last dim is the fastest; each
+            rank is where the mesh has it.
+        offset: world rank of grid rank 0. A spec ("tp=2@8") and a mesh say it themselves.
+        world: ranks of the world, 0 if unknown.
+
+    Raises:
+        ValueError: no dims, names, extents, overflow, a grid over the world, a mesh whose ranks are not consecutive.
+
+    Example:
+        >>> import colobridge
+        >>> grid = colobridge.Grid('tp=2,cp=2,dp=2')
+        >>> grid.coords(5)
+        {'tp': 1, 'cp': 0, 'dp': 1}
+        >>> grid.group('cp-dp', 5).ranks()
+        [1, 3, 5, 7]
     """
 
     def __init__(self, dims: 'str | Sequence[tuple[str, int]] | Mapping[str, int] | Any', offset: int = 0, world: int = 0):
@@ -117,11 +130,25 @@ class Grid:
         return self._raw.offset
 
     def extent(self, name: str) -> int:
-        """Extent of a dim, 1 if the grid lacks it."""
+        """Extent of a dim.
+
+        Args:
+            name: of the dim.
+
+        Returns:
+            The extent, 1 if the grid lacks the dim.
+        """
         return dict(self.dims).get(name, 1)
 
     def has_rank(self, rank: int) -> bool:
-        """Is a world rank in the grid?"""
+        """Is a world rank in the grid?
+
+        Args:
+            rank: the world rank.
+
+        Returns:
+            Whether it is.
+        """
         return self.offset <= rank < self.offset + self.size
 
     def ranks(self) -> range:
@@ -129,13 +156,33 @@ class Grid:
         return range(self.offset, self.offset + self.size)
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Coordinates of a world rank by dim name. Raises ValueError if the rank is outside the grid."""
+        """Coordinates of a world rank.
+
+        Args:
+            rank: the world rank.
+
+        Returns:
+            The coordinates by dim name.
+
+        Raises:
+            ValueError: the rank is outside the grid.
+        """
         values = (s.i64 * s.DIMS_MAX)()
         call('colo_grid_coords', self._raw, rank, values)
         return {name: values[i] for i, name in enumerate(self.names)}
 
     def rank(self, coords: dict[str, int]) -> int:
-        """World rank at coordinates; a dim that is left out is 0. Raises ValueError: out of range, unknown dim."""
+        """World rank at coordinates.
+
+        Args:
+            coords: by dim name; a dim that is left out is 0.
+
+        Returns:
+            The world rank.
+
+        Raises:
+            ValueError: out of range, unknown dim.
+        """
         names = self.names
         for name in coords:
             if name not in names:
@@ -144,20 +191,51 @@ class Grid:
         return result(s.i64, 'colo_grid_rank', self._raw, values).value
 
     def group(self, dims: str | Sequence[str], rank: int, *, as_given: bool = False) -> Group:
-        """The group of a dim set that contains @rank; dims joined by "-" or a list. Members ascend;
-        as_given: the last given dim varies fastest inside the group."""
+        """The group of a dim set that contains a rank.
+
+        Args:
+            dims: names joined by "-", or a list of them.
+            rank: the world rank.
+            as_given: the last given dim varies fastest inside the group; else members ascend.
+
+        Returns:
+            The group.
+
+        Raises:
+            ValueError: the rank is outside the grid, unknown dim.
+        """
         name = 'colo_grid_group_as_given' if as_given else 'colo_grid_group'
         return Group(result(s.Group, name, self._raw, text(_joined(dims)), rank))
 
     def groups(self, dims: str | Sequence[str]) -> list[Group]:
-        """All groups of a dim set, in order."""
+        """All groups of a dim set.
+
+        Args:
+            dims: as group()'s.
+
+        Returns:
+            The groups, in order.
+
+        Raises:
+            ValueError: unknown dim.
+        """
         def at(i: int) -> Group:
             return Group(result(s.Group, 'colo_grid_group_at', self._raw, text(_joined(dims)), i))
         first = at(0)
         return [first, *map(at, range(1, first.count))]
 
     def key(self, dims: str | Sequence[str]) -> str:
-        """Canonical name of a dim set: its names in the reverse order of the grid, joined by "-"."""
+        """Canonical name of a dim set.
+
+        Args:
+            dims: as group()'s.
+
+        Returns:
+            Its names in the reverse order of the grid, joined by "-".
+
+        Raises:
+            ValueError: unknown dim.
+        """
         key = c.create_string_buffer(s.KEY_MAX)
         call('colo_grid_key', self._raw, text(_joined(dims)), key)
         return key.value.decode()

@@ -17,13 +17,9 @@ atexit.register(_exiting.append, True)
 
 
 class Memory(Handle):
-    """Registered over a communicator, by Memory.alloc() or Memory.register(), which are collective and
-    come before the bridges that use it. A bridge's y (d_x in backward; d_y where gradients are summed
-    over cp) in such memory is written by other ranks themselves, in one launch; on all ranks or on none.
-
-    Raises ValueError (host memory, another device's, not made by cudaMalloc), RuntimeError (no memory,
-    too much registered, another rank's error), TimeoutError; on all ranks or on none. .handle is the colo_memory_t pointer.
-    """
+    """Registered over a communicator, by Memory.alloc() or Memory.register(), which are collective and come before the bridges
+    that use it; .handle is the colo_memory_t pointer. A bridge's y (d_x in backward; d_y where gradients are summed over cp) in
+    such memory is written by other ranks themselves, in one launch; on all ranks or on none."""
     _gone = 'this memory was destroyed'
 
     def __init__(self, handle: c.c_void_p, comm: comms.Comm, owner: Any = None):
@@ -32,14 +28,38 @@ class Memory(Handle):
 
     @classmethod
     def alloc(cls, comm: comms.Comm, nbytes: int) -> 'Memory':
-        """The library allocates it where the communicator moves memory: on its GPU, or on the host. Sizes
-        may differ between ranks, and be 0."""
+        """The library allocates it where the communicator moves memory: on its GPU, or on the host.
+
+        Args:
+            comm: whose ranks reach it.
+            nbytes: bytes; sizes may differ between ranks, and be 0.
+
+        Returns:
+            The memory.
+
+        Raises:
+            RuntimeError: no memory, too much registered, another rank's error; on all ranks or on none.
+            TimeoutError: a rank did not come; on all ranks or on none.
+        """
         return cls(result(c.c_void_p, 'colo_memory_alloc', comm.handle, nbytes), comm)
 
     @classmethod
     def register(cls, comm: comms.Comm, tensor: Any) -> 'Memory':
-        """A caller's contiguous tensor, which is kept alive, None on a rank that brings none. torch's
-        own are such memory, but not with expandable segments or cudaMallocAsync."""
+        """A caller's tensor, which is kept alive.
+
+        Args:
+            comm: whose ranks reach it.
+            tensor: contiguous; None on a rank that brings none. torch's own are such memory, but not with expandable segments
+                or cudaMallocAsync.
+
+        Returns:
+            The memory.
+
+        Raises:
+            ValueError: host memory, another device's, not made by cudaMalloc; on all ranks or on none.
+            RuntimeError: as alloc().
+            TimeoutError: as alloc().
+        """
         t, nbytes = None, 0
         if tensor is not None:
             t, count = comms._flat(tensor, 'tensor', writes=True)
@@ -82,9 +102,21 @@ class Memory(Handle):
 
     def array(self, dtype: str, shape: tuple[int, ...], offset: int = 0, *, device: int = -1,
               owner: Any = None) -> Array:
-        """A part of it as something that torch.from_dlpack() takes, without a copy; keeps this object
-        alive, or @owner. offset: in bytes. device: ordinal of the GPU that it is on, -1 for host memory.
-        ValueError: a dtype that is none; it ends past the memory."""
+        """A part of it as something that torch.from_dlpack() takes, without a copy.
+
+        Args:
+            dtype: as Bridge's.
+            shape: in elements.
+            offset: in bytes.
+            device: ordinal of the GPU that it is on, -1 for host memory.
+            owner: what the array keeps alive; None: this object.
+
+        Returns:
+            The array.
+
+        Raises:
+            ValueError: a dtype that is none; it ends past the memory.
+        """
         if dtype not in s.DTYPE:
             raise ArgumentError("dtype is %r, expected one of %s" % (dtype, ', '.join(s.DTYPES)))
         number, need = s.DTYPE[dtype], offset

@@ -37,19 +37,32 @@ def _multiples(held: Any, dp: Any, unit: int, contiguous: bool) -> list[int]:
 class Packing(Comparable):
     """Q packed sequences, and how each of them is cut over context ranks; the same on every rank; immutable.
 
-    cu_seqlens: [0, L0, L0 + L1, ..], or seq_len: positions of each sequence, padding included. split: "block" and
-    "zigzag" cut each sequence, "contiguous" cuts all sequences of a replica at once, so that each context rank holds one
-    interval of their rows; "whole": every context rank holds all. dp: the replica that holds each sequence; None: 0. cp, first:
-    context ranks of each sequence, an integer for all or one for each, and the first of them; None: all, from 0.
-    pieces, instead of split, cp and first: for each sequence a list of (positions, context rank), which cut it into
-    pieces one behind the other. pad_to: how many positions this side has for each sequence, padding included, of which the
-    split cuts all; or an integer, of which these are the next multiples ("contiguous": the sum of a replica is one, by
-    positions behind its last sequence); None: none but its own. Padding never travels, is 0 at a destination, and gets the
-    gradient 0 at a source; the two sides may differ in it. Tables are lists, arrays or integer tensors, of which the values are copied; for a
-    tensor in GPU memory the host waits.
+    A rank holds its replica's sequences in the order of the tables, and of each its own pieces in ascending position. Tables
+    are lists, arrays or integer tensors, of which the values are copied; for a tensor in GPU memory the host waits.
 
-    A rank holds its replica's sequences in the order of the tables, and of each its own pieces in ascending position.
-    Raises ValueError: tables of other kinds or lengths. A bridge, and rows(), check their values.
+    Args:
+        cu_seqlens: [Q + 1], [0, L0, L0 + L1, ..]; or seq_len.
+        seq_len: [Q], positions of each sequence, padding included.
+        split: "block" and "zigzag" cut each sequence, "contiguous" cuts all sequences of a replica at once, so that each
+            context rank holds one interval of their rows; "whole": every context rank holds all.
+        cp: context ranks of each sequence, an integer for all or [Q]; None: all.
+        first: the first context rank of each sequence, as cp; None: 0.
+        dp: [Q], the replica that holds each sequence; None: 0.
+        pieces: instead of split, cp and first: for each sequence a list of (positions, context rank), which cut it into pieces
+            one behind the other.
+        pad_to: [Q], how many positions this side has for each sequence, padding included, of which the split cuts all; or an
+            integer, of which these are the next multiples ("contiguous": the sum of a replica is one, by positions behind its
+            last sequence); None: none but its own. Padding never travels, is 0 at a destination, and gets the gradient 0 at a
+            source; the two sides may differ in it.
+
+    Raises:
+        ValueError: tables of other kinds or lengths. A bridge, and rows(), check their values.
+
+    Example:
+        >>> import colobridge
+        >>> packing = colobridge.Packing([0, 4, 12], cp=2)
+        >>> packing.positions(0), packing.sequence_ids(0)
+        ([0, 3, 0, 1, 6, 7], [0, 0, 1, 1, 1, 1])
     """
 
     def __init__(self, cu_seqlens: Any = None, *, seq_len: Any = None, split: str = 'zigzag', cp: Any = None,
@@ -91,7 +104,20 @@ class Packing(Comparable):
         return list(self._tables['seq_len'] or ())
 
     def with_split(self, split: str, *, cp: Any = None, first: Any = None, pad_to: Any = None) -> 'Packing':
-        """The same sequences on the same replicas, cut in another way. Their padding does not come along."""
+        """The same sequences on the same replicas, cut in another way. Their padding does not come along.
+
+        Args:
+            split: as Packing's, and so are the others.
+            cp: context ranks.
+            first: the first of them.
+            pad_to: positions with padding.
+
+        Returns:
+            Another packing.
+
+        Raises:
+            ValueError: as Packing().
+        """
         return Packing(seq_len=self._tables['seq_len'], dp=self._tables['seq_dp'], split=split, cp=cp, first=first,
                        pad_to=pad_to)
 
@@ -106,8 +132,18 @@ class Packing(Comparable):
         return Layout.dst('cp=%d' % n)
 
     def rows(self, rank: int, layout: Any = None) -> int:
-        """How many rows @rank of @layout holds. None: the context ranks that cp, or pieces, tell. ValueError: the tables
-        do not fit the layout."""
+        """How many rows a rank holds.
+
+        Args:
+            rank: the world rank.
+            layout: a Layout, or a grid for Layout.dst(); None: the context ranks that cp, or pieces, tell.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: the tables do not fit the layout.
+        """
         return result(s.i64, 'colo_packing_rows', self._raw, self._layout(layout)._raw, rank).value
 
     def _index(self, rank: int, layout: Any) -> 'tuple[array.array[int], array.array[int]]':
@@ -118,21 +154,64 @@ class Packing(Comparable):
         return out[:n], out[n:]
 
     def positions(self, rank: int, layout: Any = None) -> list[int]:
-        """Of each row of @rank, its position in its sequence: position ids. Those of padding go on behind its end."""
+        """Of each row of a rank, its position in its sequence: position ids. Those of padding go on behind its end.
+
+        Args:
+            rank: the world rank.
+            layout: as rows()'s.
+
+        Returns:
+            [rows] positions.
+
+        Raises:
+            ValueError: as rows().
+        """
         return self._index(rank, layout)[0].tolist()
 
     def sequence_ids(self, rank: int, layout: Any = None) -> list[int]:
-        """Of each row of @rank, the number of its sequence."""
+        """Of each row of a rank, the number of its sequence.
+
+        Args:
+            rank: the world rank.
+            layout: as rows()'s.
+
+        Returns:
+            [rows] numbers in [0, Q).
+
+        Raises:
+            ValueError: as rows().
+        """
         return self._index(rank, layout)[1].tolist()
 
     def cu_seqlens(self, rank: int, layout: Any = None) -> list[int]:
-        """[0, n0, n0 + n1, ..]: where the sequences begin in the tensor of @rank; those without a row there are left
-        out."""
+        """Where the sequences begin in the tensor of a rank; those without a row there are left out.
+
+        Args:
+            rank: the world rank.
+            layout: as rows()'s.
+
+        Returns:
+            [0, n0, n0 + n1, ..], in rows.
+
+        Raises:
+            ValueError: as rows().
+        """
         ids = self._index(rank, layout)[1]
         return [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]] + [len(ids)]
 
     def continues(self, rank: int, layout: Any = None) -> bool:
-        """Does the first sequence of @rank begin on another rank, so that the state of a scan comes from there."""
+        """Does the first sequence of a rank begin on another rank, so that the state of a scan comes from there?
+
+        Args:
+            rank: the world rank.
+            layout: as rows()'s.
+
+        Returns:
+            Whether it does.
+
+        Raises:
+            ValueError: as rows().
+        """
         positions = self._index(rank, layout)[0]
         return len(positions) > 0 and positions[0] > 0
 

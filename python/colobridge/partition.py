@@ -16,9 +16,25 @@ CUTS = {'zigzag': 0, 'contiguous': 1}
 
 
 class Partition:
-    """Zigzag over cp, then blocks over tp, of @positions; cu_padded: starts of padded segments of a
-    packed batch, which are then split one by one. split "contiguous": each cp rank has one interval of all positions.
-    ValueError: what does not divide."""
+    """Which positions of a sequence a rank has: zigzag over cp, then blocks over tp.
+
+    Args:
+        positions: global.
+        cp: ranks of context parallelism.
+        cp_rank: this one's among them.
+        tp: ranks of tensor parallelism.
+        tp_rank: this one's among them.
+        cu_padded: [segments + 1], starts of padded segments of a packed batch, which are then split one by one.
+        split: "contiguous": each cp rank has one interval of all positions.
+
+    Raises:
+        ValueError: what does not divide.
+
+    Example:
+        >>> import colobridge
+        >>> colobridge.Partition(8, cp=2, cp_rank=1).index()
+        [2, 3, 4, 5]
+    """
 
     def __init__(self, positions: int, *, cp: int = 1, cp_rank: int = 0, tp: int = 1,
                  tp_rank: int = 0, cu_padded: Sequence[int] | None = None,
@@ -52,19 +68,47 @@ class Partition:
         return self._raw.positions
 
     def shard(self, whole: Any, dim: int, local: Any, stream: int | None = None) -> None:
-        """local = whole[index] along @dim. Both in host memory, or on the current GPU; stream None is
-        torch's current one for its tensors, else the default stream."""
+        """local = whole[index] along a dim. Both in host memory, or on the current GPU.
+
+        Args:
+            whole: [.., positions, ..], any dtype.
+            dim: of the positions.
+            local: [.., local positions, ..] of the dtype of whole; written.
+            stream: None is torch's current one for its tensors, else the default stream.
+
+        Raises:
+            ValueError: a shape, dtype or device that does not fit.
+        """
         call('colo_partition_shard', self._raw, view(whole, 'whole'), dim,
              view(local, 'local', writes=True), _stream(local, stream))
 
     def unshard(self, local: Any, dim: int, whole: Any, stream: int | None = None) -> None:
-        """The adjoint: whole = 0, but whole[index] = local."""
+        """The adjoint: whole = 0, but whole[index] = local.
+
+        Args:
+            local: as shard()'s.
+            dim: of the positions.
+            whole: as shard()'s; written.
+            stream: as shard()'s.
+
+        Raises:
+            ValueError: as shard().
+        """
         call('colo_partition_unshard', self._raw, view(local, 'local'), dim,
              view(whole, 'whole', writes=True), _stream(whole, stream))
 
     def next_token(self, tokens: Any, targets: Any, last: int = -100, stream: int | None = None) -> None:
-        """targets[i] = tokens[i + 1] on the global sequence, per segment when packed; i64. Both may be
-        the same."""
+        """targets[i] = tokens[i + 1] on the global sequence, per segment when packed.
+
+        Args:
+            tokens: [.., positions], i64.
+            targets: as tokens, and may be the same; written.
+            last: what the last position of a sequence or segment gets.
+            stream: as shard()'s.
+
+        Raises:
+            ValueError: as shard().
+        """
         call('colo_partition_next_token', self._raw, view(tokens, 'tokens'), last,
              view(targets, 'targets', writes=True), _stream(targets, stream))
 

@@ -27,7 +27,14 @@ def choice(what: str, value: str, table: dict[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Region:
-    """A box in global indices, half-open; addend: which addend of PARTIAL's backward."""
+    """A box in global indices, half-open.
+
+    Attributes:
+        samples: [b0, b1).
+        rows: [s0, s1).
+        features: [h0, h1).
+        addend: which addend of PARTIAL's backward.
+    """
     samples: tuple[int, int]
     rows: tuple[int, int]
     features: tuple[int, int]
@@ -36,7 +43,13 @@ class Region:
 
 @dataclass(frozen=True)
 class Message:
-    """What goes to, or comes from, one other rank."""
+    """What goes to, or comes from, one other rank.
+
+    Attributes:
+        peer: the other rank.
+        bytes: of all regions.
+        regions: boxes of the tensor.
+    """
     peer: int
     bytes: int
     regions: list[Region]
@@ -44,7 +57,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of one rank in one direction. collective: None if COLLECTIVE rejects the pair."""
+    """Bytes of one rank in one direction.
+
+    Attributes:
+        recv: from other ranks.
+        send: to other ranks.
+        local: what stays on the rank.
+        minimum: what the rank must receive at least.
+        collective_recv: what COLLECTIVE would receive; None if it rejects the pair.
+    """
     recv: int
     send: int
     local: int
@@ -67,12 +88,32 @@ def config(kind: type, src: Layout, dst: Layout, shape: tuple[int, ...], dtype: 
 
 
 class Plan(Unique):
-    """The plan of world rank @rank. shape: (samples, rows, features[, positions of the LLM]), global.
+    """What a world rank sends and receives.
 
-    output: "full" (own samples, all rows) or "sharded" (own rows); grad: "partial" (gradients are
-    summed over cp) or "disjoint". nodes: what names the node of each rank, in place of ranks_per_node.
-    one_level: each rank gets all that it lacks from ranks that hold it; else what several ranks of a node lack
-    enters it once. ValueError: sizes, layouts that do not fit.
+    Args:
+        src: layout of x.
+        dst: layout of y.
+        shape: (samples, rows, features[, positions of the LLM]), global.
+        rank: the world rank.
+        dtype: "f32", "f64", "bf16", "f16", "i8", "u8", "i16", "i32" or "i64".
+        output: "full" (own samples, all rows) or "sharded" (own rows).
+        grad: "partial" (gradients are summed over cp) or "disjoint".
+        no_grad: without backward.
+        ranks_per_node: consecutive ranks that share a node; 0: one node, or nodes.
+        nodes: [ranks] integers, what names the node of each rank, in place of ranks_per_node.
+        one_level: each rank gets all that it lacks from ranks that hold it; else what several ranks of a node lack enters it
+            once.
+
+    Raises:
+        ValueError: sizes, layouts that do not fit.
+
+    Example:
+        >>> import colobridge as cb
+        >>> plan = cb.Plan(cb.Layout.src('dp=2'), cb.Layout.dst('tp=2'), (2, 3, 4), rank=0)
+        >>> plan.bytes('forward').recv                   # the other sample: 3 * 4 * 4 bytes
+        48
+        >>> plan.recvs('forward')[0].regions
+        [Region(samples=(1, 2), rows=(0, 3), features=(0, 4), addend=0)]
     """
 
     def __init__(self, src: Layout, dst: Layout, shape: tuple[int, ...], rank: int, *,
@@ -120,15 +161,45 @@ class Plan(Unique):
         return lib().colo_plan_scale(self._handle) or None
 
     def bytes(self, direction: str) -> Bytes:
-        """Bytes of this rank, "forward" or "backward"."""
+        """Bytes of this rank.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            What it receives, sends and keeps.
+
+        Raises:
+            ValueError: another direction.
+        """
         return bytes_of(self._handle, direction)
 
     def sends(self, direction: str) -> list[Message]:
-        """Messages, peers ascending."""
+        """What this rank sends.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            Messages, peers ascending.
+
+        Raises:
+            ValueError: another direction.
+        """
         return self._messages('colo_plan_sends', direction)
 
     def recvs(self, direction: str) -> list[Message]:
-        """Messages, peers ascending."""
+        """What this rank receives.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            Messages, peers ascending.
+
+        Raises:
+            ValueError: another direction.
+        """
         return self._messages('colo_plan_recvs', direction)
 
     def _messages(self, name: str, direction: str) -> list[Message]:
@@ -142,13 +213,33 @@ class Plan(Unique):
         return raw[:count.value]
 
     def reached(self, direction: str) -> bool:
-        """Do other ranks write into this rank's output in a direction? If gradients add up, they read its input
-        instead. That tensor is what a caller places in registered memory (colobridge.Memory)."""
+        """Do other ranks write into this rank's output in a direction? If gradients add up, they read its input instead. That
+        tensor is what a caller places in registered memory (colobridge.Memory).
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            Whether they do.
+
+        Raises:
+            ValueError: another direction.
+        """
         sums = direction == 'backward' and self.addends > 1
         return bool(self._listed(c.c_int32, 'colo_plan_sends' if sums else 'colo_plan_recvs', direction))
 
     def locals(self, direction: str) -> list[Region]:
-        """What stays on the rank."""
+        """What stays on the rank.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            Boxes of the tensor.
+
+        Raises:
+            ValueError: another direction.
+        """
         return [_region(raw) for raw in self._listed(s.i64, 'colo_plan_locals', direction)]
 
 
@@ -166,6 +257,18 @@ def _region(raw: s.Region) -> Region:
 
 def collective_check(src: Layout, dst: Layout, shape: tuple[int, ...], *, dtype: str = 'f32',
                      output: str = 'full', grad: str = 'partial') -> None:
-    """ValueError when the COLLECTIVE algorithm would not take this pair (docs/concepts/bridge.md)."""
+    """Does the COLLECTIVE algorithm take this pair (docs/concepts/bridge.md)?
+
+    Args:
+        src: layout of x.
+        dst: layout of y.
+        shape: as Plan's.
+        dtype: as Plan's.
+        output: as Plan's.
+        grad: as Plan's.
+
+    Raises:
+        ValueError: it would not.
+    """
     call('colo_plan_collective_check',
          config(s.PlanConfig, src, dst, shape, dtype, output, grad, False, 0, False))

@@ -21,16 +21,27 @@ _MEMBERS = ('rows', 'src_dp', 'seq', 'pos', 'row_pos', 'seq_len', 'seq_dp')  # o
 class Segments(Comparable):
     """The tables of a ragged batch, the same on every rank; immutable.
 
-    A segment is an image or a clip: rows that stay together. rows: how many each has. src: the encoder
-    replica that makes it. seq: the sequence that it is part of, and pos: the position of its first row
-    there; row_pos instead of pos: the position of every row. seq_len: positions of each sequence, padding
-    included. seq_dp: the LLM replica that holds it. packing, in their place: a Packing, whose sequences may lie on
-    context ranks of their own.
+    A segment is an image or a clip: rows that stay together. What a table may be: docs/concepts/ragged.md#from-python.
 
-    cu_rows and cu_seqlens, [0, n0, n0 + n1, ..], replace rows and seq_len. What a table may be:
-    docs/concepts/ragged.md#from-python.
+    Args:
+        rows: [segments], how many rows each has; or cu_rows.
+        src: [segments], the encoder replica that makes it.
+        seq: [segments], the sequence that it is part of.
+        pos: [segments], the position of its first row there; or row_pos.
+        seq_len: [sequences], positions of each sequence, padding included; or cu_seqlens.
+        seq_dp: [sequences], the LLM replica that holds it.
+        row_pos: [rows], the position of every row.
+        cu_rows: [segments + 1], [0, n0, n0 + n1, ..].
+        cu_seqlens: [sequences + 1], as cu_rows.
+        packing: in place of seq_len and seq_dp, a Packing, whose sequences may lie on context ranks of their own.
 
-    Raises ValueError: tables of other kinds or lengths. The bridge checks their values.
+    Raises:
+        ValueError: tables of other kinds or lengths. The bridge checks their values.
+
+    Example:
+        >>> import colobridge
+        >>> colobridge.Segments([2, 3], src=[0, 1], seq=[0, 0], pos=[0, 4], seq_len=[8], seq_dp=[0])
+        Segments(2 segments of 5 rows in 1 sequences of 8 positions)
     """
 
     def __init__(self, rows: Any = None, *, src: Any, seq: Any, pos: Any = None, seq_len: Any = None,
@@ -61,13 +72,22 @@ class Segments(Comparable):
 
     @classmethod
     def gather(cls, local: 'Segments | None', group: Any) -> 'Segments':
-        """The tables of all ranks of @group, in rank order, from those that each rank has; collective. One
-        exchange on the host, two if the tables of a rank take more than 4,056 bytes; nothing waits for a GPU.
+        """The tables of all ranks of a group, in rank order, from those that each rank has; collective. One exchange on the
+        host, two if the tables of a rank take more than 4,056 bytes; nothing waits for a GPU.
 
-        local: segments and sequences of this rank only; seq counts its own sequences from 0, src and
-        seq_dp are global. None: this rank adds nothing. If several ranks know the same samples, along tp or
-        cp, only one of them brings them. group: a colobridge.Comm, a torch process group, or a DeviceMesh.
-        Raises ValueError, on the other ranks RuntimeError; TimeoutError.
+        Args:
+            local: segments and sequences of this rank only; seq counts its own sequences from 0, src and seq_dp are global.
+                None: this rank adds nothing. If several ranks know the same samples, along tp or cp, only one of them brings
+                them.
+            group: a colobridge.Comm, a torch process group, or a DeviceMesh.
+
+        Returns:
+            The tables, the same on all ranks.
+
+        Raises:
+            ValueError: tables of this rank.
+            RuntimeError: on the other ranks.
+            TimeoutError: a rank did not come.
         """
         if not isinstance(group, Comm):
             import torch
@@ -95,8 +115,15 @@ class Segments(Comparable):
         return cls(**tables)
 
     def check(self, src: Layout, dst: Layout) -> None:
-        """ValueError when the tables do not fit a bridge from @src to @dst; it names the segment or the
-        sequence."""
+        """Do the tables fit a bridge?
+
+        Args:
+            src: the bridge's source layout.
+            dst: its destination layout.
+
+        Raises:
+            ValueError: they do not; it names the segment or the sequence.
+        """
         call('colo_segments_check', self._raw, src._raw, dst._raw)
 
     def __len__(self) -> int:

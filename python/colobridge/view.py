@@ -38,10 +38,22 @@ def _from_interface(a: dict[str, Any], what: str, writes: bool) -> s.Tensor:
 
 def view(obj: Any, what: str = 'tensor', *, dtype: str | None = None,
          writes: bool = False) -> s.Tensor:
-    """The library's view of @obj, which must outlive it. The view may be all that holds memory which @obj
-    gave away (DLPack), so the caller keeps it until calls with its address have returned. dtype: of raw
-    bytes ("bf16"). writes: the library will write to it. ValueError: a type, device or dtype that the
-    library does not know; a read-only buffer; read-only memory that would be written."""
+    """The library's view of an object, which must outlive it. The view may be all that holds memory which the object gave away
+    (DLPack), so the caller keeps it until calls with its address have returned.
+
+    Args:
+        obj: a torch.Tensor, what has __array_interface__ or __dlpack__, or a contiguous buffer.
+        what: its name in errors.
+        dtype: of raw bytes ("bf16").
+        writes: the library will write to it.
+
+    Returns:
+        The view.
+
+    Raises:
+        ValueError: a type, device or dtype that the library does not know; a read-only buffer; read-only memory that would be
+            written.
+    """
     if isinstance(obj, s.Tensor):
         return obj
     if hasattr(obj, 'data_ptr') and hasattr(obj, 'stride'):
