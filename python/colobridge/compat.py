@@ -3,7 +3,7 @@
 """Vocabulary-parallel losses under the names and with the arguments that PyTorch runtimes use.
 
 They are colobridge.torch's functions. What holds for all of them, and how each differs from its original: docs/guides/rl.md.
-"""
+Groups are torch process groups, DeviceMeshes of one dim, colobridge.Comms, or None."""
 from __future__ import annotations
 
 import types
@@ -42,7 +42,11 @@ _tensor_parallel: list[Any] = []
 
 
 def set_tensor_parallel_group(group: Group | None) -> None:
-    """The group of vocab_parallel_entropy() and vocab_parallel_cross_entropy() if tp_group is None."""
+    """Sets the group of vocab_parallel_entropy(), vocab_parallel_cross_entropy() and those that call them, if tp_group is None.
+
+    Args:
+        group: the ranks that share the vocabulary; None: no others.
+    """
     _tensor_parallel[:] = [group]
 
 
@@ -68,39 +72,91 @@ def _logp(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int
 
 
 class DistributedLogprob:
-    """logp [...] of target [...] under logits [..., Vl]; columns are [vocab_start_index,
-    vocab_end_index)."""
+    """Log-probabilities of targets under logits whose columns are shards of the vocabulary."""
 
     @staticmethod
     def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, vocab_start_index: int, vocab_end_index: int,
               group: Group | None, inference_only: bool = False) -> torch.Tensor:
-        """inference_only: nothing is kept for a backward."""
+        """Columns are [vocab_start_index, vocab_end_index).
+
+        Args:
+            vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+            target: [...], global ids of an integer dtype, the same on all ranks of the group.
+            vocab_start_index: the id of this rank's first column.
+            vocab_end_index: the id behind that of its last column.
+            group: the ranks that share the vocabulary; None: no others.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            logp [...], f32; 0 of a target that no rank holds, whose gradient is -p.
+
+        Raises:
+            ValueError: shapes, dtypes, devices, options.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
         return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, group, None,
                      inference_only, 'DistributedLogprob')
 
 
 class ChunkedDistributedLogprob:
-    """The same with chunk_size tokens at a time: bounds workspace, changes no bit. One all-gather,
-    however many chunks."""
+    """DistributedLogprob with chunk_size tokens at a time. One all-gather, however many chunks."""
 
     @staticmethod
     def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, vocab_start_index: int, vocab_end_index: int,
               chunk_size: int, tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
-        """inference_only: nothing is kept for a backward."""
+        """As DistributedLogprob.apply().
+
+        Args:
+            vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+            target: [...], global ids of an integer dtype, the same on all ranks of the group.
+            vocab_start_index: the id of this rank's first column.
+            vocab_end_index: the id behind that of its last column.
+            chunk_size: tokens at a time; bounds workspace, and changes no bit.
+            tp_group: the ranks that share the vocabulary; None: no others.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            logp [...], f32.
+
+        Raises:
+            ValueError: shapes, dtypes, devices, options.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
         return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, tp_group,
                      chunk_size, inference_only, 'ChunkedDistributedLogprob')
 
 
 class ChunkedDistributedGatherLogprob:
-    """logp [..., k] of global ids [..., k] under logits [..., Vl], those of a teacher's top k, say. One read of the
-    logits for 256 ids of a token; nothing is of the size of the logits, so chunk_size has no effect. An id that no
-    rank holds has logp 0 and no gradient."""
+    """Log-probabilities of several ids of each token, those of a teacher's top k, say."""
 
     @staticmethod
     @eager
     def apply(vocab_parallel_logits: torch.Tensor, global_indices: torch.Tensor, vocab_start_index: int, vocab_end_index: int,
               chunk_size: int, tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
-        """inference_only: nothing is kept for a backward."""
+        """One read of the logits for 256 ids of a token.
+
+        Args:
+            vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+            global_indices: [..., k], global ids of an integer dtype.
+            vocab_start_index: the id of this rank's first column.
+            vocab_end_index: the id behind that of its last column.
+            chunk_size: has no effect, because nothing is of the size of the logits.
+            tp_group: the ranks that share the vocabulary; None: no others.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            logp [..., k], f32. An id that no rank holds has logp 0 and no gradient.
+
+        Raises:
+            ValueError: shapes, dtypes, devices, options.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
         what, start, end = 'ChunkedDistributedGatherLogprob', int(vocab_start_index), int(vocab_end_index)
         vocab = vocabulary(what, vocab_parallel_logits.shape[-1], vocab_parallel_logits.device, start, end, tp_group)
         ids = global_indices.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)
@@ -110,35 +166,87 @@ class ChunkedDistributedGatherLogprob:
 
 
 class ChunkedDistributedEntropy:
-    """Sum of p log p [...] of logits [..., Vl] in f32: the entropy with the opposite sign, as the original has it."""
+    """The entropy with the opposite sign, as the original has it."""
 
     @staticmethod
     @eager
     def apply(vocab_parallel_logits: torch.Tensor, chunk_size: int, tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
-        """inference_only: nothing is kept for a backward."""
+        """Sum of p log p.
+
+        Args:
+            vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+            chunk_size: tokens at a time; bounds workspace, and changes no bit.
+            tp_group: the ranks that share the vocabulary; None: no others.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            Minus the entropy [...], in nats, f32.
+
+        Raises:
+            ValueError: shapes, dtypes, devices, options.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             return -_f32(_entropy(vocab_parallel_logits, tp_group, chunk_size, 'ChunkedDistributedEntropy'))
 
 
 class DistributedLogprobWithSampling:
-    """DistributedLogprob over the ids that top_k (None, -1 or 0: all) and top_p keep, as
-    from_parallel_logits_to_logprobs() has it with sampling_params; shards are equal, in rank order."""
+    """DistributedLogprob over the ids that top_k and top_p keep."""
 
     @staticmethod
     def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, tp_group: Group | None, top_k: int | None, top_p: float,
               inference_only: bool = False) -> torch.Tensor:
-        """inference_only: nothing is kept for a backward."""
+        """As from_parallel_logits_to_logprobs() has it with sampling_params; shards are equal, in rank order.
+
+        Args:
+            vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+            target: [...], global ids of an integer dtype, the same on all ranks of the group.
+            tp_group: the ranks that share the vocabulary; None: no others.
+            top_k: how many of the likeliest ids are kept; None, -1 or 0: all.
+            top_p: in (0, 1], of the mass; None: 1.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            logp [...], f32; -inf of a target that is not kept.
+
+        Raises:
+            ValueError: top_k < -1, or top_p outside of (0, 1]; shapes, dtypes, devices.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
         return _sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, None, inference_only,
                                'DistributedLogprobWithSampling')
 
 
 class ChunkedDistributedLogprobWithSampling:
-    """The same with chunk_size tokens at a time: bounds workspace, changes no bit."""
+    """DistributedLogprobWithSampling with chunk_size tokens at a time."""
 
     @staticmethod
     def apply(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, tp_group: Group | None, top_k: int | None, top_p: float,
               chunk_size: int, inference_only: bool = False) -> torch.Tensor:
-        """inference_only: nothing is kept for a backward."""
+        """As DistributedLogprobWithSampling.apply().
+
+        Args:
+            vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+            target: [...], global ids of an integer dtype, the same on all ranks of the group.
+            tp_group: the ranks that share the vocabulary; None: no others.
+            top_k: how many of the likeliest ids are kept; None, -1 or 0: all.
+            top_p: in (0, 1], of the mass; None: 1.
+            chunk_size: tokens at a time; bounds workspace, and changes no bit.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            logp [...], f32; -inf of a target that is not kept.
+
+        Raises:
+            ValueError: top_k < -1, or top_p outside of (0, 1]; shapes, dtypes, devices.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
         return _sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, chunk_size, inference_only,
                                'ChunkedDistributedLogprobWithSampling')
 
@@ -194,13 +302,33 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: torch.Tensor, target
                                      inference_only: bool = False, cp_group: Group | None = None,
                                      chunk_size: int | None = None, sampling_params: Any = None,
                                      target_is_pre_rolled: bool = False) -> torch.Tensor:
-    """logp [B, S - 1] of the next tokens: target [B, S] is shifted here, unless target_is_pre_rolled. Logits
-    [B, S', Vl], or with cp_group [B, S' / cp, Vl], zigzag; S' >= S is padded. In backward gradients are added
-    over cp, as in the original: every cp rank is expected to have computed the loss of its own part only.
+    """Log-probabilities of the next tokens of a dense batch.
 
-    sampling_params: None, or an object with top_k (None, -1 or 0: all ids) and top_p (None: 1): logp is then over the ids
-    that these keep (docs/guides/rl.md#top-k-and-top-p). The caller has applied its temperature to the logits. ValueError:
-    top_k < -1, or top_p outside of (0, 1].
+    In backward gradients are added over cp, as in the original: every cp rank is expected to have computed the loss of its own
+    part only.
+
+    Args:
+        vocab_parallel_logits: [B, S', Vl], or with cp_group [B, S' / cp, Vl], zigzag, with S' divisible by 2 cp; S' >= S is
+            padded. f64, f32, bf16 or f16.
+        target: [B, S], global ids of an integer dtype, the same on all ranks; it is shifted here, unless target_is_pre_rolled.
+        vocab_start_index: the id of this rank's first column.
+        vocab_end_index: the id behind that of its last column.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        inference_only: nothing is kept for a backward.
+        cp_group: the context ranks; None: no others.
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+        sampling_params: None, or an object with top_k (None, -1 or 0: all ids) and top_p (None: 1): logp is then over the ids
+            that these keep (docs/guides/rl.md#top-k-and-top-p). The caller has applied its temperature to the logits.
+        target_is_pre_rolled: target has the next token of each already.
+
+    Returns:
+        logp [B, S - 1], f32, the same on all cp ranks.
+
+    Raises:
+        ValueError: top_k < -1, or top_p outside of (0, 1]; shapes, dtypes, devices.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
     """
     what = 'from_parallel_logits_to_logprobs'
     return _shifted(what, vocab_parallel_logits, target, cp_group, lambda own: _sampled(
@@ -214,14 +342,36 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         vocab_start_index: int, vocab_end_index: int, group: Group | None, inference_only: bool = False,
         cp_group: Group | None = None, chunk_size: int | None = None, attention_mask: torch.Tensor | None = None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None) -> torch.Tensor:
-    """logp [B, unpacked_seqlen - 1] of the next tokens of packed sequences; 0 if there is none. SkyRL's.
+    """Log-probabilities of the next tokens of packed sequences. SkyRL's.
 
-    Logits [1, T / cp, Vl], target [1, T]; sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp
-    each. attention_mask [B, unpacked_seqlen]: where the tokens of sequence j go in row j (and how many
-    they are), else from column 0. sub_seq_lengths: row j holds several sequences of these lengths, and
-    cu_seqlens_padded counts them all; each starts where the padded one before it ends, and attention_mask
-    has no effect, as in the original. In backward each cp rank takes its own part of the gradient, without
-    a sum, as in the original: every cp rank is expected to have computed the whole loss.
+    In backward each cp rank takes its own part of the gradient, without a sum, as in the original: every cp rank is expected to
+    have computed the whole loss.
+
+    Args:
+        vocab_parallel_logits: [1, T / cp, Vl]; f64, f32, bf16 or f16.
+        target: [1, T], global ids of an integer dtype, the same on all ranks.
+        cu_seqlens_padded: [sequences + 1], integers: sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp each.
+        unpacked_seqlen: columns of a row of the batch, one more than those of the result.
+        vocab_start_index: the id of this rank's first column.
+        vocab_end_index: the id behind that of its last column.
+        group: the ranks that share the vocabulary; None: no others.
+        inference_only: nothing is kept for a backward.
+        cp_group: the context ranks; None: no others.
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+        attention_mask: [B, unpacked_seqlen], bools or integers: where the tokens of sequence j go in row j (and how many they
+            are). None: from column 0.
+        sub_seq_lengths: row j holds several sequences of these lengths, and cu_seqlens_padded counts them all; each starts
+            where the padded one before it ends, and attention_mask has no effect, as in the original. None: a row is a
+            sequence.
+
+    Returns:
+        logp [B, unpacked_seqlen - 1], f32, the same on all cp ranks; 0 where there is no next token.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
     """
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
     return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, cp_group,
@@ -236,10 +386,34 @@ def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
         vocab_start_index: int, vocab_end_index: int, group: Group | None, inference_only: bool = False,
         cp_group: Group | None = None, chunk_size: int | None = None, sampling_params: Any = None,
         target_is_pre_rolled: bool = False) -> torch.Tensor:
-    """NeMo-RL's function of that name without _nemo_rl: sampling_params as in from_parallel_logits_to_logprobs();
-    target_is_pre_rolled: target has the next token of each already, [1, T / cp] those of this rank's part, as
-    the logits are cut, or [1, T] all of them; and in backward gradients are added over cp: every cp rank is expected
-    to have computed the loss of its own part only."""
+    """Log-probabilities of the next tokens of packed sequences: NeMo-RL's function of that name without _nemo_rl.
+
+    In backward gradients are added over cp: every cp rank is expected to have computed the loss of its own part only.
+
+    Args:
+        vocab_parallel_logits: [1, T / cp, Vl]; f64, f32, bf16 or f16.
+        target: [1, T], global ids of an integer dtype; with target_is_pre_rolled also [1, T / cp].
+        cu_seqlens_padded: [sequences + 1], integers: sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp each.
+        unpacked_seqlen: columns of a row of the batch, one more than those of the result.
+        vocab_start_index: the id of this rank's first column.
+        vocab_end_index: the id behind that of its last column.
+        group: the ranks that share the vocabulary; None: no others.
+        inference_only: nothing is kept for a backward.
+        cp_group: the context ranks; None: no others.
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+        sampling_params: as in from_parallel_logits_to_logprobs().
+        target_is_pre_rolled: target has the next token of each already, [1, T / cp] those of this rank's part, as the logits
+            are cut, or [1, T] all of them.
+
+    Returns:
+        logp [sequences, unpacked_seqlen - 1], f32, the same on all cp ranks; 0 where there is no next token.
+
+    Raises:
+        ValueError: top_k < -1, or top_p outside of (0, 1]; shapes, dtypes, devices.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
     return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, cp_group,
                    None, None, lambda own: _sampled(
@@ -315,15 +489,34 @@ def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int | 
 
 
 class FusedLinearChunkedDistributedLogprob:
-    """logp [B, S] of target [B, S] under hidden [B, S, H] x weight [Vl, H]^T, whose logits never exist as a whole; columns
-    are [vocab_start_index, vocab_end_index). The gradient of hidden is this rank's part, which the caller sums over
-    tp."""
+    """Log-probabilities of targets under the logits hidden x weight^T, which never exist as a whole."""
 
     @staticmethod
     @eager
     def apply(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, vocab_start_index: int, vocab_end_index: int, chunk_size: int,
               tp_group: Group | None, inference_only: bool = False) -> torch.Tensor:
-        """chunk_size: tokens a chunk. inference_only: nothing is kept for a backward."""
+        """The gradient of hidden is this rank's part, which the caller sums over tp. Columns are [vocab_start_index,
+        vocab_end_index).
+
+        Args:
+            hidden: [B, S, H], of a floating-point dtype; it is cast to weight's.
+            weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. A DTensor, or a parameter of DeepSpeed's ZeRO-3.
+            target: [B, S], global ids of an integer dtype, the same on all ranks of tp_group.
+            vocab_start_index: the id of this rank's first column.
+            vocab_end_index: the id behind that of its last column.
+            chunk_size: tokens a chunk.
+            tp_group: the ranks that share the vocabulary; None: no others.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            logp [B, S], f32; 0 of a target that no rank holds.
+
+        Raises:
+            ValueError: shapes, dtypes, devices, options.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
         return _from_hidden('FusedLinearChunkedDistributedLogprob', hidden, weight, target, vocab_start_index,
                             vocab_end_index, tp_group, chunk_size, inference_only, 1.0)
 
@@ -333,9 +526,32 @@ def from_parallel_hidden_to_logprobs(hidden: torch.Tensor, lm_head_weight: torch
                                      vocab_end_index: int, tp_group: Group | None, inference_only: bool = False,
                                      cp_group: Group | None = None, chunk_size: int | None = None,
                                      temperature: float = 1.0, fused_backend: str = 'torch') -> torch.Tensor:
-    """from_parallel_logits_to_logprobs() of hidden [B, S' / cp, H] x lm_head_weight [Vl, H]^T / temperature, whose
-    logits never exist as a whole. The gradient of hidden is this rank's part, which the caller sums over tp.
-    fused_backend is for the original, and has no effect."""
+    """from_parallel_logits_to_logprobs() of hidden x lm_head_weight^T / temperature, whose logits never exist as a whole.
+
+    The gradient of hidden is this rank's part, which the caller sums over tp.
+
+    Args:
+        hidden: [B, S' / cp, H], of a floating-point dtype; it is cast to lm_head_weight's.
+        lm_head_weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. A DTensor, or a parameter of DeepSpeed's ZeRO-3.
+        target: [B, S], global ids of an integer dtype, the same on all ranks; it is shifted here.
+        vocab_start_index: the id of this rank's first column.
+        vocab_end_index: the id behind that of its last column.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        inference_only: nothing is kept for a backward.
+        cp_group: as in from_parallel_logits_to_logprobs().
+        chunk_size: tokens at a time, whose logits exist then. None: chosen.
+        temperature: > 0.
+        fused_backend: for the original; has no effect.
+
+    Returns:
+        logp [B, S - 1], f32, the same on all cp ranks.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     what = 'from_parallel_hidden_to_logprobs'
     return _shifted(what, hidden, target, cp_group, lambda own: _from_hidden(
         what, hidden, lm_head_weight, own, vocab_start_index, vocab_end_index, tp_group, chunk_size, inference_only,
@@ -349,8 +565,34 @@ def from_parallel_hidden_to_logprobs_packed_sequences(
         cp_group: Group | None = None, chunk_size: int | None = None, attention_mask: torch.Tensor | None = None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None, temperature: float = 1.0,
         fused_backend: str = 'torch') -> torch.Tensor:
-    """from_parallel_logits_to_logprobs_packed_sequences() of hidden [1, T / cp, H], as
-    from_parallel_hidden_to_logprobs() has it."""
+    """from_parallel_logits_to_logprobs_packed_sequences() of hidden states, as from_parallel_hidden_to_logprobs() has it.
+
+    Args:
+        hidden: [1, T / cp, H], of a floating-point dtype; it is cast to lm_head_weight's.
+        lm_head_weight: as in from_parallel_hidden_to_logprobs().
+        target: [1, T], global ids of an integer dtype, the same on all ranks.
+        cu_seqlens_padded: [sequences + 1], integers: sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp each.
+        unpacked_seqlen: columns of a row of the batch, one more than those of the result.
+        vocab_start_index: the id of this rank's first column.
+        vocab_end_index: the id behind that of its last column.
+        group: the ranks that share the vocabulary; None: no others.
+        inference_only: nothing is kept for a backward.
+        cp_group: the context ranks; None: no others.
+        chunk_size: tokens at a time, whose logits exist then. None: chosen.
+        attention_mask: as in from_parallel_logits_to_logprobs_packed_sequences().
+        sub_seq_lengths: as in from_parallel_logits_to_logprobs_packed_sequences().
+        temperature: > 0.
+        fused_backend: for the original; has no effect.
+
+    Returns:
+        logp [B, unpacked_seqlen - 1], f32, the same on all cp ranks; 0 where there is no next token.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     what = 'from_parallel_hidden_to_logprobs_packed_sequences'
     return _packed(what, hidden, target, cu_seqlens_padded, unpacked_seqlen, cp_group, attention_mask,
                    sub_seq_lengths, lambda own: _from_hidden(
@@ -361,9 +603,29 @@ def from_parallel_hidden_to_logprobs_packed_sequences(
 @eager
 def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, temperature: float = 1.0, reduction: Reduction = 'none',
                          dist_process_group: Group | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's (logprobs, entropy), both [T] and f32, of hidden [..., H], weight [Vl, H] and labels [...]; shards are
-    equal, in rank order. reduction "sum" and "mean" are of the logprobs. The gradient of hidden is this rank's part,
-    which the caller sums over tp, as in the original."""
+    """verl's log-probabilities and entropy of hidden states.
+
+    The gradient of hidden is this rank's part, which the caller sums over tp, as in the original.
+
+    Args:
+        hidden: [..., H], of a floating-point dtype; it is cast to weight's.
+        weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. Shards are equal, in rank order, but for a DTensor, which says
+            which rows it has.
+        labels: [...], global ids of an integer dtype, the same on all ranks of dist_process_group.
+        temperature: > 0.
+        reduction: of the log-probabilities: "none", "sum" or "mean".
+        dist_process_group: the ranks that share the vocabulary; None: no others.
+
+    Returns:
+        (logprobs, entropy), both [T] and f32; with reduction "sum" or "mean" the former is []. A label outside of the
+        vocabulary has the log-probability 0.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     what = 'linear_cross_entropy'
     if reduction not in ('none', 'sum', 'mean'):
         raise ArgumentError("%s: reduction is %r, expected 'none', 'sum' or 'mean'" % (what, reduction))
@@ -378,9 +640,24 @@ def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: tor
 @eager
 def vocab_parallel_entropy(vocab_parallel_logits: torch.Tensor, chunk_size: int | None = None,
                            chunk_memory_mb: int = 512, tp_group: Group | None = None) -> torch.Tensor:
-    """Entropy [...] of logits [..., Vl], differentiable, in the logits' dtype as in the original;
-    colobridge.torch.logprob(entropy=True) returns it in f32. chunk_memory_mb is checked and has no effect:
-    nothing of the size of the logits is made."""
+    """Entropy of logits whose columns are shards of the vocabulary; differentiable.
+
+    Args:
+        vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+        chunk_memory_mb: > 0; has no effect, because nothing of the size of the logits is made.
+        tp_group: the ranks that share the vocabulary; None: those of set_tensor_parallel_group().
+
+    Returns:
+        The entropy [...], in nats, in the logits' dtype as in the original; colobridge.torch.logprob(entropy=True) returns it
+        in f32.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: tp_group is None, and none was set; another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     what = 'vocab_parallel_entropy'
     return _entropy(vocab_parallel_logits, _tp(tp_group, what), chunk_size, what, chunk_memory_mb).to(
         vocab_parallel_logits.dtype)
@@ -398,7 +675,24 @@ def _entropy(logits: Any, group: Any, chunk: int | None, what: str, chunk_memory
 @eager
 def vocab_parallel_entropy_weighted_sum(vocab_parallel_logits: torch.Tensor, weights: torch.Tensor, chunk_size: int | None = None,
                                         chunk_memory_mb: int = 512, tp_group: Group | None = None) -> torch.Tensor:
-    """Sum of vocab_parallel_entropy() [...] times weights [...]; tokens whose weight is 0 count as 0."""
+    """Sum of vocab_parallel_entropy() times weights.
+
+    Args:
+        vocab_parallel_logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+        weights: [...], of any dtype that multiplies the entropy; tokens whose weight is 0 count as 0.
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+        chunk_memory_mb: > 0; has no effect, because nothing of the size of the logits is made.
+        tp_group: the ranks that share the vocabulary; None: those of set_tensor_parallel_group().
+
+    Returns:
+        The sum [], of this rank's tokens.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: tp_group is None, and none was set; another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     return (vocab_parallel_entropy(vocab_parallel_logits, chunk_size, chunk_memory_mb, tp_group) * weights).sum()
 
 
@@ -408,9 +702,32 @@ def vocab_parallel_entropy_packed_sequences(
         attention_mask: torch.Tensor | None, loss_mask: torch.Tensor | None, cp_group: Group | None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None, chunk_size: int | None = None,
         chunk_memory_mb: int = 512, tp_group: Group | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean entropy over the actions of all cp ranks, without a gradient; this rank's part of it, with one) of packed
-    logits [1, T / cp, Vl]. Actions are the last num_actions columns of [B, unpacked_seqlen - 1], weighted by
-    loss_mask [B, num_actions] or 1; other arguments: from_parallel_logits_to_logprobs_packed_sequences()."""
+    """Mean entropy over the actions of packed sequences.
+
+    Actions are the last num_actions columns of [B, unpacked_seqlen - 1].
+
+    Args:
+        vocab_parallel_logits: [1, T / cp, Vl]; f64, f32, bf16 or f16.
+        cu_seqlens_padded: [sequences + 1], integers: sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp each.
+        unpacked_seqlen: columns of a row of the batch, one more than those of the result.
+        num_actions: columns.
+        attention_mask: as in from_parallel_logits_to_logprobs_packed_sequences().
+        loss_mask: [B, num_actions], weights of the actions; None: 1.
+        cp_group: the context ranks; None: no others.
+        sub_seq_lengths: as in from_parallel_logits_to_logprobs_packed_sequences().
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+        chunk_memory_mb: > 0; has no effect, because nothing of the size of the logits is made.
+        tp_group: the ranks that share the vocabulary; None: those of set_tensor_parallel_group().
+
+    Returns:
+        (the mean over the actions of all cp ranks, without a gradient; this rank's part of it, with one), both [].
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: tp_group is None, and none was set; another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     tp_group = _tp(tp_group, 'vocab_parallel_entropy_packed_sequences')
     return _entropy_of_actions(
         vocab_parallel_logits, cu_seqlens_padded, unpacked_seqlen, num_actions, attention_mask, loss_mask, cp_group,
@@ -424,8 +741,32 @@ def from_parallel_hidden_to_entropy_packed_sequences(
         attention_mask: torch.Tensor | None, loss_mask: torch.Tensor | None, cp_group: Group | None, tp_group: Group | None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None, chunk_size: int | None = None,
         temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """vocab_parallel_entropy_packed_sequences() of hidden [1, T / cp, H] x lm_head_weight [Vl, H]^T / temperature;
-    shards are equal, in rank order. Unlike the original the second number has a gradient."""
+    """vocab_parallel_entropy_packed_sequences() of hidden x lm_head_weight^T / temperature.
+
+    Args:
+        hidden: [1, T / cp, H], of a floating-point dtype; it is cast to lm_head_weight's.
+        lm_head_weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. Shards are equal, in rank order, but for a DTensor,
+            which says which rows it has.
+        cu_seqlens_padded: [sequences + 1], integers: sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp each.
+        unpacked_seqlen: columns of a row of the batch, one more than those of the result.
+        num_actions: as in vocab_parallel_entropy_packed_sequences().
+        attention_mask: as in from_parallel_logits_to_logprobs_packed_sequences().
+        loss_mask: as in vocab_parallel_entropy_packed_sequences().
+        cp_group: the context ranks; None: no others.
+        tp_group: the ranks that share the vocabulary; None: no others.
+        sub_seq_lengths: as in from_parallel_logits_to_logprobs_packed_sequences().
+        chunk_size: tokens at a time, whose logits exist then. None: chosen.
+        temperature: > 0.
+
+    Returns:
+        Two means [] as there. Unlike the original the second one has a gradient.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     what = 'from_parallel_hidden_to_entropy_packed_sequences'
     columns = _equal_shards(what, lm_head_weight, tp_group)
     target = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
@@ -461,8 +802,22 @@ def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, atte
 
 @eager
 def vocab_parallel_log_probs_from_logits(logits: torch.Tensor, labels: torch.Tensor, tp_group: Group | None = None) -> torch.Tensor:
-    """verl's: log-probabilities of labels [...] under logits [..., Vl], f32. tp_group: as in
-    vocab_parallel_entropy()."""
+    """verl's log-probabilities of labels under logits whose columns are shards of the vocabulary.
+
+    Args:
+        logits: [..., Vl], this rank's columns; f64, f32, bf16 or f16.
+        labels: [...], global ids of an integer dtype, the same on all ranks of tp_group.
+        tp_group: as in vocab_parallel_entropy().
+
+    Returns:
+        The log-probabilities [...], f32; of a label that no rank holds as vocab_parallel_cross_entropy() has it.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: tp_group is None, and none was set; another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
     return -vocab_parallel_cross_entropy(logits, labels, tp_group=tp_group)
 
 
@@ -470,12 +825,27 @@ def vocab_parallel_log_probs_from_logits(logits: torch.Tensor, labels: torch.Ten
 def vocab_parallel_cross_entropy(vocab_parallel_logits: torch.Tensor, target: torch.Tensor,
                                  label_smoothing: float = 0.0, tp_group: Group | None = None, *,
                                  local_smoothing: bool = False) -> torch.Tensor:
-    """Cross entropy [s, b] of target [s, b] under logits [s, b, Vl]. Smoothing is e V / (V - 1) with
-    the global V. A target that no rank holds has no term of its own: the loss is log Sum (smoothed as
-    the others), its gradient p.
+    """Megatron's cross entropy of targets under logits whose columns are shards of the vocabulary.
 
-    local_smoothing: as in the original, each rank smooths over its own n columns: e n / (n - 1), and the
-    mean of their log-probabilities. The ranks' losses differ then. ValueError: n < 2.
+    Smoothing is e V / (V - 1) with the global V.
+
+    Args:
+        vocab_parallel_logits: [s, b, Vl], this rank's columns; f64, f32, bf16 or f16.
+        target: [s, b], global ids of an integer dtype, the same on all ranks of tp_group.
+        label_smoothing: e in [0, 1].
+        tp_group: as in vocab_parallel_entropy().
+        local_smoothing: as in the original, each rank smooths over its own n columns: e n / (n - 1), and the mean of their
+            log-probabilities. The ranks' losses differ then.
+
+    Returns:
+        The loss [s, b], f32. A target that no rank holds has no term of its own: its loss is log Sum (smoothed as the others),
+        its gradient p.
+
+    Raises:
+        ValueError: local_smoothing with n < 2; shapes, dtypes, devices, options.
+        MismatchError: ranks disagree.
+        RuntimeError: tp_group is None, and none was set; another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
     """
     return _cross_entropy(vocab_parallel_logits, target, _tp(tp_group, 'vocab_parallel_cross_entropy'),
                           label_smoothing, local_smoothing)
@@ -499,17 +869,31 @@ def chunked_cross_entropy_loss(hidden_states: torch.Tensor, lm_head_weight: torc
                                num_items_in_batch: float | torch.Tensor | None = None, logit_scale: float = 1.0,
                                final_logit_softcapping: float | None = None,
                                lm_head_bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss, n_correct, entropy_sum, n_valid) of hidden_states [B, S, H] @ lm_head_weight [V, H].T, for
-    chunk_size tokens at a time: logits of two chunks are all there is of them. linear_nll()'s loss, whose
-    gradients are made in forward and scaled in backward.
+    """TRL's loss from hidden states, for chunk_size tokens at a time: logits of two chunks are all there is of them.
 
-    labels [B, S] are shifted here. shift_labels [B, S] are taken as they are, and override labels. -100 is
-    ignored and takes part in the products only to fill up a sixteenth of the tokens. loss: sum /
-    num_items_in_batch (a number or a tensor, also one below 1; default: n_valid, and 0 without a token).
-    loss, n_correct and entropy_sum are f32. loss and entropy_sum are differentiable in hidden_states,
-    weight and bias, those that ask for it. Backward through entropy_sum makes logits a second time;
-    backward through loss alone does not. ValueError: another label outside of [0, V) (one wait for the
-    GPU), chunk_size < 1, neither labels nor shift_labels.
+    linear_nll()'s loss, whose gradients are made in forward and scaled in backward. Backward through entropy_sum makes logits a
+    second time; backward through loss alone does not.
+
+    Args:
+        hidden_states: [B, S, H], of a floating-point dtype; it is cast to lm_head_weight's.
+        lm_head_weight: [V, H]; f64, f32, bf16 or f16.
+        chunk_size: tokens, >= 1.
+        labels: [B, S], ids of an integer dtype, which are shifted here. -100 is ignored and takes part in the products only to
+            fill up a sixteenth of the tokens.
+        shift_labels: [B, S], ids that are taken as they are, and override labels.
+        num_items_in_batch: what divides the sum of the losses: a number or a tensor, also one below 1; None: n_valid.
+        logit_scale: factor of the logits, before the cap.
+        final_logit_softcapping: the soft cap; None: no cap.
+        lm_head_bias: [V] or None.
+
+    Returns:
+        (loss, n_correct, entropy_sum, n_valid), each []. loss: sum / num_items_in_batch, by default 0 without a token.
+        n_correct: how many targets are the likeliest id. entropy_sum: in nats. n_valid: how many tokens count, an integer. The
+        first three are f32. loss and entropy_sum are differentiable in hidden_states, weight and bias, those that ask for it.
+
+    Raises:
+        ValueError: a label outside of [0, V) and not -100 (one wait for the GPU), chunk_size < 1, neither labels nor
+            shift_labels; shapes, dtypes, devices.
     """
     what, hidden = _CHUNKED, hidden_states
     if labels is None and shift_labels is None:

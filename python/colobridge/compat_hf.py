@@ -38,22 +38,21 @@ def _more(z: Any, softcap: float, scale: float, wanted: Sequence[str]) -> list[A
 
 
 class ChunkedLogProbFunction:
-    """TRL's function of that name, which its SFT, DPO, GRPO, KTO and RLOO trainers share: (log_probs, entropy,
-    log_sum_sq_probs, mean_logits, is_top1), each [N] or None, of targets [N] under the logits hidden [N, H] x weight [V, H]^T
-    (+ bias [V]), of which no more than 4096 x chunk_size exist at a time."""
+    """TRL's function of that name, which its SFT, DPO, GRPO, KTO and RLOO trainers share: from hidden states and a head."""
 
     @staticmethod
     @eager
     def apply(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float, chunk_size: int,
               final_logit_softcapping: float | None = None, logit_scale: float = 1.0,
               outputs: Sequence[str] = ('entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1')) -> Outputs:
-        """x = softcap * tanh(scale * logits / softcap) / temperature, without a softcap scale * logits / temperature.
+        """x = softcap * tanh(scale * logits / softcap) / temperature, without a softcap scale * logits / temperature, of the
+        logits hidden x weight^T (+ bias), of which no more than 4096 x chunk_size exist at a time.
 
         Args:
             hidden: [N, H], f32, bf16, f16 or f64.
             weight: [V, H]; of another dtype, it is cast to hidden's.
-            bias: [V] or None.
-            targets: [N], integers.
+            bias: [V] or None; of another dtype, it is cast, too.
+            targets: [N], ids of an integer dtype.
             temperature: > 0.
             chunk_size: columns of TRL's tile of 4096 tokens.
             final_logit_softcapping: softcap, or None.
@@ -61,12 +60,13 @@ class ChunkedLogProbFunction:
             outputs: those that are wanted besides log_probs; the others are None.
 
         Returns:
-            log_probs, entropy, log_sum_sq_probs (log sum p^2), mean_logits (the mean of x over the vocabulary), in f32, and
-            is_top1, bool: is the target the first of the largest x? The first two are differentiable in hidden, weight and
-            bias. A target outside of the vocabulary has log_probs 0.
+            (log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1), each [N] or None: log_sum_sq_probs is log sum p^2,
+            mean_logits the mean of x over the vocabulary, both and the first two in f32, and is_top1, bool: is the target the
+            first of the largest x? The first two are differentiable in hidden, weight and bias. A target outside of the
+            vocabulary has log_probs 0.
 
         Raises:
-            ValueError: weight is a parameter of DeepSpeed's ZeRO-3.
+            ValueError: weight is a parameter of DeepSpeed's ZeRO-3; shapes, dtypes, devices, options.
         """
         what = Named('ChunkedLogProbFunction', target='targets')
         if hasattr(weight, 'ds_tensor'):
@@ -194,8 +194,8 @@ def fuse_lm_head(model: Any, *, label_smoothing: float = 0.0, **options: Any) ->
     Args:
         model: a PreTrainedModel, or peft's around one, before DDP, Trainer or accelerate wrap it. One that fully_shard()
             changed in place may come later, on all ranks of its mesh.
-        label_smoothing: as TrainingArguments.label_smoothing_factor, which would ask for logits; leave that one 0.
-        options: Head's, such as grad_reduction.
+        label_smoothing: in [0, 1], as TrainingArguments.label_smoothing_factor, which would ask for logits; leave that one 0.
+        **options: Head's, such as grad_reduction.
 
     Returns:
         A function without arguments that undoes it.

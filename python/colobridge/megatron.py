@@ -98,10 +98,18 @@ class _View:
 class HyperCommGrid:
     """Ranks rank_offset .. rank_offset + size - 1 as a grid of named dims, the first one fastest.
 
-    shape, dim_names: of equal length. backend: of the process groups. dims of the methods are one name
-    or a list of names, in any order.
-    Raises ValueError (lengths differ, negative offset), RuntimeError (the world's size is unknown or
-    too small).
+    Args:
+        shape: how many ranks each dim has.
+        dim_names: of equal length, the name of each dim.
+        rank_offset: the first of the ranks, >= 0.
+        backend: of the process groups, as torch.distributed has it; None: torch's default.
+
+    Attributes:
+        size: ranks of the grid.
+
+    Raises:
+        ValueError: lengths differ, a negative offset, a WORLD_SIZE that is no number.
+        RuntimeError: the world's size is unknown or too small.
     """
 
     def __init__(self, shape: list[int], dim_names: list[str], rank_offset: int = 0,
@@ -134,9 +142,18 @@ class HyperCommGrid:
 
     def register_view(self, name: str, shape: list[int], dim_names: list[str],
                       shared_dims: list[str] | None = None) -> None:
-        """Name another factorisation of the same ranks. Groups over shared dims only are the base
-        grid's. ValueError: the name is taken, lengths, duplicates, sizes, shared dims whose groups are
-        not the same ranks in the same order in both."""
+        """Names another factorisation of the same ranks. Groups over shared dims only are the base grid's.
+
+        Args:
+            name: of the view.
+            shape: how many ranks each dim has; their product is the grid's size.
+            dim_names: of equal length, the name of each dim, none twice.
+            shared_dims: dims whose groups are the same ranks in the same order in the view and the base grid; None: none.
+
+        Raises:
+            ValueError: the name is taken, lengths, duplicates, sizes, shared dims whose groups are not the same ranks in the
+                same order in both.
+        """
         shared = [] if shared_dims is None else _list(shared_dims)
         if name in self._views:
             raise ValueError("View '%s' is already registered" % name)
@@ -191,8 +208,19 @@ class HyperCommGrid:
         return base.enum(base.checked(dims), True)
 
     def get_rank_enum(self, dims: str | list[str], *, view: str | None = None) -> list[list[int]]:
-        """All groups of a dim set, canonical order: members ascend. KeyError: no such view;
-        ValueError: no such dim."""
+        """All groups of a dim set.
+
+        Args:
+            dims: a name of a dim, or a list of names, in any order.
+            view: the name of a registered view; None: the base grid.
+
+        Returns:
+            The ranks of each group, in canonical order: members ascend.
+
+        Raises:
+            KeyError: no such view.
+            ValueError: no such dim.
+        """
         chosen = self._view(view)
         return chosen.enum(chosen.checked(dims))
 
@@ -220,8 +248,20 @@ class HyperCommGrid:
         return chosen, ordered, (chosen.name, tuple(ordered))
 
     def create_pg(self, dims: str | list[str], *, view: str | None = None, **kwargs: Any) -> Any:
-        """This rank's process group of @dims, made for all groups at once; collective. KeyError: made
-        before. kwargs go to new_subgroups_by_enumeration()."""
+        """Makes a process group of dims for all groups at once; collective.
+
+        Args:
+            dims: a name of a dim, or a list of names, in any order.
+            view: the name of a registered view; None: the base grid.
+            **kwargs: go to torch.distributed.new_subgroups_by_enumeration().
+
+        Returns:
+            This rank's process group.
+
+        Raises:
+            KeyError: made before; no such view.
+            ValueError: no such dim.
+        """
         chosen, ordered, key = self._stored(dims, view)
         if key in self._pgs:
             raise KeyError("Process group %s%s has already been created"
@@ -231,7 +271,19 @@ class HyperCommGrid:
         return made[0]
 
     def get_pg(self, dims: str | list[str], *, view: str | None = None) -> Any:
-        """The process group that create_pg() made. KeyError: it did not."""
+        """The process group that create_pg() made.
+
+        Args:
+            dims: a name of a dim, or a list of names, in any order.
+            view: the name of a registered view; None: the base grid.
+
+        Returns:
+            This rank's process group.
+
+        Raises:
+            KeyError: create_pg() did not make it; no such view.
+            ValueError: no such dim.
+        """
         chosen, ordered, key = self._stored(dims, view)
         if key not in self._pgs:
             raise KeyError("Process group for %s%s hasn't been created"
@@ -270,7 +322,13 @@ class _MeshGrid:
 
 
 class BridgeDirection(str, enum.Enum):
-    """Which side has more data-parallel replicas. Each equals its string: FAN_IN == "fan_in"."""
+    """Which side has more data-parallel replicas. Each equals its string: FAN_IN == "fan_in".
+
+    Attributes:
+        FAN_IN: the source has more.
+        FAN_OUT: the destination has more.
+        EQUAL: both have as many.
+    """
     FAN_IN = 'fan_in'
     FAN_OUT = 'fan_out'
     EQUAL = 'equal'
@@ -278,25 +336,62 @@ class BridgeDirection(str, enum.Enum):
 
 @dataclass(frozen=True)
 class SliceInfo:
-    """Samples [start, start + size) of a batch."""
+    """Samples [start, start + size) of a batch.
+
+    Args:
+        start: the first sample.
+        size: how many samples.
+    """
     start: int
     size: int
 
 
 class ColocatedBridgeCommunicator:
-    """Carries activations from src_grid's ranks to dest_grid's, which are the same ranks, and gradients
-    back, summed over the destination's cp.
+    """Carries activations from src_grid's ranks to dest_grid's, which are the same ranks, and gradients back, summed over the
+    destination's cp.
 
-    Grids are HyperCommGrids, DeviceMeshes with named dims, or anything with shape, dim_names and rank_offset. dim_mapping says which
-    axes of a tensor are batch "b", sequence "s" and hidden "h"; {'b': 0, 'h': 1} for flattened ones.
+    By default the limits are those of the all-gather / all-reduce algorithm, in its order and its words (ValueError): tp and dp
+    in both grids, equal ranks, pp 1, source cp 1, cp before dp, dp sizes that divide; a batch that divides. Keywords lift them:
+    docs/guides/megatron.md#switching-a-runtime-three-imports.
 
-    By default the limits are those of the all-gather / all-reduce algorithm, in its order and its words
-    (ValueError): tp and dp in both grids, equal ranks, pp 1, source cp 1, cp before dp, dp sizes that
-    divide; a batch that divides. Keywords lift them: docs/guides/megatron.md#switching-a-runtime-three-imports. output="sharded"
-    is exact, too; positions: length of the LLM's sequence, position_offset: where the rows begin in it. extra, data: names
-    of dims other than tp, cp, pp, dp and ep, along which ranks hold copies, or samples are split on inside of a dp rank; dp
-    sizes and positions then count these. grad_scale: factor of the gradient that reaches the encoder:
-    docs/guides/megatron.md#scale-of-gradients.
+    Args:
+        src_grid: of the encoder: a HyperCommGrid, a DeviceMesh with named dims, or anything with shape, dim_names and
+            rank_offset.
+        dest_grid: of the LLM, as src_grid.
+        src_module_name: what messages call the source.
+        dest_module_name: what messages call the destination.
+        dim_mapping: which axes of a tensor are batch "b", sequence "s" and hidden "h"; {'b': 0, 'h': 1} for flattened ones.
+            None: {'b': 0, 's': 1, 'h': 2}.
+        algo: "exact", for any pair of layouts, or "collective"; None: the limits above, or with output="sharded" "exact".
+        output: "full", or "sharded": each context rank its own rows; it is exact, too.
+        grad: "partial" or "disjoint", as colobridge.torch.Bridge has it.
+        positions: the length of the LLM's sequence, if rows are a part of it.
+        position_offset: where the rows begin in it.
+        transport: "auto", "nccl" or "peer", as colobridge.torch.Bridge has it.
+        buffers: as colobridge.torch.Bridge has it.
+        extra: names of dims other than tp, cp, pp, dp and ep, along which ranks hold copies.
+        data: names of such dims along which samples are split on inside of a dp rank; dp sizes and the ranks' positions then
+            count these.
+        grad_scale: factor of the gradient that reaches the encoder: docs/guides/megatron.md#scale-of-gradients.
+
+    Attributes:
+        direction: a BridgeDirection.
+        scale: how many times more replicas the one side has than the other; None: they do not divide.
+        src_tp_size: ranks of the source's tp.
+        src_dp_size: parts of its samples.
+        dest_tp_size: ranks of the destination's tp.
+        dest_dp_size: parts of its samples.
+        dest_cp_size: ranks of its cp.
+        rank_to_src_pos: (dp, tp) of each rank of the source.
+        rank_to_dest_pos: (dp, tp) of each first context rank of the destination.
+        rank_to_dest_coords: (dp, tp, cp) of each rank of the destination.
+        current_rank: this rank in the world.
+        gather_group_ranks: the ranks whose batches concatenate, group by group.
+        gather_pg: this rank's process group of those; None: there is none.
+        dest_cp_pg: this rank's process group of the destination's cp; None: cp is 1.
+
+    Raises:
+        ValueError: layouts beyond the limits, names of dims, options, dim_mapping.
     """
 
     def __init__(self, src_grid: Any, dest_grid: Any, src_module_name: str = 'src',
@@ -399,8 +494,20 @@ class ColocatedBridgeCommunicator:
         return self.direction is BridgeDirection.FAN_OUT
 
     def get_slice_info(self, batch_size: int) -> SliceInfo:
-        """Which samples of a batch are this rank's: of its input in fan-out, of the gathered gradient
-        in fan-in; all of them when equal. ValueError: the batch does not divide."""
+        """Which samples of a batch are this rank's.
+
+        They are those of its input in fan-out, of the gathered gradient in fan-in; all of them when equal.
+
+        Args:
+            batch_size: samples of the batch.
+
+        Returns:
+            The samples as a SliceInfo.
+
+        Raises:
+            ValueError: the batch does not divide.
+            RuntimeError: this rank is outside of the grids.
+        """
         if self.direction is BridgeDirection.EQUAL:
             return SliceInfo(0, batch_size)
         self._divides(batch_size)
@@ -422,16 +529,27 @@ class ColocatedBridgeCommunicator:
 
     def communicate(self, tensor: 'torch.Tensor', *, samples: int | None = None, segments: 'Segments | None' = None,
                     into: Any = None) -> 'torch.Tensor':
-        """The tensor under the destination's layout; differentiable. samples: the global batch if dp
-        does not divide it (algo="exact"). A rank outside of the grids gets its tensor back at once, and need not call. If the LLM has several
-        pipeline stages (algo="exact"), ranks of the others get an empty tensor, and run backward through it: the
-        encoder's gradient comes from stage 0.
+        """The tensor under the destination's layout; differentiable.
 
-        segments, into: of a ragged batch (algo="exact"), as colobridge.torch.RaggedBridge has them. Of several
-        modalities, each has a call.
+        A rank outside of the grids gets its tensor back at once, and need not call. If the LLM has several pipeline stages
+        (algo="exact"), ranks of the others get an empty tensor, and run backward through it: the encoder's gradient comes from
+        stage 0. Of several modalities, each has a call.
 
-        Raises ValueError (axes, batch), RuntimeError (after destroy(); another rank failed),
-        TimeoutError, MismatchError.
+        Args:
+            tensor: this rank's part of the source, with the axes of dim_mapping, of any dtype that a bridge carries; of a
+                ragged batch [rows, H].
+            samples: the global batch if dp does not divide it (algo="exact").
+            segments: of a ragged batch (algo="exact"), as colobridge.torch.RaggedBridge has them.
+            into: of a ragged batch, as there.
+
+        Returns:
+            This rank's part of the destination, of the tensor's dtype.
+
+        Raises:
+            ValueError: axes, batch; segments without algo="exact".
+            RuntimeError: after destroy(); another rank failed.
+            TimeoutError: a rank did not come.
+            MismatchError: ranks disagree.
         """
         if self._destroyed:
             raise RuntimeError('communicate: this communicator was destroyed')
@@ -468,9 +586,16 @@ class ColocatedBridgeCommunicator:
         return out.squeeze(1) if flat else out
 
     def check_samples(self, src: Any, dest: Any) -> None:
-        """Has the LLM the text of the samples that the encoder has? Ids of this rank's samples on both sides, as
-        colobridge.torch.Bridge.check_samples() has them; a rank outside of the grids need not call. MismatchError: on all
-        ranks, where a sample differs."""
+        """Has the LLM the text of the samples that the encoder has? A rank outside of the grids need not call.
+
+        Args:
+            src: ids of this rank's samples of the source, as colobridge.torch.Bridge.check_samples() has them: a tensor or a
+                list of whole numbers below 2^63, or None.
+            dest: of this rank's samples of the destination.
+
+        Raises:
+            MismatchError: on all ranks, where a sample differs.
+        """
         if self.current_rank in self.rank_to_src_pos or self.current_rank in self.rank_to_dest_coords:
             self._uniform().check_samples(src, dest)
 
@@ -514,10 +639,17 @@ _replaced: list[tuple[Any, str, Any]] = []  # module, name, what it was
 
 
 def install() -> list[str]:
-    """Puts HyperCommGrid and ColocatedBridgeCommunicator of this module in the place of megatron-core's, in the
-    modules that define them and in every module that has imported them by name. Modules that are imported later
-    find ours. Call it before the program makes a grid. Returns the places, "module.name"; none the second time.
-    ImportError: no megatron-core, or one without these classes."""
+    """Puts HyperCommGrid and ColocatedBridgeCommunicator of this module in the place of megatron-core's, in the modules that
+    define them and in every module that has imported them by name.
+
+    Modules that are imported later find ours. Call it before the program makes a grid.
+
+    Returns:
+        The places, "module.name"; none the second time.
+
+    Raises:
+        ImportError: no megatron-core, or one without these classes.
+    """
     old: dict[int, tuple[Any, Any]] = {}
     for name, where in _UPSTREAM.items():
         try:

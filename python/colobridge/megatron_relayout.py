@@ -45,8 +45,16 @@ def prebuild_thd_cp_partition_routes(packed_seq_params: Any, cp_group: Any = Non
     tensor of a GPU, in any layer of the step.
 
     Args:
-        packed_seq_params: Megatron's, with cu_seqlens_q_padded or cu_seqlens_q: integers [sequences + 1], the same on all ranks.
-        cp_group, device: as upstream; not needed.
+        packed_seq_params: Megatron's, with cu_seqlens_q_padded or cu_seqlens_q: integers [sequences + 1], the same on all
+            ranks.
+        cp_group: as upstream; not needed.
+        device: as upstream; not needed.
+
+    Returns:
+        The cumulative lengths [sequences + 1].
+
+    Raises:
+        ValueError: packed_seq_params are not of a packed batch.
     """
     cu = _packed(packed_seq_params)
     if cu is None:
@@ -63,17 +71,25 @@ def convert_cp_partition_mode(x: torch.Tensor, *, source_partition_mode: Mode, t
 
     Args:
         x: this rank's rows, [.., rows, ..], of any dtype that a bridge carries.
-        source_partition_mode, target_partition_mode: "zigzag", or "contiguous": one interval of the whole packed axis, or of
-            each sample of a dense batch.
+        source_partition_mode: the cut of x: "zigzag", or "contiguous": one interval of the whole packed axis, or of each sample
+            of a dense batch.
+        target_partition_mode: the cut of the result, such a one.
         seq_dim: the axis of rows. Axes before it count samples of a dense batch; a packed one has size 1 there.
         cu_seqlens: integers [sequences + 1] of a packed batch, padding included; None: the batch is dense.
         sequence_parallel: rows are cut over tp_group, too; one exchange over both groups.
-        cp_group, tp_group: torch process groups; None: Megatron's own.
+        cp_group: the context ranks: a torch process group; None: Megatron's own.
+        tp_group: the ranks of sequence parallelism: a torch process group; None: Megatron's own.
         tp_cp_group: as upstream; not needed.
         thd_cp_partition_route: what prebuild_thd_cp_partition_routes() made, in the place of cu_seqlens.
 
+    Returns:
+        The rows that this rank holds by target_partition_mode; x itself if the modes are one, or there is one context rank.
+
     Raises:
         ValueError: a mode of another name, a group that is missing, lengths that the ranks do not divide, other shapes.
+        MismatchError: ranks brought other lengths.
+        RuntimeError: another rank failed.
+        TimeoutError: a rank did not come.
     """
     _mode('source_partition_mode', source_partition_mode)
     _mode('target_partition_mode', target_partition_mode)
@@ -93,10 +109,16 @@ class CpPartitionModeConverter:
 
     Args:
         packed_seq_params: Megatron's of this batch; None: it is dense. Its cp_group, of dynamic context parallelism, goes
-            before @cp_group.
-        source_partition_mode, target_partition_mode: "zigzag" or "contiguous".
+            before cp_group.
+        source_partition_mode: "zigzag" or "contiguous", the cut of the tensors.
+        target_partition_mode: "zigzag" or "contiguous", the cut of the results.
         config: Megatron's, of which context_parallel_size is asked if there is no group; may be None.
-        cp_group, tp_group, tp_cp_group: as in convert_cp_partition_mode().
+        cp_group: as in convert_cp_partition_mode().
+        tp_group: as in convert_cp_partition_mode().
+        tp_cp_group: as in convert_cp_partition_mode().
+
+    Raises:
+        ValueError: a mode of another name, a group that is missing.
     """
 
     def __init__(self, *, packed_seq_params: Any, source_partition_mode: Mode, target_partition_mode: Mode, config: Any,
@@ -117,7 +139,19 @@ class CpPartitionModeConverter:
             size_and_rank(self.cp_group, 'cp_group')[0] > 1
 
     def convert(self, value: Any, *, seq_dim: int | Callable[[torch.Tensor], int] = 0, sequence_parallel: bool = False) -> Any:
-        """Tensors in nested tuples, lists and dicts, each by its own seq_dim if that is a function; None stays None."""
+        """Converts tensors in nested tuples, lists and dicts.
+
+        Args:
+            value: a tensor [.., rows, ..], None, or tuples, lists and dicts of them.
+            seq_dim: the axis of rows; or a function of a tensor that tells its own.
+            sequence_parallel: as in convert_cp_partition_mode().
+
+        Returns:
+            The same of converted tensors; None stays None. value itself if nothing has to be converted.
+
+        Raises:
+            ValueError: something else than a tensor; as convert_cp_partition_mode().
+        """
         if value is None or not self.conversion_needed:
             return value
         if isinstance(value, (tuple, list)):
@@ -145,11 +179,29 @@ def convert_module_input_tensors_cp_partition_mode(
         *, hidden_states: torch.Tensor, packed_seq_params: Any, target_partition_mode: Mode, sequence_parallel: bool,
         config: Any, cp_group: Any = None, tp_group: Any = None, tp_cp_group: Any = None, attention_mask: Any = None,
         attention_bias: Any = None, key_value_states: Any = None) -> tuple[torch.Tensor, CpPartitionModeConverter | None]:
-    """A layer's hidden states [rows, batch, hidden] in the mode that it wants, and the converter back, or None if they are in
-    it already. The mode that they have is packed_seq_params.cp_partition_mode, or config.cp_partition_mode, or "zigzag".
+    """A layer's hidden states in the mode that it wants, and the converter back.
+
+    The mode that they have is packed_seq_params.cp_partition_mode, or config.cp_partition_mode, or "zigzag".
+
+    Args:
+        hidden_states: [rows, batch, hidden], of any dtype that a bridge carries.
+        packed_seq_params: Megatron's of this batch; None: it is dense.
+        target_partition_mode: "zigzag" or "contiguous".
+        sequence_parallel: as in convert_cp_partition_mode().
+        config: as in CpPartitionModeConverter.
+        cp_group: as in CpPartitionModeConverter.
+        tp_group: as in CpPartitionModeConverter.
+        tp_cp_group: as in CpPartitionModeConverter.
+        attention_mask: None across a conversion.
+        attention_bias: None across a conversion.
+        key_value_states: None across a conversion.
+
+    Returns:
+        (the hidden states, the converter back); the latter is None if they are in that mode already.
 
     Raises:
-        ValueError: a dense mask, a bias or key-value states across a conversion: they would need a cut of their own.
+        ValueError: a dense mask, a bias or key-value states across a conversion: they would need a cut of their own. As
+            convert_cp_partition_mode().
     """
     source = getattr(packed_seq_params, 'cp_partition_mode', None) or getattr(config, 'cp_partition_mode', None) or 'zigzag'
     converter = CpPartitionModeConverter(packed_seq_params=packed_seq_params, source_partition_mode=source,

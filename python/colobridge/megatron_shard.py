@@ -14,7 +14,17 @@ from .torch.tensors import stream_of
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """What PartitionAdapter needs to know. cp_group, tp_group: torch process groups, DeviceMeshes of one dim, or colobridge.Comms."""
+    """What PartitionAdapter needs to know.
+
+    Args:
+        seq_parallel: rows are cut over tp_group, too.
+        use_cp: rows are cut over cp_group.
+        tp_comm_overlap: the length has to be max_seq_len then, if seq_parallel.
+        max_seq_len: positions of the language model.
+        kv_format: Megatron's, which decides nothing here: packed_seq_params tell.
+        cp_group: the context ranks: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm; None: no others.
+        tp_group: the ranks of sequence parallelism, of such a kind; None: no others.
+    """
     seq_parallel: bool
     use_cp: bool
     tp_comm_overlap: bool
@@ -26,8 +36,21 @@ class PartitionConfig:
     @classmethod
     def from_mp_config(cls, mp: Any, *, max_seq_len: int, kv_format: str = 'sbhd', cp_group: Any = None,
                        tp_group: Any = None) -> 'PartitionConfig':
-        """From Megatron's ModelParallelConfig. ValueError: it has context or sequence parallelism without the
-        group; no global state is asked for one."""
+        """From Megatron's ModelParallelConfig. No global state is asked for a group.
+
+        Args:
+            mp: the ModelParallelConfig, of which context_parallel_size, sequence_parallel and tp_comm_overlap are read.
+            max_seq_len: positions of the language model.
+            kv_format: as in PartitionConfig.
+            cp_group: as in PartitionConfig.
+            tp_group: as in PartitionConfig.
+
+        Returns:
+            The PartitionConfig.
+
+        Raises:
+            ValueError: it has context or sequence parallelism without the group.
+        """
         for name, wanted, group in (('cp_group', mp.context_parallel_size > 1, cp_group),
                                     ('tp_group', mp.sequence_parallel, tp_group)):
             if wanted and group is None:
@@ -39,17 +62,34 @@ class PartitionConfig:
 
 
 class PartitionAdapter:
-    """This rank's part of a language model's inputs, zigzag over cp, then blocks over tp with sequence
-    parallelism. cfg: a PartitionConfig, ours or Megatron's. Packed batches need no Transformer Engine."""
+    """This rank's part of a language model's inputs, zigzag over cp, then blocks over tp with sequence parallelism.
+
+    Packed batches need no Transformer Engine.
+
+    Args:
+        cfg: a PartitionConfig, ours or Megatron's.
+    """
 
     def __init__(self, cfg: Any):
         self.cfg = cfg
 
     def shard(self, embeddings: Any, labels: Any, loss_mask: Any, packed_seq_params: Any = None
               ) -> tuple[Any, Any, Any, Any]:
-        """(embeddings [S/(cp tp), B, H], labels [B, S/cp], loss_mask [B, S/cp], packed_seq_params) of embeddings
-        [S, B, H] and batch-first labels and loss_mask; None stays None. Gradients of embeddings: 0 at other
-        context ranks' positions, gathered over tp. AssertionError: a length that does not divide."""
+        """Cuts embeddings, labels and masks.
+
+        Args:
+            embeddings: [S, B, H], of a floating-point dtype, or None.
+            labels: [B, S], or None.
+            loss_mask: [B, S], or None.
+            packed_seq_params: Megatron's, with cu_seqlens_q_padded or cu_seqlens_q; None: the batch is dense.
+
+        Returns:
+            (embeddings [S/(cp tp), B, H], labels [B, S/cp], loss_mask [B, S/cp], packed_seq_params), each of its dtype; None
+            stays None. Gradients of embeddings: 0 at other context ranks' positions, gathered over tp.
+
+        Raises:
+            AssertionError: a length that does not divide; with tp_comm_overlap one that is not max_seq_len.
+        """
         cfg = self.cfg
         cp, cp_rank = size_and_rank(cfg.cp_group) if cfg.use_cp else (1, 0)
         tp, tp_rank = size_and_rank(cfg.tp_group) if cfg.seq_parallel else (1, 0)

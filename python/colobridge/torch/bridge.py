@@ -56,7 +56,14 @@ class _Module(torch.nn.Module):
         return self._engine.copied
 
     def comm(self, device: torch.device) -> Comm:
-        """The communicator for tensors on @device; collective the first time."""
+        """The communicator for tensors on a device; collective the first time.
+
+        Args:
+            device: of the tensors.
+
+        Returns:
+            The colobridge.Comm of the ranks that this one talks to.
+        """
         return self._engine.comm(device)
 
     def destroy(self) -> None:
@@ -136,8 +143,18 @@ class Bridge(_Module):
         return self._engine.axes
 
     def global_shape(self, x: torch.Tensor, samples: int | None = None) -> tuple[int, int, int]:
-        """(samples, rows, features) of the whole from this rank's x. ValueError where x alone does not
-        say: samples that dp does not divide, rows or features split on the source side."""
+        """The shape of the whole from this rank's x.
+
+        Args:
+            x: as in the call.
+            samples: the global batch, if dp does not divide it.
+
+        Returns:
+            (samples, rows, features).
+
+        Raises:
+            ValueError: x alone does not say: samples that dp does not divide, rows or features split on the source side.
+        """
         return self._engine.global_shape(x, samples)
 
     def check_samples(self, src: torch.Tensor | Sequence[int] | None, dst: torch.Tensor | Sequence[int] | None) -> None:
@@ -243,13 +260,27 @@ class RaggedBridge(_Module):
                               transport=transport, buffers=buffers, extra=extra, comm=comm, grad_scale=grad_scale, kind='ragged')
 
     def rows(self, segments: Segments, device: Device = 'cpu') -> tuple[int, int]:
-        """Rows of this rank's x, and of its y without into=. Collective the first time, unless x was
-        carried on @device before."""
+        """Rows of this rank. Collective the first time, unless x was carried on the device before.
+
+        Args:
+            segments: the tables of the batch.
+            device: of x.
+
+        Returns:
+            (rows of x, rows of y without into=).
+        """
         return self._engine.rows(segments, device)
 
     def index(self, segments: Segments, device: Device = 'cpu') -> torch.Tensor:
-        """Where this rank's rows are, int64 [rows of y without into=] on @device: row i of y belongs at
-        position index[i] of into.view(-1, features). Collective the first time, as rows() is."""
+        """Where this rank's rows are. Collective the first time, as rows() is.
+
+        Args:
+            segments: the tables of the batch.
+            device: of the result, and of x.
+
+        Returns:
+            int64 [rows of y without into=] on the device: row i of y belongs at position index[i] of into.view(-1, features).
+        """
         return self._engine.index(segments, device)
 
     @overload

@@ -289,7 +289,13 @@ class Weighted(NamedTuple):
     den: torch.Tensor
 
     def backward(self, gradient: torch.Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
-        """value.backward()"""
+        """value.backward().
+
+        Args:
+            gradient: as torch.Tensor.backward() has it.
+            retain_graph: as torch.Tensor.backward() has it.
+            create_graph: as torch.Tensor.backward() has it.
+        """
         self.value.backward(gradient, retain_graph, create_graph)
 
     def item(self) -> float:

@@ -64,7 +64,15 @@ class CrossEntropyLoss(_Loss):
     _function = staticmethod(cross_entropy)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """input [T, Vl], target [T] -> cross_entropy()'s loss"""
+        """cross_entropy() of the module's weight and options.
+
+        Args:
+            input: [T, Vl], as cross_entropy() has it.
+            target: [T], as cross_entropy() has it.
+
+        Returns:
+            cross_entropy()'s loss.
+        """
         return cross_entropy(input, target, self.weight, **self.options)
 
     if TYPE_CHECKING:
@@ -88,7 +96,16 @@ class LinearCrossEntropyLoss(_Loss):
     _function = staticmethod(linear_cross_entropy)
 
     def forward(self, input: torch.Tensor, linear_weight: torch.Tensor | Head, target: torch.Tensor) -> torch.Tensor:
-        """input [T, H], linear_weight [Vl, H] or a Head, target [T] -> linear_cross_entropy()'s loss"""
+        """linear_cross_entropy() of the module's weight and options.
+
+        Args:
+            input: [T, H], as linear_cross_entropy() has it.
+            linear_weight: [Vl, H], or a Head.
+            target: [T], as linear_cross_entropy() has it.
+
+        Returns:
+            linear_cross_entropy()'s loss.
+        """
         return linear_cross_entropy(input, linear_weight, target, weight=self.weight, **self.options)
 
     if TYPE_CHECKING:

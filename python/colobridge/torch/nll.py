@@ -75,7 +75,13 @@ class Loss(NamedTuple):
     den: torch.Tensor
 
     def backward(self, gradient: torch.Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
-        """loss.backward()"""
+        """loss.backward().
+
+        Args:
+            gradient: as torch.Tensor.backward() has it.
+            retain_graph: as torch.Tensor.backward() has it.
+            create_graph: as torch.Tensor.backward() has it.
+        """
         self.loss.backward(gradient, retain_graph, create_graph)
 
     def item(self) -> float:

@@ -91,7 +91,17 @@ class Sequence:
 
     @staticmethod
     def pack(lengths: Iterable[int], *, tp: int = 1, cp: int = 1, fp8: bool = False) -> list[int]:
-        """cu_padded of rows of these lengths, each padded so that tp, 2 cp and, with fp8, 16 divide."""
+        """Where rows begin in a packed batch, each padded so that tp, 2 cp and, with fp8, 16 divide it.
+
+        Args:
+            lengths: [B], tokens of each row.
+            tp: ranks of sequence parallelism.
+            cp: context ranks.
+            fp8: products in fp8 want rows of 16.
+
+        Returns:
+            cu_padded [B + 1].
+        """
         values = table('Sequence.pack', 'lengths', lengths)
         given, made = (c.c_int64 * max(len(values), 1))(*values), (c.c_int64 * (len(values) + 1))()
         call('colo_sequence_pack', given, len(values), tp, cp, fp8, made)

@@ -49,9 +49,16 @@ def _refuse(words: str) -> NoReturn:
 class TowerPlan:
     """A step's images, and the rank that encodes each; the same on all ranks. EncoderParallel.plan() makes it.
 
-    cost: of each rank's images. load: with what it has to do beside them. rank: the rank, counted in the grid, that encodes each image. patches: how many it has,
-    and grid: what grid_thw says of it. segments: the tables of the rows. Images are in the order in which ranks bring
-    them; one that several ranks of an LLM replica have is there once.
+    Images are in the order in which ranks bring them; one that several ranks of an LLM replica have is there once. Ranks are
+    counted in the grid.
+
+    Attributes:
+        cost: of each rank's images, in the unit of EncoderParallel's cost.
+        load: of each rank, cost with what it has to do beside them.
+        rank: of each image, the rank that encodes it.
+        patches: of each image, how many it has.
+        grid: of each image, what grid_thw says of it.
+        segments: the tables of the rows.
     """
 
     def __init__(self, vision: 'EncoderParallel', tables: list[Any]):
@@ -150,7 +157,14 @@ class TowerPlan:
         self._places = [(seq, at) for _, seq, at in into]
 
     def of(self, rank: int) -> list[int]:
-        """Images that a rank, counted in the grid, encodes."""
+        """Images that a rank encodes.
+
+        Args:
+            rank: counted in the grid.
+
+        Returns:
+            Their numbers in the plan.
+        """
         return [e for e, to in enumerate(self.rank) if to == rank]
 
 
@@ -369,7 +383,17 @@ class EncoderParallel(torch.nn.Module):
         raise ArgumentError("tower: its config does not say what its smallest input is; pass smallest=(pixels, grid_thw)")
 
     def rows(self, grid: tuple[int, ...]) -> int:
-        """Rows of an image."""
+        """Rows of an image.
+
+        Args:
+            grid: its row of grid_thw, () without one.
+
+        Returns:
+            How many they are.
+
+        Raises:
+            ValueError: the tower's config does not say it, and no rows= was given.
+        """
         if grid and self._merge is not None:
             return math.prod(grid) // self._merge ** 2
         if not grid and hasattr(self._config, 'patch_size'):
@@ -383,7 +407,14 @@ class EncoderParallel(torch.nn.Module):
             raise ArgumentError("tower: rows of an image of grid %s: %s; expected a whole number" % (grid, why)) from None
 
     def cost(self, grid: tuple[int, ...]) -> float:
-        """Of an image: attention is within a frame."""
+        """Cost of an image: attention is within a frame.
+
+        Args:
+            grid: its row of grid_thw, () without one.
+
+        Returns:
+            p (p + alpha) of the p patches of a frame, times the frames.
+        """
         frames, patches = (grid[0], math.prod(grid[1:])) if grid else (1, 1)
         return frames * patches * (patches + self.alpha)
 
@@ -651,15 +682,34 @@ class EncoderParallel(torch.nn.Module):
         self._compared = True
 
     def index(self, device: Device | None = None) -> torch.Tensor:
-        """Positions of this rank's rows of the last call in into.view(-1, H), int64 [rows], for the packed tensors:
-        hidden.view(-1, H).index_add(0, vision.index(), deep)."""
+        """Positions of this rank's rows of the last call.
+
+        They are for the packed tensors: hidden.view(-1, H).index_add(0, vision.index(), deep).
+
+        Args:
+            device: of the result; None: the tower's.
+
+        Returns:
+            int64 [rows], positions in into.view(-1, H).
+
+        Raises:
+            ValueError: there was no call.
+        """
         if self._last is None:
             raise ArgumentError("tower: index() is that of the last call, and there was none")
         return self._last.carry.index(self._last.plan.segments, self._device if device is None else device)
 
     def fit(self, small: tuple[int, ...], large: tuple[int, ...]) -> float:
-        """Sets and returns alpha of the cost p (p + alpha), from the times of forward on two images of zeros, grids
-        (1, h, w), on the first rank. Every rank calls."""
+        """Sets alpha of the cost p (p + alpha), from the times of forward on two images of zeros, on the first rank. Every rank
+        calls.
+
+        Args:
+            small: the grid (1, h, w) of the one image, in patches.
+            large: the grid of the other one.
+
+        Returns:
+            alpha, the same on all ranks.
+        """
         (pixels, _), comm, times = self._smallest, self._comm(), []
         device = self._device
         for grid in (small, large):
@@ -695,10 +745,16 @@ class EncoderParallel(torch.nn.Module):
                 'rows_sent': planned.send // unit * row, 'rows_received': planned.recv // unit * row}
 
     def stats(self) -> dict[str, Any]:
-        """Of the last call. cost: of each rank; balance: the most of any rank over the mean; images and patches: of each
-        rank; pixels_sent, pixels_received, rows_sent, rows_received: bytes of this rank, rows in forward; seconds: of
-        this rank in the call; share: of the time since the call before began, None of the first. If the tower is on
-        a GPU, the host waits for it."""
+        """Numbers of the last call. If the tower is on a GPU, the host waits for it.
+
+        Returns:
+            A dict. cost: of each rank; balance: the most of any rank over the mean; images and patches: of each rank;
+            pixels_sent, pixels_received, rows_sent, rows_received: bytes of this rank, rows in forward; seconds: of this rank
+            in the call; share: of the time since the call before began, None of the first.
+
+        Raises:
+            ValueError: there was no call.
+        """
         if self._last is None:
             raise ArgumentError("tower: stats() are those of the last call, and there was none")
         plan, (before, begin, end), moved, _ = self._last
