@@ -17,6 +17,7 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from linear_case import H, V, case, leaf, near, plain  # noqa: E402
 from test_megatron import with_subgroups  # noqa: E402
+from test_torch_mimo import torchrun as launcher  # noqa: E402
 from test_torch_tower import GRIDS, Plain  # noqa: E402
 from tower_case import Lm, Step, by_hand, replica_sum, worst  # noqa: E402
 
@@ -294,6 +295,8 @@ def test_first_lines_of_a_page_do_what_it_says(world, page):
 
 @pytest.mark.skipif(not hasattr(dist, 'device_mesh'), reason='this PyTorch has no DeviceMesh')
 def test_the_program_of_quickstart_prints_the_loss_of_one_process(tmp_path):
+    if launcher() is None:
+        pytest.skip('torchrun of this PyTorch %s does not start' % torch.__version__)
     page = (DOCS / 'guides/quickstart.md').read_text()
     code = re.search(r'<!-- first -->\n```python\n(.*?)```\n<!-- end -->', page, re.S)[1]
     (tmp_path / 'first.py').write_text(code.replace('torch.cuda.device_count()', '0'))
