@@ -128,7 +128,7 @@ COLO_API colo_status_t colo_plan_create_packed(colo_plan_t **plan, const colo_pl
                                                const colo_packing_t *src, const colo_packing_t *dst,
                                                int64_t rank);
 /** colo_batch_runs() - which rows of y forward writes; with COLO_PLACEMENT_MERGED the other rows
- * are the text. Of packings it is one run: all rows
+ * are the text. Of packings it is one run, all rows; with seq_room those that are not padding
  * @runs:    out [@cap], may be NULL: rows local .. local + count - 1 of y are at positions row ..
  *           row + count - 1 of the replica's axis. Ascending by row
  * Returns:  how many runs there are, which may exceed @cap; 0 for NULL */
