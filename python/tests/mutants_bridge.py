@@ -329,7 +329,7 @@ BRIDGES = {
         'torch/uniform.py', 'dict(self.doing, requires_grad=follows)', 'self.doing', 'test_torch_requires_grad.py',
         'only_backward_moves'),
     'a tower that is frozen on one rank is not told from others': (
-        'torch/tower.py', 'if len({t.trains for t in tables}) > 1:', 'if False:', 'test_torch_requires_grad.py', 'frozen_on_one_rank'),
+        'torch/tower_plan.py', 'if len({t.trains for t in tables}) > 1:', 'if False:', 'test_torch_requires_grad.py', 'frozen_on_one_rank'),
     'a bridge does not scale its gradient': (
         'torch/uniform.py', 'return d_x if scale == 1 else', 'return d_x if True else', 'test_torch_bridge.py', 'grad_scale'),
     'a ragged bridge does not scale its gradient': (
@@ -343,14 +343,14 @@ BRIDGES = {
         'torch/tower.py', 'outs = [t[:0] for t in outs]', 'outs = [t[:0].detach() for t in outs]', 'test_torch_tower.py',
         'a_step_of_text'),
     'an image that several ranks have is there several times': (
-        'torch/tower.py', 'if key in found:', 'if False:', 'test_torch_tower.py', 'encodes_them_alone'),
+        'torch/tower_plan.py', 'if key in found:', 'if False:', 'test_torch_tower.py', 'encodes_them_alone'),
     'pixels come from another rank though there they are': (
-        'torch/tower.py', 'owner = to if to in brought_by else min', 'owner = min', 'test_torch_tower.py', 'encodes_them_alone'),
+        'torch/tower_plan.py', 'owner = to if to in brought_by else min', 'owner = min', 'test_torch_tower.py', 'encodes_them_alone'),
     'images stay with the first rank that has them': (
-        'torch/tower.py', 'key=lambda r: (busy[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
+        'torch/tower_plan.py', 'key=lambda r: (busy[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
         'encodes_them_alone'),
     'images move though they are level': (
-        'torch/tower.py', 'if max(busy) <= (1 + stick) * max(a + b for a, b in zip(begun, _by_rank(costs, ranks, size))):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
+        'torch/tower_plan.py', 'if max(busy) <= (1 + stick) * max(a + b for a, b in zip(begun, by_rank(costs, ranks, size))):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
     'pixels go as they lie, whichever are wanted': (
         'torch/tower.py', 'if own != list(had):', 'if False:', 'test_torch_tower.py', 'random_steps'),
     'a patch attends to other frames': (
@@ -360,9 +360,9 @@ BRIDGES = {
         'torch/tower.py', "struct.pack('dd', *times))[0]", "struct.pack('dd', *times))[comm.rank]", 'test_torch_tower.py',
         'alpha_is_fitted'),
     'lengths of one replica need not agree': (
-        'torch/tower.py', 'if said != table.text:', 'if False:', 'test_torch_tower.py', 'other-lengths or lengths'),
+        'torch/tower_plan.py', 'if said != table.text:', 'if False:', 'test_torch_tower.py', 'other-lengths or lengths'),
     'splits of replicas need not agree': (
-        'torch/tower.py', "if len({getattr(text, 'split', None) for _, text in texts.values()}) > 1:", 'if False:',
+        'torch/tower_plan.py', "if len({getattr(text, 'split', None) for _, text in texts.values()}) > 1:", 'if False:',
         'test_torch_tower.py', 'another-split or split'),
     'a replica has the sequences of all': (
         'packing.py', 'q for q, of in enumerate(dp) if of == replica]', 'q for q in range(len(dp))]', 'test_torch_tower.py',
@@ -370,14 +370,14 @@ BRIDGES = {
     'sequences on all context ranks are on one, among others': (
         'packing.py', "cp=of('seq_cp', cp) if cut", "cp=of('seq_cp', 1) if cut", 'test_torch_tower.py', 'cut_by_themselves'),
     'the grid of an image is that of the first rank that brings it': (
-        'torch/tower.py', 'if mine != its:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
+        'torch/tower_plan.py', 'if mine != its:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
     'a replica is a rank': (
         'layout.py', 'at = at * extent + coords[int(split.dim)]', 'at = rank', 'test_torch_tower.py', 'encodes_them_alone'),
     'positions of rows are those of their first': (
-        'torch/tower.py', 'return at if len(at) == rows else', 'return list(range(at[0], at[0] + rows)) if len(at) == rows else',
+        'torch/tower_plan.py', 'return at if len(at) == rows else', 'return list(range(at[0], at[0] + rows)) if len(at) == rows else',
         'test_torch_tower.py', 'positions_of_their_own'),
     'positions of rows are those of the first rank that brings them': (
-        'torch/tower.py', 'if mine != its:', "if mine != its and what == 'grids':", 'test_torch_tower.py', 'elsewhere'),
+        'torch/tower_plan.py', 'if mine != its:', "if mine != its and what == 'grids':", 'test_torch_tower.py', 'elsewhere'),
     'a tower compares nothing': (
         'torch/tower.py', 'comm.check_level < 1 + self._compared', 'True', 'test_torch_tower.py', 'bring_other_things'),
     'a tower compares its first call alone': (
@@ -396,9 +396,9 @@ BRIDGES = {
     'a checksum is that of memory, not of elements': (
         'torch/alike.py', 'flat = flat.clone() if', 'flat = flat if', 'test_torch_tower.py', 'checksums'),
     'two images of a rank at a position are one': (
-        'torch/tower.py', 'if r in self._brought[other]:', 'if False:', 'test_torch_tower.py', 'images-at-a-position or position'),
+        'torch/tower_plan.py', 'if r in self._brought[other]:', 'if False:', 'test_torch_tower.py', 'images-at-a-position or position'),
     'a cost below a half is none': (
-        'torch/tower.py', 'round(math.ldexp(cost, shift))', 'round(cost)', 'test_torch_tower.py', 'any_unit'),
+        'torch/tower_plan.py', 'round(math.ldexp(cost, shift))', 'round(cost)', 'test_torch_tower.py', 'any_unit'),
     'a cost may be anything': (
         'torch/tower.py', '0 <= (found := float(value)) < math.inf', '(found := float(value)) is not None', 'test_torch_tower.py',
         'no_number'),
@@ -539,10 +539,10 @@ BRIDGES = {
         'torch/tower.py', "within = run is None and str(getattr(self._config, 'model_type', '')).startswith('qwen')",
         'within = run is None and self._merge is not None', 'test_pages.py', 'vision'),
     'what a rank has beside its images is forgotten': (
-        'torch/tower.py', 'load, ranks = list(load), list(now)', 'load, ranks = [0] * len(load), list(now)', 'test_torch_tower.py',
+        'torch/tower_plan.py', 'load, ranks = list(load), list(now)', 'load, ranks = [0] * len(load), list(now)', 'test_torch_tower.py',
         'balanced_together'),
     'two towers are planned one by one': (
-        'torch/tower.py', '_share(plans, min(tower.stick for tower, _ in towers), None)', '[_share([p], 0.0, None) for p in plans]',
+        'torch/tower.py', 'share(plans, min(tower.stick for tower, _ in towers), None)', '[share([p], 0.0, None) for p in plans]',
         'test_torch_tower.py', 'balanced_together'),
     'the first sequence of any rank continues': (
         'packing.py', 'positions[0] > 0', 'True', 'test_torch_packed.py', 'one_interval'),

@@ -20,7 +20,8 @@ from .relayout import relayout
 from .sequence import Sequence
 from .support import Support
 from .ticket import Ticket
-from .tower import EncoderParallel, TowerPlan, plan_towers
+from .tower import EncoderParallel, plan_towers
+from .tower_plan import TowerPlan
 from .types import Group
 
 __all__ = ['Bridge', 'CrossEntropyLoss', 'Distilled', 'EncoderParallel', 'Group', 'Head', 'LinearCrossEntropyLoss', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',

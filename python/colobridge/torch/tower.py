@@ -10,19 +10,18 @@ import operator
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Union, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from .. import _structs as s
 from ..comm import Comm
-from ..errors import STATUS, ArgumentError, MismatchError
+from ..errors import ArgumentError
 from ..grid import Grid
-from ..layout import Layout, context_of, part_of, parts_of, replica_of
-from ..packing import Packing, joined
+from ..layout import Layout, part_of, parts_of, replica_of
+from ..packing import Packing
 from ..plan import choice
-from ..segments import Segments, balance
 from ..tables import one_of, require_entries
 from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
@@ -32,201 +31,8 @@ from .alike import checksums, differing
 from .calls import eager
 from .engine import COMMS, Engine, call
 from .tensors import said
+from .tower_plan import Table, Text, TowerPlan, mismatch, own_parts, share
 from .types import Device, Group, Integers, Side, as_typed
-
-_Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
-
-
-# What all ranks find alike in what they gathered has a status, by which they know that no rank need be told.
-def _mismatch(words: str) -> NoReturn:
-    raise MismatchError('tower: %s; expected the same' % words, STATUS['ERR_MISMATCH'])
-
-
-def _refuse(words: str) -> NoReturn:
-    raise ArgumentError('tower: ' + words, STATUS['ERR_ARG'])
-
-
-class TowerPlan:
-    """A step's images, and the rank that encodes each; the same on all ranks. EncoderParallel.plan() makes it.
-
-    Images are in the order in which ranks bring them; one that several ranks of an LLM replica have is there once. Ranks are
-    counted in the grid.
-
-    Attributes:
-        cost: of each rank's images, in the unit of EncoderParallel's cost.
-        load: of each rank, cost with what it has to do beside them.
-        rank: of each image, the rank that encodes it.
-        patches: of each image, how many it has.
-        grid: of each image, what grid_thw says of it.
-        segments: the tables of the rows.
-    """
-
-    def __init__(self, vision: 'EncoderParallel', tables: list[Any]):
-        grid, self._offset = vision.llm.grid, vision.llm.grid.offset
-        found: dict[tuple[int, int, int], int] = {}
-        self.patches, self.grid, self._brought = [], [], []
-        rows: list[int] = []
-        costs: list[float] = []
-        into: list[tuple[int, int, list[int]]] = []  # replica, sequence there, positions of the rows
-        texts: dict[int, tuple[int, _Text]] = {}  # by replica: the rank that says so
-        kinds: dict[tuple[Any, ...], int] = {}
-        scattered = any(t.scattered for t in tables)
-        if len({t.trains for t in tables}) > 1:
-            on, off = ([self._offset + r for r, t in enumerate(tables) if t.trains is trains] for trains in (True, False))
-            _mismatch("requires_grad of the tower's parameters: ranks %s have it, ranks %s have it of none" % (on, off))
-        for r, table in enumerate(tables):
-            replica = replica_of(vision.llm, self._offset + r)
-            if table.text:
-                first, said = texts.setdefault(replica, (r, table.text))
-                if said != table.text:
-                    _mismatch("the sequences of ranks %d and %d, which are in one replica of %s, have %s and %s positions"
-                              % (self._offset + first, self._offset + r, grid, _shown(said), _shown(table.text)))
-            if table.seq:
-                kinds.setdefault(table.kind, r)
-            for e, cost in enumerate(table.cost):
-                if isinstance(cost, str):
-                    _refuse("cost of image %d of rank %d, of grid %s, is %s; expected a finite number of at least 0"
-                            % (e, self._offset + r, table.grid[e], cost))
-                count = vision._rows(table.grid[e])
-                at = _places(table.pos[e], count)
-                key = replica, table.seq[e], at[0] if at else -1 - len(found)  # without rows: never the same
-                if key in found:
-                    other = found[key]
-                    first = next(iter(self._brought[other]))
-                    if r in self._brought[other]:
-                        _refuse("images %d and %d of rank %d are at position %d of sequence %d; expected one image at a position"
-                                % (self._brought[other][r], e, self._offset + r, key[2], key[1]))
-                    self._brought[other][r] = e
-                    for what, mine, its in (('grids', self.grid[other], table.grid[e]),
-                                            ('rows at positions', _places(into[other][2], count), at)):
-                        if mine != its:
-                            _mismatch("ranks %d and %d bring an image of sequence %d at position %d, with %s %s and %s" % (
-                                self._offset + first, self._offset + r, *key[1:], what, mine, its))
-                    continue
-                found[key] = len(rows)
-                self._brought.append({r: e})  # rank: its own number of the image
-                self.grid.append(table.grid[e]), self.patches.append(math.prod(table.grid[e]))
-                rows.append(count), costs.append(cost)
-                into.append((replica, table.seq[e], table.pos[e]))
-        if len(kinds) > 1:
-            _mismatch("pixels of ranks %s are %s" % ([self._offset + r for r in kinds.values()], ' and '.join(
-                '%s on a %s with patches of %s' % (s.DTYPES[k[0]], 'GPU' if k[1] else 'CPU', list(k[2:])) for k in kinds)))
-        if len({getattr(text, 'split', None) for _, text in texts.values()}) > 1:
-            _mismatch("the sequences of ranks %s are cut in different ways, %s" % (
-                [self._offset + r for r, _ in texts.values()], ' and '.join(_shown(text) for _, text in texts.values())))
-        self._kind = next(iter(kinds), None)
-        self._costs, self._rows, self._vision = costs, rows, vision
-        self._held = into, {replica: texts[replica][1] for replica in sorted(texts)}, scattered
-
-    def _settle(self, ranks: list[int], load: list[float]) -> None:
-        """@ranks encode the images, and have @load to do beside them."""
-        size, sends = self._vision.llm.grid.size, [0] * self._vision.llm.grid.size
-        self.rank = ranks
-        self.cost = _by_rank(self._costs, ranks, size)
-        self.load: list[float] = [a + b for a, b in zip(load, self.cost)]
-        self._owner: list[int] = []
-        for n, to, brought_by in zip(self.patches, ranks, self._brought):
-            owner = to if to in brought_by else min(brought_by, key=lambda r: (sends[r], r))
-            self._owner.append(owner)
-            sends[owner] += n if owner != to else 0
-        self._tables(*self._held)
-        del self._vision, self._held  # the tower keeps its last plan
-
-    def _tables(self, into: Any, texts: dict[int, _Text], scattered: bool) -> None:
-        rows, vision, size = self._rows, self._vision, self._vision.llm.grid.size
-        at, pos = [0] * size, []
-        for n, to in zip(self.patches, self.rank):
-            pos.append(at[to])
-            at[to] += n
-        self._pixels = Segments(self.patches, src=self._owner, seq=self.rank, pos=pos, seq_len=at, seq_dp=range(size))
-        first, nseqs = {}, 0
-        for replica, text in texts.items():
-            first[replica], nseqs = nseqs, nseqs + len(text)
-        for e, (replica, seq, _) in enumerate(into):
-            if not 0 <= seq < len(texts.get(replica, [])):
-                _refuse("an image of rank %d is in sequence %d, expected one of the %d sequences of its replica" % (
-                    self._offset + next(iter(self._brought[e])), seq, len(texts.get(replica, []))))
-        where: dict[str, list[int]] = {'pos': [at[0] for _, _, at in into]}
-        if scattered:
-            where = {'row_pos': [p for n, (_, _, at) in zip(rows, into) for p in _places(at, n)]}
-        packed = {replica: text for replica, text in texts.items() if isinstance(text, Packing)}
-        held: dict[str, Any] = {'packing': joined(packed, context_of(vision.llm))} if packed else {
-            'seq_len': [n for text in texts.values() for n in cast(list[int], text)],
-            'seq_dp': [replica for replica, text in texts.items() for _ in range(len(text))]}
-        self.segments = Segments(rows, src=self.rank, seq=[first[replica] + seq for replica, seq, _ in into], **held, **where)
-        self._places = [(seq, at) for _, seq, at in into]
-
-    def of(self, rank: int) -> list[int]:
-        """Images that a rank encodes.
-
-        Args:
-            rank: counted in the grid.
-
-        Returns:
-            Their numbers in the plan.
-        """
-        return [e for e, to in enumerate(self.rank) if to == rank]
-
-
-def _share(plans: list[TowerPlan], stick: float, load: Sequence[float] | None) -> None:
-    """Ranks of the images of one or more towers: as few as possible leave a rank that has them; which of them sends is the
-    least busy one. load: what ranks have to do beside them."""
-    size = plans[0]._vision.llm.grid.size
-    beside = [0.0] * size if load is None else list(map(float, load))
-    if len(beside) != size or not all(0 <= cost < math.inf for cost in beside):
-        _refuse("load is %s, expected the costs of %d ranks" % (beside[:8], size))
-    given = [cost for plan in plans for cost in plan._costs]
-    # Integers for balance(), of any unit: their sum stays below 2^52, so floats hold it, too.
-    shift = 52 - math.frexp(max(given + beside))[1] - (len(given) + size).bit_length()
-    costs, begun = ([round(math.ldexp(cost, shift)) for cost in of] for of in (given, beside))
-    busy, now = list(begun), []
-    for cost, brought_by in zip(costs, (by for plan in plans for by in plan._brought)):
-        now.append(min(brought_by, key=lambda r: (busy[r], r)))
-        busy[now[-1]] += cost
-    # What ranks have beside the images are images that stay; balance() has no others than its own.
-    ranks = _beside(costs, begun, now, stick) if any(begun) else balance(costs, size, current=now, stick=stick)
-    if max(busy) <= (1 + stick) * max(a + b for a, b in zip(begun, _by_rank(costs, ranks, size))):
-        ranks = now  # as they are; balance() moves each image that is more than the mean
-    for plan in plans:
-        n = len(plan._costs)
-        plan._settle(ranks[:n], beside)
-        ranks, beside = ranks[n:], plan.load
-
-
-def _beside(costs: list[int], load: list[int], now: list[int], stick: float) -> list[int]:
-    """balance() of ranks that have a load already."""
-    load, ranks = list(load), list(now)
-    most = (1 + stick) * (sum(costs) + sum(load)) / len(load)
-    for e in sorted(range(len(costs)), key=lambda e: -costs[e]):
-        if load[now[e]] + costs[e] > most:
-            ranks[e] = min(range(len(load)), key=lambda r: (load[r], r))
-        load[ranks[e]] += costs[e]
-    return ranks
-
-
-class _Table(NamedTuple):
-    """What a rank's data loader has, as all ranks hear of it. pos: of each row, if scattered, else of the first one. cost: of
-    each image, words if it is no number."""
-    grid: list[tuple[int, ...]]
-    cost: list[float | str]
-    seq: list[int]
-    pos: list[list[int]]
-    scattered: bool
-    kind: tuple[int, ...]  # dtype, is it on a GPU, shape of a patch; () without pixels
-    trains: bool  # does a parameter require grad
-    text: _Text
-
-    def write(self) -> bytes:
-        text = self.text
-        if isinstance(text, Packing):
-            text = {name: t.tolist() if hasattr(t, 'tolist') else t for name, t in text._again.items()}
-        return json.dumps((*self[:-1], text)).encode()
-
-    @classmethod
-    def read(cls, said: bytes) -> '_Table':
-        grid, cost, seq, pos, scattered, kind, trains, text = json.loads(said)
-        return cls([tuple(g) for g in grid], cost, seq, pos, scattered, tuple(kind), trains,
-                   Packing(**text) if isinstance(text, dict) else text)
 
 
 class _Last(NamedTuple):
@@ -480,7 +286,7 @@ class EncoderParallel(torch.nn.Module):
     def _plan(self, comm: Comm, *given: Any, load: Sequence[float] | None = None) -> TowerPlan:
         made = self._gathered(comm, *given)
         with groups.telling(comm):
-            _share([made], self.stick, load)
+            share([made], self.stick, load)
         return made
 
     def _gathered(self, comm: Comm, *given: Any) -> TowerPlan:
@@ -489,9 +295,9 @@ class EncoderParallel(torch.nn.Module):
         table = self._local(*given)
         with groups.telling(comm):
             said = comm.gather_bytes(table.write(), ragged=True)
-            return TowerPlan(self, [_Table.read(part) for part in said])
+            return TowerPlan(self, [Table.read(part) for part in said])
 
-    def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, packing: Any) -> _Table:
+    def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, packing: Any) -> Table:
         grids = [] if grid_thw is None else _integers(grid_thw, 'grid_thw')
         if pixels is None:
             if grids:
@@ -529,13 +335,13 @@ class EncoderParallel(torch.nn.Module):
             at = [p + k * rows[a] for p, a, n in zip(at, ends, frames) for k in range(n)]
         places = [each[end - n:end].tolist() for n, end in zip(rows, itertools.accumulate(rows))] if row_pos is not None else [
             [p] for p in at]
-        return _Table(shapes, [_number(self.cost(shape)) for shape in shapes], list(map(int, seq)), places,
+        return Table(shapes, [_number(self.cost(shape)) for shape in shapes], list(map(int, seq)), places,
                       row_pos is not None and count > 0, kind, self._trains(), self._text(packing))
 
     def _trains(self) -> bool:
         return any(p.requires_grad for p in self.tower.parameters())
 
-    def _text(self, packing: Any) -> _Text:
+    def _text(self, packing: Any) -> Text:
         """The sequences of this rank's replica."""
         if isinstance(packing, Packing):
             me = self.llm.grid.offset + self._me()
@@ -637,7 +443,7 @@ class EncoderParallel(torch.nn.Module):
             pixels = torch.empty((0, *shape), dtype=getattr(torch, name),
                                  device=self._device if cuda else 'cpu')
         own = [e for e, owner in enumerate(plan._owner) if owner == me]
-        had = _own_parts(plan, me)
+        had = own_parts(plan, me)
         if own != list(had):  # not all of them, or in another order
             parts = [pixels.narrow(0, *had[e]) for e in own]
             pixels = torch.cat(parts) if parts else pixels[:0]
@@ -652,7 +458,7 @@ class EncoderParallel(torch.nn.Module):
         if comm.size == 1 or comm.check_level < 1 + self._compared:
             return
         named = list(_replicated(self.tower))
-        images = [(e, part) for e, part in _own_parts(plan, me).items() if len(plan._brought[e]) > 1]
+        images = [(e, part) for e, part in own_parts(plan, me).items() if len(plan._brought[e]) > 1]
         index = carry.index(plan.segments, self._device)  # by all ranks
         most = int(index.max()) if len(index) else -1
         texts = [(i, t.detach().reshape(-1, t.shape[-1])) for i, t in enumerate(intos) if t is not None]
@@ -664,7 +470,7 @@ class EncoderParallel(torch.nn.Module):
             held: dict[tuple[Any, ...], dict[int, int]] = {}
             count = differing({offset + r: n for r, (n, _, _) in enumerate(said)})
             if count:
-                _mismatch("the towers of %s have other numbers of parameters" % count)
+                mismatch("the towers of %s have other numbers of parameters" % count)
             for r, (_, keys, sums) in enumerate(said):
                 part = [part_of(self.llm, axis, offset + r) for axis in (s.AXIS_SAMPLES, s.AXIS_FEATURES)]
                 part.append(part_of(self.llm, s.AXIS_ROWS, offset + r) if self.output == 'sharded' else 0)
@@ -673,7 +479,7 @@ class EncoderParallel(torch.nn.Module):
             for (kind, at, *_), of in sorted(held.items()):
                 ranks = differing(of)
                 if ranks:
-                    _mismatch((
+                    mismatch((
                         "%s bring an image of sequence %d at position %d, with other pixels" % (
                             ranks, plan._places[at][0], (plan._places[at][1] or [-1])[0]) if kind == 0 else
                         "%s bring other text for one replica of %s, in into%s beside the rows of images" % (
@@ -797,7 +603,7 @@ def _planned_together(at: Any, towers: Any) -> list[TowerPlan]:
             raise ArgumentError("plan_towers: unknown argument %s, expected some of %s" % (sorted(extra), ', '.join(names)))
         plans.append(tower._gathered(comm, *(given.get(name, () if name == 'seq' else None) for name in names)))
     with groups.telling(comm):
-        _share(plans, min(tower.stick for tower, _ in towers), None)
+        share(plans, min(tower.stick for tower, _ in towers), None)
     return plans
 
 
@@ -845,18 +651,6 @@ def _number(value: Any) -> float | str:
     return ' '.join(repr(value).split())[:100]
 
 
-def _places(at: list[int], rows: int) -> list[int]:
-    """Positions of an image's rows, of all of them or of the first one."""
-    return at if len(at) == rows else list(range(at[0], at[0] + rows))
-
-
-def _own_parts(plan: TowerPlan, me: int) -> dict[int, tuple[int, int]]:
-    """Of each image that a rank brings, in its order: the first of its patches, and how many they are."""
-    had = sorted((by[me], e) for e, by in enumerate(plan._brought) if me in by)
-    ends = list(itertools.accumulate(plan.patches[e] for _, e in had))
-    return {e: (end - plan.patches[e], plan.patches[e]) for (_, e), end in zip(had, ends)}
-
-
 def _replicated(tower: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
     """Parameters of which ranks have copies: (name, coordinates of this rank's part, the part). Those of FSDP1 and
     of ZeRO-3 are parts that do not say which."""
@@ -870,18 +664,6 @@ def _replicated(tower: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
             yield name, (), p
         elif (at := p.device_mesh.get_coordinate()) is not None:
             yield name, tuple(c for c, placed in zip(at, placements) if not placed.is_replicate()), p.detach().to_local()
-
-
-def _by_rank(values: list[Any], ranks: list[int], size: int) -> list[Any]:
-    """Sums."""
-    out: list[Any] = [0] * size
-    for value, rank in zip(values, ranks):
-        out[rank] += value
-    return out
-
-
-def _shown(text: _Text) -> str:
-    return repr(text) if isinstance(text, Packing) else str(text[:8])
 
 
 def _run(tower: Any, pixels: Any, grid: Any) -> Any:
