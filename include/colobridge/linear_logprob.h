@@ -7,6 +7,12 @@
  *   z_t = W h_t + b, then for each token what logprob.h computes from z
  *   d_h = d_z W,  d_W += d_z^T h,  d_b += sum_t d_z
  *
+ * With a LoRA, u_t = scale A h_t and z_t = W h_t + B u_t + b, and
+ *
+ *   d_u = scale d_z B,  d_h += d_u A,  d_A = sum_t d_u^T h,  d_B = sum_t d_z^T u
+ *
+ * W + scale B A, which has W's size, is never made. u and d_u have the head's dtype.
+ *
  * There are four modes. They differ in what the caller knows, and in memory:
  *
  *   logprob  forward, backward with any upstream gradient; logits made twice       4 products
@@ -18,7 +24,7 @@
  *
  * Collectives over the vocabulary group: logprob and keep do one all-gather of statistics in
  * forward, none in backward. early and loss do one per chunk (none on a group of one). d_hidden
- * adds one if the config asks for it. The head's gathers and its reduce-scatter do not depend on
+ * adds one if the config asks for it, and d_A is one more, a sum. The head's gathers and its reduce-scatter do not depend on
  * chunks: one gather per pass that multiplies by W, one reduce-scatter per pass that makes d_W.
  *
  * Ignored tokens take no part in products: the device compacts the rows of the others, products
@@ -86,13 +92,25 @@ typedef struct colo_linear_logprob_config_t {
     bool share_d_weight; /* early: until backward the memory of d_weight holds gradients of logits,
                             and saved memory holds the others. Needs d_weight of the head's dtype,
                             not d_weight_add, and no head's group; the same on all ranks */
+    int64_t lora;     /* r, the rows of A; 0: no LoRA. Not with segments. The same on all ranks of the
+                         vocabulary, and so is frozen_lora */
+    bool frozen_lora; /* no d_lora_a, no d_lora_b: their products are skipped */
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false, 0, false
 #else
 #define COLO_LINEAR_LOGPROB_CONFIG_INIT \
     .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}
 #endif
+
+/** A low-rank addition to the head, z_t += scale B A h_t, in the memory of the head and resident,
+ * whether or not the head is sharded. Borrowed as the tokens are. */
+typedef struct colo_lora_t {
+    const colo_tensor_t *a; /* [r, H], the head's dtype; columns contiguous; the same on all ranks of
+                               the vocabulary group */
+    const colo_tensor_t *b; /* [Vl, r], of this rank's columns, as a */
+    double scale;
+} colo_lora_t;
 
 /** One call's tokens. */
 typedef struct colo_linear_logprob_batch_t {
@@ -106,9 +124,10 @@ typedef struct colo_linear_logprob_batch_t {
     const colo_support_t *support; /* as colo_logprob_batch_t; NULL: the vocabulary. All logits of a
                                       chunk are made, whatever it is */
     const colo_tensor_t *class_weight; /* as colo_logprob_batch_t */
+    const colo_lora_t *lora;           /* NULL iff config.lora is 0 */
 } colo_linear_logprob_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr, nullptr
 #else
 #define COLO_LINEAR_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_linear_logprob_batch_t)
 #endif
@@ -142,9 +161,13 @@ typedef struct colo_linear_logprob_grads_t {
                                       written; NULL iff frozen_hidden */
     const colo_tensor_t *d_weight, *d_bias; /* as colo_lm_head_grads_t; NULL iff frozen_weight (or
                                                there is no bias) */
+    /* [r, H], summed over the vocabulary group, and [Vl, r]: f32 (f64 of an f64 head), contiguous,
+     * written, of this rank's tokens also if the head is sharded; NULL iff config.lora is 0 or
+     * frozen_lora is true */
+    const colo_tensor_t *d_lora_a, *d_lora_b;
 } colo_linear_logprob_grads_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_GRADS_INIT sizeof(colo_linear_logprob_grads_t), nullptr, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_GRADS_INIT sizeof(colo_linear_logprob_grads_t), nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LINEAR_LOGPROB_GRADS_INIT .struct_size = sizeof(colo_linear_logprob_grads_t)
 #endif
@@ -162,9 +185,12 @@ typedef struct colo_linear_logprob_saved_t {
     int64_t max_valid;
     void *memory, *d_weight;
     bool valid;
+    colo_tensor_t lora_a, lora_b;
+    double lora_scale;
+    uint64_t lora_version; /* the sum of their versions */
 } colo_linear_logprob_saved_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, {}, 0, 0, 0, 0, 0, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, {}, 0, 0, 0, 0, 0, nullptr, nullptr, false, {}, {}, 0, 0
 #else
 #define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
 #endif
@@ -261,8 +287,8 @@ COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
  * @grads:      out, borrowed for the call
  * @workspace:  colo_linear_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     as in forward
- * Errors:      COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets, support, class weights
- *              or the head were written), COLO_ERR_ARG, COLO_ERR_SHAPE, those of the groups
+ * Errors:      COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets, support, class weights, the
+ *              LoRA or the head were written), COLO_ERR_ARG, COLO_ERR_SHAPE, those of the groups
  */
 COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
                                                     colo_linear_logprob_saved_t *saved,

@@ -165,7 +165,8 @@ class LinearLogprobSaved(c.Structure):
     _fields_ = [('struct_size', size_t), ('of', P), ('hidden', Tensor), ('targets', Tensor),
                 ('support', SupportSaved), ('class_weight', Tensor), ('hidden_version', u64),
                 ('targets_version', u64), ('class_weight_version', u64), ('weight_version', u64), ('max_valid', i64),
-                ('memory', P), ('d_weight', P), ('valid', BOOL)]
+                ('memory', P), ('d_weight', P), ('valid', BOOL), ('lora_a', Tensor), ('lora_b', Tensor),
+                ('lora_scale', DOUBLE), ('lora_version', u64)]
 
 
 class LinearLogprobUpstream(c.Structure):
@@ -174,7 +175,8 @@ class LinearLogprobUpstream(c.Structure):
 
 
 class LinearLogprobGrads(c.Structure):
-    _fields_ = [('struct_size', size_t), ('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor)),
+                ('d_lora_a', _p(Tensor)), ('d_lora_b', _p(Tensor))]
 
 
 class LogprobConfig(c.Structure):
@@ -188,16 +190,21 @@ class LogprobConfig(c.Structure):
 class LinearLogprobConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logprob', LogprobConfig), ('mode', INT), ('logits_dtype', INT),
                 ('budget', size_t), ('d_hidden', INT), ('frozen_hidden', BOOL), ('frozen_weight', BOOL),
-                ('d_weight_dtype', INT), ('d_weight_add', BOOL), ('keep_in_place', BOOL), ('share_d_weight', BOOL)]
+                ('d_weight_dtype', INT), ('d_weight_add', BOOL), ('keep_in_place', BOOL), ('share_d_weight', BOOL),
+                ('lora', i64), ('frozen_lora', BOOL)]
 
 
 class Support(c.Structure):
     _fields_ = [('ids', _p(Tensor)), ('begin', _p(Tensor)), ('end', _p(Tensor))]
 
 
+class Lora(c.Structure):
+    _fields_ = [('a', _p(Tensor)), ('b', _p(Tensor)), ('scale', DOUBLE)]
+
+
 class LinearLogprobBatch(c.Structure):
     _fields_ = [('struct_size', size_t), ('hidden', _p(Tensor)), ('targets', _p(Tensor)), ('max_valid', i64),
-                ('support', _p(Support)), ('class_weight', _p(Tensor))]
+                ('support', _p(Support)), ('class_weight', _p(Tensor)), ('lora', _p(Lora))]
 
 
 class LogprobOut(c.Structure):

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gemm.c - the three products of the lm_head path by cuBLASLt.
+ * gemm.c - the three products of the lm_head path by cuBLASLt, each also of a LoRA's extents.
  *
  * cuBLASLt counts columns first, so a matrix of ours with contiguous columns is its transpose
  * there:
@@ -35,7 +35,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 2048, CACHE = 16, WORKSPACE = 32 << 20 };
+enum { ROWS = 2048, CACHE = 40, WORKSPACE = 32 << 20 };
 
 /* ---- the library ---- */
 
@@ -362,10 +362,9 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
                      (long long)gemm->hidden);
     }
     if (!result) {
-        const float one_f = 1, beta_f = (float)call.beta;
-        const double one_d = 1;
+        const float factor_f = (float)gemm->factor, beta_f = (float)call.beta;
         const bool wide = call.x[0]->dtype == COLO_F64;
-        const void *alpha = wide ? (const void *)&one_d : &one_f,
+        const void *alpha = wide ? (const void *)&gemm->factor : &factor_f,
                    *beta = wide ? (const void *)&call.beta : &beta_f;
         if (call.scale) { /* of 16-bit heads; then the 0 and the 1 */
             alpha = call.scale;

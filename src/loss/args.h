@@ -53,9 +53,10 @@ typedef struct colo_logprob_header {
     int64_t tokens;
     uint64_t config;  /* hash of what must be equal on all ranks */
     uint64_t targets; /* hash of the targets */
-    int64_t sums;     /* does backward add up gradients of hidden states over these ranks? */
+    int64_t sums;     /* bits: which gradients backward adds up over these ranks; a LoRA's rank */
     int64_t unused;
 } colo_logprob_header_t;
+enum { COLO_SUMS_HIDDEN = 1, COLO_SUMS_LORA = 2, COLO_SUMS_RANK = 4 }; /* the last times the rank */
 static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds must agree");
 /* Do the ranks of both headers want the same? In host memory others are an error; on a device the
  * host does not look, and the merge gives NaN. */

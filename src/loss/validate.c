@@ -441,11 +441,23 @@ colo_status_t colo_logprob_check_headers(const struct colo_logprob_args *args, b
         COLO_FAIL_IF(*config, COLO_ERR_MISMATCH,
                      "logprob: rank %d has another config, dtype or order of rows than rank 0",
                      (int)(rank / args->segments));
-        COLO_FAIL_IF(header->sums != first->sums, COLO_ERR_MISMATCH,
+        const int64_t sums = header->sums ^ first->sums;
+        COLO_FAIL_IF(sums & COLO_SUMS_HIDDEN, COLO_ERR_MISMATCH,
                      "logprob: rank %d %s gradients of hidden in backward, rank 0 %s; the hidden "
                      "states require grad on all ranks of the vocabulary or on none",
-                     (int)(rank / args->segments), header->sums ? "adds up" : "adds up no",
-                     first->sums ? "does" : "does not");
+                     (int)(rank / args->segments),
+                     header->sums & COLO_SUMS_HIDDEN ? "adds up" : "adds up no",
+                     first->sums & COLO_SUMS_HIDDEN ? "does" : "does not");
+        COLO_FAIL_IF(sums / COLO_SUMS_RANK, COLO_ERR_MISMATCH,
+                     "logprob: rank %d has a LoRA of rank %" PRId64 ", rank 0 one of rank %" PRId64,
+                     (int)(rank / args->segments), header->sums / COLO_SUMS_RANK,
+                     first->sums / COLO_SUMS_RANK);
+        COLO_FAIL_IF(sums, COLO_ERR_MISMATCH,
+                     "logprob: rank %d %s gradients of a LoRA in backward, rank 0 %s; its factors "
+                     "require grad on all ranks of the vocabulary or on none",
+                     (int)(rank / args->segments),
+                     header->sums & COLO_SUMS_LORA ? "adds up" : "adds up no",
+                     first->sums & COLO_SUMS_LORA ? "does" : "does not");
         COLO_FAIL_IF(header->targets != first->targets, COLO_ERR_MISMATCH,
                      "logprob: rank %d has other targets than rank 0",
                      (int)(rank / args->segments));

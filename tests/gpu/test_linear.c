@@ -64,7 +64,7 @@ T_CASE(long_chunks_agree_with_the_oracle)
     for (int i = 0; i < 8; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
-        linear_case_options(&c, WITH_ENTROPY | LINEAR_IGNORED);
+        linear_case_options(&c, WITH_ENTROPY | LINEAR_IGNORED | (i % 3 ? LINEAR_LORA : 0));
         linear_case_mode(&c, i % 4);
         c.config.logits_dtype = i < 4 ? COLO_F32 : COLO_BF16;
         c.config.budget = 1;
@@ -78,7 +78,9 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
     for (int i = 0; i < 64; i++) {
         T_ENDS(linear_case_free) linear_case_t c;
         linear_case_init(&c, 1, 1, 24, 20011, 16, linear_gpu_head(i / 4), &rng);
-        linear_gpu_ask(&c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED,
+        linear_gpu_ask(&c,
+                       WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED |
+                           (i % 3 == 1 ? LINEAR_LORA : 0),
                        i % 4, i / 4);
         c.config.keep_in_place = i % 4 == 1 && c.config.logits_dtype == c.dtype;
         c.config.logprob.chunk_size = i / 32 * 7; /* 16 rows of blocks, or all */

@@ -281,10 +281,12 @@ T_CASE(products_are_what_their_formulas_say)
             n[i / 17 % 2] = 0; /* no rows, or no columns */
         T_ENDS(product_case_free) product_case_t p;
         product_init(&p, what, dtype, out, n, i < 90 ? 0 : t_below(&rng, 9), bias,
-                     !logits && i / 48 % 2);
+                     !bias && i / 48 % 2);
         p.g.workspace = workspace;
         if (what != COLO_LINEAR_LOGITS && (dtype == COLO_BF16 || dtype == COLO_F16) && i / 6 % 2)
             p.g.scale = scale, p.scale = (double)scales[0];
+        else if (!bias)
+            p.g.factor = i % 5 ? 1 : -0.75;
         if (what == COLO_LINEAR_D_HIDDEN && i < 90 && p.g.beta == 0) /* a gap has to stay; NaN must
                                                                       * not count */
             assert_cuda(

@@ -27,7 +27,7 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
                       int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng)
 {
     const int64_t t = tokens + 1, th = tokens * hidden + 1, v = vocab + 1, vh = vocab * hidden + 1,
-                  world = ranks * replicas;
+                  world = ranks * replicas, narrow = LINEAR_RANK * (hidden + vocab) + 2;
     *c = (linear_case_t){.ranks = ranks,
                          .replicas = replicas,
                          .tokens = tokens,
@@ -42,11 +42,15 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
     c->config.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    c->bytes =
-        (size_t)(2 * vh + 3 * v + replicas * (th + 4 * t) + world * (th + 5 * t)) * sizeof(double);
+    c->bytes = (size_t)(2 * vh + 3 * v + narrow + replicas * (th + 4 * t) +
+                        world * (th + 5 * t + narrow)) *
+               sizeof(double);
     double *next = c->memory = calloc(c->bytes, 1);
     c->w = draw(&next, vocab * hidden, dtype, rng);
     c->b = draw(&next, vocab, dtype, rng);
+    c->lora_a = draw(&next, LINEAR_RANK * hidden, dtype, rng);
+    c->lora_b = draw(&next, LINEAR_RANK * vocab, dtype, rng);
+    c->lora_scale = 0.7;
     c->class_weight = take(&next, vocab);
     loss_draw_weights(c->class_weight, vocab);
     for (int d = 0; d < replicas; d++) {
@@ -63,6 +67,8 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
         c->weight[r] = take(&next, tokens);
         c->correct[r] = (uint8_t *)take(&next, tokens);
         c->d_h[r] = take(&next, tokens * hidden);
+        c->d_lora_a[r] = take(&next, LINEAR_RANK * hidden);
+        c->d_lora_b[r] = take(&next, LINEAR_RANK * vocab);
     }
     c->d_w = take(&next, vocab * hidden);
     c->d_b = take(&next, vocab);
@@ -163,7 +169,7 @@ typedef struct rank {
     memory_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
     colo_tensor_t d_up[4];                    /* views of up and half */
     memory_t targets, correct, counts, lists; /* begin, end, ids */
-    memory_t class_weight, out_weight;
+    memory_t class_weight, out_weight, lora_a, lora_b, d_lora_a, d_lora_b;
     int64_t first, rows; /* of the head's columns here */
 } rank_t;
 
@@ -247,6 +253,15 @@ static void make_memory(rank_t *k)
                    c->start[k->r] + j < c->vocab ? c->class_weight[c->start[k->r] + j] : NAN);
     memory_send(&k->class_weight);
     k->out_weight = memory_of((size_t)T * colo_dtype_size(stat));
+    const int64_t R = LINEAR_RANK, columns = c->columns[k->r];
+    k->lora_a = memory_from(c->dtype, c->lora_a, R * H);
+    k->lora_b = memory_of((size_t)(columns * R) * colo_dtype_size(c->dtype));
+    for (int64_t i = 0; i < columns * R; i++)
+        loss_store(c->dtype, k->lora_b.data, i,
+                   c->start[k->r] + i / R < c->vocab ? c->lora_b[c->start[k->r] * R + i] : 1000);
+    memory_send(&k->lora_b);
+    k->d_lora_a = memory_of((size_t)(R * H) * colo_dtype_size(stat));
+    k->d_lora_b = memory_of((size_t)(columns * R) * colo_dtype_size(stat));
     k->half = memory_from(stat, (double[]){0.5}, 1);
     for (int i = 0; i < 3; i++) {
         k->up[i] = memory_from(stat, c->up[k->d][i], T);
@@ -344,9 +359,13 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
         memory_fetch(&k->d_h);
         memory_fetch(&k->d_w);
         memory_fetch(&k->d_b);
+        memory_fetch(&k->d_lora_a);
+        memory_fetch(&k->d_lora_b);
         uint64_t all = hash_bytes(k->d_h.data, k->d_h.bytes) ^
                        hash_bytes(k->d_w.data, k->d_w.bytes) << 1 ^
-                       hash_bytes(k->d_b.data, k->d_b.bytes) << 2;
+                       hash_bytes(k->d_b.data, k->d_b.bytes) << 2 ^
+                       hash_bytes(k->d_lora_a.data, k->d_lora_a.bytes) << 3 ^
+                       hash_bytes(k->d_lora_b.data, k->d_lora_b.bytes) << 4;
         c->second_differs[k->world] |= rep && all != first;
         first = all;
     }
@@ -376,15 +395,24 @@ static colo_status_t run_passes(rank_t *k)
     ids.data = (int64_t *)begin.data + 2 * T;
     const colo_support_t support = {&ids, &begin, &end};
     const colo_tensor_t class_weight = view(&k->class_weight, sums_of(c), 1, &c->columns[k->r]);
+    const int64_t of_a[2] = {LINEAR_RANK, H}, of_b[2] = {c->columns[k->r], LINEAR_RANK};
+    const colo_tensor_t lora_a = view(&k->lora_a, c->dtype, 2, of_a),
+                        lora_b = view(&k->lora_b, c->dtype, 2, of_b),
+                        d_lora_a = view(&k->d_lora_a, sums_of(c), 2, of_a),
+                        d_lora_b = view(&k->d_lora_b, sums_of(c), 2, of_b);
+    const colo_lora_t lora = {&lora_a, &lora_b, c->lora_scale};
+    const bool narrow = c->config.lora && !c->config.frozen_lora;
     colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT,
                                          &hidden,
                                          &targets,
                                          max_valid_of(k),
                                          c->support ? &support : NULL,
-                                         p->has_class_weight ? &class_weight : NULL};
-    colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT, frozen_h ? NULL : &d_h,
-                                         frozen_w ? NULL : &d_w,
-                                         frozen_w || !c->has_bias ? NULL : &d_b};
+                                         p->has_class_weight ? &class_weight : NULL,
+                                         c->config.lora ? &lora : NULL};
+    colo_linear_logprob_grads_t grads = {
+        COLO_LINEAR_LOGPROB_GRADS_INIT, frozen_h ? NULL : &d_h,
+        frozen_w ? NULL : &d_w,         frozen_w || !c->has_bias ? NULL : &d_b,
+        narrow ? &d_lora_a : NULL,      narrow ? &d_lora_b : NULL};
     int64_t *counts = memory_at(&k->counts);
     const colo_dtype_t stat = sums_of(c);
     const colo_logprob_out_t out = {
@@ -455,10 +483,10 @@ static void collect(rank_t *k)
     linear_case_t *c = k->c;
     const int64_t H = c->hidden;
     wait_for_device();
-    const memory_t *all[] = {&k->weight,  &k->bias,    &k->gathered, &k->hidden,
-                             &k->work,    &k->kept,    &k->d_h,      &k->d_w,
-                             &k->d_b,     &k->out[0],  &k->out[1],   &k->out[2],
-                             &k->targets, &k->correct, &k->counts,   &k->out_weight};
+    const memory_t *all[] = {&k->weight,     &k->bias,   &k->gathered, &k->hidden,   &k->work,
+                             &k->kept,       &k->d_h,    &k->d_w,      &k->d_b,      &k->out[0],
+                             &k->out[1],     &k->out[2], &k->targets,  &k->correct,  &k->counts,
+                             &k->out_weight, &k->lora_a, &k->lora_b,   &k->d_lora_a, &k->d_lora_b};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         memory_fetch(all[i]);
         c->spilled[k->world] |= all[i]->block && memory_spilled(all[i]);
@@ -477,6 +505,12 @@ static void collect(rank_t *k)
         tokens /= c->ranks;
     for (int64_t i = 0; i < tokens * H; i++)
         c->d_h[k->world][i] = loss_load(c->dtype, k->d_h.data, i);
+    for (int64_t i = 0; i < LINEAR_RANK * H; i++)
+        c->d_lora_a[k->world][i] = loss_load(sums_of(c), k->d_lora_a.data, i);
+    for (int64_t i = 0; i < LINEAR_RANK * c->columns[k->r]; i++)
+        if (c->start[k->r] + i / LINEAR_RANK < c->vocab)
+            c->d_lora_b[k->world][LINEAR_RANK * c->start[k->r] + i] =
+                loss_load(sums_of(c), k->d_lora_b.data, i);
     if (c->head == HEAD_RESIDENT && k->d > 0)
         return; /* the same as the first replica's */
     for (int64_t i = 0; i < k->rows; i++) {
@@ -533,11 +567,12 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 
 static void rank_free(rank_t *k, const colo_comm_t *world)
 {
-    memory_t *all[] = {&k->weight,       &k->bias,      &k->gathered, &k->hidden, &k->work,
-                       &k->kept,         &k->d_h,       &k->d_w,      &k->d_b,    &k->up[0],
-                       &k->up[1],        &k->up[2],     &k->half,     &k->out[0], &k->out[1],
-                       &k->out[2],       &k->targets,   &k->correct,  &k->counts, &k->lists,
-                       &k->class_weight, &k->out_weight};
+    memory_t *all[] = {&k->weight,       &k->bias,       &k->gathered, &k->hidden, &k->work,
+                       &k->kept,         &k->d_h,        &k->d_w,      &k->d_b,    &k->up[0],
+                       &k->up[1],        &k->up[2],      &k->half,     &k->out[0], &k->out[1],
+                       &k->out[2],       &k->targets,    &k->correct,  &k->counts, &k->lists,
+                       &k->class_weight, &k->out_weight, &k->lora_a,   &k->lora_b, &k->d_lora_a,
+                       &k->d_lora_b};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         memory_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);

@@ -17,7 +17,9 @@ enum { /* besides WITH_* */
        LINEAR_IGNORED = 512,
        LINEAR_SHARDED = 1024,
        LINEAR_MEAN = 2048,
-       LINEAR_OPTIONS = 13
+       LINEAR_LORA = 8192,
+       LINEAR_OPTIONS = 14,
+       LINEAR_RANK = 3 /* of a LoRA */
 };
 
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
@@ -39,8 +41,10 @@ typedef struct linear_case {
 
     void *memory; /* what is not the support points into these @bytes */
     size_t bytes;
-    double *h[LOSS_RANKS];        /* [T, H] of each replica, exact in the dtype */
-    double *w, *b;                /* [V, H], [V] */
+    double *h[LOSS_RANKS];   /* [T, H] of each replica, exact in the dtype */
+    double *w, *b;           /* [V, H], [V] */
+    double *lora_a, *lora_b; /* [LINEAR_RANK, H], [V, LINEAR_RANK]; of LINEAR_LORA */
+    double lora_scale;
     double *class_weight;         /* as in loss_case.h */
     int64_t *targets[LOSS_RANKS]; /* [T] of each replica */
     uint8_t *support;             /* [T, V] of all replicas: is an id in the list? NULL: all */
@@ -52,6 +56,8 @@ typedef struct linear_case {
     int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
     double *d_h[LOSS_RANKS]; /* [T, H] as that rank has it; after a reduce-scatter [T/W, H] */
     double *d_w, *d_b;       /* [V, H], [V]: the sum over replicas, and the prefill */
+    double *d_lora_a[LOSS_RANKS],
+        *d_lora_b[LOSS_RANKS]; /* as lora_a, lora_b: this rank's columns */
     bool spilled[LOSS_RANKS], kept_changed[LOSS_RANKS], second_differs[LOSS_RANKS];
     int64_t chunks[LOSS_RANKS]; /* of the pass, by the object's own arithmetic */
     colo_comm_stats_t tp_forward[LOSS_RANKS], tp_all[LOSS_RANKS];

@@ -20,9 +20,15 @@
  * rounding a chunk and a replica to f32, and to the gradient's dtype at the end. Each rounding to
  * fp16 may add 2^-25: results may be subnormal. d_z are rounded when the largest upstream gradient
  * times f is 64 or more, so that theirs is 2^-25 of 1/64 of that, whatever its size.
- * Whether a prediction is correct is compared exactly, unless the target's logit and the largest
- * other one are within 2 e of each other, or within 8 u once they are scaled and capped. More such
- * tokens than a tenth and one fail the case: it would say nothing.
+ * With a LoRA of scale s, W + s B A stands for W in the oracle. What is made of it is rounded on
+ * its way: with L = max over t, v of |s| sum_r |B| sum_k |A h| e += (n(H) + n(R) + rounding to the
+ * head's dtype) L + (rounding to the logits dtype) L, and with l = |s| sum_r |B A| of a column, |w|
+ * + l stands for |w| and d_h adds sum_v |d_z| ((n(V) + n(R) + 2 roundings) l + 1 rounding (|w| +
+ * l)), and fp16's 2^-25 for each d_u. d_A is a sum over tokens of d_u h, d_B one of d_z u, each
+ * with the errors of its factors: those of d_z, n(V) or n(H), and one rounding. Whether a
+ * prediction is correct is compared exactly, unless the target's logit and the largest other one
+ * are within 2 e of each other, or within 8 u once they are scaled and capped. More such tokens
+ * than a tenth and one fail the case: it would say nothing.
  */
 #include "loss/linear_case.h"
 
@@ -53,7 +59,36 @@ static double upstream_at(const linear_case_t *c, int d, int k, int64_t t, int64
     return c->mean ? valid ? g / (double)valid : 0 : g;
 }
 
-static ref_linear_t ref_of(const linear_case_t *c, int d, double *g[3], int64_t *valid)
+static bool has_lora(const linear_case_t *c)
+{
+    return c->config.lora > 0;
+}
+
+/* sum_r |s B A| of a column, element @k */
+static double narrow_size(const linear_case_t *c, int64_t v, int64_t k)
+{
+    double size = 0;
+    for (int64_t r = 0; r < LINEAR_RANK && has_lora(c); r++)
+        size += fabs(c->lora_scale * c->lora_b[v * LINEAR_RANK + r] * c->lora_a[r * c->hidden + k]);
+    return size;
+}
+
+/* W + s B A */
+static double *whole_weight(const linear_case_t *c)
+{
+    const int64_t V = c->vocab, H = c->hidden;
+    double *w = calloc((size_t)(V * H) + 1, sizeof *w);
+    for (int64_t i = 0; i < V * H; i++) {
+        w[i] = c->w[i];
+        for (int64_t r = 0; r < LINEAR_RANK && has_lora(c); r++)
+            w[i] += c->lora_scale * c->lora_b[i / H * LINEAR_RANK + r] * c->lora_a[r * H + i % H];
+    }
+    return w;
+}
+
+/* @w: whole_weight() */
+static ref_linear_t ref_of(const linear_case_t *c, int d, const double *w, double *g[3],
+                           int64_t *valid)
 {
     loss_case_t like = {.config = c->config.logprob, .class_weight = c->class_weight};
     *valid = 0;
@@ -70,7 +105,7 @@ static ref_linear_t ref_of(const linear_case_t *c, int d, double *g[3], int64_t 
                           .vocab = c->vocab,
                           .hidden = c->hidden,
                           .h = c->h[d],
-                          .w = c->w,
+                          .w = w,
                           .b = c->has_bias ? c->b : NULL,
                           .targets = c->targets[d],
                           .support = c->support,
@@ -89,18 +124,26 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
 {
     const int64_t V = c->vocab, H = c->hidden;
     struct scale s = {.u = c->dtype == COLO_F64 ? 0x1p-53 : 0x1p-24};
-    double most = 0, top = 0, largest = 0;
+    double most = 0, top = 0, largest = 0, narrow = 0;
     for (int64_t t = 0; t < c->tokens; t++)
         for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
             double a = in->b ? fabs(in->b[v]) : 0;
-            for (int64_t k = 0; k < H; k++)
-                a += fabs(in->h[t * H + k] * in->w[v * H + k]);
+            double l = 0;
+            for (int64_t k = 0; k < H; k++) {
+                a += fabs(in->h[t * H + k] * c->w[v * H + k]);
+                l += fabs(in->h[t * H + k]) * narrow_size(c, v, k);
+            }
             most = a > most ? a : most;
+            narrow = l > narrow ? l : narrow;
             top = fabs(ref->z[t * V + v]) > top ? fabs(ref->z[t * V + v]) : top;
         }
     s.nv = steps_of(c, V);
     s.nt = steps_of(c, c->tokens);
     s.e = steps_of(c, H) * most + roundoff(c->config.logits_dtype) * top;
+    if (has_lora(c))
+        s.e += (steps_of(c, H) + steps_of(c, LINEAR_RANK) + roundoff(c->dtype) +
+                roundoff(c->config.logits_dtype)) *
+               narrow;
     s.f = fabs(in->opts.scale / in->opts.temperature);
     s.cap = in->opts.softcap / in->opts.temperature; /* of x */
     s.lambda = in->opts.z_loss;
@@ -203,15 +246,21 @@ static void compare_d_hidden(const linear_case_t *c, const char *label, int d, i
             bool partial = c->config.d_hidden == COLO_D_HIDDEN_PARTIAL;
             double want = 0, tol = 0;
             for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
+                const double l = narrow_size(c, v, k);
                 double dz = ref->dz[t * V + v], w = in->w[v * H + k];
                 if (partial && (v < c->start[r] || v >= c->start[r] + c->columns[r]))
                     continue;
                 want += dz * w;
-                tol += (slack_of(c, in, ref, t, v, s) + narrow * fabs(dz) + s->tiny) * fabs(w) +
+                w = fabs(c->w[v * H + k]) + l;
+                tol += (slack_of(c, in, ref, t, v, s) + narrow * fabs(dz) + s->tiny) * w +
                        s->nv * fabs(dz * w);
                 /* each rank's part is rounded, and it may be larger than the sum */
                 tol += narrow * fabs(dz * w);
+                if (has_lora(c))
+                    tol += fabs(dz) * ((steps_of(c, LINEAR_RANK) + 2 * narrow) * l + narrow * w);
             }
+            for (int64_t i = 0; i < LINEAR_RANK && has_lora(c); i++)
+                tol += c->ranks * s->tiny * fabs(c->lora_a[i * H + k]);
             tol += narrow * fabs(want) + (c->ranks + 1) * tiny(c->dtype);
             int index = r + c->ranks * d;
             double got = c->d_h[index][t * H + k];
@@ -243,6 +292,55 @@ static void add_slack(const linear_case_t *c, const ref_linear_t *in,
     }
 }
 
+/* d_lora_a of a rank of replica @d, and d_lora_b of its columns */
+static void compare_lora(const linear_case_t *c, const char *label, int d, const ref_linear_t *in,
+                         const ref_linear_result_t *ref, const struct scale *s)
+{
+    enum { R = LINEAR_RANK };
+    const int64_t V = c->vocab, H = c->hidden;
+    const double narrow = roundoff(c->dtype), S = fabs(c->lora_scale),
+                 steps = s->nt + s->u * (double)(c->tokens + c->ranks + 1);
+    COLO_AUTOFREE double *want_a = calloc((size_t)(R * H) + 1, sizeof(double)),
+                         *tol_a = calloc((size_t)(R * H) + 1, sizeof(double));
+    for (int64_t v = 0; v < V; v++)
+        for (int64_t r = 0; r < R; r++) {
+            const double b = S * fabs(c->lora_b[v * R + r]);
+            double want = 0, tol = 0;
+            for (int64_t k = 0; k < H; k++) {
+                want += c->lora_scale * ref->d_w[v * H + k] * c->lora_a[r * H + k];
+                want_a[r * H + k] += c->lora_scale * c->lora_b[v * R + r] * ref->d_w[v * H + k];
+            }
+            for (int64_t t = 0; t < c->tokens; t++) {
+                const double dz = fabs(ref->dz[t * V + v]);
+                if (ref->rows[t].ignored)
+                    continue;
+                const double off = slack_of(c, in, ref, t, v, s) + narrow * dz + s->tiny;
+                double u = 0;
+                for (int64_t k = 0; k < H; k++) {
+                    const double h = fabs(in->h[t * H + k]);
+                    u += S * fabs(c->lora_a[r * H + k]) * h;
+                    tol_a[r * H + k] += (off + (s->nv + narrow + steps) * dz) * b * h +
+                                        (v == 0 ? c->ranks * s->tiny * h : 0);
+                }
+                tol += (off + (steps_of(c, H) + narrow + steps) * dz) * u + dz * tiny(c->dtype);
+            }
+            for (int rank = 0; rank < c->ranks; rank++) {
+                const double got = c->d_lora_b[rank + c->ranks * d][v * R + r];
+                if (v >= c->start[rank] && v < c->start[rank] + c->columns[rank] &&
+                    !near(got, want, tol + s->u * fabs(want)))
+                    fail_msg("%s: rank %d: d_lora_b[%d, %d] is %.17g, expected %.17g within %g",
+                             label, rank + c->ranks * d, (int)v, (int)r, got, want, tol);
+            }
+        }
+    for (int rank = 0; rank < c->ranks; rank++)
+        for (int64_t i = 0; i < R * H; i++) {
+            const double got = c->d_lora_a[rank + c->ranks * d][i];
+            if (!near(got, want_a[i], tol_a[i] + s->u * fabs(want_a[i])))
+                fail_msg("%s: rank %d: d_lora_a[%d, %d] is %.17g, expected %.17g within %g", label,
+                         rank + c->ranks * d, (int)(i / H), (int)(i % H), got, want_a[i], tol_a[i]);
+        }
+}
+
 static void compare_weights(const linear_case_t *c, const char *label, const double *want_w,
                             const double *want_b, const double *tol_w, const double *tol_b)
 {
@@ -270,10 +368,11 @@ void linear_case_compare(const linear_case_t *c, const char *label)
     const size_t V = (size_t)c->vocab, VH = V * (size_t)c->hidden;
     COLO_AUTOFREE double *tw = calloc(VH + 1, sizeof *tw), *tb = calloc(V + 1, sizeof *tb);
     COLO_AUTOFREE double *want_w = calloc(VH + 1, sizeof *tw), *want_b = calloc(V + 1, sizeof *tb);
+    COLO_AUTOFREE double *whole = whole_weight(c);
     for (int d = 0; d < c->replicas; d++) {
         int64_t valid, invalid = 0, closes = 0;
         double *g[3];
-        ref_linear_t in = ref_of(c, d, g, &valid);
+        ref_linear_t in = ref_of(c, d, whole, g, &valid);
         ref_linear_result_t ref;
         ref_linear_alloc(&in, &ref);
         ref_linear(&in, &ref);
@@ -290,6 +389,8 @@ void linear_case_compare(const linear_case_t *c, const char *label)
             fail_msg("%s: replica %d: %d of %d tokens are too close to call", label, d, (int)closes,
                      (int)c->tokens);
         add_slack(c, &in, &ref, &s, tw, tb);
+        if (has_lora(c) && !c->config.frozen_lora && !c->no_saved)
+            compare_lora(c, label, d, &in, &ref, &s);
         for (size_t i = 0; i < VH; i++)
             want_w[i] += ref.d_w[i];
         for (size_t i = 0; i < V; i++)

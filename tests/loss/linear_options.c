@@ -18,6 +18,7 @@ void linear_case_options(linear_case_t *c, unsigned bits)
     c->has_bias = bits & LINEAR_BIAS;
     c->head = bits & LINEAR_SHARDED ? HEAD_SHARDED : HEAD_RESIDENT;
     c->mean = bits & LINEAR_MEAN;
+    c->config.lora = bits & LINEAR_LORA ? LINEAR_RANK : 0;
     for (int d = 0; bits & LINEAR_IGNORED && d < c->replicas; d++)
         for (int64_t t = d; t < c->tokens; t += 3) {
             c->targets[d][t] = -100;
@@ -76,7 +77,8 @@ void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
     linear_case_init(c, ranks, 1, tokens[i % 4], vocab[i % 3], 5, dtypes[i / 12], rng);
     linear_case_shard(c, i % SHARD_KINDS);
     linear_case_options(c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | (i & 4 ? LINEAR_BIAS : 0) |
-                               (i & 8 ? LINEAR_IGNORED : 0) | (i % 5 < 2 ? WITH_WEIGHTS : 0));
+                               (i & 8 ? LINEAR_IGNORED : 0) | (i % 5 < 2 ? WITH_WEIGHTS : 0) |
+                               (i % 7 < 3 ? LINEAR_LORA : 0));
     c->config.mode = COLO_LINEAR_LOGPROB_EARLY;
     c->config.logits_dtype = i & 2 ? COLO_F32 : c->dtype;
     c->config.logprob.chunk_size = i & 1 ? 4 : 0;

@@ -22,6 +22,7 @@ void product_case_init(product_case_t *p, enum colo_linear_product what, colo_dt
     void *data = NULL;
     const bool z = what == COLO_LINEAR_LOGITS, w = what == COLO_LINEAR_D_WEIGHT;
     *p = (product_case_t){.g = {.product = what,
+                                .factor = 1,
                                 .rows = n[0],
                                 .columns = n[1],
                                 .hidden = n[2],
@@ -75,7 +76,7 @@ static double element(const product_case_t *p, int64_t i, int64_t j, double *siz
     want += p->bias && p->g.product == COLO_LINEAR_LOGITS ? p->bias[j] : 0;
     *size = fabs(want);
     for (int64_t k = 0; k < p->terms; k++) {
-        const double t = p->scale * term(p, i, j, k);
+        const double t = p->g.factor * p->scale * term(p, i, j, k);
         want += t;
         *size += fabs(t);
     }

@@ -172,6 +172,36 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
     }
 }
 
+/* With a LoRA: whatever begins where, in every dtype, also over blocks of columns and joined
+ * chunks. */
+T_CASE(a_lora_agrees_with_the_oracle_in_every_mode)
+{
+    static const int64_t sizes[][3] = {{9, 21, 6}, {5, 20011, 3}, {1500, 7, 3}};
+    uint64_t rng = t_seed() + 15;
+    for (int i = 0; i < 3 * 4 * MODES; i++) {
+        const int mode = i % MODES, d = i / MODES % 4, size = i / MODES / 4;
+        if (T_LEFT_OUT({size, 3}, {d, 4}, {mode, MODES}))
+            continue;
+        T_ENDS(linear_case_free) linear_case_t c;
+        linear_case_init(&c, 1 + (i + size) % 2, 1, sizes[size][0], sizes[size][1], sizes[size][2],
+                         loss_dtypes[d], &rng);
+        linear_case_options(&c,
+                            WITH_ENTROPY | WITH_LOSS | LINEAR_BIAS | LINEAR_IGNORED | LINEAR_LORA);
+        linear_case_mode(&c, mode);
+        c.config.d_hidden = (colo_d_hidden_t)(i % 2);
+        c.config.frozen_weight = i / 2 % 2;
+        c.config.d_weight_add = i / 4 % 2;
+        c.config.d_weight_dtype = c.config.d_weight_add ? c.config.d_weight_dtype : c.dtype;
+        if (size == 0)
+            c.config.logprob.chunk_size = 4;
+        if (size == 2)
+            c.config.budget = 1; /* chunks of 512 rows */
+        if (d % 2)
+            c.config.logits_dtype = c.dtype;
+        linear_case_judge(&c, 1, t_text("a LoRA, %s", modes[mode]));
+    }
+}
+
 T_CASE(d_hidden_is_summed_as_asked)
 {
     uint64_t rng = t_seed() + 3;
@@ -217,21 +247,25 @@ T_CASE(a_support_takes_the_vocabularys_place)
 T_CASE(what_is_frozen_gets_no_gradient)
 {
     uint64_t rng = t_seed() + 4;
-    for (int bits = 1; bits < 4; bits++)
+    for (int bits = 1; bits < 8; bits++)
         for (int mode = 0; mode < MODES; mode++)
             for (int sharded = 0; sharded < 2; sharded++) {
                 T_ENDS(linear_case_free) linear_case_t c;
                 linear_case_init(&c, 2, 2, 8, 19, 5, COLO_F32, &rng);
-                linear_case_options(&c, LINEAR_BIAS | (sharded ? LINEAR_SHARDED : 0));
+                linear_case_options(&c, LINEAR_BIAS | LINEAR_LORA | (sharded ? LINEAR_SHARDED : 0));
                 linear_case_mode(&c, mode);
                 c.config.logprob.chunk_size = 3;
                 c.config.frozen_hidden = bits & 1;
                 c.config.frozen_weight = bits & 2;
+                c.config.frozen_lora = bits & 4;
                 c.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
                 linear_case_judge(&c, 1, "frozen");
                 for (int r = 0; r < 4; r++)
                     assert_int_equal(c.head_all[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD],
                                      sharded && !(bits & 2));
+                for (int r = 0; r < 4; r++) /* of hidden, and of A */
+                    assert_int_equal(c.tp_all[r].ops[COLO_OP_ALL_REDUCE][COLO_CATEGORY_LOSS],
+                                     !(bits & 1) + !(bits & 4));
             }
 }
 

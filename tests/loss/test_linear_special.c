@@ -355,6 +355,71 @@ T_CASE(class_weights_that_do_not_fit_or_were_written_are_refused)
     assert_ok(alone_backward(&a));
 }
 
+T_CASE(a_lora_that_does_not_fit_or_was_written_is_refused)
+{
+    enum { R = 2 };
+    uint64_t version = 1;
+    float f[4][V * R];
+    memset(f, 0, sizeof f);
+    T_ENDS(alone_free) alone_t a;
+    alone_init(&a, T, V, H, NULL);
+    colo_tensor_t of_a = colo_tensor_host(f[0], COLO_F32, 2, (int64_t[]){R, H}),
+                  of_b = colo_tensor_host(f[1], COLO_F32, 2, (int64_t[]){V, R}),
+                  d_a = colo_tensor_host(f[2], COLO_F32, 2, (int64_t[]){R, H}),
+                  d_b = colo_tensor_host(f[3], COLO_F32, 2, (int64_t[]){V, R});
+    colo_lora_t lora = {&of_a, &of_b, 1};
+    of_b.version = &version;
+    assert_ok(alone_bind(&a));
+    a.batch.lora = &lora;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "batch.lora is given, config.lora is 0");
+    colo_linear_logprob_t *none = NULL;
+    a.config.lora = -1;
+    assert_fails(colo_linear_logprob_create(&none, &a.config, a.head, t_self()), COLO_ERR_ARG,
+                 "lora is -1");
+    a.config.lora = R;
+    a.config.logprob.segment = 16;
+    assert_fails(colo_linear_logprob_create(&none, &a.config, a.head, t_self()), COLO_ERR_ARG,
+                 "a LoRA of rank 2 with segments of 16");
+    a.config.logprob.segment = 0;
+    alone_make(&a);
+    a.batch.lora = NULL;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "batch.lora is NULL, config.lora is 2");
+    a.batch.lora = &lora;
+    lora.b = NULL;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "lora.b is NULL");
+    lora.b = &of_b;
+    of_a.dtype = COLO_F64;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "lora.a: dtype f64, expected f32");
+    of_a.dtype = COLO_F32;
+    of_a.shape[1] = H - 1;
+    assert_fails(alone_forward(&a), COLO_ERR_SHAPE,
+                 "lora.a: [2, 2], rows 3 elements apart, expected");
+    of_a.shape[1] = H;
+    of_b.shape[0] = V - 1;
+    assert_fails(alone_forward(&a), COLO_ERR_SHAPE, "expected [10, 2]");
+    of_b.shape[0] = V;
+    of_b.mem = COLO_MEM_CUDA;
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "lora.b: memory kind 1");
+    of_b.mem = COLO_MEM_HOST;
+    a.saved.struct_size = offsetof(colo_linear_logprob_saved_t, lora_a);
+    assert_fails(alone_forward(&a), COLO_ERR_ARG, "linear: saved.struct_size is ");
+    a.saved.struct_size = sizeof a.saved;
+    assert_ok(alone_forward(&a));
+    assert_fails(alone_backward(&a), COLO_ERR_ARG, "d_lora_a is NULL, config.lora is 2");
+    a.grads.d_lora_a = &d_a;
+    a.grads.d_lora_b = &d_b;
+    a.grads.struct_size = offsetof(colo_linear_logprob_grads_t, d_lora_a);
+    assert_fails(alone_backward(&a), COLO_ERR_ARG, "linear: grads.struct_size is ");
+    a.grads.struct_size = sizeof a.grads;
+    d_a.stride[0] = H + 1;
+    assert_fails(alone_backward(&a), COLO_ERR_SHAPE, "expected [2, 3], contiguous");
+    d_a.stride[0] = H;
+    version++;
+    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "a LoRA was written");
+    version--;
+    assert_ok(alone_backward(&a));
+}
+
 /* Pipelines have several batches on their way: each forward's backward is its own. */
 T_CASE(forwards_may_wait_for_their_backward)
 {
@@ -390,11 +455,12 @@ T_CASE(forwards_may_wait_for_their_backward)
 
 /* ---- refusals, with others waiting ---- */
 
-enum { WITHOUT = 3 };
+enum { WITHOUT = 3, WITHOUT_LORA, OTHER_LORA };
 
 typedef struct peers {
-    int what; /* WITHOUT: a backward adds up gradients of hidden on rank 0 of tp alone; at level
-                 check */
+    int what; /* WITHOUT: a backward adds up gradients of hidden on rank 0 of tp alone;
+                 WITHOUT_LORA: of a LoRA; OTHER_LORA: rank 1 has one of another rank; at level check
+               */
     int32_t check;
     const char *words;
     colo_status_t st[4], again[4];
@@ -423,6 +489,12 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     lc.logprob.logits.temperature = p->what == 1 && r ? 0.5 : 1;
     lc.d_hidden = p->what == WITHOUT ? COLO_D_HIDDEN_ALL_REDUCE : COLO_D_HIDDEN_PARTIAL;
     lc.frozen_hidden = p->what == WITHOUT && r;
+    lc.lora = p->what == OTHER_LORA ? 1 + r : p->what == WITHOUT_LORA;
+    lc.frozen_lora = p->what == WITHOUT_LORA && r;
+    const int64_t of_a[2] = {lc.lora, H}, of_b[2] = {V / 2, lc.lora};
+    const colo_tensor_t a = colo_tensor_host(w, COLO_F32, 2, of_a),
+                        b = colo_tensor_host(w, COLO_F32, 2, of_b);
+    const colo_lora_t lora = {&a, &b, 1};
     rank_try(colo_lm_head_create(&head, &hc, dp));
     rank_try(colo_linear_logprob_create(&linear, &lc, head, tp));
     int64_t first, rows;
@@ -436,12 +508,13 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});
     colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &hidden, &target, -1,
                                          NULL};
+    batch.lora = lc.lora ? &lora : NULL;
     const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = T_TENSOR(logp, COLO_F32, T)};
     logp[0] = 77;
     rank_try(colo_lm_head_bind(head, &weight, NULL, gathered));
     if ((p->what == 0 || p->what == 2) && me == 3)
         hidden.shape[1] = H + 1;
-    const bool saves = p->what == WITHOUT;
+    const bool saves = p->what >= WITHOUT;
     p->st[me] = colo_linear_logprob_forward(linear, &batch, &out, saves ? &saved : NULL,
                                             saves ? kept : NULL, work, NULL);
     p->said[me] = p->words && strstr(colo_last_error(), p->words);
@@ -506,6 +579,25 @@ T_CASE(a_backward_that_some_ranks_do_not_come_to_is_a_mismatch_in_forward)
             assert_false(p.written[r]);
         }
     }
+}
+
+T_CASE(loras_of_which_ranks_do_not_all_get_gradients_are_a_mismatch_in_forward)
+{
+    static const char *const words[2][2] = {
+        {"rank 1 adds up no gradients of a LoRA in backward, rank 0 does; its factors require grad",
+         "rank 0 linear logprob forward, whose backward adds up gradients of a LoRA"},
+        {"rank 1 has a LoRA of rank 2, rank 0 one of rank 1",
+         "rank 1 has a LoRA of rank 2, rank 0 one of rank 1"}};
+    for (int i = 0; i < 2; i++)
+        for (int32_t check = 0; check < 3; check++) {
+            peers_t p = {.what = WITHOUT_LORA + i, .check = check, .words = words[i][check == 2]};
+            assert_ok(t_run_ranks(4, one_of_four, &p, sizeof p));
+            for (int r = 0; r < 4; r++) {
+                assert_int_equal(p.st[r], COLO_ERR_MISMATCH);
+                assert_true(p.said[r]);
+                assert_false(p.written[r]);
+            }
+        }
 }
 
 /* In every mode and for any chunks; a target of the last rank, in the last row, makes it legal. */

@@ -106,11 +106,12 @@ static void check_product(int nth, enum colo_linear_product what, colo_dtype_t d
                       what == COLO_LINEAR_D_WEIGHT || (logits && nth % 2) ? wide : dtype, n,
                       nth % 3, n[1] + nth % 3, logits && nth % 2, &rng);
     p.g.first = nth % 5 * 50;
-    p.g.beta = !logits && nth % 2;
+    p.g.beta = !p.bias && nth % 3 == 1;
     if (!logits && nth % 4 < 2) {
         p.g.scale = scale;
         p.scale = (double)scale[0];
-    }
+    } else if (!p.bias)
+        p.g.factor = nth % 5 ? 1 : -0.75;
     const double terms = (double)p.terms, /* the oracle's own of f64, too */
         u = f64 ? (2 * terms + 2) * 0x1p-53 : ((terms < 128 ? terms : 128) + 2) * 0x1p-24;
     for (int w = 0; w < ways(); w++) {

@@ -155,7 +155,7 @@ static void multiply(const struct products *own, const struct colo_linear_form *
 static void store(const struct colo_linear_gemm *gemm, const struct colo_linear_matrix *to,
                   int64_t i, int64_t m, int64_t j, int64_t n, double *sum, int64_t pitch)
 {
-    const double scale = gemm->scale ? (double)*gemm->scale : 1;
+    const double scale = gemm->factor * (gemm->scale ? (double)*gemm->scale : 1);
     for (int64_t y = 0; y < m; y++, sum += pitch) {
         const int64_t offset = (i + y) * to->stride + j;
         for (int64_t x = 0; x < n; x++)

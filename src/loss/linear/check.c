@@ -62,6 +62,7 @@ static colo_status_t read_config(const colo_linear_logprob_config_t *given,
     const char *what = "linear: config";
     *own = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
     COLO_TRY(COLO_SIZED_READ(own, given, mode, what, "COLO_LINEAR_LOGPROB_CONFIG_INIT"));
+    own->frozen_lora = own->frozen_lora || own->lora == 0;
     const colo_status_t st = colo_logprob_read(&given->logprob, &own->logprob);
     return st < 0 ? colo_fail_prefix(st, "%s", what) : COLO_OK;
 }
@@ -111,6 +112,12 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
                             : "written",
         colo_dtype_name(own->d_weight_dtype), colo_lm_head_group(head) ? "a sharded" : "a resident",
         own->logprob.segment, (int)COLO_LINEAR_LOGPROB_EARLY, colo_dtype_name(head_config->dtype));
+    COLO_FAIL_IF(own->lora < 0 || own->lora > INT64_MAX / 4096, COLO_ERR_ARG,
+                 "linear: lora is %" PRId64 ", expected the rows of A, or 0", own->lora);
+    COLO_FAIL_IF(own->lora > 0 && own->logprob.segment > 0, COLO_ERR_ARG,
+                 "linear: a LoRA of rank %" PRId64 " with segments of %" PRId64
+                 ", expected one of them: gradients of its A are a sum over ranks",
+                 own->lora, own->logprob.segment);
     COLO_TRY(check_shard(&own->logprob, head_config, group));
     COLO_TRY(check_apart(colo_lm_head_group(head), group));
     return check_segments(own, head_config, group);
@@ -137,6 +144,39 @@ static colo_status_t check_states(const colo_linear_logprob_t *linear, const col
         COLO_ERR_SHAPE, "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
         tensor->shape[0], tensor->shape[1], rows >= 0 ? rows : tensor->shape[0], linear->hidden);
     return check_place(linear, tensor, what);
+}
+
+/* A matrix of a LoRA, or its gradient, of the dtype of sums and contiguous. */
+static colo_status_t check_factor(const colo_linear_logprob_t *linear, const colo_tensor_t *tensor,
+                                  const char *what, int64_t rows, int64_t columns, bool gradient)
+{
+    const colo_dtype_t sums = linear->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
+                       dtype = gradient ? sums : linear->dtype;
+    COLO_FAIL_IF(!tensor, COLO_ERR_ARG, "linear: %s is NULL, config.lora is %" PRId64, what,
+                 linear->config.lora);
+    COLO_TRY(colo_loss_check_matrix(tensor, what, gradient));
+    COLO_FAIL_IF(tensor->dtype != dtype, COLO_ERR_ARG, "%s: dtype %s, expected %s", what,
+                 colo_dtype_name(tensor->dtype), colo_dtype_name(dtype));
+    COLO_FAIL_IF(tensor->shape[0] != rows || tensor->shape[1] != columns ||
+                     (gradient && !colo_tensor_is_contiguous(tensor)),
+                 COLO_ERR_SHAPE,
+                 "%s: [%" PRId64 ", %" PRId64 "], rows %" PRId64
+                 " elements apart, expected [%" PRId64 ", %" PRId64 "]%s",
+                 what, tensor->shape[0], tensor->shape[1], tensor->stride[0], rows, columns,
+                 gradient ? ", contiguous" : "");
+    return check_place(linear, tensor, what);
+}
+
+static colo_status_t check_lora(const colo_linear_logprob_t *linear, const colo_lora_t *lora)
+{
+    const int64_t rank = linear->config.lora;
+    COLO_FAIL_IF(!lora != (rank == 0), COLO_ERR_ARG,
+                 "linear: batch.lora is %s, config.lora is %" PRId64, lora ? "given" : "NULL",
+                 rank);
+    if (!lora)
+        return COLO_OK;
+    COLO_TRY(check_factor(linear, lora->a, "lora.a", rank, linear->hidden, false));
+    return check_factor(linear, lora->b, "lora.b", linear->columns, rank, false);
 }
 
 static colo_status_t check_count(const colo_linear_logprob_t *linear,
@@ -173,6 +213,7 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
     COLO_TRY(colo_loss_check_support(batch->support, config, batch->targets, batch->hidden));
     COLO_TRY(
         colo_loss_check_class_weight(batch->class_weight, config, linear->columns, batch->hidden));
+    COLO_TRY(check_lora(linear, batch->lora));
     return check_count(linear, batch);
 }
 
@@ -253,6 +294,14 @@ colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
     COLO_FAIL_IF(grads->d_weight && grads->d_weight->dtype != config->d_weight_dtype, COLO_ERR_ARG,
                  "d_weight: dtype %s, config.d_weight_dtype is %s",
                  colo_dtype_name(grads->d_weight->dtype), colo_dtype_name(config->d_weight_dtype));
+    if (config->lora > 0 && !config->frozen_lora) {
+        COLO_TRY(
+            COLO_SIZED_CHECK(grads, d_lora_b, "linear: grads", "COLO_LINEAR_LOGPROB_GRADS_INIT"));
+        COLO_TRY(
+            check_factor(linear, grads->d_lora_a, "d_lora_a", config->lora, linear->hidden, true));
+        COLO_TRY(
+            check_factor(linear, grads->d_lora_b, "d_lora_b", linear->columns, config->lora, true));
+    }
     return grads->d_hidden ? check_d_hidden(linear, grads->d_hidden, hidden) : COLO_OK;
 }
 
@@ -271,6 +320,13 @@ colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
     if (linear->config.logprob.has_class_weight)
         COLO_TRY(colo_loss_check_version(&saved->class_weight, saved->class_weight_version,
                                          "class_weight"));
+    if (linear->config.lora > 0) {
+        const uint64_t now = colo_loss_version(&saved->lora_a) + colo_loss_version(&saved->lora_b);
+        COLO_FAIL_IF(now != saved->lora_version, COLO_ERR_MODIFIED,
+                     "a LoRA was written between forward and backward: version %" PRIu64
+                     ", saved at %" PRIu64,
+                     now, saved->lora_version);
+    }
     COLO_TRY(colo_lm_head_bound(linear->head, &weight));
     COLO_FAIL_IF(weight != saved->weight_version, COLO_ERR_MODIFIED,
                  "the head was written between forward and backward: version %" PRIu64

@@ -49,9 +49,9 @@ static inline void *colo_linear_element(void *data, colo_dtype_t dtype, int64_t 
 }
 
 /* h [rows, hidden], w [columns, hidden], z [rows, columns]; the one on the left is written:
- *   LOGITS    z = h wT + bias
- *   D_HIDDEN  h = beta h + z w       beta 0: what is in h, or w, is not read
- *   D_WEIGHT  w = beta w + zT h
+ *   LOGITS    z = beta z + factor h wT + bias    beta 0: what is in z, h or w is not read
+ *   D_HIDDEN  h = beta h + factor z w
+ *   D_WEIGHT  w = beta w + factor zT h
  * Any extent may be 0; a sum of nothing is 0 (and bias alone, and beta w). fp32 accumulation for
  * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written. A row of
  * LOGITS and of D_HIDDEN has the same bits whatever rows it comes with. */
@@ -65,10 +65,12 @@ struct colo_linear_gemm {
     int64_t rows, columns, hidden;
     int64_t first; /* row 0 is this one of the R rows */
     struct colo_linear_matrix h, w, z;
-    const void *bias;   /* of LOGITS alone: [columns], contiguous, h's dtype; NULL: none */
-    double beta;        /* 0 or 1; LOGITS: 0 */
-    const float *scale; /* [COLO_LINEAR_SCALE], or NULL: 1; LOGITS: NULL */
-    void *workspace;    /* of workspace() bytes, 256-aligned */
+    const void *bias; /* of LOGITS with beta 0: [columns], contiguous, h's dtype; NULL: none */
+    double beta;      /* 0 or 1 */
+    double factor;    /* 1 with a bias or a scale */
+    const float
+        *scale; /* [COLO_LINEAR_SCALE], which multiplies as factor does; NULL: 1; LOGITS: NULL */
+    void *workspace; /* of workspace() bytes, 256-aligned */
 };
 
 /* The three as one: C [m, n] = sum over k of A(i, k) B(k, j). Lines are rows of A and columns of B;
@@ -93,7 +95,8 @@ static inline struct colo_linear_form colo_linear_form_of(const struct colo_line
 /* What products an object will run: dtypes and largest extents, for what create may prepare.
  *   LOGITS    h, w: dtype;  z: logits_dtype
  *   D_HIDDEN  z, w: dtype;  h: dtype, or sum_dtype (f32, f64 of f64 heads)
- *   D_WEIGHT  z, h: dtype;  w: dtype, or sum_dtype */
+ *   D_WEIGHT  z, h: dtype;  w: dtype, or sum_dtype
+ * Of a LoRA one extent is its rank, which may be larger than these. */
 struct colo_linear_shape {
     int32_t device;
     colo_dtype_t dtype, logits_dtype, sum_dtype;

@@ -93,7 +93,8 @@ static colo_comm_t *head_group(const colo_linear_logprob_t *linear,
 static colo_comm_t *vocab_group(const colo_linear_logprob_t *linear,
                                 const struct colo_linear_size *size)
 {
-    bool sums = size->makes_d_hidden && linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
+    bool sums = size->makes_d_lora ||
+                (size->makes_d_hidden && linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL);
     return size->pass != COLO_LINEAR_LOGPROB_BACKWARD || sums ? linear->group : NULL;
 }
 
@@ -104,7 +105,7 @@ static colo_status_t ready(const colo_linear_logprob_t *linear, const struct col
 {
     colo_comm_t *head = head_group(linear, size), *vocab = vocab_group(linear, size);
     const bool backward = size->pass == COLO_LINEAR_LOGPROB_BACKWARD;
-    char call[120]; /* ranks compare it with COLO_CHECK=2 */
+    char call[160]; /* ranks compare it with COLO_CHECK=2 */
     if (head) {
         const bool trains =
             !linear->config.frozen_weight && size->pass != COLO_LINEAR_LOGPROB_INFERENCE;
@@ -114,8 +115,11 @@ static colo_status_t ready(const colo_linear_logprob_t *linear, const struct col
     }
     if (vocab) {
         const bool sums = colo_linear_sums(linear, size->pass);
-        snprintf(call, sizeof call, "%s%s", what,
-                 backward || !sums ? "" : ", whose backward adds up gradients of hidden");
+        snprintf(call, sizeof call, "%s%s%s", what,
+                 backward || !sums ? "" : ", whose backward adds up gradients of hidden",
+                 backward || !colo_linear_sums_lora(linear, size->pass)
+                     ? ""
+                     : ", whose backward adds up gradients of a LoRA");
         mine = colo_loss_ready(vocab, call, mine);
     }
     return mine;
@@ -202,11 +206,10 @@ static void place_saved(struct colo_linear_call *call, void *memory,
 }
 
 /* A call whose arguments are checked. @up: of its d_logits; NULL: it makes none */
-static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hidden,
-                         const colo_tensor_t *targets, const colo_support_saved_t *support,
-                         const void *class_weight, const colo_linear_logprob_upstream_t *up)
+static colo_status_t run(struct colo_linear_call *call, const struct colo_linear_tokens *tokens,
+                         const colo_linear_logprob_upstream_t *up)
 {
-    colo_status_t st = colo_linear_begin(call, hidden, targets, support, class_weight);
+    colo_status_t st = colo_linear_begin(call, tokens);
     if (st == COLO_OK && up)
         st = call->size.early && call->size.pass == COLO_LINEAR_LOGPROB_BACKWARD
                  ? make_factor(call, up)
@@ -229,6 +232,11 @@ static colo_status_t place_grads(struct colo_linear_call *call,
             call->d_hidden = (struct colo_linear_matrix){
                 colo_linear_place(call->workspace, call->memory.d_hidden), call->linear->hidden,
                 d_hidden->dtype};
+    }
+    if (!config->frozen_lora) {
+        const colo_tensor_t *a = grads->d_lora_a, *b = grads->d_lora_b;
+        call->d_lora_a = (struct colo_linear_matrix){a->data, a->stride[0], a->dtype};
+        call->d_lora_b = (struct colo_linear_matrix){b->data, b->stride[0], b->dtype};
     }
     if (config->frozen_weight)
         return COLO_OK;
@@ -282,7 +290,8 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
                    : COLO_OK;
-    COLO_TRY(COLO_SIZED_CHECK(saved, valid, saved_what, saved_init));
+    COLO_TRY(linear->config.lora > 0 ? COLO_SIZED_CHECK(saved, lora_version, saved_what, saved_init)
+                                     : COLO_SIZED_CHECK(saved, valid, saved_what, saved_init));
     COLO_TRY(colo_linear_set_saved(linear, size, offsets));
     COLO_TRY(colo_linear_check_memory(saved_memory, "saved memory", offsets->bytes));
     return shares(size) ? colo_linear_check_memory(saved->d_weight, "saved.d_weight", 1) : COLO_OK;
@@ -321,11 +330,18 @@ static colo_status_t forward(const colo_linear_logprob_t *linear,
         made.class_weight = *batch->class_weight;
         made.class_weight_version = colo_loss_version(batch->class_weight);
     }
+    if (batch->lora) {
+        made.lora_a = *batch->lora->a;
+        made.lora_b = *batch->lora->b;
+        made.lora_scale = batch->lora->scale;
+        made.lora_version = colo_loss_version(&made.lora_a) + colo_loss_version(&made.lora_b);
+    }
     colo_lm_head_bound(linear->head, &made.weight_version);
     place_saved(&call, saved_memory, &offsets);
     call.shared = made.d_weight;
-    COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support, made.class_weight.data,
-                 call.size.makes_d_logits ? upstream : NULL));
+    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets, &made.support,
+                                              made.class_weight.data, batch->lora};
+    COLO_TRY(run(&call, &tokens, call.size.makes_d_logits ? upstream : NULL));
     return saved ? COLO_SIZED_WRITE(saved, &made, saved_what, saved_init) : COLO_OK;
 }
 
@@ -396,8 +412,12 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
     place_saved(&call, saved->memory, &offsets);
     call.shared = saved->d_weight;
     const bool weighs = linear->config.logprob.has_class_weight;
-    COLO_TRY(run(&call, &saved->hidden, &saved->targets, &saved->support,
-                 weighs ? saved->class_weight.data : NULL, upstream));
+    const bool narrow = linear->config.lora > 0;
+    const colo_lora_t lora = {&saved->lora_a, &saved->lora_b, narrow ? saved->lora_scale : 0};
+    const struct colo_linear_tokens tokens = {&saved->hidden, &saved->targets, &saved->support,
+                                              weighs ? saved->class_weight.data : NULL,
+                                              narrow ? &lora : NULL};
+    COLO_TRY(run(&call, &tokens, upstream));
     if ((call.size.keeps && call.size.in_place) || shares(&call.size))
         saved->valid = false;
     return COLO_OK;
@@ -424,6 +444,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_save_support(batch->support);
     place_saved(&call, NULL, &nowhere);
-    return run(&call, batch->hidden, batch->targets, &support,
-               colo_loss_address(batch->class_weight), upstream);
+    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets, &support,
+                                              colo_loss_address(batch->class_weight), batch->lora};
+    return run(&call, &tokens, upstream);
 }

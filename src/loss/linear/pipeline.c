@@ -117,17 +117,30 @@ static void make_header(struct colo_linear_call *call)
         colo_lm_head_config(call->linear->head)->mem == COLO_MEM_HOST && !colo_logprob_alone(args);
     colo_logprob_set_header(args, colo_logprob_hash_config(&args->config, args->dtype),
                             compares ? colo_logprob_hash_targets(args) : 0);
-    args->header.sums = colo_linear_sums(call->linear, call->size.pass);
+    args->header.sums =
+        (colo_linear_sums(call->linear, call->size.pass) ? COLO_SUMS_HIDDEN : 0) |
+        (colo_linear_sums_lora(call->linear, call->size.pass) ? COLO_SUMS_LORA : 0) |
+        call->linear->config.lora * COLO_SUMS_RANK;
 }
 
-colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
-                                const colo_tensor_t *targets, const colo_support_saved_t *support,
-                                const void *class_weight)
+static struct colo_linear_matrix matrix_of(const colo_tensor_t *tensor)
 {
+    return (struct colo_linear_matrix){tensor->data, tensor->stride[0], tensor->dtype};
+}
+
+colo_status_t colo_linear_begin(struct colo_linear_call *call,
+                                const struct colo_linear_tokens *tokens)
+{
+    const colo_tensor_t *targets = tokens->targets;
     const colo_linear_logprob_t *linear = call->linear;
     const colo_logprob_config_t *config = &linear->config.logprob;
     call->aux = linear->device->stream_of(linear->aux);
-    call->hidden = (struct colo_linear_matrix){hidden->data, hidden->stride[0], hidden->dtype};
+    call->hidden = matrix_of(tokens->hidden);
+    if (tokens->lora) {
+        call->lora_a = matrix_of(tokens->lora->a);
+        call->lora_b = matrix_of(tokens->lora->b);
+        call->lora_scale = tokens->lora->scale;
+    }
     call->rows = (struct colo_linear_rows){
         .tokens = call->size.tokens,
         .rows = call->size.rows,
@@ -145,9 +158,9 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor
     colo_tensor_t packed = colo_tensor_host(call->rows.row_targets, COLO_I64, 1, shape);
     call->args = colo_logprob_make_args(config, &logits, &packed);
     call->args.saved = call->stats;
-    call->args.support = colo_loss_support(support);
+    call->args.support = colo_loss_support(tokens->support);
     call->args.support.token_of = call->rows.token_of;
-    call->args.class_weight = class_weight;
+    call->args.class_weight = tokens->class_weight;
     call->args.row_stride = call->size.z_stride;
     call->args.d_dtype = linear->dtype;
     call->true_columns = call->args.true_columns;
@@ -220,12 +233,15 @@ static int64_t width_of(const struct colo_linear_call *call)
     return call->size.segment ? call->size.segment : call->args.columns;
 }
 
+/* Of the unit's rows, and of its columns and the hidden size unless @gemm has others. */
 static colo_status_t multiply(const struct colo_linear_call *call, struct colo_linear_gemm *gemm)
 {
     gemm->rows = call->args.hi - call->args.lo;
     gemm->first = call->args.lo;
-    gemm->columns = width_of(call);
-    gemm->hidden = call->linear->hidden;
+    if (gemm->columns == 0)
+        gemm->columns = width_of(call);
+    if (gemm->hidden == 0)
+        gemm->hidden = call->linear->hidden;
     gemm->workspace = colo_linear_place(call->workspace, call->memory.gemm);
     return call->linear->kernels->gemm->run(call->linear->gemm, gemm, call->main);
 }
@@ -248,11 +264,32 @@ static struct colo_linear_move move_of(const struct colo_linear_call *call,
                                      call->linear->hidden, tokens,        packed};
 }
 
+/* A LoRA's u of a chunk. */
+static struct colo_linear_matrix narrow_at(const struct colo_linear_call *call, int64_t chunk)
+{
+    const int64_t stride = call->size.u_stride;
+    return (struct colo_linear_matrix){
+        joined_at(call, call->memory.u, chunk, call->linear->dtype, stride), stride,
+        call->linear->dtype};
+}
+
+/* The rows of a chunk, and what a LoRA makes of them. */
 static colo_status_t take_rows(struct colo_linear_call *call, int64_t unit)
 {
-    const struct colo_linear_move move =
-        move_of(call, call->hidden, rows_at(call, chunk_of(call, unit)));
-    return call->memory.h[0] < 0 ? COLO_OK : call->linear->kernels->rows_gather(&move, call->main);
+    const int64_t chunk = chunk_of(call, unit);
+    const struct colo_linear_move move = move_of(call, call->hidden, rows_at(call, chunk));
+    if (call->memory.h[0] < 0)
+        return COLO_OK;
+    COLO_TRY(call->linear->kernels->rows_gather(&move, call->main));
+    struct colo_linear_gemm gemm = {
+        .product = COLO_LINEAR_LOGITS,
+        .columns = call->linear->config.lora,
+        .h = {move.packed, call->linear->hidden, call->linear->dtype},
+        .w = call->lora_a,
+        .z = narrow_at(call, chunk),
+        .factor = call->lora_scale,
+    };
+    return call->memory.u[0] < 0 ? COLO_OK : multiply(call, &gemm);
 }
 
 /* A product of the unit, one for each of its segments: the rows of @w and columns of @z are its. */
@@ -279,8 +316,17 @@ static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
         .h = {rows_at(call, chunk_of(call, unit)), call->linear->hidden, call->linear->dtype},
         .w = call->weight,
         .z = {logits_at(call, unit), call->size.z_stride, call->linear->config.logits_dtype},
-        .bias = colo_linear_element(call->bias, call->linear->dtype, column_of(call, unit))};
-    return multiply_all(call, gemm, unit);
+        .bias = colo_linear_element(call->bias, call->linear->dtype, column_of(call, unit)),
+        .factor = 1};
+    const struct colo_linear_gemm more = {.product = COLO_LINEAR_LOGITS,
+                                          .hidden = call->linear->config.lora,
+                                          .h = narrow_at(call, chunk_of(call, unit)),
+                                          .w = call->lora_b,
+                                          .z = gemm.z,
+                                          .beta = 1,
+                                          .factor = 1};
+    COLO_TRY(multiply_all(call, gemm, unit));
+    return call->linear->config.lora > 0 ? multiply_all(call, more, unit) : COLO_OK;
 }
 
 static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
@@ -383,6 +429,7 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
             .h = *sum,
             .w = rows_of(call, &call->weight, unit, from),
             .z = {colo_linear_element(z->data, z->dtype, from), z->stride, z->dtype},
+            .factor = 1,
             .scale = call->scale,
         };
         COLO_TRY(multiply(call, &gemm));
@@ -416,6 +463,74 @@ static struct colo_linear_matrix gradient_of(const struct colo_linear_call *call
                                        call->linear->dtype};
 }
 
+/* A LoRA's d_u of a chunk, and as it is summed: as large as d_logits, which scale is not yet in. */
+static struct colo_linear_matrix d_narrow_at(const struct colo_linear_call *call, bool sum)
+{
+    const bool half = call->memory.d_u >= 0;
+    return (struct colo_linear_matrix){
+        colo_linear_place(call->workspace, half && !sum ? call->memory.d_u : call->memory.d_u_sum),
+        call->size.u_stride, half && sum ? COLO_F32 : call->linear->dtype};
+}
+
+/* What a unit adds to gradients of a LoRA. Before d_hidden, which may come where the rows of hidden
+ * are, and which takes d_u when it is whole. */
+static colo_status_t make_d_lora(struct colo_linear_call *call, int64_t unit)
+{
+    const int64_t chunk = chunk_of(call, unit), lora = call->linear->config.lora;
+    const struct colo_linear_matrix z = gradient_of(call, unit), sum = d_narrow_at(call, true),
+                                    d_u = d_narrow_at(call, false);
+    struct colo_linear_gemm narrow = {.product = COLO_LINEAR_D_HIDDEN,
+                                      .hidden = lora,
+                                      .h = sum,
+                                      .w = rows_of(call, &call->lora_b, unit, 0),
+                                      .z = z,
+                                      .beta = unit % call->size.blocks > 0,
+                                      .factor = call->lora_scale},
+                            d_b = {.product = COLO_LINEAR_D_WEIGHT,
+                                   .hidden = lora,
+                                   .h = narrow_at(call, chunk),
+                                   .w = rows_of(call, &call->d_lora_b, unit, 0),
+                                   .z = z,
+                                   .beta = chunk > 0,
+                                   .factor = 1,
+                                   .scale = call->scale},
+                            d_a = {.product = COLO_LINEAR_D_WEIGHT,
+                                   .columns = lora,
+                                   .h = {rows_at(call, chunk), call->linear->hidden,
+                                         call->linear->dtype},
+                                   .w = call->d_lora_a,
+                                   .z = d_u,
+                                   .beta = chunk > 0,
+                                   .factor = 1,
+                                   .scale = call->scale};
+    COLO_TRY(multiply(call, &narrow));
+    if (call->size.makes_d_lora)
+        COLO_TRY(multiply(call, &d_b));
+    if ((unit + 1) % call->size.blocks != 0)
+        return COLO_OK;
+    if (d_u.dtype != sum.dtype)
+        COLO_TRY(call->linear->kernels->rows_convert(
+            &(struct colo_linear_convert){d_u, sum, call->args.hi - call->args.lo, lora},
+            call->main));
+    return call->size.makes_d_lora ? multiply(call, &d_a) : COLO_OK;
+}
+
+/* On the auxiliary stream, after the last unit: the sum over the vocabulary group. */
+static colo_status_t sum_d_lora(struct colo_linear_call *call)
+{
+    const colo_linear_logprob_t *linear = call->linear;
+    void *sum = call->d_lora_a.data;
+    COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
+    COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
+    colo_comm_set_stage(linear->group, colo_linear_place(call->workspace, call->memory.d_a_stage),
+                        (size_t)call->memory.d_a_stage_bytes);
+    const colo_status_t st = colo_comm_all_reduce_for(
+        linear->group, COLO_CATEGORY_LOSS, sum, sum, linear->config.lora * linear->hidden,
+        call->d_lora_a.dtype, COLO_REDOP_SUM, call->aux);
+    colo_comm_set_stage(linear->group, NULL, 0);
+    return st;
+}
+
 /* What a unit adds to d_hidden of its chunk; the last one puts it there. */
 static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
 {
@@ -434,11 +549,22 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
         .w = rows_of(call, &call->weight, unit, 0),
         .z = z,
         .beta = unit % call->size.blocks > 0,
+        .factor = 1,
         .scale = call->scale,
     };
+    struct colo_linear_gemm more = {.product = COLO_LINEAR_D_HIDDEN,
+                                    .columns = call->linear->config.lora,
+                                    .h = gemm.h,
+                                    .w = call->lora_a,
+                                    .z = d_narrow_at(call, false),
+                                    .beta = 1,
+                                    .factor = 1,
+                                    .scale = call->scale};
     COLO_TRY(call->size.segment ? sum_segments(call, unit, &z, &sum) : multiply(call, &gemm));
     if ((unit + 1) % call->size.blocks != 0)
         return COLO_OK;
+    if (call->linear->config.lora > 0)
+        COLO_TRY(multiply(call, &more));
     if (sum.data && sum.dtype == d_h.dtype)
         d_h = sum;
     else if (sum.data)
@@ -476,6 +602,7 @@ static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t unit)
               call->d_weight.stride[0], call->d_weight.dtype},
         .z = z,
         .beta = call->fresh && chunk == 0 ? 0 : 1,
+        .factor = 1,
         .scale = call->scale};
     COLO_TRY(multiply_all(call, gemm, unit));
     const colo_tensor_t *d_bias = &call->d_bias;
@@ -547,6 +674,8 @@ static colo_status_t make_grads(struct colo_linear_call *call, int64_t last)
     set_unit(call, first);
     call->args.hi = hi;
     COLO_TRY(wait_for(call, COLO_EVENT_WORK + last % 2, call->main));
+    if (call->memory.d_u_sum >= 0)
+        COLO_TRY(make_d_lora(call, first));
     if (call->size.makes_d_hidden && !call->size.d_hidden_last)
         COLO_TRY(make_d_hidden(call, first));
     if (call->size.makes_d_weight)
@@ -572,6 +701,8 @@ static colo_status_t finish(struct colo_linear_call *call)
             &(struct colo_linear_scatter){&call->rows, linear->stat_dtype, call->args.out,
                                           call->out},
             call->aux));
+    if (call->size.makes_d_lora)
+        COLO_TRY(sum_d_lora(call));
     COLO_TRY(colo_linear_join(call));
     COLO_TRY(colo_comm_host_barrier(linear->group, "lm_head"));
     if (call->size.takes_head)

@@ -220,9 +220,10 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     size->rows = max_valid < 0 || max_valid > tokens ? tokens : max_valid;
     const bool back = pass == COLO_LINEAR_LOGPROB_BACKWARD,
                fore = pass == COLO_LINEAR_LOGPROB_FORWARD, loss = pass == COLO_LINEAR_LOGPROB_LOSS,
-               trains = !(config->frozen_hidden && config->frozen_weight);
+               trains = !(config->frozen_hidden && config->frozen_weight && config->frozen_lora);
     size->makes_d_hidden = (back || loss) && !config->frozen_hidden;
     size->makes_d_weight = (back || loss) && !config->frozen_weight;
+    size->makes_d_lora = (back || loss) && !config->frozen_lora;
     const colo_linear_logprob_mode_t mode = colo_linear_logprob_mode(linear, size->rows);
     size->keeps = (fore || back) && mode == COLO_LINEAR_LOGPROB_KEEP;
     size->early = (fore || back) && mode == COLO_LINEAR_LOGPROB_EARLY;
@@ -266,6 +267,7 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     size->z_stride =
         stride_of(size->keeps || size->early ? linear->columns : size->width, config->logits_dtype);
     size->d_stride = stride_of(size->width, linear->dtype);
+    size->u_stride = stride_of(config->lora, COLO_BF16);
     if (size->early)
         cut(linear, size);
     if (size->early && back && !size->segment)
@@ -307,7 +309,8 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
     const bool outputs = size->pass != COLO_LINEAR_LOGPROB_BACKWARD,
                grads = colo_linear_makes_grads(size);
     const bool d_h = size->makes_d_hidden, d_weight = size->makes_d_weight,
-               d_z = size->makes_d_logits;
+               d_z = size->makes_d_logits, d_lora = size->makes_d_lora,
+               d_u = config->lora > 0 && (d_h || d_lora);
     const bool joins = size->joined > 1,
                second = size->chunks > size->joined && !(joins && size->in_place),
                other = (size->chunks > 1 || size->blocks > 1) && !joins;
@@ -343,9 +346,17 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
                 size->d_stride, elem);
         /* d_W's product of a chunk comes after the next chunk's rows were taken */
         memory->h[i] =
-            put(&bytes, &ok, i == 0 ? size->makes_logits || d_weight : d_weight && second, joined,
-                linear->hidden, elem);
+            put(&bytes, &ok,
+                i == 0 ? size->makes_logits || d_weight || d_lora : (d_weight || d_lora) && second,
+                joined, linear->hidden, elem);
+        memory->u[i] =
+            put(&bytes, &ok,
+                i == 0 ? d_lora || (size->makes_logits && config->lora > 0) : d_lora && second,
+                joined, size->u_stride, elem);
     }
+    memory->d_u = put(&bytes, &ok, d_u && elem == 2, joined, size->u_stride, elem);
+    memory->d_u_sum =
+        put(&bytes, &ok, d_u, joined, size->u_stride, elem == 8 ? 8 : (int64_t)sizeof(float));
     memory->d_h = put(&bytes, &ok, d_h && !size->d_hidden_last, joined, linear->hidden, elem);
     const int64_t sum = size->segment && elem == 8 ? 8 : sizeof(float);
     int64_t levels = 1;
@@ -363,6 +374,12 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
         summed = (int64_t)colo_comm_reduction_stage(linear->group, summed);
     memory->d_h_stage = put(&bytes, &ok, summed > 0, summed, 1, 1);
     memory->d_h_stage_bytes = summed;
+    summed = 0;
+    if (d_lora && colo_mul_ok(config->lora, linear->hidden * 8, &summed))
+        summed = (int64_t)colo_comm_reduction_stage(
+            linear->group, elem == 8 ? summed : summed / 8 * (int64_t)sizeof(float));
+    memory->d_a_stage = put(&bytes, &ok, summed > 0, summed, 1, 1);
+    memory->d_a_stage_bytes = summed;
     memory->stage = put(&bytes, &ok, d_weight && size->early && size->inside > 0,
                         size->part[1].first, linear->hidden, elem);
     memory->bias =

@@ -57,13 +57,14 @@ struct colo_linear_size {
     int64_t segment;            /* columns a product; 0: all of a block */
     int64_t buffers;            /* logits buffers in the workspace: 0, 1, 2 */
     int64_t z_stride, d_stride; /* elements from a row to the next */
+    int64_t u_stride;           /* of a LoRA's u and d_u */
     colo_logprob_block_t block;
-    bool takes_head, makes_logits, makes_d_logits, makes_d_hidden, makes_d_weight;
+    bool takes_head, makes_logits, makes_d_logits, makes_d_hidden, makes_d_weight, makes_d_lora;
 };
 
 static inline bool colo_linear_makes_grads(const struct colo_linear_size *size)
 {
-    return size->makes_d_hidden || size->makes_d_weight;
+    return size->makes_d_hidden || size->makes_d_weight || size->makes_d_lora;
 }
 
 /* Byte offsets in a workspace; -1: not there. */
@@ -77,6 +78,8 @@ struct colo_linear_memory {
     int64_t d_h_stage, d_h_stage_bytes; /* staging of the sum of d_hidden over ranks */
     int64_t d_h_all;                    /* chunks of all ranks, of the sum dtype */
     int64_t stage;                      /* d_weight of the first part */
+    int64_t u[2], d_u, d_u_sum; /* of a LoRA: as h; of joined chunks, and of the sum dtype */
+    int64_t d_a_stage, d_a_stage_bytes; /* staging of the sum of d_lora_a over ranks */
     int64_t bias, reduce, gemm;
     int64_t bytes;
 };
@@ -123,6 +126,8 @@ struct colo_linear_call {
     int64_t true_columns; /* of all blocks */
     struct colo_linear_matrix weight;
     void *bias;
+    struct colo_linear_matrix lora_a, lora_b, d_lora_a, d_lora_b; /* of a LoRA */
+    double lora_scale;
 
     colo_lm_head_grads_t head_grads;
     colo_tensor_t d_weight, d_bias; /* of the whole head */
@@ -140,10 +145,23 @@ static inline bool colo_linear_sums(const colo_linear_logprob_t *linear,
     return linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !linear->config.frozen_hidden &&
            pass != COLO_LINEAR_LOGPROB_INFERENCE;
 }
+/* The same of gradients of a LoRA's A */
+static inline bool colo_linear_sums_lora(const colo_linear_logprob_t *linear,
+                                         colo_linear_logprob_pass_t pass)
+{
+    return !linear->config.frozen_lora && pass != COLO_LINEAR_LOGPROB_INFERENCE;
+}
+
+/* The tokens of a call. */
+struct colo_linear_tokens {
+    const colo_tensor_t *hidden, *targets;
+    const colo_support_saved_t *support;
+    const void *class_weight; /* NULL: none */
+    const colo_lora_t *lora;  /* NULL: none */
+};
 /* The members of @call before aux are set; packs the tokens */
-colo_status_t colo_linear_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
-                                const colo_tensor_t *targets, const colo_support_saved_t *support,
-                                const void *class_weight);
+colo_status_t colo_linear_begin(struct colo_linear_call *call,
+                                const struct colo_linear_tokens *tokens);
 /* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_join(const struct colo_linear_call *call);
 colo_status_t colo_linear_pipeline(struct colo_linear_call *call);
