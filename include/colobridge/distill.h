@@ -11,9 +11,24 @@
  *   kl = sum_j q_j (log q_j - log p_j),  0 log 0 = 0
  *   d ce / dx_j = d kl / dx_j = Q p_j - q_j;  targets get no gradient
  * ce >= 0 holds exactly, and with COLO_DISTILL_LOGITS kl >= 0. (Probabilities that do not add up
- * to 1 may have a negative kl.) Forward reads both shards once and does one all-gather; backward
- * no collective. The usual factor temperature^2 of distillation is the caller's: put it into the
- * upstream gradient.
+ * to 1 may have a negative kl.)
+ *
+ * With COLO_DISTILL_LOGITS config.divergence may put another divergence D into kl:
+ *   COLO_DIVERGENCE_REVERSE_KL  D = sum p log(p/q)         dD/dx_j = p_j (log(p_j/q_j) - D)
+ *   COLO_DIVERGENCE_JSD         D = beta sum q log(q/m) + (1 - beta) sum p log(p/m),
+ *                               m = beta q + (1 - beta) p
+ *                               dD/dx_j = (1 - beta) p_j (log(p_j/m_j) - sum p log(p/m))
+ *   COLO_DIVERGENCE_TV          D = 1/2 sum |p - q|        dD/dx_j = 1/2 p_j (s_j - sum p s),
+ *                               s = sign(p - q), 0 where they are equal
+ *   COLO_DIVERGENCE_ACCEPTANCE  D = -log alpha, alpha = sum min(p, q) = 1 - TV: how often a target
+ *                               model accepts a draft; that of TV, divided by alpha
+ * D >= 0. Where p and q are near each other D has the digits that p and q have, not those of a
+ * difference: docs/concepts/loss.md. Sources: Hinton et al. 2015; Agarwal et al. 2024 (JSD's beta);
+ * Leviathan et al. 2023 (alpha).
+ *
+ * Forward reads both shards once and does one all-gather; for JSD, TV and ACCEPTANCE two of each.
+ * Backward does no collective. The usual factor temperature^2 of distillation is the caller's: put
+ * it into the upstream gradient.
  */
 #ifndef COLOBRIDGE_DISTILL_H
 #define COLOBRIDGE_DISTILL_H
@@ -31,6 +46,14 @@ typedef enum colo_distill_kind_t {
     COLO_DISTILL_PROBS = 1
 } colo_distill_kind_t;
 
+typedef enum colo_divergence_t {
+    COLO_DIVERGENCE_FORWARD_KL = 0,
+    COLO_DIVERGENCE_REVERSE_KL = 1,
+    COLO_DIVERGENCE_JSD = 2,
+    COLO_DIVERGENCE_TV = 3,
+    COLO_DIVERGENCE_ACCEPTANCE = 4
+} colo_divergence_t;
+
 /** Members from targets on have defaults: COLO_DISTILL_LOGITS, 1, 1. */
 typedef struct colo_distill_config_t {
     size_t struct_size;
@@ -39,22 +62,24 @@ typedef struct colo_distill_config_t {
     double target_temperature; /* > 0; COLO_DISTILL_LOGITS only, as target_scale */
     double target_scale;
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
-    int64_t reserved[8]; /* 0: room for members of newer headers. The size never changes, because
+    int64_t divergence; /* a colo_divergence_t: what kl is; not 0 only with COLO_DISTILL_LOGITS */
+    double beta;         /* of JSD, 0 < beta < 1 */
+    int64_t reserved[6]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_distill_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, {}
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, COLO_DIVERGENCE_FORWARD_KL, 0.5, {}
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
-    .target_temperature = 1.0, .target_scale = 1.0
+    .target_temperature = 1.0, .target_scale = 1.0, .beta = 0.5
 #endif
 
 /** What forward writes, [T] each, f64 if the logits are f64, else f32; NULL members are not computed.
  *  Each is contiguous, in the memory of the logits, and written only on success. */
 typedef struct colo_distill_out_t {
     size_t struct_size;
-    const colo_tensor_t *ce, *kl;
+    const colo_tensor_t *ce, *kl; /* kl: the divergence that the config names */
 } colo_distill_out_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_DISTILL_OUT_INIT sizeof(colo_distill_out_t), nullptr, nullptr
@@ -94,7 +119,7 @@ typedef struct colo_distill_saved_t {
  */
 COLO_API colo_status_t colo_distill_config_check(const colo_distill_config_t *config);
 /**
- * colo_distill_saved_size() - bytes of the saved statistics: 40 per token
+ * colo_distill_saved_size() - bytes of the saved statistics: 64 per token
  * @bytes:  out
  */
 COLO_API colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
@@ -139,7 +164,9 @@ typedef struct colo_distill_batch_t {
  * Special values. The row's ce, kl and gradient are NaN on all ranks if a row of either has NaN or
  * +inf, if one of them is nothing but -inf, or if a probability is negative, NaN or infinite. A
  * logit x_j = -inf gives ce = kl = +inf and a finite gradient if q_j > 0, and adds nothing if q_j
- * = 0.
+ * = 0. Reverse KL: if y_j = -inf and p_j > 0, D = +inf, and the gradient is NaN where p_j > 0. JSD
+ * and TV are finite. Acceptance, alpha = 0: D = +inf, and the gradient is NaN where p_j > 0. But for
+ * forward KL the gradient is 0 where p_j = 0.
  *
  * Memory:      all on the host, or all of it CUDA
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH

@@ -121,7 +121,8 @@ class LogitsOptions(c.Structure):
 
 class DistillConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', INT), ('target_temperature', DOUBLE),
-                ('target_scale', DOUBLE), ('order', i64), ('reserved', i64 * 8)]
+                ('target_scale', DOUBLE), ('order', i64), ('divergence', i64), ('beta', DOUBLE),
+                ('reserved', i64 * 6)]
 
 
 class DistillSaved(c.Structure):

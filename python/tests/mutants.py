@@ -392,6 +392,14 @@ MUTANTS = {
         'torch/ready.py', 'float(scale)', '1.0', 'test_torch_linear.py', 'on_threads_and_alone'),
     'the teacher has the temperature of the student': (
         'torch/losses.py', "number('distill: target_temperature', target_temperature)", 'float(temperature)', 'test_torch_losses.py', 'threads'),
+    'a divergence is the one before it in the list': (
+        'torch/losses.py', "DIVERGENCES.index(kind or 'forward_kl')", "max(0, DIVERGENCES.index(kind or 'forward_kl') - 1)",
+        'test_torch_losses.py', 'threads'),
+    'a mean of a divergence counts tokens that are masked': (
+        'torch/losses.py', 'if mask is None else (mask != 0).sum()', 'if True else mask', 'test_torch_losses.py', 'reduced_over_ranks'),
+    'a divergence of tokens that a mask weighs is that of tokens that it counts': (
+        'torch/losses.py', 'None if weights is None else weights.to(loss.dtype), reduction', 'None, reduction',
+        'test_torch_losses.py', 'reduced_over_ranks'),
     'values of several numbers per token are spread as if of one': (
         'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
         'test_logits_of_any_strides'),

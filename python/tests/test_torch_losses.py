@@ -4,6 +4,7 @@ vocabularies and batches: processes, threads, dtypes, strides, masks, special va
 import copy
 import itertools
 import pickle
+import re
 import types
 
 import pytest
@@ -66,9 +67,25 @@ def ours(name, z, q, ids, mask, lo, hi, **o):
         return ct.logprob_at(z, ids, **o), None
     if name == 'entropy':
         return ct.entropy(z, **o)[..., None], None
+    if name in KINDS:
+        return ct.distill(z, q, kind=name, beta=BETA, reduction='none', target_temperature=2.0, **o)[..., None], None
     soft = name == 'soft labels'
     out = ct.distill(z, q, soft_labels=soft, **(o if soft else dict(o, target_temperature=2.0)))
     return torch.stack(out, -1), None
+
+
+BETA = 0.3
+
+
+def jsd(lp, lq):
+    m = BETA * lq.exp() + (1 - BETA) * lp.exp()
+    return (BETA * lq.exp() * (lq - m.log()) + (1 - BETA) * lp.exp() * (lp - m.log())).sum(-1)
+
+
+KINDS = {  # of the logarithms of a student's probabilities and of its teacher's
+    'forward_kl': lambda lp, lq: (lq.exp() * (lq - lp)).sum(-1), 'reverse_kl': lambda lp, lq: (lp.exp() * (lp - lq)).sum(-1),
+    'jsd': jsd, 'tv': lambda lp, lq: (lp.exp() - lq.exp()).abs().sum(-1) / 2,
+    'acceptance': lambda lp, lq: -torch.minimum(lp.exp(), lq.exp()).sum(-1).log()}
 
 
 def theirs(name, z, q, ids, mask, temperature, softcap, scale=1.0):
@@ -81,10 +98,12 @@ def theirs(name, z, q, ids, mask, temperature, softcap, scale=1.0):
         return masked(-(lp.exp() * lp).sum(-1, keepdim=True), mask)
     lq = q.double().log() if name == 'soft labels' else log_softmax(q, 2.0)
     p = lq.exp()
+    if name in KINDS:
+        return masked(KINDS[name](lp, lq)[..., None], mask)
     return masked(torch.stack([-(p * lp).sum(-1), (p * (lq - lp)).sum(-1)], -1), mask)
 
 
-OVER = ('topk', 'at', 'entropy', 'logits', 'soft labels')
+OVER = ('topk', 'at', 'entropy', 'logits', 'soft labels', *KINDS)
 
 
 def agrees(rank, size, group, dtype, how, shape, vocab=V):
@@ -225,6 +244,64 @@ def test_gradcheck():
         assert torch.autograd.gradcheck(lambda z: ours(
             name, z, q.softmax(-1), ids, mask, 0, V, vocab=V, softcap=4.0, temperature=0.8)[0], (z,)), name
     assert torch.autograd.gradcheck(lambda z: ct.weighted_sum(z[..., 0], g[0][..., 0], mask)[:2], (z,))
+
+
+def in_dp(rank):
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tp, dp = groups[rank // 2], groups[2 + rank % 2]
+    z, q, _, mask, _ = drawn((4, 3), torch.float64)
+    mask[2:, 1] = False
+    lo, hi = shards(rank % 2, 2, 'odd')
+    mine = slice(0, 2) if rank < 2 else slice(2, 4)
+    weights = torch.rand(4, 3, generator=torch.Generator().manual_seed(1)) * mask
+    said = []
+    for kind, of in KINDS.items():
+        for counts in (None, mask, weights):
+            for reduction in ('mean', 'sum'):
+                whole, x = z.clone().requires_grad_(), z[mine, :, lo:hi].clone().requires_grad_()
+                d = of(log_softmax(whole, 1.0), log_softmax(q, 1.0))
+                by = torch.ones(4, 3) if counts is None else counts.double()
+                want = (d * by).sum() / (by.sum() if reduction == 'mean' else 1)
+                got = ct.distill(x, q[mine, :, lo:hi], kind=kind, beta=BETA, reduction=reduction, reduce_group=dp, tp_group=tp,
+                                 mask=None if counts is None else counts[mine], vocab=(lo, V))
+                torch.testing.assert_close(got.loss, want, rtol=1e-7, atol=1e-9)  # weights are f32
+                torch.testing.assert_close(got.den, by.sum().double(), rtol=1e-7, atol=0)
+                got.backward()
+                want.backward()
+                torch.testing.assert_close(x.grad, whole.grad[mine, :, lo:hi], rtol=1e-6, atol=1e-9)
+                said.append(got.item())
+    return said
+
+
+def test_a_divergence_is_reduced_over_ranks_once(world):
+    said = world.run(in_dp)
+    assert all(s == said[0] for s in said)
+
+
+def test_a_divergence_near_0_keeps_its_digits():
+    rng = torch.Generator().manual_seed(7)
+    for bits in (8, 12, 16):
+        z = (torch.randn(4, 1000, generator=rng) * 2 ** 14).floor() / 2 ** 14
+        q = z + torch.randint(-8, 9, z.shape, generator=rng) / 2.0 ** (bits + 3)
+        lp, lq = (torch.log_softmax(x.double(), -1) for x in (z, q))
+        t = lp - lq - (lq.exp() * (lp - lq)).sum(-1, keepdim=True)
+        near = {'forward_kl': (lq.exp() * t ** 2).sum(-1) / 2, 'reverse_kl': (lq.exp() * t ** 2).sum(-1) / 2,
+                'jsd': BETA * (1 - BETA) * (lq.exp() * t ** 2).sum(-1) / 2,
+                'tv': (lq.exp() * t.abs()).sum(-1) / 2, 'acceptance': (lq.exp() * t.abs()).sum(-1) / 2}
+        for kind, want in near.items():  # but for terms of the next order in t, which is within 2^-bits
+            got = ct.distill(z, q, kind=kind, beta=BETA, reduction='none').double()
+            assert ((got / want - 1).abs() < 2 * 2.0 ** -bits + 1e-5).all(), (kind, bits, got, want)
+
+
+def test_kinds_that_are_none_are_refused():
+    z = torch.zeros(2, 3)
+    for options, said in ((dict(kind='kl'), "kind is 'kl'"), (dict(kind='tv', reduction='average'), "reduction is 'average'"),
+                          (dict(reduction='mean'), "expected kind="), (dict(kind='tv', soft_labels=True), 'soft_labels is True'),
+                          (dict(kind='jsd', beta=1.0), 'beta is 1, expected between 0 and 1'),
+                          (dict(kind='jsd', beta='half'), "beta is 'half'"),
+                          (dict(kind='tv', mask=torch.tensor([-1.0, 1.0])), 'found -1.0 at')):
+        with pytest.raises(ValueError, match='distill: .*' + re.escape(said)):
+            ct.distill(z, z, **options)
 
 
 PENALTIES = {

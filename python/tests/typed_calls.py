@@ -47,6 +47,9 @@ def losses(z: Tensor, t: Tensor, ids: Tensor, group: dist.ProcessGroup, mesh: De
     assert_type(ct.logprob_at(z, ids, vocab=(0, 100)), Tensor)
     assert_type(ct.distill(z, z, soft_labels=True, target_temperature=2.0), ct.Distilled)
     assert_type(ct.distill(z, z).kl, Tensor)
+    assert_type(ct.distill(z, z, kind='jsd', beta=0.1, reduce_group=group), ct.Loss)
+    assert_type(ct.distill(z, z, kind='tv', reduction='none', mask=t != 0), Tensor)
+    ct.distill(z, z, kind='kl')  # refused
     assert_type(ct.weighted_sum(z, z, t != 0, reduce_group=group), ct.Weighted)
     assert_type(ct.weighted_sum(z) * 2, Tensor)
     assert_type(ct.Support(ids, t, ascending=True), ct.Support)

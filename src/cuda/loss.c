@@ -218,6 +218,8 @@ static const struct pointer of_distill[] = {
 };
 CHECKED(distill_stats, colo_distill_args, of_distill, has_of(&p->base), "distill forward")
 LAUNCH(distill_merge, colo_distill_args, "distill forward, merging")
+LAUNCH(distill_pairs, colo_distill_args, "distill forward, second read")
+LAUNCH(distill_finish, colo_distill_args, "distill forward, merging again")
 CHECKED(distill_grad, colo_distill_args, of_distill, has_of(&p->base), "distill backward")
 
 /* ---- sequences ---- */

@@ -258,6 +258,8 @@ struct colo_mean_grad_args;
     X(sampling_keep, colo_sampling_args)                                     \
     X(distill_stats, colo_distill_args)                                      \
     X(distill_merge, colo_distill_args)                                      \
+    X(distill_pairs, colo_distill_args)                                      \
+    X(distill_finish, colo_distill_args)                                     \
     X(distill_grad, colo_distill_args)                                       \
     X(sequence_targets, colo_sequence_args)                                  \
     X(sequence_mask, colo_sequence_args)                                     \

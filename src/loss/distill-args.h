@@ -11,11 +11,30 @@
  *   mv  max v of the shard; 0 for probabilities
  *   sv  sum e^(v - mv), the shard's q before it is divided
  *   c   sum e^(v - mv) (x - bx)              bx = mx, 0 while that is -inf
- *   d   sum e^(v - mv) ((v - mv) - (x - bx))
+ *   d   sum w r
+ *   e   sum w expm1(-r) = sum w' - sum w
+ *   g   sum w (r + expm1(-r)), and w' of columns where w is 0
  *
- * where e^(v - mv) is 0 a column adds nothing to c and d, whatever x is. The difference in d is
- * made column by column: a KL near 0 is a sum of small numbers, not a difference of large ones. The
- * merge moves c and d to the global maxima: c += (bx - M) sv, d += ((mv - Mv) - (bx - M)) sv.
+ * where e^(v - mv) is 0 a column adds nothing to c, whatever x is; d likewise with w. Of a reverse
+ * KL, w is e^(x - bx), w' is e^(v - bv), r is (x - bx) - (v - bv); of all others x and v change
+ * places. No summand of g is negative, and w' = w e^-r, so with E = sum e / sum w
+ *
+ *   KL = sum w r / sum w + log(sum w' / sum w) = sum g / sum w + (log1p(E) - E)
+ *
+ * of which both are of second order in r: a KL near 0 has the digits of r, and rounding of g and e
+ * costs it as many as it has itself. The merge moves the sums to the global maxima: c += (bx - M)
+ * sv, and as r -> r + s with
+ *
+ *   e -> e + expm1(-s) (sum w + e)
+ *   g -> g + (s + expm1(-s)) sum w + expm1(-s) e
+ *
+ * The divergences that need both normalisers (colo_distill_twice()) read the shards again, relative
+ * to what the merge has saved, and gather three sums of a token, in fp64: `sums`. With t = log(p/q)
+ * and p_j = m_j (1 + E_j), q_j = m_j (1 + F_j), h(E) = (1 + E) log(1 + E) - E >= 0:
+ *
+ *   JSD         sum m (beta h(F) + (1 - beta) h(E)), sum p log(p/m) = sum m h(E), 0
+ *   TV          sum |p - q|, sum p s, 0
+ *   ACCEPTANCE  sum |p - q|, sum p s, sum min(p, q)
  */
 #ifndef COLO_LOSS_DISTILL_ARGS_H
 #define COLO_LOSS_DISTILL_ARGS_H
@@ -33,17 +52,32 @@ struct colo_distill_args {
     int64_t target_row_stride;
     const uint8_t *mask;
     int64_t mask_stride;
-    int64_t mx, sx, mv, sv, c, d; /* byte offsets in a block */
+    colo_divergence_t divergence;
+    double beta;
+    int64_t mx, sx, mv, sv, c, d, e, g; /* byte offsets in a block */
+    double *sums;                       /* [ranks, 3, T]: where the blocks were */
     struct {
         void *ce, *kl;
     } out; /* stat dtype */
-    /* merge writes, grad reads: f64 [5, T]: M, log Sum x, Mv, log Sum v, Q. M is NaN for a row that
-     * is NaN and +inf for a masked one; Mv = log Sum v = 0 for probabilities. May be NULL in merge.
-     */
+    /* merge writes, grad reads: f64 [8, T]: M, log Sum x, Mv, log Sum v, Q, K, and of other
+     * divergences than forward KL, whose gradient is F p_j (u_j - A), A and F. log(p_j / q_j) = x_j
+     * - v_j + K. M is NaN for a row that is NaN and +inf for a masked one; Mv = log Sum v = 0 for
+     * probabilities. */
     double *saved;
     struct {
         const void *d_ce, *d_kl;
     } upstream;
 };
+
+enum { COLO_DISTILL_SAVED = 8, COLO_DISTILL_SUMS = 3 }; /* fp64 numbers of a token */
+
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline bool
+    colo_distill_twice(const struct colo_distill_args *args)
+{
+    return args->divergence >= COLO_DIVERGENCE_JSD;
+}
 
 #endif

@@ -2,13 +2,14 @@
 /*
  * distill.c - loss against a sharded target distribution: checks, the kernels in order, one gather.
  *
- * As logprob.c, with two matrices instead of one: what differs are the numbers per token (six, in
- * distill-args.h) and that no target has an owner. The checks of a shard, of a gradient and of the
- * gathered headers are those of the logits path. Targets are sharded, so nothing of them can be
- * compared across ranks; configs and masks are.
+ * As logprob.c, with two matrices instead of one: what differs are the numbers per token (eight, in
+ * distill-args.h), that no target has an owner, and that some divergences read the shards twice.
+ * The checks of a shard, of a gradient and of the gathered headers are those of the logits path.
+ * Targets are sharded, so nothing of them can be compared across ranks; configs and masks are.
  */
 #include "loss/call.h"
 
+#include "comm/comm.h"
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/range.h"
@@ -31,6 +32,16 @@ static colo_status_t check_config(const union colo_loss_config *own)
     COLO_FAIL_IF(!isfinite(c->target_scale) || !isfinite(c->target_scale / c->target_temperature),
                  COLO_ERR_ARG, "distill: target_scale / target_temperature = %g / %g is not finite",
                  c->target_scale, c->target_temperature);
+    COLO_FAIL_IF(c->divergence < COLO_DIVERGENCE_FORWARD_KL ||
+                     c->divergence > COLO_DIVERGENCE_ACCEPTANCE,
+                 COLO_ERR_ARG, "distill: divergence is %" PRId64 ", expected %d to %d",
+                 c->divergence, (int)COLO_DIVERGENCE_FORWARD_KL, (int)COLO_DIVERGENCE_ACCEPTANCE);
+    COLO_FAIL_IF(c->divergence && c->targets == COLO_DISTILL_PROBS, COLO_ERR_ARG,
+                 "distill: divergence is %" PRId64
+                 ", but targets are probabilities: give their logarithms as logits",
+                 c->divergence);
+    COLO_FAIL_IF(c->divergence == COLO_DIVERGENCE_JSD && !(c->beta > 0 && c->beta < 1),
+                 COLO_ERR_ARG, "distill: beta is %g, expected between 0 and 1", c->beta);
     return COLO_OK;
 }
 
@@ -71,7 +82,9 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_args *ba
     const colo_distill_config_t *c = &call->config.distill;
     *args = (struct colo_distill_args){.base = *base,
                                        .probs = c->targets == COLO_DISTILL_PROBS,
-                                       .target_factor = c->target_scale / c->target_temperature};
+                                       .target_factor = c->target_scale / c->target_temperature,
+                                       .divergence = (colo_divergence_t)c->divergence,
+                                       .beta = c->divergence == COLO_DIVERGENCE_JSD ? c->beta : 0};
 }
 
 static void set_targets(struct colo_distill_args *args, const colo_tensor_t *targets)
@@ -87,8 +100,10 @@ static uint64_t hash_config(const struct colo_logprob_args *base)
     colo_logprob_config_t targets = {.logits.vocab = args->probs,
                                      .logits.scale = args->probs ? 1 : args->target_factor,
                                      .logits.temperature = 1};
-    return colo_hash_i64((uint64_t)colo_logprob_hash_config(&args->base.config, args->base.dtype),
-                         (int64_t)colo_logprob_hash_config(&targets, args->target_dtype));
+    uint64_t hash = colo_hash_i64(colo_logprob_hash_config(&args->base.config, args->base.dtype),
+                                  (int64_t)colo_logprob_hash_config(&targets, args->target_dtype));
+    hash = colo_hash_i64(hash, args->divergence);
+    return colo_hash_bytes(hash, &args->beta, sizeof args->beta);
 }
 
 static uint64_t hash_mask(const struct colo_logprob_args *base)
@@ -106,6 +121,8 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_logprob_describe(base, fields);
     colo_fields_add(fields, "targets", "%s", args->probs ? "probs" : "logits");
     colo_fields_add(fields, "target_scale / target_temperature", "%.9g", args->target_factor);
+    colo_fields_add(fields, "divergence", "%d", (int)args->divergence);
+    colo_fields_add(fields, "beta", "%.9g", args->beta);
     colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(args->target_dtype));
 }
 
@@ -123,12 +140,25 @@ static colo_status_t local(const struct colo_loss_call *call, struct colo_logpro
 
 static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_args *args)
 {
-    return call->kernels->distill_merge((struct colo_distill_args *)args, call->stream);
+    const struct colo_distill_args *own = (const struct colo_distill_args *)args;
+    const int64_t n = args->tokens * COLO_DISTILL_SUMS;
+    const bool alone = colo_logprob_alone(args);
+    colo_status_t st = call->kernels->distill_merge(own, call->stream);
+    if (!colo_distill_twice(own) || (alone && st < 0))
+        return st;
+    st = st < 0 ? st : call->kernels->distill_pairs(own, call->stream);
+    if (!alone) {
+        COLO_TRY(colo_loss_fail_on(call->group, st));
+        st = colo_comm_all_gather_for(call->group, COLO_CATEGORY_LOSS, own->sums + args->rank * n,
+                                      own->sums, n, COLO_F64, call->stream);
+    }
+    COLO_TRY(st);
+    return call->kernels->distill_finish(own, call->stream);
 }
 
 #define ARRAY(member) offsetof(struct colo_distill_args, member), 0, 0
-static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)},
-                                            {ARRAY(sv)}, {ARRAY(c)},  {ARRAY(d)}};
+static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)}, {ARRAY(sv)},
+                                            {ARRAY(c)},  {ARRAY(d)},  {ARRAY(e)},  {ARRAY(g)}};
 static const struct colo_loss_kind kind = {
     .name = "distill",
     .config = COLO_LOSS_SIZED("distill: config", colo_distill_config_t, targets,
@@ -140,7 +170,8 @@ static const struct colo_loss_kind kind = {
                                 COLO_DISTILL_UPSTREAM_INIT),
     .order = offsetof(colo_distill_config_t, order),
     .check_config = check_config,
-    .saved = 5 * sizeof(double),
+    .saved = COLO_DISTILL_SAVED * sizeof(double),
+    .behind = true, /* the second read needs it */
     COLO_LOSS_ARRAYS(arrays),
     .check = check,
     .fill = fill,
@@ -198,7 +229,10 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     args.mask_stride = in->mask ? in->mask->stride[0] : 0;
     args.out.ce = colo_loss_address(call.out.distill.ce);
     args.out.kl = colo_loss_address(call.out.distill.kl);
-    args.saved = saved_memory;
+    args.sums = (double *)(void *)args.base.blocks;
+    args.saved = saved_memory
+                     ? saved_memory
+                     : (void *)(args.base.blocks + args.base.ranks * args.base.block.bytes);
     COLO_TRY(colo_loss_run(&call, &args.base));
     return colo_loss_save(&call, &all);
 }

@@ -54,4 +54,35 @@ COLO_EITHER double colo_stat_max(double a, double b)
     return a > b || a != a ? a : b;
 }
 
+/* log(1 + e) - e, with the digits of e near 0 */
+COLO_EITHER double colo_stat_log1p_minus(double e)
+{
+    double sum = 0;
+    if (!(e < 0.05 && e > -0.05))
+        return log1p(e) - e;
+    for (int n = 14; n >= 2; n--)
+        sum = 1.0 / n - e * sum;
+    return -e * e * sum;
+}
+
+/* r + expm1(-r) >= 0, with the digits of r near 0 */
+COLO_EITHER double colo_stat_expm1_plus(double r)
+{
+    double sum = 0;
+    if (!(r < 0.25 && r > -0.25))
+        return r + expm1(-r);
+    for (int n = 13; n >= 2; n--)
+        sum = (1 - r * sum) / (n + 1);
+    return r * r * ((1 - r * sum) / 2);
+}
+
+/* (1 + e) log(1 + e) - e >= 0 of e >= -1, with the digits of e near 0 */
+COLO_EITHER double colo_stat_relative_entropy(double e)
+{
+    if (!(e > -1))
+        return e == -1 ? 1 : COLO_STAT_NAN;
+    return e < 0.5 && e > -0.5 ? e * e + (1 + e) * colo_stat_log1p_minus(e)
+                               : (1 + e) * log1p(e) - e;
+}
+
 #endif

@@ -256,6 +256,126 @@ static void distill_check(const void *z, const void *dz, const float *ce, const 
     free(g);
 }
 
+/* Of z and w [V], in fp64: D, and dD/dx [V] */
+static double divergence(colo_divergence_t kind, const float *z, const float *w, int64_t vocab,
+                         double *dx, double *alpha)
+{
+    double mz = -INFINITY, mw = -INFINITY, sz = 0, sw = 0, d = 0, mean = 0;
+    for (int64_t j = 0; j < vocab; j++) {
+        mz = fmax(mz, z[j]);
+        mw = fmax(mw, w[j]);
+    }
+    for (int64_t j = 0; j < vocab; j++) {
+        sz += exp(z[j] - mz);
+        sw += exp(w[j] - mw);
+    }
+    *alpha = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t j = 0; j < vocab; j++) {
+            const double lp = z[j] - mz - log(sz), lq = w[j] - mw - log(sw), p = exp(lp),
+                         q = exp(lq), m = (p + q) / 2;
+            double by_logp = p * ((p > q) - (p < q)) / 2, term = fabs(p - q) / 2;
+            if (kind == COLO_DIVERGENCE_FORWARD_KL) {
+                by_logp = -q;
+                term = q * (lq - lp) - q + p;
+            } else if (kind == COLO_DIVERGENCE_REVERSE_KL) {
+                by_logp = p * (lp - lq);
+                term = by_logp - p + q;
+            } else if (kind == COLO_DIVERGENCE_JSD) {
+                by_logp = p * log(p / m) / 2;
+                term = by_logp + q * log(q / m) / 2;
+            }
+            d += pass ? 0 : term;
+            mean += pass ? 0 : by_logp;
+            *alpha += pass ? 0 : fmin(p, q);
+            if (pass)
+                dx[j] = (by_logp - p * mean) / (kind == COLO_DIVERGENCE_ACCEPTANCE ? *alpha : 1);
+        }
+    return kind == COLO_DIVERGENCE_ACCEPTANCE ? -log1p(-d) : d;
+}
+
+/* Bounds: the sums of a row are off by (V/256 + 64) u each, log(p/q) by eta = 4 u (range of x), so
+ * D by 2 eta sqrt(2 D) or, of the first order, eta; where D is not small that is (V/256 + 64) u
+ * times differences of at most 40. TV's sign of a column is not known where |log(p/q)| < eta. */
+T_CASE(divergences_of_a_long_vocabulary_are_right_also_near_0)
+{
+    static const int64_t widths[] = {151936, 65537};
+    static const double deltas[] = {1, 0x1p-10, 0x1p-14};
+    enum { ROWS = 3 };
+    for (int i = 0; i < 6; i++) {
+        const int64_t vocab = widths[i % 2];
+        const double delta = deltas[i / 2];
+        const size_t n = (size_t)(ROWS * vocab);
+        COLO_AUTOFREE float *z = malloc(n * sizeof *z), *w = malloc(n * sizeof *w),
+                            *dz = malloc(n * sizeof *dz);
+        COLO_AUTOFREE double *dx = malloc((size_t)vocab * sizeof *dx);
+        for (size_t j = 0; j < n; j++) {
+            z[j] = (float)(floor(2 * loss_normal(&rng) * 0x1p14) * 0x1p-14);
+            w[j] = (float)(z[j] + 3 + floor(8 * delta * loss_normal(&rng) * 0x1p14) * 0x1p-17);
+        }
+        GPU_AUTOFREE void *gz = gpu_put(z, n * 4), *gw = gpu_put(w, n * 4),
+                          *gd = gpu_put(NULL, n * 4), *kl = gpu_put(NULL, ROWS * 4),
+                          *up = gpu_put((float[ROWS]){1, 1, 1}, ROWS * 4);
+        colo_tensor_t zt = colo_tensor_cuda(gz, COLO_F32, 0, 2, (int64_t[]){ROWS, vocab}), wt = zt,
+                      dt = zt;
+        wt.data = gw;
+        dt.data = gd;
+        for (colo_divergence_t kind = COLO_DIVERGENCE_FORWARD_KL;
+             kind <= COLO_DIVERGENCE_ACCEPTANCE; kind++) {
+            const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocab,
+                                               .divergence = kind};
+            colo_distill_saved_t saved = {COLO_DISTILL_SAVED_INIT};
+            size_t stat_bytes, workspace_bytes;
+            float got[ROWS];
+            assert_ok(colo_distill_saved_size(&cfg, ROWS, &stat_bytes));
+            assert_ok(colo_distill_workspace_size(&cfg, COLO_F32, ROWS, 1, &workspace_bytes));
+            GPU_AUTOFREE void *stats = gpu_put(NULL, stat_bytes),
+                              *workspace = gpu_put(NULL, workspace_bytes);
+            const colo_distill_batch_t batch = {COLO_DISTILL_BATCH_INIT, .logits = &zt,
+                                                .targets = &wt};
+            const colo_distill_out_t out = {COLO_DISTILL_OUT_INIT,
+                                            .kl = T_CUDA_TENSOR(kl, COLO_F32, 0, ROWS)};
+            const colo_distill_upstream_t d_out = {COLO_DISTILL_UPSTREAM_INIT,
+                                                   .d_kl = T_CUDA_TENSOR(up, COLO_F32, 0, ROWS)};
+            assert_ok(
+                colo_distill_forward(&cfg, &batch, t_self(), &out, &saved, stats, workspace, NULL));
+            assert_ok(colo_distill_backward(&saved, &d_out, &dt, NULL));
+            gpu_get(got, kl, sizeof got);
+            gpu_get(dz, gd, n * 4);
+            for (int t = 0; t < ROWS; t++) {
+                double alpha;
+                const float *zr = z + t * vocab, *wr = w + t * vocab;
+                const double u = 0x1p-24, range = 24, eta = 4 * u * range,
+                             want = divergence(kind, zr, wr, vocab, dx, &alpha),
+                             by = kind == COLO_DIVERGENCE_ACCEPTANCE ? alpha : 1,
+                             sums = ((double)vocab / 256 + 64) * u,
+                             first = kind >= COLO_DIVERGENCE_TV ? eta : 2 * eta * sqrt(2 * want),
+                             tol = sums * want * (delta == 1 ? 40 : 1) / by + first / by + u * want;
+                if (!(fabs(got[t] - want) <= tol))
+                    fail_msg("V %d, delta %g, divergence %d: %.9g, expected %.9g within %g",
+                             (int)vocab, delta, (int)kind, got[t], want, tol);
+                double sum = 0, sum_w = 0;
+                for (int64_t j = 0; j < vocab; j++) {
+                    sum += exp(zr[j]);
+                    sum_w += exp(wr[j]);
+                }
+                for (int64_t j = 0; j < vocab; j++) {
+                    const double p = exp(zr[j]) / sum, q = exp(wr[j]) / sum_w, ratio = log(p / q),
+                                 off = kind ? p * (1 + fabs(ratio) + fabs(want)) : p + q,
+                                 flips = kind >= COLO_DIVERGENCE_TV && fabs(ratio) < 2 * eta,
+                                 allowed = (2 * eta + 2 * sums) * off / by + flips * p / by +
+                                           u * fabs(dx[j]);
+                    if (!(fabs(dz[t * vocab + j] - dx[j]) <= allowed))
+                        fail_msg("V %d, delta %g, divergence %d, column %d: gradient %.9g, "
+                                 "expected %.9g within %g",
+                                 (int)vocab, delta, (int)kind, (int)j, dz[t * vocab + j], dx[j],
+                                 allowed);
+                }
+            }
+        }
+    }
+}
+
 T_CASE(more_than_two_to_the_31_logits_are_right)
 {
     static const int64_t look[] = {0, 16383, 16384, 16999};

@@ -9,6 +9,11 @@
  *   ce: 4 u Q (D + 1) + u |ce|      kl: 4 u Q (D + Dv + 1) + u |kl|
  * In f64 u -> (V + 16) u and D, Dv + 4 max|x|, 4 max|v|. The gradient is |factor| |g| (Q p + q)
  * times the relative errors of p and q, 4 u (D + Dv) in all, and one rounding to the dtype.
+ *
+ * Other divergences see the statistics through the normalisers alone, that is, log(p/q) is off by
+ * as much as kl of the forward one: a reverse KL is, too, and JSD and TV change by no more than
+ * that. Their gradient is p times a number of at most D + Dv, whose error is that, and if TV's sign
+ * of a column is not known, twice its p. For -log alpha all is divided by alpha.
  */
 #include "loss/distill_case.h"
 
@@ -88,6 +93,13 @@ void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t
     memset(c->mask, 1, sizeof c->mask);
 }
 
+void distill_case_diverge(distill_case_t *c, colo_divergence_t divergence, double beta)
+{
+    c->config.divergence = divergence;
+    c->config.beta = beta;
+    c->shape.second_gather = divergence >= COLO_DIVERGENCE_JSD;
+}
+
 ref_distill_opts_t distill_case_opts(const distill_case_t *c)
 {
     return (ref_distill_opts_t){
@@ -97,6 +109,8 @@ ref_distill_opts_t distill_case_opts(const distill_case_t *c)
         .probs = c->config.targets == COLO_DISTILL_PROBS,
         .target_temperature = c->config.target_temperature,
         .target_scale = c->config.target_scale,
+        .divergence = (int)c->config.divergence,
+        .beta = c->config.beta,
     };
 }
 
@@ -110,7 +124,9 @@ static void compare_row(const distill_case_t *c, const char *label, int64_t t)
     ref_distill_row_t row;
     ref_distill(&o, z, w, c->shape.vocab, &row);
     double d = 1 + log(v) + row.range, dv = 1 + log(v) + row.target_range;
-    const double mass = row.mass > 1 ? row.mass : 1, want[2] = {row.ce, row.kl};
+    const double mass = row.mass > 1 ? row.mass : 1, want[2] = {row.ce, row.kl},
+                 by = o.divergence == REF_ACCEPTANCE ? row.alpha : 1,
+                 equal = o.divergence >= REF_TV ? row.equal : 0;
     if (c->shape.dtype == COLO_F64) {
         u = where.slack * (v + 16) * 0x1p-53;
         d += 4 * row.top;
@@ -119,7 +135,8 @@ static void compare_row(const distill_case_t *c, const char *label, int64_t t)
     for (int r = 0; r < c->shape.ranks; r++)
         for (int k = 0; k < 2; k++) {
             double e = skip ? 0 : want[k], got = c->out[r][k][t];
-            double tol = skip ? 0 : 4 * u * mass * (d + 1 + (k ? dv : 0)) + u * fabs(e);
+            double tol =
+                skip ? 0 : 4 * u * mass * (d + 1 + (k ? dv : 0)) / (k ? by : 1) + u * fabs(e);
             if (!(fabs(got - e) <= tol))
                 fail_msg("%s: rank %d of %d, token %d: %s is %.17g, expected %.17g within %g",
                          label, r, c->shape.ranks, (int)t, k ? "kl" : "ce", got, e, tol);
@@ -133,6 +150,8 @@ static void compare_row(const distill_case_t *c, const char *label, int64_t t)
     for (int64_t j = 0; j < c->shape.vocab; j++) {
         double e = skip ? 0 : dz[j];
         double tol = skip ? 0 : 4 * u * (fabs(g[0]) + fabs(g[1])) * f * mass * (d + dv);
+        if (o.divergence != REF_FORWARD)
+            tol = skip ? 0 : (tol * (1 + d + dv) + 2 * fabs(g[1]) * f * equal) / by;
         tol += loss_grad_rounding(c->shape.dtype, e, u);
         if (!(fabs(c->dz[t * c->shape.vocab + j] - e) <= tol))
             fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,

@@ -26,8 +26,10 @@ typedef struct distill_case {
 /* Draws logits of standard deviation @spread and targets that are near them. */
 void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, bool probs,
                        colo_dtype_t dtype, colo_dtype_t target_dtype, double spread, uint64_t *rng);
+/* Of targets that are logits */
+void distill_case_diverge(distill_case_t *c, colo_divergence_t divergence, double beta);
 ref_distill_opts_t distill_case_opts(const distill_case_t *c);
-/* Against the oracle, all values finite; the statistics: one gather, none backward. */
+/* Against the oracle, all values finite; the statistics: one gather, or two, none backward. */
 void distill_case_compare(const distill_case_t *c, const char *label);
 
 #endif

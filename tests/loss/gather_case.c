@@ -123,10 +123,10 @@ void gather_check(const loss_case_t *s, const char *label)
         fail_msg("%s: padding was written", label);
     for (int r = 0; r < s->ranks; r++) {
         const colo_comm_stats_t *f = &s->after_forward[r], *b = &s->after_backward[r];
-        if (f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS] != (s->ranks > 1) ||
-            total_ops(f) != (s->ranks > 1))
-            fail_msg("%s: rank %d: %d operations forward, expected one gather", label, r,
-                     (int)total_ops(f));
+        const int64_t expected = s->ranks > 1 ? 1 + s->second_gather : 0;
+        if (f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS] != expected || total_ops(f) != expected)
+            fail_msg("%s: rank %d: %d operations forward, expected %d gathers", label, r,
+                     (int)total_ops(f), (int)expected);
         if (!s->forward_only && memcmp(f, b, sizeof *f) != 0)
             fail_msg("%s: rank %d talks in backward", label, r);
     }

@@ -28,6 +28,7 @@ typedef struct loss_case {
     int64_t row_gap;                                /* elements between rows, not to be touched */
     int64_t shift[2]; /* elements by which logits, gradient start past a multiple of 256 bytes */
     bool in_place, forward_only;
+    bool second_gather; /* of gather_case.h: is it expected? */
     bool no_up[3]; /* leave d_logp, d_entropy, d_loss NULL */
     double pad;    /* what padding columns and gaps hold */
     char label[96];

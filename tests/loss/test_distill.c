@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_distill.c - cross entropy and KL from sharded targets against the fp64 oracle, over worlds,
- * shards, dtypes and options; known values; special values; central differences.
+ * test_distill.c - cross entropy, KL and other divergences from sharded targets against the fp64
+ * oracle, over worlds, shards, dtypes and options; known values; special values; central
+ * differences.
  */
 #include "loss/distill_case.h"
 
@@ -23,6 +24,8 @@ static void draw_options(uint64_t *rng)
     if (t_below(rng, 3) == 0)
         c.config.target_scale = 0.5;
     c.masked = gather_draw(&c.shape, &c.config.logits, c.mask, rng);
+    if (c.config.targets == COLO_DISTILL_LOGITS)
+        distill_case_diverge(&c, (colo_divergence_t)t_below(rng, 5), 0.1 + 0.8 * t_uniform(rng));
     c.no_ce = t_below(rng, 4) == 0;
     c.no_kl = t_below(rng, 4) == 0;
 }
@@ -75,6 +78,83 @@ T_CASE(a_student_that_is_its_teacher_has_no_kl)
         }
 }
 
+enum { NEAR = 64 };
+
+/* Of z and w, of which all columns differ by less than rho, in long double. @slope [V]: dD/dx */
+static double near_divergence(int64_t t, long double *slope)
+{
+    const double *z = c.z + t * NEAR, *w = c.w + t * NEAR;
+    const long double beta = c.config.beta;
+    long double sum = 0, sum_v = 0, d = 0, mean = 0;
+    for (int j = 0; j < NEAR; j++) {
+        sum += expl(z[j]);
+        sum_v += expl(w[j]);
+    }
+    for (int pass = 0; pass < 2; pass++)
+        for (int j = 0; j < NEAR; j++) {
+            const long double p = expl(z[j]) / sum, q = expl(w[j]) / sum_v,
+                              log_ratio = z[j] - w[j] - logl(sum / sum_v),
+                              m = beta * q + (1 - beta) * p,
+                              kinds[] = {-q * log_ratio, p * log_ratio,
+                                         -beta * q * logl(m / q) - (1 - beta) * p * logl(m / p),
+                                         fabsl(p - q) / 2, fabsl(p - q) / 2},
+                              by_logp[] = {-q, p * log_ratio, -(1 - beta) * p * logl(m / p),
+                                           p * ((p > q) - (p < q)) / 2,
+                                           p * ((p > q) - (p < q)) / 2};
+            if (pass == 0) {
+                d += kinds[c.config.divergence];
+                mean += by_logp[c.config.divergence];
+            } else {
+                slope[j] = by_logp[c.config.divergence] - p * mean;
+                if (c.config.divergence == COLO_DIVERGENCE_ACCEPTANCE)
+                    slope[j] /= 1 - d;
+            }
+        }
+    return c.config.divergence == COLO_DIVERGENCE_ACCEPTANCE ? -log1pl(-d) : d;
+}
+
+/* Statistics are off by u rho^2 in g and by u rho in e, where rho bounds |r| of all columns, and so
+ * is a shift of the merge. KL and JSD are of second order in r: within 16 u rho^2, where each is
+ * about rho^2 / 8 here; TV is of first order. The device makes r from numbers of fp32, each within
+ * u |x - max| <= 16 u: eta. It costs KL 2 eta sqrt(2 D) and TV eta. */
+T_CASE(a_divergence_near_0_keeps_its_digits)
+{
+    uint64_t rng = t_seed() + 22;
+    const double u = where.slack * 0x1p-24, eta = where.mem == COLO_MEM_HOST ? 0 : 32 * u;
+    for (int w = 0; w < 4; w++)
+        for (colo_divergence_t kind = COLO_DIVERGENCE_FORWARD_KL;
+             kind <= COLO_DIVERGENCE_ACCEPTANCE; kind++)
+            for (int bits = 8; bits < 20; bits += 4) {
+                const double rho = 2 * ldexp(1, -bits);
+                distill_case_init(&c, worlds[w], 4, NEAR, false, COLO_F32, COLO_F32, 2, &rng);
+                distill_case_diverge(&c, kind, 0.3);
+                c.no_ce = true;
+                for (int i = 0; i < 4 * NEAR; i++) {
+                    c.z[i] = floor(c.z[i] * 0x1p14) / 0x1p14;
+                    c.w[i] = c.z[i] + ldexp((double)t_below(&rng, 17) / 8 - 1, -bits) * 1;
+                    c.w[i] = loss_round(COLO_F32, c.w[i]);
+                }
+                assert_ok(run());
+                for (int t = 0; t < 4; t++) {
+                    long double slope[NEAR];
+                    const double want = (double)near_divergence(t, slope);
+                    const bool first = kind >= COLO_DIVERGENCE_TV;
+                    const double tol =
+                        first ? 16 * u * rho + eta : 16 * u * rho * rho + 2 * eta * sqrt(2 * want);
+                    for (int r = 0; r < worlds[w]; r++)
+                        if (!(fabs(c.out[r][1][t] - want) <= tol))
+                            fail_msg("W %d, divergence %d, 2^-%d: %.9g, expected %.9g within %g",
+                                     worlds[w], (int)kind, bits, c.out[r][1][t], want, tol);
+                    for (int j = 0; j < NEAR && !first && kind; j++)
+                        if (!(fabs(c.dz[t * NEAR + j] - c.up[1][t] * (double)slope[j]) <=
+                              fabs(c.up[1][t]) * (16 * u * rho + 2 * eta)))
+                            fail_msg("W %d, divergence %d, 2^-%d: gradient %.9g, expected %.9g",
+                                     worlds[w], (int)kind, bits, c.dz[t * NEAR + j],
+                                     c.up[1][t] * (double)slope[j]);
+                }
+            }
+}
+
 static void never_below_0(loss_case_t *shape)
 {
     const distill_case_t *a = (const distill_case_t *)shape;
@@ -102,6 +182,8 @@ T_CASE(divergence_and_cross_entropy_are_never_below_0)
         c.config.logits.temperature = c.config.target_temperature = i % 5 ? 0.7 : 1.3;
         if (probs)
             c.config.target_temperature = 1;
+        else
+            distill_case_diverge(&c, (colo_divergence_t)(i % 7 % 5), 0.5);
         snprintf(c.shape.label, sizeof c.shape.label, "case %d", i);
         gather_later(&c, sizeof c, never_below_0);
     }
@@ -267,14 +349,91 @@ T_CASE(a_target_where_the_student_has_none_is_infinite)
         }
 }
 
+/* Rows of the other divergences */
+enum { NO_TEACHER, NO_STUDENT, NEITHER, APART, NAN_ROW, LEFT_OUT, SPECIAL };
+
+T_CASE(a_column_that_only_one_side_has_is_as_documented)
+{
+    uint64_t rng = t_seed() + 23;
+    enum { V = 16 };
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++)
+            for (colo_divergence_t kind = COLO_DIVERGENCE_FORWARD_KL;
+                 kind <= COLO_DIVERGENCE_ACCEPTANCE; kind++) {
+                distill_case_init(&c, worlds[w], SPECIAL, V, false, loss_dtypes[d], loss_dtypes[d],
+                                  2, &rng);
+                distill_case_diverge(&c, kind, 0.25);
+                for (int j = 4; j < 8; j++) {
+                    c.w[NO_TEACHER * V + j] = c.w[NEITHER * V + j] = -INFINITY;
+                    c.z[NO_STUDENT * V + j] = c.z[NEITHER * V + j] = -INFINITY;
+                }
+                for (int j = 0; j < V; j++) /* alpha = 0 */
+                    (j < 8 ? c.z : c.w)[APART * V + j] = -INFINITY;
+                c.z[NAN_ROW * V + 9] = NAN;
+                c.z[LEFT_OUT * V + 9] = NAN;
+                c.masked = true;
+                c.mask[LEFT_OUT] = 0;
+                for (int t = 0; t < SPECIAL; t++)
+                    c.up[0][t] = 0, c.up[1][t] = 1;
+                assert_ok(run());
+                const bool forward = kind == COLO_DIVERGENCE_FORWARD_KL,
+                           reverse = kind == COLO_DIVERGENCE_REVERSE_KL,
+                           finite = kind == COLO_DIVERGENCE_JSD || kind == COLO_DIVERGENCE_TV;
+                for (int r = 0; r < worlds[w]; r++) {
+                    const double *got = c.out[r][1];
+                    assert_true(reverse ? got[NO_TEACHER] == INFINITY : isfinite(got[NO_TEACHER]));
+                    assert_true(forward ? got[NO_STUDENT] == INFINITY : isfinite(got[NO_STUDENT]));
+                    assert_true(isfinite(got[NEITHER]));
+                    assert_true(finite ? isfinite(got[APART]) : got[APART] == INFINITY);
+                    assert_true(isnan(got[NAN_ROW]) && got[LEFT_OUT] == 0);
+                    /* 0.25 log 1/0.25 + 0.75 log 1/0.75; sums are of numbers of the stat dtype */
+                    if (finite)
+                        assert_true(fabs(got[APART] -
+                                         (kind == COLO_DIVERGENCE_TV ? 1 : 0.56233514461880829)) <
+                                    1e-6);
+                }
+                assert_true(all_of(reverse ? IS_NAN : IS_FINITE, c.dz + NO_TEACHER * V, V));
+                assert_true(all_of(IS_FINITE, c.dz + NO_STUDENT * V, V));
+                assert_true(all_of(forward ? IS_FINITE : IS_ZERO, c.dz + NO_STUDENT * V + 4, 4));
+                assert_true(all_of(IS_FINITE, c.dz + NEITHER * V, V));
+                assert_true(all_of(IS_ZERO, c.dz + NEITHER * V + 4, 4));
+                assert_true(all_of(forward ? IS_FINITE : IS_ZERO, c.dz + APART * V, 8));
+                assert_true(
+                    all_of(forward || finite ? IS_FINITE : IS_NAN, c.dz + APART * V + 8, V - 8));
+                assert_true(all_of(IS_NAN, c.dz + NAN_ROW * V, V));
+                assert_true(all_of(IS_ZERO, c.dz + LEFT_OUT * V, V));
+            }
+}
+
+T_CASE(a_student_that_is_its_teacher_diverges_by_0)
+{
+    uint64_t rng = t_seed() + 24;
+    for (int w = 0; w < 4; w++)
+        for (colo_divergence_t kind = COLO_DIVERGENCE_FORWARD_KL;
+             kind <= COLO_DIVERGENCE_ACCEPTANCE; kind++)
+            for (shard_kind_t shard = 0; shard < SHARD_KINDS; shard++) {
+                distill_case_init(&c, worlds[w], 4, 40, false, COLO_BF16, COLO_BF16, 3, &rng);
+                loss_case_shard(&c.shape, shard);
+                distill_case_diverge(&c, kind, 0.5);
+                memcpy(c.w, c.z, sizeof c.w);
+                c.no_ce = true;
+                assert_ok(run());
+                for (int t = 0; t < 4; t++)
+                    assert_true(c.out[0][1][t] == 0);
+                assert_true(kind == COLO_DIVERGENCE_FORWARD_KL || all_of(IS_ZERO, c.dz, 4 * 40));
+            }
+}
+
 T_CASE(no_tokens_still_join_the_gather)
 {
     uint64_t rng = t_seed() + 7;
-    for (int w = 0; w < 4; w++) {
-        distill_case_init(&c, worlds[w], 0, 10, false, COLO_F32, COLO_F32, 2, &rng);
-        assert_ok(run());
-        distill_case_compare(&c, "no tokens");
-    }
+    for (int w = 0; w < 4; w++)
+        for (int kind = 0; kind < 3; kind++) {
+            distill_case_init(&c, worlds[w], 0, 10, false, COLO_F32, COLO_F32, 2, &rng);
+            distill_case_diverge(&c, (colo_divergence_t)kind, 0.5);
+            assert_ok(run());
+            distill_case_compare(&c, "no tokens");
+        }
 }
 
 /* ---- gradient ---- */
@@ -297,6 +456,15 @@ T_CASE(the_gradient_is_the_central_difference)
             c.no_kl = !which;
             gather_central(&c.shape, c.z, c.dz, run, weighted);
         }
+    for (colo_divergence_t kind = COLO_DIVERGENCE_REVERSE_KL; kind <= COLO_DIVERGENCE_ACCEPTANCE;
+         kind++) {
+        distill_case_init(&c, 2, 3, 12, false, COLO_F64, COLO_F64, 2, &rng);
+        distill_case_diverge(&c, kind, 0.2);
+        loss_case_shard(&c.shape, SHARD_UNEVEN);
+        c.config.target_temperature = 1.3;
+        c.no_ce = true;
+        gather_central(&c.shape, c.z, c.dz, run, weighted);
+    }
 }
 
 T_MAIN_IF(where.need(), "loss/distill")

@@ -91,6 +91,15 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = 0, "target_temperature is 0");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = NAN, "target_temperature is ");
     ARG(OF_DISTILL, a.cfg.distill.target_scale = inf, "target_scale / target_temperature = inf");
+    ARG(OF_DISTILL, a.cfg.distill.divergence = 5, "divergence is 5, expected 0 to 4");
+    ARG(OF_DISTILL, a.cfg.distill.divergence = -1, "divergence is -1, expected 0 to 4");
+    ARG(OF_DISTILL,
+        (a.cfg.distill.divergence = COLO_DIVERGENCE_TV, a.cfg.distill.targets = COLO_DISTILL_PROBS),
+        "divergence is 3, but targets are probabilities");
+    ARG(OF_DISTILL, (a.cfg.distill.divergence = COLO_DIVERGENCE_JSD, a.cfg.distill.beta = 1),
+        "beta is 1, expected between 0 and 1");
+    ARG(OF_DISTILL, (a.cfg.distill.divergence = COLO_DIVERGENCE_JSD, a.cfg.distill.beta = 0),
+        "beta is 0, expected between 0 and 1");
     ARG(OF_SAMPLING, a.cfg.logits.scale = -1, "scale is -1 and softcap is 0");
     ARG(OF_SAMPLING, a.cfg.logits.scale = 0, "scale is 0 and softcap is 0");
     ARG(OF_SAMPLING, a.cfg.logits.softcap = 2, "scale is 1 and softcap is 2");
@@ -315,7 +324,7 @@ T_CASE(in_place_has_the_bits_of_apart_and_ends_the_saved_state)
 
 T_CASE(sizes_that_cannot_be_are_refused)
 {
-    static const int64_t parts[LOSSES] = {8, 100, 100, 64,
+    static const int64_t parts[LOSSES] = {8, 100, 100, 72,
                                           4096}; /* of 2^63, with 8 ranks too many */
     size_t n = 77;
     for (int l = 0; l < LOSSES; l++) {
@@ -339,17 +348,17 @@ T_CASE(sizes_that_cannot_be_are_refused)
     assert_int_equal(n, 77);
 }
 
-/* Logits of 65535 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
+/* Logits of 65536 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
 T_CASE(no_buffer_grows_with_the_vocabulary)
 {
-    enum { ROWS = 65535, RANKS = 8, PICKS = 64, OWN = 40 + 16 * PICKS };
+    enum { ROWS = 65536, RANKS = 8, PICKS = 64, OWN = 40 + 16 * PICKS };
     static const int64_t vocabs[] = {1000, 151936, 1 << 20};
     static const struct {
         loss_t loss;
         size_t saved, apart, block; /* bytes a token: in the workspace apart from the blocks */
     } of[] = {{GIVEN, OWN, OWN, 12 + PICKS * 4},
               {LARGEST, OWN, OWN, 12 + PICKS * 12},
-              {DISTILL, 40, 0, 24},
+              {DISTILL, 64, 64, 32},
               {SAMPLING, 0, 24, 8 + 2048}};
     for (int i = 0; i < 12; i++) {
         alone_t a;
@@ -438,6 +447,8 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
         "ids' ignore_index: rank 1 of 'world' has -1, ")                                        \
     ROW(KIND, OF_DISTILL, a->cfg.distill.targets = COLO_DISTILL_PROBS,                          \
         "targets: rank 1 of 'world' has probs, rank 0 logits")                                  \
+    ROW(DIVERGENCE, OF_DISTILL, a->cfg.distill.divergence = COLO_DIVERGENCE_REVERSE_KL,         \
+        "divergence: rank 1 of 'world' has 1, rank 0 0")                                        \
     ROW(TOP_K, OF_SAMPLING, a->cfg.sampling.top_k = 3, "top_k: rank 1 of 'world' has 3, ")      \
     ROW(TOP_P, OF_SAMPLING, a->cfg.sampling.top_p = 0.5, "top_p: rank 1 of 'world' has 0.5, ")  \
     ROW(TARGET, OF_LOGPROB | OF_GIVEN, a->targets[3]++, "rank 1 has other targets than rank 0") \

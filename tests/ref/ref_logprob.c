@@ -213,6 +213,21 @@ void ref_distill(const ref_distill_opts_t *o, const double *z, const double *w, 
             row->ce -= q[j] * lp[j];
             row->kl += q[j] * (log(q[j]) - lp[j]);
         }
+    double d = 0;
+    for (int64_t j = 0; j < n; j++) {
+        const double p = exp(lp[j]), m = o->beta * q[j] + (1 - o->beta) * p;
+        row->alpha += p < q[j] ? p : q[j];
+        row->equal += fabs(lp[j] - log(q[j])) < 1e-5 ? p : 0;
+        if (o->divergence == REF_REVERSE)
+            d += p > 0 ? p * (lp[j] - log(q[j])) : 0;
+        else if (o->divergence == REF_JSD)
+            d += (q[j] > 0 ? o->beta * q[j] * log(q[j] / m) : 0) +
+                 (p > 0 ? (1 - o->beta) * p * log(p / m) : 0);
+        else
+            d += fabs(p - q[j]) / 2;
+    }
+    if (o->divergence != REF_FORWARD)
+        row->kl = o->divergence == REF_ACCEPTANCE ? -log(row->alpha) : d;
     free(lp);
     free(q);
 }
@@ -222,11 +237,23 @@ void ref_distill_grad(const ref_distill_opts_t *o, const double *z, const double
                       double g_ce, double g_kl, double *dz)
 {
     double *lp = malloc((size_t)n * sizeof *lp), *q = malloc((size_t)n * sizeof *q);
+    double alpha = 0;
     both(o, z, w, n, lp, q, NULL);
+    for (int64_t j = 0; j < n; j++)
+        alpha += fmin(exp(lp[j]), q[j]);
     for (int64_t j = 0; j < n; j++) {
         double dx = 0;
-        for (int64_t i = 0; i < n; i++)
-            dx -= (g_ce + g_kl) * q[i] * ((i == j) - exp(lp[j]));
+        for (int64_t i = 0; i < n; i++) {
+            const double p = exp(lp[i]), sign = (p > q[i]) - (p < q[i]);
+            double by_logp = -q[i]; /* p_i dD/dp_i */
+            if (o->divergence == REF_REVERSE)
+                by_logp = p * (lp[i] - log(q[i]) + 1);
+            else if (o->divergence == REF_JSD)
+                by_logp = (1 - o->beta) * p * log(p / (o->beta * q[i] + (1 - o->beta) * p));
+            else if (o->divergence != REF_FORWARD)
+                by_logp = p * sign / 2 / (o->divergence == REF_TV ? 1 : alpha);
+            dx += (g_kl * by_logp - g_ce * q[i]) * ((i == j) - exp(lp[j]));
+        }
         dz[j] = dx * squash_slope(&o->logits, z[j]);
     }
     free(lp);

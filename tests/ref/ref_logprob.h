@@ -44,10 +44,14 @@ typedef struct ref_distill_opts {
     ref_logprob_opts_t logits; /* temperature, scale, softcap */
     bool probs;
     double target_temperature, target_scale;
+    enum { REF_FORWARD, REF_REVERSE, REF_JSD, REF_TV, REF_ACCEPTANCE } divergence;
+    double beta;
 } ref_distill_opts_t;
 
 typedef struct ref_distill_row {
-    double ce, kl;
+    double ce, kl; /* kl: the divergence */
+    double alpha;  /* sum min(p, q) */
+    double equal;  /* sum p of columns where |log(p/q)| < 1e-5 */
     double range, target_range; /* max - min of x, and of log q where q > 0 */
     double top, target_top;     /* largest |x|, |target_scale w / target_temperature| */
     double mass;                /* sum of q */

@@ -7,7 +7,7 @@ shapes, strides, dtypes, device and options, and kept with the communicator.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 
@@ -17,10 +17,10 @@ from .calls import eager, operator
 from .functions import Function
 from .head import Named, columns_of
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
-from .nll import _scalar, _weighted, across
+from .nll import Loss, _scalar, _weighted, across, reduced, weights_of
 from .ready import integer, like, number, scalars
 from .tensors import checked, of_integers, refuse_complex, said
-from .types import Group, Vocab
+from .types import DistillOptions, Divergence, DivergenceOptions, Group, Reduction, Vocab
 
 
 # ---- over logits ----
@@ -71,7 +71,7 @@ class _Topk(_Masked):
 class _Distill(_Masked):
     __slots__ = ()
     NAME = 'distill'
-    MEMBERS = 'targets', 'target_temperature', 'target_scale', 'temperature', 'softcap', 'scale'
+    MEMBERS = 'targets', 'target_temperature', 'target_scale', 'divergence', 'beta', 'temperature', 'softcap', 'scale'
 
 
 _TOPK_LOGPROB, _LOGPROB_AT, _DISTILL, _ENTROPY = map(Named, ('topk_logprob', 'logprob_at', 'distill', 'entropy'))
@@ -178,14 +178,42 @@ class Distilled(NamedTuple):
     kl: torch.Tensor
 
 
+DIVERGENCES = 'forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance'  # their places are the library's numbers
+
+
+@overload
+def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_labels: bool = False,
+            **options: Unpack[DistillOptions]) -> Distilled: ...
+@overload
+def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, kind: Divergence, reduction: Literal['mean', 'sum'] = 'mean',
+            **options: Unpack[DivergenceOptions]) -> Loss: ...
+@overload
+def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, kind: Divergence, reduction: Literal['none'],
+            **options: Unpack[DivergenceOptions]) -> torch.Tensor: ...
+@overload
+def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, kind: Divergence, reduction: Reduction,
+            **options: Unpack[DivergenceOptions]) -> Loss | torch.Tensor: ...
+
+
 @eager
 def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_labels: bool = False,
             target_temperature: float = 1.0, mask: torch.Tensor | None = None, tp_group: Group | None = None,
             vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
-            inplace_backward: bool = False) -> Distilled:
-    """Cross entropy and KL divergence of a student's logits from a teacher's: docs/concepts/loss.md.
+            inplace_backward: bool = False, kind: Divergence | None = None, beta: float = 0.5, reduction: Reduction | None = None,
+            reduce_group: Group | None = None) -> Any:
+    """Divergence of a student's logits from a teacher's: docs/concepts/loss.md.
 
-    One gather forward, none backward. The usual factor temperature^2 is the caller's.
+    With p = softmax(student), q = softmax(teacher), the divergence D of a token is, of kind
+
+    - "forward_kl": sum q log(q/p);
+    - "reverse_kl": sum p log(p/q);
+    - "jsd": beta sum q log(q/m) + (1 - beta) sum p log(p/m), m = beta q + (1 - beta) p, GKD's generalised Jensen-Shannon
+      divergence (Agarwal et al. 2024);
+    - "tv": 1/2 sum |p - q|;
+    - "acceptance": -log sum min(p, q), of the probability that a speculative draft p is accepted by q (Leviathan et al. 2023).
+
+    Near 0 it keeps its digits. One gather forward ("jsd", "tv", "acceptance": two), none backward. The usual factor
+    temperature^2 is the caller's.
 
     Args:
         vocab_parallel_logits: [..., Vl], the student's, as in logprob().
@@ -193,18 +221,24 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
             logits' dtype. They get no gradient.
         soft_labels: targets are probabilities q as they are, not normalised.
         target_temperature: > 0.
-        mask: [...]: where it is 0, both are 0, and the rows are not read.
+        mask: [...]: where it is 0, the token does not count, its D, ce and kl are 0, and its rows are not read. With a kind,
+            floats weigh tokens, as in nll().
         tp_group: the ranks that share the vocabulary; None: no others.
         vocab: as in logprob().
         temperature: as in logprob().
         softcap: as in logprob().
         inplace_backward: as in logprob().
+        kind: of D; None: cross entropy and forward KL of each token.
+        beta: of "jsd", 0 < beta < 1.
+        reduction: of D: "mean" (None), "sum", or "none": of each token.
+        reduce_group: as in nll().
 
     Returns:
-        Distilled(ce, kl), both [...] and differentiable in the logits; f32 (f64 of f64 logits).
+        Without a kind Distilled(ce, kl), both [...]. With one Loss(loss, num, den) as nll(), or of reduction "none" D [...].
+        Differentiable in the logits; f32 (f64 of f64 logits).
 
     Raises:
-        ValueError: as logprob().
+        ValueError: as logprob(); soft labels with a kind; a weight of a token that is NaN, infinite or negative, as in nll().
         MismatchError: as logprob().
         RuntimeError: as logprob().
         TimeoutError: a rank did not come.
@@ -214,15 +248,44 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
         >>> logits = torch.randn(2, 8)
         >>> ct.distill(logits, logits).kl.abs().max().item() < 1e-6
         True
+        >>> ct.distill(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf]]), kind="tv").item()
+        0.5
     """
+    if kind is None and (reduction is not None or reduce_group is not None):
+        raise ArgumentError("distill: reduction is %r and reduce_group is %s, expected kind=, one of %s, of whose sum or mean they "
+                            "are" % (reduction, None if reduce_group is None else 'given', ', '.join(map(repr, DIVERGENCES))))
+    if kind is not None and kind not in DIVERGENCES or reduction not in (None, 'none', 'mean', 'sum'):
+        raise ArgumentError("distill: kind is %r and reduction is %r, expected one of %s, and 'mean', 'sum' or 'none'" % (
+            kind, reduction, ', '.join(map(repr, DIVERGENCES))))
+    if kind is not None and soft_labels:
+        raise ArgumentError("distill: soft_labels is True and kind is %r, expected logits as targets: give the logarithms of "
+                            "the probabilities" % kind)
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
             targets.shape[-1:] != getattr(vocab_parallel_logits, 'shape', ())[-1:]:
         raise ArgumentError("distill: targets are %s, expected floats of the logits' shape %s" % (
             said(targets, '%(shape)s of %(dtype)s'), said(vocab_parallel_logits, '%(shape)s')))
-    return Distilled(*VocabParallel.apply(*planned(
-        _DISTILL, vocab_parallel_logits, targets.detach(), ('ce', 'kl'), tp_group, columns_of(_DISTILL, vocab),
-        inplace_backward, (int(bool(soft_labels)), number('distill: target_temperature', target_temperature), 1.0,
-                           *scalars(_DISTILL, temperature, softcap)[:3]), _Distill.MEMBERS, _Distill, more=mask)))
+    o = planned(_DISTILL, vocab_parallel_logits, targets.detach(), ('ce', 'kl')[kind is not None:], tp_group,
+                columns_of(_DISTILL, vocab), inplace_backward,
+                (int(bool(soft_labels)), number('distill: target_temperature', target_temperature), 1.0,
+                 DIVERGENCES.index(kind or 'forward_kl'), number('distill: beta', beta),
+                 *scalars(_DISTILL, temperature, softcap)[:3]), _Distill.MEMBERS, _Distill, more=mask)
+    if kind is None:
+        return Distilled(*VocabParallel.apply(*o))
+    return diverged(_DISTILL, o, mask, reduction or 'mean', reduce_group)
+
+
+def diverged(what: Named, o: Any, mask: Any, reduction: str, reduce_group: Any) -> Any:
+    """The loss of each token that planned() @o makes, reduced. mask: which tokens count, or as how much"""
+    weights = None if mask is None else weights_of(what, mask)
+    if reduction == 'none':
+        loss = VocabParallel.apply(*o)[0]
+        return loss if weights is None else loss * weights.to(loss.dtype)
+    device = o[0].device
+    comm = across(reduce_group, device, what)
+    groups.require_apart(what, o[2][1], 'reduce_group', comm)
+    loss = VocabParallel.apply(*o)[0]
+    count = torch.full((), loss.numel(), dtype=torch.int64, device=device) if mask is None else (mask != 0).sum()
+    return reduced(loss, count, None if weights is None else weights.to(loss.dtype), reduction == 'mean', comm)
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])

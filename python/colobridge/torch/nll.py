@@ -411,6 +411,12 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, A
     if not isinstance(mask, torch.Tensor) or mask.shape != target.shape or mask.device != target.device:
         raise ArgumentError("%s: mask is %s, expected %s, as the target is" % (what, said(mask), said(target)))
     refuse_complex(what, mask)
+    weights = weights_of(what, mask)
+    return target.to(torch.int64).masked_fill(mask == 0, ignore_index), weights
+
+
+def weights_of(what: str, mask: Any) -> Any:
+    """The mask, if it weighs tokens, else None. ValueError: a weight that is none."""
     weights = mask.detach() if mask.dtype.is_floating_point else None
     if weights is not None and not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         bad = ~((weights >= 0) & (weights < float('inf')))
@@ -419,7 +425,7 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, A
             raise ArgumentError("%s: mask: found %s at %s, expected weights that are finite and not "
                                 "negative; pass a mask of bools to count tokens"
                                 % (what, float(weights[tuple(index)]), index))
-    return target.to(torch.int64).masked_fill(mask == 0, ignore_index), weights
+    return weights
 
 
 def counted(weights: Any, target: Any, config: s.LogprobConfig, real: Any) -> Any:

@@ -25,6 +25,7 @@ Side: TypeAlias = 'Layout | Grid | DeviceMesh | str | Mapping[str, int]'
 # V, or (the id of this rank's first column, V or None).
 Vocab: TypeAlias = 'int | tuple[int, int | None]'
 Reduction: TypeAlias = Literal['none', 'mean', 'sum']
+Divergence: TypeAlias = Literal['forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance']
 Mode: TypeAlias = Literal['auto', 'logprob', 'keep']
 Device: TypeAlias = 'torch.device | str'
 # Integers in host memory.
@@ -50,6 +51,23 @@ class NllOptions(LogprobOptions, total=False):
     mask: torch.Tensor | None
     reduce_group: Group | None
     class_weight: torch.Tensor | None
+
+
+class DistillOptions(TypedDict, total=False):
+    """Of distill(), whatever it returns"""
+    target_temperature: float
+    mask: torch.Tensor | None
+    tp_group: Group | None
+    vocab: Vocab | None
+    temperature: float
+    softcap: float | None
+    inplace_backward: bool
+
+
+class DivergenceOptions(DistillOptions, total=False):
+    """Of distill() with a kind"""
+    beta: float
+    reduce_group: Group | None
 
 
 class LinearOptions(TypedDict, total=False):

@@ -2,9 +2,9 @@
 /*
  * distill.c - the kernels of distill-args.h in plain C, in fp64 whatever the dtypes are.
  *
- * Two running maxima, of x and of v, both from -inf; when one grows, the sums that hang on it move.
- * A maximum is rounded to the stat dtype before anything is subtracted from it, because the other
- * ranks and backward get it rounded: else a large offset would cost digits.
+ * A row is read twice, for the maxima and for the sums that hang on them. A maximum is rounded to
+ * the stat dtype before anything is subtracted from it, because the other ranks and backward get it
+ * rounded: else a large offset would cost digits.
  * As in host/logprob.c every (-inf) - (-inf) and 0 * inf that legal input can make is kept away.
  */
 #include "loss/distill-merge.h"
@@ -34,45 +34,49 @@ static double v_of(const struct colo_distill_args *args, int64_t token, int64_t 
 }
 
 struct row {
-    double mx, sx, mv, sv, c, d;
+    double mx, sx, mv, sv, c;
+    struct colo_distill_near near;
 };
 
-static double base_of(double m)
+/* A column's part in d, e and g; @of and @other are relative to their maxima, @w is e^of or 0. */
+static void add_near(struct colo_distill_near *near, double w, double of, double other)
 {
-    return m > -INFINITY ? m : 0;
+    const double r = of - other, down = other > -INFINITY ? exp(other) : 0;
+    if (w > 0 && fabs(r) < 1) {
+        near->d += w * r;
+        near->e += w * expm1(-r);
+        near->g += w * colo_stat_expm1_plus(r);
+    } else {
+        near->d += w > 0 ? w * r : 0;
+        near->e += down - w;
+        near->g += (w > 0 ? w * r : 0) + (down - w);
+    }
 }
 
+/* Two reads: the second has the maxima. */
 static struct row row_stats(const struct colo_distill_args *args, int64_t token)
 {
     const colo_dtype_t stat = args->base.stat_dtype;
     struct row row = {.mx = -INFINITY, .mv = args->probs ? 0 : -INFINITY};
     for (int64_t j = 0; j < args->base.true_columns; j++) {
         const double x = x_of(args, token, j), v = v_of(args, token, j);
-        const double top = colo_scalar_round(stat, x), top_v = colo_scalar_round(stat, v);
         if (!(x < INFINITY) || !(v < INFINITY))
-            return (struct row){NAN, NAN, NAN, NAN, NAN, NAN};
-        if (top > row.mx) {
-            const double up = top - base_of(row.mx);
-            row.sx *= row.mx > -INFINITY ? exp(-up) : 0;
-            row.c -= row.sv > 0 ? up * row.sv : 0;
-            row.d += row.sv > 0 ? up * row.sv : 0;
-            row.mx = top;
-        }
-        if (!args->probs && top_v > row.mv) {
-            const double down = row.mv - top_v, c = exp(down);
-            row.d = c > 0 ? c * (row.d + down * row.sv) : 0;
-            row.c = c > 0 ? c * row.c : 0;
-            row.sv *= c;
-            row.mv = top_v;
-        }
-        if (x > -INFINITY)
-            row.sx += exp(x - row.mx);
-        const double e = v > -INFINITY ? exp(v - row.mv) : 0;
-        if (e > 0) {
-            row.sv += e;
-            row.c += e * (x - base_of(row.mx));
-            row.d += e * ((v - row.mv) - (x - base_of(row.mx)));
-        }
+            return (struct row){NAN, NAN, NAN, NAN, NAN, {NAN, NAN, NAN, NAN, NAN}};
+        row.mx = fmax(row.mx, colo_scalar_round(stat, x));
+        if (!args->probs)
+            row.mv = fmax(row.mv, colo_scalar_round(stat, v));
+    }
+    const double bx = colo_distill_base(row.mx), bv = colo_distill_base(row.mv);
+    for (int64_t j = 0; j < args->base.true_columns; j++) {
+        const double x = x_of(args, token, j) - bx, v = v_of(args, token, j) - bv,
+                     p = x > -INFINITY ? exp(x) : 0, q = v > -INFINITY ? exp(v) : 0;
+        row.sx += p;
+        row.sv += q;
+        row.c += q > 0 ? q * x : 0;
+        if (args->divergence == COLO_DIVERGENCE_REVERSE_KL)
+            add_near(&row.near, p, x, v);
+        else
+            add_near(&row.near, q, v, x);
     }
     return row;
 }
@@ -91,7 +95,9 @@ colo_status_t colo_host_distill_stats(const struct colo_distill_args *args, colo
         colo_scalar_put(stat, block + args->mv, token, row.mv);
         colo_scalar_put(stat, block + args->sv, token, row.sv);
         colo_scalar_put(stat, block + args->c, token, row.c);
-        colo_scalar_put(stat, block + args->d, token, row.d);
+        colo_scalar_put(stat, block + args->d, token, row.near.d);
+        colo_scalar_put(stat, block + args->e, token, row.near.e);
+        colo_scalar_put(stat, block + args->g, token, row.near.g);
     }
     return COLO_OK;
 }
@@ -103,14 +109,40 @@ colo_status_t colo_host_distill_merge(const struct colo_distill_args *args, colo
     return COLO_OK;
 }
 
-static double upstream(const struct colo_distill_args *args, int64_t token)
+static double saved_of(const struct colo_distill_args *args, int i, int64_t token)
 {
-    double g = args->upstream.d_ce
-                   ? colo_scalar_get(args->base.stat_dtype, args->upstream.d_ce, token)
-                   : 0;
-    if (args->upstream.d_kl)
-        g += colo_scalar_get(args->base.stat_dtype, args->upstream.d_kl, token);
-    return g;
+    return args->saved[i * args->base.tokens + token];
+}
+
+colo_status_t colo_host_distill_pairs(const struct colo_distill_args *args, colo_stream_t stream)
+{
+    const int64_t tokens = args->base.tokens;
+    double *sums = args->sums + args->base.rank * COLO_DISTILL_SUMS * tokens;
+    for (int64_t token = 0; token < tokens; token++) {
+        const double m = saved_of(args, 0, token), lse = m + saved_of(args, 1, token),
+                     lse_v = saved_of(args, 2, token) + saved_of(args, 3, token),
+                     k = saved_of(args, 5, token);
+        double s[COLO_DISTILL_SUMS] = {0, 0, 0};
+        for (int64_t j = 0; m < INFINITY && j < args->base.true_columns; j++) {
+            const double x = x_of(args, token, j), v = v_of(args, token, j);
+            colo_distill_pair(args, x - lse, v - lse_v, x - v + k, s);
+        }
+        for (int i = 0; i < COLO_DISTILL_SUMS; i++)
+            sums[i * tokens + token] = s[i];
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_host_distill_finish(const struct colo_distill_args *args, colo_stream_t stream)
+{
+    for (int64_t token = 0; token < args->base.tokens; token++)
+        colo_distill_finish_token(args, token);
+    return COLO_OK;
+}
+
+static double upstream(const struct colo_distill_args *args, const void *from, int64_t token)
+{
+    return from ? colo_scalar_get(args->base.stat_dtype, from, token) : 0;
 }
 
 static double slope(const struct colo_distill_args *args, double x)
@@ -121,22 +153,28 @@ static double slope(const struct colo_distill_args *args, double x)
 
 colo_status_t colo_host_distill_grad(const struct colo_distill_args *args, colo_stream_t stream)
 {
-    const int64_t tokens = args->base.tokens;
-    for (int64_t token = 0; token < tokens; token++) {
-        const double m = args->saved[token], log_sum = args->saved[tokens + token],
-                     mv = args->saved[2 * tokens + token],
-                     log_sum_v = args->saved[3 * tokens + token],
-                     q_all = args->saved[4 * tokens + token],
-                     g = m < INFINITY ? upstream(args, token) : 0;
+    const bool forward = args->divergence == COLO_DIVERGENCE_FORWARD_KL;
+    for (int64_t token = 0; token < args->base.tokens; token++) {
+        const double m = saved_of(args, 0, token), log_sum = saved_of(args, 1, token),
+                     mv = saved_of(args, 2, token), log_sum_v = saved_of(args, 3, token),
+                     q_all = saved_of(args, 4, token), k = saved_of(args, 5, token),
+                     center = saved_of(args, 6, token), factor = saved_of(args, 7, token),
+                     up = m < INFINITY ? upstream(args, args->upstream.d_kl, token) : 0,
+                     g = m < INFINITY ? upstream(args, args->upstream.d_ce, token) : 0;
         for (int64_t j = 0; j < args->base.columns; j++) {
             double dz = 0;
             if (isnan(m)) {
                 dz = NAN;
             } else if (m < INFINITY && j < args->base.true_columns) {
                 const double x = x_of(args, token, j);
-                const double q = args->probs ? target_of(args, token, j)
+                const double p = exp(x - m - log_sum),
+                             q = args->probs ? target_of(args, token, j)
                                              : exp(v_of(args, token, j) - mv - log_sum_v);
-                dz = g * (q_all * exp(x - m - log_sum) - q) * slope(args, x);
+                dz = (forward ? g + up : g) * (q_all * p - q);
+                if (!forward && p > 0)
+                    dz += up *
+                          colo_distill_slope(args, p, x - v_of(args, token, j) + k, center, factor);
+                dz *= slope(args, x);
             }
             if (j >= args->base.true_columns)
                 dz = 0;
